@@ -1,0 +1,14 @@
+//! Postrider carries events from a `PostgreSQL` outbox table to a message broker.
+//!
+//! The map is `ARCHITECTURE.md`. Modules stand in the order of the layers; a module may use those above it, never those
+//! below (`tests/it/tidy.rs` holds the rule).
+
+// Words.
+pub mod error;
+pub mod event;
+pub mod lsn;
+pub mod record;
+pub mod status;
+
+// Adapters.
+pub mod sink;

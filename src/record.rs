@@ -1,0 +1,121 @@
+//! What a sink publishes, and what it answers.
+//!
+//! A [`Record`] borrows its bytes from the buffer they were read into: sinks copy or send, they never keep it.
+//! Knows nothing of Kafka or PostgreSQL.
+
+use std::fmt;
+
+/// One message for a broker. `Debug` shows sizes only: keys, headers and payloads are other people's data.
+#[derive(Clone, Copy)]
+pub struct Record<'a> {
+    /// The destination: a topic.
+    pub topic: &'a str,
+    /// A partition, where the route names one; else the broker's partitioner chooses by key.
+    pub partition: Option<i32>,
+    /// The key; `None` is a null key.
+    pub key: Option<&'a [u8]>,
+    /// The payload; `None` is a tombstone.
+    pub value: Option<&'a [u8]>,
+    /// Milliseconds since the Unix epoch; `None` leaves the stamp to the broker.
+    pub timestamp_ms: Option<i64>,
+    /// Headers in order; names may repeat.
+    pub headers: &'a [Header<'a>],
+}
+
+impl Record<'_> {
+    /// Bytes of key, value and headers: what flow control counts.
+    pub fn size_bytes(&self) -> usize {
+        let headers: usize = self.headers.iter().map(Header::size_bytes).sum();
+        self.key.map_or(0, <[u8]>::len) + self.value.map_or(0, <[u8]>::len) + headers
+    }
+}
+
+impl fmt::Debug for Record<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Record")
+            .field("topic", &self.topic)
+            .field("size_bytes", &self.size_bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+/// One header of a record.
+#[derive(Clone, Copy)]
+pub struct Header<'a> {
+    /// The name.
+    pub name: &'a str,
+    /// The value; `None` is a header with a null value.
+    pub value: Option<&'a [u8]>,
+}
+
+impl Header<'_> {
+    /// Bytes of name and value.
+    pub fn size_bytes(&self) -> usize {
+        self.name.len() + self.value.map_or(0, <[u8]>::len)
+    }
+}
+
+/// Names one event that was handed to a sink, for the report that comes back.
+///
+/// Tickets rise by one for each change of the stream and are never used twice in a process, so a report of an earlier
+/// session is known by its number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Ticket(pub u64);
+
+/// What became of a record. There are three answers, not two: a lost answer is neither a failure nor a success.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The broker has it, as durably as the broker's settings promise.
+    Acked,
+    /// The broker, or the sink on its behalf, refused it.
+    Rejected {
+        /// How far the refusal reaches.
+        scope: Scope,
+        /// The refusal's kind.
+        reason: Refusal,
+    },
+    /// No answer will come: it may have been published or not.
+    Unknown,
+}
+
+/// How far a refusal reaches.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Scope {
+    /// This record, as it is.
+    Event,
+    /// Every record for this topic, until somebody mends the topic.
+    Destination,
+    /// Everything: the producer's state, or the broker's.
+    Broker,
+}
+
+/// Why a record was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// The record is larger than the destination takes.
+    TooLarge {
+        /// Bytes of the record.
+        size: usize,
+        /// Bytes the destination takes.
+        limit: usize,
+    },
+    /// The topic's name can't be a topic's name.
+    TopicName,
+    /// The route names a partition the topic does not have.
+    Partition(i32),
+    /// A broker's code, by librdkafka's number (`rd_kafka_resp_err_t`).
+    Kafka(i32),
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLarge { size, limit } => {
+                write!(f, "the record has {size} bytes, the destination takes {limit}")
+            }
+            Self::TopicName => f.write_str("the topic's name is not one Kafka allows"),
+            Self::Partition(number) => write!(f, "the topic has no partition {number}"),
+            Self::Kafka(code) => write!(f, "the broker refused it with code {code}"),
+        }
+    }
+}

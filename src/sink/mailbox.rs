@@ -1,0 +1,84 @@
+//! What sinks have to say, kept until the driver takes it: reports by ticket, and the broker's health.
+//!
+//! Any thread may post (librdkafka's do). One lock is taken for a post and one for a whole batch taken.
+
+use crate::record::{Outcome, Ticket};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::Notify;
+
+/// One thing a sink has to say.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Post {
+    /// What became of a record.
+    Report {
+        /// The record's ticket.
+        ticket: Ticket,
+        /// What became of it.
+        outcome: Outcome,
+    },
+    /// A record that was refused as busy may be offered again.
+    Retry,
+    /// The broker can't be reached, or a destination can't take records: what, and what mends it.
+    ///
+    /// Repeated while it lasts. Nothing is lost meanwhile, and nothing is given up.
+    Down {
+        /// What is wrong, in one line, without secrets.
+        reason: String,
+        /// The line that mends it, where there is one.
+        hint: Option<String>,
+    },
+    /// The broker answers again.
+    Up,
+    /// The client's state can't be trusted any more: reset it and start from the cursor.
+    Broken {
+        /// What is wrong.
+        reason: String,
+    },
+    /// The sink can't be used as it is configured, and no waiting helps.
+    Unfit {
+        /// What is wrong.
+        reason: String,
+        /// What mends it.
+        hint: String,
+    },
+}
+
+/// The driver's end and the sink's end of the same box.
+#[derive(Clone, Default, Debug)]
+pub struct Mailbox(Arc<Shared>);
+
+#[derive(Default, Debug)]
+struct Shared {
+    posts: Mutex<Vec<Post>>,
+    arrived: Notify,
+}
+
+impl Mailbox {
+    /// Leaves a post, and wakes the driver if the box was empty.
+    pub fn post(&self, post: Post) {
+        let mut posts = self.0.posts.lock().unwrap_or_else(PoisonError::into_inner);
+        posts.push(post);
+        if posts.len() == 1 {
+            drop(posts);
+            self.0.arrived.notify_one();
+        }
+    }
+
+    /// Takes everything that has come, in the order it came, by exchanging the buffers: `into` must be empty.
+    pub fn take(&self, into: &mut Vec<Post>) {
+        debug_assert!(into.is_empty(), "posts taken before were not looked at");
+        let mut posts = self.0.posts.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::swap(&mut *posts, into);
+    }
+
+    /// Waits until something may have come. Level-triggered: take first, then wait, in a loop.
+    pub async fn arrived(&self) {
+        loop {
+            let notified = self.0.arrived.notified();
+            if !self.0.posts.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+                return;
+            }
+            notified.await;
+        }
+    }
+}

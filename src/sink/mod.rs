@@ -1,0 +1,39 @@
+//! Where records go: the seam every broker is plugged into.
+//!
+//! A sink takes records one at a time with a ticket, never waits, and posts what became of each to a [`Mailbox`]. It knows
+//! nothing of PostgreSQL, of positions or of the relay. A new broker is one file here and one arm in `open`.
+
+mod mailbox;
+
+pub use mailbox::{Mailbox, Post};
+
+use crate::record::{Record, Ticket};
+use std::time::Duration;
+
+/// A broker, or what stands in its place.
+///
+/// All methods are called from one thread, in the order of the stream. None of them waits except `close`.
+pub trait Sink: Send {
+    /// Hands over one record. The sink copies what it needs before it returns.
+    ///
+    /// On `Ok` exactly one report for the ticket comes to the mailbox, or none if the sink is reset or closed first.
+    /// On `Err` no report comes, and the same record has to be offered again, before any other.
+    fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), Busy>;
+
+    /// Throws away everything in flight and starts anew; reports of what was in flight may still come, or not.
+    ///
+    /// What was in flight is then `Unknown`, all of it: the caller starts again from its cursor.
+    fn reset(&mut self);
+
+    /// Sends what is queued and waits for reports, at most `grace`; then lets go of the broker.
+    fn close(&mut self, grace: Duration);
+}
+
+/// Why a record was not taken just now. A post to the mailbox says when to offer it again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Busy {
+    /// The client's own queue is full.
+    Full,
+    /// What the sink must know of the destination is still being asked for.
+    Destination,
+}

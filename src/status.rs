@@ -1,0 +1,130 @@
+//! What a pipeline says of itself: the snapshot behind `/status`, `/ready` and `postrider status`.
+//!
+//! Plain words. The driver writes a snapshot, the admin endpoint and the command line read it, and neither calls the other.
+
+use serde::Serialize;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What a pipeline is doing. Exactly one of them holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// Connecting for the first time.
+    #[default]
+    Starting,
+    /// Streaming, and close behind the server.
+    Streaming,
+    /// Streaming, with a backlog.
+    CatchingUp,
+    /// Another process holds the slot: standing by.
+    StandingBy,
+    /// The broker can't be reached or can't take records: the intake is shut.
+    BrokerDown,
+    /// The database can't be reached.
+    SourceDown,
+    /// Told to stop: waiting for what is in flight.
+    Draining,
+    /// Stopped for an operator.
+    Halted,
+    /// Ended, cleanly.
+    Stopped,
+}
+
+impl State {
+    /// Every state, for the metric that is 1 for one of them.
+    pub const ALL: &'static [Self] = &[
+        Self::Starting,
+        Self::Streaming,
+        Self::CatchingUp,
+        Self::StandingBy,
+        Self::BrokerDown,
+        Self::SourceDown,
+        Self::Draining,
+        Self::Halted,
+        Self::Stopped,
+    ];
+
+    /// The name, as in metrics and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Streaming => "streaming",
+            Self::CatchingUp => "catching_up",
+            Self::StandingBy => "standing_by",
+            Self::BrokerDown => "broker_down",
+            Self::SourceDown => "source_down",
+            Self::Draining => "draining",
+            Self::Halted => "halted",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// One look at one pipeline.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Snapshot {
+    /// The pipeline's name.
+    pub pipeline: String,
+    /// What it is doing.
+    pub state: State,
+    /// Why, in one line, where the state is not a good one.
+    pub reason: Option<String>,
+    /// The code of the halt, where halted.
+    pub halt_code: Option<&'static str>,
+    /// What mends it, where something needs mending.
+    pub hint: Option<String>,
+    /// The position below which every event is resolved.
+    pub watermark: String,
+    /// The highest position received.
+    pub received: String,
+    /// Events handed to the broker without a report.
+    pub in_flight_events: u64,
+    /// Their bytes.
+    pub in_flight_bytes: u64,
+    /// Events published since the process started.
+    pub published_total: u64,
+    /// Changes passed over on purpose (deletes, updates, other tables) since the process started.
+    pub skipped_total: u64,
+    /// Reconnects to the source since the process started.
+    pub source_reconnects_total: u64,
+    /// Producers thrown away since the process started.
+    pub sink_resets_total: u64,
+    /// Seconds since the commit of the oldest unresolved event; 0 when everything is resolved.
+    pub lag_seconds: f64,
+    /// Bytes of WAL between the server's end and the watermark, as last seen.
+    pub lag_bytes: u64,
+    /// Bytes of WAL the slot holds back, as last seen.
+    pub slot_retained_bytes: Option<u64>,
+    /// Bytes of WAL that may still be written before the slot is lost, where the server sets a limit.
+    pub slot_safe_bytes: Option<i64>,
+    /// `wal_status` of the slot as last seen.
+    pub slot_state: Option<String>,
+    /// The slot's `confirmed_flush_lsn` as last seen.
+    pub confirmed_flush_lsn: Option<String>,
+    /// Whether `/ready` says 200.
+    pub ready: bool,
+    /// Milliseconds since the loop last turned.
+    #[serde(skip)]
+    pub turned_at: Option<std::time::Instant>,
+}
+
+/// A place for the newest snapshot, shared by its writer and its readers.
+#[derive(Clone, Default, Debug)]
+pub struct Board(Arc<Mutex<Snapshot>>);
+
+impl Board {
+    /// A board for the pipeline `name`.
+    pub fn new(name: &str) -> Self {
+        Self(Arc::new(Mutex::new(Snapshot { pipeline: name.to_owned(), ..Snapshot::default() })))
+    }
+
+    /// Changes the snapshot in place.
+    pub fn update(&self, change: impl FnOnce(&mut Snapshot)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// The newest snapshot.
+    pub fn read(&self) -> Snapshot {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
