@@ -1,4 +1,4 @@
-//! Postrider carries events from a `PostgreSQL` outbox table to a message broker.
+//! Postrider carries events from a PostgreSQL outbox table to a message broker.
 //!
 //! The map is `ARCHITECTURE.md`. Modules stand in the order of the layers; a module may use those above it, never those
 //! below (`tests/it/tidy.rs` holds the rule).

@@ -1,1 +1,1 @@
-//! it
+//! Integration tests against real servers: one binary.
