@@ -10,5 +10,9 @@ pub mod lsn;
 pub mod record;
 pub mod status;
 
+// Pure.
+pub mod ack;
+pub mod backoff;
+
 // Adapters.
 pub mod sink;
