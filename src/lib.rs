@@ -14,5 +14,8 @@ pub mod status;
 pub mod ack;
 pub mod backoff;
 
+// Core.
+pub mod relay;
+
 // Adapters.
 pub mod sink;

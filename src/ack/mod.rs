@@ -17,7 +17,9 @@ use std::collections::VecDeque;
 use window::{Answer, Window};
 
 /// How far the stream is resolved: what a cursor row holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+///
+/// Ordered by how far it is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Progress {
     /// Every transaction that commits before this position is resolved.
     pub watermark: Watermark,
@@ -101,6 +103,8 @@ pub struct Tracker {
     open: Option<Open>,
     watermark: Watermark,
     received: Lsn,
+    /// The resolved part of a transaction that an earlier session knew, until it begins again.
+    carried: Option<Position>,
 }
 
 impl Tracker {
@@ -112,6 +116,7 @@ impl Tracker {
             open: None,
             watermark: progress.watermark,
             received: progress.watermark.lsn(),
+            carried: progress.partial,
         }
     }
 
@@ -119,10 +124,19 @@ impl Tracker {
     ///
     /// What was in flight will be streamed again, from [`Tracker::progress`] as it was before.
     pub fn give_up(&mut self) {
+        self.carried = self.progress().partial;
         self.window.give_up();
         self.units.clear();
         self.open = None;
         self.received = self.watermark.lsn();
+    }
+
+    /// Gives up every ticket, and goes on from where somebody else has got to.
+    pub fn adopt(&mut self, progress: Progress) {
+        self.give_up();
+        self.watermark = self.watermark.max(progress.watermark);
+        self.received = self.watermark.lsn();
+        self.carried = progress.partial;
     }
 
     /// A transaction begins, of which the changes below `first_ordinal` were resolved in an earlier session.
@@ -134,6 +148,7 @@ impl Tracker {
         if commit_lsn < floor {
             return Err(Broken::Backwards { commit_lsn, floor });
         }
+        self.carried = None;
         self.open = Some(Open { first: self.window.next(), first_ordinal, commit_lsn });
         Ok(())
     }
@@ -206,7 +221,7 @@ impl Tracker {
             let done = low.checked_sub(front.first)?.checked_add(front.first_ordinal)?;
             (done > 0).then_some(Position { commit_lsn: front.commit_lsn, ordinal: done })
         });
-        Progress { watermark: self.watermark, partial }
+        Progress { watermark: self.watermark, partial: partial.or(self.carried) }
     }
 
     /// The lowest ticket without an outcome: all below are resolved, or given up.

@@ -72,6 +72,19 @@ fn partly_resolved_transaction_goes_on_where_an_earlier_session_was() {
 }
 
 #[test]
+fn what_was_resolved_of_a_transaction_survives_giving_up() {
+    let mut tracker = started_at(10);
+    tracker.begin(lsn(50), 0).unwrap();
+    let tickets = [tracker.change(), tracker.change()];
+    tracker.resolve(tickets[0]).unwrap();
+    let before = tracker.progress();
+    tracker.give_up();
+    assert_eq!(tracker.progress(), before);
+    tracker.begin(lsn(50), 1).unwrap();
+    assert_eq!(tracker.progress(), before);
+}
+
+#[test]
 fn tickets_of_a_session_that_was_given_up_are_stale() {
     for out in [1_usize, 63, 64, 65, 130] {
         let mut tracker = started_at(10);
