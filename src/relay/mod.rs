@@ -76,6 +76,8 @@ pub enum Input<'a> {
     CursorWritten,
     /// Stop reading, finish what is in flight, and say when that is done.
     Drain,
+    /// Going on would be wrong, for a reason the driver found: finish what is in flight, then halt.
+    Halt(Box<Halt>),
     /// Time has passed.
     Tick,
 }
@@ -147,12 +149,19 @@ pub struct Settings {
 enum Phase {
     Running,
     Draining,
-    /// Waiting for all before the poison to be resolved.
-    Halting {
-        halt: Box<Halt>,
-        poison: Option<Ticket>,
-    },
+    Halting { halt: Box<Halt>, until: Until },
     Ended,
+}
+
+/// What a halt waits for.
+#[derive(Clone, Copy, Debug)]
+enum Until {
+    /// All before the poison to be resolved.
+    Lowest(Ticket),
+    /// Everything in flight to be reported.
+    Quiet,
+    /// Nothing: no report can be trusted any more.
+    Now,
 }
 
 /// The relay of one pipeline.
@@ -222,6 +231,10 @@ impl Relay {
                 self.drain();
                 Ok(())
             }
+            Input::Halt(halt) => {
+                self.phase = Phase::Halting { halt, until: Until::Quiet };
+                Ok(())
+            }
             Input::Tick => Ok(()),
         };
         if let Err(broken) = broken {
@@ -279,6 +292,7 @@ impl Relay {
 
     /// A row ahead of our own progress was written by another owner of the slot, who published what we have in flight.
     fn start(&mut self, cursor: Progress, effects: &mut Vec<Effect>) {
+        self.feedback.lost();
         if !self.stream.started() || cursor > self.tracker.progress() {
             let in_flight = self.flow.in_flight().0;
             self.tracker.adopt(cursor);
@@ -306,7 +320,7 @@ impl Relay {
             }
             Change::Poison(halt) => {
                 self.flow.skip(ticket);
-                self.phase = Phase::Halting { halt, poison: Some(ticket) };
+                self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
             }
         }
         Ok(())
@@ -323,7 +337,7 @@ impl Relay {
             }
             Outcome::Rejected { scope: Scope::Event, reason } if self.names_one(reason) => {
                 let halt = Box::new(poison(slot.position, reason));
-                self.phase = Phase::Halting { halt, poison: Some(ticket) };
+                self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
             }
             Outcome::Rejected { scope: Scope::Event, reason } => {
                 self.flow.careful(self.stream.expected());
@@ -357,7 +371,7 @@ impl Relay {
         match self.phase {
             Phase::Running => effects.push(Effect::Restart { why }),
             // Nothing more will be resolved, so the end is here.
-            Phase::Halting { ref mut poison, .. } => *poison = None,
+            Phase::Halting { ref mut until, .. } => *until = Until::Now,
             Phase::Draining | Phase::Ended => {}
         }
     }
@@ -382,7 +396,7 @@ impl Relay {
 
     fn violated(&mut self, broken: Broken) {
         let halt = Box::new(violation(broken));
-        self.phase = Phase::Halting { halt, poison: None };
+        self.phase = Phase::Halting { halt, until: Until::Now };
     }
 
     /// What holds after every input: the cursor follows the watermark, the confirmation follows the cursor, and a phase that
@@ -391,10 +405,11 @@ impl Relay {
         let progress = self.tracker.progress();
         let last = match &self.phase {
             Phase::Running => false,
-            Phase::Draining => self.flow.in_flight().0 == 0,
-            Phase::Halting { poison, .. } => {
-                poison.is_none_or(|poison| self.tracker.low() == poison)
+            Phase::Draining | Phase::Halting { until: Until::Quiet, .. } => {
+                self.flow.in_flight().0 == 0
             }
+            Phase::Halting { until: Until::Lowest(poison), .. } => self.tracker.low() == *poison,
+            Phase::Halting { until: Until::Now, .. } => true,
             Phase::Ended => return,
         };
         if let Some(row) = self.feedback.cursor_due(now, progress, last) {
