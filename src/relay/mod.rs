@@ -232,7 +232,10 @@ impl Relay {
                 Ok(())
             }
             Input::Halt(halt) => {
-                self.phase = Phase::Halting { halt, until: Until::Quiet };
+                // The first reason stands.
+                if !matches!(self.phase, Phase::Halting { .. }) {
+                    self.phase = Phase::Halting { halt, until: Until::Quiet };
+                }
                 Ok(())
             }
             Input::Tick => Ok(()),

@@ -16,9 +16,9 @@ fn lsn(value: u64) -> Lsn {
     Lsn::from_wire(value)
 }
 
-fn halt(message: &str) -> Box<Halt> {
+fn halt(message: &str) -> Halt {
     let (meaning, hint) = (String::new(), String::new());
-    Box::new(Halt { reason: HaltReason::PoisonEvent, message: message.into(), meaning, hint })
+    Halt { reason: HaltReason::PoisonEvent, message: message.into(), meaning, hint }
 }
 
 fn progress(watermark: u64, partial: Option<(u64, u64)>) -> Progress {
@@ -27,7 +27,7 @@ fn progress(watermark: u64, partial: Option<(u64, u64)>) -> Progress {
 }
 
 /// Runs a script, a line an input, and compares the transcript.
-fn check(script: &str, expected: Expect) {
+fn check(script: &str, expected: &Expect) {
     let limits = Limits { events_max: 4, bytes_max: 1000 };
     let settings = Settings { limits, cursor_interval: Duration::from_secs(1) };
     let mut run =
@@ -56,7 +56,7 @@ impl Script {
                 size_bytes: words.get(2).map_or(10, |size| size.parse().unwrap()),
             }),
             "skip" => Input::Change(Change::Skipped),
-            "poison" => Input::Change(Change::Poison(halt("no aggregate id"))),
+            "poison" => Input::Change(Change::Poison(Box::new(halt("no aggregate id")))),
             "commit" => Input::Commit { commit_lsn: lsn(number(1)), end_lsn: lsn(number(2)) },
             "keepalive" => Input::Keepalive { wal_end: lsn(number(1)) },
             "acked" => report(Outcome::Acked),
@@ -162,7 +162,7 @@ fn transaction_of_any_size_streams_through_and_its_acked_part_is_kept() {
          commit 96 112
          wait 1000
          written",
-        expect![[r#"
+        &expect![[r#"
             start 16          │ confirm 0/10
             begin 96          │ 
             event a           │ publish #0
@@ -203,7 +203,7 @@ fn restart_passes_over_what_the_cursor_row_knows() {
          commit 96 112
          acked 0
          written",
-        expect![[r#"
+        &expect![[r#"
             resume 16 96 2    │ confirm 0/10
             begin 32          │ 
             event z           │ 
@@ -237,7 +237,7 @@ fn lost_connection_repeats_nothing_that_is_in_flight() {
          acked 0
          acked 1
          written",
-        expect![[r#"
+        &expect![[r#"
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
@@ -279,7 +279,7 @@ fn unknown_report_throws_everything_away_and_starts_from_the_last_acked() {
          acked 4
          wait 1000
          written",
-        expect![[r#"
+        &expect![[r#"
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
@@ -321,7 +321,7 @@ fn refused_batch_is_sent_again_one_event_at_a_time_to_find_the_culprit() {
          event b
          refused 4
          written",
-        expect![[r#"
+        &expect![[r#"
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
@@ -352,7 +352,7 @@ fn poison_halts_once_all_before_it_is_resolved_and_confirmed() {
          poison
          acked 0
          written",
-        expect![[r#"
+        &expect![[r#"
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
@@ -375,7 +375,7 @@ fn event_the_sink_will_not_take_halts_and_nothing_behind_it_is_published() {
          toolarge 1
          acked 0
          written",
-        expect![[r#"
+        &expect![[r#"
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
@@ -402,7 +402,7 @@ fn full_window_shuts_the_intake_and_three_quarters_open_it() {
          acked 0
          acked 1
          acked 4",
-        expect![[r#"
+        &expect![[r#"
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
@@ -431,7 +431,7 @@ fn drain_waits_for_reports_and_the_last_row() {
          acked 0
          written
          acked 0",
-        expect![[r#"
+        &expect![[r#"
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
@@ -453,7 +453,7 @@ fn drain_ends_when_the_database_is_gone() {
          event a
          drain
          lost",
-        expect![[r#"
+        &expect![[r#"
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
@@ -478,7 +478,7 @@ fn idle_outbox_follows_the_keepalives_without_feeding_on_its_own_rows() {
          keepalive 199999
          wait 1900
          written",
-        expect![[r#"
+        &expect![[r#"
             start 16          │ confirm 0/10
             keepalive 300     │ 
             keepalive 5000    │ write cursor 0/1388
@@ -507,7 +507,7 @@ fn keepalive_inside_a_transaction_says_nothing() {
          commit 9000 9100
          wait 1000
          written",
-        expect![[r#"
+        &expect![[r#"
             start 16          │ confirm 0/10
             begin 9000        │ 
             event a           │ publish #0
@@ -536,7 +536,7 @@ fn another_owner_of_the_slot_ends_our_claim_on_what_is_in_flight() {
          commit 32 48
          acked 1
          written",
-        expect![[r#"
+        &expect![[r#"
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
@@ -560,7 +560,7 @@ fn destination_refused_while_running_starts_again_from_the_cursor() {
          begin 32
          event a
          notopic 0",
-        expect![[r#"
+        &expect![[r#"
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
@@ -578,7 +578,7 @@ fn sequence_that_cannot_be_stops_the_relay() {
          begin 40
          acked 0
          written",
-        expect![[r#"
+        &expect![[r#"
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
@@ -595,7 +595,7 @@ fn cut_transaction_that_does_not_come_again_stops_the_relay() {
         "resume 16 32 2
          begin 40
          written",
-        expect![[r#"
+        &expect![[r#"
             resume 16 32 2    │ confirm 0/10
             begin 40          │ halt: the stream broke its own order: transaction 0/28 commits below 0/20, which was passed before (shut)
             written           │  (shut)
@@ -619,7 +619,7 @@ fn row_of_another_owner_is_believed_and_what_we_had_in_flight_is_not() {
          commit 48 64
          acked 1
          written",
-        expect![[r#"
+        &expect![[r#"
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
