@@ -117,7 +117,7 @@ fn position_is_confirmed_only_after_the_report_and_the_cursor_row() {
          wait 999
          wait 1
          written",
-        expect![[r"
+        &expect![[r"
         start 16          │ confirm 0/10
         begin 32          │ 
         event a           │ publish #0
