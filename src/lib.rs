@@ -11,4 +11,5 @@ pub mod record;
 pub mod status;
 
 // Adapters.
+pub mod postgres;
 pub mod sink;

@@ -1,0 +1,13 @@
+//! PostgreSQL: the replication connection, which is ours, and the control connection, which is `tokio-postgres`' over
+//! the same transport and the same login.
+//!
+//! Knows nothing of brokers or of the relay. WAL leaves as batches of frames ([`wal`]); `pgoutput` reads them next.
+
+pub mod conninfo;
+pub mod error;
+mod tls;
+pub mod transport;
+
+pub use conninfo::{Conninfo, ConninfoError};
+pub use error::{ServerReport, SourceError, SourceErrorKind, SqlState};
+pub use transport::Transport;
