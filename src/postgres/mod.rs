@@ -11,3 +11,14 @@ pub mod transport;
 pub use conninfo::{Conninfo, ConninfoError};
 pub use error::{ServerReport, SourceError, SourceErrorKind, SqlState};
 pub use transport::Transport;
+
+// Control: what stands on the server, whether and where a stream may start, and how it is set up.
+pub mod control;
+pub mod cursor;
+pub mod fence;
+pub mod names;
+pub mod publication;
+pub mod schema;
+pub mod server;
+pub mod slot;
+pub mod table;
