@@ -18,4 +18,5 @@ pub mod backoff;
 pub mod relay;
 
 // Adapters.
+pub mod postgres;
 pub mod sink;
