@@ -1,6 +1,6 @@
 //! The sink that keeps nothing: every record is acknowledged as it comes.
 
-use super::{Busy, Mailbox, Sink};
+use super::{Mailbox, NotTaken, Sink};
 use crate::record::{Outcome, Record, Ticket};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ impl Discard {
 }
 
 impl Sink for Discard {
-    fn enqueue(&mut self, ticket: Ticket, _record: &Record<'_>) -> Result<(), Busy> {
+    fn enqueue(&mut self, ticket: Ticket, _record: &Record<'_>) -> Result<(), NotTaken> {
         self.mailbox.report(ticket, Outcome::Acked);
         Ok(())
     }

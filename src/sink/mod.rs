@@ -12,7 +12,7 @@ mod stdout;
 pub use mailbox::{Mailbox, Post};
 pub use spec::{KafkaSpec, SinkError, SinkSpec};
 
-use crate::record::{Record, Ticket};
+use crate::record::{Record, Refusal, Ticket};
 use std::time::Duration;
 
 /// A broker, or what stands in its place.
@@ -22,8 +22,9 @@ pub trait Sink: Send {
     /// Hands over one record. The sink copies what it needs before it returns.
     ///
     /// On `Ok` exactly one report for the ticket comes to the mailbox, or none if the sink is reset or closed first, or
-    /// posts [`Post::Broken`]. On `Err` no report comes, and the same record has to be offered again, before any other.
-    fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), Busy>;
+    /// posts [`Post::Broken`]. On `Err` no report comes: the same record has to be offered again, before any other, or it is
+    /// refused for good. The refusal is an answer and not a post, so that nothing behind the record can overtake it.
+    fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken>;
 
     /// Throws away everything in flight and starts anew; reports of what was in flight may still come, or not.
     ///
@@ -34,13 +35,15 @@ pub trait Sink: Send {
     fn close(&mut self, grace: Duration);
 }
 
-/// Why a record was not taken just now. A post to the mailbox says when to offer it again.
+/// Why a record was not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Busy {
-    /// The client's own queue is full, or the client is being replaced.
+pub enum NotTaken {
+    /// The client's own queue is full, or the client is being replaced. A post to the mailbox says when to offer it again.
     Full,
-    /// What the sink must know of the destination is still being asked for.
+    /// What the sink must know of the destination is still being asked for. A post says when to offer the record again.
     Destination,
+    /// It can never be published as it is.
+    Refused(Refusal),
 }
 
 /// Opens the sink that `spec` describes. Connects in the background: an unreachable broker is not an error here, it is a

@@ -5,7 +5,7 @@
 
 mod line;
 
-use super::{Busy, Mailbox, Post, Sink, SinkError};
+use super::{Mailbox, NotTaken, Post, Sink, SinkError};
 use crate::record::{Outcome, Record, Ticket};
 use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -109,14 +109,14 @@ impl Lines {
 }
 
 impl Sink for Lines {
-    fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), Busy> {
+    fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken> {
         let mut state = self.shared.state();
         if state.ended {
-            return Err(Busy::Full);
+            return Err(NotTaken::Full);
         }
         if state.lines.len() >= BUFFER_BYTES_MAX {
             state.full = true;
-            return Err(Busy::Full);
+            return Err(NotTaken::Full);
         }
         line::append(record, &mut state.lines);
         state.tickets.push(ticket);

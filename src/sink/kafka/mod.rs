@@ -14,7 +14,7 @@ mod throttle;
 mod topic;
 mod trouble;
 
-use super::{Busy, KafkaSpec, Mailbox, Post, Sink, SinkError};
+use super::{KafkaSpec, Mailbox, NotTaken, Post, Sink, SinkError};
 use crate::record::{Outcome, Record, Refusal, Scope, Ticket};
 use context::Context;
 use keeper::Keeper;
@@ -132,9 +132,14 @@ impl KafkaSink {
         }
     }
 
-    fn produce(&mut self, facts: &Facts, ticket: Ticket, record: &Record<'_>) -> Result<(), Busy> {
+    fn produce(
+        &mut self,
+        facts: &Facts,
+        ticket: Ticket,
+        record: &Record<'_>,
+    ) -> Result<(), NotTaken> {
         let Some(producer) = &self.producer else {
-            return Err(Busy::Full);
+            return Err(NotTaken::Full);
         };
         self.used = true;
         let mut result = native::produce(producer, &facts.name, ticket, record);
@@ -147,27 +152,26 @@ impl KafkaSink {
             return Ok(());
         };
         if code == Code::QueueFull {
-            return Err(Busy::Full);
+            return Err(NotTaken::Full);
         }
         if code == Code::Fatal {
             producer.client().context().broken("the producer takes no more records".to_owned());
-            return Err(Busy::Full);
+            return Err(NotTaken::Full);
         }
         if matches!(code, Code::UnknownTopic | Code::UnknownPartition) {
             self.shared.forget_topics();
             self.shared.want(record.topic);
-            return Err(Busy::Destination);
+            return Err(NotTaken::Destination);
         }
         let verdict = codes::verdict(code);
+        if let Outcome::Rejected { scope: Scope::Event, reason } = verdict.outcome {
+            return Err(NotTaken::Refused(reason));
+        }
         self.shared.mailbox.report(ticket, verdict.outcome);
         if verdict.broken {
             producer.client().context().broken(format!("the producer took no record: {code}"));
         }
         Ok(())
-    }
-
-    fn refuse(&self, ticket: Ticket, reason: Refusal) {
-        self.shared.mailbox.report(ticket, Outcome::Rejected { scope: Scope::Event, reason });
     }
 }
 
@@ -179,26 +183,22 @@ const fn batch_within(limit: usize) -> usize {
 }
 
 impl Sink for KafkaSink {
-    fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), Busy> {
+    fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken> {
         if self.shared.settling.load(Ordering::SeqCst) {
-            return Err(Busy::Full);
+            return Err(NotTaken::Full);
         }
         self.emptying = None;
         if !topic::name_fits(record.topic) {
-            self.refuse(ticket, Refusal::TopicName);
-            return Ok(());
+            return Err(NotTaken::Refused(Refusal::TopicName));
         }
         let Some(facts) = self.facts(record.topic) else {
-            return Err(Busy::Destination);
+            return Err(NotTaken::Destination);
         };
-        if let Err(reason) = topic::fits(record, &facts, self.limits) {
-            self.refuse(ticket, reason);
-            return Ok(());
-        }
+        topic::fits(record, &facts, self.limits).map_err(NotTaken::Refused)?;
         let batch_bytes = batch_within(facts.limit);
         if batch_bytes < self.batch_bytes {
             self.shrink_batches(batch_bytes);
-            return Err(Busy::Full);
+            return Err(NotTaken::Full);
         }
         self.produce(&facts, ticket, record)
     }
