@@ -10,5 +10,9 @@ pub mod lsn;
 pub mod record;
 pub mod status;
 
+// Pure.
+pub mod outbox;
+pub mod pgoutput;
+
 // Adapters.
 pub mod sink;
