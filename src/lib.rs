@@ -12,3 +12,6 @@ pub mod status;
 
 // Adapters.
 pub mod sink;
+
+// Edge.
+pub mod config;
