@@ -13,5 +13,9 @@ pub mod status;
 // Adapters.
 pub mod sink;
 
+// Services.
+pub mod admin;
+pub mod metrics;
+
 // Edge.
 pub mod config;
