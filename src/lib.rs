@@ -18,4 +18,5 @@ pub mod admin;
 pub mod metrics;
 
 // Edge.
+pub mod cli;
 pub mod config;
