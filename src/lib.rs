@@ -10,7 +10,15 @@ pub mod lsn;
 pub mod record;
 pub mod status;
 
+// Pure.
+pub mod ack;
+pub mod backoff;
+
+// Core.
+pub mod relay;
+
 // Adapters.
+pub mod postgres;
 pub mod sink;
 
 // Services.

@@ -1,0 +1,24 @@
+//! PostgreSQL: the replication connection, which is ours, and the control connection, which is `tokio-postgres`' over
+//! the same transport and the same login.
+//!
+//! Knows nothing of brokers or of the relay. WAL leaves as batches of frames ([`wal`]); `pgoutput` reads them next.
+
+pub mod conninfo;
+pub mod error;
+mod tls;
+pub mod transport;
+
+pub use conninfo::{Conninfo, ConninfoError};
+pub use error::{ServerReport, SourceError, SourceErrorKind, SqlState};
+pub use transport::Transport;
+
+// Control: what stands on the server, whether and where a stream may start, and how it is set up.
+pub mod control;
+pub mod cursor;
+pub mod fence;
+pub mod names;
+pub mod publication;
+pub mod schema;
+pub mod server;
+pub mod slot;
+pub mod table;
