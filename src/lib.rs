@@ -23,6 +23,10 @@ pub mod relay;
 pub mod postgres;
 pub mod sink;
 
-
+// Services.
+pub mod admin;
+pub mod metrics;
 
 // Edge.
+pub mod cli;
+pub mod config;
