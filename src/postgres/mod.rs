@@ -1,13 +1,18 @@
 //! PostgreSQL: the replication connection, which is ours, and the control connection, which is `tokio-postgres`' over
 //! the same transport and the same login.
 //!
-//! Knows nothing of brokers or of the relay. WAL leaves as batches of frames ([`wal`]); `pgoutput` reads them next.
+//! Knows nothing of brokers or of the relay. WAL leaves as batches of frames (`wal`); `pgoutput` reads them next.
 
+mod auth;
+pub mod client;
 pub mod conninfo;
 pub mod error;
+mod handshake;
 mod tls;
 pub mod transport;
+mod wire;
 
+pub use client::connect_client;
 pub use conninfo::{Conninfo, ConninfoError};
 pub use error::{ServerReport, SourceError, SourceErrorKind, SqlState};
 pub use transport::Transport;
