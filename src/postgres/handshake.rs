@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 /// How long the server waits for a sign of life from us before it ends the stream and frees the slot.
 ///
 /// Ours, whatever the server's default: a zombie must not hold the slot for a minute. Unit: milliseconds.
-pub const WAL_SENDER_TIMEOUT_MS: u32 = 15_000;
+pub(super) const WAL_SENDER_TIMEOUT_MS: u32 = 15_000;
 
 /// What a connection is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

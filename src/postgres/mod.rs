@@ -1,7 +1,7 @@
 //! PostgreSQL: the replication connection, which is ours, and the control connection, which is `tokio-postgres`' over
 //! the same transport and the same login.
 //!
-//! Knows nothing of brokers or of the relay. WAL leaves as batches of frames (`wal`); `pgoutput` reads them next.
+//! Knows nothing of brokers or of the relay. WAL leaves as batches of frames ([`wal`]); `pgoutput` reads them next.
 
 mod auth;
 pub mod client;
@@ -10,6 +10,7 @@ pub mod error;
 mod handshake;
 mod tls;
 pub mod transport;
+pub mod wal;
 mod wire;
 
 pub use client::connect_client;
