@@ -13,6 +13,7 @@ pub use error::{ServerReport, SourceError, SourceErrorKind, SqlState};
 pub use transport::Transport;
 
 // Control: what stands on the server, whether and where a stream may start, and how it is set up.
+pub mod action;
 pub mod control;
 pub mod cursor;
 pub mod fence;
