@@ -21,5 +21,6 @@ pub mod names;
 pub mod publication;
 pub mod schema;
 pub mod server;
+pub mod setup;
 pub mod slot;
 pub mod table;

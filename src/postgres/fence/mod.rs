@@ -10,7 +10,7 @@ mod note;
 mod object;
 mod position;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 pub use position::{AfterStart, check_after_start};
 
@@ -160,6 +160,31 @@ pub fn check_objects(facts: &Facts) -> Result<(), Halt> {
         check(&[object::published_rows, object::published_columns], facts)?;
     }
     Ok(())
+}
+
+/// The halt of a slot that is not there.
+pub(super) fn slot_missing(facts: &Facts) -> Halt {
+    object::missing(facts)
+}
+
+/// The halt of a publication that is not there.
+pub(super) fn publication_missing(facts: &Facts) -> Halt {
+    object::no_publication(facts)
+}
+
+/// The halt of a schema that is not ours.
+pub(super) fn schema_unfit(facts: &Facts) -> Halt {
+    object::other_schema(facts)
+}
+
+/// The table exists and is fit.
+pub(super) fn check_table(facts: &Facts) -> Result<(), Halt> {
+    check(&[object::table], facts)
+}
+
+/// The cursor row belongs to the slot of the configured name.
+pub(super) fn check_binding(facts: &Facts) -> Result<(), Halt> {
+    check(&[position::cursor_binding], facts)
 }
 
 fn check(rules: &[Rule], facts: &Facts) -> Result<(), Halt> {
