@@ -147,11 +147,10 @@ fn by_sqlstate(state: SqlState, phase: Phase, proven: bool) -> Action {
         // object_not_in_prerequisite_state: the slot is lost, another's, being synchronised; in the stream the
         // publication was skipped (18, as a warning); elsewhere the server is in recovery.
         ("55000", Phase::Start) => Action::Recheck(HaltReason::SlotUnusable),
-        ("55000", Phase::Stream) => Action::Halt(HaltReason::PublicationMissing),
-        ("55000", _) | ("25006", _) => Action::Reconnect(Class::NotPrimary),
+        ("55000" | "42704", Phase::Stream) => Action::Halt(HaltReason::PublicationMissing),
+        ("55000" | "25006", _) => Action::Reconnect(Class::NotPrimary),
         ("55006", _) => Action::StandBy,
         ("42704", Phase::Start) => Action::Recheck(HaltReason::SlotMissing),
-        ("42704", Phase::Stream) => Action::Halt(HaltReason::PublicationMissing),
         // Two publications with different column lists.
         ("0A000", Phase::Stream) => Action::Halt(HaltReason::PublicationUnfit),
         ("0A000" | "22023" | "42601" | "42602", _) if started => {

@@ -54,7 +54,7 @@ fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
         (Some(_), _) if facts.publication.is_none() => Err(fence::publication_missing(facts)),
         (Some(slot), _) if slot.confirmed_flush_lsn.is_none() => Err(half_made(&slot.name)),
         (Some(_), Some(_)) => fence::check_binding(facts),
-        (Some(_), None) | (None, None) => Ok(()),
+        (Some(_) | None, None) => Ok(()),
     }
 }
 
@@ -206,19 +206,13 @@ fn rights(facts: &Facts, role: &str) -> Step {
     let (all, table) = include_str!("../../../sql/role.sql")
         .split_once("-- table:\n")
         .unwrap_or((include_str!("../../../sql/role.sql"), ""));
-    let template = match &facts.names.table {
-        Some(name) => {
-            let table = table.replace("{schema}", &ident(&name.schema));
-            format!("{all}{}", table.replace("{table}", &name.to_string()))
-        }
-        None => all.to_owned(),
-    };
-    let statements: String = template
-        .lines()
-        .filter(|line| !line.starts_with("--"))
-        .map(|line| format!("{line}\n"))
-        .collect();
+    let table = facts.names.table.as_ref().map_or_else(String::new, |name| {
+        table.replace("{schema}", &ident(&name.schema)).replace("{table}", &name.to_string())
+    });
+    let statements: Vec<&str> =
+        all.lines().chain(table.lines()).filter(|line| !line.starts_with("--")).collect();
     let statements = statements
+        .join("\n")
         .replace("{role}", &ident(role))
         .replace("{database}", &ident(&facts.server.database));
     Step {
