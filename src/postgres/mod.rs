@@ -3,11 +3,17 @@
 //!
 //! Knows nothing of brokers or of the relay. WAL leaves as batches of frames ([`wal`]); `pgoutput` reads them next.
 
+mod auth;
+pub mod client;
 pub mod conninfo;
 pub mod error;
+mod handshake;
 mod tls;
 pub mod transport;
+pub mod wal;
+mod wire;
 
+pub use client::connect_client;
 pub use conninfo::{Conninfo, ConninfoError};
 pub use error::{ServerReport, SourceError, SourceErrorKind, SqlState};
 pub use transport::Transport;
