@@ -85,6 +85,7 @@ fn access_hint(error: &SourceError) -> String {
         | SourceErrorKind::Silent(_)
         | SourceErrorKind::TooLarge { .. }
         | SourceErrorKind::Stopped
+        | SourceErrorKind::ServerStopping
         | SourceErrorKind::System => "check source.url",
     };
     hint.to_owned()

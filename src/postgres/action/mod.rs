@@ -125,6 +125,7 @@ pub fn action(error: &SourceError, phase: Phase, proven: bool) -> Action {
         | SourceErrorKind::Closed
         | SourceErrorKind::Silent(_)
         | SourceErrorKind::Stopped => Action::Reconnect(Class::Connection),
+        SourceErrorKind::ServerStopping => Action::Reconnect(Class::Shutdown),
         SourceErrorKind::System => Action::Reconnect(Class::Resources),
         SourceErrorKind::SessionAttrs => Action::Reconnect(Class::NotPrimary),
         SourceErrorKind::Settings | SourceErrorKind::Tls | SourceErrorKind::AuthRefused => {

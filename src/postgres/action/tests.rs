@@ -42,6 +42,7 @@ fn kinds() -> Vec<(String, SourceErrorKind)> {
         ("silent", SourceErrorKind::Silent(second)),
         ("too large", SourceErrorKind::TooLarge { size: 2, limit: 1 }),
         ("stopped", SourceErrorKind::Stopped),
+        ("server stopping", SourceErrorKind::ServerStopping),
         ("system", SourceErrorKind::System),
     ];
     let own = own.into_iter().map(|(name, kind)| (name.to_owned(), kind));

@@ -21,6 +21,7 @@ use super::schema::SchemaState;
 use super::server::ServerFacts;
 use super::slot::SlotRow;
 use super::table::TableFacts;
+use super::wal::SystemIdentity;
 use crate::error::{Halt, HaltReason};
 use crate::event::Position;
 use crate::lsn::{Lsn, Watermark};
@@ -32,6 +33,12 @@ pub struct Identity {
     pub system_identifier: String,
     /// The current timeline.
     pub timeline: u32,
+}
+
+impl From<&SystemIdentity> for Identity {
+    fn from(identity: &SystemIdentity) -> Self {
+        Self { system_identifier: identity.system_id.clone(), timeline: identity.timeline }
+    }
 }
 
 /// Everything a decision is made of. [`super::control::Control::facts`] reads it.
