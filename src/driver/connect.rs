@@ -10,7 +10,7 @@ use super::spec::PipelineSpec;
 use crate::ack::Progress;
 use crate::error::Halt;
 use crate::postgres::action::Phase;
-use crate::postgres::control::{self, Ask, Control};
+use crate::postgres::control::{Ask, Control};
 use crate::postgres::fence::{self, AfterStart, Decision, Identity, Resume};
 use crate::postgres::{SourceError, StartReplication, WalConnection, WalStream, cursor, slot};
 use std::sync::Arc;
@@ -85,7 +85,7 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
         messages: spec.messages(),
         failover: spec.failover,
     };
-    let facts = control::facts(control.client(), &ask).await.map_err(at(Phase::Handshake))?;
+    let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
     let resume = match fence::decide(&facts) {
         Ok(Decision::Resume(resume)) => resume,
         Ok(Decision::StandBy { pid }) => return Err(Failure::StandBy { active_pid: pid }),

@@ -3,6 +3,8 @@
 //! Owns the session and its pinned settings, and tells at once when it ends. Everything it reads is handed to `fence` as
 //! plain facts; it decides nothing.
 
+use super::client::connect_client;
+use super::conninfo::Conninfo;
 use super::error::{SourceError, SourceErrorKind};
 use super::names::Names;
 use super::{cursor, fence, publication, schema, server, slot, table};
@@ -31,6 +33,15 @@ pub struct Control {
 }
 
 impl Control {
+    /// Opens the connection and pins the session's settings.
+    ///
+    /// # Errors
+    /// What the server says, or why it could not be reached.
+    pub async fn connect(conninfo: &Conninfo, application_name: &str) -> Result<Self, SourceError> {
+        let (client, connection) = connect_client(conninfo, application_name).await?;
+        Self::start(client, connection).await
+    }
+
     /// Takes a client and its connection, and pins the session's settings.
     ///
     /// # Errors
@@ -46,6 +57,11 @@ impl Control {
             return Err(control.blame("set up the control session", error).await);
         }
         Ok(control)
+    }
+
+    /// As [`facts`], on this session.
+    pub async fn facts(&self, ask: &Ask<'_>) -> Result<fence::Facts, SourceError> {
+        facts(&self.client, ask).await
     }
 
     /// The client, for the statements of this layer.

@@ -29,5 +29,6 @@ pub mod names;
 pub mod publication;
 pub mod schema;
 pub mod server;
+pub mod setup;
 pub mod slot;
 pub mod table;
