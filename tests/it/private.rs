@@ -53,7 +53,8 @@ pub(crate) fn signal(pid: u32, signal: Signal) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// A port that nobody listens on, below the range that outgoing connections take: it stays free while a server restarts.
+/// A port that nobody listens on, below the range that outgoing connections take: it stays free while a server
+/// restarts.
 pub(crate) fn free_port() -> u16 {
     (0..100)
         .map(|_| fastrand::u16(20_000..32_000))
