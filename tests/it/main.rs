@@ -1,9 +1,11 @@
 //! Integration tests against real servers: one binary.
 //!
-//! `scripts/servers up` starts what they need and `scripts/test` runs them. A test that can't reach a server fails: nothing
-//! is ever skipped. Nothing pauses for a guessed time: every wait is for a state, with a deadline (`await_that`).
+//! `scripts/servers up` starts what they need and `scripts/test` runs them. A test that can't reach a server fails:
+//! nothing is ever skipped. Nothing pauses for a guessed time: every wait is for a state, with a deadline
+//! (`await_that`).
 #![expect(dead_code, reason = "helpers that tests to come will use; delete when all are used")]
 #![expect(
+    clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     reason = "a test helper that fails stops its test with the reason"
@@ -32,3 +34,5 @@ mod topic;
 mod harness;
 /// The shared servers answer, and a produced record is read back with header and key.
 mod servers_answer;
+/// No servers: the layers, the limits of files and lines, names that documents promise.
+mod tidy;
