@@ -36,3 +36,5 @@ mod harness;
 mod servers_answer;
 /// No servers: the layers, the limits of files and lines, names that documents promise.
 mod tidy;
+/// The replication connection: login, stream, and every way it ends.
+mod wal_connection;

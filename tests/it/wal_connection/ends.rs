@@ -1,0 +1,1 @@
+//! How streams end: by us, by the server, by silence.

@@ -1,0 +1,1 @@
+//! Logging in: what is asked for, what is refused.
