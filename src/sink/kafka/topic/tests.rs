@@ -13,10 +13,14 @@ fn record<'a>(value: &'a [u8], headers: &'a [Header<'a>]) -> Record<'a> {
 }
 
 fn facts(limit: usize) -> Facts {
-    Facts { name: c"t".to_owned(), partitions: 3, limit, min_insync: None }
+    Facts {
+        name: c"t".to_owned(),
+        partitions: 3,
+        limit,
+        min_insync: None,
+        asked_at: Instant::now(),
+    }
 }
-
-const NONE: Limits = Limits { client: usize::MAX, operator: None };
 
 #[test]
 fn a_batch_is_counted_as_kafka_writes_it() {
@@ -41,20 +45,18 @@ fn a_record_fits_up_to_the_limit_and_not_beyond() {
         let value = vec![0; len];
         let record = record(&value, &[]);
         let size = batch_bytes(&record);
-        assert_eq!(fits(&record, &facts(size), NONE), Ok(()));
+        assert_eq!(fits(&record, &facts(size), None), Ok(()));
         let refusal = Refusal::TooLarge { size, limit: size - 1 };
-        assert_eq!(fits(&record, &facts(size - 1), NONE), Err(refusal));
-        let client = Limits { client: size - 1, operator: None };
-        assert_eq!(fits(&record, &facts(usize::MAX), client), Err(refusal));
+        assert_eq!(fits(&record, &facts(size - 1), None), Err(refusal));
+        assert!(batch_bytes_at_most(&record) >= size);
     }
 }
 
 #[test]
 fn an_operators_limit_counts_key_value_and_headers() {
-    let limits = Limits { operator: Some(10), ..NONE };
-    assert_eq!(fits(&record(&[0; 9], &[]), &facts(1 << 20), limits), Ok(()));
+    assert_eq!(fits(&record(&[0; 9], &[]), &facts(1 << 20), Some(10)), Ok(()));
     let refusal = Refusal::TooLarge { size: 11, limit: 10 };
-    assert_eq!(fits(&record(&[0; 10], &[]), &facts(1 << 20), limits), Err(refusal));
+    assert_eq!(fits(&record(&[0; 10], &[]), &facts(1 << 20), Some(10)), Err(refusal));
 }
 
 #[test]
@@ -62,7 +64,7 @@ fn a_partition_the_topic_does_not_have_is_refused() {
     for (partition, fine) in [(-1, false), (0, true), (2, true), (3, false)] {
         let record = Record { partition: Some(partition), ..record(b"", &[]) };
         let expected = if fine { Ok(()) } else { Err(Refusal::Partition(partition)) };
-        assert_eq!(fits(&record, &facts(1 << 20), NONE), expected);
+        assert_eq!(fits(&record, &facts(1 << 20), None), expected);
     }
 }
 
