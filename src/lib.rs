@@ -13,6 +13,8 @@ pub mod status;
 // Pure.
 pub mod ack;
 pub mod backoff;
+pub mod outbox;
+pub mod pgoutput;
 
 // Core.
 pub mod relay;
