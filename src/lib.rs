@@ -25,6 +25,7 @@ pub mod sink;
 
 // Services.
 pub mod admin;
+pub mod driver;
 pub mod metrics;
 
 // Edge.

@@ -3,13 +3,11 @@
 //! Owns [`SourceError`] and [`SqlState`]. It says what was being done and how it failed; what to do about it is decided
 //! elsewhere, by [`SourceError::kind`] and [`SourceError::sqlstate`] and never by text.
 
-use postgres_protocol::message::backend::ErrorFields;
 use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
 use crate::lsn::Lsn;
-use tokio_postgres::fallible_iterator::FallibleIterator;
 
 /// A five-character SQLSTATE (manual, appendix A).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -84,7 +82,10 @@ const TEXT_MAX: usize = 1000;
 
 impl ServerReport {
     /// From the fields of an ErrorResponse or a NoticeResponse (manual, 55.8 "Error and Notice Message Fields").
-    pub fn from_fields(mut fields: ErrorFields<'_>) -> Self {
+    ///
+    /// Each field is a byte that names it and a text that ends with a zero; a further zero ends the list. What is not so
+    /// is passed over: a damaged report is still a report.
+    pub fn from_fields(body: &[u8]) -> Self {
         let mut report = Self {
             severity: String::new(),
             sqlstate: SqlState(*b"XX000"),
@@ -93,9 +94,10 @@ impl ServerReport {
             hint: None,
             associated_lsn: None,
         };
-        while let Ok(Some(field)) = fields.next() {
-            let text = String::from_utf8_lossy(field.value_bytes());
-            match field.type_() {
+        for field in body.split(|byte| *byte == 0) {
+            let Some((name, text)) = field.split_first() else { break };
+            let text = String::from_utf8_lossy(text);
+            match name {
                 b'V' => report.severity = clean(&text),
                 b'S' if report.severity.is_empty() => report.severity = clean(&text),
                 b'C' => report.sqlstate = SqlState::parse(&text).unwrap_or(report.sqlstate),
@@ -157,6 +159,8 @@ pub enum SourceErrorKind {
         /// The bound, `MESSAGE_BYTES_MAX` unless set otherwise.
         limit: u64,
     },
+    /// The server ended the stream in good order: it shuts down. Reconnecting at once would only meet the shutdown.
+    ServerStopping,
     /// We ended the connection ourselves.
     Stopped,
     /// The operating system refused what we need (threads, sockets).
@@ -254,6 +258,7 @@ impl fmt::Display for SourceError {
             SourceErrorKind::TooLarge { size, limit } => {
                 write!(f, ": a message has {size} bytes, the limit is {limit}")
             }
+            SourceErrorKind::ServerStopping => f.write_str(": the server is shutting down"),
             SourceErrorKind::Stopped => f.write_str(": the connection was stopped by us"),
         }
     }

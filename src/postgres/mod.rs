@@ -3,16 +3,25 @@
 //!
 //! Knows nothing of brokers or of the relay. WAL leaves as batches of frames ([`wal`]); `pgoutput` reads them next.
 
+mod auth;
+pub mod client;
 pub mod conninfo;
 pub mod error;
+mod handshake;
 mod tls;
 pub mod transport;
+pub mod wal;
+mod wire;
 
+pub use client::connect_client;
 pub use conninfo::{Conninfo, ConninfoError};
 pub use error::{ServerReport, SourceError, SourceErrorKind, SqlState};
+pub use names::{Names, TableName};
 pub use transport::Transport;
+pub use wal::{Batch, Frame, StartReplication, WalConnection, WalStream};
 
 // Control: what stands on the server, whether and where a stream may start, and how it is set up.
+pub mod action;
 pub mod control;
 pub mod cursor;
 pub mod fence;
@@ -20,5 +29,6 @@ pub mod names;
 pub mod publication;
 pub mod schema;
 pub mod server;
+pub mod setup;
 pub mod slot;
 pub mod table;

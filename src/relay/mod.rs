@@ -136,6 +136,18 @@ pub enum Restart {
     SlotTaken,
 }
 
+impl Restart {
+    /// The name, for logs and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SinkBroken => "sink_broken",
+            Self::Unknown => "unknown_outcome",
+            Self::Refused(_) => "batch_refused",
+            Self::SlotTaken => "slot_taken",
+        }
+    }
+}
+
 /// What an operator may set.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {

@@ -1,1 +1,38 @@
 //! Integration tests against real servers: one binary.
+//!
+//! `scripts/servers up` starts what they need and `scripts/test` runs them. A test that can't reach a server fails:
+//! nothing is ever skipped. Nothing pauses for a guessed time: every wait is for a state, with a deadline
+//! (`await_that`).
+#![expect(dead_code, reason = "helpers that tests to come will use; delete when all are used")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test helper that fails stops its test with the reason"
+)]
+
+// The harness.
+
+/// Waits for a state, with a deadline and what was seen instead.
+mod await_that;
+/// What was committed, and what that asks of the delivered records.
+mod ledger;
+/// Writers under load that keep a ledger, whatever happens to the server.
+mod load;
+/// Servers of a test's own, to kill, freeze and restart.
+mod private;
+/// The real binary, its configuration, its admin endpoint, its end.
+mod relay;
+/// The shared servers: a database of a test's own.
+mod server;
+/// Topics of a test's own, and an independent reader of them.
+mod topic;
+
+// The tests.
+
+/// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
+mod harness;
+/// The shared servers answer, and a produced record is read back with header and key.
+mod servers_answer;
+/// No servers: the layers, the limits of files and lines, names that documents promise.
+mod tidy;

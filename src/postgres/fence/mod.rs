@@ -10,7 +10,7 @@ mod note;
 mod object;
 mod position;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 pub use position::{AfterStart, check_after_start};
 
@@ -21,6 +21,7 @@ use super::schema::SchemaState;
 use super::server::ServerFacts;
 use super::slot::SlotRow;
 use super::table::TableFacts;
+use super::wal::SystemIdentity;
 use crate::error::{Halt, HaltReason};
 use crate::event::Position;
 use crate::lsn::{Lsn, Watermark};
@@ -34,7 +35,13 @@ pub struct Identity {
     pub timeline: u32,
 }
 
-/// Everything a decision is made of. [`super::control::Control::facts`] reads it.
+impl From<&SystemIdentity> for Identity {
+    fn from(identity: &SystemIdentity) -> Self {
+        Self { system_identifier: identity.system_id.clone(), timeline: identity.timeline }
+    }
+}
+
+/// Everything a decision is made of. [`super::control::facts`] reads it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Facts {
     /// What the configuration names.
@@ -160,6 +167,41 @@ pub fn check_objects(facts: &Facts) -> Result<(), Halt> {
         check(&[object::published_rows, object::published_columns], facts)?;
     }
     Ok(())
+}
+
+/// What may be asked while a stream runs: the objects it reads through, without positions and without who holds the slot.
+///
+/// # Errors
+/// The stream would pass over events from here on.
+pub fn check_running(facts: &Facts) -> Result<(), Halt> {
+    const RULES: &[Rule] =
+        &[object::publication, object::published_rows, object::published_columns];
+    check(RULES, facts)
+}
+
+/// The halt of a slot that is not there.
+pub(super) fn slot_missing(facts: &Facts) -> Halt {
+    object::missing(facts)
+}
+
+/// The halt of a publication that is not there.
+pub(super) fn publication_missing(facts: &Facts) -> Halt {
+    object::no_publication(facts)
+}
+
+/// The halt of a schema that is not ours.
+pub(super) fn schema_unfit(facts: &Facts) -> Halt {
+    object::other_schema(facts)
+}
+
+/// The table exists and is fit.
+pub(super) fn check_table(facts: &Facts) -> Result<(), Halt> {
+    check(&[object::table], facts)
+}
+
+/// The cursor row belongs to the slot of the configured name.
+pub(super) fn check_binding(facts: &Facts) -> Result<(), Halt> {
+    check(&[position::cursor_binding], facts)
 }
 
 fn check(rules: &[Rule], facts: &Facts) -> Result<(), Halt> {

@@ -47,35 +47,36 @@ pub(super) fn not_now(facts: &Facts) -> Option<String> {
 }
 
 pub(super) fn schema(facts: &Facts) -> Option<Halt> {
+    (facts.schema != SchemaState::Version(schema::VERSION)).then(|| other_schema(facts))
+}
+
+pub(super) fn other_schema(facts: &Facts) -> Halt {
     let setup = facts.command("setup");
-    let meaning = "the durable cursor can't be kept; the slot keeps the WAL, nothing is lost";
-    match facts.schema {
-        SchemaState::Version(number) if number == schema::VERSION => None,
-        SchemaState::Version(number) if number > schema::VERSION => Some(halt(
-            HaltReason::SchemaUnfit,
+    let known = schema::VERSION;
+    let (message, hint) = match facts.schema {
+        SchemaState::Version(number) if number > known => (
             format!(
-                "schema \"postrider\" has version {number}, this program knows versions up to {}",
-                schema::VERSION
+                "schema \"postrider\" has version {number}, this program knows versions up to {known}"
             ),
-            meaning,
-            "run the newer postrider that made it",
-        )),
-        SchemaState::Version(number) => Some(halt(
-            HaltReason::SchemaUnfit,
-            format!("schema \"postrider\" has version {number}, {} is needed", schema::VERSION),
-            meaning,
-            setup,
-        )),
-        SchemaState::Missing | SchemaState::Empty => Some(halt(
-            HaltReason::SchemaUnfit,
+            "run the newer postrider that made it".to_owned(),
+        ),
+        SchemaState::Version(number) => {
+            (format!("schema \"postrider\" has version {number}, {known} is needed"), setup)
+        }
+        SchemaState::Missing | SchemaState::Empty => (
             format!(
                 "schema \"postrider\" does not exist or is empty in database {:?}",
                 facts.server.database
             ),
-            meaning,
             setup,
-        )),
-    }
+        ),
+    };
+    halt(
+        HaltReason::SchemaUnfit,
+        message,
+        "the durable cursor can't be kept; the slot keeps the WAL, nothing is lost",
+        hint,
+    )
 }
 
 pub(super) fn slot_missing(facts: &Facts) -> Option<Halt> {
@@ -250,26 +251,27 @@ pub(super) fn table(facts: &Facts) -> Option<Halt> {
 }
 
 pub(super) fn publication(facts: &Facts) -> Option<Halt> {
+    facts.publication.is_none().then(|| no_publication(facts))
+}
+
+pub(super) fn no_publication(facts: &Facts) -> Halt {
     let name = &facts.names.publication;
-    facts.publication.is_none().then(|| {
-        halt(
-            HaltReason::PublicationMissing,
-            format!("publication {name:?} does not exist in database {:?}", facts.server.database),
-            "the server decodes with the publication as it was at each commit: rows committed while it did not exist \
+    halt(
+        HaltReason::PublicationMissing,
+        format!("publication {name:?} does not exist in database {:?}", facts.server.database),
+        "the server decodes with the publication as it was at each commit: rows committed while it did not exist \
              are skipped (18) or stop the stream (15 to 17), even if it is made again now",
-            if facts.slot.is_some() && facts.cursor.is_some() {
-                format!(
-                    "{} makes it; then begin a new slot, since WAL from before it can't be used: SELECT \
+        if facts.slot.is_some() {
+            format!(
+                "begin a new slot behind a new publication, since WAL from before it can't be used: SELECT \
                      pg_drop_replication_slot({}); {}",
-                    facts.command("setup"),
-                    literal(&facts.names.slot),
-                    accept_gap(facts)
-                )
-            } else {
-                facts.command("setup")
-            },
-        )
-    })
+                literal(&facts.names.slot),
+                accept_gap(facts)
+            )
+        } else {
+            facts.command("setup")
+        },
+    )
 }
 
 fn unfit(facts: &Facts, what: &str, hint: String) -> Halt {

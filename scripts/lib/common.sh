@@ -1,0 +1,98 @@
+# shellcheck shell=bash
+# Words shared by the scripts: where things are, what to say, how to install what is missing.
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+STATE="$ROOT/target/servers"
+USER_CACHE="${XDG_CACHE_HOME:-${HOME:-/tmp}/.cache}/postrider-servers"
+
+say() { printf '%s\n' "$*" >&2; }
+die() { say "error: $*"; exit 1; }
+am_root() { [ "$(id -u)" = 0 ]; }
+
+# install_packages PACKAGE…: with apt-get when root, else says the exact line and stops.
+install_packages() {
+  [ $# -gt 0 ] || return 0
+  if am_root && command -v apt-get >/dev/null; then
+    say "installing $*"
+    local log
+    log=$(mktemp)
+    if ! { DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@" ||
+      { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"; }; } \
+      >"$log" 2>&1 </dev/null; then
+      tail -n 15 "$log" >&2
+      die "apt-get could not install: $*"
+    fi
+    rm -f "$log"
+  else
+    die "missing packages; run: sudo apt-get update && sudo apt-get install -y --no-install-recommends $*"
+  fi
+}
+
+# A machine that installs PostgreSQL only for us should not also start a cluster of its own.
+without_default_cluster() {
+  if am_root && [ ! -e /etc/postgresql-common/createcluster.conf ]; then
+    mkdir -p /etc/postgresql-common
+    printf 'create_main_cluster = false\n' >/etc/postgresql-common/createcluster.conf
+  fi
+}
+
+need_postgres_15() {
+  [ -x /usr/lib/postgresql/15/bin/postgres ] && [ -x /usr/lib/postgresql/15/bin/psql ] && return 0
+  without_default_cluster
+  install_packages postgresql-15
+}
+
+# What compiles the crates with C inside: librdkafka (ssl, zstd, zlib), jemalloc, ring.
+need_compiler() {
+  local missing=()
+  command -v cc >/dev/null && command -v c++ >/dev/null && command -v make >/dev/null || missing+=(build-essential)
+  command -v pkg-config >/dev/null || missing+=(pkg-config)
+  [ -e /usr/include/zlib.h ] || missing+=(zlib1g-dev)
+  [ -e /usr/include/openssl/ssl.h ] || missing+=(libssl-dev)
+  command -v perl >/dev/null || missing+=(perl)
+  command -v curl >/dev/null || missing+=(curl ca-certificates)
+  install_packages "${missing[@]}"
+}
+
+need_rust() {
+  [ -n "${HOME:-}" ] && [ -d "$HOME/.cargo/bin" ] && PATH="$HOME/.cargo/bin:$PATH"
+  command -v cargo >/dev/null ||
+    die "Rust is missing; run: curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y"
+}
+
+# free_port: below the kernel's ephemeral range, so that no outgoing connection takes it while a server restarts.
+free_port() {
+  local port
+  for _ in $(seq 50); do
+    port=$((20000 + (RANDOM * 32768 + RANDOM) % 12000))
+    if ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+      echo "$port"
+      return 0
+    fi
+  done
+  die "no free port between 20000 and 32000"
+}
+
+# alive PID WORD: the process runs, and its command line holds WORD (a reused pid is not ours).
+alive() {
+  [ -n "${1:-}" ] && kill -0 "$1" 2>/dev/null && tr '\0' ' ' <"/proc/$1/cmdline" 2>/dev/null | grep -qF -- "$2"
+}
+
+# wait_gone PID SECONDS
+wait_gone() {
+  local i
+  for ((i = 0; i < $2 * 10; i++)); do
+    kill -0 "$1" 2>/dev/null || return 0
+    sleep 0.1
+  done
+  return 1
+}
+
+# as_server COMMAND…: as the user that PostgreSQL accepts.
+as_server() {
+  if am_root; then
+    (cd / && exec runuser -u postgres -- "$@")
+  else
+    "$@"
+  fi
+}

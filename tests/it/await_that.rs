@@ -1,0 +1,52 @@
+//! Level-triggered waiting: ask again until the state is there, or fail with what was seen last.
+
+use std::fmt::Display;
+use std::future::Future;
+use std::time::{Duration, Instant};
+use tokio::time::MissedTickBehavior;
+
+/// Pause between two looks.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Asks `probe` until it answers `Ok`. Its `Err` says what was seen instead; the last one is printed at the deadline.
+pub(crate) async fn await_that<T, E, F, P>(what: &str, deadline: Duration, mut probe: P) -> T
+where
+    E: Display,
+    F: Future<Output = Result<T, E>>,
+    P: FnMut() -> F,
+{
+    await_or_dump(what, deadline, &mut probe, String::new).await
+}
+
+/// As [`await_that`]; `dump` adds what a reader of the failure wants to see (a log, a status).
+pub(crate) async fn await_or_dump<T, E, F, P, D>(
+    what: &str,
+    deadline: Duration,
+    mut probe: P,
+    dump: D,
+) -> T
+where
+    E: Display,
+    F: Future<Output = Result<T, E>>,
+    P: FnMut() -> F,
+    D: FnOnce() -> String,
+{
+    let start = Instant::now();
+    let mut ticks = tokio::time::interval(POLL_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        // A probe that hangs is a state that did not come.
+        let left = deadline.saturating_sub(start.elapsed()).max(POLL_INTERVAL);
+        let seen = match tokio::time::timeout(left, probe()).await {
+            Ok(Ok(value)) => return value,
+            Ok(Err(seen)) => seen.to_string(),
+            Err(elapsed) => format!("the look at it did not return: {elapsed}"),
+        };
+        assert!(
+            start.elapsed() < deadline,
+            "waited {deadline:?} for: {what}\nlast seen: {seen}\n{}",
+            dump()
+        );
+    }
+}

@@ -1,0 +1,162 @@
+//! What was committed, and what that asks of the delivered records.
+//!
+//! Only `Committed` is an obligation; `Unknown` (the connection died during COMMIT) may appear or not. A restart may
+//! repeat a suffix of an aggregate (1 2 3, 2 3 4), never swap or skip (1 3 2).
+
+use crate::topic::ReadRecord;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What became of an event's transaction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Outcome {
+    Committed,
+    RolledBack,
+    /// The connection ended between COMMIT and its answer.
+    Unknown,
+}
+
+/// One event that was written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Entry {
+    /// The event's id, as in the header `id`.
+    pub(crate) id: String,
+    /// The aggregate's id, as in the key.
+    pub(crate) aggregate: String,
+    pub(crate) payload: String,
+    pub(crate) outcome: Outcome,
+}
+
+/// Everything that was written. Entries of one aggregate stand in commit order: one writer has it for its own.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Ledger {
+    pub(crate) entries: Vec<Entry>,
+}
+
+/// What the records show; at most a few of each kind are named when it is printed.
+#[derive(Default, PartialEq, Eq, Debug)]
+pub(crate) struct Findings {
+    pub(crate) committed: usize,
+    pub(crate) delivered: usize,
+    /// Committed and not delivered.
+    pub(crate) lost: Vec<String>,
+    /// Delivered, though rolled back or never written.
+    pub(crate) invented: Vec<String>,
+    /// Delivered with another key or payload than written.
+    pub(crate) corrupted: Vec<String>,
+    /// Out of commit order in its aggregate: `aggregate: id after id`.
+    pub(crate) swapped: Vec<String>,
+    /// Deliveries beyond the first of each event.
+    pub(crate) duplicates: usize,
+}
+
+impl Findings {
+    /// Nothing lost, invented, corrupted or swapped. Duplicates are for the test to bound.
+    pub(crate) fn balanced(&self) -> bool {
+        let all = [&self.lost, &self.invented, &self.corrupted, &self.swapped];
+        all.iter().all(|found| found.is_empty())
+    }
+
+    /// Fails with the findings unless balanced, with at most `duplicates_max` duplicates.
+    pub(crate) fn assert_balanced(&self, duplicates_max: usize) {
+        assert!(self.balanced() && self.duplicates <= duplicates_max, "{self}");
+    }
+}
+
+impl fmt::Display for Findings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "committed {}, delivered {}", self.committed, self.delivered)?;
+        let kinds = [
+            ("lost", &self.lost),
+            ("invented", &self.invented),
+            ("corrupted", &self.corrupted),
+            ("swapped", &self.swapped),
+        ];
+        for (kind, found) in kinds {
+            writeln!(f, "{kind} {}: {:?}", found.len(), found.iter().take(5).collect::<Vec<_>>())?;
+        }
+        write!(f, "duplicates {}", self.duplicates)
+    }
+}
+
+impl Ledger {
+    /// How many must be delivered.
+    pub(crate) fn committed(&self) -> usize {
+        self.entries.iter().filter(|entry| entry.outcome == Outcome::Committed).count()
+    }
+
+    /// Adds another writer's ledger, of other aggregates.
+    pub(crate) fn absorb(&mut self, other: Self) {
+        self.entries.extend(other.entries);
+    }
+
+    /// Compares with a topic, read in order of partition and offset; an aggregate lives in one partition.
+    pub(crate) fn check(&self, records: &[ReadRecord]) -> Findings {
+        let mut found = Findings {
+            committed: self.committed(),
+            delivered: records.len(),
+            ..Findings::default()
+        };
+        let known: BTreeMap<&str, usize> =
+            self.entries.iter().enumerate().map(|(at, entry)| (entry.id.as_str(), at)).collect();
+        let mut deliveries: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut lanes: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for record in records {
+            let id = record.header("id").unwrap_or("a record without an id");
+            let Some(&at) = known.get(id) else {
+                found.invented.push(id.to_owned());
+                continue;
+            };
+            let entry = &self.entries[at];
+            if entry.outcome == Outcome::RolledBack {
+                found.invented.push(id.to_owned());
+                continue;
+            }
+            let as_written = record.value_text() == Some(entry.payload.as_str())
+                && record.key_text() == Some(entry.aggregate.as_str());
+            if !as_written {
+                found.corrupted.push(id.to_owned());
+            }
+            *deliveries.entry(at).or_default() += 1;
+            lanes.entry(entry.aggregate.as_str()).or_default().push(at);
+        }
+        found.duplicates = deliveries.values().map(|times| times - 1).sum();
+        found.lost = self
+            .entries
+            .iter()
+            .enumerate()
+            .filter(|(at, entry)| {
+                entry.outcome == Outcome::Committed && !deliveries.contains_key(at)
+            })
+            .map(|(_, entry)| entry.id.clone())
+            .collect();
+        found.swapped = self.swaps(&lanes);
+        found
+    }
+
+    /// Each step of an aggregate goes to the next committed event, or back; an unknown one may be passed over.
+    fn swaps(&self, lanes: &BTreeMap<&str, Vec<usize>>) -> Vec<String> {
+        let mut written: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (at, entry) in self.entries.iter().enumerate() {
+            written.entry(entry.aggregate.as_str()).or_default().push(at);
+        }
+        let mut swapped = Vec::new();
+        for (aggregate, delivered) in lanes {
+            let order = &written[aggregate];
+            let rank = |at: usize| order.binary_search(&at).expect("an entry of this aggregate");
+            let mut next = 0;
+            for (step, &at) in delivered.iter().enumerate() {
+                let rank = rank(at);
+                // A lost event is reported as lost and, behind it, as a skip.
+                let skipped = order.get(next..rank).unwrap_or_default();
+                if skipped.iter().any(|&at| self.entries[at].outcome == Outcome::Committed) {
+                    let before = step.checked_sub(1).map(|step| delivered[step]);
+                    let before = before.map_or("the start", |at| self.entries[at].id.as_str());
+                    swapped.push(format!("{aggregate}: {} after {before}", self.entries[at].id));
+                }
+                next = rank + 1;
+            }
+        }
+        swapped
+    }
+}

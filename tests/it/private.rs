@@ -1,0 +1,114 @@
+//! Servers of a test's own: to kill with -9, freeze, stop and start again on the same data and the same port.
+//!
+//! Ended by process id when the value is dropped. `scripts/servers down` ends what a killed test run left behind.
+
+mod kafka;
+mod postgres;
+
+pub(crate) use kafka::PrivateKafka;
+pub(crate) use postgres::PrivatePostgres;
+
+use crate::await_that::await_that;
+use crate::server::{servers, unique};
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+/// How long a server may take to start, on a machine that is busy with other tests.
+const START_DEADLINE: Duration = Duration::from_mins(1);
+/// How long a killed or stopped one may take to be gone.
+const END_DEADLINE: Duration = Duration::from_secs(30);
+
+/// What a test does to a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Signal {
+    /// kill -9
+    Kill,
+    /// A polite request to end.
+    Term,
+    /// Ctrl-C; PostgreSQL's fast shutdown.
+    Int,
+    /// Freeze: no FIN, no RST, no answer.
+    Stop,
+    /// Thaw.
+    Cont,
+    /// Read the configuration again.
+    Hup,
+}
+
+/// Sends a signal; false when there is no such process any more.
+pub(crate) fn signal(pid: u32, signal: Signal) -> bool {
+    let name = match signal {
+        Signal::Kill => "KILL",
+        Signal::Term => "TERM",
+        Signal::Int => "INT",
+        Signal::Stop => "STOP",
+        Signal::Cont => "CONT",
+        Signal::Hup => "HUP",
+    };
+    // The shell's own `kill`: a minimal system has no other.
+    Command::new("sh")
+        .args(["-c", "kill -s \"$1\" \"$2\" 2>/dev/null", "sh", name, &pid.to_string()])
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// A port that nobody listens on, below the range that outgoing connections take: it stays free while a server
+/// restarts.
+pub(crate) fn free_port() -> u16 {
+    (0..100)
+        .map(|_| fastrand::u16(20_000..32_000))
+        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .expect("a free port")
+}
+
+/// A directory of one server, readable by the user it runs as; removed at the end.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn create(name: &str) -> Self {
+        let path = servers().private_dir().join(unique(name));
+        fs::create_dir_all(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        Self(path)
+    }
+
+    fn log(&self) -> String {
+        let text = fs::read(self.0.join("log")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let last = text.lines().count().saturating_sub(30);
+        text.lines().skip(last).collect::<Vec<_>>().join("\n")
+    }
+
+    /// The program's output goes to `log`; its pid to `pid`, for `scripts/servers down`.
+    fn spawn(&self, command: &mut Command) -> Child {
+        let log =
+            File::options().create(true).append(true).open(self.0.join("log")).expect("a log");
+        let errors = log.try_clone().expect("a log");
+        let child = command.stdin(Stdio::null()).stdout(log).stderr(errors).spawn();
+        let child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        fs::write(self.0.join("pid"), child.id().to_string()).expect("a pid file");
+        child
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+/// Waits for the end of a child without holding up the test's runtime.
+pub(crate) async fn exit_of(child: &mut Child, deadline: Duration) -> ExitStatus {
+    let what = format!("end of process {}", child.id());
+    let cell = std::cell::RefCell::new(child);
+    await_that(&what, deadline, || async {
+        match cell.borrow_mut().try_wait() {
+            Ok(Some(status)) => Ok(status),
+            Ok(None) => Err("it runs".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    })
+    .await
+}
