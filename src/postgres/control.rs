@@ -1,0 +1,156 @@
+//! The control connection: one SQL session beside the stream.
+//!
+//! Owns the session and its pinned settings, and tells at once when it ends. Everything it reads is handed to `fence` as
+//! plain facts; it decides nothing.
+
+use super::client::connect_client;
+use super::conninfo::Conninfo;
+use super::error::{SourceError, SourceErrorKind};
+use super::names::Names;
+use super::{cursor, fence, publication, schema, server, slot, table};
+use std::future::Future;
+use std::sync::Arc;
+use tokio::task::JoinHandle;
+use tokio_postgres::Client;
+
+/// Settings of the session. Roles and databases can have others of their own, and an empty `search_path` leaves nothing but
+/// `pg_catalog` to resolve a bare name.
+///
+/// `statement_timeout`: no statement here takes a second on a healthy server. `lock_timeout`: the service never queues for
+/// a lock in front of the application. `synchronous_commit`: see [`cursor`].
+const PINNED: &str = "\
+SET search_path = ''; SET statement_timeout = '30s'; SET lock_timeout = '5s'; \
+SET idle_in_transaction_session_timeout = '60s'; SET synchronous_commit = 'local'; \
+SET client_min_messages = 'warning'; SET row_security = off; SET jit = off; \
+SET DateStyle = 'ISO'; SET TimeZone = 'UTC'";
+
+/// The control session. Dropping it ends the connection.
+#[derive(Debug)]
+pub struct Control {
+    client: Arc<Client>,
+    connection: JoinHandle<Result<(), SourceError>>,
+    ended: bool,
+}
+
+impl Control {
+    /// Opens the connection and pins the session's settings.
+    ///
+    /// # Errors
+    /// What the server says, or why it could not be reached.
+    pub async fn connect(conninfo: &Conninfo, application_name: &str) -> Result<Self, SourceError> {
+        let (client, connection) = connect_client(conninfo, application_name).await?;
+        Self::start(client, connection).await
+    }
+
+    /// Takes a client and its connection, and pins the session's settings.
+    ///
+    /// # Errors
+    /// What the server says, or that the connection ended.
+    pub async fn start<F>(client: Client, connection: F) -> Result<Self, SourceError>
+    where
+        F: Future<Output = Result<(), SourceError>> + Send + 'static,
+    {
+        #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
+        let connection = tokio::spawn(connection);
+        let mut control = Self { client: Arc::new(client), connection, ended: false };
+        if let Err(error) = control.client.batch_execute(PINNED).await {
+            return Err(control.blame("set up the control session", error).await);
+        }
+        Ok(control)
+    }
+
+    /// As [`facts`], on this session.
+    pub async fn facts(&self, ask: &Ask<'_>) -> Result<fence::Facts, SourceError> {
+        facts(&self.client, ask).await
+    }
+
+    /// The client, for the statements of this layer.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The client, for a statement that runs beside others.
+    pub fn shared_client(&self) -> Arc<Client> {
+        Arc::clone(&self.client)
+    }
+
+    /// Waits until the connection ends and says why: SQLSTATE `57P01` when the server stops. Cancel-safe, and may be
+    /// called again.
+    pub async fn closed(&mut self) -> SourceError {
+        const DOING: &str = "keep the control connection";
+        if self.ended {
+            return SourceError::new(SourceErrorKind::Closed, DOING);
+        }
+        let outcome = (&mut self.connection).await;
+        self.ended = true;
+        match outcome {
+            Ok(Err(error)) => error,
+            Ok(Ok(())) => SourceError::new(SourceErrorKind::Closed, DOING),
+            Err(error) => SourceError::new(SourceErrorKind::System, DOING).caused_by(error),
+        }
+    }
+
+    /// The better of two answers to one end: the client only knows that its connection is gone, the connection knows why.
+    async fn blame(&mut self, doing: &str, error: tokio_postgres::Error) -> SourceError {
+        if error.is_closed() { self.closed().await } else { SourceError::control(doing, error) }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+/// What [`facts`] is to look at.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask<'a> {
+    /// The objects of the pipeline.
+    pub names: &'a Names,
+    /// What `IDENTIFY_SYSTEM` said on the replication connection; `None` where there is none (`setup`, `check`).
+    pub identity: &'a Option<fence::Identity>,
+    /// The columns the layout can't do without.
+    pub columns: &'a [String],
+    /// Whether logical messages are asked for.
+    pub messages: bool,
+    /// Whether the slot is to be a failover slot where the server has them.
+    pub failover: bool,
+}
+
+/// Reads everything `fence` decides on.
+///
+/// The order matters: slot, then cursor, then end of WAL. Another process of the same pipeline writes the row before it
+/// confirms, so a row read after the slot is never older than the slot's position; and WAL read last is never short.
+///
+/// # Errors
+/// The first statement that failed.
+pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<fence::Facts, SourceError> {
+    let names = ask.names;
+    let version = server::read(client).await?.version;
+    let slot = slot::read(client, version, &names.slot).await?;
+    let schema = schema::read(client).await?;
+    let cursor = if schema == schema::SchemaState::Version(schema::VERSION) {
+        cursor::read(client, &names.pipeline).await?
+    } else {
+        None
+    };
+    let publication = publication::read(client, &names.publication, names.table.as_ref()).await?;
+    let table = match &names.table {
+        Some(name) => table::read(client, name).await?,
+        None => None,
+    };
+    let server = server::read(client).await?;
+    Ok(fence::Facts {
+        names: names.clone(),
+        identity: ask.identity.clone(),
+        server,
+        schema,
+        slot,
+        cursor,
+        publication,
+        table,
+        columns: ask.columns.to_vec(),
+        messages: ask.messages,
+        failover: ask.failover,
+    })
+}

@@ -1,0 +1,176 @@
+//! The durable cursor: one row a pipeline in `postrider.cursor`.
+//!
+//! Owns the row's meaning and its one-statement write. Whether a stream may start from it is `fence`'s to say.
+//!
+//! The slot's own position is not durable: after a crash of the server (before 17 after any restart) it stands where
+//! `restart_lsn` last moved. The row is what bounds the events that are sent twice.
+//!
+//! Order of writes, which makes [`Cursor::flush_limit`] a proof: the row is committed *and flushed* first
+//! (`synchronous_commit = local`), then a position up to `flush_limit` may be confirmed. A slot that stands beyond the limit
+//! was moved, or made again, by somebody else. With `synchronous_commit = off` a crash of the server could keep the slot's
+//! move and lose the row's, and the pipeline would halt for nothing.
+
+use super::error::SourceError;
+use super::server::{lsn, pg_lsn};
+use crate::event::Position;
+use crate::lsn::{Lsn, Watermark};
+use tokio_postgres::{Client, Row};
+
+/// The row of one pipeline.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cursor {
+    /// The pipeline.
+    pub pipeline: String,
+    /// The cluster it belongs to, as `IDENTIFY_SYSTEM` prints it.
+    pub system_identifier: String,
+    /// The timeline of the last write.
+    pub timeline: u32,
+    /// The slot.
+    pub slot: String,
+    /// Where the slot was created, or adopted: which incarnation of the name this row belongs to.
+    pub slot_created_lsn: Lsn,
+    /// The publication that was streamed.
+    pub publication: String,
+    /// Whether logical messages were asked for: they take part in ordinals.
+    pub messages: bool,
+    /// Every event below it is resolved.
+    pub watermark: Watermark,
+    /// The highest position that may have been confirmed; at least the watermark.
+    pub flush_limit: Lsn,
+    /// The transaction at the watermark of which every change with a lower ordinal than this is resolved.
+    pub partial: Option<Position>,
+}
+
+/// What became of a write.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[must_use = "a row that was not stored does not allow its position to be confirmed"]
+pub enum Written {
+    /// Stored, and on the server's disk.
+    Stored,
+    /// Not stored: the row is further on already. Another process of this pipeline wrote it.
+    Behind(Watermark),
+    /// Not stored: the row now belongs to another slot, incarnation or cluster. Somebody ran `setup`.
+    Rebound(Box<Cursor>),
+    /// Not stored: there is no row.
+    Missing,
+}
+
+const COLUMNS: &str = "pipeline, system_identifier, timeline, slot, slot_created_lsn, publication, \
+                       messages, watermark, flush_limit, partial_commit_lsn, partial_ordinal";
+
+/// The row of `pipeline`, `None` if there is none.
+pub async fn read(client: &Client, pipeline: &str) -> Result<Option<Cursor>, SourceError> {
+    let failed = |e| SourceError::control(format!("read the cursor of pipeline {pipeline:?}"), e);
+    let sql = format!("SELECT {COLUMNS} FROM postrider.cursor WHERE pipeline = $1");
+    let row = client.query_opt(&sql, &[&pipeline]).await.map_err(failed)?;
+    row.map(|row| from_row(&row, 0).map_err(failed)).transpose()
+}
+
+/// Moves the row to `cursor`, in one statement: never backwards, and only if it still belongs to the same slot of the same
+/// cluster. Returns when the commit is on the server's disk (the session's `synchronous_commit` is `local`).
+pub async fn write(client: &Client, cursor: &Cursor) -> Result<Written, SourceError> {
+    let failed =
+        |e| SourceError::control(format!("write the cursor of pipeline {:?}", cursor.pipeline), e);
+    let sql = format!(
+        "WITH stored AS ( \
+           UPDATE postrider.cursor SET timeline = $3, publication = $6, messages = $7, \
+             watermark = $8, flush_limit = greatest(flush_limit, $9::pg_catalog.pg_lsn, $8), \
+             partial_commit_lsn = $10, partial_ordinal = $11, updated_at = pg_catalog.now() \
+           WHERE pipeline = $1 AND system_identifier = $2 AND slot = $4 \
+             AND slot_created_lsn = $5 AND watermark <= $8 \
+           RETURNING 1) \
+         SELECT EXISTS (SELECT FROM stored), {COLUMNS} \
+         FROM (SELECT) one LEFT JOIN postrider.cursor ON pipeline = $1"
+    );
+    let (commit_lsn, ordinal) = partial_columns(cursor);
+    let row = client
+        .query_one(
+            &sql,
+            &[
+                &cursor.pipeline,
+                &cursor.system_identifier,
+                &i64::from(cursor.timeline),
+                &cursor.slot,
+                &pg_lsn(cursor.slot_created_lsn),
+                &cursor.publication,
+                &cursor.messages,
+                &pg_lsn(cursor.watermark.lsn()),
+                &pg_lsn(cursor.flush_limit),
+                &commit_lsn,
+                &ordinal,
+            ],
+        )
+        .await
+        .map_err(failed)?;
+    if row.try_get(0).map_err(failed)? {
+        return Ok(Written::Stored);
+    }
+    if row.try_get::<_, Option<&str>>(1).map_err(failed)?.is_none() {
+        return Ok(Written::Missing);
+    }
+    let found = from_row(&row, 1).map_err(failed)?;
+    let ours = found.system_identifier == cursor.system_identifier
+        && found.slot == cursor.slot
+        && found.slot_created_lsn == cursor.slot_created_lsn;
+    if ours { Ok(Written::Behind(found.watermark)) } else { Ok(Written::Rebound(Box::new(found))) }
+}
+
+/// Makes the row, where there is none; an existing one is left alone. Whether it was made.
+///
+/// For a slot that is adopted: `setup` does it, and `run` where the slot stands and the row was never made.
+pub async fn create(client: &Client, cursor: &Cursor) -> Result<bool, SourceError> {
+    let failed =
+        |e| SourceError::control(format!("make the cursor of pipeline {:?}", cursor.pipeline), e);
+    let sql = format!(
+        "INSERT INTO postrider.cursor ({COLUMNS}) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, greatest($9::pg_catalog.pg_lsn, $8), $10, $11) \
+         ON CONFLICT (pipeline) DO NOTHING"
+    );
+    let (commit_lsn, ordinal) = partial_columns(cursor);
+    let rows = client
+        .execute(
+            &sql,
+            &[
+                &cursor.pipeline,
+                &cursor.system_identifier,
+                &i64::from(cursor.timeline),
+                &cursor.slot,
+                &pg_lsn(cursor.slot_created_lsn),
+                &cursor.publication,
+                &cursor.messages,
+                &pg_lsn(cursor.watermark.lsn()),
+                &pg_lsn(cursor.flush_limit),
+                &commit_lsn,
+                &ordinal,
+            ],
+        )
+        .await
+        .map_err(failed)?;
+    Ok(rows == 1)
+}
+
+fn partial_columns(cursor: &Cursor) -> (Option<tokio_postgres::types::PgLsn>, Option<i64>) {
+    let commit_lsn = cursor.partial.map(|partial| pg_lsn(partial.commit_lsn));
+    let ordinal = cursor.partial.map(|partial| partial.ordinal.cast_signed());
+    (commit_lsn, ordinal)
+}
+
+fn from_row(row: &Row, first: usize) -> Result<Cursor, tokio_postgres::Error> {
+    let commit_lsn: Option<_> = row.try_get(first + 9)?;
+    let ordinal: Option<i64> = row.try_get(first + 10)?;
+    Ok(Cursor {
+        pipeline: row.try_get(first)?,
+        system_identifier: row.try_get(first + 1)?,
+        timeline: u32::try_from(row.try_get::<_, i64>(first + 2)?).unwrap_or(u32::MAX),
+        slot: row.try_get(first + 3)?,
+        slot_created_lsn: lsn(row.try_get(first + 4)?),
+        publication: row.try_get(first + 5)?,
+        messages: row.try_get(first + 6)?,
+        watermark: Watermark::resumed(lsn(row.try_get(first + 7)?)),
+        flush_limit: lsn(row.try_get(first + 8)?),
+        partial: commit_lsn.zip(ordinal).map(|(commit_lsn, ordinal)| Position {
+            commit_lsn: lsn(commit_lsn),
+            ordinal: ordinal.cast_unsigned(),
+        }),
+    })
+}

@@ -1,0 +1,271 @@
+//! What can go wrong between us and PostgreSQL, as types.
+//!
+//! Owns [`SourceError`] and [`SqlState`]. It says what was being done and how it failed; what to do about it is decided
+//! elsewhere, by [`SourceError::kind`] and [`SourceError::sqlstate`] and never by text.
+
+use std::error::Error;
+use std::fmt;
+use std::time::Duration;
+
+use crate::lsn::Lsn;
+
+/// A five-character SQLSTATE (manual, appendix A).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SqlState([u8; 5]);
+
+impl SqlState {
+    /// `55000`, object_not_in_prerequisite_state: a slot that is invalidated, a publication PostgreSQL 18 skipped.
+    pub const OBJECT_NOT_IN_PREREQUISITE_STATE: Self = Self(*b"55000");
+    /// `55006`, object_in_use: the slot is active.
+    pub const OBJECT_IN_USE: Self = Self(*b"55006");
+    /// `42704`, undefined_object: no such slot or publication.
+    pub const UNDEFINED_OBJECT: Self = Self(*b"42704");
+    /// `28P01`, invalid_password.
+    pub const INVALID_PASSWORD: Self = Self(*b"28P01");
+    /// `3D000`, invalid_catalog_name: no such database.
+    pub const INVALID_CATALOG_NAME: Self = Self(*b"3D000");
+    /// `57P01`, admin_shutdown: the server stops, or somebody ended the session.
+    pub const ADMIN_SHUTDOWN: Self = Self(*b"57P01");
+    /// `57P03`, cannot_connect_now: starting up or shutting down.
+    pub const CANNOT_CONNECT_NOW: Self = Self(*b"57P03");
+
+    /// From the text of a message field; `None` if it is not five ASCII letters and digits.
+    pub fn parse(text: &str) -> Option<Self> {
+        let bytes: [u8; 5] = text.as_bytes().try_into().ok()?;
+        bytes.iter().all(u8::is_ascii_alphanumeric).then_some(Self(bytes))
+    }
+
+    /// The five characters.
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).unwrap_or("?????")
+    }
+
+    /// The class: the first two characters.
+    pub fn class(&self) -> &str {
+        self.as_str().get(..2).unwrap_or("??")
+    }
+}
+
+impl fmt::Display for SqlState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Debug for SqlState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// An ErrorResponse or NoticeResponse of the server.
+///
+/// The CONTEXT field is not kept: it can hold row values. The LSN in it, where pgoutput names one, is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServerReport {
+    /// `ERROR`, `FATAL`, `WARNING` …, never localised.
+    pub severity: String,
+    /// The SQLSTATE, `XX000` where the server sent none that is well formed.
+    pub sqlstate: SqlState,
+    /// MESSAGE: for people.
+    pub message: String,
+    /// DETAIL: for people; the reason of a slot's invalidation stands here.
+    pub detail: Option<String>,
+    /// HINT: for people.
+    pub hint: Option<String>,
+    /// The "associated LSN" of an output plugin's error.
+    pub associated_lsn: Option<Lsn>,
+}
+
+/// Longest message, detail or hint kept. Unit: characters.
+const TEXT_MAX: usize = 1000;
+
+impl ServerReport {
+    /// From the fields of an ErrorResponse or a NoticeResponse (manual, 55.8 "Error and Notice Message Fields").
+    ///
+    /// Each field is a byte that names it and a text that ends with a zero; a further zero ends the list. What is not so
+    /// is passed over: a damaged report is still a report.
+    pub fn from_fields(body: &[u8]) -> Self {
+        let mut report = Self {
+            severity: String::new(),
+            sqlstate: SqlState(*b"XX000"),
+            message: String::new(),
+            detail: None,
+            hint: None,
+            associated_lsn: None,
+        };
+        for field in body.split(|byte| *byte == 0) {
+            let Some((name, text)) = field.split_first() else { break };
+            let text = String::from_utf8_lossy(text);
+            match name {
+                b'V' => report.severity = clean(&text),
+                b'S' if report.severity.is_empty() => report.severity = clean(&text),
+                b'C' => report.sqlstate = SqlState::parse(&text).unwrap_or(report.sqlstate),
+                b'M' => report.message = clean(&text),
+                b'D' => report.detail = Some(clean(&text)),
+                b'H' => report.hint = Some(clean(&text)),
+                b'W' => report.associated_lsn = associated_lsn(&text),
+                _ => {}
+            }
+        }
+        report
+    }
+
+    /// Whether it is a WARNING (a notice that matters).
+    pub fn is_warning(&self) -> bool {
+        self.severity == "WARNING"
+    }
+}
+
+/// Without control characters, and not without end.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(TEXT_MAX).collect()
+}
+
+/// The LSN that `output_plugin_error_callback` (`replication/logical/logical.c`) puts last in the CONTEXT.
+fn associated_lsn(context: &str) -> Option<Lsn> {
+    let (_, rest) = context.split_once("associated LSN ")?;
+    let end = rest.find(|c: char| !c.is_ascii_hexdigit() && c != '/').unwrap_or(rest.len());
+    rest.get(..end)?.parse().ok()
+}
+
+/// How it failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SourceErrorKind {
+    /// A setting on our side can't be used: a certificate file, a name.
+    Settings,
+    /// The name has no address, or nothing accepts connections there.
+    Unreachable,
+    /// A step took longer than it may.
+    Timeout(Duration),
+    /// TLS could not be agreed on, or the server's certificate was not accepted.
+    Tls,
+    /// We refused to go on with the login: what the server asked for is not safe, or there is no password.
+    AuthRefused,
+    /// No host of the list is what `target_session_attrs` asks for.
+    SessionAttrs,
+    /// The server answered with an error, or with a warning that ends the stream.
+    Server(Box<ServerReport>),
+    /// The server sent what the protocol does not allow.
+    Protocol,
+    /// The connection ended without a word from the server.
+    Closed,
+    /// Nothing came for this long, although an answer was asked for.
+    Silent(Duration),
+    /// One message is larger than we take. Unit of both: bytes.
+    TooLarge {
+        /// Bytes of the message.
+        size: u64,
+        /// The bound, `MESSAGE_BYTES_MAX` unless set otherwise.
+        limit: u64,
+    },
+    /// The server ended the stream in good order: it shuts down. Reconnecting at once would only meet the shutdown.
+    ServerStopping,
+    /// We ended the connection ourselves.
+    Stopped,
+    /// The operating system refused what we need (threads, sockets).
+    System,
+}
+
+/// Something went wrong between us and PostgreSQL.
+#[derive(Debug)]
+pub struct SourceError {
+    kind: SourceErrorKind,
+    doing: String,
+    source: Option<Box<dyn Error + Send + Sync>>,
+}
+
+impl SourceError {
+    /// An error while `doing`: a lowercase fragment that reads on after "could not", naming its object.
+    pub fn new(kind: SourceErrorKind, doing: impl Into<String>) -> Self {
+        Self { kind, doing: doing.into(), source: None }
+    }
+
+    /// The same, with what caused it.
+    #[must_use]
+    pub fn caused_by(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// From an ErrorResponse or a NoticeResponse.
+    pub fn server(doing: impl Into<String>, report: ServerReport) -> Self {
+        Self::new(SourceErrorKind::Server(Box::new(report)), doing)
+    }
+
+    /// From what `std::io` says of an open connection: an end of file is [`SourceErrorKind::Closed`].
+    pub fn io(doing: impl Into<String>, error: std::io::Error) -> Self {
+        Self::new(SourceErrorKind::Closed, doing).caused_by(error)
+    }
+
+    /// From an error of the control connection's client.
+    pub fn control(doing: impl Into<String>, error: tokio_postgres::Error) -> Self {
+        if let Some(db) = error.as_db_error() {
+            let report = ServerReport {
+                severity: clean(db.severity()),
+                sqlstate: SqlState::parse(db.code().code()).unwrap_or(SqlState(*b"XX000")),
+                message: clean(db.message()),
+                detail: db.detail().map(clean),
+                hint: db.hint().map(clean),
+                associated_lsn: db.where_().and_then(associated_lsn),
+            };
+            return Self::server(doing, report);
+        }
+        Self::new(SourceErrorKind::Closed, doing).caused_by(error)
+    }
+
+    /// How it failed.
+    pub const fn kind(&self) -> &SourceErrorKind {
+        &self.kind
+    }
+
+    /// What was being done: reads on after "could not".
+    pub fn doing(&self) -> &str {
+        &self.doing
+    }
+
+    /// The SQLSTATE, where the server gave one.
+    pub fn sqlstate(&self) -> Option<SqlState> {
+        self.report().map(|report| report.sqlstate)
+    }
+
+    /// What the server said, where it said something.
+    pub fn report(&self) -> Option<&ServerReport> {
+        if let SourceErrorKind::Server(report) = &self.kind { Some(report) } else { None }
+    }
+}
+
+impl fmt::Display for SourceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "could not {}", self.doing)?;
+        match &self.kind {
+            SourceErrorKind::Settings
+            | SourceErrorKind::Unreachable
+            | SourceErrorKind::Tls
+            | SourceErrorKind::AuthRefused
+            | SourceErrorKind::SessionAttrs
+            | SourceErrorKind::System => Ok(()),
+            SourceErrorKind::Timeout(limit) => write!(f, ": no answer within {limit:?}"),
+            SourceErrorKind::Server(report) => {
+                write!(f, ": {} (SQLSTATE {})", report.message, report.sqlstate)?;
+                report.detail.as_ref().map_or(Ok(()), |detail| write!(f, ": {detail}"))
+            }
+            SourceErrorKind::Protocol => f.write_str(": the server broke the protocol"),
+            SourceErrorKind::Closed => f.write_str(": the connection ended"),
+            SourceErrorKind::Silent(limit) => {
+                write!(f, ": the server has not been heard of for {limit:?}")
+            }
+            SourceErrorKind::TooLarge { size, limit } => {
+                write!(f, ": a message has {size} bytes, the limit is {limit}")
+            }
+            SourceErrorKind::ServerStopping => f.write_str(": the server is shutting down"),
+            SourceErrorKind::Stopped => f.write_str(": the connection was stopped by us"),
+        }
+    }
+}
+
+impl Error for SourceError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_ref().map(|source| &**source as &(dyn Error + 'static))
+    }
+}

@@ -1,0 +1,236 @@
+//! Whether a stream may start, and where: the one decision of every connect.
+//!
+//! Pure: [`decide`] takes what the control connection read and answers. It asks nothing, waits for nothing and changes
+//! nothing; the driver does what it says. A position ahead of what we hold is a halt, never a warning.
+//!
+//! The rules come in an order: who the server is, then what stands on it, then who holds the slot, then positions. The first
+//! that fails speaks, so that a wrong host is not told as a missing slot.
+
+mod note;
+mod object;
+mod position;
+#[cfg(test)]
+pub(super) mod tests;
+
+pub use position::{AfterStart, check_after_start};
+
+use super::cursor::Cursor;
+use super::names::Names;
+use super::publication::PublicationFacts;
+use super::schema::SchemaState;
+use super::server::ServerFacts;
+use super::slot::SlotRow;
+use super::table::TableFacts;
+use super::wal::SystemIdentity;
+use crate::error::{Halt, HaltReason};
+use crate::event::Position;
+use crate::lsn::{Lsn, Watermark};
+
+/// What `IDENTIFY_SYSTEM` said on the replication connection.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// The cluster's identity.
+    pub system_identifier: String,
+    /// The current timeline.
+    pub timeline: u32,
+}
+
+impl From<&SystemIdentity> for Identity {
+    fn from(identity: &SystemIdentity) -> Self {
+        Self { system_identifier: identity.system_id.clone(), timeline: identity.timeline }
+    }
+}
+
+/// Everything a decision is made of. [`super::control::facts`] reads it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Facts {
+    /// What the configuration names.
+    pub names: Names,
+    /// The server at the other end of the replication connection; `None` without one (`setup`, `check`).
+    pub identity: Option<Identity>,
+    /// The server at the other end of the control connection.
+    pub server: ServerFacts,
+    /// Postrider's schema.
+    pub schema: SchemaState,
+    /// The slot.
+    pub slot: Option<SlotRow>,
+    /// The cursor row; not read on another version of the schema than ours.
+    pub cursor: Option<Cursor>,
+    /// The publication.
+    pub publication: Option<PublicationFacts>,
+    /// The outbox table.
+    pub table: Option<TableFacts>,
+    /// The columns the layout can't do without.
+    pub columns: Vec<String>,
+    /// Whether logical messages are asked for.
+    pub messages: bool,
+    /// Whether a failover slot is wanted where the server has them.
+    pub failover: bool,
+}
+
+/// What to do now. The fourth answer is a [`Halt`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Decision {
+    /// Start the stream.
+    Resume(Box<Resume>),
+    /// Another process holds the slot: try again when it is free.
+    StandBy {
+        /// Its backend.
+        pid: u32,
+    },
+    /// Not now, but maybe later without anybody's help: try the whole handshake again, with back-off.
+    Wait {
+        /// What is in the way: a lowercase fragment.
+        message: String,
+    },
+}
+
+/// Where to start and what to know about it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Resume {
+    /// The position to ask for.
+    pub start: Watermark,
+    /// Changes of this transaction below this ordinal are resolved: pass them over.
+    pub skip_before: Option<Position>,
+    /// The row as it stands, bound to this server's timeline and this stream's options: what later writes go on from.
+    pub cursor: Cursor,
+    /// There is no row yet: make it ([`super::cursor::create`]) before the stream starts.
+    pub adopt: bool,
+    /// Things an operator should hear of once.
+    pub notes: Vec<Note>,
+}
+
+/// Something that is not wrong, but should be known.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Note {
+    /// A stable name.
+    pub name: &'static str,
+    /// What it is, in a sentence without full stop.
+    pub message: String,
+}
+
+/// A rule: `None` when it holds.
+type Rule = fn(&Facts) -> Option<Halt>;
+
+/// Decides.
+///
+/// # Errors
+/// Going on could lose or reorder events, or would never work: a human must act.
+pub fn decide(facts: &Facts) -> Result<Decision, Halt> {
+    const IDENTITY: &[Rule] = &[object::version, position::history];
+    const OBJECTS: &[Rule] = &[
+        object::wal_level,
+        object::schema,
+        object::slot_missing,
+        object::slot_kind,
+        object::slot_lost,
+        object::table,
+        object::publication,
+        object::published_rows,
+        object::published_columns,
+    ];
+    const POSITIONS: &[Rule] =
+        &[position::cursor_binding, position::ahead, position::moved, position::promoted];
+
+    check(IDENTITY, facts)?;
+    if let Some(message) = object::not_now(facts) {
+        return Ok(Decision::Wait { message });
+    }
+    check(OBJECTS, facts)?;
+    let Some(slot) = &facts.slot else { return Err(object::missing(facts)) };
+    if let Some(pid) = slot.active_pid {
+        return Ok(Decision::StandBy { pid });
+    }
+    let Some(confirmed) = slot.confirmed_flush_lsn else {
+        let message = format!("slot {:?} is still being created", slot.name);
+        return Ok(Decision::Wait { message });
+    };
+    check(POSITIONS, facts)?;
+    Ok(Decision::Resume(Box::new(position::resume(facts, slot, confirmed))))
+}
+
+/// The objects of the pipeline alone, without positions and without who holds the slot: what `setup` asks of objects that
+/// stand already. Objects that don't exist are not looked at.
+///
+/// # Errors
+/// An object of the configured name exists and can't be used.
+pub fn check_objects(facts: &Facts) -> Result<(), Halt> {
+    const ALWAYS: &[Rule] = &[object::version, position::history, object::wal_level];
+    check(ALWAYS, facts)?;
+    if facts.slot.is_some() {
+        check(&[object::slot_kind, object::slot_lost], facts)?;
+    }
+    if facts.table.is_some() {
+        check(&[object::table], facts)?;
+    }
+    if facts.publication.is_some() && facts.table.is_some() {
+        check(&[object::published_rows, object::published_columns], facts)?;
+    }
+    Ok(())
+}
+
+/// What may be asked while a stream runs: the objects it reads through, without positions and without who holds the slot.
+///
+/// # Errors
+/// The stream would pass over events from here on.
+pub fn check_running(facts: &Facts) -> Result<(), Halt> {
+    const RULES: &[Rule] =
+        &[object::publication, object::published_rows, object::published_columns];
+    check(RULES, facts)
+}
+
+/// The halt of a slot that is not there.
+pub(super) fn slot_missing(facts: &Facts) -> Halt {
+    object::missing(facts)
+}
+
+/// The halt of a publication that is not there.
+pub(super) fn publication_missing(facts: &Facts) -> Halt {
+    object::no_publication(facts)
+}
+
+/// The halt of a schema that is not ours.
+pub(super) fn schema_unfit(facts: &Facts) -> Halt {
+    object::other_schema(facts)
+}
+
+/// The table exists and is fit.
+pub(super) fn check_table(facts: &Facts) -> Result<(), Halt> {
+    check(&[object::table], facts)
+}
+
+/// The cursor row belongs to the slot of the configured name.
+pub(super) fn check_binding(facts: &Facts) -> Result<(), Halt> {
+    check(&[position::cursor_binding], facts)
+}
+
+fn check(rules: &[Rule], facts: &Facts) -> Result<(), Halt> {
+    rules.iter().find_map(|rule| rule(facts)).map_or(Ok(()), Err)
+}
+
+impl Facts {
+    /// The system identifier both connections agree on.
+    fn system_identifier(&self) -> &str {
+        &self.server.system_identifier
+    }
+
+    /// The slot's position, where it has one.
+    fn confirmed(&self) -> Option<Lsn> {
+        self.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn)
+    }
+
+    /// A command of ours for this pipeline.
+    fn command(&self, rest: &str) -> String {
+        format!("postrider {rest} -p {}", self.names.pipeline)
+    }
+}
+
+/// A halt in the four parts that every reason has.
+fn halt(
+    reason: HaltReason,
+    message: impl Into<String>,
+    meaning: impl Into<String>,
+    hint: impl Into<String>,
+) -> Halt {
+    Halt { reason, message: message.into(), meaning: meaning.into(), hint: hint.into() }
+}

@@ -1,0 +1,90 @@
+//! What is not wrong, but should be known: said once at each start.
+
+use super::{Facts, Note};
+use crate::postgres::publication::PublicationFacts;
+use crate::postgres::slot::SlotRow;
+
+/// The first release of each major version without a known bug that loses or wedges a slot (release notes up to 15.16,
+/// 16.12, 17.8 and 18.2). Unit: `server_version_num`.
+const PATCHED: &[(u32, u32)] = &[(15, 150_016), (16, 160_012), (17, 170_008), (18, 180_002)];
+
+pub(super) fn all(facts: &Facts, slot: &SlotRow) -> Vec<Note> {
+    let mut notes = Vec::new();
+    let mut note = |name, message: String| notes.push(Note { name, message });
+    let version = facts.server.version;
+    let (major, minor) = (version / 10_000, version % 10_000);
+    if let Some((_, patched)) =
+        PATCHED.iter().find(|(m, patched)| *m == major && version < *patched)
+    {
+        note(
+            "old_minor",
+            format!(
+                "PostgreSQL {major}.{minor} has known bugs in logical decoding; use {major}.{} or later",
+                patched % 10_000
+            ),
+        );
+    }
+    if facts.server.encoding == "SQL_ASCII" {
+        note(
+            "sql_ascii",
+            "the database's encoding is SQL_ASCII: a row that is not valid UTF-8 stops the stream"
+                .to_owned(),
+        );
+    }
+    if let Some(cursor) = facts.cursor.as_ref().filter(|c| c.timeline < facts.server.timeline) {
+        note(
+            "promoted",
+            format!(
+                "the server went from timeline {} to {}: events published from the old one after the switch may \
+                 not be in the database",
+                cursor.timeline, facts.server.timeline
+            ),
+        );
+    }
+    if slot.wal_status.as_deref() == Some("unreserved") {
+        note(
+            "unreserved",
+            format!("slot {:?} is about to be lost: its WAL is being removed", slot.name),
+        );
+    }
+    if facts.failover && version >= 170_000 && !slot.failover {
+        note(
+            "no_failover",
+            format!("slot {:?} is not a failover slot: a standby will not have it", slot.name),
+        );
+    }
+    notes
+        .extend(facts.publication.iter().flat_map(|p| of_publication(p, &facts.names.publication)));
+    notes
+}
+
+fn of_publication(publication: &PublicationFacts, name: &str) -> Vec<Note> {
+    let mut notes = Vec::new();
+    let mut note = |name, message: String| notes.push(Note { name, message });
+    if publication.all_tables {
+        note(
+            "all_tables",
+            format!(
+                "publication {name:?} is FOR ALL TABLES: the relay's own cursor comes back to it as noise"
+            ),
+        );
+    } else if publication.other_tables > 0 {
+        note(
+            "other_tables",
+            format!(
+                "publication {name:?} has {} other tables: their rows are passed over",
+                publication.other_tables
+            ),
+        );
+    }
+    if publication.more_than_insert {
+        note(
+            "more_than_insert",
+            format!(
+                "publication {name:?} publishes more than inserts: deleting from a table without a primary key \
+                 fails while it does"
+            ),
+        );
+    }
+    notes
+}

@@ -1,0 +1,344 @@
+//! Rules about what stands on the server: version, settings, schema, slot, table, publication.
+
+use super::{Facts, halt};
+use crate::error::{Halt, HaltReason};
+use crate::postgres::names::{TableName, ident, literal};
+use crate::postgres::schema::{self, SchemaState};
+use crate::postgres::table::{Persistence, RelationKind};
+
+/// The oldest server we know: 15 is the first with row filters and column lists in the views.
+const VERSION_MIN: u32 = 150_000;
+
+pub(super) fn version(facts: &Facts) -> Option<Halt> {
+    (facts.server.version < VERSION_MIN).then(|| {
+        halt(
+            HaltReason::ServerUnfit,
+            format!(
+                "the server is PostgreSQL {}, 15 or later is needed",
+                facts.server.version / 10_000
+            ),
+            "nothing is read from it, nothing is lost",
+            "upgrade the server, or point source.url at another one",
+        )
+    })
+}
+
+pub(super) fn wal_level(facts: &Facts) -> Option<Halt> {
+    (facts.server.wal_level != "logical").then(|| {
+        halt(
+            HaltReason::ServerUnfit,
+            format!("wal_level is {:?}, logical decoding needs \"logical\"", facts.server.wal_level),
+            "WAL written until it is changed can't be decoded: events committed before the slot exists are not streamed",
+            "ALTER SYSTEM SET wal_level = logical; then restart PostgreSQL (managed: rds.logical_replication = 1, \
+             cloudsql.logical_decoding = on)",
+        )
+    })
+}
+
+/// What may pass without anybody's help.
+pub(super) fn not_now(facts: &Facts) -> Option<String> {
+    if facts.server.in_recovery {
+        return Some("the server is a standby: waiting for a primary".to_owned());
+    }
+    let identity = facts.identity.as_ref()?;
+    let same = identity.system_identifier == facts.server.system_identifier
+        && identity.timeline == facts.server.timeline;
+    (!same).then(|| "the two connections reached two servers: a failover is under way".to_owned())
+}
+
+pub(super) fn schema(facts: &Facts) -> Option<Halt> {
+    (facts.schema != SchemaState::Version(schema::VERSION)).then(|| other_schema(facts))
+}
+
+pub(super) fn other_schema(facts: &Facts) -> Halt {
+    let setup = facts.command("setup");
+    let known = schema::VERSION;
+    let (message, hint) = match facts.schema {
+        SchemaState::Version(number) if number > known => (
+            format!(
+                "schema \"postrider\" has version {number}, this program knows versions up to {known}"
+            ),
+            "run the newer postrider that made it".to_owned(),
+        ),
+        SchemaState::Version(number) => {
+            (format!("schema \"postrider\" has version {number}, {known} is needed"), setup)
+        }
+        SchemaState::Missing | SchemaState::Empty => (
+            format!(
+                "schema \"postrider\" does not exist or is empty in database {:?}",
+                facts.server.database
+            ),
+            setup,
+        ),
+    };
+    halt(
+        HaltReason::SchemaUnfit,
+        message,
+        "the durable cursor can't be kept; the slot keeps the WAL, nothing is lost",
+        hint,
+    )
+}
+
+pub(super) fn slot_missing(facts: &Facts) -> Option<Halt> {
+    facts.slot.is_none().then(|| missing(facts))
+}
+
+/// The slot is not there: before the first run that is a step left out, later it is a gap.
+pub(super) fn missing(facts: &Facts) -> Halt {
+    let names = &facts.names;
+    let message = format!("slot {:?} does not exist", names.slot);
+    let Some(cursor) = &facts.cursor else {
+        return halt(
+            HaltReason::SlotMissing,
+            message,
+            "the pipeline was never set up here: events committed before the slot exists are not streamed",
+            facts.command("setup"),
+        );
+    };
+    halt(
+        HaltReason::SlotMissing,
+        message,
+        format!(
+            "events committed after {} that were not published are in no slot any more; {}",
+            cursor.watermark,
+            rows_remain(facts)
+        ),
+        format!(
+            "after a failover to a server without the slot, go back to the one that has it. Otherwise accept the gap \
+             and begin a new slot: {}",
+            accept_gap(facts)
+        ),
+    )
+}
+
+pub(super) fn slot_kind(facts: &Facts) -> Option<Halt> {
+    let slot = facts.slot.as_ref()?;
+    let name = &slot.name;
+    let unusable = |what: String| {
+        halt(
+            HaltReason::SlotUnusable,
+            what,
+            "nothing was read from it and nothing was changed",
+            format!(
+                "set source.slot to another name and run: {}; or, if nothing else uses this slot: SELECT \
+                 pg_drop_replication_slot({}); and {}",
+                facts.command("setup"),
+                literal(name),
+                facts.command("setup")
+            ),
+        )
+    };
+    if !slot.logical {
+        return Some(unusable(format!("slot {name:?} is a physical slot")));
+    }
+    let plugin = slot.plugin.as_deref().unwrap_or_default();
+    if plugin != "pgoutput" {
+        return Some(unusable(format!("slot {name:?} is of plugin {plugin:?}, not \"pgoutput\"")));
+    }
+    let database = slot.database.as_deref().unwrap_or_default();
+    if database != facts.server.database {
+        return Some(unusable(format!(
+            "slot {name:?} belongs to database {database:?}, this is {:?}",
+            facts.server.database
+        )));
+    }
+    if slot.temporary {
+        return Some(unusable(format!("slot {name:?} is temporary: it goes with its session")));
+    }
+    slot.two_phase.then(|| {
+        unusable(format!("slot {name:?} has two_phase on: it would send prepared transactions"))
+    })
+}
+
+pub(super) fn slot_lost(facts: &Facts) -> Option<Halt> {
+    let slot = facts.slot.as_ref()?;
+    slot.lost().then(|| {
+        let recovery = "conflict with recovery";
+        let unsaid = if slot.conflicting { recovery } else { "wal_removed" };
+        let why = slot.invalidation_reason.as_deref().unwrap_or(unsaid);
+        let prevent = match why {
+            "idle_timeout" => "idle_replication_slot_timeout",
+            "wal_removed" => "max_slot_wal_keep_size",
+            _ => "hot_standby_feedback",
+        };
+        let after = facts
+            .cursor
+            .as_ref()
+            .map_or_else(|| "by now".to_owned(), |cursor| format!("after {}", cursor.watermark));
+        halt(
+            HaltReason::SlotLost,
+            format!("slot {:?} was invalidated ({why}): what it needs is gone", slot.name),
+            format!(
+                "events committed {after} that were not published can't be streamed any more; {}",
+                rows_remain(facts)
+            ),
+            format!(
+                "accept the gap and begin a new slot: SELECT pg_drop_replication_slot({}); {}. To keep it from \
+                 happening again look at {prevent}",
+                literal(&slot.name),
+                accept_gap(facts)
+            ),
+        )
+    })
+}
+
+fn rows_remain(facts: &Facts) -> String {
+    facts.names.table.as_ref().map_or_else(
+        || "logical messages leave no row: they are lost".to_owned(),
+        |table| format!("their rows are still in {table} unless the application deleted them"),
+    )
+}
+
+/// The lines that begin a new slot and thereby leave out what came before it.
+pub(super) fn accept_gap(facts: &Facts) -> String {
+    let forget = match facts.cursor {
+        Some(_) => format!(
+            "DELETE FROM postrider.cursor WHERE pipeline = {}; then ",
+            literal(&facts.names.pipeline)
+        ),
+        None => String::new(),
+    };
+    let again = match facts.names.table {
+        Some(_) => "; then insert again the outbox rows that consumers miss",
+        None => "",
+    };
+    format!("{forget}{}{again}", facts.command("setup"))
+}
+
+pub(super) fn table(facts: &Facts) -> Option<Halt> {
+    let name = facts.names.table.as_ref()?;
+    let unfit = |what: String, hint: String| {
+        halt(
+            HaltReason::TableUnfit,
+            what,
+            "no event can be made of it; the slot keeps the WAL, nothing is lost",
+            hint,
+        )
+    };
+    let Some(table) = &facts.table else {
+        return Some(unfit(
+            format!("table {name} does not exist in database {:?}", facts.server.database),
+            format!(
+                "correct outbox.table or source.url; or create it: {}",
+                facts.command("setup --create-table")
+            ),
+        ));
+    };
+    if table.kind == RelationKind::Other {
+        let what = format!("{name} is not a table: WAL has no rows of it");
+        return Some(unfit(what, "name the table itself in outbox.table".to_owned()));
+    }
+    match table.persistence {
+        Persistence::Logged => {}
+        Persistence::Unlogged => {
+            let what = format!("table {name} is unlogged: WAL has no rows of it");
+            return Some(unfit(what, format!("ALTER TABLE {name} SET LOGGED;")));
+        }
+        Persistence::Temporary => {
+            let what = format!("table {name} is temporary: WAL has no rows of it");
+            return Some(unfit(what, "name an ordinary table in outbox.table".to_owned()));
+        }
+    }
+    let lacks = |column: &&String| !table.columns.iter().any(|have| have.name == **column);
+    let missing: Vec<String> = facts.columns.iter().filter(lacks).map(|c| ident(c)).collect();
+    (!missing.is_empty()).then(|| {
+        unfit(
+            format!("table {name} has no column {}", missing.join(", ")),
+            "correct outbox.layout, or map the columns in outbox.columns, or add them to the table"
+                .to_owned(),
+        )
+    })
+}
+
+pub(super) fn publication(facts: &Facts) -> Option<Halt> {
+    facts.publication.is_none().then(|| no_publication(facts))
+}
+
+pub(super) fn no_publication(facts: &Facts) -> Halt {
+    let name = &facts.names.publication;
+    halt(
+        HaltReason::PublicationMissing,
+        format!("publication {name:?} does not exist in database {:?}", facts.server.database),
+        "the server decodes with the publication as it was at each commit: rows committed while it did not exist \
+             are skipped (18) or stop the stream (15 to 17), even if it is made again now",
+        if facts.slot.is_some() {
+            format!(
+                "begin a new slot behind a new publication, since WAL from before it can't be used: SELECT \
+                     pg_drop_replication_slot({}); {}",
+                literal(&facts.names.slot),
+                accept_gap(facts)
+            )
+        } else {
+            facts.command("setup")
+        },
+    )
+}
+
+fn unfit(facts: &Facts, what: &str, hint: String) -> Halt {
+    halt(
+        HaltReason::PublicationUnfit,
+        format!("publication {:?} {what}", facts.names.publication),
+        "rows it leaves out would be passed over without a trace; nothing is confirmed while halted",
+        hint,
+    )
+}
+
+/// Inserts of the table, all of them, under its own name.
+pub(super) fn published_rows(facts: &Facts) -> Option<Halt> {
+    let publication = facts.publication.as_ref()?;
+    let alter = format!("ALTER PUBLICATION {}", ident(&facts.names.publication));
+    if !publication.insert {
+        let hint = format!("{alter} SET (publish = 'insert');");
+        return Some(unfit(facts, "does not publish inserts", hint));
+    }
+    let name = facts.names.table.as_ref()?;
+    let facts_of_table = facts.table.as_ref()?;
+    let Some(published) = &publication.table else {
+        let hint = if facts_of_table.is_partition {
+            "name the partitioned table in outbox.table, not its partition".to_owned()
+        } else {
+            add_table(&alter, name)
+        };
+        return Some(unfit(facts, &format!("does not publish table {name}"), hint));
+    };
+    if facts_of_table.kind == RelationKind::Partitioned && !publication.via_root {
+        return Some(unfit(
+            facts,
+            &format!("publishes the partitions of {name} under their own names"),
+            format!("{alter} SET (publish_via_partition_root = true);"),
+        ));
+    }
+    published.row_filter.as_ref().map(|_| {
+        unfit(
+            facts,
+            &format!("has a row filter on table {name}"),
+            format!("{alter} SET TABLE {name};"),
+        )
+    })
+}
+
+/// Rows that open transactions wrote before the change would be left out: the lock waits for them.
+fn add_table(alter: &str, name: &TableName) -> String {
+    format!("BEGIN; LOCK TABLE {name} IN SHARE MODE; {alter} ADD TABLE {name}; COMMIT;")
+}
+
+/// Every column the layout needs.
+pub(super) fn published_columns(facts: &Facts) -> Option<Halt> {
+    let name = facts.names.table.as_ref()?;
+    let published = facts.publication.as_ref()?.table.as_ref()?;
+    let hidden: Vec<String> = facts
+        .columns
+        .iter()
+        .filter(|column| !published.columns.contains(column))
+        .map(|column| ident(column))
+        .collect();
+    if hidden.is_empty() {
+        return None;
+    }
+    let alter = format!("ALTER PUBLICATION {}", ident(&facts.names.publication));
+    Some(unfit(
+        facts,
+        &format!("does not publish column {} of table {name}", hidden.join(", ")),
+        format!("{alter} SET TABLE {name};"),
+    ))
+}

@@ -1,0 +1,252 @@
+//! Rules about positions: whose history the cursor belongs to, and whether slot, cursor and WAL fit together.
+//!
+//! What they rest on: the row lives in the database it speaks of, so a row that can be read proves that this server's WAL
+//! holds everything below its watermark, on this timeline; and no position above the row's `flush_limit` is ever confirmed
+//! before the row says so.
+
+use super::object::accept_gap;
+use super::{Facts, Note, Resume, halt};
+use crate::error::{Halt, HaltReason};
+use crate::lsn::{Lsn, Watermark};
+use crate::postgres::cursor::Cursor;
+use crate::postgres::names::literal;
+use crate::postgres::slot::SlotRow;
+
+/// The cluster is the cursor's, and its timeline has not gone back.
+pub(super) fn history(facts: &Facts) -> Option<Halt> {
+    let cursor = facts.cursor.as_ref()?;
+    let found = facts.system_identifier();
+    if cursor.system_identifier != found {
+        return Some(halt(
+            HaltReason::OtherHistory,
+            format!(
+                "the cursor of pipeline {:?} belongs to cluster {}, this is cluster {found}",
+                cursor.pipeline, cursor.system_identifier
+            ),
+            "positions of one cluster mean nothing in another: going on could skip events or publish another \
+             system's",
+            format!(
+                "if source.url is wrong, correct it. If this database was restored, copied or upgraded and is to be \
+                 the source now: {}",
+                accept_gap(facts)
+            ),
+        ));
+    }
+    (facts.server.timeline < cursor.timeline).then(|| {
+        halt(
+            HaltReason::OtherHistory,
+            format!(
+                "the server is on timeline {}, the cursor of pipeline {:?} was on timeline {}",
+                facts.server.timeline, cursor.pipeline, cursor.timeline
+            ),
+            "this is most likely the old primary after a failover: what it commits now is not part of the database",
+            "point source.url at the current primary, or name all hosts in it with target_session_attrs=read-write",
+        )
+    })
+}
+
+/// The row is this slot's.
+pub(super) fn cursor_binding(facts: &Facts) -> Option<Halt> {
+    let cursor = facts.cursor.as_ref()?;
+    let slot = facts.slot.as_ref()?;
+    (cursor.slot != slot.name).then(|| {
+        halt(
+            HaltReason::SlotMoved,
+            format!(
+                "the cursor of pipeline {:?} belongs to slot {:?}, the configuration names {:?}",
+                cursor.pipeline, cursor.slot, slot.name
+            ),
+            format!(
+                "events between {} and the start of the new slot could be left out",
+                cursor.watermark
+            ),
+            format!(
+                "set source.slot back to {:?}; or, to leave out what the new slot does not have: {}",
+                cursor.slot,
+                accept_gap(facts)
+            ),
+        )
+    })
+}
+
+/// Nothing is further on than the server's WAL.
+pub(super) fn ahead(facts: &Facts) -> Option<Halt> {
+    let end = facts.server.wal_end;
+    let cursor = facts.cursor.as_ref().map(|c| (c.watermark.lsn(), "the cursor"));
+    let slot = facts.confirmed().map(|at| (at, "the slot"));
+    let (at, what) = [cursor, slot].into_iter().flatten().find(|(at, _)| *at > end)?;
+    Some(halt(
+        HaltReason::PositionAhead,
+        format!(
+            "{what} of pipeline {:?} stands at {at}, the server's WAL ends at {end}",
+            facts.names.pipeline
+        ),
+        "the server has lost WAL (restored, or a crash without fsync): events it commits below that position would \
+         be skipped",
+        format!(
+            "find out which events were published that the database no longer has; then begin a new slot: SELECT \
+             pg_drop_replication_slot({}); {}",
+            literal(&facts.names.slot),
+            accept_gap(facts)
+        ),
+    ))
+}
+
+/// The slot is no further on than this pipeline ever confirmed.
+///
+/// After a promotion the row can be older than a slot that was synchronised: [`promoted`] judges that.
+pub(super) fn moved(facts: &Facts) -> Option<Halt> {
+    let cursor = facts.cursor.as_ref()?;
+    let confirmed = facts.confirmed()?;
+    let known = cursor.flush_limit.max(cursor.watermark.lsn());
+    (facts.server.timeline == cursor.timeline && confirmed > known).then(|| {
+        halt(
+            HaltReason::SlotMoved,
+            format!(
+                "slot {:?} stands at {confirmed}, this pipeline confirmed up to {known} at most",
+                facts.names.slot
+            ),
+            format!(
+                "the slot was advanced, or dropped and made again, or read by somebody else: events between {} and \
+                 {confirmed} may never have been published; {}",
+                cursor.watermark,
+                if facts.names.table.is_some() {
+                    "their rows are still in the outbox unless the application deleted them"
+                } else {
+                    "logical messages leave no row"
+                }
+            ),
+            format!(
+                "find out who moved it; then accept the gap: {}",
+                accept_gap(facts)
+            ),
+        )
+    })
+}
+
+/// After a promotion: the slot is the one that was there before it.
+///
+/// The watermark is right on the new timeline, since the row that holds it was written below the switch. So a slot at or
+/// below it leaves nothing out. A slot above it must be a synchronised one, which can't have been made after the switch and
+/// stands no further than the old primary had confirmed. Any other could have been made again by hand, with a gap before it.
+pub(super) fn promoted(facts: &Facts) -> Option<Halt> {
+    let cursor = facts.cursor.as_ref()?;
+    let slot = facts.slot.as_ref()?;
+    let confirmed = slot.confirmed_flush_lsn?;
+    let unproven = facts.server.timeline > cursor.timeline
+        && confirmed > cursor.watermark.lsn()
+        && !slot.synced;
+    unproven.then(|| {
+        halt(
+            HaltReason::OtherHistory,
+            format!(
+                "the server went from timeline {} to {}, and slot {:?} stands at {confirmed}, beyond the cursor at {}",
+                cursor.timeline, facts.server.timeline, slot.name, cursor.watermark
+            ),
+            format!(
+                "nothing tells whether the slot was carried over or made again after the failover; made again, it \
+                 leaves out events between {} and {confirmed}",
+                cursor.watermark
+            ),
+            format!(
+                "carried over (Patroni, pg_failover_slots, block storage): UPDATE postrider.cursor SET timeline = {}, \
+                 watermark = {}, flush_limit = {}, partial_commit_lsn = NULL, partial_ordinal = NULL WHERE \
+                 pipeline = {}; made again: {}",
+                facts.server.timeline,
+                literal(&confirmed.to_string()),
+                literal(&confirmed.to_string()),
+                literal(&cursor.pipeline),
+                accept_gap(facts)
+            ),
+        )
+    })
+}
+
+/// Where to start, all rules having held.
+pub(super) fn resume(facts: &Facts, slot: &SlotRow, confirmed: Lsn) -> Resume {
+    let mut notes = super::note::all(facts, slot);
+    let Some(row) = &facts.cursor else {
+        notes.push(Note {
+            name: "adopted",
+            message: format!(
+                "slot {:?} has no cursor row: going on from where it stands",
+                slot.name
+            ),
+        });
+        let cursor = adopted(facts, confirmed);
+        return Resume { start: cursor.watermark, skip_before: None, cursor, adopt: true, notes };
+    };
+    // Above the row's watermark the slot stands only by idle advance or after a promotion: nothing of ours lies between.
+    let start = Watermark::resumed(row.watermark.lsn().max(confirmed));
+    let same_stream = row.messages == facts.messages && row.publication == facts.names.publication;
+    let skip_before =
+        row.partial.filter(|partial| same_stream && partial.commit_lsn >= start.lsn());
+    if row.partial.is_some() && !same_stream {
+        notes.push(Note {
+            name: "partial_dropped",
+            message: "the stream's options changed in the middle of a transaction: its published part is published \
+                      again"
+                .to_owned(),
+        });
+    }
+    // What an old primary was told says nothing of this one's slot.
+    let promoted = facts.server.timeline > row.timeline;
+    let limit = if promoted { start.lsn() } else { row.flush_limit.max(start.lsn()) };
+    let cursor = Cursor {
+        timeline: facts.server.timeline,
+        publication: facts.names.publication.clone(),
+        messages: facts.messages,
+        watermark: start,
+        flush_limit: limit,
+        partial: skip_before,
+        ..row.clone()
+    };
+    Resume { start, skip_before, cursor, adopt: false, notes }
+}
+
+/// The row of a slot that is taken over as it stands.
+pub(in crate::postgres) fn adopted(facts: &Facts, confirmed: Lsn) -> Cursor {
+    Cursor {
+        pipeline: facts.names.pipeline.clone(),
+        system_identifier: facts.server.system_identifier.clone(),
+        timeline: facts.server.timeline,
+        slot: facts.names.slot.clone(),
+        slot_created_lsn: confirmed,
+        publication: facts.names.publication.clone(),
+        messages: facts.messages,
+        watermark: Watermark::resumed(confirmed),
+        flush_limit: confirmed,
+        partial: None,
+    }
+}
+
+/// What a second look at the slot says, once the stream has started and nobody else can move it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum AfterStart {
+    /// It is ours, and stands where we thought or before.
+    Held,
+    /// Somebody was at it between our look and our start: do the whole handshake again.
+    Again {
+        /// What is different: a lowercase fragment.
+        message: String,
+    },
+}
+
+/// Looks at the slot again. `pid` is the backend of our replication connection.
+///
+/// The server forwards a start below the slot's position without a word, so only this look shows that another process
+/// confirmed something in between; a new handshake then reads that process' cursor.
+pub fn check_after_start(slot: Option<&SlotRow>, pid: u32, resume: &Resume) -> AfterStart {
+    let again = |message: String| AfterStart::Again { message };
+    let Some(slot) = slot else { return again("the slot is gone since the start".to_owned()) };
+    if slot.active_pid != Some(pid) {
+        return again(format!("slot {:?} is not held by our connection", slot.name));
+    }
+    match slot.confirmed_flush_lsn {
+        Some(confirmed) if confirmed <= resume.start.lsn() => AfterStart::Held,
+        Some(confirmed) => {
+            again(format!("slot {:?} moved to {confirmed} before the start", slot.name))
+        }
+        None => again(format!("slot {:?} has no position", slot.name)),
+    }
+}

@@ -1,0 +1,84 @@
+//! The publication as the server has it now, and how it publishes the outbox table.
+//!
+//! Only reads. The server decodes with the publication *as it was* at the WAL being decoded, so a good answer here does not
+//! prove that older WAL is whole; that is why a publication stands before the slot (`setup`).
+
+use super::error::SourceError;
+use super::names::TableName;
+use tokio_postgres::{Client, Row};
+
+/// A publication.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "the columns of pg_publication")]
+pub struct PublicationFacts {
+    /// Publishes INSERT.
+    pub insert: bool,
+    /// Publishes UPDATE, DELETE or TRUNCATE, which the relay passes over.
+    pub more_than_insert: bool,
+    /// FOR ALL TABLES.
+    pub all_tables: bool,
+    /// Rows of partitions come under the name of the partitioned table.
+    pub via_root: bool,
+    /// How it publishes the outbox table; `None` if it does not.
+    pub table: Option<PublishedTable>,
+    /// Tables in it beside the outbox.
+    pub other_tables: u32,
+}
+
+/// How a publication publishes one table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PublishedTable {
+    /// The row filter, as an SQL expression.
+    pub row_filter: Option<String>,
+    /// The columns that are published, in the table's order.
+    pub columns: Vec<String>,
+}
+
+/// With `publish_via_partition_root = false` the view lists a partitioned table's leaves and not the table; the table
+/// itself then counts as published when any partition is.
+const SQL: &str = "\
+SELECT p.pubinsert, p.pubupdate OR p.pubdelete OR p.pubtruncate, p.puballtables, p.pubviaroot, \
+       t.attnames::pg_catalog.text[], t.rowfilter, \
+       (SELECT pg_catalog.count(*) FROM pg_catalog.pg_publication_tables o \
+         WHERE o.pubname = p.pubname AND (o.schemaname, o.tablename) \
+               IS DISTINCT FROM (t.schemaname, t.tablename)) \
+FROM pg_catalog.pg_publication p \
+LEFT JOIN LATERAL ( \
+  SELECT x.schemaname, x.tablename, x.attnames, x.rowfilter \
+  FROM pg_catalog.pg_publication_tables x \
+  JOIN pg_catalog.pg_namespace n ON n.nspname = x.schemaname \
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = x.tablename \
+  WHERE x.pubname = p.pubname \
+    AND (x.schemaname = $2::pg_catalog.text AND x.tablename = $3::pg_catalog.text \
+         OR NOT p.pubviaroot AND pg_catalog.pg_partition_root(c.oid) = ( \
+            SELECT r.oid FROM pg_catalog.pg_class r \
+            JOIN pg_catalog.pg_namespace s ON s.oid = r.relnamespace \
+            WHERE s.nspname = $2::pg_catalog.text AND r.relname = $3::pg_catalog.text)) \
+  ORDER BY x.schemaname <> $2::pg_catalog.text OR x.tablename <> $3::pg_catalog.text \
+  LIMIT 1) t ON true \
+WHERE p.pubname = $1::pg_catalog.text";
+
+/// The publication `name`, `None` if there is none.
+pub async fn read(
+    client: &Client,
+    name: &str,
+    table: Option<&TableName>,
+) -> Result<Option<PublicationFacts>, SourceError> {
+    let failed = |e| SourceError::control(format!("read publication {name:?}"), e);
+    let (schema, relation) = table.map_or(("", ""), |t| (t.schema.as_str(), t.name.as_str()));
+    let row = client.query_opt(SQL, &[&name, &schema, &relation]).await.map_err(failed)?;
+    row.map(|row| from_row(&row).map_err(failed)).transpose()
+}
+
+fn from_row(row: &Row) -> Result<PublicationFacts, tokio_postgres::Error> {
+    let columns: Option<Vec<String>> = row.try_get(4)?;
+    let row_filter: Option<String> = row.try_get(5)?;
+    Ok(PublicationFacts {
+        insert: row.try_get(0)?,
+        more_than_insert: row.try_get(1)?,
+        all_tables: row.try_get(2)?,
+        via_root: row.try_get(3)?,
+        table: columns.map(|columns| PublishedTable { row_filter, columns }),
+        other_tables: u32::try_from(row.try_get::<_, i64>(6)?).unwrap_or(u32::MAX),
+    })
+}

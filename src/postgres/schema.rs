@@ -1,0 +1,104 @@
+//! Postrider's own schema in the source database: which version stands there.
+//!
+//! Owns the numbered files of `sql/schema/`. `setup` applies them; `fence` refuses to run on any other version than ours.
+
+use super::error::SourceError;
+use tokio_postgres::Client;
+
+/// A numbered change of the schema.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Migration {
+    /// Its place in the order, from 1 without gaps.
+    pub number: u32,
+    /// The name of its file, without number and ending.
+    pub name: &'static str,
+    /// Its statements. They name every object with its schema.
+    pub sql: &'static str,
+}
+
+/// Every change, in order. A file is never edited once it has been released.
+pub const MIGRATIONS: &[Migration] = &[Migration {
+    number: 1,
+    name: "cursor",
+    sql: include_str!("../../sql/schema/0001_cursor.sql"),
+}];
+
+/// The version this binary works with.
+pub const VERSION: u32 = 1;
+
+/// Makes the place where versions are kept.
+pub const MIGRATION_TABLE: &str = "\
+CREATE TABLE postrider.migration (
+    number     integer     PRIMARY KEY,
+    name       text        NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now()
+);";
+
+/// What stands in the database.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SchemaState {
+    /// No schema `postrider`.
+    Missing,
+    /// The schema, without the table of versions in it.
+    Empty,
+    /// Applied up to this number; 0 for none.
+    Version(u32),
+}
+
+impl SchemaState {
+    /// The migrations that are still to be applied.
+    pub fn pending(self) -> impl Iterator<Item = &'static Migration> {
+        let have = match self {
+            Self::Missing | Self::Empty => 0,
+            Self::Version(number) => number,
+        };
+        MIGRATIONS.iter().filter(move |migration| migration.number > have)
+    }
+}
+
+/// Reads the version. Names are looked up in the catalog, which needs no right on the schema.
+pub async fn read(client: &Client) -> Result<SchemaState, SourceError> {
+    let failed = |e| SourceError::control("read the version of schema \"postrider\"", e);
+    let row = client
+        .query_opt(
+            "SELECT c.oid IS NOT NULL FROM pg_catalog.pg_namespace n \
+             LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = 'migration' \
+             WHERE n.nspname = 'postrider'",
+            &[],
+        )
+        .await
+        .map_err(failed)?;
+    match row.map(|row| row.try_get::<_, bool>(0)).transpose().map_err(failed)? {
+        None => Ok(SchemaState::Missing),
+        Some(false) => Ok(SchemaState::Empty),
+        Some(true) => {
+            let row = client
+                .query_one(
+                    "SELECT coalesce(pg_catalog.max(number), 0) FROM postrider.migration",
+                    &[],
+                )
+                .await
+                .map_err(failed)?;
+            Ok(SchemaState::Version(row.try_get::<_, i32>(0).map_err(failed)?.cast_unsigned()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn migrations_are_numbered_without_gaps_up_to_our_version() {
+        let numbers: Vec<u32> = MIGRATIONS.iter().map(|m| m.number).collect();
+        assert_eq!(numbers, (1..=VERSION).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn only_what_is_missing_is_pending() {
+        assert_eq!(SchemaState::Missing.pending().count(), MIGRATIONS.len());
+        assert_eq!(SchemaState::Empty.pending().count(), MIGRATIONS.len());
+        assert_eq!(SchemaState::Version(VERSION).pending().count(), 0);
+        assert_eq!(SchemaState::Version(VERSION + 1).pending().count(), 0);
+    }
+}

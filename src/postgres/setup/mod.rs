@@ -1,0 +1,64 @@
+//! Sets a pipeline up: what is missing is made, what stands is adopted if it fits.
+//!
+//! Owns the order, which is what keeps the first events: the publication is committed before the slot is made, since WAL is
+//! decoded with the publication of its own time; the cursor row is made by the statement that makes the slot, with the
+//! slot's own position. [`plan`] is pure and prints as SQL for a DBA; [`apply`] runs the same text, step by step.
+//!
+//! Nothing is ever dropped, and no slot is made where a cursor says that one was: that is a gap, and a human's to accept.
+
+mod apply;
+mod plan;
+mod print;
+#[cfg(test)]
+mod tests;
+
+pub use apply::{Blocker, Progress, SetupError, apply};
+pub use plan::plan;
+
+/// What is to be done, in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SetupPlan {
+    /// What is missing, each with its SQL.
+    pub steps: Vec<Step>,
+    /// What stands already and fits, one line each.
+    pub adopted: Vec<String>,
+}
+
+/// One step: a text of statements that psql runs as well, a transaction of its own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Step {
+    /// What it makes.
+    pub kind: StepKind,
+    /// The same with the object's name: `create publication "postrider_orders"`.
+    pub title: String,
+    /// Why, and why now: a sentence or two.
+    pub why: &'static str,
+    /// The statements.
+    pub sql: String,
+}
+
+/// What a step makes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StepKind {
+    /// The outbox table.
+    Table,
+    /// The publication.
+    Publication,
+    /// Postrider's schema, or the next numbers of it.
+    Schema,
+    /// The slot, and the cursor row with its position.
+    Slot,
+    /// The cursor row of a slot that stands already.
+    Cursor,
+    /// Rights of the relay's role.
+    Rights,
+}
+
+/// What the operator asked for beside the facts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options<'a> {
+    /// `--create-table`: the layout's SQL, already with the table's name in it. It may name the table without its schema.
+    pub create_table: Option<&'a str>,
+    /// The role the relay will run as, where it is not the one that runs the steps: it is given what it needs.
+    pub role: Option<&'a str>,
+}

@@ -1,0 +1,225 @@
+//! From facts to steps.
+
+use super::{Options, SetupPlan, Step, StepKind};
+use crate::error::{Halt, HaltReason};
+use crate::postgres::fence::{self, Facts};
+use crate::postgres::names::{ident, literal};
+use crate::postgres::schema::{MIGRATION_TABLE, SchemaState, VERSION};
+use crate::postgres::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL};
+
+/// Locks are waited for this long: setup never queues in front of the application for longer.
+const LOCK_TIMEOUT: &str = "5s";
+
+/// What is missing, in order.
+///
+/// # Errors
+/// Something of the configured names stands and can't be used, or a step would leave events out.
+pub fn plan(facts: &Facts, options: &Options<'_>) -> Result<SetupPlan, Halt> {
+    fence::check_objects(facts)?;
+    refuse(facts, options)?;
+    let mut plan = SetupPlan { steps: Vec::new(), adopted: Vec::new() };
+    table(facts, options, &mut plan);
+    publication(facts, &mut plan);
+    schema(facts, &mut plan);
+    slot_and_cursor(facts, &mut plan);
+    if let Some(role) = options.role {
+        plan.steps.push(rights(facts, role));
+    }
+    Ok(plan)
+}
+
+/// What `check_objects` leaves open, since it concerns what is *not* there.
+fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
+    if facts.server.in_recovery {
+        return Err(Halt {
+            reason: HaltReason::ServerUnfit,
+            message: "the server is a standby: nothing can be made on it".to_owned(),
+            meaning: "nothing was changed".to_owned(),
+            hint: "point source.url at the primary, or name all hosts in it with target_session_attrs=read-write"
+                .to_owned(),
+        });
+    }
+    if let SchemaState::Version(number) = facts.schema
+        && number > VERSION
+    {
+        return Err(fence::schema_unfit(facts));
+    }
+    if facts.table.is_none() && options.create_table.is_none() {
+        fence::check_table(facts)?;
+    }
+    match (&facts.slot, &facts.cursor) {
+        // A slot was there, and is gone: making one again leaves out what came between.
+        (None, Some(_)) => Err(fence::slot_missing(facts)),
+        // WAL from before the publication can't be used.
+        (Some(_), _) if facts.publication.is_none() => Err(fence::publication_missing(facts)),
+        (Some(slot), _) if slot.confirmed_flush_lsn.is_none() => Err(half_made(&slot.name)),
+        (Some(_), Some(_)) => fence::check_binding(facts),
+        (Some(_) | None, None) => Ok(()),
+    }
+}
+
+/// Somebody creates it at this moment, or began to and went away: then it goes with the transaction it waits for.
+fn half_made(slot: &str) -> Halt {
+    Halt {
+        reason: HaltReason::SlotUnusable,
+        message: format!("slot {slot:?} is still being created by somebody else"),
+        meaning: "nothing was changed".to_owned(),
+        hint: "run setup again when the long transactions of the cluster have ended: SELECT pid, state, xact_start FROM \
+               pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;"
+            .to_owned(),
+    }
+}
+
+fn transaction(sql: &str) -> String {
+    format!("BEGIN;\nSET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\n{}\nCOMMIT;", sql.trim_end())
+}
+
+fn table(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
+    let Some(name) = &facts.names.table else { return };
+    match (&facts.table, options.create_table) {
+        (Some(_), _) => plan.adopted.push(format!("table {name}")),
+        (None, Some(sql)) => plan.steps.push(Step {
+            kind: StepKind::Table,
+            title: format!("create table {name}"),
+            why: "The outbox, as the layout has it.",
+            sql: transaction(&format!("SET LOCAL search_path = {};\n{sql}", ident(&name.schema))),
+        }),
+        (None, None) => {}
+    }
+}
+
+fn publication(facts: &Facts, plan: &mut SetupPlan) {
+    let name = &facts.names.publication;
+    if facts.publication.is_some() {
+        plan.adopted.push(format!("publication {name:?}"));
+        return;
+    }
+    let table = facts.names.table.as_ref().map_or_else(String::new, |t| format!(" FOR TABLE {t}"));
+    plan.steps.push(Step {
+        kind: StepKind::Publication,
+        title: format!("create publication {name:?}"),
+        why: "Committed before the slot is made: WAL is decoded with the publication of its own time. Inserts alone, \
+              since with more the application's deletes need a replica identity; partitions under their root's name.",
+        sql: transaction(&format!(
+            "CREATE PUBLICATION {}{table}\n    WITH (publish = 'insert', publish_via_partition_root = true);",
+            ident(name)
+        )),
+    });
+}
+
+fn schema(facts: &Facts, plan: &mut SetupPlan) {
+    let mut sql = String::new();
+    match facts.schema {
+        SchemaState::Missing => {
+            sql.push_str("CREATE SCHEMA postrider;\n");
+            sql.push_str(MIGRATION_TABLE);
+            sql.push('\n');
+        }
+        SchemaState::Empty => {
+            sql.push_str(MIGRATION_TABLE);
+            sql.push('\n');
+        }
+        SchemaState::Version(_) => {}
+    }
+    let pending: Vec<_> = facts.schema.pending().collect();
+    if pending.is_empty() {
+        plan.adopted.push(format!("schema \"postrider\", version {VERSION}"));
+        return;
+    }
+    for migration in pending {
+        sql.push_str(migration.sql.trim_end());
+        let row = format!("({}, {})", migration.number, literal(migration.name));
+        sql.push_str("\nINSERT INTO postrider.migration (number, name) VALUES ");
+        sql.push_str(&row);
+        sql.push_str(";\n");
+    }
+    plan.steps.push(Step {
+        kind: StepKind::Schema,
+        title: format!("bring schema \"postrider\" to version {VERSION}"),
+        why: "The relay's own tables. They are never part of the publication.",
+        sql: transaction(&sql),
+    });
+}
+
+fn slot_and_cursor(facts: &Facts, plan: &mut SetupPlan) {
+    let name = &facts.names.slot;
+    let Some(slot) = &facts.slot else {
+        plan.steps.push(Step {
+            kind: StepKind::Slot,
+            title: format!("create slot {name:?} and its cursor"),
+            why: "Events committed from here on are kept for the relay. It waits for every transaction that is \
+                  running now, in any database of the cluster, so it may take as long as the longest of them; no lock \
+                  is held meanwhile. The row is made with the slot's own position.",
+            sql: format!(
+                "BEGIN;\nSET LOCAL lock_timeout = 0;\nSET LOCAL statement_timeout = 0;\n{};\nCOMMIT;",
+                insert_cursor(facts, "s.lsn", &creation(facts))
+            ),
+        });
+        return;
+    };
+    plan.adopted.push(match slot.confirmed_flush_lsn {
+        Some(at) => format!("slot {name:?}, standing at {at}"),
+        None => format!("slot {name:?}"),
+    });
+    if facts.cursor.is_some() {
+        plan.adopted.push(format!("the cursor of pipeline {:?}", facts.names.pipeline));
+        return;
+    }
+    let source = format!(
+        "pg_catalog.pg_replication_slots AS s\nWHERE s.slot_name = {} AND s.confirmed_flush_lsn IS NOT NULL",
+        literal(name)
+    );
+    plan.steps.push(Step {
+        kind: StepKind::Cursor,
+        title: format!("adopt slot {name:?}: make its cursor"),
+        why: "The slot stands already: the relay goes on from where it stands.",
+        sql: transaction(&format!(
+            "{}\nON CONFLICT (pipeline) DO NOTHING;",
+            insert_cursor(facts, "s.confirmed_flush_lsn", &source)
+        )),
+    });
+}
+
+/// A slot that outlives its session, decodes no prepared transactions, and where the server can follows to standbys.
+fn creation(facts: &Facts) -> String {
+    let failover = if facts.failover && facts.server.version >= 170_000 { ", true" } else { "" };
+    format!(
+        "pg_catalog.pg_create_logical_replication_slot({}, 'pgoutput', false, false{failover}) AS s",
+        literal(&facts.names.slot)
+    )
+}
+
+fn insert_cursor(facts: &Facts, lsn: &str, source: &str) -> String {
+    let pipeline = literal(&facts.names.pipeline);
+    let publication = literal(&facts.names.publication);
+    let messages = facts.messages;
+    format!(
+        "INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn,\n    \
+         publication, messages, watermark, flush_limit)\n\
+         SELECT {pipeline}, {SYSTEM_IDENTIFIER_SQL},\n    {TIMELINE_SQL},\n    \
+         s.slot_name, {lsn}, {publication}, {messages}, {lsn}, {lsn}\nFROM {source}"
+    )
+}
+
+/// `sql/role.sql`, filled in.
+fn rights(facts: &Facts, role: &str) -> Step {
+    let (all, table) = include_str!("../../../sql/role.sql")
+        .split_once("-- table:\n")
+        .unwrap_or((include_str!("../../../sql/role.sql"), ""));
+    let table = facts.names.table.as_ref().map_or_else(String::new, |name| {
+        table.replace("{schema}", &ident(&name.schema)).replace("{table}", &name.to_string())
+    });
+    let statements: Vec<&str> =
+        all.lines().chain(table.lines()).filter(|line| !line.starts_with("--")).collect();
+    let statements = statements
+        .join("\n")
+        .replace("{role}", &ident(role))
+        .replace("{database}", &ident(&facts.server.database));
+    Step {
+        kind: StepKind::Rights,
+        title: format!("rights of role {role:?}"),
+        why: "REPLICATION reads every published table of the cluster: treat its password accordingly. On Amazon RDS \
+              and Aurora GRANT rds_replication instead of ALTER ROLE.",
+        sql: transaction(&statements),
+    }
+}

@@ -1,0 +1,20 @@
+-- Run with: psql -X -v ON_ERROR_STOP=1 -f FILE, and without --single-transaction:
+-- each step is a transaction of its own, and their order matters.
+-- There already: table "public"."outbox".
+-- There already: publication "postrider_orders".
+-- There already: schema "postrider", version 1.
+-- There already: slot "postrider_orders", standing at 0/5000.
+
+-- 1. adopt slot "postrider_orders": make its cursor
+-- The slot stands already: the relay goes on from where it stands.
+BEGIN;
+SET LOCAL lock_timeout = '5s';
+INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn,
+    publication, messages, watermark, flush_limit)
+SELECT 'orders', (SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_control_system()),
+    ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::pg_catalog.bit(32)::pg_catalog.int4,
+    s.slot_name, s.confirmed_flush_lsn, 'postrider_orders', false, s.confirmed_flush_lsn, s.confirmed_flush_lsn
+FROM pg_catalog.pg_replication_slots AS s
+WHERE s.slot_name = 'postrider_orders' AND s.confirmed_flush_lsn IS NOT NULL
+ON CONFLICT (pipeline) DO NOTHING;
+COMMIT;

@@ -1,0 +1,93 @@
+-- Run with: psql -X -v ON_ERROR_STOP=1 -f FILE, and without --single-transaction:
+-- each step is a transaction of its own, and their order matters.
+
+-- 1. create table "public"."outbox"
+-- The outbox, as the layout has it.
+BEGIN;
+SET LOCAL lock_timeout = '5s';
+SET LOCAL search_path = "public";
+CREATE TABLE outbox (
+    id bigint PRIMARY KEY
+);
+COMMIT;
+
+-- 2. create publication "postrider_orders"
+-- Committed before the slot is made: WAL is decoded with the publication of its own time. Inserts
+-- alone, since with more the application's deletes need a replica identity; partitions under their
+-- root's name.
+BEGIN;
+SET LOCAL lock_timeout = '5s';
+CREATE PUBLICATION "postrider_orders" FOR TABLE "public"."outbox"
+    WITH (publish = 'insert', publish_via_partition_root = true);
+COMMIT;
+
+-- 3. bring schema "postrider" to version 1
+-- The relay's own tables. They are never part of the publication.
+BEGIN;
+SET LOCAL lock_timeout = '5s';
+CREATE SCHEMA postrider;
+CREATE TABLE postrider.migration (
+    number     integer     PRIMARY KEY,
+    name       text        NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now()
+);
+-- One row a pipeline: how far it has got, and in which history.
+--
+-- The row lives in the database it speaks of. A server on which it can be read has more WAL than the position in it, so
+-- after a failover or a restore the cursor is never ahead of the data.
+CREATE TABLE postrider.cursor (
+    pipeline           text        PRIMARY KEY,
+    -- The cluster, as IDENTIFY_SYSTEM prints it, and the timeline of the last write.
+    system_identifier  text        NOT NULL,
+    timeline           bigint      NOT NULL,
+    -- The slot, and the position it was created (or adopted) at: a slot made again under the same name is another slot.
+    slot               text        NOT NULL,
+    slot_created_lsn   pg_lsn      NOT NULL,
+    -- What the stream was asked for: the ordinals of a partly published transaction hold for these alone.
+    publication        text        NOT NULL,
+    messages           boolean     NOT NULL,
+    -- Every event below it is resolved.
+    watermark          pg_lsn      NOT NULL,
+    -- No position above it is ever confirmed before this row says so: a slot found beyond it was moved by somebody else.
+    flush_limit        pg_lsn      NOT NULL,
+    -- The transaction at the watermark of which the first changes are resolved, and how many.
+    partial_commit_lsn pg_lsn,
+    partial_ordinal    bigint,
+    updated_at         timestamptz NOT NULL DEFAULT now(),
+    CHECK (flush_limit >= watermark),
+    CHECK ((partial_commit_lsn IS NULL) = (partial_ordinal IS NULL)),
+    CHECK (partial_commit_lsn >= watermark AND partial_ordinal >= 0)
+)
+-- Rewritten every second: room for the new version on the same page, so that no index is touched.
+WITH (fillfactor = 10);
+INSERT INTO postrider.migration (number, name) VALUES (1, 'cursor');
+COMMIT;
+
+-- 4. create slot "postrider_orders" and its cursor
+-- Events committed from here on are kept for the relay. It waits for every transaction that is
+-- running now, in any database of the cluster, so it may take as long as the longest of them; no
+-- lock is held meanwhile. The row is made with the slot's own position.
+BEGIN;
+SET LOCAL lock_timeout = 0;
+SET LOCAL statement_timeout = 0;
+INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn,
+    publication, messages, watermark, flush_limit)
+SELECT 'orders', (SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_control_system()),
+    ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::pg_catalog.bit(32)::pg_catalog.int4,
+    s.slot_name, s.lsn, 'postrider_orders', false, s.lsn, s.lsn
+FROM pg_catalog.pg_create_logical_replication_slot('postrider_orders', 'pgoutput', false, false, true) AS s;
+COMMIT;
+
+-- 5. rights of role "postrider"
+-- REPLICATION reads every published table of the cluster: treat its password accordingly. On Amazon
+-- RDS and Aurora GRANT rds_replication instead of ALTER ROLE.
+BEGIN;
+SET LOCAL lock_timeout = '5s';
+ALTER ROLE "postrider" REPLICATION;
+GRANT CONNECT ON DATABASE "shop" TO "postrider";
+ALTER SCHEMA postrider OWNER TO "postrider";
+ALTER TABLE postrider.migration OWNER TO "postrider";
+ALTER TABLE postrider.cursor OWNER TO "postrider";
+GRANT USAGE ON SCHEMA "public" TO "postrider";
+GRANT SELECT ON TABLE "public"."outbox" TO "postrider";
+COMMIT;

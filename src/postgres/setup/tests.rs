@@ -1,0 +1,107 @@
+//! The plan, as the SQL that a DBA gets.
+
+use super::*;
+use crate::error::{Halt, HaltReason};
+use crate::postgres::fence::Facts;
+use crate::postgres::fence::tests::good;
+use crate::postgres::schema::SchemaState;
+use expect_test::expect_file;
+
+/// A server with the outbox table and nothing else of ours.
+fn bare() -> Facts {
+    let mut facts = good();
+    facts.slot = None;
+    facts.cursor = None;
+    facts.publication = None;
+    facts.schema = SchemaState::Missing;
+    facts
+}
+
+fn refused(facts: &Facts) -> Halt {
+    plan(facts, &Options::default()).unwrap_err()
+}
+
+#[test]
+fn everything_missing_is_made_in_the_order_that_loses_nothing() {
+    let mut facts = bare();
+    facts.table = None;
+    let layout = "CREATE TABLE outbox (\n    id bigint PRIMARY KEY\n);\n";
+    let options = Options { create_table: Some(layout), role: Some("postrider") };
+    let plan = plan(&facts, &options).unwrap();
+    let kinds: Vec<StepKind> = plan.steps.iter().map(|step| step.kind).collect();
+    assert_eq!(
+        kinds,
+        [
+            StepKind::Table,
+            StepKind::Publication,
+            StepKind::Schema,
+            StepKind::Slot,
+            StepKind::Rights
+        ]
+    );
+    expect_file!["snapshots/everything.sql"].assert_eq(&plan.to_string());
+}
+
+#[test]
+fn a_slot_without_a_row_is_adopted_where_it_stands() {
+    let mut facts = good();
+    facts.cursor = None;
+    facts.server.version = 150_018;
+    let plan = plan(&facts, &Options::default()).unwrap();
+    expect_file!["snapshots/adopted.sql"].assert_eq(&plan.to_string());
+}
+
+#[test]
+fn messages_alone_need_a_publication_without_tables() {
+    let mut facts = bare();
+    facts.names.table = None;
+    facts.table = None;
+    facts.messages = true;
+    facts.failover = false;
+    let plan = plan(&facts, &Options { create_table: None, role: Some("postrider") }).unwrap();
+    expect_file!["snapshots/messages.sql"].assert_eq(&plan.to_string());
+}
+
+#[test]
+fn nothing_missing_is_nothing_to_do() {
+    let plan = plan(&good(), &Options::default()).unwrap();
+    assert_eq!(plan.steps, []);
+}
+
+#[test]
+fn a_slot_that_was_there_is_never_made_again() {
+    let mut facts = good();
+    facts.slot = None;
+    assert_eq!(refused(&facts).reason, HaltReason::SlotMissing);
+}
+
+#[test]
+fn a_slot_older_than_its_publication_is_not_adopted() {
+    let mut facts = good();
+    facts.publication = None;
+    facts.cursor = None;
+    assert_eq!(refused(&facts).reason, HaltReason::PublicationMissing);
+}
+
+#[test]
+fn what_can_not_be_used_is_not_adopted() {
+    let mut facts = good();
+    facts.slot.as_mut().unwrap().plugin = Some("wal2json".to_owned());
+    assert_eq!(refused(&facts).reason, HaltReason::SlotUnusable);
+
+    let mut facts = good();
+    facts.cursor.as_mut().unwrap().slot = "another".to_owned();
+    assert_eq!(refused(&facts).reason, HaltReason::SlotMoved);
+
+    let mut facts = good();
+    facts.schema = SchemaState::Version(2);
+    assert_eq!(refused(&facts).reason, HaltReason::SchemaUnfit);
+
+    let mut facts = bare();
+    facts.table = None;
+    assert_eq!(refused(&facts).reason, HaltReason::TableUnfit);
+
+    let mut facts = bare();
+    facts.server.in_recovery = true;
+    assert_eq!(refused(&facts).reason, HaltReason::ServerUnfit);
+}

@@ -1,0 +1,195 @@
+//! TLS to the server: roots, client certificate, what is verified, and the hash for channel binding.
+//!
+//! `rustls` with `ring` does the cryptography and the chain; here are only libpq's rules about which of it is asked for.
+//! Certificate files are read anew for each connection, since they are renewed under running services.
+//!
+//! Unlike libpq a certificate's common name is never taken for a host name: it needs a subject alternative name.
+
+mod verify;
+
+use super::conninfo::{Host, Root, Ssl, SslMode};
+use super::error::{SourceError, SourceErrorKind};
+use super::transport::Socket;
+use sha2::{Digest, Sha256, Sha384, Sha512};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, SupportedProtocolVersion};
+use x509_cert::der::Decode;
+
+/// The protocol's name for direct TLS (manual, 54.2.10): servers refuse direct TLS without it.
+const ALPN: &[u8] = b"postgresql";
+
+/// Does the TLS handshake, and gives the channel binding of the session.
+pub(super) async fn connect(
+    socket: Socket,
+    ssl: &Ssl,
+    host: &Host,
+    name: &str,
+) -> Result<(TlsStream<Socket>, Option<Vec<u8>>), SourceError> {
+    let config = client_config(ssl, host)?;
+    let server_name = ServerName::try_from(name.to_owned()).map_err(|error| {
+        let doing = format!("check a certificate against {host}: it is not a host's name");
+        SourceError::new(SourceErrorKind::Settings, doing).caused_by(error)
+    })?;
+    let connector = TlsConnector::from(Arc::new(config));
+    let stream = connector.connect(server_name, socket).await.map_err(|error| {
+        // A reset is the network's, a certificate or an alert is TLS'.
+        let is_tls = error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
+        let kind = if is_tls { SourceErrorKind::Tls } else { SourceErrorKind::Closed };
+        SourceError::new(kind, format!("agree on TLS with {host}")).caused_by(error)
+    })?;
+    let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    let end_point = certificate.and_then(|certificate| end_point(certificate));
+    Ok((stream, end_point))
+}
+
+fn client_config(ssl: &Ssl, host: &Host) -> Result<ClientConfig, SourceError> {
+    let provider = Arc::new(ring::default_provider());
+    let mut versions: Vec<&'static SupportedProtocolVersion> = Vec::new();
+    if ssl.tls13 {
+        versions.push(&rustls::version::TLS13);
+    }
+    if ssl.tls12 {
+        versions.push(&rustls::version::TLS12);
+    }
+    let doing = || format!("set up TLS for {host}");
+    let settings = |error: rustls::Error| {
+        SourceError::new(SourceErrorKind::Settings, doing()).caused_by(error)
+    };
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
+    let builder = builder.with_protocol_versions(&versions).map_err(settings)?;
+    let verifier = verifier(ssl, &provider)?;
+    let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
+    let mut config = match client_identity(ssl)? {
+        Some((chain, key)) => builder.with_client_auth_cert(chain, key).map_err(settings)?,
+        None => builder.with_no_client_auth(),
+    };
+    config.enable_sni = ssl.sni;
+    if ssl.direct {
+        config.alpn_protocols = vec![ALPN.to_vec()];
+    }
+    Ok(config)
+}
+
+fn verifier(
+    ssl: &Ssl,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn rustls::client::danger::ServerCertVerifier>, SourceError> {
+    let default_root = || existing(ssl, "root.crt").map(Root::File);
+    let root = ssl.root.clone().or_else(default_root);
+    // As libpq: `require` with a root certificate at hand means `verify-ca`.
+    match (ssl.mode, root) {
+        (SslMode::Disable | SslMode::Prefer, _) | (SslMode::Require, None) => {
+            Ok(Arc::new(verify::Unverified::new(provider)))
+        }
+        (SslMode::VerifyCa | SslMode::VerifyFull, None) => {
+            let doing = "verify the server's certificate: give sslrootcert (a file, or system)";
+            Err(SourceError::new(SourceErrorKind::Settings, doing))
+        }
+        (mode, Some(root)) => {
+            let roots = roots(&root)?;
+            let verifier = verify::Verified::new(roots, provider, mode == SslMode::VerifyFull);
+            Ok(Arc::new(verifier.map_err(|error| {
+                let doing = "use the root certificates of sslrootcert";
+                SourceError::new(SourceErrorKind::Settings, doing).caused_by(error)
+            })?))
+        }
+    }
+}
+
+/// A file in `~/.postgresql`, where it exists.
+fn existing(ssl: &Ssl, file: &str) -> Option<PathBuf> {
+    ssl.home.as_deref().map(|home| home.join(file)).filter(|path| path.is_file())
+}
+
+fn roots(root: &Root) -> Result<Vec<CertificateDer<'static>>, SourceError> {
+    match root {
+        Root::File(path) => certificates("sslrootcert", path),
+        Root::System => {
+            let loaded = rustls_native_certs::load_native_certs();
+            if loaded.certs.is_empty() {
+                let doing = "find any root certificate of the system (sslrootcert=system)";
+                return Err(SourceError::new(SourceErrorKind::Settings, doing));
+            }
+            Ok(loaded.certs)
+        }
+    }
+}
+
+fn root_store(certificates: &[CertificateDer<'static>]) -> RootCertStore {
+    let mut store = RootCertStore::empty();
+    let (_, ignored) = store.add_parsable_certificates(certificates.iter().cloned());
+    if ignored > 0 {
+        tracing::debug!(ignored, "root certificates that can't be parsed are passed over");
+    }
+    store
+}
+
+type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+fn client_identity(ssl: &Ssl) -> Result<Option<Identity>, SourceError> {
+    let Some(cert) = ssl.cert.clone().or_else(|| existing(ssl, "postgresql.crt")) else {
+        return Ok(None);
+    };
+    let key = ssl.key.clone().or_else(|| existing(ssl, "postgresql.key"));
+    let Some(key) = key else {
+        let doing = "use the client certificate: give sslkey too";
+        return Err(SourceError::new(SourceErrorKind::Settings, doing));
+    };
+    let chain = certificates("sslcert", &cert)?;
+    let pem = read("sslkey", &key)?;
+    let found = rustls_pemfile::private_key(&mut pem.as_slice());
+    let doing = || format!("find a private key, not encrypted, in \"{}\" (sslkey)", key.display());
+    match found {
+        Ok(Some(key)) => Ok(Some((chain, key))),
+        Ok(None) => Err(SourceError::new(SourceErrorKind::Settings, doing())),
+        Err(error) => Err(SourceError::new(SourceErrorKind::Settings, doing()).caused_by(error)),
+    }
+}
+
+fn certificates(
+    key: &'static str,
+    path: &Path,
+) -> Result<Vec<CertificateDer<'static>>, SourceError> {
+    let pem = read(key, path)?;
+    let all: Result<Vec<_>, _> = rustls_pemfile::certs(&mut pem.as_slice()).collect();
+    let doing = || format!("find a certificate in \"{}\" ({key})", path.display());
+    match all {
+        Ok(all) if !all.is_empty() => Ok(all),
+        Ok(_) => Err(SourceError::new(SourceErrorKind::Settings, doing())),
+        Err(error) => Err(SourceError::new(SourceErrorKind::Settings, doing()).caused_by(error)),
+    }
+}
+
+fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, SourceError> {
+    std::fs::read(path).map_err(|error| {
+        let doing = format!("read \"{}\" ({key})", path.display());
+        SourceError::new(SourceErrorKind::Settings, doing).caused_by(error)
+    })
+}
+
+/// RFC 5929, section 4.1: the certificate's hash by its own signature's hash function, but SHA-256 for MD5 and SHA-1.
+///
+/// `None` where the signature's algorithm names no single hash here (Ed25519, RSA-PSS): no channel binding then.
+fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
+    let parsed = x509_cert::Certificate::from_der(certificate).ok()?;
+    match parsed.signature_algorithm.oid.to_string().as_str() {
+        // RSA with MD5, SHA-1, SHA-256; ECDSA with SHA-1, SHA-256.
+        "1.2.840.113549.1.1.4"
+        | "1.2.840.113549.1.1.5"
+        | "1.2.840.113549.1.1.11"
+        | "1.2.840.10045.4.1"
+        | "1.2.840.10045.4.3.2" => Some(Sha256::digest(certificate).to_vec()),
+        "1.2.840.113549.1.1.12" | "1.2.840.10045.4.3.3" => {
+            Some(Sha384::digest(certificate).to_vec())
+        }
+        "1.2.840.113549.1.1.13" | "1.2.840.10045.4.3.4" => {
+            Some(Sha512::digest(certificate).to_vec())
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,159 @@
+//! The replication connection: logical WAL as batches of whole frames, and the confirmed watermark on its way back.
+//!
+//! Owns the walsender's side of the protocol: identify, start, read, status updates, the end. It does not look into
+//! frames (that is `pgoutput`'s) and does not decide what is confirmed (that is `ack`'s): it sends the watermark it was
+//! given, never a lower one than before and never one above what it has received.
+//!
+//! The login runs on the caller's runtime. From START_REPLICATION on the socket lives on a thread of its own
+//! ([`session`]), so that status updates leave whatever the caller is doing.
+
+mod batch;
+mod command;
+mod feedback;
+mod queue;
+mod session;
+mod stream;
+
+pub use batch::{Batch, Frame, Frames};
+pub use stream::WalStream;
+
+use super::conninfo::Conninfo;
+use super::error::{SourceError, SourceErrorKind};
+use super::handshake::{self, Purpose, Session, WAL_SENDER_TIMEOUT_MS};
+use crate::lsn::Lsn;
+use std::time::Duration;
+
+/// Longest wait for the answer to one command before the stream has started.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Most bytes of WAL read and not yet taken by the caller. Then the socket is not read, and the server waits.
+pub const QUEUE_BYTES_MAX: usize = 8 << 20;
+
+/// Largest single message taken. A row's values are in one message; PostgreSQL itself stops at 1 GiB.
+pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// How often at most a watermark that moved is told to the server.
+pub const CONFIRM_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long the server may be silent, although asked for an answer at half of it, before it counts as dead.
+pub const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// What IDENTIFY_SYSTEM says (manual, 54.4).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SystemIdentity {
+    /// The cluster's identifier: another one is another database, whatever its name.
+    pub system_id: String,
+    /// The timeline: it rises with each promotion.
+    pub timeline: u32,
+    /// How far the server's WAL is flushed.
+    pub flush_lsn: Lsn,
+    /// The database of this connection.
+    pub database: String,
+}
+
+/// What to stream, and within which bounds.
+#[derive(Clone, Debug)]
+pub struct StartReplication {
+    /// The slot: `[a-z0-9_]{1,63}`.
+    pub slot: String,
+    /// The publications, as named in `pg_publication`.
+    pub publications: Vec<String>,
+    /// Where to resume. The server takes the later of this and the slot's own position, and **checks neither**: a
+    /// position ahead of its WAL is accepted, and skips everything before it (measured on 15 and 18).
+    pub lsn: Lsn,
+    /// Whether logical messages (`pg_logical_emit_message`) are sent too.
+    pub messages: bool,
+    /// See [`CONFIRM_INTERVAL`].
+    pub confirm_interval: Duration,
+    /// See [`QUEUE_BYTES_MAX`]. Unit: bytes.
+    pub queue_bytes_max: usize,
+    /// See [`MESSAGE_BYTES_MAX`]. Unit: bytes.
+    pub message_bytes_max: usize,
+    /// See [`SILENCE_MAX`].
+    pub silence_max: Duration,
+}
+
+impl StartReplication {
+    /// From where the slot stands, one publication, no messages, the usual bounds.
+    pub fn new(slot: &str, publication: &str) -> Self {
+        Self {
+            slot: slot.to_owned(),
+            publications: vec![publication.to_owned()],
+            lsn: Lsn::ZERO,
+            messages: false,
+            confirm_interval: CONFIRM_INTERVAL,
+            queue_bytes_max: QUEUE_BYTES_MAX,
+            message_bytes_max: MESSAGE_BYTES_MAX,
+            silence_max: SILENCE_MAX,
+        }
+    }
+}
+
+/// A replication connection that is logged in and not yet streaming.
+pub struct WalConnection {
+    session: Session,
+    wal_sender_timeout: Duration,
+}
+
+impl WalConnection {
+    /// Connects to the first host that answers and fits, and logs in.
+    ///
+    /// `application_name` stands unless the connection string has its own.
+    pub async fn connect(conninfo: &Conninfo, application_name: &str) -> Result<Self, SourceError> {
+        let timeout = Duration::from_millis(u64::from(WAL_SENDER_TIMEOUT_MS));
+        Self::connect_with_timeout(conninfo, application_name, timeout).await
+    }
+
+    /// The same with another `wal_sender_timeout` than 15 s: how long a server keeps the slot for a client that is gone.
+    pub async fn connect_with_timeout(
+        conninfo: &Conninfo,
+        application_name: &str,
+        wal_sender_timeout: Duration,
+    ) -> Result<Self, SourceError> {
+        let millis = u32::try_from(wal_sender_timeout.as_millis()).unwrap_or(WAL_SENDER_TIMEOUT_MS);
+        let purpose = Purpose::Replication { wal_sender_timeout_ms: millis };
+        let session = handshake::connect(conninfo, purpose, application_name).await?;
+        Ok(Self { session, wal_sender_timeout })
+    }
+
+    /// The walsender's process id, which `pg_stat_replication` and the slot's `active_pid` show.
+    pub const fn backend_pid(&self) -> u32 {
+        self.session.backend_pid
+    }
+
+    /// `server_version` as the server reports it: `15.18 (Debian 15.18-0+deb12u1)`.
+    pub fn server_version(&self) -> Option<&str> {
+        self.session.parameters.get("server_version").map(String::as_str)
+    }
+
+    /// Asks the server who it is.
+    pub async fn identify_system(&mut self) -> Result<SystemIdentity, SourceError> {
+        let doing = "identify the system";
+        let asked = command::identify_system(&mut self.session.wire, doing);
+        within(COMMAND_TIMEOUT, doing, asked).await
+    }
+
+    /// Starts streaming, and moves the connection to a thread of its own.
+    ///
+    /// Errors here are about the slot: 42704 it does not exist, 55006 it is active, 55000 it is invalidated. Errors about
+    /// publications come later, in the stream, with the first change that is decoded.
+    pub async fn start(mut self, start: &StartReplication) -> Result<WalStream, SourceError> {
+        let doing = format!("start replication on slot \"{}\"", start.slot);
+        let sql = command::start_replication(start).map_err(|wrong| {
+            SourceError::new(SourceErrorKind::Settings, doing.as_str()).caused_by(wrong)
+        })?;
+        let started = command::copy_both(&mut self.session.wire, &doing, &sql);
+        within(COMMAND_TIMEOUT, &doing, started).await?;
+        WalStream::spawn(self.session, self.wal_sender_timeout, start)
+    }
+}
+
+async fn within<T>(
+    limit: Duration,
+    doing: &str,
+    step: impl Future<Output = Result<T, SourceError>>,
+) -> Result<T, SourceError> {
+    tokio::time::timeout(limit, step).await.unwrap_or_else(|elapsed| {
+        Err(SourceError::new(SourceErrorKind::Timeout(limit), doing).caused_by(elapsed))
+    })
+}
