@@ -127,7 +127,7 @@ fn a_reader_that_is_gone_makes_the_sink_unfit() {
     bench.sink.close(Duration::from_secs(10));
     let posts = bench.posts();
     assert!(matches!(posts.as_slice(), [Post::Unfit { .. }]), "{posts:?}");
-    assert_eq!(bench.sink.enqueue(Ticket(2), &record(b"b")), Err(Busy::Full));
+    assert_eq!(bench.sink.enqueue(Ticket(2), &record(b"b")), Err(NotTaken::Full));
     assert_eq!(bench.text(), "");
 }
 
