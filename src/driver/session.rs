@@ -8,6 +8,7 @@ use super::run::{Exit, Stop};
 use super::say;
 use super::spec::PipelineSpec;
 use crate::ack::Progress;
+use crate::lsn::Watermark;
 use crate::postgres::cursor::{self, Cursor, Written};
 use crate::postgres::{Batch, SourceError, slot};
 use crate::relay::{Effect, Input};
@@ -92,7 +93,6 @@ impl Pipeline {
         self.mapper.forget_relations();
         let cursor = session.connected.progress();
         self.confirmed = self.confirmed.max(cursor.watermark);
-        session.connected.wal.confirm(self.confirmed);
         self.apply(self.now(), Input::Started { cursor });
         say::streaming(self, &session.connected.resume);
     }
@@ -192,10 +192,7 @@ impl Pipeline {
                 Effect::Publish(_) => {}
                 Effect::Published { commit_time } => self.published(commit_time),
                 Effect::WriteCursor(row) => session.write(row),
-                Effect::Confirm(watermark) => {
-                    self.confirmed = watermark;
-                    session.connected.wal.confirm(watermark);
-                }
+                Effect::Confirm(watermark) => self.confirmed = watermark,
                 Effect::Restart { why } => {
                     self.reset_sink(why);
                     end = Some(End::Restart);
@@ -205,6 +202,7 @@ impl Pipeline {
             }
         }
         self.effects = effects;
+        session.tell(self.confirmed);
         end
     }
 
@@ -228,6 +226,14 @@ impl Pipeline {
 }
 
 impl Session {
+    /// Passes the confirmation on. After a reconnect the stream repeats what we know, and nothing may be confirmed on it that
+    /// it has not sent.
+    fn tell(&self, watermark: Watermark) {
+        if watermark.lsn() <= self.connected.wal.received() {
+            self.connected.wal.confirm(watermark);
+        }
+    }
+
     fn write(&mut self, row: Progress) {
         assert!(self.writing.is_none(), "two cursor rows at once");
         let resume = &self.connected.resume;

@@ -113,7 +113,11 @@ fn in_order(layout: &str, records: &[ReadRecord]) {
         let number = value["n"].as_u64().expect("a number");
         let key = record.key_text().expect("a key");
         let before = last.insert(key, number);
-        assert_eq!(before.unwrap_or(number % 1000), number - 1000 * u64::from(before.is_some()), "{layout} {key}");
+        assert_eq!(
+            before.unwrap_or(number % 1000),
+            number - 1000 * u64::from(before.is_some()),
+            "{layout} {key}"
+        );
     }
     assert_eq!(last.len(), 1000, "{layout}: as many aggregates as were written");
 }
@@ -152,7 +156,8 @@ async fn every_kind_of_statement_publishes_what_it_commits_and_nothing_else() {
         let relay = pipeline.run();
         let sql = &pipeline.sql;
         let row = |n: u32| format!("('order', 'a', 'T', '{n}')");
-        let insert = "insert into outbox (aggregate_type, aggregate_id, event_type, payload) values ";
+        let insert =
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) values ";
         sql.batch(&format!("begin; {insert}{}; rollback", row(100))).await;
         sql.batch(&format!(
             "begin; {insert}{}; savepoint s; {insert}{}; rollback to s; {insert}{}; commit",
@@ -162,7 +167,8 @@ async fn every_kind_of_statement_publishes_what_it_commits_and_nothing_else() {
         ))
         .await;
         sql.batch(&format!("{insert}{}, {}", row(3), row(4))).await;
-        sql.batch(&format!("begin; {insert}{}; prepare transaction '{}'", row(5), pipeline.name)).await;
+        sql.batch(&format!("begin; {insert}{}; prepare transaction '{}'", row(5), pipeline.name))
+            .await;
         sql.batch(&format!("commit prepared '{}'", pipeline.name)).await;
         sql.batch(&format!("begin; {insert}{}; delete from outbox; commit", row(6))).await;
         sql.batch(&format!("{insert}{}; update outbox set event_type = 'U'", row(7))).await;
