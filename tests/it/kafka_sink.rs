@@ -1,144 +1,13 @@
-//! The Kafka sink against a real broker: what it promises of order, refusals, outages, resets and closing.
+//! The Kafka sink against a real broker in good health: what arrives, what is refused, and how it closes.
 
-use crate::private::PrivateKafka;
-use crate::server::{brokers, unique};
-use crate::topic::{ReadRecord, Topic, Topics, admin, client_config, create_topic};
-use postrider::record::{Header, Outcome, Record, Refusal, Scope, Ticket};
-use postrider::sink::{self, KafkaSpec, Mailbox, Post, Sink, SinkSpec};
-use rdkafka::admin::{AdminOptions, AlterConfig, ResourceSpecifier};
+use crate::server::brokers;
+use crate::sink_caller::{Caller, SOON, alter, by_key, noise, numbers, record, spec};
+use crate::topic::{Topics, client_config};
+use postrider::record::{Header, Outcome, Record, Refusal, Scope};
+use postrider::sink::KafkaSpec;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-
-const SOON: Duration = Duration::from_secs(20);
-/// An outage is told within this time: the sink looks each second and waits two for an answer.
-const TOLD: Duration = Duration::from_secs(12);
-
-/// A caller of a sink: offers again what was refused as busy, and keeps what came to the mailbox.
-struct Caller {
-    sink: Box<dyn Sink>,
-    mailbox: Mailbox,
-    next: u64,
-    outcomes: BTreeMap<u64, Outcome>,
-    /// `Down`, `Up` and `Broken`, in order: reason, or "up", or "broken".
-    said: Vec<String>,
-    hints: Vec<String>,
-}
-
-fn spec(brokers: &str) -> KafkaSpec {
-    KafkaSpec {
-        brokers: brokers.to_owned(),
-        properties: BTreeMap::new(),
-        client_id: "postrider-test".to_owned(),
-        in_flight_events: 50_000,
-        in_flight_bytes: 32 << 20,
-        size_max: None,
-    }
-}
-
-fn record<'a>(topic: &'a str, key: &'a str, value: &'a [u8]) -> Record<'a> {
-    Record {
-        topic,
-        partition: None,
-        key: Some(key.as_bytes()),
-        value: Some(value),
-        timestamp_ms: Some(1_700_000_000_123),
-        headers: &[],
-    }
-}
-
-impl Caller {
-    fn open(spec: KafkaSpec) -> Self {
-        let mailbox = Mailbox::default();
-        let sink = sink::open(&SinkSpec::Kafka(spec), mailbox.clone()).expect("a sink");
-        let (outcomes, said, hints) = Default::default();
-        Self { sink, mailbox, next: 0, outcomes, said, hints }
-    }
-
-    /// Takes what is there; true when something said `Retry`.
-    fn look(&mut self) -> bool {
-        let mut posts = Vec::new();
-        self.mailbox.take(&mut posts);
-        let mut retry = false;
-        for post in posts {
-            match post {
-                Post::Report { ticket, outcome } => {
-                    let before = self.outcomes.insert(ticket.0, outcome);
-                    assert_eq!(before, None, "{ticket:?} was reported twice");
-                }
-                Post::Retry => retry = true,
-                Post::Down { reason, hint } => {
-                    self.said.push(reason);
-                    self.hints.extend(hint);
-                }
-                Post::Up => self.said.push("up".to_owned()),
-                Post::Broken { reason } => self.said.push(format!("broken: {reason}")),
-                Post::Unfit { reason, .. } => panic!("unfit: {reason}"),
-            }
-        }
-        retry
-    }
-
-    /// Waits until `state` holds; looks at the mailbox whenever something comes.
-    async fn until(&mut self, what: &str, deadline: Duration, state: impl Fn(&Self) -> bool) {
-        let end = tokio::time::Instant::now() + deadline;
-        loop {
-            self.look();
-            if state(self) {
-                return;
-            }
-            let mailbox = self.mailbox.clone();
-            tokio::time::timeout_at(end, mailbox.arrived()).await.unwrap_or_else(|_elapsed| {
-                panic!(
-                    "waited {deadline:?} for {what}; {} of {} reported, said: {:?}",
-                    self.outcomes.len(),
-                    self.next,
-                    self.said
-                )
-            });
-        }
-    }
-
-    /// Hands over a record, as often as it takes; `None` when that is not done by the deadline.
-    async fn try_send(&mut self, record: &Record<'_>, deadline: Duration) -> Option<u64> {
-        let end = tokio::time::Instant::now() + deadline;
-        while self.sink.enqueue(Ticket(self.next), record).is_err() {
-            while !self.look() {
-                let mailbox = self.mailbox.clone();
-                tokio::time::timeout_at(end, mailbox.arrived()).await.ok()?;
-            }
-        }
-        self.next += 1;
-        Some(self.next - 1)
-    }
-
-    async fn send(&mut self, record: &Record<'_>) -> u64 {
-        self.try_send(record, SOON).await.unwrap_or_else(|| panic!("busy: {:?}", self.said))
-    }
-
-    async fn reported(&mut self) {
-        self.until("all reports", SOON, |caller| caller.outcomes.len() as u64 == caller.next).await;
-    }
-
-    fn all_acked(&self) -> bool {
-        self.outcomes.values().all(|outcome| *outcome == Outcome::Acked)
-    }
-
-    fn was_told(&self, what: &str) -> bool {
-        self.said.iter().any(|said| said.contains(what))
-    }
-}
-
-/// For each key, the numbers that its records carry as values, in the order of their partition.
-fn by_key(records: &[ReadRecord]) -> BTreeMap<String, Vec<u64>> {
-    let mut keys: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-    for record in records {
-        let number = record.value_text().and_then(|text| text.split(' ').next()?.parse().ok());
-        let key = record.key_text().expect("a key").to_owned();
-        keys.entry(key).or_default().push(number.expect("a number"));
-    }
-    keys
-}
 
 #[tokio::test]
 async fn a_hundred_thousand_records_arrive_in_order_of_each_key() {
@@ -225,21 +94,6 @@ async fn keys_go_where_the_java_client_sends_them() {
 }
 
 #[tokio::test]
-async fn a_missing_topic_is_told_and_all_goes_on_when_it_is_created() {
-    let name = unique("sink_missing");
-    let mut caller = Caller::open(spec(&brokers()));
-    let waiting = caller.try_send(&record(&name, "k", b"0"), Duration::from_secs(3)).await;
-    assert_eq!(waiting, None);
-    assert!(caller.was_told("does not exist"), "{:?}", caller.said);
-    assert!(caller.hints[0].contains(&format!("--create --topic {name}")), "{:?}", caller.hints);
-    create_topic(&brokers(), &name, 2, &[]).await;
-    caller.send(&record(&name, "k", b"0")).await;
-    caller.reported().await;
-    assert!(caller.all_acked());
-    assert!(caller.was_told("up"), "{:?}", caller.said);
-}
-
-#[tokio::test]
 async fn a_record_over_the_topics_limit_is_refused_and_the_others_go_on() {
     let settings = [("max.message.bytes", "20000")];
     let topic = Topics::new(&brokers(), "sink_large").create_with("t", 1, &settings).await;
@@ -305,108 +159,6 @@ async fn an_operators_limit_is_kept() {
 }
 
 #[tokio::test]
-async fn a_wrong_address_is_told_with_what_mends_it() {
-    let mut caller = Caller::open(spec("127.0.0.1:1"));
-    caller.until("Down", TOLD, |caller| caller.was_told("127.0.0.1:1")).await;
-    assert!(caller.said[0].starts_with("no connection to the brokers"), "{:?}", caller.said);
-    assert!(caller.hints[0].contains("sink.brokers"), "{:?}", caller.hints);
-    // It is told again while it lasts.
-    let told = caller.said.len();
-    caller.until("Down again", TOLD, |caller| caller.said.len() > told).await;
-}
-
-#[tokio::test]
-async fn a_frozen_broker_is_told_and_everything_arrives_once_when_it_thaws() {
-    outage(|broker| broker.freeze(), async |broker| broker.thaw()).await;
-}
-
-#[tokio::test]
-async fn a_killed_broker_is_told_and_everything_arrives_once_when_it_is_back() {
-    let mut broker = PrivateKafka::start("").await;
-    let (topic, mut caller) = with_a_thousand(&broker).await;
-    broker.kill().await;
-    in_the_dark(&topic, &mut caller).await;
-    broker.restart().await;
-    in_the_light(&topic, &mut caller).await;
-}
-
-async fn outage(begin: impl FnOnce(&mut PrivateKafka), end: impl AsyncFnOnce(&mut PrivateKafka)) {
-    let mut broker = PrivateKafka::start("").await;
-    let (topic, mut caller) = with_a_thousand(&broker).await;
-    begin(&mut broker);
-    in_the_dark(&topic, &mut caller).await;
-    end(&mut broker).await;
-    in_the_light(&topic, &mut caller).await;
-}
-
-async fn with_a_thousand(broker: &PrivateKafka) -> (Topic, Caller) {
-    let topic = Topics::new(&broker.brokers(), "sink_outage").create("t", 4).await;
-    let mut caller = Caller::open(spec(&broker.brokers()));
-    numbers(&topic, &mut caller, 0..1_000).await;
-    caller.reported().await;
-    (topic, caller)
-}
-
-async fn numbers(topic: &Topic, caller: &mut Caller, range: std::ops::Range<u64>) {
-    for number in range {
-        let (key, value) = (format!("k{}", number % 7), number.to_string());
-        caller.send(&record(&topic.name, &key, value.as_bytes())).await;
-    }
-}
-
-async fn in_the_dark(topic: &Topic, caller: &mut Caller) {
-    assert_eq!(caller.said, [""; 0]);
-    numbers(topic, caller, 1_000..2_000).await;
-    caller.until("Down", TOLD, |caller| caller.was_told("the brokers at")).await;
-    assert_eq!(caller.outcomes.len(), 1_000);
-}
-
-async fn in_the_light(topic: &Topic, caller: &mut Caller) {
-    caller.until("Up", SOON, |caller| caller.was_told("up")).await;
-    caller.reported().await;
-    assert!(caller.all_acked());
-    for (key, numbers) in by_key(&topic.read_all().await) {
-        let first = key.trim_start_matches('k').parse().expect("a number");
-        let expected: Vec<u64> = (first..2_000).step_by(7).collect();
-        assert_eq!(numbers, expected, "{key}");
-    }
-}
-
-#[tokio::test]
-async fn after_a_reset_nothing_of_before_is_written_behind_what_comes_after() {
-    let topic = Topics::new(&brokers(), "sink_reset").create("t", 1).await;
-    let mut caller = Caller::open(spec(&brokers()));
-    // Each round starts again from 0, as a restart from the cursor does, and is cut off with records in flight.
-    for round in 0..5 {
-        numbers_of_one_key(&topic, &mut caller, 2_000).await;
-        if round < 4 {
-            let start = Instant::now();
-            caller.sink.reset();
-            assert!(start.elapsed() < Duration::from_millis(100), "{:?}", start.elapsed());
-            caller.outcomes.clear();
-        }
-    }
-    let last = caller.next - 2_000;
-    caller
-        .until("the last round", SOON, |caller| caller.outcomes.range(last..).count() == 2_000)
-        .await;
-    assert!(!caller.was_told("broken"), "{:?}", caller.said);
-    let numbers = by_key(&topic.read_all().await).remove("k").unwrap();
-    // Every step is the next number or the start of a new round: never a number of an earlier round behind a later one.
-    for pair in numbers.windows(2) {
-        assert!(pair[1] == pair[0] + 1 || pair[1] == 0, "{} after {}", pair[1], pair[0]);
-    }
-    assert_eq!(numbers.last(), Some(&1_999));
-}
-
-async fn numbers_of_one_key(topic: &Topic, caller: &mut Caller, count: u64) {
-    for number in 0..count {
-        let value = format!("{number} {}", "x".repeat(500));
-        caller.send(&record(&topic.name, "k", value.as_bytes())).await;
-    }
-}
-
-#[tokio::test]
 async fn closing_is_quick_when_nothing_is_in_flight_and_sends_what_lingers() {
     let topic = Topics::new(&brokers(), "sink_close").create("t", 4).await;
     let mut linger = spec(&brokers());
@@ -430,73 +182,6 @@ async fn closing_is_quick_when_nothing_is_in_flight_and_sends_what_lingers() {
     println!("closed in {lingering:?} with 100 lingering, {empty:?} with none");
     assert!(lingering < Duration::from_secs(2), "{lingering:?}");
     assert!(empty < Duration::from_millis(50), "{empty:?}");
-}
-
-#[tokio::test]
-async fn closing_gives_up_at_the_end_of_its_grace() {
-    let broker = PrivateKafka::start("").await;
-    let (topic, mut caller) = with_a_thousand(&broker).await;
-    broker.freeze();
-    numbers(&topic, &mut caller, 1_000..1_100).await;
-    let start = Instant::now();
-    caller.sink.close(Duration::from_millis(300));
-    let elapsed = start.elapsed();
-    broker.thaw();
-    assert!((290..900).contains(&elapsed.as_millis()), "{elapsed:?}");
-    caller.look();
-    assert_eq!(caller.outcomes.len(), 1_000);
-}
-
-/// A thousand letters that no compression makes much of.
-fn noise() -> String {
-    std::iter::repeat_with(fastrand::alphanumeric).take(1_000).collect()
-}
-
-async fn alter(topic: &Topic, setting: &str, value: &str) {
-    let resource = ResourceSpecifier::Topic(&topic.name);
-    let change = AlterConfig::new(resource).set(setting, value);
-    let results = admin(&topic.brokers).alter_configs([&change], &AdminOptions::new()).await;
-    for result in results.expect("an answer") {
-        result.expect("a change");
-    }
-}
-
-#[tokio::test]
-async fn a_refused_batch_breaks_the_producer_and_a_reset_learns_the_new_limit() {
-    let topic = Topics::new(&brokers(), "sink_refused").create("t", 1).await;
-    let mut caller = Caller::open(spec(&brokers()));
-    numbers_of_one_key(&topic, &mut caller, 10).await;
-    caller.reported().await;
-    // Nobody told the sink: its batches are larger than the topic takes now.
-    alter(&topic, "max.message.bytes", "5000").await;
-    for number in 0..500 {
-        let value = format!("{number} {}", noise());
-        let record = record(&topic.name, "k", value.as_bytes());
-        if caller.sink.enqueue(Ticket(caller.next), &record).is_ok() {
-            caller.next += 1;
-        }
-    }
-    caller.until("Broken", SOON, |caller| caller.was_told("broken")).await;
-    let refused = |caller: &Caller| {
-        caller.outcomes.values().any(|outcome| {
-            let code = Refusal::Kafka(10);
-            *outcome == Outcome::Rejected { scope: Scope::Event, reason: code }
-        })
-    };
-    caller.until("a refusal", SOON, refused).await;
-    let before = topic.read_all().await.len();
-
-    caller.sink.reset();
-    caller.outcomes.clear();
-    let first = caller.next;
-    for number in 0..500 {
-        let value = format!("{number} {}", noise());
-        caller.send(&record(&topic.name, "k", value.as_bytes())).await;
-    }
-    caller.until("all", SOON, |caller| caller.outcomes.range(first..).count() == 500).await;
-    assert!(caller.outcomes.range(first..).all(|(_, outcome)| *outcome == Outcome::Acked));
-    let all = by_key(&topic.read_all().await);
-    assert_eq!(all["k"][before..], (0..500).collect::<Vec<_>>());
 }
 
 #[tokio::test]
@@ -535,30 +220,5 @@ async fn a_record_is_not_refused_on_old_news_of_its_topic() {
             break;
         }
     }
-    assert_eq!(caller.outcomes[&last], Outcome::Acked);
-}
-
-#[tokio::test]
-async fn a_topic_deleted_while_it_is_used_is_told_and_goes_on_when_it_is_created_again() {
-    let topic = Topics::new(&brokers(), "sink_deleted").create("t", 1).await;
-    let mut caller = Caller::open(spec(&brokers()));
-    numbers_of_one_key(&topic, &mut caller, 10).await;
-    caller.reported().await;
-    let options = AdminOptions::new();
-    admin(&brokers()).delete_topics(&[&topic.name], &options).await.unwrap();
-    let told = |caller: &Caller| caller.was_told("does not exist") || caller.was_told("broken");
-    let end = Instant::now() + 4 * SOON;
-    while !told(&caller) && Instant::now() < end {
-        // What is refused meanwhile is offered again from the cursor, by a caller that has one.
-        caller.try_send(&record(&topic.name, "k", b"1"), Duration::from_millis(500)).await;
-        caller.look();
-    }
-    caller.sink.reset();
-    caller.outcomes.clear();
-    caller.try_send(&record(&topic.name, "k", b"2"), Duration::from_secs(3)).await;
-    assert!(caller.was_told("does not exist"), "{:?}", caller.said);
-    create_topic(&brokers(), &topic.name, 1, &[]).await;
-    let last = caller.send(&record(&topic.name, "k", b"3")).await;
-    caller.until("the last", SOON, |caller| caller.outcomes.contains_key(&last)).await;
     assert_eq!(caller.outcomes[&last], Outcome::Acked);
 }

@@ -105,8 +105,8 @@ impl Keeper {
         if anew {
             self.asked_at = None;
         }
-        if suspicion.is_some() {
-            self.suspicion = suspicion;
+        if let Some(suspicion) = suspicion {
+            suspicion.outweigh(&mut self.suspicion);
         }
         !stop
     }
@@ -164,7 +164,8 @@ impl Keeper {
             Err(code) => {
                 let about_topic = trouble::of_topic(&topic, code, &self.brokers);
                 let answered = about_topic.is_some();
-                self.say(about_topic.unwrap_or_else(|| self.broker_trouble()));
+                let trouble = about_topic.unwrap_or_else(|| self.broker_trouble());
+                self.say(trouble);
                 answered
             }
         }
@@ -187,7 +188,8 @@ impl Keeper {
             return;
         }
         if !self.answers(&producer) {
-            self.say(self.broker_trouble());
+            let trouble = self.broker_trouble();
+            self.say(trouble);
             return;
         }
         self.connected = true;
@@ -226,13 +228,17 @@ impl Keeper {
         producer.client().fetch_metadata(topic.as_deref(), ANSWER_MAX).is_ok()
     }
 
-    fn broker_trouble(&self) -> Trouble {
+    fn broker_trouble(&mut self) -> Trouble {
+        if let Some(heard) = self.shared.heard() {
+            heard.outweigh(&mut self.suspicion);
+        }
         trouble::of_broker(&self.brokers, self.suspicion.as_ref())
     }
 
     fn say(&mut self, trouble: Trouble) {
+        // The hint names what is in trouble; the reason may carry times that change with every try.
         if let Some((said, at)) = &self.said
-            && *said == trouble
+            && (said.about, &said.hint) == (trouble.about, &trouble.hint)
             && at.elapsed() < REPEAT
         {
             return;
