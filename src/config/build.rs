@@ -5,32 +5,22 @@
 
 use super::context::Context;
 use super::section::quoted;
-use super::types::{FlowConfig, PipelineConfig, SinkKind, SizeMax};
+use super::types::{PipelineConfig, SinkKind, SizeMax};
+use crate::driver::PipelineSpec;
 use crate::error::Chain;
 use crate::outbox::{Mapper, OutboxSpec};
 use crate::postgres::Conninfo;
 use crate::postgres::names::{Names, TableName};
+use crate::relay::Limits;
 use crate::sink::{self, KafkaSpec, SinkError, SinkSpec};
-
-/// Everything that runs one pipeline. `Debug` shows no secret.
-#[derive(Clone, Debug)]
-pub struct PipelineSpec {
-    /// Pipeline, slot, publication and table.
-    pub names: Names,
-    /// The database.
-    pub conninfo: Conninfo,
-    /// Whether the slot is made as one that follows a failover.
-    pub failover: bool,
-    /// What the rows are and where they go; `Mapper::new` takes it.
-    pub outbox: OutboxSpec,
-    /// The broker; `sink::check` takes it.
-    pub sink: SinkSpec,
-    /// Bounds and intervals.
-    pub flow: FlowConfig,
-}
+use std::time::Duration;
 
 /// The specification of a pipeline that has been read without mistakes; `None`, and findings, where it can't be made.
-pub(super) fn spec(context: &Context<'_>, pipeline: &PipelineConfig) -> Option<PipelineSpec> {
+pub(super) fn spec(
+    context: &Context<'_>,
+    pipeline: &PipelineConfig,
+    shutdown_grace: Duration,
+) -> Option<PipelineSpec> {
     let path = format!("pipelines.{}", pipeline.name);
     if context.has_error_under(&path) {
         return None;
@@ -58,7 +48,13 @@ pub(super) fn spec(context: &Context<'_>, pipeline: &PipelineConfig) -> Option<P
         failover: pipeline.source.failover,
         outbox,
         sink,
-        flow: pipeline.flow.clone(),
+        limits: Limits {
+            events_max: pipeline.flow.in_flight_events,
+            bytes_max: pipeline.flow.in_flight_bytes,
+        },
+        cursor_interval: pipeline.flow.cursor_interval,
+        confirm_interval: pipeline.flow.confirm_interval,
+        shutdown_grace,
     })
 }
 

@@ -1,7 +1,7 @@
 //! What can only be seen by looking at several keys, or at a file beside the configuration.
 
-use super::build::PipelineSpec;
 use super::context::Context;
+use crate::driver::PipelineSpec;
 use std::path::Path;
 
 /// Bytes a secret file may have.

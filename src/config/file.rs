@@ -83,7 +83,7 @@ fn root(file: &str, section: Section<'_>) -> Config {
     let pipelines = pipeline::all(&section.section("pipelines"));
     let context = section.context;
     section.finish();
-    let built = |pipeline| build::spec(context, pipeline);
+    let built = |pipeline| build::spec(context, pipeline, shutdown_grace);
     let specs: Vec<_> = pipelines.iter().filter_map(built).collect();
     check::across(context, &specs);
     Config {

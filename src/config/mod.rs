@@ -2,9 +2,9 @@
 //!
 //! Owns the keys, their defaults and their bounds, and reports every mistake of a file at once, each with its place.
 //! Reads the file, the secret files it names and, through one closure, the environment; never the network. Knows nothing
-//! of how the values are used: [`build`] turns them into what the adapters take.
+//! of how the values are used: `build` turns them into what the adapters take.
 
-pub mod build;
+mod build;
 mod check;
 mod context;
 pub mod env;
@@ -20,7 +20,6 @@ mod sink;
 mod types;
 mod units;
 
-pub use build::PipelineSpec;
 pub use env::Env;
 pub use error::{ConfigError, Finding, Findings};
 pub use file::{find, load, parse};

@@ -235,7 +235,98 @@ flow.in_flight_events = 7
 "#;
     let config = parsed(text).unwrap();
     let shown = format!("{:#?}\n", config.specs[0]);
-    expect![[""]].assert_eq(&shown);
+    expect![[r#"
+        PipelineSpec {
+            conninfo: Conninfo {
+                hosts: "db1:5432, db2:5432",
+                user: "postrider",
+                dbname: "shop",
+                sslmode: Prefer,
+                target_session_attrs: Any,
+                ..
+            },
+            names: Names {
+                pipeline: "orders",
+                slot: "relay",
+                publication: "postrider_orders",
+                table: Some(
+                    TableName {
+                        schema: "app",
+                        name: "events",
+                    },
+                ),
+            },
+            failover: true,
+            outbox: OutboxSpec {
+                layout: Debezium,
+                table: Some(
+                    TableName {
+                        schema: "app",
+                        name: "events",
+                    },
+                ),
+                columns: [
+                    (
+                        AggregateType,
+                        "kind",
+                    ),
+                    (
+                        Payload,
+                        "body",
+                    ),
+                ],
+                extra: [
+                    Extra {
+                        column: "tenant_id",
+                        placement: Header(
+                            "tenant",
+                        ),
+                        may_lack: false,
+                    },
+                ],
+                message_prefix: None,
+                topic: "outbox.event.{aggregate_type}",
+                key: "",
+                partition: "",
+                replace: None,
+                timestamp: Event,
+                headers: [
+                    (
+                        "source",
+                        "shop",
+                    ),
+                ],
+                standard_headers: StandardHeaders {
+                    event_type: false,
+                    position: true,
+                },
+                null_payload: Tombstone,
+                envelope: Some(
+                    "data",
+                ),
+                envelope_json: false,
+            },
+            sink: Kafka(
+                KafkaSpec {
+                    brokers: "localhost:9092",
+                    properties: [],
+                    client_id: "postrider-orders",
+                    in_flight_events: 7,
+                    in_flight_bytes: 33554432,
+                    size_max: Some(
+                        1048576,
+                    ),
+                },
+            ),
+            limits: Limits {
+                events_max: 7,
+                bytes_max: 33554432,
+            },
+            cursor_interval: 1s,
+            confirm_interval: 200ms,
+            shutdown_grace: 10s,
+        }
+    "#]].assert_eq(&shown);
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! The values of a configuration: plain data, complete, without an `Option` where there is a default.
 
-use super::build::PipelineSpec;
 use super::error::Finding;
 use super::place::Places;
 use super::secret::{Properties, Secret, Url};
+use crate::driver::PipelineSpec;
 use crate::outbox::{
     Extra, Layout, NullPayload, Replace, Role, StandardHeaders, TableName, TimestampSource,
 };
