@@ -28,6 +28,8 @@ mod topic;
 
 // The tests.
 
+/// The control side: setup, the fence, the cursor row, the session's end.
+mod control;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
 /// The shared servers answer, and a produced record is read back with header and key.
