@@ -32,6 +32,8 @@ mod topic;
 
 // The tests.
 
+/// The control side: setup, the fence, the cursor row, the session's end.
+mod control;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
 /// Stop, kill, restart, freeze: what is sent again, and what is not.
