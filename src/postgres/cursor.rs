@@ -10,9 +10,7 @@
 //! was moved, or made again, by somebody else; [`Pace`] keeps the order. With `synchronous_commit = off` a crash of the server could keep the slot's
 //! move and lose the row's, and the pipeline would halt for nothing.
 
-mod pace;
 
-pub use pace::{IDLE_BYTES_MIN, IDLE_INTERVAL, Pace};
 
 use super::error::SourceError;
 use super::server::{lsn, pg_lsn};
