@@ -18,7 +18,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::{error, info, warn};
 
 /// How often the board is brought up to date.
-pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(250);
+pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What lasts is said again after this long, then after twice as long, up to an hour.
 const REPEAT_FIRST: Duration = Duration::from_secs(30);
