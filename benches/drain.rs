@@ -50,7 +50,8 @@ fn main() {
     for round in 0..rounds {
         for (contender, runs) in contenders.iter().zip(&mut runs) {
             let slot = format!("bench_{contender}_{round}");
-            let copy = format!("select pg_copy_logical_replication_slot('postrider_bench', '{slot}')");
+            let copy =
+                format!("select pg_copy_logical_replication_slot('postrider_bench', '{slot}')");
             psql(&servers, "bench", &copy);
             let run = match *contender {
                 "pg_recvlogical" => recvlogical(&servers, &slot, &end),
@@ -68,7 +69,10 @@ fn main() {
 fn report(rows: usize, contenders: &[&str], runs: &[Vec<Run>]) {
     let rows = f64::from(u32::try_from(rows).expect("a count"));
     let reference = median(runs[0].iter().map(|run| run.seconds));
-    println!("\n{rows} rows of about 300 B, {TRANSACTION_ROWS} a transaction, unix socket, medians of {}", runs[0].len());
+    println!(
+        "\n{rows} rows of about 300 B, {TRANSACTION_ROWS} a transaction, unix socket, medians of {}",
+        runs[0].len()
+    );
     println!("{:<16}{:>10}{:>10}{:>14}{:>12}", "", "rows/s", "ratio", "CPU µs/row", "peak MiB");
     for (contender, runs) in contenders.iter().zip(runs) {
         let seconds = median(runs.iter().map(|run| run.seconds));

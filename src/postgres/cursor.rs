@@ -10,8 +10,6 @@
 //! was moved, or made again, by somebody else; `relay` keeps the order. With `synchronous_commit = off` a crash of the server could keep the slot's
 //! move and lose the row's, and the pipeline would halt for nothing.
 
-
-
 use super::error::SourceError;
 use super::server::{lsn, pg_lsn};
 use crate::event::Position;
