@@ -166,9 +166,9 @@ impl KafkaSink {
             self.shared.want(record.topic);
             return Err(Busy::Destination);
         }
-        let verdict = codes::verdict(code);
-        self.shared.mailbox.report(ticket, verdict.outcome);
-        if verdict.broken {
+        let outcome = codes::outcome(code);
+        self.shared.mailbox.report(ticket, outcome);
+        if outcome == Outcome::Unknown {
             producer.client().context().broken(format!("the producer took no record: {code}"));
         }
         Ok(())
@@ -226,7 +226,6 @@ impl Sink for KafkaSink {
     /// producer that fences the older one (exactly-once delivery) closes that.
     fn reset(&mut self) {
         self.shared.full.store(false, Ordering::SeqCst);
-        self.shared.tell(|inbox| inbox.wanted = None);
         if let Some(emptying) = self.emptying.take() {
             emptying.client().context().mute();
         }
@@ -234,13 +233,18 @@ impl Sink for KafkaSink {
             .producer
             .as_ref()
             .is_some_and(|live| !self.used && live.client().fatal_error().is_none());
-        if fresh {
-            return;
-        }
-        if let Some(old) = &self.producer {
+        if let Some(old) = self.producer.as_ref().filter(|_| !fresh) {
             old.client().context().mute();
             native::purge(old, false);
             self.shared.settling.store(true, Ordering::SeqCst);
+        }
+        // After the old producers were muted: nothing of theirs comes into the inbox any more.
+        self.shared.tell(|inbox| {
+            inbox.wanted = None;
+            inbox.broken = None;
+        });
+        if fresh {
+            return;
         }
         if let Some(old) = self.renew_or_say() {
             self.shared.tell(|inbox| inbox.leaving.push(Leaving { producer: old }));
