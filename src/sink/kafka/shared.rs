@@ -175,8 +175,18 @@ impl Shared {
     }
 
     /// Remembers what was found of a topic, and gives back what was known before.
-    pub(super) fn learn(&self, topic: &str, facts: Facts) -> Option<Arc<Facts>> {
-        let before = self.topics().insert(topic.to_owned(), Arc::new(facts));
+    pub(super) fn learn(&self, topic: &str, mut facts: Facts) -> Option<Arc<Facts>> {
+        let mut topics = self.topics();
+        if let Some(before) = topics.get(topic).filter(|before| before.configured)
+            && !facts.configured
+        {
+            // What was read once is better than a default.
+            facts.limit = before.limit;
+            facts.min_insync = before.min_insync;
+            facts.configured = true;
+        }
+        let before = topics.insert(topic.to_owned(), Arc::new(facts));
+        drop(topics);
         self.topics_version.fetch_add(1, Ordering::Release);
         before
     }
