@@ -24,7 +24,7 @@ fn every_code_has_an_outcome_and_the_lists_are_these() {
         }
     }
     assert!(unknown > 100, "{unknown}");
-    expect![[r#"
+    expect![[r"
         -190 UnknownPartition Destination
         -188 UnknownTopic Destination
         -169 Authentication Broker
@@ -46,7 +46,7 @@ fn every_code_has_an_outcome_and_the_lists_are_these() {
           58 SaslAuthenticationFailed Broker
           76 UnsupportedCompressionType Broker
           87 InvalidRecord Event
-    "#]]
+    "]]
     .assert_eq(&table);
 }
 
