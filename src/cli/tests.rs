@@ -72,7 +72,7 @@ fn exit_codes_are_a_contract() {
     assert_eq!(exit(&["status", "--config", "/nowhere/postrider.toml"]), Exit::Usage);
     assert_eq!(exit(&["status", "--log", "a=b=c", "--config", "x"]), Exit::Usage);
     assert_eq!(exit(&["status", "-c", &file("nonsense = 1")]), Exit::Usage);
-    let off = "pipelines.a = { source.url = \"x://y\", outbox.table = \"t\", sink.kind = \"discard\" }\n\
+    let off = "pipelines.a = { source.url = \"postgresql://u@h/d\", outbox.table = \"t\", sink.kind = \"discard\" }\n\
                admin.listen = \"\"\n";
     assert_eq!(exit(&["status", "-c", &file(off)]), Exit::Usage);
     // Port 1 is nobody's.

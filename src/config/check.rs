@@ -1,29 +1,29 @@
 //! What can only be seen by looking at several keys, or at a file beside the configuration.
 
 use super::context::Context;
-use super::types::{Config, PipelineConfig};
+use crate::driver::PipelineSpec;
 use std::path::Path;
 
 /// Bytes a secret file may have.
 const SECRET_BYTES_MAX: usize = 64 << 10;
 
 /// Checks across pipelines.
-pub(super) fn across(context: &Context<'_>, config: &Config) {
-    for (index, pipeline) in config.pipelines.iter().enumerate() {
-        let earlier = config.pipelines.iter().take(index);
-        if let Some(other) = earlier.into_iter().find(|other| share_a_slot(other, pipeline)) {
+pub(super) fn across(context: &Context<'_>, specs: &[PipelineSpec]) {
+    for (index, spec) in specs.iter().enumerate() {
+        if let Some(other) = specs.iter().take(index).find(|other| share_a_slot(other, spec)) {
             let message = format!(
                 "the pipelines \"{}\" and \"{}\" would share the slot \"{}\" of one server: \
                  give each a slot of its own",
-                other.name, pipeline.name, pipeline.source.slot
+                other.names.pipeline, spec.names.pipeline, spec.names.slot
             );
-            context.error_at(&format!("pipelines.{}.source.slot", pipeline.name), message);
+            context.error_at(&format!("pipelines.{}.source.slot", spec.names.pipeline), message);
         }
     }
 }
 
-fn share_a_slot(a: &PipelineConfig, b: &PipelineConfig) -> bool {
-    a.source.slot == b.source.slot && a.source.url == b.source.url
+/// Slots belong to the server, not to a database of it.
+fn share_a_slot(a: &PipelineSpec, b: &PipelineSpec) -> bool {
+    a.names.slot == b.names.slot && a.conninfo.hosts() == b.conninfo.hosts()
 }
 
 impl Context<'_> {

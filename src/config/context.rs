@@ -74,6 +74,12 @@ impl<'c> Context<'c> {
         self.errors.borrow().iter().any(|finding| finding.key == key)
     }
 
+    /// Whether anything is wrong in the table `path`.
+    pub(super) fn has_error_under(&self, path: &str) -> bool {
+        let inside = |key: &str| key.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.']));
+        self.errors.borrow().iter().any(|finding| finding.key == path || inside(&finding.key))
+    }
+
     #[expect(clippy::needless_pass_by_value, reason = "messages are made in place")]
     pub(super) fn warn_at(&self, key: &str, message: impl ToString) {
         let place = self.places.borrow().nearest(key);

@@ -1,6 +1,5 @@
 //! From a file's name to a [`Config`], or to everything that is wrong with it.
 
-use super::check;
 use super::context::{Context, Found};
 use super::env::Env;
 use super::error::{ConfigError, Finding, Findings};
@@ -8,6 +7,7 @@ use super::pipeline;
 use super::place::Lines;
 use super::section::Section;
 use super::types::{AdminConfig, Config};
+use super::{build, check};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -83,16 +83,18 @@ fn root(file: &str, section: Section<'_>) -> Config {
     let pipelines = pipeline::all(&section.section("pipelines"));
     let context = section.context;
     section.finish();
-    let config = Config {
+    let built = |pipeline| build::spec(context, pipeline, shutdown_grace);
+    let specs: Vec<_> = pipelines.iter().filter_map(built).collect();
+    check::across(context, &specs);
+    Config {
         file: file.to_owned(),
         admin,
         shutdown_grace,
         pipelines,
+        specs,
         warnings: Vec::new(),
         places: super::Places::default(),
-    };
-    check::across(context, &config);
-    config
+    }
 }
 
 fn admin(section: Section<'_>) -> AdminConfig {

@@ -1,9 +1,10 @@
 //! The configuration: one TOML file, read into plain values.
 //!
-//! Owns the keys, their defaults and their bounds, and reports every mistake of a file at once, each with its place. Reads
-//! the file, the secret files it names and, through one closure, the environment; never the network. Knows nothing of how
-//! the values are used: [`build`] turns them into what the adapters take.
+//! Owns the keys, their defaults and their bounds, and reports every mistake of a file at once, each with its place.
+//! Reads the file, the secret files it names and, through one closure, the environment; never the network. Knows nothing
+//! of how the values are used: `build` turns them into what the adapters take.
 
+mod build;
 mod check;
 mod context;
 pub mod env;
@@ -25,9 +26,9 @@ pub use file::{find, load, parse};
 pub use place::{Place, Places};
 pub use secret::{Properties, Secret, Url};
 pub use types::{
-    AdminConfig, BackoffConfig, Config, Delivery, ExtraColumn, FlowConfig, Layout, Mark, Mode,
-    NullPayload, OnPoison, OutboxConfig, ParkingConfig, PayloadConfig, PipelineConfig, PollConfig,
-    ReplaceConfig, RouteConfig, SinkConfig, SinkKind, SizeMax, SourceConfig, TableName, Timestamp,
+    AdminConfig, BackoffConfig, Config, Delivery, FlowConfig, Mark, Mode, OnPoison, OutboxConfig,
+    ParkingConfig, PayloadConfig, PipelineConfig, PollConfig, RouteConfig, SinkConfig, SinkKind,
+    SizeMax, SourceConfig,
 };
 
 #[cfg(test)]

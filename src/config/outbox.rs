@@ -1,9 +1,9 @@
 //! `[pipelines.NAME.outbox]`: the table, its layout, its columns, and logical messages.
 
 use super::pipeline::{NAME_BYTES_MAX, texts};
-use super::section::{Entry, Section, wrong_kind};
-use super::types::{ExtraColumn, Layout, OutboxConfig, TableName};
-use std::collections::BTreeMap;
+use super::section::{Entry, Section, nearest, quoted, wrong_kind};
+use super::types::OutboxConfig;
+use crate::outbox::{Extra, Layout, Placement, Role, TableName};
 
 pub(super) fn read(section: Section<'_>) -> OutboxConfig {
     let table = section.optional("table");
@@ -20,30 +20,46 @@ pub(super) fn read(section: Section<'_>) -> OutboxConfig {
     if table.is_some() && name.is_none() {
         section.error("table", "expected a table's name, such as \"public.outbox\"");
     }
+    let layouts: Vec<_> = Layout::ALL.iter().map(|layout| (layout.name(), *layout)).collect();
+    let layout = section.one_of("layout", &layouts, &["pgtrickle"], Layout::Postrider);
     let config = OutboxConfig {
         table: name,
-        layout: section.one_of("layout", Layout::ALL, &["pgtrickle"], Layout::Postrider),
+        layout,
         message_prefix,
-        columns: columns(&section.section("columns")),
+        columns: columns(&section.section("columns"), layout),
         extra: extra(&section.section("extra")),
     };
     section.finish();
     config
 }
 
-fn columns(section: &Section<'_>) -> BTreeMap<String, String> {
-    let columns = texts(section);
-    for (role, column) in &columns {
+fn columns(section: &Section<'_>, layout: Layout) -> Vec<(Role, String)> {
+    let mut columns: Vec<(Role, String)> = Vec::new();
+    for (name, column) in texts(section) {
+        let Some(role) = layout.role(&name) else {
+            let roles = Role::ALL.iter().map(|role| role.name());
+            let near = nearest(&name, roles.clone());
+            let hint = near.map_or_else(
+                || format!("there are {}", roles.collect::<Vec<_>>().join(", ")),
+                |near| format!("did you mean \"{near}\"?"),
+            );
+            section.error(&quoted(&name), format_args!("an event has no such field; {hint}"));
+            continue;
+        };
         // An empty name says that the table has no such column.
-        if !column.is_empty() && !is_column(column) {
-            section.error(role, "expected a column's name of 1 to 63 bytes");
+        if !column.is_empty() && !is_column(&column) {
+            section.error(&quoted(&name), "expected a column's name of 1 to 63 bytes");
         }
+        if columns.iter().any(|(of, _)| *of == role) {
+            section.error(&quoted(&name), format_args!("{role} is given twice; delete one"));
+        }
+        columns.push((role, column));
     }
     columns
 }
 
-fn extra(section: &Section<'_>) -> BTreeMap<String, ExtraColumn> {
-    let mut columns = BTreeMap::new();
+fn extra(section: &Section<'_>) -> Vec<Extra> {
+    let mut columns = Vec::new();
     for entry in section.entries() {
         if !is_column(entry.name) {
             section.context.error(
@@ -52,14 +68,14 @@ fn extra(section: &Section<'_>) -> BTreeMap<String, ExtraColumn> {
                 "expected a column's name of 1 to 63 bytes",
             );
         }
-        if let Some(place) = extra_column(section, &entry) {
-            columns.insert(entry.name.to_owned(), place);
+        if let Some(placement) = extra_column(section, &entry) {
+            columns.push(Extra { column: entry.name.to_owned(), placement, may_lack: false });
         }
     }
     columns
 }
 
-fn extra_column<'a>(section: &Section<'a>, entry: &Entry<'a>) -> Option<ExtraColumn> {
+fn extra_column<'a>(section: &Section<'a>, entry: &Entry<'a>) -> Option<Placement> {
     const WAYS: &str = "expected one of { header = \"NAME\" }, { envelope = \"NAME\" }, \
                         { partition = true }, { ignore = true }";
     let Some(inner) = section.inner(entry) else {
@@ -71,10 +87,10 @@ fn extra_column<'a>(section: &Section<'a>, entry: &Entry<'a>) -> Option<ExtraCol
     let count = keys.iter().filter(|key| inner.has(key)).count();
     let name = |key| inner.text(key).filter(|name| !name.is_empty());
     let ways = [
-        name("header").map(ExtraColumn::Header),
-        name("envelope").map(ExtraColumn::Envelope),
-        inner.boolean("partition", false).then_some(ExtraColumn::Partition),
-        inner.boolean("ignore", false).then_some(ExtraColumn::Ignore),
+        name("header").map(Placement::Header),
+        name("envelope").map(Placement::Envelope),
+        inner.boolean("partition", false).then_some(Placement::Partition),
+        inner.boolean("ignore", false).then_some(Placement::Ignore),
     ];
     let found = ways.into_iter().flatten().next();
     if count != 1 || found.is_none() {

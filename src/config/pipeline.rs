@@ -5,9 +5,10 @@ use super::secret::{Secret, Url};
 use super::section::{Section, wrong_kind};
 use super::sink;
 use super::types::{
-    BackoffConfig, FlowConfig, Mark, Mode, NullPayload, OnPoison, ParkingConfig, PayloadConfig,
-    PipelineConfig, PollConfig, ReplaceConfig, RouteConfig, SizeMax, SourceConfig, Timestamp,
+    BackoffConfig, FlowConfig, Mark, Mode, OnPoison, ParkingConfig, PayloadConfig, PipelineConfig,
+    PollConfig, RouteConfig, SizeMax, SourceConfig,
 };
+use crate::outbox::{NullPayload, Replace, StandardHeaders, TimestampSource};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -93,21 +94,39 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
 }
 
 fn route(section: Section<'_>) -> RouteConfig {
-    let timestamps =
-        [("event", Timestamp::Event), ("commit", Timestamp::Commit), ("broker", Timestamp::Broker)];
+    let timestamps = [
+        ("event", TimestampSource::Event),
+        ("commit", TimestampSource::Commit),
+        ("broker", TimestampSource::Broker),
+    ];
     let config = RouteConfig {
-        topic: section.optional("topic"),
-        key: section.optional("key"),
+        topic: section.text("topic"),
+        key: section.text("key"),
         partition: section.optional("partition"),
-        timestamp: section.one_of("timestamp", &timestamps, &[], Timestamp::Event),
+        timestamp: section.one_of("timestamp", &timestamps, &[], TimestampSource::Event),
         replace: replace(section.section("replace")),
+        standard_headers: standard_headers(&section),
         headers: texts(&section.section("headers")),
     };
     section.finish();
     config
 }
 
-fn replace(section: Section<'_>) -> Option<ReplaceConfig> {
+fn standard_headers(section: &Section<'_>) -> Option<StandardHeaders> {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Header {
+        Type,
+        Position,
+    }
+    let words = [("type", Header::Type), ("position", Header::Position)];
+    let headers = section.some_of("standard_headers", &words)?;
+    Some(StandardHeaders {
+        event_type: headers.contains(&Header::Type),
+        position: headers.contains(&Header::Position),
+    })
+}
+
+fn replace(section: Section<'_>) -> Option<Replace> {
     // Asked for in any case, so that the keys are known.
     if !section.is_present() {
         section.text("pattern");
@@ -125,7 +144,7 @@ fn replace(section: Section<'_>) -> Option<ReplaceConfig> {
         section.error("with", "is missing; for example with = \"$1\"");
     }
     section.finish();
-    Some(ReplaceConfig { pattern: pattern?, with: with? })
+    Some(Replace { pattern: pattern?, with: with? })
 }
 
 /// A table of strings.

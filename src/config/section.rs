@@ -240,6 +240,29 @@ impl<'a> Section<'a> {
         default
     }
 
+    /// Some words of a few, in the file's order; `None` where absent.
+    pub(super) fn some_of<T: Copy>(
+        &self,
+        key: &'static str,
+        words: &[(&str, T)],
+    ) -> Option<Vec<T>> {
+        let (place, value) = self.get(key)?;
+        let all = || words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join("\", \"");
+        let Some(array) = value.as_array() else {
+            self.wrong(place, key, &format!("an array with any of \"{}\"", all()), value);
+            return None;
+        };
+        let mut found = Vec::new();
+        for value in array {
+            let text = value.get_ref().as_str();
+            match words.iter().find(|(word, _)| Some(*word) == text) {
+                Some((_, value)) => found.push(*value),
+                None => self.error(key, format_args!("expected any of \"{}\"", all())),
+            }
+        }
+        Some(found)
+    }
+
     /// All entries of a table whose keys the user chooses, in the order of their names.
     pub(super) fn entries(&self) -> Vec<Entry<'a>> {
         self.context.asked(join(&self.pattern, "*"));
@@ -310,7 +333,7 @@ pub(super) fn wrong_kind(
 }
 
 /// The nearest of `words`, where one is near enough to have been meant.
-fn nearest<'w>(text: &str, words: impl Iterator<Item = &'w str>) -> Option<&'w str> {
+pub(super) fn nearest<'w>(text: &str, words: impl Iterator<Item = &'w str>) -> Option<&'w str> {
     let distance = |word: &'w str| (strsim::damerau_levenshtein(text, word), word);
     let (distance, word) = words.map(distance).min()?;
     (distance <= 1 + word.len().max(text.len()) / 4).then_some(word)
@@ -321,7 +344,7 @@ fn join(path: &str, key: &str) -> String {
 }
 
 /// A key as TOML would have it.
-fn quoted(key: &str) -> String {
+pub(super) fn quoted(key: &str) -> String {
     let bare = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
     if !key.is_empty() && key.bytes().all(bare) { key.to_owned() } else { format!("{key:?}") }
 }

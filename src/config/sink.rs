@@ -20,6 +20,10 @@ pub(super) fn read(section: Section<'_>) -> SinkConfig {
         SinkKind::Stdout | SinkKind::Discard => section.text("brokers").unwrap_or_default(),
     };
     check_brokers(&section, &brokers);
+    let shards = section.small("shards", 1, 1..=16);
+    if shards > 1 {
+        section.error("shards", "more than one producer is not yet available in this version");
+    }
     let config = SinkConfig {
         kind,
         brokers,
@@ -29,7 +33,7 @@ pub(super) fn read(section: Section<'_>) -> SinkConfig {
             &["exactly-once"],
             Delivery::AtLeastOnce,
         ),
-        shards: section.small("shards", 1, 1..=16),
+        shards,
         properties: properties(&section.section("properties")),
     };
     section.finish();

@@ -3,13 +3,16 @@
 use super::error::Finding;
 use super::place::Places;
 use super::secret::{Properties, Secret, Url};
+use crate::driver::PipelineSpec;
+use crate::outbox::{
+    Extra, Layout, NullPayload, Replace, Role, StandardHeaders, TableName, TimestampSource,
+};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 /// A whole file.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// The file's name, for messages.
     pub file: String,
@@ -19,6 +22,8 @@ pub struct Config {
     pub shutdown_grace: Duration,
     /// The pipelines, by name.
     pub pipelines: Vec<PipelineConfig>,
+    /// The same pipelines as the adapters take them, in the same order.
+    pub specs: Vec<PipelineSpec>,
     /// What is allowed and yet looks wrong.
     pub warnings: Vec<Finding>,
     /// Where each key stands in the file.
@@ -81,21 +86,6 @@ pub struct SourceConfig {
     pub failover: bool,
 }
 
-/// A table's name as it stands in the catalog.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct TableName {
-    /// The schema.
-    pub schema: String,
-    /// The table.
-    pub name: String,
-}
-
-impl fmt::Display for TableName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.schema, self.name)
-    }
-}
-
 /// `[pipelines.NAME.outbox]`
 #[derive(Clone, PartialEq, Debug)]
 pub struct OutboxConfig {
@@ -106,51 +96,9 @@ pub struct OutboxConfig {
     /// The prefix of logical messages to take; `None` takes none.
     pub message_prefix: Option<String>,
     /// Columns that differ from the layout: role → column.
-    pub columns: BTreeMap<String, String>,
+    pub columns: Vec<(Role, String)>,
     /// Further columns: where each goes.
-    pub extra: BTreeMap<String, ExtraColumn>,
-}
-
-/// `outbox.layout`
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Layout {
-    /// Postrider's own.
-    Postrider,
-    /// Debezium's outbox event router.
-    Debezium,
-    /// `outbox_messages` with tenant and version columns.
-    Commerce,
-    /// `outbox` with topic and partition key columns.
-    Gcx,
-    /// `outbox_events` with a status.
-    Sqlgarden,
-    /// `outbox` with metadata, the event type as topic.
-    Adr30,
-}
-
-impl Layout {
-    /// Every layout, with the name a file has for it.
-    pub const ALL: &'static [(&'static str, Self)] = &[
-        ("postrider", Self::Postrider),
-        ("debezium", Self::Debezium),
-        ("commerce", Self::Commerce),
-        ("gcx", Self::Gcx),
-        ("sqlgarden", Self::Sqlgarden),
-        ("adr30", Self::Adr30),
-    ];
-}
-
-/// Where a further column goes.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum ExtraColumn {
-    /// A header of this name.
-    Header(String),
-    /// A field of the envelope.
-    Envelope(String),
-    /// The partition's number.
-    Partition,
-    /// Nowhere.
-    Ignore,
+    pub extra: Vec<Extra>,
 }
 
 /// `[pipelines.NAME.route]`
@@ -158,36 +106,18 @@ pub enum ExtraColumn {
 pub struct RouteConfig {
     /// A template; `None` is the layout's own.
     pub topic: Option<String>,
-    /// A template; `None` is the layout's own.
+    /// A template, the empty one for a null key; `None` is the layout's own.
     pub key: Option<String>,
     /// A template that gives a number; `None` lets the broker's partitioner choose.
     pub partition: Option<String>,
     /// What stamps a record.
-    pub timestamp: Timestamp,
+    pub timestamp: TimestampSource,
     /// A rewriting of the topic.
-    pub replace: Option<ReplaceConfig>,
+    pub replace: Option<Replace>,
+    /// Which of the standard headers are sent; `None` is the layout's choice.
+    pub standard_headers: Option<StandardHeaders>,
     /// Templates of further headers, by name.
     pub headers: BTreeMap<String, String>,
-}
-
-/// `route.timestamp`
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Timestamp {
-    /// The event's own time, else the commit's.
-    Event,
-    /// The commit's time.
-    Commit,
-    /// The broker's.
-    Broker,
-}
-
-/// `[pipelines.NAME.route.replace]`
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ReplaceConfig {
-    /// A regular expression over the whole topic field.
-    pub pattern: String,
-    /// What takes its place; `$1` is the first group.
-    pub with: String,
 }
 
 /// `[pipelines.NAME.payload]`
@@ -199,17 +129,6 @@ pub struct PayloadConfig {
     pub size_max: SizeMax,
     /// The field the payload is put in, with the extra fields beside it; `None` publishes it as it is.
     pub envelope: Option<String>,
-}
-
-/// `payload.null`
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NullPayload {
-    /// A record without value.
-    Tombstone,
-    /// A record with an empty value.
-    Empty,
-    /// The event is poison.
-    Park,
 }
 
 /// `payload.size_max`

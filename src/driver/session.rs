@@ -8,6 +8,7 @@ use super::run::{Exit, Stop};
 use super::say;
 use super::spec::PipelineSpec;
 use crate::ack::Progress;
+use crate::lsn::Watermark;
 use crate::postgres::cursor::{self, Cursor, Written};
 use crate::postgres::{Batch, SourceError, slot};
 use crate::relay::{Effect, Input};
@@ -49,7 +50,7 @@ enum Turn {
     Grace,
     Posts,
     Written(Result<Written, SourceError>),
-    Looked(Result<Look, SourceError>),
+    Looked(Result<Box<Look>, SourceError>),
     ControlLost(SourceError),
     Due,
     Batch(Result<Batch, SourceError>),
@@ -92,7 +93,6 @@ impl Pipeline {
         self.mapper.forget_relations();
         let cursor = session.connected.progress();
         self.confirmed = self.confirmed.max(cursor.watermark);
-        session.connected.wal.confirm(self.confirmed);
         self.apply(self.now(), Input::Started { cursor });
         say::streaming(self, &session.connected.resume);
     }
@@ -134,7 +134,7 @@ impl Pipeline {
             () = self.mailbox.arrived() => Turn::Posts,
             written = job(writing), if writing.is_some() => Turn::Written(written),
             error = connected.control.closed() => Turn::ControlLost(error),
-            looked = looks.next() => Turn::Looked(looked),
+            looked = looks.next() => Turn::Looked(looked.map(Box::new)),
             () = tokio::time::sleep_until(due) => Turn::Due,
             () = tokio::task::yield_now(), if more => Turn::Again,
             batch = connected.wal.next(), if hungry => Turn::Batch(batch),
@@ -167,9 +167,11 @@ impl Pipeline {
             }
             // The server stops, or took this session away. Nothing can be confirmed without the row, so nothing is gained by
             // holding on, and a stream that holds on would hold up the server's shutdown.
-            Turn::ControlLost(error) | Turn::Written(Err(error)) => return Some(End::Lost(error)),
+            Turn::ControlLost(error) | Turn::Written(Err(error)) | Turn::Batch(Err(error)) => {
+                return Some(End::Lost(error));
+            }
             Turn::Looked(Ok(look)) => {
-                if let Some(halt) = session.looks.keep(look) {
+                if let Some(halt) = session.looks.keep(*look) {
                     self.apply(now, Input::Halt(Box::new(halt)));
                 }
             }
@@ -178,7 +180,6 @@ impl Pipeline {
             }
             Turn::Looked(Err(error)) => say::look_failed(self, &error),
             Turn::Batch(Ok(batch)) => session.feeding = Some(Feeding { batch, offset: 0 }),
-            Turn::Batch(Err(error)) => return Some(End::Lost(error)),
         }
         self.perform(session)
     }
@@ -192,10 +193,7 @@ impl Pipeline {
                 Effect::Publish(_) => {}
                 Effect::Published { commit_time } => self.published(commit_time),
                 Effect::WriteCursor(row) => session.write(row),
-                Effect::Confirm(watermark) => {
-                    self.confirmed = watermark;
-                    session.connected.wal.confirm(watermark);
-                }
+                Effect::Confirm(watermark) => self.confirmed = watermark,
                 Effect::Restart { why } => {
                     self.reset_sink(why);
                     end = Some(End::Restart);
@@ -205,6 +203,7 @@ impl Pipeline {
             }
         }
         self.effects = effects;
+        session.tell(self.confirmed);
         end
     }
 
@@ -228,6 +227,14 @@ impl Pipeline {
 }
 
 impl Session {
+    /// Passes the confirmation on. After a reconnect the stream repeats what we know, and nothing may be confirmed on it that
+    /// it has not sent.
+    fn tell(&self, watermark: Watermark) {
+        if watermark.lsn() <= self.connected.wal.received() {
+            self.connected.wal.confirm(watermark);
+        }
+    }
+
     fn write(&mut self, row: Progress) {
         assert!(self.writing.is_none(), "two cursor rows at once");
         let resume = &self.connected.resume;

@@ -135,30 +135,28 @@ impl Poison {
     pub fn hint(&self) -> String {
         match &self.problem {
             Problem::Null(column) => {
-                format!(
-                    "write a value into \"{column}\" (ALTER TABLE … ALTER COLUMN \"{column}\" SET NOT NULL keeps it so)"
-                )
+                format!("write a value into \"{column}\"; SET NOT NULL on the column keeps it so")
             }
             Problem::NotText(column) => format!("write UTF-8 into \"{column}\""),
-            Problem::TopicName(_) => "a topic has 1 to 249 of the characters A-Z a-z 0-9 . _ -; mend the value, or \
-                                      route.topic"
-                .to_owned(),
+            Problem::TopicName(_) => {
+                "mend the value or route.topic: a topic has 1 to 249 of A-Z a-z 0-9 . _ -".to_owned()
+            }
             Problem::NotAnObject(column) => {
                 format!("write a JSON object such as {{\"source\": \"shop\"}} into \"{column}\"")
             }
             Problem::Partition => {
-                "write a number of a partition that the topic has, or leave route.partition empty"
+                "write the number of one of the topic's partitions, or leave route.partition empty"
                     .to_owned()
             }
             Problem::NotHex(_) => {
-                "the session's bytea_output must be hex: it is pinned at start, so something between reset it"
+                "the session's bytea_output is not hex, though Postrider sets it: see what resets it"
                     .to_owned()
             }
             Problem::NullPayload => {
                 "write a payload, or set payload.null to \"tombstone\" or \"empty\"".to_owned()
             }
             Problem::NotJson | Problem::NoMember(_) => {
-                "emit {\"aggregate_type\": …, \"aggregate_id\": …, \"event_type\": …, \"payload\": …}"
+                "emit a JSON object with aggregate_type, aggregate_id, event_type and payload"
                     .to_owned()
             }
         }

@@ -174,10 +174,11 @@ fn resolve<'a>(
 ) -> Result<Mapped<'a>, Problem> {
     let buffers = Buffers { row: row.bytes, scratch: &work.scratch, fixed: &route.fixed };
     let text = |span: Span, field: Option<FieldId>| {
-        std::str::from_utf8(buffers.get(span).unwrap_or_default()).or_else(|_| {
+        let Ok(text) = std::str::from_utf8(buffers.get(span).unwrap_or_default()) else {
             let field = field.map(|field| route.fields[field.0].column.clone());
-            Err(Problem::NotText(field.unwrap_or_else(|| "headers".to_owned())))
-        })
+            return Err(Problem::NotText(field.unwrap_or_else(|| "headers".to_owned())));
+        };
+        Ok(text)
     };
     let core = route.core;
     let mut headers = Headers::with_capacity(work.headers.len());

@@ -45,6 +45,8 @@ impl Relations {
         table: Option<&TableName>,
         route: &Route,
     ) -> Result<(), MapError> {
+        // First of all: a row must never be read with the shape from before one that does not fit.
+        self.0.remove(&relation.id);
         // The protocol writes no schema for pg_catalog; an outbox is never there.
         let ours =
             table.filter(|table| table.schema == relation.schema && table.name == relation.name);

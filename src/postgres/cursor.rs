@@ -7,7 +7,7 @@
 //!
 //! Order of writes, which makes [`Cursor::flush_limit`] a proof: the row is committed *and flushed* first
 //! (`synchronous_commit = local`), then a position up to `flush_limit` may be confirmed. A slot that stands beyond the limit
-//! was moved, or made again, by somebody else. With `synchronous_commit = off` a crash of the server could keep the slot's
+//! was moved, or made again, by somebody else; `relay` keeps the order. With `synchronous_commit = off` a crash of the server could keep the slot's
 //! move and lose the row's, and the pipeline would halt for nothing.
 
 use super::error::SourceError;

@@ -19,6 +19,8 @@ mod await_that;
 mod ledger;
 /// Writers under load that keep a ledger, whatever happens to the server.
 mod load;
+/// A whole pipeline, set up by the real command.
+mod pipeline;
 /// Servers of a test's own, to kill, freeze and restart.
 mod private;
 /// The real binary, its configuration, its admin endpoint, its end.
@@ -30,9 +32,17 @@ mod topic;
 
 // The tests.
 
+/// The control side: setup, the fence, the cursor row, the session's end.
+mod control;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
+/// Stop, kill, restart, freeze: what is sent again, and what is not.
+mod resume;
 /// The shared servers answer, and a produced record is read back with header and key.
 mod servers_answer;
+/// The way of an event: layouts, statements, sizes.
+mod stream;
 /// No servers: the layers, the limits of files and lines, names that documents promise.
 mod tidy;
+/// The replication connection: login, stream, and every way it ends.
+mod wal_connection;

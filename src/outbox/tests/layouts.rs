@@ -27,7 +27,8 @@ fn a_row_of_layout_postrider() {
         ],
     );
     expect![[r#"
-        event     42 "OrderPlaced" of (order, o-7)
+        event     42 "OrderPlaced"
+        aggregate order / o-7
         topic     order
         key       "o-7"
         value     "{\"total\":  9.50}"
@@ -55,7 +56,8 @@ fn a_row_of_layout_debezium() {
         ],
     );
     expect![[r#"
-        event     0b6c8a4e-1111-4222-8333-944444444444 "OrderCreated" of (Order, 42)
+        event     0b6c8a4e-1111-4222-8333-944444444444 "OrderCreated"
+        aggregate Order / 42
         topic     outbox.event.Order
         key       "42"
         value     "{\"total\": 9.5}"
@@ -86,7 +88,8 @@ fn a_row_of_layout_commerce() {
         ],
     );
     expect![[r#"
-        event     9 "OrderConfirmed" of (Order, 77)
+        event     9 "OrderConfirmed"
+        aggregate Order / 77
         topic     Order
         key       "77"
         value     "{\"ok\": true}"
@@ -123,7 +126,8 @@ fn a_row_of_layout_gcx() {
         ],
     );
     expect![[r#"
-        event     0b6c8a4e-1111-4222-8333-944444444444 "trade.matched" of (Trade, aaaaaaaa-1111-4222-8333-944444444444)
+        event     0b6c8a4e-1111-4222-8333-944444444444 "trade.matched"
+        aggregate Trade / aaaaaaaa-1111-4222-8333-944444444444
         topic     trades
         key       "BTC-EUR"
         value     "{\"price\": 1}"
@@ -133,7 +137,8 @@ fn a_row_of_layout_gcx() {
         header    position = "0/1A2B3C8:5"
         header    source = "engine"
         header    traceId = "t-1"
-    "#]].assert_eq(&record);
+    "#]]
+    .assert_eq(&record);
 }
 
 #[test]
@@ -153,7 +158,8 @@ fn a_row_of_layout_sqlgarden() {
         ],
     );
     expect![[r#"
-        event     1 "UserEmailUpdated" of (User, u-1)
+        event     1 "UserEmailUpdated"
+        aggregate User / u-1
         topic     User
         key       "u-1"
         value     "{\"email\": \"a@b.example\"}"
@@ -181,7 +187,8 @@ fn a_row_of_layout_adr30() {
         ],
     );
     expect![[r#"
-        event     0b6c8a4e-1111-4222-8333-944444444444 "booking.created" of (booking, aaaaaaaa-1111-4222-8333-944444444444)
+        event     0b6c8a4e-1111-4222-8333-944444444444 "booking.created"
+        aggregate booking / aaaaaaaa-1111-4222-8333-944444444444
         topic     booking.created
         key       "aaaaaaaa-1111-4222-8333-944444444444"
         value     "{\"guest\": \"x\"}"
@@ -191,5 +198,6 @@ fn a_row_of_layout_adr30() {
         header    position = "0/1A2B3C8:5"
         header    userId = "u"
         header    traceId = "t"
-    "#]].assert_eq(&record);
+    "#]]
+    .assert_eq(&record);
 }

@@ -109,6 +109,14 @@ pub(super) fn print(mapped: Result<Option<Mapped<'_>>, MapError>) -> String {
     }
 }
 
+/// What is wrong with the event, without which event it is.
+pub(super) fn problem(error: &MapError) -> String {
+    match error {
+        MapError::Poison(poison) => poison.problem.to_string(),
+        MapError::Unfit(_) | MapError::OutOfStep { .. } => error.to_string(),
+    }
+}
+
 fn shown(bytes: Option<&[u8]>) -> String {
     bytes.map_or("null".to_owned(), |bytes| format!("\"{}\"", bytes.escape_ascii()))
 }
@@ -117,8 +125,8 @@ fn print_mapped(mapped: &Mapped<'_>) -> String {
     let mut out = String::new();
     let record = mapped.record();
     let Mapped { aggregate, event_type, event_id, clamped, .. } = mapped;
-    writeln!(out, "event     {event_id} {event_type:?} of ({}, {})", aggregate.kind, aggregate.id)
-        .unwrap();
+    writeln!(out, "event     {event_id} {event_type:?}").unwrap();
+    writeln!(out, "aggregate {} / {}", aggregate.kind, aggregate.id).unwrap();
     write!(out, "topic     {}", record.topic).unwrap();
     writeln!(out, "{}", record.partition.map_or(String::new(), |p| format!(" / {p}"))).unwrap();
     writeln!(out, "key       {}", shown(record.key)).unwrap();

@@ -71,7 +71,10 @@ fn half_made(slot: &str) -> Halt {
 }
 
 fn transaction(sql: &str) -> String {
-    format!("BEGIN;\nSET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\n{}\nCOMMIT;", sql.trim_end())
+    let sql = sql.trim_end();
+    // On a line of its own: the text may end with a comment.
+    let end = if sql.ends_with(';') { "" } else { "\n;" };
+    format!("BEGIN;\nSET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\n{sql}{end}\nCOMMIT;")
 }
 
 fn table(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {

@@ -58,7 +58,11 @@ impl Context {
     fn refused(&self, ticket: Ticket, error: &KafkaError) {
         let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
         let verdict = verdict(code);
-        if let Outcome::Rejected { scope: Scope::Destination, .. } = verdict.outcome {
+        let too_large = matches!(code, Code::MessageSizeTooLarge | Code::MessageBatchTooLarge);
+        let destination =
+            matches!(verdict.outcome, Outcome::Rejected { scope: Scope::Destination, .. });
+        if too_large || destination {
+            // The topic is not what it was when it was asked for.
             self.shared.forget_topics();
         }
         self.shared.mailbox.report(ticket, verdict.outcome);

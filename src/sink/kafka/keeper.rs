@@ -26,6 +26,8 @@ const DRAIN_MAX: Duration = Duration::from_secs(1);
 const REPEAT: Duration = Duration::from_secs(5);
 /// How long records may be in flight without any acknowledgement before that is told.
 const STALL: Duration = Duration::from_secs(5);
+/// Topics asked for in one turn while nothing is acknowledged.
+const STALL_TOPICS: usize = 8;
 /// How often what is known of topics is asked for again.
 const REFRESH: Duration = Duration::from_mins(1);
 
@@ -70,8 +72,9 @@ impl Keeper {
     pub(super) fn run(mut self) {
         while self.take_orders() {
             self.see_out();
-            self.ask();
-            self.watch();
+            if self.ask() {
+                self.watch();
+            }
             self.refresh();
         }
     }
@@ -102,8 +105,8 @@ impl Keeper {
         if anew {
             self.asked_at = None;
         }
-        if suspicion.is_some() {
-            self.suspicion = suspicion;
+        if let Some(suspicion) = suspicion {
+            suspicion.outweigh(&mut self.suspicion);
         }
         !stop
     }
@@ -136,14 +139,14 @@ impl Keeper {
         drop(empty);
     }
 
-    /// Asks for the topic that is waited for.
-    fn ask(&mut self) {
+    /// Asks for the topic that is waited for. False when no broker answered.
+    fn ask(&mut self) -> bool {
         let (Some(topic), Some(producer)) = (self.wanted.clone(), self.producer.clone()) else {
             self.over(About::Topic);
-            return;
+            return true;
         };
         if self.asked_at.is_some_and(|at| at.elapsed() < TICK) {
-            return;
+            return true;
         }
         let answer = topic::look_up(&producer, &topic, ANSWER_MAX);
         self.asked_at = Some(Instant::now());
@@ -156,11 +159,14 @@ impl Keeper {
                 self.over(About::Topic);
                 self.over(About::Broker);
                 self.shared.mailbox.post(Post::Retry);
+                true
             }
             Err(code) => {
-                let trouble = trouble::of_topic(&topic, code, &self.brokers)
-                    .unwrap_or_else(|| self.broker_trouble());
+                let about_topic = trouble::of_topic(&topic, code, &self.brokers);
+                let answered = about_topic.is_some();
+                let trouble = about_topic.unwrap_or_else(|| self.broker_trouble());
                 self.say(trouble);
+                answered
             }
         }
     }
@@ -182,15 +188,35 @@ impl Keeper {
             return;
         }
         if !self.answers(&producer) {
-            self.say(self.broker_trouble());
+            let trouble = self.broker_trouble();
+            self.say(trouble);
             return;
         }
         self.connected = true;
         self.suspicion = None;
         self.over(About::Broker);
         if stalled {
-            self.say(trouble::of_stall(self.acked_at.elapsed().as_secs()));
+            let why = self.why_stalled(&producer);
+            self.say(why);
         }
+    }
+
+    /// A topic that was there and is not, or what else may be. Asks for a few topics a turn, so each has its turn.
+    fn why_stalled(&mut self, producer: &Producer) -> Trouble {
+        if self.stale.is_empty() {
+            self.stale = self.shared.known_topics().into_keys().collect();
+        }
+        for _ in 0..STALL_TOPICS {
+            let Some(topic) = self.stale.pop() else { break };
+            if let Err(code) = topic::look_up(producer, &topic, ANSWER_MAX)
+                && let Some(trouble) = trouble::of_topic(&topic, code, &self.brokers)
+            {
+                // It stays at hand: the next turn asks for it again.
+                self.stale.push(topic);
+                return Trouble { about: About::Stall, ..trouble };
+            }
+        }
+        trouble::of_stall(STALL)
     }
 
     /// Whether a broker answers. The first question also makes the producer connect before it has anything to send.
@@ -202,13 +228,17 @@ impl Keeper {
         producer.client().fetch_metadata(topic.as_deref(), ANSWER_MAX).is_ok()
     }
 
-    fn broker_trouble(&self) -> Trouble {
+    fn broker_trouble(&mut self) -> Trouble {
+        if let Some(heard) = self.shared.heard() {
+            heard.outweigh(&mut self.suspicion);
+        }
         trouble::of_broker(&self.brokers, self.suspicion.as_ref())
     }
 
     fn say(&mut self, trouble: Trouble) {
+        // The hint names what is in trouble; the reason may carry times that change with every try.
         if let Some((said, at)) = &self.said
-            && *said == trouble
+            && (said.about, &said.hint) == (trouble.about, &trouble.hint)
             && at.elapsed() < REPEAT
         {
             return;

@@ -18,6 +18,7 @@ use super::{KafkaSpec, Mailbox, NotTaken, Post, Sink, SinkError};
 use crate::record::{Outcome, Record, Refusal, Scope, Ticket};
 use context::Context;
 use keeper::Keeper;
+use properties::{CLIENT_BYTES_MAX, FRAMING_BYTES, Sizes};
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
 use rdkafka::producer::{Producer as _, ThreadedProducer};
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -26,7 +27,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use topic::{Facts, Limits};
+use topic::Facts;
+
+/// How old what is known of a topic may be when a record is refused for it.
+const FRESH: Duration = Duration::from_secs(5);
 
 /// librdkafka's producer with its polling thread.
 type Producer = ThreadedProducer<Context>;
@@ -34,16 +38,16 @@ type Producer = ThreadedProducer<Context>;
 /// A producer, the topics it may send to, and the thread that looks after both.
 pub(super) struct KafkaSink {
     shared: Arc<Shared>,
+    spec: KafkaSpec,
     config: ClientConfig,
-    limits: Limits,
+    /// What `producer` was made with.
+    sizes: Sizes,
     /// The producer; none after it could not be made again, or after `close`.
     producer: Option<Arc<Producer>>,
     /// Something was handed to `producer`.
     used: bool,
-    /// A producer that is emptied because `producer` takes over with smaller batches.
+    /// A producer that is emptied because `producer` takes over with other sizes.
     emptying: Option<Arc<Producer>>,
-    /// `batch.size` of `producer`.
-    batch_bytes: usize,
     topics: BTreeMap<String, Arc<Facts>>,
     topics_version: u64,
 }
@@ -61,18 +65,11 @@ impl KafkaSink {
         let mut sink = Self {
             shared: Arc::clone(&shared),
             config,
-            limits: Limits {
-                client: properties::number(
-                    spec,
-                    "message.max.bytes",
-                    properties::CLIENT_LIMIT_BYTES,
-                ),
-                operator: spec.size_max,
-            },
+            spec: spec.clone(),
+            sizes: Sizes::of(spec),
             producer: None,
             used: false,
             emptying: None,
-            batch_bytes: properties::number(spec, "batch.size", properties::BATCH_BYTES),
             topics: BTreeMap::new(),
             topics_version: 0,
         };
@@ -88,7 +85,7 @@ impl KafkaSink {
 
     /// Puts a new producer in place of the present one, which is given back.
     fn renew(&mut self) -> Result<Option<Arc<Producer>>, SinkError> {
-        self.config.set("batch.size", self.batch_bytes.to_string());
+        self.sizes.put(&self.spec, &mut self.config);
         let context = Context::new(Arc::clone(&self.shared));
         let producer =
             Producer::from_config_and_context(&self.config, context).map_err(SinkError::Create)?;
@@ -121,10 +118,21 @@ impl KafkaSink {
         known
     }
 
-    /// Goes over to smaller batches, once what the present producer has is acknowledged: a batch over the topic's limit would be
-    /// refused whole, and librdkafka fixes `batch.size` when a producer is made.
-    fn shrink_batches(&mut self, bytes: usize) {
-        self.batch_bytes = bytes;
+    /// The sizes a producer must have to send this record to this topic: batches under the topic's limit, as one above is refused
+    /// whole, and room for the record itself.
+    fn sizes_for(&self, record: &Record<'_>, facts: &Facts) -> Sizes {
+        let mut sizes = self.sizes;
+        sizes.batch = sizes.batch.min(batch_within(facts.limit));
+        if sizes.grows && topic::batch_bytes_at_most(record) > sizes.client {
+            let client = facts.limit.saturating_add(FRAMING_BYTES).min(CLIENT_BYTES_MAX);
+            sizes.client = sizes.client.max(client);
+        }
+        sizes
+    }
+
+    /// Goes over to a producer of other sizes, once what the present one has is acknowledged.
+    fn resize(&mut self, sizes: Sizes) {
+        self.sizes = sizes;
         self.shared.settling.store(true, Ordering::SeqCst);
         if let Some(old) = self.renew_or_say() {
             self.emptying = Some(Arc::clone(&old));
@@ -194,10 +202,17 @@ impl Sink for KafkaSink {
         let Some(facts) = self.facts(record.topic) else {
             return Err(NotTaken::Destination);
         };
-        topic::fits(record, &facts, self.limits).map_err(NotTaken::Refused)?;
-        let batch_bytes = batch_within(facts.limit);
-        if batch_bytes < self.batch_bytes {
-            self.shrink_batches(batch_bytes);
+        if let Err(reason) = topic::fits(record, &facts, self.spec.size_max) {
+            if facts.asked_at.elapsed() > FRESH {
+                // Somebody may have mended the topic since: nothing is refused on old news.
+                self.shared.want(record.topic);
+                return Err(NotTaken::Destination);
+            }
+            return Err(NotTaken::Refused(reason));
+        }
+        let sizes = self.sizes_for(record, &facts);
+        if sizes != self.sizes {
+            self.resize(sizes);
             return Err(NotTaken::Full);
         }
         self.produce(&facts, ticket, record)

@@ -3,14 +3,49 @@
 //! Knows the promises; knows no topic and no broker. Makes the [`ClientConfig`] that producers are made from.
 
 use super::names::NAMES;
+use super::topic::BROKER_DEFAULT_BYTES;
 use crate::sink::{KafkaSpec, SinkError};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaConfRes;
 
-/// The largest record in bytes the client handles, whatever the topic takes (`message.max.bytes`). librdkafka fixes it when the
-/// producer is made, before any topic is known, so it is large; each topic's own limit is checked before a record is handed over.
-pub(super) const CLIENT_LIMIT_BYTES: usize = 128 << 20;
+/// The largest `message.max.bytes` librdkafka takes, in bytes.
+pub(super) const CLIENT_BYTES_MAX: usize = 1_000_000_000;
+
+/// librdkafka judges a record by the most its framing may take; this much more than a topic's limit is enough for it. Bytes.
+pub(super) const FRAMING_BYTES: usize = 1_024;
+
+/// What librdkafka is told when a producer is made, and can't be told later.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Sizes {
+    /// `batch.size`: uncompressed bytes of a batch, unless one record alone is larger.
+    pub(super) batch: usize,
+    /// `message.max.bytes`: the largest record. Each request's buffer may become as large, so it is no larger than it must be.
+    pub(super) client: usize,
+    /// Whether `client` may grow: the operator has not fixed it.
+    pub(super) grows: bool,
+}
+
+impl Sizes {
+    /// The operator's numbers, or ours.
+    pub(super) fn of(spec: &KafkaSpec) -> Self {
+        let number =
+            |name: &str| spec.properties.get(name).and_then(|text| text.trim().parse().ok());
+        let client = number("message.max.bytes");
+        Self {
+            batch: number("batch.size").unwrap_or(BATCH_BYTES),
+            client: client.unwrap_or(BROKER_DEFAULT_BYTES + FRAMING_BYTES),
+            grows: client.is_none(),
+        }
+    }
+
+    /// Writes them into the configuration of the next producer, with room for the largest record in the queue.
+    pub(super) fn put(self, spec: &KafkaSpec, config: &mut ClientConfig) {
+        config.set("batch.size", self.batch.to_string());
+        config.set("message.max.bytes", self.client.to_string());
+        config.set("queue.buffering.max.kbytes", queue_kbytes(spec, self.client).to_string());
+    }
+}
 
 /// Uncompressed bytes of a batch (`batch.size`), unless a topic takes less. Below the broker's default limit of 1,048,588.
 pub(super) const BATCH_BYTES: usize = 1_000_000;
@@ -102,11 +137,6 @@ pub(super) fn client_config(spec: &KafkaSpec) -> Result<ClientConfig, SinkError>
     Ok(config)
 }
 
-/// The operator's `batch.size` and `message.max.bytes`, or ours.
-pub(super) fn number(spec: &KafkaSpec, name: &str, ours: usize) -> usize {
-    spec.properties.get(name).and_then(|value| value.trim().parse().ok()).unwrap_or(ours)
-}
-
 fn allowed(name: &str, value: &str) -> Result<(), SinkError> {
     let Some(guard) = GUARDS.iter().find(|guard| guard.name == name) else {
         return Ok(());
@@ -161,9 +191,8 @@ fn ours(spec: &KafkaSpec) -> ClientConfig {
     ] {
         config.set(name, value);
     }
-    config.set("message.max.bytes", CLIENT_LIMIT_BYTES.to_string());
     config.set("queue.buffering.max.messages", queue_messages(spec).to_string());
-    config.set("queue.buffering.max.kbytes", queue_kbytes(spec).to_string());
+    Sizes::of(spec).put(spec, &mut config);
     config
 }
 
@@ -173,8 +202,8 @@ fn queue_messages(spec: &KafkaSpec) -> usize {
 }
 
 /// As above, with room for one record of the largest size; librdkafka's own limit is 2 TiB.
-fn queue_kbytes(spec: &KafkaSpec) -> usize {
-    let bytes = spec.in_flight_bytes.saturating_mul(2).saturating_add(CLIENT_LIMIT_BYTES);
+fn queue_kbytes(spec: &KafkaSpec, record: usize) -> usize {
+    let bytes = spec.in_flight_bytes.saturating_mul(2).saturating_add(record);
     (bytes / 1024).min(2_147_483_647)
 }
 

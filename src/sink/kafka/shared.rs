@@ -51,6 +51,27 @@ pub(super) struct Suspicion {
     pub(super) reason: String,
 }
 
+impl Suspicion {
+    /// Takes the place of `held`, unless that says more: a refused login says more than the broken connection that follows it.
+    pub(super) fn outweigh(self, held: &mut Option<Self>) {
+        if held.as_ref().is_none_or(|held| held.weight() <= self.weight()) {
+            *held = Some(self);
+        }
+    }
+
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "librdkafka's list is open: the rest is a connection that fails"
+    )]
+    const fn weight(&self) -> u8 {
+        match self.code {
+            Code::Authentication | Code::SaslAuthenticationFailed | Code::SSL => 2,
+            Code::AllBrokersDown => 0,
+            _ => 1,
+        }
+    }
+}
+
 /// A producer on its way out. Muted, its records are given up (reset); else they are waited for (a smaller batch is needed).
 pub(super) struct Leaving {
     pub(super) producer: Arc<Producer>,
@@ -100,24 +121,16 @@ impl Shared {
         }
     }
 
-    /// The error callback heard something. What says most is kept: a refused login before a broken connection.
+    /// The error callback heard something.
     pub(super) fn suspect(&self, code: Code, reason: &str) {
         let reason: String =
             reason.lines().next().unwrap_or_default().chars().take(REASON_BYTES_MAX).collect();
-        let weight = |code: Code| {
-            u8::from(code != Code::AllBrokersDown)
-                + 2 * u8::from(matches!(
-                    code,
-                    Code::Authentication | Code::SSL | Code::SaslAuthenticationFailed
-                ))
-        };
-        self.tell(|inbox| {
-            let lighter =
-                inbox.suspicion.as_ref().is_some_and(|old| weight(old.code) > weight(code));
-            if !lighter {
-                inbox.suspicion = Some(Suspicion { code, reason });
-            }
-        });
+        self.tell(|inbox| Suspicion { code, reason }.outweigh(&mut inbox.suspicion));
+    }
+
+    /// What the error callback heard since the last look.
+    pub(super) fn heard(&self) -> Option<Suspicion> {
+        self.inbox().suspicion.take()
     }
 
     /// Waits for work, at most `timeout`, and shows the inbox to `take`.

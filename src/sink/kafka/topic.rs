@@ -6,7 +6,7 @@ use crate::record::{Record, Refusal};
 use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::ffi::CString;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The broker's default of `message.max.bytes`, taken where the topic's own limit may not be read (Kafka's documentation).
 pub(super) const BROKER_DEFAULT_BYTES: usize = 1_048_588;
@@ -28,6 +28,8 @@ pub(super) struct Facts {
     pub(super) limit: usize,
     /// Replicas that must have a record before it is acknowledged, where we may read it.
     pub(super) min_insync: Option<u32>,
+    /// When the broker said so.
+    pub(super) asked_at: Instant,
 }
 
 /// Asks for a topic; waits at most twice `timeout`.
@@ -49,8 +51,13 @@ pub(super) fn look_up(producer: &Producer, topic: &str, timeout: Duration) -> Re
     if partitions == 0 {
         return Err(unclear);
     }
-    // The permission to read the configuration is optional.
-    let entries = native::topic_config(producer, &name, timeout).unwrap_or_default();
+    let entries = match native::topic_config(producer, &name, timeout) {
+        Ok(entries) => entries,
+        // A broker that did not answer may have a smaller limit than its default.
+        Err(error @ (Code::OperationTimedOut | Code::BrokerTransportFailure)) => return Err(error),
+        // The permission to read the configuration is optional, and so is the request itself among Kafka's relatives.
+        Err(_) => Vec::new(),
+    };
     let entry = |wanted: &str| {
         entries.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str())
     };
@@ -61,6 +68,7 @@ pub(super) fn look_up(producer: &Producer, topic: &str, timeout: Duration) -> Re
             .and_then(|value| value.parse().ok())
             .unwrap_or(BROKER_DEFAULT_BYTES),
         min_insync: entry("min.insync.replicas").and_then(|value| value.parse().ok()),
+        asked_at: Instant::now(),
     })
 }
 
@@ -72,39 +80,40 @@ pub(super) fn name_fits(topic: &str) -> bool {
         && !matches!(topic, "." | "..")
 }
 
-/// What bounds a record: the topic, the client, and the operator's own word.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    /// `message.max.bytes` of the client.
-    pub(super) client: usize,
-    /// `payload.size_max`, bytes of key, value and headers.
-    pub(super) operator: Option<usize>,
-}
-
-/// Whether the topic takes the record, alone in a batch and not compressed.
-pub(super) fn fits(record: &Record<'_>, facts: &Facts, limits: Limits) -> Result<(), Refusal> {
+/// Whether the topic takes the record, alone in a batch and not compressed. `size_max` is the operator's own limit on key, value
+/// and headers.
+pub(super) fn fits(
+    record: &Record<'_>,
+    facts: &Facts,
+    size_max: Option<usize>,
+) -> Result<(), Refusal> {
     if let Some(partition) = record.partition
         && !(0..facts.partitions).contains(&partition)
     {
         return Err(Refusal::Partition(partition));
     }
     let size = record.size_bytes();
-    if let Some(limit) = limits.operator
+    if let Some(limit) = size_max
         && size > limit
     {
         return Err(Refusal::TooLarge { size, limit });
     }
-    let limit = facts.limit.min(limits.client);
+    let limit = facts.limit;
     // The exact size is only worth its loop near the limit.
-    if size + BATCH_HEADER_BYTES + 64 + 32 * record.headers.len() <= limit {
+    if batch_bytes_at_most(record) <= limit {
         return Ok(());
     }
     let size = batch_bytes(record);
     if size > limit { Err(Refusal::TooLarge { size, limit }) } else { Ok(()) }
 }
 
+/// As [`batch_bytes`], or a little more: ten bytes of lengths a header, and 64 for the rest.
+pub(super) fn batch_bytes_at_most(record: &Record<'_>) -> usize {
+    record.size_bytes() + BATCH_HEADER_BYTES + 64 + 10 * record.headers.len()
+}
+
 /// Bytes of a batch of this record alone, not compressed (Kafka protocol, "Record Batch"; held against a real broker).
-pub(super) fn batch_bytes(record: &Record<'_>) -> usize {
+fn batch_bytes(record: &Record<'_>) -> usize {
     let sized = |bytes: Option<usize>| bytes.map_or(1, |len| varint_bytes(len) + len);
     let headers: usize = record
         .headers

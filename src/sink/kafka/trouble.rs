@@ -2,6 +2,7 @@
 
 use super::shared::Suspicion;
 use rdkafka::types::RDKafkaErrorCode as Code;
+use std::time::Duration;
 
 /// One thing that is wrong, as it is told.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -92,10 +93,10 @@ pub(super) fn of_broker(brokers: &str, said: Option<&Suspicion>) -> Trouble {
 }
 
 /// Brokers answer, but for a while nothing was acknowledged.
-pub(super) fn of_stall(seconds: u64) -> Trouble {
+pub(super) fn of_stall(after: Duration) -> Trouble {
     Trouble {
         about: About::Stall,
-        reason: format!("the broker has acknowledged nothing for {seconds} s"),
+        reason: format!("the broker has acknowledged nothing for more than {} s", after.as_secs()),
         hint: Some(
             "look for partitions below min.insync.replicas: \
              kafka-topics.sh --describe --under-min-isr-partitions"

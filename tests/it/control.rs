@@ -1,0 +1,119 @@
+//! The control side against real servers. Here: one pipeline on a database of the test's own.
+
+mod cursor;
+mod fence;
+mod session;
+mod setup;
+
+use crate::server::{Database, Version, unique};
+use postrider::error::Halt;
+use postrider::postgres::Conninfo;
+use postrider::postgres::control::{Ask, Control};
+use postrider::postgres::fence::{Decision, Facts, Identity, Resume, decide};
+use postrider::postgres::names::{Names, TableName};
+use postrider::postgres::setup::{Options, Progress, SetupError, SetupPlan, apply};
+use postrider::postgres::wal::WalConnection;
+
+const OUTBOX: &str = "create table public.outbox (
+    id bigint generated always as identity primary key,
+    aggregate_type text not null, aggregate_id text not null, payload json)";
+
+const ROW: &str =
+    "insert into public.outbox (aggregate_type, aggregate_id, payload) values ('a', '1', '{}')";
+
+/// A pipeline by its configuration, and two control sessions of it.
+struct Pipeline {
+    names: Names,
+    columns: Vec<String>,
+    messages: bool,
+    conninfo: Conninfo,
+    control: Control,
+    watch: Control,
+    // Last: its slots can't go while the sessions are there.
+    database: Database,
+}
+
+fn conninfo(url: &str) -> Conninfo {
+    Conninfo::parse(url, &|_| None).expect("a connection string")
+}
+
+impl Pipeline {
+    /// A database without anything of ours.
+    async fn bare(version: Version, test: &str) -> Self {
+        let database = Database::create(version, test).await;
+        let name = unique(test);
+        let names = Names {
+            pipeline: name.clone(),
+            slot: format!("postrider_{name}"),
+            publication: format!("postrider_{name}"),
+            table: Some(TableName::new("public", "outbox")),
+        };
+        let conninfo = conninfo(&database.url());
+        Self {
+            names,
+            columns: ["id", "aggregate_type", "aggregate_id", "payload"].map(str::to_owned).into(),
+            messages: false,
+            control: Control::connect(&conninfo, "postrider test").await.unwrap(),
+            watch: Control::connect(&conninfo, "postrider watch").await.unwrap(),
+            conninfo,
+            database,
+        }
+    }
+
+    /// With the outbox table, and set up.
+    async fn ready(version: Version, test: &str) -> Self {
+        let pipeline = Self::bare(version, test).await;
+        pipeline.sql(OUTBOX).await;
+        pipeline.set_up(&Options::default()).await.unwrap();
+        pipeline
+    }
+
+    fn ask<'a>(&'a self, identity: &'a Option<Identity>) -> Ask<'a> {
+        Ask {
+            names: &self.names,
+            identity,
+            columns: &self.columns,
+            messages: self.messages,
+            failover: true,
+        }
+    }
+
+    async fn set_up(&self, options: &Options<'_>) -> Result<SetupPlan, SetupError> {
+        let mut told = |_: Progress<'_>| {};
+        apply(&self.control, &self.watch, &self.ask(&None), options, &mut told).await
+    }
+
+    async fn facts(&self) -> Facts {
+        self.control.facts(&self.ask(&None)).await.unwrap()
+    }
+
+    async fn decide(&self) -> Result<Decision, Halt> {
+        decide(&self.facts().await)
+    }
+
+    async fn resume(&self) -> Resume {
+        match self.decide().await {
+            Ok(Decision::Resume(resume)) => *resume,
+            other => panic!("does not resume: {other:?}"),
+        }
+    }
+
+    /// The replication connection's word for it, as in a whole handshake.
+    async fn wal(&self) -> (WalConnection, Option<Identity>) {
+        let mut wal = WalConnection::connect(&self.conninfo, "postrider test").await.unwrap();
+        let identity = Identity::from(&wal.identify_system().await.unwrap());
+        (wal, Some(identity))
+    }
+
+    /// Statements as the application or an operator.
+    async fn sql(&self, sql: &str) {
+        self.database.connect().await.batch(&self.fill(sql)).await;
+    }
+
+    /// `{slot}`, `{publication}` and `{pipeline}` in a statement.
+    fn fill(&self, sql: &str) -> String {
+        sql.replace("{slot}", &self.names.slot)
+            .replace("{publication}", &self.names.publication)
+            .replace("{pipeline}", &self.names.pipeline)
+    }
+}

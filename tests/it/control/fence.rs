@@ -1,0 +1,268 @@
+//! Each rule of the fence that a real server can be brought to break.
+
+use super::{OUTBOX, Pipeline, ROW};
+use crate::await_that::await_that;
+use crate::private::PrivatePostgres;
+use crate::server::Version;
+use postrider::error::HaltReason;
+use postrider::lsn::Lsn;
+use postrider::postgres::control::{Ask, Control};
+use postrider::postgres::cursor;
+use postrider::postgres::fence::{AfterStart, Decision, Identity, check_after_start, decide};
+use postrider::postgres::names::{Names, TableName};
+use postrider::postgres::setup::{Options, apply};
+use postrider::postgres::slot;
+use postrider::postgres::wal::StartReplication;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// What is done to a pipeline that is set up, and the halt it gets.
+const CASES: &[(&str, HaltReason)] = &[
+    ("select pg_drop_replication_slot('{slot}')", HaltReason::SlotMissing),
+    (
+        "select pg_drop_replication_slot('{slot}'); \
+         select pg_create_physical_replication_slot('{slot}')",
+        HaltReason::SlotUnusable,
+    ),
+    (
+        "select pg_drop_replication_slot('{slot}'); \
+         select pg_create_logical_replication_slot('{slot}', 'test_decoding')",
+        HaltReason::SlotUnusable,
+    ),
+    (
+        "select pg_drop_replication_slot('{slot}'); \
+         select pg_create_logical_replication_slot('{slot}', 'pgoutput', false, true)",
+        HaltReason::SlotUnusable,
+    ),
+    // The trap: a slot of the same name, made again.
+    (
+        "select pg_drop_replication_slot('{slot}'); \
+         select pg_create_logical_replication_slot('{slot}', 'pgoutput')",
+        HaltReason::SlotMoved,
+    ),
+    ("select pg_replication_slot_advance('{slot}', pg_current_wal_lsn())", HaltReason::SlotMoved),
+    ("update postrider.cursor set slot = 'another'", HaltReason::SlotMoved),
+    ("update postrider.cursor set system_identifier = '1'", HaltReason::OtherHistory),
+    ("update postrider.cursor set timeline = 9", HaltReason::OtherHistory),
+    (
+        "update postrider.cursor set watermark = 'FFFF/0', flush_limit = 'FFFF/0'",
+        HaltReason::PositionAhead,
+    ),
+    ("drop schema postrider cascade", HaltReason::SchemaUnfit),
+    ("delete from postrider.migration", HaltReason::SchemaUnfit),
+    ("insert into postrider.migration values (99, 'later')", HaltReason::SchemaUnfit),
+    ("drop publication {publication}", HaltReason::PublicationMissing),
+    ("alter publication {publication} set (publish = 'delete')", HaltReason::PublicationUnfit),
+    ("alter publication {publication} drop table public.outbox", HaltReason::PublicationUnfit),
+    (
+        "alter publication {publication} set table public.outbox where (id > 5)",
+        HaltReason::PublicationUnfit,
+    ),
+    (
+        "alter publication {publication} set table public.outbox (id, payload)",
+        HaltReason::PublicationUnfit,
+    ),
+    ("drop table public.outbox", HaltReason::TableUnfit),
+    ("alter table public.outbox rename to outbox_old", HaltReason::TableUnfit),
+    ("alter table public.outbox rename payload to body", HaltReason::TableUnfit),
+    (
+        "drop publication {publication}; alter table public.outbox set unlogged",
+        HaltReason::TableUnfit,
+    ),
+    (
+        "alter table public.outbox rename to old; create view public.outbox as select * from public.old",
+        HaltReason::TableUnfit,
+    ),
+];
+
+async fn halts(version: Version) {
+    for (sql, reason) in CASES {
+        let pipeline = Pipeline::ready(version, "fence").await;
+        pipeline.sql(ROW).await;
+        let client = pipeline.database.connect().await;
+        // One by one: a slot can't be made in a transaction that has written.
+        for statement in sql.split("; ") {
+            client.batch(&pipeline.fill(statement)).await;
+        }
+        match pipeline.decide().await {
+            Err(halt) => assert_eq!(halt.reason, *reason, "{sql}\n{halt}"),
+            Ok(other) => panic!("{sql}\n{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_broken_rule_halts_on_15() {
+    halts(Version::Pg15).await;
+}
+
+#[tokio::test]
+async fn every_broken_rule_halts_on_17() {
+    halts(Version::Pg17).await;
+}
+
+#[tokio::test]
+async fn every_broken_rule_halts_on_18() {
+    halts(Version::Pg18).await;
+}
+
+#[tokio::test]
+async fn a_slot_of_another_database_halts() {
+    let pipeline = Pipeline::ready(Version::Pg17, "other_database").await;
+    let other = Pipeline::bare(Version::Pg17, "other_database").await;
+    pipeline.sql("select pg_drop_replication_slot('{slot}')").await;
+    other
+        .sql(&pipeline.fill("select pg_create_logical_replication_slot('{slot}', 'pgoutput')"))
+        .await;
+    assert_eq!(pipeline.decide().await.unwrap_err().reason, HaltReason::SlotUnusable);
+}
+
+#[tokio::test]
+async fn partitions_are_published_by_root_or_not_at_all() {
+    for version in Version::ALL {
+        let pipeline = Pipeline::bare(version, "partitions").await;
+        pipeline
+            .sql(
+                "create table public.outbox (id bigint, aggregate_type text, aggregate_id text, \
+                 payload json) partition by range (id); \
+                 create table public.outbox_1 partition of public.outbox for values from (0) to (9)",
+            )
+            .await;
+        pipeline.set_up(&Options::default()).await.unwrap();
+        pipeline.resume().await;
+        pipeline
+            .sql("alter publication {publication} set (publish_via_partition_root = false)")
+            .await;
+        let halt = pipeline.decide().await.unwrap_err();
+        assert_eq!(halt.reason, HaltReason::PublicationUnfit);
+        assert!(halt.hint.contains("publish_via_partition_root = true"), "{}", halt.hint);
+        // What the hint says mends it.
+        pipeline.sql(&halt.hint).await;
+        pipeline.resume().await;
+        pipeline.sql("alter publication {publication} set table public.outbox_1").await;
+        let halt = pipeline.decide().await.unwrap_err();
+        assert_eq!(halt.reason, HaltReason::PublicationUnfit);
+    }
+}
+
+#[tokio::test]
+async fn a_table_left_out_is_mended_by_what_the_hint_says() {
+    let pipeline = Pipeline::ready(Version::Pg15, "hint").await;
+    pipeline.sql("alter publication {publication} drop table public.outbox").await;
+    let halt = pipeline.decide().await.unwrap_err();
+    pipeline.sql(&halt.hint).await;
+    pipeline.resume().await;
+}
+
+#[tokio::test]
+async fn for_all_tables_and_messages_alone_are_allowed() {
+    let mut pipeline = Pipeline::bare(Version::Pg18, "allowed").await;
+    pipeline.sql(OUTBOX).await;
+    pipeline.sql("create publication {publication} for all tables with (publish = 'insert')").await;
+    pipeline.set_up(&Options::default()).await.unwrap();
+    assert!(pipeline.resume().await.notes.iter().any(|note| note.name == "all_tables"));
+    pipeline.names.table = None;
+    pipeline.columns.clear();
+    pipeline.messages = true;
+    assert!(pipeline.resume().await.cursor.messages);
+}
+
+/// The whole handshake: both connections, the stream started, the second look, and another process that stands by.
+#[tokio::test]
+async fn the_slot_we_hold_is_ours_and_others_stand_by() {
+    for version in Version::ALL {
+        let pipeline = Pipeline::ready(version, "stand_by").await;
+        let (wal, identity) = pipeline.wal().await;
+        let facts = pipeline.control.facts(&pipeline.ask(&identity)).await.unwrap();
+        let Ok(Decision::Resume(resume)) = decide(&facts) else { panic!("does not resume") };
+        let pid = wal.backend_pid();
+        let mut start = StartReplication::new(&pipeline.names.slot, &pipeline.names.publication);
+        start.lsn = resume.start.lsn();
+        let stream = wal.start(&start).await.unwrap();
+        let row = slot::read(pipeline.control.client(), facts.server.version, &start.slot).await;
+        let row = row.unwrap();
+        assert_eq!(check_after_start(row.as_ref(), pid, &resume), AfterStart::Held);
+        assert!(matches!(
+            check_after_start(row.as_ref(), pid + 1, &resume),
+            AfterStart::Again { .. }
+        ));
+        assert_eq!(pipeline.decide().await, Ok(Decision::StandBy { pid }));
+        stream.stop(SOON).await.unwrap();
+        await_that("the slot is free", SOON, || async {
+            match pipeline.decide().await {
+                Ok(Decision::Resume(_)) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn an_invalidated_slot_is_lost_and_says_why() {
+    for version in Version::ALL {
+        let conf = "max_slot_wal_keep_size = 1MB\nmin_wal_size = 2MB\nmax_wal_size = 2MB";
+        let server = PrivatePostgres::start(version, &conf.replace("2MB", "32MB")).await;
+        let client = server.connect().await;
+        client.batch(OUTBOX).await;
+        let conninfo = super::conninfo(&server.url());
+        let control = Control::connect(&conninfo, "postrider").await.unwrap();
+        let watch = Control::connect(&conninfo, "postrider").await.unwrap();
+        let names = Names {
+            pipeline: "p".to_owned(),
+            slot: "p".to_owned(),
+            publication: "p".to_owned(),
+            table: Some(TableName::new("public", "outbox")),
+        };
+        let identity: Option<Identity> = None;
+        let ask = Ask {
+            names: &names,
+            identity: &identity,
+            columns: &[],
+            messages: false,
+            failover: false,
+        };
+        apply(&control, &watch, &ask, &Options::default(), &mut |_| {}).await.unwrap();
+        for _ in 0..4 {
+            client.batch("create table t (i int); drop table t; select pg_switch_wal()").await;
+        }
+        client.batch("checkpoint").await;
+        let halt = decide(&control.facts(&ask).await.unwrap()).unwrap_err();
+        assert_eq!(halt.reason, HaltReason::SlotLost, "{halt}");
+        assert!(halt.message.contains("wal_removed"), "{halt}");
+    }
+}
+
+/// The row proves the watermark; what the slot forgot in the crash is not asked for again.
+#[tokio::test]
+async fn after_kill_9_of_the_server_the_cursor_leads_the_slot() {
+    let mut server = PrivatePostgres::start(Version::Pg15, "").await;
+    server.connect().await.batch(OUTBOX).await;
+    let conninfo = super::conninfo(&server.url());
+    let names = Names {
+        pipeline: "p".to_owned(),
+        slot: "p".to_owned(),
+        publication: "p".to_owned(),
+        table: Some(TableName::new("public", "outbox")),
+    };
+    let ask =
+        Ask { names: &names, identity: &None, columns: &[], messages: false, failover: false };
+    let control = Control::connect(&conninfo, "postrider").await.unwrap();
+    let watch = Control::connect(&conninfo, "postrider").await.unwrap();
+    apply(&control, &watch, &ask, &Options::default(), &mut |_| {}).await.unwrap();
+    server.connect().await.batch(ROW).await;
+    let facts = control.facts(&ask).await.unwrap();
+    let mut row = facts.cursor.unwrap();
+    let end: Lsn = facts.server.wal_end;
+    row.watermark = postrider::lsn::Watermark::resumed(end);
+    row.flush_limit = end;
+    assert_eq!(cursor::write(control.client(), &row).await.unwrap(), cursor::Written::Stored);
+    server.kill().await;
+    server.restart().await;
+    let control = Control::connect(&conninfo, "postrider").await.unwrap();
+    let Ok(Decision::Resume(resume)) = decide(&control.facts(&ask).await.unwrap()) else {
+        panic!("does not resume");
+    };
+    assert_eq!(resume.start.lsn(), end);
+}

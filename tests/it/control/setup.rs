@@ -1,0 +1,234 @@
+//! `setup` on real servers.
+
+use super::{OUTBOX, Pipeline, ROW};
+use crate::await_that::await_that;
+use crate::server::{Version, unique};
+use postrider::error::{Chain, HaltReason};
+use postrider::postgres::control::Control;
+use postrider::postgres::cursor::{self, Written};
+use postrider::postgres::setup::{Options, Progress, SetupError, StepKind, apply, plan};
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn halted(outcome: Result<postrider::postgres::setup::SetupPlan, SetupError>) -> HaltReason {
+    match outcome {
+        Err(SetupError::Halt(halt)) => halt.reason,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn setup_makes_everything_once_and_the_fence_is_content() {
+    for version in Version::ALL {
+        let pipeline = Pipeline::bare(version, "setup_once").await;
+        let options = Options { create_table: Some(OUTBOX), role: None };
+        let done = pipeline.set_up(&options).await.unwrap();
+        let kinds: Vec<StepKind> = done.steps.iter().map(|step| step.kind).collect();
+        assert_eq!(
+            kinds,
+            [StepKind::Table, StepKind::Publication, StepKind::Schema, StepKind::Slot]
+        );
+        let again = pipeline.set_up(&options).await.unwrap();
+        assert_eq!(again.steps, []);
+        assert_eq!(again.adopted.len(), 5, "{:?}", again.adopted);
+
+        let (_wal, identity) = pipeline.wal().await;
+        let facts = pipeline.control.facts(&pipeline.ask(&identity)).await.unwrap();
+        let slot = facts.slot.as_ref().unwrap();
+        assert_eq!(slot.failover, version != Version::Pg15);
+        let cursor = facts.cursor.as_ref().unwrap();
+        assert_eq!(Some(cursor.slot_created_lsn), slot.confirmed_flush_lsn);
+        let resume = pipeline.resume().await;
+        assert_eq!(resume.start, cursor.watermark);
+        assert_eq!(resume.skip_before, None);
+        assert!(!resume.adopt);
+        let notes: Vec<&str> = resume.notes.iter().map(|note| note.name).collect();
+        assert!(notes.iter().all(|name| *name == "old_minor"), "{notes:?}");
+    }
+}
+
+fn psql(url: &str, sql: &str) {
+    let mut child = Command::new(format!("{}/psql", Version::Pg15.variable("BIN")))
+        .args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", "-", url])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("psql");
+    child.stdin.take().unwrap().write_all(sql.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && said.is_empty(), "psql: {said}\n{sql}");
+}
+
+/// The role owns nothing but the schema, and everything the relay does works.
+#[tokio::test]
+async fn printed_sql_runs_in_psql_and_is_enough_for_the_role() {
+    for version in Version::ALL {
+        let pipeline = Pipeline::bare(version, "print_sql").await;
+        let role = unique("relay");
+        pipeline.sql(OUTBOX).await;
+        pipeline.sql(&format!("create role {role} login")).await;
+        let options = Options { create_table: None, role: Some(&role) };
+        let printed = plan(&pipeline.facts().await, &options).unwrap().to_string();
+        psql(&pipeline.database.url(), &printed);
+        psql(&pipeline.database.url(), &printed.split("-- 4.").next().unwrap()[..0]);
+
+        let url = pipeline.database.url().replace("postgres@", &format!("{role}@"));
+        let control = Control::connect(&super::conninfo(&url), "postrider test").await.unwrap();
+        let facts = control.facts(&pipeline.ask(&None)).await.unwrap();
+        assert!(facts.server.replication);
+        let plan = plan(&facts, &Options::default()).unwrap();
+        assert_eq!(plan.steps, []);
+        let resume = pipeline.resume().await;
+        assert_eq!(cursor::write(control.client(), &resume.cursor).await.unwrap(), Written::Stored);
+        control.client().query("SELECT id FROM public.outbox", &[]).await.unwrap();
+        pipeline.sql(&format!("drop owned by {role} cascade; drop role {role}")).await;
+    }
+}
+
+#[tokio::test]
+async fn a_slot_and_a_publication_that_stand_are_adopted() {
+    for version in Version::ALL {
+        let pipeline = Pipeline::bare(version, "adopts").await;
+        pipeline.sql(OUTBOX).await;
+        pipeline.sql("create publication {publication} for table public.outbox").await;
+        pipeline.sql("select pg_create_logical_replication_slot('{slot}', 'pgoutput')").await;
+        pipeline.sql(ROW).await;
+        let before = pipeline.facts().await.slot.unwrap().confirmed_flush_lsn;
+        let done = pipeline.set_up(&Options::default()).await.unwrap();
+        let kinds: Vec<StepKind> = done.steps.iter().map(|step| step.kind).collect();
+        assert_eq!(kinds, [StepKind::Schema, StepKind::Cursor]);
+        let facts = pipeline.facts().await;
+        assert_eq!(facts.slot.as_ref().unwrap().confirmed_flush_lsn, before);
+        assert_eq!(Some(facts.cursor.unwrap().watermark.lsn()), before);
+        let resume = pipeline.resume().await;
+        assert!(resume.notes.iter().any(|note| note.name == "more_than_insert"));
+    }
+}
+
+#[tokio::test]
+async fn the_slot_waits_for_running_transactions_and_says_which() {
+    for version in Version::ALL {
+        let pipeline = Pipeline::bare(version, "waits").await;
+        pipeline.sql(OUTBOX).await;
+        let writer = pipeline.database.connect().await;
+        writer.batch("set application_name = 'slow import'; begin").await;
+        writer.batch(ROW).await;
+        let pid: u32 = writer.text("select pg_backend_pid()").await.unwrap().parse().unwrap();
+
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&seen);
+        let mut told = move |progress: Progress<'_>| {
+            if let Progress::Waiting(blockers) = progress {
+                sink.lock().unwrap().extend_from_slice(blockers);
+            }
+        };
+        let ask = pipeline.ask(&None);
+        let options = Options::default();
+        let setup = apply(&pipeline.control, &pipeline.watch, &ask, &options, &mut told);
+        let release = async {
+            await_that("setup says what it waits for", SOON, || async {
+                if seen.lock().unwrap().is_empty() { Err("nothing said") } else { Ok(()) }
+            })
+            .await;
+            writer.batch("commit").await;
+        };
+        let (outcome, ()) = tokio::join!(setup, release);
+        outcome.unwrap();
+        let first = seen.lock().unwrap().first().cloned().unwrap();
+        assert_eq!(first.pid, Some(pid));
+        assert_eq!(first.name, "slow import");
+        assert_eq!(first.state, "idle in transaction");
+        assert!(first.xid.parse::<u32>().is_ok());
+    }
+}
+
+#[tokio::test]
+async fn a_prepared_transaction_is_named_as_what_is_waited_for() {
+    let server =
+        crate::private::PrivatePostgres::start(Version::Pg15, "max_prepared_transactions = 5")
+            .await;
+    let client = server.connect().await;
+    client.batch(OUTBOX).await;
+    client.batch(&format!("begin; {ROW}; prepare transaction 'forgotten'")).await;
+    let conninfo = super::conninfo(&server.url());
+    let control = Control::connect(&conninfo, "postrider").await.unwrap();
+    let watch = Control::connect(&conninfo, "postrider").await.unwrap();
+    let names = postrider::postgres::names::Names {
+        pipeline: "p".to_owned(),
+        slot: "p".to_owned(),
+        publication: "p".to_owned(),
+        table: Some(postrider::postgres::names::TableName::new("public", "outbox")),
+    };
+    let ask = postrider::postgres::control::Ask {
+        names: &names,
+        identity: &None,
+        columns: &[],
+        messages: false,
+        failover: false,
+    };
+    let seen = Arc::new(Mutex::new(None));
+    let sink = Arc::clone(&seen);
+    let mut told = move |progress: Progress<'_>| {
+        if let Progress::Waiting([blocker, ..]) = progress {
+            *sink.lock().unwrap() = Some(blocker.clone());
+        }
+    };
+    let options = Options::default();
+    let release = async {
+        await_that("setup says what it waits for", SOON, || async {
+            seen.lock().unwrap().clone().ok_or("nothing said")
+        })
+        .await;
+        client.batch("commit prepared 'forgotten'").await;
+    };
+    let (outcome, ()) = tokio::join!(apply(&control, &watch, &ask, &options, &mut told), release);
+    outcome.unwrap();
+    let blocker = seen.lock().unwrap().clone().unwrap();
+    assert_eq!((blocker.pid, &*blocker.name, &*blocker.state), (None, "forgotten", "prepared"));
+}
+
+#[tokio::test]
+async fn a_slot_that_went_away_is_not_made_again_before_the_gap_is_accepted() {
+    let pipeline = Pipeline::ready(Version::Pg18, "gap").await;
+    pipeline.sql("select pg_drop_replication_slot('{slot}')").await;
+    assert_eq!(halted(pipeline.set_up(&Options::default()).await), HaltReason::SlotMissing);
+    pipeline.sql("delete from postrider.cursor where pipeline = '{pipeline}'").await;
+    let done = pipeline.set_up(&Options::default()).await.unwrap();
+    assert_eq!(done.steps.len(), 1);
+    pipeline.resume().await;
+}
+
+#[tokio::test]
+async fn what_setup_can_not_use_is_refused_and_left_alone() {
+    let cases = [
+        ("create table public.other (id int)", HaltReason::TableUnfit),
+        (OUTBOX, HaltReason::TableUnfit),
+    ];
+    let pipeline = Pipeline::bare(Version::Pg17, "refused").await;
+    assert_eq!(halted(pipeline.set_up(&Options::default()).await), cases[0].1);
+    pipeline.sql(&OUTBOX.replace("payload", "body")).await;
+    assert_eq!(halted(pipeline.set_up(&Options::default()).await), cases[1].1);
+    pipeline.sql("alter table public.outbox rename body to payload").await;
+    pipeline.sql("select pg_create_logical_replication_slot('{slot}', 'pgoutput')").await;
+    assert_eq!(halted(pipeline.set_up(&Options::default()).await), HaltReason::PublicationMissing);
+    let untouched = pipeline.facts().await;
+    assert_eq!(untouched.schema, postrider::postgres::schema::SchemaState::Missing);
+}
+
+#[tokio::test]
+async fn a_step_that_fails_names_itself_and_leaves_the_session_usable() {
+    let pipeline = Pipeline::bare(Version::Pg15, "step_fails").await;
+    let options = Options { create_table: Some("CREATE TABLE outbox (id nonsense)"), role: None };
+    let error = pipeline.set_up(&options).await.unwrap_err();
+    let said = Chain(&error).to_string();
+    assert!(said.starts_with("could not create table \"public\".\"outbox\""), "{said}");
+    assert!(said.contains("SQLSTATE 42704"), "{said}");
+    let options = Options { create_table: Some(OUTBOX), role: None };
+    pipeline.set_up(&options).await.unwrap();
+}
