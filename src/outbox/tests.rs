@@ -11,6 +11,7 @@ mod layouts;
 mod message;
 mod payload;
 mod poison;
+mod properties;
 mod recorded;
 mod relations;
 mod routing;
