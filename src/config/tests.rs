@@ -222,6 +222,7 @@ sink = { brokers = "localhost:9092", properties = { linger.msec = 5 } }
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "it is the snapshot")]
 fn values_become_what_the_adapters_take() {
     let text = r#"
 [pipelines.orders]
@@ -326,7 +327,8 @@ flow.in_flight_events = 7
             confirm_interval: 200ms,
             shutdown_grace: 10s,
         }
-    "#]].assert_eq(&shown);
+    "#]]
+    .assert_eq(&shown);
 }
 
 #[test]
