@@ -46,3 +46,9 @@ mod stream;
 mod tidy;
 /// The replication connection: login, stream, and every way it ends.
 mod wal_connection;
+/// What a bad day of the broker looks like.
+mod kafka_outages;
+/// The Kafka sink against a real broker.
+mod kafka_sink;
+/// A caller of a sink, for its tests.
+mod sink_caller;
