@@ -16,13 +16,23 @@ pub(crate) struct Pipeline {
     pub(crate) config: String,
     /// A session in the database.
     pub(crate) sql: Client,
+    /// Kept for its end: it is dropped with the pipeline.
+    database: Option<Database>,
 }
 
 impl Pipeline {
     /// On the shared servers, in a database of its own, with the topic's 8 partitions.
     pub(crate) async fn shared(version: Version, test: &str) -> Self {
+        Self::in_layout(version, test, LAYOUT).await
+    }
+
+    /// The same with another layout.
+    pub(crate) async fn in_layout(version: Version, test: &str, layout: &str) -> Self {
         let database = Database::create(version, test).await;
-        Self::on(&database.socket_url(), &brokers(), test).await
+        let url = database.socket_url();
+        let mut pipeline = Self::with_layout(&url, &brokers(), test, layout, "").await;
+        pipeline.database = Some(database);
+        pipeline
     }
 
     /// On any servers: makes the table in the database of `url`, and the topic.
@@ -57,7 +67,7 @@ impl Pipeline {
         );
         postrider_ok(&config, &["setup", "--create-table"]);
         let sql = Client::connect(url).await.expect("a session");
-        Self { name, url: url.to_owned(), topic, config, sql }
+        Self { name, url: url.to_owned(), topic, config, sql, database: None }
     }
 
     /// `postrider run`.
