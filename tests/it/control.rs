@@ -5,7 +5,7 @@ mod fence;
 mod session;
 mod setup;
 
-use crate::server::{Database, Version, unique};
+use crate::server::{Client, Database, Version, unique};
 use postrider::error::Halt;
 use postrider::postgres::Conninfo;
 use postrider::postgres::control::{Ask, Control};
@@ -29,8 +29,9 @@ struct Pipeline {
     conninfo: Conninfo,
     control: Control,
     watch: Control,
+    url: String,
     // Last: its slots can't go while the sessions are there.
-    database: Database,
+    database: Option<Database>,
 }
 
 fn conninfo(url: &str) -> Conninfo {
@@ -38,9 +39,15 @@ fn conninfo(url: &str) -> Conninfo {
 }
 
 impl Pipeline {
-    /// A database without anything of ours.
+    /// A database without anything of ours, on a shared server.
     async fn bare(version: Version, test: &str) -> Self {
         let database = Database::create(version, test).await;
+        let pipeline = Self::on(&database.url(), test).await;
+        Self { database: Some(database), ..pipeline }
+    }
+
+    /// On a server of the test's own.
+    async fn on(url: &str, test: &str) -> Self {
         let name = unique(test);
         let names = Names {
             pipeline: name.clone(),
@@ -48,7 +55,7 @@ impl Pipeline {
             publication: format!("postrider_{name}"),
             table: Some(TableName::new("public", "outbox")),
         };
-        let conninfo = conninfo(&database.url());
+        let conninfo = conninfo(url);
         Self {
             names,
             columns: ["id", "aggregate_type", "aggregate_id", "payload"].map(str::to_owned).into(),
@@ -56,8 +63,20 @@ impl Pipeline {
             control: Control::connect(&conninfo, "postrider test").await.unwrap(),
             watch: Control::connect(&conninfo, "postrider watch").await.unwrap(),
             conninfo,
-            database,
+            url: url.to_owned(),
+            database: None,
         }
+    }
+
+    /// New sessions, after the server was away.
+    async fn reconnect(&mut self) {
+        self.control = Control::connect(&self.conninfo, "postrider test").await.unwrap();
+        self.watch = Control::connect(&self.conninfo, "postrider watch").await.unwrap();
+    }
+
+    /// A connection of the application or an operator.
+    async fn client(&self) -> Client {
+        Client::connect(&self.url).await.unwrap()
     }
 
     /// With the outbox table, and set up.
@@ -107,7 +126,7 @@ impl Pipeline {
 
     /// Statements as the application or an operator.
     async fn sql(&self, sql: &str) {
-        self.database.connect().await.batch(&self.fill(sql)).await;
+        self.client().await.batch(&self.fill(sql)).await;
     }
 
     /// `{slot}`, `{publication}` and `{pipeline}` in a statement.
