@@ -34,3 +34,5 @@ mod control;
 mod harness;
 /// The shared servers answer, and a produced record is read back with header and key.
 mod servers_answer;
+/// The replication connection: login, stream, and every way it ends.
+mod wal_connection;

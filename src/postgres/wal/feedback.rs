@@ -72,6 +72,8 @@ pub(super) struct Feedback {
     flushed: Lsn,
     sent_at: Instant,
     heard_at: Instant,
+    /// An answer was asked for since something was heard.
+    begged: bool,
     answer: bool,
     drain: Option<Drain>,
 }
@@ -109,6 +111,7 @@ impl Feedback {
             flushed: Lsn::ZERO,
             sent_at: now,
             heard_at: now,
+            begged: false,
             answer: false,
             drain: None,
         }
@@ -117,6 +120,7 @@ impl Feedback {
     /// Something came from the server, or we did not listen on purpose.
     pub(super) fn heard(&mut self, now: Instant) {
         self.heard_at = now;
+        self.begged = false;
     }
 
     /// The server wants a reply to a keepalive at `wal_end`.
@@ -166,7 +170,8 @@ impl Feedback {
         }
         let since = now.duration_since(self.sent_at);
         let moved = confirmed > self.flushed && since >= self.confirm_interval;
-        if !(self.answer || moved || since >= self.status_interval) {
+        let beg = !self.begged && now >= self.beg_at();
+        if !(self.answer || moved || beg || since >= self.status_interval) {
             return None;
         }
         Some(self.status(now, flush, received))
@@ -183,13 +188,20 @@ impl Feedback {
         self.answer = false;
         self.sent_at = now;
         self.flushed = self.flushed.max(flush);
-        let reply = now.duration_since(self.heard_at) >= self.silence_max / 2;
+        let reply = now >= self.beg_at();
+        self.begged |= reply;
         Status { write: received, flush, reply }
+    }
+
+    /// From when on the server's silence is asked about.
+    fn beg_at(&self) -> Instant {
+        self.heard_at + self.silence_max / 2
     }
 
     /// When to ask [`due`](Self::due) again at the latest.
     pub(super) fn wake_at(&self) -> Instant {
         let regular = self.sent_at + self.status_interval.min(self.confirm_interval);
+        let regular = if self.begged { regular } else { regular.min(self.beg_at()) };
         match self.drain {
             Some(drain) if drain.pending => regular.min(drain.answer_at()),
             Some(_) | None => regular,
