@@ -111,7 +111,7 @@ impl Control {
         let server = server::read(client).await?;
         Ok(fence::Facts {
             names: names.clone(),
-            identity: ask.identity.clone(),
+            identity: ask.identity.cloned(),
             server,
             schema,
             slot,
@@ -137,7 +137,7 @@ pub struct Ask<'a> {
     /// The objects of the pipeline.
     pub names: &'a Names,
     /// What `IDENTIFY_SYSTEM` said on the replication connection; `None` where there is none (`setup`, `check`).
-    pub identity: &'a Option<fence::Identity>,
+    pub identity: Option<&'a fence::Identity>,
     /// The columns the layout can't do without.
     pub columns: &'a [String],
     /// Whether logical messages are asked for.

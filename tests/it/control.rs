@@ -38,6 +38,10 @@ fn conninfo(url: &str) -> Conninfo {
     Conninfo::parse(url, &|_| None).expect("a connection string")
 }
 
+async fn control(conninfo: &Conninfo, name: &str) -> Control {
+    Control::connect(conninfo, name).await.expect("a control session")
+}
+
 impl Pipeline {
     /// A database without anything of ours, on a shared server.
     async fn bare(version: Version, test: &str) -> Self {
@@ -60,8 +64,8 @@ impl Pipeline {
             names,
             columns: ["id", "aggregate_type", "aggregate_id", "payload"].map(str::to_owned).into(),
             messages: false,
-            control: Control::connect(&conninfo, "postrider test").await.unwrap(),
-            watch: Control::connect(&conninfo, "postrider watch").await.unwrap(),
+            control: control(&conninfo, "postrider test").await,
+            watch: control(&conninfo, "postrider watch").await,
             conninfo,
             url: url.to_owned(),
             database: None,
@@ -70,24 +74,24 @@ impl Pipeline {
 
     /// New sessions, after the server was away.
     async fn reconnect(&mut self) {
-        self.control = Control::connect(&self.conninfo, "postrider test").await.unwrap();
-        self.watch = Control::connect(&self.conninfo, "postrider watch").await.unwrap();
+        self.control = control(&self.conninfo, "postrider test").await;
+        self.watch = control(&self.conninfo, "postrider watch").await;
     }
 
     /// A connection of the application or an operator.
     async fn client(&self) -> Client {
-        Client::connect(&self.url).await.unwrap()
+        Client::connect(&self.url).await.expect("a connection")
     }
 
     /// With the outbox table, and set up.
     async fn ready(version: Version, test: &str) -> Self {
         let pipeline = Self::bare(version, test).await;
         pipeline.sql(OUTBOX).await;
-        pipeline.set_up(&Options::default()).await.unwrap();
+        pipeline.set_up(&Options::default()).await.expect("setup");
         pipeline
     }
 
-    fn ask<'a>(&'a self, identity: &'a Option<Identity>) -> Ask<'a> {
+    fn ask<'a>(&'a self, identity: Option<&'a Identity>) -> Ask<'a> {
         Ask {
             names: &self.names,
             identity,
@@ -99,11 +103,11 @@ impl Pipeline {
 
     async fn set_up(&self, options: &Options<'_>) -> Result<SetupPlan, SetupError> {
         let mut told = |_: Progress<'_>| {};
-        apply(&self.control, &self.watch, &self.ask(&None), options, &mut told).await
+        apply(&self.control, &self.watch, &self.ask(None), options, &mut told).await
     }
 
     async fn facts(&self) -> Facts {
-        self.control.facts(&self.ask(&None)).await.unwrap()
+        self.control.facts(&self.ask(None)).await.expect("the facts")
     }
 
     async fn decide(&self) -> Result<Decision, Halt> {
@@ -118,10 +122,11 @@ impl Pipeline {
     }
 
     /// The replication connection's word for it, as in a whole handshake.
-    async fn wal(&self) -> (WalConnection, Option<Identity>) {
-        let mut wal = WalConnection::connect(&self.conninfo, "postrider test").await.unwrap();
-        let identity = Identity::from(&wal.identify_system().await.unwrap());
-        (wal, Some(identity))
+    async fn wal(&self) -> (WalConnection, Identity) {
+        let mut wal =
+            WalConnection::connect(&self.conninfo, "postrider test").await.expect("a connection");
+        let identity = Identity::from(&wal.identify_system().await.expect("an identity"));
+        (wal, identity)
     }
 
     /// Statements as the application or an operator.

@@ -172,7 +172,7 @@ async fn the_slot_we_hold_is_ours_and_others_stand_by() {
     for version in Version::ALL {
         let pipeline = Pipeline::ready(version, "stand_by").await;
         let (wal, identity) = pipeline.wal().await;
-        let facts = pipeline.control.facts(&pipeline.ask(&identity)).await.unwrap();
+        let facts = pipeline.control.facts(&pipeline.ask(Some(&identity))).await.unwrap();
         let Ok(Decision::Resume(resume)) = decide(&facts) else { panic!("does not resume") };
         let pid = wal.backend_pid();
         let mut start = StartReplication::new(&pipeline.names.slot, &pipeline.names.publication);
@@ -235,9 +235,12 @@ async fn after_kill_9_of_the_server_the_cursor_leads_the_slot() {
 async fn resolve_all(pipeline: &Pipeline) -> Lsn {
     let facts = pipeline.facts().await;
     let end = facts.server.wal_end;
-    let row =
-        Cursor { watermark: Watermark::resumed(end), flush_limit: end, ..facts.cursor.unwrap() };
-    let written = cursor::write(pipeline.control.client(), &row).await.unwrap();
+    let row = Cursor {
+        watermark: Watermark::resumed(end),
+        flush_limit: end,
+        ..facts.cursor.expect("a row")
+    };
+    let written = cursor::write(pipeline.control.client(), &row).await.expect("a write");
     assert_eq!(written, Written::Stored);
     end
 }
@@ -262,8 +265,8 @@ async fn a_promoted_server_goes_on_where_the_cursor_stands() {
         pipeline.sql("select pg_promote()").await;
         pipeline.reconnect().await;
         let (_wal, identity) = pipeline.wal().await;
-        assert_eq!(identity.as_ref().unwrap().timeline, 2);
-        let facts = pipeline.control.facts(&pipeline.ask(&identity)).await.unwrap();
+        assert_eq!(identity.timeline, 2);
+        let facts = pipeline.control.facts(&pipeline.ask(Some(&identity))).await.unwrap();
         let Ok(Decision::Resume(resume)) = decide(&facts) else { panic!("{:?}", decide(&facts)) };
         assert_eq!((resume.start.lsn(), resume.cursor.timeline), (end, 2));
         assert!(resume.notes.iter().any(|note| note.name == "promoted"));
