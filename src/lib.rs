@@ -10,6 +10,24 @@ pub mod lsn;
 pub mod record;
 pub mod status;
 
+// Pure.
+pub mod ack;
+pub mod backoff;
+pub mod outbox;
+pub mod pgoutput;
+
+// Core.
+pub mod relay;
+
 // Adapters.
 pub mod postgres;
 pub mod sink;
+
+// Services.
+pub mod admin;
+pub mod driver;
+pub mod metrics;
+
+// Edge.
+pub mod cli;
+pub mod config;

@@ -44,7 +44,8 @@ kafka_start() {
     kafka_properties "$dir" "$port" "$controller" >"$dir/server.properties"
     echo "$port" >"$dir/port"
     uuid=A$(head -c 16 /dev/urandom | base64 | tr '+/' '-_' | head -c 21)
-    java "${JAVA_FLAGS[@]}" -cp "$(kafka_lib)/*" kafka.tools.StorageTool format --standalone -t "$uuid" -c "$dir/server.properties" \
+    java "${JAVA_FLAGS[@]}" -cp "$(kafka_lib)/*" kafka.tools.StorageTool format \
+      --standalone -t "$uuid" -c "$dir/server.properties" \
       >"$dir/format.log" 2>&1 || {
       tail -n 15 "$dir/format.log" >&2
       die "Kafka's storage could not be formatted"

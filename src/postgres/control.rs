@@ -9,6 +9,7 @@ use super::error::{SourceError, SourceErrorKind};
 use super::names::Names;
 use super::{cursor, fence, publication, schema, server, slot, table};
 use std::future::Future;
+use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
@@ -26,7 +27,7 @@ SET DateStyle = 'ISO'; SET TimeZone = 'UTC'";
 /// The control session. Dropping it ends the connection.
 #[derive(Debug)]
 pub struct Control {
-    client: Client,
+    client: Arc<Client>,
     connection: JoinHandle<Result<(), SourceError>>,
     ended: bool,
 }
@@ -51,16 +52,26 @@ impl Control {
     {
         #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
         let connection = tokio::spawn(connection);
-        let mut control = Self { client, connection, ended: false };
+        let mut control = Self { client: Arc::new(client), connection, ended: false };
         if let Err(error) = control.client.batch_execute(PINNED).await {
             return Err(control.blame("set up the control session", error).await);
         }
         Ok(control)
     }
 
+    /// As [`facts`], on this session.
+    pub async fn facts(&self, ask: &Ask<'_>) -> Result<fence::Facts, SourceError> {
+        facts(&self.client, ask).await
+    }
+
     /// The client, for the statements of this layer.
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// The client, for a statement that runs beside others.
+    pub fn shared_client(&self) -> Arc<Client> {
+        Arc::clone(&self.client)
     }
 
     /// Waits until the connection ends and says why: SQLSTATE `57P01` when the server stops. Cancel-safe, and may be
@@ -83,46 +94,6 @@ impl Control {
     async fn blame(&mut self, doing: &str, error: tokio_postgres::Error) -> SourceError {
         if error.is_closed() { self.closed().await } else { SourceError::control(doing, error) }
     }
-
-    /// Reads everything `fence` decides on.
-    ///
-    /// The order matters: slot, then cursor, then end of WAL. Another process of the same pipeline writes the row before it
-    /// confirms, so a row read after the slot is never older than the slot's position; and WAL read last is never short.
-    ///
-    /// # Errors
-    /// The first statement that failed.
-    pub async fn facts(&self, ask: &Ask<'_>) -> Result<fence::Facts, SourceError> {
-        let client = &self.client;
-        let names = ask.names;
-        let version = server::read(client).await?.version;
-        let slot = slot::read(client, version, &names.slot).await?;
-        let schema = schema::read(client).await?;
-        let cursor = if schema == schema::SchemaState::Version(schema::VERSION) {
-            cursor::read(client, &names.pipeline).await?
-        } else {
-            None
-        };
-        let publication =
-            publication::read(client, &names.publication, names.table.as_ref()).await?;
-        let table = match &names.table {
-            Some(name) => table::read(client, name).await?,
-            None => None,
-        };
-        let server = server::read(client).await?;
-        Ok(fence::Facts {
-            names: names.clone(),
-            identity: ask.identity.cloned(),
-            server,
-            schema,
-            slot,
-            cursor,
-            publication,
-            table,
-            columns: ask.columns.to_vec(),
-            messages: ask.messages,
-            failover: ask.failover,
-        })
-    }
 }
 
 impl Drop for Control {
@@ -131,17 +102,55 @@ impl Drop for Control {
     }
 }
 
-/// What [`Control::facts`] is to look at.
+/// What [`facts`] is to look at.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
     /// The objects of the pipeline.
     pub names: &'a Names,
     /// What `IDENTIFY_SYSTEM` said on the replication connection; `None` where there is none (`setup`, `check`).
-    pub identity: Option<&'a fence::Identity>,
+    pub identity: &'a Option<fence::Identity>,
     /// The columns the layout can't do without.
     pub columns: &'a [String],
     /// Whether logical messages are asked for.
     pub messages: bool,
     /// Whether the slot is to be a failover slot where the server has them.
     pub failover: bool,
+}
+
+/// Reads everything `fence` decides on.
+///
+/// The order matters: slot, then cursor, then end of WAL. Another process of the same pipeline writes the row before it
+/// confirms, so a row read after the slot is never older than the slot's position; and WAL read last is never short.
+///
+/// # Errors
+/// The first statement that failed.
+pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<fence::Facts, SourceError> {
+    let names = ask.names;
+    let version = server::read(client).await?.version;
+    let slot = slot::read(client, version, &names.slot).await?;
+    let schema = schema::read(client).await?;
+    let cursor = if schema == schema::SchemaState::Version(schema::VERSION) {
+        cursor::read(client, &names.pipeline).await?
+    } else {
+        None
+    };
+    let publication = publication::read(client, &names.publication, names.table.as_ref()).await?;
+    let table = match &names.table {
+        Some(name) => table::read(client, name).await?,
+        None => None,
+    };
+    let server = server::read(client).await?;
+    Ok(fence::Facts {
+        names: names.clone(),
+        identity: ask.identity.clone(),
+        server,
+        schema,
+        slot,
+        cursor,
+        publication,
+        table,
+        columns: ask.columns.to_vec(),
+        messages: ask.messages,
+        failover: ask.failover,
+    })
 }

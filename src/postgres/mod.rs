@@ -16,7 +16,9 @@ mod wire;
 pub use client::connect_client;
 pub use conninfo::{Conninfo, ConninfoError};
 pub use error::{ServerReport, SourceError, SourceErrorKind, SqlState};
+pub use names::{Names, TableName};
 pub use transport::Transport;
+pub use wal::{Batch, Frame, StartReplication, WalConnection, WalStream};
 
 // Control: what stands on the server, whether and where a stream may start, and how it is set up.
 pub mod action;

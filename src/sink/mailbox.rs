@@ -64,6 +64,22 @@ impl Mailbox {
         }
     }
 
+    /// Leaves what became of one record.
+    pub fn report(&self, ticket: Ticket, outcome: Outcome) {
+        self.post(Post::Report { ticket, outcome });
+    }
+
+    /// Leaves the same outcome for many records, under one lock.
+    pub fn report_all(&self, tickets: &[Ticket], outcome: Outcome) {
+        let mut posts = self.0.posts.lock().unwrap_or_else(PoisonError::into_inner);
+        let was_empty = posts.is_empty();
+        posts.extend(tickets.iter().map(|&ticket| Post::Report { ticket, outcome }));
+        if was_empty && !posts.is_empty() {
+            drop(posts);
+            self.0.arrived.notify_one();
+        }
+    }
+
     /// Takes everything that has come, in the order it came, by exchanging the buffers: `into` must be empty.
     pub fn take(&self, into: &mut Vec<Post>) {
         debug_assert!(into.is_empty(), "posts taken before were not looked at");

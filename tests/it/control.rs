@@ -91,7 +91,8 @@ impl Pipeline {
         pipeline
     }
 
-    fn ask<'a>(&'a self, identity: Option<&'a Identity>) -> Ask<'a> {
+    #[expect(clippy::ref_option, reason = "as `Ask` has it")]
+    fn ask<'a>(&'a self, identity: &'a Option<Identity>) -> Ask<'a> {
         Ask {
             names: &self.names,
             identity,
@@ -103,11 +104,11 @@ impl Pipeline {
 
     async fn set_up(&self, options: &Options<'_>) -> Result<SetupPlan, SetupError> {
         let mut told = |_: Progress<'_>| {};
-        apply(&self.control, &self.watch, &self.ask(None), options, &mut told).await
+        apply(&self.control, &self.watch, &self.ask(&None), options, &mut told).await
     }
 
     async fn facts(&self) -> Facts {
-        self.control.facts(&self.ask(None)).await.expect("the facts")
+        self.control.facts(&self.ask(&None)).await.expect("the facts")
     }
 
     async fn decide(&self) -> Result<Decision, Halt> {
@@ -122,11 +123,11 @@ impl Pipeline {
     }
 
     /// The replication connection's word for it, as in a whole handshake.
-    async fn wal(&self) -> (WalConnection, Identity) {
+    async fn wal(&self) -> (WalConnection, Option<Identity>) {
         let mut wal =
             WalConnection::connect(&self.conninfo, "postrider test").await.expect("a connection");
         let identity = Identity::from(&wal.identify_system().await.expect("an identity"));
-        (wal, identity)
+        (wal, Some(identity))
     }
 
     /// Statements as the application or an operator.

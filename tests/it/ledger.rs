@@ -1,7 +1,7 @@
 //! What was committed, and what that asks of the delivered records.
 //!
-//! Only `Committed` is an obligation; `Unknown` (the connection died during COMMIT) may appear or not. A restart may repeat
-//! a suffix of an aggregate (1 2 3, 2 3 4), never swap or skip (1 3 2).
+//! Only `Committed` is an obligation; `Unknown` (the connection died during COMMIT) may appear or not. A restart may
+//! repeat a suffix of an aggregate (1 2 3, 2 3 4), never swap or skip (1 3 2).
 
 use crate::topic::ReadRecord;
 use std::collections::BTreeMap;

@@ -1,6 +1,7 @@
 //! Writers under load that keep a ledger, whatever happens to the server.
 //!
-//! They insert into an outbox of layout `postrider`. Each runs on a thread of its own, so that a busy test does not hold it up.
+//! They insert into an outbox of layout `postrider`. Each runs on a thread of its own, so that a busy test does not
+//! hold it up.
 
 use crate::ledger::{Entry, Ledger, Outcome};
 use crate::server::Client;

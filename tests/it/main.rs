@@ -1,9 +1,11 @@
 //! Integration tests against real servers: one binary.
 //!
-//! `scripts/servers up` starts what they need and `scripts/test` runs them. A test that can't reach a server fails: nothing
-//! is ever skipped. Nothing pauses for a guessed time: every wait is for a state, with a deadline (`await_that`).
+//! `scripts/servers up` starts what they need and `scripts/test` runs them. A test that can't reach a server fails:
+//! nothing is ever skipped. Nothing pauses for a guessed time: every wait is for a state, with a deadline
+//! (`await_that`).
 #![expect(dead_code, reason = "helpers that tests to come will use; delete when all are used")]
 #![expect(
+    clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     reason = "a test helper that fails stops its test with the reason"
@@ -17,6 +19,8 @@ mod await_that;
 mod ledger;
 /// Writers under load that keep a ledger, whatever happens to the server.
 mod load;
+/// A whole pipeline, set up by the real command.
+mod pipeline;
 /// Servers of a test's own, to kill, freeze and restart.
 mod private;
 /// The real binary, its configuration, its admin endpoint, its end.
@@ -32,7 +36,13 @@ mod topic;
 mod control;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
+/// Stop, kill, restart, freeze: what is sent again, and what is not.
+mod resume;
 /// The shared servers answer, and a produced record is read back with header and key.
 mod servers_answer;
+/// The way of an event: layouts, statements, sizes.
+mod stream;
+/// No servers: the layers, the limits of files and lines, names that documents promise.
+mod tidy;
 /// The replication connection: login, stream, and every way it ends.
 mod wal_connection;

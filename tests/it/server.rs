@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
 
@@ -193,7 +194,9 @@ impl Database {
 async fn clean_up(admin: String, name: String) -> Result<(), tokio_postgres::Error> {
     let client = Client::connect(&admin).await?;
     // A slot is busy until its walsender is gone: ask until the database can be dropped.
+    let mut ticks = tokio::time::interval(Duration::from_millis(20));
     for _ in 0..100 {
+        ticks.tick().await;
         client
             .simple_query(&format!(
                 "select pg_terminate_backend(active_pid) from pg_replication_slots \
@@ -209,7 +212,6 @@ async fn clean_up(admin: String, name: String) -> Result<(), tokio_postgres::Err
         if dropped.is_ok() {
             break;
         }
-        client.simple_query("select pg_sleep(0.02)").await?;
     }
     client.batch_execute(&format!("drop database if exists {name} with (force)")).await
 }

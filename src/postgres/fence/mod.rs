@@ -41,7 +41,7 @@ impl From<&SystemIdentity> for Identity {
     }
 }
 
-/// Everything a decision is made of. [`super::control::Control::facts`] reads it.
+/// Everything a decision is made of. [`super::control::facts`] reads it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Facts {
     /// What the configuration names.
@@ -167,6 +167,16 @@ pub fn check_objects(facts: &Facts) -> Result<(), Halt> {
         check(&[object::published_rows, object::published_columns], facts)?;
     }
     Ok(())
+}
+
+/// What may be asked while a stream runs: the objects it reads through, without positions and without who holds the slot.
+///
+/// # Errors
+/// The stream would pass over events from here on.
+pub fn check_running(facts: &Facts) -> Result<(), Halt> {
+    const RULES: &[Rule] =
+        &[object::publication, object::published_rows, object::published_columns];
+    check(RULES, facts)
 }
 
 /// The halt of a slot that is not there.

@@ -23,6 +23,14 @@ impl Batch {
         Frames(&self.0)
     }
 
+    /// The frame that begins at `offset`, 0 for the first, and the offset of the next.
+    #[inline]
+    pub fn frame_at(&self, offset: usize) -> Option<(Frame<'_>, usize)> {
+        let mut frames = Frames(self.0.get(offset..)?);
+        let frame = frames.next()?;
+        Some((frame, self.0.len() - frames.0.len()))
+    }
+
     /// Bytes of all frames with their headers.
     pub fn size_bytes(&self) -> usize {
         self.0.len()

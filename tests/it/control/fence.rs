@@ -172,7 +172,7 @@ async fn the_slot_we_hold_is_ours_and_others_stand_by() {
     for version in Version::ALL {
         let pipeline = Pipeline::ready(version, "stand_by").await;
         let (wal, identity) = pipeline.wal().await;
-        let facts = pipeline.control.facts(&pipeline.ask(Some(&identity))).await.unwrap();
+        let facts = pipeline.control.facts(&pipeline.ask(&identity)).await.unwrap();
         let Ok(Decision::Resume(resume)) = decide(&facts) else { panic!("does not resume") };
         let pid = wal.backend_pid();
         let mut start = StartReplication::new(&pipeline.names.slot, &pipeline.names.publication);
@@ -265,8 +265,8 @@ async fn a_promoted_server_goes_on_where_the_cursor_stands() {
         pipeline.sql("select pg_promote()").await;
         pipeline.reconnect().await;
         let (_wal, identity) = pipeline.wal().await;
-        assert_eq!(identity.timeline, 2);
-        let facts = pipeline.control.facts(&pipeline.ask(Some(&identity))).await.unwrap();
+        assert_eq!(identity.as_ref().unwrap().timeline, 2);
+        let facts = pipeline.control.facts(&pipeline.ask(&identity)).await.unwrap();
         let Ok(Decision::Resume(resume)) = decide(&facts) else { panic!("{:?}", decide(&facts)) };
         assert_eq!((resume.start.lsn(), resume.cursor.timeline), (end, 2));
         assert!(resume.notes.iter().any(|note| note.name == "promoted"));

@@ -37,7 +37,7 @@ async fn setup_makes_everything_once_and_the_fence_is_content() {
         assert_eq!(again.adopted.len(), 5, "{:?}", again.adopted);
 
         let (_wal, identity) = pipeline.wal().await;
-        let facts = pipeline.control.facts(&pipeline.ask(Some(&identity))).await.unwrap();
+        let facts = pipeline.control.facts(&pipeline.ask(&identity)).await.unwrap();
         let slot = facts.slot.as_ref().unwrap();
         assert_eq!(slot.failover, version != Version::Pg15);
         let cursor = facts.cursor.as_ref().unwrap();
@@ -79,7 +79,7 @@ async fn printed_sql_runs_in_psql_and_is_enough_for_the_role() {
 
         let url = pipeline.url.replace("postgres@", &format!("{role}@"));
         let control = Control::connect(&super::conninfo(&url), "postrider test").await.unwrap();
-        let facts = control.facts(&pipeline.ask(None)).await.unwrap();
+        let facts = control.facts(&pipeline.ask(&None)).await.unwrap();
         assert!(facts.server.replication);
         let plan = plan(&facts, &Options::default()).unwrap();
         assert_eq!(plan.steps, []);
@@ -127,7 +127,7 @@ async fn the_slot_waits_for_running_transactions_and_says_which() {
                 sink.lock().unwrap().extend_from_slice(blockers);
             }
         };
-        let ask = pipeline.ask(None);
+        let ask = pipeline.ask(&None);
         let options = Options::default();
         let setup = apply(&pipeline.control, &pipeline.watch, &ask, &options, &mut told);
         let release = async {
@@ -156,7 +156,7 @@ async fn a_prepared_transaction_is_named_as_what_is_waited_for() {
     let client = pipeline.client().await;
     client.batch(OUTBOX).await;
     client.batch(&format!("begin; {ROW}; prepare transaction 'forgotten'")).await;
-    let ask = pipeline.ask(None);
+    let ask = pipeline.ask(&None);
     let seen = Arc::new(Mutex::new(None));
     let sink = Arc::clone(&seen);
     let mut told = move |progress: Progress<'_>| {

@@ -1,0 +1,196 @@
+//! The admin endpoint: `/live`, `/ready`, `/status` and `/metrics` over plain HTTP.
+//!
+//! Reads the boards and the metrics, and calls nobody: a stuck pipeline can't make it hang, and no request can disturb a
+//! pipeline. Changes nothing, so it needs no login; it listens on loopback unless told otherwise.
+
+mod health;
+
+pub use health::{TURN_MAX, Why, live, ready};
+
+use crate::metrics::{CONTENT_TYPE, Metrics};
+use crate::status::{Board, Snapshot};
+use axum::Router;
+use axum::extract::State;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE as TYPE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+
+/// Why there is no admin endpoint.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    /// The address can't be listened on.
+    #[error("could not listen on {address}, which admin.listen names")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The listener failed while serving.
+    #[error("could not go on serving the admin endpoint")]
+    Serve(#[source] io::Error),
+}
+
+impl AdminError {
+    /// What mends it, in one line.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
+                "another process listens there, perhaps another postrider: \
+                 give admin.listen another port, or \"\" for no endpoint"
+            }
+            Self::Bind { .. } => {
+                "give admin.listen an address of this host, or \"\" for no endpoint"
+            }
+            Self::Serve(_) => "restart the process; the pipelines go on without the endpoint",
+        }
+    }
+}
+
+/// What the endpoint reads.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// One board for each pipeline.
+    pub boards: Vec<Board>,
+    /// The process's metrics.
+    pub metrics: Metrics,
+    /// A pipeline further behind is not ready.
+    pub ready_lag_max: Duration,
+}
+
+/// All pipelines at one look: the body of `/status`.
+#[derive(Serialize, Debug)]
+pub struct Status {
+    /// The version of the running process.
+    pub version: &'static str,
+    /// The pipelines, in the order of the file.
+    pub pipelines: Vec<Snapshot>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    view: View,
+    started: Instant,
+}
+
+impl Shared {
+    fn looks(&self) -> impl Iterator<Item = Snapshot> {
+        self.view.boards.iter().map(Board::read)
+    }
+
+    fn why_not_ready(&self, snapshot: &Snapshot, now: Instant) -> Why {
+        ready(snapshot, self.view.ready_lag_max, self.started, now)
+    }
+}
+
+/// A bound address, not yet served.
+#[derive(Debug)]
+pub struct Admin(TcpListener);
+
+impl Admin {
+    /// Takes the address. Port 0 takes a free one, which [`Admin::address`] tells.
+    pub async fn bind(address: SocketAddr) -> Result<Self, AdminError> {
+        let bound = TcpListener::bind(address).await;
+        bound.map(Self).map_err(|source| AdminError::Bind { address, source })
+    }
+
+    /// The address that was taken.
+    pub fn address(&self) -> Result<SocketAddr, AdminError> {
+        self.0.local_addr().map_err(AdminError::Serve)
+    }
+
+    /// Serves until `stop` is over.
+    pub async fn serve(
+        self,
+        view: View,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<(), AdminError> {
+        let shared = Arc::new(Shared { view, started: Instant::now() });
+        let served = axum::serve(self.0, router(shared)).with_graceful_shutdown(stop);
+        served.await.map_err(AdminError::Serve)
+    }
+}
+
+fn router(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route("/live", get(answer_live))
+        .route("/ready", get(answer_ready))
+        .route("/status", get(answer_status))
+        .route("/metrics", get(answer_metrics))
+        .with_state(shared)
+}
+
+async fn answer_live(State(shared): State<Arc<Shared>>) -> Response {
+    let now = Instant::now();
+    verdict(shared.looks().map(|snapshot| {
+        let why = live(&snapshot, shared.started, now);
+        (snapshot.pipeline, why)
+    }))
+}
+
+async fn answer_ready(State(shared): State<Arc<Shared>>) -> Response {
+    let now = Instant::now();
+    verdict(shared.looks().map(|snapshot| {
+        let why = shared.why_not_ready(&snapshot, now);
+        (snapshot.pipeline, why)
+    }))
+}
+
+async fn answer_status(State(shared): State<Arc<Shared>>) -> Response {
+    let now = Instant::now();
+    let mut pipelines: Vec<_> = shared.looks().collect();
+    for snapshot in &mut pipelines {
+        snapshot.ready = shared.why_not_ready(snapshot, now).is_none();
+    }
+    let status = Status { version: env!("CARGO_PKG_VERSION"), pipelines };
+    match serde_json::to_string_pretty(&status) {
+        Ok(body) => respond(StatusCode::OK, "application/json", body + "\n"),
+        Err(error) => respond(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),
+    }
+}
+
+async fn answer_metrics(State(shared): State<Arc<Shared>>) -> Response {
+    match shared.view.metrics.text() {
+        Ok(body) => respond(StatusCode::OK, CONTENT_TYPE, body),
+        Err(error) => respond(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),
+    }
+}
+
+const PLAIN: &str = "text/plain; charset=utf-8";
+
+/// 200 and `ok`, or 503 and one line for each pipeline that is not well.
+fn verdict(pipelines: impl Iterator<Item = (String, Why)>) -> Response {
+    let mut lines = String::new();
+    for (pipeline, why) in pipelines {
+        if let Some(why) = why {
+            // Writing to a String does not fail.
+            writeln!(lines, "{pipeline}: {why}").unwrap_or_default();
+        }
+    }
+    if lines.is_empty() {
+        respond(StatusCode::OK, PLAIN, "ok\n".to_owned())
+    } else {
+        respond(StatusCode::SERVICE_UNAVAILABLE, PLAIN, lines)
+    }
+}
+
+fn respond(status: StatusCode, kind: &'static str, body: String) -> Response {
+    let headers = [
+        (TYPE, HeaderValue::from_static(kind)),
+        (CACHE_CONTROL, HeaderValue::from_static("no-store")),
+    ];
+    (status, headers, body).into_response()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+//! The endpoint over a real socket, with boards that nobody writes but the test.
+
+use super::*;
+use crate::status::State as Doing;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+
+fn view(boards: &[Board]) -> View {
+    let metrics = Metrics::default();
+    for board in boards {
+        metrics.pipeline(board);
+    }
+    View { boards: boards.to_vec(), metrics, ready_lag_max: Duration::from_secs(30) }
+}
+
+async fn ask(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.0\r\nHost: admin\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, body.to_owned())
+}
+
+/// Serves `boards` while `asks` runs.
+fn serving<F: Future<Output = ()>>(boards: &[Board], asks: impl FnOnce(SocketAddr) -> F) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let admin = Admin::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+        let address = admin.address().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serve = admin.serve(view(boards), async { stopped.await.unwrap_or_default() });
+        let asks = async {
+            asks(address).await;
+            stop.send(()).unwrap();
+        };
+        let (served, ()) = tokio::join!(serve, asks);
+        served.unwrap();
+    });
+}
+
+#[test]
+fn ready_is_200_only_while_every_pipeline_streams_close_behind() {
+    let (a, b) = (Board::new("a"), Board::new("b"));
+    serving(&[a.clone(), b.clone()], |address| async move {
+        a.update(|snapshot| snapshot.state = Doing::Streaming);
+        for (state, lag, status) in [
+            (Doing::Streaming, 0.0, 200),
+            (Doing::Streaming, 29.9, 200),
+            (Doing::Streaming, 30.0, 503),
+            (Doing::Streaming, f64::NAN, 503),
+            (Doing::CatchingUp, 1.0, 200),
+            (Doing::CatchingUp, 300.0, 503),
+            (Doing::Starting, 0.0, 503),
+            (Doing::StandingBy, 0.0, 503),
+            (Doing::BrokerDown, 0.0, 503),
+            (Doing::SourceDown, 0.0, 503),
+            (Doing::Draining, 0.0, 503),
+            (Doing::Halted, 0.0, 503),
+            (Doing::Stopped, 0.0, 503),
+        ] {
+            b.update(|snapshot| {
+                snapshot.state = state;
+                snapshot.lag_seconds = lag;
+            });
+            let (found, body) = ask(address, "/ready").await;
+            assert_eq!(found, status, "{state:?} {lag} {body}");
+            assert_eq!(body.lines().count(), 1, "{body}");
+            assert!(!body.contains("a:"), "{body}");
+        }
+    });
+}
+
+#[test]
+fn what_is_not_ready_says_why_in_one_line() {
+    let board = Board::new("orders");
+    board.update(|snapshot| {
+        snapshot.state = Doing::Halted;
+        snapshot.halt_code = Some("PR001");
+        snapshot.reason = Some("slot \"postrider_orders\" was\nremoved".to_owned());
+    });
+    serving(&[board], |address| async move {
+        let (status, body) = ask(address, "/ready").await;
+        assert_eq!(status, 503);
+        assert_eq!(body, "orders: halted: PR001: slot \"postrider_orders\" was removed\n");
+        assert_eq!(ask(address, "/live").await, (200, "ok\n".to_owned()));
+    });
+}
+
+#[test]
+fn a_loop_that_does_not_turn_is_not_live() {
+    let started = Instant::now();
+    let late = started + TURN_MAX + Duration::from_secs(2);
+    let mut snapshot = Snapshot { state: Doing::Streaming, ..Snapshot::default() };
+    assert_eq!(live(&snapshot, started, started + TURN_MAX), None);
+    let stuck = Some("the loop has not turned for 32 s".to_owned());
+    assert_eq!(live(&snapshot, started, late), stuck);
+    assert_eq!(ready(&snapshot, Duration::from_secs(30), started, late), stuck);
+    snapshot.turned_at = Some(late);
+    assert_eq!(live(&snapshot, started, late), None);
+    snapshot.turned_at = None;
+    snapshot.state = Doing::Halted;
+    assert_eq!(live(&snapshot, started, late), None);
+}
+
+#[test]
+fn status_and_metrics_show_the_boards() {
+    let board = Board::new("orders");
+    board.update(|snapshot| {
+        snapshot.state = Doing::Streaming;
+        snapshot.published_total = 42;
+    });
+    serving(&[board], |address| async move {
+        let (status, body) = ask(address, "/status").await;
+        let json: serde_json::Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(status, 200);
+        assert_eq!(json["pipelines"][0]["published_total"], 42);
+        assert_eq!(json["pipelines"][0]["state"], "streaming");
+        assert_eq!(json["pipelines"][0]["ready"], true);
+        let (status, body) = ask(address, "/metrics").await;
+        assert_eq!(status, 200);
+        assert!(body.contains("outbox_throughput{pipeline=\"orders\"} 42\n"), "{body}");
+        assert_eq!(ask(address, "/").await.0, 404);
+    });
+}
+
+#[test]
+fn an_address_in_use_names_the_key() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let first = Admin::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+        let error = Admin::bind(first.address().unwrap()).await.unwrap_err();
+        assert!(error.to_string().ends_with("which admin.listen names"), "{error}");
+        assert!(error.hint().contains("another process"), "{}", error.hint());
+    });
+}

@@ -1,0 +1,57 @@
+//! How long to wait before the next try: doubling, capped, with jitter.
+//!
+//! Owns no clock and no random numbers: the caller brings the dice. There is no last try.
+
+use std::time::Duration;
+
+/// Pauses that double from `min` to `max`, each with full jitter in its upper half.
+#[derive(Clone, Copy, Debug)]
+pub struct Backoff {
+    min: Duration,
+    max: Duration,
+    tries: u32,
+}
+
+impl Backoff {
+    /// Pauses from `min` to `max`; `max` is raised to `min` where it is below.
+    pub const fn new(min: Duration, max: Duration) -> Self {
+        let max = if max.as_nanos() < min.as_nanos() { min } else { max };
+        Self { min, max, tries: 0 }
+    }
+
+    /// The next pause, given a throw of the dice in `0.0..1.0`.
+    pub fn next(&mut self, dice: f64) -> Duration {
+        let doubled = self.min.saturating_mul(1_u32 << self.tries.min(20)).min(self.max);
+        self.tries = self.tries.saturating_add(1);
+        doubled.div_f64(2.0) + doubled.div_f64(2.0).mul_f64(dice.clamp(0.0, 1.0))
+    }
+
+    /// How often [`Backoff::next`] was asked since the last reset.
+    pub const fn tries(&self) -> u32 {
+        self.tries
+    }
+
+    /// It worked: the next pause is the shortest again.
+    pub fn reset(&mut self) {
+        self.tries = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_to_the_cap_and_stay_within_their_jitter() {
+        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(15));
+        let mut ceiling = Duration::from_millis(200);
+        for _ in 0..100 {
+            let (low, high) = (backoff.clone().next(0.0), backoff.next(1.0));
+            assert_eq!(low, ceiling / 2);
+            assert_eq!(high, ceiling);
+            ceiling = (ceiling * 2).min(Duration::from_secs(15));
+        }
+        backoff.reset();
+        assert_eq!(backoff.next(1.0), Duration::from_millis(200));
+    }
+}

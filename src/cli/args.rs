@@ -1,0 +1,113 @@
+//! What the user can type.
+
+use crate::config::Env;
+use clap::{ColorChoice, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Carries events from a PostgreSQL outbox table to Kafka: in commit order, nothing lost.
+#[derive(Parser, Debug)]
+#[command(name = "postrider", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(
+    after_help = "Exit codes: 0 done; 1 it ran, and what it looked at is not well; 2 wrong usage or configuration; \
+                        3 stopped for an operator; 70 a bug in Postrider."
+)]
+pub struct Args {
+    /// What holds for every command.
+    #[command(flatten)]
+    pub global: Global,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Flags of every command.
+#[derive(clap::Args, Debug, Default)]
+pub struct Global {
+    /// The configuration.
+    #[arg(short, long, value_name = "FILE", global = true)]
+    #[arg(
+        help = "The configuration [default: $POSTRIDER_CONFIG, ./postrider.toml, /etc/postrider/postrider.toml]"
+    )]
+    pub config: Option<PathBuf>,
+    /// Only the pipeline of this name
+    #[arg(short, long, value_name = "NAME", global = true)]
+    pub pipeline: Option<String>,
+    /// How the log is written, on standard error
+    #[arg(long, value_name = "FORMAT", default_value = "text", global = true)]
+    pub log_format: LogFormat,
+    /// What is logged: a level, or a filter by target.
+    #[arg(
+        help = "What is logged: error, warn, info, debug or trace, or a filter as info,postrider::driver=debug"
+    )]
+    #[arg(long, value_name = "LEVEL|FILTER", default_value = "info", global = true)]
+    pub log: String,
+    /// Log errors alone
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    /// Whether there are colours.
+    #[arg(help = "Colours; auto has them on a terminal, unless $NO_COLOR is set")]
+    #[arg(long, value_name = "WHEN", default_value = "auto", global = true)]
+    pub color: Color,
+}
+
+impl Global {
+    /// Whether to colour what goes to a stream that is a terminal or not.
+    pub fn color(&self, env: Env<'_>, is_terminal: bool) -> bool {
+        match self.color {
+            Color::Always => true,
+            Color::Never => false,
+            Color::Auto => is_terminal && !no_color(env),
+        }
+    }
+}
+
+/// <https://no-color.org>: set and not empty.
+fn no_color(env: Env<'_>) -> bool {
+    env("NO_COLOR").is_some_and(|value| !value.is_empty())
+}
+
+/// The colours of clap's own pages, which are printed before `--color` is known.
+pub(super) fn help_color(env: Env<'_>) -> ColorChoice {
+    if no_color(env) { ColorChoice::Never } else { ColorChoice::Auto }
+}
+
+/// `--log-format`
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people
+    #[default]
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// `--color`
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub enum Color {
+    /// On a terminal
+    #[default]
+    Auto,
+    /// In any case
+    Always,
+    /// In no case
+    Never,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// One look at every pipeline of the running process
+    Status(StatusArgs),
+}
+
+/// `postrider status`
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Asks the process that runs with the same configuration, at admin.listen. Exits 1 where it can't be \
+                        reached or a pipeline is not ready."
+)]
+pub struct StatusArgs {
+    /// JSON, as /status has it
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,78 @@
+//! The command line: what the user typed, what it means, and what is answered.
+//!
+//! Owns arguments, exit codes, the log's form and what is printed. Results go to standard output, everything else to
+//! standard error. Joins the configuration to the services, and does no work of its own.
+
+mod args;
+mod error;
+mod exit;
+mod logging;
+mod output;
+mod status;
+
+pub use args::{Args, Color, Command, Global, LogFormat, StatusArgs};
+pub use exit::Exit;
+
+use crate::config::{self, Config, Env};
+use clap::{CommandFactory as _, FromArgMatches as _};
+use error::CliError;
+use output::Output;
+use std::ffi::OsString;
+use std::io::IsTerminal as _;
+
+/// Runs the command line `arguments` (with the program's name first), and says how it ended.
+pub fn main(arguments: impl IntoIterator<Item = OsString>, env: Env<'_>) -> Exit {
+    let command = Args::command().color(args::help_color(env));
+    let parsed = command.try_get_matches_from(arguments);
+    let args = match parsed.and_then(|matches| Args::from_arg_matches(&matches)) {
+        Ok(args) => args,
+        Err(error) => return usage(&error),
+    };
+    let outcome = logging::start(&args.global, env).and_then(|()| dispatch(&args, env));
+    outcome.unwrap_or_else(|error| {
+        Output::stderr().say(&error.report());
+        error.exit()
+    })
+}
+
+/// Help and version are results; everything else that clap has to say is a mistake.
+fn usage(error: &clap::Error) -> Exit {
+    let failed = error.print().is_err();
+    if error.use_stderr() || failed { Exit::Usage } else { Exit::Done }
+}
+
+fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
+    match &args.command {
+        Command::Status(status) => {
+            let config = load(&args.global, env)?;
+            let color = args.global.color(env, std::io::stdout().is_terminal());
+            block_on(status::run(&config, &args.global, status, color))?
+        }
+    }
+}
+
+/// Reads the configuration, and tells what looks wrong in it.
+fn load(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
+    let path = config::find(global.config.as_deref(), env)?;
+    let mut config = config::load(&path, env)?;
+    for warning in &config.warnings {
+        tracing::warn!("{}:{warning}", config.file);
+    }
+    if let Some(name) = &global.pipeline {
+        let known = config.pipelines.iter().map(|pipeline| pipeline.name.clone()).collect();
+        config.pipelines.retain(|pipeline| pipeline.name == *name);
+        if config.pipelines.is_empty() {
+            return Err(CliError::Pipeline { name: name.clone(), known });
+        }
+    }
+    Ok(config)
+}
+
+/// Runs a future on this thread.
+fn block_on<F: Future>(future: F) -> Result<F::Output, CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    Ok(runtime.map_err(CliError::Runtime)?.block_on(future))
+}
+
+#[cfg(test)]
+mod tests;

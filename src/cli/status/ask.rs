@@ -1,0 +1,46 @@
+//! One HTTP question to a process on this host.
+
+use crate::cli::error::CliError;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+/// How long the answer may take.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Bytes the answer may have.
+const ANSWER_BYTES_MAX: u64 = 4 << 20;
+
+/// Where a process that listens on `address` is reached from the same host.
+pub(super) fn reachable(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        IpAddr::V4(_) | IpAddr::V6(_) => address.ip(),
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+/// The body of `/status`.
+pub(super) async fn status(address: SocketAddr) -> Result<String, CliError> {
+    let answer = tokio::time::timeout(TIMEOUT, exchange(address)).await;
+    let late = |_elapsed| io::Error::from(io::ErrorKind::TimedOut);
+    let answer = answer.map_err(late).flatten();
+    let answer = answer.map_err(|source| CliError::Ask { address, source })?;
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or(CliError::Stranger(address))?;
+    let ok = head.starts_with("HTTP/1.") && head.split(' ').nth(1) == Some("200");
+    if ok { Ok(body.to_owned()) } else { Err(CliError::Stranger(address)) }
+}
+
+/// HTTP/1.0, so that the answer ends with the connection and has no chunks.
+async fn exchange(address: SocketAddr) -> io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request =
+        format!("GET /status HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}

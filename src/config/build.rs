@@ -1,0 +1,129 @@
+//! From a pipeline's values to what the adapters take, checked by their own rules.
+//!
+//! The last step of reading a file, so that a template that can't be compiled or a property that librdkafka does not know is
+//! a mistake of the file like any other, with its place.
+
+use super::context::Context;
+use super::section::quoted;
+use super::types::{PipelineConfig, SinkKind, SizeMax};
+use crate::driver::PipelineSpec;
+use crate::error::Chain;
+use crate::outbox::{Mapper, OutboxSpec};
+use crate::postgres::Conninfo;
+use crate::postgres::names::{Names, TableName};
+use crate::relay::Limits;
+use crate::sink::{self, KafkaSpec, SinkError, SinkSpec};
+use std::time::Duration;
+
+/// The specification of a pipeline that has been read without mistakes; `None`, and findings, where it can't be made.
+pub(super) fn spec(
+    context: &Context<'_>,
+    pipeline: &PipelineConfig,
+    shutdown_grace: Duration,
+) -> Option<PipelineSpec> {
+    let path = format!("pipelines.{}", pipeline.name);
+    if context.has_error_under(&path) {
+        return None;
+    }
+    let outbox = outbox(pipeline);
+    if let Err(errors) = Mapper::new(outbox.clone()) {
+        for error in errors {
+            context.error_at(&format!("{path}.{}", error.key()), Chain(&error));
+        }
+    }
+    let sink = sink_spec(pipeline);
+    if let Err(error) = sink::check(&sink) {
+        let key = format!("{path}.sink{}", sink_key(&error));
+        context.error_at(&key, format_args!("{}; {}", Chain(&error), error.hint()));
+    }
+    let conninfo = conninfo(context, &path, pipeline)?;
+    (!context.has_error_under(&path)).then_some(PipelineSpec {
+        names: Names {
+            pipeline: pipeline.name.clone(),
+            slot: pipeline.source.slot.clone(),
+            publication: pipeline.source.publication.clone(),
+            table: outbox.table.as_ref().map(|t| TableName::new(t.schema.clone(), t.name.clone())),
+        },
+        conninfo,
+        failover: pipeline.source.failover,
+        outbox,
+        sink,
+        limits: Limits {
+            events_max: pipeline.flow.in_flight_events,
+            bytes_max: pipeline.flow.in_flight_bytes,
+        },
+        cursor_interval: pipeline.flow.cursor_interval,
+        confirm_interval: pipeline.flow.confirm_interval,
+        shutdown_grace,
+    })
+}
+
+fn conninfo(context: &Context<'_>, path: &str, pipeline: &PipelineConfig) -> Option<Conninfo> {
+    match Conninfo::parse(pipeline.source.url.reveal(), context.env) {
+        Ok(mut conninfo) => {
+            if let Some(password) = &pipeline.source.password {
+                conninfo.set_password(password.reveal().to_owned());
+            }
+            Some(conninfo)
+        }
+        Err(error) => {
+            context.error_at(&format!("{path}.source.url"), Chain(&error));
+            None
+        }
+    }
+}
+
+fn outbox(pipeline: &PipelineConfig) -> OutboxSpec {
+    let (from, route) = (&pipeline.outbox, &pipeline.route);
+    let layout = OutboxSpec::for_layout(from.layout);
+    let mut extra = layout.extra.clone();
+    extra.extend(from.extra.iter().cloned());
+    OutboxSpec {
+        table: from.table.clone(),
+        columns: from.columns.clone(),
+        extra,
+        message_prefix: from.message_prefix.clone(),
+        topic: route.topic.clone().unwrap_or_else(|| layout.topic.clone()),
+        key: route.key.clone().unwrap_or_else(|| layout.key.clone()),
+        partition: route.partition.clone().unwrap_or_default(),
+        replace: route.replace.clone(),
+        timestamp: route.timestamp,
+        headers: route.headers.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
+        standard_headers: route.standard_headers.unwrap_or(layout.standard_headers),
+        null_payload: pipeline.payload.null,
+        envelope: pipeline.payload.envelope.clone(),
+        ..layout
+    }
+}
+
+fn sink_spec(pipeline: &PipelineConfig) -> SinkSpec {
+    let (from, flow) = (&pipeline.sink, &pipeline.flow);
+    // The bounds of these keys fit a usize on every platform we build for.
+    let fit = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+    match from.kind {
+        SinkKind::Kafka => SinkSpec::Kafka(KafkaSpec {
+            brokers: from.brokers.clone(),
+            properties: from.properties.0.clone(),
+            client_id: format!("postrider-{}", pipeline.name),
+            in_flight_events: fit(flow.in_flight_events),
+            in_flight_bytes: fit(flow.in_flight_bytes),
+            size_max: match pipeline.payload.size_max {
+                SizeMax::Auto => None,
+                SizeMax::Bytes(bytes) => Some(fit(bytes)),
+            },
+        }),
+        SinkKind::Stdout => SinkSpec::Stdout,
+        SinkKind::Discard => SinkSpec::Discard,
+    }
+}
+
+/// The key below `sink` that an error is about.
+fn sink_key(error: &SinkError) -> String {
+    match error {
+        SinkError::Refused { name, .. }
+        | SinkError::UnknownProperty { name, .. }
+        | SinkError::BadValue { name } => format!(".properties.{}", quoted(name)),
+        SinkError::Create(_) => ".properties".to_owned(),
+        SinkError::Thread(_) => String::new(),
+    }
+}

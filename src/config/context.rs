@@ -1,0 +1,98 @@
+//! What all sections of one reading share: the environment, the places, and what was found so far.
+
+use super::env::Env;
+use super::error::Finding;
+use super::place::{Lines, Place, Places};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::Path;
+
+/// One reading of one file. Findings are collected; nothing stops at the first.
+pub(super) struct Context<'c> {
+    pub(super) env: Env<'c>,
+    /// Secret files are named relative to this.
+    pub(super) directory: &'c Path,
+    lines: Lines<'c>,
+    errors: RefCell<Vec<Finding>>,
+    warnings: RefCell<Vec<Finding>>,
+    places: RefCell<Places>,
+    /// Every key the code asked for, with `*` for names the user chooses: what the reference file is held against.
+    asked: RefCell<BTreeSet<String>>,
+}
+
+/// What a reading found.
+pub(super) struct Found {
+    pub(super) errors: Vec<Finding>,
+    pub(super) warnings: Vec<Finding>,
+    pub(super) places: Places,
+    #[cfg_attr(not(test), expect(dead_code, reason = "the reference file's test reads it"))]
+    pub(super) asked: BTreeSet<String>,
+}
+
+impl<'c> Context<'c> {
+    pub(super) fn new(text: &'c str, directory: &'c Path, env: Env<'c>) -> Self {
+        Self {
+            env,
+            directory,
+            lines: Lines::new(text),
+            errors: RefCell::default(),
+            warnings: RefCell::default(),
+            places: RefCell::default(),
+            asked: RefCell::default(),
+        }
+    }
+
+    /// Remembers where a key stands.
+    pub(super) fn found(&self, path: &str, span: Range<usize>) -> Place {
+        let place = self.place(span);
+        self.places.borrow_mut().insert(path, place);
+        place
+    }
+
+    pub(super) fn place(&self, span: Range<usize>) -> Place {
+        self.lines.place(span.start)
+    }
+
+    pub(super) fn asked(&self, pattern: String) {
+        self.asked.borrow_mut().insert(pattern);
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "messages are made in place")]
+    pub(super) fn error(&self, place: Place, key: &str, message: impl ToString) {
+        let finding = Finding { place, key: key.to_owned(), message: message.to_string() };
+        self.errors.borrow_mut().push(finding);
+    }
+
+    /// An error at the place of `key`, or of the table it is missing from.
+    pub(super) fn error_at(&self, key: &str, message: impl ToString) {
+        let place = self.places.borrow().nearest(key);
+        self.error(place, key, message);
+    }
+
+    pub(super) fn has_error(&self, key: &str) -> bool {
+        self.errors.borrow().iter().any(|finding| finding.key == key)
+    }
+
+    /// Whether anything is wrong in the table `path`.
+    pub(super) fn has_error_under(&self, path: &str) -> bool {
+        let inside = |key: &str| key.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.']));
+        self.errors.borrow().iter().any(|finding| finding.key == path || inside(&finding.key))
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "messages are made in place")]
+    pub(super) fn warn_at(&self, key: &str, message: impl ToString) {
+        let place = self.places.borrow().nearest(key);
+        let finding = Finding { place, key: key.to_owned(), message: message.to_string() };
+        self.warnings.borrow_mut().push(finding);
+    }
+
+    pub(super) fn into_found(self) -> Found {
+        Found {
+            errors: self.errors.into_inner(),
+            warnings: self.warnings.into_inner(),
+            places: self.places.into_inner(),
+            asked: self.asked.into_inner(),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What can be wrong with a configuration.
+
+use super::place::Place;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// No configuration came of it.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// None of the usual places has a file, and none was named.
+    #[error("found no configuration: name a file with --config, or write one of {}", .0.join(", "))]
+    Missing(Vec<String>),
+    /// The file can't be read.
+    #[error("could not read the configuration file \"{}\"", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The file has mistakes.
+    #[error(transparent)]
+    Invalid(Findings),
+}
+
+/// One thing to say about one place of a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// Where.
+    pub place: Place,
+    /// The key's path, `pipelines.orders.flow.in_flight_bytes`; empty where the file is no TOML.
+    pub key: String,
+    /// What is wrong and what mends it: a lowercase fragment without full stop, without the value of a variable.
+    pub message: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.key.is_empty() {
+            write!(f, "{}: {}", self.place, self.message)
+        } else {
+            write!(f, "{}: {}: {}", self.place, self.key, self.message)
+        }
+    }
+}
+
+/// Everything there is to say about a file, in the order of its lines: one line each.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Findings {
+    /// The file's name as the user gave it.
+    pub file: String,
+    /// The findings, by place.
+    pub list: Vec<Finding>,
+}
+
+impl Findings {
+    pub(super) fn new(file: &str, mut list: Vec<Finding>) -> Self {
+        list.sort_by(|a, b| (a.place, &a.key).cmp(&(b.place, &b.key)));
+        Self { file: file.to_owned(), list }
+    }
+}
+
+impl fmt::Display for Findings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, finding) in self.list.iter().enumerate() {
+            if index > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{}:{finding}", self.file)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Findings {}

@@ -1,0 +1,122 @@
+//! From a file's name to a [`Config`], or to everything that is wrong with it.
+
+use super::context::{Context, Found};
+use super::env::Env;
+use super::error::{ConfigError, Finding, Findings};
+use super::pipeline;
+use super::place::Lines;
+use super::section::Section;
+use super::types::{AdminConfig, Config};
+use super::{build, check};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use toml::de::DeTable;
+
+/// Where a configuration is looked for when none is named.
+const USUAL_PLACES: [&str; 2] = ["./postrider.toml", "/etc/postrider/postrider.toml"];
+
+/// The file to read: the named one, else `$POSTRIDER_CONFIG`, else the first of the usual places that exists.
+pub fn find(named: Option<&Path>, env: Env<'_>) -> Result<PathBuf, ConfigError> {
+    if let Some(path) = named {
+        return Ok(path.to_owned());
+    }
+    if let Some(path) = env("POSTRIDER_CONFIG").filter(|path| !path.is_empty()) {
+        return Ok(PathBuf::from(path));
+    }
+    let usual = USUAL_PLACES.iter().map(Path::new).find(|path| path.exists());
+    usual
+        .map(Path::to_owned)
+        .ok_or_else(|| ConfigError::Missing(USUAL_PLACES.map(ToOwned::to_owned).to_vec()))
+}
+
+/// Reads a file, and the secret files it names relative to its own directory.
+pub fn load(path: &Path, env: Env<'_>) -> Result<Config, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let directory = path.parent().unwrap_or(Path::new(""));
+    parse(&path.display().to_string(), directory, &text, env).map_err(ConfigError::Invalid)
+}
+
+/// Reads the text of a file called `file`. Secret files are relative to `directory`.
+///
+/// Every mistake is in the error, in the order of the lines; a text that is no TOML gives the mistakes of syntax alone.
+pub fn parse(file: &str, directory: &Path, text: &str, env: Env<'_>) -> Result<Config, Findings> {
+    let (mut config, found) = read(file, directory, text, env)?;
+    if !found.errors.is_empty() {
+        return Err(Findings::new(file, found.errors));
+    }
+    config.warnings = Findings::new(file, found.warnings).list;
+    config.places = found.places;
+    Ok(config)
+}
+
+/// Reads a text as far as it can be read, with all that was found.
+pub(super) fn read(
+    file: &str,
+    directory: &Path,
+    text: &str,
+    env: Env<'_>,
+) -> Result<(Config, Found), Findings> {
+    let (table, mistakes) = DeTable::parse_recoverable(text);
+    if !mistakes.is_empty() {
+        let lines = Lines::new(text);
+        let finding = |mistake: &toml::de::Error| Finding {
+            place: lines.place(mistake.span().map_or(0, |span| span.start)),
+            key: String::new(),
+            message: mistake.message().to_owned(),
+        };
+        return Err(Findings::new(file, mistakes.iter().map(finding).collect()));
+    }
+    let context = Context::new(text, directory, env);
+    let config = root(file, Section::root(&context, table.get_ref()));
+    Ok((config, context.into_found()))
+}
+
+fn root(file: &str, section: Section<'_>) -> Config {
+    let admin = admin(section.section("admin"));
+    let shutdown_grace = section.duration(
+        "shutdown_grace",
+        Duration::from_secs(10),
+        Duration::from_millis(100)..=Duration::from_hours(1),
+    );
+    let pipelines = pipeline::all(&section.section("pipelines"));
+    let context = section.context;
+    section.finish();
+    let built = |pipeline| build::spec(context, pipeline, shutdown_grace);
+    let specs: Vec<_> = pipelines.iter().filter_map(built).collect();
+    check::across(context, &specs);
+    Config {
+        file: file.to_owned(),
+        admin,
+        shutdown_grace,
+        pipelines,
+        specs,
+        warnings: Vec::new(),
+        places: super::Places::default(),
+    }
+}
+
+fn admin(section: Section<'_>) -> AdminConfig {
+    let default = SocketAddr::from(([127, 0, 0, 1], 9464));
+    let listen = match section.text("listen") {
+        None => Some(default),
+        Some(text) if text.is_empty() => None,
+        Some(text) => {
+            let parsed = text.parse().ok();
+            if parsed.is_none() {
+                let example = "such as \"127.0.0.1:9464\" or \"[::]:9464\", or \"\" for none";
+                section
+                    .error("listen", format_args!("expected an IP address and a port, {example}"));
+            }
+            parsed
+        }
+    };
+    let ready_lag_max = section.duration(
+        "ready_lag_max",
+        Duration::from_secs(30),
+        Duration::from_millis(100)..=Duration::from_hours(24),
+    );
+    section.finish();
+    AdminConfig { listen, ready_lag_max }
+}

@@ -1,0 +1,35 @@
+//! The configuration: one TOML file, read into plain values.
+//!
+//! Owns the keys, their defaults and their bounds, and reports every mistake of a file at once, each with its place.
+//! Reads the file, the secret files it names and, through one closure, the environment; never the network. Knows nothing
+//! of how the values are used: `build` turns them into what the adapters take.
+
+mod build;
+mod check;
+mod context;
+pub mod env;
+mod error;
+mod file;
+mod interpolate;
+mod outbox;
+mod pipeline;
+mod place;
+mod secret;
+mod section;
+mod sink;
+mod types;
+mod units;
+
+pub use env::Env;
+pub use error::{ConfigError, Finding, Findings};
+pub use file::{find, load, parse};
+pub use place::{Place, Places};
+pub use secret::{Properties, Secret, Url};
+pub use types::{
+    AdminConfig, BackoffConfig, Config, Delivery, FlowConfig, Mark, Mode, OnPoison, OutboxConfig,
+    ParkingConfig, PayloadConfig, PipelineConfig, PollConfig, RouteConfig, SinkConfig, SinkKind,
+    SizeMax, SourceConfig,
+};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,256 @@
+//! `[pipelines.NAME]`: source, route, payload, flow, parking and poll.
+
+use super::outbox;
+use super::secret::{Secret, Url};
+use super::section::{Section, wrong_kind};
+use super::sink;
+use super::types::{
+    BackoffConfig, FlowConfig, Mark, Mode, OnPoison, ParkingConfig, PayloadConfig, PipelineConfig,
+    PollConfig, RouteConfig, SizeMax, SourceConfig,
+};
+use crate::outbox::{NullPayload, Replace, StandardHeaders, TimestampSource};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+
+/// Bytes of a slot's and a publication's name: `NAMEDATALEN - 1`.
+pub(super) const NAME_BYTES_MAX: usize = 63;
+/// What the names of slot and publication begin with when they are not given.
+const NAME_PREFIX: &str = "postrider_";
+
+pub(super) fn all(pipelines: &Section<'_>) -> Vec<PipelineConfig> {
+    let mut all = Vec::new();
+    for entry in pipelines.entries() {
+        if !is_pipeline_name(entry.name) {
+            let max = NAME_BYTES_MAX - NAME_PREFIX.len();
+            let rule = format!(
+                "a pipeline's name has 1 to {max} of the characters a-z, 0-9 and _: \
+                 slot and publication are named after it"
+            );
+            pipelines.context.error(entry.place, &entry.path, rule);
+        }
+        if let Some(section) = pipelines.inner(&entry) {
+            all.push(one(entry.name, section));
+        } else {
+            let (context, value) = (pipelines.context, entry.value.get_ref());
+            wrong_kind(context, entry.place, &entry.path, "a table", value);
+        }
+    }
+    if all.is_empty() && pipelines.is_whole() {
+        pipelines
+            .context
+            .error_at(&pipelines.path, "no pipeline is configured; write [pipelines.NAME]");
+    }
+    all
+}
+
+fn is_pipeline_name(name: &str) -> bool {
+    (1..=NAME_BYTES_MAX - NAME_PREFIX.len()).contains(&name.len()) && is_plain(name)
+}
+
+/// Whether all characters are those a slot's name may have.
+pub(super) fn is_plain(name: &str) -> bool {
+    name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+}
+
+fn one(name: &str, section: Section<'_>) -> PipelineConfig {
+    let config = PipelineConfig {
+        name: name.to_owned(),
+        mode: section.one_of("mode", &[("wal", Mode::Wal)], &["poll", "auto"], Mode::Wal),
+        source: source(name, section.section("source")),
+        outbox: outbox::read(section.section("outbox")),
+        route: route(section.section("route")),
+        payload: payload(section.section("payload")),
+        sink: sink::read(section.section("sink")),
+        flow: flow(section.section("flow")),
+        parking: parking(section.section("parking")),
+        poll: poll(section.section("poll")),
+    };
+    section.finish();
+    config
+}
+
+fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
+    let url = section.required("url", "postgresql://postrider@localhost/app").unwrap_or_default();
+    let password = section
+        .text("password_file")
+        .and_then(|file| section.context.secret_file(&section.path_of("password_file"), &file));
+    let default = format!("{NAME_PREFIX}{pipeline}");
+    let slot = section.text("slot").unwrap_or_else(|| default.clone());
+    if section.has("slot") && !((1..=NAME_BYTES_MAX).contains(&slot.len()) && is_plain(&slot)) {
+        let rule = "a slot's name has 1 to 63 of the characters a-z, 0-9 and _";
+        section.error("slot", rule);
+    }
+    let publication = section.text("publication").unwrap_or(default);
+    let fits = (1..=NAME_BYTES_MAX).contains(&publication.len());
+    if section.has("publication") && !fits || publication.contains('\0') {
+        section.error("publication", "a publication's name has 1 to 63 bytes");
+    }
+    let failover = section.boolean("failover", true);
+    section.finish();
+    let password = password.map(Secret::new);
+    SourceConfig { url: Url::new(url), password, slot, publication, failover }
+}
+
+fn route(section: Section<'_>) -> RouteConfig {
+    let timestamps = [
+        ("event", TimestampSource::Event),
+        ("commit", TimestampSource::Commit),
+        ("broker", TimestampSource::Broker),
+    ];
+    let config = RouteConfig {
+        topic: section.text("topic"),
+        key: section.text("key"),
+        partition: section.optional("partition"),
+        timestamp: section.one_of("timestamp", &timestamps, &[], TimestampSource::Event),
+        replace: replace(section.section("replace")),
+        standard_headers: standard_headers(&section),
+        headers: texts(&section.section("headers")),
+    };
+    section.finish();
+    config
+}
+
+fn standard_headers(section: &Section<'_>) -> Option<StandardHeaders> {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Header {
+        Type,
+        Position,
+    }
+    let words = [("type", Header::Type), ("position", Header::Position)];
+    let headers = section.some_of("standard_headers", &words)?;
+    Some(StandardHeaders {
+        event_type: headers.contains(&Header::Type),
+        position: headers.contains(&Header::Position),
+    })
+}
+
+fn replace(section: Section<'_>) -> Option<Replace> {
+    // Asked for in any case, so that the keys are known.
+    if !section.is_present() {
+        section.text("pattern");
+        section.text("with");
+        return None;
+    }
+    let pattern = section.required("pattern", "(.*)\\\\.v\\\\d+");
+    if let Some(Err(error)) = pattern.as_deref().map(regex::Regex::new) {
+        let error = error.to_string();
+        let last = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
+        section.error("pattern", format_args!("not a regular expression: {last}"));
+    }
+    let with = section.text("with");
+    if !section.has("with") {
+        section.error("with", "is missing; for example with = \"$1\"");
+    }
+    section.finish();
+    Some(Replace { pattern: pattern?, with: with? })
+}
+
+/// A table of strings.
+pub(super) fn texts(section: &Section<'_>) -> BTreeMap<String, String> {
+    let mut texts = BTreeMap::new();
+    for entry in section.entries() {
+        let value = entry.value.get_ref();
+        match value.as_str() {
+            Some(text) => {
+                if let Some(text) = section.context.fill(entry.place, &entry.path, text) {
+                    texts.insert(entry.name.to_owned(), text);
+                }
+            }
+            None => wrong_kind(section.context, entry.place, &entry.path, "a string", value),
+        }
+    }
+    texts
+}
+
+fn payload(section: Section<'_>) -> PayloadConfig {
+    let nulls = [
+        ("tombstone", NullPayload::Tombstone),
+        ("empty", NullPayload::Empty),
+        ("park", NullPayload::Park),
+    ];
+    let size_max = match section.text("size_max") {
+        None => SizeMax::Auto,
+        Some(text) if text == "auto" => SizeMax::Auto,
+        Some(text) => section
+            .size_of("size_max", &text, &(1..=1024 * MIB))
+            .map_or(SizeMax::Auto, SizeMax::Bytes),
+    };
+    let config = PayloadConfig {
+        null: section.one_of("null", &nulls, &[], NullPayload::Tombstone),
+        size_max,
+        envelope: section.optional("envelope"),
+    };
+    section.finish();
+    config
+}
+
+fn flow(section: Section<'_>) -> FlowConfig {
+    let config = FlowConfig {
+        in_flight_bytes: section.size("in_flight_bytes", 32 * MIB, &(64 << 10..=4096 * MIB)),
+        in_flight_events: section.integer("in_flight_events", 50_000, 1..=10_000_000),
+        confirm_interval: section.duration(
+            "confirm_interval",
+            Duration::from_millis(200),
+            Duration::from_millis(10)..=Duration::from_secs(10),
+        ),
+        cursor_interval: section.duration(
+            "cursor_interval",
+            Duration::from_secs(1),
+            Duration::from_millis(50)..=Duration::from_mins(5),
+        ),
+    };
+    section.finish();
+    config
+}
+
+fn parking(section: Section<'_>) -> ParkingConfig {
+    let poisons = [
+        ("block_key", OnPoison::BlockKey),
+        ("skip_event", OnPoison::SkipEvent),
+        ("stop", OnPoison::Stop),
+    ];
+    let on_poison = section.one_of("on_poison", &poisons, &[], OnPoison::BlockKey);
+    if section.has("on_poison") && on_poison != OnPoison::Stop {
+        let message = "parking is not yet available in this version: \
+                       an event that can't be published stops the pipeline";
+        section.context.warn_at(&section.path_of("on_poison"), message);
+    }
+    let backoff = section.section("backoff");
+    let config = ParkingConfig {
+        on_poison,
+        attempts_max: section.small("attempts_max", 10, 1..=1000),
+        backoff: BackoffConfig {
+            step: backoff.duration(
+                "step",
+                Duration::from_secs(30),
+                Duration::from_millis(10)..=Duration::from_hours(24),
+            ),
+            steps_max: backoff.small("steps_max", 8, 1..=1000),
+        },
+        rows_max: section.integer("rows_max", 100_000, 1..=10_000_000),
+    };
+    backoff.finish();
+    section.finish();
+    config
+}
+
+fn poll(section: Section<'_>) -> PollConfig {
+    let config = PollConfig {
+        interval: section.duration(
+            "interval",
+            Duration::from_secs(1),
+            Duration::from_millis(10)..=Duration::from_hours(1),
+        ),
+        batch: section.small("batch", 100, 1..=100_000),
+        mark: section.one_of(
+            "mark",
+            &[("layout", Mark::Layout), ("delete", Mark::Delete)],
+            &[],
+            Mark::Layout,
+        ),
+    };
+    section.finish();
+    config
+}

@@ -1,0 +1,87 @@
+//! Values that must not be printed.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What is printed in place of a secret.
+const MASK: &str = "***";
+
+/// A secret. Neither `Debug` nor anything else prints it; [`Secret::reveal`] is the only way to it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps a secret.
+    pub fn new(text: String) -> Self {
+        Self(text)
+    }
+
+    /// The secret itself, for the code that sends it.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(MASK)
+    }
+}
+
+/// A connection string, which may hold a password: printed without it.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Url(String);
+
+impl Url {
+    /// Wraps a connection string.
+    pub fn new(text: String) -> Self {
+        Self(text)
+    }
+
+    /// The connection string with everything in it.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Url {
+    /// Scheme, hosts and database of a URI, without user part and parameters; nothing at all of other forms.
+    ///
+    /// Deliberately dull: what is not understood is masked, since a secret may stand in it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((scheme, rest)) = self.0.split_once("://") else {
+            return f.write_str(MASK);
+        };
+        let rest = rest.split_once('?').map_or(rest, |(before, _)| before);
+        let rest = rest.rsplit_once('@').map_or(rest, |(_, after)| after);
+        write!(f, "{scheme}://{rest}")
+    }
+}
+
+/// A sink's properties. `Debug` masks the values of those whose names speak of secrets.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Properties(pub BTreeMap<String, String>);
+
+impl Properties {
+    /// Whether a property of this name is a secret.
+    fn is_secret(name: &str) -> bool {
+        const WORDS: [&str; 6] = ["pass", "secret", "token", "pem", "credential", "config"];
+        let name = name.to_ascii_lowercase();
+        WORDS.iter().any(|word| name.contains(word))
+    }
+}
+
+impl fmt::Debug for Properties {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |(name, value)| (name, if Self::is_secret(name) { MASK } else { value });
+        f.debug_map()
+            .entries(self.0.iter().map(|(k, v)| (k.as_str(), v.as_str())).map(shown))
+            .finish()
+    }
+}

@@ -1,0 +1,350 @@
+//! One table of the file, asked for its keys one by one.
+//!
+//! Every method gives the value or its default and remembers what is wrong; [`Section::finish`] then reports the keys
+//! nobody asked for. So the keys are named once, where they are read.
+
+use super::context::Context;
+use super::interpolate::interpolate;
+use super::place::Place;
+use super::units::{self, ShowDuration, ShowSize};
+use std::cell::RefCell;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// A table, or the absence of one, which has every default.
+pub(super) struct Section<'a> {
+    pub(super) context: &'a Context<'a>,
+    /// The key path, `pipelines.orders.flow`; empty for the file itself.
+    pub(super) path: String,
+    /// The same with `*` for names the user chose.
+    pattern: String,
+    table: Option<&'a DeTable<'a>>,
+    /// Something else stands where the table should: what it lacks is then not told as well.
+    broken: bool,
+    known: RefCell<Vec<&'static str>>,
+}
+
+/// A value of a table whose keys the user chooses.
+pub(super) struct Entry<'a> {
+    pub(super) name: &'a str,
+    pub(super) path: String,
+    pub(super) place: Place,
+    pub(super) value: &'a Spanned<DeValue<'a>>,
+}
+
+impl<'a> Section<'a> {
+    pub(super) fn root(context: &'a Context<'a>, table: &'a DeTable<'a>) -> Self {
+        Self::new(context, String::new(), String::new(), Some(table))
+    }
+
+    fn new(
+        context: &'a Context<'a>,
+        path: String,
+        pattern: String,
+        table: Option<&'a DeTable<'a>>,
+    ) -> Self {
+        Self { context, path, pattern, table, broken: false, known: RefCell::default() }
+    }
+
+    /// The key path of `key`.
+    pub(super) fn path_of(&self, key: &str) -> String {
+        join(&self.path, key)
+    }
+
+    /// Whether the table stands in the file.
+    pub(super) fn is_present(&self) -> bool {
+        self.table.is_some()
+    }
+
+    /// Whether the table can be told what it lacks: no, where something else stands in its place.
+    pub(super) fn is_whole(&self) -> bool {
+        !self.broken
+    }
+
+    /// Whether the key's value was already found to be wrong.
+    pub(super) fn has_failed(&self, key: &str) -> bool {
+        self.context.has_error(&self.path_of(key))
+    }
+
+    /// Whether the key stands in the file.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.table.is_some_and(|table| table.contains_key(key))
+    }
+
+    fn get(&self, key: &'static str) -> Option<(Place, &'a DeValue<'a>)> {
+        self.known.borrow_mut().push(key);
+        self.context.asked(join(&self.pattern, key));
+        let (name, value) = self.table?.get_key_value(key)?;
+        Some((self.context.found(&self.path_of(key), name.span()), value.get_ref()))
+    }
+
+    /// The table `key`.
+    pub(super) fn section(&self, key: &'static str) -> Section<'a> {
+        let found = self.get(key);
+        let table = found.and_then(|(_, value)| value.as_table());
+        let section =
+            Section::new(self.context, self.path_of(key), join(&self.pattern, key), table);
+        match found {
+            Some((place, value)) if table.is_none() => {
+                self.wrong(place, key, "a table", value);
+                Section { broken: true, ..section }
+            }
+            Some(_) | None => section,
+        }
+    }
+
+    /// A string with its variables filled in; `None` where absent or wrong.
+    pub(super) fn text(&self, key: &'static str) -> Option<String> {
+        self.text_as(key, "a string")
+    }
+
+    fn text_as(&self, key: &'static str, expected: &str) -> Option<String> {
+        let (place, value) = self.get(key)?;
+        let Some(text) = value.as_str() else {
+            self.wrong(place, key, expected, value);
+            return None;
+        };
+        self.context.fill(place, &self.path_of(key), text)
+    }
+
+    /// A string that must be there and not be empty.
+    pub(super) fn required(&self, key: &'static str, example: &str) -> Option<String> {
+        let was_there = self.has(key) || self.broken;
+        let text = self.text(key);
+        let empty = text.as_ref().is_some_and(|text| text.trim().is_empty());
+        if !was_there || empty {
+            let what = if empty { "is empty" } else { "is missing" };
+            self.error(key, format_args!("{what}; for example {key} = \"{example}\""));
+        }
+        text.filter(|_| !empty)
+    }
+
+    /// A string of which the empty one means none.
+    pub(super) fn optional(&self, key: &'static str) -> Option<String> {
+        self.text(key).filter(|text| !text.is_empty())
+    }
+
+    pub(super) fn boolean(&self, key: &'static str, default: bool) -> bool {
+        let Some((place, value)) = self.get(key) else { return default };
+        value.as_bool().unwrap_or_else(|| {
+            self.wrong(place, key, "true or false", value);
+            default
+        })
+    }
+
+    pub(super) fn integer(
+        &self,
+        key: &'static str,
+        default: u64,
+        range: RangeInclusive<u64>,
+    ) -> u64 {
+        let Some((place, value)) = self.get(key) else { return default };
+        let number = value.as_integer().map(|digits| {
+            i128::from_str_radix(digits.as_str(), digits.radix()).unwrap_or(i128::MAX)
+        });
+        let Some(number) = number else {
+            self.wrong(place, key, "a whole number", value);
+            return default;
+        };
+        match u64::try_from(number) {
+            Ok(number) if range.contains(&number) => number,
+            Ok(_) | Err(_) => {
+                let (min, max) = (range.start(), range.end());
+                self.error(key, format_args!("expected a number from {min} to {max}"));
+                default
+            }
+        }
+    }
+
+    /// As [`Section::integer`], for bounds that fit.
+    pub(super) fn small(&self, key: &'static str, default: u32, range: RangeInclusive<u32>) -> u32 {
+        let range = u64::from(*range.start())..=u64::from(*range.end());
+        u32::try_from(self.integer(key, u64::from(default), range)).unwrap_or(default)
+    }
+
+    pub(super) fn duration(
+        &self,
+        key: &'static str,
+        default: Duration,
+        range: RangeInclusive<Duration>,
+    ) -> Duration {
+        let Some(text) = self.text_as(key, "a duration such as \"10s\"") else {
+            return default;
+        };
+        match units::duration(&text) {
+            Ok(value) if range.contains(&value) => value,
+            Ok(_) => {
+                let (min, max) = (ShowDuration(*range.start()), ShowDuration(*range.end()));
+                self.error(key, format_args!("expected a duration from {min} to {max}"));
+                default
+            }
+            Err(error) => {
+                self.error(key, error);
+                default
+            }
+        }
+    }
+
+    pub(super) fn size(&self, key: &'static str, default: u64, range: &RangeInclusive<u64>) -> u64 {
+        let Some(text) = self.text_as(key, "a size such as \"64MiB\"") else { return default };
+        self.size_of(key, &text, range).unwrap_or(default)
+    }
+
+    /// Reads the text of `key` as a size.
+    pub(super) fn size_of(
+        &self,
+        key: &str,
+        text: &str,
+        range: &RangeInclusive<u64>,
+    ) -> Option<u64> {
+        match units::size(text) {
+            Ok(value) if range.contains(&value) => Some(value),
+            Ok(_) => {
+                let (min, max) = (ShowSize(*range.start()), ShowSize(*range.end()));
+                self.error(key, format_args!("expected a size from {min} to {max}"));
+                None
+            }
+            Err(error) => {
+                self.error(key, error);
+                None
+            }
+        }
+    }
+
+    /// One of a few words; `later` are words of versions to come.
+    pub(super) fn one_of<T: Copy>(
+        &self,
+        key: &'static str,
+        words: &[(&str, T)],
+        later: &[&str],
+        default: T,
+    ) -> T {
+        let Some(text) = self.text(key) else { return default };
+        if let Some((_, value)) = words.iter().find(|(word, _)| *word == text) {
+            return *value;
+        }
+        let all =
+            words.iter().map(|(word, _)| format!("\"{word}\"")).collect::<Vec<_>>().join(", ");
+        if let Some(word) = later.iter().find(|word| **word == text) {
+            let message =
+                format!("\"{word}\" is not yet available in this version; there is {all}");
+            self.error(key, message);
+        } else {
+            let near =
+                nearest(&text, words.iter().map(|(word, _)| *word).chain(later.iter().copied()));
+            let near = near.map_or_else(String::new, |word| format!("; did you mean \"{word}\"?"));
+            self.error(key, format_args!("expected one of {all}{near}"));
+        }
+        default
+    }
+
+    /// Some words of a few, in the file's order; `None` where absent.
+    pub(super) fn some_of<T: Copy>(
+        &self,
+        key: &'static str,
+        words: &[(&str, T)],
+    ) -> Option<Vec<T>> {
+        let (place, value) = self.get(key)?;
+        let all = || words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join("\", \"");
+        let Some(array) = value.as_array() else {
+            self.wrong(place, key, &format!("an array with any of \"{}\"", all()), value);
+            return None;
+        };
+        let mut found = Vec::new();
+        for value in array {
+            let text = value.get_ref().as_str();
+            match words.iter().find(|(word, _)| Some(*word) == text) {
+                Some((_, value)) => found.push(*value),
+                None => self.error(key, format_args!("expected any of \"{}\"", all())),
+            }
+        }
+        Some(found)
+    }
+
+    /// All entries of a table whose keys the user chooses, in the order of their names.
+    pub(super) fn entries(&self) -> Vec<Entry<'a>> {
+        self.context.asked(join(&self.pattern, "*"));
+        let Some(table) = self.table else { return Vec::new() };
+        let entry =
+            |(name, value): (&'a Spanned<std::borrow::Cow<'a, str>>, &'a Spanned<DeValue<'a>>)| {
+                let path = self.path_of(&quoted(name.get_ref()));
+                let place = self.context.found(&path, name.span());
+                Entry { name: name.get_ref().as_ref(), path, place, value }
+            };
+        table.iter().map(entry).collect()
+    }
+
+    /// An entry as a table of its own.
+    pub(super) fn inner(&self, entry: &Entry<'a>) -> Option<Section<'a>> {
+        let table = entry.value.get_ref().as_table()?;
+        Some(Section::new(self.context, entry.path.clone(), join(&self.pattern, "*"), Some(table)))
+    }
+
+    /// Reports the keys nobody asked for.
+    pub(super) fn finish(self) {
+        let Some(table) = self.table else { return };
+        let known = self.known.borrow();
+        for name in table.keys().filter(|name| !known.contains(&name.get_ref().as_ref())) {
+            let path = self.path_of(&quoted(name.get_ref()));
+            let near = nearest(name.get_ref(), known.iter().copied());
+            let hint = near.map_or_else(
+                || format!("the keys here are {}", known.join(", ")),
+                |near| format!("did you mean \"{near}\"?"),
+            );
+            let place = self.context.place(name.span());
+            self.context.error(place, &path, format_args!("unknown key; {hint}"));
+        }
+    }
+
+    pub(super) fn error(&self, key: &str, message: impl ToString) {
+        self.context.error_at(&self.path_of(key), message);
+    }
+
+    fn wrong(&self, place: Place, key: &str, expected: &str, found: &DeValue<'_>) {
+        wrong_kind(self.context, place, &self.path_of(key), expected, found);
+    }
+}
+
+impl Context<'_> {
+    /// Fills in the variables of a string.
+    pub(super) fn fill(&self, place: Place, path: &str, text: &str) -> Option<String> {
+        match interpolate(text, self.env) {
+            Ok(text) => Some(text),
+            Err(error) => {
+                self.error(place, path, error);
+                None
+            }
+        }
+    }
+}
+
+/// Reports a value of the wrong kind; the value itself is not shown.
+pub(super) fn wrong_kind(
+    context: &Context<'_>,
+    place: Place,
+    path: &str,
+    expected: &str,
+    found: &DeValue<'_>,
+) {
+    let found = found.type_str();
+    context.error(place, path, format_args!("expected {expected}, found a value of type {found}"));
+}
+
+/// The nearest of `words`, where one is near enough to have been meant.
+pub(super) fn nearest<'w>(text: &str, words: impl Iterator<Item = &'w str>) -> Option<&'w str> {
+    let distance = |word: &'w str| (strsim::damerau_levenshtein(text, word), word);
+    let (distance, word) = words.map(distance).min()?;
+    (distance <= 1 + word.len().max(text.len()) / 4).then_some(word)
+}
+
+fn join(path: &str, key: &str) -> String {
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}
+
+/// A key as TOML would have it.
+pub(super) fn quoted(key: &str) -> String {
+    let bare = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
+    if !key.is_empty() && key.bytes().all(bare) { key.to_owned() } else { format!("{key:?}") }
+}

@@ -1,0 +1,114 @@
+//! `[pipelines.NAME.sink]`: the broker and its settings.
+
+use super::context::Context;
+use super::secret::Properties;
+use super::section::Section;
+use super::types::{Delivery, SinkConfig, SinkKind};
+use std::collections::BTreeMap;
+use toml::de::DeValue;
+
+/// A property whose name ends so takes its value from the file named.
+const FILE_SUFFIX: &str = "_file";
+
+pub(super) fn read(section: Section<'_>) -> SinkConfig {
+    let kinds =
+        [("kafka", SinkKind::Kafka), ("stdout", SinkKind::Stdout), ("discard", SinkKind::Discard)];
+    let later = ["nats", "redis", "rabbitmq", "http", "postgres"];
+    let kind = section.one_of("kind", &kinds, &later, SinkKind::Kafka);
+    let brokers = match kind {
+        SinkKind::Kafka => section.required("brokers", "localhost:9092").unwrap_or_default(),
+        SinkKind::Stdout | SinkKind::Discard => section.text("brokers").unwrap_or_default(),
+    };
+    check_brokers(&section, &brokers);
+    let shards = section.small("shards", 1, 1..=16);
+    if shards > 1 {
+        section.error("shards", "more than one producer is not yet available in this version");
+    }
+    let config = SinkConfig {
+        kind,
+        brokers,
+        delivery: section.one_of(
+            "delivery",
+            &[("at-least-once", Delivery::AtLeastOnce)],
+            &["exactly-once"],
+            Delivery::AtLeastOnce,
+        ),
+        shards,
+        properties: properties(&section.section("properties")),
+    };
+    section.finish();
+    config
+}
+
+fn check_brokers(section: &Section<'_>, brokers: &str) {
+    if brokers.is_empty() {
+        return;
+    }
+    for broker in brokers.split(',') {
+        let broker = broker.trim();
+        let address = broker.rsplit_once("://").map_or(broker, |(_, address)| address);
+        let port = address.rsplit_once(':').map(|(_, port)| port);
+        let port_fits = port.is_none_or(|port| {
+            port.ends_with(']') || port.parse::<u16>().is_ok_and(|port| port > 0)
+        });
+        if address.is_empty() || address.starts_with(':') || !port_fits {
+            section.error("brokers", "expected host:port pairs with commas between them");
+            return;
+        }
+    }
+}
+
+/// librdkafka's names have dots: `"linger.ms"` in quotes is meant, a bare `linger.ms` is taken as the same.
+fn properties(section: &Section<'_>) -> Properties {
+    let mut properties = BTreeMap::new();
+    for entry in section.entries() {
+        let mut leaves = Vec::new();
+        flatten(entry.name.to_owned(), entry.value.get_ref(), &mut leaves);
+        for (name, value) in leaves {
+            let Some(text) = scalar(section.context, &entry.path, value) else { continue };
+            let Some(text) = section.context.fill(entry.place, &entry.path, &text) else {
+                continue;
+            };
+            let (name, text) = match name.strip_suffix(FILE_SUFFIX) {
+                Some(name) => {
+                    let Some(text) = section.context.secret_file(&entry.path, &text) else {
+                        continue;
+                    };
+                    (name.to_owned(), text)
+                }
+                None => (name, text),
+            };
+            if properties.insert(name.clone(), text).is_some() {
+                let message = format!("\"{name}\" is given twice; delete one");
+                section.context.error(entry.place, &entry.path, message);
+            }
+        }
+    }
+    Properties(properties)
+}
+
+fn flatten<'v>(name: String, value: &'v DeValue<'v>, leaves: &mut Vec<(String, &'v DeValue<'v>)>) {
+    match value.as_table() {
+        Some(table) => {
+            for (key, value) in table {
+                flatten(format!("{name}.{}", key.get_ref()), value.get_ref(), leaves);
+            }
+        }
+        None => leaves.push((name, value)),
+    }
+}
+
+/// A property's value as librdkafka has it, which knows strings alone.
+fn scalar(context: &Context<'_>, path: &str, value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.clone().into_owned()),
+        DeValue::Integer(number) => Some(number.to_string()),
+        DeValue::Float(number) => Some(number.to_string()),
+        DeValue::Boolean(yes) => Some(yes.to_string()),
+        DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => {
+            let expected = "expected a string, a number, true or false";
+            context.error_at(path, expected);
+            None
+        }
+    }
+}

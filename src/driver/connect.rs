@@ -1,0 +1,116 @@
+//! One try to connect: the full handshake of every start and every reconnect.
+//!
+//! ```text
+//! replication login ─▶ IDENTIFY_SYSTEM ─▶ control login ─▶ facts ─▶ fence ─▶ START_REPLICATION ─▶ look at the slot again
+//! ```
+//!
+//! A slot is never made here. Nothing is kept from one try to the next.
+
+use super::spec::PipelineSpec;
+use crate::ack::Progress;
+use crate::error::Halt;
+use crate::postgres::action::Phase;
+use crate::postgres::control::{Ask, Control};
+use crate::postgres::fence::{self, AfterStart, Decision, Identity, Resume};
+use crate::postgres::{
+    SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, cursor, slot,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The longest a whole handshake may take. Each step has a time-out of its own; a slot with much WAL to skip takes its time
+/// only after START_REPLICATION has answered.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(90);
+
+/// What the server's lists show us as.
+pub(super) fn application_name(spec: &PipelineSpec) -> String {
+    format!("postrider {}", spec.name())
+}
+
+/// Both connections, streaming, and where they start.
+pub(super) struct Connected {
+    pub(super) wal: WalStream,
+    pub(super) control: Control,
+    pub(super) resume: Box<Resume>,
+    /// `server_version_num`.
+    pub(super) version: u32,
+}
+
+impl Connected {
+    /// What the cursor row says.
+    pub(super) fn progress(&self) -> Progress {
+        Progress { watermark: self.resume.start, partial: self.resume.skip_before }
+    }
+}
+
+/// Why a try came to nothing.
+pub(super) enum Failure {
+    /// A connection failed; `postgres::action` knows what to do.
+    Source(SourceError, Phase),
+    /// Another process has the slot.
+    StandBy { active_pid: u32 },
+    /// Not now.
+    Wait { message: String },
+    /// A human must act.
+    Halt(Box<Halt>),
+}
+
+/// Tries once.
+pub(super) async fn open(spec: Arc<PipelineSpec>) -> Result<Connected, Failure> {
+    let attempt = tokio::time::timeout(HANDSHAKE_MAX, handshake(&spec));
+    attempt.await.unwrap_or_else(|elapsed| {
+        let kind = SourceErrorKind::Timeout(HANDSHAKE_MAX);
+        let error = SourceError::new(kind, "finish the handshake with the server");
+        Err(Failure::Source(error.caused_by(elapsed), Phase::Connect))
+    })
+}
+
+async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
+    let at = |phase| move |error| Failure::Source(error, phase);
+    let name = application_name(spec);
+    let mut wal =
+        WalConnection::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
+    let system = wal.identify_system().await.map_err(at(Phase::Connect))?;
+    let (client, connection) =
+        crate::postgres::connect_client(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
+    let control = Control::start(client, connection).await.map_err(at(Phase::Connect))?;
+
+    let identity = Identity { system_identifier: system.system_id, timeline: system.timeline };
+    let identity = Some(identity);
+    let columns = spec.columns();
+    let ask = Ask {
+        names: &spec.names,
+        identity: &identity,
+        columns: &columns,
+        messages: spec.messages(),
+        failover: spec.failover,
+    };
+    let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
+    let resume = match fence::decide(&facts) {
+        Ok(Decision::Resume(resume)) => resume,
+        Ok(Decision::StandBy { pid }) => return Err(Failure::StandBy { active_pid: pid }),
+        Ok(Decision::Wait { message }) => return Err(Failure::Wait { message }),
+        Err(halt) => return Err(Failure::Halt(Box::new(halt))),
+    };
+    if resume.adopt {
+        let made = cursor::create(control.client(), &resume.cursor).await;
+        made.map_err(at(Phase::Control))?;
+    }
+
+    let backend_pid = wal.backend_pid();
+    let start = StartReplication {
+        lsn: resume.start.lsn(),
+        messages: spec.messages(),
+        confirm_interval: spec.confirm_interval,
+        ..StartReplication::new(&spec.names.slot, &spec.names.publication)
+    };
+    let wal = wal.start(&start).await.map_err(at(Phase::Start))?;
+    let version = facts.server.version;
+    let row = slot::read(control.client(), version, &spec.names.slot)
+        .await
+        .map_err(at(Phase::Control))?;
+    match fence::check_after_start(row.as_ref(), backend_pid, &resume) {
+        AfterStart::Held => Ok(Connected { wal, control, resume, version }),
+        AfterStart::Again { message } => Err(Failure::Wait { message }),
+    }
+}

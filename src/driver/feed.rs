@@ -1,0 +1,220 @@
+//! The hot path: frames of the stream, one by one, through decoder, mapper and relay into the sink.
+//!
+//! Nothing here allocates for an event or waits. It stops where the intake shuts or the sink is busy, remembers the place, and
+//! goes on from there: the batch stays where it was read.
+
+use super::pipeline::Pipeline;
+use super::say;
+use crate::error::{Halt, HaltReason};
+use crate::outbox::{At, MapError};
+use crate::pgoutput::{self, Insert, LogicalMessage, Message};
+use crate::postgres::{Batch, Frame};
+use crate::record::{Outcome, Scope, Ticket};
+use crate::relay::{Change, Effect, Input};
+use crate::sink::NotTaken;
+use std::time::Duration;
+
+/// Frames fed before the driver looks at everything else again. At about 1 µs a frame: 2 ms.
+const FRAMES_MAX: usize = 2048;
+
+/// A batch, and how far it has been fed.
+#[derive(Debug)]
+pub(super) struct Feeding {
+    pub(super) batch: Batch,
+    pub(super) offset: usize,
+}
+
+/// An event that has a ticket, and that the sink was too busy to take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stalled {
+    ticket: Ticket,
+    at: At,
+}
+
+/// Why feeding stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Fed {
+    /// The batch is used up.
+    Whole,
+    /// Enough for one turn.
+    Turn,
+    /// The intake is shut, or the sink is busy: go on after a post.
+    Waiting,
+    /// There are effects which change everything.
+    Ended,
+}
+
+/// A change that may be an event.
+enum Candidate<'a> {
+    Row(&'a Insert<'a>),
+    Message(&'a LogicalMessage<'a>),
+}
+
+enum Step {
+    Next,
+    Stay,
+}
+
+impl Pipeline {
+    /// Feeds frames of `feeding` until something stops it.
+    pub(super) fn feed(&mut self, now: Duration, feeding: &mut Feeding) -> Fed {
+        for _ in 0..FRAMES_MAX {
+            let Some((frame, next)) = feeding.batch.frame_at(feeding.offset) else {
+                return Fed::Whole;
+            };
+            if self.relay.stopping() || self.ending() {
+                return Fed::Ended;
+            }
+            match self.frame(now, &frame) {
+                Step::Next => feeding.offset = next,
+                Step::Stay => return Fed::Waiting,
+            }
+        }
+        Fed::Turn
+    }
+
+    fn frame(&mut self, now: Duration, frame: &Frame<'_>) -> Step {
+        match frame {
+            Frame::Keepalive { wal_end, .. } => {
+                self.apply(now, Input::Keepalive { wal_end: *wal_end });
+                Step::Next
+            }
+            Frame::XLogData { data, .. } => match pgoutput::decode(data) {
+                Ok(message) => self.message(now, &message),
+                Err(error) => {
+                    self.apply(now, Input::Halt(Box::new(protocol(&error))));
+                    Step::Stay
+                }
+            },
+        }
+    }
+
+    fn message(&mut self, now: Duration, message: &Message<'_>) -> Step {
+        let input = match message {
+            Message::Begin(begin) => {
+                Input::Begin { commit_lsn: begin.final_lsn, commit_time: begin.commit_time }
+            }
+            Message::Commit(commit) => {
+                self.committed_at = commit.commit_time;
+                Input::Commit { commit_lsn: commit.commit_lsn, end_lsn: commit.end_lsn }
+            }
+            Message::Relation(relation) => {
+                if let Err(error) = self.mapper.relation(relation) {
+                    self.apply(now, Input::Halt(Box::new(say::unfit_table(&error))));
+                    return Step::Stay;
+                }
+                return Step::Next;
+            }
+            Message::Insert(insert) => return self.change(now, &Candidate::Row(insert)),
+            // One that is not transactional stands outside of every transaction and is nobody's event.
+            Message::Message(logical) if logical.transactional => {
+                return self.change(now, &Candidate::Message(logical));
+            }
+            Message::Update(_) | Message::Delete(_) | Message::Truncate(_) => {
+                Input::Change(Change::Skipped)
+            }
+            Message::Message(_) | Message::Origin(_) | Message::Type(_) => return Step::Next,
+        };
+        if matches!(input, Input::Change(_)) {
+            self.tell.skipped_total += 1;
+        }
+        self.apply(now, input);
+        Step::Next
+    }
+
+    /// A change that may be an event: maps it, asks the relay, and hands it to the sink if told to.
+    fn change(&mut self, now: Duration, change: &Candidate<'_>) -> Step {
+        let stalled = self.stalled.take();
+        let at = match (stalled, self.relay.upcoming()) {
+            (Some(stalled), _) => stalled.at,
+            (None, Some(_)) if !self.relay.intake_open() => return Step::Stay,
+            (None, Some(next)) => At { position: next.position, commit_time: next.commit_time },
+            (None, None) => return self.skip(now),
+        };
+        let mapped = match change {
+            Candidate::Row(insert) => self.mapper.insert(insert, at),
+            Candidate::Message(message) => self.mapper.message(message, at),
+        };
+        let mapped = match mapped {
+            Ok(Some(mapped)) => mapped,
+            Ok(None) => {
+                self.tell.skipped_total += 1;
+                return self.skip(now);
+            }
+            Err(error) => return self.not_mapped(now, error),
+        };
+        let record = mapped.record();
+        let ticket = if let Some(stalled) = stalled {
+            stalled.ticket
+        } else {
+            let size_bytes = record.size_bytes();
+            let event = Change::Event { aggregate: mapped.aggregate, size_bytes };
+            let first = self.effects.len();
+            self.relay.apply(now, Input::Change(event), &mut self.effects);
+            match take_publish(&mut self.effects, first) {
+                Some(ticket) => ticket,
+                None => return Step::Next,
+            }
+        };
+        match self.sink.enqueue(ticket, &record) {
+            Ok(()) => {
+                self.tell.clamped_total += u64::from(mapped.clamped);
+                Step::Next
+            }
+            Err(NotTaken::Full | NotTaken::Destination) => {
+                self.stalled = Some(Stalled { ticket, at });
+                Step::Stay
+            }
+            Err(NotTaken::Refused(reason)) => {
+                say::refused(self.spec.name(), &mapped, at, reason);
+                self.metrics.failed(mapped.event_type);
+                let outcome = Outcome::Rejected { scope: Scope::Event, reason };
+                self.apply(now, Input::Report { ticket, outcome });
+                Step::Next
+            }
+        }
+    }
+
+    fn skip(&mut self, now: Duration) -> Step {
+        self.apply(now, Input::Change(Change::Skipped));
+        Step::Next
+    }
+
+    fn not_mapped(&mut self, now: Duration, error: MapError) -> Step {
+        match error {
+            MapError::Poison(poison) => {
+                let halt = Box::new(say::poison_event(&poison));
+                self.apply(now, Input::Change(Change::Poison(halt)));
+                Step::Next
+            }
+            MapError::Unfit(_) | MapError::OutOfStep { .. } => {
+                self.apply(now, Input::Halt(Box::new(say::unfit_table(&error))));
+                Step::Stay
+            }
+        }
+    }
+}
+
+/// The ticket of the event just applied, taken out of the effects: its record is at hand only now.
+fn take_publish(effects: &mut Vec<Effect>, first: usize) -> Option<Ticket> {
+    let at = effects.iter().skip(first).position(|effect| matches!(effect, Effect::Publish(_)))?;
+    match effects.remove(first + at) {
+        Effect::Publish(ticket) => Some(ticket),
+        Effect::Published { .. }
+        | Effect::WriteCursor(_)
+        | Effect::Confirm(_)
+        | Effect::Restart { .. }
+        | Effect::Drained
+        | Effect::Halt(_) => None,
+    }
+}
+
+fn protocol(error: &pgoutput::DecodeError) -> Halt {
+    Halt {
+        reason: HaltReason::Protocol,
+        message: format!("the server sent a message that can't be read: {error}"),
+        meaning: "nothing is lost: the cursor stands before it; skipping it could lose an event"
+            .into(),
+        hint: "start again; if it comes back, report it with the server's version".into(),
+    }
+}

@@ -1,0 +1,81 @@
+//! Looks at the slot and the publication while a stream runs: what they hold back, and whether they still stand.
+//!
+//! One look at a time, on the control connection, never in the way of the stream. What is seen goes to the board; a publication
+//! that no longer publishes the outbox is a halt, since PostgreSQL 18 skips its rows with a mere warning.
+
+use super::session::{Job, job};
+use super::spec::PipelineSpec;
+use crate::error::Halt;
+use crate::lsn::Lsn;
+use crate::postgres::control::{self, Ask};
+use crate::postgres::slot::SlotRow;
+use crate::postgres::{SourceError, fence};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep_until};
+use tokio_postgres::Client;
+
+/// Pause between two looks: a handful of catalog queries of a millisecond together.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+/// What a look saw.
+#[derive(Debug)]
+pub(super) struct Look {
+    pub(super) slot: Option<SlotRow>,
+    /// End of the server's WAL.
+    pub(super) wal_end: Lsn,
+    halt: Option<Halt>,
+}
+
+pub(super) struct Looks {
+    client: Arc<Client>,
+    spec: Arc<PipelineSpec>,
+    running: Option<Job<Look>>,
+    next_at: Instant,
+    latest: Option<Look>,
+}
+
+impl Looks {
+    pub(super) fn new(client: Arc<Client>, spec: Arc<PipelineSpec>) -> Self {
+        Self { client, spec, running: None, next_at: Instant::now(), latest: None }
+    }
+
+    /// Waits for the next look. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Result<Look, SourceError> {
+        if self.running.is_none() {
+            sleep_until(self.next_at).await;
+            let (client, spec) = (Arc::clone(&self.client), Arc::clone(&self.spec));
+            self.running = Some(Box::pin(async move { look(&client, &spec).await }));
+        }
+        let outcome = job(&mut self.running).await;
+        self.running = None;
+        self.next_at = Instant::now() + INTERVAL;
+        outcome
+    }
+
+    /// Keeps a look, and gives back the halt it asks for.
+    pub(super) fn keep(&mut self, mut look: Look) -> Option<Halt> {
+        let halt = look.halt.take();
+        self.latest = Some(look);
+        halt
+    }
+
+    /// The newest look.
+    pub(super) fn latest(&self) -> Option<&Look> {
+        self.latest.as_ref()
+    }
+}
+
+async fn look(client: &Client, spec: &PipelineSpec) -> Result<Look, SourceError> {
+    let columns = spec.columns();
+    let ask = Ask {
+        names: &spec.names,
+        identity: &None,
+        columns: &columns,
+        messages: spec.messages(),
+        failover: spec.failover,
+    };
+    let facts = control::facts(client, &ask).await?;
+    let halt = fence::check_running(&facts).err();
+    Ok(Look { slot: facts.slot, wal_end: facts.server.wal_end, halt })
+}

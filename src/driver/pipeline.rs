@@ -1,0 +1,298 @@
+//! One pipeline: its parts, and its life from the first connection to its exit.
+
+use super::connect::{self, Failure};
+use super::feed::Stalled;
+use super::run::{Exit, Stop};
+use super::say;
+use super::session::End;
+use super::spec::PipelineSpec;
+use crate::backoff::Backoff;
+use crate::error::{Halt, HaltReason};
+use crate::event::PgTime;
+use crate::lsn::Watermark;
+use crate::metrics::{PipelineMetrics, Side};
+use crate::outbox::Mapper;
+use crate::postgres::SourceError;
+use crate::postgres::action::{self, Action, Class, Phase, Repeats};
+use crate::relay::{Effect, Input, Relay, Restart, Settings};
+use crate::sink::{self, Mailbox, Post, Sink};
+use crate::status::Board;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Pauses between two tries to connect: the first, and the longest.
+const RECONNECT_MIN: Duration = Duration::from_millis(200);
+const RECONNECT_MAX: Duration = Duration::from_secs(15);
+
+/// How long records in flight may outlive the connection to the database. After that another process may hold the slot, and
+/// what we still send would land behind what that process has sent: so it is thrown away, and streamed again. Shorter than the
+/// time after which the server gives up on us (`wal_sender_timeout`, 15 s in our sessions).
+const LEASE: Duration = Duration::from_secs(10);
+
+/// A pipeline and all its parts.
+pub(super) struct Pipeline {
+    pub(super) spec: Arc<PipelineSpec>,
+    pub(super) relay: Relay,
+    pub(super) mapper: Mapper,
+    pub(super) sink: Box<dyn Sink>,
+    pub(super) mailbox: Mailbox,
+    pub(super) effects: Vec<Effect>,
+    /// An event with a ticket that the sink has not taken yet.
+    pub(super) stalled: Option<Stalled>,
+    /// What the server has been told.
+    pub(super) confirmed: Watermark,
+    /// Commit time of the newest transaction that was fed.
+    pub(super) committed_at: PgTime,
+    pub(super) board: Board,
+    pub(super) metrics: PipelineMetrics,
+    pub(super) tell: say::Tell,
+    posts: Vec<Post>,
+    epoch: Instant,
+    ever_streamed: bool,
+    /// What the server refused last, to be looked at again by the fence.
+    rechecked: Option<HaltReason>,
+    repeats: Repeats,
+    pause_min: Duration,
+}
+
+/// What waiting came to.
+enum Waited<T> {
+    Done(T),
+    Over(Exit),
+}
+
+impl Pipeline {
+    /// Lives one pipeline.
+    pub(super) async fn live(
+        spec: PipelineSpec,
+        board: Board,
+        metrics: PipelineMetrics,
+        stop: Stop,
+    ) -> Exit {
+        let name = spec.name().to_owned();
+        let exit = match Self::new(spec, board.clone(), metrics) {
+            Ok(mut pipeline) => {
+                let exit = pipeline.run(&stop).await;
+                pipeline.sink.close(pipeline.spec.shutdown_grace.min(Duration::from_secs(2)));
+                pipeline.report(None);
+                exit
+            }
+            Err(halt) => Exit::Halted(Box::new(halt)),
+        };
+        say::ended(&name, &board, &exit);
+        exit
+    }
+
+    fn new(spec: PipelineSpec, board: Board, metrics: PipelineMetrics) -> Result<Self, Halt> {
+        let mailbox = Mailbox::default();
+        let mapper = Mapper::new(spec.outbox.clone()).map_err(|e| say::unfit_outbox(&e))?;
+        let sink = sink::open(&spec.sink, mailbox.clone()).map_err(|e| say::unfit_sink(&e))?;
+        let settings = Settings { limits: spec.limits, cursor_interval: spec.cursor_interval };
+        Ok(Self {
+            spec: Arc::new(spec),
+            relay: Relay::new(settings),
+            mapper,
+            sink,
+            mailbox,
+            effects: Vec::new(),
+            stalled: None,
+            confirmed: Watermark::default(),
+            committed_at: PgTime::default(),
+            board,
+            metrics,
+            tell: say::Tell::default(),
+            posts: Vec::new(),
+            epoch: Instant::now(),
+            ever_streamed: false,
+            rechecked: None,
+            repeats: Repeats::default(),
+            pause_min: Duration::ZERO,
+        })
+    }
+
+    async fn run(&mut self, stop: &Stop) -> Exit {
+        let mut backoff = Backoff::new(RECONNECT_MIN, RECONNECT_MAX);
+        loop {
+            let attempt = connect::open(Arc::clone(&self.spec));
+            let failure = match self.waiting(attempt, stop).await {
+                Waited::Over(exit) => return exit,
+                Waited::Done(Err(failure)) => failure,
+                Waited::Done(Ok(connected)) => {
+                    let since = Instant::now();
+                    self.ever_streamed = true;
+                    self.rechecked = None;
+                    let end = self.stream(connected, stop).await;
+                    if since.elapsed() > RECONNECT_MAX {
+                        backoff.reset();
+                    }
+                    match end {
+                        End::Over(exit) => return exit,
+                        End::Lost(error) => Failure::Source(error, Phase::Stream),
+                        End::Restart => Failure::Wait { message: "the producer was reset".into() },
+                    }
+                }
+            };
+            if let Some(halt) = self.judge(failure) {
+                self.apply(self.now(), Input::SourceLost);
+                return Exit::Halted(halt);
+            }
+            let pause = backoff.next(fastrand::f64()).max(self.pause_min);
+            self.pause_min = Duration::ZERO;
+            match self.waiting(tokio::time::sleep(pause), stop).await {
+                Waited::Over(exit) => return exit,
+                Waited::Done(()) => {}
+            }
+        }
+    }
+
+    /// What a failed connection means: `None` to try again.
+    fn judge(&mut self, failure: Failure) -> Option<Box<Halt>> {
+        match failure {
+            Failure::Halt(halt) => return Some(halt),
+            Failure::StandBy { active_pid } => self.stand_by(Some(active_pid)),
+            Failure::Wait { message } => say::waiting(self, &message),
+            Failure::Source(error, phase) => {
+                match action::action(&error, phase, self.ever_streamed) {
+                    Action::Reconnect(class) => return self.reconnect(class, &error),
+                    Action::StandBy => self.stand_by(None),
+                    Action::Recheck(reason) if self.rechecked != Some(reason) => {
+                        self.rechecked = Some(reason);
+                        say::source_down(self, &error);
+                    }
+                    Action::Recheck(reason) | Action::Halt(reason) => {
+                        return Some(Box::new(action::explain(reason, &error, &self.spec.names)));
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    fn reconnect(&mut self, class: Class, error: &SourceError) -> Option<Box<Halt>> {
+        self.metrics.reconnected(Side::Source, class.name());
+        if self.repeats.wedged(error, self.relay.received()) {
+            let wedged = action::explain(HaltReason::Wedged, error, &self.spec.names);
+            return Some(Box::new(wedged));
+        }
+        self.pause_min = class.pause_min();
+        say::source_down(self, error);
+        None
+    }
+
+    /// Another process has the slot: what we have in flight is no longer ours to send.
+    fn stand_by(&mut self, active_pid: Option<u32>) {
+        say::standing_by(self, active_pid);
+        if self.relay.in_flight().0 > 0 {
+            self.apply(self.now(), Input::SlotTaken);
+        }
+    }
+
+    /// Waits for `future` without a stream: reports still come, and a stop may.
+    async fn waiting<F: Future>(&mut self, future: F, stop: &Stop) -> Waited<F::Output> {
+        let mut future = pin!(future);
+        let lease = Instant::now() + LEASE;
+        loop {
+            let held = self.relay.in_flight().0 > 0;
+            tokio::select! {
+                biased;
+                () = stop.drain() => {
+                    self.apply(self.now(), Input::Drain);
+                    // Without a database there is nowhere to write a last row.
+                    self.apply(self.now(), Input::SourceLost);
+                }
+                done = &mut future => return Waited::Done(done),
+                () = self.mailbox.arrived() => self.take_posts(self.now()),
+                () = tokio::time::sleep_until(lease), if held => {
+                    self.apply(self.now(), Input::SlotTaken);
+                }
+                () = tokio::time::sleep(say::REPORT_INTERVAL) => {}
+            }
+            if let Some(exit) = self.outcome() {
+                return Waited::Over(exit);
+            }
+            self.report_sometimes(None);
+        }
+    }
+
+    /// Performs the effects that need no stream; the exit, if the relay has come to its end.
+    pub(super) fn outcome(&mut self) -> Option<Exit> {
+        let mut exit = None;
+        for effect in std::mem::take(&mut self.effects) {
+            match effect {
+                Effect::Published { commit_time } => self.published(commit_time),
+                Effect::Restart { why } => self.reset_sink(why),
+                Effect::Drained => exit = Some(Exit::Stopped),
+                Effect::Halt(halt) => exit = Some(Exit::Halted(halt)),
+                // Without a stream there is nothing to confirm to; the relay asks again when there is one.
+                Effect::Publish(_) | Effect::WriteCursor(_) | Effect::Confirm(_) => {}
+            }
+        }
+        exit
+    }
+
+    pub(super) fn reset_sink(&mut self, why: Restart) {
+        say::resetting(self, why);
+        self.metrics.reconnected(Side::Sink, why.name());
+        self.stalled = None;
+        self.sink.reset();
+    }
+
+    pub(super) fn published(&mut self, commit_time: PgTime) {
+        self.tell.published_total += 1;
+        self.metrics.latency().observe(self.tell.since(commit_time));
+    }
+
+    /// Hands the relay everything the sink has said.
+    pub(super) fn take_posts(&mut self, now: Duration) {
+        let mut posts = std::mem::take(&mut self.posts);
+        self.mailbox.take(&mut posts);
+        self.tell.look_at_the_clock();
+        for post in posts.drain(..) {
+            match post {
+                Post::Report { ticket, outcome } => {
+                    self.apply(now, Input::Report { ticket, outcome });
+                }
+                Post::Retry => {}
+                Post::Down { reason, hint } => say::sink_down(self, &reason, hint.as_deref()),
+                Post::Up => say::sink_up(self),
+                Post::Broken { reason } => {
+                    say::sink_broken(self, &reason);
+                    self.apply(now, Input::SinkBroken);
+                }
+                Post::Unfit { reason, hint } => {
+                    self.apply(now, Input::Halt(Box::new(say::unfit_running(reason, hint))));
+                }
+            }
+        }
+        self.posts = posts;
+    }
+
+    pub(super) fn apply(&mut self, now: Duration, input: Input<'_>) {
+        self.relay.apply(now, input, &mut self.effects);
+    }
+
+    /// Time since this pipeline began: the relay's clock.
+    pub(super) fn now(&self) -> Duration {
+        self.epoch.elapsed()
+    }
+
+    /// When the loop must turn again, whatever happens.
+    pub(super) fn due(&self) -> Instant {
+        let report = Instant::now() + say::REPORT_INTERVAL;
+        self.relay.deadline().map_or(report, |at| (self.epoch + at).min(report))
+    }
+
+    /// Whether an effect waits that ends the stream.
+    pub(super) fn ending(&self) -> bool {
+        self.effects.iter().any(|effect| match effect {
+            Effect::Restart { .. } | Effect::Drained | Effect::Halt(_) => true,
+            Effect::Publish(_)
+            | Effect::Published { .. }
+            | Effect::WriteCursor(_)
+            | Effect::Confirm(_) => false,
+        })
+    }
+}

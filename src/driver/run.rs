@@ -1,0 +1,160 @@
+//! Any number of pipelines in one process, each on its own thread, and how they are told to stop.
+
+use super::pipeline::Pipeline;
+use super::spec::PipelineSpec;
+use crate::error::Halt;
+use crate::metrics::PipelineMetrics;
+use crate::status::{Board, State};
+use std::thread::JoinHandle;
+use tokio::sync::{oneshot, watch};
+
+/// How urgently a stop is meant.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Urgency {
+    /// Not at all.
+    Run,
+    /// Finish what is in flight.
+    Drain,
+    /// Leave; what is in flight is published again at the next start.
+    Leave,
+}
+
+/// The end that tells pipelines to stop.
+#[derive(Debug, Clone)]
+pub struct StopHandle(watch::Sender<Urgency>);
+
+/// The end that a pipeline listens to.
+#[derive(Debug, Clone)]
+pub struct Stop(watch::Receiver<Urgency>);
+
+impl StopHandle {
+    /// Asks for a stop: the first call drains, the second leaves at once.
+    pub fn stop(&self) {
+        self.0.send_modify(|urgency| {
+            *urgency = if *urgency == Urgency::Run { Urgency::Drain } else { Urgency::Leave };
+        });
+    }
+}
+
+impl Stop {
+    /// A stop that has not been asked for.
+    pub fn new() -> (StopHandle, Self) {
+        let (sender, receiver) = watch::channel(Urgency::Run);
+        (StopHandle(sender), Self(receiver))
+    }
+
+    /// Waits until a drain, or more, is asked for.
+    pub(super) async fn drain(&self) {
+        self.wait(Urgency::Drain).await;
+    }
+
+    /// Waits until leaving at once is asked for.
+    pub(super) async fn leave(&self) {
+        self.wait(Urgency::Leave).await;
+    }
+
+    async fn wait(&self, least: Urgency) {
+        let mut asked = self.0.clone();
+        // A handle that is gone asks for nothing any more.
+        if asked.wait_for(|urgency| *urgency >= least).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// How a pipeline ended.
+#[derive(Debug)]
+pub enum Exit {
+    /// Told to stop, and everything in flight is finished or will come again.
+    Stopped,
+    /// Stopped for an operator.
+    Halted(Box<Halt>),
+    /// An invariant of our own broke; the message of the panic stands in the log.
+    Bug,
+}
+
+/// The pipelines of one process.
+#[derive(Debug)]
+pub struct Service {
+    pipelines: Vec<(String, JoinHandle<Exit>, oneshot::Receiver<()>)>,
+}
+
+impl Service {
+    /// Starts a thread for each pipeline.
+    pub fn start(
+        pipelines: Vec<(PipelineSpec, Board, PipelineMetrics)>,
+        stop: &Stop,
+    ) -> std::io::Result<Self> {
+        let mut started = Vec::with_capacity(pipelines.len());
+        for (spec, board, metrics) in pipelines {
+            let name = spec.name().to_owned();
+            let (ended, wait) = oneshot::channel();
+            let stop = stop.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("pipeline-{name}"))
+                .spawn(move || thread(spec, board, metrics, stop, ended))?;
+            started.push((name, thread, wait));
+        }
+        Ok(Self { pipelines: started })
+    }
+
+    /// Waits for the next pipeline to end; `None` when none is left.
+    pub async fn next_exit(&mut self) -> Option<(String, Exit)> {
+        let index = std::future::poll_fn(|context| {
+            if self.pipelines.is_empty() {
+                return std::task::Poll::Ready(None);
+            }
+            for (index, (_, _, wait)) in self.pipelines.iter_mut().enumerate() {
+                // A dropped sender is a thread that panicked: it has ended as well.
+                if std::future::Future::poll(std::pin::Pin::new(wait), context).is_ready() {
+                    return std::task::Poll::Ready(Some(index));
+                }
+            }
+            std::task::Poll::Pending
+        })
+        .await?;
+        let (name, thread, _) = self.pipelines.swap_remove(index);
+        Some((name, thread.join().unwrap_or(Exit::Bug)))
+    }
+}
+
+fn thread(
+    spec: PipelineSpec,
+    board: Board,
+    metrics: PipelineMetrics,
+    stop: Stop,
+    ended: oneshot::Sender<()>,
+) -> Exit {
+    let guard = Ended { board: board.clone(), ended: Some(ended) };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let exit = match runtime {
+        Ok(runtime) => runtime.block_on(Pipeline::live(spec, board, metrics, stop)),
+        Err(error) => {
+            tracing::error!(%error, "could not make the pipeline's runtime");
+            Exit::Bug
+        }
+    };
+    drop(guard);
+    exit
+}
+
+/// Says that the thread has ended, in whatever way.
+struct Ended {
+    board: Board,
+    ended: Option<oneshot::Sender<()>>,
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.board.update(|snapshot| {
+                snapshot.state = State::Halted;
+                snapshot.reason = Some("a bug in Postrider: see the log".into());
+            });
+        }
+        if let Some(ended) = self.ended.take() {
+            // Where nobody waits for it any more, nobody needs to be told.
+            ended.send(()).unwrap_or_default();
+        }
+    }
+}

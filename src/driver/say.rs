@@ -1,0 +1,378 @@
+//! What a pipeline says of itself: one log line for each change of state, and the board.
+//!
+//! No line for an event. What lasts is said again at growing intervals, with how long and how often. Owns the wall clock, which
+//! serves latencies and lag, and no decision.
+
+use super::looks::Looks;
+use super::pipeline::Pipeline;
+use super::run::Exit;
+use crate::error::{Chain, Halt, HaltReason};
+use crate::event::PgTime;
+use crate::outbox::{At, MapError, Mapped, Poison, SpecError};
+use crate::postgres::SourceError;
+use crate::postgres::cursor::Written;
+use crate::record::Refusal;
+use crate::relay::Restart;
+use crate::sink::SinkError;
+use crate::status::{Board, State};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tracing::{error, info, warn};
+
+/// How often the board is brought up to date.
+pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What lasts is said again after this long, then after twice as long, up to an hour.
+const REPEAT_FIRST: Duration = Duration::from_secs(30);
+const REPEAT_LAST: Duration = Duration::from_hours(1);
+
+/// Behind by more than this is catching up.
+const CATCHING_UP: Duration = Duration::from_secs(5);
+
+/// What a pipeline remembers in order to speak.
+#[derive(Debug, Default)]
+pub(super) struct Tell {
+    pub(super) published_total: u64,
+    pub(super) skipped_total: u64,
+    pub(super) clamped_total: u64,
+    reconnects_total: u64,
+    resets_total: u64,
+    source: Option<Trouble>,
+    sink: Option<Trouble>,
+    standing_by: bool,
+    streaming: bool,
+    draining: bool,
+    reported_at: Option<Instant>,
+    wall: PgTime,
+}
+
+/// Something that is wrong and lasts.
+#[derive(Debug)]
+struct Trouble {
+    reason: String,
+    hint: Option<String>,
+    since: Instant,
+    times: u64,
+    said_at: Instant,
+    repeat: Duration,
+}
+
+impl Trouble {
+    fn new(reason: String, hint: Option<String>) -> Self {
+        let now = Instant::now();
+        Self { reason, hint, since: now, times: 1, said_at: now, repeat: REPEAT_FIRST }
+    }
+
+    /// Notes that it is still so; whether it is time to say it again.
+    fn again(&mut self, reason: String, hint: Option<String>) -> bool {
+        let news = self.reason != reason;
+        self.times += 1;
+        (self.reason, self.hint) = (reason, hint);
+        let due = news || self.said_at.elapsed() >= self.repeat;
+        if due {
+            self.said_at = Instant::now();
+            self.repeat = if news { REPEAT_FIRST } else { (self.repeat * 2).min(REPEAT_LAST) };
+        }
+        due
+    }
+}
+
+/// Whether it is time to speak of a trouble that may be new.
+fn trouble(slot: &mut Option<Trouble>, reason: String, hint: Option<String>) -> bool {
+    if let Some(trouble) = slot {
+        return trouble.again(reason, hint);
+    }
+    *slot = Some(Trouble::new(reason, hint));
+    true
+}
+
+impl Tell {
+    /// Reads the wall clock, once for a whole batch.
+    pub(super) fn look_at_the_clock(&mut self) {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let micros = i64::try_from(unix.as_micros()).unwrap_or(i64::MAX);
+        self.wall = PgTime { micros: micros - PgTime::UNIX_OFFSET_MICROS };
+    }
+
+    /// Seconds since a commit, by our clock; 0 if the server's is ahead.
+    pub(super) fn since(&self, commit_time: PgTime) -> Duration {
+        let micros = self.wall.micros.saturating_sub(commit_time.micros);
+        Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+    }
+}
+
+pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::fence::Resume) {
+    let outage = pipeline.tell.source.take();
+    pipeline.tell.standing_by = false;
+    pipeline.tell.streaming = true;
+    let name = pipeline.spec.name();
+    for note in &resume.notes {
+        warn!(pipeline = name, note = note.name, "{}", note.message);
+    }
+    let outage_seconds = outage.map(|trouble| trouble.since.elapsed().as_secs());
+    info!(pipeline = name, slot = pipeline.spec.names.slot, from = %resume.start, outage_seconds, "streaming");
+    pipeline.report(None);
+}
+
+pub(super) fn source_down(pipeline: &mut Pipeline, error: &SourceError) {
+    let reason = Chain(error).to_string();
+    let hint = error.report().and_then(|report| report.hint.clone());
+    pipeline.tell.reconnects_total += 1;
+    pipeline.tell.streaming = false;
+    if trouble(&mut pipeline.tell.source, reason.clone(), hint) {
+        let (seconds, tries) = pipeline
+            .tell
+            .source
+            .as_ref()
+            .map_or((0, 1), |trouble| (trouble.since.elapsed().as_secs(), trouble.times));
+        warn!(
+            pipeline = pipeline.spec.name(),
+            seconds,
+            tries,
+            error = reason,
+            "database not available: trying again until it is"
+        );
+    }
+    pipeline.report(None);
+}
+
+pub(super) fn waiting(pipeline: &mut Pipeline, message: &str) {
+    pipeline.tell.streaming = false;
+    if trouble(&mut pipeline.tell.source, message.to_owned(), None) {
+        info!(pipeline = pipeline.spec.name(), reason = message, "not streaming yet");
+    }
+    pipeline.report(None);
+}
+
+pub(super) fn standing_by(pipeline: &mut Pipeline, active_pid: Option<u32>) {
+    pipeline.tell.streaming = false;
+    if !std::mem::replace(&mut pipeline.tell.standing_by, true) {
+        info!(
+            pipeline = pipeline.spec.name(),
+            slot = pipeline.spec.names.slot,
+            active_pid,
+            "another process streams from the slot: standing by to take over when it is free"
+        );
+    }
+    pipeline.report(None);
+}
+
+pub(super) fn sink_down(pipeline: &mut Pipeline, reason: &str, hint: Option<&str>) {
+    if trouble(&mut pipeline.tell.sink, reason.to_owned(), hint.map(str::to_owned)) {
+        let seconds = pipeline.tell.sink.as_ref().map_or(0, |t| t.since.elapsed().as_secs());
+        warn!(
+            pipeline = pipeline.spec.name(),
+            seconds,
+            reason,
+            hint,
+            "broker not available: nothing is lost, PostgreSQL keeps the WAL"
+        );
+    }
+}
+
+pub(super) fn sink_up(pipeline: &mut Pipeline) {
+    if let Some(trouble) = pipeline.tell.sink.take() {
+        let seconds = trouble.since.elapsed().as_secs();
+        info!(pipeline = pipeline.spec.name(), seconds, "broker available again");
+    }
+}
+
+pub(super) fn sink_broken(pipeline: &Pipeline, reason: &str) {
+    warn!(pipeline = pipeline.spec.name(), reason, "the producer's state can't be trusted");
+}
+
+pub(super) fn resetting(pipeline: &mut Pipeline, why: Restart) {
+    pipeline.tell.resets_total += 1;
+    let cursor = pipeline.relay.progress().watermark;
+    warn!(
+        pipeline = pipeline.spec.name(),
+        why = why.name(),
+        from = %cursor,
+        "throwing away what is in flight and streaming it again"
+    );
+}
+
+pub(super) fn row_taken(pipeline: &Pipeline, written: &Written) {
+    let found = match written {
+        Written::Stored => return,
+        Written::Behind(_) => "it is further on",
+        Written::Rebound(_) => "it belongs to another slot or cluster now",
+        Written::Missing => "it is gone",
+    };
+    warn!(pipeline = pipeline.spec.name(), found, "another process changed the cursor row");
+}
+
+pub(super) fn look_failed(pipeline: &Pipeline, error: &SourceError) {
+    warn!(pipeline = pipeline.spec.name(), error = %Chain(error), "could not look at the slot");
+}
+
+pub(super) fn draining(pipeline: &mut Pipeline) {
+    pipeline.tell.draining = true;
+    let (in_flight, _) = pipeline.relay.in_flight();
+    info!(pipeline = pipeline.spec.name(), in_flight, "stopping: finishing what is in flight");
+    pipeline.report(None);
+}
+
+pub(super) fn left_behind(pipeline: &Pipeline) {
+    let (in_flight, _) = pipeline.relay.in_flight();
+    warn!(
+        pipeline = pipeline.spec.name(),
+        in_flight,
+        "leaving before everything is acknowledged: it is published again at the next start"
+    );
+}
+
+pub(super) fn farewell_failed(pipeline: &Pipeline, error: &SourceError) {
+    warn!(
+        pipeline = pipeline.spec.name(),
+        error = %Chain(error),
+        "the stream did not end in good order: the cursor row still bounds what is repeated"
+    );
+}
+
+/// The last word of a pipeline.
+pub(super) fn ended(name: &str, board: &Board, exit: &Exit) {
+    board.update(|snapshot| match exit {
+        Exit::Stopped => snapshot.state = State::Stopped,
+        Exit::Halted(halt) => {
+            snapshot.state = State::Halted;
+            snapshot.reason = Some(halt.to_string());
+            snapshot.halt_code = Some(halt.reason.code());
+            snapshot.hint = Some(halt.hint.clone());
+        }
+        Exit::Bug => snapshot.state = State::Halted,
+    });
+    match exit {
+        Exit::Stopped => info!(pipeline = name, "stopped"),
+        Exit::Halted(halt) => error!(
+            pipeline = name,
+            code = halt.reason.code(),
+            reason = halt.reason.name(),
+            meaning = halt.meaning,
+            hint = halt.hint,
+            "halted: {}",
+            halt.message
+        ),
+        Exit::Bug => error!(pipeline = name, "a bug in Postrider"),
+    }
+}
+
+impl Pipeline {
+    /// Brings the board up to date, if that was not done just now.
+    pub(super) fn report_sometimes(&mut self, looks: Option<&Looks>) {
+        if self.tell.reported_at.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL) {
+            self.report(looks);
+        }
+    }
+
+    /// Brings the board up to date.
+    pub(super) fn report(&mut self, looks: Option<&Looks>) {
+        self.tell.look_at_the_clock();
+        self.tell.reported_at = Some(Instant::now());
+        let (events, bytes) = self.relay.in_flight();
+        let watermark = self.relay.progress().watermark;
+        let lag = self.relay.oldest_unresolved().map_or(Duration::ZERO, |at| self.tell.since(at));
+        let (state, reason, hint) = self.state(lag);
+        let tell = &self.tell;
+        let relay = &self.relay;
+        self.board.update(|snapshot| {
+            snapshot.state = state;
+            (snapshot.reason, snapshot.hint) = (reason, hint);
+            snapshot.watermark = watermark.to_string();
+            snapshot.received = relay.received().to_string();
+            (snapshot.in_flight_events, snapshot.in_flight_bytes) = (events, bytes);
+            snapshot.published_total = tell.published_total;
+            snapshot.skipped_total = tell.skipped_total;
+            snapshot.source_reconnects_total = tell.reconnects_total;
+            snapshot.sink_resets_total = tell.resets_total;
+            snapshot.lag_seconds = lag.as_secs_f64();
+            snapshot.turned_at = tell.reported_at;
+            let Some(look) = looks.and_then(Looks::latest) else { return };
+            snapshot.lag_bytes = look.wal_end.bytes_since(watermark.lsn());
+            let slot = look.slot.as_ref();
+            let restart = slot.and_then(|slot| slot.restart_lsn);
+            snapshot.slot_retained_bytes = restart.map(|at| look.wal_end.bytes_since(at));
+            snapshot.slot_safe_bytes = slot.and_then(|slot| slot.safe_wal_size);
+            snapshot.slot_state = slot.and_then(|slot| slot.wal_status.clone());
+            let confirmed = slot.and_then(|slot| slot.confirmed_flush_lsn);
+            snapshot.confirmed_flush_lsn = confirmed.map(|at| at.to_string());
+        });
+    }
+
+    fn state(&self, lag: Duration) -> (State, Option<String>, Option<String>) {
+        let tell = &self.tell;
+        let say = |trouble: &Trouble| (Some(trouble.reason.clone()), trouble.hint.clone());
+        if tell.draining {
+            return (State::Draining, Some("told to stop".into()), None);
+        }
+        if tell.standing_by {
+            let reason = format!("slot {:?} is held by another process", self.spec.names.slot);
+            return (State::StandingBy, Some(reason), None);
+        }
+        if let Some(trouble) = &tell.source {
+            let (reason, hint) = say(trouble);
+            return (State::SourceDown, reason, hint);
+        }
+        if let Some(trouble) = &tell.sink {
+            let (reason, hint) = say(trouble);
+            return (State::BrokerDown, reason, hint);
+        }
+        if !tell.streaming {
+            return (State::Starting, None, None);
+        }
+        let state = if lag > CATCHING_UP { State::CatchingUp } else { State::Streaming };
+        (state, None, None)
+    }
+}
+
+pub(super) fn unfit_outbox(errors: &[SpecError]) -> Halt {
+    let list: Vec<String> = errors.iter().map(|error| Chain(error).to_string()).collect();
+    Halt {
+        reason: HaltReason::TableUnfit,
+        message: list.join("; "),
+        meaning: "nothing was touched".into(),
+        hint: "correct the configuration and start again".into(),
+    }
+}
+
+pub(super) fn unfit_sink(error: &SinkError) -> Halt {
+    unfit_running(Chain(error).to_string(), error.hint())
+}
+
+pub(super) fn unfit_running(reason: String, hint: String) -> Halt {
+    Halt {
+        reason: HaltReason::SinkUnfit,
+        message: reason,
+        meaning: "nothing is lost: what is not acknowledged waits in the database".into(),
+        hint,
+    }
+}
+
+/// The sink will never take this event; the relay halts.
+pub(super) fn refused(name: &str, mapped: &Mapped<'_>, at: At, reason: Refusal) {
+    let (id, position) = (mapped.event_id, at.position);
+    error!(pipeline = name, id, %position, %reason, "the event can't be published");
+}
+
+/// Never the event's payload: its id, its position, and the column.
+pub(super) fn poison_event(poison: &Poison) -> Halt {
+    Halt {
+        reason: HaltReason::PoisonEvent,
+        message: poison.to_string(),
+        meaning: "everything before it is published; it and all that follows wait in the database"
+            .into(),
+        hint: poison.hint(),
+    }
+}
+
+pub(super) fn unfit_table(error: &MapError) -> Halt {
+    Halt {
+        reason: HaltReason::TableUnfit,
+        message: Chain(error).to_string(),
+        meaning: "nothing is lost: the cursor stands before it, and PostgreSQL keeps the WAL"
+            .into(),
+        hint: match error {
+            MapError::Unfit(unfit) => unfit.hint(),
+            MapError::Poison(_) | MapError::OutOfStep { .. } => "start again".into(),
+        },
+    }
+}

@@ -1,0 +1,257 @@
+//! A stream from its start to its end: selects one input at a time, and performs what the relay wants.
+
+use super::connect::Connected;
+use super::feed::{Fed, Feeding};
+use super::looks::{Look, Looks};
+use super::pipeline::Pipeline;
+use super::run::{Exit, Stop};
+use super::say;
+use super::spec::PipelineSpec;
+use crate::ack::Progress;
+use crate::lsn::Watermark;
+use crate::postgres::cursor::{self, Cursor, Written};
+use crate::postgres::{Batch, SourceError, slot};
+use crate::relay::{Effect, Input};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long the server may take to answer the end of a stream, and to show the last position in the slot.
+const FAREWELL_MAX: Duration = Duration::from_secs(2);
+
+/// A cursor row on its way, or a look at the slot.
+pub(super) type Job<T> = Pin<Box<dyn Future<Output = Result<T, SourceError>>>>;
+
+/// How a stream ended.
+pub(super) enum End {
+    /// The pipeline is over.
+    Over(Exit),
+    /// The producer was thrown away: connect again.
+    Restart,
+    /// The connection is gone.
+    Lost(SourceError),
+}
+
+/// A stream and what is under way on it.
+pub(super) struct Session {
+    connected: Connected,
+    feeding: Option<Feeding>,
+    writing: Option<Job<Written>>,
+    looks: Looks,
+    leave_at: Option<Instant>,
+}
+
+/// What happened first.
+enum Turn {
+    Leave,
+    Drain,
+    Grace,
+    Posts,
+    Written(Result<Written, SourceError>),
+    Looked(Result<Box<Look>, SourceError>),
+    ControlLost(SourceError),
+    Due,
+    Batch(Result<Batch, SourceError>),
+    Again,
+}
+
+impl Session {
+    fn new(connected: Connected, spec: &Arc<PipelineSpec>) -> Self {
+        let looks = Looks::new(connected.control.shared_client(), Arc::clone(spec));
+        Self { connected, feeding: None, writing: None, looks, leave_at: None }
+    }
+}
+
+impl Pipeline {
+    /// Streams until something ends it.
+    pub(super) async fn stream(&mut self, connected: Connected, stop: &Stop) -> End {
+        let mut session = Session::new(connected, &self.spec);
+        self.begin(&session);
+        let end = loop {
+            if let Some(end) = self.turn(&mut session, stop).await {
+                break end;
+            }
+        };
+        self.stalled = None;
+        match end {
+            End::Over(exit) => {
+                self.farewell(session).await;
+                return End::Over(exit);
+            }
+            End::Restart | End::Lost(_) => session.connected.wal.abandon(),
+        }
+        self.apply(self.now(), Input::SourceLost);
+        match self.outcome() {
+            Some(exit) => End::Over(exit),
+            None => end,
+        }
+    }
+
+    fn begin(&mut self, session: &Session) {
+        self.mapper.forget_relations();
+        let cursor = session.connected.progress();
+        self.confirmed = self.confirmed.max(cursor.watermark);
+        self.apply(self.now(), Input::Started { cursor });
+        say::streaming(self, &session.connected.resume);
+    }
+
+    /// One turn of the loop: take what has come, do what it wants, feed what is read, then wait for more.
+    async fn turn(&mut self, session: &mut Session, stop: &Stop) -> Option<End> {
+        let now = self.now();
+        self.take_posts(now);
+        if let Some(end) = self.perform(session) {
+            return Some(end);
+        }
+        let fed = match &mut session.feeding {
+            Some(feeding) => self.feed(now, feeding),
+            None => Fed::Whole,
+        };
+        if fed == Fed::Whole {
+            session.feeding = None;
+        }
+        if let Some(end) = self.perform(session) {
+            return Some(end);
+        }
+        self.report_sometimes(Some(&session.looks));
+        let more = fed == Fed::Turn;
+        let turn = self.wait(session, stop, more).await;
+        self.react(session, turn)
+    }
+
+    async fn wait(&self, session: &mut Session, stop: &Stop, more: bool) -> Turn {
+        let hungry = session.feeding.is_none() && !self.relay.stopping();
+        let draining = self.relay.stopping();
+        let due = self.due();
+        let Session { connected, writing, looks, leave_at, .. } = session;
+        let grace = leave_at.unwrap_or_else(Instant::now);
+        tokio::select! {
+            biased;
+            () = stop.leave() => Turn::Leave,
+            () = stop.drain(), if !draining => Turn::Drain,
+            () = tokio::time::sleep_until(grace), if leave_at.is_some() => Turn::Grace,
+            () = self.mailbox.arrived() => Turn::Posts,
+            written = job(writing), if writing.is_some() => Turn::Written(written),
+            error = connected.control.closed() => Turn::ControlLost(error),
+            looked = looks.next() => Turn::Looked(looked.map(Box::new)),
+            () = tokio::time::sleep_until(due) => Turn::Due,
+            () = tokio::task::yield_now(), if more => Turn::Again,
+            batch = connected.wal.next(), if hungry => Turn::Batch(batch),
+        }
+    }
+
+    fn react(&mut self, session: &mut Session, turn: Turn) -> Option<End> {
+        let now = self.now();
+        match turn {
+            Turn::Leave | Turn::Grace => {
+                say::left_behind(self);
+                return Some(End::Over(Exit::Stopped));
+            }
+            Turn::Drain => {
+                session.leave_at = Some(Instant::now() + self.spec.shutdown_grace);
+                say::draining(self);
+                self.apply(now, Input::Drain);
+            }
+            Turn::Posts | Turn::Again => {}
+            Turn::Due => self.apply(now, Input::Tick),
+            Turn::Written(Ok(Written::Stored)) => {
+                session.writing = None;
+                self.apply(now, Input::CursorWritten);
+            }
+            Turn::Written(Ok(written)) => {
+                session.writing = None;
+                // Another process wrote the row: the slot is no longer ours to speak for.
+                say::row_taken(self, &written);
+                self.apply(now, Input::SlotTaken);
+            }
+            // The server stops, or took this session away. Nothing can be confirmed without the row, so nothing is gained by
+            // holding on, and a stream that holds on would hold up the server's shutdown.
+            Turn::ControlLost(error) | Turn::Written(Err(error)) | Turn::Batch(Err(error)) => {
+                return Some(End::Lost(error));
+            }
+            Turn::Looked(Ok(look)) => {
+                if let Some(halt) = session.looks.keep(*look) {
+                    self.apply(now, Input::Halt(Box::new(halt)));
+                }
+            }
+            Turn::Looked(Err(error)) if error.sqlstate().is_none() => {
+                return Some(End::Lost(error));
+            }
+            Turn::Looked(Err(error)) => say::look_failed(self, &error),
+            Turn::Batch(Ok(batch)) => session.feeding = Some(Feeding { batch, offset: 0 }),
+        }
+        self.perform(session)
+    }
+
+    /// Performs the relay's effects, in order.
+    fn perform(&mut self, session: &mut Session) -> Option<End> {
+        let mut effects = std::mem::take(&mut self.effects);
+        let mut end = None;
+        for effect in effects.drain(..) {
+            match effect {
+                Effect::Publish(_) => {}
+                Effect::Published { commit_time } => self.published(commit_time),
+                Effect::WriteCursor(row) => session.write(row),
+                Effect::Confirm(watermark) => self.confirmed = watermark,
+                Effect::Restart { why } => {
+                    self.reset_sink(why);
+                    end = Some(End::Restart);
+                }
+                Effect::Drained => end = Some(End::Over(Exit::Stopped)),
+                Effect::Halt(halt) => end = Some(End::Over(Exit::Halted(halt))),
+            }
+        }
+        self.effects = effects;
+        session.tell(self.confirmed);
+        end
+    }
+
+    /// Ends the stream in good order, and waits until the slot shows the last position: so nothing comes twice.
+    async fn farewell(&mut self, session: Session) {
+        let Connected { wal, control, version, .. } = session.connected;
+        if let Err(error) = wal.stop(FAREWELL_MAX).await {
+            say::farewell_failed(self, &error);
+            return;
+        }
+        let deadline = Instant::now() + FAREWELL_MAX;
+        while Instant::now() < deadline {
+            match slot::read(control.client(), version, &self.spec.names.slot).await {
+                Ok(Some(row)) if row.confirmed_flush_lsn >= Some(self.confirmed.lsn()) => return,
+                Ok(Some(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Ok(None) => return,
+                Err(error) => return say::farewell_failed(self, &error),
+            }
+        }
+    }
+}
+
+impl Session {
+    /// Passes the confirmation on. After a reconnect the stream repeats what we know, and nothing may be confirmed on it that
+    /// it has not sent.
+    fn tell(&self, watermark: Watermark) {
+        if watermark.lsn() <= self.connected.wal.received() {
+            self.connected.wal.confirm(watermark);
+        }
+    }
+
+    fn write(&mut self, row: Progress) {
+        assert!(self.writing.is_none(), "two cursor rows at once");
+        let resume = &self.connected.resume;
+        let cursor = Cursor {
+            watermark: row.watermark,
+            flush_limit: row.watermark.lsn(),
+            partial: row.partial,
+            ..resume.cursor.clone()
+        };
+        let client = self.connected.control.shared_client();
+        self.writing = Some(Box::pin(async move { cursor::write(&client, &cursor).await }));
+    }
+}
+
+pub(super) async fn job<T>(job: &mut Option<Job<T>>) -> Result<T, SourceError> {
+    match job {
+        Some(job) => job.await,
+        None => std::future::pending().await,
+    }
+}

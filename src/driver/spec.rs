@@ -1,0 +1,47 @@
+//! What a pipeline is made from: plain values, complete, each checked by the module that takes it.
+
+use crate::outbox::OutboxSpec;
+use crate::postgres::{Conninfo, Names};
+use crate::relay::Limits;
+use crate::sink::SinkSpec;
+use std::time::Duration;
+
+/// One pipeline: one outbox, one slot, one sink.
+#[derive(Clone, Debug)]
+pub struct PipelineSpec {
+    /// Where events are read from.
+    pub conninfo: Conninfo,
+    /// The objects in the database, the pipeline's own name among them.
+    pub names: Names,
+    /// Whether a failover slot is wanted where the server has them.
+    pub failover: bool,
+    /// The table, its columns, and what records are made of.
+    pub outbox: OutboxSpec,
+    /// Where records go.
+    pub sink: SinkSpec,
+    /// Bounds on what is in flight.
+    pub limits: Limits,
+    /// Pause between two cursor rows while events are delivered.
+    pub cursor_interval: Duration,
+    /// Pause between two status updates while the watermark moves.
+    pub confirm_interval: Duration,
+    /// How long a stop may take.
+    pub shutdown_grace: Duration,
+}
+
+impl PipelineSpec {
+    /// The pipeline's name.
+    pub fn name(&self) -> &str {
+        &self.names.pipeline
+    }
+
+    /// Whether logical messages are asked for; they take part in ordinals.
+    pub fn messages(&self) -> bool {
+        self.outbox.message_prefix.is_some()
+    }
+
+    /// The columns the layout can't do without.
+    pub(super) fn columns(&self) -> Vec<String> {
+        self.outbox.required_columns().into_iter().map(str::to_owned).collect()
+    }
+}

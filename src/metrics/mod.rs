@@ -1,0 +1,114 @@
+//! What is counted, and its text for Prometheus.
+//!
+//! Most figures are read from the pipelines' [`Board`]s when somebody asks, so that metrics and `/status` can't disagree;
+//! only what a board has no room for is counted here. Knows no pipeline's inside; `admin` serves the text, `docs/metrics.md`
+//! explains it.
+
+mod latency;
+mod text;
+
+pub use latency::{BUCKETS, Latency};
+pub use text::CATALOG;
+
+use crate::status::Board;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Event types that are counted by name; further ones are counted as [`OTHER_EVENT_TYPE`].
+pub const EVENT_TYPES_MAX: usize = 200;
+
+/// The label of event types beyond [`EVENT_TYPES_MAX`].
+pub const OTHER_EVENT_TYPE: &str = "other";
+
+/// The content type of [`Metrics::text`].
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// All metrics of a process.
+#[derive(Clone, Default, Debug)]
+pub struct Metrics(Arc<Mutex<Vec<Source>>>);
+
+/// What one pipeline's figures come from.
+#[derive(Clone, Debug)]
+struct Source {
+    board: Board,
+    counts: PipelineMetrics,
+}
+
+impl Metrics {
+    /// Takes a pipeline in, and gives its thread what it counts with.
+    pub fn pipeline(&self, board: &Board) -> PipelineMetrics {
+        let counts = PipelineMetrics::default();
+        let source = Source { board: board.clone(), counts: counts.clone() };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(source);
+        counts
+    }
+
+    /// The metrics as they are now, in the `OpenMetrics` text format.
+    pub fn text(&self) -> Result<String, fmt::Error> {
+        let sources = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        text::encode(&sources)
+    }
+}
+
+/// Which end a connection was lost to.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Side {
+    /// The database.
+    Source,
+    /// The broker.
+    Sink,
+}
+
+impl Side {
+    /// The label.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Sink => "sink",
+        }
+    }
+}
+
+/// What one pipeline counts. Cheap to clone; [`Latency::observe`] takes no lock, the others are for rare things.
+#[derive(Clone, Default, Debug)]
+pub struct PipelineMetrics(Arc<Counts>);
+
+#[derive(Default, Debug)]
+struct Counts {
+    latency: Latency,
+    reconnects: Mutex<BTreeMap<(Side, &'static str), u64>>,
+    failures: Mutex<BTreeMap<String, u64>>,
+}
+
+impl PipelineMetrics {
+    /// The time from commit to the broker's acknowledgement.
+    pub fn latency(&self) -> &Latency {
+        &self.0.latency
+    }
+
+    /// Counts one reconnect to `side`; `class` is the error's class, one of a fixed few.
+    pub fn reconnected(&self, side: Side, class: &'static str) {
+        let mut reconnects = self.0.reconnects.lock().unwrap_or_else(PoisonError::into_inner);
+        *reconnects.entry((side, class)).or_default() += 1;
+    }
+
+    /// Counts one event that could not be published.
+    pub fn failed(&self, event_type: &str) {
+        let mut failures = self.0.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = failures.contains_key(event_type) || failures.len() < EVENT_TYPES_MAX;
+        let label = if known { event_type } else { OTHER_EVENT_TYPE };
+        *failures.entry(label.to_owned()).or_default() += 1;
+    }
+
+    fn reconnects(&self) -> BTreeMap<(Side, &'static str), u64> {
+        self.0.reconnects.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn failures(&self) -> BTreeMap<String, u64> {
+        self.0.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+//! What a scrape shows.
+#![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them so")]
+
+use super::*;
+use crate::status::State;
+use expect_test::expect;
+use std::time::Duration;
+
+fn metrics() -> Metrics {
+    let metrics = Metrics::default();
+    let board = Board::new("orders");
+    let counts = metrics.pipeline(&board);
+    board.update(|snapshot| {
+        snapshot.state = State::Streaming;
+        snapshot.published_total = 7;
+        snapshot.skipped_total = 2;
+        snapshot.lag_seconds = 0.25;
+        snapshot.lag_bytes = 4096;
+        snapshot.in_flight_events = 3;
+        snapshot.in_flight_bytes = 900;
+        snapshot.slot_retained_bytes = Some(16 << 20);
+        snapshot.slot_safe_bytes = Some(-1);
+        snapshot.slot_state = Some("reserved".to_owned());
+    });
+    counts.latency().observe(Duration::from_micros(500));
+    counts.latency().observe_many(Duration::from_millis(3), 2);
+    counts.latency().observe(Duration::from_secs(100));
+    counts.reconnected(Side::Source, "transient");
+    counts.failed("order\"\n\\placed");
+    metrics
+}
+
+#[test]
+#[expect(clippy::too_many_lines, reason = "it is the snapshot")]
+fn a_scrape_shows_everything() {
+    expect![[r##"
+        # HELP postrider_events Events by outcome since the start
+        # TYPE postrider_events counter
+        postrider_events_total{pipeline="orders",outcome="published"} 7
+        postrider_events_total{pipeline="orders",outcome="skipped"} 2
+        # HELP postrider_publish_latency_seconds From commit to the broker's acknowledgement
+        # TYPE postrider_publish_latency_seconds histogram
+        postrider_publish_latency_seconds_sum{pipeline="orders"} 100.0065
+        postrider_publish_latency_seconds_count{pipeline="orders"} 4
+        postrider_publish_latency_seconds_bucket{le="0.0005",pipeline="orders"} 1
+        postrider_publish_latency_seconds_bucket{le="0.001",pipeline="orders"} 1
+        postrider_publish_latency_seconds_bucket{le="0.002",pipeline="orders"} 1
+        postrider_publish_latency_seconds_bucket{le="0.005",pipeline="orders"} 3
+        postrider_publish_latency_seconds_bucket{le="0.01",pipeline="orders"} 3
+        postrider_publish_latency_seconds_bucket{le="0.02",pipeline="orders"} 3
+        postrider_publish_latency_seconds_bucket{le="0.05",pipeline="orders"} 3
+        postrider_publish_latency_seconds_bucket{le="0.1",pipeline="orders"} 3
+        postrider_publish_latency_seconds_bucket{le="0.25",pipeline="orders"} 3
+        postrider_publish_latency_seconds_bucket{le="0.5",pipeline="orders"} 3
+        postrider_publish_latency_seconds_bucket{le="1.0",pipeline="orders"} 3
+        postrider_publish_latency_seconds_bucket{le="2.5",pipeline="orders"} 3
+        postrider_publish_latency_seconds_bucket{le="5.0",pipeline="orders"} 3
+        postrider_publish_latency_seconds_bucket{le="10.0",pipeline="orders"} 3
+        postrider_publish_latency_seconds_bucket{le="30.0",pipeline="orders"} 3
+        postrider_publish_latency_seconds_bucket{le="60.0",pipeline="orders"} 3
+        postrider_publish_latency_seconds_bucket{le="+Inf",pipeline="orders"} 4
+        # HELP postrider_lag_seconds Age of the oldest commit that is not published whole
+        # TYPE postrider_lag_seconds gauge
+        postrider_lag_seconds{pipeline="orders"} 0.25
+        # HELP postrider_lag_bytes WAL between the server's end and what is confirmed
+        # TYPE postrider_lag_bytes gauge
+        postrider_lag_bytes{pipeline="orders"} 4096.0
+        # HELP postrider_in_flight_events Events handed to the broker without a report
+        # TYPE postrider_in_flight_events gauge
+        postrider_in_flight_events{pipeline="orders"} 3.0
+        # HELP postrider_in_flight_bytes Bytes handed to the broker without a report
+        # TYPE postrider_in_flight_bytes gauge
+        postrider_in_flight_bytes{pipeline="orders"} 900.0
+        # HELP postrider_slot_retained_bytes WAL the slot holds back
+        # TYPE postrider_slot_retained_bytes gauge
+        postrider_slot_retained_bytes{pipeline="orders"} 16777216.0
+        # HELP postrider_slot_safe_bytes WAL that can be written before the slot is lost
+        # TYPE postrider_slot_safe_bytes gauge
+        postrider_slot_safe_bytes{pipeline="orders"} 0.0
+        # HELP postrider_slot_state The slot's wal_status: 1 for the one that holds
+        # TYPE postrider_slot_state gauge
+        postrider_slot_state{pipeline="orders",state="reserved"} 1
+        postrider_slot_state{pipeline="orders",state="extended"} 0
+        postrider_slot_state{pipeline="orders",state="unreserved"} 0
+        postrider_slot_state{pipeline="orders",state="lost"} 0
+        postrider_slot_state{pipeline="orders",state="missing"} 0
+        # HELP postrider_state What the pipeline is doing: 1 for the one that holds
+        # TYPE postrider_state gauge
+        postrider_state{pipeline="orders",state="starting"} 0
+        postrider_state{pipeline="orders",state="streaming"} 1
+        postrider_state{pipeline="orders",state="catching_up"} 0
+        postrider_state{pipeline="orders",state="standing_by"} 0
+        postrider_state{pipeline="orders",state="broker_down"} 0
+        postrider_state{pipeline="orders",state="source_down"} 0
+        postrider_state{pipeline="orders",state="draining"} 0
+        postrider_state{pipeline="orders",state="halted"} 0
+        postrider_state{pipeline="orders",state="stopped"} 0
+        # HELP postrider_reconnects Connections lost and made anew since the start
+        # TYPE postrider_reconnects counter
+        postrider_reconnects_total{pipeline="orders",side="source",class="transient"} 1
+        # HELP outbox_lag_seconds The same as postrider_lag_seconds
+        # TYPE outbox_lag_seconds gauge
+        outbox_lag_seconds{pipeline="orders"} 0.25
+        # HELP outbox_throughput Events published since the start, a counter
+        # TYPE outbox_throughput unknown
+        outbox_throughput{pipeline="orders"} 7
+        # HELP outbox_failures Events that could not be published, a counter
+        # TYPE outbox_failures unknown
+        outbox_failures{pipeline="orders",event_type="order\"\n\\placed"} 1
+        # EOF
+    "##]]
+    .assert_eq(&metrics().text().unwrap());
+}
+
+#[test]
+fn every_metric_of_the_catalog_is_shown_and_explained() {
+    let text = metrics().text().unwrap();
+    let page = include_str!("../../docs/metrics.md");
+    for (name, _) in CATALOG {
+        let shown = |rest: &str| rest.starts_with(['{', '_']);
+        let mut lines = text.lines().filter(|line| !line.starts_with('#'));
+        assert!(
+            lines.any(|line| line.strip_prefix(name).is_some_and(shown)),
+            "{name} is not shown"
+        );
+        assert!(page.contains(&format!("`{name}`")), "{name} is not in docs/metrics.md");
+    }
+    let words = page.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    for word in words.filter(|word| word.starts_with("postrider_") || word.starts_with("outbox_")) {
+        let base = ["_bucket", "_count", "_sum"].iter().find_map(|end| word.strip_suffix(end));
+        let known = |name: &str| CATALOG.iter().any(|(known, _)| *known == name);
+        assert!(known(word) || base.is_some_and(known), "docs/metrics.md has {word}, no metric");
+    }
+}
+
+#[test]
+fn event_types_are_bounded() {
+    let counts = PipelineMetrics::default();
+    for number in 0..EVENT_TYPES_MAX * 2 {
+        counts.failed(&format!("type-{number}"));
+    }
+    let failures = counts.failures();
+    assert_eq!(failures.len(), EVENT_TYPES_MAX + 1);
+    assert_eq!(failures[OTHER_EVENT_TYPE], EVENT_TYPES_MAX as u64);
+}
+
+#[test]
+fn a_duration_on_a_bound_belongs_below_it() {
+    let latency = Latency::default();
+    latency.observe(Duration::from_micros(500));
+    latency.observe(Duration::from_micros(501));
+    let (_, buckets) = latency.read();
+    assert_eq!((buckets[0].1, buckets[1].1), (1, 1));
+}

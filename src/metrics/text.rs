@@ -1,0 +1,205 @@
+//! The metrics' names, and their figures at the moment somebody asks.
+
+use super::Source;
+use crate::status::{Snapshot, State};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+use std::fmt;
+
+/// Every metric: its name as it is scraped, and its help. `docs/metrics.md` is held against this list.
+pub const CATALOG: &[(&str, &str)] = &[
+    ("postrider_events_total", "Events by outcome since the start"),
+    ("postrider_publish_latency_seconds", "From commit to the broker's acknowledgement"),
+    ("postrider_lag_seconds", "Age of the oldest commit that is not published whole"),
+    ("postrider_lag_bytes", "WAL between the server's end and what is confirmed"),
+    ("postrider_in_flight_events", "Events handed to the broker without a report"),
+    ("postrider_in_flight_bytes", "Bytes handed to the broker without a report"),
+    ("postrider_slot_retained_bytes", "WAL the slot holds back"),
+    ("postrider_slot_safe_bytes", "WAL that can be written before the slot is lost"),
+    ("postrider_slot_state", "The slot's wal_status: 1 for the one that holds"),
+    ("postrider_state", "What the pipeline is doing: 1 for the one that holds"),
+    ("postrider_reconnects_total", "Connections lost and made anew since the start"),
+    ("outbox_lag_seconds", "The same as postrider_lag_seconds"),
+    ("outbox_throughput", "Events published since the start, a counter"),
+    ("outbox_failures", "Events that could not be published, a counter"),
+];
+
+/// `pg_replication_slots.wal_status`, and `missing`.
+const SLOT_STATES: [&str; 5] = ["reserved", "extended", "unreserved", "lost", "missing"];
+
+pub(super) fn encode(sources: &[Source]) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Scrape(sources.iter().map(Look::new).collect())));
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+/// All pipelines at one moment.
+#[derive(Debug)]
+struct Scrape(Vec<Look>);
+
+#[derive(Debug)]
+struct Look {
+    snapshot: Snapshot,
+    source: Source,
+}
+
+impl Look {
+    fn new(source: &Source) -> Self {
+        Self { snapshot: source.board.read(), source: source.clone() }
+    }
+
+    fn pipeline(&self) -> (&'static str, &str) {
+        ("pipeline", &self.snapshot.pipeline)
+    }
+}
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        self.events(&mut encoder)?;
+        self.latency(&mut encoder)?;
+        self.gauges(&mut encoder)?;
+        self.states(&mut encoder)?;
+        self.reconnects(&mut encoder)?;
+        self.seeds(&mut encoder)
+    }
+}
+
+impl Scrape {
+    fn events(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut family = describe(encoder, "postrider_events_total", MetricType::Counter)?;
+        for look in &self.0 {
+            let snapshot = &look.snapshot;
+            let outcomes =
+                [("published", snapshot.published_total), ("skipped", snapshot.skipped_total)];
+            for (outcome, count) in outcomes {
+                let labels = [look.pipeline(), ("outcome", outcome)];
+                family
+                    .encode_family(&labels)?
+                    .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn latency(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let name = "postrider_publish_latency_seconds";
+        let mut family = describe(encoder, name, MetricType::Histogram)?;
+        for look in &self.0 {
+            let (sum, buckets) = look.source.counts.latency().read();
+            let count = buckets.iter().map(|(_, count)| count).sum();
+            let labels = [look.pipeline()];
+            let mut metric = family.encode_family(&labels)?;
+            metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        }
+        Ok(())
+    }
+
+    fn gauges(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        self.gauge(encoder, "postrider_lag_seconds", |snapshot| Some(snapshot.lag_seconds))?;
+        self.gauge(encoder, "postrider_lag_bytes", |snapshot| Some(real(snapshot.lag_bytes)))?;
+        self.gauge(encoder, "postrider_in_flight_events", |snapshot| {
+            Some(real(snapshot.in_flight_events))
+        })?;
+        self.gauge(encoder, "postrider_in_flight_bytes", |snapshot| {
+            Some(real(snapshot.in_flight_bytes))
+        })?;
+        self.gauge(encoder, "postrider_slot_retained_bytes", |snapshot| {
+            snapshot.slot_retained_bytes.map(real)
+        })?;
+        self.gauge(encoder, "postrider_slot_safe_bytes", |snapshot| {
+            let bytes = snapshot.slot_safe_bytes?;
+            Some(real(u64::try_from(bytes).unwrap_or(0)))
+        })
+    }
+
+    /// One figure of each pipeline that has it.
+    fn gauge(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        name: &str,
+        value: impl Fn(&Snapshot) -> Option<f64>,
+    ) -> fmt::Result {
+        let mut family = describe(encoder, name, MetricType::Gauge)?;
+        for look in &self.0 {
+            if let Some(value) = value(&look.snapshot) {
+                family.encode_family(&[look.pipeline()])?.encode_gauge(&value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn states(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut family = describe(encoder, "postrider_slot_state", MetricType::Gauge)?;
+        for look in &self.0 {
+            let Some(held) = look.snapshot.slot_state.as_deref() else { continue };
+            for state in SLOT_STATES {
+                let labels = [look.pipeline(), ("state", state)];
+                family.encode_family(&labels)?.encode_gauge(&u32::from(state == held))?;
+            }
+        }
+        let mut family = describe(encoder, "postrider_state", MetricType::Gauge)?;
+        for look in &self.0 {
+            for state in State::ALL {
+                let labels = [look.pipeline(), ("state", state.name())];
+                let holds = u32::from(*state == look.snapshot.state);
+                family.encode_family(&labels)?.encode_gauge(&holds)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn reconnects(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut family = describe(encoder, "postrider_reconnects_total", MetricType::Counter)?;
+        for look in &self.0 {
+            for ((side, class), count) in look.source.counts.reconnects() {
+                let labels = [look.pipeline(), ("side", side.name()), ("class", class)];
+                family
+                    .encode_family(&labels)?
+                    .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The names that dashboards of the outbox pattern already ask for. Two of them are counters without the `_total` that
+    /// the format wants of a counter, so their type stays unsaid.
+    fn seeds(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        self.gauge(encoder, "outbox_lag_seconds", |snapshot| Some(snapshot.lag_seconds))?;
+        let mut family = describe(encoder, "outbox_throughput", MetricType::Unknown)?;
+        for look in &self.0 {
+            let count = look.snapshot.published_total;
+            family.encode_family(&[look.pipeline()])?.encode_gauge(&count)?;
+        }
+        let mut family = describe(encoder, "outbox_failures", MetricType::Unknown)?;
+        for look in &self.0 {
+            for (event_type, count) in look.source.counts.failures() {
+                let labels = [look.pipeline(), ("event_type", event_type.as_str())];
+                family.encode_family(&labels)?.encode_gauge(&count)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn describe<'e>(
+    encoder: &'e mut DescriptorEncoder<'_>,
+    name: &'e str,
+    kind: MetricType,
+) -> Result<MetricEncoder<'e>, fmt::Error> {
+    let (_, help) = CATALOG.iter().find(|(known, _)| *known == name).ok_or(fmt::Error)?;
+    // The encoder puts the suffix of counters on by itself.
+    let name = match kind {
+        MetricType::Counter => name.strip_suffix("_total").unwrap_or(name),
+        MetricType::Gauge | MetricType::Histogram | MetricType::Info | MetricType::Unknown => name,
+    };
+    encoder.encode_descriptor(name, help, None, kind)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "Prometheus has floating point numbers alone")]
+fn real(value: u64) -> f64 {
+    value as f64
+}

@@ -1,0 +1,228 @@
+//! What can be wrong: with the specification (before anything runs), with the table (halts), with one event (poison).
+//!
+//! Nothing here ever holds a value of a row other than the event's id.
+
+use super::layout::Role;
+use super::spec::TableName;
+use crate::event::Position;
+use std::fmt;
+
+/// The specification does not hold together. [`SpecError::key`] names the configuration's key.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum SpecError {
+    /// A template can't be read.
+    #[error("the template of {key} can't be read: {what}")]
+    Template {
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// A template names what the outbox does not have.
+    #[error("the template of {key} names \"{name}\"; it may name {}", known.join(", "))]
+    UnknownField {
+        /// The key.
+        key: String,
+        /// The name.
+        name: String,
+        /// What it may name.
+        known: Vec<String>,
+    },
+    /// The pattern is not a regular expression we can run.
+    #[error("the pattern of route.replace can't be used")]
+    Pattern(#[source] regex::Error),
+    /// The replacement can't be read.
+    #[error("the replacement of route.replace can't be used: {0}")]
+    Replacement(&'static str),
+    /// A role that must have a column has none.
+    #[error("outbox.columns.{0} must name a column")]
+    NoColumn(Role),
+    /// Neither a table nor a prefix: there would be no events.
+    #[error("outbox names neither a table nor a message_prefix")]
+    NoSource,
+    /// A name is empty.
+    #[error("{0} must not be empty")]
+    Empty(String),
+    /// Two things would be the partition.
+    #[error("route.partition and an extra column are both the partition")]
+    TwoPartitions,
+}
+
+impl SpecError {
+    /// The key it is about, below the pipeline.
+    pub fn key(&self) -> String {
+        match self {
+            Self::Template { key, .. } | Self::UnknownField { key, .. } | Self::Empty(key) => {
+                key.clone()
+            }
+            Self::Pattern(_) => "route.replace.pattern".to_owned(),
+            Self::Replacement(_) => "route.replace.with".to_owned(),
+            Self::NoColumn(role) => format!("outbox.columns.{role}"),
+            Self::NoSource => "outbox.table".to_owned(),
+            Self::TwoPartitions => "route.partition".to_owned(),
+        }
+    }
+}
+
+/// Why a row or message did not become a record.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MapError {
+    /// This event can never be published as it is; others can.
+    #[error(transparent)]
+    Poison(Poison),
+    /// The table does not fit the layout: every event of it would be wrong. Halts.
+    #[error(transparent)]
+    Unfit(Unfit),
+    /// The stream contradicts itself: a row of a relation that was never described, or of another width. Halts.
+    #[error("could not read a row of relation {relation_id}: {what}")]
+    OutOfStep {
+        /// The relation's id.
+        relation_id: u32,
+        /// How.
+        what: &'static str,
+    },
+}
+
+/// One event that can't be published as it is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("event {} at {position} can't be published: {problem}", Shown(event_id.as_deref()))]
+pub struct Poison {
+    /// Where it is.
+    pub position: Position,
+    /// Its id, where it has one that is text; cut after 100 characters.
+    pub event_id: Option<String>,
+    /// What is wrong.
+    pub problem: Problem,
+}
+
+/// What is wrong with an event. Columns are named, values never are.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// NULL where a value is needed.
+    #[error("\"{0}\" is NULL")]
+    Null(String),
+    /// Not UTF-8 where text is needed.
+    #[error("\"{0}\" is not UTF-8")]
+    NotText(String),
+    /// The topic is not one Kafka allows.
+    #[error("its topic, from {0}, is not a name Kafka allows")]
+    TopicName(String),
+    /// The headers are not a JSON object.
+    #[error("\"{0}\" is not a JSON object")]
+    NotAnObject(String),
+    /// The partition is not a number from 0 to 2147483647.
+    #[error("its partition is not a number from 0 to 2147483647")]
+    Partition,
+    /// A `bytea` that is not in PostgreSQL's hex format.
+    #[error("\"{0}\" is not bytea in hex format")]
+    NotHex(String),
+    /// The payload is NULL and the configuration says that it must not be.
+    #[error("the payload is NULL")]
+    NullPayload,
+    /// A logical message that is not a JSON object.
+    #[error("the logical message is not a JSON object")]
+    NotJson,
+    /// A logical message without a member that every event has.
+    #[error("the logical message has no \"{0}\"")]
+    NoMember(String),
+}
+
+impl Poison {
+    /// Characters of an event's id that an error keeps.
+    pub const ID_CHARS_MAX: usize = 100;
+
+    /// What mends it.
+    pub fn hint(&self) -> String {
+        match &self.problem {
+            Problem::Null(column) => {
+                format!("write a value into \"{column}\"; SET NOT NULL on the column keeps it so")
+            }
+            Problem::NotText(column) => format!("write UTF-8 into \"{column}\""),
+            Problem::TopicName(_) => {
+                "mend the value or route.topic: a topic has 1 to 249 of A-Z a-z 0-9 . _ -".to_owned()
+            }
+            Problem::NotAnObject(column) => {
+                format!("write a JSON object such as {{\"source\": \"shop\"}} into \"{column}\"")
+            }
+            Problem::Partition => {
+                "write the number of one of the topic's partitions, or leave route.partition empty"
+                    .to_owned()
+            }
+            Problem::NotHex(_) => {
+                "the session's bytea_output is not hex, though Postrider sets it: see what resets it"
+                    .to_owned()
+            }
+            Problem::NullPayload => {
+                "write a payload, or set payload.null to \"tombstone\" or \"empty\"".to_owned()
+            }
+            Problem::NotJson | Problem::NoMember(_) => {
+                "emit a JSON object with aggregate_type, aggregate_id, event_type and payload"
+                    .to_owned()
+            }
+        }
+    }
+}
+
+struct Shown<'a>(Option<&'a str>);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(id) => write!(f, "\"{}\"", id.escape_debug()),
+            None => f.write_str("without id"),
+        }
+    }
+}
+
+/// The outbox table lacks what the layout needs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    /// Columns are missing.
+    #[error("table \"{table}\" has no column {}", Quoted(columns))]
+    Missing {
+        /// The table.
+        table: TableName,
+        /// The columns, each with the key that says otherwise.
+        columns: Vec<(String, String)>,
+    },
+    /// A column has a type that can't play its role.
+    #[error("column \"{column}\" of table \"{table}\" has a type that can't be {role}")]
+    Type {
+        /// The table.
+        table: TableName,
+        /// The column.
+        column: String,
+        /// The role.
+        role: Role,
+    },
+}
+
+impl Unfit {
+    /// What mends it.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Missing { columns, .. } => {
+                let keys: Vec<&str> = columns.iter().map(|(_, key)| key.as_str()).collect();
+                format!("add the column, or say which it is: {}", keys.join(", "))
+            }
+            Self::Type { role: Role::Time, .. } => {
+                "use timestamptz, timestamp, date or text, or set route.timestamp to \"commit\""
+                    .to_owned()
+            }
+            Self::Type { role, .. } => {
+                format!("use jsonb, json or text, or set outbox.columns.{role} to another column")
+            }
+        }
+    }
+}
+
+struct Quoted<'a>(&'a [(String, String)]);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (column, _)) in self.0.iter().enumerate() {
+            write!(f, "{}\"{column}\"", if at == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,206 @@
+//! The mapper: rows and logical messages in, records out.
+
+use super::error::{MapError, Poison, Problem, SpecError};
+use super::headers::Headers;
+use super::message::MessageRow;
+use super::relations::Relations;
+use super::route::Route;
+use super::shape::{Shape, Shaper, Work, append_position};
+use super::span::{Buffers, Extent, FieldId, Row, Span};
+use super::spec::{OutboxSpec, TableName};
+use crate::event::{Aggregate, PgTime, Position};
+use crate::pgoutput::{Cell, Insert, LogicalMessage, Relation};
+use crate::record::{Header, Record};
+use std::fmt;
+
+/// Makes records of one outbox's rows and messages. One to a connection; the driver owns it.
+#[derive(Debug)]
+pub struct Mapper {
+    table: Option<TableName>,
+    prefix: Option<String>,
+    route: Route,
+    relations: Relations,
+    /// The row's columns, by index.
+    cells: Vec<Option<Extent>>,
+    message: MessageRow,
+    work: Work,
+}
+
+/// Where and when an event was committed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct At {
+    /// Its identity and place in the order.
+    pub position: Position,
+    /// `Begin.commit_time`.
+    pub commit_time: PgTime,
+}
+
+/// An event and its record, borrowed from the row and the mapper.
+pub struct Mapped<'a> {
+    /// The unit of order it belongs to. With layout `debezium` a NULL aggregate id is an empty one here.
+    pub aggregate: Aggregate<'a>,
+    /// The event type; empty where layout `debezium` has none.
+    pub event_type: &'a str,
+    /// The event's id.
+    pub event_id: &'a str,
+    /// The event's own time could not be its timestamp, and the commit's is.
+    pub clamped: bool,
+    record: Record<'a>,
+    headers: Headers<'a>,
+}
+
+impl Mapped<'_> {
+    /// What a sink publishes.
+    pub fn record(&self) -> Record<'_> {
+        Record { headers: self.headers.as_slice(), ..self.record }
+    }
+}
+
+impl fmt::Debug for Mapped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapped")
+            .field("aggregate", &self.aggregate)
+            .field("record", &self.record())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Mapper {
+    /// Checks and compiles a specification.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it, each with its key.
+    pub fn new(spec: OutboxSpec) -> Result<Self, Vec<SpecError>> {
+        let route = Route::compile(&spec)?;
+        Ok(Self {
+            table: spec.table,
+            prefix: spec.message_prefix,
+            message: MessageRow::new(&route),
+            route,
+            relations: Relations::default(),
+            cells: Vec::new(),
+            work: Work::default(),
+        })
+    }
+
+    /// Takes note of a table's shape; a table that is not the outbox is remembered as such.
+    ///
+    /// # Errors
+    /// [`MapError::Unfit`] where the outbox table lacks a column or has one of an impossible type.
+    pub fn relation(&mut self, relation: &Relation<'_>) -> Result<(), MapError> {
+        self.relations.describe(relation, self.table.as_ref(), &self.route)
+    }
+
+    /// Forgets all relations: a new connection describes them again.
+    pub fn forget_relations(&mut self) {
+        self.relations.forget();
+    }
+
+    /// Maps a row; `None` where its table is not the outbox.
+    ///
+    /// # Errors
+    /// [`MapError::Poison`] for this row alone; [`MapError::OutOfStep`] where the stream contradicts itself.
+    pub fn insert<'a>(
+        &'a mut self,
+        insert: &Insert<'a>,
+        at: At,
+    ) -> Result<Option<Mapped<'a>>, MapError> {
+        let relation_id = insert.relation_id;
+        let out_of_step = |what| Err(MapError::OutOfStep { relation_id, what });
+        let Some(plan) = self.relations.plan(relation_id)? else {
+            return Ok(None);
+        };
+        if insert.new.len() != plan.width {
+            return out_of_step("it has another number of columns than the relation");
+        }
+        self.cells.clear();
+        for cell in insert.new.cells() {
+            self.cells.push(match cell {
+                Cell::Null => None,
+                Cell::Text { start, len } => Some(Extent { start, len }),
+                Cell::Other => return out_of_step("a column is not in text format"),
+            });
+        }
+        let row = Row { bytes: insert.new.bytes(), cells: &self.cells, columns: &plan.sources };
+        map(&mut self.route, &mut self.work, row, at, false).map(Some)
+    }
+
+    /// Maps a logical message; `None` where it is not transactional or its prefix is not the configured one.
+    ///
+    /// # Errors
+    /// [`MapError::Poison`] for this message alone.
+    pub fn message<'a>(
+        &'a mut self,
+        message: &LogicalMessage<'a>,
+        at: At,
+    ) -> Result<Option<Mapped<'a>>, MapError> {
+        if !message.transactional || self.prefix.as_deref() != Some(message.prefix) {
+            return Ok(None);
+        }
+        if self.message.read(message.content, &self.route).is_err() {
+            let (position, problem) = (at.position, Problem::NotJson);
+            return Err(MapError::Poison(Poison { position, event_id: None, problem }));
+        }
+        self.message.default_id(&self.route, |bytes| append_position(at.position, bytes));
+        let MessageRow { bytes, cells, sources, .. } = &self.message;
+        let row = Row { bytes, cells, columns: sources };
+        map(&mut self.route, &mut self.work, row, at, true).map(Some)
+    }
+}
+
+fn map<'a>(
+    route: &'a mut Route,
+    work: &'a mut Work,
+    row: Row<'a>,
+    at: At,
+    message: bool,
+) -> Result<Mapped<'a>, MapError> {
+    work.clear();
+    let shaped = Shaper { route, row, work, at, message }.shape();
+    let (route, work): (&'a Route, &'a Work) = (route, work);
+    shaped.and_then(|shape| resolve(route, work, row, shape)).map_err(|problem| {
+        let event_id = row.text(route.core.id).and_then(|id| std::str::from_utf8(id).ok());
+        let event_id = event_id.map(|id| id.chars().take(Poison::ID_CHARS_MAX).collect());
+        MapError::Poison(Poison { position: at.position, event_id, problem })
+    })
+}
+
+/// Places to slices.
+fn resolve<'a>(
+    route: &'a Route,
+    work: &'a Work,
+    row: Row<'a>,
+    shape: Shape,
+) -> Result<Mapped<'a>, Problem> {
+    let buffers = Buffers { row: row.bytes, scratch: &work.scratch, fixed: &route.fixed };
+    let text = |span: Span, field: Option<FieldId>| {
+        let Ok(text) = std::str::from_utf8(buffers.get(span).unwrap_or_default()) else {
+            let field = field.map(|field| route.fields[field.0].column.clone());
+            return Err(Problem::NotText(field.unwrap_or_else(|| "headers".to_owned())));
+        };
+        Ok(text)
+    };
+    let core = route.core;
+    let mut headers = Headers::with_capacity(work.headers.len());
+    for (name, value) in &work.headers {
+        headers.push(Header { name: text(*name, None)?, value: buffers.get(*value) });
+    }
+    Ok(Mapped {
+        aggregate: Aggregate {
+            kind: text(shape.aggregate_type, Some(core.aggregate_type))?,
+            id: text(shape.aggregate_id, Some(core.aggregate_id))?,
+        },
+        event_type: text(shape.event_type, core.event_type)?,
+        event_id: text(shape.id, Some(core.id))?,
+        clamped: shape.clamped,
+        record: Record {
+            topic: text(shape.topic, None)?,
+            partition: shape.partition,
+            key: buffers.get(shape.key),
+            value: buffers.get(shape.value),
+            timestamp_ms: shape.timestamp_ms,
+            headers: &[],
+        },
+        headers,
+    })
+}

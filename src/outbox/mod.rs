@@ -1,0 +1,34 @@
+//! A row or logical message to the record that a sink publishes.
+//!
+//! Owns the layouts, the columns' roles, templates, headers, timestamps and payloads. Refuses to know sockets, brokers,
+//! LSN arithmetic and what happens to an event that can't be published: it says why ([`Poison`]) and `relay` decides.
+//! Nothing is allocated for an event unless it has more than eight headers: a record borrows from the row's bytes and
+//! from the [`Mapper`].
+
+mod debezium;
+mod error;
+mod headers;
+mod json;
+mod layout;
+mod mapper;
+mod message;
+mod payload;
+mod relations;
+mod replace;
+mod route;
+mod shape;
+mod span;
+mod spec;
+mod template;
+mod time;
+mod types;
+
+#[cfg(test)]
+mod tests;
+
+pub use error::{MapError, Poison, Problem, SpecError, Unfit};
+pub use layout::{Layout, Role};
+pub use mapper::{At, Mapped, Mapper};
+pub use spec::{
+    Extra, NullPayload, OutboxSpec, Placement, Replace, StandardHeaders, TableName, TimestampSource,
+};

@@ -1,0 +1,106 @@
+//! What the stream has said of tables: which relation is the outbox, and where its columns are now.
+//!
+//! Columns are found by name on each Relation message, never by position: a row is decoded with the catalog of its time.
+
+use super::error::{MapError, Unfit};
+use super::layout::Role;
+use super::route::{Field, Route};
+use super::span::Source;
+use super::spec::{TableName, TimestampSource};
+use super::types::Kind;
+use crate::pgoutput::Relation;
+use std::collections::BTreeMap;
+
+/// Where the outbox's fields are in the rows of one relation.
+#[derive(Debug)]
+pub(super) struct Plan {
+    /// How many columns a row has.
+    pub(super) width: usize,
+    /// By field.
+    pub(super) sources: Vec<Source>,
+}
+
+/// The relations described since the connection began, by id; `None` for those that are not the outbox.
+///
+/// As many as the publication has tables: one, where `setup` made it.
+#[derive(Debug, Default)]
+pub(super) struct Relations(BTreeMap<u32, Option<Plan>>);
+
+impl Relations {
+    pub(super) fn forget(&mut self) {
+        self.0.clear();
+    }
+
+    /// The plan for rows of `relation_id`; `None` where they are not ours.
+    pub(super) fn plan(&self, relation_id: u32) -> Result<Option<&Plan>, MapError> {
+        let what = "the server never described that relation";
+        let known = self.0.get(&relation_id).ok_or(MapError::OutOfStep { relation_id, what })?;
+        Ok(known.as_ref())
+    }
+
+    /// Takes note of a relation's shape.
+    pub(super) fn describe(
+        &mut self,
+        relation: &Relation<'_>,
+        table: Option<&TableName>,
+        route: &Route,
+    ) -> Result<(), MapError> {
+        // First of all: a row must never be read with the shape from before one that does not fit.
+        self.0.remove(&relation.id);
+        // The protocol writes no schema for pg_catalog; an outbox is never there.
+        let ours =
+            table.filter(|table| table.schema == relation.schema && table.name == relation.name);
+        let plan = ours.map(|table| plan(relation, table, route).map_err(MapError::Unfit));
+        self.0.insert(relation.id, plan.transpose()?);
+        Ok(())
+    }
+}
+
+fn plan(relation: &Relation<'_>, table: &TableName, route: &Route) -> Result<Plan, Unfit> {
+    let mut missing = Vec::new();
+    let mut sources = Vec::with_capacity(route.fields.len());
+    for field in &route.fields {
+        let mut columns = relation.columns.iter().enumerate();
+        let Some((index, column)) = columns.find(|(_, column)| column.name == field.column) else {
+            if !field.may_lack {
+                missing.push((field.column.clone(), key_of(field)));
+            }
+            sources.push(Source::default());
+            continue;
+        };
+        let kind = Kind::of(column.type_oid, column.type_modifier);
+        if let Some(role) = field.role.filter(|role| !fits(*role, kind, route)) {
+            let column = field.column.clone();
+            return Err(Unfit::Type { table: table.clone(), column, role });
+        }
+        sources.push(Source { column: Some(index), kind });
+    }
+    if missing.is_empty() {
+        Ok(Plan { width: relation.columns.len(), sources })
+    } else {
+        Err(Unfit::Missing { table: table.clone(), columns: missing })
+    }
+}
+
+/// The configuration's key that names another column, or none, or elsewhere.
+fn key_of(field: &Field) -> String {
+    match field.role {
+        Some(role) => format!("outbox.columns.{role}"),
+        None => format!("outbox.extra.{}", field.column),
+    }
+}
+
+fn fits(role: Role, kind: Kind, route: &Route) -> bool {
+    match role {
+        Role::Time => route.timestamp != TimestampSource::Event || kind.can_be_time(),
+        Role::Headers => kind.can_be_object(),
+        Role::Id
+        | Role::AggregateType
+        | Role::AggregateId
+        | Role::EventType
+        | Role::Payload
+        | Role::Topic
+        | Role::PartitionKey
+        | Role::Trace => true,
+    }
+}

@@ -1,0 +1,322 @@
+//! One event laid out: where every part of its record lies, or what is wrong with it.
+
+use super::debezium;
+use super::error::Problem;
+use super::json;
+use super::mapper::At;
+use super::payload;
+use super::route::{HeaderRule, Route};
+use super::span::{Extent, FieldId, Row, Span};
+use super::spec::{NullPayload, TimestampSource};
+use super::template::Template;
+use super::time;
+use super::types::Kind;
+use crate::event::Position;
+
+/// What is reused from event to event.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    /// Everything that is not in the row as it is.
+    pub(super) scratch: Vec<u8>,
+    /// Name and value of every header.
+    pub(super) headers: Vec<(Span, Span)>,
+}
+
+impl Work {
+    /// Most that the scratch buffer keeps between events, in bytes: one event of a gigabyte must not be paid for ever.
+    const KEPT_MAX: usize = 1 << 20;
+
+    pub(super) fn clear(&mut self) {
+        self.headers.clear();
+        self.scratch.clear();
+        self.scratch.shrink_to(Self::KEPT_MAX);
+    }
+}
+
+/// An event's record, as places.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) id: Span,
+    pub(super) aggregate_type: Span,
+    pub(super) aggregate_id: Span,
+    pub(super) event_type: Span,
+    pub(super) topic: Span,
+    pub(super) key: Span,
+    pub(super) value: Span,
+    pub(super) partition: Option<i32>,
+    pub(super) timestamp_ms: Option<i64>,
+    pub(super) clamped: bool,
+}
+
+/// Lays events out.
+pub(super) struct Shaper<'w> {
+    pub(super) route: &'w mut Route,
+    pub(super) row: Row<'w>,
+    pub(super) work: &'w mut Work,
+    pub(super) at: At,
+    /// Fields are called as members of a logical message, not as columns.
+    pub(super) message: bool,
+}
+
+impl Shaper<'_> {
+    pub(super) fn shape(mut self) -> Result<Shape, Problem> {
+        let core = self.route.core;
+        let id = self.needed(core.id)?;
+        let aggregate_type = self.needed(core.aggregate_type)?;
+        let (aggregate_id, event_type) = if self.route.debezium {
+            let event_type = core.event_type.and_then(|field| self.row.extent(field));
+            (self.row.extent(core.aggregate_id), event_type)
+        } else {
+            let event_type = core.event_type.map(|field| self.needed(field)).transpose()?;
+            (Some(self.needed(core.aggregate_id)?), event_type)
+        };
+        let topic = self.topic()?;
+        let key = self.key()?;
+        let partition = self.partition()?;
+        let value = self.value()?;
+        let (timestamp_ms, clamped) = self.timestamp();
+        self.headers()?;
+        Ok(Shape {
+            id: Span::Row(id),
+            aggregate_type: Span::Row(aggregate_type),
+            aggregate_id: aggregate_id.into(),
+            event_type: event_type.into(),
+            topic,
+            key,
+            value,
+            partition,
+            timestamp_ms,
+            clamped,
+        })
+    }
+
+    /// What messages call a field.
+    fn label(&self, field: FieldId) -> String {
+        let field = &self.route.fields[field.0];
+        if self.message { field.name.clone() } else { field.column.clone() }
+    }
+
+    fn needed(&self, field: FieldId) -> Result<Extent, Problem> {
+        self.row.extent(field).ok_or_else(|| {
+            let label = self.label(field);
+            if self.message { Problem::NoMember(label) } else { Problem::Null(label) }
+        })
+    }
+
+    fn bytes(&self, span: Span) -> &[u8] {
+        match span {
+            Span::Null => &[],
+            Span::Row(extent) => self.row.at(extent),
+            Span::Scratch(extent) => extent.of(&self.work.scratch),
+            Span::Fixed(extent) => extent.of(self.route.fixed.as_bytes()),
+        }
+    }
+
+    fn topic(&mut self) -> Result<Span, Problem> {
+        let route = &mut *self.route;
+        let template = &route.topic;
+        let fill =
+            |fill: Fill, scratch: &mut Vec<u8>| fill(template, &self.row, &route.fixed, scratch);
+        let scratch = &mut self.work.scratch;
+        let topic = match &mut route.replace {
+            None => fill(Template::fill, scratch),
+            Some(rewrite) => {
+                let whole = if route.debezium { Template::fill_fields } else { Template::fill };
+                fill(whole, scratch).map(|subject| {
+                    // The subject may lie in the scratch buffer, which grows: only then is it copied.
+                    let copy = match subject {
+                        Span::Scratch(extent) => Some(extent.of(scratch).to_vec()),
+                        Span::Null | Span::Row(_) | Span::Fixed(_) => None,
+                    };
+                    let text = match (&copy, subject) {
+                        (Some(copy), _) => copy.as_slice(),
+                        (None, Span::Row(extent)) => self.row.at(extent),
+                        (None, Span::Fixed(extent)) => extent.of(route.fixed.as_bytes()),
+                        (None, Span::Null | Span::Scratch(_)) => &[],
+                    };
+                    rewrite.apply(text, scratch).unwrap_or(subject)
+                })
+            }
+        };
+        let topic = topic.map_err(|field| Problem::Null(self.label(field)))?;
+        if is_topic_name(self.bytes(topic)) {
+            Ok(topic)
+        } else {
+            Err(Problem::TopicName(self.route.topic_text.clone()))
+        }
+    }
+
+    fn key(&mut self) -> Result<Span, Problem> {
+        if self.route.key.is_empty() {
+            return Ok(Span::Null);
+        }
+        match self.route.key.fill(&self.row, &self.route.fixed, &mut self.work.scratch) {
+            Ok(key) => Ok(key),
+            // Without a key an aggregate's events would scatter over partitions: only Debezium's users know it so.
+            Err(_) if self.route.debezium => Ok(Span::Null),
+            Err(field) => Err(Problem::Null(self.label(field))),
+        }
+    }
+
+    /// NULL leaves the choice to the key, as in Debezium.
+    fn partition(&mut self) -> Result<Option<i32>, Problem> {
+        let Some(template) = &self.route.partition else {
+            return Ok(None);
+        };
+        match template.fill(&self.row, &self.route.fixed, &mut self.work.scratch) {
+            Ok(span) => {
+                let text = std::str::from_utf8(self.bytes(span)).ok();
+                let number = text.and_then(|text| text.trim().parse().ok());
+                number.filter(|number| *number >= 0).map(Some).ok_or(Problem::Partition)
+            }
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn value(&mut self) -> Result<Span, Problem> {
+        let field = self.route.core.payload;
+        let payload = self.row.extent(field);
+        if payload.is_none() {
+            match self.route.null_payload {
+                NullPayload::Park => return Err(Problem::NullPayload),
+                NullPayload::Tombstone => return Ok(Span::Null),
+                NullPayload::Empty => {}
+            }
+        }
+        let scratch = &mut self.work.scratch;
+        if let Some(envelope) = &self.route.envelope {
+            let wrapped =
+                payload::wrap(envelope, payload, field, &self.row, &self.route.fixed, scratch);
+            return wrapped.ok_or_else(|| Problem::NotHex(self.label(field)));
+        }
+        let Some(payload) = payload else {
+            return Ok(Span::Fixed(Extent { start: 0, len: 0 }));
+        };
+        if self.row.kind(field) != Kind::Bytea {
+            return Ok(Span::Row(payload));
+        }
+        let start = scratch.len();
+        match payload::append_bytea(self.row.at(payload), scratch) {
+            Some(()) => Ok(Span::since(start, scratch)),
+            None => Err(Problem::NotHex(self.label(field))),
+        }
+    }
+
+    fn timestamp(&self) -> (Option<i64>, bool) {
+        let commit = self.at.commit_time;
+        match self.route.timestamp {
+            TimestampSource::Broker => (None, false),
+            TimestampSource::Commit => (Some(commit.unix_millis()), false),
+            TimestampSource::Event => {
+                let own = self.route.core.time.and_then(|field| self.row.text(field));
+                let (ms, clamped) =
+                    own.map_or((commit.unix_millis(), false), |own| time::stamp(own, commit));
+                (Some(ms), clamped)
+            }
+        }
+    }
+
+    fn headers(&mut self) -> Result<(), Problem> {
+        let Work { scratch, headers } = &mut *self.work;
+        let fixed = &self.route.fixed;
+        for rule in &self.route.headers {
+            match rule {
+                HeaderRule::Field { name, field } => {
+                    headers.push((Span::Fixed(*name), self.row.extent(*field).into()));
+                }
+                HeaderRule::Typed { name, field } => {
+                    let value = debezium::header(&self.row, *field, scratch);
+                    headers.push((Span::Fixed(*name), value));
+                }
+                HeaderRule::Template { name, template } => {
+                    // A header is no reason to hold an event back: NULL stays NULL.
+                    let value = template.fill(&self.row, fixed, scratch).unwrap_or(Span::Null);
+                    headers.push((Span::Fixed(*name), value));
+                }
+                HeaderRule::Position { name } => {
+                    let start = scratch.len();
+                    append_position(self.at.position, scratch);
+                    headers.push((Span::Fixed(*name), Span::since(start, scratch)));
+                }
+                HeaderRule::Object { field } => {
+                    if let Some(text) = self.row.text(*field)
+                        && object(text, scratch, headers).is_err()
+                    {
+                        return Err(Problem::NotAnObject(self.label(*field)));
+                    }
+                }
+                HeaderRule::Trace { w3c, other, field } => {
+                    if let Some(extent) = self.row.extent(*field) {
+                        let name = if is_traceparent(self.row.at(extent)) { w3c } else { other };
+                        headers.push((Span::Fixed(*name), Span::Row(extent)));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+type Fill = fn(&Template, &Row<'_>, &str, &mut Vec<u8>) -> Result<Span, FieldId>;
+
+/// Each member of a JSON object as a header.
+fn object(
+    text: &[u8],
+    scratch: &mut Vec<u8>,
+    headers: &mut Vec<(Span, Span)>,
+) -> Result<(), json::NotAnObject> {
+    // The usual empty one costs no parser.
+    if text == b"{}" {
+        return Ok(());
+    }
+    json::members(text, scratch, |scratch, start, value| {
+        let name = Span::since(start, scratch);
+        let start = scratch.len();
+        json::append_plain(value, scratch);
+        headers.push((name, Span::since(start, scratch)));
+    })
+}
+
+/// Kafka's rule (`org.apache.kafka.common.internals.Topic`).
+fn is_topic_name(name: &[u8]) -> bool {
+    let legal = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    (1..=249).contains(&name.len()) && name.iter().all(legal) && name != b"." && name != b".."
+}
+
+/// A W3C trace context: `00-` 32 hex digits `-` 16 hex digits `-` 2 hex digits, lower case, neither id all zero.
+fn is_traceparent(text: &[u8]) -> bool {
+    let hex = |part: &[u8]| part.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let some = |part: &[u8]| part.iter().any(|byte| *byte != b'0');
+    let mut parts = text.split(|byte| *byte == b'-');
+    let mut part = |len: usize| parts.next().filter(|part| part.len() == len && hex(part));
+    let (Some(version), Some(trace), Some(parent), Some(_)) =
+        (part(2), part(32), part(16), part(2))
+    else {
+        return false;
+    };
+    // Later versions may append parts; version ff is forbidden.
+    version != b"ff" && some(trace) && some(parent) && (version != b"00" || text.len() == 55)
+}
+
+/// `0/1A2B3C8:5`, without the formatting machinery: once an event.
+pub(super) fn append_position(position: Position, out: &mut Vec<u8>) {
+    let lsn = position.commit_lsn.to_wire();
+    append_number(lsn >> 32, 16, out);
+    out.push(b'/');
+    append_number(lsn & 0xFFFF_FFFF, 16, out);
+    out.push(b':');
+    append_number(position.ordinal, 10, out);
+}
+
+fn append_number(mut number: u64, base: u64, out: &mut Vec<u8>) {
+    let start = out.len();
+    loop {
+        let digit = usize::try_from(number % base).unwrap_or(0);
+        out.push(b"0123456789ABCDEF"[digit]);
+        number /= base;
+        if number == 0 {
+            break;
+        }
+    }
+    out[start..].reverse();
+}

@@ -1,0 +1,124 @@
+//! Header texts by column type, beyond what the recorded rows show.
+
+use super::support::{ColumnSpec, map_with, text, typed};
+use crate::outbox::{Extra, Layout, OutboxSpec, Placement};
+
+/// The header that a column of this type and text becomes.
+fn header(oid: u32, modifier: i32, value: &str) -> Option<String> {
+    let column: ColumnSpec<'_> = ("x", oid, modifier, Some(value));
+    let columns = [
+        typed("id", 2950, "0b6c8a4e-1111-4222-8333-944444444444"),
+        text("aggregatetype", "Order"),
+        text("aggregateid", "42"),
+        typed("payload", 3802, "{}"),
+        column,
+    ];
+    let mut spec = OutboxSpec::for_layout(Layout::Debezium);
+    let placement = Placement::Header("x".to_owned());
+    spec.extra.push(Extra { column: "x".to_owned(), placement, may_lack: false });
+    map_with(spec, &columns, |mapped| {
+        let mapped = mapped.unwrap().unwrap();
+        let value = mapped.record().headers[1].value;
+        value.map(|value| String::from_utf8_lossy(value).into_owned())
+    })
+}
+
+fn check(oid: u32, modifier: i32, cases: &[(&str, &str)]) {
+    for (value, expected) in cases {
+        assert_eq!(header(oid, modifier, value).as_deref(), Some(*expected), "{value}");
+    }
+}
+
+#[test]
+fn doubles_are_printed_as_java_does() {
+    check(
+        701,
+        -1,
+        &[
+            ("100", "100.0"),
+            ("0", "0.0"),
+            ("-0", "-0.0"),
+            ("0.1", "0.1"),
+            ("-1.5", "-1.5"),
+            ("0.001", "0.001"),
+            ("0.00012", "1.2E-4"),
+            ("1234567", "1234567.0"),
+            ("12345678", "1.2345678E7"),
+            ("10000000", "1.0E7"),
+            ("9999999.5", "9999999.5"),
+            ("1e+300", "1.0E300"),
+            ("1.5e-05", "1.5E-5"),
+            ("1.2345678901234567e+16", "1.2345678901234567E16"),
+            ("NaN", "NaN"),
+            ("-Infinity", "-Infinity"),
+        ],
+    );
+}
+
+#[test]
+fn numbers_without_a_scale_are_their_unscaled_bytes() {
+    check(
+        1700,
+        -1,
+        &[
+            ("123.45", r#"{"scale":2,"value":"MDk="}"#),
+            ("0", r#"{"scale":0,"value":"AA=="}"#),
+            ("127", r#"{"scale":0,"value":"fw=="}"#),
+            ("128", r#"{"scale":0,"value":"AIA="}"#),
+            ("-128", r#"{"scale":0,"value":"gA=="}"#),
+            ("-129", r#"{"scale":0,"value":"/38="}"#),
+            ("-1", r#"{"scale":0,"value":"/w=="}"#),
+            ("-256", r#"{"scale":0,"value":"/wA="}"#),
+            ("18446744073709551616", r#"{"scale":0,"value":"AQAAAAAAAAAA"}"#),
+            ("Infinity", "Infinity"),
+        ],
+    );
+    // numeric(10,2): as text; NaN is a null header.
+    check(1700, (10 << 16 | 2) + 4, &[("12.50", "12.50")]);
+    assert_eq!(header(1700, -1, "NaN"), None);
+}
+
+#[test]
+fn times_are_numbers_and_instants() {
+    check(
+        1114,
+        -1,
+        &[("2024-01-02 03:04:05.678901", "1704164645678901"), ("infinity", "infinity")],
+    );
+    check(1114, 3, &[("2024-01-02 03:04:05.678", "1704164645678")]);
+    check(1184, -1, &[("2024-01-02 03:04:05.678+00", "2024-01-02T03:04:05.678000Z")]);
+    check(1184, 3, &[("2024-01-02 03:04:05.67+02", "2024-01-02T01:04:05.670Z")]);
+    check(1184, 0, &[("2024-01-02 03:04:05+00", "2024-01-02T03:04:05Z")]);
+    check(1082, -1, &[("2024-02-29", "19782"), ("1969-12-31", "-1")]);
+    check(1083, -1, &[("03:04:05.678901", "11045678901")]);
+    check(1083, 3, &[("03:04:05.678", "11045678")]);
+}
+
+#[test]
+fn intervals_are_microseconds() {
+    check(
+        1186,
+        -1,
+        &[
+            ("1 day 02:03:04.5", "93784500000"),
+            ("-00:00:00.000001", "-1"),
+            ("123:00:00", "442800000000"),
+            ("1 mon", "2629800000000"),
+            ("1 year -1 days", "31471200000000"),
+            ("00:00:00", "0"),
+        ],
+    );
+}
+
+#[test]
+fn the_rest_is_plain() {
+    check(16, -1, &[("t", "true"), ("f", "false")]);
+    check(17, -1, &[("\\x00ff10", "AP8Q"), ("\\x", ""), ("\\xff", "/w=="), ("\\xffff", "//8=")]);
+    check(
+        2950,
+        -1,
+        &[("0b6c8a4e-1111-4222-8333-944444444444", "0b6c8a4e-1111-4222-8333-944444444444")],
+    );
+    check(1042, 9, &[("ab   ", "ab   ")]);
+    check(3802, -1, &[(r#"{"a": 1}"#, r#"{"a": 1}"#)]);
+}

@@ -1,0 +1,107 @@
+//! NULL where a value is needed, and text that is none: the column, what mends it, never the value.
+
+use super::support::{ColumnSpec, map_layout, null, print, relation, text, typed};
+use crate::outbox::{Layout, Mapper, OutboxSpec};
+use crate::pgoutput::{Message, decode};
+use expect_test::expect;
+
+fn columns() -> [ColumnSpec<'static>; 7] {
+    [
+        typed("id", 20, "42"),
+        text("aggregate_type", "order"),
+        text("aggregate_id", "o-7"),
+        text("event_type", "OrderPlaced"),
+        typed("payload", 114, "{}"),
+        null("headers", 114),
+        typed("created_at", 1184, "2024-01-02 03:04:05+00"),
+    ]
+}
+
+#[test]
+fn null_where_a_value_is_needed_is_poison() {
+    let mut all = String::new();
+    for (at, column) in columns().iter().enumerate().take(4) {
+        let mut row = columns();
+        row[at] = null(column.0, column.1);
+        all += &map_layout(Layout::Postrider, &row);
+    }
+    expect![[r#"
+        error: event without id at 0/1A2B3C8:5 can't be published: "id" is NULL
+        hint:  write a value into "id"; SET NOT NULL on the column keeps it so
+        error: event "42" at 0/1A2B3C8:5 can't be published: "aggregate_type" is NULL
+        hint:  write a value into "aggregate_type"; SET NOT NULL on the column keeps it so
+        error: event "42" at 0/1A2B3C8:5 can't be published: "aggregate_id" is NULL
+        hint:  write a value into "aggregate_id"; SET NOT NULL on the column keeps it so
+        error: event "42" at 0/1A2B3C8:5 can't be published: "event_type" is NULL
+        hint:  write a value into "event_type"; SET NOT NULL on the column keeps it so
+    "#]]
+    .assert_eq(&all);
+}
+
+#[test]
+fn null_aggregate_id_is_refused_because_it_is_the_unit_of_order() {
+    let mut row = columns();
+    row[2] = null("aggregate_id", 25);
+    assert!(map_layout(Layout::Postrider, &row).contains("\"aggregate_id\" is NULL"));
+}
+
+#[test]
+fn an_empty_aggregate_type_has_no_topic() {
+    let mut row = columns();
+    row[1] = text("aggregate_type", "");
+    expect![[r#"
+        error: event "42" at 0/1A2B3C8:5 can't be published: its topic, from {aggregate_type}, is not a name Kafka allows
+        hint:  mend the value or route.topic: a topic has 1 to 249 of A-Z a-z 0-9 . _ -
+    "#]].assert_eq(&map_layout(Layout::Postrider, &row));
+}
+
+#[test]
+fn a_long_id_is_cut_in_the_error() {
+    let id = "é".repeat(500);
+    let mut row = columns();
+    row[0] = text("id", &id);
+    row[1] = null("aggregate_type", 25);
+    let printed = map_layout(Layout::Postrider, &row);
+    assert!(printed.contains(&format!("\"{}\"", "é".repeat(100))), "{printed}");
+}
+
+#[test]
+fn text_that_is_not_utf8_is_poison_and_payloads_are_bytes() {
+    let spec = OutboxSpec::for_layout(Layout::Postrider);
+    let mut mapper = Mapper::new(spec).unwrap();
+    let described = relation(7, "public", "outbox", &columns());
+    let Message::Relation(described) = decode(&described).unwrap() else { unreachable!() };
+    mapper.relation(&described).unwrap();
+    let bytes = super::support::insert(7, &columns());
+    let broken = |from: &[u8]| {
+        let at = bytes.windows(from.len()).position(|window| window == from).unwrap();
+        let mut broken = bytes.clone();
+        broken[at] = 0xFF;
+        broken
+    };
+    let mut all = String::new();
+    for value in [b"42".as_slice(), b"order", b"o-7", b"OrderPlaced", b"{}"] {
+        let row = broken(value);
+        let Message::Insert(row) = decode(&row).unwrap() else { unreachable!() };
+        all += &print(mapper.insert(&row, super::support::AT));
+    }
+    expect![[r#"
+        error: event without id at 0/1A2B3C8:5 can't be published: "id" is not UTF-8
+        hint:  write UTF-8 into "id"
+        error: event "42" at 0/1A2B3C8:5 can't be published: its topic, from {aggregate_type}, is not a name Kafka allows
+        hint:  mend the value or route.topic: a topic has 1 to 249 of A-Z a-z 0-9 . _ -
+        error: event "42" at 0/1A2B3C8:5 can't be published: "aggregate_id" is not UTF-8
+        hint:  write UTF-8 into "aggregate_id"
+        error: event "42" at 0/1A2B3C8:5 can't be published: "event_type" is not UTF-8
+        hint:  write UTF-8 into "event_type"
+        event     42 "OrderPlaced"
+        aggregate order / o-7
+        topic     order
+        key       "o-7"
+        value     "\xff}"
+        timestamp 1704164645000
+        header    id = "42"
+        header    type = "OrderPlaced"
+        header    position = "0/1A2B3C8:5"
+    "#]].assert_eq(&all);
+}

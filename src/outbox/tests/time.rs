@@ -1,0 +1,113 @@
+//! Timestamps as PostgreSQL prints them.
+
+use super::support::{COMMIT_TIME, map_with, null, text, typed};
+use crate::outbox::time::{civil_from_days, parse, stamp};
+use crate::outbox::{Layout, OutboxSpec, TimestampSource};
+
+const COMMIT_MS: i64 = 1_704_164_645_500;
+
+#[test]
+fn timestamps_of_every_shape_are_read() {
+    for (text, micros) in [
+        ("1970-01-01 00:00:00", 0_i64),
+        ("2024-01-02 03:04:05.678901+00", 1_704_164_645_678_901),
+        ("2024-01-02 03:04:05.6+00", 1_704_164_645_600_000),
+        ("2024-01-02 08:34:05+05:30", 1_704_164_645_000_000),
+        ("2024-01-01 22:04:05-05", 1_704_164_645_000_000),
+        ("1850-01-01 00:00:00-00:01:15", -3_786_825_525_000_000),
+        ("2024-02-29", 1_709_164_800_000_000),
+        ("2000-03-01 00:00:00+00", 951_868_800_000_000),
+        ("2024-01-02T03:04:05Z", 1_704_164_645_000_000),
+        ("1969-12-31 23:59:59.999999+00", -1),
+        ("10000-01-01 00:00:00+00", 253_402_300_800_000_000),
+        ("0001-01-01 00:00:00+00 BC", -62_167_219_200_000_000),
+        ("4714-11-24 00:00:00 BC", -210_866_803_200_000_000),
+    ] {
+        assert_eq!(parse(text.as_bytes()), Some(micros), "{text}");
+    }
+}
+
+#[test]
+fn what_is_not_a_timestamp_is_none() {
+    for text in [
+        "",
+        "infinity",
+        "-infinity",
+        "now",
+        "2024",
+        "2024-01",
+        "2024-1-02",
+        "2024-13-01",
+        "24-01-02",
+        "2024-01-02 ",
+        "2024-01-02 03:04",
+        "2024-01-02 03:04:05+",
+        "2024-01-02 03:04:05 UTC",
+        "01/02/2024 03:04:05",
+        "2024-01-02 03:04:05.+00",
+        "2024-01-02 03:04:05.1234567890",
+        "9999999-01-01",
+        "294276-12-31 23:59:59",
+        "\u{661}",
+        "2024-01-02 25:00:00",
+    ] {
+        assert_eq!(parse(text.as_bytes()), None, "{text}");
+    }
+}
+
+#[test]
+fn days_and_dates_are_inverse() {
+    for days in (-1_000_000..1_000_000).step_by(97) {
+        let (year, month, day) = civil_from_days(days);
+        let text = if year > 0 {
+            format!("{year:04}-{month:02}-{day:02}")
+        } else {
+            format!("{:04}-{month:02}-{day:02} BC", 1 - year)
+        };
+        assert_eq!(parse(text.as_bytes()), Some(days * 86_400_000_000), "{text}");
+    }
+}
+
+#[test]
+fn a_time_that_cannot_be_a_stamp_gives_way_to_the_commits() {
+    for (text, stamped) in [
+        ("2024-01-02 03:04:05.678901+00", (1_704_164_645_678, false)),
+        ("2001-01-01 00:00:00+00", (978_307_200_000, false)),
+        ("2024-01-02 04:04:05.5+00", (COMMIT_MS + 3_600_000, false)),
+        ("2024-01-02 04:04:05.501+00", (COMMIT_MS, true)),
+        ("10000-01-01 00:00:00+00", (COMMIT_MS, true)),
+        ("1970-01-01 00:00:00+00", (COMMIT_MS, true)),
+        ("0044-03-15 12:00:00+00 BC", (COMMIT_MS, true)),
+        ("infinity", (COMMIT_MS, true)),
+        ("-infinity", (COMMIT_MS, true)),
+        ("yesterday", (COMMIT_MS, true)),
+    ] {
+        assert_eq!(stamp(text.as_bytes(), COMMIT_TIME), stamped, "{text}");
+    }
+}
+
+#[test]
+fn the_stamp_is_the_events_the_commits_or_the_brokers() {
+    for (timestamp, own, expected) in [
+        (TimestampSource::Event, Some("2024-01-02 03:04:05+00"), (Some(1_704_164_645_000), false)),
+        (TimestampSource::Event, None, (Some(COMMIT_MS), false)),
+        (TimestampSource::Event, Some("infinity"), (Some(COMMIT_MS), true)),
+        (TimestampSource::Commit, Some("infinity"), (Some(COMMIT_MS), false)),
+        (TimestampSource::Broker, Some("infinity"), (None, false)),
+    ] {
+        let spec = OutboxSpec { timestamp, ..OutboxSpec::for_layout(Layout::Postrider) };
+        let columns = [
+            typed("id", 20, "42"),
+            text("aggregate_type", "order"),
+            text("aggregate_id", "o-7"),
+            text("event_type", "OrderPlaced"),
+            typed("payload", 114, "{}"),
+            null("headers", 114),
+            ("created_at", 1184, -1, own),
+        ];
+        map_with(spec, &columns, |mapped| {
+            let mapped = mapped.unwrap().unwrap();
+            assert_eq!((mapped.record().timestamp_ms, mapped.clamped), expected);
+        });
+    }
+}

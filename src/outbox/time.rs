@@ -1,0 +1,141 @@
+//! Timestamps as PostgreSQL prints them with `DateStyle = ISO`: `2024-01-02 03:04:05.678+00`, `0044-03-15 12:00:00 BC`.
+
+use crate::event::PgTime;
+
+/// Most that an event's time may be ahead of its commit, in milliseconds. Kafka 4.0 refuses stamps further ahead than
+/// `log.message.timestamp.after.max.ms`, an hour by default, and a refused stamp would stop the topic.
+pub(super) const AHEAD_MAX_MS: i64 = 3_600_000;
+
+const DAY_MICROS: i64 = 86_400_000_000;
+
+/// Microseconds since the Unix epoch of a date, `timestamp` (read as UTC) or `timestamptz`; `None` for `infinity`, for
+/// what is not one, and beyond 64 bits.
+pub(super) fn parse(text: &[u8]) -> Option<i64> {
+    let mut text = Text(text);
+    let bc = text.0.strip_suffix(b" BC");
+    text.0 = bc.unwrap_or(text.0);
+    let (year, digits) = text.number()?;
+    if !(4..=6).contains(&digits) {
+        return None;
+    }
+    text.byte(b'-')?;
+    let month = text.two_digits(1, 12)?;
+    text.byte(b'-')?;
+    let day = text.two_digits(1, 31)?;
+    let year = if bc.is_some() { 1 - year } else { year };
+    let mut micros = days_from_civil(year, month, day).checked_mul(DAY_MICROS)?;
+    if text.byte(b' ').or_else(|| text.byte(b'T')).is_some() {
+        micros = micros.checked_add(text.time_of_day()?)?;
+        micros = micros.checked_sub(text.zone()?)?;
+    }
+    text.0.is_empty().then_some(micros)
+}
+
+/// Microseconds since midnight of a `time`.
+pub(super) fn parse_time_of_day(text: &[u8]) -> Option<i64> {
+    let mut text = Text(text);
+    let micros = text.time_of_day()?;
+    text.0.is_empty().then_some(micros)
+}
+
+/// The record's timestamp for an event's own time: milliseconds since the Unix epoch, and whether the commit's had to be
+/// taken because the own one is none, not after 1970 (Kafka has no such stamps), or more than an hour ahead.
+pub(super) fn stamp(text: &[u8], commit: PgTime) -> (i64, bool) {
+    let commit_ms = commit.unix_millis();
+    let own = parse(text).map(|micros| micros.div_euclid(1000));
+    match own.filter(|ms| *ms > 0 && *ms <= commit_ms.saturating_add(AHEAD_MAX_MS)) {
+        Some(ms) => (ms, false),
+        None => (commit_ms, true),
+    }
+}
+
+/// Days between 1970-01-01 and a date of the proleptic Gregorian calendar, in which year 0 is 1 BC.
+fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
+    // Years begin in March, so the leap day is a year's last; an era has 400 years and 146,097 days.
+    let year = if month <= 2 { year - 1 } else { year };
+    let era = year.div_euclid(400);
+    let year_of_era = year.rem_euclid(400);
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
+    era * 146_097 + day_of_era - 719_468
+}
+
+/// Year, month and day of a number of days since 1970-01-01: the inverse of the above.
+pub(super) fn civil_from_days(days: i64) -> (i64, i64, i64) {
+    let days = days + 719_468;
+    let era = days.div_euclid(146_097);
+    let day_of_era = days.rem_euclid(146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}
+
+/// What is still to be read.
+struct Text<'t>(&'t [u8]);
+
+impl Text<'_> {
+    fn byte(&mut self, wanted: u8) -> Option<()> {
+        let (&first, rest) = self.0.split_first()?;
+        if first != wanted {
+            return None;
+        }
+        self.0 = rest;
+        Some(())
+    }
+
+    /// Up to nine digits: their value and how many there are.
+    fn number(&mut self) -> Option<(i64, usize)> {
+        let count = self.0.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        if !(1..=9).contains(&count) {
+            return None;
+        }
+        let (digits, rest) = self.0.split_at(count);
+        self.0 = rest;
+        Some((digits.iter().fold(0, |sum, digit| sum * 10 + i64::from(digit - b'0')), count))
+    }
+
+    fn two_digits(&mut self, low: i64, high: i64) -> Option<i64> {
+        let (value, digits) = self.number()?;
+        (digits == 2 && (low..=high).contains(&value)).then_some(value)
+    }
+
+    /// `03:04:05.678`, in microseconds. PostgreSQL prints 24:00:00 for the end of a day.
+    fn time_of_day(&mut self) -> Option<i64> {
+        let hour = self.two_digits(0, 24)?;
+        self.byte(b':')?;
+        let minute = self.two_digits(0, 59)?;
+        self.byte(b':')?;
+        let second = self.two_digits(0, 60)?;
+        let micros = if self.byte(b'.').is_some() {
+            let (fraction, digits) = self.number()?;
+            let exponent = u32::try_from(digits).ok()?;
+            fraction * 1_000_000 / 10_i64.pow(exponent)
+        } else {
+            0
+        };
+        Some((hour * 3600 + minute * 60 + second) * 1_000_000 + micros)
+    }
+
+    /// `+05:30`, `-00:12:34`, `Z` or nothing, in microseconds east.
+    fn zone(&mut self) -> Option<i64> {
+        let sign = if self.byte(b'+').is_some() {
+            1
+        } else if self.byte(b'-').is_some() {
+            -1
+        } else {
+            // Nothing is UTC too; anything else is left over, and the caller sees it.
+            return self.byte(b'Z').or(Some(())).map(|()| 0);
+        };
+        let mut seconds = self.two_digits(0, 23)? * 3600;
+        for unit in [60, 1] {
+            if self.byte(b':').is_some() {
+                seconds += self.two_digits(0, 59)? * unit;
+            }
+        }
+        Some(sign * seconds * 1_000_000)
+    }
+}

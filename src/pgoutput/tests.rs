@@ -1,0 +1,5 @@
+//! Messages recorded from real servers, messages no server sends, and messages of our own making.
+
+mod malformed;
+mod properties;
+mod recorded;

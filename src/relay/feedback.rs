@@ -1,0 +1,115 @@
+//! When the cursor row is written, and what may be confirmed after it.
+//!
+//! The row comes first, the confirmation second: so a slot that stands past the row was moved by somebody else, and a start
+//! can say so instead of guessing. Whatever is confirmed is therefore never ahead of what the database remembers.
+
+use crate::ack::Progress;
+use crate::lsn::Watermark;
+use std::time::Duration;
+
+/// A row written while nothing is delivered is itself WAL, which moves the watermark, which would want a row. Less than this
+/// many bytes of WAL are not worth one; a row with its commit, and the page image after a checkpoint, are.
+const IDLE_STEP_BYTES: u64 = 4096;
+
+/// Pause between two rows while nothing is delivered and other tables are busy.
+const IDLE_INTERVAL: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub(super) struct Feedback {
+    cursor_interval: Duration,
+    /// What the row says.
+    row: Progress,
+    writing: Option<Progress>,
+    written_at: Option<Duration>,
+    /// Events were delivered since the last row.
+    delivered: bool,
+    confirmed: Watermark,
+}
+
+impl Feedback {
+    pub(super) fn new(cursor_interval: Duration) -> Self {
+        Self {
+            cursor_interval,
+            row: Progress::default(),
+            writing: None,
+            written_at: None,
+            delivered: false,
+            confirmed: Watermark::default(),
+        }
+    }
+
+    pub(super) fn resumed(&mut self, row: Progress) {
+        self.row = row;
+        self.writing = None;
+        self.delivered = false;
+    }
+
+    pub(super) fn delivered(&mut self) {
+        self.delivered = true;
+    }
+
+    pub(super) fn written(&mut self) {
+        if let Some(row) = self.writing.take() {
+            assert!(row.watermark >= self.row.watermark, "the cursor went back");
+            self.row = row;
+        }
+    }
+
+    /// The connection is gone, and with it the answer to a row being written: it is written again.
+    pub(super) fn lost(&mut self) {
+        if self.writing.take().is_some() {
+            self.delivered = true;
+        }
+    }
+
+    /// The row to write now, if one is due. `last` wants it whatever the time.
+    pub(super) fn cursor_due(
+        &mut self,
+        now: Duration,
+        progress: Progress,
+        last: bool,
+    ) -> Option<Progress> {
+        if self.writing.is_some() || progress == self.row {
+            return None;
+        }
+        let due = self.due_at(progress).is_some_and(|due| due <= now);
+        if !due && !last {
+            return None;
+        }
+        self.writing = Some(progress);
+        self.written_at = Some(now);
+        self.delivered = false;
+        Some(progress)
+    }
+
+    /// What may be confirmed and has not been.
+    pub(super) fn confirmable(&mut self) -> Option<Watermark> {
+        let watermark = self.row.watermark;
+        if watermark <= self.confirmed {
+            return None;
+        }
+        self.confirmed = watermark;
+        Some(watermark)
+    }
+
+    /// When a row falls due, if nothing else happens.
+    pub(super) fn deadline(&self, progress: Progress) -> Option<Duration> {
+        if self.writing.is_some() { None } else { self.due_at(progress) }
+    }
+
+    pub(super) fn settled(&self, progress: Progress) -> bool {
+        self.writing.is_none() && self.row == progress
+    }
+
+    fn due_at(&self, progress: Progress) -> Option<Duration> {
+        let idle_bytes = progress.watermark.lsn().bytes_since(self.row.watermark.lsn());
+        let pause = if (self.delivered || self.row.partial.is_some()) && progress != self.row {
+            self.cursor_interval
+        } else if idle_bytes >= IDLE_STEP_BYTES {
+            IDLE_INTERVAL
+        } else {
+            return None;
+        };
+        Some(self.written_at.map_or(Duration::ZERO, |at| at + pause))
+    }
+}

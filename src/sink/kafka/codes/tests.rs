@@ -1,0 +1,71 @@
+use super::*;
+use expect_test::expect;
+use std::fmt::Write as _;
+
+/// Every code librdkafka has a name for.
+fn codes() -> impl Iterator<Item = Code> {
+    (-200..=200).filter_map(|number| {
+        let native = rdkafka::types::RDKafkaRespErr::try_from(number).ok()?;
+        Some(Code::from(native))
+    })
+}
+
+#[test]
+fn every_code_has_a_verdict_and_the_lists_are_these() {
+    let mut table = String::new();
+    let mut unknown = 0;
+    for code in codes().filter(|code| *code != Code::NoError) {
+        match verdict(code).outcome {
+            Outcome::Rejected { scope, .. } => {
+                writeln!(table, "{:>4} {code:?} {scope:?}", code as i32).unwrap();
+            }
+            Outcome::Unknown => unknown += 1,
+            Outcome::Acked => panic!("{code:?} is an acknowledgement"),
+        }
+        assert_eq!(verdict(code).broken, verdict(code).outcome == Outcome::Unknown);
+    }
+    assert!(unknown > 100, "{unknown}");
+    expect![[r#"
+        -190 UnknownPartition Destination
+        -188 UnknownTopic Destination
+        -169 Authentication Broker
+           3 UnknownTopicOrPartition Destination
+          10 MessageSizeTooLarge Event
+          17 InvalidTopic Destination
+          18 MessageBatchTooLarge Event
+          19 NotEnoughReplicas Destination
+          20 NotEnoughReplicasAfterAppend Destination
+          21 InvalidRequiredAcks Destination
+          29 TopicAuthorizationFailed Destination
+          31 ClusterAuthorizationFailed Broker
+          32 InvalidTimestamp Event
+          33 UnsupportedSASLMechanism Broker
+          35 UnsupportedVersion Broker
+          43 UnsupportedForMessageFormat Destination
+          44 PolicyViolation Event
+          54 SecurityDisabled Broker
+          58 SaslAuthenticationFailed Broker
+          76 UnsupportedCompressionType Broker
+          87 InvalidRecord Event
+    "#]]
+    .assert_eq(&table);
+}
+
+#[test]
+fn what_was_purged_or_fenced_or_timed_out_is_unknown() {
+    for code in [
+        Code::PurgeQueue,
+        Code::PurgeInflight,
+        Code::Fatal,
+        Code::GaplessGuarantee,
+        Code::Fenced,
+        Code::ProducerFenced,
+        Code::InvalidProducerEpoch,
+        Code::OutOfOrderSequenceNumber,
+        Code::UnknownProducerId,
+        Code::MessageTimedOut,
+        Code::Unknown,
+    ] {
+        assert_eq!(verdict(code), Verdict { outcome: Outcome::Unknown, broken: true }, "{code:?}");
+    }
+}

@@ -1,0 +1,130 @@
+//! What librdkafka calls back with, from its polling thread: delivery reports, errors, log lines.
+//!
+//! Reports go to the mailbox by ticket; the order in which they come means nothing (kafka.md 1.3, point 4).
+
+use super::codes::verdict;
+use super::shared::Shared;
+use super::throttle::Throttle;
+use crate::record::{Outcome, Scope, Ticket};
+use crate::sink::Post;
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::error::KafkaError;
+use rdkafka::message::DeliveryResult;
+use rdkafka::producer::ProducerContext;
+use rdkafka::types::RDKafkaErrorCode as Code;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// librdkafka's warnings that reach the log, a second and producer.
+const LOG_LINES_PER_SECOND: u32 = 5;
+
+/// The callbacks of one producer.
+pub(super) struct Context {
+    shared: Arc<Shared>,
+    /// The producer was given up: nothing it says counts any more.
+    muted: AtomicBool,
+    /// `Broken` was posted for this producer.
+    broken: AtomicBool,
+    throttle: Throttle,
+}
+
+impl Context {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            muted: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+            throttle: Throttle::new(LOG_LINES_PER_SECOND),
+        }
+    }
+
+    /// From here on this producer's reports and errors go nowhere.
+    pub(super) fn mute(&self) {
+        self.muted.store(true, Ordering::Release);
+    }
+
+    pub(super) fn muted(&self) -> bool {
+        self.muted.load(Ordering::Acquire)
+    }
+
+    /// Says once that the producer's state can't be trusted any more.
+    pub(super) fn broken(&self, reason: String) {
+        if !self.muted() && !self.broken.swap(true, Ordering::AcqRel) {
+            self.shared.mailbox.post(Post::Broken { reason });
+        }
+    }
+
+    fn refused(&self, ticket: Ticket, error: &KafkaError) {
+        let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
+        let verdict = verdict(code);
+        let too_large = matches!(code, Code::MessageSizeTooLarge | Code::MessageBatchTooLarge);
+        let destination =
+            matches!(verdict.outcome, Outcome::Rejected { scope: Scope::Destination, .. });
+        if too_large || destination {
+            // The topic is not what it was when it was asked for.
+            self.shared.forget_topics();
+        }
+        self.shared.mailbox.report(ticket, verdict.outcome);
+        if verdict.broken {
+            self.broken(format!("the producer gave up a record: {code}"));
+        }
+    }
+}
+
+impl ProducerContext for Context {
+    type DeliveryOpaque = usize;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, ticket: usize) {
+        if self.muted() {
+            return;
+        }
+        let ticket = Ticket(ticket as u64);
+        match result {
+            Ok(_) => {
+                self.shared.acked.fetch_add(1, Ordering::Relaxed);
+                self.shared.mailbox.report(ticket, Outcome::Acked);
+            }
+            Err((error, _)) => self.refused(ticket, error),
+        }
+        if self.shared.full.load(Ordering::SeqCst) && self.shared.full.swap(false, Ordering::SeqCst)
+        {
+            self.shared.mailbox.post(Post::Retry);
+        }
+    }
+}
+
+impl ClientContext for Context {
+    fn error(&self, error: KafkaError, reason: &str) {
+        if self.muted() {
+            return;
+        }
+        let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
+        if code == Code::Fatal {
+            self.broken(format!("the producer's state is lost: {reason}"));
+            return;
+        }
+        self.shared.suspect(code, reason);
+    }
+
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        match level {
+            RDKafkaLogLevel::Emerg
+            | RDKafkaLogLevel::Alert
+            | RDKafkaLogLevel::Critical
+            | RDKafkaLogLevel::Error
+            | RDKafkaLogLevel::Warning => match self.throttle.admit() {
+                None => tracing::debug!(target: "postrider::kafka", facility, "{line}"),
+                Some(0) => tracing::warn!(target: "postrider::kafka", facility, "{line}"),
+                Some(dropped) => {
+                    tracing::warn!(target: "postrider::kafka", facility, dropped, "{line}");
+                }
+            },
+            RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info | RDKafkaLogLevel::Debug => {
+                tracing::debug!(target: "postrider::kafka", facility, "{line}");
+            }
+        }
+    }
+
+    fn stats_raw(&self, _statistics: &[u8]) {}
+}

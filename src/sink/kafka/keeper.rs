@@ -1,0 +1,293 @@
+//! The sink's one background thread: asks for topics, watches whether brokers answer, and sees old producers out.
+//!
+//! Everything that waits for a broker waits here, so that `enqueue` never does. It says `Down`, `Up` and `Retry`; what became of a
+//! record it never says.
+
+use super::Producer;
+use super::native;
+use super::shared::{Leaving, Shared, Suspicion};
+use super::topic::{self, Facts};
+use super::trouble::{self, About, Trouble};
+use crate::sink::Post;
+use rdkafka::producer::Producer as _;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How often it looks, when nothing calls; also between two tries for a topic or a broker.
+const TICK: Duration = Duration::from_secs(1);
+/// How often it looks while a producer is on its way out.
+const LEAVING_TICK: Duration = Duration::from_millis(20);
+/// How long a broker may take to answer a question.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// How long an old producer's requests are waited for before they are purged. See `KafkaSink::reset`.
+const DRAIN_MAX: Duration = Duration::from_secs(1);
+/// How often a trouble that lasts is told again.
+const REPEAT: Duration = Duration::from_secs(5);
+/// How long records may be in flight without any acknowledgement before that is told.
+const STALL: Duration = Duration::from_secs(5);
+/// Topics asked for in one turn while nothing is acknowledged.
+const STALL_TOPICS: usize = 8;
+/// How often what is known of topics is asked for again.
+const REFRESH: Duration = Duration::from_mins(1);
+
+pub(super) struct Keeper {
+    shared: Arc<Shared>,
+    brokers: String,
+    producer: Option<Arc<Producer>>,
+    /// This producer has had an answer from a broker.
+    connected: bool,
+    wanted: Option<String>,
+    asked_at: Option<Instant>,
+    suspicion: Option<Suspicion>,
+    said: Option<(Trouble, Instant)>,
+    leaving: Vec<(Leaving, Instant)>,
+    acked: u64,
+    acked_at: Instant,
+    refreshed_at: Instant,
+    stale: Vec<String>,
+}
+
+impl Keeper {
+    pub(super) fn new(shared: Arc<Shared>, brokers: String) -> Self {
+        let now = Instant::now();
+        Self {
+            shared,
+            brokers,
+            producer: None,
+            connected: false,
+            wanted: None,
+            asked_at: None,
+            suspicion: None,
+            said: None,
+            leaving: Vec::new(),
+            acked: 0,
+            acked_at: now,
+            refreshed_at: now,
+            stale: Vec::new(),
+        }
+    }
+
+    /// Works until told to stop; then lets go of the producers.
+    pub(super) fn run(mut self) {
+        while self.take_orders() {
+            self.see_out();
+            if self.ask() {
+                self.watch();
+            }
+            self.refresh();
+        }
+    }
+
+    /// False when there is nothing more to do.
+    fn take_orders(&mut self) -> bool {
+        let timeout = if self.leaving.is_empty() { TICK } else { LEAVING_TICK };
+        let (stop, anew, producer, suspicion, leaving) = {
+            let wanted = &mut self.wanted;
+            self.shared.wait(timeout, |inbox| {
+                wanted.clone_from(&inbox.wanted);
+                (
+                    inbox.stop,
+                    std::mem::take(&mut inbox.wanted_anew),
+                    inbox.producer.take(),
+                    inbox.suspicion.take(),
+                    std::mem::take(&mut inbox.leaving),
+                )
+            })
+        };
+        let now = Instant::now();
+        self.leaving.extend(leaving.into_iter().map(|leaving| (leaving, now)));
+        if let Some(producer) = producer {
+            self.producer = Some(producer);
+            self.connected = false;
+            self.acked_at = now;
+        }
+        if anew {
+            self.asked_at = None;
+        }
+        if let Some(suspicion) = suspicion {
+            suspicion.outweigh(&mut self.suspicion);
+        }
+        !stop
+    }
+
+    /// Lets old producers go: when their records have their reports, or when they were given up and have had their time.
+    fn see_out(&mut self) {
+        if self.leaving.is_empty() {
+            return;
+        }
+        let (gone, staying) = std::mem::take(&mut self.leaving).into_iter().partition(
+            |(Leaving { producer }, since): &(Leaving, Instant)| {
+                let given_up = producer.client().context().muted();
+                if given_up {
+                    native::purge(producer, false);
+                }
+                let empty = native::flush(producer, LEAVING_TICK);
+                empty || (given_up && since.elapsed() >= DRAIN_MAX)
+            },
+        );
+        self.leaving = staying;
+        let gone: Vec<_> = gone;
+        // To drop one takes 0.2 s (kafka.md 1.3, point 3): an empty one can take its time while the new one sends.
+        let (empty, full): (Vec<_>, Vec<_>) =
+            gone.into_iter().partition(|(old, _)| old.producer.in_flight_count() == 0);
+        drop(full);
+        if self.leaving.is_empty() {
+            self.shared.settling.store(false, Ordering::SeqCst);
+            self.shared.mailbox.post(Post::Retry);
+        }
+        drop(empty);
+    }
+
+    /// Asks for the topic that is waited for. False when no broker answered.
+    fn ask(&mut self) -> bool {
+        let (Some(topic), Some(producer)) = (self.wanted.clone(), self.producer.clone()) else {
+            self.over(About::Topic);
+            return true;
+        };
+        if self.asked_at.is_some_and(|at| at.elapsed() < TICK) {
+            return true;
+        }
+        let answer = topic::look_up(&producer, &topic, ANSWER_MAX);
+        self.asked_at = Some(Instant::now());
+        match answer {
+            Ok(facts) => {
+                self.learn(&topic, facts);
+                self.shared.got(&topic);
+                self.connected = true;
+                self.suspicion = None;
+                self.over(About::Topic);
+                self.over(About::Broker);
+                self.shared.mailbox.post(Post::Retry);
+                true
+            }
+            Err(code) => {
+                let about_topic = trouble::of_topic(&topic, code, &self.brokers);
+                let answered = about_topic.is_some();
+                let trouble = about_topic.unwrap_or_else(|| self.broker_trouble());
+                self.say(trouble);
+                answered
+            }
+        }
+    }
+
+    /// Notices a broker that went away, came back, or answers without acknowledging.
+    fn watch(&mut self) {
+        let Some(producer) = self.producer.clone() else {
+            return;
+        };
+        let acked = self.shared.acked.load(Ordering::Relaxed);
+        if acked != self.acked || producer.in_flight_count() == 0 {
+            self.acked = acked;
+            self.acked_at = Instant::now();
+            self.over(About::Stall);
+        }
+        let stalled = self.acked_at.elapsed() >= STALL;
+        let in_trouble = matches!(&self.said, Some((said, _)) if said.about == About::Broker);
+        if self.connected && self.suspicion.is_none() && !in_trouble && !stalled {
+            return;
+        }
+        if !self.answers(&producer) {
+            let trouble = self.broker_trouble();
+            self.say(trouble);
+            return;
+        }
+        self.connected = true;
+        self.suspicion = None;
+        self.over(About::Broker);
+        if stalled {
+            let why = self.why_stalled(&producer);
+            self.say(why);
+        }
+    }
+
+    /// A topic that was there and is not, or what else may be. Asks for a few topics a turn, so each has its turn.
+    fn why_stalled(&mut self, producer: &Producer) -> Trouble {
+        if self.stale.is_empty() {
+            self.stale = self.shared.known_topics().into_keys().collect();
+        }
+        for _ in 0..STALL_TOPICS {
+            let Some(topic) = self.stale.pop() else { break };
+            if let Err(code) = topic::look_up(producer, &topic, ANSWER_MAX)
+                && let Some(trouble) = trouble::of_topic(&topic, code, &self.brokers)
+            {
+                // It stays at hand: the next turn asks for it again.
+                self.stale.push(topic);
+                return Trouble { about: About::Stall, ..trouble };
+            }
+        }
+        trouble::of_stall(STALL)
+    }
+
+    /// Whether a broker answers. The first question also makes the producer connect before it has anything to send.
+    fn answers(&self, producer: &Producer) -> bool {
+        if !self.connected {
+            return producer.client().fetch_cluster_id(ANSWER_MAX).is_some();
+        }
+        let topic = self.shared.any_topic();
+        producer.client().fetch_metadata(topic.as_deref(), ANSWER_MAX).is_ok()
+    }
+
+    fn broker_trouble(&mut self) -> Trouble {
+        if let Some(heard) = self.shared.heard() {
+            heard.outweigh(&mut self.suspicion);
+        }
+        trouble::of_broker(&self.brokers, self.suspicion.as_ref())
+    }
+
+    fn say(&mut self, trouble: Trouble) {
+        // The hint names what is in trouble; the reason may carry times that change with every try.
+        if let Some((said, at)) = &self.said
+            && (said.about, &said.hint) == (trouble.about, &trouble.hint)
+            && at.elapsed() < REPEAT
+        {
+            return;
+        }
+        let Trouble { reason, hint, .. } = trouble.clone();
+        self.shared.mailbox.post(Post::Down { reason, hint });
+        self.said = Some((trouble, Instant::now()));
+    }
+
+    /// A trouble of this kind, if it was told, is over.
+    fn over(&mut self, about: About) {
+        if self.said.as_ref().is_some_and(|(said, _)| said.about == about) {
+            self.said = None;
+            self.shared.mailbox.post(Post::Up);
+        }
+    }
+
+    /// Asks again for what is known of one topic a turn, all of them once in `REFRESH`.
+    fn refresh(&mut self) {
+        if self.refreshed_at.elapsed() >= REFRESH {
+            self.stale = self.shared.known_topics().into_keys().collect();
+            self.refreshed_at = Instant::now();
+        }
+        let (Some(producer), None) = (&self.producer, &self.said) else {
+            return;
+        };
+        let Some(topic) = self.stale.pop() else {
+            return;
+        };
+        match topic::look_up(producer, &topic, ANSWER_MAX) {
+            Ok(facts) => self.learn(&topic, facts),
+            Err(code) => tracing::debug!(
+                target: "postrider::kafka", topic, %code, "could not ask for the topic again"
+            ),
+        }
+    }
+
+    fn learn(&self, topic: &str, facts: Facts) {
+        let (partitions, limit, min_insync) = (facts.partitions, facts.limit, facts.min_insync);
+        match self.shared.learn(topic, facts) {
+            None => tracing::debug!(
+                target: "postrider::kafka", topic, partitions, limit, min_insync, "found the topic"
+            ),
+            Some(before) if before.partitions != partitions => tracing::warn!(
+                target: "postrider::kafka", topic, before = before.partitions, now = partitions,
+                "the topic's partitions have changed: keys move to other partitions, \
+                 and a reader may see an aggregate's events out of order across the change"
+            ),
+            Some(_) => {}
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The Kafka sink: librdkafka's idempotent producer, with what our promises need around it.
+//!
+//! `enqueue` only copies into librdkafka's queue; reports come back through [`context`], everything that waits for a broker is the
+//! [`keeper`]'s. Knows topics and tickets; knows nothing of events, positions or the relay.
+
+mod codes;
+mod context;
+mod keeper;
+mod names;
+mod native;
+mod properties;
+mod shared;
+mod throttle;
+mod topic;
+mod trouble;
+
+use super::{KafkaSpec, Mailbox, NotTaken, Post, Sink, SinkError};
+use crate::record::{Outcome, Record, Refusal, Scope, Ticket};
+use context::Context;
+use keeper::Keeper;
+use properties::{CLIENT_BYTES_MAX, FRAMING_BYTES, Sizes};
+use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
+use rdkafka::producer::{Producer as _, ThreadedProducer};
+use rdkafka::types::RDKafkaErrorCode as Code;
+use shared::{Leaving, Shared};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use topic::Facts;
+
+/// How old what is known of a topic may be when a record is refused for it.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// librdkafka's producer with its polling thread.
+type Producer = ThreadedProducer<Context>;
+
+/// A producer, the topics it may send to, and the thread that looks after both.
+pub(super) struct KafkaSink {
+    shared: Arc<Shared>,
+    spec: KafkaSpec,
+    config: ClientConfig,
+    /// What `producer` was made with.
+    sizes: Sizes,
+    /// The producer; none after it could not be made again, or after `close`.
+    producer: Option<Arc<Producer>>,
+    /// Something was handed to `producer`.
+    used: bool,
+    /// A producer that is emptied because `producer` takes over with other sizes.
+    emptying: Option<Arc<Producer>>,
+    topics: BTreeMap<String, Arc<Facts>>,
+    topics_version: u64,
+}
+
+/// Looks at the settings as [`KafkaSink::open`] does.
+pub(super) fn check(spec: &KafkaSpec) -> Result<(), SinkError> {
+    properties::client_config(spec).map(drop)
+}
+
+impl KafkaSink {
+    /// Makes the producer and starts to connect it.
+    pub(super) fn open(spec: &KafkaSpec, mailbox: Mailbox) -> Result<Self, SinkError> {
+        let config = properties::client_config(spec)?;
+        let shared = Arc::new(Shared::new(mailbox));
+        let mut sink = Self {
+            shared: Arc::clone(&shared),
+            config,
+            spec: spec.clone(),
+            sizes: Sizes::of(spec),
+            producer: None,
+            used: false,
+            emptying: None,
+            topics: BTreeMap::new(),
+            topics_version: 0,
+        };
+        sink.renew()?;
+        let keeper = Keeper::new(shared, spec.brokers.clone());
+        // Not joined: it may be waiting for a broker that does not answer, and holds nothing that must be kept.
+        std::thread::Builder::new()
+            .name("kafka-keeper".to_owned())
+            .spawn(move || keeper.run())
+            .map_err(SinkError::Thread)?;
+        Ok(sink)
+    }
+
+    /// Puts a new producer in place of the present one, which is given back.
+    fn renew(&mut self) -> Result<Option<Arc<Producer>>, SinkError> {
+        self.sizes.put(&self.spec, &mut self.config);
+        let context = Context::new(Arc::clone(&self.shared));
+        let producer =
+            Producer::from_config_and_context(&self.config, context).map_err(SinkError::Create)?;
+        let producer = Arc::new(producer);
+        self.used = false;
+        self.shared.tell(|inbox| inbox.producer = Some(Arc::clone(&producer)));
+        Ok(self.producer.replace(producer))
+    }
+
+    /// As `renew`, where there is nobody to hand an error to.
+    fn renew_or_say(&mut self) -> Option<Arc<Producer>> {
+        self.renew().unwrap_or_else(|error| {
+            let reason = crate::error::Chain(&error).to_string();
+            self.shared.mailbox.post(Post::Unfit { reason, hint: error.hint() });
+            self.producer.take()
+        })
+    }
+
+    /// What is known of the topic; asks for it where nothing is.
+    fn facts(&mut self, topic: &str) -> Option<Arc<Facts>> {
+        let version = self.shared.topics_version.load(Ordering::Acquire);
+        if version != self.topics_version {
+            self.topics = self.shared.known_topics();
+            self.topics_version = version;
+        }
+        let known = self.topics.get(topic).cloned();
+        if known.is_none() {
+            self.shared.want(topic);
+        }
+        known
+    }
+
+    /// The sizes a producer must have to send this record to this topic: batches under the topic's limit, as one above is refused
+    /// whole, and room for the record itself.
+    fn sizes_for(&self, record: &Record<'_>, facts: &Facts) -> Sizes {
+        let mut sizes = self.sizes;
+        sizes.batch = sizes.batch.min(batch_within(facts.limit));
+        if sizes.grows && topic::batch_bytes_at_most(record) > sizes.client {
+            let client = facts.limit.saturating_add(FRAMING_BYTES).min(CLIENT_BYTES_MAX);
+            sizes.client = sizes.client.max(client);
+        }
+        sizes
+    }
+
+    /// Goes over to a producer of other sizes, once what the present one has is acknowledged.
+    fn resize(&mut self, sizes: Sizes) {
+        self.sizes = sizes;
+        self.shared.settling.store(true, Ordering::SeqCst);
+        if let Some(old) = self.renew_or_say() {
+            self.emptying = Some(Arc::clone(&old));
+            self.shared.tell(|inbox| inbox.leaving.push(Leaving { producer: old }));
+        }
+    }
+
+    fn produce(
+        &mut self,
+        facts: &Facts,
+        ticket: Ticket,
+        record: &Record<'_>,
+    ) -> Result<(), NotTaken> {
+        let Some(producer) = &self.producer else {
+            return Err(NotTaken::Full);
+        };
+        self.used = true;
+        let mut result = native::produce(producer, &facts.name, ticket, record);
+        if result == Err(Code::QueueFull) {
+            // From here on the next report posts `Retry`. The second try is for the case that the last one has just come.
+            self.shared.full.store(true, Ordering::SeqCst);
+            result = native::produce(producer, &facts.name, ticket, record);
+        }
+        let Err(code) = result else {
+            return Ok(());
+        };
+        if code == Code::QueueFull {
+            return Err(NotTaken::Full);
+        }
+        if code == Code::Fatal {
+            producer.client().context().broken("the producer takes no more records".to_owned());
+            return Err(NotTaken::Full);
+        }
+        if matches!(code, Code::UnknownTopic | Code::UnknownPartition) {
+            self.shared.forget_topics();
+            self.shared.want(record.topic);
+            return Err(NotTaken::Destination);
+        }
+        let verdict = codes::verdict(code);
+        if let Outcome::Rejected { scope: Scope::Event, reason } = verdict.outcome {
+            return Err(NotTaken::Refused(reason));
+        }
+        self.shared.mailbox.report(ticket, verdict.outcome);
+        if verdict.broken {
+            producer.client().context().broken(format!("the producer took no record: {code}"));
+        }
+        Ok(())
+    }
+}
+
+/// `batch.size` for a topic that takes `limit` bytes: librdkafka bounds a batch before compression, and sends it uncompressed where
+/// compression would make it larger, so a little room is enough.
+const fn batch_within(limit: usize) -> usize {
+    let bytes = limit - limit / 50;
+    if bytes == 0 { 1 } else { bytes }
+}
+
+impl Sink for KafkaSink {
+    fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken> {
+        if self.shared.settling.load(Ordering::SeqCst) {
+            return Err(NotTaken::Full);
+        }
+        self.emptying = None;
+        if !topic::name_fits(record.topic) {
+            return Err(NotTaken::Refused(Refusal::TopicName));
+        }
+        let Some(facts) = self.facts(record.topic) else {
+            return Err(NotTaken::Destination);
+        };
+        if let Err(reason) = topic::fits(record, &facts, self.spec.size_max) {
+            if facts.asked_at.elapsed() > FRESH {
+                // Somebody may have mended the topic since: nothing is refused on old news.
+                self.shared.want(record.topic);
+                return Err(NotTaken::Destination);
+            }
+            return Err(NotTaken::Refused(reason));
+        }
+        let sizes = self.sizes_for(record, &facts);
+        if sizes != self.sizes {
+            self.resize(sizes);
+            return Err(NotTaken::Full);
+        }
+        self.produce(&facts, ticket, record)
+    }
+
+    /// Gives up the producer and everything in it.
+    ///
+    /// Nothing the old producer holds may reach the broker after the new one has sent, or an aggregate's events would be swapped.
+    /// So what the old one has queued is purged at once; what it has already written to a socket can't be taken back, so nothing is
+    /// sent until those requests are answered, at most `keeper::DRAIN_MAX`; then everything is purged and its connections are
+    /// closed. `enqueue` answers `Full` meanwhile, and `Retry` is posted after. What is left is a request on a socket that no broker
+    /// has answered within that time and that still arrives later than the new producer's handshake of four round trips: only a
+    /// producer that fences the older one (exactly-once delivery) closes that.
+    fn reset(&mut self) {
+        self.shared.full.store(false, Ordering::SeqCst);
+        self.shared.tell(|inbox| inbox.wanted = None);
+        if let Some(emptying) = self.emptying.take() {
+            emptying.client().context().mute();
+        }
+        let fresh = self
+            .producer
+            .as_ref()
+            .is_some_and(|live| !self.used && live.client().fatal_error().is_none());
+        if fresh {
+            return;
+        }
+        if let Some(old) = &self.producer {
+            old.client().context().mute();
+            native::purge(old, false);
+            self.shared.settling.store(true, Ordering::SeqCst);
+        }
+        if let Some(old) = self.renew_or_say() {
+            self.shared.tell(|inbox| inbox.leaving.push(Leaving { producer: old }));
+        }
+    }
+
+    fn close(&mut self, grace: Duration) {
+        let deadline = Instant::now() + grace;
+        let Some(producer) = self.producer.take() else {
+            return;
+        };
+        let emptying = self.emptying.take();
+        for live in emptying.iter().chain([&producer]) {
+            native::flush(live, deadline.saturating_duration_since(Instant::now()));
+            live.client().context().mute();
+            native::purge(live, true);
+        }
+        // The keeper drops it: that takes 0.2 s (kafka.md 1.3, point 3).
+        self.shared.tell(|inbox| {
+            inbox.leaving.push(Leaving { producer });
+            inbox.stop = true;
+        });
+    }
+}
+
+impl Drop for KafkaSink {
+    fn drop(&mut self) {
+        self.close(Duration::ZERO);
+        self.shared.tell(|inbox| inbox.stop = true);
+    }
+}

@@ -1,0 +1,211 @@
+//! Which of librdkafka's properties we set, which an operator may, and which are refused because they would break a promise.
+//!
+//! Knows the promises; knows no topic and no broker. Makes the [`ClientConfig`] that producers are made from.
+
+use super::names::NAMES;
+use super::topic::BROKER_DEFAULT_BYTES;
+use crate::sink::{KafkaSpec, SinkError};
+use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
+use rdkafka::error::KafkaError;
+use rdkafka::types::RDKafkaConfRes;
+
+/// The largest `message.max.bytes` librdkafka takes, in bytes.
+pub(super) const CLIENT_BYTES_MAX: usize = 1_000_000_000;
+
+/// librdkafka judges a record by the most its framing may take; this much more than a topic's limit is enough for it. Bytes.
+pub(super) const FRAMING_BYTES: usize = 1_024;
+
+/// What librdkafka is told when a producer is made, and can't be told later.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Sizes {
+    /// `batch.size`: uncompressed bytes of a batch, unless one record alone is larger.
+    pub(super) batch: usize,
+    /// `message.max.bytes`: the largest record. Each request's buffer may become as large, so it is no larger than it must be.
+    pub(super) client: usize,
+    /// Whether `client` may grow: the operator has not fixed it.
+    pub(super) grows: bool,
+}
+
+impl Sizes {
+    /// The operator's numbers, or ours.
+    pub(super) fn of(spec: &KafkaSpec) -> Self {
+        let number =
+            |name: &str| spec.properties.get(name).and_then(|text| text.trim().parse().ok());
+        let client = number("message.max.bytes");
+        Self {
+            batch: number("batch.size").unwrap_or(BATCH_BYTES),
+            client: client.unwrap_or(BROKER_DEFAULT_BYTES + FRAMING_BYTES),
+            grows: client.is_none(),
+        }
+    }
+
+    /// Writes them into the configuration of the next producer, with room for the largest record in the queue.
+    pub(super) fn put(self, spec: &KafkaSpec, config: &mut ClientConfig) {
+        config.set("batch.size", self.batch.to_string());
+        config.set("message.max.bytes", self.client.to_string());
+        config.set("queue.buffering.max.kbytes", queue_kbytes(spec, self.client).to_string());
+    }
+}
+
+/// Uncompressed bytes of a batch (`batch.size`), unless a topic takes less. Below the broker's default limit of 1,048,588.
+pub(super) const BATCH_BYTES: usize = 1_000_000;
+
+/// What an operator's property may be.
+enum Rule {
+    /// Only these values, each of which keeps the promise.
+    Only(&'static [&'static str]),
+    /// At most this number, and at least 1.
+    AtMost(u32),
+    /// No value at all.
+    Never,
+}
+
+/// A property with a rule, what another value would break, and what to do instead.
+struct Guard {
+    name: &'static str,
+    rule: Rule,
+    why: &'static str,
+    mend: &'static str,
+}
+
+const fn guard(name: &'static str, rule: Rule, why: &'static str, mend: &'static str) -> Guard {
+    Guard { name, rule, why, mend }
+}
+
+const KEPT: &str = "Postrider sets what its promises need";
+const IN_FLIGHT: &str = "`flow.in_flight_events` and `flow.in_flight_bytes` are the bound";
+const BOUND: &str = "Postrider bounds what is in flight and makes this queue larger";
+
+/// Every property that is not the operator's alone. Aliases stand beside the name they are an alias of.
+const GUARDS: &[Guard] = &[
+    guard("bootstrap.servers", Rule::Never, "the key `brokers` says it", "write it in `brokers`"),
+    guard(
+        "metadata.broker.list",
+        Rule::Never,
+        "the key `brokers` says it",
+        "write it in `brokers`",
+    ),
+    guard("acks", Rule::Only(&["all", "-1"]), LOSS_ACKS, KEPT),
+    guard("request.required.acks", Rule::Only(&["all", "-1"]), LOSS_ACKS, KEPT),
+    guard("enable.idempotence", Rule::Only(&["true"]), SWAP_RETRY, KEPT),
+    guard("enable.gapless.guarantee", Rule::Only(&["true"]), GAP, KEPT),
+    guard("max.in.flight", Rule::AtMost(5), SWAP_FIVE, KEPT),
+    guard("max.in.flight.requests.per.connection", Rule::AtMost(5), SWAP_FIVE, KEPT),
+    guard("message.timeout.ms", Rule::Only(&["0"]), GAP_TIMEOUT, KEPT),
+    guard("delivery.timeout.ms", Rule::Only(&["0"]), GAP_TIMEOUT, KEPT),
+    guard("retries", Rule::Only(&["2147483647"]), GAP_RETRIES, KEPT),
+    guard("message.send.max.retries", Rule::Only(&["2147483647"]), GAP_RETRIES, KEPT),
+    guard("partitioner", Rule::Only(&["murmur2_random", "murmur2"]), PARTITIONER, KEPT),
+    guard("queuing.strategy", Rule::Only(&["fifo"]), "events would overtake each other", KEPT),
+    guard("queue.buffering.max.messages", Rule::Never, BOUND, IN_FLIGHT),
+    guard("queue.buffering.max.kbytes", Rule::Never, BOUND, IN_FLIGHT),
+    guard("queue.buffering.backpressure.threshold", Rule::Only(&["1"]), IDEMPOTENT_ONE, KEPT),
+    guard("delivery.report.only.error", Rule::Only(&["false"]), REPORTS, KEPT),
+    guard("allow.auto.create.topics", Rule::Only(&["false"]), AUTO_CREATE, KEPT),
+    guard("transactional.id", Rule::Never, TRANSACTIONS, "exactly once is not built yet"),
+    guard("transaction.timeout.ms", Rule::Never, TRANSACTIONS, "exactly once is not built yet"),
+    guard("log.queue", Rule::Never, "log lines go to Postrider's own log", KEPT),
+    guard("test.mock.num.brokers", Rule::Never, "a mock broker keeps nothing", KEPT),
+];
+
+const LOSS_ACKS: &str = "an event could be confirmed and then lost with one broker";
+const SWAP_RETRY: &str = "a retry could duplicate events or swap them";
+const SWAP_FIVE: &str = "with more than 5 requests in flight a retry could swap events";
+const GAP: &str = "events behind a refused one would be published before it";
+const GAP_TIMEOUT: &str =
+    "an event that times out would leave a gap, and its successors would be published";
+const GAP_RETRIES: &str = "an event that runs out of retries would leave a gap";
+const PARTITIONER: &str = "keys would go to other partitions than those the Java client chooses";
+const IDEMPOTENT_ONE: &str = "an idempotent producer needs 1";
+const REPORTS: &str = "Postrider confirms an event only when its delivery is reported";
+const AUTO_CREATE: &str = "a misspelt route would create topics with the broker's defaults";
+const TRANSACTIONS: &str = "Postrider does not use transactions";
+
+/// librdkafka's configuration for `spec`: our settings, and the operator's on top where they break no promise.
+pub(super) fn client_config(spec: &KafkaSpec) -> Result<ClientConfig, SinkError> {
+    for (name, value) in &spec.properties {
+        allowed(name, value)?;
+    }
+    let mut config = ours(spec);
+    for (name, value) in &spec.properties {
+        // One property at a time, so that the error names it: librdkafka's own text repeats the value, which may be a secret.
+        let mut probe = ClientConfig::new();
+        probe.set(name, value);
+        probe.create_native_config().map(drop).map_err(|error| refusal(name, &error))?;
+        config.set(name, value);
+    }
+    Ok(config)
+}
+
+fn allowed(name: &str, value: &str) -> Result<(), SinkError> {
+    let Some(guard) = GUARDS.iter().find(|guard| guard.name == name) else {
+        return Ok(());
+    };
+    let value = value.trim();
+    let fits = match guard.rule {
+        Rule::Only(values) => values.iter().any(|allowed| allowed.eq_ignore_ascii_case(value)),
+        Rule::AtMost(max) => value.parse::<u32>().is_ok_and(|number| (1..=max).contains(&number)),
+        Rule::Never => false,
+    };
+    if fits {
+        return Ok(());
+    }
+    Err(SinkError::Refused { name: name.to_owned(), why: guard.why, mend: guard.mend })
+}
+
+fn refusal(name: &str, error: &KafkaError) -> SinkError {
+    if let KafkaError::ClientConfig(RDKafkaConfRes::RD_KAFKA_CONF_UNKNOWN, ..) = error {
+        let nearest = NAMES
+            .iter()
+            .map(|known| (strsim::damerau_levenshtein(known, name), *known))
+            .min()
+            .filter(|(distance, known)| *distance * 3 <= known.len())
+            .map(|(_, known)| known);
+        return SinkError::UnknownProperty { name: name.to_owned(), nearest };
+    }
+    SinkError::BadValue { name: name.to_owned() }
+}
+
+/// kafka.md section 5. Security is as librdkafka's defaults have it: none, unless the operator says so.
+fn ours(spec: &KafkaSpec) -> ClientConfig {
+    let mut config = ClientConfig::new();
+    config.set_log_level(RDKafkaLogLevel::Info);
+    for (name, value) in [
+        ("acks", "all"),
+        ("enable.idempotence", "true"),
+        ("enable.gapless.guarantee", "true"),
+        ("max.in.flight", "5"),
+        ("message.timeout.ms", "0"),
+        ("partitioner", "murmur2_random"),
+        ("compression.type", "lz4"),
+        ("linger.ms", "1"),
+        ("batch.num.messages", "50000"),
+        ("socket.keepalive.enable", "true"),
+        ("reconnect.backoff.ms", "50"),
+        ("reconnect.backoff.max.ms", "1000"),
+        // A broker that closes an idle connection is not worth a line.
+        ("log.connection.close", "false"),
+        ("allow.auto.create.topics", "false"),
+        ("client.id", spec.client_id.as_str()),
+        ("bootstrap.servers", spec.brokers.as_str()),
+    ] {
+        config.set(name, value);
+    }
+    config.set("queue.buffering.max.messages", queue_messages(spec).to_string());
+    Sizes::of(spec).put(spec, &mut config);
+    config
+}
+
+/// Twice what the caller lets in flight, and some: librdkafka's queue is a safety net, the caller's bound is the bound.
+fn queue_messages(spec: &KafkaSpec) -> usize {
+    spec.in_flight_events.saturating_mul(2).saturating_add(1_000).min(10_000_000)
+}
+
+/// As above, with room for one record of the largest size; librdkafka's own limit is 2 TiB.
+fn queue_kbytes(spec: &KafkaSpec, record: usize) -> usize {
+    let bytes = spec.in_flight_bytes.saturating_mul(2).saturating_add(record);
+    (bytes / 1024).min(2_147_483_647)
+}
+
+#[cfg(test)]
+mod tests;

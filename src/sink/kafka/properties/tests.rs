@@ -1,0 +1,124 @@
+use super::*;
+use std::collections::BTreeMap;
+
+fn spec(properties: &[(&str, &str)]) -> KafkaSpec {
+    KafkaSpec {
+        brokers: "k1:9092".to_owned(),
+        properties: properties
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect::<BTreeMap<_, _>>(),
+        client_id: "postrider".to_owned(),
+        in_flight_events: 50_000,
+        in_flight_bytes: 32 << 20,
+        size_max: None,
+    }
+}
+
+fn one(name: &str, value: &str) -> Result<ClientConfig, SinkError> {
+    client_config(&spec(&[(name, value)]))
+}
+
+#[test]
+fn librdkafka_takes_our_settings_whatever_the_bounds_are() {
+    for (events, bytes) in [(1, 1), (50_000, 32 << 20), (usize::MAX, usize::MAX)] {
+        let spec = KafkaSpec { in_flight_events: events, in_flight_bytes: bytes, ..spec(&[]) };
+        let config = client_config(&spec).unwrap();
+        let producer: rdkafka::producer::BaseProducer = config.create().unwrap();
+        drop(producer);
+    }
+}
+
+#[test]
+fn an_operators_property_wins_over_ours_where_it_breaks_nothing() {
+    let properties = [
+        ("linger.ms", "20"),
+        ("compression.type", "zstd"),
+        ("client.id", "mine"),
+        ("security.protocol", "SASL_SSL"),
+        ("acks", "-1"),
+        ("max.in.flight", "1"),
+        ("partitioner", "murmur2"),
+        ("enable.idempotence", "TRUE"),
+    ];
+    let config = client_config(&spec(&properties)).unwrap();
+    for (name, value) in properties {
+        assert_eq!(config.get(name), Some(value));
+    }
+}
+
+#[test]
+fn what_would_break_a_promise_is_refused_with_the_reason() {
+    for (name, value) in [
+        ("acks", "1"),
+        ("request.required.acks", "0"),
+        ("enable.idempotence", "false"),
+        ("enable.gapless.guarantee", "false"),
+        ("max.in.flight", "6"),
+        ("max.in.flight.requests.per.connection", "1000000"),
+        ("message.timeout.ms", "300000"),
+        ("delivery.timeout.ms", "1"),
+        ("retries", "3"),
+        ("message.send.max.retries", "0"),
+        ("partitioner", "consistent_random"),
+        ("queuing.strategy", "lifo"),
+        ("queue.buffering.max.messages", "10"),
+        ("queue.buffering.max.kbytes", "10"),
+        ("delivery.report.only.error", "true"),
+        ("allow.auto.create.topics", "true"),
+        ("transactional.id", "x"),
+        ("bootstrap.servers", "k2:9092"),
+        ("metadata.broker.list", "k2:9092"),
+        ("test.mock.num.brokers", "1"),
+    ] {
+        let error = one(name, value).unwrap_err();
+        let SinkError::Refused { name: refused, why, .. } = &error else {
+            panic!("{name}: {error:?}");
+        };
+        assert_eq!(refused, name);
+        assert!(!why.is_empty());
+        assert!(error.hint().starts_with(&format!("delete `{name}`")), "{}", error.hint());
+    }
+}
+
+#[test]
+fn an_unknown_property_is_answered_with_the_nearest_name() {
+    let error = one("linger.m", "1").unwrap_err();
+    assert_eq!(error.to_string(), "librdkafka has no property `linger.m`");
+    assert_eq!(error.hint(), "did you mean `linger.ms`?");
+    let error = one("sasl.mechansim", "PLAIN").unwrap_err();
+    assert_eq!(error.hint(), "did you mean `sasl.mechanism`?");
+    let error = one("nothing.like.it", "1").unwrap_err();
+    assert_eq!(error.hint(), "librdkafka's CONFIGURATION.md lists all names");
+}
+
+#[test]
+fn a_value_that_is_not_taken_is_never_repeated() {
+    let error = one("security.protocol", "hunter2").unwrap_err();
+    let text = format!("{error} {error:?} {}", error.hint());
+    assert!(text.contains("security.protocol"), "{text}");
+    assert!(!text.contains("hunter2"), "{text}");
+}
+
+#[test]
+fn a_specification_shows_no_values_of_properties() {
+    let spec = spec(&[("sasl.password", "hunter2")]);
+    let text = format!("{spec:?}");
+    assert!(text.contains("sasl.password"), "{text}");
+    assert!(!text.contains("hunter2"), "{text}");
+}
+
+#[test]
+fn every_name_that_is_proposed_is_librdkafkas() {
+    for name in NAMES {
+        // A wrong value is fine here, an unknown name is not.
+        if let Err(SinkError::UnknownProperty { name, .. }) = one(name, "?") {
+            panic!("librdkafka does not know {name}");
+        }
+    }
+    for guard in GUARDS {
+        assert!(one(guard.name, "?").is_err());
+        let plain = guard.name.starts_with("test.") || NAMES.contains(&guard.name);
+        assert!(plain, "{} is not in the list of names", guard.name);
+    }
+}

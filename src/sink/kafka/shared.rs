@@ -1,0 +1,177 @@
+//! What the sink, the callbacks and the keeper share: the known topics, and the keeper's inbox.
+
+use super::Producer;
+use super::topic::Facts;
+use crate::sink::Mailbox;
+use rdkafka::types::RDKafkaErrorCode as Code;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Bytes of librdkafka's own words that are kept of an error.
+const REASON_BYTES_MAX: usize = 300;
+
+pub(super) struct Shared {
+    pub(super) mailbox: Mailbox,
+    /// librdkafka's queue was full: the next report is to post `Retry`.
+    pub(super) full: AtomicBool,
+    /// Reports of success so far: whether the broker still works.
+    pub(super) acked: AtomicU64,
+    /// An old producer is on its way out: nothing may be sent before it is gone.
+    pub(super) settling: AtomicBool,
+    topics: Mutex<BTreeMap<String, Arc<Facts>>>,
+    /// Rises with every change of `topics`.
+    pub(super) topics_version: AtomicU64,
+    inbox: Mutex<Inbox>,
+    bell: Condvar,
+}
+
+/// What the keeper is asked to do. Everything in it is bounded: one of each, but for producers, of which two can be on the way out.
+#[derive(Default)]
+pub(super) struct Inbox {
+    /// The producer to ask with.
+    pub(super) producer: Option<Arc<Producer>>,
+    /// The topic that is being waited for.
+    pub(super) wanted: Option<String>,
+    /// Whether `wanted` was set anew.
+    pub(super) wanted_anew: bool,
+    /// What the error callback said since.
+    pub(super) suspicion: Option<Suspicion>,
+    /// Producers that are to go.
+    pub(super) leaving: Vec<Leaving>,
+    /// No more work.
+    pub(super) stop: bool,
+}
+
+/// What librdkafka said of a broker.
+#[derive(Clone, Debug)]
+pub(super) struct Suspicion {
+    pub(super) code: Code,
+    pub(super) reason: String,
+}
+
+impl Suspicion {
+    /// Takes the place of `held`, unless that says more: a refused login says more than the broken connection that follows it.
+    pub(super) fn outweigh(self, held: &mut Option<Self>) {
+        if held.as_ref().is_none_or(|held| held.weight() <= self.weight()) {
+            *held = Some(self);
+        }
+    }
+
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "librdkafka's list is open: the rest is a connection that fails"
+    )]
+    const fn weight(&self) -> u8 {
+        match self.code {
+            Code::Authentication | Code::SaslAuthenticationFailed | Code::SSL => 2,
+            Code::AllBrokersDown => 0,
+            _ => 1,
+        }
+    }
+}
+
+/// A producer on its way out. Muted, its records are given up (reset); else they are waited for (a smaller batch is needed).
+pub(super) struct Leaving {
+    pub(super) producer: Arc<Producer>,
+}
+
+impl Shared {
+    pub(super) fn new(mailbox: Mailbox) -> Self {
+        Self {
+            mailbox,
+            full: AtomicBool::new(false),
+            acked: AtomicU64::new(0),
+            settling: AtomicBool::new(false),
+            topics: Mutex::default(),
+            topics_version: AtomicU64::new(0),
+            inbox: Mutex::default(),
+            bell: Condvar::new(),
+        }
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the inbox and wakes the keeper.
+    pub(super) fn tell(&self, change: impl FnOnce(&mut Inbox)) {
+        change(&mut self.inbox());
+        self.bell.notify_one();
+    }
+
+    /// Asks for a topic. Asking again for the one that is being asked for costs no wake-up.
+    pub(super) fn want(&self, topic: &str) {
+        let mut inbox = self.inbox();
+        if inbox.wanted.as_deref() == Some(topic) {
+            return;
+        }
+        inbox.wanted = Some(topic.to_owned());
+        inbox.wanted_anew = true;
+        drop(inbox);
+        self.bell.notify_one();
+    }
+
+    /// The topic is known now.
+    pub(super) fn got(&self, topic: &str) {
+        let mut inbox = self.inbox();
+        if inbox.wanted.as_deref() == Some(topic) {
+            inbox.wanted = None;
+        }
+    }
+
+    /// The error callback heard something.
+    pub(super) fn suspect(&self, code: Code, reason: &str) {
+        let reason: String =
+            reason.lines().next().unwrap_or_default().chars().take(REASON_BYTES_MAX).collect();
+        self.tell(|inbox| Suspicion { code, reason }.outweigh(&mut inbox.suspicion));
+    }
+
+    /// What the error callback heard since the last look.
+    pub(super) fn heard(&self) -> Option<Suspicion> {
+        self.inbox().suspicion.take()
+    }
+
+    /// Waits for work, at most `timeout`, and shows the inbox to `take`.
+    pub(super) fn wait<T>(&self, timeout: Duration, take: impl FnOnce(&mut Inbox) -> T) -> T {
+        let quiet = |inbox: &mut Inbox| {
+            !inbox.stop
+                && !inbox.wanted_anew
+                && inbox.suspicion.is_none()
+                && inbox.leaving.is_empty()
+        };
+        let (mut inbox, _timeout) = self
+            .bell
+            .wait_timeout_while(self.inbox(), timeout, quiet)
+            .unwrap_or_else(PoisonError::into_inner);
+        take(&mut inbox)
+    }
+
+    fn topics(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Facts>>> {
+        self.topics.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Everything known of topics, for the sink's own copy.
+    pub(super) fn known_topics(&self) -> BTreeMap<String, Arc<Facts>> {
+        self.topics().clone()
+    }
+
+    /// The name of a known topic, for a question to a broker.
+    pub(super) fn any_topic(&self) -> Option<String> {
+        self.topics().keys().next().cloned()
+    }
+
+    /// Remembers what was found of a topic, and gives back what was known before.
+    pub(super) fn learn(&self, topic: &str, facts: Facts) -> Option<Arc<Facts>> {
+        let before = self.topics().insert(topic.to_owned(), Arc::new(facts));
+        self.topics_version.fetch_add(1, Ordering::Release);
+        before
+    }
+
+    /// Forgets all topics: one of them is not what it was.
+    pub(super) fn forget_topics(&self) {
+        self.topics().clear();
+        self.topics_version.fetch_add(1, Ordering::Release);
+    }
+}

@@ -1,0 +1,139 @@
+//! What is known of a topic, how it is asked for, and whether a record fits.
+
+use super::Producer;
+use super::native;
+use crate::record::{Record, Refusal};
+use rdkafka::producer::Producer as _;
+use rdkafka::types::RDKafkaErrorCode as Code;
+use std::ffi::CString;
+use std::time::{Duration, Instant};
+
+/// The broker's default of `message.max.bytes`, taken where the topic's own limit may not be read (Kafka's documentation).
+pub(super) const BROKER_DEFAULT_BYTES: usize = 1_048_588;
+
+/// Bytes of a record batch before its first record (message format 2).
+const BATCH_HEADER_BYTES: usize = 61;
+
+/// The longest name of a topic, in bytes (Kafka's `Topic.MAX_NAME_LENGTH`).
+const NAME_BYTES_MAX: usize = 249;
+
+/// What the sink must know of a topic before it sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Facts {
+    /// The name, as C wants it.
+    pub(super) name: CString,
+    /// How many partitions it has.
+    pub(super) partitions: i32,
+    /// Bytes of a batch it takes (`max.message.bytes`).
+    pub(super) limit: usize,
+    /// Replicas that must have a record before it is acknowledged, where we may read it.
+    pub(super) min_insync: Option<u32>,
+    /// When the broker said so.
+    pub(super) asked_at: Instant,
+}
+
+/// Asks for a topic; waits at most twice `timeout`.
+///
+/// # Errors
+/// The topic's own error (missing, not ours to see), or why the broker could not be asked.
+pub(super) fn look_up(producer: &Producer, topic: &str, timeout: Duration) -> Result<Facts, Code> {
+    let name = CString::new(topic).map_err(|_nul| Code::InvalidTopic)?;
+    let unclear = Code::LeaderNotAvailable;
+    let metadata = producer
+        .client()
+        .fetch_metadata(Some(topic), timeout)
+        .map_err(|error| error.rdkafka_error_code().unwrap_or(unclear))?;
+    let found = metadata.topics().iter().find(|found| found.name() == topic).ok_or(unclear)?;
+    if let Some(error) = found.error() {
+        return Err(error.into());
+    }
+    let partitions = i32::try_from(found.partitions().len()).unwrap_or(i32::MAX);
+    if partitions == 0 {
+        return Err(unclear);
+    }
+    let entries = match native::topic_config(producer, &name, timeout) {
+        Ok(entries) => entries,
+        // A broker that did not answer may have a smaller limit than its default.
+        Err(error @ (Code::OperationTimedOut | Code::BrokerTransportFailure)) => return Err(error),
+        // The permission to read the configuration is optional, and so is the request itself among Kafka's relatives.
+        Err(_) => Vec::new(),
+    };
+    let entry = |wanted: &str| {
+        entries.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str())
+    };
+    Ok(Facts {
+        name,
+        partitions,
+        limit: entry("max.message.bytes")
+            .and_then(|value| value.parse().ok())
+            .unwrap_or(BROKER_DEFAULT_BYTES),
+        min_insync: entry("min.insync.replicas").and_then(|value| value.parse().ok()),
+        asked_at: Instant::now(),
+    })
+}
+
+/// Whether Kafka allows the name at all.
+pub(super) fn name_fits(topic: &str) -> bool {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    (1..=NAME_BYTES_MAX).contains(&topic.len())
+        && topic.bytes().all(legal)
+        && !matches!(topic, "." | "..")
+}
+
+/// Whether the topic takes the record, alone in a batch and not compressed. `size_max` is the operator's own limit on key, value
+/// and headers.
+pub(super) fn fits(
+    record: &Record<'_>,
+    facts: &Facts,
+    size_max: Option<usize>,
+) -> Result<(), Refusal> {
+    if let Some(partition) = record.partition
+        && !(0..facts.partitions).contains(&partition)
+    {
+        return Err(Refusal::Partition(partition));
+    }
+    let size = record.size_bytes();
+    if let Some(limit) = size_max
+        && size > limit
+    {
+        return Err(Refusal::TooLarge { size, limit });
+    }
+    let limit = facts.limit;
+    // The exact size is only worth its loop near the limit.
+    if batch_bytes_at_most(record) <= limit {
+        return Ok(());
+    }
+    let size = batch_bytes(record);
+    if size > limit { Err(Refusal::TooLarge { size, limit }) } else { Ok(()) }
+}
+
+/// As [`batch_bytes`], or a little more: ten bytes of lengths a header, and 64 for the rest.
+pub(super) fn batch_bytes_at_most(record: &Record<'_>) -> usize {
+    record.size_bytes() + BATCH_HEADER_BYTES + 64 + 10 * record.headers.len()
+}
+
+/// Bytes of a batch of this record alone, not compressed (Kafka protocol, "Record Batch"; held against a real broker).
+fn batch_bytes(record: &Record<'_>) -> usize {
+    let sized = |bytes: Option<usize>| bytes.map_or(1, |len| varint_bytes(len) + len);
+    let headers: usize = record
+        .headers
+        .iter()
+        .map(|header| sized(Some(header.name.len())) + sized(header.value.map(<[u8]>::len)))
+        .sum();
+    // Attributes, timestamp delta and offset delta are a byte each in the first record.
+    let body = 3
+        + sized(record.key.map(<[u8]>::len))
+        + sized(record.value.map(<[u8]>::len))
+        + varint_bytes(record.headers.len())
+        + headers;
+    BATCH_HEADER_BYTES + varint_bytes(body) + body
+}
+
+/// Bytes of a non-negative number as a zigzag varint.
+const fn varint_bytes(number: usize) -> usize {
+    let bits = (usize::BITS - number.leading_zeros()) as usize + 1;
+    bits.div_ceil(7)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+use super::*;
+use crate::record::Header;
+
+fn record<'a>(value: &'a [u8], headers: &'a [Header<'a>]) -> Record<'a> {
+    Record {
+        topic: "t",
+        partition: None,
+        key: Some(b"k"),
+        value: Some(value),
+        timestamp_ms: None,
+        headers,
+    }
+}
+
+fn facts(limit: usize) -> Facts {
+    Facts {
+        name: c"t".to_owned(),
+        partitions: 3,
+        limit,
+        min_insync: None,
+        asked_at: Instant::now(),
+    }
+}
+
+#[test]
+fn a_batch_is_counted_as_kafka_writes_it() {
+    // 61 of the batch; length 1; attributes and deltas 3; key 1+1; value 1+5; header count 1.
+    assert_eq!(batch_bytes(&record(b"value", &[])), 61 + 1 + 3 + 2 + 6 + 1);
+    let headers = [Header { name: "id", value: Some(b"7") }, Header { name: "n", value: None }];
+    assert_eq!(batch_bytes(&record(b"value", &headers)), 61 + 1 + 3 + 2 + 6 + 1 + 5 + 3);
+    // A null key is one byte; 64 needs a second byte in zigzag.
+    assert_eq!(
+        batch_bytes(&Record { key: None, ..record(&[0; 63], &[]) }),
+        61 + 2 + 3 + 1 + 64 + 1
+    );
+    assert_eq!(
+        batch_bytes(&Record { key: None, ..record(&[0; 64], &[]) }),
+        61 + 2 + 3 + 1 + 66 + 1
+    );
+}
+
+#[test]
+fn a_record_fits_up_to_the_limit_and_not_beyond() {
+    for len in 0..300 {
+        let value = vec![0; len];
+        let record = record(&value, &[]);
+        let size = batch_bytes(&record);
+        assert_eq!(fits(&record, &facts(size), None), Ok(()));
+        let refusal = Refusal::TooLarge { size, limit: size - 1 };
+        assert_eq!(fits(&record, &facts(size - 1), None), Err(refusal));
+        assert!(batch_bytes_at_most(&record) >= size);
+    }
+}
+
+#[test]
+fn an_operators_limit_counts_key_value_and_headers() {
+    assert_eq!(fits(&record(&[0; 9], &[]), &facts(1 << 20), Some(10)), Ok(()));
+    let refusal = Refusal::TooLarge { size: 11, limit: 10 };
+    assert_eq!(fits(&record(&[0; 10], &[]), &facts(1 << 20), Some(10)), Err(refusal));
+}
+
+#[test]
+fn a_partition_the_topic_does_not_have_is_refused() {
+    for (partition, fine) in [(-1, false), (0, true), (2, true), (3, false)] {
+        let record = Record { partition: Some(partition), ..record(b"", &[]) };
+        let expected = if fine { Ok(()) } else { Err(Refusal::Partition(partition)) };
+        assert_eq!(fits(&record, &facts(1 << 20), None), expected);
+    }
+}
+
+#[test]
+fn names_are_judged_as_kafka_judges_them() {
+    let long = "x".repeat(249);
+    for name in ["orders", "outbox.event.order", "A_b-9", long.as_str()] {
+        assert!(name_fits(name), "{name}");
+    }
+    let long = "x".repeat(250);
+    for name in ["", ".", "..", "a b", "a/b", "ä", "a\0b", long.as_str()] {
+        assert!(!name_fits(name), "{name}");
+    }
+}

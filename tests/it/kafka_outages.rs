@@ -1,0 +1,222 @@
+//! The Kafka sink on bad days: no broker, a frozen one, a killed one, a topic that goes, a batch refused, a reset.
+
+use crate::private::PrivateKafka;
+use crate::server::{brokers, unique};
+use crate::sink_caller::{
+    Caller, SOON, TOLD, alter, by_key, noise, numbers, numbers_of_one_key, record, spec,
+};
+use crate::topic::{Topic, Topics, admin, create_topic};
+use postrider::record::{Outcome, Refusal, Scope, Ticket};
+use rdkafka::admin::AdminOptions;
+use std::time::{Duration, Instant};
+
+#[tokio::test]
+async fn a_wrong_address_is_told_with_what_mends_it() {
+    let mut caller = Caller::open(spec("127.0.0.1:1"));
+    caller.until("Down", TOLD, |caller| caller.was_told("127.0.0.1:1")).await;
+    assert!(caller.said[0].starts_with("no connection to the brokers"), "{:?}", caller.said);
+    assert!(caller.hints[0].contains("sink.brokers"), "{:?}", caller.hints);
+    // It is told again while it lasts.
+    let told = caller.said.len();
+    caller.until("Down again", TOLD, |caller| caller.said.len() > told).await;
+}
+
+#[tokio::test]
+async fn a_missing_topic_is_told_and_all_goes_on_when_it_is_created() {
+    let name = unique("sink_missing");
+    let mut caller = Caller::open(spec(&brokers()));
+    let waiting = caller.try_send(&record(&name, "k", b"0"), Duration::from_secs(3)).await;
+    assert_eq!(waiting, None);
+    assert!(caller.was_told("does not exist"), "{:?}", caller.said);
+    assert!(caller.hints[0].contains(&format!("--create --topic {name}")), "{:?}", caller.hints);
+    create_topic(&brokers(), &name, 2, &[]).await;
+    caller.send(&record(&name, "k", b"0")).await;
+    caller.reported().await;
+    assert!(caller.all_acked());
+    assert!(caller.was_told("up"), "{:?}", caller.said);
+}
+
+#[tokio::test]
+async fn a_frozen_broker_is_told_and_everything_arrives_once_when_it_thaws() {
+    outage(|broker| broker.freeze(), async |broker| broker.thaw()).await;
+}
+
+#[tokio::test]
+async fn a_killed_broker_is_told_and_everything_arrives_once_when_it_is_back() {
+    let mut broker = PrivateKafka::start("").await;
+    let (topic, mut caller) = with_a_thousand(&broker).await;
+    broker.kill().await;
+    in_the_dark(&topic, &mut caller).await;
+    broker.restart().await;
+    in_the_light(&topic, &mut caller).await;
+}
+
+async fn outage(begin: impl FnOnce(&mut PrivateKafka), end: impl AsyncFnOnce(&mut PrivateKafka)) {
+    let mut broker = PrivateKafka::start("").await;
+    let (topic, mut caller) = with_a_thousand(&broker).await;
+    begin(&mut broker);
+    in_the_dark(&topic, &mut caller).await;
+    end(&mut broker).await;
+    in_the_light(&topic, &mut caller).await;
+}
+
+async fn with_a_thousand(broker: &PrivateKafka) -> (Topic, Caller) {
+    let topic = Topics::new(&broker.brokers(), "sink_outage").create("t", 4).await;
+    let mut caller = Caller::open(spec(&broker.brokers()));
+    numbers(&topic, &mut caller, 0..1_000).await;
+    caller.reported().await;
+    (topic, caller)
+}
+
+async fn in_the_dark(topic: &Topic, caller: &mut Caller) {
+    assert_eq!(caller.said, [""; 0]);
+    numbers(topic, caller, 1_000..2_000).await;
+    caller.until("Down", TOLD, |caller| caller.was_told("the brokers at")).await;
+    assert_eq!(caller.outcomes.len(), 1_000);
+}
+
+async fn in_the_light(topic: &Topic, caller: &mut Caller) {
+    caller.until("Up", SOON, |caller| caller.was_told("up")).await;
+    caller.reported().await;
+    assert!(caller.all_acked());
+    for (key, numbers) in by_key(&topic.read_all().await) {
+        let first = key.trim_start_matches('k').parse().expect("a number");
+        let expected: Vec<u64> = (first..2_000).step_by(7).collect();
+        assert_eq!(numbers, expected, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn after_a_reset_nothing_of_before_is_written_behind_what_comes_after() {
+    let topic = Topics::new(&brokers(), "sink_reset").create("t", 1).await;
+    let mut caller = Caller::open(spec(&brokers()));
+    // Each round starts again from 0, as a restart from the cursor does, and is cut off with records in flight.
+    for round in 0..5 {
+        numbers_of_one_key(&topic, &mut caller, 2_000).await;
+        if round < 4 {
+            let start = Instant::now();
+            caller.sink.reset();
+            assert!(start.elapsed() < Duration::from_millis(100), "{:?}", start.elapsed());
+            caller.outcomes.clear();
+        }
+    }
+    let last = caller.next - 2_000;
+    caller
+        .until("the last round", SOON, |caller| caller.outcomes.range(last..).count() == 2_000)
+        .await;
+    assert!(!caller.was_told("broken"), "{:?}", caller.said);
+    let numbers = by_key(&topic.read_all().await).remove("k").unwrap();
+    assert_steps(&numbers);
+}
+
+/// Every step is the next number or the start of a new round: never a number of an earlier round behind a later one.
+fn assert_steps(numbers: &[u64]) {
+    for pair in numbers.windows(2) {
+        assert!(pair[1] == pair[0] + 1 || pair[1] == 0, "{} after {}", pair[1], pair[0]);
+    }
+    assert_eq!(numbers.last(), Some(&1_999));
+}
+
+#[tokio::test]
+async fn after_a_reset_under_a_frozen_broker_nothing_is_swapped() {
+    let broker = PrivateKafka::start("").await;
+    let topic = Topics::new(&broker.brokers(), "sink_reset").create("t", 1).await;
+    let mut caller = Caller::open(spec(&broker.brokers()));
+    numbers_of_one_key(&topic, &mut caller, 2_000).await;
+    for _ in 0..3 {
+        // Requests stand in the frozen broker's socket when the producer is given up.
+        numbers_of_one_key(&topic, &mut caller, 1_000).await;
+        broker.freeze();
+        numbers_of_one_key(&topic, &mut caller, 1_000).await;
+        caller.sink.reset();
+        caller.outcomes.clear();
+        let offered = record(&topic.name, "k", b"0 again");
+        caller.try_send(&offered, Duration::from_secs(4)).await;
+        broker.thaw();
+        caller.sink.reset();
+        caller.outcomes.clear();
+    }
+    let first = caller.next;
+    numbers_of_one_key(&topic, &mut caller, 2_000).await;
+    caller
+        .until("the last round", SOON, |caller| caller.outcomes.range(first..).count() == 2_000)
+        .await;
+    assert_steps(&by_key(&topic.read_all().await)["k"]);
+}
+
+#[tokio::test]
+async fn a_refused_batch_breaks_the_producer_and_a_reset_learns_the_new_limit() {
+    let topic = Topics::new(&brokers(), "sink_refused").create("t", 1).await;
+    let mut caller = Caller::open(spec(&brokers()));
+    numbers_of_one_key(&topic, &mut caller, 10).await;
+    caller.reported().await;
+    // Nobody told the sink: its batches are larger than the topic takes now.
+    alter(&topic, "max.message.bytes", "5000").await;
+    for number in 0..500 {
+        let value = format!("{number} {}", noise());
+        let record = record(&topic.name, "k", value.as_bytes());
+        if caller.sink.enqueue(Ticket(caller.next), &record).is_ok() {
+            caller.next += 1;
+        }
+    }
+    caller.until("Broken", SOON, |caller| caller.was_told("broken")).await;
+    let refused = |caller: &Caller| {
+        caller.outcomes.values().any(|outcome| {
+            let code = Refusal::Kafka(10);
+            *outcome == Outcome::Rejected { scope: Scope::Event, reason: code }
+        })
+    };
+    caller.until("a refusal", SOON, refused).await;
+    let before = topic.read_all().await.len();
+
+    caller.sink.reset();
+    caller.outcomes.clear();
+    let first = caller.next;
+    for number in 0..500 {
+        let value = format!("{number} {}", noise());
+        caller.send(&record(&topic.name, "k", value.as_bytes())).await;
+    }
+    caller.until("all", SOON, |caller| caller.outcomes.range(first..).count() == 500).await;
+    assert!(caller.outcomes.range(first..).all(|(_, outcome)| *outcome == Outcome::Acked));
+    let all = by_key(&topic.read_all().await);
+    assert_eq!(all["k"][before..], (0..500).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_topic_deleted_while_it_is_used_is_told_and_goes_on_when_it_is_created_again() {
+    let topic = Topics::new(&brokers(), "sink_deleted").create("t", 1).await;
+    let mut caller = Caller::open(spec(&brokers()));
+    numbers_of_one_key(&topic, &mut caller, 10).await;
+    caller.reported().await;
+    let options = AdminOptions::new();
+    admin(&brokers()).delete_topics(&[&topic.name], &options).await.unwrap();
+    let told = |caller: &Caller| caller.was_told("does not exist") || caller.was_told("broken");
+    let end = Instant::now() + 4 * SOON;
+    while !told(&caller) && Instant::now() < end {
+        // What is refused meanwhile is offered again from the cursor, by a caller that has one.
+        caller.try_send(&record(&topic.name, "k", b"1"), Duration::from_millis(500)).await;
+        caller.look();
+    }
+    caller.sink.reset();
+    caller.outcomes.clear();
+    caller.try_send(&record(&topic.name, "k", b"2"), Duration::from_secs(3)).await;
+    assert!(caller.was_told("does not exist"), "{:?}", caller.said);
+    create_topic(&brokers(), &topic.name, 1, &[]).await;
+    let last = caller.send(&record(&topic.name, "k", b"3")).await;
+    caller.until("the last", SOON, |caller| caller.outcomes.contains_key(&last)).await;
+    assert_eq!(caller.outcomes[&last], Outcome::Acked);
+}
+#[tokio::test]
+async fn closing_gives_up_at_the_end_of_its_grace() {
+    let broker = PrivateKafka::start("").await;
+    let (topic, mut caller) = with_a_thousand(&broker).await;
+    broker.freeze();
+    numbers(&topic, &mut caller, 1_000..1_100).await;
+    let start = Instant::now();
+    caller.sink.close(Duration::from_millis(300));
+    let elapsed = start.elapsed();
+    broker.thaw();
+    assert!((290..900).contains(&elapsed.as_millis()), "{elapsed:?}");
+    caller.look();
+    assert_eq!(caller.outcomes.len(), 1_000);
+}

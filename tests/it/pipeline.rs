@@ -1,0 +1,104 @@
+//! A whole pipeline: an outbox in a database, a topic, and the configuration between them, set up by `postrider setup`.
+
+use crate::load::Plan;
+use crate::relay::{Relay, postrider_ok};
+use crate::server::{Client, Database, Version, brokers, unique};
+use crate::topic::{Topic, Topics};
+
+/// The outbox's layout, where a test does not care.
+const LAYOUT: &str = "postrider";
+
+/// One outbox, one topic, one configuration.
+pub(crate) struct Pipeline {
+    pub(crate) name: String,
+    pub(crate) url: String,
+    pub(crate) topic: Topic,
+    pub(crate) config: String,
+    /// A session in the database.
+    pub(crate) sql: Client,
+}
+
+impl Pipeline {
+    /// On the shared servers, in a database of its own, with the topic's 8 partitions.
+    pub(crate) async fn shared(version: Version, test: &str) -> Self {
+        let database = Database::create(version, test).await;
+        Self::on(&database.socket_url(), &brokers(), test).await
+    }
+
+    /// On any servers: makes the table in the database of `url`, and the topic.
+    pub(crate) async fn on(url: &str, brokers: &str, test: &str) -> Self {
+        Self::with_layout(url, brokers, test, LAYOUT, "").await
+    }
+
+    /// The same with another layout, and further lines of TOML for `[pipelines.NAME]`'s tables.
+    pub(crate) async fn with_layout(
+        url: &str,
+        brokers: &str,
+        test: &str,
+        layout: &str,
+        more: &str,
+    ) -> Self {
+        let name = unique(test);
+        let topic = Topics::new(brokers, test).create("events", 8).await;
+        let table = match layout {
+            "debezium" => "outboxevent",
+            "commerce" => "outbox_messages",
+            "sqlgarden" => "outbox_events",
+            _ => "outbox",
+        };
+        let config = format!(
+            "[pipelines.{name}]\n\
+             [pipelines.{name}.source]\nurl = \"{url}\"\n\
+             [pipelines.{name}.outbox]\nlayout = \"{layout}\"\ntable = \"public.{table}\"\n\
+             [pipelines.{name}.route]\ntopic = \"{}\"\n\
+             [pipelines.{name}.sink]\nkind = \"kafka\"\nbrokers = \"{brokers}\"\n{}",
+            topic.name,
+            more.replace("[.", &format!("[pipelines.{name}.")),
+        );
+        postrider_ok(&config, &["setup", "--create-table"]);
+        let sql = Client::connect(url).await.expect("a session");
+        Self { name, url: url.to_owned(), topic, config, sql }
+    }
+
+    /// `postrider run`.
+    pub(crate) fn run(&self) -> Relay {
+        Relay::spawn(&self.config)
+    }
+
+    /// The slot's and the publication's name.
+    pub(crate) fn slot(&self) -> String {
+        format!("postrider_{}", self.name)
+    }
+
+    /// A load on the outbox.
+    pub(crate) fn plan(&self) -> Plan {
+        Plan::new(&self.url, "order")
+    }
+
+    /// Inserts `count` events of ten aggregates, in one transaction; payloads count from 1.
+    pub(crate) async fn insert(&self, count: usize) {
+        let sql = format!(
+            "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload) \
+             select 'order', (i % 10)::text, 'Written', to_json(i) from generate_series(1, {count}) i"
+        );
+        self.sql.batch(&sql).await;
+    }
+
+    /// `confirmed_flush_lsn` of the slot has reached `lsn`, or what it is.
+    pub(crate) async fn confirmed(&self, lsn: &str) -> Result<(), String> {
+        let sql = format!(
+            "select case when confirmed_flush_lsn >= '{lsn}' then 'yes' else confirmed_flush_lsn::text end \
+             from pg_replication_slots where slot_name = '{}'",
+            self.slot()
+        );
+        match self.sql.text(&sql).await.as_deref() {
+            Some("yes") => Ok(()),
+            other => Err(format!("confirmed_flush_lsn is {other:?}, wanted {lsn}")),
+        }
+    }
+
+    /// The end of WAL.
+    pub(crate) async fn wal_end(&self) -> String {
+        self.sql.text("select pg_current_wal_lsn()::text").await.expect("a position")
+    }
+}

@@ -1,0 +1,144 @@
+//! A Kafka broker to hurt.
+
+use super::{Dir, END_DEADLINE, START_DEADLINE, Signal, exit_of, free_port, signal};
+use crate::await_that::await_or_dump;
+use crate::server::servers;
+use crate::topic;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use std::fs;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+/// A Kafka broker of the test's own.
+pub(crate) struct PrivateKafka {
+    port: u16,
+    dir: Dir,
+    child: Option<Child>,
+}
+
+impl PrivateKafka {
+    /// Starts one with extra lines for `server.properties`.
+    pub(crate) async fn start(extra_properties: &str) -> Self {
+        let dir = Dir::create("kafka");
+        let (port, controller) = (free_port(), free_port());
+        let properties = format!(
+            include_str!("kafka.properties"),
+            data = dir.0.join("data").display(),
+            port = port,
+            controller = controller,
+            extra = extra_properties
+        );
+        fs::write(dir.0.join("server.properties"), properties).expect("server.properties");
+        let mut broker = Self { port, dir, child: None };
+        let mut format = broker.java("kafka.tools.StorageTool");
+        format.args(["format", "--standalone", "-t", &cluster_id(), "-c"]);
+        format.arg(broker.dir.0.join("server.properties"));
+        let mut format = broker.dir.spawn(&mut format);
+        let status = exit_of(&mut format, START_DEADLINE).await;
+        assert!(status.success(), "Kafka's storage could not be formatted\n{}", broker.dir.log());
+        broker.restart().await;
+        broker
+    }
+
+    fn java(&self, class: &str) -> Command {
+        let mut command = Command::new("java");
+        // Small and quick to start: a test's broker holds little and lives for seconds.
+        command.args([
+            "-Xms128m",
+            "-Xmx512m",
+            "-XX:TieredStopAtLevel=1",
+            "-XX:+UseSerialGC",
+            "-cp",
+        ]);
+        command.arg(format!("{}/*", servers().get("KAFKA_LIB"))).arg(class);
+        command.current_dir(&self.dir.0);
+        command
+    }
+
+    /// Its address.
+    pub(crate) fn brokers(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().expect("a running broker").id()
+    }
+
+    /// The last lines of its log.
+    pub(crate) fn log(&self) -> String {
+        self.dir.log()
+    }
+
+    /// kill -9.
+    pub(crate) async fn kill(&mut self) {
+        self.end(Signal::Kill).await;
+    }
+
+    /// A clean stop.
+    pub(crate) async fn stop(&mut self) {
+        self.end(Signal::Term).await;
+    }
+
+    async fn end(&mut self, how: Signal) {
+        let Some(mut child) = self.child.take() else { return };
+        signal(child.id(), how);
+        exit_of(&mut child, END_DEADLINE).await;
+    }
+
+    /// SIGSTOP: connections stay open and nothing answers.
+    pub(crate) fn freeze(&self) {
+        signal(self.pid(), Signal::Stop);
+    }
+
+    /// The end of [`Self::freeze`].
+    pub(crate) fn thaw(&self) {
+        signal(self.pid(), Signal::Cont);
+    }
+
+    /// Starts it on the data and the port that it had, and waits until it answers. It must not be running.
+    pub(crate) async fn restart(&mut self) {
+        assert!(self.child.is_none(), "the broker runs already");
+        let mut command = self.java("kafka.Kafka");
+        command.arg(self.dir.0.join("server.properties"));
+        let child = std::cell::RefCell::new(self.dir.spawn(&mut command));
+        let brokers = self.brokers();
+        await_or_dump(
+            "a private Kafka",
+            START_DEADLINE,
+            || async {
+                if let Ok(Some(status)) = child.borrow_mut().try_wait() {
+                    return Err(format!("it ended: {status}"));
+                }
+                let brokers = brokers.clone();
+                let look = tokio::task::spawn_blocking(move || serves(&brokers));
+                look.await.unwrap_or_else(|error| Err(error.to_string()))
+            },
+            || self.dir.log(),
+        )
+        .await;
+        self.child = Some(child.into_inner());
+    }
+}
+
+/// The broker answers a metadata request and leads.
+fn serves(brokers: &str) -> Result<(), String> {
+    let client: BaseConsumer = topic::client_config(brokers).create().map_err(|e| e.to_string())?;
+    let metadata =
+        client.fetch_metadata(None, Duration::from_secs(2)).map_err(|error| error.to_string())?;
+    if metadata.brokers().is_empty() { Err("no broker is registered".to_owned()) } else { Ok(()) }
+}
+
+/// Kafka's form of an id: 22 characters of URL-safe base64. Any such word will do, but for one that begins with a dash.
+fn cluster_id() -> String {
+    std::iter::repeat_with(fastrand::alphanumeric).take(21).chain(std::iter::once('A')).collect()
+}
+
+impl Drop for PrivateKafka {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            drop(child.kill());
+            drop(child.wait());
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Stop, kill and restart each of the three parties: what is sent again, and what is not. Nothing is ever lost or swapped.
+
+use crate::await_that::await_that;
+use crate::load::Load;
+use crate::pipeline::Pipeline;
+use crate::private::{PrivateKafka, PrivatePostgres};
+use crate::server::{Version, brokers};
+use crate::stream::published;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// What a kill may repeat: the bound on what is in flight, and a cursor interval's worth of events.
+fn duplicates_max(rate: usize, kills: usize) -> usize {
+    const IN_FLIGHT_EVENTS_MAX: usize = 50_000;
+    const CURSOR_INTERVALS: usize = 2;
+    (IN_FLIGHT_EVENTS_MAX.min(rate * 2) + rate * CURSOR_INTERVALS) * kills
+}
+
+async fn delivered(pipeline: &Pipeline, count: usize) {
+    let at_least = pipeline.topic.await_records(count, Duration::from_secs(90)).await;
+    assert!(at_least.len() >= count);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clean_stops_and_starts_repeat_nothing() {
+    let pipeline = Pipeline::shared(Version::Pg15, "restart").await;
+    let load = Load::start(&pipeline.plan(), 2);
+    for round in 1..=4 {
+        let relay = pipeline.run();
+        let wanted = round * 800;
+        await_that("the load", SOON, || async {
+            let committed = load.committed();
+            if committed >= wanted { Ok(()) } else { Err(format!("{committed} committed")) }
+        })
+        .await;
+        relay.await_status("some published", SOON, |status| published(status) > 100).await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
+    let ledger = load.stop().await;
+    let relay = pipeline.run();
+    delivered(&pipeline, ledger.committed()).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    ledger.check(&pipeline.topic.read_all().await).assert_balanced(0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn relay_killed_at_any_time_loses_and_swaps_nothing() {
+    const KILLS: usize = 5;
+    let pipeline = Pipeline::shared(Version::Pg15, "killed").await;
+    let mut plan = pipeline.plan();
+    (plan.rate, plan.transaction_events) = (2_500, 25);
+    let load = Load::start(&plan, 2);
+    for _ in 0..KILLS {
+        let relay = pipeline.run();
+        relay.await_status("some published", SOON, |status| published(status) > 4_000).await;
+        relay.kill().await;
+    }
+    let relay = pipeline.run();
+    let ledger = load.stop().await;
+    delivered(&pipeline, ledger.committed()).await;
+    relay.await_status("nothing in flight", SOON, |status| !status.to_string().is_empty()).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let findings = ledger.check(&pipeline.topic.read_all().await);
+    findings.assert_balanced(duplicates_max(5_000, KILLS));
+}
+
+/// The acknowledged part of a transaction is not sent again, however large the transaction is.
+#[tokio::test(flavor = "multi_thread")]
+async fn relay_killed_inside_a_huge_transaction_goes_on_where_it_was() {
+    const ROWS: usize = 300_000;
+    let pipeline = Pipeline::shared(Version::Pg15, "hugekill").await;
+    pipeline.insert(ROWS).await;
+    let relay = pipeline.run();
+    relay.await_status("a part", SOON, |status| published(status) > 100_000).await;
+    relay.kill().await;
+    let relay = pipeline.run();
+    let records = pipeline.topic.await_records(ROWS, Duration::from_secs(90)).await;
+    relay.terminate(SOON).await;
+    let mut numbers: Vec<u64> =
+        records.iter().filter_map(|r| r.value_text()?.parse().ok()).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), ROWS, "every row arrived");
+    let repeated = records.len() - ROWS;
+    assert!(repeated < ROWS / 2, "{repeated} of {ROWS} came twice");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn postgres_killed_and_restarted_repeats_nothing_while_the_relay_lives() {
+    let mut postgres = PrivatePostgres::start(Version::Pg15, "fsync = on").await;
+    let pipeline = Pipeline::on(&postgres.socket_url(), &brokers(), "pgkill").await;
+    let load = Load::start(&pipeline.plan(), 2);
+    let relay = pipeline.run();
+    for round in 1..=3_u64 {
+        relay.await_status("published", SOON, |s| published(s) > round * 1_000).await;
+        if round == 2 {
+            postgres.stop_fast(SOON).await;
+        } else {
+            postgres.kill().await;
+        }
+        postgres.restart().await;
+        relay.await_state("streaming", SOON).await;
+    }
+    let ledger = load.stop().await;
+    delivered(&pipeline, ledger.committed()).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    ledger.check(&pipeline.topic.read_all().await).assert_balanced(0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn broker_killed_and_restarted_loses_and_swaps_nothing() {
+    let mut kafka = PrivateKafka::start("").await;
+    let postgres = PrivatePostgres::start(Version::Pg15, "").await;
+    let pipeline = Pipeline::on(&postgres.socket_url(), &kafka.brokers(), "brokerkill").await;
+    let load = Load::start(&pipeline.plan(), 2);
+    let relay = pipeline.run();
+    for round in 1..=2_u64 {
+        relay.await_status("published", SOON, |s| published(s) > round * 1_500).await;
+        kafka.kill().await;
+        relay.await_state("broker_down", SOON).await;
+        kafka.restart().await;
+        relay.await_state("streaming", Duration::from_secs(60)).await;
+    }
+    let ledger = load.stop().await;
+    delivered(&pipeline, ledger.committed()).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let findings = ledger.check(&pipeline.topic.read_all().await);
+    findings.assert_balanced(duplicates_max(2_000, 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn broker_down_at_the_start_is_waited_for() {
+    let mut kafka = PrivateKafka::start("").await;
+    let pipeline = {
+        let postgres = crate::server::Database::create(Version::Pg15, "latebroker").await;
+        Pipeline::on(&postgres.socket_url(), &kafka.brokers(), "latebroker").await
+    };
+    kafka.stop().await;
+    pipeline.insert(100).await;
+    let relay = pipeline.run();
+    relay.await_state("broker_down", SOON).await;
+    let (ready, why) = relay.get("/ready").await.expect("an answer");
+    assert_eq!(ready, 503, "{why}");
+    kafka.restart().await;
+    let records = pipeline.topic.await_records(100, Duration::from_secs(60)).await;
+    assert_eq!(records.len(), 100);
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// The database is never held up by the broker: invariant of the product.
+#[tokio::test(flavor = "multi_thread")]
+async fn fast_shutdown_returns_within_three_seconds_while_the_broker_is_frozen() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let kafka = PrivateKafka::start("").await;
+        let mut postgres = PrivatePostgres::start(version, "").await;
+        let pipeline = Pipeline::on(&postgres.socket_url(), &kafka.brokers(), "frozen").await;
+        let relay = pipeline.run();
+        pipeline.insert(10).await;
+        pipeline.topic.await_records(10, SOON).await;
+        kafka.freeze();
+        // More than fits in flight and in every buffer on the way.
+        pipeline.insert(300_000).await;
+        relay.await_status("a full window", SOON, |status| in_flight(status) >= 50_000).await;
+        let took = postgres.stop_fast(Duration::from_secs(20)).await;
+        assert!(took < Duration::from_secs(3), "{version:?}: the shutdown took {took:?}");
+        kafka.thaw();
+        postgres.restart().await;
+        let records = pipeline.topic.await_records(300_010, Duration::from_secs(120)).await;
+        assert_eq!(records.len(), 300_010, "nothing lost, nothing repeated");
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
+}
+
+fn in_flight(status: &serde_json::Value) -> u64 {
+    let pipelines = status.as_array().or_else(|| status["pipelines"].as_array());
+    pipelines.and_then(|list| list.first()?["in_flight_events"].as_u64()).unwrap_or(0)
+}
+
+/// A second process waits for the slot and takes over.
+#[tokio::test(flavor = "multi_thread")]
+async fn second_process_stands_by_and_takes_over() {
+    let pipeline = Pipeline::shared(Version::Pg15, "standby").await;
+    let first = pipeline.run();
+    first.await_state("streaming", SOON).await;
+    let second = pipeline.run();
+    second.await_state("standing_by", SOON).await;
+    pipeline.insert(50).await;
+    pipeline.topic.await_records(50, SOON).await;
+    first.kill().await;
+    second.await_state("streaming", SOON).await;
+    pipeline.insert(50).await;
+    pipeline.topic.await_records(100, SOON).await;
+    assert_eq!(second.terminate(SOON).await.code, Some(0));
+}
+
+/// SIGTERM while nothing can be acknowledged ends within the grace; a second one ends at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn stop_is_bounded_and_a_second_signal_leaves_at_once() {
+    let kafka = PrivateKafka::start("").await;
+    let database = crate::server::Database::create(Version::Pg15, "grace").await;
+    let pipeline = Pipeline::on(&database.socket_url(), &kafka.brokers(), "grace").await;
+    let relay = pipeline.run();
+    pipeline.insert(10).await;
+    pipeline.topic.await_records(10, SOON).await;
+    kafka.freeze();
+    pipeline.insert(1_000).await;
+    relay.await_status("something in flight", SOON, |status| in_flight(status) > 0).await;
+    let start = std::time::Instant::now();
+    relay.signal(crate::private::Signal::Term);
+    relay.await_state("draining", SOON).await;
+    relay.signal(crate::private::Signal::Term);
+    assert_eq!(relay.ended(Duration::from_secs(5)).await.code, Some(0));
+    assert!(start.elapsed() < Duration::from_secs(6));
+    kafka.thaw();
+    let relay = pipeline.run();
+    let records = pipeline.topic.await_records(1_010, Duration::from_secs(60)).await;
+    assert!(records.len() >= 1_010);
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}

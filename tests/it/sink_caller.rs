@@ -1,0 +1,175 @@
+//! A caller of the Kafka sink for tests: it offers again what was refused as busy, and keeps what came to the mailbox.
+
+use crate::topic::{ReadRecord, Topic, admin};
+use postrider::record::{Outcome, Record, Ticket};
+use postrider::sink::{self, KafkaSpec, Mailbox, Post, Sink, SinkSpec};
+use rdkafka::admin::{AdminOptions, AlterConfig, ResourceSpecifier};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// An outage is told within this time: the sink looks each second and waits two for an answer.
+pub(crate) const TOLD: Duration = Duration::from_secs(12);
+
+/// A caller of a sink: offers again what was refused as busy, and keeps what came to the mailbox.
+pub(crate) struct Caller {
+    pub(crate) sink: Box<dyn Sink>,
+    pub(crate) mailbox: Mailbox,
+    pub(crate) next: u64,
+    pub(crate) outcomes: BTreeMap<u64, Outcome>,
+    /// `Down`, `Up` and `Broken`, in order: reason, or "up", or "broken".
+    pub(crate) said: Vec<String>,
+    pub(crate) hints: Vec<String>,
+}
+
+pub(crate) fn spec(brokers: &str) -> KafkaSpec {
+    KafkaSpec {
+        brokers: brokers.to_owned(),
+        properties: BTreeMap::new(),
+        client_id: "postrider-test".to_owned(),
+        in_flight_events: 50_000,
+        in_flight_bytes: 32 << 20,
+        size_max: None,
+    }
+}
+
+pub(crate) fn record<'a>(topic: &'a str, key: &'a str, value: &'a [u8]) -> Record<'a> {
+    Record {
+        topic,
+        partition: None,
+        key: Some(key.as_bytes()),
+        value: Some(value),
+        timestamp_ms: Some(1_700_000_000_123),
+        headers: &[],
+    }
+}
+
+impl Caller {
+    pub(crate) fn open(spec: KafkaSpec) -> Self {
+        let mailbox = Mailbox::default();
+        let sink = sink::open(&SinkSpec::Kafka(spec), mailbox.clone()).expect("a sink");
+        let (outcomes, said, hints) = Default::default();
+        Self { sink, mailbox, next: 0, outcomes, said, hints }
+    }
+
+    /// Takes what is there; true when something said `Retry`.
+    pub(crate) fn look(&mut self) -> bool {
+        let mut posts = Vec::new();
+        self.mailbox.take(&mut posts);
+        let mut retry = false;
+        for post in posts {
+            match post {
+                Post::Report { ticket, outcome } => {
+                    let before = self.outcomes.insert(ticket.0, outcome);
+                    assert_eq!(before, None, "{ticket:?} was reported twice");
+                }
+                Post::Retry => retry = true,
+                Post::Down { reason, hint } => {
+                    self.said.push(reason);
+                    self.hints.extend(hint);
+                }
+                Post::Up => self.said.push("up".to_owned()),
+                Post::Broken { reason } => self.said.push(format!("broken: {reason}")),
+                Post::Unfit { reason, .. } => panic!("unfit: {reason}"),
+            }
+        }
+        retry
+    }
+
+    /// Waits until `state` holds; looks at the mailbox whenever something comes.
+    pub(crate) async fn until(
+        &mut self,
+        what: &str,
+        deadline: Duration,
+        state: impl Fn(&Self) -> bool,
+    ) {
+        let end = tokio::time::Instant::now() + deadline;
+        loop {
+            self.look();
+            if state(self) {
+                return;
+            }
+            let mailbox = self.mailbox.clone();
+            tokio::time::timeout_at(end, mailbox.arrived()).await.unwrap_or_else(|_elapsed| {
+                panic!(
+                    "waited {deadline:?} for {what}; {} of {} reported, said: {:?}",
+                    self.outcomes.len(),
+                    self.next,
+                    self.said
+                )
+            });
+        }
+    }
+
+    /// Hands over a record, as often as it takes; `None` when that is not done by the deadline.
+    pub(crate) async fn try_send(
+        &mut self,
+        record: &Record<'_>,
+        deadline: Duration,
+    ) -> Option<u64> {
+        let end = tokio::time::Instant::now() + deadline;
+        while self.sink.enqueue(Ticket(self.next), record).is_err() {
+            while !self.look() {
+                let mailbox = self.mailbox.clone();
+                tokio::time::timeout_at(end, mailbox.arrived()).await.ok()?;
+            }
+        }
+        self.next += 1;
+        Some(self.next - 1)
+    }
+
+    pub(crate) async fn send(&mut self, record: &Record<'_>) -> u64 {
+        self.try_send(record, SOON).await.unwrap_or_else(|| panic!("busy: {:?}", self.said))
+    }
+
+    pub(crate) async fn reported(&mut self) {
+        self.until("all reports", SOON, |caller| caller.outcomes.len() as u64 == caller.next).await;
+    }
+
+    pub(crate) fn all_acked(&self) -> bool {
+        self.outcomes.values().all(|outcome| *outcome == Outcome::Acked)
+    }
+
+    pub(crate) fn was_told(&self, what: &str) -> bool {
+        self.said.iter().any(|said| said.contains(what))
+    }
+}
+
+/// For each key, the numbers that its records carry as values, in the order of their partition.
+pub(crate) fn by_key(records: &[ReadRecord]) -> BTreeMap<String, Vec<u64>> {
+    let mut keys: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    for record in records {
+        let number = record.value_text().and_then(|text| text.split(' ').next()?.parse().ok());
+        let key = record.key_text().expect("a key").to_owned();
+        keys.entry(key).or_default().push(number.expect("a number"));
+    }
+    keys
+}
+
+pub(crate) async fn numbers(topic: &Topic, caller: &mut Caller, range: std::ops::Range<u64>) {
+    for number in range {
+        let (key, value) = (format!("k{}", number % 7), number.to_string());
+        caller.send(&record(&topic.name, &key, value.as_bytes())).await;
+    }
+}
+
+pub(crate) async fn numbers_of_one_key(topic: &Topic, caller: &mut Caller, count: u64) {
+    for number in 0..count {
+        let value = format!("{number} {}", "x".repeat(500));
+        caller.send(&record(&topic.name, "k", value.as_bytes())).await;
+    }
+}
+
+/// A thousand letters that no compression makes much of.
+pub(crate) fn noise() -> String {
+    std::iter::repeat_with(fastrand::alphanumeric).take(1_000).collect()
+}
+
+pub(crate) async fn alter(topic: &Topic, setting: &str, value: &str) {
+    let resource = ResourceSpecifier::Topic(&topic.name);
+    let change = AlterConfig::new(resource).set(setting, value);
+    let results = admin(&topic.brokers).alter_configs([&change], &AdminOptions::new()).await;
+    for result in results.expect("an answer") {
+        result.expect("a change");
+    }
+}

@@ -1,0 +1,155 @@
+//! Names that documents promise exist: tests, metrics, layouts, configuration keys.
+
+use super::{assert_none, files_in, root, rust_files, text, without_comments, word_at_start};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// The outbox layouts that ship.
+const LAYOUTS: [&str; 6] = ["adr30", "commerce", "debezium", "gcx", "postrider", "sqlgarden"];
+
+/// The names of all test functions of the package.
+fn test_names() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for (_, source) in rust_files("src").into_iter().chain(rust_files("tests")) {
+        let mut is_test = false;
+        for line in source.lines().map(str::trim_start) {
+            if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
+                is_test = true;
+            } else if let Some((_, rest)) = line.split_once("fn ").filter(|_| is_test) {
+                names.insert(word_at_start(rest).to_owned());
+                is_test = false;
+            }
+        }
+    }
+    names
+}
+
+/// Words between backticks.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().flat_map(|line| line.split('`').skip(1).step_by(2))
+}
+
+/// A test is named in `docs/guarantees.md` by its path: `resume::a_clean_stop_repeats_nothing`.
+#[test]
+fn guarantees_name_tests_that_exist() {
+    let path = Path::new("docs/guarantees.md");
+    if !root().join(path).exists() {
+        return;
+    }
+    let text = text(path).unwrap();
+    let known = test_names();
+    let is_path = |word: &&str| {
+        word.contains("::")
+            && word
+                .chars()
+                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c))
+    };
+    let named: Vec<&str> = quoted(&text).filter(is_path).collect();
+    assert!(named.len() >= 6, "six promises, each with a test named as `module::test`: {named:?}");
+    let missing = named.iter().filter(|name| !known.contains(name.rsplit("::").next().unwrap()));
+    let missing: Vec<String> = missing.map(ToString::to_string).collect();
+    assert_none("tests that docs/guarantees.md names and nobody wrote", &missing);
+}
+
+/// Words of this prefix, as they stand between other characters.
+fn words_with<'a>(text: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
+    let starts = text
+        .match_indices(prefix)
+        .filter(|(at, _)| !text[..*at].ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_'));
+    starts.map(|(at, _)| word_at_start(&text[at..])).filter(move |word| word.len() > prefix.len())
+}
+
+#[test]
+fn metrics_and_their_page_agree() {
+    let code: String = rust_files("src/metrics")
+        .into_iter()
+        .filter(|(path, _)| !path.ends_with("tests.rs"))
+        .map(|(_, source)| without_comments(&source))
+        .collect();
+    if code.is_empty() {
+        return;
+    }
+    let page = text(Path::new("docs/metrics.md")).unwrap();
+    let mut found = Vec::new();
+    for prefix in ["\"postrider_", "\"outbox_"] {
+        for start in code.match_indices(prefix).map(|(at, _)| at + 1) {
+            let name = word_at_start(&code[start..]);
+            if !page.contains(&format!("`{name}")) {
+                found.push(format!("{name} is not in docs/metrics.md"));
+            }
+        }
+    }
+    for row in page.lines().filter(|line| line.starts_with("| `")) {
+        let name = quoted(row).next().map_or("", |cell| word_at_start(cell));
+        let base = name.strip_suffix("_total").unwrap_or(name);
+        if !code.contains(&format!("\"{name}\"")) && !code.contains(&format!("\"{base}\"")) {
+            found.push(format!("{name} is in docs/metrics.md and not in src/metrics"));
+        }
+    }
+    // Alerts and dashboards speak of metrics too.
+    for name in words_with(&page, "postrider_").chain(words_with(&page, "outbox_")) {
+        let base = ["_bucket", "_sum", "_count", "_total"]
+            .iter()
+            .find_map(|suffix| name.strip_suffix(suffix))
+            .unwrap_or(name);
+        if !code.contains(&format!("\"{base}")) {
+            found.push(format!("docs/metrics.md speaks of {name}, which src/metrics has not"));
+        }
+    }
+    assert_none("metrics", &found);
+}
+
+#[test]
+fn every_layout_ships_its_sql() {
+    let shipped: Vec<String> = files_in("sql/layouts")
+        .iter()
+        .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    if shipped.is_empty() && !root().join("src/outbox").exists() {
+        return;
+    }
+    assert_eq!(shipped, LAYOUTS.map(|name| format!("{name}.sql")));
+}
+
+/// Tables of the configuration whose keys the user chooses: columns, headers, librdkafka's properties.
+const OPEN_TABLES: [&str; 4] = ["columns", "extra", "headers", "properties"];
+
+/// Every key of the reference configuration, keys in comments too, with its line.
+fn reference_keys(reference: &str) -> BTreeMap<String, usize> {
+    let mut keys = BTreeMap::new();
+    let mut open = false;
+    for (line, number) in reference.lines().zip(1..) {
+        let line = line.trim_start_matches("# ");
+        if let Some(table) = line.strip_prefix('[') {
+            open = OPEN_TABLES.iter().any(|name| table.trim_end().ends_with(&format!(".{name}]")));
+        }
+        let Some((name, _)) = line.split_once(" = ").filter(|_| !open) else { continue };
+        if !name.is_empty() && word_at_start(name) == name {
+            keys.insert(name.to_owned(), number);
+        }
+    }
+    keys
+}
+
+#[test]
+fn every_key_of_the_reference_configuration_is_one_that_the_code_reads() {
+    let code: String = rust_files("src/config").into_iter().map(|(_, source)| source).collect();
+    if code.is_empty() {
+        return;
+    }
+    let reference = text(Path::new("config/postrider.reference.toml")).unwrap();
+    let page = Path::new("docs/configuration.md");
+    let page = root().join(page).exists().then(|| text(page).unwrap());
+    let mut found = Vec::new();
+    let words: BTreeSet<&str> =
+        code.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').collect();
+    for (key, line) in reference_keys(&reference) {
+        if !words.contains(key.as_str()) {
+            found.push(format!("line {line}: {key}: src/config has no such key"));
+        }
+        if page.as_ref().is_some_and(|page| !page.contains(&key)) {
+            found.push(format!("line {line}: {key}: not in docs/configuration.md"));
+        }
+    }
+    assert_none("config/postrider.reference.toml", &found);
+}

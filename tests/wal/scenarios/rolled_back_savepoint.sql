@@ -1,0 +1,14 @@
+-- Rows of a savepoint that was rolled back never appear; those around it do.
+CREATE TABLE outbox (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, aggregate_type text NOT NULL, aggregate_id text NOT NULL,
+    event_type text NOT NULL, payload json, headers json, created_at timestamptz NOT NULL);
+-- record
+BEGIN;
+INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, created_at) VALUES ('order', '1', 'OrderPlaced', '{"n": 1}', '2024-01-02 03:04:05.678+00');
+SAVEPOINT s;
+INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, created_at) VALUES ('order', '2', 'OrderPlaced', '{"n": 2}', '2024-01-02 03:04:05.678+00');
+ROLLBACK TO s;
+INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, created_at) VALUES ('order', '3', 'OrderPlaced', '{"n": 3}', '2024-01-02 03:04:05.678+00');
+COMMIT;
+BEGIN;
+INSERT INTO outbox (aggregate_type, aggregate_id, event_type, payload, created_at) VALUES ('order', '4', 'OrderPlaced', '{"n": 4}', '2024-01-02 03:04:05.678+00');
+ROLLBACK;
