@@ -12,7 +12,7 @@ mod settings;
 mod syntax;
 
 pub use settings::{ChannelBinding, SslMode, TargetSessionAttrs};
-pub(super) use settings::{Keepalive, Root, Secret, Ssl};
+pub(super) use settings::{Keepalive, Root, Secret, Ssl, TlsVersions};
 
 use keys::Support;
 use settings::Reader;

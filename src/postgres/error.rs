@@ -14,19 +14,19 @@ use crate::lsn::Lsn;
 pub struct SqlState([u8; 5]);
 
 impl SqlState {
-    /// `55000`, object_not_in_prerequisite_state: a slot that is invalidated, a publication PostgreSQL 18 skipped.
+    /// `55000`, `object_not_in_prerequisite_state`: a slot that is invalidated, a publication PostgreSQL 18 skipped.
     pub const OBJECT_NOT_IN_PREREQUISITE_STATE: Self = Self(*b"55000");
-    /// `55006`, object_in_use: the slot is active.
+    /// `55006`, `object_in_use`: the slot is active.
     pub const OBJECT_IN_USE: Self = Self(*b"55006");
-    /// `42704`, undefined_object: no such slot or publication.
+    /// `42704`, `undefined_object`: no such slot or publication.
     pub const UNDEFINED_OBJECT: Self = Self(*b"42704");
-    /// `28P01`, invalid_password.
+    /// `28P01`, `invalid_password`.
     pub const INVALID_PASSWORD: Self = Self(*b"28P01");
-    /// `3D000`, invalid_catalog_name: no such database.
+    /// `3D000`, `invalid_catalog_name`: no such database.
     pub const INVALID_CATALOG_NAME: Self = Self(*b"3D000");
-    /// `57P01`, admin_shutdown: the server stops, or somebody ended the session.
+    /// `57P01`, `admin_shutdown`: the server stops, or somebody ended the session.
     pub const ADMIN_SHUTDOWN: Self = Self(*b"57P01");
-    /// `57P03`, cannot_connect_now: starting up or shutting down.
+    /// `57P03`, `cannot_connect_now`: starting up or shutting down.
     pub const CANNOT_CONNECT_NOW: Self = Self(*b"57P03");
 
     /// From the text of a message field; `None` if it is not five ASCII letters and digits.
@@ -58,7 +58,7 @@ impl fmt::Debug for SqlState {
     }
 }
 
-/// An ErrorResponse or NoticeResponse of the server.
+/// An `ErrorResponse` or `NoticeResponse` of the server.
 ///
 /// The CONTEXT field is not kept: it can hold row values. The LSN in it, where pgoutput names one, is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -81,7 +81,7 @@ pub struct ServerReport {
 const TEXT_MAX: usize = 1000;
 
 impl ServerReport {
-    /// From the fields of an ErrorResponse or a NoticeResponse (manual, 55.8 "Error and Notice Message Fields").
+    /// From the fields of an `ErrorResponse` or a `NoticeResponse` (manual, 55.8 "Error and Notice Message Fields").
     ///
     /// Each field is a byte that names it and a text that ends with a zero; a further zero ends the list. What is not so
     /// is passed over: a damaged report is still a report.
@@ -188,14 +188,20 @@ impl SourceError {
         self
     }
 
-    /// From an ErrorResponse or a NoticeResponse.
+    /// From an `ErrorResponse` or a `NoticeResponse`.
     pub fn server(doing: impl Into<String>, report: ServerReport) -> Self {
         Self::new(SourceErrorKind::Server(Box::new(report)), doing)
     }
 
-    /// From what `std::io` says of an open connection: an end of file is [`SourceErrorKind::Closed`].
+    /// From what `std::io` says of an open connection: a reset is the network's, a certificate or an alert is TLS'.
+    ///
+    /// With TLS 1.3 a refused client certificate is heard of only by the first read after the handshake.
     pub fn io(doing: impl Into<String>, error: std::io::Error) -> Self {
-        Self::new(SourceErrorKind::Closed, doing).caused_by(error)
+        let kind = match error.get_ref() {
+            Some(inner) if inner.is::<tokio_rustls::rustls::Error>() => SourceErrorKind::Tls,
+            Some(_) | None => SourceErrorKind::Closed,
+        };
+        Self::new(kind, doing).caused_by(error)
     }
 
     /// From an error of the control connection's client.

@@ -79,10 +79,17 @@ pub(in crate::postgres) struct Ssl {
     pub(in crate::postgres) cert: Option<PathBuf>,
     pub(in crate::postgres) key: Option<PathBuf>,
     pub(in crate::postgres) sni: bool,
-    pub(in crate::postgres) tls12: bool,
-    pub(in crate::postgres) tls13: bool,
+    pub(in crate::postgres) versions: TlsVersions,
     /// `~/.postgresql`, where libpq looks for files that were not named.
     pub(in crate::postgres) home: Option<PathBuf>,
+}
+
+/// `ssl_min_protocol_version` and `ssl_max_protocol_version`: what they leave of what we speak.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::postgres) enum TlsVersions {
+    Both,
+    Only12,
+    Only13,
 }
 
 /// `sslrootcert`.
@@ -309,7 +316,6 @@ impl<'a> Reader<'a> {
             let expected = "require or stronger, since sslnegotiation is \"direct\"";
             return Err(ConninfoError::Value { key: "sslmode", expected });
         }
-        let (tls12, tls13) = self.tls_versions()?;
         Ok(Ssl {
             mode,
             direct,
@@ -317,13 +323,12 @@ impl<'a> Reader<'a> {
             cert: self.text("sslcert").map(PathBuf::from),
             key: self.text("sslkey").map(PathBuf::from),
             sni: self.number("sslsni")? != Some(0),
-            tls12,
-            tls13,
+            versions: self.tls_versions()?,
             home: home.map(|home| home.join(".postgresql")),
         })
     }
 
-    fn tls_versions(&self) -> Read<(bool, bool)> {
+    fn tls_versions(&self) -> Read<TlsVersions> {
         let expected = "TLSv1.2 or TLSv1.3";
         let version = |key: &'static str, default: u8| match self.text(key) {
             None => Ok(default),
@@ -335,11 +340,15 @@ impl<'a> Reader<'a> {
         };
         let lowest = version("ssl_min_protocol_version", 2)?;
         let highest = version("ssl_max_protocol_version", 3)?;
-        if lowest > highest {
-            let expected = "no less than ssl_min_protocol_version";
-            return Err(ConninfoError::Value { key: "ssl_max_protocol_version", expected });
+        match (lowest, highest) {
+            (2, 3) => Ok(TlsVersions::Both),
+            (2, _) => Ok(TlsVersions::Only12),
+            (_, 3) => Ok(TlsVersions::Only13),
+            _ => {
+                let expected = "no less than ssl_min_protocol_version";
+                Err(ConninfoError::Value { key: "ssl_max_protocol_version", expected })
+            }
         }
-        Ok((lowest == 2, highest == 3))
     }
 }
 

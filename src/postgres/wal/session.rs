@@ -16,7 +16,7 @@ use super::queue::{End, Queue};
 use crate::lsn::Lsn;
 use crate::postgres::error::{ServerReport, SourceError, SourceErrorKind, SqlState};
 use crate::postgres::transport::Transport;
-use bytes::BytesMut;
+use bytes::{Buf, BytesMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -206,7 +206,7 @@ impl WalSession {
         }
     }
 
-    /// A message that is not CopyData.
+    /// A message that is not `CopyData`.
     fn other(&self, tag: u8, body: &[u8]) -> Result<(), SourceError> {
         match tag {
             b'E' => Err(self.server(ServerReport::from_fields(body))),
@@ -258,7 +258,7 @@ impl WalSession {
         }
     }
 
-    /// The end in good order: the last status, CopyDone, everything up to the server's end of the command, Terminate.
+    /// The end in good order: the last status, `CopyDone`, everything up to the server's end of the command, Terminate.
     async fn finish(&mut self, deadline: Instant) -> Result<(), SourceError> {
         let (confirmed, received) = (self.confirmed(), self.received());
         let last = self.feedback.last(Instant::now(), confirmed, received);
@@ -280,28 +280,42 @@ impl WalSession {
         }
     }
 
-    /// Reads and throws away what is still on its way, up to CommandComplete.
+    /// Reads and throws away what is still on its way, up to `CommandComplete`.
     async fn drain(&mut self) -> Result<(), SourceError> {
         loop {
             match cut(&mut self.inbox, self.message_bytes_max) {
-                Ok(Cut::Frames(..)) => {}
                 Ok(Cut::Other(b'C' | b'Z', _)) => return Ok(()),
                 Ok(Cut::Other(b'E', body)) => {
                     return Err(self.server(ServerReport::from_fields(&body)));
                 }
-                Ok(Cut::Other(..)) => {}
+                Ok(Cut::Frames(..) | Cut::Other(..)) => {}
                 Ok(Cut::Missing(missing)) => {
                     self.missing = missing;
-                    self.make_room();
-                    let read = self.transport.read_buf(&mut self.inbox).await;
-                    if read.map_err(|error| SourceError::io(self.doing.as_str(), error))? == 0 {
-                        return Err(self.error(SourceErrorKind::Closed));
+                    self.read_more().await?;
+                }
+                // It is not wanted any more, and so does not have to be held.
+                Err(CutError::TooLarge(mut left)) => {
+                    self.missing = 0;
+                    while left > 0 {
+                        let gone = left.min(self.inbox.len());
+                        self.inbox.advance(gone);
+                        left -= gone;
+                        if left > 0 {
+                            self.read_more().await?;
+                        }
                     }
                 }
                 Err(CutError::Malformed) => return Err(self.error(SourceErrorKind::Protocol)),
-                // Nobody wants it any more, and it does not have to be held: leave.
-                Err(CutError::TooLarge(_)) => return Ok(()),
             }
+        }
+    }
+
+    async fn read_more(&mut self) -> Result<(), SourceError> {
+        self.make_room();
+        let read = self.transport.read_buf(&mut self.inbox).await;
+        match read.map_err(|error| SourceError::io(self.doing.as_str(), error))? {
+            0 => Err(self.error(SourceErrorKind::Closed)),
+            _ => Ok(()),
         }
     }
 
@@ -318,14 +332,14 @@ impl WalSession {
 struct Busy {
     since: Instant,
     bytes: u64,
-    busy: bool,
+    high: bool,
     /// The last read took all there was room for: more is there already.
     more: bool,
 }
 
 impl Busy {
     const fn new(now: Instant) -> Self {
-        Self { since: now, bytes: 0, busy: false, more: false }
+        Self { since: now, bytes: 0, high: false, more: false }
     }
 
     fn read(&mut self, now: Instant, count: usize, more: bool) {
@@ -334,7 +348,7 @@ impl Busy {
         let elapsed = now.duration_since(self.since);
         if elapsed >= BUSY_WINDOW {
             let micros = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).max(1);
-            self.busy = self.bytes.saturating_mul(1_000_000) / micros > BUSY_BYTES_PER_SECOND;
+            self.high = self.bytes.saturating_mul(1_000_000) / micros > BUSY_BYTES_PER_SECOND;
             self.bytes = 0;
             self.since = now;
         }
@@ -343,7 +357,7 @@ impl Busy {
     fn pause(&self, now: Instant) {
         // A rate from long ago says nothing: the first read after a pause must not wait.
         let fresh = now.duration_since(self.since) < BUSY_WINDOW * 2;
-        if self.busy && !self.more && fresh {
+        if self.high && !self.more && fresh {
             std::thread::sleep(COALESCE);
         }
     }
