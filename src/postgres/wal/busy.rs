@@ -14,6 +14,12 @@ const BUSY_BYTES_PER_SECOND: u64 = 4_000_000;
 /// How long the rate is measured.
 const BUSY_WINDOW: Duration = Duration::from_millis(2);
 
+/// A sleep that took this long: the processors are taken, and the socket's buffer was full long before we woke.
+const OVERSLEPT: Duration = Duration::from_millis(1);
+
+/// How long not to sleep after that.
+const AWAKE: Duration = Duration::from_millis(100);
+
 /// How long data may pile up.
 const COALESCE: Duration = Duration::from_micros(200);
 
@@ -22,13 +28,15 @@ pub(super) struct Busy {
     since: Instant,
     bytes: u64,
     high: bool,
+    /// No sleep before this: the last one took far longer than asked for.
+    awake_until: Instant,
     /// The last read took all there was room for: more is there already.
     more: bool,
 }
 
 impl Busy {
     pub(super) const fn new(now: Instant) -> Self {
-        Self { since: now, bytes: 0, high: false, more: false }
+        Self { since: now, bytes: 0, high: false, awake_until: now, more: false }
     }
 
     /// `count` bytes were read; `more` if that was all there was room for.
@@ -45,11 +53,15 @@ impl Busy {
     }
 
     /// Sleeps a little if much is coming.
-    pub(super) fn pause(&self, now: Instant) {
+    pub(super) fn pause(&mut self, now: Instant) {
         // A rate from long ago says nothing: the first read after a pause must not wait.
         let fresh = now.duration_since(self.since) < BUSY_WINDOW * 2;
-        if self.high && !self.more && fresh {
+        if self.high && !self.more && fresh && now >= self.awake_until {
             std::thread::sleep(COALESCE);
+            let slept = now.elapsed();
+            if slept > OVERSLEPT {
+                self.awake_until = now + slept + AWAKE;
+            }
         }
     }
 }
