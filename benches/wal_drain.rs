@@ -3,11 +3,10 @@
 //! `cargo bench --bench wal_drain -- 'host=/tmp/s port=5432 user=postgres' [rows] [path of pg_recvlogical]`
 //! makes a database `wal_drain`, its slots and a backlog of 300-byte rows, 1,000 a transaction, and drains it three
 //! times with either reader. The walsender is the limit; what differs is what the reader costs it. Run it on an idle machine.
-#![allow(
+#![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
     clippy::disallowed_methods,
-    missing_docs,
     reason = "a measuring program: it stops with the reason, and prints"
 )]
 
