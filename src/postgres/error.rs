@@ -108,7 +108,18 @@ impl ServerReport {
                 _ => {}
             }
         }
-        report
+        report.without_values()
+    }
+
+    /// Data exceptions and broken constraints (classes 22 and 23) quote the values they are about: other people's data.
+    /// 22023 is about settings.
+    fn without_values(mut self) -> Self {
+        let quotes = matches!(self.sqlstate.class(), "22" | "23");
+        if quotes && self.sqlstate.as_str() != "22023" {
+            self.message = String::from("the server's words are not shown, they may hold values");
+            self.detail = None;
+        }
+        self
     }
 
     /// Whether it is a WARNING (a notice that matters).
@@ -215,7 +226,7 @@ impl SourceError {
                 hint: db.hint().map(clean),
                 associated_lsn: db.where_().and_then(associated_lsn),
             };
-            return Self::server(doing, report);
+            return Self::server(doing, report.without_values());
         }
         Self::new(SourceErrorKind::Closed, doing).caused_by(error)
     }
@@ -273,5 +284,44 @@ impl fmt::Display for SourceError {
 impl Error for SourceError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.source.as_ref().map(|source| &**source as &(dyn Error + 'static))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_keeps_what_people_need_and_no_context() {
+        let fields = b"SFEHLER\0VERROR\0C42704\0Mpublication \"p\" does\nnot exist\0Dd\0Hh\0\
+            Wslot \"s\", in the change callback, associated LSN 0/1A2B, secret row\0\0";
+        let report = ServerReport::from_fields(fields);
+        assert_eq!(report.severity, "ERROR");
+        assert_eq!(report.associated_lsn, "0/1A2B".parse().ok());
+        assert!(!format!("{report:?}").contains("secret"));
+        let error = SourceError::server("stream from slot \"s\"", report);
+        assert_eq!(
+            error.to_string(),
+            "could not stream from slot \"s\": publication \"p\" does not exist (SQLSTATE 42704): d"
+        );
+        assert_eq!(error.sqlstate(), Some(SqlState::UNDEFINED_OBJECT));
+    }
+
+    #[test]
+    fn words_that_quote_values_are_not_shown() {
+        for (sqlstate, shown) in [("22P02", false), ("23505", false), ("22023", true)] {
+            let fields = format!("C{sqlstate}\0Mbad: hunter2\0DKey (id)=(hunter2) exists.\0\0");
+            let report = ServerReport::from_fields(fields.as_bytes());
+            assert_eq!(report.sqlstate.as_str(), sqlstate);
+            assert_eq!(format!("{report:?}").contains("hunter2"), shown, "{sqlstate}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_report_is_still_a_report() {
+        for fields in [&b""[..], b"\0", b"C", b"C\xff\xff\0M\xff", b"C12\0"] {
+            let report = ServerReport::from_fields(fields);
+            assert_eq!(report.sqlstate.as_str(), "XX000", "{fields:?}");
+        }
     }
 }
