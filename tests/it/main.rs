@@ -30,6 +30,8 @@ mod topic;
 
 // The tests.
 
+/// The binary without servers: exit codes, what goes to which stream, secrets.
+mod cli;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
 /// The shared servers answer, and a produced record is read back with header and key.
