@@ -326,7 +326,8 @@ flow.in_flight_events = 7
             confirm_interval: 200ms,
             shutdown_grace: 10s,
         }
-    "#]].assert_eq(&shown);
+    "#]]
+    .assert_eq(&shown);
 }
 
 #[test]
