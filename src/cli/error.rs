@@ -2,6 +2,7 @@
 
 use super::exit::Exit;
 use crate::config::ConfigError;
+use crate::demo::DemoError;
 use crate::error::Chain;
 use std::io;
 use std::net::SocketAddr;
@@ -31,6 +32,8 @@ pub(super) enum CliError {
     },
     #[error("what answers at http://{0}/status is not Postrider")]
     Stranger(SocketAddr),
+    #[error(transparent)]
+    Demo(#[from] DemoError),
     #[error("could not write to standard output")]
     Output(#[source] io::Error),
 }
@@ -41,9 +44,11 @@ impl CliError {
             Self::Config(_) | Self::Pipeline { .. } | Self::Log { .. } | Self::AdminOff => {
                 Exit::Usage
             }
-            Self::Runtime(_) | Self::Ask { .. } | Self::Stranger(_) | Self::Output(_) => {
-                Exit::NotWell
-            }
+            Self::Runtime(_)
+            | Self::Ask { .. }
+            | Self::Stranger(_)
+            | Self::Demo(_)
+            | Self::Output(_) => Exit::NotWell,
         }
     }
 
@@ -71,6 +76,7 @@ impl CliError {
             Self::AdminOff => Some("give admin.listen an address, and restart postrider run"),
             Self::Ask { .. } => Some("is postrider run running, with this configuration?"),
             Self::Stranger(_) => Some("give admin.listen a port of its own"),
+            Self::Demo(error) => error.hint(),
             Self::Config(_) | Self::Pipeline { .. } | Self::Runtime(_) | Self::Output(_) => None,
         }
     }

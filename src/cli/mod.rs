@@ -4,13 +4,14 @@
 //! standard error. Joins the configuration to the services, and does no work of its own.
 
 mod args;
+mod demo;
 mod error;
 mod exit;
 mod logging;
 mod output;
 mod status;
 
-pub use args::{Args, Color, Command, Global, LogFormat, StatusArgs};
+pub use args::{Args, Color, Command, DemoArgs, Global, LogFormat, StatusArgs};
 pub use exit::Exit;
 
 use crate::config::{self, Config, Env};
@@ -48,6 +49,7 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             let color = args.global.color(env, std::io::stdout().is_terminal());
             block_on(status::run(&config, &args.global, status, color))?
         }
+        Command::Demo(demo) => demo::run(demo, &args.global, env),
     }
 }
 

@@ -65,7 +65,7 @@ impl Report {
             (
                 "commit → acknowledged",
                 &self.acknowledged,
-                "the relay's histogram, between its buckets' bounds",
+                "the relay's own histogram, interpolated",
             ),
             ("commit → consumed", &self.consumed, "from the writer's COMMIT to the reader"),
         ];

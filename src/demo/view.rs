@@ -13,7 +13,7 @@ const QUANTILE_WINDOW: Duration = Duration::from_secs(2);
 /// Between two points of the charts.
 const POINT_EVERY: Duration = Duration::from_millis(250);
 /// Points the charts keep: one minute.
-pub(super) const POINTS_MAX: usize = 240;
+const POINTS_MAX: usize = 240;
 
 /// A killed relay may publish again what it confirmed last: by default the cursor is a second old, a status update 200 ms.
 const REPEATED: Duration = Duration::from_millis(1200);

@@ -40,11 +40,14 @@ impl Paint {
     }
 
     fn block(self, title: &str) -> Block<'static> {
+        self.frame().title(Span::styled(format!(" {title} "), STRONG))
+    }
+
+    fn frame(self) -> Block<'static> {
         Block::bordered()
             .border_type(BorderType::Rounded)
             .border_style(self.dim())
             .padding(Padding::horizontal(1))
-            .title(Span::styled(format!(" {title} "), STRONG))
     }
 }
 

@@ -1,6 +1,6 @@
 //! One line a second, under a head that comes again now and then.
 
-use crate::demo::view::{Quantiles, View};
+use crate::demo::view::View;
 use crate::demo::words;
 use std::io::{self, Write as _};
 
@@ -24,7 +24,7 @@ impl Plain {
         self.second = Some(second);
         let mut text = String::new();
         if self.lines.is_multiple_of(LINES_OF_HEAD) {
-            text.push_str(HEAD);
+            text.push_str(&head());
         }
         self.lines += 1;
         text.push_str(&render(view));
@@ -42,35 +42,46 @@ pub(in crate::demo) fn write(text: &str) -> io::Result<()> {
     }
 }
 
-const HEAD: &str = "\
-               events/s         commit→acked     commit→read             in
- time state    written  read    p50     p99      p50     p99      lag  flight   RSS  kills
-";
+fn head() -> String {
+    let over =
+        format!("{:17}{:>15}   {:>13}   {:>13}", "", "events/s", "commit→acked", "commit→read");
+    let names = ["time", "state", "written", "read", "p50", "p99", "p50", "p99"];
+    format!(
+        "{over}\n{}\n",
+        row(names.map(str::to_owned), ["lag", "in flight", "memory", "kills"].map(str::to_owned))
+    )
+}
+
+fn row(first: [String; 8], last: [String; 4]) -> String {
+    let [time, state, written, read, acked50, acked99, read50, read99] = first;
+    let [lag, in_flight, memory, kills] = last;
+    let text = format!(
+        "{time:>5} {state:<11} {written:>7} {read:>6}   {acked50:>6} {acked99:>6}   {read50:>6} {read99:>6}  \
+         {lag:>6} {in_flight:>9} {memory:>6} {kills:>5}"
+    );
+    text.trim_end().to_owned()
+}
 
 fn render(view: &View) -> String {
-    let quantiles = |quantiles: &Quantiles| {
-        let [p50, p99] = [quantiles.p50, quantiles.p99].map(words::duration);
-        format!("{p50:<7} {p99:<8}")
-    };
+    let [acked50, acked99, read50, read99] =
+        [view.acknowledged.p50, view.acknowledged.p99, view.consumed.p50, view.consumed.p99]
+            .map(words::duration);
     let status = view.look.status.clone().unwrap_or_default();
     let kills = match view.kills_planned {
         0 => String::new(),
         planned => format!("{}/{planned}", view.kills),
     };
-    format!(
-        "{} {:<10}{:>6}{:>6}    {} {}{:>5.1} s {:>6} {:>6}  {kills}",
-        words::clock(view.elapsed),
-        view.state(),
-        words::rate(view.written),
-        words::rate(view.delivered),
-        quantiles(&view.acknowledged),
-        quantiles(&view.consumed),
-        status.lag_seconds,
-        words::count(status.in_flight_events),
-        words::memory(view.look.memory),
+    let (written, read) = (words::rate(view.written), words::rate(view.delivered));
+    let (time, state) = (words::clock(view.elapsed), view.state().to_owned());
+    row(
+        [time, state, written, read, acked50, acked99, read50, read99],
+        [
+            format!("{:.1} s", status.lag_seconds),
+            words::count(status.in_flight_events),
+            words::memory(view.look.memory),
+            kills,
+        ],
     )
-    .trim_end()
-    .to_owned()
 }
 
 #[cfg(test)]
@@ -84,6 +95,6 @@ mod tests {
         expect![[r#"
             events/s         commit→acked     commit→read             in
              time state    written  read    p50     p99      p50     p99      lag  flight   RSS  kills
-            00:12 streaming    498   497    1.9 ms  7.4 ms   4.1 ms  11 ms     0.0 s      2  23 MB  1/2"#]].assert_eq(&format!("{HEAD}{}", render(&view())));
+            00:12 streaming    498   497    1.9 ms  7.4 ms   4.1 ms  11 ms     0.0 s      2  23 MB  1/2"#]].assert_eq(&format!("{}{}", head(), render(&view())));
     }
 }

@@ -1,7 +1,7 @@
 //! The two charts: rates, and latencies of the last minute.
 
 use super::{Paint, STRONG};
-use crate::demo::view::{POINTS_MAX, Point, real};
+use crate::demo::view::{Point, real};
 use crate::demo::words;
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -11,6 +11,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Chart, Dataset, GraphType};
 use std::collections::VecDeque;
 use std::time::Duration;
+
+/// The time axis is at least 15 seconds wide; from then on the charts show all that is kept.
+const POINTS_MIN: usize = 60;
 
 type Points = Vec<(f64, f64)>;
 
@@ -27,7 +30,7 @@ pub(super) fn rates(frame: &mut Frame<'_>, area: Rect, paint: Paint, points: &Ve
     ];
     let labels = |top: f64| words::rate(top);
     let lines = [(written, Color::Blue), (read, Color::Green)];
-    draw(frame, area, paint, ("events/s", &title), &lines, &labels);
+    draw(frame, area, paint, (points.len(), "events/s", &title), &lines, &labels);
 }
 
 /// Commit to acknowledgement in milliseconds.
@@ -41,24 +44,23 @@ pub(super) fn latencies(frame: &mut Frame<'_>, area: Rect, paint: Paint, points:
         [("p50", millis(last.p50), Color::Green), ("p99", millis(last.p99), Color::Magenta)];
     let labels = |top: f64| millis(Some(top));
     let lines = [(p99, Color::Magenta), (p50, Color::Green)];
-    draw(frame, area, paint, ("commit → acknowledged", &title), &lines, &labels);
+    draw(frame, area, paint, (points.len(), "commit→acked", &title), &lines, &labels);
 }
 
 fn millis(value: Option<f64>) -> String {
     words::duration(value.map(|millis| Duration::from_secs_f64(millis / 1000.0)))
 }
 
-/// Each point with its place on the time axis: the newest is at the right edge.
+/// Each point with its place on the time axis.
 fn places(points: &VecDeque<Point>) -> impl Iterator<Item = (f64, &Point)> {
-    let first = POINTS_MAX - points.len().min(POINTS_MAX);
-    points.iter().enumerate().map(move |(at, point)| (real((first + at) as u64), point))
+    points.iter().enumerate().map(|(at, point)| (real(at as u64), point))
 }
 
 fn draw(
     frame: &mut Frame<'_>,
     area: Rect,
     paint: Paint,
-    (name, figures): (&str, &[(&str, String, Color)]),
+    (width, name, figures): (usize, &str, &[(&str, String, Color)]),
     lines: &[(Points, Color)],
     label: &dyn Fn(f64) -> String,
 ) {
@@ -76,10 +78,10 @@ fn draw(
             .style(paint.fg(*color))
             .data(points)
     });
-    let bounds = [0.0, real(POINTS_MAX as u64 - 1)];
+    let bounds = [0.0, real(width.max(POINTS_MIN) as u64 - 1)];
     let y_labels = ["0".to_owned(), label(top / 2.0), label(top)];
     let chart = Chart::new(data.collect())
-        .block(paint.block("").title_top(Line::default()).title(Line::from(title)))
+        .block(paint.frame().title(Line::from(title)))
         .x_axis(Axis::default().bounds(bounds).style(paint.dim()))
         .y_axis(Axis::default().bounds([0.0, top]).labels(y_labels).style(paint.dim()))
         .legend_position(None);

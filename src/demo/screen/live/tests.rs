@@ -87,7 +87,8 @@ fn the_screen_fits_80_by_24() {
         "│ kill -9      1 of 2                  ││ duplicated   0                       │"
         "╰──────────────────────────────────────╯╰──────────────────────────────────────╯"
         " q or Ctrl-C: stop writing, deliver the rest, print the ledger                  "
-    "#]].assert_eq(&screen(80, 24, true).backend().to_string());
+    "#]]
+    .assert_eq(&screen(80, 24, true).backend().to_string());
 }
 
 #[test]
