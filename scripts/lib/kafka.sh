@@ -58,7 +58,7 @@ kafka_start() {
       -cp "$(kafka_lib)/*" kafka.Kafka "$dir/server.properties" >>"$dir/log" 2>&1 </dev/null
   ) &
   echo $! >"$dir/pid"
-  for ((i = 0; i < 600; i++)); do
+  for ((i = 0; i < 1200; i++)); do
     grep -q 'Kafka Server started' "$dir/log" && return 0
     kill -0 "$(kafka_pid "$dir")" 2>/dev/null || break
     sleep 0.1

@@ -65,7 +65,7 @@ pg_start() {
     chmod a+r "$dir/server.conf"
     grep -q server.conf "$dir/data/postgresql.conf" ||
       printf "include '%s'\ninclude '%s'\n" "$dir/server.conf" "$dir/durability.conf" >>"$dir/data/postgresql.conf"
-    if as_server "$bin/pg_ctl" -D "$dir/data" -l "$dir/log" -w -t 60 start >"$dir/ctl.log" 2>&1 </dev/null; then
+    if as_server "$bin/pg_ctl" -D "$dir/data" -l "$dir/log" -w -t 120 start >"$dir/ctl.log" 2>&1 </dev/null; then
       echo "$port" >"$dir/port"
       return 0
     fi

@@ -96,6 +96,10 @@ pub enum Color {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
+    /// Create what is missing in the database: publication, slot, Postrider's schema
+    Setup(SetupArgs),
+    /// Stream until told to stop: the service
+    Run(RunArgs),
     /// One look at every pipeline of the running process
     Status(StatusArgs),
     /// See it work: a throwaway database, an in-process broker, a writer and a reader, one screen
@@ -128,6 +132,38 @@ pub struct DemoArgs {
     /// A broker of yours, in place of the one in this process: a topic is made there, and deleted at the end
     #[arg(long, value_name = "LIST")]
     pub brokers: Option<String>,
+}
+
+/// `postrider setup`
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Running it again does no harm: what stands and fits is left as it is, nothing is ever dropped."
+)]
+pub struct SetupArgs {
+    /// Only print the SQL that is needed, for a DBA to run
+    #[arg(long)]
+    pub print_sql: bool,
+    /// Create the outbox table too, as the layout has it
+    #[arg(long)]
+    pub create_table: bool,
+    /// Another login for the work.
+    #[arg(
+        help = "Log in by this instead of source.url, as a role that may create; the role of source.url gets its rights"
+    )]
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+}
+
+/// `postrider run`
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "SIGTERM and SIGINT stop it: what is in flight is finished within shutdown_grace; a second signal \
+                        leaves at once. Exits 3 when every pipeline has halted for an operator."
+)]
+pub struct RunArgs {
+    /// Exit as soon as one pipeline has halted, not when all have
+    #[arg(long)]
+    pub fail_fast: bool,
 }
 
 /// `postrider status`

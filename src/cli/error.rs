@@ -1,9 +1,13 @@
 //! Why a command could not do what it was told.
 
 use super::exit::Exit;
+use crate::admin::AdminError;
 use crate::config::ConfigError;
 use crate::demo::DemoError;
-use crate::error::Chain;
+use crate::error::{Chain, Halt};
+use crate::postgres::setup::SetupError;
+use crate::postgres::{ConninfoError, SourceError};
+use std::fmt::Write as _;
 use std::io;
 use std::net::SocketAddr;
 
@@ -33,6 +37,18 @@ pub(super) enum CliError {
     #[error("what answers at http://{0}/status is not Postrider")]
     Stranger(SocketAddr),
     #[error(transparent)]
+    Admin(#[from] AdminError),
+    #[error("could not start a pipeline's thread")]
+    Thread(#[source] io::Error),
+    #[error("--url can't be used")]
+    Url(#[from] ConninfoError),
+    #[error("--create-table can't be used: pipeline \"{pipeline}\" {why}")]
+    CreateTable { pipeline: String, why: &'static str },
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    #[error(transparent)]
     Demo(#[from] DemoError),
     #[error("could not write to standard output")]
     Output(#[source] io::Error),
@@ -41,12 +57,20 @@ pub(super) enum CliError {
 impl CliError {
     pub(super) fn exit(&self) -> Exit {
         match self {
-            Self::Config(_) | Self::Pipeline { .. } | Self::Log { .. } | Self::AdminOff => {
-                Exit::Usage
-            }
+            Self::Config(_)
+            | Self::Pipeline { .. }
+            | Self::Log { .. }
+            | Self::AdminOff
+            | Self::Admin(_)
+            | Self::Url(_)
+            | Self::CreateTable { .. } => Exit::Usage,
+            Self::Setup(SetupError::Halt(_)) => Exit::Halted,
             Self::Runtime(_)
             | Self::Ask { .. }
             | Self::Stranger(_)
+            | Self::Thread(_)
+            | Self::Setup(_)
+            | Self::Source(_)
             | Self::Demo(_)
             | Self::Output(_) => Exit::NotWell,
         }
@@ -56,28 +80,57 @@ impl CliError {
     pub(super) fn report(&self) -> String {
         if let Self::Config(ConfigError::Invalid(findings)) = self {
             let count = findings.list.len();
-            let mistakes =
-                if count == 1 { "1 mistake".to_owned() } else { format!("{count} mistakes") };
-            return format!("{findings}\npostrider: {mistakes} in {}", findings.file);
+            let s = if count == 1 { "" } else { "s" };
+            return format!("{findings}\npostrider: {count} mistake{s} in {}", findings.file);
         }
         let mut text = format!("postrider: {}", Chain(self));
-        if let Some(hint) = self.hint() {
-            text.push_str("\n  hint: ");
-            text.push_str(hint);
+        for (name, value) in self.notes() {
+            for (index, line) in value.lines().enumerate() {
+                let name = if index == 0 { format!("{name}:") } else { " ".repeat(name.len() + 1) };
+                // Writing to a String does not fail.
+                write!(text, "\n  {name} {line}").unwrap_or_default();
+            }
         }
         text
     }
 
-    fn hint(&self) -> Option<&'static str> {
+    /// Detail, meaning and hint, where there are any.
+    fn notes(&self) -> Vec<(&'static str, String)> {
         match self {
+            Self::Setup(SetupError::Halt(halt)) => of_halt(halt),
+            Self::Setup(SetupError::Step { error, .. } | SetupError::Source(error))
+            | Self::Source(error) => of_server(error),
+            Self::Admin(error) => hint(error.hint()),
             Self::Log { .. } => {
-                Some("write a level such as debug, or a filter such as info,postrider=debug")
+                hint("write a level such as debug, or a filter such as info,postrider=debug")
             }
-            Self::AdminOff => Some("give admin.listen an address, and restart postrider run"),
-            Self::Ask { .. } => Some("is postrider run running, with this configuration?"),
-            Self::Stranger(_) => Some("give admin.listen a port of its own"),
-            Self::Demo(error) => error.hint(),
-            Self::Config(_) | Self::Pipeline { .. } | Self::Runtime(_) | Self::Output(_) => None,
+            Self::AdminOff => hint("give admin.listen an address, and restart postrider run"),
+            Self::Ask { .. } => hint("is postrider run running, with this configuration?"),
+            Self::Stranger(_) => hint("give admin.listen a port of its own"),
+            Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
+            Self::Demo(error) => error.hint().map(hint).unwrap_or_default(),
+            Self::Config(_)
+            | Self::Pipeline { .. }
+            | Self::Runtime(_)
+            | Self::Url(_)
+            | Self::CreateTable { .. }
+            | Self::Setup(SetupError::NoEffect { .. })
+            | Self::Output(_) => Vec::new(),
         }
     }
+}
+
+fn hint(text: &str) -> Vec<(&'static str, String)> {
+    vec![("hint", text.to_owned())]
+}
+
+fn of_halt(halt: &Halt) -> Vec<(&'static str, String)> {
+    let notes = [("meaning", &halt.meaning), ("hint", &halt.hint)];
+    notes.into_iter().map(|(name, text)| (name, text.clone())).collect()
+}
+
+fn of_server(error: &SourceError) -> Vec<(&'static str, String)> {
+    let Some(report) = error.report() else { return Vec::new() };
+    let notes = [("detail", report.detail.clone()), ("hint", report.hint.clone())];
+    notes.into_iter().filter_map(|(name, text)| Some((name, text?))).collect()
 }

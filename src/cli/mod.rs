@@ -9,9 +9,11 @@ mod error;
 mod exit;
 mod logging;
 mod output;
+mod run;
+mod setup;
 mod status;
 
-pub use args::{Args, Color, Command, DemoArgs, Global, LogFormat, StatusArgs};
+pub use args::{Args, Color, Command, DemoArgs, Global, LogFormat, RunArgs, SetupArgs, StatusArgs};
 pub use exit::Exit;
 
 use crate::config::{self, Config, Env};
@@ -44,6 +46,14 @@ fn usage(error: &clap::Error) -> Exit {
 
 fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
     match &args.command {
+        Command::Setup(setup) => {
+            let config = load(&args.global, env)?;
+            block_on(setup::run(&config, setup, env))?
+        }
+        Command::Run(run) => {
+            let config = load(&args.global, env)?;
+            block_on(run::run(config, run))?
+        }
         Command::Status(status) => {
             let config = load(&args.global, env)?;
             let color = args.global.color(env, std::io::stdout().is_terminal());
@@ -63,6 +73,7 @@ fn load(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
     if let Some(name) = &global.pipeline {
         let known = config.pipelines.iter().map(|pipeline| pipeline.name.clone()).collect();
         config.pipelines.retain(|pipeline| pipeline.name == *name);
+        config.specs.retain(|spec| spec.name() == name);
         if config.pipelines.is_empty() {
             return Err(CliError::Pipeline { name: name.clone(), known });
         }

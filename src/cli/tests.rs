@@ -30,6 +30,8 @@ fn help_is_short() {
         Usage: postrider [OPTIONS] <COMMAND>
 
         Commands:
+          setup   Create what is missing in the database: publication, slot, Postrider's schema
+          run     Stream until told to stop: the service
           status  One look at every pipeline of the running process
           help    Print this message or the help of the given subcommand(s)
 

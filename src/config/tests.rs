@@ -222,6 +222,7 @@ sink = { brokers = "localhost:9092", properties = { linger.msec = 5 } }
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "it is the snapshot")]
 fn values_become_what_the_adapters_take() {
     let text = r#"
 [pipelines.orders]

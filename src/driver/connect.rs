@@ -12,7 +12,9 @@ use crate::error::Halt;
 use crate::postgres::action::Phase;
 use crate::postgres::control::{Ask, Control};
 use crate::postgres::fence::{self, AfterStart, Decision, Identity, Resume};
-use crate::postgres::{SourceError, StartReplication, WalConnection, WalStream, cursor, slot};
+use crate::postgres::{
+    SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, cursor, slot,
+};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,14 +57,12 @@ pub(super) enum Failure {
 
 /// Tries once.
 pub(super) async fn open(spec: Arc<PipelineSpec>) -> Result<Connected, Failure> {
-    match tokio::time::timeout(HANDSHAKE_MAX, handshake(&spec)).await {
-        Ok(outcome) => outcome,
-        Err(_) => {
-            let kind = crate::postgres::SourceErrorKind::Timeout(HANDSHAKE_MAX);
-            let error = SourceError::new(kind, "finish the handshake with the server");
-            Err(Failure::Source(error, Phase::Connect))
-        }
-    }
+    let attempt = tokio::time::timeout(HANDSHAKE_MAX, handshake(&spec));
+    attempt.await.unwrap_or_else(|elapsed| {
+        let kind = SourceErrorKind::Timeout(HANDSHAKE_MAX);
+        let error = SourceError::new(kind, "finish the handshake with the server");
+        Err(Failure::Source(error.caused_by(elapsed), Phase::Connect))
+    })
 }
 
 async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {

@@ -6,9 +6,8 @@
 use super::pipeline::Pipeline;
 use super::say;
 use crate::error::{Halt, HaltReason};
-use crate::event::Position;
-use crate::outbox::{At, MapError, Mapped};
-use crate::pgoutput::{self, Message};
+use crate::outbox::{At, MapError};
+use crate::pgoutput::{self, Insert, LogicalMessage, Message};
 use crate::postgres::{Batch, Frame};
 use crate::record::{Outcome, Scope, Ticket};
 use crate::relay::{Change, Effect, Input};
@@ -43,6 +42,12 @@ pub(super) enum Fed {
     Waiting,
     /// There are effects which change everything.
     Ended,
+}
+
+/// A change that may be an event.
+enum Candidate<'a> {
+    Row(&'a Insert<'a>),
+    Message(&'a LogicalMessage<'a>),
 }
 
 enum Step {
@@ -100,9 +105,11 @@ impl Pipeline {
                 }
                 return Step::Next;
             }
-            Message::Insert(_) => return self.change(now, message),
+            Message::Insert(insert) => return self.change(now, &Candidate::Row(insert)),
             // One that is not transactional stands outside of every transaction and is nobody's event.
-            Message::Message(logical) if logical.transactional => return self.change(now, message),
+            Message::Message(logical) if logical.transactional => {
+                return self.change(now, &Candidate::Message(logical));
+            }
             Message::Update(_) | Message::Delete(_) | Message::Truncate(_) => {
                 Input::Change(Change::Skipped)
             }
@@ -116,56 +123,40 @@ impl Pipeline {
     }
 
     /// A change that may be an event: maps it, asks the relay, and hands it to the sink if told to.
-    fn change(&mut self, now: Duration, message: &Message<'_>) -> Step {
+    fn change(&mut self, now: Duration, change: &Candidate<'_>) -> Step {
         let stalled = self.stalled.take();
         let at = match (stalled, self.relay.upcoming()) {
             (Some(stalled), _) => stalled.at,
             (None, Some(_)) if !self.relay.intake_open() => return Step::Stay,
             (None, Some(next)) => At { position: next.position, commit_time: next.commit_time },
-            (None, None) => {
-                self.apply(now, Input::Change(Change::Skipped));
-                return Step::Next;
-            }
+            (None, None) => return self.skip(now),
         };
-        let mapped = match message {
-            Message::Insert(insert) => self.mapper.insert(insert, at),
-            Message::Message(logical) => self.mapper.message(logical, at),
-            _ => Ok(None),
+        let mapped = match change {
+            Candidate::Row(insert) => self.mapper.insert(insert, at),
+            Candidate::Message(message) => self.mapper.message(message, at),
         };
         let mapped = match mapped {
             Ok(Some(mapped)) => mapped,
             Ok(None) => {
                 self.tell.skipped_total += 1;
-                self.apply(now, Input::Change(Change::Skipped));
-                return Step::Next;
+                return self.skip(now);
             }
-            Err(MapError::Poison(poison)) => {
-                let halt = Box::new(say::poison_event(&poison));
-                self.apply(now, Input::Change(Change::Poison(halt)));
-                return Step::Next;
-            }
-            Err(error @ (MapError::Unfit(_) | MapError::OutOfStep { .. })) => {
-                self.apply(now, Input::Halt(Box::new(say::unfit_table(&error))));
-                return Step::Stay;
-            }
+            Err(error) => return self.not_mapped(now, error),
         };
+        let record = mapped.record();
         let ticket = if let Some(stalled) = stalled {
             stalled.ticket
         } else {
-            let size_bytes = mapped.record().size_bytes();
+            let size_bytes = record.size_bytes();
             let event = Change::Event { aggregate: mapped.aggregate, size_bytes };
-            let publish = self.effects.len();
+            let first = self.effects.len();
             self.relay.apply(now, Input::Change(event), &mut self.effects);
-            match self.effects.get(publish) {
-                Some(Effect::Publish(ticket)) => {
-                    let ticket = *ticket;
-                    self.effects.remove(publish);
-                    ticket
-                }
-                _ => return Step::Next,
+            match take_publish(&mut self.effects, first) {
+                Some(ticket) => ticket,
+                None => return Step::Next,
             }
         };
-        match self.sink.enqueue(ticket, &mapped.record()) {
+        match self.sink.enqueue(ticket, &record) {
             Ok(()) => {
                 self.tell.clamped_total += u64::from(mapped.clamped);
                 Step::Next
@@ -175,19 +166,47 @@ impl Pipeline {
                 Step::Stay
             }
             Err(NotTaken::Refused(reason)) => {
-                let named = name(&mapped, at.position);
-                tracing::error!(pipeline = self.spec.name(), event = named, "{reason}");
+                say::refused(self.spec.name(), &mapped, at, reason);
+                self.metrics.failed(mapped.event_type);
                 let outcome = Outcome::Rejected { scope: Scope::Event, reason };
                 self.apply(now, Input::Report { ticket, outcome });
                 Step::Next
             }
         }
     }
+
+    fn skip(&mut self, now: Duration) -> Step {
+        self.apply(now, Input::Change(Change::Skipped));
+        Step::Next
+    }
+
+    fn not_mapped(&mut self, now: Duration, error: MapError) -> Step {
+        match error {
+            MapError::Poison(poison) => {
+                let halt = Box::new(say::poison_event(&poison));
+                self.apply(now, Input::Change(Change::Poison(halt)));
+                Step::Next
+            }
+            MapError::Unfit(_) | MapError::OutOfStep { .. } => {
+                self.apply(now, Input::Halt(Box::new(say::unfit_table(&error))));
+                Step::Stay
+            }
+        }
+    }
 }
 
-/// How an event is called in a log: by id and position, never by its payload.
-fn name(mapped: &Mapped<'_>, position: Position) -> String {
-    format!("{} at {position}", mapped.event_id)
+/// The ticket of the event just applied, taken out of the effects: its record is at hand only now.
+fn take_publish(effects: &mut Vec<Effect>, first: usize) -> Option<Ticket> {
+    let at = effects.iter().skip(first).position(|effect| matches!(effect, Effect::Publish(_)))?;
+    match effects.remove(first + at) {
+        Effect::Publish(ticket) => Some(ticket),
+        Effect::Published { .. }
+        | Effect::WriteCursor(_)
+        | Effect::Confirm(_)
+        | Effect::Restart { .. }
+        | Effect::Drained
+        | Effect::Halt(_) => None,
+    }
 }
 
 fn protocol(error: &pgoutput::DecodeError) -> Halt {

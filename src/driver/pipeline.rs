@@ -256,7 +256,7 @@ impl Pipeline {
                     self.apply(now, Input::Report { ticket, outcome });
                 }
                 Post::Retry => {}
-                Post::Down { reason, hint } => say::sink_down(self, reason, hint),
+                Post::Down { reason, hint } => say::sink_down(self, &reason, hint.as_deref()),
                 Post::Up => say::sink_up(self),
                 Post::Broken { reason } => {
                     say::sink_broken(self, &reason);

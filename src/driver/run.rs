@@ -153,8 +153,8 @@ impl Drop for Ended {
             });
         }
         if let Some(ended) = self.ended.take() {
-            // Nobody waits for it any more: then nobody needs to be told.
-            drop(ended.send(()));
+            // Where nobody waits for it any more, nobody needs to be told.
+            ended.send(()).unwrap_or_default();
         }
     }
 }

@@ -8,9 +8,10 @@ use super::pipeline::Pipeline;
 use super::run::Exit;
 use crate::error::{Chain, Halt, HaltReason};
 use crate::event::PgTime;
-use crate::outbox::{MapError, Poison, SpecError};
+use crate::outbox::{At, MapError, Mapped, Poison, SpecError};
 use crate::postgres::SourceError;
 use crate::postgres::cursor::Written;
+use crate::record::Refusal;
 use crate::relay::Restart;
 use crate::sink::SinkError;
 use crate::status::{Board, State};
@@ -18,11 +19,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::{error, info, warn};
 
 /// How often the board is brought up to date.
-pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(250);
+pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What lasts is said again after this long, then after twice as long, up to an hour.
 const REPEAT_FIRST: Duration = Duration::from_secs(30);
-const REPEAT_LAST: Duration = Duration::from_secs(3600);
+const REPEAT_LAST: Duration = Duration::from_hours(1);
 
 /// Behind by more than this is catching up.
 const CATCHING_UP: Duration = Duration::from_secs(5);
@@ -77,13 +78,11 @@ impl Trouble {
 
 /// Whether it is time to speak of a trouble that may be new.
 fn trouble(slot: &mut Option<Trouble>, reason: String, hint: Option<String>) -> bool {
-    match slot {
-        Some(trouble) => trouble.again(reason, hint),
-        None => {
-            *slot = Some(Trouble::new(reason, hint));
-            true
-        }
+    if let Some(trouble) = slot {
+        return trouble.again(reason, hint);
     }
+    *slot = Some(Trouble::new(reason, hint));
+    true
 }
 
 impl Tell {
@@ -157,8 +156,8 @@ pub(super) fn standing_by(pipeline: &mut Pipeline, active_pid: Option<u32>) {
     pipeline.report(None);
 }
 
-pub(super) fn sink_down(pipeline: &mut Pipeline, reason: String, hint: Option<String>) {
-    if trouble(&mut pipeline.tell.sink, reason.clone(), hint.clone()) {
+pub(super) fn sink_down(pipeline: &mut Pipeline, reason: &str, hint: Option<&str>) {
+    if trouble(&mut pipeline.tell.sink, reason.to_owned(), hint.map(str::to_owned)) {
         let seconds = pipeline.tell.sink.as_ref().map_or(0, |t| t.since.elapsed().as_secs());
         warn!(
             pipeline = pipeline.spec.name(),
@@ -346,6 +345,12 @@ pub(super) fn unfit_running(reason: String, hint: String) -> Halt {
         meaning: "nothing is lost: what is not acknowledged waits in the database".into(),
         hint,
     }
+}
+
+/// The sink will never take this event; the relay halts.
+pub(super) fn refused(name: &str, mapped: &Mapped<'_>, at: At, reason: Refusal) {
+    let (id, position) = (mapped.event_id, at.position);
+    error!(pipeline = name, id, %position, %reason, "the event can't be published");
 }
 
 /// Never the event's payload: its id, its position, and the column.

@@ -50,7 +50,7 @@ enum Turn {
     Grace,
     Posts,
     Written(Result<Written, SourceError>),
-    Looked(Result<Look, SourceError>),
+    Looked(Result<Box<Look>, SourceError>),
     ControlLost(SourceError),
     Due,
     Batch(Result<Batch, SourceError>),
@@ -134,7 +134,7 @@ impl Pipeline {
             () = self.mailbox.arrived() => Turn::Posts,
             written = job(writing), if writing.is_some() => Turn::Written(written),
             error = connected.control.closed() => Turn::ControlLost(error),
-            looked = looks.next() => Turn::Looked(looked),
+            looked = looks.next() => Turn::Looked(looked.map(Box::new)),
             () = tokio::time::sleep_until(due) => Turn::Due,
             () = tokio::task::yield_now(), if more => Turn::Again,
             batch = connected.wal.next(), if hungry => Turn::Batch(batch),
@@ -167,9 +167,11 @@ impl Pipeline {
             }
             // The server stops, or took this session away. Nothing can be confirmed without the row, so nothing is gained by
             // holding on, and a stream that holds on would hold up the server's shutdown.
-            Turn::ControlLost(error) | Turn::Written(Err(error)) => return Some(End::Lost(error)),
+            Turn::ControlLost(error) | Turn::Written(Err(error)) | Turn::Batch(Err(error)) => {
+                return Some(End::Lost(error));
+            }
             Turn::Looked(Ok(look)) => {
-                if let Some(halt) = session.looks.keep(look) {
+                if let Some(halt) = session.looks.keep(*look) {
                     self.apply(now, Input::Halt(Box::new(halt)));
                 }
             }
@@ -178,7 +180,6 @@ impl Pipeline {
             }
             Turn::Looked(Err(error)) => say::look_failed(self, &error),
             Turn::Batch(Ok(batch)) => session.feeding = Some(Feeding { batch, offset: 0 }),
-            Turn::Batch(Err(error)) => return Some(End::Lost(error)),
         }
         self.perform(session)
     }

@@ -75,7 +75,8 @@ fn double(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
     }
     // The shortest digits that read back, as PostgreSQL printed them: `1.5e+20` and `100` to digits and exponent.
     let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
-    let exponent: i32 = exponent.parse().ok()?;
+    // No finite double has a larger one, and none of a server's texts.
+    let exponent: i32 = exponent.parse().ok().filter(|exponent| (-400..=400).contains(exponent))?;
     let (sign, mantissa) = mantissa.strip_prefix('-').map_or(("", mantissa), |rest| ("-", rest));
     let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
     let all = format!("{whole}{fraction}");
@@ -103,10 +104,16 @@ fn double(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
     written(out, format_args!("{first}.{rest}E{}", point - 1))
 }
 
+/// Digits of a `numeric` that are converted; the work grows with their square, and `numeric` has up to 147,455.
+const DIGITS_MAX: usize = 1000;
+
 /// `numeric` without a declared scale: Debezium's `VariableScaleDecimal` as JSON, the unscaled number's bytes big-endian
 /// in two's complement.
 fn numeric(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let (negative, digits) = text.strip_prefix(b"-").map_or((false, text), |rest| (true, rest));
+    if digits.len() > DIGITS_MAX {
+        return None;
+    }
     let point = digits.iter().position(|byte| *byte == b'.');
     let scale = point.map_or(0, |point| digits.len() - point - 1);
     // Little-endian bytes of the magnitude.

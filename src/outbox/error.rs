@@ -40,9 +40,9 @@ pub enum SpecError {
     /// Neither a table nor a prefix: there would be no events.
     #[error("outbox names neither a table nor a message_prefix")]
     NoSource,
-    /// A name is empty.
-    #[error("{0} must not be empty")]
-    Empty(String),
+    /// A name is empty, or holds a zero byte, which librdkafka takes for the end.
+    #[error("{0} must not be empty nor hold a zero byte")]
+    Name(String),
     /// Two things would be the partition.
     #[error("route.partition and an extra column are both the partition")]
     TwoPartitions,
@@ -52,7 +52,7 @@ impl SpecError {
     /// The key it is about, below the pipeline.
     pub fn key(&self) -> String {
         match self {
-            Self::Template { key, .. } | Self::UnknownField { key, .. } | Self::Empty(key) => {
+            Self::Template { key, .. } | Self::UnknownField { key, .. } | Self::Name(key) => {
                 key.clone()
             }
             Self::Pattern(_) => "route.replace.pattern".to_owned(),
@@ -110,6 +110,9 @@ pub enum Problem {
     /// The headers are not a JSON object.
     #[error("\"{0}\" is not a JSON object")]
     NotAnObject(String),
+    /// A header's name holds a zero byte, which librdkafka takes for its end.
+    #[error("a name in \"{0}\" holds a zero byte")]
+    HeaderName(String),
     /// The partition is not a number from 0 to 2147483647.
     #[error("its partition is not a number from 0 to 2147483647")]
     Partition,
@@ -144,6 +147,7 @@ impl Poison {
             Problem::NotAnObject(column) => {
                 format!("write a JSON object such as {{\"source\": \"shop\"}} into \"{column}\"")
             }
+            Problem::HeaderName(column) => format!("write names without \\u0000 into \"{column}\""),
             Problem::Partition => {
                 "write the number of one of the topic's partitions, or leave route.partition empty"
                     .to_owned()

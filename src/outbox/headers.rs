@@ -23,6 +23,7 @@ impl<'a> Headers<'a> {
         Self { in_place: [NONE; IN_PLACE], len: 0, spilled }
     }
 
+    #[inline]
     pub(super) fn push(&mut self, header: Header<'a>) {
         if self.spilled.capacity() > 0 {
             self.spilled.push(header);

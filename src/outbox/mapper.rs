@@ -148,6 +148,7 @@ impl Mapper {
     }
 }
 
+#[inline]
 fn map<'a>(
     route: &'a mut Route,
     work: &'a mut Work,
@@ -165,7 +166,8 @@ fn map<'a>(
     })
 }
 
-/// Places to slices.
+/// Places to slices. Inlined, because what it returns has half a kilobyte, which would be moved for each event.
+#[inline]
 fn resolve<'a>(
     route: &'a Route,
     work: &'a Work,

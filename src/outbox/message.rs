@@ -15,6 +15,7 @@
 use super::json;
 use super::layout::Role;
 use super::route::Route;
+use super::shape::Work;
 use super::span::{Extent, Source};
 use super::types::Kind;
 
@@ -45,6 +46,7 @@ impl MessageRow {
     pub(super) fn read(&mut self, content: &[u8], route: &Route) -> Result<(), json::NotAnObject> {
         let Self { bytes, cells, names, .. } = self;
         bytes.clear();
+        bytes.shrink_to(Work::KEPT_MAX);
         names.clear();
         cells.clear();
         cells.resize(route.fields.len(), None);

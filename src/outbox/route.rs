@@ -84,7 +84,7 @@ impl Route {
         let core = compiler.core();
         let topic = compiler.template("route.topic", &spec.topic);
         if topic.is_empty() && compiler.errors.is_empty() {
-            compiler.errors.push(SpecError::Empty("route.topic".to_owned()));
+            compiler.errors.push(SpecError::Name("route.topic".to_owned()));
         }
         let key = compiler.template("route.key", &spec.key);
         let partition = compiler.partition();
@@ -270,8 +270,8 @@ impl<'s> Compiler<'s> {
     }
 
     fn check_name(&mut self, name: &str, key: &str) {
-        if name.is_empty() {
-            self.errors.push(SpecError::Empty(key.to_owned()));
+        if name.is_empty() || name.contains('\0') {
+            self.errors.push(SpecError::Name(key.to_owned()));
         }
     }
 

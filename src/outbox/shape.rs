@@ -24,7 +24,7 @@ pub(super) struct Work {
 
 impl Work {
     /// Most that the scratch buffer keeps between events, in bytes: one event of a gigabyte must not be paid for ever.
-    const KEPT_MAX: usize = 1 << 20;
+    pub(super) const KEPT_MAX: usize = 1 << 20;
 
     pub(super) fn clear(&mut self) {
         self.headers.clear();
@@ -239,10 +239,14 @@ impl Shaper<'_> {
                     headers.push((Span::Fixed(*name), Span::since(start, scratch)));
                 }
                 HeaderRule::Object { field } => {
-                    if let Some(text) = self.row.text(*field)
-                        && object(text, scratch, headers).is_err()
-                    {
+                    let Some(text) = self.row.text(*field) else { continue };
+                    let first = headers.len();
+                    if object(text, scratch, headers).is_err() {
                         return Err(Problem::NotAnObject(self.label(*field)));
+                    }
+                    let names = headers[first..].iter().map(|(name, _)| name);
+                    if names.into_iter().any(|name| holds_zero(*name, scratch)) {
+                        return Err(Problem::HeaderName(self.label(*field)));
                     }
                 }
                 HeaderRule::Trace { w3c, other, field } => {
@@ -275,6 +279,13 @@ fn object(
         json::append_plain(value, scratch);
         headers.push((name, Span::since(start, scratch)));
     })
+}
+
+fn holds_zero(name: Span, scratch: &[u8]) -> bool {
+    match name {
+        Span::Scratch(extent) => extent.of(scratch).contains(&0),
+        Span::Null | Span::Row(_) | Span::Fixed(_) => false,
+    }
 }
 
 /// Kafka's rule (`org.apache.kafka.common.internals.Topic`).

@@ -1,11 +1,17 @@
 //! Rows in, records out: each test builds the bytes of real messages, so the decoder is tested along.
 
+#![expect(
+    clippy::needless_raw_string_hashes,
+    reason = "expect-test writes its snapshots with them"
+)]
+
 mod debezium;
 mod headers;
 mod layouts;
 mod message;
 mod payload;
 mod poison;
+mod properties;
 mod recorded;
 mod relations;
 mod routing;

@@ -7,12 +7,8 @@
 //!
 //! Order of writes, which makes [`Cursor::flush_limit`] a proof: the row is committed *and flushed* first
 //! (`synchronous_commit = local`), then a position up to `flush_limit` may be confirmed. A slot that stands beyond the limit
-//! was moved, or made again, by somebody else; [`Pace`] keeps the order. With `synchronous_commit = off` a crash of the server could keep the slot's
+//! was moved, or made again, by somebody else; `relay` keeps the order. With `synchronous_commit = off` a crash of the server could keep the slot's
 //! move and lose the row's, and the pipeline would halt for nothing.
-
-mod pace;
-
-pub use pace::{IDLE_BYTES_MIN, IDLE_INTERVAL, Pace};
 
 use super::error::SourceError;
 use super::server::{lsn, pg_lsn};

@@ -30,6 +30,8 @@ pub enum Post {
     /// The broker answers again.
     Up,
     /// The client's state can't be trusted any more: reset it and start from the cursor.
+    ///
+    /// Comes after the report of the record that was the cause, where there is one, and is not repeated.
     Broken {
         /// What is wrong.
         reason: String,

@@ -5,6 +5,7 @@ use crate::sink_caller::{Caller, SOON, alter, by_key, noise, numbers, record, sp
 use crate::topic::{Topics, client_config};
 use postrider::record::{Header, Outcome, Record, Refusal, Scope};
 use postrider::sink::KafkaSpec;
+use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -221,4 +222,17 @@ async fn a_record_is_not_refused_on_old_news_of_its_topic() {
         }
     }
     assert_eq!(caller.outcomes[&last], Outcome::Acked);
+}
+
+#[tokio::test]
+async fn librdkafkas_mock_broker_will_do() {
+    let cluster = MockCluster::new(1).expect("a mock cluster");
+    cluster.create_topic("t", 4, 1).expect("a topic");
+    let mut caller = Caller::open(spec(&cluster.bootstrap_servers()));
+    for number in 0..100_u32 {
+        caller.send(&record("t", "k", number.to_string().as_bytes())).await;
+    }
+    caller.reported().await;
+    assert!(caller.all_acked());
+    assert_eq!(caller.said, [""; 0]);
 }

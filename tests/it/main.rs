@@ -36,10 +36,16 @@ mod topic;
 mod control;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
+/// What a bad day of the broker looks like.
+mod kafka_outages;
+/// The Kafka sink against a real broker.
+mod kafka_sink;
 /// Stop, kill, restart, freeze: what is sent again, and what is not.
 mod resume;
 /// The shared servers answer, and a produced record is read back with header and key.
 mod servers_answer;
+/// A caller of a sink, for its tests.
+mod sink_caller;
 /// The way of an event: layouts, statements, sizes.
 mod stream;
 /// No servers: the layers, the limits of files and lines, names that documents promise.

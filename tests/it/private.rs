@@ -17,7 +17,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 /// How long a server may take to start, on a machine that is busy with other tests.
-const START_DEADLINE: Duration = Duration::from_mins(1);
+const START_DEADLINE: Duration = Duration::from_mins(2);
 /// How long a killed or stopped one may take to be gone.
 const END_DEADLINE: Duration = Duration::from_secs(30);
 

@@ -22,7 +22,7 @@ async fn delivered(pipeline: &Pipeline, count: usize) {
     assert!(at_least.len() >= count);
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn clean_stops_and_starts_repeat_nothing() {
     let pipeline = Pipeline::shared(Version::Pg15, "restart").await;
     let load = Load::start(&pipeline.plan(), 2);
@@ -44,7 +44,7 @@ async fn clean_stops_and_starts_repeat_nothing() {
     ledger.check(&pipeline.topic.read_all().await).assert_balanced(0);
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn relay_killed_at_any_time_loses_and_swaps_nothing() {
     const KILLS: usize = 5;
     let pipeline = Pipeline::shared(Version::Pg15, "killed").await;
@@ -66,7 +66,7 @@ async fn relay_killed_at_any_time_loses_and_swaps_nothing() {
 }
 
 /// The acknowledged part of a transaction is not sent again, however large the transaction is.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn relay_killed_inside_a_huge_transaction_goes_on_where_it_was() {
     const ROWS: usize = 300_000;
     let pipeline = Pipeline::shared(Version::Pg15, "hugekill").await;
@@ -86,7 +86,7 @@ async fn relay_killed_inside_a_huge_transaction_goes_on_where_it_was() {
     assert!(repeated < ROWS / 2, "{repeated} of {ROWS} came twice");
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn postgres_killed_and_restarted_repeats_nothing_while_the_relay_lives() {
     let mut postgres = PrivatePostgres::start(Version::Pg15, "fsync = on").await;
     let pipeline = Pipeline::on(&postgres.socket_url(), &brokers(), "pgkill").await;
@@ -108,7 +108,7 @@ async fn postgres_killed_and_restarted_repeats_nothing_while_the_relay_lives() {
     ledger.check(&pipeline.topic.read_all().await).assert_balanced(0);
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn broker_killed_and_restarted_loses_and_swaps_nothing() {
     let mut kafka = PrivateKafka::start("").await;
     let postgres = PrivatePostgres::start(Version::Pg15, "").await;
@@ -129,7 +129,7 @@ async fn broker_killed_and_restarted_loses_and_swaps_nothing() {
     findings.assert_balanced(duplicates_max(2_000, 2));
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn broker_down_at_the_start_is_waited_for() {
     let mut kafka = PrivateKafka::start("").await;
     let pipeline = {
@@ -149,7 +149,7 @@ async fn broker_down_at_the_start_is_waited_for() {
 }
 
 /// The database is never held up by the broker: invariant of the product.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn fast_shutdown_returns_within_three_seconds_while_the_broker_is_frozen() {
     for version in [Version::Pg15, Version::Pg18] {
         let kafka = PrivateKafka::start("").await;
@@ -178,7 +178,7 @@ fn in_flight(status: &serde_json::Value) -> u64 {
 }
 
 /// A second process waits for the slot and takes over.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn second_process_stands_by_and_takes_over() {
     let pipeline = Pipeline::shared(Version::Pg15, "standby").await;
     let first = pipeline.run();
@@ -195,7 +195,7 @@ async fn second_process_stands_by_and_takes_over() {
 }
 
 /// SIGTERM while nothing can be acknowledged ends within the grace; a second one ends at once.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn stop_is_bounded_and_a_second_signal_leaves_at_once() {
     let kafka = PrivateKafka::start("").await;
     let database = crate::server::Database::create(Version::Pg15, "grace").await;

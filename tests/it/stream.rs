@@ -86,7 +86,7 @@ fn inserts(count: usize) -> Vec<(&'static str, String)> {
 }
 
 /// 100,000 rows in each of the six layouts, read back by a consumer that knows nothing of us.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn every_layout_arrives_whole_and_in_order() {
     const ROWS: usize = 100_000;
     for (layout, insert) in inserts(ROWS) {
@@ -190,7 +190,7 @@ async fn every_kind_of_statement_publishes_what_it_commits_and_nothing_else() {
 }
 
 /// A transaction of a million rows goes through as it arrives, in bounded memory.
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn transaction_of_a_million_rows_needs_no_more_memory() {
     const ROWS: usize = 1_000_000;
     let pipeline = Pipeline::shared(Version::Pg15, "million").await;

@@ -76,6 +76,14 @@ fn headers_that_are_not_an_object_are_poison() {
 }
 
 #[test]
+fn a_header_name_with_a_zero_byte_is_poison() {
+    let error = headers(spec(), &columns(Some(r#"{"a": 1, "b\u0000c": "x\u0000"}"#), None));
+    assert_eq!(error, "a name in \"headers\" holds a zero byte");
+    let value = headers(spec(), &columns(Some(r#"{"a": "x\u0000"}"#), None));
+    assert_eq!(value, "a = Some(\"x\\\\x00\")\n");
+}
+
+#[test]
 fn more_headers_than_fit_in_place_keep_their_order() {
     let members: Vec<String> = (0..20).map(|n| format!(r#""h{n}": {n}"#)).collect();
     let json = format!("{{{}}}", members.join(", "));

@@ -83,19 +83,26 @@ fn what_is_not_an_event_is_poison() {
         all += &emit(spec(Layout::Postrider), true, "orders", content);
     }
     expect![[r#"
-        error: event without id at 0/1A2B3C8:5 can't be published: the logical message is not a JSON object
+        error: event without id at 0/1A2B3C8:5 can't be published:
+               the logical message is not a JSON object
         hint:  emit a JSON object with aggregate_type, aggregate_id, event_type and payload
-        error: event without id at 0/1A2B3C8:5 can't be published: the logical message is not a JSON object
+        error: event without id at 0/1A2B3C8:5 can't be published:
+               the logical message is not a JSON object
         hint:  emit a JSON object with aggregate_type, aggregate_id, event_type and payload
-        error: event "0/1A2B3C8:5" at 0/1A2B3C8:5 can't be published: the logical message has no "aggregate_type"
+        error: event "0/1A2B3C8:5" at 0/1A2B3C8:5 can't be published:
+               the logical message has no "aggregate_type"
         hint:  emit a JSON object with aggregate_type, aggregate_id, event_type and payload
-        error: event "0/1A2B3C8:5" at 0/1A2B3C8:5 can't be published: the logical message has no "aggregate_id"
+        error: event "0/1A2B3C8:5" at 0/1A2B3C8:5 can't be published:
+               the logical message has no "aggregate_id"
         hint:  emit a JSON object with aggregate_type, aggregate_id, event_type and payload
-        error: event "0/1A2B3C8:5" at 0/1A2B3C8:5 can't be published: "headers" is not a JSON object
+        error: event "0/1A2B3C8:5" at 0/1A2B3C8:5 can't be published:
+               "headers" is not a JSON object
         hint:  write a JSON object such as {"source": "shop"} into "headers"
-        error: event "0/1A2B3C8:5" at 0/1A2B3C8:5 can't be published: its topic, from {aggregate_type}, is not a name Kafka allows
+        error: event "0/1A2B3C8:5" at 0/1A2B3C8:5 can't be published:
+               its topic, from {aggregate_type}, is not a name Kafka allows
         hint:  mend the value or route.topic: a topic has 1 to 249 of A-Z a-z 0-9 . _ -
-    "#]].assert_eq(&all);
+    "#]]
+    .assert_eq(&all);
 }
 
 #[test]

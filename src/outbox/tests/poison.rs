@@ -26,13 +26,17 @@ fn null_where_a_value_is_needed_is_poison() {
         all += &map_layout(Layout::Postrider, &row);
     }
     expect![[r#"
-        error: event without id at 0/1A2B3C8:5 can't be published: "id" is NULL
+        error: event without id at 0/1A2B3C8:5 can't be published:
+               "id" is NULL
         hint:  write a value into "id"; SET NOT NULL on the column keeps it so
-        error: event "42" at 0/1A2B3C8:5 can't be published: "aggregate_type" is NULL
+        error: event "42" at 0/1A2B3C8:5 can't be published:
+               "aggregate_type" is NULL
         hint:  write a value into "aggregate_type"; SET NOT NULL on the column keeps it so
-        error: event "42" at 0/1A2B3C8:5 can't be published: "aggregate_id" is NULL
+        error: event "42" at 0/1A2B3C8:5 can't be published:
+               "aggregate_id" is NULL
         hint:  write a value into "aggregate_id"; SET NOT NULL on the column keeps it so
-        error: event "42" at 0/1A2B3C8:5 can't be published: "event_type" is NULL
+        error: event "42" at 0/1A2B3C8:5 can't be published:
+               "event_type" is NULL
         hint:  write a value into "event_type"; SET NOT NULL on the column keeps it so
     "#]]
     .assert_eq(&all);
@@ -50,9 +54,11 @@ fn an_empty_aggregate_type_has_no_topic() {
     let mut row = columns();
     row[1] = text("aggregate_type", "");
     expect![[r#"
-        error: event "42" at 0/1A2B3C8:5 can't be published: its topic, from {aggregate_type}, is not a name Kafka allows
+        error: event "42" at 0/1A2B3C8:5 can't be published:
+               its topic, from {aggregate_type}, is not a name Kafka allows
         hint:  mend the value or route.topic: a topic has 1 to 249 of A-Z a-z 0-9 . _ -
-    "#]].assert_eq(&map_layout(Layout::Postrider, &row));
+    "#]]
+    .assert_eq(&map_layout(Layout::Postrider, &row));
 }
 
 #[test]
@@ -86,13 +92,17 @@ fn text_that_is_not_utf8_is_poison_and_payloads_are_bytes() {
         all += &print(mapper.insert(&row, super::support::AT));
     }
     expect![[r#"
-        error: event without id at 0/1A2B3C8:5 can't be published: "id" is not UTF-8
+        error: event without id at 0/1A2B3C8:5 can't be published:
+               "id" is not UTF-8
         hint:  write UTF-8 into "id"
-        error: event "42" at 0/1A2B3C8:5 can't be published: its topic, from {aggregate_type}, is not a name Kafka allows
+        error: event "42" at 0/1A2B3C8:5 can't be published:
+               its topic, from {aggregate_type}, is not a name Kafka allows
         hint:  mend the value or route.topic: a topic has 1 to 249 of A-Z a-z 0-9 . _ -
-        error: event "42" at 0/1A2B3C8:5 can't be published: "aggregate_id" is not UTF-8
+        error: event "42" at 0/1A2B3C8:5 can't be published:
+               "aggregate_id" is not UTF-8
         hint:  write UTF-8 into "aggregate_id"
-        error: event "42" at 0/1A2B3C8:5 can't be published: "event_type" is not UTF-8
+        error: event "42" at 0/1A2B3C8:5 can't be published:
+               "event_type" is not UTF-8
         hint:  write UTF-8 into "event_type"
         event     42 "OrderPlaced"
         aggregate order / o-7
@@ -103,5 +113,6 @@ fn text_that_is_not_utf8_is_poison_and_payloads_are_bytes() {
         header    id = "42"
         header    type = "OrderPlaced"
         header    position = "0/1A2B3C8:5"
-    "#]].assert_eq(&all);
+    "#]]
+    .assert_eq(&all);
 }

@@ -16,8 +16,8 @@ fn recording(version: &str, name: &str) -> PathBuf {
 }
 
 fn unhex(hex: &str) -> Vec<u8> {
-    let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
-    (0..hex.len()).step_by(2).map(byte).collect()
+    let byte = |pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+    hex.as_bytes().chunks(2).map(byte).collect()
 }
 
 /// Every record of a recording. Positions count from 0/0: the recorded ones change with each recording.
@@ -27,7 +27,7 @@ fn replay(version: &str, name: &str, spec: OutboxSpec) -> String {
     let mut at = At { position: Position::default(), commit_time: COMMIT_TIME };
     for line in std::fs::read_to_string(recording(version, name)).unwrap().lines() {
         let bytes = unhex(line.split(' ').nth(2).unwrap());
-        let mapped = match decode(&bytes).unwrap() {
+        let record = match decode(&bytes).unwrap() {
             Message::Relation(relation) => {
                 if let Err(error) = mapper.relation(&relation) {
                     return out + &print(Err(error));
@@ -44,7 +44,7 @@ fn replay(version: &str, name: &str, spec: OutboxSpec) -> String {
             | Message::Delete(_)
             | Message::Truncate(_) => continue,
         };
-        writeln!(out, "{}", print(mapped)).unwrap();
+        writeln!(out, "{}", print(record)).unwrap();
         at.position.ordinal += 1;
     }
     out

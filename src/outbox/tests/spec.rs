@@ -6,7 +6,10 @@ use expect_test::expect;
 
 fn errors(spec: OutboxSpec) -> String {
     let errors = Mapper::new(spec).unwrap_err();
-    errors.iter().map(|error| format!("{}\n  {}\n", error.key(), Chain(error))).collect()
+    errors.iter().fold(String::new(), |out, error| {
+        let what = Chain(error).to_string().replace("; ", ";\n  ");
+        out + &format!("{}\n  {what}\n", error.key())
+    })
 }
 
 fn spec() -> OutboxSpec {
@@ -53,17 +56,21 @@ fn every_fault_is_told_at_once() {
         outbox.columns.payload
           outbox.columns.payload must name a column
         route.topic
-          the template of route.topic names "aggregate_typ"; it may name aggregate_type, aggregate_id, event_type, headers, time, tenant
+          the template of route.topic names "aggregate_typ";
+          it may name aggregate_type, aggregate_id, event_type, headers, time, tenant
         route.key
-          the template of route.key can't be read: "{" without "}"; a brace itself is written "{{"
+          the template of route.key can't be read: "{" without "}";
+          a brace itself is written "{{"
         route.partition
-          the template of route.partition can't be read: "}" without "{"; a brace itself is written "}}"
+          the template of route.partition can't be read: "}" without "{";
+          a brace itself is written "}}"
         outbox.extra.tenant
-          outbox.extra.tenant must not be empty
+          outbox.extra.tenant must not be empty nor hold a zero byte
         route.headers.source
-          the template of route.headers.source names "x"; it may name aggregate_type, aggregate_id, event_type, headers, time, tenant
+          the template of route.headers.source names "x";
+          it may name aggregate_type, aggregate_id, event_type, headers, time, tenant
         route.headers.
-          route.headers. must not be empty
+          route.headers. must not be empty nor hold a zero byte
         route.replace.pattern
           the pattern of route.replace can't be used: regex parse error:
             (
@@ -71,28 +78,33 @@ fn every_fault_is_told_at_once() {
         error: unclosed group
         outbox.table
           outbox names neither a table nor a message_prefix
-    "#]].assert_eq(&errors(spec));
+    "#]]
+    .assert_eq(&errors(spec));
 }
 
 #[test]
 fn an_empty_topic_and_an_empty_field_are_refused() {
     expect![[r#"
         route.topic
-          route.topic must not be empty
+          route.topic must not be empty nor hold a zero byte
     "#]]
     .assert_eq(&errors(OutboxSpec { topic: String::new(), ..spec() }));
     expect![[r#"
         route.topic
-          the template of route.topic names ""; it may name id, aggregate_type, aggregate_id, event_type, payload, headers, time
-    "#]].assert_eq(&errors(OutboxSpec { topic: "a{}".to_owned(), ..spec() }));
+          the template of route.topic names "";
+          it may name id, aggregate_type, aggregate_id, event_type, payload, headers, time
+    "#]]
+    .assert_eq(&errors(OutboxSpec { topic: "a{}".to_owned(), ..spec() }));
 }
 
 #[test]
 fn a_layout_without_a_topic_column_has_no_topic_field() {
     expect![[r#"
         route.topic
-          the template of route.topic names "topic"; it may name id, aggregate_type, aggregate_id, event_type, payload, headers, time
-    "#]].assert_eq(&errors(OutboxSpec { topic: "{topic}".to_owned(), ..spec() }));
+          the template of route.topic names "topic";
+          it may name id, aggregate_type, aggregate_id, event_type, payload, headers, time
+    "#]]
+    .assert_eq(&errors(OutboxSpec { topic: "{topic}".to_owned(), ..spec() }));
 }
 
 #[test]
@@ -104,16 +116,19 @@ fn replacements_are_checked_against_their_pattern() {
     }
     expect![[r#"
         route.replace.with
-          the replacement of route.replace can't be used: "$" names no group of the pattern; a dollar is written "\$"
+          the replacement of route.replace can't be used: "$" names no group of the pattern;
+          a dollar is written "\$"
         route.replace.with
           the replacement of route.replace can't be used: "${name}" names no group of the pattern
         route.replace.with
-          the replacement of route.replace can't be used: "$" names no group of the pattern; a dollar is written "\$"
+          the replacement of route.replace can't be used: "$" names no group of the pattern;
+          a dollar is written "\$"
         route.replace.with
           the replacement of route.replace can't be used: "\" at the end escapes nothing
         route.replace.with
           the replacement of route.replace can't be used: "${name}" names no group of the pattern
-    "#]].assert_eq(&all);
+    "#]]
+    .assert_eq(&all);
 }
 
 #[test]

@@ -104,6 +104,7 @@ pub(super) fn print(mapped: Result<Option<Mapped<'_>>, MapError>) -> String {
                 MapError::Unfit(unfit) => unfit.hint(),
                 MapError::OutOfStep { .. } => "none".to_owned(),
             };
+            let error = error.to_string().replace("published: ", "published:\n       ");
             format!("error: {error}\nhint:  {hint}\n")
         }
     }

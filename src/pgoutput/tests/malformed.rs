@@ -97,9 +97,9 @@ fn values_never_appear_in_errors_or_debug_output() {
     let Message::Insert(insert) = decode(&bytes).unwrap() else { unreachable!() };
     assert_eq!(format!("{:?}", insert.new.get(0)), "Some(Text(6 B))");
     check(
-        b"M\x01\0\0\0\0\0\0\0\0p\0\0\0\0\x06secret",
+        b"M\x01\0\0\0\0\0\0\0\0\0\0\0\0\x06secret",
         &expect![[
-            r#"Message(LogicalMessage { transactional: true, lsn: 0/0, prefix: "p", content_bytes: 6 })"#
+            r#"Message(LogicalMessage { transactional: true, lsn: 0/0, prefix: "", content_bytes: 6 })"#
         ]],
     );
 }

@@ -36,7 +36,8 @@ proptest! {
             match cell {
                 Cell::Null => prop_assert!(column.is_none()),
                 Cell::Text { start, len } => {
-                    prop_assert_eq!(Some(&insert.new.bytes()[start..start + len]), column.as_deref());
+                    let found = &insert.new.bytes()[start..][..len];
+                    prop_assert_eq!(Some(found), column.as_deref());
                 }
                 Cell::Other => prop_assert!(false),
             }

@@ -23,8 +23,8 @@ fn messages(path: &Path) -> Vec<(String, Vec<u8>)> {
     let line = |line: &str| {
         let mut parts = line.split(' ');
         let (lsn, hex) = (parts.next().unwrap().to_owned(), parts.nth(1).unwrap());
-        let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
-        (lsn, (0..hex.len()).step_by(2).map(byte).collect())
+        let byte = |pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+        (lsn, hex.as_bytes().chunks(2).map(byte).collect())
     };
     text.lines().map(line).collect()
 }

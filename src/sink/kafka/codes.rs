@@ -1,32 +1,19 @@
 //! What each of librdkafka's error codes means for a record and for the producer: one total function.
 //!
 //! Which codes condemn one record is a list, and so is which blame the topic or the broker; whatever is not on a list is
-//! `Unknown` and the producer is done with. A wrong `Unknown` costs a restart from the cursor, a wrong refusal parks the innocent.
+//! `Unknown`. A wrong `Unknown` costs a restart from the cursor, a wrong refusal parks the innocent.
 
 use crate::record::{Outcome, Refusal, Scope};
 use rdkafka::types::RDKafkaErrorCode as Code;
 
-/// What a delivery report with an error says.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Verdict {
-    /// For the record.
-    pub(super) outcome: Outcome,
-    /// Whether the producer's state can't be trusted any more.
-    pub(super) broken: bool,
-}
-
-/// Tells what an error code of a delivery report means.
+/// Tells what an error code says of a record.
 ///
 /// Codes that librdkafka retries never arrive here while `message.timeout.ms` is 0. A refusal names the batch the record was
-/// in, not the record (`servers.md` section 2), and with `enable.gapless.guarantee` it is fatal to the producer as well: the
-/// caller starts again and hands over the batch's records one at a time.
-pub(super) const fn verdict(code: Code) -> Verdict {
-    let Some(scope) = scope(code) else {
-        return Verdict { outcome: Outcome::Unknown, broken: true };
-    };
-    Verdict {
-        outcome: Outcome::Rejected { scope, reason: Refusal::Kafka(code as i32) },
-        broken: false,
+/// in, not the record (`servers.md` section 2): the caller starts again and hands over the batch's records one at a time.
+pub(super) const fn outcome(code: Code) -> Outcome {
+    match scope(code) {
+        Some(scope) => Outcome::Rejected { scope, reason: Refusal::Kafka(code as i32) },
+        None => Outcome::Unknown,
     }
 }
 

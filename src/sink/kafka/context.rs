@@ -2,7 +2,7 @@
 //!
 //! Reports go to the mailbox by ticket; the order in which they come means nothing (kafka.md 1.3, point 4).
 
-use super::codes::verdict;
+use super::codes::outcome;
 use super::shared::Shared;
 use super::throttle::Throttle;
 use crate::record::{Outcome, Scope, Ticket};
@@ -24,7 +24,7 @@ pub(super) struct Context {
     shared: Arc<Shared>,
     /// The producer was given up: nothing it says counts any more.
     muted: AtomicBool,
-    /// `Broken` was posted for this producer.
+    /// `Broken` was asked for.
     broken: AtomicBool,
     throttle: Throttle,
 }
@@ -48,27 +48,25 @@ impl Context {
         self.muted.load(Ordering::Acquire)
     }
 
-    /// Says once that the producer's state can't be trusted any more.
+    /// Has it said, once, that the producer's state can't be trusted any more. The keeper says it, a moment later: the report of
+    /// the record that was the cause may still be on its way, behind the news of a fatal error or of others that were purged.
     pub(super) fn broken(&self, reason: String) {
         if !self.muted() && !self.broken.swap(true, Ordering::AcqRel) {
-            self.shared.mailbox.post(Post::Broken { reason });
+            self.shared.tell(|inbox| inbox.broken = Some(reason));
         }
     }
 
+    /// A record was given up. Whatever is behind it would overtake it, so the producer is done with.
     fn refused(&self, ticket: Ticket, error: &KafkaError) {
         let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
-        let verdict = verdict(code);
+        let outcome = outcome(code);
         let too_large = matches!(code, Code::MessageSizeTooLarge | Code::MessageBatchTooLarge);
-        let destination =
-            matches!(verdict.outcome, Outcome::Rejected { scope: Scope::Destination, .. });
-        if too_large || destination {
+        if too_large || matches!(outcome, Outcome::Rejected { scope: Scope::Destination, .. }) {
             // The topic is not what it was when it was asked for.
             self.shared.forget_topics();
         }
-        self.shared.mailbox.report(ticket, verdict.outcome);
-        if verdict.broken {
-            self.broken(format!("the producer gave up a record: {code}"));
-        }
+        self.shared.mailbox.report(ticket, outcome);
+        self.broken(format!("the producer gave up a record: {code}"));
     }
 }
 

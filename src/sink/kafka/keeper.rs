@@ -22,6 +22,8 @@ const LEAVING_TICK: Duration = Duration::from_millis(20);
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// How long an old producer's requests are waited for before they are purged. See `KafkaSink::reset`.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
+/// How long the reports of a broken producer are waited for. After a fatal error some never come (measured).
+const LAST_WORDS: Duration = Duration::from_millis(100);
 /// How often a trouble that lasts is told again.
 const REPEAT: Duration = Duration::from_secs(5);
 /// How long records may be in flight without any acknowledgement before that is told.
@@ -82,12 +84,13 @@ impl Keeper {
     /// False when there is nothing more to do.
     fn take_orders(&mut self) -> bool {
         let timeout = if self.leaving.is_empty() { TICK } else { LEAVING_TICK };
-        let (stop, anew, producer, suspicion, leaving) = {
+        let (stop, broken, anew, producer, suspicion, leaving) = {
             let wanted = &mut self.wanted;
             self.shared.wait(timeout, |inbox| {
                 wanted.clone_from(&inbox.wanted);
                 (
                     inbox.stop,
+                    inbox.broken.is_some(),
                     std::mem::take(&mut inbox.wanted_anew),
                     inbox.producer.take(),
                     inbox.suspicion.take(),
@@ -101,6 +104,13 @@ impl Keeper {
             self.producer = Some(producer);
             self.connected = false;
             self.acked_at = now;
+        }
+        if broken {
+            // Reports that are ready come first.
+            if let Some(producer) = &self.producer {
+                native::flush(producer, LAST_WORDS);
+            }
+            self.shared.say_broken();
         }
         if anew {
             self.asked_at = None;

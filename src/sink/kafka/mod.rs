@@ -171,12 +171,12 @@ impl KafkaSink {
             self.shared.want(record.topic);
             return Err(NotTaken::Destination);
         }
-        let verdict = codes::verdict(code);
-        if let Outcome::Rejected { scope: Scope::Event, reason } = verdict.outcome {
+        let outcome = codes::outcome(code);
+        if let Outcome::Rejected { scope: Scope::Event, reason } = outcome {
             return Err(NotTaken::Refused(reason));
         }
-        self.shared.mailbox.report(ticket, verdict.outcome);
-        if verdict.broken {
+        self.shared.mailbox.report(ticket, outcome);
+        if outcome == Outcome::Unknown {
             producer.client().context().broken(format!("the producer took no record: {code}"));
         }
         Ok(())
@@ -228,7 +228,6 @@ impl Sink for KafkaSink {
     /// producer that fences the older one (exactly-once delivery) closes that.
     fn reset(&mut self) {
         self.shared.full.store(false, Ordering::SeqCst);
-        self.shared.tell(|inbox| inbox.wanted = None);
         if let Some(emptying) = self.emptying.take() {
             emptying.client().context().mute();
         }
@@ -236,13 +235,18 @@ impl Sink for KafkaSink {
             .producer
             .as_ref()
             .is_some_and(|live| !self.used && live.client().fatal_error().is_none());
-        if fresh {
-            return;
-        }
-        if let Some(old) = &self.producer {
+        if let Some(old) = self.producer.as_ref().filter(|_| !fresh) {
             old.client().context().mute();
             native::purge(old, false);
             self.shared.settling.store(true, Ordering::SeqCst);
+        }
+        // After the old producers were muted: nothing of theirs comes into the inbox any more.
+        self.shared.tell(|inbox| {
+            inbox.wanted = None;
+            inbox.broken = None;
+        });
+        if fresh {
+            return;
         }
         if let Some(old) = self.renew_or_say() {
             self.shared.tell(|inbox| inbox.leaving.push(Leaving { producer: old }));

@@ -2,7 +2,7 @@
 
 use super::Producer;
 use super::topic::Facts;
-use crate::sink::Mailbox;
+use crate::sink::{Mailbox, Post};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -38,6 +38,8 @@ pub(super) struct Inbox {
     pub(super) wanted_anew: bool,
     /// What the error callback said since.
     pub(super) suspicion: Option<Suspicion>,
+    /// A producer's state can't be trusted any more, and why.
+    pub(super) broken: Option<String>,
     /// Producers that are to go.
     pub(super) leaving: Vec<Leaving>,
     /// No more work.
@@ -133,12 +135,22 @@ impl Shared {
         self.inbox().suspicion.take()
     }
 
+    /// Says that a producer is broken, unless a reset has come first.
+    pub(super) fn say_broken(&self) {
+        // Under the inbox's lock, so that `reset` either forgets it or comes after it.
+        let mut inbox = self.inbox();
+        if let Some(reason) = inbox.broken.take() {
+            self.mailbox.post(Post::Broken { reason });
+        }
+    }
+
     /// Waits for work, at most `timeout`, and shows the inbox to `take`.
     pub(super) fn wait<T>(&self, timeout: Duration, take: impl FnOnce(&mut Inbox) -> T) -> T {
         let quiet = |inbox: &mut Inbox| {
             !inbox.stop
                 && !inbox.wanted_anew
                 && inbox.suspicion.is_none()
+                && inbox.broken.is_none()
                 && inbox.leaving.is_empty()
         };
         let (mut inbox, _timeout) = self
@@ -163,8 +175,18 @@ impl Shared {
     }
 
     /// Remembers what was found of a topic, and gives back what was known before.
-    pub(super) fn learn(&self, topic: &str, facts: Facts) -> Option<Arc<Facts>> {
-        let before = self.topics().insert(topic.to_owned(), Arc::new(facts));
+    pub(super) fn learn(&self, topic: &str, mut facts: Facts) -> Option<Arc<Facts>> {
+        let mut topics = self.topics();
+        if let Some(before) = topics.get(topic).filter(|before| before.configured)
+            && !facts.configured
+        {
+            // What was read once is better than a default.
+            facts.limit = before.limit;
+            facts.min_insync = before.min_insync;
+            facts.configured = true;
+        }
+        let before = topics.insert(topic.to_owned(), Arc::new(facts));
+        drop(topics);
         self.topics_version.fetch_add(1, Ordering::Release);
         before
     }

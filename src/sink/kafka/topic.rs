@@ -17,6 +17,10 @@ const BATCH_HEADER_BYTES: usize = 61;
 /// The longest name of a topic, in bytes (Kafka's `Topic.MAX_NAME_LENGTH`).
 const NAME_BYTES_MAX: usize = 249;
 
+/// How long the topic's configuration is waited for. Without it a limit that is smaller than the default is learnt the hard way: a
+/// batch is refused, and the topic asked for again.
+const CONFIG_ANSWER_MAX: Duration = Duration::from_millis(500);
+
 /// What the sink must know of a topic before it sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
@@ -28,11 +32,13 @@ pub(super) struct Facts {
     pub(super) limit: usize,
     /// Replicas that must have a record before it is acknowledged, where we may read it.
     pub(super) min_insync: Option<u32>,
+    /// Whether limit and replicas are the topic's own; else they are the broker's defaults.
+    pub(super) configured: bool,
     /// When the broker said so.
     pub(super) asked_at: Instant,
 }
 
-/// Asks for a topic; waits at most twice `timeout`.
+/// Asks for a topic; waits at most `timeout` and `CONFIG_ANSWER_MAX`.
 ///
 /// # Errors
 /// The topic's own error (missing, not ours to see), or why the broker could not be asked.
@@ -51,13 +57,11 @@ pub(super) fn look_up(producer: &Producer, topic: &str, timeout: Duration) -> Re
     if partitions == 0 {
         return Err(unclear);
     }
-    let entries = match native::topic_config(producer, &name, timeout) {
-        Ok(entries) => entries,
-        // A broker that did not answer may have a smaller limit than its default.
-        Err(error @ (Code::OperationTimedOut | Code::BrokerTransportFailure)) => return Err(error),
-        // The permission to read the configuration is optional, and so is the request itself among Kafka's relatives.
-        Err(_) => Vec::new(),
-    };
+    // To read the configuration is optional: the permission may be missing, and so may the request itself among Kafka's relatives
+    // (librdkafka's mock broker never answers it).
+    let config = native::topic_config(producer, &name, CONFIG_ANSWER_MAX);
+    let configured = config.is_ok();
+    let entries = config.unwrap_or_default();
     let entry = |wanted: &str| {
         entries.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str())
     };
@@ -68,6 +72,7 @@ pub(super) fn look_up(producer: &Producer, topic: &str, timeout: Duration) -> Re
             .and_then(|value| value.parse().ok())
             .unwrap_or(BROKER_DEFAULT_BYTES),
         min_insync: entry("min.insync.replicas").and_then(|value| value.parse().ok()),
+        configured,
         asked_at: Instant::now(),
     })
 }

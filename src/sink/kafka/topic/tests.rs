@@ -18,6 +18,7 @@ fn facts(limit: usize) -> Facts {
         partitions: 3,
         limit,
         min_insync: None,
+        configured: true,
         asked_at: Instant::now(),
     }
 }

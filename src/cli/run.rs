@@ -1,0 +1,224 @@
+//! `postrider run`: all pipelines, the admin endpoint and the signals, until told to stop.
+
+use super::args::RunArgs;
+use super::error::CliError;
+use super::exit::Exit;
+use crate::admin::{Admin, View};
+use crate::config::Config;
+use crate::driver::{self, PipelineSpec, Service, Stop, StopHandle};
+use crate::error::Chain;
+use crate::metrics::Metrics;
+use crate::status::Board;
+use std::pin::pin;
+
+pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError> {
+    let signals = Signals::listen().map_err(CliError::Runtime)?;
+    let boards: Vec<_> = config.specs.iter().map(|spec| Board::new(spec.name())).collect();
+    let metrics = Metrics::default();
+    let counts: Vec<_> = boards.iter().map(|board| metrics.pipeline(board)).collect();
+    let admin = match config.admin.listen {
+        Some(address) => Some(Admin::bind(address).await?),
+        None => None,
+    };
+    announce(&config, admin.as_ref());
+    let view = View { boards: boards.clone(), metrics, ready_lag_max: config.admin.ready_lag_max };
+    let (handle, stop) = Stop::new();
+    let pipelines = config.specs.into_iter().zip(boards).zip(counts);
+    let pipelines = pipelines.map(|((spec, board), counts)| (spec, board, counts)).collect();
+    let service = Service::start(pipelines, &stop).map_err(CliError::Thread)?;
+
+    let mut exit = pin!(pipelines_end(service, args.fail_fast, &handle));
+    let mut aside = pin!(aside(admin, view, signals, &handle));
+    tokio::select! {
+        exit = &mut exit => Ok(exit),
+        never = &mut aside => match never {},
+    }
+}
+
+/// What never ends by itself and never ends the process.
+enum Never {}
+
+/// The endpoint and the signals.
+async fn aside(
+    admin: Option<Admin>,
+    view: View,
+    mut signals: Signals,
+    handle: &StopHandle,
+) -> Never {
+    let serve = async {
+        if let Some(admin) = admin
+            && let Err(error) = admin.serve(view, std::future::pending()).await
+        {
+            tracing::error!(error = %Chain(&error), hint = error.hint(), "the admin endpoint ended");
+        }
+        std::future::pending::<Never>().await
+    };
+    let obey = async {
+        loop {
+            let name = signals.next().await;
+            tracing::info!(signal = name, "told to stop; once more leaves at once");
+            handle.stop();
+        }
+    };
+    tokio::select! {
+        never = serve => never,
+        never = obey => never,
+    }
+}
+
+/// Waits until every pipeline has ended.
+async fn pipelines_end(mut service: Service, fail_fast: bool, handle: &StopHandle) -> Exit {
+    let mut ends = Ends::default();
+    while let Some((pipeline, exit)) = service.next_exit().await {
+        let stop = ends.count(&exit, fail_fast);
+        // The pipeline has told its own end, unless it was a panic.
+        if let driver::Exit::Bug = exit {
+            tracing::error!(pipeline, "ended by a bug in Postrider");
+        }
+        if stop {
+            tracing::warn!(pipeline, "stopping the other pipelines");
+            handle.stop();
+        }
+    }
+    ends.exit()
+}
+
+/// How the pipelines ended so far.
+#[derive(Default)]
+struct Ends {
+    stopped: usize,
+    halted: usize,
+    bugs: usize,
+    failed_fast: bool,
+}
+
+impl Ends {
+    /// Counts one; whether the others are to stop because of it. A halt is the pipeline's own affair, unless asked
+    /// otherwise; after a bug the process is started anew, since nothing else brings that pipeline back.
+    fn count(&mut self, exit: &driver::Exit, fail_fast: bool) -> bool {
+        let first = self.bugs == 0 && !self.failed_fast;
+        match exit {
+            driver::Exit::Stopped => {
+                self.stopped += 1;
+                false
+            }
+            driver::Exit::Halted(_) => {
+                self.halted += 1;
+                self.failed_fast |= fail_fast;
+                first && fail_fast
+            }
+            driver::Exit::Bug => {
+                self.bugs += 1;
+                first
+            }
+        }
+    }
+
+    fn exit(&self) -> Exit {
+        if self.bugs > 0 {
+            Exit::Bug
+        } else if self.failed_fast || (self.halted > 0 && self.stopped == 0) {
+            Exit::Halted
+        } else {
+            Exit::Done
+        }
+    }
+}
+
+fn announce(config: &Config, admin: Option<&Admin>) {
+    let names: Vec<_> = config.specs.iter().map(PipelineSpec::name).collect();
+    let address = admin.and_then(|admin| admin.address().ok());
+    let address = address.map_or_else(|| "off".to_owned(), |address| address.to_string());
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        config = config.file,
+        pipelines = names.join(","),
+        admin = address,
+        "starting"
+    );
+}
+
+/// SIGTERM and SIGINT.
+struct Signals {
+    #[cfg(unix)]
+    terminate: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    #[cfg(unix)]
+    fn listen() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Waits for the next one, and gives its name.
+    #[cfg(unix)]
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+
+    #[cfg(not(unix))]
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self {})
+    }
+
+    #[cfg(not(unix))]
+    async fn next(&mut self) -> &'static str {
+        match tokio::signal::ctrl_c().await {
+            Ok(()) => "Ctrl-C",
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::{Halt, HaltReason};
+
+    fn halted() -> driver::Exit {
+        driver::Exit::Halted(Box::new(Halt {
+            reason: HaltReason::SlotLost,
+            message: String::new(),
+            meaning: String::new(),
+            hint: String::new(),
+        }))
+    }
+
+    fn exit(ends: &[driver::Exit], fail_fast: bool) -> Exit {
+        let mut counted = Ends::default();
+        for end in ends {
+            counted.count(end, fail_fast);
+        }
+        counted.exit()
+    }
+
+    #[test]
+    fn the_exit_is_3_only_when_every_pipeline_has_halted() {
+        use driver::Exit::{Bug, Stopped};
+        assert_eq!(exit(&[Stopped, Stopped], false), Exit::Done);
+        assert_eq!(exit(&[halted(), Stopped], false), Exit::Done);
+        assert_eq!(exit(&[halted(), halted()], false), Exit::Halted);
+        assert_eq!(exit(&[halted(), Stopped], true), Exit::Halted);
+        assert_eq!(exit(&[Bug, Stopped, halted()], false), Exit::Bug);
+    }
+
+    #[test]
+    fn others_are_stopped_once_by_a_bug_or_when_asked_to_fail_fast() {
+        let mut ends = Ends::default();
+        assert!(!ends.count(&halted(), false));
+        assert!(ends.count(&driver::Exit::Bug, false));
+        assert!(!ends.count(&driver::Exit::Bug, false));
+        let mut ends = Ends::default();
+        assert!(ends.count(&halted(), true));
+        assert!(!ends.count(&halted(), true));
+    }
+}
