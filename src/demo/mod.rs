@@ -116,6 +116,7 @@ async fn show(
         writer::AGGREGATES
     );
     parts.push(part("writer", writer)?);
+    unless(interrupts, show.warm_up(database)).await?;
     say("")?;
     let report = show.run(database, interrupts, &parts).await?;
     say(report.text(options.color).trim_end())?;

@@ -20,6 +20,8 @@ use tokio::time::MissedTickBehavior;
 const TICK: Duration = Duration::from_millis(100);
 /// How long the relay may take until it streams for the first time.
 const READY_DEADLINE: Duration = Duration::from_secs(30);
+/// How long the first event may take; then the others are written all the same.
+const WARM_UP_DEADLINE: Duration = Duration::from_secs(5);
 /// How long the last events may take.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
 /// How far kills that could not be done in time may put the end off.
@@ -96,6 +98,21 @@ impl<'o> Show<'o> {
         Ok(())
     }
 
+    /// Starts the writers, and waits until the first event has made its way: the clients have connected then.
+    pub(super) async fn warm_up(&mut self, database: &Database) -> Result<(), DemoError> {
+        let writers = Writers::start(database, &self.ledger, self.options.rate)?;
+        let writers = self.writers.insert(writers);
+        let deadline = Instant::now() + WARM_UP_DEADLINE;
+        while self.ledger.lock().totals().delivered == 0 && Instant::now() < deadline {
+            self.relay.check()?;
+            tokio::time::sleep(TICK / 10).await;
+        }
+        writers.go();
+        self.enter(Phase::Writing);
+        self.started = Instant::now();
+        Ok(())
+    }
+
     fn is_streaming(&self) -> bool {
         let state = self.probe.look().status.map(|status| status.state);
         matches!(state.as_deref(), Some("streaming" | "catching_up"))
@@ -108,10 +125,6 @@ impl<'o> Show<'o> {
         interrupts: &mut Interrupts,
         parts: &[(&str, String)],
     ) -> Result<Report, DemoError> {
-        let writers = Writers::start(database, &self.ledger, self.options.rate)?;
-        self.writers = Some(writers);
-        self.enter(Phase::Writing);
-        self.started = Instant::now();
         let screen = Screen::open(self.options.is_terminal, self.options.color, parts);
         let mut screen = screen.map_err(DemoError::Screen)?;
         let mut ticks = tokio::time::interval(TICK);

@@ -39,11 +39,15 @@ const DEBT_MAX: Duration = Duration::from_secs(1);
 /// Between two attempts to connect.
 const ATTEMPT_EVERY: Duration = Duration::from_millis(200);
 
+/// Between two looks at whether to go.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
 const EVENT_TYPES: [&str; 4] = ["OrderPlaced", "OrderPaid", "OrderPacked", "OrderShipped"];
 
 /// Threads that write.
 #[derive(Debug)]
 pub(super) struct Writers {
+    go: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
     trouble: Trouble,
     threads: Vec<JoinHandle<()>>,
@@ -53,18 +57,22 @@ pub(super) struct Writers {
 type Trouble = Arc<Mutex<Option<String>>>;
 
 impl Writers {
-    /// Starts them; together they offer `rate` events a second.
+    /// Starts them: one writes a first event, then all wait for [`Writers::go`]. Together they offer `rate` events a second.
     pub(super) fn start(
         database: &Database,
         ledger: &SharedLedger,
         rate: u32,
     ) -> Result<Self, DemoError> {
         let connections = rate.div_ceil(RATE_OF_CONNECTION).clamp(1, CONNECTIONS_MAX);
-        let mut writers =
-            Self { stop: Arc::default(), trouble: Trouble::default(), threads: Vec::new() };
+        let mut writers = Self {
+            go: Arc::default(),
+            stop: Arc::default(),
+            trouble: Trouble::default(),
+            threads: Vec::new(),
+        };
         let table = TableName::new(&database.name, "outbox");
         for number in 0..connections {
-            let mut writer = Writer {
+            let writer = Writer {
                 conninfo: database.conninfo.clone(),
                 table: table.clone(),
                 ledger: ledger.clone(),
@@ -73,6 +81,8 @@ impl Writers {
                     .step_by(connections as usize)
                     .collect(),
                 pause: Duration::from_secs(1) * connections / rate.max(1),
+                is_first: number == 0,
+                go: Arc::clone(&writers.go),
                 stop: Arc::clone(&writers.stop),
                 trouble: Arc::clone(&writers.trouble),
             };
@@ -83,6 +93,11 @@ impl Writers {
             writers.threads.push(thread.map_err(DemoError::Thread)?);
         }
         Ok(writers)
+    }
+
+    /// Lets them write at their rate.
+    pub(super) fn go(&self) {
+        self.go.store(true, Ordering::Relaxed);
     }
 
     /// Asks them to stop behind the transaction at hand.
@@ -114,12 +129,15 @@ struct Writer {
     lanes: Vec<usize>,
     /// Time for one event.
     pause: Duration,
+    /// Writes the first event.
+    is_first: bool,
+    go: Arc<AtomicBool>,
     stop: Arc<AtomicBool>,
     trouble: Trouble,
 }
 
 impl Writer {
-    async fn run(&mut self) {
+    async fn run(&self) {
         while !self.stopped() {
             let ended = self.session().await;
             let trouble = ended.err().map(|error| Chain(&error).to_string());
@@ -131,12 +149,16 @@ impl Writer {
         }
     }
 
+    fn goes(&self) -> bool {
+        self.go.load(Ordering::Relaxed)
+    }
+
     fn stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
     /// Writes on one connection until told to stop, or until it breaks.
-    async fn session(&mut self) -> Result<(), DemoError> {
+    async fn session(&self) -> Result<(), DemoError> {
         let connected = connect_client(&self.conninfo, "postrider demo writer").await;
         let (client, connection) = connected.map_err(DemoError::Connect)?;
         *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -160,11 +182,20 @@ impl Writer {
             self.table
         );
         let insert = client.prepare(&sql).await?;
+        if self.is_first && !self.goes() {
+            self.transaction(client, &insert, 1, false).await?;
+        }
+        while !self.goes() && !self.stopped() {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
         let mut due = Instant::now();
         while !self.stopped() {
             let events = fastrand::usize(1..=TRANSACTION_EVENTS_MAX);
-            self.transaction(client, &insert, events).await?;
-            due += self.pause * u32::try_from(events).unwrap_or(1);
+            let roll_back = fastrand::u32(..ROLLBACK_EVERY) == 0;
+            self.transaction(client, &insert, events, roll_back).await?;
+            // The rate is that of committed events.
+            let events = if roll_back { 0 } else { u32::try_from(events).unwrap_or(1) };
+            due += self.pause * events;
             let now = Instant::now();
             due = due.max(now.checked_sub(DEBT_MAX).unwrap_or(now));
             tokio::time::sleep_until(due.into()).await;
@@ -178,6 +209,7 @@ impl Writer {
         client: &Client,
         insert: &Statement,
         events: usize,
+        roll_back: bool,
     ) -> Result<(), tokio_postgres::Error> {
         let events: Vec<EventId> = {
             let mut ledger = self.ledger.lock();
@@ -185,7 +217,7 @@ impl Writer {
                 .filter_map(|_| Some(ledger.write(*fastrand::choice(&self.lanes)?)))
                 .collect()
         };
-        let outcome = self.attempt(client, insert, &events).await;
+        let outcome = self.attempt(client, insert, &events, roll_back).await;
         let resolved = match &outcome {
             Ok(resolved) | Err((resolved, _)) => *resolved,
         };
@@ -198,6 +230,7 @@ impl Writer {
         client: &Client,
         insert: &Statement,
         events: &[EventId],
+        roll_back: bool,
     ) -> Result<Outcome, (Outcome, tokio_postgres::Error)> {
         let aborted = |error| (Outcome::RolledBack, error);
         let (mut ids, mut types, mut payloads) = (Vec::new(), Vec::new(), Vec::new());
@@ -211,7 +244,7 @@ impl Writer {
         }
         client.batch_execute("begin").await.map_err(aborted)?;
         client.execute(insert, &[&ids, &types, &payloads]).await.map_err(aborted)?;
-        if fastrand::u32(..ROLLBACK_EVERY) == 0 {
+        if roll_back {
             client.batch_execute("rollback").await.map_err(aborted)?;
             return Ok(Outcome::RolledBack);
         }
