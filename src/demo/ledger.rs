@@ -173,6 +173,11 @@ impl Ledger {
         }
     }
 
+    /// Begins the latencies anew.
+    pub(super) fn forget_latencies(&mut self) {
+        self.consumed = Spread::default();
+    }
+
     /// A record was read that nobody wrote, or not so.
     pub(super) fn stranger(&mut self) {
         self.totals.records += 1;

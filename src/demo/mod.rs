@@ -111,7 +111,7 @@ async fn show(
     let mut show = unless(interrupts, preparing).await?;
     parts.push(part("relay", "postrider run, a process of its own".to_owned())?);
     let writer = format!(
-        "{} events/s, {} orders, 1 to 5 events a transaction, some rolled back",
+        "{} events/s, {} orders, 1 to 5 a transaction, some rolled back",
         words::count(options.rate.into()),
         writer::AGGREGATES
     );

@@ -68,6 +68,8 @@ struct Shared {
     stop: AtomicBool,
     /// The relay's process; 0: none.
     pid: AtomicU32,
+    /// Told to begin the latencies anew.
+    forget: AtomicBool,
     look: Mutex<Look>,
 }
 
@@ -78,6 +80,7 @@ impl Probe {
             address: SocketAddr::from(([127, 0, 0, 1], port)),
             stop: AtomicBool::new(false),
             pid: AtomicU32::new(0),
+            forget: AtomicBool::new(false),
             look: Mutex::default(),
         });
         let thread = std::thread::Builder::new().name("demo-probe".to_owned());
@@ -90,6 +93,11 @@ impl Probe {
     pub(super) fn watch(&self, pid: Option<u32>) {
         self.shared.pid.store(pid.unwrap_or(0), Ordering::Relaxed);
         self.shared.look.lock().unwrap_or_else(PoisonError::into_inner).status = None;
+    }
+
+    /// Begins the latencies anew at the next look.
+    pub(super) fn forget(&self) {
+        self.shared.forget.store(true, Ordering::Relaxed);
     }
 
     /// What was seen last.
@@ -147,6 +155,11 @@ fn take(
         step = counted.since(&history.counted);
         history.counted = counted;
     }
+    let forget = shared.forget.swap(false, Ordering::Relaxed);
+    if forget {
+        step = Buckets::default();
+        history.steps.clear();
+    }
     history.steps.push_back(step.clone());
     if history.steps.len() > WINDOW_LOOKS {
         history.steps.pop_front();
@@ -162,6 +175,9 @@ fn take(
     look.in_flight_peak = look.in_flight_peak.max(in_flight);
     look.status = status;
     look.recent = recent;
+    if forget {
+        look.total = Buckets::default();
+    }
     look.total.add(&step);
 }
 

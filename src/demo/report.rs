@@ -61,12 +61,10 @@ impl Report {
             line(&mut text, &format!("  {name:<13}{count}   {}", paint("2", &note)));
         }
         text.push('\n');
+        let repeated = if self.kills > 0 { ", repeated events too" } else { "" };
+        let own = format!("by the relay's own histogram{repeated}");
         let latencies = [
-            (
-                "commit → acknowledged",
-                &self.acknowledged,
-                "the relay's own histogram, interpolated",
-            ),
+            ("commit → acknowledged", &self.acknowledged, own.as_str()),
             ("commit → consumed", &self.consumed, "from the writer's COMMIT to the reader"),
         ];
         for (name, quantiles, note) in latencies {

@@ -98,7 +98,8 @@ impl<'o> Show<'o> {
         Ok(())
     }
 
-    /// Starts the writers, and waits until the first event has made its way: the clients have connected then.
+    /// Starts the writers, and waits until the first event has made its way: the clients have connected then. It stands in the
+    /// ledger, but its time does not count.
     pub(super) async fn warm_up(&mut self, database: &Database) -> Result<(), DemoError> {
         let writers = Writers::start(database, &self.ledger, self.options.rate)?;
         let writers = self.writers.insert(writers);
@@ -107,6 +108,9 @@ impl<'o> Show<'o> {
             self.relay.check()?;
             tokio::time::sleep(TICK / 10).await;
         }
+        self.probe.forget();
+        self.ledger.lock().forget_latencies();
+        self.meter.forget();
         writers.go();
         self.enter(Phase::Writing);
         self.started = Instant::now();

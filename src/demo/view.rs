@@ -96,6 +96,11 @@ impl Meter {
         Self { ledger: ledger.clone(), samples, points, next_point: Instant::now() }
     }
 
+    /// Begins anew.
+    pub(super) fn forget(&mut self) {
+        self.samples.clear();
+    }
+
     /// Takes the ledger's sums as they are now.
     pub(super) fn sample(&mut self) -> Totals {
         let (totals, consumed) = {
