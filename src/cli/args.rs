@@ -120,7 +120,7 @@ pub struct DemoArgs {
     #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u32).range(..=100))]
     pub kill: u32,
     /// Events a second
-    #[arg(long, value_name = "N", default_value = "500", value_parser = clap::value_parser!(u32).range(1..=50_000))]
+    #[arg(long, value_name = "N", default_value = "500", value_parser = clap::value_parser!(u32).range(1..=20_000))]
     pub rate: u32,
     /// A database of yours.
     #[arg(

@@ -32,7 +32,7 @@ pub(super) struct Binaries {
 impl Binaries {
     /// The first directory that holds both programs, new enough.
     pub(super) fn find(env: Env<'_>) -> Result<Self, DemoError> {
-        if let Some(directory) = env(BIN_VARIABLE) {
+        if let Some(directory) = env(BIN_VARIABLE).filter(|directory| !directory.is_empty()) {
             let directory = PathBuf::from(directory);
             return Self::at(&directory).ok_or(DemoError::NoServerIn { directory });
         }
