@@ -1,7 +1,7 @@
 //! The admin endpoint: `/live`, `/ready`, `/status` and `/metrics` over plain HTTP.
 //!
-//! Reads the boards and the metrics, and calls nobody: a stuck pipeline can't make it hang, and no request can disturb a
-//! pipeline. Changes nothing, so it needs no login; it listens on loopback unless told otherwise.
+//! Reads the boards and the metrics, and calls nobody: a stuck pipeline can't make it hang, and no request can disturb
+//! a pipeline. Changes nothing, so it needs no login; it listens on loopback unless told otherwise.
 
 mod health;
 

@@ -1,7 +1,7 @@
 //! From a pipeline's values to what the adapters take, checked by their own rules.
 //!
-//! The last step of reading a file, so that a template that can't be compiled or a property that librdkafka does not know is
-//! a mistake of the file like any other, with its place.
+//! The last step of reading a file, so that a template that can't be compiled or a property that librdkafka does not
+//! know is a mistake of the file like any other, with its place.
 
 use super::context::Context;
 use super::section::quoted;

@@ -13,7 +13,8 @@ pub(super) enum InterpolateError {
     Name(String),
 }
 
-/// Fills in the variables of `text`. `$${` stands for `${`; `${1}`, a regex's group, stays as it is; every other `$` too.
+/// Fills in the variables of `text`. `$${` stands for `${`; `${1}`, a regex's group, stays as it is, and every other
+/// `$` too.
 pub(super) fn interpolate(text: &str, env: Env<'_>) -> Result<String, InterpolateError> {
     let mut filled = String::with_capacity(text.len());
     let mut rest = text;

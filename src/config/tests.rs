@@ -3,7 +3,7 @@
 
 use super::file::read;
 use super::*;
-use expect_test::{Expect, expect};
+use expect_test::{expect, expect_file};
 use std::path::Path;
 use std::time::Duration;
 
@@ -22,9 +22,9 @@ fn parsed(text: &str) -> Result<Config, Findings> {
     parse("postrider.toml", Path::new(""), text, &none)
 }
 
-fn refused(text: &str, expected: &Expect) {
+fn mistakes(text: &str) -> String {
     let findings = parsed(text).expect_err("a file with mistakes was taken");
-    expected.assert_eq(&format!("{findings}\n"));
+    format!("{findings}\n")
 }
 
 #[test]
@@ -71,56 +71,25 @@ confirm_interval = "soon"
 source = "postgresql://localhost"
 outbox = {}
 "#;
-    refused(
-        text,
-        &expect![[r#"
-            postrider.toml:2:1: shutdown_grace: expected a duration such as "10s", found a value of type integer
-            postrider.toml:4:1: admin.listen: expected an IP address and a port, such as "127.0.0.1:9464" or "[::]:9464", or "" for none
-            postrider.toml:5:1: admin.redy_lag_max: unknown key; did you mean "ready_lag_max"?
-            postrider.toml:7:1: pipelines.orders.mode: "poll" is not yet available in this version; there is "wal"
-            postrider.toml:8:19: pipelines.orders.source.url: is missing; for example url = "postgresql://postrider@localhost/app"
-            postrider.toml:9:1: pipelines.orders.source.slot: a slot's name has 1 to 63 of the characters a-z, 0-9 and _
-            postrider.toml:11:1: pipelines.orders.outbox.table: expected a table's name, such as "public.outbox"
-            postrider.toml:12:1: pipelines.orders.outbox.layout: expected one of "postrider", "debezium", "commerce", "gcx", "sqlgarden", "adr30"; did you mean "debezium"?
-            postrider.toml:14:1: pipelines.orders.outbox.extra.tenant_id: expected one of { header = "NAME" }, { envelope = "NAME" }, { partition = true }, { ignore = true }
-            postrider.toml:14:15: pipelines.orders.outbox.extra.tenant_id.heder: unknown key; did you mean "header"?
-            postrider.toml:15:25: pipelines.orders.route.replace.with: is missing; for example with = "$1"
-            postrider.toml:16:1: pipelines.orders.route.replace.pattern: not a regular expression: unclosed group
-            postrider.toml:18:1: pipelines.orders.sink.kind: "nats" is not yet available in this version; there is "kafka", "stdout", "discard"
-            postrider.toml:19:1: pipelines.orders.sink.brokers: expected host:port pairs with commas between them
-            postrider.toml:20:1: pipelines.orders.sink.delivery: "exactly-once" is not yet available in this version; there is "at-least-once"
-            postrider.toml:22:1: pipelines.orders.sink.properties."sasl.password": the environment variable KAFKA_PASSWORD is not set; set it, or write ${KAFKA_PASSWORD:-default}
-            postrider.toml:24:1: pipelines.orders.flow.in_flight_bytes: expected a size from 64KiB to 4GiB
-            postrider.toml:25:1: pipelines.orders.flow.in_flight_events: expected a number from 1 to 10000000
-            postrider.toml:26:1: pipelines.orders.flow.confirm_interval: expected a duration with its unit, such as "250ms", "10s" or "5m"
-            postrider.toml:27:12: pipelines.Invoices: a pipeline's name has 1 to 53 of the characters a-z, 0-9 and _: slot and publication are named after it
-            postrider.toml:27:12: pipelines.Invoices.sink.brokers: is missing; for example brokers = "localhost:9092"
-            postrider.toml:28:1: pipelines.Invoices.source: expected a table, found a value of type string
-            postrider.toml:29:1: pipelines.Invoices.outbox.table: neither a table nor a message_prefix is given; for example table = "public.outbox"
-        "#]],
-    );
+    expect_file!["snapshots/mistakes.txt"].assert_eq(&mistakes(text));
 }
 
 #[test]
 fn mistakes_of_syntax_have_their_place() {
-    refused(
-        "[admin\nlisten = 1\nx = = 2\n",
-        &expect![[r#"
+    expect![[r#"
         postrider.toml:1:7: unclosed table, expected `]`
         postrider.toml:3:5: extra `=`, expected nothing
         postrider.toml:3:7: unexpected key or value, expected newline, `#`
-    "#]],
-    );
+    "#]]
+    .assert_eq(&mistakes("[admin\nlisten = 1\nx = = 2\n"));
 }
 
 #[test]
 fn an_empty_file_is_told_what_it_lacks() {
-    refused(
-        "",
-        &expect![[r#"
+    expect![[r#"
         postrider.toml:1:1: pipelines: no pipeline is configured; write [pipelines.NAME]
-    "#]],
-    );
+    "#]]
+    .assert_eq(&mistakes(""));
 }
 
 #[test]
@@ -135,12 +104,7 @@ source = { url = "postgresql://postrider@localhost/app", slot = "relay" }
 outbox.table = "b"
 sink.kind = "discard"
 "#;
-    refused(
-        text,
-        &expect![[r#"
-            postrider.toml:7:58: pipelines.b.source.slot: the pipelines "a" and "b" would share the slot "relay" of one server: give each a slot of its own
-        "#]],
-    );
+    expect_file!["snapshots/one_slot.txt"].assert_eq(&mistakes(text));
     parsed(&text.replacen("relay", "other", 1)).unwrap();
 }
 
@@ -208,27 +172,19 @@ source.url = "postgresql://postrider@localhost/app"
 outbox.table = "outbox"
 sink = { brokers = "localhost:9092", properties = { linger.msec = 5 } }
 "#;
-    refused(
-        text,
-        &expect![[r#"
-        postrider.toml:3:8: pipelines.orders.source.url: connection parameter "sslmode": expected disable, allow, prefer, require, verify-ca or verify-full
-        postrider.toml:6:1: pipelines.orders.route.topic: the template of route.topic names "aggregate_typ"; it may name id, aggregate_type, aggregate_id, event_type, payload, headers, time
-        postrider.toml:7:28: pipelines.orders.route.replace.with: the replacement of route.replace can't be used: "$" names no group of the pattern; a dollar is written "\$"
-        postrider.toml:11:1: pipelines.orders.sink.properties.acks: property `acks` can't be set here: an event could be confirmed and then lost with one broker; delete `acks`: Postrider sets what its promises need
-        postrider.toml:14:42: pipelines.invoices.outbox.columns.event_typ: an event has no such field; did you mean "event_type"?
-        postrider.toml:19:38: pipelines.bills.sink.properties."linger.msec": librdkafka has no property `linger.msec`; did you mean `linger.ms`?
-    "#]],
-    );
+    expect_file!["snapshots/refused.txt"].assert_eq(&mistakes(text));
 }
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "it is the snapshot")]
 fn values_become_what_the_adapters_take() {
     let text = r#"
 [pipelines.orders]
 source.url = "postgresql://postrider@db1,db2/shop"
 source.slot = "relay"
-outbox = { table = "app.Events", layout = "debezium", columns = { aggregatetype = "kind", payload = "body" }, extra = { tenant_id = { header = "tenant" } } }
+outbox.table = "app.Events"
+outbox.layout = "debezium"
+outbox.columns = { aggregatetype = "kind", payload = "body" }
+outbox.extra = { tenant_id = { header = "tenant" } }
 route = { key = "", standard_headers = ["position"], headers = { source = "shop" } }
 payload = { size_max = "1MiB", envelope = "data" }
 sink.brokers = "localhost:9092"
@@ -236,99 +192,7 @@ flow.in_flight_events = 7
 "#;
     let config = parsed(text).unwrap();
     let shown = format!("{:#?}\n", config.specs[0]);
-    expect![[r#"
-        PipelineSpec {
-            conninfo: Conninfo {
-                hosts: "db1:5432, db2:5432",
-                user: "postrider",
-                dbname: "shop",
-                sslmode: Prefer,
-                target_session_attrs: Any,
-                ..
-            },
-            names: Names {
-                pipeline: "orders",
-                slot: "relay",
-                publication: "postrider_orders",
-                table: Some(
-                    TableName {
-                        schema: "app",
-                        name: "events",
-                    },
-                ),
-            },
-            failover: true,
-            outbox: OutboxSpec {
-                layout: Debezium,
-                table: Some(
-                    TableName {
-                        schema: "app",
-                        name: "events",
-                    },
-                ),
-                columns: [
-                    (
-                        AggregateType,
-                        "kind",
-                    ),
-                    (
-                        Payload,
-                        "body",
-                    ),
-                ],
-                extra: [
-                    Extra {
-                        column: "tenant_id",
-                        placement: Header(
-                            "tenant",
-                        ),
-                        may_lack: false,
-                    },
-                ],
-                message_prefix: None,
-                topic: "outbox.event.{aggregate_type}",
-                key: "",
-                partition: "",
-                replace: None,
-                timestamp: Event,
-                headers: [
-                    (
-                        "source",
-                        "shop",
-                    ),
-                ],
-                standard_headers: StandardHeaders {
-                    event_type: false,
-                    position: true,
-                },
-                null_payload: Tombstone,
-                envelope: Some(
-                    "data",
-                ),
-                envelope_json: false,
-            },
-            sink: Kafka(
-                KafkaSpec {
-                    brokers: "localhost:9092",
-                    properties: [],
-                    client_id: "postrider-orders",
-                    in_flight_events: 7,
-                    in_flight_bytes: 33554432,
-                    size_max: Some(
-                        1048576,
-                    ),
-                },
-            ),
-            limits: Limits {
-                events_max: 7,
-                bytes_max: 33554432,
-            },
-            cursor_interval: 1s,
-            confirm_interval: 200ms,
-            shutdown_grace: 10s,
-        }
-    "#]]
-    .assert_eq(&shown);
+    expect_file!["snapshots/spec.txt"].assert_eq(&shown);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! What is counted, and its text for Prometheus.
 //!
-//! Most figures are read from the pipelines' [`Board`]s when somebody asks, so that metrics and `/status` can't disagree;
-//! only what a board has no room for is counted here. Knows no pipeline's inside; `admin` serves the text, `docs/metrics.md`
-//! explains it.
+//! Most figures are read from the pipelines' [`Board`]s when somebody asks, so that metrics and `/status` can't
+//! disagree; only what a board has no room for is counted here. Knows no pipeline's inside; `admin` serves the text,
+//! `docs/metrics.md` explains it.
 
 mod latency;
 mod text;

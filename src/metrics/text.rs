@@ -165,8 +165,8 @@ impl Scrape {
         Ok(())
     }
 
-    /// The names that dashboards of the outbox pattern already ask for. Two of them are counters without the `_total` that
-    /// the format wants of a counter, so their type stays unsaid.
+    /// The names that dashboards of the outbox pattern already ask for. Two of them are counters without the `_total`
+    /// that the format wants of a counter, so their type stays unsaid.
     fn seeds(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         self.gauge(encoder, "outbox_lag_seconds", |snapshot| Some(snapshot.lag_seconds))?;
         let mut family = describe(encoder, "outbox_throughput", MetricType::Unknown)?;

@@ -10,9 +10,10 @@ mod keys;
 pub(super) mod passfile;
 mod settings;
 mod syntax;
+mod types;
 
-pub use settings::{ChannelBinding, SslMode, TargetSessionAttrs};
-pub(super) use settings::{Keepalive, Root, Secret, Ssl};
+pub use types::{ChannelBinding, SslMode, TargetSessionAttrs};
+pub(super) use types::{Keepalive, Root, Secret, Ssl, TlsVersions};
 
 use keys::Support;
 use settings::Reader;

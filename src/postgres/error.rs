@@ -14,19 +14,19 @@ use crate::lsn::Lsn;
 pub struct SqlState([u8; 5]);
 
 impl SqlState {
-    /// `55000`, object_not_in_prerequisite_state: a slot that is invalidated, a publication PostgreSQL 18 skipped.
+    /// `55000`, `object_not_in_prerequisite_state`: a slot that is invalidated, a publication PostgreSQL 18 skipped.
     pub const OBJECT_NOT_IN_PREREQUISITE_STATE: Self = Self(*b"55000");
-    /// `55006`, object_in_use: the slot is active.
+    /// `55006`, `object_in_use`: the slot is active.
     pub const OBJECT_IN_USE: Self = Self(*b"55006");
-    /// `42704`, undefined_object: no such slot or publication.
+    /// `42704`, `undefined_object`: no such slot or publication.
     pub const UNDEFINED_OBJECT: Self = Self(*b"42704");
-    /// `28P01`, invalid_password.
+    /// `28P01`, `invalid_password`.
     pub const INVALID_PASSWORD: Self = Self(*b"28P01");
-    /// `3D000`, invalid_catalog_name: no such database.
+    /// `3D000`, `invalid_catalog_name`: no such database.
     pub const INVALID_CATALOG_NAME: Self = Self(*b"3D000");
-    /// `57P01`, admin_shutdown: the server stops, or somebody ended the session.
+    /// `57P01`, `admin_shutdown`: the server stops, or somebody ended the session.
     pub const ADMIN_SHUTDOWN: Self = Self(*b"57P01");
-    /// `57P03`, cannot_connect_now: starting up or shutting down.
+    /// `57P03`, `cannot_connect_now`: starting up or shutting down.
     pub const CANNOT_CONNECT_NOW: Self = Self(*b"57P03");
 
     /// From the text of a message field; `None` if it is not five ASCII letters and digits.
@@ -58,7 +58,7 @@ impl fmt::Debug for SqlState {
     }
 }
 
-/// An ErrorResponse or NoticeResponse of the server.
+/// An `ErrorResponse` or `NoticeResponse` of the server.
 ///
 /// The CONTEXT field is not kept: it can hold row values. The LSN in it, where pgoutput names one, is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -81,7 +81,7 @@ pub struct ServerReport {
 const TEXT_MAX: usize = 1000;
 
 impl ServerReport {
-    /// From the fields of an ErrorResponse or a NoticeResponse (manual, 55.8 "Error and Notice Message Fields").
+    /// From the fields of an `ErrorResponse` or a `NoticeResponse` (manual, 55.8 "Error and Notice Message Fields").
     ///
     /// Each field is a byte that names it and a text that ends with a zero; a further zero ends the list. What is not so
     /// is passed over: a damaged report is still a report.
@@ -108,7 +108,18 @@ impl ServerReport {
                 _ => {}
             }
         }
-        report
+        report.without_values()
+    }
+
+    /// Data exceptions and broken constraints (classes 22 and 23) quote the values they are about: other people's data.
+    /// 22023 is about settings.
+    fn without_values(mut self) -> Self {
+        let quotes = matches!(self.sqlstate.class(), "22" | "23");
+        if quotes && self.sqlstate.as_str() != "22023" {
+            self.message = String::from("the server's words are not shown, they may hold values");
+            self.detail = None;
+        }
+        self
     }
 
     /// Whether it is a WARNING (a notice that matters).
@@ -188,14 +199,20 @@ impl SourceError {
         self
     }
 
-    /// From an ErrorResponse or a NoticeResponse.
+    /// From an `ErrorResponse` or a `NoticeResponse`.
     pub fn server(doing: impl Into<String>, report: ServerReport) -> Self {
         Self::new(SourceErrorKind::Server(Box::new(report)), doing)
     }
 
-    /// From what `std::io` says of an open connection: an end of file is [`SourceErrorKind::Closed`].
+    /// From what `std::io` says of an open connection: a reset is the network's, a certificate or an alert is TLS'.
+    ///
+    /// With TLS 1.3 a refused client certificate is heard of only by the first read after the handshake.
     pub fn io(doing: impl Into<String>, error: std::io::Error) -> Self {
-        Self::new(SourceErrorKind::Closed, doing).caused_by(error)
+        let kind = match error.get_ref() {
+            Some(inner) if inner.is::<tokio_rustls::rustls::Error>() => SourceErrorKind::Tls,
+            Some(_) | None => SourceErrorKind::Closed,
+        };
+        Self::new(kind, doing).caused_by(error)
     }
 
     /// From an error of the control connection's client.
@@ -209,7 +226,7 @@ impl SourceError {
                 hint: db.hint().map(clean),
                 associated_lsn: db.where_().and_then(associated_lsn),
             };
-            return Self::server(doing, report);
+            return Self::server(doing, report.without_values());
         }
         Self::new(SourceErrorKind::Closed, doing).caused_by(error)
     }
@@ -267,5 +284,44 @@ impl fmt::Display for SourceError {
 impl Error for SourceError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.source.as_ref().map(|source| &**source as &(dyn Error + 'static))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_keeps_what_people_need_and_no_context() {
+        let fields = b"SFEHLER\0VERROR\0C42704\0Mpublication \"p\" does\nnot exist\0Dd\0Hh\0\
+            Wslot \"s\", in the change callback, associated LSN 0/1A2B, secret row\0\0";
+        let report = ServerReport::from_fields(fields);
+        assert_eq!(report.severity, "ERROR");
+        assert_eq!(report.associated_lsn, "0/1A2B".parse().ok());
+        assert!(!format!("{report:?}").contains("secret"));
+        let error = SourceError::server("stream from slot \"s\"", report);
+        assert_eq!(
+            error.to_string(),
+            "could not stream from slot \"s\": publication \"p\" does not exist (SQLSTATE 42704): d"
+        );
+        assert_eq!(error.sqlstate(), Some(SqlState::UNDEFINED_OBJECT));
+    }
+
+    #[test]
+    fn words_that_quote_values_are_not_shown() {
+        for (sqlstate, shown) in [("22P02", false), ("23505", false), ("22023", true)] {
+            let fields = format!("C{sqlstate}\0Mbad: hunter2\0DKey (id)=(hunter2) exists.\0\0");
+            let report = ServerReport::from_fields(fields.as_bytes());
+            assert_eq!(report.sqlstate.as_str(), sqlstate);
+            assert_eq!(format!("{report:?}").contains("hunter2"), shown, "{sqlstate}");
+        }
+    }
+
+    #[test]
+    fn a_damaged_report_is_still_a_report() {
+        for fields in [&b""[..], b"\0", b"C", b"C\xff\xff\0M\xff", b"C12\0"] {
+            let report = ServerReport::from_fields(fields);
+            assert_eq!(report.sqlstate.as_str(), "XX000", "{fields:?}");
+        }
     }
 }

@@ -53,7 +53,7 @@ pub(super) struct Session {
     pub(super) host: Host,
     pub(super) backend_pid: u32,
     pub(super) secret_key: u32,
-    /// What the server reported of its settings (ParameterStatus).
+    /// What the server reported of its settings (`ParameterStatus`).
     pub(super) parameters: BTreeMap<String, String>,
 }
 
@@ -71,7 +71,11 @@ pub(super) async fn connect(
         TargetSessionAttrs::PreferStandby => {
             &[TargetSessionAttrs::Standby, TargetSessionAttrs::Any]
         }
-        ref one => std::slice::from_ref(one),
+        TargetSessionAttrs::Any => &[TargetSessionAttrs::Any],
+        TargetSessionAttrs::ReadWrite => &[TargetSessionAttrs::ReadWrite],
+        TargetSessionAttrs::ReadOnly => &[TargetSessionAttrs::ReadOnly],
+        TargetSessionAttrs::Primary => &[TargetSessionAttrs::Primary],
+        TargetSessionAttrs::Standby => &[TargetSessionAttrs::Standby],
     };
     let mut failure = None;
     for wanted in passes {
@@ -166,7 +170,7 @@ fn startup(
     Ok(packet)
 }
 
-/// Reads what comes between the login and the first ReadyForQuery.
+/// Reads what comes between the login and the first `ReadyForQuery`.
 async fn greeting(mut wire: Wire, host: &Host, doing: &str) -> Result<Session, SourceError> {
     let broken = || SourceError::new(SourceErrorKind::Protocol, doing);
     let (mut backend_pid, mut secret_key) = (0, 0);

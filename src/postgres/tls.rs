@@ -7,7 +7,7 @@
 
 mod verify;
 
-use super::conninfo::{Host, Root, Ssl, SslMode};
+use super::conninfo::{Host, Root, Ssl, SslMode, TlsVersions};
 use super::error::{SourceError, SourceErrorKind};
 use super::transport::Socket;
 use sha2::{Digest, Sha256, Sha384, Sha512};
@@ -17,6 +17,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::version::{TLS12, TLS13};
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, SupportedProtocolVersion};
 use x509_cert::der::Decode;
 
@@ -36,32 +37,28 @@ pub(super) async fn connect(
         SourceError::new(SourceErrorKind::Settings, doing).caused_by(error)
     })?;
     let connector = TlsConnector::from(Arc::new(config));
-    let stream = connector.connect(server_name, socket).await.map_err(|error| {
-        // A reset is the network's, a certificate or an alert is TLS'.
-        let is_tls = error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
-        let kind = if is_tls { SourceErrorKind::Tls } else { SourceErrorKind::Closed };
-        SourceError::new(kind, format!("agree on TLS with {host}")).caused_by(error)
-    })?;
+    let stream = connector
+        .connect(server_name, socket)
+        .await
+        .map_err(|error| SourceError::io(format!("agree on TLS with {host}"), error))?;
     let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let end_point = certificate.and_then(|certificate| end_point(certificate));
+    let end_point = certificate.and_then(end_point);
     Ok((stream, end_point))
 }
 
 fn client_config(ssl: &Ssl, host: &Host) -> Result<ClientConfig, SourceError> {
     let provider = Arc::new(ring::default_provider());
-    let mut versions: Vec<&'static SupportedProtocolVersion> = Vec::new();
-    if ssl.tls13 {
-        versions.push(&rustls::version::TLS13);
-    }
-    if ssl.tls12 {
-        versions.push(&rustls::version::TLS12);
-    }
+    let versions: &[&'static SupportedProtocolVersion] = match ssl.versions {
+        TlsVersions::Both => &[&TLS13, &TLS12],
+        TlsVersions::Only12 => &[&TLS12],
+        TlsVersions::Only13 => &[&TLS13],
+    };
     let doing = || format!("set up TLS for {host}");
     let settings = |error: rustls::Error| {
         SourceError::new(SourceErrorKind::Settings, doing()).caused_by(error)
     };
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider));
-    let builder = builder.with_protocol_versions(&versions).map_err(settings)?;
+    let builder = builder.with_protocol_versions(versions).map_err(settings)?;
     let verifier = verifier(ssl, &provider)?;
     let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
     let mut config = match client_identity(ssl)? {

@@ -9,6 +9,7 @@ use super::tls;
 use bytes::BytesMut;
 use postgres_protocol::message::frontend;
 use std::io;
+use std::os::linux::net::SocketAddrExt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
@@ -96,7 +97,6 @@ fn unreachable_host(host: &Host, error: io::Error) -> SourceError {
 async fn unix(dir: &str, port: u16) -> io::Result<UnixStream> {
     let path = format!("{dir}/.s.PGSQL.{port}");
     let Some(name) = path.strip_prefix('@') else { return UnixStream::connect(&path).await };
-    use std::os::linux::net::SocketAddrExt;
     let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
     let stream = std::os::unix::net::UnixStream::connect_addr(&address)?;
     stream.set_nonblocking(true)?;
@@ -151,7 +151,7 @@ async fn secure(
     Ok(Transport { io: Io::Tls(Box::new(stream)), end_point })
 }
 
-/// Sends the SSLRequest and reads its one byte of answer. More than one byte is refused: what comes before the
+/// Sends the `SSLRequest` and reads its one byte of answer. More than one byte is refused: what comes before the
 /// handshake is not the server's word (CVE-2021-23222).
 async fn request_tls(socket: &mut Socket, host: &Host) -> Result<bool, SourceError> {
     let doing = || format!("ask {host} for TLS");

@@ -4,10 +4,11 @@
 //! frames (that is `pgoutput`'s) and does not decide what is confirmed (that is `ack`'s): it sends the watermark it was
 //! given, never a lower one than before and never one above what it has received.
 //!
-//! The login runs on the caller's runtime. From START_REPLICATION on the socket lives on a thread of its own
+//! The login runs on the caller's runtime. From `START_REPLICATION` on the socket lives on a thread of its own
 //! ([`session`]), so that status updates leave whatever the caller is doing.
 
 mod batch;
+mod busy;
 mod command;
 mod feedback;
 mod queue;
@@ -38,7 +39,7 @@ pub const CONFIRM_INTERVAL: Duration = Duration::from_millis(200);
 /// How long the server may be silent, although asked for an answer at half of it, before it counts as dead.
 pub const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// What IDENTIFY_SYSTEM says (manual, 54.4).
+/// What `IDENTIFY_SYSTEM` says (manual, 54.4).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SystemIdentity {
     /// The cluster's identifier: another one is another database, whatever its name.

@@ -7,7 +7,7 @@ use super::transport::Transport;
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Most bytes of one message outside the stream. A row of IDENTIFY_SYSTEM has some hundred.
+/// Most bytes of one message outside the stream. A row of `IDENTIFY_SYSTEM` has some hundred.
 const HANDSHAKE_MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 /// Bytes before a message's body: the tag, and the length that counts itself.
@@ -39,7 +39,7 @@ impl Wire {
         sent.await.map_err(|error| SourceError::io(doing, error))
     }
 
-    /// The next message; an ErrorResponse comes back as the error it is, notices are logged and passed over.
+    /// The next message; an `ErrorResponse` comes back as the error it is, notices are logged and passed over.
     pub(super) async fn receive(&mut self, doing: &str) -> Result<Frame, SourceError> {
         loop {
             let frame = self.any(doing).await?;
@@ -73,9 +73,8 @@ impl Wire {
                 self.inbox.reserve(whole - self.inbox.len());
             }
             let read = self.transport.read_buf(&mut self.inbox).await;
-            match read.map_err(|error| SourceError::io(doing, error))? {
-                0 => return Err(SourceError::new(SourceErrorKind::Closed, doing)),
-                _ => {}
+            if read.map_err(|error| SourceError::io(doing, error))? == 0 {
+                return Err(SourceError::new(SourceErrorKind::Closed, doing));
             }
         }
     }

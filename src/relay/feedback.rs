@@ -14,6 +14,10 @@ const IDLE_STEP_BYTES: u64 = 4096;
 /// Pause between two rows while nothing is delivered and other tables are busy.
 const IDLE_INTERVAL: Duration = Duration::from_secs(2);
 
+/// A row is also due when this many events were delivered since the last one: a crash repeats them, and while a backlog drains
+/// an interval is a lot of events.
+const DELIVERED_EVENTS_MAX: u64 = 10_000;
+
 #[derive(Debug)]
 pub(super) struct Feedback {
     cursor_interval: Duration,
@@ -21,8 +25,8 @@ pub(super) struct Feedback {
     row: Progress,
     writing: Option<Progress>,
     written_at: Option<Duration>,
-    /// Events were delivered since the last row.
-    delivered: bool,
+    /// Events delivered since the last row.
+    delivered: u64,
     confirmed: Watermark,
 }
 
@@ -33,7 +37,7 @@ impl Feedback {
             row: Progress::default(),
             writing: None,
             written_at: None,
-            delivered: false,
+            delivered: 0,
             confirmed: Watermark::default(),
         }
     }
@@ -41,11 +45,11 @@ impl Feedback {
     pub(super) fn resumed(&mut self, row: Progress) {
         self.row = row;
         self.writing = None;
-        self.delivered = false;
+        self.delivered = 0;
     }
 
     pub(super) fn delivered(&mut self) {
-        self.delivered = true;
+        self.delivered += 1;
     }
 
     pub(super) fn written(&mut self) {
@@ -58,7 +62,7 @@ impl Feedback {
     /// The connection is gone, and with it the answer to a row being written: it is written again.
     pub(super) fn lost(&mut self) {
         if self.writing.take().is_some() {
-            self.delivered = true;
+            self.delivered += 1;
         }
     }
 
@@ -78,7 +82,7 @@ impl Feedback {
         }
         self.writing = Some(progress);
         self.written_at = Some(now);
-        self.delivered = false;
+        self.delivered = 0;
         Some(progress)
     }
 
@@ -103,7 +107,9 @@ impl Feedback {
 
     fn due_at(&self, progress: Progress) -> Option<Duration> {
         let idle_bytes = progress.watermark.lsn().bytes_since(self.row.watermark.lsn());
-        let pause = if (self.delivered || self.row.partial.is_some()) && progress != self.row {
+        let pause = if self.delivered >= DELIVERED_EVENTS_MAX && progress != self.row {
+            Duration::ZERO
+        } else if (self.delivered > 0 || self.row.partial.is_some()) && progress != self.row {
             self.cursor_interval
         } else if idle_bytes >= IDLE_STEP_BYTES {
             IDLE_INTERVAL

@@ -5,7 +5,7 @@ mod fence;
 mod session;
 mod setup;
 
-use crate::server::{Database, Version, unique};
+use crate::server::{Client, Database, Version, unique};
 use postrider::error::Halt;
 use postrider::postgres::Conninfo;
 use postrider::postgres::control::{Ask, Control};
@@ -29,18 +29,29 @@ struct Pipeline {
     conninfo: Conninfo,
     control: Control,
     watch: Control,
+    url: String,
     // Last: its slots can't go while the sessions are there.
-    database: Database,
+    database: Option<Database>,
 }
 
 fn conninfo(url: &str) -> Conninfo {
     Conninfo::parse(url, &|_| None).expect("a connection string")
 }
 
+async fn control(conninfo: &Conninfo, name: &str) -> Control {
+    Control::connect(conninfo, name).await.expect("a control session")
+}
+
 impl Pipeline {
-    /// A database without anything of ours.
+    /// A database without anything of ours, on a shared server.
     async fn bare(version: Version, test: &str) -> Self {
         let database = Database::create(version, test).await;
+        let pipeline = Self::on(&database.url(), test).await;
+        Self { database: Some(database), ..pipeline }
+    }
+
+    /// On a server of the test's own.
+    async fn on(url: &str, test: &str) -> Self {
         let name = unique(test);
         let names = Names {
             pipeline: name.clone(),
@@ -48,26 +59,39 @@ impl Pipeline {
             publication: format!("postrider_{name}"),
             table: Some(TableName::new("public", "outbox")),
         };
-        let conninfo = conninfo(&database.url());
+        let conninfo = conninfo(url);
         Self {
             names,
             columns: ["id", "aggregate_type", "aggregate_id", "payload"].map(str::to_owned).into(),
             messages: false,
-            control: Control::connect(&conninfo, "postrider test").await.unwrap(),
-            watch: Control::connect(&conninfo, "postrider watch").await.unwrap(),
+            control: control(&conninfo, "postrider test").await,
+            watch: control(&conninfo, "postrider watch").await,
             conninfo,
-            database,
+            url: url.to_owned(),
+            database: None,
         }
+    }
+
+    /// New sessions, after the server was away.
+    async fn reconnect(&mut self) {
+        self.control = control(&self.conninfo, "postrider test").await;
+        self.watch = control(&self.conninfo, "postrider watch").await;
+    }
+
+    /// A connection of the application or an operator.
+    async fn client(&self) -> Client {
+        Client::connect(&self.url).await.expect("a connection")
     }
 
     /// With the outbox table, and set up.
     async fn ready(version: Version, test: &str) -> Self {
         let pipeline = Self::bare(version, test).await;
         pipeline.sql(OUTBOX).await;
-        pipeline.set_up(&Options::default()).await.unwrap();
+        pipeline.set_up(&Options::default()).await.expect("setup");
         pipeline
     }
 
+    #[expect(clippy::ref_option, reason = "as `Ask` has it")]
     fn ask<'a>(&'a self, identity: &'a Option<Identity>) -> Ask<'a> {
         Ask {
             names: &self.names,
@@ -84,7 +108,7 @@ impl Pipeline {
     }
 
     async fn facts(&self) -> Facts {
-        self.control.facts(&self.ask(&None)).await.unwrap()
+        self.control.facts(&self.ask(&None)).await.expect("the facts")
     }
 
     async fn decide(&self) -> Result<Decision, Halt> {
@@ -100,14 +124,15 @@ impl Pipeline {
 
     /// The replication connection's word for it, as in a whole handshake.
     async fn wal(&self) -> (WalConnection, Option<Identity>) {
-        let mut wal = WalConnection::connect(&self.conninfo, "postrider test").await.unwrap();
-        let identity = Identity::from(&wal.identify_system().await.unwrap());
+        let mut wal =
+            WalConnection::connect(&self.conninfo, "postrider test").await.expect("a connection");
+        let identity = Identity::from(&wal.identify_system().await.expect("an identity"));
         (wal, Some(identity))
     }
 
     /// Statements as the application or an operator.
     async fn sql(&self, sql: &str) {
-        self.database.connect().await.batch(&self.fill(sql)).await;
+        self.client().await.batch(&self.fill(sql)).await;
     }
 
     /// `{slot}`, `{publication}` and `{pipeline}` in a statement.

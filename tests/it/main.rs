@@ -32,6 +32,8 @@ mod topic;
 
 // The tests.
 
+/// The binary without servers: exit codes, what goes to which stream, secrets.
+mod cli;
 /// The control side: setup, the fence, the cursor row, the session's end.
 mod control;
 /// `postrider demo` as a user runs it: the ledger balances, also under kill -9, and nothing stays behind.

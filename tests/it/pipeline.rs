@@ -16,13 +16,39 @@ pub(crate) struct Pipeline {
     pub(crate) config: String,
     /// A session in the database.
     pub(crate) sql: Client,
+    /// Kept for its end: it is dropped with the pipeline.
+    database: Option<Database>,
 }
 
 impl Pipeline {
     /// On the shared servers, in a database of its own, with the topic's 8 partitions.
     pub(crate) async fn shared(version: Version, test: &str) -> Self {
+        Self::in_layout(version, test, LAYOUT).await
+    }
+
+    /// The same with another layout.
+    pub(crate) async fn in_layout(version: Version, test: &str, layout: &str) -> Self {
+        Self::in_database(version, &brokers(), test, layout, "").await
+    }
+
+    /// The same with a broker of the test's own.
+    pub(crate) async fn to_broker(version: Version, brokers: &str, test: &str) -> Self {
+        Self::in_database(version, brokers, test, LAYOUT, "").await
+    }
+
+    /// In a database of its own on the shared servers.
+    pub(crate) async fn in_database(
+        version: Version,
+        brokers: &str,
+        test: &str,
+        layout: &str,
+        more: &str,
+    ) -> Self {
         let database = Database::create(version, test).await;
-        Self::on(&database.socket_url(), &brokers(), test).await
+        let url = database.socket_url();
+        let mut pipeline = Self::with_layout(&url, brokers, test, layout, more).await;
+        pipeline.database = Some(database);
+        pipeline
     }
 
     /// On any servers: makes the table in the database of `url`, and the topic.
@@ -57,7 +83,7 @@ impl Pipeline {
         );
         postrider_ok(&config, &["setup", "--create-table"]);
         let sql = Client::connect(url).await.expect("a session");
-        Self { name, url: url.to_owned(), topic, config, sql }
+        Self { name, url: url.to_owned(), topic, config, sql, database: None }
     }
 
     /// `postrider run`.
@@ -84,21 +110,23 @@ impl Pipeline {
         self.sql.batch(&sql).await;
     }
 
-    /// `confirmed_flush_lsn` of the slot has reached `lsn`, or what it is.
+    /// `confirmed_flush_lsn` of the slot has reached `lsn`, or what it is. Over a new session: the server may have been killed.
     pub(crate) async fn confirmed(&self, lsn: &str) -> Result<(), String> {
         let sql = format!(
             "select case when confirmed_flush_lsn >= '{lsn}' then 'yes' else confirmed_flush_lsn::text end \
              from pg_replication_slots where slot_name = '{}'",
             self.slot()
         );
-        match self.sql.text(&sql).await.as_deref() {
+        let session = Client::connect(&self.url).await.map_err(|error| error.to_string())?;
+        match session.text(&sql).await.as_deref() {
             Some("yes") => Ok(()),
             other => Err(format!("confirmed_flush_lsn is {other:?}, wanted {lsn}")),
         }
     }
 
-    /// The end of WAL.
+    /// The end of WAL, over a new session.
     pub(crate) async fn wal_end(&self) -> String {
-        self.sql.text("select pg_current_wal_lsn()::text").await.expect("a position")
+        let session = Client::connect(&self.url).await.expect("a session");
+        session.text("select pg_current_wal_lsn()::text").await.expect("a position")
     }
 }

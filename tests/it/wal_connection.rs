@@ -81,9 +81,8 @@ impl Seen {
                 }
             }
         };
-        if tokio::time::timeout(SOON, reading).await.is_err() {
-            panic!("waited {SOON:?}, seen {self:?}");
-        }
+        let in_time = tokio::time::timeout(SOON, reading).await;
+        assert!(in_time.is_ok(), "waited {SOON:?}, seen {self:?}");
     }
 
     fn last_end(&self) -> Watermark {

@@ -4,7 +4,7 @@ use crate::outbox::Layout;
 
 /// The SQL that makes `layout`'s table under the name `table`, in the first schema of the search path.
 ///
-/// Indexes and side tables that are named after the table are renamed with it, so that two outboxes fit into one schema.
+/// Indexes and side tables named after the table are renamed with it, so that two outboxes fit into one schema.
 pub(super) fn for_table(layout: Layout, table: &str) -> String {
     let from = layout.table();
     if table == from {

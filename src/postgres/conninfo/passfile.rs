@@ -18,7 +18,8 @@ pub(in crate::postgres) fn password(conninfo: &Conninfo, host: &Host) -> Option<
 fn private(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
     let Ok(meta) = std::fs::metadata(path) else { return false };
-    let fits = meta.is_file() && meta.permissions().mode() & 0o077 == 0;
+    let others = meta.permissions().mode() & 0o077;
+    let fits = meta.is_file() && others == 0;
     if meta.is_file() && !fits {
         tracing::warn!(path = %path.display(), "password file is readable by others: not used");
     }

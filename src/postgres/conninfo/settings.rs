@@ -1,5 +1,7 @@
 //! From names and texts to typed settings.
 
+use super::types::{ChannelBinding, SslMode, TargetSessionAttrs};
+use super::types::{Keepalive, Root, Secret, Ssl, TlsVersions};
 use super::{CONNECT_TIMEOUT, Conninfo, ConninfoError, HOSTS_MAX, Host, Place};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,95 +14,6 @@ pub(super) const DEFAULT_SOCKET_DIR: &str = "/var/run/postgresql";
 /// How long sent data may stay without an acknowledgement where `tcp_user_timeout` is not given: a black hole is then
 /// noticed before a takeover by another host would be.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// A password. It has no `Debug`, so that nothing that holds one can print it by accident.
-#[derive(Clone)]
-pub(in crate::postgres) struct Secret(String);
-
-impl Secret {
-    pub(in crate::postgres) fn new(text: String) -> Self {
-        Self(text)
-    }
-
-    pub(in crate::postgres) fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-/// `sslmode` (manual, 34.19).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum SslMode {
-    /// Never TLS.
-    Disable,
-    /// TLS if the server offers it, the certificate is not looked at. `allow` is taken as this.
-    Prefer,
-    /// TLS, the certificate is not looked at (unless a root certificate is there: then as `verify-ca`, like libpq).
-    Require,
-    /// TLS, and the certificate is signed by the root certificate.
-    VerifyCa,
-    /// The same, and it was issued for the host we asked for.
-    VerifyFull,
-}
-
-/// `channel_binding`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ChannelBinding {
-    /// Never.
-    Disable,
-    /// Where the server offers it.
-    Prefer,
-    /// A login without it is refused.
-    Require,
-}
-
-/// `target_session_attrs`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum TargetSessionAttrs {
-    /// Any server.
-    Any,
-    /// Sessions can write.
-    ReadWrite,
-    /// Sessions can't write.
-    ReadOnly,
-    /// Not in recovery.
-    Primary,
-    /// In recovery.
-    Standby,
-    /// In recovery if one of the hosts is, else any.
-    PreferStandby,
-}
-
-/// Everything about TLS.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::postgres) struct Ssl {
-    pub(in crate::postgres) mode: SslMode,
-    pub(in crate::postgres) direct: bool,
-    pub(in crate::postgres) root: Option<Root>,
-    pub(in crate::postgres) cert: Option<PathBuf>,
-    pub(in crate::postgres) key: Option<PathBuf>,
-    pub(in crate::postgres) sni: bool,
-    pub(in crate::postgres) tls12: bool,
-    pub(in crate::postgres) tls13: bool,
-    /// `~/.postgresql`, where libpq looks for files that were not named.
-    pub(in crate::postgres) home: Option<PathBuf>,
-}
-
-/// `sslrootcert`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::postgres) enum Root {
-    /// The system's own store.
-    System,
-    /// A PEM file.
-    File(PathBuf),
-}
-
-/// TCP keepalive; a field that is `None` keeps the system's default.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::postgres) struct Keepalive {
-    pub(in crate::postgres) idle: Option<Duration>,
-    pub(in crate::postgres) interval: Option<Duration>,
-    pub(in crate::postgres) count: Option<u32>,
-}
 
 /// Takes typed values out of the pairs.
 pub(super) struct Reader<'a> {
@@ -309,7 +222,6 @@ impl<'a> Reader<'a> {
             let expected = "require or stronger, since sslnegotiation is \"direct\"";
             return Err(ConninfoError::Value { key: "sslmode", expected });
         }
-        let (tls12, tls13) = self.tls_versions()?;
         Ok(Ssl {
             mode,
             direct,
@@ -317,13 +229,12 @@ impl<'a> Reader<'a> {
             cert: self.text("sslcert").map(PathBuf::from),
             key: self.text("sslkey").map(PathBuf::from),
             sni: self.number("sslsni")? != Some(0),
-            tls12,
-            tls13,
+            versions: self.tls_versions()?,
             home: home.map(|home| home.join(".postgresql")),
         })
     }
 
-    fn tls_versions(&self) -> Read<(bool, bool)> {
+    fn tls_versions(&self) -> Read<TlsVersions> {
         let expected = "TLSv1.2 or TLSv1.3";
         let version = |key: &'static str, default: u8| match self.text(key) {
             None => Ok(default),
@@ -335,11 +246,15 @@ impl<'a> Reader<'a> {
         };
         let lowest = version("ssl_min_protocol_version", 2)?;
         let highest = version("ssl_max_protocol_version", 3)?;
-        if lowest > highest {
-            let expected = "no less than ssl_min_protocol_version";
-            return Err(ConninfoError::Value { key: "ssl_max_protocol_version", expected });
+        match (lowest, highest) {
+            (2, 3) => Ok(TlsVersions::Both),
+            (2, _) => Ok(TlsVersions::Only12),
+            (_, 3) => Ok(TlsVersions::Only13),
+            _ => {
+                let expected = "no less than ssl_min_protocol_version";
+                Err(ConninfoError::Value { key: "ssl_max_protocol_version", expected })
+            }
         }
-        Ok((lowest == 2, highest == 3))
     }
 }
 

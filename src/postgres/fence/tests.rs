@@ -41,36 +41,8 @@ pub(in crate::postgres) fn good() -> Facts {
             replication: true,
         },
         schema: SchemaState::Version(1),
-        slot: Some(SlotRow {
-            name: "postrider_orders".to_owned(),
-            plugin: Some("pgoutput".to_owned()),
-            logical: true,
-            database: Some("shop".to_owned()),
-            temporary: false,
-            two_phase: false,
-            active_pid: None,
-            wal_status: Some("reserved".to_owned()),
-            restart_lsn: Some(at("0/4000")),
-            confirmed_flush_lsn: Some(at("0/5000")),
-            safe_wal_size: None,
-            conflicting: false,
-            failover: true,
-            synced: false,
-            invalidation_reason: None,
-            inactive_since: None,
-        }),
-        cursor: Some(Cursor {
-            pipeline: "orders".to_owned(),
-            system_identifier: "7000".to_owned(),
-            timeline: 1,
-            slot: "postrider_orders".to_owned(),
-            slot_created_lsn: at("0/1000"),
-            publication: "postrider_orders".to_owned(),
-            messages: false,
-            watermark: Watermark::resumed(at("0/5000")),
-            flush_limit: at("0/5800"),
-            partial: None,
-        }),
+        slot: Some(good_slot()),
+        cursor: Some(good_cursor()),
         publication: Some(PublicationFacts {
             insert: true,
             more_than_insert: false,
@@ -89,6 +61,42 @@ pub(in crate::postgres) fn good() -> Facts {
         columns: columns.to_vec(),
         messages: false,
         failover: true,
+    }
+}
+
+fn good_slot() -> SlotRow {
+    SlotRow {
+        name: "postrider_orders".to_owned(),
+        plugin: Some("pgoutput".to_owned()),
+        logical: true,
+        database: Some("shop".to_owned()),
+        temporary: false,
+        two_phase: false,
+        active_pid: None,
+        wal_status: Some("reserved".to_owned()),
+        restart_lsn: Some(at("0/4000")),
+        confirmed_flush_lsn: Some(at("0/5000")),
+        safe_wal_size: None,
+        conflicting: false,
+        failover: true,
+        synced: false,
+        invalidation_reason: None,
+        inactive_since: None,
+    }
+}
+
+fn good_cursor() -> Cursor {
+    Cursor {
+        pipeline: "orders".to_owned(),
+        system_identifier: "7000".to_owned(),
+        timeline: 1,
+        slot: "postrider_orders".to_owned(),
+        slot_created_lsn: at("0/1000"),
+        publication: "postrider_orders".to_owned(),
+        messages: false,
+        watermark: Watermark::resumed(at("0/5000")),
+        flush_limit: at("0/5800"),
+        partial: None,
     }
 }
 

@@ -6,12 +6,18 @@ use std::sync::Arc;
 use tokio_rustls::rustls::client::danger::{
     HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
 };
-use tokio_rustls::rustls::client::{VerifierBuilderError, WebPkiServerVerifier};
+use tokio_rustls::rustls::client::{
+    VerifierBuilderError, WebPkiServerVerifier, verify_server_name,
+};
 use tokio_rustls::rustls::crypto::{
     CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature,
 };
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use tokio_rustls::rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
+use tokio_rustls::rustls::server::ParsedCertificate;
+use tokio_rustls::rustls::{
+    CertificateError, DigitallySignedStruct, Error, OtherError, SignatureScheme,
+};
+use x509_cert::der::Decode;
 
 /// Takes any certificate: `sslmode` `prefer` and `require`.
 #[derive(Debug)]
@@ -62,6 +68,7 @@ impl ServerCertVerifier for Unverified {
 #[derive(Debug)]
 pub(super) struct Verified {
     webpki: Arc<WebPkiServerVerifier>,
+    roots: Vec<CertificateDer<'static>>,
     with_name: bool,
 }
 
@@ -74,7 +81,35 @@ impl Verified {
         let store = Arc::new(super::root_store(&roots));
         let webpki =
             WebPkiServerVerifier::builder_with_provider(store, Arc::clone(provider)).build()?;
-        Ok(Self { webpki, with_name })
+        Ok(Self { webpki, roots, with_name })
+    }
+}
+
+impl Verified {
+    /// A certificate that is itself the root, as `openssl req -x509` makes them: libpq takes it, webpki by itself does not,
+    /// since it says that it is an authority.
+    fn verify_root(
+        &self,
+        certificate: &CertificateDer<'_>,
+        server_name: &ServerName<'_>,
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let parsed = x509_cert::Certificate::from_der(certificate);
+        let wrong = |error| Error::InvalidCertificate(error);
+        let validity =
+            parsed.map_err(|error| wrong(CertificateError::Other(OtherError(Arc::new(error)))))?;
+        let validity = validity.tbs_certificate.validity;
+        let seconds = now.as_secs();
+        if seconds < validity.not_before.to_unix_duration().as_secs() {
+            return Err(wrong(CertificateError::NotValidYet));
+        }
+        if seconds > validity.not_after.to_unix_duration().as_secs() {
+            return Err(wrong(CertificateError::Expired));
+        }
+        if self.with_name {
+            verify_server_name(&ParsedCertificate::try_from(certificate)?, server_name)?;
+        }
+        Ok(ServerCertVerified::assertion())
     }
 }
 
@@ -87,6 +122,9 @@ impl ServerCertVerifier for Verified {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
+        if self.roots.iter().any(|root| root == end_entity) {
+            return self.verify_root(end_entity, server_name, now);
+        }
         let verdict = self.webpki.verify_server_cert(
             end_entity,
             intermediates,

@@ -1,12 +1,12 @@
 //! Whole frames of the stream, cut out of the read buffer without a copy.
 //!
-//! Knows CopyData and the header of XLogData and keepalives (manual, 54.4.6), not what is in them.
+//! Knows `CopyData` and the header of `XLogData` and keepalives (manual, 54.4.6), not what is in them.
 
 use crate::lsn::Lsn;
 use crate::postgres::wire::{HEADER_BYTES, frame_bytes};
 use bytes::{Buf, Bytes, BytesMut};
 
-/// Bytes of XLogData before the data: its tag, start, end, clock.
+/// Bytes of `XLogData` before the data: its tag, start, end, clock.
 const XLOG_HEADER_BYTES: usize = 1 + 8 + 8 + 8;
 
 /// Bytes of a keepalive: its tag, end, clock, whether a reply is asked for.
@@ -78,7 +78,7 @@ impl std::fmt::Debug for Frame<'_> {
 }
 
 impl<'a> Frame<'a> {
-    /// From the body of a CopyData message; `None` if it is neither of the two.
+    /// From the body of a `CopyData` message; `None` if it is neither of the two.
     fn parse(body: &'a [u8]) -> Option<Self> {
         let lsn = |at: usize| -> Option<Lsn> {
             let bytes = body.get(at..)?.first_chunk::<8>()?;

@@ -51,14 +51,14 @@ pub(super) fn start_replication(start: &StartReplication) -> Result<String, Name
     ))
 }
 
-/// Sends START_REPLICATION and waits for CopyBothResponse.
+/// Sends `START_REPLICATION` and waits for `CopyBothResponse`.
 pub(super) async fn copy_both(wire: &mut Wire, doing: &str, sql: &str) -> Result<(), SourceError> {
     query(wire, doing, sql).await?;
     let frame = wire.receive(doing).await?;
     if frame.tag == b'W' { Ok(()) } else { Err(broken(doing)) }
 }
 
-/// Sends IDENTIFY_SYSTEM and reads its one row.
+/// Sends `IDENTIFY_SYSTEM` and reads its one row.
 pub(super) async fn identify_system(
     wire: &mut Wire,
     doing: &str,
@@ -89,7 +89,7 @@ fn identity(row: Option<&[Option<String>]>) -> Option<SystemIdentity> {
     })
 }
 
-/// The columns of a DataRow in text form.
+/// The columns of a `DataRow` in text form.
 fn columns(mut body: Bytes) -> Option<Vec<Option<String>>> {
     let count = body.try_get_u16().ok()?;
     let mut columns = Vec::with_capacity(usize::from(count));

@@ -40,7 +40,7 @@ pub(super) struct Status {
 pub(super) const STATUS_BYTES: usize = 1 + 4 + 1 + 3 * 8 + 8 + 1;
 
 impl Status {
-    /// As a CopyData message; `clock` in microseconds since 2000-01-01.
+    /// As a `CopyData` message; `clock` in microseconds since 2000-01-01.
     pub(super) fn encode(self, clock: i64) -> [u8; STATUS_BYTES] {
         let mut message = [0; STATUS_BYTES];
         let length = 4 + 1 + 3 * 8 + 8 + 1_u32;

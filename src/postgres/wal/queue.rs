@@ -96,3 +96,62 @@ impl Queue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::batch::{Cut, cut};
+    use super::*;
+    use crate::postgres::error::SourceErrorKind;
+    use bytes::BytesMut;
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    /// A batch of one frame; 30 bytes are the smallest.
+    fn batch(bytes: usize) -> Batch {
+        let mut frame = vec![b'd', 0, 0, 0, 0, b'w'];
+        frame.resize(bytes, 0);
+        frame[1..5].copy_from_slice(&u32::try_from(bytes - 1).unwrap().to_be_bytes());
+        let Ok(Cut::Frames(batch, _)) = cut(&mut BytesMut::from(&frame[..]), 1 << 20) else {
+            panic!("a frame");
+        };
+        batch
+    }
+
+    /// The size of the next batch, the end, or nothing yet.
+    fn poll(queue: &Queue) -> String {
+        match pin!(queue.next()).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Pending => "nothing".to_owned(),
+            Poll::Ready(Next::Batch(batch)) => batch.size_bytes().to_string(),
+            Poll::Ready(Next::End(End::Error(error))) => format!("{:?}", error.kind()),
+            Poll::Ready(Next::End(End::Panicked)) => "panicked".to_owned(),
+            Poll::Ready(Next::End(End::Taken)) => "taken".to_owned(),
+        }
+    }
+
+    #[test]
+    fn the_bound_is_bytes_and_one_large_batch_passes_alone() {
+        let queue = Queue::new(100);
+        assert!(queue.offer(batch(60)).is_ok());
+        assert!(queue.offer(batch(40)).is_ok());
+        assert_eq!(queue.offer(batch(30)).unwrap_err().size_bytes(), 30, "given back");
+        assert_eq!(poll(&queue), "60");
+        assert!(queue.offer(batch(500)).is_err());
+        assert_eq!(poll(&queue), "40");
+        assert!(queue.offer(batch(500)).is_ok(), "a large one passes when nothing else is there");
+        assert!(queue.offer(batch(30)).is_err());
+        assert_eq!(poll(&queue), "500");
+        assert_eq!(poll(&queue), "nothing");
+    }
+
+    #[test]
+    fn the_end_comes_once_after_everything_and_the_first_one_stands() {
+        let queue = Queue::new(100);
+        assert!(queue.offer(batch(30)).is_ok());
+        let error = SourceError::new(SourceErrorKind::Closed, "stream");
+        queue.end(End::Error(error));
+        queue.end(End::Panicked);
+        for expected in ["30", "Closed", "taken", "taken"] {
+            assert_eq!(poll(&queue), expected);
+        }
+    }
+}

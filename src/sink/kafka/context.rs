@@ -106,6 +106,9 @@ impl ClientContext for Context {
     }
 
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
+        // Remarks on settings are about ours (`enable.gapless.guarantee` is called experimental, and is meant) or about those
+        // of the operator, who reads CONFIGURATION.md: not worth a warning at every start.
+        let level = if facility == "CONFWARN" { RDKafkaLogLevel::Debug } else { level };
         match level {
             RDKafkaLogLevel::Emerg
             | RDKafkaLogLevel::Alert

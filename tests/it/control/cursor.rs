@@ -9,7 +9,7 @@ use postrider::postgres::control::Control;
 use postrider::postgres::cursor::{self, Cursor, Written};
 
 fn at(text: &str) -> Lsn {
-    text.parse().unwrap()
+    text.parse().expect("a position")
 }
 
 fn moved(cursor: &Cursor, to: &str) -> Cursor {

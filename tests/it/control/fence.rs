@@ -5,12 +5,10 @@ use crate::await_that::await_that;
 use crate::private::PrivatePostgres;
 use crate::server::Version;
 use postrider::error::HaltReason;
-use postrider::lsn::Lsn;
-use postrider::postgres::control::{Ask, Control};
-use postrider::postgres::cursor;
-use postrider::postgres::fence::{AfterStart, Decision, Identity, check_after_start, decide};
-use postrider::postgres::names::{Names, TableName};
-use postrider::postgres::setup::{Options, apply};
+use postrider::lsn::{Lsn, Watermark};
+use postrider::postgres::cursor::{self, Cursor, Written};
+use postrider::postgres::fence::{AfterStart, Decision, check_after_start, decide};
+use postrider::postgres::setup::Options;
 use postrider::postgres::slot;
 use postrider::postgres::wal::StartReplication;
 use std::time::Duration;
@@ -80,7 +78,7 @@ async fn halts(version: Version) {
     for (sql, reason) in CASES {
         let pipeline = Pipeline::ready(version, "fence").await;
         pipeline.sql(ROW).await;
-        let client = pipeline.database.connect().await;
+        let client = pipeline.client().await;
         // One by one: a slot can't be made in a transaction that has written.
         for statement in sql.split("; ") {
             client.batch(&pipeline.fill(statement)).await;
@@ -202,33 +200,17 @@ async fn the_slot_we_hold_is_ours_and_others_stand_by() {
 #[tokio::test]
 async fn an_invalidated_slot_is_lost_and_says_why() {
     for version in Version::ALL {
-        let conf = "max_slot_wal_keep_size = 1MB\nmin_wal_size = 2MB\nmax_wal_size = 2MB";
-        let server = PrivatePostgres::start(version, &conf.replace("2MB", "32MB")).await;
-        let client = server.connect().await;
+        let conf = "max_slot_wal_keep_size = 1MB\nmin_wal_size = 32MB\nmax_wal_size = 32MB";
+        let server = PrivatePostgres::start(version, conf).await;
+        let pipeline = Pipeline::on(&server.url(), "lost").await;
+        let client = pipeline.client().await;
         client.batch(OUTBOX).await;
-        let conninfo = super::conninfo(&server.url());
-        let control = Control::connect(&conninfo, "postrider").await.unwrap();
-        let watch = Control::connect(&conninfo, "postrider").await.unwrap();
-        let names = Names {
-            pipeline: "p".to_owned(),
-            slot: "p".to_owned(),
-            publication: "p".to_owned(),
-            table: Some(TableName::new("public", "outbox")),
-        };
-        let identity: Option<Identity> = None;
-        let ask = Ask {
-            names: &names,
-            identity: &identity,
-            columns: &[],
-            messages: false,
-            failover: false,
-        };
-        apply(&control, &watch, &ask, &Options::default(), &mut |_| {}).await.unwrap();
+        pipeline.set_up(&Options::default()).await.unwrap();
         for _ in 0..4 {
             client.batch("create table t (i int); drop table t; select pg_switch_wal()").await;
         }
         client.batch("checkpoint").await;
-        let halt = decide(&control.facts(&ask).await.unwrap()).unwrap_err();
+        let halt = pipeline.decide().await.unwrap_err();
         assert_eq!(halt.reason, HaltReason::SlotLost, "{halt}");
         assert!(halt.message.contains("wal_removed"), "{halt}");
     }
@@ -238,31 +220,61 @@ async fn an_invalidated_slot_is_lost_and_says_why() {
 #[tokio::test]
 async fn after_kill_9_of_the_server_the_cursor_leads_the_slot() {
     let mut server = PrivatePostgres::start(Version::Pg15, "").await;
-    server.connect().await.batch(OUTBOX).await;
-    let conninfo = super::conninfo(&server.url());
-    let names = Names {
-        pipeline: "p".to_owned(),
-        slot: "p".to_owned(),
-        publication: "p".to_owned(),
-        table: Some(TableName::new("public", "outbox")),
-    };
-    let ask =
-        Ask { names: &names, identity: &None, columns: &[], messages: false, failover: false };
-    let control = Control::connect(&conninfo, "postrider").await.unwrap();
-    let watch = Control::connect(&conninfo, "postrider").await.unwrap();
-    apply(&control, &watch, &ask, &Options::default(), &mut |_| {}).await.unwrap();
-    server.connect().await.batch(ROW).await;
-    let facts = control.facts(&ask).await.unwrap();
-    let mut row = facts.cursor.unwrap();
-    let end: Lsn = facts.server.wal_end;
-    row.watermark = postrider::lsn::Watermark::resumed(end);
-    row.flush_limit = end;
-    assert_eq!(cursor::write(control.client(), &row).await.unwrap(), cursor::Written::Stored);
+    let mut pipeline = Pipeline::on(&server.url(), "cursor_leads").await;
+    pipeline.sql(OUTBOX).await;
+    pipeline.set_up(&Options::default()).await.unwrap();
+    pipeline.sql(ROW).await;
+    let end = resolve_all(&pipeline).await;
     server.kill().await;
     server.restart().await;
-    let control = Control::connect(&conninfo, "postrider").await.unwrap();
-    let Ok(Decision::Resume(resume)) = decide(&control.facts(&ask).await.unwrap()) else {
-        panic!("does not resume");
+    pipeline.reconnect().await;
+    assert_eq!(pipeline.resume().await.start.lsn(), end);
+}
+
+/// As if every event were resolved: the row goes to the end of WAL, the slot stays.
+async fn resolve_all(pipeline: &Pipeline) -> Lsn {
+    let facts = pipeline.facts().await;
+    let end = facts.server.wal_end;
+    let row = Cursor {
+        watermark: Watermark::resumed(end),
+        flush_limit: end,
+        ..facts.cursor.expect("a row")
     };
-    assert_eq!(resume.start.lsn(), end);
+    let written = cursor::write(pipeline.control.client(), &row).await.expect("a write");
+    assert_eq!(written, Written::Stored);
+    end
+}
+
+/// A standby is waited for; promoted, it is the same history on a higher timeline.
+#[tokio::test]
+async fn a_promoted_server_goes_on_where_the_cursor_stands() {
+    for version in Version::ALL {
+        let mut server = PrivatePostgres::start(version, "").await;
+        let mut pipeline = Pipeline::on(&server.url(), "promoted").await;
+        pipeline.sql(OUTBOX).await;
+        pipeline.set_up(&Options::default()).await.unwrap();
+        let end = resolve_all(&pipeline).await;
+        server.stop_fast(SOON).await;
+        let signal = server.data().join("standby.signal");
+        std::fs::write(&signal, "").unwrap();
+        server.hand_over(&signal);
+        server.restart().await;
+        pipeline.reconnect().await;
+        assert!(matches!(pipeline.decide().await, Ok(Decision::Wait { .. })));
+
+        pipeline.sql("select pg_promote()").await;
+        pipeline.reconnect().await;
+        let (_wal, identity) = pipeline.wal().await;
+        assert_eq!(identity.as_ref().unwrap().timeline, 2);
+        let facts = pipeline.control.facts(&pipeline.ask(&identity)).await.unwrap();
+        let Ok(Decision::Resume(resume)) = decide(&facts) else { panic!("{:?}", decide(&facts)) };
+        assert_eq!((resume.start.lsn(), resume.cursor.timeline), (end, 2));
+        assert!(resume.notes.iter().any(|note| note.name == "promoted"));
+
+        // A slot that was made again after the promotion leaves a gap, and is not taken.
+        pipeline.sql("select pg_drop_replication_slot('{slot}')").await;
+        pipeline.sql("select pg_create_logical_replication_slot('{slot}', 'pgoutput')").await;
+        let halt = pipeline.decide().await.unwrap_err();
+        assert_eq!(halt.reason, HaltReason::OtherHistory, "{halt}");
+    }
 }

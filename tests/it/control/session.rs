@@ -28,7 +28,7 @@ async fn a_server_that_stops_is_told_with_its_sqlstate() {
 #[tokio::test]
 async fn the_session_is_pinned_whatever_the_role_has_set() {
     let pipeline = Pipeline::bare(Version::Pg18, "pinned").await;
-    let name = &pipeline.database.name;
+    let name = &pipeline.database.as_ref().unwrap().name;
     pipeline
         .sql(&format!(
             "alter database {name} set search_path = public; \
@@ -56,6 +56,7 @@ async fn the_session_is_pinned_whatever_the_role_has_set() {
 async fn a_dropped_session_leaves_the_server() {
     let pipeline = Pipeline::bare(Version::Pg15, "leaves").await;
     let Pipeline { control, watch, database, .. } = pipeline;
+    let database = database.unwrap();
     drop(control);
     let count = format!(
         "select count(*) from pg_stat_activity where application_name = 'postrider test' \

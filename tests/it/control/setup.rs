@@ -59,8 +59,8 @@ fn psql(url: &str, sql: &str) {
         .stderr(Stdio::piped())
         .spawn()
         .expect("psql");
-    child.stdin.take().unwrap().write_all(sql.as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
+    child.stdin.take().expect("a pipe").write_all(sql.as_bytes()).expect("psql reads");
+    let output = child.wait_with_output().expect("psql ends");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success() && said.is_empty(), "psql: {said}\n{sql}");
 }
@@ -75,10 +75,9 @@ async fn printed_sql_runs_in_psql_and_is_enough_for_the_role() {
         pipeline.sql(&format!("create role {role} login")).await;
         let options = Options { create_table: None, role: Some(&role) };
         let printed = plan(&pipeline.facts().await, &options).unwrap().to_string();
-        psql(&pipeline.database.url(), &printed);
-        psql(&pipeline.database.url(), &printed.split("-- 4.").next().unwrap()[..0]);
+        psql(&pipeline.url, &printed);
 
-        let url = pipeline.database.url().replace("postgres@", &format!("{role}@"));
+        let url = pipeline.url.replace("postgres@", &format!("{role}@"));
         let control = Control::connect(&super::conninfo(&url), "postrider test").await.unwrap();
         let facts = control.facts(&pipeline.ask(&None)).await.unwrap();
         assert!(facts.server.replication);
@@ -116,7 +115,7 @@ async fn the_slot_waits_for_running_transactions_and_says_which() {
     for version in Version::ALL {
         let pipeline = Pipeline::bare(version, "waits").await;
         pipeline.sql(OUTBOX).await;
-        let writer = pipeline.database.connect().await;
+        let writer = pipeline.client().await;
         writer.batch("set application_name = 'slow import'; begin").await;
         writer.batch(ROW).await;
         let pid: u32 = writer.text("select pg_backend_pid()").await.unwrap().parse().unwrap();
@@ -153,25 +152,11 @@ async fn a_prepared_transaction_is_named_as_what_is_waited_for() {
     let server =
         crate::private::PrivatePostgres::start(Version::Pg15, "max_prepared_transactions = 5")
             .await;
-    let client = server.connect().await;
+    let pipeline = Pipeline::on(&server.url(), "prepared").await;
+    let client = pipeline.client().await;
     client.batch(OUTBOX).await;
     client.batch(&format!("begin; {ROW}; prepare transaction 'forgotten'")).await;
-    let conninfo = super::conninfo(&server.url());
-    let control = Control::connect(&conninfo, "postrider").await.unwrap();
-    let watch = Control::connect(&conninfo, "postrider").await.unwrap();
-    let names = postrider::postgres::names::Names {
-        pipeline: "p".to_owned(),
-        slot: "p".to_owned(),
-        publication: "p".to_owned(),
-        table: Some(postrider::postgres::names::TableName::new("public", "outbox")),
-    };
-    let ask = postrider::postgres::control::Ask {
-        names: &names,
-        identity: &None,
-        columns: &[],
-        messages: false,
-        failover: false,
-    };
+    let ask = pipeline.ask(&None);
     let seen = Arc::new(Mutex::new(None));
     let sink = Arc::clone(&seen);
     let mut told = move |progress: Progress<'_>| {
@@ -187,7 +172,8 @@ async fn a_prepared_transaction_is_named_as_what_is_waited_for() {
         .await;
         client.batch("commit prepared 'forgotten'").await;
     };
-    let (outcome, ()) = tokio::join!(apply(&control, &watch, &ask, &options, &mut told), release);
+    let (outcome, ()) =
+        tokio::join!(apply(&pipeline.control, &pipeline.watch, &ask, &options, &mut told), release);
     outcome.unwrap();
     let blocker = seen.lock().unwrap().clone().unwrap();
     assert_eq!((blocker.pid, &*blocker.name, &*blocker.state), (None, "forgotten", "prepared"));

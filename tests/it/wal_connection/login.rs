@@ -216,8 +216,39 @@ async fn certificates_are_checked_as_sslmode_asks() {
     let certified = format!("user=certified sslmode=verify-full sslrootcert={root}");
     let with_key = format!("{certified} sslcert={cert} sslkey={key}");
     guarded.log_in(&with_key).await.expect("a client certificate is enough");
+    let stranger = [guarded.file("other.crt"), guarded.file("other.key")];
+    let stranger = format!("{certified} sslcert={} sslkey={}", stranger[0], stranger[1]);
+    let refused = guarded.log_in(&stranger).await.expect_err("another authority's");
+    assert_eq!(*refused.kind(), SourceErrorKind::Tls, "{refused}");
     let without = guarded.log_in(&certified).await.expect_err("no certificate");
     assert_eq!(without.sqlstate().map(|s| s.to_string()).as_deref(), Some("28000"));
+}
+
+#[tokio::test]
+async fn a_certificate_that_is_its_own_root_is_enough() {
+    let guarded = Guarded::start(Version::Pg15).await;
+    openssl(
+        guarded.certificates.path(),
+        "req -x509 -newkey rsa:2048 -nodes -keyout own.key -out own.crt -days 2 -subj /CN=own \
+         -addext subjectAltName=IP:127.0.0.1",
+    );
+    for file in ["own.crt", "own.key"] {
+        let to = guarded.server.data().join(file);
+        fs::copy(guarded.file(file), &to).expect("a copy");
+        guarded.server.hand_over(&to);
+    }
+    let client = guarded.server.connect().await;
+    client.batch("alter system set ssl_cert_file = 'own.crt'").await;
+    client.batch("alter system set ssl_key_file = 'own.key'").await;
+    guarded.server.reload();
+    let own = guarded.file("own.crt");
+    let login = format!("user=scram {PASSWORD} channel_binding=require sslrootcert={own}");
+    let full = format!("{login} sslmode=verify-full");
+    await_that("the new certificate", SOON, || guarded.log_in(&full)).await;
+    let elsewhere = format!("{login} host=elsewhere.test");
+    guarded.log_in(&format!("{elsewhere} sslmode=verify-ca")).await.expect("the name is not asked");
+    let error = guarded.log_in(&format!("{elsewhere} sslmode=verify-full")).await;
+    assert_eq!(*error.expect_err("another name").kind(), SourceErrorKind::Tls);
 }
 
 #[tokio::test]

@@ -1,0 +1,71 @@
+//! When to let data pile up before it is read.
+//!
+//! The walsender does one `send` for each message, and a reader that wakes for each makes it pay for the wake-up. So when
+//! much is coming (above [`BUSY_BYTES_PER_SECOND`] in the last 2 ms) the thread sleeps a little before it reads, and finds
+//! many messages at once: 96k → 109k single-row transactions a second, 184k → 219k rows a second, half the CPU, the same
+//! latency when little is coming (measured on an idle machine, unix socket). A thread's sleep, not a timer of the runtime,
+//! which still wakes for each packet.
+//!
+//! On a machine whose processors are taken a nap becomes milliseconds, the socket's small buffer is full long before,
+//! and the walsender waits: there the same naps halve the rate (measured at a load of 15 on 2 processors). So a nap that
+//! took too long is the last one for a while.
+
+use std::time::{Duration, Instant};
+
+/// Above this the thread lets data pile up before it reads.
+const BUSY_BYTES_PER_SECOND: u64 = 4_000_000;
+
+/// How long the rate is measured.
+const BUSY_WINDOW: Duration = Duration::from_millis(2);
+
+/// A sleep that took this long: the processors are taken, and the socket's buffer was full long before we woke.
+const OVERSLEPT: Duration = Duration::from_micros(500);
+
+/// How long not to sleep after that.
+const AWAKE: Duration = Duration::from_millis(100);
+
+/// How long data may pile up.
+const COALESCE: Duration = Duration::from_micros(100);
+
+/// Whether much is coming.
+pub(super) struct Busy {
+    since: Instant,
+    bytes: u64,
+    high: bool,
+    /// No sleep before this: the last one took far longer than asked for.
+    awake_until: Instant,
+    /// The last read took all there was room for: more is there already.
+    more: bool,
+}
+
+impl Busy {
+    pub(super) const fn new(now: Instant) -> Self {
+        Self { since: now, bytes: 0, high: false, awake_until: now, more: false }
+    }
+
+    /// `count` bytes were read; `more` if that was all there was room for.
+    pub(super) fn read(&mut self, now: Instant, count: usize, more: bool) {
+        self.bytes += count as u64;
+        self.more = more;
+        let elapsed = now.duration_since(self.since);
+        if elapsed >= BUSY_WINDOW {
+            let micros = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).max(1);
+            self.high = self.bytes.saturating_mul(1_000_000) / micros > BUSY_BYTES_PER_SECOND;
+            self.bytes = 0;
+            self.since = now;
+        }
+    }
+
+    /// Sleeps a little if much is coming.
+    pub(super) fn pause(&mut self, now: Instant) {
+        // A rate from long ago says nothing: the first read after a pause must not wait.
+        let fresh = now.duration_since(self.since) < BUSY_WINDOW * 2;
+        if self.high && !self.more && fresh && now >= self.awake_until {
+            std::thread::sleep(COALESCE);
+            let slept = now.elapsed();
+            if slept > OVERSLEPT {
+                self.awake_until = now + slept + AWAKE;
+            }
+        }
+    }
+}
