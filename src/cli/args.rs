@@ -96,14 +96,14 @@ pub enum Color {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
+    /// See it work: a throwaway database, an in-process broker, a writer and a reader, one screen
+    Demo(DemoArgs),
     /// Create what is missing in the database: publication, slot, Postrider's schema
     Setup(SetupArgs),
     /// Stream until told to stop: the service
     Run(RunArgs),
     /// One look at every pipeline of the running process
     Status(StatusArgs),
-    /// See it work: a throwaway database, an in-process broker, a writer and a reader, one screen
-    Demo(DemoArgs),
 }
 
 /// `postrider demo`
