@@ -109,8 +109,8 @@ pub enum Command {
 /// `postrider demo`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "Needs PostgreSQL's server programs (initdb, postgres; $POSTRIDER_PG_BIN names their directory) or --url. \
-                        Exits 0 when the ledger balances, else 1. Everything it starts or creates is gone afterwards."
+    after_help = "Needs PostgreSQL's server programs (initdb, postgres; $POSTRIDER_PG_BIN names their directory) or \
+                        --url. Exits 0 when the ledger balances, else 1. All that it starts or creates is gone afterwards."
 )]
 pub struct DemoArgs {
     /// How long events are written [default: until Ctrl-C on a terminal, else 15]
@@ -124,8 +124,8 @@ pub struct DemoArgs {
     pub rate: u32,
     /// A database of yours.
     #[arg(
-        help = "A database of yours, in place of a throwaway one: the demo makes a schema, a publication and a slot there, \
-                and drops them at the end"
+        help = "A database of yours, in place of a throwaway one: the demo makes a schema, a publication and a slot \
+                there, and drops them at the end"
     )]
     #[arg(long, value_name = "URL", env = "POSTRIDER_DEMO_URL", hide_env_values = true)]
     pub url: Option<String>,

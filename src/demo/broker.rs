@@ -51,7 +51,8 @@ impl Broker {
         }
     }
 
-    /// The mock answers a fetch that finds nothing only when its time is up, a real broker as soon as there is something.
+    /// The mock answers a fetch that finds nothing only when its time is up, a real broker as soon as there is
+    /// something.
     pub(super) fn fetch_wait(&self) -> Duration {
         Duration::from_millis(if self.mock.is_some() { 5 } else { 500 })
     }

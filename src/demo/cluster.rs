@@ -1,7 +1,7 @@
 //! A throwaway PostgreSQL: made by `initdb`, on a unix socket that only this user can reach, gone with the value.
 //!
-//! Nothing is weakened that a figure depends on: `fsync` stays on. There is no TCP port, so no other user of the machine
-//! can reach a server that trusts everybody.
+//! Nothing is weakened that a figure depends on: `fsync` stays on. There is no TCP port, so no other user of the
+//! machine can reach a server that trusts everybody.
 
 use super::binaries::{Binaries, server_user};
 use super::dir::{Dir, tail};

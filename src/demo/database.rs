@@ -79,8 +79,8 @@ impl Database {
         DemoError::ServerEnded { log: log.unwrap_or_default() }
     }
 
-    /// Ends the throwaway server, or drops what was made in the user's: each object that is there, and no other. Says what
-    /// it left, for the relay must be gone first.
+    /// Ends the throwaway server, or drops what was made in the user's: each object that is there, and no other. Says
+    /// what it left, for the relay must be gone first.
     pub(super) async fn close(self) -> Result<Option<String>, DemoError> {
         if self.cluster.is_some() {
             return Ok(None);
@@ -108,13 +108,17 @@ impl Database {
              select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = {text}"
         );
         execute(&self.conninfo, &slot).await?;
-        let ours = if self.had_schema {
-            format!("delete from postrider.cursor where slot = {text}")
-        } else {
-            "drop schema if exists postrider cascade".to_owned()
-        };
+        // Somebody may have set up a pipeline of their own meanwhile: then the schema is theirs.
+        let keep = self.had_schema;
         let objects = format!(
-            "drop publication if exists {name}; drop schema if exists {name} cascade; {ours}"
+            "drop publication if exists {name}; drop schema if exists {name} cascade; \
+             do $$ begin \
+               if to_regclass('postrider.cursor') is not null then \
+                 delete from postrider.cursor where slot = {text}; \
+                 if not {keep} and not exists (select from postrider.cursor) then \
+                   drop schema postrider cascade; \
+                 end if; \
+               end if; end $$"
         );
         execute(&self.conninfo, &objects).await
     }

@@ -1,11 +1,11 @@
 //! The ledger: every event that was written, what became of it, and what the broker's reader saw of it.
 //!
-//! Pure. Knows numbers of aggregates and of events in them, no database and no broker. It holds two bytes an event, and a
-//! time for each that is under way.
+//! Pure. Knows numbers of aggregates and of events in them, no database and no broker. It holds two bytes an event,
+//! and a time for each that is under way.
 //!
-//! An aggregate's transactions come one after the other on one connection. So when an event is delivered, every earlier one
-//! of its aggregate is decided, and the ones before it in its own transaction share its fate: what is skipped and not rolled
-//! back, is out of order.
+//! An aggregate's transactions come one after the other on one connection. So when an event is delivered, every
+//! earlier one of its aggregate is decided, and the ones before it in its own transaction share its fate: what is
+//! skipped and not rolled back, is out of order.
 
 use super::quantile::Spread;
 use std::collections::VecDeque;

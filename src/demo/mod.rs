@@ -1,9 +1,9 @@
 //! `postrider demo`: see it work, on nothing but this program and PostgreSQL's.
 //!
-//! Owns everything that a demo starts, and ends it whatever happens: a throwaway database, a broker in this process, a
-//! writer, an independent reader. The relay is the real thing: this program as a process of its own, set up and run as by
-//! any user, so that it can be killed. Reads nothing of the relay but what it tells everybody (`/status`, `/metrics`); what
-//! was lost, swapped or repeated, the [`ledger`] alone decides.
+//! Owns everything that a demo starts, and ends it whatever happens: a throwaway database, a broker in this process,
+//! a writer, an independent reader. The relay is the real thing: this program as a process of its own, set up and run
+//! as by any user, so that it can be killed. Reads nothing of the relay but what it tells everybody (`/status`,
+//! `/metrics`); what was lost, swapped or repeated, the [`ledger`] alone decides.
 
 mod binaries;
 mod broker;

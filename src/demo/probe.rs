@@ -1,4 +1,5 @@
-//! Asks the relay how it is: `/status` and `/metrics` over HTTP, as any monitoring would, and its memory from the kernel.
+//! Asks the relay how it is: `/status` and `/metrics` over HTTP, as any monitoring would, and its memory from the
+//! kernel.
 
 use super::DemoError;
 use super::process::memory;

@@ -98,8 +98,8 @@ impl<'o> Show<'o> {
         Ok(())
     }
 
-    /// Starts the writers, and waits until the first event has made its way: the clients have connected then. It stands in the
-    /// ledger, but its time does not count.
+    /// Starts the writers, and waits until the first event has made its way: the clients have connected then. It
+    /// stands in the ledger, but its time does not count.
     pub(super) async fn warm_up(&mut self, database: &Database) -> Result<(), DemoError> {
         let writers = Writers::start(database, &self.ledger, self.options.rate)?;
         let writers = self.writers.insert(writers);

@@ -15,7 +15,8 @@ const POINT_EVERY: Duration = Duration::from_millis(250);
 /// Points the charts keep: one minute.
 const POINTS_MAX: usize = 240;
 
-/// A killed relay may publish again what it confirmed last: by default the cursor is a second old, a status update 200 ms.
+/// A killed relay may publish again what it confirmed last: by default the cursor is a second old, a status update
+/// 200 ms.
 const REPEATED: Duration = Duration::from_millis(1200);
 
 /// What the demo is doing.

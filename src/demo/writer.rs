@@ -1,7 +1,8 @@
-//! The application of a demo: orders that change, each change an event in the same transaction; some think better of it.
+//! The application of a demo: orders that change, each change an event in the same transaction; some think better of
+//! it.
 //!
-//! Every connection has a thread and aggregates of its own, so an aggregate's transactions follow one another. What became
-//! of each event goes to the ledger; nothing here knows of the relay or the broker.
+//! Every connection has a thread and aggregates of its own, so an aggregate's transactions follow one another. What
+//! became of each event goes to the ledger; nothing here knows of the relay or the broker.
 
 use super::DemoError;
 use super::database::Database;
@@ -57,7 +58,8 @@ pub(super) struct Writers {
 type Trouble = Arc<Mutex<Option<String>>>;
 
 impl Writers {
-    /// Starts them: one writes a first event, then all wait for [`Writers::go`]. Together they offer `rate` events a second.
+    /// Starts them: one writes a first event, then all wait for [`Writers::go`]. Together they offer `rate` events a
+    /// second.
     pub(super) fn start(
         database: &Database,
         ledger: &SharedLedger,

@@ -2,6 +2,7 @@
 
 use crate::await_that::await_that;
 use crate::private::{Signal, exit_of, signal};
+use crate::server::{Database, Version, brokers};
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -76,6 +77,24 @@ async fn a_demo_without_kills_delivers_nothing_twice() {
     let (code, page, errors) = Demo::start(&["--seconds", "2", "--rate", "200"], &[]).end().await;
     assert_eq!(code, Some(0), "{page}\n{errors}");
     assert_eq!(count(&page, "duplicated"), 0, "{page}");
+}
+
+#[tokio::test]
+async fn a_demo_on_servers_of_ones_own_drops_what_it_made() {
+    let database = Database::create(Version::Pg18, "demo").await;
+    let (url, brokers) = (database.url(), brokers());
+    let args = ["--seconds", "2", "--rate", "200", "--kill", "1", "--brokers", &brokers];
+    let (code, page, errors) = Demo::start(&args, &[("POSTRIDER_DEMO_URL", &url)]).end().await;
+    assert_eq!(code, Some(0), "{page}\n{errors}");
+    let made = page.split("all that is made there is named ").nth(1);
+    let made = made.and_then(|rest| rest.split(' ').next()).expect("the name of what is made");
+    assert!(page.contains(&format!("deleted topic {made}.order")), "{page}");
+    let left = format!(
+        "select (select count(*) from pg_replication_slots where slot_name = '{made}')
+              + (select count(*) from pg_publication)
+              + (select count(*) from pg_namespace where nspname like 'postrider%')"
+    );
+    assert_eq!(database.connect().await.text(&left).await.as_deref(), Some("0"));
 }
 
 #[tokio::test]

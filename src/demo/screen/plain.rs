@@ -92,9 +92,11 @@ mod tests {
 
     #[test]
     fn a_line_stands_under_its_head() {
+        let lines = format!("{}{}", head(), render(&view()));
         expect![[r#"
                                     events/s    commit→acked     commit→read
              time state       written   read      p50    p99      p50    p99     lag in flight memory kills
-            00:12 streaming       498    497   1.9 ms 7.4 ms   4.1 ms  11 ms   0.0 s         2  23 MB   1/2"#]].assert_eq(&format!("{}{}", head(), render(&view())));
+            00:12 streaming       498    497   1.9 ms 7.4 ms   4.1 ms  11 ms   0.0 s         2  23 MB   1/2"#]]
+        .assert_eq(&lines);
     }
 }
