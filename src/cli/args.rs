@@ -110,7 +110,7 @@ pub enum Command {
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "Needs PostgreSQL's server programs (initdb, postgres; $POSTRIDER_PG_BIN names their directory) or \
-                        --url. Exits 0 when the ledger balances, else 1. All that it starts or creates is gone afterwards."
+                        --url. Exits 0 when the ledger balances, else 1. What it starts or creates is gone afterwards."
 )]
 pub struct DemoArgs {
     /// How long events are written [default: until Ctrl-C on a terminal, else 15]

@@ -12,7 +12,8 @@ use std::time::Duration;
 const SECONDS_WITHOUT_TERMINAL: u32 = 15;
 
 pub(super) fn run(args: &DemoArgs, global: &Global, env: Env<'_>) -> Result<Exit, CliError> {
-    let is_terminal = std::io::stdout().is_terminal();
+    let is_dumb = env("TERM").is_some_and(|term| term == "dumb");
+    let is_terminal = std::io::stdout().is_terminal() && !is_dumb;
     let seconds = args.seconds.or((!is_terminal).then_some(SECONDS_WITHOUT_TERMINAL));
     let executable = std::env::current_exe();
     let executable =

@@ -18,16 +18,11 @@ pub(super) enum Screen {
 }
 
 impl Screen {
-    /// The live one on a terminal; `lines` are what it keeps showing of the parts.
-    pub(super) fn open(
-        is_terminal: bool,
-        color: bool,
-        parts: &[(&str, String)],
-    ) -> io::Result<Self> {
-        if is_terminal {
-            return Live::open(color, parts).map(Self::Live);
-        }
-        Ok(Self::Plain(Plain::default()))
+    /// The live one on a terminal that can do it; it keeps showing the `parts`.
+    pub(super) fn open(is_terminal: bool, color: bool, parts: &[(&str, String)]) -> Self {
+        let live = is_terminal.then(|| Live::open(color, parts));
+        // A terminal that can't be put into raw mode, as where there is no keyboard, still takes lines.
+        live.and_then(Result::ok).map_or_else(|| Self::Plain(Plain::default()), Self::Live)
     }
 
     /// Shows the newest figures.

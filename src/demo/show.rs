@@ -129,8 +129,7 @@ impl<'o> Show<'o> {
         interrupts: &mut Interrupts,
         parts: &[(&str, String)],
     ) -> Result<Report, DemoError> {
-        let screen = Screen::open(self.options.is_terminal, self.options.color, parts);
-        let mut screen = screen.map_err(DemoError::Screen)?;
+        let mut screen = Screen::open(self.options.is_terminal, self.options.color, parts);
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
