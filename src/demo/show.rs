@@ -43,6 +43,7 @@ pub(super) struct Show<'o> {
     meter: Meter,
     phase: Phase,
     kills: u32,
+    restarting: bool,
     repeatable: u64,
     started: Instant,
     phase_since: Instant,
@@ -73,6 +74,7 @@ impl<'o> Show<'o> {
             meter,
             phase: Phase::Writing,
             kills: 0,
+            restarting: false,
             repeatable: 0,
             started: now,
             phase_since: now,
@@ -161,6 +163,7 @@ impl<'o> Show<'o> {
     /// One step; true when there is nothing left to wait for.
     fn turn(&mut self, interrupted: bool) -> Result<bool, DemoError> {
         let totals = self.meter.sample();
+        self.restarting &= !self.is_streaming();
         match self.phase {
             Phase::Writing => {
                 self.kill_when_due()?;
@@ -203,6 +206,7 @@ impl<'o> Show<'o> {
         self.relay.kill_and_restart()?;
         self.probe.watch(self.relay.pid());
         self.kills += 1;
+        self.restarting = true;
         Ok(())
     }
 
@@ -223,6 +227,7 @@ impl<'o> Show<'o> {
             look,
             kills: self.kills,
             kills_planned: self.options.kills,
+            restarting: self.restarting,
             trouble: self.writers.as_ref().and_then(Writers::trouble),
         }
     }

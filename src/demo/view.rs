@@ -60,6 +60,8 @@ pub(super) struct View {
     pub(super) look: Look,
     pub(super) kills: u32,
     pub(super) kills_planned: u32,
+    /// Killed, and not streaming again yet.
+    pub(super) restarting: bool,
     /// Why nothing is written, where nothing is.
     pub(super) trouble: Option<String>,
 }
@@ -68,7 +70,8 @@ impl View {
     /// The relay's state in a word.
     pub(super) fn state(&self) -> &str {
         match (&self.look.status, self.phase) {
-            (None, _) => "restarting",
+            (None, _) if self.restarting => "restarting",
+            (None, _) => "no answer",
             (Some(_), Phase::Draining) => "draining",
             (Some(status), Phase::Writing) => &status.state,
         }

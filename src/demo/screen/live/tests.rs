@@ -36,6 +36,7 @@ pub(in crate::demo) fn view() -> View {
         },
         kills: 1,
         kills_planned: 2,
+        restarting: false,
         trouble: None,
     }
 }
