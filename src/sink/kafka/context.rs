@@ -52,6 +52,7 @@ impl Context {
     /// the record that was the cause may still be on its way, behind the news of a fatal error or of others that were purged.
     pub(super) fn broken(&self, reason: String) {
         if !self.muted() && !self.broken.swap(true, Ordering::AcqRel) {
+            self.shared.failed.store(true, Ordering::SeqCst);
             self.shared.tell(|inbox| inbox.broken = Some(reason));
         }
     }
