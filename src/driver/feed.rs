@@ -3,8 +3,8 @@
 //! Nothing here allocates for an event or waits. It stops where the intake shuts or the sink is busy, remembers the place, and
 //! goes on from there: the batch stays where it was read.
 
+use super::halts;
 use super::pipeline::Pipeline;
-use super::say;
 use crate::error::{Halt, HaltReason};
 use crate::outbox::{At, MapError};
 use crate::pgoutput::{self, Insert, LogicalMessage, Message};
@@ -100,7 +100,7 @@ impl Pipeline {
             }
             Message::Relation(relation) => {
                 if let Err(error) = self.mapper.relation(relation) {
-                    self.apply(now, Input::Halt(Box::new(say::unfit_table(&error))));
+                    self.apply(now, Input::Halt(Box::new(halts::unfit_table(&error))));
                     return Step::Stay;
                 }
                 return Step::Next;
@@ -167,7 +167,7 @@ impl Pipeline {
             }
             Err(NotTaken::Refused(reason)) => {
                 self.metrics.failed(mapped.event_type);
-                let halt = Box::new(say::refused_event(&mapped, at, reason));
+                let halt = Box::new(halts::refused_event(&mapped, at, reason));
                 self.apply(now, Input::Refused { ticket, halt });
                 Step::Next
             }
@@ -182,12 +182,12 @@ impl Pipeline {
     fn not_mapped(&mut self, now: Duration, error: MapError) -> Step {
         match error {
             MapError::Poison(poison) => {
-                let halt = Box::new(say::poison_event(&poison));
+                let halt = Box::new(halts::poison_event(&poison));
                 self.apply(now, Input::Change(Change::Poison(halt)));
                 Step::Next
             }
             MapError::Unfit(_) | MapError::OutOfStep { .. } => {
-                self.apply(now, Input::Halt(Box::new(say::unfit_table(&error))));
+                self.apply(now, Input::Halt(Box::new(halts::unfit_table(&error))));
                 Step::Stay
             }
         }

@@ -8,6 +8,7 @@
 
 mod connect;
 mod feed;
+mod halts;
 mod looks;
 mod pipeline;
 mod run;

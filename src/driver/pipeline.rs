@@ -2,6 +2,7 @@
 
 use super::connect::{self, Failure};
 use super::feed::Stalled;
+use super::halts;
 use super::run::{Exit, Stop};
 use super::say;
 use super::session::End;
@@ -88,8 +89,8 @@ impl Pipeline {
 
     fn new(spec: PipelineSpec, board: Board, metrics: PipelineMetrics) -> Result<Self, Halt> {
         let mailbox = Mailbox::default();
-        let mapper = Mapper::new(spec.outbox.clone()).map_err(|e| say::unfit_outbox(&e))?;
-        let sink = sink::open(&spec.sink, mailbox.clone()).map_err(|e| say::unfit_sink(&e))?;
+        let mapper = Mapper::new(spec.outbox.clone()).map_err(|e| halts::unfit_outbox(&e))?;
+        let sink = sink::open(&spec.sink, mailbox.clone()).map_err(|e| halts::unfit_sink(&e))?;
         let settings = Settings { limits: spec.limits, cursor_interval: spec.cursor_interval };
         Ok(Self {
             spec: Arc::new(spec),
@@ -263,7 +264,7 @@ impl Pipeline {
                     self.apply(now, Input::SinkBroken);
                 }
                 Post::Unfit { reason, hint } => {
-                    self.apply(now, Input::Halt(Box::new(say::unfit_running(reason, hint))));
+                    self.apply(now, Input::Halt(Box::new(halts::unfit_running(reason, hint))));
                 }
             }
         }
