@@ -27,9 +27,9 @@ use tokio::time::Instant;
 const RECONNECT_MIN: Duration = Duration::from_millis(200);
 const RECONNECT_MAX: Duration = Duration::from_secs(15);
 
-/// How long records in flight may outlive the connection to the database. After that another process may hold the slot, and
-/// what we still send would land behind what that process has sent: so it is thrown away, and streamed again. Shorter than the
-/// time after which the server gives up on us (`wal_sender_timeout`, 15 s in our sessions).
+/// How long records in flight may outlive the connection to the database. After that another process may hold the
+/// slot, and what we still send would land behind what that process has sent: so it is thrown away, and streamed
+/// again. Shorter than the time after which the server gives up on us (`wal_sender_timeout`, 15 s in our sessions).
 const LEASE: Duration = Duration::from_secs(10);
 
 /// A pipeline and all its parts.

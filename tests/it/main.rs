@@ -32,10 +32,10 @@ mod topic;
 
 // The tests.
 
-/// The control side: setup, the fence, the cursor row, the session's end.
-mod control;
 /// The binary without servers: exit codes, what goes to which stream, secrets.
 mod cli;
+/// The control side: setup, the fence, the cursor row, the session's end.
+mod control;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
 /// What a bad day of the broker looks like.

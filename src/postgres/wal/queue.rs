@@ -99,9 +99,9 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
-    use super::super::batch::{Cut, cut};
     use super::*;
     use crate::postgres::error::SourceErrorKind;
+    use crate::postgres::wal::batch::{Cut, cut};
     use bytes::BytesMut;
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};

@@ -27,7 +27,8 @@ pub(super) struct Shared {
     bell: Condvar,
 }
 
-/// What the keeper is asked to do. Everything in it is bounded: one of each, but for producers, of which two can be on the way out.
+/// What the keeper is asked to do. Everything in it is bounded: one of each, but for producers, of which two can be
+/// on the way out.
 #[derive(Default)]
 pub(super) struct Inbox {
     /// The producer to ask with.
@@ -54,7 +55,8 @@ pub(super) struct Suspicion {
 }
 
 impl Suspicion {
-    /// Takes the place of `held`, unless that says more: a refused login says more than the broken connection that follows it.
+    /// Takes the place of `held`, unless that says more: a refused login says more than the broken connection that
+    /// follows it.
     pub(super) fn outweigh(self, held: &mut Option<Self>) {
         if held.as_ref().is_none_or(|held| held.weight() <= self.weight()) {
             *held = Some(self);
@@ -74,7 +76,8 @@ impl Suspicion {
     }
 }
 
-/// A producer on its way out. Muted, its records are given up (reset); else they are waited for (a smaller batch is needed).
+/// A producer on its way out. Muted, its records are given up (reset); else they are waited for (a smaller batch is
+/// needed).
 pub(super) struct Leaving {
     pub(super) producer: Arc<Producer>,
 }
