@@ -42,6 +42,8 @@ mod harness;
 mod kafka_outages;
 /// The Kafka sink against a real broker.
 mod kafka_sink;
+/// What the operations page tells an operator to do.
+mod operations;
 /// Stop, kill, restart, freeze: what is sent again, and what is not.
 mod resume;
 /// The shared servers answer, and a produced record is read back with header and key.

@@ -1,6 +1,7 @@
 //! Names that documents promise exist: tests, metrics, layouts, configuration keys.
 
 use super::{assert_none, files_in, root, rust_files, text, without_comments, word_at_start};
+use postrider::error::HaltReason;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -152,4 +153,17 @@ fn every_key_of_the_reference_configuration_is_one_that_the_code_reads() {
         }
     }
     assert_none("config/postrider.reference.toml", &found);
+}
+
+/// A halt's code is how an operator finds the page's section.
+#[test]
+fn every_halt_has_its_section_in_the_operations_page() {
+    let page = text(Path::new("docs/operations.md")).unwrap();
+    let has = |heading: &str| page.lines().any(|line| line == heading);
+    let reasons = HaltReason::ALL;
+    let headings = reasons.iter().map(|reason| format!("### {} {}", reason.code(), reason.name()));
+    let missing: Vec<String> = headings.filter(|heading| !has(heading)).collect();
+    assert_none("headings that docs/operations.md lacks", &missing);
+    let told = page.lines().filter(|line| line.starts_with("### PR")).count();
+    assert_eq!(told, reasons.len(), "docs/operations.md has halts that the code has not");
 }
