@@ -11,7 +11,6 @@
     clippy::expect_used,
     clippy::print_stdout,
     clippy::panic,
-    clippy::disallowed_methods,
     reason = "a bench prints, reads its environment, and stops at the first thing that is not as it should be"
 )]
 
@@ -24,7 +23,7 @@ use std::time::{Duration, Instant};
 const ROWS: usize = 1_000_000;
 const ROUNDS: usize = 3;
 const TRANSACTION_ROWS: usize = 1_000;
-const DEADLINE: Duration = Duration::from_secs(180);
+const DEADLINE: Duration = Duration::from_mins(3);
 
 /// Clock ticks a second of `/proc/PID/stat` (`getconf CLK_TCK`), on every Linux we know.
 const TICKS_PER_SECOND: f64 = 100.0;

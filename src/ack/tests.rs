@@ -1,5 +1,11 @@
 //! Transcripts, and every law of the tracker against a naive model that scans a list.
 
+#![expect(
+    clippy::arithmetic_side_effects,
+    clippy::as_conversions,
+    reason = "the model is plain arithmetic on small numbers"
+)]
+
 use super::*;
 use proptest::prelude::*;
 

@@ -1,8 +1,8 @@
 //! A caller of the Kafka sink for tests: it offers again what was refused as busy, and keeps what came to the mailbox.
 
 use crate::topic::{ReadRecord, Topic, admin};
-use postrider::record::{Outcome, Record, Ticket};
-use postrider::sink::{self, KafkaSpec, Mailbox, Post, Sink, SinkSpec};
+use postrider::record::{Outcome, Record, Scope, Ticket};
+use postrider::sink::{self, KafkaSpec, Mailbox, NotTaken, Post, Sink, SinkSpec};
 use rdkafka::admin::{AdminOptions, AlterConfig, ResourceSpecifier};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -108,7 +108,12 @@ impl Caller {
         deadline: Duration,
     ) -> Option<u64> {
         let end = tokio::time::Instant::now() + deadline;
-        while self.sink.enqueue(Ticket(self.next), record).is_err() {
+        while let Err(why) = self.sink.enqueue(Ticket(self.next), record) {
+            if let NotTaken::Refused(reason) = why {
+                let outcome = Outcome::Rejected { scope: Scope::Event, reason };
+                self.outcomes.insert(self.next, outcome);
+                break;
+            }
             while !self.look() {
                 let mailbox = self.mailbox.clone();
                 tokio::time::timeout_at(end, mailbox.arrived()).await.ok()?;

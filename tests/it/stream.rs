@@ -94,7 +94,7 @@ async fn every_layout_arrives_whole_and_in_order() {
         let relay = pipeline.run();
         pipeline.sql.batch(&insert).await;
         let committed_ms = now_ms();
-        let records = pipeline.topic.await_records(ROWS, Duration::from_secs(120)).await;
+        let records = pipeline.topic.await_records(ROWS, Duration::from_mins(2)).await;
         assert_eq!(records.len(), ROWS, "{layout}: no more and no less");
         in_order(layout, &records);
         record_is_right(layout, &records[0], committed_ms);
@@ -112,7 +112,7 @@ fn in_order(layout: &str, records: &[ReadRecord]) {
         let key = record.key_text().expect("a key");
         match last.insert(key, number) {
             Some(before) => {
-                assert_eq!(number, before + 1000, "{layout} {key}: the next of its aggregate")
+                assert_eq!(number, before + 1000, "{layout} {key}: the next of its aggregate");
             }
             None => assert!(number <= 1000, "{layout} {key}: {number} is not its first"),
         }
@@ -195,7 +195,7 @@ async fn transaction_of_a_million_rows_needs_no_more_memory() {
     pipeline.insert(ROWS).await;
     let relay = pipeline.run();
     relay
-        .await_status("a million published", Duration::from_secs(240), |status| {
+        .await_status("a million published", Duration::from_mins(4), |status| {
             published(status) >= ROWS as u64
         })
         .await;

@@ -53,6 +53,7 @@ impl Context {
     /// others that were purged.
     pub(super) fn broken(&self, reason: String) {
         if !self.muted() && !self.broken.swap(true, Ordering::AcqRel) {
+            self.shared.failed.store(true, Ordering::SeqCst);
             self.shared.tell(|inbox| inbox.broken = Some(reason));
         }
     }

@@ -193,7 +193,8 @@ const fn batch_within(limit: usize) -> usize {
 
 impl Sink for KafkaSink {
     fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken> {
-        if self.shared.settling.load(Ordering::SeqCst) {
+        if self.shared.failed.load(Ordering::SeqCst) || self.shared.settling.load(Ordering::SeqCst)
+        {
             return Err(NotTaken::Full);
         }
         self.emptying = None;
@@ -243,6 +244,7 @@ impl Sink for KafkaSink {
             self.shared.settling.store(true, Ordering::SeqCst);
         }
         // After the old producers were muted: nothing of theirs comes into the inbox any more.
+        self.shared.failed.store(false, Ordering::SeqCst);
         self.shared.tell(|inbox| {
             inbox.wanted = None;
             inbox.broken = None;

@@ -18,6 +18,9 @@ pub(super) struct Shared {
     pub(super) full: AtomicBool,
     /// Reports of success so far: whether the broker still works.
     pub(super) acked: AtomicU64,
+    /// A producer gave up a record: nothing more is sent before the caller has heard of it and reset the sink, or what is behind
+    /// the record would overtake it.
+    pub(super) failed: AtomicBool,
     /// An old producer is on its way out: nothing may be sent before it is gone.
     pub(super) settling: AtomicBool,
     topics: Mutex<BTreeMap<String, Arc<Facts>>>,
@@ -88,6 +91,7 @@ impl Shared {
             mailbox,
             full: AtomicBool::new(false),
             acked: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
             settling: AtomicBool::new(false),
             topics: Mutex::default(),
             topics_version: AtomicU64::new(0),
