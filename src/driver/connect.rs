@@ -22,6 +22,9 @@ use std::time::Duration;
 /// only after START_REPLICATION has answered.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(90);
 
+/// How long the reason is waited for when a stream seems to have ended as soon as it began.
+const LAST_WORD_MAX: Duration = Duration::from_secs(1);
+
 /// What the server's lists show us as.
 pub(super) fn application_name(spec: &PipelineSpec) -> String {
     format!("postrider {}", spec.name())
@@ -34,6 +37,8 @@ pub(super) struct Connected {
     pub(super) resume: Box<Resume>,
     /// `server_version_num`.
     pub(super) version: u32,
+    /// The outbox table's OID.
+    pub(super) table_oid: Option<u32>,
 }
 
 impl Connected {
@@ -104,13 +109,30 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
         confirm_interval: spec.confirm_interval,
         ..StartReplication::new(&spec.names.slot, &spec.names.publication)
     };
-    let wal = wal.start(&start).await.map_err(at(Phase::Start))?;
+    let mut wal = wal.start(&start).await.map_err(at(Phase::Start))?;
     let version = facts.server.version;
+    let table_oid = facts.table.as_ref().map(|table| table.oid);
     let row = slot::read(control.client(), version, &spec.names.slot)
         .await
         .map_err(at(Phase::Control))?;
     match fence::check_after_start(row.as_ref(), backend_pid, &resume) {
-        AfterStart::Held => Ok(Connected { wal, control, resume, version }),
-        AfterStart::Again { message } => Err(Failure::Wait { message }),
+        AfterStart::Held => Ok(Connected { wal, control, resume, version, table_oid }),
+        AfterStart::Again { message } => match last_word(&mut wal).await {
+            Some(error) => Err(Failure::Source(error, Phase::Stream)),
+            None => Err(Failure::Wait { message }),
+        },
     }
+}
+
+/// Why a stream whose slot is no longer ours has ended, if it has. A server that fails on the first change is faster than our
+/// look at the slot, and what it said is the reason, not that the slot is free again.
+async fn last_word(wal: &mut WalStream) -> Option<SourceError> {
+    let ended = async {
+        loop {
+            if let Err(error) = wal.next().await {
+                return error;
+            }
+        }
+    };
+    tokio::time::timeout(LAST_WORD_MAX, ended).await.ok()
 }

@@ -9,7 +9,7 @@ use crate::error::{Halt, HaltReason};
 use crate::outbox::{At, MapError};
 use crate::pgoutput::{self, Insert, LogicalMessage, Message};
 use crate::postgres::{Batch, Frame};
-use crate::record::{Outcome, Scope, Ticket};
+use crate::record::Ticket;
 use crate::relay::{Change, Effect, Input};
 use crate::sink::NotTaken;
 use std::time::Duration;
@@ -166,10 +166,9 @@ impl Pipeline {
                 Step::Stay
             }
             Err(NotTaken::Refused(reason)) => {
-                say::refused(self.spec.name(), &mapped, at, reason);
                 self.metrics.failed(mapped.event_type);
-                let outcome = Outcome::Rejected { scope: Scope::Event, reason };
-                self.apply(now, Input::Report { ticket, outcome });
+                let halt = Box::new(say::refused_event(&mapped, at, reason));
+                self.apply(now, Input::Refused { ticket, halt });
                 Step::Next
             }
         }

@@ -10,6 +10,7 @@ use crate::error::{Chain, Halt, HaltReason};
 use crate::event::PgTime;
 use crate::outbox::{At, MapError, Mapped, Poison, SpecError};
 use crate::postgres::SourceError;
+use crate::postgres::action;
 use crate::postgres::cursor::Written;
 use crate::record::Refusal;
 use crate::relay::Restart;
@@ -24,6 +25,10 @@ pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 /// What lasts is said again after this long, then after twice as long, up to an hour.
 const REPEAT_FIRST: Duration = Duration::from_secs(30);
 const REPEAT_LAST: Duration = Duration::from_hours(1);
+
+/// What a halt for one event means.
+const BEFORE_IT: &str =
+    "everything before it is published; it and all that follows wait in the database";
 
 /// Behind by more than this is catching up.
 const CATCHING_UP: Duration = Duration::from_secs(5);
@@ -115,10 +120,10 @@ pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::fence
 
 pub(super) fn source_down(pipeline: &mut Pipeline, error: &SourceError) {
     let reason = Chain(error).to_string();
-    let hint = error.report().and_then(|report| report.hint.clone());
+    let hint = action::hint(error);
     pipeline.tell.reconnects_total += 1;
     pipeline.tell.streaming = false;
-    if trouble(&mut pipeline.tell.source, reason.clone(), hint) {
+    if trouble(&mut pipeline.tell.source, reason.clone(), hint.clone()) {
         let (seconds, tries) = pipeline
             .tell
             .source
@@ -129,6 +134,7 @@ pub(super) fn source_down(pipeline: &mut Pipeline, error: &SourceError) {
             seconds,
             tries,
             error = reason,
+            hint,
             "database not available: trying again until it is"
         );
     }
@@ -347,10 +353,33 @@ pub(super) fn unfit_running(reason: String, hint: String) -> Halt {
     }
 }
 
-/// The sink will never take this event; the relay halts.
-pub(super) fn refused(name: &str, mapped: &Mapped<'_>, at: At, reason: Refusal) {
-    let (id, position) = (mapped.event_id, at.position);
-    error!(pipeline = name, id, %position, %reason, "the event can't be published");
+/// The sink will never take this event as it is. Its id, its position and its topic; never its payload.
+pub(super) fn refused_event(mapped: &Mapped<'_>, at: At, reason: Refusal) -> Halt {
+    let topic = mapped.record().topic;
+    let id: String = mapped.event_id.chars().take(Poison::ID_CHARS_MAX).collect();
+    let hint = match reason {
+        Refusal::TooLarge { size, .. } => format!(
+            "let the topic take it: kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config \
+             max.message.bytes={size}; where payload.size_max sets the limit, raise that; then start again"
+        ),
+        Refusal::Partition(number) => format!(
+            "kafka-topics.sh --alter --topic {topic} --partitions {}; or mend route.partition; then start again",
+            i64::from(number) + 1
+        ),
+        Refusal::TopicName => "mend route.topic, then start again".to_owned(),
+        Refusal::Kafka(_) => {
+            "mend the destination so that it takes the event, then start again".to_owned()
+        }
+    };
+    Halt {
+        reason: HaltReason::PoisonEvent,
+        message: format!(
+            "event {id:?} at {} can't be published to topic {topic:?}: {reason}",
+            at.position
+        ),
+        meaning: BEFORE_IT.to_owned(),
+        hint,
+    }
 }
 
 /// Never the event's payload: its id, its position, and the column.
@@ -358,8 +387,7 @@ pub(super) fn poison_event(poison: &Poison) -> Halt {
     Halt {
         reason: HaltReason::PoisonEvent,
         message: poison.to_string(),
-        meaning: "everything before it is published; it and all that follows wait in the database"
-            .into(),
+        meaning: BEFORE_IT.to_owned(),
         hint: poison.hint(),
     }
 }

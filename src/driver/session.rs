@@ -90,7 +90,7 @@ impl Pipeline {
     }
 
     fn begin(&mut self, session: &Session) {
-        self.mapper.forget_relations();
+        self.mapper.forget_relations(session.connected.table_oid);
         let cursor = session.connected.progress();
         self.confirmed = self.confirmed.max(cursor.watermark);
         self.apply(self.now(), Input::Started { cursor });

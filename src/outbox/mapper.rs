@@ -17,6 +17,8 @@ use std::fmt;
 #[derive(Debug)]
 pub struct Mapper {
     table: Option<TableName>,
+    /// The table's OID now: its rows are ours under whatever name it had, or gets, when they are committed.
+    table_oid: Option<u32>,
     prefix: Option<String>,
     route: Route,
     relations: Relations,
@@ -74,6 +76,7 @@ impl Mapper {
         let route = Route::compile(&spec)?;
         Ok(Self {
             table: spec.table,
+            table_oid: None,
             prefix: spec.message_prefix,
             message: MessageRow::new(&route),
             route,
@@ -88,11 +91,12 @@ impl Mapper {
     /// # Errors
     /// [`MapError::Unfit`] where the outbox table lacks a column or has one of an impossible type.
     pub fn relation(&mut self, relation: &Relation<'_>) -> Result<(), MapError> {
-        self.relations.describe(relation, self.table.as_ref(), &self.route)
+        self.relations.describe(relation, self.table.as_ref(), self.table_oid, &self.route)
     }
 
-    /// Forgets all relations: a new connection describes them again.
-    pub fn forget_relations(&mut self) {
+    /// Forgets all relations: a new connection describes them again. `table_oid` is what the table's name stands for now.
+    pub fn forget_relations(&mut self, table_oid: Option<u32>) {
+        self.table_oid = table_oid;
         self.relations.forget();
     }
 

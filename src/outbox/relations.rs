@@ -44,13 +44,16 @@ impl Relations {
         &mut self,
         relation: &Relation<'_>,
         table: Option<&TableName>,
+        table_oid: Option<u32>,
         route: &Route,
     ) -> Result<(), MapError> {
         // First of all: a row must never be read with the shape from before one that does not fit.
         self.0.remove(&relation.id);
         // The protocol writes no schema for pg_catalog; an outbox is never there.
-        let ours =
-            table.filter(|table| table.schema == relation.schema && table.name == relation.name);
+        let ours = table.filter(|table| {
+            table_oid == Some(relation.id)
+                || (table.schema == relation.schema && table.name == relation.name)
+        });
         let plan = ours.map(|table| plan(relation, table, route).map_err(MapError::Unfit));
         self.0.insert(relation.id, plan.transpose()?);
         Ok(())

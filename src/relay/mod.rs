@@ -66,6 +66,13 @@ pub enum Input<'a> {
         /// What became of it.
         outcome: Outcome,
     },
+    /// The sink did not take the record of this ticket and never will, and why.
+    Refused {
+        /// Whose.
+        ticket: Ticket,
+        /// Told when all before it is resolved.
+        halt: Box<Halt>,
+    },
     /// The sink's state can't be trusted: everything in flight is unknown.
     SinkBroken,
     /// Another process streams from the slot: what we have in flight is no longer ours to send.
@@ -207,6 +214,10 @@ impl Relay {
             Input::Change(change) => self.change(change, effects),
             Input::Report { ticket, outcome } => {
                 self.report(ticket, outcome, effects);
+                Ok(())
+            }
+            Input::Refused { ticket, halt } => {
+                self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
                 Ok(())
             }
             Input::Begin { commit_lsn, commit_time } => {

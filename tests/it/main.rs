@@ -15,6 +15,8 @@
 
 /// Waits for a state, with a deadline and what was seen instead.
 mod await_that;
+/// A run that halts, and what it says.
+mod halted;
 /// What was committed, and what that asks of the delivered records.
 mod ledger;
 /// Writers under load that keep a ledger, whatever happens to the server.
@@ -32,6 +34,8 @@ mod topic;
 
 // The tests.
 
+/// What is done to slot, publication, table and login while the stream runs.
+mod changes;
 /// The binary without servers: exit codes, what goes to which stream, secrets.
 mod cli;
 /// The control side: setup, the fence, the cursor row, the session's end.
@@ -44,8 +48,18 @@ mod kafka_outages;
 mod kafka_sink;
 /// What the operations page tells an operator to do.
 mod operations;
+/// Several pipelines in one process; sinks without a broker; messages; partitions.
+mod many;
+/// Events that can never be published.
+mod poison;
+/// A wrong start on the shared servers: told, and mended without loss.
+mod refusals;
+/// A wrong start that needs a server of its own.
+mod refused_servers;
 /// Stop, kill, restart, freeze: what is sent again, and what is not.
 mod resume;
+/// What nothing that is written for people or machines may hold.
+mod secrets;
 /// The shared servers answer, and a produced record is read back with header and key.
 mod servers_answer;
 /// A caller of a sink, for its tests.
@@ -54,5 +68,9 @@ mod sink_caller;
 mod stream;
 /// No servers: the layers, the limits of files and lines, names that documents promise.
 mod tidy;
+/// Topics that are missing, or go.
+mod topics;
+/// What the endpoint and `status` say, against what is so.
+mod truth;
 /// The replication connection: login, stream, and every way it ends.
 mod wal_connection;

@@ -64,8 +64,16 @@ impl Relay {
 
     /// The same with further arguments behind `run`, and environment variables.
     pub(crate) fn spawn_with(config: &str, args: &[&str], env: &[(&str, &str)]) -> Self {
+        Self::start(config, free_port(), args, env)
+    }
+
+    /// The same with the admin endpoint at a port of the test's choice.
+    pub(crate) fn spawn_at(config: &str, admin_port: u16, args: &[&str]) -> Self {
+        Self::start(config, admin_port, args, &[])
+    }
+
+    fn start(config: &str, admin_port: u16, args: &[&str], env: &[(&str, &str)]) -> Self {
         let dir = TempDir::new().expect("a directory");
-        let admin_port = free_port();
         let file = dir.path().join("postrider.toml");
         let config = format!("{config}\n[admin]\nlisten = \"127.0.0.1:{admin_port}\"\n");
         fs::write(&file, config).expect("a configuration");

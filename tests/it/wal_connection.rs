@@ -1,7 +1,7 @@
 //! The replication connection against real servers: the stream here, the login in `login`, the ends in `ends`.
 
 mod ends;
-mod login;
+pub(crate) mod login;
 
 use crate::await_that::await_that;
 use crate::server::{Client, Database, Version};

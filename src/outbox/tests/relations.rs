@@ -26,11 +26,23 @@ fn rows_of_other_tables_are_not_ours() {
 }
 
 #[test]
+fn rows_of_the_tables_oid_are_ours_under_any_name() {
+    let mut mapper = Mapper::new(OutboxSpec::for_layout(Layout::Postrider)).unwrap();
+    mapper.forget_relations(Some(8));
+    let columns = full();
+    describe(&mut mapper, &relation(8, "public", "events", &columns));
+    describe(&mut mapper, &relation(9, "public", "outbox", &columns));
+    for relation in [8, 9] {
+        assert_ne!(row(&mut mapper, &insert(relation, &columns)), "not ours\n");
+    }
+}
+
+#[test]
 fn a_row_of_a_relation_that_was_never_described_is_out_of_step() {
     let mut mapper = Mapper::new(OutboxSpec::for_layout(Layout::Postrider)).unwrap();
     let columns = [text("id", "1")];
     describe(&mut mapper, &relation(8, "public", "orders", &columns));
-    mapper.forget_relations();
+    mapper.forget_relations(None);
     expect![[r#"
         error: could not read a row of relation 8: the server never described that relation
         hint:  none

@@ -58,6 +58,34 @@ pub fn explain(reason: HaltReason, error: &SourceError, names: &Names) -> Halt {
     Halt { reason, message: Chain(error).to_string(), meaning, hint }
 }
 
+/// What to look at while an error is waited out; `None` where waiting is all there is to do, or the server has said it.
+pub fn hint(error: &SourceError) -> Option<String> {
+    match error.kind() {
+        SourceErrorKind::Unreachable | SourceErrorKind::Timeout(_) => Some(
+            "check host and port in source.url, the network, and that PostgreSQL runs and listens there"
+                .to_owned(),
+        ),
+        SourceErrorKind::SessionAttrs => {
+            Some("name all hosts in source.url, the one that takes writes among them".to_owned())
+        }
+        SourceErrorKind::Settings | SourceErrorKind::Tls | SourceErrorKind::AuthRefused => {
+            Some(access_hint(error))
+        }
+        SourceErrorKind::Server(report) => {
+            let access = matches!(report.sqlstate.class(), "28" | "3D")
+                || report.sqlstate.as_str() == "42501";
+            if access { Some(access_hint(error)) } else { report.hint.clone() }
+        }
+        SourceErrorKind::Protocol
+        | SourceErrorKind::Closed
+        | SourceErrorKind::Silent(_)
+        | SourceErrorKind::TooLarge { .. }
+        | SourceErrorKind::Stopped
+        | SourceErrorKind::ServerStopping
+        | SourceErrorKind::System => None,
+    }
+}
+
 fn access_hint(error: &SourceError) -> String {
     let hint = match error.kind() {
         SourceErrorKind::Tls => {

@@ -8,7 +8,7 @@ mod explain;
 #[cfg(test)]
 mod tests;
 
-pub use explain::explain;
+pub use explain::{explain, hint};
 
 use super::error::{SourceError, SourceErrorKind, SqlState};
 use crate::error::HaltReason;

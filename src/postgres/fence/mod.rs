@@ -176,7 +176,7 @@ pub fn check_objects(facts: &Facts) -> Result<(), Halt> {
 /// The stream would pass over events from here on.
 pub fn check_running(facts: &Facts) -> Result<(), Halt> {
     const RULES: &[Rule] =
-        &[object::publication, object::published_rows, object::published_columns];
+        &[object::table, object::publication, object::published_rows, object::published_columns];
     check(RULES, facts)
 }
 

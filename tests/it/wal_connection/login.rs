@@ -112,7 +112,7 @@ fn openssl(dir: &Path, arguments: &str) {
 }
 
 /// Two authorities; of the first a server's certificate for 127.0.0.1 and db.test, and a client's.
-fn make_certificates(dir: &Path) {
+pub(crate) fn make_certificates(dir: &Path) {
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
     for name in ["root", "other"] {
         openssl(

@@ -1,0 +1,102 @@
+//! What the endpoint and `postrider status` say, held against what is so.
+
+use crate::pipeline::Pipeline;
+use crate::private::{PrivateKafka, free_port};
+use crate::relay::{Relay, postrider};
+use crate::server::Version;
+use serde_json::Value;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// The value of one sample of `/metrics`.
+async fn metric(relay: &Relay, name: &str, label: &str) -> Option<f64> {
+    let (code, text) = relay.get("/metrics").await.expect("an answer");
+    assert_eq!(code, 200);
+    let line = text
+        .lines()
+        .find(|line| line.starts_with(name) && !line.starts_with('#') && line.contains(label))?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+/// Exactly one state is 1, and it is this one.
+async fn assert_state(relay: &Relay, wanted: &str) {
+    let (_, text) = relay.get("/metrics").await.expect("an answer");
+    let ones: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("postrider_state{") && line.ends_with(" 1"))
+        .collect();
+    assert_eq!(ones.len(), 1, "{ones:?}");
+    assert!(ones[0].contains(&format!("state=\"{wanted}\"")), "{wanted}: {ones:?}");
+}
+
+async fn ready(relay: &Relay) -> (u16, String) {
+    relay.get("/ready").await.expect("an answer")
+}
+
+#[tokio::test]
+async fn endpoint_tells_the_truth_of_a_broker_that_goes_and_comes() {
+    let mut kafka = PrivateKafka::start("").await;
+    let pipeline = Pipeline::to_broker(Version::Pg18, &kafka.brokers(), "truth").await;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    pipeline.insert(100).await;
+    pipeline.topic.await_records(100, SOON).await;
+    let all = |status: &Value| status["pipelines"][0]["published_total"] == 100;
+    let status = relay.await_status("100 published", SOON, all).await;
+    assert_eq!(status["pipelines"][0]["ready"], true, "{status}");
+    assert_eq!(status["pipelines"][0]["in_flight_events"], 0, "{status}");
+    assert_eq!(ready(&relay).await, (200, "ok\n".to_owned()));
+    assert_eq!(metric(&relay, "postrider_events_total", "published").await, Some(100.0));
+    assert_eq!(metric(&relay, "postrider_publish_latency_seconds_count", "").await, Some(100.0));
+    assert_eq!(metric(&relay, "postrider_in_flight_events", "").await, Some(0.0));
+    assert_state(&relay, "streaming").await;
+
+    kafka.kill().await;
+    pipeline.insert(50).await;
+    relay.await_state("broker_down", SOON).await;
+    let (code, why) = ready(&relay).await;
+    assert_eq!(code, 503);
+    assert!(why.contains(&pipeline.name) && why.contains(&kafka.brokers()), "{why}");
+    assert_eq!(why.lines().count(), 1, "one line of why: {why}");
+    assert_eq!(relay.get("/live").await.expect("an answer").0, 200, "waiting is living");
+    assert_state(&relay, "broker_down").await;
+    let grown = |status: &Value| status["pipelines"][0]["lag_seconds"].as_f64() > Some(1.0);
+    let status = relay.await_status("a lag that grows", SOON, grown).await;
+    assert_eq!(status["pipelines"][0]["published_total"], 100, "{status}");
+    assert_eq!(status["pipelines"][0]["ready"], false, "{status}");
+    assert!(metric(&relay, "postrider_lag_seconds", "").await > Some(1.0));
+
+    kafka.restart().await;
+    relay.await_state("streaming", 2 * SOON).await;
+    assert_eq!(pipeline.topic.await_records(150, SOON).await.len(), 150);
+    let all = |status: &Value| status["pipelines"][0]["published_total"] == 150;
+    let status = relay.await_status("150 published", SOON, all).await;
+    assert_eq!(status["pipelines"][0]["lag_seconds"], 0.0, "{status}");
+    assert_eq!(ready(&relay).await.0, 200);
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// `postrider status` asks the running process, says the same, and its exit code is an answer too.
+#[tokio::test]
+async fn status_says_what_the_endpoint_says() {
+    let pipeline = Pipeline::shared(Version::Pg17, "status").await;
+    let port = free_port();
+    let config = format!("{}\n[admin]\nlisten = \"127.0.0.1:{port}\"\n", pipeline.config);
+    let nobody = postrider(&config, &["status"]);
+    assert_eq!(nobody.status.code(), Some(1), "nobody answers");
+    let relay = Relay::spawn_at(&pipeline.config, port, &[]);
+    relay.await_state("streaming", SOON).await;
+    pipeline.insert(10).await;
+    let all = |status: &Value| status["pipelines"][0]["published_total"] == 10;
+    relay.await_status("10 published", SOON, all).await;
+    let json = postrider(&config, &["status", "--json"]);
+    assert_eq!(json.status.code(), Some(0), "{}", String::from_utf8_lossy(&json.stderr));
+    let told: Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    assert_eq!(told["pipelines"][0]["state"], "streaming", "{told}");
+    assert_eq!(told["pipelines"][0]["published_total"], 10, "{told}");
+    let table = postrider(&config, &["status"]);
+    let table = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert!(table.contains(&pipeline.name) && table.contains("streaming"), "{table}");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
