@@ -3,10 +3,9 @@
 //!
 //! `scripts/servers up` first, then `cargo bench --bench drain [-- ROWS ROUNDS]`. Contenders take turns, each on a
 //! copy of one slot; what is printed are medians and ratios. Wall time is from the start of the process to the last
-//! event: for
-//! `pg_recvlogical` its exit at the last position, for Postrider the moment `/status` counts every row as published
-//! (seen within 20 ms, though the count itself is brought up to date every 100 ms: it can only make Postrider look
-//! slower).
+//! event: for `pg_recvlogical` its exit at the last position, for Postrider the moment `/status` counts every row as
+//! published (seen within 20 ms, though the count itself is brought up to date every 100 ms: it can only make
+//! Postrider look slower).
 #![expect(
     clippy::expect_used,
     clippy::print_stdout,

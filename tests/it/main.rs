@@ -46,10 +46,10 @@ mod harness;
 mod kafka_outages;
 /// The Kafka sink against a real broker.
 mod kafka_sink;
-/// What the operations page tells an operator to do.
-mod operations;
 /// Several pipelines in one process; sinks without a broker; messages; partitions.
 mod many;
+/// What the operations page tells an operator to do.
+mod operations;
 /// Events that can never be published.
 mod poison;
 /// A wrong start on the shared servers: told, and mended without loss.

@@ -241,8 +241,8 @@ pub enum AfterStart {
 pub fn check_after_start(slot: Option<&SlotRow>, pid: u32, resume: &Resume) -> AfterStart {
     let again = |message: String| AfterStart::Again { message };
     let Some(slot) = slot else { return again("the slot is gone since the start".to_owned()) };
-    // Held by nobody: the server has ended the stream already, for instance with an error at its first change. What came
-    // before that is good, and the stream itself says how it ended.
+    // Held by nobody: the server has ended the stream already, for instance with an error at its first change. What
+    // came before that is good, and the stream itself says how it ended.
     if slot.active_pid.is_some_and(|holder| holder != pid) {
         return again(format!("slot {:?} is not held by our connection", slot.name));
     }

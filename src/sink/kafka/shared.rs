@@ -18,8 +18,8 @@ pub(super) struct Shared {
     pub(super) full: AtomicBool,
     /// Reports of success so far: whether the broker still works.
     pub(super) acked: AtomicU64,
-    /// A producer gave up a record: nothing more is sent before the caller has heard of it and reset the sink, or what is behind
-    /// the record would overtake it.
+    /// A producer gave up a record: nothing more is sent before the caller has heard of it and reset the sink, or
+    /// what is behind the record would overtake it.
     pub(super) failed: AtomicBool,
     /// An old producer is on its way out: nothing may be sent before it is gone.
     pub(super) settling: AtomicBool,
