@@ -31,3 +31,4 @@ pub mod metrics;
 // Edge.
 pub mod cli;
 pub mod config;
+pub mod demo;

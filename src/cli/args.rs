@@ -96,12 +96,42 @@ pub enum Color {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
+    /// See it work: a throwaway database, an in-process broker, a writer and a reader, one screen
+    Demo(DemoArgs),
     /// Create what is missing in the database: publication, slot, Postrider's schema
     Setup(SetupArgs),
     /// Stream until told to stop: the service
     Run(RunArgs),
     /// One look at every pipeline of the running process
     Status(StatusArgs),
+}
+
+/// `postrider demo`
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Needs PostgreSQL's server programs (initdb, postgres; $POSTRIDER_PG_BIN names their directory) or \
+                        --url. Exits 0 when the ledger balances, else 1. What it starts or creates is gone afterwards."
+)]
+pub struct DemoArgs {
+    /// How long events are written [default: until Ctrl-C on a terminal, else 15]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub seconds: Option<u32>,
+    /// Kill the relay with -9 and start it again, N times while it runs
+    #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u32).range(..=100))]
+    pub kill: u32,
+    /// Events a second
+    #[arg(long, value_name = "N", default_value = "500", value_parser = clap::value_parser!(u32).range(1..=20_000))]
+    pub rate: u32,
+    /// A database of yours.
+    #[arg(
+        help = "A database of yours, in place of a throwaway one: the demo makes a schema, a publication and a slot \
+                there, and drops them at the end"
+    )]
+    #[arg(long, value_name = "URL", env = "POSTRIDER_DEMO_URL", hide_env_values = true)]
+    pub url: Option<String>,
+    /// A broker of yours, in place of the one in this process: a topic is made there, and deleted at the end
+    #[arg(long, value_name = "LIST")]
+    pub brokers: Option<String>,
 }
 
 /// `postrider setup`

@@ -3,6 +3,7 @@
 use super::exit::Exit;
 use crate::admin::AdminError;
 use crate::config::ConfigError;
+use crate::demo::DemoError;
 use crate::error::{Chain, Halt};
 use crate::postgres::setup::SetupError;
 use crate::postgres::{ConninfoError, SourceError};
@@ -47,6 +48,8 @@ pub(super) enum CliError {
     Setup(#[from] SetupError),
     #[error(transparent)]
     Source(#[from] SourceError),
+    #[error(transparent)]
+    Demo(#[from] DemoError),
     #[error("could not write to standard output")]
     Output(#[source] io::Error),
 }
@@ -68,6 +71,7 @@ impl CliError {
             | Self::Thread(_)
             | Self::Setup(_)
             | Self::Source(_)
+            | Self::Demo(_)
             | Self::Output(_) => Exit::NotWell,
         }
     }
@@ -104,6 +108,7 @@ impl CliError {
             Self::Ask { .. } => hint("is postrider run running, with this configuration?"),
             Self::Stranger(_) => hint("give admin.listen a port of its own"),
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
+            Self::Demo(error) => error.hint().map(hint).unwrap_or_default(),
             Self::Config(_)
             | Self::Pipeline { .. }
             | Self::Runtime(_)

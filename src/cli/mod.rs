@@ -4,6 +4,7 @@
 //! standard error. Joins the configuration to the services, and does no work of its own.
 
 mod args;
+mod demo;
 mod error;
 mod exit;
 mod logging;
@@ -12,7 +13,7 @@ mod run;
 mod setup;
 mod status;
 
-pub use args::{Args, Color, Command, Global, LogFormat, RunArgs, SetupArgs, StatusArgs};
+pub use args::{Args, Color, Command, DemoArgs, Global, LogFormat, RunArgs, SetupArgs, StatusArgs};
 pub use exit::Exit;
 
 use crate::config::{self, Config, Env};
@@ -58,6 +59,7 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             let color = args.global.color(env, std::io::stdout().is_terminal());
             block_on(status::run(&config, &args.global, status, color))?
         }
+        Command::Demo(demo) => demo::run(demo, &args.global, env),
     }
 }
 

@@ -30,6 +30,7 @@ fn help_is_short() {
         Usage: postrider [OPTIONS] <COMMAND>
 
         Commands:
+          demo    See it work: a throwaway database, an in-process broker, a writer and a reader, one screen
           setup   Create what is missing in the database: publication, slot, Postrider's schema
           run     Stream until told to stop: the service
           status  One look at every pipeline of the running process

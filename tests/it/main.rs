@@ -40,6 +40,8 @@ mod changes;
 mod cli;
 /// The control side: setup, the fence, the cursor row, the session's end.
 mod control;
+/// `postrider demo` as a user runs it: the ledger balances, also under kill -9, and nothing stays behind.
+mod demo;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
 /// What a bad day of the broker looks like.

@@ -1,0 +1,33 @@
+//! `postrider demo`: what was typed becomes the demo's options.
+
+use super::args::{DemoArgs, Global};
+use super::error::CliError;
+use super::exit::Exit;
+use crate::config::Env;
+use crate::demo::{self, DemoError, Options};
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+/// How long a demo runs where nobody sits before it. Unit: seconds.
+const SECONDS_WITHOUT_TERMINAL: u32 = 15;
+
+pub(super) fn run(args: &DemoArgs, global: &Global, env: Env<'_>) -> Result<Exit, CliError> {
+    let is_dumb = env("TERM").is_some_and(|term| term == "dumb");
+    let is_terminal = std::io::stdout().is_terminal() && !is_dumb;
+    let seconds = args.seconds.or((!is_terminal).then_some(SECONDS_WITHOUT_TERMINAL));
+    let executable = std::env::current_exe();
+    let executable =
+        executable.map_err(|source| DemoError::Spawn { path: "postrider".into(), source })?;
+    let options = Options {
+        url: args.url.clone(),
+        brokers: args.brokers.clone(),
+        limit: seconds.map(|seconds| Duration::from_secs(seconds.into())),
+        kills: args.kill,
+        rate: args.rate,
+        is_terminal,
+        color: global.color(env, is_terminal),
+        executable,
+    };
+    let balanced = demo::run(&options, env)?;
+    Ok(if balanced { Exit::Done } else { Exit::NotWell })
+}

@@ -1,0 +1,150 @@
+//! Where PostgreSQL's server programs are, and as whom they may run.
+
+use super::DemoError;
+use crate::config::Env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Names the directory of the server's programs, before all other places.
+pub(super) const BIN_VARIABLE: &str = "POSTRIDER_PG_BIN";
+
+/// Where packages put the programs: the directories between the two parts are versions.
+const PLACES: &[(&str, &str, &str)] = &[
+    ("/usr/lib/postgresql", "", "bin"),       // Debian, Ubuntu
+    ("/usr", "pgsql-", "bin"),                // PostgreSQL's packages for Red Hat
+    ("/usr/local/opt", "postgresql@", "bin"), // Homebrew
+    ("/opt/homebrew/opt", "postgresql@", "bin"),
+    ("/usr/local", "pgsql", "bin"), // from source
+];
+
+/// The oldest version that can stream as Postrider needs it: `messages` of pgoutput came with it.
+const MAJOR_MIN: u32 = 14;
+
+/// The programs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Binaries {
+    pub(super) directory: PathBuf,
+    /// As it says itself: `15.18`.
+    pub(super) version: String,
+}
+
+impl Binaries {
+    /// The first directory that holds both programs, new enough.
+    pub(super) fn find(env: Env<'_>) -> Result<Self, DemoError> {
+        if let Some(directory) = env(BIN_VARIABLE).filter(|directory| !directory.is_empty()) {
+            let directory = PathBuf::from(directory);
+            return Self::at(&directory).ok_or(DemoError::NoServerIn { directory });
+        }
+        let mut too_old = None;
+        for directory in candidates(env) {
+            match Self::at(&directory) {
+                Some(found) if found.major() >= MAJOR_MIN => return Ok(found),
+                Some(found) => too_old = too_old.or(Some(found)),
+                None => {}
+            }
+        }
+        Err(match too_old {
+            Some(Self { directory, version }) => DemoError::ServerTooOld { directory, version },
+            None => DemoError::NoServer,
+        })
+    }
+
+    fn at(directory: &Path) -> Option<Self> {
+        if !directory.join("initdb").is_file() {
+            return None;
+        }
+        let version = output(&directory.join("postgres"), "--version")?;
+        // postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)
+        let version = version.split_whitespace().nth(2)?.to_owned();
+        Some(Self { directory: directory.to_owned(), version })
+    }
+
+    fn major(&self) -> u32 {
+        major(&self.version)
+    }
+
+    /// One of the programs.
+    pub(super) fn program(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+}
+
+/// `17.2`, `18beta1` → 17, 18.
+fn major(version: &str) -> u32 {
+    let digits: String = version.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or(0)
+}
+
+fn candidates(env: Env<'_>) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> =
+        env("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default();
+    for (parent, prefix, below) in PLACES {
+        let mut versions: Vec<(u32, PathBuf)> = fs::read_dir(parent)
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| {
+                let entry = entry.ok()?;
+                let name = entry.file_name();
+                let version = name.to_str()?.strip_prefix(prefix)?;
+                Some((major(version), entry.path().join(below)))
+            })
+            .collect();
+        versions.sort_by(|a, b| b.cmp(a));
+        found.extend(versions.into_iter().map(|(_, path)| path));
+    }
+    found.extend(output(Path::new("pg_config"), "--bindir").map(PathBuf::from));
+    found
+}
+
+/// The first line that a program writes.
+fn output(program: &Path, argument: &str) -> Option<String> {
+    let output = Command::new(program).arg(argument).stdin(Stdio::null()).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let line = text.lines().next()?.trim();
+    (output.status.success() && !line.is_empty()).then(|| line.to_owned())
+}
+
+/// PostgreSQL refuses to run as root: then the user `postgres`, which its package made, or else `nobody`.
+pub(super) fn server_user() -> Result<Option<(u32, u32)>, DemoError> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let user = ["postgres", "nobody"].iter().find_map(|name| user_in(&users, name));
+    user.map(Some).ok_or(DemoError::NoServerUser)
+}
+
+/// uid and gid of a line `name:x:uid:gid:…`.
+fn user_in(passwd: &str, name: &str) -> Option<(u32, u32)> {
+    let mut fields =
+        passwd.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?.split(':');
+    let (uid, gid) = (fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?);
+    (uid != 0).then_some((uid, gid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_found_by_their_whole_name() {
+        let passwd =
+            "root:x:0:0::/root:/bin/sh\npostgres2:x:7:8:::\npostgres:x:101:104:P,,,:/v:/bin/sh\n";
+        assert_eq!(user_in(passwd, "postgres"), Some((101, 104)));
+        assert_eq!(user_in(passwd, "nobody"), None);
+        assert_eq!(user_in(passwd, "root"), None);
+    }
+
+    #[test]
+    fn versions_have_a_major_number() {
+        assert_eq!([major("15.18"), major("18beta1"), major("x")], [15, 18, 0]);
+    }
+
+    #[test]
+    fn a_directory_that_was_named_and_holds_nothing_is_an_error_of_its_own() {
+        let env = |name: &str| (name == BIN_VARIABLE).then(|| "/nonexistent".to_owned());
+        let error = Binaries::find(&env).unwrap_err();
+        assert!(matches!(error, DemoError::NoServerIn { .. }), "{error:?}");
+    }
+}

@@ -1,0 +1,144 @@
+//! The broker of a demo: librdkafka's mock in this process, or the user's own with a topic that is deleted at the end.
+//!
+//! The mock keeps 5 MiB or 100,000 batches of a partition and drops the oldest, without a word. So payloads are small,
+//! partitions are several, and the reader keeps up.
+
+use super::{DemoError, Options};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::error::KafkaError;
+use rdkafka::mocking::MockCluster;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Partitions of the demo's topic.
+pub(super) const PARTITIONS: i32 = 12;
+
+/// How long the user's broker may take to make or delete a topic.
+const ADMIN_DEADLINE: Duration = Duration::from_secs(15);
+
+/// A broker with the demo's topic on it.
+#[derive(Debug)]
+pub(super) struct Broker {
+    mock: Option<Mock>,
+    /// `bootstrap.servers`.
+    pub(super) brokers: String,
+    pub(super) topic: String,
+}
+
+impl Broker {
+    /// Starts the mock, or asks the user's broker for a topic.
+    pub(super) async fn open(options: &Options, name: &str) -> Result<Self, DemoError> {
+        if let Some(brokers) = options.brokers.clone() {
+            let topic = format!("{name}.order");
+            let broker = Self { mock: None, brokers, topic };
+            broker.create_topic().await?;
+            return Ok(broker);
+        }
+        let topic = "order".to_owned();
+        let mock = Mock::start(&topic)?;
+        Ok(Self { brokers: mock.brokers.clone(), mock: Some(mock), topic })
+    }
+
+    /// What it is, in one line.
+    pub(super) fn describe(&self) -> String {
+        let Self { mock, brokers, topic } = self;
+        match mock {
+            Some(_) => format!("librdkafka's mock at {brokers}, {PARTITIONS} partitions"),
+            None => format!("yours at {brokers}; topic {topic}, deleted at the end"),
+        }
+    }
+
+    /// The mock answers a fetch that finds nothing only when its time is up, a real broker as soon as there is
+    /// something.
+    pub(super) fn fetch_wait(&self) -> Duration {
+        Duration::from_millis(if self.mock.is_some() { 5 } else { 500 })
+    }
+
+    async fn create_topic(&self) -> Result<(), DemoError> {
+        let topic = NewTopic::new(&self.topic, PARTITIONS, TopicReplication::Fixed(-1));
+        let options = AdminOptions::new().operation_timeout(Some(ADMIN_DEADLINE));
+        let made = self.admin()?.create_topics([&topic], &options).await;
+        let made = made.map_err(|source| self.failed(source))?;
+        let refused = made.into_iter().find_map(Result::err);
+        refused.map_or(Ok(()), |(_, code)| Err(self.failed(KafkaError::AdminOp(code))))
+    }
+
+    fn failed(&self, source: KafkaError) -> DemoError {
+        DemoError::Topic { topic: self.topic.clone(), brokers: self.brokers.clone(), source }
+    }
+
+    fn admin(&self) -> Result<AdminClient<DefaultClientContext>, DemoError> {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.brokers);
+        let deadline = ADMIN_DEADLINE.as_millis().to_string();
+        config.set("socket.timeout.ms", deadline);
+        config.create().map_err(|source| self.failed(source))
+    }
+
+    /// Ends the mock, or deletes the topic and says so.
+    pub(super) async fn close(self) -> Result<Option<String>, DemoError> {
+        if self.mock.is_some() {
+            return Ok(None);
+        }
+        let options = AdminOptions::new().operation_timeout(Some(ADMIN_DEADLINE));
+        let deleted = self.admin()?.delete_topics(&[&self.topic], &options).await;
+        let deleted = deleted.map_err(|source| self.failed(source))?;
+        match deleted.into_iter().find_map(Result::err) {
+            Some((_, code)) => Err(self.failed(KafkaError::AdminOp(code))),
+            None => Ok(Some(format!("deleted topic {}", self.topic))),
+        }
+    }
+}
+
+/// The mock lives on a thread of its own, for it can't leave the one it was made on.
+#[derive(Debug)]
+struct Mock {
+    brokers: String,
+    /// Gone: the thread ends, and the mock with it.
+    stop: Option<SyncSender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Mock {
+    fn start(topic: &str) -> Result<Self, DemoError> {
+        let (stop, stopped) = sync_channel(0);
+        let (ready, started) = sync_channel(1);
+        let topic = topic.to_owned();
+        let thread = std::thread::Builder::new().name("demo-broker".to_owned());
+        let thread = thread.spawn(move || serve(&topic, &ready, &stopped));
+        let thread = thread.map_err(DemoError::Thread)?;
+        let brokers = started.recv().map_err(|_gone| DemoError::Died("broker"))?;
+        let brokers = brokers.map_err(DemoError::Mock)?;
+        Ok(Self { brokers, stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+fn serve(topic: &str, ready: &SyncSender<Result<String, KafkaError>>, stopped: &Receiver<()>) {
+    let made = MockCluster::new(1).and_then(|cluster| {
+        cluster.create_topic(topic, PARTITIONS, 1)?;
+        Ok(cluster)
+    });
+    let (cluster, answer) = match made {
+        Ok(cluster) => {
+            let brokers = cluster.bootstrap_servers();
+            (Some(cluster), Ok(brokers))
+        }
+        Err(error) => (None, Err(error)),
+    };
+    if ready.send(answer).is_ok() && cluster.is_some() {
+        // Nothing is ever sent: the wait ends when the other end is dropped.
+        stopped.recv().unwrap_or_default();
+    }
+}
+
+impl Drop for Mock {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            drop(thread.join());
+        }
+    }
+}

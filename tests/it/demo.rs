@@ -1,0 +1,131 @@
+//! `postrider demo`: what people see first, run as the binary and not on a terminal.
+
+use crate::await_that::await_that;
+use crate::private::{Signal, exit_of, signal};
+use crate::server::{Database, Version, brokers};
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// How long a demo of a few seconds may take on a busy machine.
+const DEMO_DEADLINE: Duration = Duration::from_mins(2);
+
+/// One demo with a directory for temporary files of its own, to see that nothing stays there.
+struct Demo {
+    child: Child,
+    tmp: TempDir,
+}
+
+impl Demo {
+    fn start(args: &[&str], env: &[(&str, &str)]) -> Self {
+        let tmp = TempDir::new().expect("a directory");
+        // The server's user must be able to pass through it.
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(tmp.path(), open).expect("permissions");
+        let child = Command::new(env!("CARGO_BIN_EXE_postrider"))
+            .arg("demo")
+            .args(args)
+            .env("TMPDIR", tmp.path())
+            .envs(env.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("postrider");
+        Self { child, tmp }
+    }
+
+    /// Waits for the end: exit code, standard output and error.
+    async fn end(mut self) -> (Option<i32>, String, String) {
+        let status = exit_of(&mut self.child, DEMO_DEADLINE).await;
+        let Output { stdout, stderr, .. } = self.child.wait_with_output().expect("the output");
+        let left: Vec<_> = fs::read_dir(self.tmp.path()).expect("the directory").collect();
+        assert!(left.is_empty(), "left behind: {left:?}");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (status.code(), text(&stdout), text(&stderr))
+    }
+}
+
+/// The count in a line of the ledger.
+fn count(page: &str, name: &str) -> u64 {
+    let line = page.lines().find_map(|line| line.strip_prefix("  ")?.strip_prefix(name));
+    let count = line.and_then(|line| line.split_whitespace().next());
+    count.and_then(|count| count.replace(',', "").parse().ok()).unwrap_or_else(|| {
+        panic!("no count of {name:?} in\n{page}");
+    })
+}
+
+#[tokio::test]
+async fn a_demo_under_kill_9_balances_and_leaves_nothing_behind() {
+    let demo = Demo::start(&["--seconds", "5", "--kill", "2", "--rate", "300"], &[]);
+    let (code, page, errors) = demo.end().await;
+    assert_eq!(code, Some(0), "{page}\n{errors}");
+    assert!(count(&page, "committed") > 500, "{page}");
+    assert_eq!(count(&page, "committed"), count(&page, "delivered"), "{page}");
+    for name in ["lost", "out of order", "invented"] {
+        assert_eq!(count(&page, name), 0, "{page}");
+    }
+    assert!(page.contains("after 2 kills"), "{page}");
+    assert!(page.contains("\nBalanced: "), "{page}");
+    assert!(!page.contains('\x1b'), "colours without a terminal:\n{page}");
+}
+
+#[tokio::test]
+async fn a_demo_without_kills_delivers_nothing_twice() {
+    let (code, page, errors) = Demo::start(&["--seconds", "2", "--rate", "200"], &[]).end().await;
+    assert_eq!(code, Some(0), "{page}\n{errors}");
+    assert_eq!(count(&page, "duplicated"), 0, "{page}");
+}
+
+#[tokio::test]
+async fn a_demo_on_servers_of_ones_own_drops_what_it_made() {
+    let database = Database::create(Version::Pg18, "demo").await;
+    let (url, brokers) = (database.url(), brokers());
+    let args = ["--seconds", "2", "--rate", "200", "--kill", "1", "--brokers", &brokers];
+    let (code, page, errors) = Demo::start(&args, &[("POSTRIDER_DEMO_URL", &url)]).end().await;
+    assert_eq!(code, Some(0), "{page}\n{errors}");
+    let made = page.split("all that is made there is named ").nth(1);
+    let made = made.and_then(|rest| rest.split(' ').next()).expect("the name of what is made");
+    assert!(page.contains(&format!("deleted topic {made}.order")), "{page}");
+    let left = format!(
+        "select (select count(*) from pg_replication_slots where slot_name = '{made}')
+              + (select count(*) from pg_publication)
+              + (select count(*) from pg_namespace where nspname like 'postrider%')"
+    );
+    assert_eq!(database.connect().await.text(&left).await.as_deref(), Some("0"));
+}
+
+#[tokio::test]
+async fn a_signal_stops_the_writer_and_the_ledger_still_balances() {
+    let demo = Demo::start(&["--seconds", "60", "--rate", "200"], &[]);
+    let pid = demo.child.id();
+    let log = demo.tmp.path().to_owned();
+    await_that("the relay's log", DEMO_DEADLINE, || async { relay_log(&log) }).await;
+    signal(pid, Signal::Int);
+    let (code, page, errors) = demo.end().await;
+    // Where it was only about to begin, there is no ledger to balance.
+    let balanced = code == Some(0) && page.contains("\nBalanced: ");
+    let too_early = code == Some(1) && errors.contains("interrupted");
+    assert!(balanced || too_early, "{code:?}\n{page}\n{errors}");
+}
+
+/// Whether the relay of a demo has begun to log.
+fn relay_log(tmp: &Path) -> Result<(), String> {
+    let dirs = fs::read_dir(tmp).map_err(|error| error.to_string())?;
+    let sizes: Vec<u64> = dirs
+        .filter_map(|dir| fs::metadata(dir.ok()?.path().join("postrider.log")).ok())
+        .map(|log| log.len())
+        .collect();
+    if sizes.iter().any(|size| *size > 0) { Ok(()) } else { Err(format!("{sizes:?}")) }
+}
+
+#[tokio::test]
+async fn without_server_programs_the_demo_says_what_to_install() {
+    let nowhere = [("POSTRIDER_PG_BIN", "/nonexistent")];
+    let (code, _, errors) = Demo::start(&["--seconds", "1"], &nowhere).end().await;
+    assert_eq!(code, Some(1));
+    assert!(errors.contains("POSTRIDER_PG_BIN names /nonexistent"), "{errors}");
+    assert!(errors.contains("hint: "), "{errors}");
+}
