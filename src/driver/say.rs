@@ -1,7 +1,7 @@
 //! What a pipeline says of itself: one log line for each change of state, and the board.
 //!
-//! No line for an event. What lasts is said again at growing intervals, with how long and how often. Owns the wall clock, which
-//! serves latencies and lag, and no decision.
+//! No line for an event. What lasts is said again at growing intervals, with how long and how often. Owns the wall
+//! clock, which serves latencies and lag, and no decision.
 
 use super::looks::Looks;
 use super::pipeline::Pipeline;

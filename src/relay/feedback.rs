@@ -1,21 +1,22 @@
 //! When the cursor row is written, and what may be confirmed after it.
 //!
-//! The row comes first, the confirmation second: so a slot that stands past the row was moved by somebody else, and a start
-//! can say so instead of guessing. Whatever is confirmed is therefore never ahead of what the database remembers.
+//! The row comes first, the confirmation second: so a slot that stands past the row was moved by somebody else, and a
+//! start can say so instead of guessing. Whatever is confirmed is therefore never ahead of what the database
+//! remembers.
 
 use crate::ack::Progress;
 use crate::lsn::Watermark;
 use std::time::Duration;
 
-/// A row written while nothing is delivered is itself WAL, which moves the watermark, which would want a row. Less than this
-/// many bytes of WAL are not worth one; a row with its commit, and the page image after a checkpoint, are.
+/// A row written while nothing is delivered is itself WAL, which moves the watermark, which would want a row. Less
+/// than this many bytes of WAL are not worth one; a row with its commit, and the page image after a checkpoint, are.
 const IDLE_STEP_BYTES: u64 = 4096;
 
 /// Pause between two rows while nothing is delivered and other tables are busy.
 const IDLE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// A row is also due when this many events were delivered since the last one: a crash repeats them, and while a backlog drains
-/// an interval is a lot of events.
+/// A row is also due when this many events were delivered since the last one: a crash repeats them, and while a
+/// backlog drains an interval is a lot of events.
 const DELIVERED_EVENTS_MAX: u64 = 10_000;
 
 #[derive(Debug)]

@@ -1,12 +1,12 @@
 //! The relay: one synchronous state machine that decides what is published, what may be confirmed, and when to stop.
 //!
-//! Owns the order of events, the bounds on what is in flight, and the only [`Tracker`]. It takes one [`Input`] at a time
-//! with the time it happened and answers with [`Effect`]s; the driver alone waits. It has no clock, socket, lock or random
-//! number, and it never sees a payload: an event is its aggregate, its size and its ticket, and the record itself stays with
-//! the driver, which publishes the one at hand when told to.
+//! Owns the order of events, the bounds on what is in flight, and the only [`Tracker`]. It takes one [`Input`] at a
+//! time with the time it happened and answers with [`Effect`]s; the driver alone waits. It has no clock, socket, lock
+//! or random number, and it never sees a payload: an event is its aggregate, its size and its ticket, and the record
+//! itself stays with the driver, which publishes the one at hand when told to.
 //!
-//! The price of a machine that can't wait is that work of several steps (drain, halt) is spelt out as a [`Phase`], and is
-//! looked at again after every input ([`Relay::settle`]).
+//! The price of a machine that can't wait is that work of several steps (drain, halt) is spelt out as a [`Phase`],
+//! and is looked at again after every input ([`Relay::settle`]).
 //!
 //! ```text
 //! Begin Change* Commit ─▶ stream ─▶ tracker ─▶ feedback ─▶ WriteCursor ─▶ (written) ─▶ Confirm
@@ -425,8 +425,8 @@ impl Relay {
         self.phase = Phase::Halting { halt, until: Until::Now };
     }
 
-    /// What holds after every input: the cursor follows the watermark, the confirmation follows the cursor, and a phase that
-    /// has nothing left to wait for ends.
+    /// What holds after every input: the cursor follows the watermark, the confirmation follows the cursor, and a
+    /// phase that has nothing left to wait for ends.
     fn settle(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let progress = self.tracker.progress();
         let last = match &self.phase {

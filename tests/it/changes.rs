@@ -51,8 +51,8 @@ async fn slot_dropped_while_running_halts_and_is_not_made_again() {
     }
 }
 
-/// PostgreSQL 15 and 17 break the stream at the next change; 18 skips the rows and says so in a notice. Either way a halt, and
-/// nothing behind the drop is confirmed: the rows are in the table, and the halt says what to do with them.
+/// PostgreSQL 15 and 17 break the stream at the next change; 18 skips the rows and says so in a notice. Either way a
+/// halt, and nothing behind the drop is confirmed: the rows are in the table, and the halt says what to do with them.
 async fn publication_dropped(version: Version) {
     let (pipeline, relay) = streaming(version, "droppub").await;
     let before = pipeline.wal_end().await;

@@ -1,4 +1,5 @@
-//! Several pipelines in one process, sinks without a broker, logical messages, partitions; and the endpoint tells the truth.
+//! Several pipelines in one process, sinks without a broker, logical messages, partitions; and the endpoint tells the
+//! truth.
 
 use crate::await_that::await_that;
 use crate::halted::{halt_lines, spawn};

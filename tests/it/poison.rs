@@ -1,4 +1,5 @@
-//! An event that can never be published: the pipeline halts before it, says which one and why, and shows nothing of its payload.
+//! An event that can never be published: the pipeline halts before it, says which one and why, and shows nothing of
+//! its payload.
 
 use crate::halted::{Halted, halt_of, run_to_halt, spawn};
 use crate::pipeline::Pipeline;

@@ -1,4 +1,5 @@
-//! A wrong start: each is told with its code and what mends it, nothing is confirmed, and when it is mended nothing is lost.
+//! A wrong start: each is told with its code and what mends it, nothing is confirmed, and when it is mended nothing
+//! is lost.
 
 use crate::halted::{Halted, run_to_halt};
 use crate::pipeline::Pipeline;

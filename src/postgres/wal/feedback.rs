@@ -4,9 +4,9 @@
 //! - A status update leaves every `min(1 s, wal_sender_timeout / 6)`, whatever the reader does, and sooner when the
 //!   watermark moved. So in normal operation the server never has to ask.
 //! - If it asks all the same, and has positions that are not confirmed, it is shutting down: `WalSndDone`
-//!   (`src/backend/replication/walsender.c`) waits until the flushed position equals the sent one, asking again after every
-//!   answer. We wait a moment for the watermark, then give the *courtesy reply*: flush 0 ("no position"), write as sent.
-//!   The server then takes `write` for `flush` and ends, and the slot does not move.
+//!   (`src/backend/replication/walsender.c`) waits until the flushed position equals the sent one, asking again after
+//!   every answer. We wait a moment for the watermark, then give the *courtesy reply*: flush 0 ("no position"), write
+//!   as sent. The server then takes `write` for `flush` and ends, and the slot does not move.
 //! - Silence is answered with a request for a reply, and then counts as death.
 
 use crate::lsn::Lsn;
