@@ -251,7 +251,13 @@ fn published(port: u16) -> u64 {
         return 0;
     }
     let (_, after) = answer.split_once("\"published_total\":").unwrap_or(("", "0"));
-    after.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap_or(0)
+    after
+        .trim_start()
+        .chars()
+        .take_while(char::is_ascii_digit)
+        .collect::<String>()
+        .parse()
+        .unwrap_or(0)
 }
 
 /// CPU seconds and peak resident MiB of a process.

@@ -19,6 +19,10 @@ const IDLE_INTERVAL: Duration = Duration::from_secs(2);
 /// backlog drains an interval is a lot of events.
 const DELIVERED_EVENTS_MAX: u64 = 10_000;
 
+/// The first rows of a process follow each other sooner, each pause twice the last up to the interval: one that is killed again and
+/// again gets on all the same.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
 #[derive(Debug)]
 pub(super) struct Feedback {
     cursor_interval: Duration,
@@ -26,6 +30,8 @@ pub(super) struct Feedback {
     row: Progress,
     writing: Option<Progress>,
     written_at: Option<Duration>,
+    /// Rows written by this process.
+    rows: u32,
     /// Events delivered since the last row.
     delivered: u64,
     confirmed: Watermark,
@@ -38,6 +44,7 @@ impl Feedback {
             row: Progress::default(),
             writing: None,
             written_at: None,
+            rows: 0,
             delivered: 0,
             confirmed: Watermark::default(),
         }
@@ -57,6 +64,7 @@ impl Feedback {
         if let Some(row) = self.writing.take() {
             assert!(row.watermark >= self.row.watermark, "the cursor went back");
             self.row = row;
+            self.rows = self.rows.saturating_add(1);
         }
     }
 
@@ -111,7 +119,7 @@ impl Feedback {
         let pause = if self.delivered >= DELIVERED_EVENTS_MAX && progress != self.row {
             Duration::ZERO
         } else if (self.delivered > 0 || self.row.partial.is_some()) && progress != self.row {
-            self.cursor_interval
+            self.cursor_interval.min(FIRST_PAUSE * (1 << self.rows.min(16)))
         } else if idle_bytes >= IDLE_STEP_BYTES {
             IDLE_INTERVAL
         } else {

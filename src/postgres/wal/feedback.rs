@@ -198,10 +198,11 @@ impl Feedback {
         self.heard_at + self.silence_max / 2
     }
 
-    /// When to ask [`due`](Self::due) again at the latest.
-    pub(super) fn wake_at(&self) -> Instant {
-        let regular = self.sent_at + self.status_interval.min(self.confirm_interval);
-        let regular = if self.begged { regular } else { regular.min(self.beg_at()) };
+    /// When to ask [`due`](Self::due) again at the latest. Always later than a `due` that gave nothing, or the thread would spin.
+    pub(super) fn wake_at(&self, confirmed: Lsn) -> Instant {
+        let pause =
+            if confirmed > self.flushed { self.confirm_interval } else { self.status_interval };
+        let regular = self.sent_at + pause.min(self.status_interval);
         match self.drain {
             Some(drain) if drain.pending => regular.min(drain.answer_at()),
             Some(_) | None => regular,

@@ -18,26 +18,26 @@ fn position_is_confirmed_only_after_the_report_and_the_cursor_row() {
          event a
          commit 48 64
          acked 2
-         wait 999
+         wait 99
          wait 1
          written",
-        &expect![[r"
-        start 16          │ confirm 0/10
-        begin 32          │ 
-        event a           │ publish #0
-        event b           │ publish #1
-        commit 32 48      │ 
-        acked 1           │ published
-        acked 0           │ published, write cursor 0/30
-        written           │ confirm 0/30
-        begin 48          │ 
-        event a           │ publish #2
-        commit 48 64      │ 
-        acked 2           │ published
-        wait 999          │ 
-        wait 1            │ write cursor 0/40
-        written           │ confirm 0/40
-    "]],
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            commit 32 48      │ 
+            acked 1           │ published
+            acked 0           │ published, write cursor 0/30
+            written           │ confirm 0/30
+            begin 48          │ 
+            event a           │ publish #2
+            commit 48 64      │ 
+            acked 2           │ published
+            wait 99           │ 
+            wait 1            │ write cursor 0/40
+            written           │ confirm 0/40
+        "#]],
     );
 }
 
