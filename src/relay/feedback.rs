@@ -19,8 +19,8 @@ const IDLE_INTERVAL: Duration = Duration::from_secs(2);
 /// backlog drains an interval is a lot of events.
 const DELIVERED_EVENTS_MAX: u64 = 10_000;
 
-/// The first rows of a process follow each other sooner, each pause twice the last up to the interval: one that is killed again and
-/// again gets on all the same.
+/// The first rows of a process follow each other sooner, each pause twice the last up to the interval: one that is
+/// killed again and again gets on all the same.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]

@@ -198,7 +198,8 @@ impl Feedback {
         self.heard_at + self.silence_max / 2
     }
 
-    /// When to ask [`due`](Self::due) again at the latest. Always later than a `due` that gave nothing, or the thread would spin.
+    /// When to ask [`due`](Self::due) again at the latest. Always later than a `due` that gave nothing, or the thread
+    /// would spin.
     pub(super) fn wake_at(&self, confirmed: Lsn) -> Instant {
         let pause =
             if confirmed > self.flushed { self.confirm_interval } else { self.status_interval };
