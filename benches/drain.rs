@@ -1,9 +1,11 @@
-//! How fast a backlog drains: Postrider to `discard` and to Kafka beside `pg_recvlogical`, over the same WAL, in one run.
+//! How fast a backlog drains: Postrider to `discard` and to Kafka beside `pg_recvlogical`, over the same WAL, in one
+//! run.
 //!
-//! `scripts/servers up` first, then `cargo bench --bench drain [-- ROWS ROUNDS]`. Contenders take turns, each on a copy of one
-//! slot; what is printed are medians and ratios. Wall time is from the start of the process to the last event: for
-//! `pg_recvlogical` its exit at the last position, for Postrider the moment `/status` counts every row as published (seen
-//! within 20 ms, though the count itself is brought up to date every 100 ms: it can only make Postrider look slower).
+//! `scripts/servers up` first, then `cargo bench --bench drain [-- ROWS ROUNDS]`. Contenders take turns, each on a
+//! copy of one slot; what is printed are medians and ratios. Wall time is from the start of the process to the last
+//! event: for `pg_recvlogical` its exit at the last position, for Postrider the moment `/status` counts every row as
+//! published (seen within 20 ms, though the count itself is brought up to date every 100 ms: it can only make
+//! Postrider look slower).
 #![expect(
     clippy::expect_used,
     clippy::print_stdout,
@@ -249,7 +251,13 @@ fn published(port: u16) -> u64 {
         return 0;
     }
     let (_, after) = answer.split_once("\"published_total\":").unwrap_or(("", "0"));
-    after.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap_or(0)
+    after
+        .trim_start()
+        .chars()
+        .take_while(char::is_ascii_digit)
+        .collect::<String>()
+        .parse()
+        .unwrap_or(0)
 }
 
 /// CPU seconds and peak resident MiB of a process.

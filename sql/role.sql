@@ -1,6 +1,6 @@
--- What the relay's role needs, and nothing else. {role}, {database}, {schema} and {table} are filled in by `postrider setup`.
--- REPLICATION reads every published table of the cluster: treat its password accordingly.
--- Amazon RDS and Aurora instead: GRANT rds_replication TO {role};
+-- What the relay's role needs, and nothing else. {role}, {database}, {schema} and {table} are filled in by `postrider
+-- setup`. REPLICATION reads every published table of the cluster: treat its password accordingly. Amazon RDS and
+-- Aurora instead: GRANT rds_replication TO {role};
 ALTER ROLE {role} REPLICATION;
 GRANT CONNECT ON DATABASE {database} TO {role};
 ALTER SCHEMA postrider OWNER TO {role};

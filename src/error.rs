@@ -1,7 +1,7 @@
 //! Words all errors share: how a chain is printed, and why a pipeline halts.
 //!
-//! Errors themselves live beside what fails. `Display` prints one error, never its sources; [`Chain`] prints them all, in
-//! the one place that logs. Classes come from SQLSTATE and Kafka's codes, never from text.
+//! Errors themselves live beside what fails. `Display` prints one error, never its sources; [`Chain`] prints them
+//! all, in the one place that logs. Classes come from SQLSTATE and Kafka's codes, never from text.
 
 use std::error::Error;
 use std::fmt;
@@ -23,8 +23,8 @@ impl fmt::Display for Chain<'_> {
 
 /// Why a pipeline stopped for an operator: going on could lose or reorder events.
 ///
-/// Each has a code that stands in log, status and `docs/operations.md`, what happened, what it means for the data, and the
-/// lines that get out of it. Nothing here holds a payload or a secret.
+/// Each has a code that stands in log, status and `docs/operations.md`, what happened, what it means for the data,
+/// and the lines that get out of it. Nothing here holds a payload or a secret.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Halt {
     /// Which of the known reasons.

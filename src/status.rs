@@ -1,6 +1,7 @@
 //! What a pipeline says of itself: the snapshot behind `/status`, `/ready` and `postrider status`.
 //!
-//! Plain words. The driver writes a snapshot, the admin endpoint and the command line read it, and neither calls the other.
+//! Plain words. The driver writes a snapshot, the admin endpoint and the command line read it, and neither calls the
+//! other.
 
 use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -15,7 +15,8 @@ CREATE TABLE postrider.cursor (
     messages           boolean     NOT NULL,
     -- Every event below it is resolved.
     watermark          pg_lsn      NOT NULL,
-    -- No position above it is ever confirmed before this row says so: a slot found beyond it was moved by somebody else.
+    -- No position above it is ever confirmed before this row says so: a slot found beyond it was moved by somebody
+    -- else.
     flush_limit        pg_lsn      NOT NULL,
     -- The transaction at the watermark of which the first changes are resolved, and how many.
     partial_commit_lsn pg_lsn,

@@ -1,11 +1,12 @@
 //! The ack tracker: which position may be confirmed.
 //!
-//! Owns the one watermark. Every change of the stream gets a ticket, in WAL order; tickets are resolved in any order; the
-//! watermark follows the longest resolved prefix and moves only over whole transactions. A transaction blocks it from its
-//! Begin on, since its tickets lie behind the mark of the transaction before it.
+//! Owns the one watermark. Every change of the stream gets a ticket, in WAL order; tickets are resolved in any order;
+//! the watermark follows the longest resolved prefix and moves only over whole transactions. A transaction blocks it
+//! from its Begin on, since its tickets lie behind the mark of the transaction before it.
 //!
-//! Refuses to know what a ticket stands for, why it was resolved, and what time it is. There is no way to resolve a ticket
-//! but [`Tracker::resolve`]: no default, no drop logic, no time-out. `relay` feeds it and is the only one that does.
+//! Refuses to know what a ticket stands for, why it was resolved, and what time it is. There is no way to resolve a
+//! ticket but [`Tracker::resolve`]: no default, no drop logic, no time-out. `relay` feeds it and is the only one that
+//! does.
 #![deny(clippy::indexing_slicing, clippy::as_conversions, clippy::arithmetic_side_effects)]
 
 mod window;

@@ -1,6 +1,7 @@
 //! Tickets from the lowest unresolved one on, one bit each.
 //!
-//! Owns the numbering: tickets rise by one and are never used twice, so a ticket below `given_up` is of an earlier session.
+//! Owns the numbering: tickets rise by one and are never used twice, so a ticket below `given_up` is of an earlier
+//! session.
 
 use std::collections::VecDeque;
 

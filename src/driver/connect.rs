@@ -1,7 +1,8 @@
 //! One try to connect: the full handshake of every start and every reconnect.
 //!
 //! ```text
-//! replication login ─▶ IDENTIFY_SYSTEM ─▶ control login ─▶ facts ─▶ fence ─▶ START_REPLICATION ─▶ look at the slot again
+//! replication login ─▶ IDENTIFY_SYSTEM ─▶ control login ─▶ facts ─▶ fence ─▶ START_REPLICATION
+//!     ─▶ look at the slot again
 //! ```
 //!
 //! A slot is never made here. Nothing is kept from one try to the next.
@@ -18,8 +19,8 @@ use crate::postgres::{
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The longest a whole handshake may take. Each step has a time-out of its own; a slot with much WAL to skip takes its time
-/// only after START_REPLICATION has answered.
+/// The longest a whole handshake may take. Each step has a time-out of its own; a slot with much WAL to skip takes
+/// its time only after START_REPLICATION has answered.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(90);
 
 /// How long the reason is waited for when a stream seems to have ended as soon as it began.
@@ -124,8 +125,8 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
     }
 }
 
-/// Why a stream whose slot is no longer ours has ended, if it has. A server that fails on the first change is faster than our
-/// look at the slot, and what it said is the reason, not that the slot is free again.
+/// Why a stream whose slot is no longer ours has ended, if it has. A server that fails on the first change is faster
+/// than our look at the slot, and what it said is the reason, not that the slot is free again.
 async fn last_word(wal: &mut WalStream) -> Option<SourceError> {
     let ended = async {
         loop {

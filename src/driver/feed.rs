@@ -1,7 +1,7 @@
 //! The hot path: frames of the stream, one by one, through decoder, mapper and relay into the sink.
 //!
-//! Nothing here allocates for an event or waits. It stops where the intake shuts or the sink is busy, remembers the place, and
-//! goes on from there: the batch stays where it was read.
+//! Nothing here allocates for an event or waits. It stops where the intake shuts or the sink is busy, remembers the
+//! place, and goes on from there: the batch stays where it was read.
 
 use super::halts;
 use super::pipeline::Pipeline;

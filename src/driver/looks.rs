@@ -1,7 +1,7 @@
 //! Looks at the slot and the publication while a stream runs: what they hold back, and whether they still stand.
 //!
-//! One look at a time, on the control connection, never in the way of the stream. What is seen goes to the board; a publication
-//! that no longer publishes the outbox is a halt, since PostgreSQL 18 skips its rows with a mere warning.
+//! One look at a time, on the control connection, never in the way of the stream. What is seen goes to the board; a
+//! publication that no longer publishes the outbox is a halt, since PostgreSQL 18 skips its rows with a mere warning.
 
 use super::session::{Job, job};
 use super::spec::PipelineSpec;

@@ -1,11 +1,14 @@
 //! The driver: the only place that waits.
 //!
-//! Owns a pipeline's life: connect, stream, reconnect, drain, halt. It selects one input at a time, hands it to the relay, and
-//! performs the effects in order. It decides nothing about order, confirmation or retries of events: `relay` does, and
+//! Owns a pipeline's life: connect, stream, reconnect, drain, halt. It selects one input at a time, hands it to the
+//! relay, and performs the effects in order. It decides nothing about order, confirmation or retries of events:
+//! `relay` does, and
 //! `postgres::action` and `postgres::fence` decide about connections.
 //!
-//! Each pipeline runs on a thread of its own with a runtime of its own, so that one that halts or waits never slows another.
+//! Each pipeline runs on a thread of its own with a runtime of its own, so that one that halts or waits never slows
+//! another.
 
+mod board;
 mod connect;
 mod feed;
 mod halts;

@@ -28,9 +28,9 @@ use tokio::time::Instant;
 const RECONNECT_MIN: Duration = Duration::from_millis(200);
 const RECONNECT_MAX: Duration = Duration::from_secs(15);
 
-/// How long records in flight may outlive the connection to the database. After that another process may hold the slot, and
-/// what we still send would land behind what that process has sent: so it is thrown away, and streamed again. Shorter than the
-/// time after which the server gives up on us (`wal_sender_timeout`, 15 s in our sessions).
+/// How long records in flight may outlive the connection to the database. After that another process may hold the
+/// slot, and what we still send would land behind what that process has sent: so it is thrown away, and streamed
+/// again. Shorter than the time after which the server gives up on us (`wal_sender_timeout`, 15 s in our sessions).
 const LEASE: Duration = Duration::from_secs(10);
 
 /// A pipeline and all its parts.
@@ -53,6 +53,8 @@ pub(super) struct Pipeline {
     posts: Vec<Post>,
     epoch: Instant,
     ever_streamed: bool,
+    /// When what is in flight is no longer ours to send, while there is no stream.
+    lease_ends: Instant,
     /// What the server refused last, to be looked at again by the fence.
     rechecked: Option<HaltReason>,
     repeats: Repeats,
@@ -108,6 +110,7 @@ impl Pipeline {
             posts: Vec::new(),
             epoch: Instant::now(),
             ever_streamed: false,
+            lease_ends: Instant::now(),
             rechecked: None,
             repeats: Repeats::default(),
             pause_min: Duration::ZERO,
@@ -126,6 +129,7 @@ impl Pipeline {
                     self.ever_streamed = true;
                     self.rechecked = None;
                     let end = self.stream(connected, stop).await;
+                    self.lease_ends = Instant::now() + LEASE;
                     if since.elapsed() > RECONNECT_MAX {
                         backoff.reset();
                     }
@@ -194,7 +198,7 @@ impl Pipeline {
     /// Waits for `future` without a stream: reports still come, and a stop may.
     async fn waiting<F: Future>(&mut self, future: F, stop: &Stop) -> Waited<F::Output> {
         let mut future = pin!(future);
-        let lease = Instant::now() + LEASE;
+        let lease = self.lease_ends;
         loop {
             let held = self.relay.in_flight().0 > 0;
             tokio::select! {

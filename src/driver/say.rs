@@ -1,9 +1,8 @@
 //! What a pipeline says of itself: one log line for each change of state, and the board.
 //!
-//! No line for an event. What lasts is said again at growing intervals, with how long and how often. Owns the wall clock, which
-//! serves latencies and lag, and no decision.
+//! No line for an event. What lasts is said again at growing intervals, with how long and how often. Owns the wall
+//! clock, which serves latencies and lag, and no decision.
 
-use super::looks::Looks;
 use super::pipeline::Pipeline;
 use super::run::Exit;
 use crate::error::Chain;
@@ -23,31 +22,28 @@ pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 const REPEAT_FIRST: Duration = Duration::from_secs(30);
 const REPEAT_LAST: Duration = Duration::from_hours(1);
 
-/// Behind by more than this is catching up.
-const CATCHING_UP: Duration = Duration::from_secs(5);
-
 /// What a pipeline remembers in order to speak.
 #[derive(Debug, Default)]
 pub(super) struct Tell {
     pub(super) published_total: u64,
     pub(super) skipped_total: u64,
     pub(super) clamped_total: u64,
-    reconnects_total: u64,
-    resets_total: u64,
-    source: Option<Trouble>,
-    sink: Option<Trouble>,
-    standing_by: bool,
-    streaming: bool,
-    draining: bool,
-    reported_at: Option<Instant>,
-    wall: PgTime,
+    pub(super) reconnects_total: u64,
+    pub(super) resets_total: u64,
+    pub(super) source: Option<Trouble>,
+    pub(super) sink: Option<Trouble>,
+    pub(super) standing_by: bool,
+    pub(super) streaming: bool,
+    pub(super) draining: bool,
+    pub(super) reported_at: Option<Instant>,
+    pub(super) wall: PgTime,
 }
 
 /// Something that is wrong and lasts.
 #[derive(Debug)]
-struct Trouble {
-    reason: String,
-    hint: Option<String>,
+pub(super) struct Trouble {
+    pub(super) reason: String,
+    pub(super) hint: Option<String>,
     since: Instant,
     times: u64,
     said_at: Instant,
@@ -252,73 +248,5 @@ pub(super) fn ended(name: &str, board: &Board, exit: &Exit) {
             halt.message
         ),
         Exit::Bug => error!(pipeline = name, "a bug in Postrider"),
-    }
-}
-
-impl Pipeline {
-    /// Brings the board up to date, if that was not done just now.
-    pub(super) fn report_sometimes(&mut self, looks: Option<&Looks>) {
-        if self.tell.reported_at.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL) {
-            self.report(looks);
-        }
-    }
-
-    /// Brings the board up to date.
-    pub(super) fn report(&mut self, looks: Option<&Looks>) {
-        self.tell.look_at_the_clock();
-        self.tell.reported_at = Some(Instant::now());
-        let (events, bytes) = self.relay.in_flight();
-        let watermark = self.relay.progress().watermark;
-        let lag = self.relay.oldest_unresolved().map_or(Duration::ZERO, |at| self.tell.since(at));
-        let (state, reason, hint) = self.state(lag);
-        let tell = &self.tell;
-        let relay = &self.relay;
-        self.board.update(|snapshot| {
-            snapshot.state = state;
-            (snapshot.reason, snapshot.hint) = (reason, hint);
-            snapshot.watermark = watermark.to_string();
-            snapshot.received = relay.received().to_string();
-            (snapshot.in_flight_events, snapshot.in_flight_bytes) = (events, bytes);
-            snapshot.published_total = tell.published_total;
-            snapshot.skipped_total = tell.skipped_total;
-            snapshot.source_reconnects_total = tell.reconnects_total;
-            snapshot.sink_resets_total = tell.resets_total;
-            snapshot.lag_seconds = lag.as_secs_f64();
-            snapshot.turned_at = tell.reported_at;
-            let Some(look) = looks.and_then(Looks::latest) else { return };
-            snapshot.lag_bytes = look.wal_end.bytes_since(watermark.lsn());
-            let slot = look.slot.as_ref();
-            let restart = slot.and_then(|slot| slot.restart_lsn);
-            snapshot.slot_retained_bytes = restart.map(|at| look.wal_end.bytes_since(at));
-            snapshot.slot_safe_bytes = slot.and_then(|slot| slot.safe_wal_size);
-            snapshot.slot_state = slot.and_then(|slot| slot.wal_status.clone());
-            let confirmed = slot.and_then(|slot| slot.confirmed_flush_lsn);
-            snapshot.confirmed_flush_lsn = confirmed.map(|at| at.to_string());
-        });
-    }
-
-    fn state(&self, lag: Duration) -> (State, Option<String>, Option<String>) {
-        let tell = &self.tell;
-        let say = |trouble: &Trouble| (Some(trouble.reason.clone()), trouble.hint.clone());
-        if tell.draining {
-            return (State::Draining, Some("told to stop".into()), None);
-        }
-        if tell.standing_by {
-            let reason = format!("slot {:?} is held by another process", self.spec.names.slot);
-            return (State::StandingBy, Some(reason), None);
-        }
-        if let Some(trouble) = &tell.source {
-            let (reason, hint) = say(trouble);
-            return (State::SourceDown, reason, hint);
-        }
-        if let Some(trouble) = &tell.sink {
-            let (reason, hint) = say(trouble);
-            return (State::BrokerDown, reason, hint);
-        }
-        if !tell.streaming {
-            return (State::Starting, None, None);
-        }
-        let state = if lag > CATCHING_UP { State::CatchingUp } else { State::Streaming };
-        (state, None, None)
     }
 }

@@ -165,8 +165,8 @@ impl Pipeline {
                 say::row_taken(self, &written);
                 self.apply(now, Input::SlotTaken);
             }
-            // The server stops, or took this session away. Nothing can be confirmed without the row, so nothing is gained by
-            // holding on, and a stream that holds on would hold up the server's shutdown.
+            // The server stops, or took this session away. Nothing can be confirmed without the row, so nothing is
+            // gained by holding on, and a stream that holds on would hold up the server's shutdown.
             Turn::ControlLost(error) | Turn::Written(Err(error)) | Turn::Batch(Err(error)) => {
                 return Some(End::Lost(error));
             }
@@ -227,8 +227,8 @@ impl Pipeline {
 }
 
 impl Session {
-    /// Passes the confirmation on. After a reconnect the stream repeats what we know, and nothing may be confirmed on it that
-    /// it has not sent.
+    /// Passes the confirmation on. After a reconnect the stream repeats what we know, and nothing may be confirmed on
+    /// it that it has not sent.
     fn tell(&self, watermark: Watermark) {
         if watermark.lsn() <= self.connected.wal.received() {
             self.connected.wal.confirm(watermark);

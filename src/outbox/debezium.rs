@@ -1,7 +1,8 @@
 //! Header texts as Debezium's converters write them, column type by column type (seen on 3.7.0, `StringConverter` or
 //! `SimpleHeaderConverter`).
 //!
-//! Whatever a type's text can't be read as is sent as PostgreSQL renders it: a header is no reason to hold an event back.
+//! Whatever a type's text can't be read as is sent as PostgreSQL renders it: a header is no reason to hold an event
+//! back.
 
 use super::payload::{append_base64, append_bytea};
 use super::span::{FieldId, Row, Span};
@@ -107,8 +108,8 @@ fn double(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
 /// Digits of a `numeric` that are converted; the work grows with their square, and `numeric` has up to 147,455.
 const DIGITS_MAX: usize = 1000;
 
-/// `numeric` without a declared scale: Debezium's `VariableScaleDecimal` as JSON, the unscaled number's bytes big-endian
-/// in two's complement.
+/// `numeric` without a declared scale: Debezium's `VariableScaleDecimal` as JSON, the unscaled number's bytes
+/// big-endian in two's complement.
 fn numeric(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let (negative, digits) = text.strip_prefix(b"-").map_or((false, text), |rest| (true, rest));
     if digits.len() > DIGITS_MAX {
@@ -179,8 +180,8 @@ fn instant(micros: i64, digits: u8, out: &mut Vec<u8>) -> Option<()> {
     written(out, "Z")
 }
 
-/// Microseconds of an interval in `IntervalStyle = postgres`, `1 year 2 mons -3 days 04:05:06.7`: a year has 365.25 days
-/// and a month a twelfth of it, as in Debezium's `MicroDuration`.
+/// Microseconds of an interval in `IntervalStyle = postgres`, `1 year 2 mons -3 days 04:05:06.7`: a year has 365.25
+/// days and a month a twelfth of it, as in Debezium's `MicroDuration`.
 fn interval(text: &[u8]) -> Option<i64> {
     const DAY: i64 = 86_400_000_000;
     const MONTH: i64 = DAY * 36_525 / 1200;

@@ -8,7 +8,8 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NotAnObject;
 
-/// Calls `each` with name and value, as written, of every member in order; the name stands in `names` from where it was.
+/// Calls `each` with name and value, as written, of every member in order; the name stands in `names` from where it
+/// was.
 ///
 /// # Errors
 /// [`NotAnObject`]; members before the fault have been seen then.

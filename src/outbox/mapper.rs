@@ -94,7 +94,8 @@ impl Mapper {
         self.relations.describe(relation, self.table.as_ref(), self.table_oid, &self.route)
     }
 
-    /// Forgets all relations: a new connection describes them again. `table_oid` is what the table's name stands for now.
+    /// Forgets all relations: a new connection describes them again. `table_oid` is what the table's name stands for
+    /// now.
     pub fn forget_relations(&mut self, table_oid: Option<u32>) {
         self.table_oid = table_oid;
         self.relations.forget();

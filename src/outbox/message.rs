@@ -7,10 +7,10 @@
 //!  "id": "7f0c…", "headers": {"source": "shop"}}
 //! ```
 //!
-//! `id` is optional and defaults to the position; `headers` is an optional object. A member may also be any other role of
-//! the layout (`topic`, `partition_key`, `time`, `trace`) or an extra column, by its name. Strings are taken raw, anything
-//! else as it was written; the payload always as it was written, so it stays JSON. `null` is NULL. Unknown members are
-//! passed over. Where a member comes twice the last counts.
+//! `id` is optional and defaults to the position; `headers` is an optional object. A member may also be any other
+//! role of the layout (`topic`, `partition_key`, `time`, `trace`) or an extra column, by its name. Strings are taken
+//! raw, anything else as it was written; the payload always as it was written, so it stays JSON. `null` is NULL.
+//! Unknown members are passed over. Where a member comes twice the last counts.
 
 use super::json;
 use super::layout::Role;

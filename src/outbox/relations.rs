@@ -1,6 +1,7 @@
 //! What the stream has said of tables: which relation is the outbox, and where its columns are now.
 //!
-//! Columns are found by name on each Relation message, never by position: a row is decoded with the catalog of its time.
+//! Columns are found by name on each Relation message, never by position: a row is decoded with the catalog of its
+//! time.
 
 use super::error::{MapError, Unfit};
 use super::layout::Role;

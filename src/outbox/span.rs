@@ -1,7 +1,7 @@
 //! Places of bytes: in the row as it came, in the mapper's scratch buffer, in the text fixed when it was built.
 //!
-//! A record is first laid out as places while the scratch buffer grows, then resolved to slices in one go: so nothing is
-//! allocated and nothing borrows what is still being written.
+//! A record is first laid out as places while the scratch buffer grows, then resolved to slices in one go: so nothing
+//! is allocated and nothing borrows what is still being written.
 
 /// Index of a field: a role or an extra column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -81,8 +81,8 @@ pub enum Placement {
 
 /// A regular expression over the topic. It must match the whole of it.
 ///
-/// With layout `debezium` it is applied to what the topic's template names, without the template's own text, and a value
-/// that it does not match is the topic as it is: `outbox.event.` does not return.
+/// With layout `debezium` it is applied to what the topic's template names, without the template's own text, and a
+/// value that it does not match is the topic as it is: `outbox.event.` does not return.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Replace {
     /// The pattern, in the syntax of the `regex` crate: that of Java without look-around and back-references.

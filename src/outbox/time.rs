@@ -38,8 +38,8 @@ pub(super) fn parse_time_of_day(text: &[u8]) -> Option<i64> {
     text.0.is_empty().then_some(micros)
 }
 
-/// The record's timestamp for an event's own time: milliseconds since the Unix epoch, and whether the commit's had to be
-/// taken because the own one is none, not after 1970 (Kafka has no such stamps), or more than an hour ahead.
+/// The record's timestamp for an event's own time: milliseconds since the Unix epoch, and whether the commit's had to
+/// be taken because the own one is none, not after 1970 (Kafka has no such stamps), or more than an hour ahead.
 pub(super) fn stamp(text: &[u8], commit: PgTime) -> (i64, bool) {
     let commit_ms = commit.unix_millis();
     let own = parse(text).map(|micros| micros.div_euclid(1000));

@@ -1,8 +1,8 @@
 //! The control connection: `tokio-postgres` on a session that we logged in ourselves.
 //!
-//! `tokio-postgres` would send a password in the clear where the server asks for one, and knows fewer of libpq's settings.
-//! So the login is `handshake`'s, and the client is then told of it: its own startup packet is taken from it, and it is
-//! answered with what the server had answered us. From there on bytes pass through.
+//! `tokio-postgres` would send a password in the clear where the server asks for one, and knows fewer of libpq's
+//! settings. So the login is `handshake`'s, and the client is then told of it: its own startup packet is taken from
+//! it, and it is answered with what the server had answered us. From there on bytes pass through.
 
 use super::conninfo::Conninfo;
 use super::error::SourceError;
@@ -20,7 +20,8 @@ use tokio_postgres::{Client, NoTls};
 /// Opens a connection for SQL. The second value is the connection itself: it must be polled for the client to work, and
 /// it ends with the error that ended the connection (57P01 when the server shuts down).
 ///
-/// The session has `search_path=''` and the settings that pin how values are written: name every object with its schema.
+/// The session has `search_path=''` and the settings that pin how values are written: name every object with its
+/// schema.
 /// `application_name` stands unless the connection string has its own.
 pub async fn connect_client(
     conninfo: &Conninfo,

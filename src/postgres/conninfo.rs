@@ -62,7 +62,8 @@ pub(super) struct Host {
 pub(super) enum Place {
     /// The directory of a Unix socket, or an abstract name with a leading `@`.
     Socket(String),
-    /// A name or address as written, which certificates are checked against, and the address to use instead of a lookup.
+    /// A name or address as written, which certificates are checked against, and the address to use instead of a
+    /// lookup.
     Net { name: String, address: Option<IpAddr> },
 }
 

@@ -1,7 +1,7 @@
 //! The control connection: one SQL session beside the stream.
 //!
-//! Owns the session and its pinned settings, and tells at once when it ends. Everything it reads is handed to `fence` as
-//! plain facts; it decides nothing.
+//! Owns the session and its pinned settings, and tells at once when it ends. Everything it reads is handed to `fence`
+//! as plain facts; it decides nothing.
 
 use super::client::connect_client;
 use super::conninfo::Conninfo;
@@ -13,11 +13,12 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
-/// Settings of the session. Roles and databases can have others of their own, and an empty `search_path` leaves nothing but
+/// Settings of the session. Roles and databases can have others of their own, and an empty `search_path` leaves
+/// nothing but
 /// `pg_catalog` to resolve a bare name.
 ///
-/// `statement_timeout`: no statement here takes a second on a healthy server. `lock_timeout`: the service never queues for
-/// a lock in front of the application. `synchronous_commit`: see [`cursor`].
+/// `statement_timeout`: no statement here takes a second on a healthy server. `lock_timeout`: the service never
+/// queues for a lock in front of the application. `synchronous_commit`: see [`cursor`].
 const PINNED: &str = "\
 SET search_path = ''; SET statement_timeout = '30s'; SET lock_timeout = '5s'; \
 SET idle_in_transaction_session_timeout = '60s'; SET synchronous_commit = 'local'; \
@@ -90,7 +91,8 @@ impl Control {
         }
     }
 
-    /// The better of two answers to one end: the client only knows that its connection is gone, the connection knows why.
+    /// The better of two answers to one end: the client only knows that its connection is gone, the connection knows
+    /// why.
     async fn blame(&mut self, doing: &str, error: tokio_postgres::Error) -> SourceError {
         if error.is_closed() { self.closed().await } else { SourceError::control(doing, error) }
     }

@@ -6,9 +6,9 @@
 //! `restart_lsn` last moved. The row is what bounds the events that are sent twice.
 //!
 //! Order of writes, which makes [`Cursor::flush_limit`] a proof: the row is committed *and flushed* first
-//! (`synchronous_commit = local`), then a position up to `flush_limit` may be confirmed. A slot that stands beyond the limit
-//! was moved, or made again, by somebody else; `relay` keeps the order. With `synchronous_commit = off` a crash of the server could keep the slot's
-//! move and lose the row's, and the pipeline would halt for nothing.
+//! (`synchronous_commit = local`), then a position up to `flush_limit` may be confirmed. A slot that stands beyond
+//! the limit was moved, or made again, by somebody else; `relay` keeps the order. With `synchronous_commit = off` a
+//! crash of the server could keep the slot's move and lose the row's, and the pipeline would halt for nothing.
 
 use super::error::SourceError;
 use super::server::{lsn, pg_lsn};
@@ -66,8 +66,8 @@ pub async fn read(client: &Client, pipeline: &str) -> Result<Option<Cursor>, Sou
     row.map(|row| from_row(&row, 0).map_err(failed)).transpose()
 }
 
-/// Moves the row to `cursor`, in one statement: never backwards, and only if it still belongs to the same slot of the same
-/// cluster. Returns when the commit is on the server's disk (the session's `synchronous_commit` is `local`).
+/// Moves the row to `cursor`, in one statement: never backwards, and only if it still belongs to the same slot of the
+/// same cluster. Returns when the commit is on the server's disk (the session's `synchronous_commit` is `local`).
 pub async fn write(client: &Client, cursor: &Cursor) -> Result<Written, SourceError> {
     let failed =
         |e| SourceError::control(format!("write the cursor of pipeline {:?}", cursor.pipeline), e);

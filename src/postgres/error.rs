@@ -83,8 +83,8 @@ const TEXT_MAX: usize = 1000;
 impl ServerReport {
     /// From the fields of an `ErrorResponse` or a `NoticeResponse` (manual, 55.8 "Error and Notice Message Fields").
     ///
-    /// Each field is a byte that names it and a text that ends with a zero; a further zero ends the list. What is not so
-    /// is passed over: a damaged report is still a report.
+    /// Each field is a byte that names it and a text that ends with a zero; a further zero ends the list. What is not
+    /// so is passed over: a damaged report is still a report.
     pub fn from_fields(body: &[u8]) -> Self {
         let mut report = Self {
             severity: String::new(),

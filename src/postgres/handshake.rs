@@ -28,9 +28,9 @@ pub(super) enum Purpose {
     Control,
 }
 
-/// Settings that decide how values are written in the stream. `ALTER ROLE … SET` leaks into it otherwise (measured on 15
-/// and 18). All are known to 15–18 and may be set by any role; as parameters of the startup packet they come after, and
-/// so beat, those in `options`.
+/// Settings that decide how values are written in the stream. `ALTER ROLE … SET` leaks into it otherwise (measured on
+/// 15 and 18). All are known to 15–18 and may be set by any role; as parameters of the startup packet they come
+/// after, and so beat, those in `options`.
 const PINNED: &[(&str, &str)] = &[
     ("client_encoding", "UTF8"),
     ("DateStyle", "ISO"),

@@ -1,7 +1,7 @@
 //! The objects a pipeline names in its database, and how a name becomes SQL.
 //!
-//! Owns [`Names`] and the quoting of identifiers and literals. Every text that leaves for a server, a log or a person takes
-//! its quoting from here, so a name with a quote in it is a strange name and nothing worse.
+//! Owns [`Names`] and the quoting of identifiers and literals. Every text that leaves for a server, a log or a person
+//! takes its quoting from here, so a name with a quote in it is a strange name and nothing worse.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! The publication as the server has it now, and how it publishes the outbox table.
 //!
-//! Only reads. The server decodes with the publication *as it was* at the WAL being decoded, so a good answer here does not
-//! prove that older WAL is whole; that is why a publication stands before the slot (`setup`).
+//! Only reads. The server decodes with the publication *as it was* at the WAL being decoded, so a good answer here
+//! does not prove that older WAL is whole; that is why a publication stands before the slot (`setup`).
 
 use super::error::SourceError;
 use super::names::TableName;

@@ -1,6 +1,7 @@
 //! Postrider's own schema in the source database: which version stands there.
 //!
-//! Owns the numbered files of `sql/schema/`. `setup` applies them; `fence` refuses to run on any other version than ours.
+//! Owns the numbered files of `sql/schema/`. `setup` applies them; `fence` refuses to run on any other version than
+//! ours.
 
 use super::error::SourceError;
 use tokio_postgres::Client;

@@ -1,7 +1,7 @@
 //! What the server says of itself: version, role, end of WAL, history.
 //!
-//! Only reads. The timeline and the system identifier also come from `IDENTIFY_SYSTEM` on the replication connection; both
-//! must agree, which `fence` checks, since the two connections could have reached two servers.
+//! Only reads. The timeline and the system identifier also come from `IDENTIFY_SYSTEM` on the replication connection;
+//! both must agree, which `fence` checks, since the two connections could have reached two servers.
 
 use super::error::SourceError;
 use crate::lsn::Lsn;
@@ -38,8 +38,8 @@ pub struct ServerFacts {
 pub(super) const SYSTEM_IDENTIFIER_SQL: &str =
     "(SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_control_system())";
 
-/// The timeline of a primary: the one in the name of the WAL file being written. The control file's lags behind a promotion
-/// until the first checkpoint.
+/// The timeline of a primary: the one in the name of the WAL file being written. The control file's lags behind a
+/// promotion until the first checkpoint.
 pub(super) const TIMELINE_SQL: &str = "('x' || pg_catalog.left(pg_catalog.pg_walfile_name(\
      pg_catalog.pg_current_wal_lsn()), 8))::pg_catalog.bit(32)::pg_catalog.int4";
 

@@ -1,7 +1,7 @@
 //! TLS to the server: roots, client certificate, what is verified, and the hash for channel binding.
 //!
-//! `rustls` with `ring` does the cryptography and the chain; here are only libpq's rules about which of it is asked for.
-//! Certificate files are read anew for each connection, since they are renewed under running services.
+//! `rustls` with `ring` does the cryptography and the chain; here are only libpq's rules about which of it is asked
+//! for. Certificate files are read anew for each connection, since they are renewed under running services.
 //!
 //! Unlike libpq a certificate's common name is never taken for a host name: it needs a subject alternative name.
 

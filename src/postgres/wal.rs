@@ -105,7 +105,8 @@ impl WalConnection {
         Self::connect_with_timeout(conninfo, application_name, timeout).await
     }
 
-    /// The same with another `wal_sender_timeout` than 15 s: how long a server keeps the slot for a client that is gone.
+    /// The same with another `wal_sender_timeout` than 15 s: how long a server keeps the slot for a client that is
+    /// gone.
     pub async fn connect_with_timeout(
         conninfo: &Conninfo,
         application_name: &str,
@@ -136,8 +137,8 @@ impl WalConnection {
 
     /// Starts streaming, and moves the connection to a thread of its own.
     ///
-    /// Errors here are about the slot: 42704 it does not exist, 55006 it is active, 55000 it is invalidated. Errors about
-    /// publications come later, in the stream, with the first change that is decoded.
+    /// Errors here are about the slot: 42704 it does not exist, 55006 it is active, 55000 it is invalidated. Errors
+    /// about publications come later, in the stream, with the first change that is decoded.
     pub async fn start(mut self, start: &StartReplication) -> Result<WalStream, SourceError> {
         let doing = format!("start replication on slot \"{}\"", start.slot);
         let sql = command::start_replication(start).map_err(|wrong| {

@@ -1,22 +1,27 @@
 //! When the cursor row is written, and what may be confirmed after it.
 //!
-//! The row comes first, the confirmation second: so a slot that stands past the row was moved by somebody else, and a start
-//! can say so instead of guessing. Whatever is confirmed is therefore never ahead of what the database remembers.
+//! The row comes first, the confirmation second: so a slot that stands past the row was moved by somebody else, and a
+//! start can say so instead of guessing. Whatever is confirmed is therefore never ahead of what the database
+//! remembers.
 
 use crate::ack::Progress;
 use crate::lsn::Watermark;
 use std::time::Duration;
 
-/// A row written while nothing is delivered is itself WAL, which moves the watermark, which would want a row. Less than this
-/// many bytes of WAL are not worth one; a row with its commit, and the page image after a checkpoint, are.
+/// A row written while nothing is delivered is itself WAL, which moves the watermark, which would want a row. Less
+/// than this many bytes of WAL are not worth one; a row with its commit, and the page image after a checkpoint, are.
 const IDLE_STEP_BYTES: u64 = 4096;
 
 /// Pause between two rows while nothing is delivered and other tables are busy.
 const IDLE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// A row is also due when this many events were delivered since the last one: a crash repeats them, and while a backlog drains
-/// an interval is a lot of events.
+/// A row is also due when this many events were delivered since the last one: a crash repeats them, and while a
+/// backlog drains an interval is a lot of events.
 const DELIVERED_EVENTS_MAX: u64 = 10_000;
+
+/// The first rows of a process follow each other sooner, each pause twice the last up to the interval: one that is
+/// killed again and again gets on all the same.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 pub(super) struct Feedback {
@@ -25,6 +30,8 @@ pub(super) struct Feedback {
     row: Progress,
     writing: Option<Progress>,
     written_at: Option<Duration>,
+    /// Rows written by this process.
+    rows: u32,
     /// Events delivered since the last row.
     delivered: u64,
     confirmed: Watermark,
@@ -37,6 +44,7 @@ impl Feedback {
             row: Progress::default(),
             writing: None,
             written_at: None,
+            rows: 0,
             delivered: 0,
             confirmed: Watermark::default(),
         }
@@ -56,6 +64,7 @@ impl Feedback {
         if let Some(row) = self.writing.take() {
             assert!(row.watermark >= self.row.watermark, "the cursor went back");
             self.row = row;
+            self.rows = self.rows.saturating_add(1);
         }
     }
 
@@ -110,7 +119,7 @@ impl Feedback {
         let pause = if self.delivered >= DELIVERED_EVENTS_MAX && progress != self.row {
             Duration::ZERO
         } else if (self.delivered > 0 || self.row.partial.is_some()) && progress != self.row {
-            self.cursor_interval
+            self.cursor_interval.min(FIRST_PAUSE * (1 << self.rows.min(16)))
         } else if idle_bytes >= IDLE_STEP_BYTES {
             IDLE_INTERVAL
         } else {

@@ -1,14 +1,15 @@
 //! What is in flight, and the bounds on it.
 //!
-//! One slot a ticket, from the lowest without an outcome on, so that a report finds its event's size and time by subtraction.
+//! One slot a ticket, from the lowest without an outcome on, so that a report finds its event's size and time by
+//! subtraction.
 
 use super::stream::Upcoming;
 use crate::event::{PgTime, Position};
 use crate::record::Ticket;
 use std::collections::VecDeque;
 
-/// Tickets from the oldest without an outcome to the newest. One stuck report may have this many resolved ones behind it:
-/// about 50 bytes each, 50 MB at the worst.
+/// Tickets from the oldest without an outcome to the newest. One stuck report may have this many resolved ones behind
+/// it: about 50 bytes each, 50 MB at the worst.
 pub(super) const SPAN_MAX: u64 = 1 << 20;
 
 /// Bounds on what is in flight. Reaching one shuts the intake; it opens again at three quarters.

@@ -1,159 +1,38 @@
 //! The relay: one synchronous state machine that decides what is published, what may be confirmed, and when to stop.
 //!
-//! Owns the order of events, the bounds on what is in flight, and the only [`Tracker`]. It takes one [`Input`] at a time
-//! with the time it happened and answers with [`Effect`]s; the driver alone waits. It has no clock, socket, lock or random
-//! number, and it never sees a payload: an event is its aggregate, its size and its ticket, and the record itself stays with
-//! the driver, which publishes the one at hand when told to.
+//! Owns the order of events, the bounds on what is in flight, and the only [`Tracker`]. It takes one [`Input`] at a
+//! time with the time it happened and answers with [`Effect`]s; the driver alone waits. It has no clock, socket, lock
+//! or random number, and it never sees a payload: an event is its aggregate, its size and its ticket, and the record
+//! itself stays with the driver, which publishes the one at hand when told to.
 //!
-//! The price of a machine that can't wait is that work of several steps (drain, halt) is spelt out as a [`Phase`], and is
-//! looked at again after every input ([`Relay::settle`]).
+//! The price of a machine that can't wait is that work of several steps (drain, halt) is spelt out as a [`Phase`],
+//! and is looked at again after every input ([`Relay::settle`]).
 //!
 //! ```text
 //! Begin Change* Commit ─▶ stream ─▶ tracker ─▶ feedback ─▶ WriteCursor ─▶ (written) ─▶ Confirm
 //!                            └────▶ flow ─▶ Publish ─▶ (report) ─▶ tracker
 //! ```
 
+mod effect;
 mod feedback;
 mod flow;
+mod input;
 mod stream;
 
+pub use effect::{Effect, Restart};
 pub use flow::Limits;
+pub use input::{Change, Input};
 pub use stream::Upcoming;
 
 use crate::ack::{Broken, Progress, Resolution, Tracker};
 use crate::error::{Halt, HaltReason};
-use crate::event::{Aggregate, PgTime, Position};
-use crate::lsn::{Lsn, Watermark};
+use crate::event::{PgTime, Position};
+use crate::lsn::Lsn;
 use crate::record::{Outcome, Refusal, Scope, Ticket};
 use feedback::Feedback;
 use flow::{Flow, Slot};
 use std::time::Duration;
 use stream::Stream;
-
-/// Everything that can happen to a relay.
-#[derive(Debug)]
-pub enum Input<'a> {
-    /// A stream starts, after the whole handshake. `cursor` is the cursor row it starts from.
-    Started {
-        /// What the cursor row says.
-        cursor: Progress,
-    },
-    /// A transaction begins.
-    Begin {
-        /// Start of its commit record.
-        commit_lsn: Lsn,
-        /// When it was committed, by the server's clock.
-        commit_time: PgTime,
-    },
-    /// The change that [`Relay::upcoming`] described.
-    Change(Change<'a>),
-    /// The transaction is whole.
-    Commit {
-        /// Start of the commit record.
-        commit_lsn: Lsn,
-        /// First byte after it.
-        end_lsn: Lsn,
-    },
-    /// The server has processed WAL up to here.
-    Keepalive {
-        /// `walEnd` of the message.
-        wal_end: Lsn,
-    },
-    /// A sink's answer.
-    Report {
-        /// Whose.
-        ticket: Ticket,
-        /// What became of it.
-        outcome: Outcome,
-    },
-    /// The sink did not take the record of this ticket and never will, and why.
-    Refused {
-        /// Whose.
-        ticket: Ticket,
-        /// Told when all before it is resolved.
-        halt: Box<Halt>,
-    },
-    /// The sink's state can't be trusted: everything in flight is unknown.
-    SinkBroken,
-    /// Another process streams from the slot: what we have in flight is no longer ours to send.
-    SlotTaken,
-    /// The connection to the database ended. What is in flight stays in flight.
-    SourceLost,
-    /// The cursor row of the last [`Effect::WriteCursor`] is committed.
-    CursorWritten,
-    /// Stop reading, finish what is in flight, and say when that is done.
-    Drain,
-    /// Going on would be wrong, for a reason the driver found: finish what is in flight, then halt.
-    Halt(Box<Halt>),
-    /// Time has passed.
-    Tick,
-}
-
-/// One change of a transaction.
-#[derive(Debug)]
-pub enum Change<'a> {
-    /// An event to publish. The driver holds its record.
-    Event {
-        /// The unit of order it belongs to.
-        aggregate: Aggregate<'a>,
-        /// Bytes of its record, for flow control.
-        size_bytes: usize,
-    },
-    /// Not an event of ours: another table, an update, a message with another prefix. Or one of an earlier session.
-    Skipped,
-    /// An event that can never be published as it is, and why.
-    Poison(Box<Halt>),
-}
-
-/// Everything a relay can want done. The driver performs them in order.
-#[derive(Debug, PartialEq)]
-pub enum Effect {
-    /// Hand the record at hand to the sink under this ticket.
-    Publish(Ticket),
-    /// An event reached the broker: committed at this time.
-    Published {
-        /// When its transaction was committed.
-        commit_time: PgTime,
-    },
-    /// Commit the cursor row, then answer [`Input::CursorWritten`]. One at a time.
-    WriteCursor(Progress),
-    /// Tell the server that everything below is ours to answer for no more. The cursor row says so already.
-    Confirm(Watermark),
-    /// Throw away the producer and all that is in flight, and stream again from the cursor, with the full handshake.
-    Restart {
-        /// Why, for the log.
-        why: Restart,
-    },
-    /// Everything handed over is resolved, and confirmed.
-    Drained,
-    /// Stop for an operator: all that came before is resolved, and confirmed.
-    Halt(Box<Halt>),
-}
-
-/// Why a producer is thrown away.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Restart {
-    /// The client's state is fatal or unknown.
-    SinkBroken,
-    /// A report that is neither a yes nor a no.
-    Unknown,
-    /// The broker refused a batch: its events are sent again one at a time, to find the one it means.
-    Refused(Refusal),
-    /// Another process has the slot.
-    SlotTaken,
-}
-
-impl Restart {
-    /// The name, for logs and metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::SinkBroken => "sink_broken",
-            Self::Unknown => "unknown_outcome",
-            Self::Refused(_) => "batch_refused",
-            Self::SlotTaken => "slot_taken",
-        }
-    }
-}
 
 /// What an operator may set.
 #[derive(Clone, Copy, Debug)]
@@ -425,8 +304,8 @@ impl Relay {
         self.phase = Phase::Halting { halt, until: Until::Now };
     }
 
-    /// What holds after every input: the cursor follows the watermark, the confirmation follows the cursor, and a phase that
-    /// has nothing left to wait for ends.
+    /// What holds after every input: the cursor follows the watermark, the confirmation follows the cursor, and a
+    /// phase that has nothing left to wait for ends.
     fn settle(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let progress = self.tracker.progress();
         let last = match &self.phase {

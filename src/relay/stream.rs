@@ -1,7 +1,7 @@
 //! Where in the stream we are: which change comes next, and whether an earlier session has dealt with it.
 //!
-//! A server sends again what it was not told to forget. One position tells new from repeated: everything below `expected` has
-//! a ticket already, or was resolved before this session, and is passed over without a trace.
+//! A server sends again what it was not told to forget. One position tells new from repeated: everything below
+//! `expected` has a ticket already, or was resolved before this session, and is passed over without a trace.
 
 use crate::ack::{Broken, Progress, Tracker};
 use crate::event::{PgTime, Position};

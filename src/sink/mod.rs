@@ -1,7 +1,7 @@
 //! Where records go: the seam every broker is plugged into.
 //!
-//! A sink takes records one at a time with a ticket, never waits, and posts what became of each to a [`Mailbox`]. It knows
-//! nothing of PostgreSQL, of positions or of the relay. A new broker is one file here and one arm in [`open`].
+//! A sink takes records one at a time with a ticket, never waits, and posts what became of each to a [`Mailbox`]. It
+//! knows nothing of PostgreSQL, of positions or of the relay. A new broker is one file here and one arm in [`open`].
 
 mod discard;
 mod kafka;
@@ -22,8 +22,9 @@ pub trait Sink: Send {
     /// Hands over one record. The sink copies what it needs before it returns.
     ///
     /// On `Ok` exactly one report for the ticket comes to the mailbox, or none if the sink is reset or closed first, or
-    /// posts [`Post::Broken`]. On `Err` no report comes: the same record has to be offered again, before any other, or it is
-    /// refused for good. The refusal is an answer and not a post, so that nothing behind the record can overtake it.
+    /// posts [`Post::Broken`]. On `Err` no report comes: the same record has to be offered again, before any other,
+    /// or it is refused for good. The refusal is an answer and not a post, so that nothing behind the record can
+    /// overtake it.
     fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken>;
 
     /// Throws away everything in flight and starts anew; reports of what was in flight may still come, or not.
@@ -38,7 +39,8 @@ pub trait Sink: Send {
 /// Why a record was not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NotTaken {
-    /// The client's own queue is full, or the client is being replaced. A post to the mailbox says when to offer it again.
+    /// The client's own queue is full, or the client is being replaced. A post to the mailbox says when to offer it
+    /// again.
     Full,
     /// What the sink must know of the destination is still being asked for. A post says when to offer the record again.
     Destination,
@@ -46,11 +48,12 @@ pub enum NotTaken {
     Refused(Refusal),
 }
 
-/// Opens the sink that `spec` describes. Connects in the background: an unreachable broker is not an error here, it is a
-/// [`Post::Down`].
+/// Opens the sink that `spec` describes. Connects in the background: an unreachable broker is not an error here, it
+/// is a [`Post::Down`].
 ///
 /// # Errors
-/// A setting that librdkafka does not know, does not take, or that would break a promise; a thread that can't be started.
+/// A setting that librdkafka does not know, does not take, or that would break a promise; a thread that can't be
+/// started.
 pub fn open(spec: &SinkSpec, mailbox: Mailbox) -> Result<Box<dyn Sink>, SinkError> {
     Ok(match spec {
         SinkSpec::Kafka(kafka) => Box::new(kafka::KafkaSink::open(kafka, mailbox)?),

@@ -29,7 +29,8 @@ pub struct KafkaSpec {
     pub in_flight_events: usize,
     /// Bytes of key, value and headers the caller lets be in flight; librdkafka's queue is made larger.
     pub in_flight_bytes: usize,
-    /// The largest record in bytes of key, value and headers, where the operator sets one; else the destination's limit.
+    /// The largest record in bytes of key, value and headers, where the operator sets one; else the destination's
+    /// limit.
     pub size_max: Option<usize>,
 }
 

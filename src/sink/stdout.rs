@@ -1,7 +1,7 @@
 //! JSON Lines on a stream: one record a line, acknowledged once the stream has taken it.
 //!
-//! A thread writes, so a reader that is slow never holds up the caller: lines gather in a bounded buffer while the one before is
-//! written, which makes the batches as large as the reader is slow.
+//! A thread writes, so a reader that is slow never holds up the caller: lines gather in a bounded buffer while the
+//! one before is written, which makes the batches as large as the reader is slow.
 
 mod line;
 

@@ -50,6 +50,8 @@ mod kafka_outages;
 mod kafka_sink;
 /// Several pipelines in one process; sinks without a broker; messages; partitions.
 mod many;
+/// What the operations page tells an operator to do.
+mod operations;
 /// Events that can never be published.
 mod poison;
 /// A wrong start on the shared servers: told, and mended without loss.

@@ -110,7 +110,8 @@ impl Pipeline {
         self.sql.batch(&sql).await;
     }
 
-    /// `confirmed_flush_lsn` of the slot has reached `lsn`, or what it is. Over a new session: the server may have been killed.
+    /// `confirmed_flush_lsn` of the slot has reached `lsn`, or what it is. Over a new session: the server may have
+    /// been killed.
     pub(crate) async fn confirmed(&self, lsn: &str) -> Result<(), String> {
         let sql = format!(
             "select case when confirmed_flush_lsn >= '{lsn}' then 'yes' else confirmed_flush_lsn::text end \

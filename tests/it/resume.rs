@@ -1,4 +1,5 @@
-//! Stop, kill and restart each of the three parties: what is sent again, and what is not. Nothing is ever lost or swapped.
+//! Stop, kill and restart each of the three parties: what is sent again, and what is not. Nothing is ever lost or
+//! swapped.
 
 use crate::await_that::await_that;
 use crate::load::Load;
@@ -10,8 +11,8 @@ use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// What a kill may repeat: what was in flight, the events a cursor row may lag behind by, and those that are delivered while
-/// a row is being written.
+/// What a kill may repeat: what was in flight, the events a cursor row may lag behind by, and those that are
+/// delivered while a row is being written.
 fn duplicates_max(kills: usize) -> usize {
     const IN_FLIGHT_EVENTS: usize = 5_000;
     const CURSOR_EVENTS: usize = 10_000;

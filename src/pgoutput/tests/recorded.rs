@@ -1,4 +1,5 @@
-//! Every fixture of `tests/wal` (made by `scripts/record`) against its snapshot, cut at every byte, with every byte flipped.
+//! Every fixture of `tests/wal` (made by `scripts/record`) against its snapshot, cut at every byte, with every byte
+//! flipped.
 
 use crate::pgoutput::{Column, Message, OldTuple, Tuple, decode};
 use expect_test::expect_file;

@@ -31,8 +31,8 @@ pub fn explain(reason: HaltReason, error: &SourceError, names: &Names) -> Halt {
         }
         HaltReason::PoisonEvent => (
             "one message of the stream can't be taken; everything behind it waits in the slot".to_owned(),
-            "keep payloads below the limit: ALTER TABLE … ADD CHECK (octet_length(payload::text) < …); to pass over this \
-             one see docs/operations.md"
+            "keep payloads below the limit: ALTER TABLE … ADD CHECK (octet_length(payload::text) < …); to pass over \
+             this one see docs/operations.md"
                 .to_owned(),
         ),
         HaltReason::Wedged => (

@@ -1,8 +1,8 @@
 //! What to do about an error of the source: one total function, printed whole by a test.
 //!
-//! Pure. Goes by the kind of the error and its SQLSTATE, never by text. What is not known is transient: a wrong "transient"
-//! stalls where everybody sees it, a wrong "definite" stops a healthy pipeline. Nothing here counts attempts but
-//! [`Repeats`], which only ever ends in an operator's hands, never in giving up an event.
+//! Pure. Goes by the kind of the error and its SQLSTATE, never by text. What is not known is transient: a wrong
+//! "transient" stalls where everybody sees it, a wrong "definite" stops a healthy pipeline. Nothing here counts
+//! attempts but [`Repeats`], which only ever ends in an operator's hands, never in giving up an event.
 
 mod explain;
 #[cfg(test)]
@@ -43,8 +43,8 @@ pub enum Action {
     Reconnect(Class),
     /// Somebody else holds the slot: the same, and say so.
     StandBy,
-    /// The server refused something: do the handshake again, whose fence knows the reason better; if it finds nothing wrong,
-    /// halt with this.
+    /// The server refused something: do the handshake again, whose fence knows the reason better; if it finds nothing
+    /// wrong, halt with this.
     Recheck(HaltReason),
     /// A human must act. [`explain`] makes the halt.
     Halt(HaltReason),
@@ -195,8 +195,8 @@ pub struct Repeats {
 pub const REPEATS_MAX: u32 = 3;
 
 impl Repeats {
-    /// Counts `error`, met with the stream at `at` (the associated LSN where the server names one is better and is taken).
-    /// True when it is time to halt with [`HaltReason::Wedged`].
+    /// Counts `error`, met with the stream at `at` (the associated LSN where the server names one is better and is
+    /// taken). True when it is time to halt with [`HaltReason::Wedged`].
     pub fn wedged(&mut self, error: &SourceError, at: Lsn) -> bool {
         let Some(report) = error.report() else { return false };
         if by_class(report.sqlstate, true) != Action::Reconnect(Class::Server) {

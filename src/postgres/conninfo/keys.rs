@@ -1,4 +1,5 @@
-//! The table of libpq's parameter names (manual, 34.1.2), their environment variables (34.15), and what we do with each.
+//! The table of libpq's parameter names (manual, 34.1.2), their environment variables (34.15), and what we do with
+//! each.
 
 /// What becomes of a parameter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,8 +3,8 @@
 //! Pure: [`decide`] takes what the control connection read and answers. It asks nothing, waits for nothing and changes
 //! nothing; the driver does what it says. A position ahead of what we hold is a halt, never a warning.
 //!
-//! The rules come in an order: who the server is, then what stands on it, then who holds the slot, then positions. The first
-//! that fails speaks, so that a wrong host is not told as a missing slot.
+//! The rules come in an order: who the server is, then what stands on it, then who holds the slot, then positions.
+//! The first that fails speaks, so that a wrong host is not told as a missing slot.
 
 mod note;
 mod object;
@@ -149,8 +149,8 @@ pub fn decide(facts: &Facts) -> Result<Decision, Halt> {
     Ok(Decision::Resume(Box::new(position::resume(facts, slot, confirmed))))
 }
 
-/// The objects of the pipeline alone, without positions and without who holds the slot: what `setup` asks of objects that
-/// stand already. Objects that don't exist are not looked at.
+/// The objects of the pipeline alone, without positions and without who holds the slot: what `setup` asks of objects
+/// that stand already. Objects that don't exist are not looked at.
 ///
 /// # Errors
 /// An object of the configured name exists and can't be used.
@@ -169,7 +169,8 @@ pub fn check_objects(facts: &Facts) -> Result<(), Halt> {
     Ok(())
 }
 
-/// What may be asked while a stream runs: the objects it reads through, without positions and without who holds the slot.
+/// What may be asked while a stream runs: the objects it reads through, without positions and without who holds the
+/// slot.
 ///
 /// # Errors
 /// The stream would pass over events from here on.

@@ -28,7 +28,8 @@ pub(super) fn wal_level(facts: &Facts) -> Option<Halt> {
         halt(
             HaltReason::ServerUnfit,
             format!("wal_level is {:?}, logical decoding needs \"logical\"", facts.server.wal_level),
-            "WAL written until it is changed can't be decoded: events committed before the slot exists are not streamed",
+            "WAL written until it is changed can't be decoded: events committed before the slot exists are not \
+             streamed",
             "ALTER SYSTEM SET wal_level = logical; then restart PostgreSQL (managed: rds.logical_replication = 1, \
              cloudsql.logical_decoding = on)",
         )

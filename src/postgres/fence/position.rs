@@ -1,8 +1,8 @@
 //! Rules about positions: whose history the cursor belongs to, and whether slot, cursor and WAL fit together.
 //!
-//! What they rest on: the row lives in the database it speaks of, so a row that can be read proves that this server's WAL
-//! holds everything below its watermark, on this timeline; and no position above the row's `flush_limit` is ever confirmed
-//! before the row says so.
+//! What they rest on: the row lives in the database it speaks of, so a row that can be read proves that this server's
+//! WAL holds everything below its watermark, on this timeline; and no position above the row's `flush_limit` is ever
+//! confirmed before the row says so.
 
 use super::object::accept_gap;
 use super::{Facts, Note, Resume, halt};
@@ -126,9 +126,10 @@ pub(super) fn moved(facts: &Facts) -> Option<Halt> {
 
 /// After a promotion: the slot is the one that was there before it.
 ///
-/// The watermark is right on the new timeline, since the row that holds it was written below the switch. So a slot at or
-/// below it leaves nothing out. A slot above it must be a synchronised one, which can't have been made after the switch and
-/// stands no further than the old primary had confirmed. Any other could have been made again by hand, with a gap before it.
+/// The watermark is right on the new timeline, since the row that holds it was written below the switch. So a slot at
+/// or below it leaves nothing out. A slot above it must be a synchronised one, which can't have been made after the
+/// switch and stands no further than the old primary had confirmed. Any other could have been made again by hand,
+/// with a gap before it.
 pub(super) fn promoted(facts: &Facts) -> Option<Halt> {
     let cursor = facts.cursor.as_ref()?;
     let slot = facts.slot.as_ref()?;
@@ -176,7 +177,8 @@ pub(super) fn resume(facts: &Facts, slot: &SlotRow, confirmed: Lsn) -> Resume {
         let cursor = adopted(facts, confirmed);
         return Resume { start: cursor.watermark, skip_before: None, cursor, adopt: true, notes };
     };
-    // Above the row's watermark the slot stands only by idle advance or after a promotion: nothing of ours lies between.
+    // Above the row's watermark the slot stands only by idle advance or after a promotion: nothing of ours lies
+    // between.
     let start = Watermark::resumed(row.watermark.lsn().max(confirmed));
     let same_stream = row.messages == facts.messages && row.publication == facts.names.publication;
     let skip_before =
@@ -223,7 +225,7 @@ pub(in crate::postgres) fn adopted(facts: &Facts, confirmed: Lsn) -> Cursor {
 /// What a second look at the slot says, once the stream has started and nobody else can move it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AfterStart {
-    /// It is ours, and stands where we thought or before.
+    /// It is ours, or was until the server ended the stream, and stands where we thought or before.
     Held,
     /// Somebody was at it between our look and our start: do the whole handshake again.
     Again {
@@ -239,7 +241,9 @@ pub enum AfterStart {
 pub fn check_after_start(slot: Option<&SlotRow>, pid: u32, resume: &Resume) -> AfterStart {
     let again = |message: String| AfterStart::Again { message };
     let Some(slot) = slot else { return again("the slot is gone since the start".to_owned()) };
-    if slot.active_pid != Some(pid) {
+    // Held by nobody: the server has ended the stream already, for instance with an error at its first change. What
+    // came before that is good, and the stream itself says how it ended.
+    if slot.active_pid.is_some_and(|holder| holder != pid) {
         return again(format!("slot {:?} is not held by our connection", slot.name));
     }
     match slot.confirmed_flush_lsn {

@@ -325,6 +325,8 @@ fn the_second_look_wants_our_backend_and_no_movement() {
         ));
     };
     again(&facts, 78);
+    slot(&mut facts).active_pid = None;
+    assert_eq!(check_after_start(facts.slot.as_ref(), 77, &resume), AfterStart::Held);
     slot(&mut facts).confirmed_flush_lsn = Some(at("0/5001"));
     again(&facts, 77);
     slot(&mut facts).confirmed_flush_lsn = None;

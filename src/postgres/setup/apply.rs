@@ -68,8 +68,8 @@ pub struct Blocker {
     pub seconds: f64,
 }
 
-/// Makes what is missing. Reads the facts itself and again after each step, so that what somebody else made in between is
-/// adopted and not made twice. `watch` is a second session, which sees what the first one waits for.
+/// Makes what is missing. Reads the facts itself and again after each step, so that what somebody else made in
+/// between is adopted and not made twice. `watch` is a second session, which sees what the first one waits for.
 ///
 /// # Errors
 /// See [`SetupError`].

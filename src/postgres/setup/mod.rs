@@ -1,10 +1,12 @@
 //! Sets a pipeline up: what is missing is made, what stands is adopted if it fits.
 //!
-//! Owns the order, which is what keeps the first events: the publication is committed before the slot is made, since WAL is
-//! decoded with the publication of its own time; the cursor row is made by the statement that makes the slot, with the
-//! slot's own position. [`plan`] is pure and prints as SQL for a DBA; [`apply`] runs the same text, step by step.
+//! Owns the order, which is what keeps the first events: the publication is committed before the slot is made, since
+//! WAL is decoded with the publication of its own time; the cursor row is made by the statement that makes the slot,
+//! with the slot's own position. [`plan`] is pure and prints as SQL for a DBA; [`apply`] runs the same text, step by
+//! step.
 //!
-//! Nothing is ever dropped, and no slot is made where a cursor says that one was: that is a gap, and a human's to accept.
+//! Nothing is ever dropped, and no slot is made where a cursor says that one was: that is a gap, and a human's to
+//! accept.
 
 mod apply;
 mod plan;
@@ -57,7 +59,8 @@ pub enum StepKind {
 /// What the operator asked for beside the facts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options<'a> {
-    /// `--create-table`: the layout's SQL, already with the table's name in it. It may name the table without its schema.
+    /// `--create-table`: the layout's SQL, already with the table's name in it. It may name the table without its
+    /// schema.
     pub create_table: Option<&'a str>,
     /// The role the relay will run as, where it is not the one that runs the steps: it is given what it needs.
     pub role: Option<&'a str>,

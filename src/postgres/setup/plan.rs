@@ -64,8 +64,8 @@ fn half_made(slot: &str) -> Halt {
         reason: HaltReason::SlotUnusable,
         message: format!("slot {slot:?} is still being created by somebody else"),
         meaning: "nothing was changed".to_owned(),
-        hint: "run setup again when the long transactions of the cluster have ended: SELECT pid, state, xact_start FROM \
-               pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;"
+        hint: "run setup again when the long transactions of the cluster have ended: SELECT pid, state, xact_start \
+               FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;"
             .to_owned(),
     }
 }

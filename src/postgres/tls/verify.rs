@@ -86,8 +86,8 @@ impl Verified {
 }
 
 impl Verified {
-    /// A certificate that is itself the root, as `openssl req -x509` makes them: libpq takes it, webpki by itself does not,
-    /// since it says that it is an authority.
+    /// A certificate that is itself the root, as `openssl req -x509` makes them: libpq takes it, webpki by itself
+    /// does not, since it says that it is an authority.
     fn verify_root(
         &self,
         certificate: &CertificateDer<'_>,

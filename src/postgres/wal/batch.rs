@@ -146,8 +146,8 @@ pub(super) enum CutError {
 
 /// Cuts everything whole of one kind off the beginning of `inbox`.
 ///
-/// A message above `message_bytes_max` is an error as soon as its header is there, but only when it comes first: what was
-/// before it is handed out first.
+/// A message above `message_bytes_max` is an error as soon as its header is there, but only when it comes first: what
+/// was before it is handed out first.
 pub(super) fn cut(inbox: &mut BytesMut, message_bytes_max: usize) -> Result<Cut, CutError> {
     let mut seen = Seen::default();
     let mut end = 0;

@@ -1,14 +1,14 @@
 //! When to let data pile up before it is read.
 //!
-//! The walsender does one `send` for each message, and a reader that wakes for each makes it pay for the wake-up. So when
-//! much is coming (above [`BUSY_BYTES_PER_SECOND`] in the last 2 ms) the thread sleeps a little before it reads, and finds
-//! many messages at once: 96k → 109k single-row transactions a second, 184k → 219k rows a second, half the CPU, the same
-//! latency when little is coming (measured on an idle machine, unix socket). A thread's sleep, not a timer of the runtime,
-//! which still wakes for each packet.
+//! The walsender does one `send` for each message, and a reader that wakes for each makes it pay for the wake-up. So
+//! when much is coming (above [`BUSY_BYTES_PER_SECOND`] in the last 2 ms) the thread sleeps a little before it reads,
+//! and finds many messages at once: 96k → 109k single-row transactions a second, 184k → 219k rows a second, half the
+//! CPU, the same latency when little is coming (measured on an idle machine, unix socket). A thread's sleep, not a
+//! timer of the runtime, which still wakes for each packet.
 //!
 //! On a machine whose processors are taken a nap becomes milliseconds, the socket's small buffer is full long before,
-//! and the walsender waits: there the same naps halve the rate (measured at a load of 15 on 2 processors). So a nap that
-//! took too long is the last one for a while.
+//! and the walsender waits: there the same naps halve the rate (measured at a load of 15 on 2 processors). So a nap
+//! that took too long is the last one for a while.
 
 use std::time::{Duration, Instant};
 

@@ -4,9 +4,9 @@
 //! - A status update leaves every `min(1 s, wal_sender_timeout / 6)`, whatever the reader does, and sooner when the
 //!   watermark moved. So in normal operation the server never has to ask.
 //! - If it asks all the same, and has positions that are not confirmed, it is shutting down: `WalSndDone`
-//!   (`src/backend/replication/walsender.c`) waits until the flushed position equals the sent one, asking again after every
-//!   answer. We wait a moment for the watermark, then give the *courtesy reply*: flush 0 ("no position"), write as sent.
-//!   The server then takes `write` for `flush` and ends, and the slot does not move.
+//!   (`src/backend/replication/walsender.c`) waits until the flushed position equals the sent one, asking again after
+//!   every answer. We wait a moment for the watermark, then give the *courtesy reply*: flush 0 ("no position"), write
+//!   as sent. The server then takes `write` for `flush` and ends, and the slot does not move.
 //! - Silence is answered with a request for a reply, and then counts as death.
 
 use crate::lsn::Lsn;
@@ -198,10 +198,12 @@ impl Feedback {
         self.heard_at + self.silence_max / 2
     }
 
-    /// When to ask [`due`](Self::due) again at the latest.
-    pub(super) fn wake_at(&self) -> Instant {
-        let regular = self.sent_at + self.status_interval.min(self.confirm_interval);
-        let regular = if self.begged { regular } else { regular.min(self.beg_at()) };
+    /// When to ask [`due`](Self::due) again at the latest. Always later than a `due` that gave nothing, or the thread
+    /// would spin.
+    pub(super) fn wake_at(&self, confirmed: Lsn) -> Instant {
+        let pause =
+            if confirmed > self.flushed { self.confirm_interval } else { self.status_interval };
+        let regular = self.sent_at + pause.min(self.status_interval);
         match self.drain {
             Some(drain) if drain.pending => regular.min(drain.answer_at()),
             Some(_) | None => regular,

@@ -113,7 +113,7 @@ impl WalSession {
                 self.make_room();
             }
             let room = self.inbox.capacity() - self.inbox.len();
-            let wake_at = tokio::time::Instant::from_std(self.feedback.wake_at());
+            let wake_at = tokio::time::Instant::from_std(self.feedback.wake_at(self.confirmed()));
             tokio::select! {
                 biased;
                 () = shared.nudge.notified() => {}

@@ -112,7 +112,7 @@ impl WalStream {
         assert!(lsn <= received, "{lsn} is confirmed, only {received} was received");
         let former = self.shared.confirmed.swap(lsn.to_wire(), Ordering::SeqCst);
         assert!(former <= lsn.to_wire(), "the watermark went back to {lsn}");
-        if former < lsn.to_wire() && self.shared.draining.load(Ordering::SeqCst) {
+        if former < lsn.to_wire() {
             self.shared.nudge.notify_one();
         }
     }

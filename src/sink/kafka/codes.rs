@@ -1,6 +1,7 @@
 //! What each of librdkafka's error codes means for a record and for the producer: one total function.
 //!
-//! Which codes condemn one record is a list, and so is which blame the topic or the broker; whatever is not on a list is
+//! Which codes condemn one record is a list, and so is which blame the topic or the broker; whatever is not on a list
+//! is
 //! `Unknown`. A wrong `Unknown` costs a restart from the cursor, a wrong refusal parks the innocent.
 
 use crate::record::{Outcome, Refusal, Scope};
@@ -8,8 +9,9 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 
 /// Tells what an error code says of a record.
 ///
-/// Codes that librdkafka retries never arrive here while `message.timeout.ms` is 0. A refusal names the batch the record was
-/// in, not the record (`servers.md` section 2): the caller starts again and hands over the batch's records one at a time.
+/// Codes that librdkafka retries never arrive here while `message.timeout.ms` is 0. A refusal names the batch the
+/// record was in, not the record (`servers.md` section 2): the caller starts again and hands over the batch's records
+/// one at a time.
 pub(super) const fn outcome(code: Code) -> Outcome {
     match scope(code) {
         Some(scope) => Outcome::Rejected { scope, reason: Refusal::Kafka(code as i32) },

@@ -48,8 +48,9 @@ impl Context {
         self.muted.load(Ordering::Acquire)
     }
 
-    /// Has it said, once, that the producer's state can't be trusted any more. The keeper says it, a moment later: the report of
-    /// the record that was the cause may still be on its way, behind the news of a fatal error or of others that were purged.
+    /// Has it said, once, that the producer's state can't be trusted any more. The keeper says it, a moment later:
+    /// the report of the record that was the cause may still be on its way, behind the news of a fatal error or of
+    /// others that were purged.
     pub(super) fn broken(&self, reason: String) {
         if !self.muted() && !self.broken.swap(true, Ordering::AcqRel) {
             self.shared.failed.store(true, Ordering::SeqCst);
@@ -107,8 +108,8 @@ impl ClientContext for Context {
     }
 
     fn log(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
-        // Remarks on settings are about ours (`enable.gapless.guarantee` is called experimental, and is meant) or about those
-        // of the operator, who reads CONFIGURATION.md: not worth a warning at every start.
+        // Remarks on settings are about ours (`enable.gapless.guarantee` is called experimental, and is meant) or
+        // about those of the operator, who reads CONFIGURATION.md: not worth a warning at every start.
         let level = if facility == "CONFWARN" { RDKafkaLogLevel::Debug } else { level };
         match level {
             RDKafkaLogLevel::Emerg

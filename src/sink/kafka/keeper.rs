@@ -1,7 +1,7 @@
 //! The sink's one background thread: asks for topics, watches whether brokers answer, and sees old producers out.
 //!
-//! Everything that waits for a broker waits here, so that `enqueue` never does. It says `Down`, `Up` and `Retry`; what became of a
-//! record it never says.
+//! Everything that waits for a broker waits here, so that `enqueue` never does. It says `Down`, `Up` and `Retry`;
+//! what became of a record it never says.
 
 use super::Producer;
 use super::native;
@@ -121,7 +121,8 @@ impl Keeper {
         !stop
     }
 
-    /// Lets old producers go: when their records have their reports, or when they were given up and have had their time.
+    /// Lets old producers go: when their records have their reports, or when they were given up and have had their
+    /// time.
     fn see_out(&mut self) {
         if self.leaving.is_empty() {
             return;

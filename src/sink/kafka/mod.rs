@@ -1,7 +1,7 @@
 //! The Kafka sink: librdkafka's idempotent producer, with what our promises need around it.
 //!
-//! `enqueue` only copies into librdkafka's queue; reports come back through [`context`], everything that waits for a broker is the
-//! [`keeper`]'s. Knows topics and tickets; knows nothing of events, positions or the relay.
+//! `enqueue` only copies into librdkafka's queue; reports come back through [`context`], everything that waits for a
+//! broker is the [`keeper`]'s. Knows topics and tickets; knows nothing of events, positions or the relay.
 
 mod codes;
 mod context;
@@ -118,8 +118,8 @@ impl KafkaSink {
         known
     }
 
-    /// The sizes a producer must have to send this record to this topic: batches under the topic's limit, as one above is refused
-    /// whole, and room for the record itself.
+    /// The sizes a producer must have to send this record to this topic: batches under the topic's limit, as one
+    /// above is refused whole, and room for the record itself.
     fn sizes_for(&self, record: &Record<'_>, facts: &Facts) -> Sizes {
         let mut sizes = self.sizes;
         sizes.batch = sizes.batch.min(batch_within(facts.limit));
@@ -152,7 +152,8 @@ impl KafkaSink {
         self.used = true;
         let mut result = native::produce(producer, &facts.name, ticket, record);
         if result == Err(Code::QueueFull) {
-            // From here on the next report posts `Retry`. The second try is for the case that the last one has just come.
+            // From here on the next report posts `Retry`. The second try is for the case that the last one has just
+            // come.
             self.shared.full.store(true, Ordering::SeqCst);
             result = native::produce(producer, &facts.name, ticket, record);
         }
@@ -183,8 +184,8 @@ impl KafkaSink {
     }
 }
 
-/// `batch.size` for a topic that takes `limit` bytes: librdkafka bounds a batch before compression, and sends it uncompressed where
-/// compression would make it larger, so a little room is enough.
+/// `batch.size` for a topic that takes `limit` bytes: librdkafka bounds a batch before compression, and sends it
+/// uncompressed where compression would make it larger, so a little room is enough.
 const fn batch_within(limit: usize) -> usize {
     let bytes = limit - limit / 50;
     if bytes == 0 { 1 } else { bytes }
@@ -221,12 +222,13 @@ impl Sink for KafkaSink {
 
     /// Gives up the producer and everything in it.
     ///
-    /// Nothing the old producer holds may reach the broker after the new one has sent, or an aggregate's events would be swapped.
-    /// So what the old one has queued is purged at once; what it has already written to a socket can't be taken back, so nothing is
-    /// sent until those requests are answered, at most `keeper::DRAIN_MAX`; then everything is purged and its connections are
-    /// closed. `enqueue` answers `Full` meanwhile, and `Retry` is posted after. What is left is a request on a socket that no broker
-    /// has answered within that time and that still arrives later than the new producer's handshake of four round trips: only a
-    /// producer that fences the older one (exactly-once delivery) closes that.
+    /// Nothing the old producer holds may reach the broker after the new one has sent, or an aggregate's events would
+    /// be swapped. So what the old one has queued is purged at once; what it has already written to a socket can't be
+    /// taken back, so nothing is sent until those requests are answered, at most `keeper::DRAIN_MAX`; then everything
+    /// is purged and its connections are closed. `enqueue` answers `Full` meanwhile, and `Retry` is posted after.
+    /// What is left is a request on a socket that no broker has answered within that time and that still arrives
+    /// later than the new producer's handshake of four round trips: only a producer that fences the older one
+    /// (exactly-once delivery) closes that.
     fn reset(&mut self) {
         self.shared.full.store(false, Ordering::SeqCst);
         if let Some(emptying) = self.emptying.take() {

@@ -1,5 +1,5 @@
-//! The few librdkafka calls that the crate wraps with a pause (flush: 100 ms), with copies (headers), or not at all on a
-//! producer (the topic's configuration). The only file with `unsafe`; it decides nothing.
+//! The few librdkafka calls that the crate wraps with a pause (flush: 100 ms), with copies (headers), or not at all
+//! on a producer (the topic's configuration). The only file with `unsafe`; it decides nothing.
 #![expect(unsafe_code, reason = "librdkafka's C functions, on handles the crate keeps alive")]
 
 use super::Producer;
@@ -26,8 +26,9 @@ pub(super) fn produce(
     let (key, key_len) = raw(record.key);
     // librdkafka reads 0 as "now"; Kafka takes no time before 1970.
     let timestamp = record.timestamp_ms.map_or(0, |time| time.max(1));
-    // SAFETY: the handle lives as long as `producer`; every tag is followed by the arguments rdkafka.h names for it, and the
-    // bytes are copied before the call returns (RD_KAFKA_MSG_F_COPY). The opaque is a number, read back as a number.
+    // SAFETY: the handle lives as long as `producer`; every tag is followed by the arguments rdkafka.h names for it,
+    // and the bytes are copied before the call returns (RD_KAFKA_MSG_F_COPY). The opaque is a number, read back as a
+    // number.
     let result = unsafe {
         sys::rd_kafka_producev(
             producer.client().native_ptr(),

@@ -1,4 +1,5 @@
-//! Which of librdkafka's properties we set, which an operator may, and which are refused because they would break a promise.
+//! Which of librdkafka's properties we set, which an operator may, and which are refused because they would break a
+//! promise.
 //!
 //! Knows the promises; knows no topic and no broker. Makes the [`ClientConfig`] that producers are made from.
 
@@ -12,7 +13,8 @@ use rdkafka::types::RDKafkaConfRes;
 /// The largest `message.max.bytes` librdkafka takes, in bytes.
 pub(super) const CLIENT_BYTES_MAX: usize = 1_000_000_000;
 
-/// librdkafka judges a record by the most its framing may take; this much more than a topic's limit is enough for it. Bytes.
+/// librdkafka judges a record by the most its framing may take; this much more than a topic's limit is enough for it.
+/// Bytes.
 pub(super) const FRAMING_BYTES: usize = 1_024;
 
 /// What librdkafka is told when a producer is made, and can't be told later.
@@ -20,7 +22,8 @@ pub(super) const FRAMING_BYTES: usize = 1_024;
 pub(super) struct Sizes {
     /// `batch.size`: uncompressed bytes of a batch, unless one record alone is larger.
     pub(super) batch: usize,
-    /// `message.max.bytes`: the largest record. Each request's buffer may become as large, so it is no larger than it must be.
+    /// `message.max.bytes`: the largest record. Each request's buffer may become as large, so it is no larger than it
+    /// must be.
     pub(super) client: usize,
     /// Whether `client` may grow: the operator has not fixed it.
     pub(super) grows: bool,
@@ -47,7 +50,8 @@ impl Sizes {
     }
 }
 
-/// Uncompressed bytes of a batch (`batch.size`), unless a topic takes less. Below the broker's default limit of 1,048,588.
+/// Uncompressed bytes of a batch (`batch.size`), unless a topic takes less. Below the broker's default limit of
+/// 1,048,588.
 pub(super) const BATCH_BYTES: usize = 1_000_000;
 
 /// What an operator's property may be.
@@ -128,7 +132,8 @@ pub(super) fn client_config(spec: &KafkaSpec) -> Result<ClientConfig, SinkError>
     }
     let mut config = ours(spec);
     for (name, value) in &spec.properties {
-        // One property at a time, so that the error names it: librdkafka's own text repeats the value, which may be a secret.
+        // One property at a time, so that the error names it: librdkafka's own text repeats the value, which may be a
+        // secret.
         let mut probe = ClientConfig::new();
         probe.set(name, value);
         probe.create_native_config().map(drop).map_err(|error| refusal(name, &error))?;

@@ -18,8 +18,8 @@ pub(super) struct Shared {
     pub(super) full: AtomicBool,
     /// Reports of success so far: whether the broker still works.
     pub(super) acked: AtomicU64,
-    /// A producer gave up a record: nothing more is sent before the caller has heard of it and reset the sink, or what is behind
-    /// the record would overtake it.
+    /// A producer gave up a record: nothing more is sent before the caller has heard of it and reset the sink, or
+    /// what is behind the record would overtake it.
     pub(super) failed: AtomicBool,
     /// An old producer is on its way out: nothing may be sent before it is gone.
     pub(super) settling: AtomicBool,
@@ -30,7 +30,8 @@ pub(super) struct Shared {
     bell: Condvar,
 }
 
-/// What the keeper is asked to do. Everything in it is bounded: one of each, but for producers, of which two can be on the way out.
+/// What the keeper is asked to do. Everything in it is bounded: one of each, but for producers, of which two can be
+/// on the way out.
 #[derive(Default)]
 pub(super) struct Inbox {
     /// The producer to ask with.
@@ -57,7 +58,8 @@ pub(super) struct Suspicion {
 }
 
 impl Suspicion {
-    /// Takes the place of `held`, unless that says more: a refused login says more than the broken connection that follows it.
+    /// Takes the place of `held`, unless that says more: a refused login says more than the broken connection that
+    /// follows it.
     pub(super) fn outweigh(self, held: &mut Option<Self>) {
         if held.as_ref().is_none_or(|held| held.weight() <= self.weight()) {
             *held = Some(self);
@@ -77,7 +79,8 @@ impl Suspicion {
     }
 }
 
-/// A producer on its way out. Muted, its records are given up (reset); else they are waited for (a smaller batch is needed).
+/// A producer on its way out. Muted, its records are given up (reset); else they are waited for (a smaller batch is
+/// needed).
 pub(super) struct Leaving {
     pub(super) producer: Arc<Producer>,
 }

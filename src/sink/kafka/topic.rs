@@ -8,7 +8,8 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 use std::ffi::CString;
 use std::time::{Duration, Instant};
 
-/// The broker's default of `message.max.bytes`, taken where the topic's own limit may not be read (Kafka's documentation).
+/// The broker's default of `message.max.bytes`, taken where the topic's own limit may not be read (Kafka's
+/// documentation).
 pub(super) const BROKER_DEFAULT_BYTES: usize = 1_048_588;
 
 /// Bytes of a record batch before its first record (message format 2).
@@ -17,8 +18,8 @@ const BATCH_HEADER_BYTES: usize = 61;
 /// The longest name of a topic, in bytes (Kafka's `Topic.MAX_NAME_LENGTH`).
 const NAME_BYTES_MAX: usize = 249;
 
-/// How long the topic's configuration is waited for. Without it a limit that is smaller than the default is learnt the hard way: a
-/// batch is refused, and the topic asked for again.
+/// How long the topic's configuration is waited for. Without it a limit that is smaller than the default is learnt
+/// the hard way: a batch is refused, and the topic asked for again.
 const CONFIG_ANSWER_MAX: Duration = Duration::from_millis(500);
 
 /// What the sink must know of a topic before it sends.
@@ -57,8 +58,8 @@ pub(super) fn look_up(producer: &Producer, topic: &str, timeout: Duration) -> Re
     if partitions == 0 {
         return Err(unclear);
     }
-    // To read the configuration is optional: the permission may be missing, and so may the request itself among Kafka's relatives
-    // (librdkafka's mock broker never answers it).
+    // To read the configuration is optional: the permission may be missing, and so may the request itself among
+    // Kafka's relatives (librdkafka's mock broker never answers it).
     let config = native::topic_config(producer, &name, CONFIG_ANSWER_MAX);
     let configured = config.is_ok();
     let entries = config.unwrap_or_default();
@@ -85,8 +86,8 @@ pub(super) fn name_fits(topic: &str) -> bool {
         && !matches!(topic, "." | "..")
 }
 
-/// Whether the topic takes the record, alone in a batch and not compressed. `size_max` is the operator's own limit on key, value
-/// and headers.
+/// Whether the topic takes the record, alone in a batch and not compressed. `size_max` is the operator's own limit on
+/// key, value and headers.
 pub(super) fn fits(
     record: &Record<'_>,
     facts: &Facts,

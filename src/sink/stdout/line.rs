@@ -1,7 +1,8 @@
 //! One record as one line of JSON.
 //!
-//! `{"topic":…,"partition":…,"key":…,"headers":[[name,value]…],"timestamp":…,"value":…}`. Bytes that are not UTF-8 stand in base64,
-//! and the line says so: `"encoding":"base64"` for the value, `"key_encoding"` for the key, a third member for a header.
+//! `{"topic":…,"partition":…,"key":…,"headers":[[name,value]…],"timestamp":…,"value":…}`. Bytes that are not UTF-8
+//! stand in base64, and the line says so: `"encoding":"base64"` for the value, `"key_encoding"` for the key, a third
+//! member for a header.
 
 use crate::record::{Header, Record};
 use base64::Engine as _;

@@ -1,22 +1,26 @@
 //! Names that documents promise exist: tests, metrics, layouts, configuration keys.
 
 use super::{assert_none, files_in, root, rust_files, text, without_comments, word_at_start};
+use postrider::error::HaltReason;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The outbox layouts that ship.
 const LAYOUTS: [&str; 6] = ["adr30", "commerce", "debezium", "gcx", "postrider", "sqlgarden"];
 
-/// The names of all test functions of the package.
+/// All test functions of the package, each with the modules of its file: `resume::name`, `relay::name`, `tests::name`.
 fn test_names() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    for (_, source) in rust_files("src").into_iter().chain(rust_files("tests")) {
+    for (path, source) in rust_files("src").into_iter().chain(rust_files("tests")) {
         let mut is_test = false;
         for line in source.lines().map(str::trim_start) {
             if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
                 is_test = true;
             } else if let Some((_, rest)) = line.split_once("fn ").filter(|_| is_test) {
-                names.insert(word_at_start(rest).to_owned());
+                let modules = path.with_extension("");
+                names.extend(modules.iter().map(|module| {
+                    format!("{}::{}", module.to_str().unwrap(), word_at_start(rest))
+                }));
                 is_test = false;
             }
         }
@@ -29,14 +33,9 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.lines().flat_map(|line| line.split('`').skip(1).step_by(2))
 }
 
-/// A test is named in `docs/guarantees.md` by its path: `resume::a_clean_stop_repeats_nothing`.
+/// A test is named by its file, or a folder of it, and its own name: `resume::a_clean_stop_repeats_nothing`.
 #[test]
-fn guarantees_name_tests_that_exist() {
-    let path = Path::new("docs/guarantees.md");
-    if !root().join(path).exists() {
-        return;
-    }
-    let text = text(path).unwrap();
+fn documents_name_tests_that_exist() {
     let known = test_names();
     let is_path = |word: &&str| {
         word.contains("::")
@@ -44,11 +43,15 @@ fn guarantees_name_tests_that_exist() {
                 .chars()
                 .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c))
     };
-    let named: Vec<&str> = quoted(&text).filter(is_path).collect();
-    assert!(named.len() >= 6, "six promises, each with a test named as `module::test`: {named:?}");
-    let missing = named.iter().filter(|name| !known.contains(name.rsplit("::").next().unwrap()));
-    let missing: Vec<String> = missing.map(ToString::to_string).collect();
-    assert_none("tests that docs/guarantees.md names and nobody wrote", &missing);
+    let mut missing = Vec::new();
+    for (page, least) in [("guarantees", 6), ("operations", 2), ("debezium", 6)] {
+        let text = text(Path::new(&format!("docs/{page}.md"))).unwrap();
+        let named: Vec<&str> = quoted(&text).filter(is_path).collect();
+        assert!(named.len() >= least, "docs/{page}.md names its tests: {named:?}");
+        let unknown = named.iter().filter(|name| !known.contains(**name));
+        missing.extend(unknown.map(|name| format!("docs/{page}.md: {name}")));
+    }
+    assert_none("tests that documents name and nobody wrote", &missing);
 }
 
 /// Words of this prefix, as they stand between other characters.
@@ -152,4 +155,17 @@ fn every_key_of_the_reference_configuration_is_one_that_the_code_reads() {
         }
     }
     assert_none("config/postrider.reference.toml", &found);
+}
+
+/// A halt's code is how an operator finds the page's section.
+#[test]
+fn every_halt_has_its_section_in_the_operations_page() {
+    let page = text(Path::new("docs/operations.md")).unwrap();
+    let has = |heading: &str| page.lines().any(|line| line == heading);
+    let reasons = HaltReason::ALL;
+    let headings = reasons.iter().map(|reason| format!("### {} {}", reason.code(), reason.name()));
+    let missing: Vec<String> = headings.filter(|heading| !has(heading)).collect();
+    assert_none("headings that docs/operations.md lacks", &missing);
+    let told = page.lines().filter(|line| line.starts_with("### PR")).count();
+    assert_eq!(told, reasons.len(), "docs/operations.md has halts that the code has not");
 }

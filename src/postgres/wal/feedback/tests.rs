@@ -53,8 +53,24 @@ fn updates_leave_each_second_and_sooner_when_the_watermark_moved() {
     assert_eq!(clock.due(500, 5, 9), None, "nothing moved");
     assert_eq!(clock.due(1199, 5, 9), None);
     assert_eq!(clock.due(1200, 5, 9), Some((9, 5)), "a second has passed");
-    let wake_at = clock.feedback.wake_at();
-    assert_eq!(wake_at, clock.at(1400));
+    assert_eq!(clock.feedback.wake_at(lsn(5)), clock.at(2200), "nothing to confirm");
+    assert_eq!(clock.feedback.wake_at(lsn(6)), clock.at(1400), "something to confirm");
+}
+
+/// A thread that is woken to find nothing due must not be woken again at once.
+#[test]
+fn nothing_due_means_a_pause() {
+    let mut clock = Clock::new();
+    for millis in 1..5_000 {
+        let confirmed = 5 + millis / 700;
+        if millis == 2_500 {
+            clock.asked(millis, 90, confirmed);
+        }
+        if clock.due(millis, confirmed, 90).is_none() {
+            let wake_at = clock.feedback.wake_at(lsn(confirmed));
+            assert!(wake_at > clock.at(millis), "woken at once at {millis} ms");
+        }
+    }
 }
 
 #[test]
@@ -85,7 +101,7 @@ fn a_server_that_shuts_down_is_let_go_by_courtesy() {
     clock.asked(1100, 9, 5);
     assert_eq!(clock.due(2000, 5, 9), Some((9, 5)), "the regular update");
     clock.asked(2001, 9, 5);
-    assert_eq!(clock.feedback.wake_at(), clock.at(2100));
+    assert_eq!(clock.feedback.wake_at(lsn(5)), clock.at(2100));
     assert_eq!(clock.due(2099, 5, 9), None);
     assert_eq!(clock.due(2100, 5, 9), Some((9, 0)), "flush 0: the slot does not move");
     // More WAL was written while it shuts down.

@@ -1,0 +1,57 @@
+//! What a relay can want done about it: one closed list.
+
+use crate::ack::Progress;
+use crate::error::Halt;
+use crate::event::PgTime;
+use crate::lsn::Watermark;
+use crate::record::{Refusal, Ticket};
+
+/// Everything a relay can want done. The driver performs them in order.
+#[derive(Debug, PartialEq)]
+pub enum Effect {
+    /// Hand the record at hand to the sink under this ticket.
+    Publish(Ticket),
+    /// An event reached the broker: committed at this time.
+    Published {
+        /// When its transaction was committed.
+        commit_time: PgTime,
+    },
+    /// Commit the cursor row, then answer [`Input::CursorWritten`]. One at a time.
+    WriteCursor(Progress),
+    /// Tell the server that everything below is ours to answer for no more. The cursor row says so already.
+    Confirm(Watermark),
+    /// Throw away the producer and all that is in flight, and stream again from the cursor, with the full handshake.
+    Restart {
+        /// Why, for the log.
+        why: Restart,
+    },
+    /// Everything handed over is resolved, and confirmed.
+    Drained,
+    /// Stop for an operator: all that came before is resolved, and confirmed.
+    Halt(Box<Halt>),
+}
+
+/// Why a producer is thrown away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Restart {
+    /// The client's state is fatal or unknown.
+    SinkBroken,
+    /// A report that is neither a yes nor a no.
+    Unknown,
+    /// The broker refused a batch: its events are sent again one at a time, to find the one it means.
+    Refused(Refusal),
+    /// Another process has the slot.
+    SlotTaken,
+}
+
+impl Restart {
+    /// The name, for logs and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SinkBroken => "sink_broken",
+            Self::Unknown => "unknown_outcome",
+            Self::Refused(_) => "batch_refused",
+            Self::SlotTaken => "slot_taken",
+        }
+    }
+}

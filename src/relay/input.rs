@@ -1,0 +1,82 @@
+//! What can happen to a relay: one closed list.
+
+use crate::ack::Progress;
+use crate::error::Halt;
+use crate::event::{Aggregate, PgTime};
+use crate::lsn::Lsn;
+use crate::record::{Outcome, Ticket};
+
+/// Everything that can happen to a relay.
+#[derive(Debug)]
+pub enum Input<'a> {
+    /// A stream starts, after the whole handshake. `cursor` is the cursor row it starts from.
+    Started {
+        /// What the cursor row says.
+        cursor: Progress,
+    },
+    /// A transaction begins.
+    Begin {
+        /// Start of its commit record.
+        commit_lsn: Lsn,
+        /// When it was committed, by the server's clock.
+        commit_time: PgTime,
+    },
+    /// The change that [`Relay::upcoming`](super::Relay::upcoming) described.
+    Change(Change<'a>),
+    /// The transaction is whole.
+    Commit {
+        /// Start of the commit record.
+        commit_lsn: Lsn,
+        /// First byte after it.
+        end_lsn: Lsn,
+    },
+    /// The server has processed WAL up to here.
+    Keepalive {
+        /// `walEnd` of the message.
+        wal_end: Lsn,
+    },
+    /// A sink's answer.
+    Report {
+        /// Whose.
+        ticket: Ticket,
+        /// What became of it.
+        outcome: Outcome,
+    },
+    /// The sink did not take the record of this ticket and never will, and why.
+    Refused {
+        /// Whose.
+        ticket: Ticket,
+        /// Told when all before it is resolved.
+        halt: Box<Halt>,
+    },
+    /// The sink's state can't be trusted: everything in flight is unknown.
+    SinkBroken,
+    /// Another process streams from the slot: what we have in flight is no longer ours to send.
+    SlotTaken,
+    /// The connection to the database ended. What is in flight stays in flight.
+    SourceLost,
+    /// The cursor row of the last [`Effect::WriteCursor`] is committed.
+    CursorWritten,
+    /// Stop reading, finish what is in flight, and say when that is done.
+    Drain,
+    /// Going on would be wrong, for a reason the driver found: finish what is in flight, then halt.
+    Halt(Box<Halt>),
+    /// Time has passed.
+    Tick,
+}
+
+/// One change of a transaction.
+#[derive(Debug)]
+pub enum Change<'a> {
+    /// An event to publish. The driver holds its record.
+    Event {
+        /// The unit of order it belongs to.
+        aggregate: Aggregate<'a>,
+        /// Bytes of its record, for flow control.
+        size_bytes: usize,
+    },
+    /// Not an event of ours: another table, an update, a message with another prefix. Or one of an earlier session.
+    Skipped,
+    /// An event that can never be published as it is, and why.
+    Poison(Box<Halt>),
+}

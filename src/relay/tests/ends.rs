@@ -1,0 +1,128 @@
+//! How it ends: poison, drain, a stream that breaks its own order.
+
+use super::check;
+use expect_test::expect;
+
+#[test]
+fn poison_halts_once_all_before_it_is_resolved_and_confirmed() {
+    check(
+        "start 16
+         begin 32
+         event a
+         commit 32 48
+         begin 48
+         poison
+         acked 0
+         written",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            commit 32 48      │ 
+            begin 48          │ 
+            poison            │  (shut)
+            acked 0           │ published, write cursor 0/30 (shut)
+            written           │ confirm 0/30, halt: no aggregate id (shut)
+        "#]],
+    );
+}
+
+#[test]
+fn event_the_sink_will_not_take_halts_and_nothing_behind_it_is_published() {
+    check(
+        "start 16
+         begin 32
+         event a
+         event a
+         toolarge 1
+         acked 0
+         written",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            event a           │ publish #1
+            toolarge 1        │  (shut)
+            acked 0           │ published, write cursor 0/10+0/20:1 (shut)
+            written           │ halt: the event at position 0/20:1 can't be published: the record has 9 bytes, the destination takes 8 (shut)
+        "#]],
+    );
+}
+
+#[test]
+fn drain_waits_for_reports_and_the_last_row() {
+    check(
+        "start 16
+         begin 32
+         event a
+         event b
+         drain
+         acked 1
+         acked 0
+         written
+         acked 0",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            drain             │  (shut)
+            acked 1           │ published (shut)
+            acked 0           │ published, write cursor 0/10+0/20:2 (shut)
+            written           │ drained (shut)
+            acked 0           │  (shut)
+        "#]],
+    );
+}
+
+#[test]
+fn drain_ends_when_the_database_is_gone() {
+    check(
+        "start 16
+         begin 32
+         event a
+         drain
+         lost",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            drain             │  (shut)
+            lost              │ drained (shut)
+        "#]],
+    );
+}
+
+#[test]
+fn sequence_that_cannot_be_stops_the_relay() {
+    check(
+        "start 16
+         begin 32
+         event a
+         begin 40
+         acked 0
+         written",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            begin 40          │ halt: the stream broke its own order: transaction 0/28 begins inside transaction 0/20 (shut)
+            acked 0           │  (shut)
+            written           │  (shut)
+        "#]],
+    );
+}
+
+#[test]
+fn cut_transaction_that_does_not_come_again_stops_the_relay() {
+    check(
+        "resume 16 32 2
+         begin 40
+         written",
+        &expect![[r#"
+            resume 16 32 2    │ confirm 0/10
+            begin 40          │ halt: the stream broke its own order: transaction 0/28 commits below 0/20, which was passed before (shut)
+            written           │  (shut)
+        "#]],
+    );
+}

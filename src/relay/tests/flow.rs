@@ -1,0 +1,184 @@
+//! What is published, and when its position is confirmed.
+
+use super::check;
+use expect_test::expect;
+
+#[test]
+fn position_is_confirmed_only_after_the_report_and_the_cursor_row() {
+    check(
+        "start 16
+         begin 32
+         event a
+         event b
+         commit 32 48
+         acked 1
+         acked 0
+         written
+         begin 48
+         event a
+         commit 48 64
+         acked 2
+         wait 99
+         wait 1
+         written",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            commit 32 48      │ 
+            acked 1           │ published
+            acked 0           │ published, write cursor 0/30
+            written           │ confirm 0/30
+            begin 48          │ 
+            event a           │ publish #2
+            commit 48 64      │ 
+            acked 2           │ published
+            wait 99           │ 
+            wait 1            │ write cursor 0/40
+            written           │ confirm 0/40
+        "#]],
+    );
+}
+
+#[test]
+fn transaction_of_any_size_streams_through_and_its_acked_part_is_kept() {
+    check(
+        "start 16
+         begin 96
+         event a
+         event b
+         acked 0
+         written
+         event c
+         acked 1
+         wait 1000
+         written
+         lost
+         start 16
+         begin 96
+         event a
+         event b
+         event c
+         event d
+         acked 2
+         acked 3
+         commit 96 112
+         wait 1000
+         written",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 96          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            acked 0           │ published, write cursor 0/10+0/60:1
+            written           │ 
+            event c           │ publish #2
+            acked 1           │ published
+            wait 1000         │ write cursor 0/10+0/60:2
+            written           │ 
+            lost              │ 
+            start 16          │ 
+            begin 96          │ 
+            event a           │ 
+            event b           │ 
+            event c           │ 
+            event d           │ publish #3
+            acked 2           │ published
+            acked 3           │ published
+            commit 96 112     │ 
+            wait 1000         │ write cursor 0/70
+            written           │ confirm 0/70
+        "#]],
+    );
+}
+
+#[test]
+fn full_window_shuts_the_intake_and_three_quarters_open_it() {
+    check(
+        "start 16
+         begin 32
+         event a
+         event b
+         event c
+         event d
+         acked 3
+         acked 2
+         event e 2000
+         acked 0
+         acked 1
+         acked 4",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            event c           │ publish #2
+            event d           │ publish #3 (shut)
+            acked 3           │ published
+            acked 2           │ published
+            event e 2000      │ publish #4 (shut)
+            acked 0           │ published, write cursor 0/10+0/20:1 (shut)
+            acked 1           │ published (shut)
+            acked 4           │ published
+        "#]],
+    );
+}
+
+#[test]
+fn idle_outbox_follows_the_keepalives_without_feeding_on_its_own_rows() {
+    check(
+        "start 16
+         keepalive 300
+         keepalive 5000
+         written
+         keepalive 5300
+         wait 60000
+         keepalive 99999
+         written
+         wait 100
+         keepalive 199999
+         wait 1900
+         written",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            keepalive 300     │ 
+            keepalive 5000    │ write cursor 0/1388
+            written           │ confirm 0/1388
+            keepalive 5300    │ 
+            wait 60000        │ 
+            keepalive 99999   │ write cursor 0/1869F
+            written           │ confirm 0/1869F
+            wait 100          │ 
+            keepalive 199999  │ 
+            wait 1900         │ write cursor 0/30D3F
+            written           │ confirm 0/30D3F
+        "#]],
+    );
+}
+
+#[test]
+fn keepalive_inside_a_transaction_says_nothing() {
+    check(
+        "start 16
+         begin 9000
+         event a
+         keepalive 8990
+         acked 0
+         written
+         commit 9000 9100
+         wait 1000
+         written",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 9000        │ 
+            event a           │ publish #0
+            keepalive 8990    │ 
+            acked 0           │ published, write cursor 0/10+0/2328:1
+            written           │ 
+            commit 9000 9100  │ 
+            wait 1000         │ write cursor 0/238C
+            written           │ confirm 0/238C
+        "#]],
+    );
+}
