@@ -85,8 +85,8 @@ fn seen_late(mut halt: Halt) -> Halt {
     if halt.reason == HaltReason::PublicationUnfit {
         let seconds = INTERVAL.as_secs();
         halt.meaning = format!(
-            "rows committed since it was changed, as a rule not more than {seconds} s ago, may have been passed over: they \
-             are still in the outbox unless the application deleted them; nothing more is confirmed while halted"
+            "rows committed since it was changed, as a rule not more than {seconds} s ago, may have been passed over: \
+             they are still in the outbox unless the application deleted them; nothing more is confirmed while halted"
         );
     }
     halt

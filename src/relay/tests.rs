@@ -8,6 +8,8 @@ mod ends;
 mod flow;
 
 use super::*;
+use crate::event::Aggregate;
+use crate::lsn::Watermark;
 use expect_test::Expect;
 use std::fmt::Write;
 
@@ -67,6 +69,10 @@ impl Script {
             "acked" => report(Outcome::Acked),
             "unknown" => report(Outcome::Unknown),
             "toolarge" => report(reject(Scope::Event, too_large)),
+            "nottaken" => Input::Refused {
+                ticket: Ticket(number(1)),
+                halt: Box::new(halt("no such partition")),
+            },
             "refused" => report(reject(Scope::Event, Refusal::Kafka(10))),
             "notopic" => report(reject(Scope::Destination, Refusal::Kafka(3))),
             "broken" => Input::SinkBroken,

@@ -28,6 +28,28 @@ fn poison_halts_once_all_before_it_is_resolved_and_confirmed() {
 }
 
 #[test]
+fn record_that_was_not_taken_halts_in_the_words_of_who_knows_it() {
+    check(
+        "start 16
+         begin 32
+         event a
+         event a
+         nottaken 1
+         acked 0
+         written",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            event a           │ publish #1
+            nottaken 1        │  (shut)
+            acked 0           │ published, write cursor 0/10+0/20:1 (shut)
+            written           │ halt: no such partition (shut)
+        "#]],
+    );
+}
+
+#[test]
 fn event_the_sink_will_not_take_halts_and_nothing_behind_it_is_published() {
     check(
         "start 16
