@@ -3,8 +3,8 @@
 //! Nothing here allocates for an event or waits. It stops where the intake shuts or the sink is busy, remembers the
 //! place, and goes on from there: the batch stays where it was read.
 
+use super::halts;
 use super::pipeline::Pipeline;
-use super::say;
 use crate::error::{Halt, HaltReason};
 use crate::outbox::{At, MapError};
 use crate::pgoutput::{self, Insert, LogicalMessage, Message};
@@ -22,13 +22,6 @@ const FRAMES_MAX: usize = 2048;
 pub(super) struct Feeding {
     pub(super) batch: Batch,
     pub(super) offset: usize,
-}
-
-/// An event that has a ticket, and that the sink was too busy to take.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Stalled {
-    ticket: Ticket,
-    at: At,
 }
 
 /// Why feeding stopped.
@@ -100,7 +93,7 @@ impl Pipeline {
             }
             Message::Relation(relation) => {
                 if let Err(error) = self.mapper.relation(relation) {
-                    self.apply(now, Input::Halt(Box::new(say::unfit_table(&error))));
+                    self.apply(now, Input::Halt(Box::new(halts::unfit_table(&error))));
                     return Step::Stay;
                 }
                 return Step::Next;
@@ -124,12 +117,10 @@ impl Pipeline {
 
     /// A change that may be an event: maps it, asks the relay, and hands it to the sink if told to.
     fn change(&mut self, now: Duration, change: &Candidate<'_>) -> Step {
-        let stalled = self.stalled.take();
-        let at = match (stalled, self.relay.upcoming()) {
-            (Some(stalled), _) => stalled.at,
-            (None, Some(_)) if !self.relay.intake_open() => return Step::Stay,
-            (None, Some(next)) => At { position: next.position, commit_time: next.commit_time },
-            (None, None) => return self.skip(now),
+        let at = match self.relay.upcoming() {
+            Some(_) if !self.relay.intake_open() => return Step::Stay,
+            Some(next) => At { position: next.position, commit_time: next.commit_time },
+            None => return self.skip(now),
         };
         let mapped = match change {
             Candidate::Row(insert) => self.mapper.insert(insert, at),
@@ -144,30 +135,22 @@ impl Pipeline {
             Err(error) => return self.not_mapped(now, error),
         };
         let record = mapped.record();
-        let ticket = if let Some(stalled) = stalled {
-            stalled.ticket
-        } else {
-            let size_bytes = record.size_bytes();
-            let event = Change::Event { aggregate: mapped.aggregate, size_bytes };
-            let first = self.effects.len();
-            self.relay.apply(now, Input::Change(event), &mut self.effects);
-            match take_publish(&mut self.effects, first) {
-                Some(ticket) => ticket,
-                None => return Step::Next,
-            }
-        };
+        let event = Change::Event { aggregate: mapped.aggregate, size_bytes: record.size_bytes() };
+        let first = self.effects.len();
+        self.relay.apply(now, Input::Change(event), &mut self.effects);
+        let Some(ticket) = take_publish(&mut self.effects, first) else { return Step::Next };
         match self.sink.enqueue(ticket, &record) {
             Ok(()) => {
                 self.tell.clamped_total += u64::from(mapped.clamped);
                 Step::Next
             }
             Err(NotTaken::Full | NotTaken::Destination) => {
-                self.stalled = Some(Stalled { ticket, at });
+                self.apply(now, Input::NotTaken { ticket });
                 Step::Stay
             }
             Err(NotTaken::Refused(reason)) => {
                 self.metrics.failed(mapped.event_type);
-                let halt = Box::new(say::refused_event(&mapped, at, reason));
+                let halt = Box::new(halts::refused_event(&mapped, at, reason));
                 self.apply(now, Input::Refused { ticket, halt });
                 Step::Next
             }
@@ -182,12 +165,12 @@ impl Pipeline {
     fn not_mapped(&mut self, now: Duration, error: MapError) -> Step {
         match error {
             MapError::Poison(poison) => {
-                let halt = Box::new(say::poison_event(&poison));
+                let halt = Box::new(halts::poison_event(&poison));
                 self.apply(now, Input::Change(Change::Poison(halt)));
                 Step::Next
             }
             MapError::Unfit(_) | MapError::OutOfStep { .. } => {
-                self.apply(now, Input::Halt(Box::new(say::unfit_table(&error))));
+                self.apply(now, Input::Halt(Box::new(halts::unfit_table(&error))));
                 Step::Stay
             }
         }

@@ -5,7 +5,7 @@
 
 use super::session::{Job, job};
 use super::spec::PipelineSpec;
-use crate::error::Halt;
+use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;
 use crate::postgres::control::{self, Ask};
 use crate::postgres::slot::SlotRow;
@@ -76,6 +76,18 @@ async fn look(client: &Client, spec: &PipelineSpec) -> Result<Look, SourceError>
         failover: spec.failover,
     };
     let facts = control::facts(client, &ask).await?;
-    let halt = fence::check_running(&facts).err();
+    let halt = fence::check_running(&facts).err().map(seen_late);
     Ok(Look { slot: facts.slot, wal_end: facts.server.wal_end, halt })
+}
+
+/// A publication that was changed under the stream left rows out from then on, and nothing in the stream says so.
+fn seen_late(mut halt: Halt) -> Halt {
+    if halt.reason == HaltReason::PublicationUnfit {
+        let seconds = INTERVAL.as_secs();
+        halt.meaning = format!(
+            "rows committed since it was changed, as a rule not more than {seconds} s ago, may have been passed over: they \
+             are still in the outbox unless the application deleted them; nothing more is confirmed while halted"
+        );
+    }
+    halt
 }

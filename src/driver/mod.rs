@@ -11,6 +11,7 @@
 mod board;
 mod connect;
 mod feed;
+mod halts;
 mod looks;
 mod pipeline;
 mod run;

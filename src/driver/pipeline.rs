@@ -1,7 +1,7 @@
 //! One pipeline: its parts, and its life from the first connection to its exit.
 
 use super::connect::{self, Failure};
-use super::feed::Stalled;
+use super::halts;
 use super::run::{Exit, Stop};
 use super::say;
 use super::session::End;
@@ -40,8 +40,6 @@ pub(super) struct Pipeline {
     pub(super) sink: Box<dyn Sink>,
     pub(super) mailbox: Mailbox,
     pub(super) effects: Vec<Effect>,
-    /// An event with a ticket that the sink has not taken yet.
-    pub(super) stalled: Option<Stalled>,
     /// What the server has been told.
     pub(super) confirmed: Watermark,
     /// Commit time of the newest transaction that was fed.
@@ -90,8 +88,8 @@ impl Pipeline {
 
     fn new(spec: PipelineSpec, board: Board, metrics: PipelineMetrics) -> Result<Self, Halt> {
         let mailbox = Mailbox::default();
-        let mapper = Mapper::new(spec.outbox.clone()).map_err(|e| say::unfit_outbox(&e))?;
-        let sink = sink::open(&spec.sink, mailbox.clone()).map_err(|e| say::unfit_sink(&e))?;
+        let mapper = Mapper::new(spec.outbox.clone()).map_err(|e| halts::unfit_outbox(&e))?;
+        let sink = sink::open(&spec.sink, mailbox.clone()).map_err(|e| halts::unfit_sink(&e))?;
         let settings = Settings { limits: spec.limits, cursor_interval: spec.cursor_interval };
         Ok(Self {
             spec: Arc::new(spec),
@@ -100,7 +98,6 @@ impl Pipeline {
             sink,
             mailbox,
             effects: Vec::new(),
-            stalled: None,
             confirmed: Watermark::default(),
             committed_at: PgTime::default(),
             board,
@@ -240,7 +237,6 @@ impl Pipeline {
     pub(super) fn reset_sink(&mut self, why: Restart) {
         say::resetting(self, why);
         self.metrics.reconnected(Side::Sink, why.name());
-        self.stalled = None;
         self.sink.reset();
     }
 
@@ -267,7 +263,7 @@ impl Pipeline {
                     self.apply(now, Input::SinkBroken);
                 }
                 Post::Unfit { reason, hint } => {
-                    self.apply(now, Input::Halt(Box::new(say::unfit_running(reason, hint))));
+                    self.apply(now, Input::Halt(Box::new(halts::unfit_running(reason, hint))));
                 }
             }
         }

@@ -5,15 +5,12 @@
 
 use super::pipeline::Pipeline;
 use super::run::Exit;
-use crate::error::{Chain, Halt, HaltReason};
+use crate::error::Chain;
 use crate::event::PgTime;
-use crate::outbox::{At, MapError, Mapped, Poison, SpecError};
 use crate::postgres::SourceError;
 use crate::postgres::action;
 use crate::postgres::cursor::Written;
-use crate::record::Refusal;
 use crate::relay::Restart;
-use crate::sink::SinkError;
 use crate::status::{Board, State};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::{error, info, warn};
@@ -24,10 +21,6 @@ pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 /// What lasts is said again after this long, then after twice as long, up to an hour.
 const REPEAT_FIRST: Duration = Duration::from_secs(30);
 const REPEAT_LAST: Duration = Duration::from_hours(1);
-
-/// What a halt for one event means.
-const BEFORE_IT: &str =
-    "everything before it is published; it and all that follows wait in the database";
 
 /// What a pipeline remembers in order to speak.
 #[derive(Debug, Default)]
@@ -255,80 +248,5 @@ pub(super) fn ended(name: &str, board: &Board, exit: &Exit) {
             halt.message
         ),
         Exit::Bug => error!(pipeline = name, "a bug in Postrider"),
-    }
-}
-
-pub(super) fn unfit_outbox(errors: &[SpecError]) -> Halt {
-    let list: Vec<String> = errors.iter().map(|error| Chain(error).to_string()).collect();
-    Halt {
-        reason: HaltReason::TableUnfit,
-        message: list.join("; "),
-        meaning: "nothing was touched".into(),
-        hint: "correct the configuration and start again".into(),
-    }
-}
-
-pub(super) fn unfit_sink(error: &SinkError) -> Halt {
-    unfit_running(Chain(error).to_string(), error.hint())
-}
-
-pub(super) fn unfit_running(reason: String, hint: String) -> Halt {
-    Halt {
-        reason: HaltReason::SinkUnfit,
-        message: reason,
-        meaning: "nothing is lost: what is not acknowledged waits in the database".into(),
-        hint,
-    }
-}
-
-/// The sink will never take this event as it is. Its id, its position and its topic; never its payload.
-pub(super) fn refused_event(mapped: &Mapped<'_>, at: At, reason: Refusal) -> Halt {
-    let topic = mapped.record().topic;
-    let id: String = mapped.event_id.chars().take(Poison::ID_CHARS_MAX).collect();
-    let hint = match reason {
-        Refusal::TooLarge { size, .. } => format!(
-            "let the topic take it: kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config \
-             max.message.bytes={size}; where payload.size_max sets the limit, raise that; then start again"
-        ),
-        Refusal::Partition(number) => format!(
-            "kafka-topics.sh --alter --topic {topic} --partitions {}; or mend route.partition; then start again",
-            i64::from(number) + 1
-        ),
-        Refusal::TopicName => "mend route.topic, then start again".to_owned(),
-        Refusal::Kafka(_) => {
-            "mend the destination so that it takes the event, then start again".to_owned()
-        }
-    };
-    Halt {
-        reason: HaltReason::PoisonEvent,
-        message: format!(
-            "event {id:?} at {} can't be published to topic {topic:?}: {reason}",
-            at.position
-        ),
-        meaning: BEFORE_IT.to_owned(),
-        hint,
-    }
-}
-
-/// Never the event's payload: its id, its position, and the column.
-pub(super) fn poison_event(poison: &Poison) -> Halt {
-    Halt {
-        reason: HaltReason::PoisonEvent,
-        message: poison.to_string(),
-        meaning: BEFORE_IT.to_owned(),
-        hint: poison.hint(),
-    }
-}
-
-pub(super) fn unfit_table(error: &MapError) -> Halt {
-    Halt {
-        reason: HaltReason::TableUnfit,
-        message: Chain(error).to_string(),
-        meaning: "nothing is lost: the cursor stands before it, and PostgreSQL keeps the WAL"
-            .into(),
-        hint: match error {
-            MapError::Unfit(unfit) => unfit.hint(),
-            MapError::Poison(_) | MapError::OutOfStep { .. } => "start again".into(),
-        },
     }
 }

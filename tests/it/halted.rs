@@ -6,8 +6,7 @@ use crate::server::Client;
 use serde_json::Value;
 use std::time::Duration;
 
-/// How long a run may take from its start, or from what breaks it, to its end: a look at the publication comes every
-/// 5 s.
+/// How long a run may take from its start, or from what breaks it, to its end: a look comes every 5 s.
 const HALT_DEADLINE: Duration = Duration::from_secs(40);
 
 /// What an operator reads of a halt.
@@ -77,7 +76,7 @@ impl Pipeline {
         session.text(&sql).await
     }
 
-    /// A statement with `{slot}`, `{publication}` and `{pipeline}` filled in. One by one: a slot can't be made in a
+    /// Statements with `{slot}`, `{publication}` and `{pipeline}` filled in. One by one: a slot can't be made in a
     /// transaction that has written.
     pub(crate) async fn sql(&self, statements: &str) {
         let filled = statements

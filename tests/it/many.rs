@@ -1,5 +1,4 @@
-//! Several pipelines in one process, sinks without a broker, logical messages, partitions; and the endpoint tells the
-//! truth.
+//! Several pipelines in one process, sinks without a broker, logical messages, partitions.
 
 use crate::await_that::await_that;
 use crate::halted::{halt_lines, spawn};
@@ -130,8 +129,8 @@ async fn stdout_gets_a_line_of_json_for_each_event_and_nothing_else() {
     for version in Version::ALL {
         let pipeline = Pipeline::shared(version, "stdout").await;
         pipeline.insert(100).await;
-        let relay = Relay::spawn(&with_sink(&pipeline, "stdout"));
         let end = pipeline.wal_end().await;
+        let relay = Relay::spawn(&with_sink(&pipeline, "stdout"));
         await_that("the confirmation", SOON, || pipeline.confirmed(&end)).await;
         let ended = relay.terminate(SOON).await;
         assert_eq!(ended.code, Some(0));

@@ -1,5 +1,4 @@
-//! An event that can never be published: the pipeline halts before it, says which one and why, and shows nothing of
-//! its payload.
+//! An event that can never be published: the pipeline halts before it, says which and why, and nothing of its payload.
 
 use crate::halted::{Halted, halt_of, run_to_halt, spawn};
 use crate::pipeline::Pipeline;
@@ -150,6 +149,38 @@ async fn payload_over_size_max_halts_before_it() {
     );
     let halted = halted_by(&pipeline, &poison, &config).await;
     says(&halted, &["event \"4\"", "2048"], "payload.size_max");
+}
+
+#[tokio::test]
+async fn partition_that_the_topic_does_not_have_halts_with_the_way_out() {
+    let pipeline = Pipeline::shared(Version::Pg17, "partition").await;
+    let config = pipeline.with_line("route", "partition = \"{aggregate_id}\"");
+    pipeline.sql.batch(&format!("{INSERT}{}, {}, {}", row("7", 1), row("8", 2), row("1", 3))).await;
+    let halted = run_to_halt(&config).await;
+    let message = ["event \"2\"", "no partition 8", &pipeline.topic.name];
+    halted.assert_says("PR011", &message, &["--partitions 9", "route.partition"]);
+    assert_eq!(numbers(&pipeline).await, [1]);
+}
+
+#[tokio::test]
+async fn message_that_is_not_an_event_halts_before_it() {
+    let pipeline = Pipeline::shared(Version::Pg18, "message").await;
+    let config = pipeline.with_line("outbox", "message_prefix = \"events\"");
+    for (text, word) in [(SECRET, "not a JSON object"), ("{}", "has no \"aggregate_type\"")] {
+        let pipeline_sql = &pipeline.sql;
+        pipeline_sql
+            .batch(&format!("select pg_logical_emit_message(true, 'events', '{text}')"))
+            .await;
+        let halted = run_to_halt(&config).await;
+        halted.assert_says("PR011", &[word], &["JSON object"]);
+        assert!(!halted.ended.stderr.contains(SECRET), "{}", halted.ended.stderr);
+        pipeline
+            .sql(
+                "select pg_replication_slot_advance('{slot}', pg_current_wal_lsn()); \
+                  delete from postrider.cursor",
+            )
+            .await;
+    }
 }
 
 /// Poison that comes while the stream runs: what is in flight before it lands first.

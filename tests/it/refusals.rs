@@ -1,5 +1,4 @@
-//! A wrong start: each is told with its code and what mends it, nothing is confirmed, and when it is mended nothing
-//! is lost.
+//! A wrong start: told with its code and what mends it; nothing is confirmed, and when it is mended nothing is lost.
 
 use crate::halted::{Halted, run_to_halt};
 use crate::pipeline::Pipeline;

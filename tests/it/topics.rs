@@ -42,8 +42,7 @@ async fn missing_topic_is_told_and_events_wait_until_it_is_created() {
     }
 }
 
-/// One topic of many is missing: the stream is one, so what comes behind its event waits too, and nothing is passed
-/// over.
+/// One topic of many is missing: the stream is one, so what comes behind its event waits, and nothing is passed over.
 #[tokio::test]
 async fn one_missing_topic_of_two_holds_the_stream_and_passes_nothing_over() {
     let pipeline = Pipeline::shared(Version::Pg18, "twotopics").await;
