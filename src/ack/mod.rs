@@ -160,6 +160,14 @@ impl Tracker {
         Ticket(self.window.issue())
     }
 
+    /// The newest ticket was not used after all: its change comes again.
+    ///
+    /// # Panics
+    /// When it is not the newest, or resolved.
+    pub fn retract(&mut self, ticket: Ticket) {
+        assert!(self.window.retract(ticket.0), "{ticket:?} is not the newest, or is resolved");
+    }
+
     /// The open transaction is whole.
     pub fn commit(&mut self, commit_lsn: Lsn, end_lsn: Lsn) -> Result<(), Broken> {
         let open = self.open.take().filter(|open| open.commit_lsn == commit_lsn);

@@ -91,6 +91,26 @@ fn what_was_resolved_of_a_transaction_survives_giving_up() {
 }
 
 #[test]
+fn newest_ticket_can_be_taken_back_and_is_issued_again() {
+    for before in [0_u64, 1, 63, 64, 65] {
+        let mut tracker = started_at(10);
+        tracker.begin(lsn(50), 0).unwrap();
+        let tickets: Vec<Ticket> = (0..before).map(|_| tracker.change()).collect();
+        let ticket = tracker.change();
+        tracker.retract(ticket);
+        for ticket in tickets {
+            tracker.resolve(ticket).unwrap();
+        }
+        assert!(tracker.all_resolved());
+        assert_eq!(tracker.change(), ticket);
+        assert!(!tracker.all_resolved());
+        tracker.resolve(ticket).unwrap();
+        tracker.commit(lsn(50), lsn(60)).unwrap();
+        assert_eq!(tracker.watermark().lsn(), lsn(60));
+    }
+}
+
+#[test]
 fn tickets_of_a_session_that_was_given_up_are_stale() {
     for out in [1_usize, 63, 64, 65, 130] {
         let mut tracker = started_at(10);

@@ -47,6 +47,17 @@ impl Window {
         ticket
     }
 
+    /// Takes back the newest ticket, if it is that, and unresolved.
+    pub(super) fn retract(&mut self, ticket: u64) -> bool {
+        let newest = self.next.checked_sub(1) == Some(ticket) && ticket >= self.low;
+        let word = self.words.get(self.word_of(ticket)).copied().unwrap_or(0);
+        if !newest || word & bit(ticket) != 0 {
+            return false;
+        }
+        self.next = ticket;
+        true
+    }
+
     pub(super) fn give_up(&mut self) {
         self.words.clear();
         self.low = self.next;

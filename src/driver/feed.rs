@@ -24,13 +24,6 @@ pub(super) struct Feeding {
     pub(super) offset: usize,
 }
 
-/// An event that has a ticket, and that the sink was too busy to take.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Stalled {
-    ticket: Ticket,
-    at: At,
-}
-
 /// Why feeding stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fed {
@@ -124,12 +117,10 @@ impl Pipeline {
 
     /// A change that may be an event: maps it, asks the relay, and hands it to the sink if told to.
     fn change(&mut self, now: Duration, change: &Candidate<'_>) -> Step {
-        let stalled = self.stalled.take();
-        let at = match (stalled, self.relay.upcoming()) {
-            (Some(stalled), _) => stalled.at,
-            (None, Some(_)) if !self.relay.intake_open() => return Step::Stay,
-            (None, Some(next)) => At { position: next.position, commit_time: next.commit_time },
-            (None, None) => return self.skip(now),
+        let at = match self.relay.upcoming() {
+            Some(_) if !self.relay.intake_open() => return Step::Stay,
+            Some(next) => At { position: next.position, commit_time: next.commit_time },
+            None => return self.skip(now),
         };
         let mapped = match change {
             Candidate::Row(insert) => self.mapper.insert(insert, at),
@@ -144,25 +135,17 @@ impl Pipeline {
             Err(error) => return self.not_mapped(now, error),
         };
         let record = mapped.record();
-        let ticket = if let Some(stalled) = stalled {
-            stalled.ticket
-        } else {
-            let size_bytes = record.size_bytes();
-            let event = Change::Event { aggregate: mapped.aggregate, size_bytes };
-            let first = self.effects.len();
-            self.relay.apply(now, Input::Change(event), &mut self.effects);
-            match take_publish(&mut self.effects, first) {
-                Some(ticket) => ticket,
-                None => return Step::Next,
-            }
-        };
+        let event = Change::Event { aggregate: mapped.aggregate, size_bytes: record.size_bytes() };
+        let first = self.effects.len();
+        self.relay.apply(now, Input::Change(event), &mut self.effects);
+        let Some(ticket) = take_publish(&mut self.effects, first) else { return Step::Next };
         match self.sink.enqueue(ticket, &record) {
             Ok(()) => {
                 self.tell.clamped_total += u64::from(mapped.clamped);
                 Step::Next
             }
             Err(NotTaken::Full | NotTaken::Destination) => {
-                self.stalled = Some(Stalled { ticket, at });
+                self.apply(now, Input::NotTaken { ticket });
                 Step::Stay
             }
             Err(NotTaken::Refused(reason)) => {

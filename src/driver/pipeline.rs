@@ -1,7 +1,6 @@
 //! One pipeline: its parts, and its life from the first connection to its exit.
 
 use super::connect::{self, Failure};
-use super::feed::Stalled;
 use super::halts;
 use super::run::{Exit, Stop};
 use super::say;
@@ -41,8 +40,6 @@ pub(super) struct Pipeline {
     pub(super) sink: Box<dyn Sink>,
     pub(super) mailbox: Mailbox,
     pub(super) effects: Vec<Effect>,
-    /// An event with a ticket that the sink has not taken yet.
-    pub(super) stalled: Option<Stalled>,
     /// What the server has been told.
     pub(super) confirmed: Watermark,
     /// Commit time of the newest transaction that was fed.
@@ -101,7 +98,6 @@ impl Pipeline {
             sink,
             mailbox,
             effects: Vec::new(),
-            stalled: None,
             confirmed: Watermark::default(),
             committed_at: PgTime::default(),
             board,
@@ -241,7 +237,6 @@ impl Pipeline {
     pub(super) fn reset_sink(&mut self, why: Restart) {
         say::resetting(self, why);
         self.metrics.reconnected(Side::Sink, why.name());
-        self.stalled = None;
         self.sink.reset();
     }
 

@@ -74,7 +74,6 @@ impl Pipeline {
                 break end;
             }
         };
-        self.stalled = None;
         match end {
             End::Over(exit) => {
                 self.farewell(session).await;

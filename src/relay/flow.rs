@@ -91,6 +91,15 @@ impl Flow {
         self.push(ticket, slot);
     }
 
+    /// The newest event was not taken by the sink.
+    pub(super) fn retract(&mut self) {
+        let Some(slot) = self.slots.pop_back() else { return };
+        self.events -= 1;
+        self.bytes -= u64::from(slot.size_bytes);
+        // It was let in, so the intake was open before it.
+        self.shut = false;
+    }
+
     /// A ticket that no sink will report on.
     pub(super) fn skip(&mut self, ticket: Ticket) {
         let slot = Slot {

@@ -23,6 +23,11 @@ pub enum Input<'a> {
     },
     /// The change that [`Relay::upcoming`](super::Relay::upcoming) described.
     Change(Change<'a>),
+    /// The sink was too busy to take the event just handed over: it comes again as the next change.
+    NotTaken {
+        /// The ticket of [`Effect::Publish`](super::Effect::Publish).
+        ticket: Ticket,
+    },
     /// The transaction is whole.
     Commit {
         /// Start of the commit record.

@@ -99,6 +99,12 @@ impl Relay {
                 self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
                 Ok(())
             }
+            Input::NotTaken { ticket } => {
+                self.tracker.retract(ticket);
+                self.flow.retract();
+                self.stream.retract();
+                Ok(())
+            }
             Input::Begin { commit_lsn, commit_time } => {
                 self.stream.begin(&mut self.tracker, commit_lsn, commit_time)
             }

@@ -104,6 +104,13 @@ impl Stream {
         Ok(upcoming)
     }
 
+    /// Steps back over the change just stepped over.
+    pub(super) fn retract(&mut self) {
+        let Some(current) = &mut self.current else { return };
+        current.ordinal -= 1;
+        self.expected = Position { commit_lsn: current.commit_lsn, ordinal: current.ordinal };
+    }
+
     pub(super) fn commit(
         &mut self,
         tracker: &mut Tracker,

@@ -62,6 +62,7 @@ impl Script {
                 aggregate: Aggregate { kind: "order", id: words[1] },
                 size_bytes: words.get(2).map_or(10, |size| size.parse().unwrap()),
             }),
+            "busy" => Input::NotTaken { ticket: Ticket(number(1)) },
             "skip" => Input::Change(Change::Skipped),
             "poison" => Input::Change(Change::Poison(Box::new(halt("no aggregate id")))),
             "commit" => Input::Commit { commit_lsn: lsn(number(1)), end_lsn: lsn(number(2)) },

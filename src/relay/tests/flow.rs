@@ -182,3 +182,63 @@ fn keepalive_inside_a_transaction_says_nothing() {
         "#]],
     );
 }
+
+#[test]
+fn event_the_sink_was_too_busy_for_comes_again_and_is_in_flight_once() {
+    check(
+        "start 16
+         begin 32
+         event a
+         event b
+         busy 1
+         lost
+         start 16
+         begin 32
+         event a
+         event b
+         commit 32 48
+         acked 1
+         acked 0
+         written",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            busy 1            │ 
+            lost              │ 
+            start 16          │ 
+            begin 32          │ 
+            event a           │ 
+            event b           │ publish #1
+            commit 32 48      │ 
+            acked 1           │ published
+            acked 0           │ published, write cursor 0/30
+            written           │ confirm 0/30
+        "#]],
+    );
+}
+
+#[test]
+fn drain_does_not_wait_for_an_event_the_sink_never_took() {
+    check(
+        "start 16
+         begin 32
+         event a
+         event b
+         busy 1
+         drain
+         acked 0
+         written",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            busy 1            │ 
+            drain             │  (shut)
+            acked 0           │ published, write cursor 0/10+0/20:1 (shut)
+            written           │ drained (shut)
+        "#]],
+    );
+}
