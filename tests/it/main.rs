@@ -34,6 +34,8 @@ mod topic;
 
 // The tests.
 
+/// What measures, and runs alone: memory, idleness.
+mod alone;
 /// What is done to slot, publication, table and login while the stream runs.
 mod changes;
 /// The binary without servers: exit codes, what goes to which stream, secrets.

@@ -154,8 +154,9 @@ fn slot_and_cursor(facts: &Facts, plan: &mut SetupPlan) {
                   running now, in any database of the cluster, so it may take as long as the longest of them; no lock \
                   is held meanwhile. The row is made with the slot's own position.",
             sql: format!(
-                "BEGIN;\nSET LOCAL lock_timeout = 0;\nSET LOCAL statement_timeout = 0;\n{};\nCOMMIT;",
-                insert_cursor(facts, "s.lsn", &creation(facts))
+                "BEGIN;\nSET LOCAL lock_timeout = 0;\nSET LOCAL statement_timeout = 0;\n{};\n{};\nCOMMIT;",
+                creation(facts),
+                insert_cursor(facts, "s.confirmed_flush_lsn", &standing(name))
             ),
         });
         return;
@@ -168,10 +169,7 @@ fn slot_and_cursor(facts: &Facts, plan: &mut SetupPlan) {
         plan.adopted.push(format!("the cursor of pipeline {:?}", facts.names.pipeline));
         return;
     }
-    let source = format!(
-        "pg_catalog.pg_replication_slots AS s\nWHERE s.slot_name = {} AND s.confirmed_flush_lsn IS NOT NULL",
-        literal(name)
-    );
+    let source = standing(name);
     plan.steps.push(Step {
         kind: StepKind::Cursor,
         title: format!("adopt slot {name:?}: make its cursor"),
@@ -183,11 +181,21 @@ fn slot_and_cursor(facts: &Facts, plan: &mut SetupPlan) {
     });
 }
 
+/// The slot, once it stands.
+fn standing(slot: &str) -> String {
+    format!(
+        "pg_catalog.pg_replication_slots AS s\nWHERE s.slot_name = {} AND s.confirmed_flush_lsn IS NOT NULL",
+        literal(slot)
+    )
+}
+
 /// A slot that outlives its session, decodes no prepared transactions, and where the server can follows to standbys.
+///
+/// In a statement of its own: in one that also uses a table it fails with `XX000` when the catalog changes meanwhile.
 fn creation(facts: &Facts) -> String {
     let failover = if facts.failover && facts.server.version >= 170_000 { ", true" } else { "" };
     format!(
-        "pg_catalog.pg_create_logical_replication_slot({}, 'pgoutput', false, false{failover}) AS s",
+        "SELECT pg_catalog.pg_create_logical_replication_slot({}, 'pgoutput', false, false{failover})",
         literal(&facts.names.slot)
     )
 }

@@ -218,3 +218,43 @@ async fn a_step_that_fails_names_itself_and_leaves_the_session_usable() {
     let options = Options { create_table: Some(OUTBOX), role: None };
     pipeline.set_up(&options).await.unwrap();
 }
+
+/// Transactions that change the catalog while the slot finds its starting point. Joined with anything that reads a table,
+/// `pg_create_logical_replication_slot` then fails with "relcache reference … is not owned" (measured on 15).
+#[tokio::test]
+async fn slot_is_made_while_tables_come_and_go() {
+    for version in Version::ALL {
+        let pipeline = Pipeline::bare(version, "setup_churn").await;
+        pipeline.sql(OUTBOX).await;
+        let churn = |number: usize| {
+            let pipeline = &pipeline;
+            async move {
+                let client = pipeline.client().await;
+                loop {
+                    let table = format!("churn_{number}");
+                    client
+                        .batch(&format!(
+                            "begin; create table {table} (a int); select pg_sleep(0.02); commit; drop table {table}"
+                        ))
+                        .await;
+                }
+            }
+        };
+        let set_up = async {
+            for _ in 0..8 {
+                pipeline.set_up(&Options::default()).await.expect("setup");
+                let (slot, name) = (&pipeline.names.slot, &pipeline.names.pipeline);
+                pipeline.sql(&format!("select pg_drop_replication_slot('{slot}')")).await;
+                pipeline
+                    .sql(&format!("delete from postrider.cursor where pipeline = '{name}'"))
+                    .await;
+            }
+        };
+        tokio::select! {
+            () = set_up => {}
+            () = churn(1) => {}
+            () = churn(2) => {}
+            () = churn(3) => {}
+        }
+    }
+}

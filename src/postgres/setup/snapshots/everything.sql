@@ -71,12 +71,14 @@ COMMIT;
 BEGIN;
 SET LOCAL lock_timeout = 0;
 SET LOCAL statement_timeout = 0;
+SELECT pg_catalog.pg_create_logical_replication_slot('postrider_orders', 'pgoutput', false, false, true);
 INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn,
     publication, messages, watermark, flush_limit)
 SELECT 'orders', (SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_control_system()),
     ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::pg_catalog.bit(32)::pg_catalog.int4,
-    s.slot_name, s.lsn, 'postrider_orders', false, s.lsn, s.lsn
-FROM pg_catalog.pg_create_logical_replication_slot('postrider_orders', 'pgoutput', false, false, true) AS s;
+    s.slot_name, s.confirmed_flush_lsn, 'postrider_orders', false, s.confirmed_flush_lsn, s.confirmed_flush_lsn
+FROM pg_catalog.pg_replication_slots AS s
+WHERE s.slot_name = 'postrider_orders' AND s.confirmed_flush_lsn IS NOT NULL;
 COMMIT;
 
 -- 5. rights of role "postrider"
