@@ -114,6 +114,9 @@ impl Pipeline {
             return Some(end);
         }
         self.report_sometimes(Some(&session.looks));
+        // Under load there is always something to take, and nothing below would ever wait: let the control connection,
+        // which is another task of this thread, have its turn.
+        tokio::task::yield_now().await;
         let more = fed == Fed::Turn;
         let turn = self.wait(session, stop, more).await;
         self.react(session, turn)
@@ -121,20 +124,19 @@ impl Pipeline {
 
     async fn wait(&self, session: &mut Session, stop: &Stop, more: bool) -> Turn {
         let hungry = session.feeding.is_none() && !self.relay.stopping();
-        let draining = self.relay.stopping();
         let due = self.due();
         let Session { connected, writing, looks, leave_at, .. } = session;
         let grace = leave_at.unwrap_or_else(Instant::now);
         tokio::select! {
             biased;
             () = stop.leave() => Turn::Leave,
-            () = stop.drain(), if !draining => Turn::Drain,
+            () = stop.drain(), if leave_at.is_none() => Turn::Drain,
             () = tokio::time::sleep_until(grace), if leave_at.is_some() => Turn::Grace,
-            () = self.mailbox.arrived() => Turn::Posts,
             written = job(writing), if writing.is_some() => Turn::Written(written),
             error = connected.control.closed() => Turn::ControlLost(error),
-            looked = looks.next() => Turn::Looked(looked.map(Box::new)),
             () = tokio::time::sleep_until(due) => Turn::Due,
+            looked = looks.next() => Turn::Looked(looked.map(Box::new)),
+            () = self.mailbox.arrived() => Turn::Posts,
             () = tokio::task::yield_now(), if more => Turn::Again,
             batch = connected.wal.next(), if hungry => Turn::Batch(batch),
         }
@@ -145,7 +147,9 @@ impl Pipeline {
         match turn {
             Turn::Leave | Turn::Grace => {
                 say::left_behind(self);
-                return Some(End::Over(Exit::Stopped));
+                // A halt that was waiting for reports is still a halt.
+                self.apply(now, Input::SourceLost);
+                return Some(End::Over(self.outcome().unwrap_or(Exit::Stopped)));
             }
             Turn::Drain => {
                 session.leave_at = Some(Instant::now() + self.spec.shutdown_grace);

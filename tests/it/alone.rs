@@ -1,4 +1,5 @@
-//! What measures memory, and so runs with nothing beside it. The figures are printed: `scripts/test it alone` shows them.
+//! What measures memory and idleness, and so runs with nothing beside it. The figures are printed: run it with
+//! `--nocapture` to see them.
 
 use crate::await_that::await_that;
 use crate::load::Load;

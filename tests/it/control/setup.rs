@@ -219,8 +219,8 @@ async fn a_step_that_fails_names_itself_and_leaves_the_session_usable() {
     pipeline.set_up(&options).await.unwrap();
 }
 
-/// Transactions that change the catalog while the slot finds its starting point. Joined with anything that reads a table,
-/// `pg_create_logical_replication_slot` then fails with "relcache reference … is not owned" (measured on 15).
+/// Transactions that change the catalog while the slot finds its starting point. Joined with anything that reads a
+/// table, `pg_create_logical_replication_slot` then fails with "relcache reference … is not owned" (measured on 15).
 #[tokio::test]
 async fn slot_is_made_while_tables_come_and_go() {
     for version in Version::ALL {
@@ -234,7 +234,8 @@ async fn slot_is_made_while_tables_come_and_go() {
                     let table = format!("churn_{number}");
                     client
                         .batch(&format!(
-                            "begin; create table {table} (a int); select pg_sleep(0.02); commit; drop table {table}"
+                            "begin; create table {table} (a int); select pg_sleep(0.02); commit; \
+                             drop table {table}"
                         ))
                         .await;
                 }
