@@ -57,7 +57,7 @@ impl Header<'_> {
 
 /// Names one event that was handed to a sink, for the report that comes back.
 ///
-/// Tickets rise by one for each change of the stream and are never used twice in a process, so a report of an earlier
+/// Tickets rise by one for each change of the stream and are never handed to a sink twice, so a report of an earlier
 /// session is known by its number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket(pub u64);

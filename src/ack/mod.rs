@@ -132,10 +132,11 @@ impl Tracker {
         self.received = self.watermark.lsn();
     }
 
-    /// Gives up every ticket, and goes on from where somebody else has got to.
+    /// Gives up every ticket, and goes on from where somebody else has got to, or where another history of the same
+    /// database stands: the one way in which the watermark may go back.
     pub fn adopt(&mut self, progress: Progress) {
         self.give_up();
-        self.watermark = self.watermark.max(progress.watermark);
+        self.watermark = progress.watermark;
         self.received = self.watermark.lsn();
         self.carried = progress.partial;
     }

@@ -54,6 +54,10 @@ impl Pipeline {
     fn state(&self, lag: Duration) -> (State, Option<String>, Option<String>) {
         let tell = &self.tell;
         let say = |trouble: &Trouble| (Some(trouble.reason.clone()), trouble.hint.clone());
+        if let Some(halt) = self.relay.halting() {
+            let reason = format!("halting once what is in flight is answered: {halt}");
+            return (State::Draining, Some(reason), Some(halt.hint.clone()));
+        }
         if tell.draining {
             return (State::Draining, Some("told to stop".into()), None);
         }

@@ -57,6 +57,8 @@ pub(super) enum Failure {
     StandBy { active_pid: u32 },
     /// Not now.
     Wait { message: String },
+    /// The producer was thrown away: nothing is wrong with the database.
+    Reset,
     /// A human must act.
     Halt(Box<Halt>),
 }

@@ -109,6 +109,9 @@ impl Pipeline {
             Message::Message(_) | Message::Origin(_) | Message::Type(_) => return Step::Next,
         };
         if matches!(input, Input::Change(_)) {
+            if self.relay.upcoming().is_some() && !self.relay.intake_open() {
+                return Step::Stay;
+            }
             self.tell.skipped_total += 1;
         }
         self.apply(now, input);

@@ -12,6 +12,7 @@ mod board;
 mod connect;
 mod feed;
 mod halts;
+mod history;
 mod looks;
 mod pipeline;
 mod run;

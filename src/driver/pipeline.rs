@@ -2,6 +2,7 @@
 
 use super::connect::{self, Failure};
 use super::halts;
+use super::history::History;
 use super::run::{Exit, Stop};
 use super::say;
 use super::session::End;
@@ -12,8 +13,8 @@ use crate::event::PgTime;
 use crate::lsn::Watermark;
 use crate::metrics::{PipelineMetrics, Side};
 use crate::outbox::Mapper;
-use crate::postgres::SourceError;
 use crate::postgres::action::{self, Action, Class, Phase, Repeats};
+use crate::postgres::{SourceError, SourceErrorKind};
 use crate::relay::{Effect, Input, Relay, Restart, Settings};
 use crate::sink::{self, Mailbox, Post, Sink};
 use crate::status::Board;
@@ -27,10 +28,10 @@ use tokio::time::Instant;
 const RECONNECT_MIN: Duration = Duration::from_millis(200);
 const RECONNECT_MAX: Duration = Duration::from_secs(15);
 
-/// How long records in flight may outlive the connection to the database. After that another process may hold the
-/// slot, and what we still send would land behind what that process has sent: so it is thrown away, and streamed
-/// again. Shorter than the time after which the server gives up on us (`wal_sender_timeout`, 15 s in our sessions).
-const LEASE: Duration = Duration::from_secs(10);
+/// How long records in flight may outlive the connection to the database: a healthy broker answers within it. After that
+/// another process may hold the slot, and what we still send would land behind what that process has sent: so it is thrown
+/// away, and streamed again. Where the server has been silent, the time is over when we notice.
+const LEASE: Duration = Duration::from_secs(3);
 
 /// A pipeline and all its parts.
 pub(super) struct Pipeline {
@@ -51,6 +52,8 @@ pub(super) struct Pipeline {
     epoch: Instant,
     ever_streamed: bool,
     /// When what is in flight is no longer ours to send, while there is no stream.
+    /// What the positions we remember belong to.
+    pub(super) history: Option<History>,
     lease_ends: Instant,
     /// What the server refused last, to be looked at again by the fence.
     rechecked: Option<HaltReason>,
@@ -106,6 +109,7 @@ impl Pipeline {
             posts: Vec::new(),
             epoch: Instant::now(),
             ever_streamed: false,
+            history: None,
             lease_ends: Instant::now(),
             rechecked: None,
             repeats: Repeats::default(),
@@ -121,18 +125,23 @@ impl Pipeline {
                 Waited::Over(exit) => return exit,
                 Waited::Done(Err(failure)) => failure,
                 Waited::Done(Ok(connected)) => {
+                    let next = History::of(&connected.resume.cursor);
+                    let refused = self.history.as_ref().and_then(|before| before.refuses(&next));
+                    if let Some(halt) = refused {
+                        return Exit::Halted(Box::new(halt));
+                    }
                     let since = Instant::now();
                     self.ever_streamed = true;
                     self.rechecked = None;
                     let end = self.stream(connected, stop).await;
-                    self.lease_ends = Instant::now() + LEASE;
+                    self.lease_ends = Instant::now() + lease(&end);
                     if since.elapsed() > RECONNECT_MAX {
                         backoff.reset();
                     }
                     match end {
                         End::Over(exit) => return exit,
                         End::Lost(error) => Failure::Source(error, Phase::Stream),
-                        End::Restart => Failure::Wait { message: "the producer was reset".into() },
+                        End::Restart => Failure::Reset,
                     }
                 }
             };
@@ -155,6 +164,7 @@ impl Pipeline {
             Failure::Halt(halt) => return Some(halt),
             Failure::StandBy { active_pid } => self.stand_by(Some(active_pid)),
             Failure::Wait { message } => say::waiting(self, &message),
+            Failure::Reset => {}
             Failure::Source(error, phase) => {
                 match action::action(&error, phase, self.ever_streamed) {
                     Action::Reconnect(class) => return self.reconnect(class, &error),
@@ -204,7 +214,9 @@ impl Pipeline {
                     // Without a database there is nowhere to write a last row.
                     self.apply(self.now(), Input::SourceLost);
                 }
-                done = &mut future => return Waited::Done(done),
+                done = &mut future => {
+                    return self.outcome().map_or(Waited::Done(done), Waited::Over);
+                }
                 () = self.mailbox.arrived() => self.take_posts(self.now()),
                 () = tokio::time::sleep_until(lease), if held => {
                     self.apply(self.now(), Input::SlotTaken);
@@ -264,6 +276,8 @@ impl Pipeline {
                 }
                 Post::Unfit { reason, hint } => {
                     self.apply(now, Input::Halt(Box::new(halts::unfit_running(reason, hint))));
+                    // Reports of what is in flight may never come.
+                    self.apply(now, Input::SinkBroken);
                 }
             }
         }
@@ -294,5 +308,13 @@ impl Pipeline {
             | Effect::WriteCursor(_)
             | Effect::Confirm(_) => false,
         })
+    }
+}
+
+/// How long what is in flight may go on after a stream that ended so.
+fn lease(end: &End) -> Duration {
+    match end {
+        End::Lost(error) if matches!(error.kind(), SourceErrorKind::Silent(_)) => Duration::ZERO,
+        End::Lost(_) | End::Restart | End::Over(_) => LEASE,
     }
 }

@@ -2,6 +2,7 @@
 
 use super::connect::Connected;
 use super::feed::{Fed, Feeding};
+use super::history::History;
 use super::looks::{Look, Looks};
 use super::pipeline::Pipeline;
 use super::run::{Exit, Stop};
@@ -91,8 +92,11 @@ impl Pipeline {
     fn begin(&mut self, session: &Session) {
         self.mapper.forget_relations(session.connected.table_oid);
         let cursor = session.connected.progress();
-        self.confirmed = self.confirmed.max(cursor.watermark);
-        self.apply(self.now(), Input::Started { cursor });
+        let history = History::of(&session.connected.resume.cursor);
+        let same_history = self.history.replace(history.clone()) == Some(history);
+        self.confirmed =
+            if same_history { self.confirmed.max(cursor.watermark) } else { cursor.watermark };
+        self.apply(self.now(), Input::Started { cursor, same_history });
         say::streaming(self, &session.connected.resume);
     }
 

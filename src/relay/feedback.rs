@@ -52,6 +52,7 @@ impl Feedback {
 
     pub(super) fn resumed(&mut self, row: Progress) {
         self.row = row;
+        self.confirmed = Watermark::default();
         self.writing = None;
         self.delivered = 0;
     }

@@ -56,6 +56,8 @@ pub(super) struct Flow {
     events: u64,
     bytes: u64,
     shut: bool,
+    /// Commit time of an event that the sink has not taken yet.
+    waiting: Option<PgTime>,
     /// Below this position one event at a time is in flight, to find the one a broker refuses.
     careful_until: Position,
 }
@@ -69,6 +71,7 @@ impl Flow {
             events: 0,
             bytes: 0,
             shut: false,
+            waiting: None,
             careful_until: Position::default(),
         }
     }
@@ -85,6 +88,7 @@ impl Flow {
     }
 
     pub(super) fn hand_over(&mut self, ticket: Ticket, slot: Slot) {
+        self.waiting = None;
         self.events += 1;
         self.bytes += u64::from(slot.size_bytes);
         self.shut = self.events >= self.limits.events_max || self.bytes >= self.limits.bytes_max;
@@ -96,6 +100,7 @@ impl Flow {
         let Some(slot) = self.slots.pop_back() else { return };
         self.events -= 1;
         self.bytes -= u64::from(slot.size_bytes);
+        self.waiting = Some(slot.commit_time);
         // It was let in, so the intake was open before it.
         self.shut = false;
     }
@@ -137,6 +142,7 @@ impl Flow {
 
     pub(super) fn clear(&mut self) {
         self.slots.clear();
+        self.waiting = None;
         self.events = 0;
         self.bytes = 0;
         self.shut = false;
@@ -147,7 +153,8 @@ impl Flow {
     }
 
     pub(super) fn oldest(&self) -> Option<PgTime> {
-        self.slots.front().filter(|slot| slot.state == Handed::Over).map(|slot| slot.commit_time)
+        let front = self.slots.front().filter(|slot| slot.state == Handed::Over);
+        front.map(|slot| slot.commit_time).or(self.waiting)
     }
 
     fn push(&mut self, ticket: Ticket, slot: Slot) {

@@ -13,6 +13,9 @@ pub enum Input<'a> {
     Started {
         /// What the cursor row says.
         cursor: Progress,
+        /// Whether positions mean what they meant in the stream before: the same cluster, timeline and slot. After a
+        /// failover they do not, and nothing we remember counts any more.
+        same_history: bool,
     },
     /// A transaction begins.
     Begin {

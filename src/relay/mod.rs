@@ -115,8 +115,8 @@ impl Relay {
                 self.stream.keepalive(&mut self.tracker, wal_end);
                 Ok(())
             }
-            Input::Started { cursor } => {
-                self.start(cursor, effects);
+            Input::Started { cursor, same_history } => {
+                self.start(cursor, same_history, effects);
                 Ok(())
             }
             Input::SinkBroken => {
@@ -124,7 +124,7 @@ impl Relay {
                 Ok(())
             }
             Input::SlotTaken => {
-                self.restart(Restart::SlotTaken, effects);
+                self.slot_taken(effects);
                 Ok(())
             }
             Input::SourceLost => {
@@ -196,15 +196,25 @@ impl Relay {
         matches!(self.phase, Phase::Ended)
     }
 
+    /// The halt that waits for what is in flight.
+    pub fn halting(&self) -> Option<&Halt> {
+        match &self.phase {
+            Phase::Halting { halt, .. } => Some(halt),
+            Phase::Running | Phase::Draining | Phase::Ended => None,
+        }
+    }
+
     /// Whether the intake is shut for good: draining, halting or ended.
     pub fn stopping(&self) -> bool {
         !matches!(self.phase, Phase::Running)
     }
 
     /// A row ahead of our own progress was written by another owner of the slot, who published what we have in flight.
-    fn start(&mut self, cursor: Progress, effects: &mut Vec<Effect>) {
+    /// In another history our progress means nothing: what we took for a repetition there would be a new event.
+    fn start(&mut self, cursor: Progress, same_history: bool, effects: &mut Vec<Effect>) {
         self.feedback.lost();
-        if !self.stream.started() || cursor > self.tracker.progress() {
+        let ours = self.stream.started() && same_history;
+        if !ours || cursor > self.tracker.progress() {
             let in_flight = self.flow.in_flight().0;
             self.tracker.adopt(cursor);
             self.flow.clear();
@@ -281,15 +291,40 @@ impl Relay {
         self.stream.expect(progress);
         match self.phase {
             Phase::Running => effects.push(Effect::Restart { why }),
+            // It may not say that all before it is published when that is in doubt. The stream brings it again.
+            Phase::Halting { until: Until::Lowest(_), .. } => {
+                self.phase = Phase::Running;
+                effects.push(Effect::Restart { why });
+            }
             // Nothing more will be resolved, so the end is here.
             Phase::Halting { ref mut until, .. } => *until = Until::Now,
             Phase::Draining | Phase::Ended => {}
         }
     }
 
+    /// What is in flight is not ours to send, nor is the row ours to write: an end that waited for either is here.
+    fn slot_taken(&mut self, effects: &mut Vec<Effect>) {
+        self.feedback.lost();
+        self.restart(Restart::SlotTaken, effects);
+        match std::mem::replace(&mut self.phase, Phase::Ended) {
+            Phase::Running => self.phase = Phase::Running,
+            Phase::Draining => {
+                effects.extend([Effect::Restart { why: Restart::SlotTaken }, Effect::Drained]);
+            }
+            Phase::Halting { halt, .. } => {
+                effects.extend([Effect::Restart { why: Restart::SlotTaken }, Effect::Halt(halt)]);
+            }
+            Phase::Ended => {}
+        }
+    }
+
     fn source_lost(&mut self, effects: &mut Vec<Effect>) {
         self.feedback.lost();
         self.stream.disconnected();
+        if matches!(self.phase, Phase::Halting { until: Until::Lowest(_), .. }) {
+            // Without a row nobody may rely on what was before the poison: it is found again.
+            self.restart(Restart::Unknown, effects);
+        }
         // A cursor row can't be written any more: what is repeated then is what the row does not show.
         match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Running => self.phase = Phase::Running,

@@ -53,9 +53,11 @@ impl Script {
         let reject = |scope, reason| Outcome::Rejected { scope, reason };
         let too_large = Refusal::TooLarge { size: 9, limit: 8 };
         let input = match words[0] {
-            "start" => Input::Started { cursor: progress(number(1), None) },
+            "start" => Input::Started { cursor: progress(number(1), None), same_history: true },
+            "promoted" => Input::Started { cursor: progress(number(1), None), same_history: false },
             "resume" => {
-                Input::Started { cursor: progress(number(1), Some((number(2), number(3)))) }
+                let cursor = progress(number(1), Some((number(2), number(3))));
+                Input::Started { cursor, same_history: true }
             }
             "begin" => Input::Begin { commit_lsn: lsn(number(1)), commit_time: PgTime::default() },
             "event" => Input::Change(Change::Event {

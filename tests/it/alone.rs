@@ -3,7 +3,7 @@
 
 use crate::await_that::await_that;
 use crate::load::Load;
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Pipeline, show};
 use crate::server::Version;
 use crate::stream::published;
 use std::time::Duration;
@@ -74,12 +74,4 @@ async fn idle_relay_leaves_the_processor_alone() {
     show(&format!("idle for {long_enough:?}: {ticks} clock ticks of 10 ms"));
     assert!(ticks < 20, "{ticks} ticks of 10 ms in {long_enough:?}");
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
-}
-
-/// A figure, for whoever looks.
-fn show(line: &str) {
-    #[expect(clippy::print_stdout, reason = "the figure is what the test is run for")]
-    {
-        println!("{line}");
-    }
 }

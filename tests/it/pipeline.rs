@@ -131,3 +131,11 @@ impl Pipeline {
         session.text("select pg_current_wal_lsn()::text").await.expect("a position")
     }
 }
+
+/// A figure, for whoever runs a test with `--nocapture`.
+pub(crate) fn show(line: &str) {
+    #[expect(clippy::print_stdout, reason = "the figure is what the test is run for")]
+    {
+        println!("{line}");
+    }
+}

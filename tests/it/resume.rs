@@ -3,7 +3,7 @@
 
 use crate::await_that::await_that;
 use crate::load::Load;
-use crate::pipeline::Pipeline;
+use crate::pipeline::{Pipeline, show};
 use crate::private::{PrivateKafka, PrivatePostgres};
 use crate::server::{Version, brokers};
 use crate::stream::published;
@@ -64,6 +64,7 @@ async fn relay_killed_at_any_time_loses_and_swaps_nothing() {
     resolved(&pipeline).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
     let findings = ledger.check(&pipeline.topic.read_all().await);
+    show(&format!("{KILLS} kills at 5,000 events/s: {findings}"));
     findings.assert_balanced(duplicates_max(KILLS));
 }
 
@@ -86,6 +87,7 @@ async fn relay_killed_inside_a_huge_transaction_goes_on_where_it_was() {
     numbers.dedup();
     assert_eq!(numbers.len(), ROWS, "every row arrived");
     let repeated = records.len() - ROWS;
+    show(&format!("killed inside a transaction of {ROWS} rows: {repeated} repeated"));
     assert!(repeated < ROWS / 2, "{repeated} of {ROWS} came twice");
 }
 
@@ -163,6 +165,7 @@ async fn fast_shutdown_returns_within_three_seconds_while_the_broker_is_frozen()
         pipeline.insert(300_000).await;
         relay.await_status("a full window", SOON, |status| in_flight(status) >= 50_000).await;
         let took = postgres.stop_fast(Duration::from_secs(20)).await;
+        show(&format!("{version:?}: pg_ctl stop -m fast beside a frozen broker took {took:?}"));
         assert!(took < Duration::from_secs(3), "{version:?}: the shutdown took {took:?}");
         kafka.thaw();
         postgres.restart().await;

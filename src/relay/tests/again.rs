@@ -236,3 +236,68 @@ fn row_of_another_owner_is_believed_and_what_we_had_in_flight_is_not() {
         "#]],
     );
 }
+
+/// What was published on the old primary and lost there leaves a gap in positions that the new one fills with new events.
+#[test]
+fn after_a_failover_nothing_remembered_hides_a_new_event() {
+    check(
+        "start 16
+         begin 32
+         event a
+         commit 32 48
+         acked 0
+         written
+         lost
+         promoted 16
+         begin 24
+         event new
+         commit 24 40
+         acked 1
+         wait 1000
+         written",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            commit 32 48      │ 
+            acked 0           │ published, write cursor 0/30
+            written           │ confirm 0/30
+            lost              │ 
+            promoted 16       │ confirm 0/10
+            begin 24          │ 
+            event new         │ publish #1
+            commit 24 40      │ 
+            acked 1           │ published
+            wait 1000         │ write cursor 0/28
+            written           │ confirm 0/28
+        "#]],
+    );
+}
+
+#[test]
+fn failover_with_events_in_flight_throws_them_away_first() {
+    check(
+        "start 16
+         begin 32
+         event a
+         commit 32 48
+         lost
+         promoted 16
+         acked 0
+         start 16
+         begin 24
+         event new",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            commit 32 48      │ 
+            lost              │ 
+            promoted 16       │ restart: SlotTaken, confirm 0/10
+            acked 0           │ 
+            start 16          │ 
+            begin 24          │ 
+            event new         │ publish #1
+        "#]],
+    );
+}

@@ -148,3 +148,64 @@ fn cut_transaction_that_does_not_come_again_stops_the_relay() {
         "#]],
     );
 }
+
+/// It halts again when it comes again, and by then all before it is published.
+#[test]
+fn poison_does_not_halt_while_what_is_before_it_is_in_doubt() {
+    check(
+        "start 16
+         begin 32
+         event a
+         poison
+         unknown 0
+         start 16
+         begin 32
+         event a
+         poison
+         lost
+         start 16
+         begin 32
+         event a
+         poison
+         acked 4
+         written",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            poison            │  (shut)
+            unknown 0         │ restart: Unknown
+            start 16          │ 
+            begin 32          │ 
+            event a           │ publish #2
+            poison            │  (shut)
+            lost              │ restart: Unknown
+            start 16          │ 
+            begin 32          │ 
+            event a           │ publish #4
+            poison            │  (shut)
+            acked 4           │ published, write cursor 0/10+0/20:1 (shut)
+            written           │ halt: no aggregate id (shut)
+        "#]],
+    );
+}
+
+#[test]
+fn row_that_is_not_ours_ends_a_drain_and_a_halt_at_once() {
+    check(
+        "start 16
+         begin 32
+         event a
+         drain
+         acked 0
+         taken",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            drain             │  (shut)
+            acked 0           │ published, write cursor 0/10+0/20:1 (shut)
+            taken             │ restart: SlotTaken, drained (shut)
+        "#]],
+    );
+}

@@ -67,7 +67,10 @@ impl Context {
             // The topic is not what it was when it was asked for.
             self.shared.forget_topics();
         }
-        self.shared.mailbox.report(ticket, outcome);
+        // What is merely unknown is said once, by `Broken`, behind the report that names the cause.
+        if outcome != Outcome::Unknown {
+            self.shared.mailbox.report(ticket, outcome);
+        }
         self.broken(format!("the producer gave up a record: {code}"));
     }
 }
