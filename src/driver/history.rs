@@ -1,7 +1,7 @@
 //! Which history the positions of a stream belong to, as long as this process lives.
 //!
-//! The fence compares a server with its own cursor row. This compares it with the server we streamed from before: after a
-//! failover, or behind a name that now leads elsewhere, a position we remember can stand for another transaction.
+//! The fence compares a server with its own cursor row. This compares it with the server we streamed from before: after
+//! a failover, or behind a name that now leads elsewhere, a position we remember can stand for another transaction.
 
 use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;

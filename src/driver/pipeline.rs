@@ -28,9 +28,9 @@ use tokio::time::Instant;
 const RECONNECT_MIN: Duration = Duration::from_millis(200);
 const RECONNECT_MAX: Duration = Duration::from_secs(15);
 
-/// How long records in flight may outlive the connection to the database: a healthy broker answers within it. After that
-/// another process may hold the slot, and what we still send would land behind what that process has sent: so it is thrown
-/// away, and streamed again. Where the server has been silent, the time is over when we notice.
+/// How long records in flight may outlive the connection to the database: a healthy broker answers within it. After
+/// that another process may hold the slot, and what we still send would land behind what that process has sent: so it
+/// is thrown away, and streamed again. Where the server has been silent, the time is over when we notice.
 const LEASE: Duration = Duration::from_secs(3);
 
 /// A pipeline and all its parts.

@@ -36,9 +36,9 @@ pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// How often at most a watermark that moved is told to the server.
 pub const CONFIRM_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long the server may be silent, although asked for an answer at half of it, before it counts as dead. Longer than half
-/// of `wal_sender_timeout`, at which a walsender that is busy decoding looks at our messages; shorter than the whole, after
-/// which it gives the slot away.
+/// How long the server may be silent, although asked for an answer at half of it, before it counts as dead. Longer than
+/// half of `wal_sender_timeout`, at which a walsender that is busy decoding looks at our messages; shorter than the
+/// whole, after which it gives the slot away.
 pub const SILENCE_MAX: Duration = Duration::from_secs(13);
 
 /// What `IDENTIFY_SYSTEM` says (manual, 54.4).

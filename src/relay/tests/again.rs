@@ -237,7 +237,8 @@ fn row_of_another_owner_is_believed_and_what_we_had_in_flight_is_not() {
     );
 }
 
-/// What was published on the old primary and lost there leaves a gap in positions that the new one fills with new events.
+/// What was published on the old primary and lost there leaves a gap in positions that the new one fills with new
+/// events.
 #[test]
 fn after_a_failover_nothing_remembered_hides_a_new_event() {
     check(

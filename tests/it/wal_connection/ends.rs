@@ -148,9 +148,9 @@ async fn an_idle_stream_is_not_taken_for_a_dead_one() {
     let slot = format!("s_{}", database.name);
     outbox(&client, &slot).await;
     let mut impatient = start(&slot);
-    impatient.silence_max = Duration::from_secs(1);
+    impatient.silence_max = Duration::from_secs(3);
     let mut wal = stream(&database.url(), &impatient).await.expect("a stream");
-    let quiet = tokio::time::timeout(Duration::from_secs(4), end_of(&mut wal, SOON)).await;
+    let quiet = tokio::time::timeout(Duration::from_secs(8), end_of(&mut wal, SOON)).await;
     assert!(quiet.is_err(), "it ended: {quiet:?}");
 }
 
