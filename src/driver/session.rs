@@ -22,6 +22,10 @@ use tokio::time::Instant;
 /// How long the server may take to answer the end of a stream, and to show the last position in the slot.
 const FAREWELL_MAX: Duration = Duration::from_secs(2);
 
+/// Under load there is always something to take, and the loop would never wait: so often the control connection, which is
+/// another task of this thread, and the timers have their turn all the same. Each turn would be a system call each.
+const YIELD_INTERVAL: Duration = Duration::from_millis(1);
+
 /// A cursor row on its way, or a look at the slot.
 pub(super) type Job<T> = Pin<Box<dyn Future<Output = Result<T, SourceError>>>>;
 
@@ -42,6 +46,8 @@ pub(super) struct Session {
     writing: Option<Job<Written>>,
     looks: Looks,
     leave_at: Option<Instant>,
+    /// By the relay's clock.
+    yielded_at: Duration,
 }
 
 /// What happened first.
@@ -61,7 +67,14 @@ enum Turn {
 impl Session {
     fn new(connected: Connected, spec: &Arc<PipelineSpec>) -> Self {
         let looks = Looks::new(connected.control.shared_client(), Arc::clone(spec));
-        Self { connected, feeding: None, writing: None, looks, leave_at: None }
+        Self {
+            connected,
+            feeding: None,
+            writing: None,
+            looks,
+            leave_at: None,
+            yielded_at: Duration::ZERO,
+        }
     }
 }
 
@@ -118,9 +131,10 @@ impl Pipeline {
             return Some(end);
         }
         self.report_sometimes(Some(&session.looks));
-        // Under load there is always something to take, and nothing below would ever wait: let the control connection,
-        // which is another task of this thread, have its turn.
-        tokio::task::yield_now().await;
+        if now.saturating_sub(session.yielded_at) >= YIELD_INTERVAL {
+            session.yielded_at = now;
+            tokio::task::yield_now().await;
+        }
         let more = fed == Fed::Turn;
         let turn = self.wait(session, stop, more).await;
         self.react(session, turn)
