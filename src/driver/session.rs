@@ -22,8 +22,8 @@ use tokio::time::Instant;
 /// How long the server may take to answer the end of a stream, and to show the last position in the slot.
 const FAREWELL_MAX: Duration = Duration::from_secs(2);
 
-/// Under load there is always something to take, and the loop would never wait: so often the control connection, which is
-/// another task of this thread, and the timers have their turn all the same. Each turn would be a system call each.
+/// Under load there is always something to take, and the loop would never wait: so often the control connection, which
+/// is another task of this thread, and the timers have their turn all the same. Each turn would be a system call each.
 const YIELD_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A cursor row on its way, or a look at the slot.

@@ -19,9 +19,9 @@ const BUSY_BYTES_PER_SECOND: u64 = 4_000_000;
 /// How long the rate is measured.
 const BUSY_WINDOW: Duration = Duration::from_millis(2);
 
-/// A sleep that took this long: the processors are taken, and the socket's buffer was full long before we woke. It holds
-/// about half a millisecond of a walsender at full speed, and on two processors that three threads share a nap of one
-/// or two milliseconds is no sign of trouble.
+/// A sleep that took this long: the processors are taken, and the socket's buffer was full long before we woke. It
+/// holds about half a millisecond of a walsender at full speed, and on two processors that three threads share a nap of
+/// one or two milliseconds is no sign of trouble.
 const OVERSLEPT: Duration = Duration::from_millis(3);
 
 /// How long not to sleep after that.
