@@ -82,6 +82,7 @@ impl Script {
             "taken" => Input::SlotTaken,
             "lost" => Input::SourceLost,
             "written" => Input::CursorWritten,
+            "unfit" => Input::Halt(Box::new(halt("no reader"))),
             "drain" => Input::Drain,
             "wait" => {
                 self.now += Duration::from_millis(number(1));

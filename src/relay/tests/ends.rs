@@ -209,3 +209,22 @@ fn row_that_is_not_ours_ends_a_drain_and_a_halt_at_once() {
         "#]],
     );
 }
+
+/// A sink that can't be used any more reports on nothing, and the halt says so at once.
+#[test]
+fn halt_of_a_sink_that_is_gone_does_not_wait_for_its_reports() {
+    check(
+        "start 16
+         begin 32
+         event a
+         unfit
+         broken",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            unfit             │  (shut)
+            broken            │ halt: no reader (shut)
+        "#]],
+    );
+}
