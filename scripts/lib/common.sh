@@ -57,7 +57,7 @@ need_compiler() {
 need_rust() {
   [ -n "${HOME:-}" ] && [ -d "$HOME/.cargo/bin" ] && PATH="$HOME/.cargo/bin:$PATH"
   command -v cargo >/dev/null ||
-    die "Rust is missing; run: curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y"
+    die "Rust is missing: install it by rustup (rustup.rs has the line), then run this again"
 }
 
 # free_port: below the kernel's ephemeral range, so that no outgoing connection takes it while a server restarts.

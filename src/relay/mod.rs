@@ -17,6 +17,7 @@ mod effect;
 mod feedback;
 mod flow;
 mod input;
+mod phase;
 mod stream;
 
 pub use effect::{Effect, Restart};
@@ -25,12 +26,13 @@ pub use input::{Change, Input};
 pub use stream::Upcoming;
 
 use crate::ack::{Broken, Progress, Resolution, Tracker};
-use crate::error::{Halt, HaltReason};
-use crate::event::{PgTime, Position};
+use crate::error::Halt;
+use crate::event::PgTime;
 use crate::lsn::Lsn;
 use crate::record::{Outcome, Refusal, Scope, Ticket};
 use feedback::Feedback;
 use flow::{Flow, Slot};
+use phase::{Phase, Until, poison, violation};
 use std::time::Duration;
 use stream::Stream;
 
@@ -41,25 +43,6 @@ pub struct Settings {
     pub limits: Limits,
     /// Pause between two cursor rows while events are delivered.
     pub cursor_interval: Duration,
-}
-
-#[derive(Debug)]
-enum Phase {
-    Running,
-    Draining,
-    Halting { halt: Box<Halt>, until: Until },
-    Ended,
-}
-
-/// What a halt waits for.
-#[derive(Clone, Copy, Debug)]
-enum Until {
-    /// All before the poison to be resolved.
-    Lowest(Ticket),
-    /// Everything in flight to be reported.
-    Quiet,
-    /// Nothing: no report can be trusted any more.
-    Now,
 }
 
 /// The relay of one pipeline.
@@ -371,25 +354,6 @@ impl Relay {
                 Phase::Running | Phase::Ended => {}
             }
         }
-    }
-}
-
-fn poison(position: Position, reason: Refusal) -> Halt {
-    Halt {
-        reason: HaltReason::PoisonEvent,
-        message: format!("the event at position {position} can't be published: {reason}"),
-        meaning: "everything before it is published; it and all that follows wait in the database"
-            .into(),
-        hint: "mend the destination so that it takes the event, then start again".into(),
-    }
-}
-
-fn violation(broken: Broken) -> Halt {
-    Halt {
-        reason: HaltReason::Protocol,
-        message: format!("the stream broke its own order: {broken}"),
-        meaning: "nothing is confirmed that was not published; going on could lose events".into(),
-        hint: "start again; if it comes back, report it with the server's version".into(),
     }
 }
 

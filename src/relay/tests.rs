@@ -8,7 +8,9 @@ mod ends;
 mod flow;
 
 use super::*;
+use crate::error::HaltReason;
 use crate::event::Aggregate;
+use crate::event::Position;
 use crate::lsn::Watermark;
 use expect_test::Expect;
 use std::fmt::Write;
