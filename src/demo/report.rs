@@ -136,7 +136,7 @@ What next
   README.md                 point it at a database and a broker of your own
   postrider setup -c FILE   make slot, publication, tables; --print-sql: print
   postrider run -c FILE     stream until told to stop
-  postrider demo --kill 3   the same under kill -9; more in postrider demo --help
+  postrider demo --kill 3   the same under kill -9; more: postrider demo --help
 ";
 
 #[cfg(test)]
