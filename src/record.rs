@@ -39,6 +39,18 @@ impl fmt::Debug for Record<'_> {
     }
 }
 
+/// Whether Kafka allows the name of a topic (`org.apache.kafka.common.internals.Topic`): 1 to 249 of
+/// `A-Z a-z 0-9 . _ -`, and neither `.` nor `..`.
+pub fn is_topic_name(name: &[u8]) -> bool {
+    let legal = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    (1..=TOPIC_NAME_BYTES_MAX).contains(&name.len())
+        && name.iter().all(legal)
+        && !matches!(name, b"." | b"..")
+}
+
+/// Bytes of the longest topic name (Kafka's `Topic.MAX_NAME_LENGTH`).
+const TOPIC_NAME_BYTES_MAX: usize = 249;
+
 /// One header of a record.
 #[derive(Clone, Copy)]
 pub struct Header<'a> {

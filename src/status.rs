@@ -104,7 +104,7 @@ pub struct Snapshot {
     pub confirmed_flush_lsn: Option<String>,
     /// Whether `/ready` says 200.
     pub ready: bool,
-    /// Milliseconds since the loop last turned.
+    /// When the loop last turned; not part of the JSON.
     #[serde(skip)]
     pub turned_at: Option<std::time::Instant>,
 }

@@ -5,6 +5,7 @@ use crate::admin::AdminError;
 use crate::config::ConfigError;
 use crate::demo::DemoError;
 use crate::error::{Chain, Halt};
+use crate::postgres::action;
 use crate::postgres::setup::SetupError;
 use crate::postgres::{ConninfoError, SourceError};
 use std::fmt::Write as _;
@@ -105,7 +106,9 @@ impl CliError {
                 hint("write a level such as debug, or a filter such as info,postrider=debug")
             }
             Self::AdminOff => hint("give admin.listen an address, and restart postrider run"),
-            Self::Ask { .. } => hint("is postrider run running, with this configuration?"),
+            Self::Ask { .. } => hint(
+                "is postrider run running, with this configuration? Or it has halted: its log says why",
+            ),
             Self::Stranger(_) => hint("give admin.listen a port of its own"),
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
             Self::Demo(error) => error.hint().map(hint).unwrap_or_default(),
@@ -130,7 +133,8 @@ fn of_halt(halt: &Halt) -> Vec<(&'static str, String)> {
 }
 
 fn of_server(error: &SourceError) -> Vec<(&'static str, String)> {
-    let Some(report) = error.report() else { return Vec::new() };
-    let notes = [("detail", report.detail.clone()), ("hint", report.hint.clone())];
+    let report = error.report();
+    let hint = report.and_then(|report| report.hint.clone()).or_else(|| action::hint(error));
+    let notes = [("detail", report.and_then(|report| report.detail.clone())), ("hint", hint)];
     notes.into_iter().filter_map(|(name, text)| Some((name, text?))).collect()
 }

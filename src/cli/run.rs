@@ -14,6 +14,7 @@ use std::pin::pin;
 pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError> {
     let signals = Signals::listen().map_err(CliError::Runtime)?;
     let boards: Vec<_> = config.specs.iter().map(|spec| Board::new(spec.name())).collect();
+    let total = boards.len();
     let metrics = Metrics::default();
     let counts: Vec<_> = boards.iter().map(|board| metrics.pipeline(board)).collect();
     let admin = match config.admin.listen {
@@ -27,7 +28,7 @@ pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError
     let pipelines = pipelines.map(|((spec, board), counts)| (spec, board, counts)).collect();
     let service = Service::start(pipelines, &stop).map_err(CliError::Thread)?;
 
-    let mut exit = pin!(pipelines_end(service, args.fail_fast, &handle));
+    let mut exit = pin!(pipelines_end(service, total, args.fail_fast, &handle));
     let mut aside = pin!(aside(admin, view, signals, &handle));
     tokio::select! {
         exit = &mut exit => Ok(exit),
@@ -66,16 +67,22 @@ async fn aside(
     }
 }
 
-/// Waits until every pipeline has ended.
-async fn pipelines_end(mut service: Service, fail_fast: bool, handle: &StopHandle) -> Exit {
+/// Waits until every one of `left` pipelines has ended.
+async fn pipelines_end(
+    mut service: Service,
+    mut left: usize,
+    fail_fast: bool,
+    handle: &StopHandle,
+) -> Exit {
     let mut ends = Ends::default();
     while let Some((pipeline, exit)) = service.next_exit().await {
         let stop = ends.count(&exit, fail_fast);
+        left = left.saturating_sub(1);
         // The pipeline has told its own end, unless it was a panic.
         if let driver::Exit::Bug = exit {
             tracing::error!(pipeline, "ended by a bug in Postrider");
         }
-        if stop {
+        if stop && left > 0 {
             tracing::warn!(pipeline, "stopping the other pipelines");
             handle.stop();
         }

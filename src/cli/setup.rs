@@ -47,12 +47,22 @@ async fn one(
     // A DBA who reads the SQL runs it as somebody else: then the relay's role needs its rights.
     let other = args.print_sql || conninfo.user() != spec.conninfo.user();
     let role = other.then(|| spec.conninfo.user());
-    let options = Options { create_table: sql.as_deref(), role };
+    let absent = match role {
+        Some(role) if !setup::role_exists(&control, role).await? => Some(role),
+        Some(_) | None => None,
+    };
+    let mut options =
+        Options { create_table: sql.as_deref(), role, role_missing: absent.is_some() };
     let mut out = Output::stdout();
     if args.print_sql {
+        // Whoever reads the SQL can make the role first.
+        options.role_missing = false;
         let facts = control.facts(&ask).await?;
         let plan = setup::plan(&facts, &options).map_err(setup::SetupError::from)?;
-        let text = format!("-- Pipeline {}\n{plan}", spec.name());
+        let first = absent.map_or_else(String::new, |role| {
+            format!("-- First, since the role does not exist: {}\n", setup::role_sql(role))
+        });
+        let text = format!("-- Pipeline {}\n{first}{plan}", spec.name());
         return out.line(text.trim_end()).map_err(CliError::Output);
     }
     let watch = Control::connect(conninfo, APPLICATION_NAME).await?;

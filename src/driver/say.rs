@@ -230,7 +230,8 @@ pub(super) fn ended(name: &str, board: &Board, exit: &Exit) {
         Exit::Stopped => snapshot.state = State::Stopped,
         Exit::Halted(halt) => {
             snapshot.state = State::Halted;
-            snapshot.reason = Some(halt.to_string());
+            // Without the code: it stands beside it.
+            snapshot.reason = Some(halt.message.clone());
             snapshot.halt_code = Some(halt.reason.code());
             snapshot.hint = Some(halt.hint.clone());
         }

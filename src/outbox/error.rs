@@ -134,33 +134,38 @@ impl Poison {
     /// Characters of an event's id that an error keeps.
     pub const ID_CHARS_MAX: usize = 100;
 
-    /// What mends it.
+    /// What mends it. Correcting the row does not: WAL has it as it was inserted.
     pub fn hint(&self) -> String {
+        const PASS_OVER: &str = "WAL can't be changed: pass it over \
+            (docs/operations.md#passing-over), insert it again corrected";
         match &self.problem {
-            Problem::Null(column) => {
-                format!("write a value into \"{column}\"; SET NOT NULL on the column keeps it so")
-            }
-            Problem::NotText(column) => format!("write UTF-8 into \"{column}\""),
-            Problem::TopicName(_) => {
-                "mend the value or route.topic: a topic has 1 to 249 of A-Z a-z 0-9 . _ -".to_owned()
-            }
-            Problem::NotAnObject(column) => {
-                format!("write a JSON object such as {{\"source\": \"shop\"}} into \"{column}\"")
-            }
-            Problem::HeaderName(column) => format!("write names without \\u0000 into \"{column}\""),
-            Problem::Partition => {
-                "write the number of one of the topic's partitions, or leave route.partition empty"
-                    .to_owned()
-            }
+            Problem::TopicName(_) => format!(
+                "mend route.topic and start again; or {PASS_OVER} (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)"
+            ),
+            Problem::Partition => format!(
+                "leave route.partition empty and start again; or {PASS_OVER}: with the number of one of the topic's \
+                 partitions"
+            ),
+            Problem::NullPayload => format!(
+                "set payload.null to \"tombstone\" or \"empty\" and start again; or {PASS_OVER}: with a payload"
+            ),
             Problem::NotHex(_) => {
                 "the session's bytea_output is not hex, though Postrider sets it: see what resets it"
                     .to_owned()
             }
-            Problem::NullPayload => {
-                "write a payload, or set payload.null to \"tombstone\" or \"empty\"".to_owned()
+            Problem::Null(column) => format!(
+                "{PASS_OVER}; SET NOT NULL on \"{column}\" refuses such rows from now on"
+            ),
+            Problem::NotText(column) => format!("{PASS_OVER}: with UTF-8 in \"{column}\""),
+            Problem::NotAnObject(column) => format!(
+                "{PASS_OVER}: with a JSON object such as {{\"source\": \"shop\"}} in \"{column}\""
+            ),
+            Problem::HeaderName(column) => {
+                format!("{PASS_OVER}: with names without \\u0000 in \"{column}\"")
             }
             Problem::NotJson | Problem::NoMember(_) => {
-                "emit a JSON object with aggregate_type, aggregate_id, event_type and payload"
+                "WAL can't be changed: pass it over (docs/operations.md#passing-over), emit it again: a JSON object \
+                 with aggregate_type, aggregate_id, event_type and payload"
                     .to_owned()
             }
         }

@@ -79,13 +79,13 @@ pub enum Layout {
     Postrider,
     /// Debezium's outbox event router.
     Debezium,
-    /// Seed 000.
+    /// `outbox_messages`, with tenants, event versions and a dead-letter table.
     Commerce,
-    /// Seed 001.
+    /// The row names its own topic and partition key, and expires.
     Gcx,
-    /// Seed 002.
+    /// `outbox_events`, with a status and a count of attempts.
     Sqlgarden,
-    /// Seed 003.
+    /// The event type is the topic; headers are in `metadata`.
     Adr30,
 }
 

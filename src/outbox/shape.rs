@@ -139,7 +139,7 @@ impl Shaper<'_> {
             }
         };
         let topic = topic.map_err(|field| Problem::Null(self.label(field)))?;
-        if is_topic_name(self.bytes(topic)) {
+        if crate::record::is_topic_name(self.bytes(topic)) {
             Ok(topic)
         } else {
             Err(Problem::TopicName(self.route.topic_text.clone()))
@@ -286,12 +286,6 @@ fn holds_zero(name: Span, scratch: &[u8]) -> bool {
         Span::Scratch(extent) => extent.of(scratch).contains(&0),
         Span::Null | Span::Row(_) | Span::Fixed(_) => false,
     }
-}
-
-/// Kafka's rule (`org.apache.kafka.common.internals.Topic`).
-fn is_topic_name(name: &[u8]) -> bool {
-    let legal = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    (1..=249).contains(&name.len()) && name.iter().all(legal) && name != b"." && name != b".."
 }
 
 /// A W3C trace context: `00-` 32 hex digits `-` 16 hex digits `-` 2 hex digits, lower case, neither id all zero.

@@ -142,7 +142,8 @@ fn figure(paint: Paint, name: &str, value: String, style: Style) -> Line<'static
 }
 
 fn relay(frame: &mut Frame<'_>, area: Rect, paint: Paint, view: &View) {
-    let status = view.look.status.clone().unwrap_or_default();
+    let status = view.look.status.as_ref();
+    let unknown = || "-".to_owned();
     let plain = Style::new();
     let pair = |quantiles: &crate::demo::view::Quantiles| {
         let [p50, p99] = [quantiles.p50, quantiles.p99].map(words::duration);
@@ -157,13 +158,16 @@ fn relay(frame: &mut Frame<'_>, area: Rect, paint: Paint, view: &View) {
         words::memory(view.look.memory),
         words::memory(view.look.memory_peak)
     );
-    let lag = format!("{:.1} s, {} of WAL", status.lag_seconds, words::bytes(status.lag_bytes));
+    let lag = status.map_or_else(unknown, |status| {
+        format!("{:.1} s, {} of WAL", status.lag_seconds, words::bytes(status.lag_bytes))
+    });
+    let in_flight = status.map_or_else(unknown, |status| words::count(status.in_flight_events));
     let killed = if view.kills > 0 { paint.fg(Color::Red) } else { plain };
     let lines = vec![
         figure(paint, "acknowledged", pair(&view.acknowledged), paint.fg(Color::Green)),
         figure(paint, "consumed", pair(&view.consumed), plain),
         figure(paint, "lag", lag, plain),
-        figure(paint, "in flight", words::count(status.in_flight_events), plain),
+        figure(paint, "in flight", in_flight, plain),
         figure(paint, "memory", memory, plain),
         figure(paint, "kill -9", kills, killed),
     ];

@@ -66,7 +66,8 @@ fn render(view: &View) -> String {
     let [acked50, acked99, read50, read99] =
         [view.acknowledged.p50, view.acknowledged.p99, view.consumed.p50, view.consumed.p99]
             .map(words::duration);
-    let status = view.look.status.clone().unwrap_or_default();
+    let status = view.look.status.as_ref();
+    let unknown = || "-".to_owned();
     let kills = match view.kills_planned {
         0 => String::new(),
         planned => format!("{}/{planned}", view.kills),
@@ -76,8 +77,8 @@ fn render(view: &View) -> String {
     row(
         [time, state, written, read, acked50, acked99, read50, read99],
         [
-            format!("{:.1} s", status.lag_seconds),
-            words::count(status.in_flight_events),
+            status.map_or_else(unknown, |status| format!("{:.1} s", status.lag_seconds)),
+            status.map_or_else(unknown, |status| words::count(status.in_flight_events)),
             words::memory(view.look.memory),
             kills,
         ],

@@ -85,22 +85,22 @@ fn what_is_not_an_event_is_poison() {
     expect![[r#"
         error: event without id at 0/1A2B3C8:5 can't be published:
                the logical message is not a JSON object
-        hint:  emit a JSON object with aggregate_type, aggregate_id, event_type and payload
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), emit it again: a JSON object with aggregate_type, aggregate_id, event_type and payload
         error: event without id at 0/1A2B3C8:5 can't be published:
                the logical message is not a JSON object
-        hint:  emit a JSON object with aggregate_type, aggregate_id, event_type and payload
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), emit it again: a JSON object with aggregate_type, aggregate_id, event_type and payload
         error: event "0/1A2B3C8:5" at 0/1A2B3C8:5 can't be published:
                the logical message has no "aggregate_type"
-        hint:  emit a JSON object with aggregate_type, aggregate_id, event_type and payload
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), emit it again: a JSON object with aggregate_type, aggregate_id, event_type and payload
         error: event "0/1A2B3C8:5" at 0/1A2B3C8:5 can't be published:
                the logical message has no "aggregate_id"
-        hint:  emit a JSON object with aggregate_type, aggregate_id, event_type and payload
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), emit it again: a JSON object with aggregate_type, aggregate_id, event_type and payload
         error: event "0/1A2B3C8:5" at 0/1A2B3C8:5 can't be published:
                "headers" is not a JSON object
-        hint:  write a JSON object such as {"source": "shop"} into "headers"
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected: with a JSON object such as {"source": "shop"} in "headers"
         error: event "0/1A2B3C8:5" at 0/1A2B3C8:5 can't be published:
                its topic, from {aggregate_type}, is not a name Kafka allows
-        hint:  mend the value or route.topic: a topic has 1 to 249 of A-Z a-z 0-9 . _ -
+        hint:  mend route.topic and start again; or WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)
     "#]]
     .assert_eq(&all);
 }

@@ -28,16 +28,16 @@ fn null_where_a_value_is_needed_is_poison() {
     expect![[r#"
         error: event without id at 0/1A2B3C8:5 can't be published:
                "id" is NULL
-        hint:  write a value into "id"; SET NOT NULL on the column keeps it so
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected; SET NOT NULL on "id" refuses such rows from now on
         error: event "42" at 0/1A2B3C8:5 can't be published:
                "aggregate_type" is NULL
-        hint:  write a value into "aggregate_type"; SET NOT NULL on the column keeps it so
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected; SET NOT NULL on "aggregate_type" refuses such rows from now on
         error: event "42" at 0/1A2B3C8:5 can't be published:
                "aggregate_id" is NULL
-        hint:  write a value into "aggregate_id"; SET NOT NULL on the column keeps it so
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected; SET NOT NULL on "aggregate_id" refuses such rows from now on
         error: event "42" at 0/1A2B3C8:5 can't be published:
                "event_type" is NULL
-        hint:  write a value into "event_type"; SET NOT NULL on the column keeps it so
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected; SET NOT NULL on "event_type" refuses such rows from now on
     "#]]
     .assert_eq(&all);
 }
@@ -56,7 +56,7 @@ fn an_empty_aggregate_type_has_no_topic() {
     expect![[r#"
         error: event "42" at 0/1A2B3C8:5 can't be published:
                its topic, from {aggregate_type}, is not a name Kafka allows
-        hint:  mend the value or route.topic: a topic has 1 to 249 of A-Z a-z 0-9 . _ -
+        hint:  mend route.topic and start again; or WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)
     "#]]
     .assert_eq(&map_layout(Layout::Postrider, &row));
 }
@@ -94,16 +94,16 @@ fn text_that_is_not_utf8_is_poison_and_payloads_are_bytes() {
     expect![[r#"
         error: event without id at 0/1A2B3C8:5 can't be published:
                "id" is not UTF-8
-        hint:  write UTF-8 into "id"
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected: with UTF-8 in "id"
         error: event "42" at 0/1A2B3C8:5 can't be published:
                its topic, from {aggregate_type}, is not a name Kafka allows
-        hint:  mend the value or route.topic: a topic has 1 to 249 of A-Z a-z 0-9 . _ -
+        hint:  mend route.topic and start again; or WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)
         error: event "42" at 0/1A2B3C8:5 can't be published:
                "aggregate_id" is not UTF-8
-        hint:  write UTF-8 into "aggregate_id"
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected: with UTF-8 in "aggregate_id"
         error: event "42" at 0/1A2B3C8:5 can't be published:
                "event_type" is not UTF-8
-        hint:  write UTF-8 into "event_type"
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected: with UTF-8 in "event_type"
         event     42 "OrderPlaced"
         aggregate order / o-7
         topic     order

@@ -10,7 +10,9 @@ const NOTHING_LOST: &str =
 /// The halt for `reason`, with the error's own words in it.
 pub fn explain(reason: HaltReason, error: &SourceError, names: &Names) -> Halt {
     let (meaning, hint) = match reason {
-        HaltReason::AccessDenied => (NOTHING_LOST.to_owned(), access_hint(error)),
+        HaltReason::AccessDenied => {
+            ("nothing was read or confirmed".to_owned(), access_hint(error))
+        }
         HaltReason::PublicationMissing => publication_missing(error, names),
         HaltReason::PublicationUnfit => (
             NOTHING_LOST.to_owned(),

@@ -16,6 +16,10 @@ pub(super) fn pairs(text: &str) -> Result<Pairs, ConninfoError> {
             return uri(rest);
         }
     }
+    let scheme = |name: &str| !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric());
+    if text.split_once("://").is_some_and(|(name, _)| scheme(name)) {
+        return Err(syntax("it begins with postgresql:// or is key=value pairs"));
+    }
     key_value(text)
 }
 

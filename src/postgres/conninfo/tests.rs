@@ -99,6 +99,11 @@ fn what_is_wrong_is_named_and_never_shown() {
             "password='hunter2",
             "the connection string is not well formed: a quoted value is not closed",
         ),
+        (
+            "mysql://root:hunter2@h/shop",
+            "the connection string is not well formed: it begins with postgresql:// or is \
+             key=value pairs",
+        ),
     ] {
         let error = parse(text).unwrap_err();
         assert_eq!(error.to_string(), expected, "{text}");

@@ -75,9 +75,18 @@ pub(super) fn other_schema(facts: &Facts) -> Halt {
     halt(
         HaltReason::SchemaUnfit,
         message,
-        "the durable cursor can't be kept; the slot keeps the WAL, nothing is lost",
+        format!("the durable cursor can't be kept; {}", kept(facts)),
         hint,
     )
+}
+
+/// What a halt before the stream means for the data.
+fn kept(facts: &Facts) -> &'static str {
+    if facts.slot.is_some() {
+        "the slot keeps the WAL, nothing is lost"
+    } else {
+        "nothing is streamed: there is no slot, and what is committed before it is made is not sent"
+    }
 }
 
 pub(super) fn slot_missing(facts: &Facts) -> Option<Halt> {
@@ -212,7 +221,7 @@ pub(super) fn table(facts: &Facts) -> Option<Halt> {
         halt(
             HaltReason::TableUnfit,
             what,
-            "no event can be made of it; the slot keeps the WAL, nothing is lost",
+            format!("no event can be made of it; {}", kept(facts)),
             hint,
         )
     };
@@ -245,7 +254,8 @@ pub(super) fn table(facts: &Facts) -> Option<Halt> {
     (!missing.is_empty()).then(|| {
         unfit(
             format!("table {name} has no column {}", missing.join(", ")),
-            "correct outbox.layout, or map the columns in outbox.columns, or add them to the table"
+            "correct outbox.layout, or map the columns in outbox.columns (\"\" where the table has none), or add them \
+             to the table"
                 .to_owned(),
         )
     })

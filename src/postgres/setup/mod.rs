@@ -17,6 +17,10 @@ mod tests;
 pub use apply::{Blocker, Progress, SetupError, apply};
 pub use plan::plan;
 
+use super::control::Control;
+use super::error::SourceError;
+use super::names::ident;
+
 /// What is to be done, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SetupPlan {
@@ -64,4 +68,22 @@ pub struct Options<'a> {
     pub create_table: Option<&'a str>,
     /// The role the relay will run as, where it is not the one that runs the steps: it is given what it needs.
     pub role: Option<&'a str>,
+    /// That role does not exist: nothing is begun ([`role_exists`]).
+    pub role_missing: bool,
+}
+
+/// Whether the server has the role.
+///
+/// # Errors
+/// What the server says.
+pub async fn role_exists(control: &Control, role: &str) -> Result<bool, SourceError> {
+    let failed = |e| SourceError::control("look for the role", e);
+    let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = $1)";
+    let row = control.client().query_one(sql, &[&role]).await.map_err(failed)?;
+    row.try_get(0).map_err(failed)
+}
+
+/// The statement that makes the role; the password is for the reader to fill in.
+pub fn role_sql(role: &str) -> String {
+    format!("CREATE ROLE {} LOGIN REPLICATION PASSWORD '…';", ident(role))
 }

@@ -1,6 +1,6 @@
 //! From facts to steps.
 
-use super::{Options, SetupPlan, Step, StepKind};
+use super::{Options, SetupPlan, Step, StepKind, role_sql};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::fence::{self, Facts};
 use crate::postgres::names::{ident, literal};
@@ -37,6 +37,14 @@ fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
             meaning: "nothing was changed".to_owned(),
             hint: "point source.url at the primary, or name all hosts in it with target_session_attrs=read-write"
                 .to_owned(),
+        });
+    }
+    if let Some(role) = options.role.filter(|_| options.role_missing) {
+        return Err(Halt {
+            reason: HaltReason::AccessDenied,
+            message: format!("role {role:?} does not exist"),
+            meaning: "nothing was changed".to_owned(),
+            hint: format!("as an administrator: {} then run setup again", role_sql(role)),
         });
     }
     if let SchemaState::Version(number) = facts.schema
@@ -228,7 +236,7 @@ fn rights(facts: &Facts, role: &str) -> Step {
         .replace("{database}", &ident(&facts.server.database));
     Step {
         kind: StepKind::Rights,
-        title: format!("rights of role {role:?}"),
+        title: format!("give role {role:?} its rights"),
         why: "REPLICATION reads every published table of the cluster: treat its password accordingly. On Amazon RDS \
               and Aurora GRANT rds_replication instead of ALTER ROLE.",
         sql: transaction(&statements),

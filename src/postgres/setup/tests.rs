@@ -26,7 +26,8 @@ fn everything_missing_is_made_in_the_order_that_loses_nothing() {
     let mut facts = bare();
     facts.table = None;
     let layout = "CREATE TABLE outbox (\n    id bigint PRIMARY KEY\n);\n";
-    let options = Options { create_table: Some(layout), role: Some("postrider") };
+    let options =
+        Options { create_table: Some(layout), role: Some("postrider"), ..Options::default() };
     let plan = plan(&facts, &options).unwrap();
     let kinds: Vec<StepKind> = plan.steps.iter().map(|step| step.kind).collect();
     assert_eq!(
@@ -58,8 +59,24 @@ fn messages_alone_need_a_publication_without_tables() {
     facts.table = None;
     facts.messages = true;
     facts.failover = false;
-    let plan = plan(&facts, &Options { create_table: None, role: Some("postrider") }).unwrap();
+    let plan = plan(
+        &facts,
+        &Options { create_table: None, role: Some("postrider"), ..Options::default() },
+    )
+    .unwrap();
     expect_file!["snapshots/messages.sql"].assert_eq(&plan.to_string());
+}
+
+#[test]
+fn a_role_that_does_not_exist_is_told_before_anything_is_made() {
+    let options = Options { create_table: None, role: Some("rider"), role_missing: true };
+    let halt = plan(&bare(), &options).unwrap_err();
+    assert_eq!(halt.reason, HaltReason::AccessDenied);
+    assert!(
+        halt.hint.contains("CREATE ROLE \"rider\" LOGIN REPLICATION PASSWORD"),
+        "{}",
+        halt.hint
+    );
 }
 
 #[test]

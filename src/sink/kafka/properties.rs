@@ -171,7 +171,8 @@ fn refusal(name: &str, error: &KafkaError) -> SinkError {
     SinkError::BadValue { name: name.to_owned() }
 }
 
-/// kafka.md section 5. Security is as librdkafka's defaults have it: none, unless the operator says so.
+/// What the promises need, and for the rest what measured best. Security is as librdkafka's defaults have it: none,
+/// unless the operator says so.
 fn ours(spec: &KafkaSpec) -> ClientConfig {
     let mut config = ClientConfig::new();
     config.set_log_level(RDKafkaLogLevel::Info);

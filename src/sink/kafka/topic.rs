@@ -15,9 +15,6 @@ pub(super) const BROKER_DEFAULT_BYTES: usize = 1_048_588;
 /// Bytes of a record batch before its first record (message format 2).
 const BATCH_HEADER_BYTES: usize = 61;
 
-/// The longest name of a topic, in bytes (Kafka's `Topic.MAX_NAME_LENGTH`).
-const NAME_BYTES_MAX: usize = 249;
-
 /// How long the topic's configuration is waited for. Without it a limit that is smaller than the default is learnt
 /// the hard way: a batch is refused, and the topic asked for again.
 const CONFIG_ANSWER_MAX: Duration = Duration::from_millis(500);
@@ -39,24 +36,40 @@ pub(super) struct Facts {
     pub(super) asked_at: Instant,
 }
 
+/// Why a topic can't be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unusable {
+    /// The topic's own error, or why the broker could not be asked.
+    pub(super) code: Code,
+    /// Brokers of the cluster; 0 where none answered.
+    pub(super) brokers: usize,
+}
+
 /// Asks for a topic; waits at most `timeout` and `CONFIG_ANSWER_MAX`.
 ///
 /// # Errors
 /// The topic's own error (missing, not ours to see), or why the broker could not be asked.
-pub(super) fn look_up(producer: &Producer, topic: &str, timeout: Duration) -> Result<Facts, Code> {
-    let name = CString::new(topic).map_err(|_nul| Code::InvalidTopic)?;
+pub(super) fn look_up(
+    producer: &Producer,
+    topic: &str,
+    timeout: Duration,
+) -> Result<Facts, Unusable> {
+    let unasked = |code| Unusable { code, brokers: 0 };
+    let name = CString::new(topic).map_err(|_nul| unasked(Code::InvalidTopic))?;
     let unclear = Code::LeaderNotAvailable;
     let metadata = producer
         .client()
         .fetch_metadata(Some(topic), timeout)
-        .map_err(|error| error.rdkafka_error_code().unwrap_or(unclear))?;
-    let found = metadata.topics().iter().find(|found| found.name() == topic).ok_or(unclear)?;
+        .map_err(|error| unasked(error.rdkafka_error_code().unwrap_or(unclear)))?;
+    let unusable = |code| Unusable { code, brokers: metadata.brokers().len() };
+    let found = metadata.topics().iter().find(|found| found.name() == topic);
+    let found = found.ok_or_else(|| unusable(unclear))?;
     if let Some(error) = found.error() {
-        return Err(error.into());
+        return Err(unusable(error.into()));
     }
     let partitions = i32::try_from(found.partitions().len()).unwrap_or(i32::MAX);
     if partitions == 0 {
-        return Err(unclear);
+        return Err(unusable(unclear));
     }
     // To read the configuration is optional: the permission may be missing, and so may the request itself among
     // Kafka's relatives (librdkafka's mock broker never answers it).
@@ -76,14 +89,6 @@ pub(super) fn look_up(producer: &Producer, topic: &str, timeout: Duration) -> Re
         configured,
         asked_at: Instant::now(),
     })
-}
-
-/// Whether Kafka allows the name at all.
-pub(super) fn name_fits(topic: &str) -> bool {
-    let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    (1..=NAME_BYTES_MAX).contains(&topic.len())
-        && topic.bytes().all(legal)
-        && !matches!(topic, "." | "..")
 }
 
 /// Whether the topic takes the record, alone in a batch and not compressed. `size_max` is the operator's own limit on

@@ -1,6 +1,7 @@
 //! What to tell when a broker or a topic can't take records, and what mends it.
 
 use super::shared::Suspicion;
+use super::topic::Unusable;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::time::Duration;
 
@@ -23,18 +24,22 @@ pub(super) enum About {
     Stall,
 }
 
+/// Replicas of a topic that survives the loss of a broker without a halt, where there are as many brokers.
+const REPLICAS: usize = 3;
+
 /// The answer to a look-up that failed: the topic's fault, or the broker's (`None`).
 #[expect(
     clippy::wildcard_enum_match_arm,
     reason = "librdkafka's list is open: what does not blame the topic is the broker's"
 )]
-pub(super) fn of_topic(topic: &str, code: Code, brokers: &str) -> Option<Trouble> {
-    let (reason, hint) = match code {
+pub(super) fn of_topic(topic: &str, why: Unusable, brokers: &str) -> Option<Trouble> {
+    let (reason, hint) = match why.code {
         Code::UnknownTopicOrPartition | Code::UnknownTopic => (
             format!("topic \"{topic}\" does not exist"),
             format!(
                 "kafka-topics.sh --bootstrap-server {brokers} --create --topic {topic} \
-                 --partitions 8 --replication-factor 3"
+                 --partitions 8 --replication-factor {}",
+                if why.brokers == 0 { REPLICAS } else { why.brokers.min(REPLICAS) }
             ),
         ),
         Code::TopicAuthorizationFailed => (

@@ -25,7 +25,7 @@ fn halted(outcome: Result<postrider::postgres::setup::SetupPlan, SetupError>) ->
 async fn setup_makes_everything_once_and_the_fence_is_content() {
     for version in Version::ALL {
         let pipeline = Pipeline::bare(version, "setup_once").await;
-        let options = Options { create_table: Some(OUTBOX), role: None };
+        let options = Options { create_table: Some(OUTBOX), role: None, ..Options::default() };
         let done = pipeline.set_up(&options).await.unwrap();
         let kinds: Vec<StepKind> = done.steps.iter().map(|step| step.kind).collect();
         assert_eq!(
@@ -73,7 +73,7 @@ async fn printed_sql_runs_in_psql_and_is_enough_for_the_role() {
         let role = unique("relay");
         pipeline.sql(OUTBOX).await;
         pipeline.sql(&format!("create role {role} login")).await;
-        let options = Options { create_table: None, role: Some(&role) };
+        let options = Options { create_table: None, role: Some(&role), ..Options::default() };
         let printed = plan(&pipeline.facts().await, &options).unwrap().to_string();
         psql(&pipeline.url, &printed);
 
@@ -210,12 +210,16 @@ async fn what_setup_can_not_use_is_refused_and_left_alone() {
 #[tokio::test]
 async fn a_step_that_fails_names_itself_and_leaves_the_session_usable() {
     let pipeline = Pipeline::bare(Version::Pg15, "step_fails").await;
-    let options = Options { create_table: Some("CREATE TABLE outbox (id nonsense)"), role: None };
+    let options = Options {
+        create_table: Some("CREATE TABLE outbox (id nonsense)"),
+        role: None,
+        ..Options::default()
+    };
     let error = pipeline.set_up(&options).await.unwrap_err();
     let said = Chain(&error).to_string();
     assert!(said.starts_with("could not create table \"public\".\"outbox\""), "{said}");
     assert!(said.contains("SQLSTATE 42704"), "{said}");
-    let options = Options { create_table: Some(OUTBOX), role: None };
+    let options = Options { create_table: Some(OUTBOX), role: None, ..Options::default() };
     pipeline.set_up(&options).await.unwrap();
 }
 

@@ -71,7 +71,7 @@ FROM pg_catalog.pg_replication_slots AS s
 WHERE s.slot_name = 'postrider_orders' AND s.confirmed_flush_lsn IS NOT NULL;
 COMMIT;
 
--- 4. rights of role "postrider"
+-- 4. give role "postrider" its rights
 -- REPLICATION reads every published table of the cluster: treat its password accordingly. On Amazon
 -- RDS and Aurora GRANT rds_replication instead of ALTER ROLE.
 BEGIN;
