@@ -10,7 +10,7 @@ use rdkafka::types::RDKafkaErrorCode as Code;
 /// Tells what an error code says of a record.
 ///
 /// Codes that librdkafka retries never arrive here while `message.timeout.ms` is 0. A refusal names the batch the
-/// record was in, not the record (`servers.md` section 2): the caller starts again and hands over the batch's records
+/// record was in, not the record: the caller starts again and hands over the batch's records
 /// one at a time.
 pub(super) const fn outcome(code: Code) -> Outcome {
     match scope(code) {
