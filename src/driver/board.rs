@@ -2,7 +2,7 @@
 
 use super::looks::Looks;
 use super::pipeline::Pipeline;
-use super::say::{REPORT_INTERVAL, Trouble};
+use super::say::{REPORT_SOON, Trouble};
 use crate::status::State;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ const CATCHING_UP: Duration = Duration::from_secs(5);
 impl Pipeline {
     /// Brings the board up to date, if that was not done just now.
     pub(super) fn report_sometimes(&mut self, looks: Option<&Looks>) {
-        if self.tell.reported_at.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL) {
+        if self.tell.reported_at.is_none_or(|at| at.elapsed() >= REPORT_SOON) {
             self.report(looks);
         }
     }
@@ -21,6 +21,7 @@ impl Pipeline {
     pub(super) fn report(&mut self, looks: Option<&Looks>) {
         self.tell.look_at_the_clock();
         self.tell.reported_at = Some(Instant::now());
+        self.tell.reported_total = self.tell.published_total;
         let (events, bytes) = self.relay.in_flight();
         let watermark = self.relay.progress().watermark;
         let lag = self.relay.oldest_unresolved().map_or(Duration::ZERO, |at| self.tell.since(at));

@@ -295,7 +295,10 @@ impl Pipeline {
 
     /// When the loop must turn again, whatever happens.
     pub(super) fn due(&self) -> Instant {
-        let report = Instant::now() + say::REPORT_INTERVAL;
+        // What was published since the last report is told soon; nothing new is told now and then.
+        let news = self.tell.published_total != self.tell.reported_total;
+        let pause = if news { say::REPORT_SOON } else { say::REPORT_INTERVAL };
+        let report = Instant::now() + pause;
         self.relay.deadline().map_or(report, |at| (self.epoch + at).min(report))
     }
 

@@ -18,6 +18,9 @@ use tracing::{error, info, warn};
 /// How often the board is brought up to date.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
+/// The same, while events are published.
+pub(super) const REPORT_SOON: Duration = Duration::from_millis(20);
+
 /// What lasts is said again after this long, then after twice as long, up to an hour.
 const REPEAT_FIRST: Duration = Duration::from_secs(30);
 const REPEAT_LAST: Duration = Duration::from_hours(1);
@@ -35,6 +38,8 @@ pub(super) struct Tell {
     pub(super) standing_by: bool,
     pub(super) streaming: bool,
     pub(super) draining: bool,
+    /// `published_total` at the last report.
+    pub(super) reported_total: u64,
     pub(super) reported_at: Option<Instant>,
     pub(super) wall: PgTime,
 }
