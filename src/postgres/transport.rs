@@ -170,7 +170,10 @@ async fn request_tls(socket: &mut Socket, host: &Host) -> Result<bool, SourceErr
     }
 }
 
-/// A socket that can change its runtime.
+/// Most bytes of one read off the runtime: they are written with zeros before, which a larger buffer would pay for.
+pub(super) const AT_ONCE_BYTES: usize = 32 << 10;
+
+/// A socket that can change its runtime. Off it, a read gives what is there and wakes nobody.
 pub(super) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
@@ -212,8 +215,27 @@ impl AsyncRead for Socket {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
             Self::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::IdleTcp(_) | Self::IdleUnix(_) | Self::Gone => Poll::Ready(Err(off_runtime())),
+            Self::IdleTcp(stream) => at_once(filled(stream, buf)),
+            Self::IdleUnix(stream) => at_once(filled(stream, buf)),
+            Self::Gone => Poll::Ready(Err(off_runtime())),
         }
+    }
+}
+
+/// One read into `buf`, of no more than [`AT_ONCE_BYTES`].
+fn filled(stream: &mut impl io::Read, buf: &mut ReadBuf<'_>) -> io::Result<()> {
+    let room = buf.remaining().min(AT_ONCE_BYTES);
+    let count = stream.read(buf.initialize_unfilled_to(room))?;
+    buf.advance(count);
+    Ok(())
+}
+
+/// Off the runtime nobody is woken: who reads there asks again by himself.
+fn at_once<T>(done: io::Result<T>) -> Poll<io::Result<T>> {
+    match done {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Poll::Pending,
+        done => Poll::Ready(done),
     }
 }
 
@@ -226,7 +248,9 @@ impl AsyncWrite for Socket {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
             Self::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
-            Self::IdleTcp(_) | Self::IdleUnix(_) | Self::Gone => Poll::Ready(Err(off_runtime())),
+            Self::IdleTcp(stream) => at_once(io::Write::write(stream, buf)),
+            Self::IdleUnix(stream) => at_once(io::Write::write(stream, buf)),
+            Self::Gone => Poll::Ready(Err(off_runtime())),
         }
     }
 

@@ -60,16 +60,20 @@ impl Busy {
         }
     }
 
-    /// Sleeps a little if much is coming.
-    pub(super) fn pause(&mut self, now: Instant) {
+    /// Whether much is coming; then sleeps a little before it says so.
+    pub(super) fn pause(&mut self, now: Instant) -> bool {
         // A rate from long ago says nothing: the first read after a pause must not wait.
         let fresh = now.duration_since(self.since) < BUSY_WINDOW * 2;
-        if self.high && !self.more && fresh && now >= self.awake_until {
+        if !self.high || !fresh || now < self.awake_until {
+            return false;
+        }
+        if !self.more {
             std::thread::sleep(COALESCE);
             let slept = now.elapsed();
             if slept > OVERSLEPT {
                 self.awake_until = now + slept + AWAKE;
             }
         }
+        true
     }
 }

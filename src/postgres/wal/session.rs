@@ -10,10 +10,11 @@ use super::feedback::Feedback;
 use super::queue::{End, Queue};
 use crate::lsn::Lsn;
 use crate::postgres::error::{ServerReport, SourceError, SourceErrorKind, SqlState};
-use crate::postgres::transport::Transport;
+use crate::postgres::transport::{AT_ONCE_BYTES, Transport};
 use bytes::{Buf, BytesMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Notify;
@@ -26,6 +27,9 @@ const READ_BYTES_MIN: usize = 64 << 10;
 
 /// Longest wait for a status update to leave: the socket's buffer is full only if the server has stopped reading.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Reads off the runtime before it has its turn, to see that the handle was dropped. Some milliseconds.
+const TURNS_PER_YIELD: u32 = 32;
 
 /// What the handle and the thread share.
 pub(super) struct Shared {
@@ -57,6 +61,8 @@ pub(super) struct WalSession {
     /// Bytes missing of the message at hand.
     missing: usize,
     busy: Busy,
+    /// Reads off the runtime.
+    turns: u32,
 }
 
 impl WalSession {
@@ -83,6 +89,7 @@ impl WalSession {
             pending: None,
             missing: 0,
             busy: Busy::new(now),
+            turns: 0,
         }
     }
 
@@ -97,9 +104,6 @@ impl WalSession {
 
     /// Streams until told to stop, and then gives the deadline.
     async fn stream(&mut self) -> Result<Instant, SourceError> {
-        self.transport
-            .attach()
-            .map_err(|error| self.error(SourceErrorKind::System).caused_by(error))?;
         let shared = Arc::clone(&self.shared);
         loop {
             self.hand_over()?;
@@ -109,9 +113,13 @@ impl WalSession {
             }
             let reading = self.pending.is_none();
             if reading {
-                self.busy.pause(Instant::now());
                 self.make_room();
+                if self.busy.pause(Instant::now()) {
+                    self.read_off_runtime().await?;
+                    continue;
+                }
             }
+            self.attach()?;
             let room = self.inbox.capacity() - self.inbox.len();
             let wake_at = tokio::time::Instant::from_std(self.feedback.wake_at(self.confirmed()));
             tokio::select! {
@@ -137,6 +145,39 @@ impl WalSession {
                 return Err(self.error(kind));
             }
         }
+    }
+
+    /// Reads what is there while much is coming, without the runtime: a registered socket makes the walsender pay for
+    /// a wake-up call with each of its messages, though nobody sleeps.
+    async fn read_off_runtime(&mut self) -> Result<(), SourceError> {
+        self.transport.detach().map_err(|error| self.system(error))?;
+        let (transport, inbox) = (&mut self.transport, &mut self.inbox);
+        let mut reading = std::pin::pin!(transport.read_buf(inbox));
+        let read = std::future::poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx))).await;
+        let now = Instant::now();
+        match read {
+            Poll::Pending => {}
+            Poll::Ready(Ok(0)) => return Err(self.error(self.end_of_file())),
+            Poll::Ready(Ok(count)) => {
+                self.feedback.heard(now);
+                self.busy.read(now, count, count >= AT_ONCE_BYTES);
+            }
+            Poll::Ready(Err(error)) => return Err(SourceError::io(self.doing.as_str(), error)),
+        }
+        self.turns += 1;
+        if self.turns.is_multiple_of(TURNS_PER_YIELD) {
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// Back on the runtime, which wakes us; nothing to do where it is there already.
+    fn attach(&mut self) -> Result<(), SourceError> {
+        self.transport.attach().map_err(|error| self.system(error))
+    }
+
+    fn system(&self, error: std::io::Error) -> SourceError {
+        self.error(SourceErrorKind::System).caused_by(error)
     }
 
     fn end_of_file(&self) -> SourceErrorKind {
@@ -233,6 +274,7 @@ impl WalSession {
     }
 
     async fn write(&mut self, bytes: &[u8]) -> Result<(), SourceError> {
+        self.attach()?;
         let written = async {
             self.transport.write_all(bytes).await?;
             self.transport.flush().await
