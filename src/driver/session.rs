@@ -1,16 +1,21 @@
 //! A stream from its start to its end: selects one input at a time, and performs what the relay wants.
 
 use super::connect::Connected;
+use super::cut::cut;
 use super::feed::{Fed, Feeding};
 use super::history::History;
 use super::looks::{Look, Looks};
+use super::parking::{self, Fetched, asked};
 use super::pipeline::Pipeline;
 use super::run::{Exit, Stop};
 use super::say;
 use super::spec::PipelineSpec;
 use crate::ack::Progress;
+use crate::event::Position;
 use crate::lsn::Watermark;
+use crate::parked::{Entry, Wish};
 use crate::postgres::cursor::{self, Cursor, Written};
+use crate::postgres::parked::Stored;
 use crate::postgres::{Batch, SourceError, slot};
 use crate::relay::{Effect, Input};
 use std::future::Future;
@@ -26,7 +31,10 @@ const FAREWELL_MAX: Duration = Duration::from_secs(2);
 /// is another task of this thread, and the timers have their turn all the same. Each turn would be a system call each.
 const YIELD_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A cursor row on its way, or a look at the slot.
+/// Pause between two looks for requests: a notification that got lost costs no more than this.
+const REQUESTS_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A statement on its way on the control connection.
 pub(super) type Job<T> = Pin<Box<dyn Future<Output = Result<T, SourceError>>>>;
 
 /// How a stream ended.
@@ -44,6 +52,11 @@ pub(super) struct Session {
     connected: Connected,
     feeding: Option<Feeding>,
     writing: Option<Job<Written>>,
+    parking: Option<Job<Stored>>,
+    fetching: Option<Job<Fetched>>,
+    wishing: Option<Job<Vec<(Position, Wish)>>>,
+    /// When requests are looked for, though nobody has said that there are any.
+    ask_at: Instant,
     looks: Looks,
     leave_at: Option<Instant>,
     /// By the relay's clock.
@@ -57,6 +70,10 @@ enum Turn {
     Grace,
     Posts,
     Written(Result<Written, SourceError>),
+    Stored(Result<Stored, SourceError>),
+    Fetched(Result<Fetched, SourceError>),
+    Ask,
+    Wishes(Result<Vec<(Position, Wish)>, SourceError>),
     Looked(Result<Box<Look>, SourceError>),
     ControlLost(SourceError),
     Due,
@@ -71,6 +88,10 @@ impl Session {
             connected,
             feeding: None,
             writing: None,
+            parking: None,
+            fetching: None,
+            wishing: None,
+            ask_at: Instant::now(),
             looks,
             leave_at: None,
             yielded_at: Duration::ZERO,
@@ -109,7 +130,16 @@ impl Pipeline {
         let same_history = self.history.replace(history.clone()) == Some(history);
         self.confirmed =
             if same_history { self.confirmed.max(cursor.watermark) } else { cursor.watermark };
-        self.apply(self.now(), Input::Started { cursor, same_history });
+        let loaded = &session.connected.parked;
+        let entries: Vec<Entry> = loaded.iter().map(|row| row.entry).collect();
+        let started = Input::Started { cursor, same_history, parked: &entries };
+        self.relay.apply(self.now(), started, &mut self.effects);
+        for row in loaded {
+            if let Some(wish) = row.wish {
+                let position = row.entry.position;
+                self.apply(self.now(), Input::Wish { position, wish });
+            }
+        }
         say::streaming(self, &session.connected.resume);
     }
 
@@ -117,6 +147,7 @@ impl Pipeline {
     async fn turn(&mut self, session: &mut Session, stop: &Stop) -> Option<End> {
         let now = self.now();
         self.take_posts(now);
+        self.offer_tries(now);
         if let Some(end) = self.perform(session) {
             return Some(end);
         }
@@ -143,7 +174,8 @@ impl Pipeline {
     async fn wait(&self, session: &mut Session, stop: &Stop, more: bool) -> Turn {
         let hungry = session.feeding.is_none() && !self.relay.stopping();
         let due = self.due();
-        let Session { connected, writing, looks, leave_at, .. } = session;
+        let Session { connected, writing, parking, fetching, wishing, looks, leave_at, .. } = session;
+        let ask_at = session.ask_at;
         let grace = leave_at.unwrap_or_else(Instant::now);
         tokio::select! {
             biased;
@@ -151,8 +183,12 @@ impl Pipeline {
             () = stop.drain(), if leave_at.is_none() => Turn::Drain,
             () = tokio::time::sleep_until(grace), if leave_at.is_some() => Turn::Grace,
             written = job(writing), if writing.is_some() => Turn::Written(written),
+            stored = job(parking), if parking.is_some() => Turn::Stored(stored),
+            fetched = job(fetching), if fetching.is_some() => Turn::Fetched(fetched),
+            wishes = job(wishing), if wishing.is_some() => Turn::Wishes(wishes),
             error = connected.control.closed() => Turn::ControlLost(error),
             () = tokio::time::sleep_until(due) => Turn::Due,
+            () = asked(&connected.control, ask_at), if wishing.is_none() => Turn::Ask,
             looked = looks.next() => Turn::Looked(looked.map(Box::new)),
             () = self.mailbox.arrived() => Turn::Posts,
             () = tokio::task::yield_now(), if more => Turn::Again,
@@ -177,6 +213,7 @@ impl Pipeline {
             Turn::Posts | Turn::Again => {}
             Turn::Due => self.apply(now, Input::Tick),
             Turn::Written(Ok(Written::Stored)) => {
+                cut("cursor_committed");
                 session.writing = None;
                 self.apply(now, Input::CursorWritten);
             }
@@ -186,9 +223,40 @@ impl Pipeline {
                 say::row_taken(self, &written);
                 self.apply(now, Input::SlotTaken);
             }
+            Turn::Stored(Ok(Stored::Yes)) => {
+                cut("parked_row_committed");
+                session.parking = None;
+                self.shelf.stored();
+                self.apply(now, Input::ParkingWritten);
+            }
+            Turn::Stored(Ok(Stored::TakenOver)) => {
+                session.parking = None;
+                say::row_taken(self, &Written::TakenOver);
+                self.apply(now, Input::SlotTaken);
+            }
+            Turn::Fetched(Ok((asked, found))) => {
+                session.fetching = None;
+                self.fetched(&asked, found);
+                self.offer_tries(now);
+            }
+            Turn::Ask => {
+                session.ask_at = Instant::now() + REQUESTS_INTERVAL;
+                session.wishing = Some(parking::requests(&session.connected.control, &self.spec));
+            }
+            Turn::Wishes(Ok(wishes)) => {
+                session.wishing = None;
+                for (position, wish) in wishes {
+                    self.apply(now, Input::Wish { position, wish });
+                }
+            }
             // The server stops, or took this session away. Nothing can be confirmed without the row, so nothing is
             // gained by holding on, and a stream that holds on would hold up the server's shutdown.
-            Turn::ControlLost(error) | Turn::Written(Err(error)) | Turn::Batch(Err(error)) => {
+            Turn::ControlLost(error)
+            | Turn::Written(Err(error))
+            | Turn::Stored(Err(error))
+            | Turn::Fetched(Err(error))
+            | Turn::Wishes(Err(error))
+            | Turn::Batch(Err(error)) => {
                 return Some(End::Lost(error));
             }
             Turn::Looked(Ok(look)) => {
@@ -211,9 +279,23 @@ impl Pipeline {
         let mut end = None;
         for effect in effects.drain(..) {
             match effect {
-                Effect::Publish(_) => {}
+                Effect::Publish(_) | Effect::Park { .. } => {}
+                Effect::WriteParking { rows, marks } => {
+                    assert!(session.parking.is_none(), "two writes of parked events at once");
+                    cut(if rows > 0 { "parked_row_due" } else { "mark_due" });
+                    say::marked(self, &marks);
+                    let rows = self.shelf.to_write(rows);
+                    session.parking = Some(parking::write(&session.connected, &self.spec, rows, marks));
+                }
+                Effect::Try { ticket, position } => {
+                    self.shelf.try_again(ticket, position, self.now());
+                }
+                Effect::Released { position } => self.released(position),
                 Effect::Published { commit_time } => self.published(commit_time),
-                Effect::WriteCursor(row) => session.write(row),
+                Effect::WriteCursor(row) => {
+                    cut("cursor_due");
+                    session.write(row);
+                }
                 Effect::Confirm(watermark) => self.confirmed = watermark,
                 Effect::Restart { why } => {
                     self.reset_sink(why);
@@ -225,6 +307,10 @@ impl Pipeline {
         }
         self.effects = effects;
         session.tell(self.confirmed);
+        if session.fetching.is_none() && self.shelf.wants_records() {
+            let control = &session.connected.control;
+            session.fetching = Some(parking::fetch(control, &self.spec, self.shelf.missing()));
+        }
         end
     }
 
@@ -263,6 +349,7 @@ impl Session {
             watermark: row.watermark,
             flush_limit: row.watermark.lsn(),
             partial: row.partial,
+            owner_epoch: self.connected.epoch,
             ..resume.cursor.clone()
         };
         let client = self.connected.control.shared_client();
