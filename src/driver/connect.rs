@@ -79,9 +79,7 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
     let mut wal =
         WalConnection::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
     let system = wal.identify_system().await.map_err(at(Phase::Connect))?;
-    let (client, connection) =
-        crate::postgres::connect_client(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
-    let control = Control::start(client, connection).await.map_err(at(Phase::Connect))?;
+    let control = Control::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
 
     let identity = Identity { system_identifier: system.system_id, timeline: system.timeline };
     let identity = Some(identity);

@@ -196,6 +196,7 @@ pub(super) fn row_taken(pipeline: &Pipeline, written: &Written) {
         Written::Stored => return,
         Written::Behind(_) => "it is further on",
         Written::Rebound(_) => "it belongs to another slot or cluster now",
+        Written::TakenOver => "it has taken the pipeline over",
         Written::Missing => "it is gone",
     };
     warn!(pipeline = pipeline.spec.name(), found, "another process changed the cursor row");
