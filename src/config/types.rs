@@ -4,10 +4,10 @@ use super::error::Finding;
 use super::place::Places;
 use super::secret::{Properties, Secret, Url};
 use crate::driver::PipelineSpec;
-use crate::relay::OnPoison;
 use crate::outbox::{
     Extra, Layout, NullPayload, Replace, Role, StandardHeaders, TableName, TimestampSource,
 };
+use crate::relay::OnPoison;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -105,7 +105,8 @@ impl Pipeline {
         }
         if self.relay.parking_is_full() {
             let reason = "as many events are parked as parking.rows_max allows: the intake is shut";
-            let hint = "postrider parked list; then retry, skip or replace, or raise parking.rows_max";
+            let hint =
+                "postrider parked list; then retry, skip or replace, or raise parking.rows_max";
             return (State::CatchingUp, Some(reason.into()), Some(hint.into()));
         }
         if !tell.streaming {

@@ -13,8 +13,8 @@ use crate::error::Halt;
 use crate::event::Position;
 use crate::postgres::action::Phase;
 use crate::postgres::control::{Ask, Control};
-use crate::postgres::parked::Loaded;
 use crate::postgres::fence::{self, AfterStart, Decision, Identity, Resume};
+use crate::postgres::parked::Loaded;
 use crate::postgres::{
     SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, cursor, parked, slot,
 };

@@ -5,7 +5,7 @@ use super::session::Job;
 use super::spec::PipelineSpec;
 use crate::event::Position;
 use crate::parked::{Mark, OwnedRecord, Parked, Wish};
-use crate::postgres::control::Control;
+use crate::postgres::control::{Control, Notifications};
 use crate::postgres::parked::{self, Stored};
 use std::sync::Arc;
 use tokio::time::{Instant, sleep_until};
@@ -45,9 +45,9 @@ pub(super) fn requests(control: &Control, spec: &Arc<PipelineSpec>) -> Job<Vec<(
 }
 
 /// Waits until somebody says that there are requests, or it is time to look anyway.
-pub(super) async fn asked(control: &Control, look_at: Instant) {
+pub(super) async fn asked(notifications: &Notifications, look_at: Instant) {
     tokio::select! {
-        () = control.notified() => {}
+        () = notifications.next() => {}
         () = sleep_until(look_at) => {}
     }
 }

@@ -174,8 +174,9 @@ impl Pipeline {
     async fn wait(&self, session: &mut Session, stop: &Stop, more: bool) -> Turn {
         let hungry = session.feeding.is_none() && !self.relay.stopping();
         let due = self.due();
-        let Session { connected, writing, parking, fetching, wishing, looks, leave_at, .. } = session;
-        let ask_at = session.ask_at;
+        let Session { connected, writing, parking, fetching, wishing, looks, leave_at, .. } =
+            session;
+        let (notifications, ask_at) = (connected.control.notifications(), session.ask_at);
         let grace = leave_at.unwrap_or_else(Instant::now);
         tokio::select! {
             biased;
@@ -188,7 +189,7 @@ impl Pipeline {
             wishes = job(wishing), if wishing.is_some() => Turn::Wishes(wishes),
             error = connected.control.closed() => Turn::ControlLost(error),
             () = tokio::time::sleep_until(due) => Turn::Due,
-            () = asked(&connected.control, ask_at), if wishing.is_none() => Turn::Ask,
+            () = asked(&notifications, ask_at), if wishing.is_none() => Turn::Ask,
             looked = looks.next() => Turn::Looked(looked.map(Box::new)),
             () = self.mailbox.arrived() => Turn::Posts,
             () = tokio::task::yield_now(), if more => Turn::Again,
@@ -285,7 +286,8 @@ impl Pipeline {
                     cut(if rows > 0 { "parked_row_due" } else { "mark_due" });
                     say::marked(self, &marks);
                     let rows = self.shelf.to_write(rows);
-                    session.parking = Some(parking::write(&session.connected, &self.spec, rows, marks));
+                    session.parking =
+                        Some(parking::write(&session.connected, &self.spec, rows, marks));
                 }
                 Effect::Try { ticket, position } => {
                     self.shelf.try_again(ticket, position, self.now());

@@ -111,16 +111,19 @@ impl Shelf {
         poison: &Poison,
         commit_time: PgTime,
     ) -> &Parked {
-        push(&mut self.kept, Parked {
-            entry,
-            commit_time,
-            event_id: poison.event_id.clone(),
-            event_type: poison.event_type.clone(),
-            aggregate: poison.aggregate.clone(),
-            record: poison.record.clone(),
-            error_code: Some(HaltReason::PoisonEvent.name()),
-            error: Some(poison.problem.to_string()),
-        })
+        push(
+            &mut self.kept,
+            Parked {
+                entry,
+                commit_time,
+                event_id: poison.event_id.clone(),
+                event_type: None,
+                aggregate: None,
+                record: OwnedRecord::default(),
+                error_code: Some(HaltReason::PoisonEvent.name()),
+                error: Some(poison.problem.to_string()),
+            },
+        )
     }
 }
 
@@ -150,7 +153,9 @@ impl Pipeline {
             let outcome = match with(record, |record| self.sink.enqueue(a_try.ticket, record)) {
                 Ok(()) => return false,
                 Err(NotTaken::Full) => return true,
-                Err(NotTaken::Destination) if now.saturating_sub(a_try.since) < DESTINATION_PATIENCE => {
+                Err(NotTaken::Destination)
+                    if now.saturating_sub(a_try.since) < DESTINATION_PATIENCE =>
+                {
                     return true;
                 }
                 Err(NotTaken::Destination) => {

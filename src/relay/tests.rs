@@ -85,7 +85,8 @@ impl Script {
         let report = |outcome| Input::Report { ticket: ticket(1), outcome };
         let position = || Position { commit_lsn: lsn(number(1)), ordinal: number(2) };
         let parked = std::mem::take(&mut self.table);
-        let started = |cursor, same_history| Input::Started { cursor, same_history, parked: &parked };
+        let started =
+            |cursor, same_history| Input::Started { cursor, same_history, parked: &parked };
         let input = match words[0] {
             "row" => {
                 let (lane, state) = (Some(lane(words[3])), State::parse(words[4]).unwrap());

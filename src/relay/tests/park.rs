@@ -373,14 +373,10 @@ fn strict_order_has_one_event_of_an_aggregate_in_flight() {
     let mut relay = Relay::new(crate::relay::Settings { limits, cursor_interval, rules });
     let mut effects = Vec::new();
     let (a, b) = (Aggregate { kind: "order", id: "a" }, Aggregate { kind: "order", id: "b" });
-    let event = |aggregate| {
-        Input::Change(Change::Event { aggregate, size_bytes: 1, wait: Duration::ZERO })
-    };
-    let started = Input::Started {
-        cursor: super::progress(16, None),
-        same_history: true,
-        parked: &[],
-    };
+    let event =
+        |aggregate| Input::Change(Change::Event { aggregate, size_bytes: 1, wait: Duration::ZERO });
+    let started =
+        Input::Started { cursor: super::progress(16, None), same_history: true, parked: &[] };
     let begin =
         Input::Begin { commit_lsn: super::lsn(32), commit_time: crate::event::PgTime::default() };
     for input in [started, begin, event(a)] {
