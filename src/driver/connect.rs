@@ -134,8 +134,8 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
     }
 }
 
-/// Makes the pipeline's tables ours, now that the slot is, and reads what is parked. In this order: a write of the owner
-/// before us that is still on its way is waited for, and then read.
+/// Makes the pipeline's tables ours, now that the slot is, and reads what is parked. In this order: a write of the
+/// owner before us that is still on its way is waited for, and then read.
 async fn take_over(
     spec: &PipelineSpec,
     control: &Control,

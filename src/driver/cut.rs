@@ -18,6 +18,7 @@ mod armed {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     /// The name, and at which of its times.
+    #[expect(clippy::disallowed_methods, reason = "a test's own switch, in no release build")]
     static ASKED: LazyLock<Option<(String, u32)>> = LazyLock::new(|| {
         let asked = std::env::var("POSTRIDER_CUT").ok()?;
         let (name, times) = asked.split_once(':').unwrap_or((&asked, "1"));

@@ -1,6 +1,7 @@
 //! One pipeline: its parts, and its life from the first connection to its exit.
 
 use super::connect::{self, Failure};
+use super::cut::cut;
 use super::halts;
 use super::history::History;
 use super::run::{Exit, Stop};
@@ -269,6 +270,7 @@ impl Pipeline {
 
     /// A parked event reached the broker.
     pub(super) fn released(&mut self, position: Position) {
+        cut("retry_acknowledged");
         self.tell.published_total += 1;
         say::released(self, position);
     }

@@ -5,17 +5,15 @@ use super::cut::cut;
 use super::feed::{Fed, Feeding};
 use super::history::History;
 use super::looks::{Look, Looks};
-use super::parking::{self, Fetched, asked};
+use super::parking::{Jobs, Said};
 use super::pipeline::Pipeline;
 use super::run::{Exit, Stop};
 use super::say;
 use super::spec::PipelineSpec;
 use crate::ack::Progress;
-use crate::event::Position;
 use crate::lsn::Watermark;
-use crate::parked::{Entry, Wish};
+use crate::parked::Entry;
 use crate::postgres::cursor::{self, Cursor, Written};
-use crate::postgres::parked::Stored;
 use crate::postgres::{Batch, SourceError, slot};
 use crate::relay::{Effect, Input};
 use std::future::Future;
@@ -30,9 +28,6 @@ const FAREWELL_MAX: Duration = Duration::from_secs(2);
 /// Under load there is always something to take, and the loop would never wait: so often the control connection, which
 /// is another task of this thread, and the timers have their turn all the same. Each turn would be a system call each.
 const YIELD_INTERVAL: Duration = Duration::from_millis(1);
-
-/// Pause between two looks for requests: a notification that got lost costs no more than this.
-const REQUESTS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A statement on its way on the control connection.
 pub(super) type Job<T> = Pin<Box<dyn Future<Output = Result<T, SourceError>>>>;
@@ -49,14 +44,10 @@ pub(super) enum End {
 
 /// A stream and what is under way on it.
 pub(super) struct Session {
-    connected: Connected,
+    pub(super) connected: Connected,
     feeding: Option<Feeding>,
     writing: Option<Job<Written>>,
-    parking: Option<Job<Stored>>,
-    fetching: Option<Job<Fetched>>,
-    wishing: Option<Job<Vec<(Position, Wish)>>>,
-    /// When requests are looked for, though nobody has said that there are any.
-    ask_at: Instant,
+    pub(super) parking: Jobs,
     looks: Looks,
     leave_at: Option<Instant>,
     /// By the relay's clock.
@@ -70,10 +61,7 @@ enum Turn {
     Grace,
     Posts,
     Written(Result<Written, SourceError>),
-    Stored(Result<Stored, SourceError>),
-    Fetched(Result<Fetched, SourceError>),
-    Ask,
-    Wishes(Result<Vec<(Position, Wish)>, SourceError>),
+    Parking(Said),
     Looked(Result<Box<Look>, SourceError>),
     ControlLost(SourceError),
     Due,
@@ -88,10 +76,7 @@ impl Session {
             connected,
             feeding: None,
             writing: None,
-            parking: None,
-            fetching: None,
-            wishing: None,
-            ask_at: Instant::now(),
+            parking: Jobs::default(),
             looks,
             leave_at: None,
             yielded_at: Duration::ZERO,
@@ -174,9 +159,8 @@ impl Pipeline {
     async fn wait(&self, session: &mut Session, stop: &Stop, more: bool) -> Turn {
         let hungry = session.feeding.is_none() && !self.relay.stopping();
         let due = self.due();
-        let Session { connected, writing, parking, fetching, wishing, looks, leave_at, .. } =
-            session;
-        let (notifications, ask_at) = (connected.control.notifications(), session.ask_at);
+        let Session { connected, writing, parking, looks, leave_at, .. } = session;
+        let notifications = connected.control.notifications();
         let grace = leave_at.unwrap_or_else(Instant::now);
         tokio::select! {
             biased;
@@ -184,12 +168,9 @@ impl Pipeline {
             () = stop.drain(), if leave_at.is_none() => Turn::Drain,
             () = tokio::time::sleep_until(grace), if leave_at.is_some() => Turn::Grace,
             written = job(writing), if writing.is_some() => Turn::Written(written),
-            stored = job(parking), if parking.is_some() => Turn::Stored(stored),
-            fetched = job(fetching), if fetching.is_some() => Turn::Fetched(fetched),
-            wishes = job(wishing), if wishing.is_some() => Turn::Wishes(wishes),
             error = connected.control.closed() => Turn::ControlLost(error),
             () = tokio::time::sleep_until(due) => Turn::Due,
-            () = asked(&notifications, ask_at), if wishing.is_none() => Turn::Ask,
+            said = parking.next(&notifications) => Turn::Parking(said),
             looked = looks.next() => Turn::Looked(looked.map(Box::new)),
             () = self.mailbox.arrived() => Turn::Posts,
             () = tokio::task::yield_now(), if more => Turn::Again,
@@ -224,40 +205,14 @@ impl Pipeline {
                 say::row_taken(self, &written);
                 self.apply(now, Input::SlotTaken);
             }
-            Turn::Stored(Ok(Stored::Yes)) => {
-                cut("parked_row_committed");
-                session.parking = None;
-                self.shelf.stored();
-                self.apply(now, Input::ParkingWritten);
-            }
-            Turn::Stored(Ok(Stored::TakenOver)) => {
-                session.parking = None;
-                say::row_taken(self, &Written::TakenOver);
-                self.apply(now, Input::SlotTaken);
-            }
-            Turn::Fetched(Ok((asked, found))) => {
-                session.fetching = None;
-                self.fetched(&asked, found);
-                self.offer_tries(now);
-            }
-            Turn::Ask => {
-                session.ask_at = Instant::now() + REQUESTS_INTERVAL;
-                session.wishing = Some(parking::requests(&session.connected.control, &self.spec));
-            }
-            Turn::Wishes(Ok(wishes)) => {
-                session.wishing = None;
-                for (position, wish) in wishes {
-                    self.apply(now, Input::Wish { position, wish });
+            Turn::Parking(said) => {
+                if let Err(error) = self.parking_said(session, said) {
+                    return Some(End::Lost(error));
                 }
             }
             // The server stops, or took this session away. Nothing can be confirmed without the row, so nothing is
             // gained by holding on, and a stream that holds on would hold up the server's shutdown.
-            Turn::ControlLost(error)
-            | Turn::Written(Err(error))
-            | Turn::Stored(Err(error))
-            | Turn::Fetched(Err(error))
-            | Turn::Wishes(Err(error))
-            | Turn::Batch(Err(error)) => {
+            Turn::ControlLost(error) | Turn::Written(Err(error)) | Turn::Batch(Err(error)) => {
                 return Some(End::Lost(error));
             }
             Turn::Looked(Ok(look)) => {
@@ -281,14 +236,7 @@ impl Pipeline {
         for effect in effects.drain(..) {
             match effect {
                 Effect::Publish(_) | Effect::Park { .. } => {}
-                Effect::WriteParking { rows, marks } => {
-                    assert!(session.parking.is_none(), "two writes of parked events at once");
-                    cut(if rows > 0 { "parked_row_due" } else { "mark_due" });
-                    say::marked(self, &marks);
-                    let rows = self.shelf.to_write(rows);
-                    session.parking =
-                        Some(parking::write(&session.connected, &self.spec, rows, marks));
-                }
+                Effect::WriteParking { rows, marks } => self.write_parking(session, rows, marks),
                 Effect::Try { ticket, position } => {
                     self.shelf.try_again(ticket, position, self.now());
                 }
@@ -309,10 +257,7 @@ impl Pipeline {
         }
         self.effects = effects;
         session.tell(self.confirmed);
-        if session.fetching.is_none() && self.shelf.wants_records() {
-            let control = &session.connected.control;
-            session.fetching = Some(parking::fetch(control, &self.spec, self.shelf.missing()));
-        }
+        self.fetch_for_tries(session);
         end
     }
 

@@ -53,7 +53,7 @@ impl Shelf {
 
     /// The first `count` rows, to be written. What was being written before and was not [`stored`](Self::stored) is
     /// among them again.
-    pub(super) fn to_write(&mut self, count: usize) -> Arc<Vec<Parked>> {
+    pub(super) fn take_rows(&mut self, count: usize) -> Arc<Vec<Parked>> {
         let before = std::mem::take(&mut self.writing);
         let before = Arc::try_unwrap(before).unwrap_or_else(|shared| shared.as_ref().clone());
         for row in before.into_iter().rev() {
@@ -62,6 +62,11 @@ impl Shelf {
         assert!(count <= self.kept.len(), "{count} rows to write, {} are kept", self.kept.len());
         self.writing = Arc::new(self.kept.drain(..count).collect());
         Arc::clone(&self.writing)
+    }
+
+    /// Whether new rows are being written, and not marks alone.
+    pub(super) fn is_writing_rows(&self) -> bool {
+        !self.writing.is_empty()
     }
 
     /// What was being written is committed.

@@ -28,7 +28,8 @@ pub enum Effect {
         /// Changes to other rows.
         marks: Vec<Mark>,
     },
-    /// Hand a parked record to the sink under this ticket. The answer is a report, or [`Input::Gone`](super::Input::Gone).
+    /// Hand a parked record to the sink under this ticket. The answer is a report, or
+    /// [`Input::Gone`](super::Input::Gone).
     Try {
         /// A ticket of its own.
         ticket: Ticket,

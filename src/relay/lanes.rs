@@ -74,7 +74,7 @@ impl Counts {
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     rows: BTreeMap<Position, Row>,
-    lanes: HashMap<Lane, Queue>,
+    queues: HashMap<Lane, Queue>,
     /// Resolved rows that the stream may bring again.
     settled: BTreeSet<Position>,
     /// Heads whose time has not come.
@@ -91,12 +91,12 @@ impl Lanes {
 
     /// Blocked lanes.
     pub(super) fn blocked(&self) -> usize {
-        self.lanes.len()
+        self.queues.len()
     }
 
     #[inline]
     pub(super) fn is_blocked(&self, lane: Lane) -> bool {
-        !self.lanes.is_empty() && self.lanes.contains_key(&lane)
+        !self.queues.is_empty() && self.queues.contains_key(&lane)
     }
 
     /// Whether an event the stream brings is parked, or was, and is committed as such.
@@ -135,7 +135,7 @@ impl Lanes {
             return;
         }
         if let Some(lane) = lane {
-            let rows = &mut self.lanes.entry(lane).or_default().rows;
+            let rows = &mut self.queues.entry(lane).or_default().rows;
             let at = rows.partition_point(|&other| other < position);
             rows.insert(at, position);
             if let Some(&second) = rows.get(1).filter(|_| at == 0) {
@@ -193,7 +193,7 @@ impl Lanes {
             self.settled.insert(position);
         }
         let Some(lane) = row.lane else { return };
-        let Some(queue) = self.lanes.get_mut(&lane) else { return };
+        let Some(queue) = self.queues.get_mut(&lane) else { return };
         // A lane may hold all rows there are: taking its head must not cost their number.
         if queue.rows.front() == Some(&position) {
             queue.rows.pop_front();
@@ -210,13 +210,13 @@ impl Lanes {
 
     /// A resolved row of a lane waits for its mark, though the table shows it as it was.
     pub(super) fn owe_mark(&mut self, lane: Lane) {
-        self.lanes.entry(lane).or_default().unmarked += 1;
+        self.queues.entry(lane).or_default().unmarked += 1;
     }
 
     /// The mark of a resolved row is committed.
     pub(super) fn marked(&mut self, lane: Option<Lane>) {
         let Some(lane) = lane else { return };
-        if let Some(queue) = self.lanes.get_mut(&lane) {
+        if let Some(queue) = self.queues.get_mut(&lane) {
             queue.unmarked = queue.unmarked.saturating_sub(1);
         }
         self.free(lane);
@@ -291,14 +291,15 @@ impl Lanes {
     }
 
     fn free(&mut self, lane: Lane) {
-        if self.lanes.get(&lane).is_some_and(|queue| queue.rows.is_empty() && queue.unmarked == 0) {
-            self.lanes.remove(&lane);
+        if self.queues.get(&lane).is_some_and(|queue| queue.rows.is_empty() && queue.unmarked == 0)
+        {
+            self.queues.remove(&lane);
         }
     }
 
     fn is_head(&self, position: Position, row: &Row) -> bool {
         row.lane.is_none_or(|lane| {
-            self.lanes.get(&lane).is_none_or(|queue| queue.rows.front() == Some(&position))
+            self.queues.get(&lane).is_none_or(|queue| queue.rows.front() == Some(&position))
         })
     }
 

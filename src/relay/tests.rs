@@ -89,12 +89,8 @@ impl Script {
             |cursor, same_history| Input::Started { cursor, same_history, parked: &parked };
         let input = match words[0] {
             "row" => {
-                let (lane, state) = (Some(lane(words[3])), State::parse(words[4]).unwrap());
-                let (attempts, wait) = (1, Duration::ZERO);
-                let position = position();
-                let entry = Entry { position, lane, state, attempts, wait, overtaken_by: None };
                 self.table = parked;
-                self.table.push(entry);
+                self.table.push(row(position(), words[3], words[4]));
                 return;
             }
             "start" => started(progress(number(1), None), true),
@@ -147,14 +143,27 @@ impl Script {
     }
 }
 
-fn lane(id: &str) -> Lane {
-    Lane::of(Aggregate { kind: "order", id })
+/// A row of the parked table that was refused once.
+fn row(position: Position, id: &str, state: &str) -> Entry {
+    Entry {
+        position,
+        lane: Some(Lane::of(Aggregate { kind: "order", id })),
+        state: State::parse(state).unwrap(),
+        attempts: 1,
+        wait: Duration::ZERO,
+        overtaken_by: None,
+    }
 }
 
 fn became(mark: &Mark) -> String {
     let became = match mark.became {
         Became::Refused { state, attempts, .. } => format!("{} after {attempts}", state.name()),
-        other => format!("{other:?}").to_lowercase(),
+        Became::Done => "done".into(),
+        Became::Skipped => "skipped".into(),
+        Became::Again => "again".into(),
+        Became::Declined => "declined".into(),
+        Became::DeadSent => "sent to the dead".into(),
+        Became::Overtaken { by } => format!("overtaken by {by}"),
     };
     format!("{} {became}", mark.position)
 }
