@@ -190,9 +190,9 @@ impl Pipeline {
     fn not_mapped(&mut self, now: Duration, at: At, error: MapError) -> Step {
         match error {
             MapError::Poison(poison) => {
-                let event_type = "";
-                self.metrics.failed(event_type);
-                let aggregate: Option<&(String, String)> = None;
+                let remains = &poison.remains;
+                self.metrics.failed(remains.event_type.as_deref().unwrap_or_default());
+                let aggregate = remains.aggregate.as_ref();
                 let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
                 let halt = Box::new(halts::poison_event(&poison));
                 let first = self.effects.len();
