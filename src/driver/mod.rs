@@ -15,10 +15,12 @@ mod halts;
 mod history;
 mod looks;
 mod pipeline;
+mod poll_spec;
 mod run;
 mod say;
 mod session;
 mod spec;
 
+pub use poll_spec::poll_spec;
 pub use run::{Exit, Service, Stop, StopHandle};
 pub use spec::PipelineSpec;

@@ -9,13 +9,14 @@ use super::error::SourceError;
 use super::handshake::{self, Purpose, Session};
 use super::transport::Transport;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::config::SslMode;
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::tls::NoTlsStream;
+use tokio_postgres::{AsyncMessage, Client, NoTls};
 
 /// Opens a connection for SQL. The second value is the connection itself: it must be polled for the client to work, and
 /// it ends with the error that ended the connection (57P01 when the server shuts down).
@@ -27,15 +28,44 @@ pub async fn connect_client(
     conninfo: &Conninfo,
     application_name: &str,
 ) -> Result<(Client, impl Future<Output = Result<(), SourceError>> + Send + use<>), SourceError> {
+    let (client, connection, doing) = open(conninfo, application_name).await?;
+    let connection =
+        async move { connection.await.map_err(|error| SourceError::control(doing, error)) };
+    Ok((client, connection))
+}
+
+/// As [`connect_client`]; `heard` is called with the payload of each notification.
+pub async fn connect_listener<H: Fn(&str) + Send>(
+    conninfo: &Conninfo,
+    application_name: &str,
+    heard: H,
+) -> Result<(Client, impl Future<Output = Result<(), SourceError>> + Send + use<H>), SourceError> {
+    let (client, mut connection, doing) = open(conninfo, application_name).await?;
+    let connection = async move {
+        while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
+            let message = message.map_err(|error| SourceError::control(&doing, error))?;
+            if let AsyncMessage::Notification(notification) = message {
+                heard(notification.payload());
+            }
+        }
+        Ok(())
+    };
+    Ok((client, connection))
+}
+
+type Connection = tokio_postgres::Connection<LoggedIn, NoTlsStream>;
+
+async fn open(
+    conninfo: &Conninfo,
+    application_name: &str,
+) -> Result<(Client, Connection, String), SourceError> {
     let session = handshake::connect(conninfo, Purpose::Control, application_name).await?;
     let doing = format!("use the control connection to {}", session.host);
     let mut config = tokio_postgres::Config::new();
     config.user(conninfo.user()).dbname(conninfo.dbname()).ssl_mode(SslMode::Disable);
     let opened = config.connect_raw(LoggedIn::new(session), NoTls).await;
     let (client, connection) = opened.map_err(|error| SourceError::control(&doing, error))?;
-    let connection =
-        async move { connection.await.map_err(|error| SourceError::control(doing, error)) };
-    Ok((client, connection))
+    Ok((client, connection, doing))
 }
 
 /// A transport whose login is past: the first message written is swallowed, and the greeting is read first.

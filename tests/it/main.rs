@@ -56,6 +56,8 @@ mod many;
 mod operations;
 /// Events that can never be published.
 mod poison;
+/// Polling's adapter: claims, their order, their marks, the session.
+mod poll_claims;
 /// A wrong start on the shared servers: told, and mended without loss.
 mod refusals;
 /// A wrong start that needs a server of its own.

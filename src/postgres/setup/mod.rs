@@ -9,12 +9,14 @@
 //! accept.
 
 mod apply;
+mod notify;
 mod plan;
 mod print;
 #[cfg(test)]
 mod tests;
 
 pub use apply::{Blocker, Progress, SetupError, apply};
+pub use notify::{TRIGGER, notify_sql, notify_undo_sql};
 pub use plan::plan;
 
 use super::control::Control;
