@@ -16,14 +16,14 @@ use postrider::postgres::{Conninfo, SourceError};
 use std::time::Duration;
 
 /// For everything that a loaded machine may be slow at.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_mins(1);
 
 /// The versions at both ends.
 const VERSIONS: [Version; 2] = [Version::Pg15, Version::Pg18];
 
 /// An outbox of a layout in a database of its own.
 struct Outbox {
-    outbox: OutboxSpec,
+    records: OutboxSpec,
     spec: PollSpec,
     client: Client,
     database: Database,
@@ -41,7 +41,7 @@ impl Outbox {
         let database = Database::create(version, test).await;
         let client = database.connect().await;
         let spec = poll_spec("orders", &outbox, false).unwrap();
-        Self { outbox, spec, client, database }
+        Self { records: outbox, spec, client, database }
     }
 
     async fn open(&self) -> Result<Opened, SourceError> {
@@ -58,7 +58,7 @@ impl Outbox {
 
     /// `aggregate/event id` of each row, as the mapper reads them.
     fn ids(&self, poller: &Poller, claim: &Claim) -> Vec<String> {
-        let mut mapper = Mapper::new(self.outbox.clone()).unwrap();
+        let mut mapper = Mapper::new(self.records.clone()).unwrap();
         mapper.forget_relations(Some(poller.table_oid()));
         let Message::Relation(relation) = decode(poller.relation()).unwrap() else {
             panic!("no relation")
@@ -69,8 +69,8 @@ impl Outbox {
             let Message::Insert(insert) = decode(row).unwrap() else { panic!("no insert") };
             let position = Position { commit_lsn: claim.at, ordinal };
             let at = At { position, commit_time: claim.claimed_at };
-            let mapped = mapper.insert(&insert, at).unwrap().expect("a row of the outbox");
-            ids.push(format!("{}/{}", mapped.aggregate.id, mapped.event_id));
+            let event = mapper.insert(&insert, at).unwrap().expect("a row of the outbox");
+            ids.push(format!("{}/{}", event.aggregate.id, event.event_id));
         }
         ids
     }

@@ -7,6 +7,7 @@ use crate::postgres::error::{SourceError, SourceErrorKind};
 use bytes::{BufMut, Bytes, BytesMut};
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::Range;
 use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow};
 
 /// Rows of one transaction that is still open: nobody else can take them, and nothing is marked.
@@ -87,61 +88,58 @@ pub(super) struct Look {
 }
 
 /// Columns of the answer before the table's own: see [`super::sql::claim`].
-const HEAD: usize = 5;
+const HEAD: usize = 6;
+
+/// One row of the answer.
+struct Seen<'a> {
+    /// Its place in the order.
+    n: u64,
+    key: &'a str,
+    /// `None` where it could not be had.
+    place: Option<Place>,
+    expired: bool,
+    /// Where its message is in the buffer.
+    message: Range<usize>,
+}
 
 impl Look {
     /// Reads the answer to [`super::sql::claim`].
     pub(super) fn read(answer: &[SimpleQueryMessage], shape: &Shape) -> Result<Self, SourceError> {
         let mut look = Self::default();
         let mut buffer = BytesMut::new();
-        let mut ends = Vec::new();
+        let mut rows = Vec::with_capacity(answer.len());
         for message in answer {
             let SimpleQueryMessage::Row(row) = message else { continue };
             if row.len() == HEAD + shape.columns.len() {
-                look.row(row, shape, &mut buffer, &mut ends)?;
+                look.candidates = number(text(row, 5)?)?;
+                rows.push(Seen::read(row, shape, &mut buffer)?);
             } else {
                 look.clock(row)?;
             }
         }
-        let mut buffer = buffer.freeze();
-        let mut start = 0;
-        look.rows.extend(ends.into_iter().map(|end: usize| {
-            let row = buffer.split_to(end - start);
-            start = end;
-            row
-        }));
+        look.seen = rows.len();
+        rows.sort_unstable_by_key(|row| row.n);
+        let buffer = buffer.freeze();
+        for row in rows {
+            look.take(row, &buffer);
+        }
         Ok(look)
     }
 
-    fn row(
-        &mut self,
-        row: &SimpleQueryRow,
-        shape: &Shape,
-        buffer: &mut BytesMut,
-        ends: &mut Vec<usize>,
-    ) -> Result<(), SourceError> {
-        self.seen += 1;
-        self.candidates = number(text(row, 4)?)?;
-        let key = text(row, 0)?.unwrap_or_default();
-        let Some(tid) = text(row, 2)? else {
-            self.blocked.insert(key.to_owned());
-            self.withheld += 1;
-            return Ok(());
-        };
-        let place = Place::read(number(text(row, 1)?)?, tid)?;
-        if text(row, 3)? == Some("t") {
-            self.expired.push(place);
-            return Ok(());
+    fn take(&mut self, row: Seen<'_>, buffer: &Bytes) {
+        match row.place {
+            None => {
+                self.blocked.insert(row.key.to_owned());
+                self.withheld += 1;
+            }
+            Some(place) if row.expired => self.expired.push(place),
+            Some(_) if self.blocked.contains(row.key) => self.withheld += 1,
+            Some(place) => {
+                self.rows.push(buffer.slice(row.message));
+                self.places.push(place);
+                self.keys.push(row.key.to_owned());
+            }
         }
-        if self.blocked.contains(key) {
-            self.withheld += 1;
-            return Ok(());
-        }
-        insert(row, shape, buffer)?;
-        ends.push(buffer.len());
-        self.places.push(place);
-        self.keys.push(key.to_owned());
-        Ok(())
     }
 
     fn clock(&mut self, row: &SimpleQueryRow) -> Result<(), SourceError> {
@@ -154,6 +152,31 @@ impl Look {
     /// Whether the bound on rows or on bytes ended it, and not the table.
     pub(super) fn cut(&self, limit: usize) -> bool {
         self.candidates >= limit || self.seen < self.candidates
+    }
+}
+
+impl<'a> Seen<'a> {
+    /// Reads one, and appends its message.
+    fn read(
+        row: &'a SimpleQueryRow,
+        shape: &Shape,
+        buffer: &mut BytesMut,
+    ) -> Result<Self, SourceError> {
+        let start = buffer.len();
+        let place = match text(row, 3)? {
+            None => None,
+            Some(tid) => {
+                insert(row, shape, buffer)?;
+                Some(Place::read(number(text(row, 2)?)?, tid)?)
+            }
+        };
+        Ok(Self {
+            n: number(text(row, 0)?)?,
+            key: text(row, 1)?.unwrap_or_default(),
+            place,
+            expired: text(row, 4)? == Some("t"),
+            message: start..buffer.len(),
+        })
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) fn settle(
     for (place, outcome) in rows.iter().zip(outcomes) {
         match outcome {
             Settled::Published | Settled::Moved => {
-                published.entry(place.oid).or_default().push(*place)
+                published.entry(place.oid).or_default().push(*place);
             }
             Settled::Failed { error, code } => {
                 failed.entry(place.oid).or_default().push((*place, words(code, error)));

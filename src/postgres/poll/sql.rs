@@ -24,9 +24,11 @@ pub(super) struct Ask<'a> {
 
 /// Begins the transaction, claims, and reads the clock.
 ///
-/// Each row of the claim is: the aggregate's key; OID and place of the locked row, NULL where it could not be had;
-/// whether it has expired; how many rows were looked at; then the table's columns. A row that could not be had is
-/// locked, has an unready one before it, or has gone meanwhile.
+/// Each row of the claim is: its place in the order, by which whoever reads them sorts; the aggregate's key; OID and
+/// place of the locked row, NULL where it could not be had; whether it has expired; how many rows were looked at; then
+/// the table's columns. A row that could not be had is locked, has an unready one before it, or has gone meanwhile.
+///
+/// `NOT IN` and no join, since the planner underrates how many rows are locked, and would compare each with each.
 pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
     let table = &spec.table;
     let (ready, order) = (ready(spec, "o"), order(spec, shape, "o"));
@@ -44,7 +46,7 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
         order.iter().enumerate().map(|(at, key)| format!("{key} AS o{at}")).collect();
     let values: Vec<String> =
         (0..).zip(&shape.columns).map(|(at, c)| format!("o.{} AS c{at}", ident(&c.name))).collect();
-    let names: Vec<String> = (0..shape.columns.len()).map(|at| format!("g.c{at}")).collect();
+    let names: String = (0..shape.columns.len()).map(|at| format!(", g.c{at}")).collect();
     let blocker = blocker(spec, shape)
         .map_or_else(String::new, |blocker| format!("NOT EXISTS (\n    {blocker})\n    AND "));
     format!(
@@ -55,15 +57,17 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
            FROM {table} AS o\n  WHERE {filter}\n  \
            WINDOW w AS (ORDER BY {order} ROWS UNBOUNDED PRECEDING)\n  ORDER BY {order}\n  LIMIT {limit}\n\
          ), free AS MATERIALIZED (\n  \
-           SELECT f.n, f.oid, f.tid FROM first AS f\n  WHERE {blocker}(f.total <= {bytes} OR f.n = 1)\n\
+           SELECT f.n, f.oid, f.tid, f.key, f.expired FROM first AS f\n  \
+           WHERE {blocker}(f.total <= {bytes} OR f.n = 1)\n\
          ), got AS MATERIALIZED (\n  \
-           SELECT f.n, o.tableoid AS oid, o.ctid AS tid, {values}\n  \
+           SELECT f.n, f.key, o.tableoid AS oid, o.ctid AS tid, f.expired, {values}\n  \
            FROM free AS f JOIN {table} AS o ON o.tableoid = f.oid AND o.ctid = f.tid\n  \
            WHERE {ready}\n  FOR UPDATE OF o SKIP LOCKED\n\
          )\n\
-         SELECT f.key, g.oid, g.tid, f.expired, (SELECT count(*) FROM first), {names}\n\
-         FROM first AS f LEFT JOIN got AS g ON g.n = f.n\n\
-         WHERE f.total <= {bytes} OR f.n = 1\nORDER BY f.n;\n\
+         SELECT f.n, f.key, NULL, NULL, f.expired, (SELECT count(*) FROM first){nothing}\nFROM first AS f\n\
+         WHERE (f.total <= {bytes} OR f.n = 1) AND f.n NOT IN (SELECT g.n FROM got AS g)\n\
+         UNION ALL\n\
+         SELECT g.n, g.key, g.oid, g.tid, g.expired, (SELECT count(*) FROM first){names}\nFROM got AS g;\n\
          SELECT pg_current_wal_insert_lsn(), \
            (extract(epoch FROM clock_timestamp()) * 1000000)::int8 - 946684800000000",
         kind = ident(&spec.aggregate_type),
@@ -76,7 +80,7 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
         limit = ask.limit,
         bytes = CLAIM_BYTES_MAX,
         values = values.join(", "),
-        names = names.join(", "),
+        nothing = ", NULL".repeat(shape.columns.len()),
     )
 }
 

@@ -237,8 +237,8 @@ async fn rows_that_the_stream_brought_are_marked_by_their_ids() {
             assert_eq!(marker.mark(&client, &[&id]).await.unwrap(), 1);
             assert_eq!(marker.mark(&client, &[&id]).await.unwrap(), 0, "twice does nothing");
             outbox.client.batch(&fill(case.published, "twin")).await;
-            let marked = rows(&outbox.client, case.table).await;
-            assert_eq!(marked, rows(&outbox.client, "twin").await, "{version:?} {:?}", case.layout);
+            let after = rows(&outbox.client, case.table).await;
+            assert_eq!(after, rows(&outbox.client, "twin").await, "{version:?} {:?}", case.layout);
         }
     }
 }
