@@ -9,13 +9,12 @@ use super::error::SourceError;
 use super::handshake::{self, Purpose, Session};
 use super::transport::Transport;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::config::SslMode;
-use tokio_postgres::tls::NoTlsStream;
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 
 /// Opens a connection for SQL. The second value is the connection itself: it must be polled for the client to work, and
@@ -28,44 +27,41 @@ pub async fn connect_client(
     conninfo: &Conninfo,
     application_name: &str,
 ) -> Result<(Client, impl Future<Output = Result<(), SourceError>> + Send + use<>), SourceError> {
-    let (client, connection, doing) = open(conninfo, application_name).await?;
-    let connection =
-        async move { connection.await.map_err(|error| SourceError::control(doing, error)) };
-    Ok((client, connection))
+    connect_listening(conninfo, application_name, |_, _| {}).await
 }
 
-/// As [`connect_client`]; `heard` is called with the payload of each notification.
-pub async fn connect_listener<H: Fn(&str) + Send>(
+/// The same, with what is done with each notification: its channel and its payload. Called where the connection is
+/// polled, so it must not wait.
+pub(super) async fn connect_listening<F>(
     conninfo: &Conninfo,
     application_name: &str,
-    heard: H,
-) -> Result<(Client, impl Future<Output = Result<(), SourceError>> + Send + use<H>), SourceError> {
-    let (client, mut connection, doing) = open(conninfo, application_name).await?;
-    let connection = async move {
-        while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
-            let message = message.map_err(|error| SourceError::control(&doing, error))?;
-            if let AsyncMessage::Notification(notification) = message {
-                heard(notification.payload());
-            }
-        }
-        Ok(())
-    };
-    Ok((client, connection))
-}
-
-type Connection = tokio_postgres::Connection<LoggedIn, NoTlsStream>;
-
-async fn open(
-    conninfo: &Conninfo,
-    application_name: &str,
-) -> Result<(Client, Connection, String), SourceError> {
+    mut notified: F,
+) -> Result<(Client, impl Future<Output = Result<(), SourceError>> + Send + use<F>), SourceError>
+where
+    F: FnMut(&str, &str) + Send + 'static,
+{
     let session = handshake::connect(conninfo, Purpose::Control, application_name).await?;
     let doing = format!("use the control connection to {}", session.host);
     let mut config = tokio_postgres::Config::new();
     config.user(conninfo.user()).dbname(conninfo.dbname()).ssl_mode(SslMode::Disable);
     let opened = config.connect_raw(LoggedIn::new(session), NoTls).await;
-    let (client, connection) = opened.map_err(|error| SourceError::control(&doing, error))?;
-    Ok((client, connection, doing))
+    let (client, mut connection) = opened.map_err(|error| SourceError::control(&doing, error))?;
+    let connection = std::future::poll_fn(move |context| {
+        loop {
+            match std::task::ready!(connection.poll_message(context)) {
+                Some(Ok(message)) => {
+                    if let AsyncMessage::Notification(told) = message {
+                        notified(told.channel(), told.payload());
+                    }
+                }
+                Some(Err(error)) => {
+                    return Poll::Ready(Err(SourceError::control(&doing, error)));
+                }
+                None => return Poll::Ready(Ok(())),
+            }
+        }
+    });
+    Ok((client, connection))
 }
 
 /// A transport whose login is past: the first message written is swallowed, and the greeting is read first.

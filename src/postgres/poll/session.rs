@@ -5,7 +5,7 @@ use super::settle::{self, Marked};
 use super::spec::{Marks, PollSpec};
 use super::sql::{self, Ask};
 use super::table::{self, Shape};
-use crate::postgres::client::connect_listener;
+use crate::postgres::client::connect_listening;
 use crate::postgres::conninfo::Conninfo;
 use crate::postgres::control::Control;
 use crate::postgres::error::{ServerReport, SourceError, SqlState};
@@ -92,12 +92,12 @@ impl Poller {
         let heard = Arc::new(Notify::new());
         let table = format!("{}.{}", spec.table.schema, spec.table.name);
         let listen = Arc::clone(&heard);
-        let about = move |payload: &str| {
+        let about = move |_channel: &str, payload: &str| {
             if payload.is_empty() || payload == table {
                 listen.notify_one();
             }
         };
-        let (client, connection) = connect_listener(conninfo, application_name, about).await?;
+        let (client, connection) = connect_listening(conninfo, application_name, about).await?;
         let control = Control::start(client, connection).await?;
         let failed = |e| SourceError::control("take the polling lock", e);
         let client = control.client();

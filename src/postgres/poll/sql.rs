@@ -46,7 +46,7 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
         order.iter().enumerate().map(|(at, key)| format!("{key} AS o{at}")).collect();
     let values: Vec<String> =
         (0..).zip(&shape.columns).map(|(at, c)| format!("o.{} AS c{at}", ident(&c.name))).collect();
-    let names: String = (0..shape.columns.len()).map(|at| format!(", g.c{at}")).collect();
+    let names: Vec<String> = (0..shape.columns.len()).map(|at| format!(", g.c{at}")).collect();
     let blocker = blocker(spec, shape)
         .map_or_else(String::new, |blocker| format!("NOT EXISTS (\n    {blocker})\n    AND "));
     format!(
@@ -80,6 +80,7 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
         limit = ask.limit,
         bytes = CLAIM_BYTES_MAX,
         values = values.join(", "),
+        names = names.concat(),
         nothing = ", NULL".repeat(shape.columns.len()),
     )
 }
