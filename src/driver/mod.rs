@@ -17,11 +17,13 @@ mod history;
 mod looks;
 mod parking;
 mod pipeline;
+mod poll_spec;
 mod run;
 mod say;
 mod session;
 mod shelf;
 mod spec;
 
+pub use poll_spec::poll_spec;
 pub use run::{Exit, Service, Stop, StopHandle};
 pub use spec::PipelineSpec;

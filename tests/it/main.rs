@@ -59,6 +59,8 @@ mod parked_table;
 mod parking;
 /// Events that can never be published.
 mod poison;
+/// Polling's adapter: claims, their order, their marks, the session.
+mod poll_claims;
 /// A wrong start on the shared servers: told, and mended without loss.
 mod refusals;
 /// A wrong start that needs a server of its own.
