@@ -9,6 +9,7 @@ use super::types::{
     PollConfig, RouteConfig, SizeMax, SourceConfig,
 };
 use crate::outbox::{NullPayload, Replace, StandardHeaders, TimestampSource};
+use crate::record::is_topic_name;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -212,10 +213,9 @@ fn parking(section: Section<'_>) -> ParkingConfig {
         ("stop", OnPoison::Stop),
     ];
     let on_poison = section.one_of("on_poison", &poisons, &[], OnPoison::BlockKey);
-    if section.has("on_poison") && on_poison != OnPoison::Stop {
-        let message = "parking is not yet available in this version: \
-                       an event that can't be published stops the pipeline";
-        section.context.warn_at(&section.path_of("on_poison"), message);
+    let dead_topic = section.optional("dead_topic");
+    if dead_topic.as_ref().is_some_and(|topic| !is_topic_name(topic.as_bytes())) {
+        section.error("dead_topic", "expected the name of a topic: 1 to 249 of A-Z a-z 0-9 . _ -");
     }
     let backoff = section.section("backoff");
     let config = ParkingConfig {
@@ -230,6 +230,11 @@ fn parking(section: Section<'_>) -> ParkingConfig {
             steps_max: backoff.small("steps_max", 8, 1..=1000),
         },
         rows_max: section.integer("rows_max", 100_000, 1..=10_000_000),
+        dead_topic,
+        park_after: section.duration_or_never(
+            "park_after",
+            Duration::from_secs(1)..=Duration::from_hours(24 * 365),
+        ),
     };
     backoff.finish();
     section.finish();
