@@ -88,9 +88,9 @@ async fn read_columns(
     row.map(|row| from_row(&row, 0).map_err(failed)).transpose()
 }
 
-/// Takes the pipeline over: raises the owner's epoch and returns it. From then on whoever writes with an older one stores
-/// nothing. A write of the old owner that is under way is waited for (it holds the row's lock), so what is read after
-/// this is all there will be.
+/// Takes the pipeline over: raises the owner's epoch and returns it. From then on whoever writes with an older one
+/// stores nothing. A write of the old owner that is under way is waited for (it holds the row's lock), so what is read
+/// after this is all there will be.
 ///
 /// # Errors
 /// What the server says; [`SourceErrorKind::Closed`](super::SourceErrorKind::Closed) where there is no row.
