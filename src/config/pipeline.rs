@@ -5,11 +5,12 @@ use super::secret::{Secret, Url};
 use super::section::{Section, wrong_kind};
 use super::sink;
 use super::types::{
-    BackoffConfig, FlowConfig, Mark, Mode, OnPoison, ParkingConfig, PayloadConfig, PipelineConfig,
+    BackoffConfig, FlowConfig, Mark, Mode, Ordering, ParkingConfig, PayloadConfig, PipelineConfig,
     PollConfig, RouteConfig, SizeMax, SourceConfig,
 };
 use crate::outbox::{NullPayload, Replace, StandardHeaders, TimestampSource};
 use crate::record::is_topic_name;
+use crate::relay::OnPoison;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -200,6 +201,12 @@ fn flow(section: Section<'_>) -> FlowConfig {
             "cursor_interval",
             Duration::from_secs(1),
             Duration::from_millis(50)..=Duration::from_mins(5),
+        ),
+        ordering: section.one_of(
+            "ordering",
+            &[("pipelined", Ordering::Pipelined), ("strict", Ordering::Strict)],
+            &[],
+            Ordering::Pipelined,
         ),
     };
     section.finish();

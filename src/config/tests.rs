@@ -3,6 +3,7 @@
 
 use super::file::read;
 use super::*;
+use crate::relay::OnPoison;
 use expect_test::{expect, expect_file};
 use std::path::Path;
 use std::time::Duration;

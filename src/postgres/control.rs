@@ -8,6 +8,7 @@ use super::conninfo::Conninfo;
 use super::error::{SourceError, SourceErrorKind};
 use super::names::Names;
 use super::{cursor, fence, parked, publication, schema, server, slot, table};
+use std::future::Future;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -43,6 +44,17 @@ struct Inbox {
     arrived: Notify,
 }
 
+/// Word of requests for a session's pipeline.
+#[derive(Clone, Debug)]
+pub struct Notifications(Arc<Inbox>);
+
+impl Notifications {
+    /// As [`Control::notified`].
+    pub async fn next(&self) {
+        self.0.arrived.notified().await;
+    }
+}
+
 impl Control {
     /// Opens the connection and pins the session's settings.
     ///
@@ -58,6 +70,24 @@ impl Control {
             }
         };
         let (client, connection) = connect_listening(conninfo, application_name, notified).await?;
+        Self::begin(client, connection, inbox).await
+    }
+
+    /// Takes a client and its connection, whose notifications are the caller's affair, and pins the session's settings.
+    ///
+    /// # Errors
+    /// What the server says, or that the connection ended.
+    pub async fn start<F>(client: Client, connection: F) -> Result<Self, SourceError>
+    where
+        F: Future<Output = Result<(), SourceError>> + Send + 'static,
+    {
+        Self::begin(client, connection, Arc::default()).await
+    }
+
+    async fn begin<F>(client: Client, connection: F, inbox: Arc<Inbox>) -> Result<Self, SourceError>
+    where
+        F: Future<Output = Result<(), SourceError>> + Send + 'static,
+    {
         #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
         let connection = tokio::spawn(connection);
         let mut control = Self { client: Arc::new(client), connection, ended: false, inbox };
@@ -84,6 +114,11 @@ impl Control {
     /// [`Control::listen`] was not asked for, and where the connection has ended.
     pub async fn notified(&self) {
         self.inbox.arrived.notified().await;
+    }
+
+    /// The same as a value of its own, to be waited for while the session is waited for too.
+    pub fn notifications(&self) -> Notifications {
+        Notifications(Arc::clone(&self.inbox))
     }
 
     /// As [`facts`], on this session.
