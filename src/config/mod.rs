@@ -31,5 +31,13 @@ pub use types::{
     SizeMax, SourceConfig,
 };
 
+/// Reads `"250ms"`, `"10s"`, `"5m"`, `"2h"`, `"1d"`, as the file has them.
+///
+/// # Errors
+/// What is expected.
+pub fn duration(text: &str) -> Result<std::time::Duration, String> {
+    units::duration(text).map_err(|error| error.to_string())
+}
+
 #[cfg(test)]
 mod tests;

@@ -10,6 +10,7 @@ use super::types::{
 };
 use crate::driver::Mode;
 use crate::outbox::{NullPayload, Replace, StandardHeaders, TimestampSource};
+use crate::record::is_topic_name;
 use crate::relay::OnPoison;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -225,6 +226,10 @@ fn parking(section: Section<'_>) -> ParkingConfig {
         ("stop", OnPoison::Stop),
     ];
     let on_poison = section.one_of("on_poison", &poisons, &[], OnPoison::BlockKey);
+    let dead_topic = section.optional("dead_topic");
+    if dead_topic.as_ref().is_some_and(|topic| !is_topic_name(topic.as_bytes())) {
+        section.error("dead_topic", "expected the name of a topic: 1 to 249 of A-Z a-z 0-9 . _ -");
+    }
     let backoff = section.section("backoff");
     let config = ParkingConfig {
         on_poison,
@@ -238,6 +243,11 @@ fn parking(section: Section<'_>) -> ParkingConfig {
             steps_max: backoff.small("steps_max", 8, 1..=1000),
         },
         rows_max: section.integer("rows_max", 100_000, 1..=10_000_000),
+        dead_topic,
+        park_after: section.duration_or_never(
+            "park_after",
+            Duration::from_secs(1)..=Duration::from_hours(24 * 365),
+        ),
     };
     backoff.finish();
     section.finish();

@@ -202,6 +202,11 @@ pub struct ParkingConfig {
     pub backoff: BackoffConfig,
     /// Parked rows before the intake shuts.
     pub rows_max: u64,
+    /// The topic that dead events are also published to, with the error in headers; `None` keeps them in the table
+    /// alone.
+    pub dead_topic: Option<String>,
+    /// How long a destination may refuse everything before its events are parked; `None` waits for ever.
+    pub park_after: Option<Duration>,
 }
 
 /// `parking.backoff`

@@ -89,16 +89,21 @@ async fn read_columns(
     row.map(|row| from_row(&row, 0).map_err(failed)).transpose()
 }
 
-/// Takes the pipeline over: raises the owner's epoch and returns it. From then on whoever writes with an older one stores
-/// nothing. A write of the old owner that is under way is waited for (it holds the row's lock), so what is read after
-/// this is all there will be.
+/// Takes the pipeline over: raises the owner's epoch and returns it. From then on whoever writes with an older one
+/// stores nothing. A write of the old owner that is under way is waited for (it holds the row's lock), so what is read
+/// after this is all there will be.
+///
+/// The epoch is also a time (microseconds since 1970), so that it is not met again where the row was deleted and made
+/// anew, or a failover lost its last move.
 ///
 /// # Errors
 /// What the server says; [`SourceErrorKind::Closed`](super::SourceErrorKind::Closed) where there is no row.
 pub async fn take_over(client: &Client, pipeline: &str) -> Result<i64, SourceError> {
     let failed = |e| SourceError::control(format!("take pipeline {pipeline:?} over"), e);
-    let sql = "UPDATE postrider.cursor SET owner_epoch = owner_epoch + 1, \
-               updated_at = pg_catalog.now() WHERE pipeline = $1 RETURNING owner_epoch";
+    let sql = "UPDATE postrider.cursor SET updated_at = pg_catalog.now(), \
+                 owner_epoch = greatest(owner_epoch + 1, (pg_catalog.date_part('epoch', \
+                   pg_catalog.clock_timestamp()) * 1e6)::pg_catalog.int8) \
+               WHERE pipeline = $1 RETURNING owner_epoch";
     client.query_one(sql, &[&pipeline]).await.and_then(|row| row.try_get(0)).map_err(failed)
 }
 
