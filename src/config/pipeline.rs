@@ -5,9 +5,10 @@ use super::secret::{Secret, Url};
 use super::section::{Section, wrong_kind};
 use super::sink;
 use super::types::{
-    BackoffConfig, FlowConfig, Mark, Mode, Ordering, ParkingConfig, PayloadConfig, PipelineConfig,
+    BackoffConfig, FlowConfig, Mark, Ordering, ParkingConfig, PayloadConfig, PipelineConfig,
     PollConfig, RouteConfig, SizeMax, SourceConfig,
 };
+use crate::driver::Mode;
 use crate::outbox::{NullPayload, Replace, StandardHeaders, TimestampSource};
 use crate::record::is_topic_name;
 use crate::relay::OnPoison;
@@ -59,7 +60,12 @@ pub(super) fn is_plain(name: &str) -> bool {
 fn one(name: &str, section: Section<'_>) -> PipelineConfig {
     let config = PipelineConfig {
         name: name.to_owned(),
-        mode: section.one_of("mode", &[("wal", Mode::Wal)], &["poll", "auto"], Mode::Wal),
+        mode: section.one_of(
+            "mode",
+            &[("wal", Mode::Wal), ("poll", Mode::Poll)],
+            &["auto"],
+            Mode::Wal,
+        ),
         source: source(name, section.section("source")),
         outbox: outbox::read(section.section("outbox")),
         route: route(section.section("route")),
@@ -262,6 +268,7 @@ fn poll(section: Section<'_>) -> PollConfig {
             &[],
             Mark::Layout,
         ),
+        mark_streamed: section.boolean("mark_streamed", false),
     };
     section.finish();
     config
