@@ -129,7 +129,8 @@ impl Poller {
         self.shape.oid
     }
 
-    /// The session's client: between [`Self::claim`] and [`Self::settle`] its statements are of the claim's transaction.
+    /// The session's client: between [`Self::claim`] and [`Self::settle`] its statements are of the claim's
+    /// transaction.
     pub fn client(&self) -> &Client {
         self.control.client()
     }
