@@ -121,6 +121,13 @@ pub enum Became {
     Again,
     /// The request in the row can't be carried out: it is taken off.
     Declined,
+    /// Dead, and published to the dead-letter topic.
+    DeadSent,
+    /// A later event of its lane was published before it.
+    Overtaken {
+        /// The first that was.
+        by: Position,
+    },
 }
 
 /// What a person asks for.

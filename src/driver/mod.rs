@@ -10,15 +10,18 @@
 
 mod board;
 mod connect;
+mod cut;
 mod feed;
 mod halts;
 mod history;
 mod looks;
+mod parking;
 mod pipeline;
 mod poll_spec;
 mod run;
 mod say;
 mod session;
+mod shelf;
 mod spec;
 
 pub use poll_spec::poll_spec;

@@ -54,6 +54,9 @@ mod kafka_sink;
 mod many;
 /// What the operations page tells an operator to do.
 mod operations;
+/// The parked table: rows, marks, tombstones, and who may write them.
+mod parked_table;
+mod parking;
 /// Events that can never be published.
 mod poison;
 /// Polling's adapter: claims, their order, their marks, the session.
