@@ -1,5 +1,6 @@
 //! What the user can type.
 
+use super::parked::ParkedArgs;
 use crate::config::Env;
 use clap::{ColorChoice, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -104,6 +105,8 @@ pub enum Command {
     Run(RunArgs),
     /// One look at every pipeline of the running process
     Status(StatusArgs),
+    /// Events that could not be published: list, show, retry, skip, replace
+    Parked(ParkedArgs),
 }
 
 /// `postrider demo`
