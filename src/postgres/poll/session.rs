@@ -27,7 +27,7 @@ pub const CHANNEL: &str = "postrider_outbox";
 const PAUSES_MAX: usize = 1_000;
 /// How long an aggregate is left out when its held-back rows filled a claim.
 const BLOCKED_PAUSE: Duration = Duration::from_secs(1);
-/// Looks of one claim, each without the aggregates that filled the one before.
+/// Looks of one claim, each without the aggregates, or the expired rows, that filled the one before.
 const LOOKS_MAX: usize = 4;
 
 /// Settings beside [`Control`]'s. Without sequential scans the rows come from an index in their order wherever there
@@ -157,7 +157,8 @@ impl Poller {
             look = self.look(limit, visible_in, now, &blocked).await?;
             expired += self.expire(&look).await?;
             withheld += look.withheld;
-            if !look.rows.is_empty() || !look.cut(limit) || look.blocked.is_empty() {
+            let in_vain = !look.blocked.is_empty() || !look.expired.is_empty();
+            if !look.rows.is_empty() || !look.cut(limit) || !in_vain {
                 break;
             }
             blocked.extend(look.blocked.iter().cloned());
