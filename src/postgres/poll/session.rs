@@ -138,7 +138,9 @@ impl Poller {
     /// Locks the next rows, `limit` at most (and [`CLAIM_ROWS_MAX`], [`super::CLAIM_BYTES_MAX`]). A claim that was
     /// neither settled nor abandoned is abandoned first. Without rows the transaction is over already.
     ///
-    /// `visible_in`: only rows that this `pg_snapshot` sees, and those that polling has marked as failed.
+    /// `visible_in`: only rows that this `pg_snapshot` sees, and those that polling has marked as failed. A row that
+    /// somebody else updated after the snapshot is not among them, although it may have been inserted before: the table
+    /// does not say any more.
     ///
     /// # Errors
     /// What the server says. Nothing is marked then.
