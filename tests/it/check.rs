@@ -1,6 +1,9 @@
 //! `postrider check`: what is wrong is found, and each finding is mended by the lines it prints itself.
 
+mod broker;
+mod one_by_one;
 mod patient;
+mod refused;
 mod ten;
 
 use crate::relay::postrider;

@@ -192,7 +192,9 @@ impl Look<'_> {
     fn generated(&self, found: &mut Vec<Finding>) {
         let needed = self.spec.outbox.required_columns();
         let unsent = |column: &&ColumnFacts| {
-            let sent = self.published.is_some_and(|published| published.contains(&column.name));
+            // Before 18 the view lists them, and the stream has them not.
+            let sent = self.version >= 180_000
+                && self.published.is_some_and(|published| published.contains(&column.name));
             column.generated && needed.contains(&column.name.as_str()) && !sent
         };
         for column in self.table.columns.iter().filter(unsent) {

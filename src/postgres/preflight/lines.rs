@@ -13,6 +13,8 @@ pub(super) struct Lines {
     pub(super) pipeline: String,
     /// `postrider setup -p NAME`, with `--url` where the role that looks may not make what is missing.
     pub(super) setup: String,
+    /// Somebody who may make things, as a URI.
+    pub(super) admin: String,
     slot: String,
     has_cursor: bool,
 }
@@ -23,11 +25,11 @@ impl Lines {
         let pipeline = ask.names.pipeline.clone();
         let mut setup = format!("postrider setup -p {pipeline}");
         let login = ask.login.unwrap_or(ask.conninfo);
-        let user = if able { login.user() } else { admin };
+        let admin = uri(login, if able { login.user() } else { admin }, &[]);
         if ask.login.is_some() || !able {
-            write!(setup, " --url '{}'", uri(login, user, &[])).unwrap_or_default();
+            write!(setup, " --url '{admin}'").unwrap_or_default();
         }
-        Self { pipeline, setup, slot: ask.names.slot.clone(), has_cursor }
+        Self { pipeline, setup, admin, slot: ask.names.slot.clone(), has_cursor }
     }
 
     /// A key of the pipeline with a text as its value.

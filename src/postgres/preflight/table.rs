@@ -38,7 +38,25 @@ fn missing(scene: &Scene<'_>, name: &TableName) -> Finding {
     .why("there is nothing to read events from");
     match scene.namesakes.as_slice() {
         [other] => finding.config(scene.lines.config("outbox.table", &configured(other))),
-        _ => finding.shell(format!("{} --create-table", scene.lines.setup)),
+        _ => made(scene, finding, name),
+    }
+}
+
+/// `setup` makes the table, but touches no publication that stands.
+fn made(scene: &Scene<'_>, finding: Finding, name: &TableName) -> Finding {
+    let lines = &scene.lines;
+    let create = format!("{} --create-table", lines.setup);
+    match &scene.publication {
+        Some(publication) if !publication.all_tables => {
+            let publication = ident(&scene.ask.names.publication);
+            finding
+                .shell(format!(
+                    "{create} --print-sql | psql -X -q -v ON_ERROR_STOP=1 '{}'",
+                    lines.admin
+                ))
+                .sql(format!("ALTER PUBLICATION {publication} ADD TABLE {name};"))
+        }
+        Some(_) | None => finding.shell(create),
     }
 }
 

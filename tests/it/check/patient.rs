@@ -24,6 +24,15 @@ pub(super) struct Checked {
     pub(super) findings: Vec<Value>,
 }
 
+impl std::fmt::Display for Checked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for finding in &self.findings {
+            writeln!(f, "{} {}: {}", finding["severity"], finding["id"], finding["what"])?;
+        }
+        write!(f, "exit {:?}", self.code)
+    }
+}
+
 impl Checked {
     /// The finding of this name, that is not about something being well.
     pub(super) fn find(&self, id: &str) -> Option<&Value> {
@@ -39,7 +48,7 @@ impl Checked {
 
     /// The finding, which must be of this severity and say something.
     pub(super) fn expect(&self, id: &str, severity: &str) -> &Value {
-        let finding = self.find(id).unwrap_or_else(|| panic!("no {id}: {:#?}", self.findings));
+        let finding = self.find(id).unwrap_or_else(|| panic!("no {id}: {self}"));
         assert_eq!(finding["severity"], severity, "{finding:#}");
         assert!(finding["what"].as_str().is_some_and(|what| what.len() > 5), "{finding:#}");
         assert!(finding["why"].as_str().is_some_and(|why| why.len() > 5), "{finding:#}");

@@ -79,7 +79,7 @@ async fn ten_wrong_things_are_ten_findings_and_each_is_mended_by_its_own_lines()
         .write(&config.replace("\"secret\"", &format!("\"{}\"", patient.path("secret").display())));
 
     let checked = patient.check(&[]);
-    assert_eq!(checked.code, Some(1), "{:#?}", checked.findings);
+    assert_eq!(checked.code, Some(1), "{checked}");
     for (id, severity) in EXPECTED {
         checked.expect(id, severity);
     }
@@ -99,7 +99,7 @@ async fn ten_wrong_things_are_ten_findings_and_each_is_mended_by_its_own_lines()
     }
 
     let well = patient.check(&[]);
-    assert_eq!(well.ids(&["error", "warning", "info"]), Vec::<&str>::new(), "{:#?}", well.findings);
+    assert_eq!(well.ids(&["error", "warning", "info"]), Vec::<&str>::new(), "{well}");
     assert_eq!(well.code, Some(0));
-    assert!(well.ids(&["ok"]).len() > 15, "{:#?}", well.findings);
+    assert!(well.ids(&["ok"]).len() > 15, "{well}");
 }

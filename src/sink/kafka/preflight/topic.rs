@@ -135,8 +135,9 @@ impl Ask<'_> {
             self.spec.brokers
         ));
         if shape.leaderless > 0 {
+            let what = format!("{} partitions of \"{topic}\" have no leader", shape.leaderless);
             out.push(
-                Finding::error("topic_unusable", format!("topic \"{topic}\": {} partitions have no leader", shape.leaderless))
+                Finding::error("topic_unusable", what)
                     .why("their brokers are down: events with keys of theirs wait, and what is behind them")
                     .shell(describe),
             );
@@ -154,7 +155,7 @@ impl Ask<'_> {
             );
         } else if shape.replicas < 2 && shape.brokers > 1 {
             out.push(
-                Finding::warning("topic_replicas", format!("topic \"{topic}\" has 1 replica, of {} brokers", shape.brokers))
+                Finding::warning("topic_replicas", format!("\"{topic}\" has 1 replica, of {} brokers", shape.brokers))
                     .why(format!(
                         "what is acknowledged, and confirmed to the database, is lost with that one broker; add \
                          replicas with kafka-reassign-partitions.sh, {} are usual",

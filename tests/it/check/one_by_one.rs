@@ -1,0 +1,338 @@
+//! One thing wrong at a time, in one database: it is found, its own lines mend it, and it is not found again.
+
+use super::patient::{Checked, Patient};
+use crate::pipeline::Pipeline;
+use crate::server::{Client, Version};
+
+/// What is done to the database, the finding, how much it matters, and what puts everything back.
+type Case = (&'static str, &'static str, &'static str, &'static str);
+
+const TABLE: &[Case] = &[
+    (
+        "alter table outbox rename to aside",
+        "table_missing",
+        "error",
+        "drop table outbox; alter table aside rename to outbox",
+    ),
+    (
+        "create schema app; alter table outbox set schema app",
+        "table_missing",
+        "error",
+        "alter table app.outbox set schema public; drop schema app",
+    ),
+    (
+        "alter table outbox rename to base; create view outbox as select * from base",
+        "table_kind",
+        "error",
+        "drop view outbox; alter table base rename to outbox",
+    ),
+    (
+        "alter publication {publication} drop table outbox; alter table outbox set unlogged",
+        "table_unlogged",
+        "error",
+        "alter publication {publication} add table outbox",
+    ),
+    ("create table kid () inherits (outbox)", "table_inherited", "warning", "drop table kid"),
+    (
+        "create rule away as on insert to outbox do instead nothing",
+        "table_rule",
+        "error",
+        "drop rule away on outbox",
+    ),
+    (
+        "alter table outbox drop column headers",
+        "column_missing",
+        "error",
+        "alter table outbox add headers json",
+    ),
+    (
+        "alter table outbox rename event_type to type",
+        "column_missing",
+        "error",
+        "alter table outbox rename type to event_type",
+    ),
+    (
+        "alter table outbox drop column created_at; alter table outbox add created_at bigint",
+        "column_type",
+        "error",
+        "alter table outbox drop column created_at; \
+         alter table outbox add created_at timestamptz not null default now()",
+    ),
+    (
+        "alter table outbox drop column event_type; \
+         alter table outbox add event_type text not null generated always as ('T') stored",
+        "column_generated",
+        "error",
+        "alter table outbox drop column event_type; alter table outbox add event_type text not null",
+    ),
+];
+
+const PUBLICATION: &[Case] = &[
+    ("alter publication {publication} drop table outbox", "publication_table", "error", ""),
+    (
+        "alter publication {publication} set table outbox where (id > 5)",
+        "publication_row_filter",
+        "error",
+        "",
+    ),
+    (
+        "alter publication {publication} set table outbox (id, aggregate_type, aggregate_id)",
+        "publication_columns",
+        "error",
+        "",
+    ),
+    ("alter publication {publication} set (publish = 'delete')", "publication_insert", "error", ""),
+    (
+        "alter publication {publication} set (publish = 'insert, truncate')",
+        "publication_more",
+        "warning",
+        "",
+    ),
+    (
+        "alter table outbox drop constraint outbox_pkey; \
+         alter publication {publication} set (publish = 'insert, delete')",
+        "publication_more",
+        "error",
+        "alter table outbox add primary key (id)",
+    ),
+    (
+        "create table other (id int); alter publication {publication} add table other",
+        "publication_other_tables",
+        "warning",
+        "drop table other",
+    ),
+    (
+        "drop publication {publication}; create publication {publication} for all tables with (publish = 'insert')",
+        "publication_all_tables",
+        "warning",
+        "drop publication {publication}_outbox; drop publication {publication}; \
+         create publication {publication} for table outbox \
+         with (publish = 'insert', publish_via_partition_root = true)",
+    ),
+];
+
+/// Behind each of them the slot and the cursor are made anew.
+const SLOT: &[Case] = &[
+    ("select pg_drop_replication_slot('{slot}')", "slot_missing", "error", ""),
+    (
+        "select pg_drop_replication_slot('{slot}'); \
+         select pg_create_logical_replication_slot('{slot}', 'pgoutput', false, true)",
+        "slot_two_phase",
+        "error",
+        "",
+    ),
+    (
+        "select pg_drop_replication_slot('{slot}'); \
+         select pg_create_logical_replication_slot('{slot}', 'test_decoding')",
+        "slot_plugin",
+        "error",
+        "",
+    ),
+    (
+        "select pg_drop_replication_slot('{slot}'); select pg_create_physical_replication_slot('{slot}')",
+        "slot_plugin",
+        "error",
+        "",
+    ),
+    (
+        "select pg_drop_replication_slot('{slot}'); \
+         select pg_create_logical_replication_slot('{slot}', 'pgoutput')",
+        "slot_moved",
+        "error",
+        "",
+    ),
+    ("drop publication {publication}", "publication_missing", "error", ""),
+    (
+        "update postrider.cursor set system_identifier = '1' || system_identifier where pipeline = '{pipeline}'",
+        "other_history",
+        "error",
+        "",
+    ),
+    (
+        "update postrider.cursor set watermark = 'F/0', flush_limit = 'F/0' where pipeline = '{pipeline}'",
+        "position_ahead",
+        "error",
+        "",
+    ),
+    ("drop schema postrider cascade", "schema", "error", ""),
+    (
+        "update postrider.migration set number = 99",
+        "schema",
+        "error",
+        "update postrider.migration set number = 1",
+    ),
+];
+
+/// A pipeline that is well but for what a shared server of tests has by itself.
+async fn patient(version: Version, test: &str) -> (Pipeline, Patient) {
+    let pipeline = Pipeline::shared(version, test).await;
+    let patient = Patient::new(&pipeline.config, &pipeline.url);
+    let checked = patient.check(&[]);
+    assert_eq!(checked.code, Some(0), "{checked}");
+    assert_eq!(errors(&checked), Vec::<&str>::new(), "{checked}");
+    (pipeline, patient)
+}
+
+fn errors(checked: &Checked) -> Vec<&str> {
+    checked.ids(&["error"])
+}
+
+/// Hurts, looks, mends by the lines of the finding, looks again, and puts everything back.
+async fn one(pipeline: &Pipeline, patient: &Patient, (hurt, id, severity, back): &Case) {
+    pipeline.sql(hurt).await;
+    let checked = patient.check(&[]);
+    let finding = checked.expect(id, severity);
+    assert_eq!(checked.code, Some(i32::from(!errors(&checked).is_empty())), "{hurt}");
+    if finding["mend"].as_array().is_some_and(|mend| !mend.is_empty()) {
+        patient.mend(finding).await;
+        let again = patient.check(&[]);
+        assert!(again.find(id).is_none(), "{hurt}: it was mended: {finding:#}\n{again}");
+    }
+    if !back.is_empty() {
+        pipeline.sql(back).await;
+    }
+    patient.write(&pipeline.config);
+}
+
+#[tokio::test]
+async fn a_table_that_does_not_fit_is_found_and_mended() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let (pipeline, patient) = patient(version, "check_table").await;
+        for case in TABLE {
+            one(&pipeline, &patient, case).await;
+        }
+        let well = patient.check(&[]);
+        assert_eq!(errors(&well), Vec::<&str>::new(), "{well}");
+    }
+}
+
+#[tokio::test]
+async fn a_publication_that_does_not_fit_is_found_and_mended() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let (pipeline, patient) = patient(version, "check_publication").await;
+        for case in PUBLICATION {
+            one(&pipeline, &patient, case).await;
+        }
+        let well = patient.check(&[]);
+        assert_eq!(well.ids(&["error"]), Vec::<&str>::new(), "{well}");
+    }
+}
+
+#[tokio::test]
+async fn a_slot_that_does_not_fit_is_found_and_mended() {
+    let (pipeline, patient) = patient(Version::Pg17, "check_slot").await;
+    for case in SLOT {
+        one(&pipeline, &patient, case).await;
+        anew(&pipeline).await;
+    }
+    // It is read by somebody else, and then by the relay itself.
+    for (name, severity) in [("?application_name=impostor", "warning"), ("", "ok")] {
+        let url = format!("{}{}", tcp(&pipeline).await, name);
+        let relay = crate::relay::Relay::spawn(&pipeline.config.replace(&pipeline.url, &url));
+        relay.await_state("streaming", std::time::Duration::from_secs(40)).await;
+        let checked = patient.check(&[]);
+        if severity == "ok" {
+            assert!(checked.find("slot_active").is_none(), "{checked}");
+        } else {
+            let finding = checked.expect("slot_active", severity);
+            assert!(finding["what"].as_str().unwrap().contains("impostor"), "{finding:#}");
+        }
+        assert_eq!(errors(&checked), Vec::<&str>::new(), "{checked}");
+        relay.terminate(std::time::Duration::from_secs(40)).await;
+    }
+    // A standby would not have it. The command that mends it is PostgreSQL's own, over its replication protocol.
+    pipeline.sql("select pg_drop_replication_slot('{slot}'); delete from postrider.cursor").await;
+    pipeline.sql("select pg_create_logical_replication_slot('{slot}', 'pgoutput')").await;
+    let checked = patient.check(&[]);
+    patient.mend(checked.expect("slot_failover", "warning")).await;
+    let again = patient.check(&[]);
+    assert!(again.find("slot_failover").is_none(), "{again}");
+    assert_eq!(again.code, Some(0));
+}
+
+/// The database over TCP, as a URI.
+async fn tcp(pipeline: &Pipeline) -> String {
+    let database = pipeline.sql.text("select current_database()").await.expect("a name");
+    let port = pipeline.sql.text("show port").await.expect("a port");
+    format!("postgresql://postgres@127.0.0.1:{port}/{database}")
+}
+
+/// Slot, publication and cursor as `setup` makes them, whatever stands there.
+async fn anew(pipeline: &Pipeline) {
+    let session = Client::connect(&pipeline.url).await.expect("a session");
+    session
+        .batch(&format!(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name like '{}%'; \
+             drop publication if exists {0}; drop publication if exists {0}_outbox; \
+             create schema if not exists postrider; drop schema postrider cascade",
+            pipeline.slot()
+        ))
+        .await;
+    crate::relay::postrider_ok(&pipeline.config, &["setup"]);
+}
+
+/// A slot of another database, and a partition in place of the whole table.
+#[tokio::test]
+async fn what_belongs_to_another_is_found_and_mended() {
+    let (pipeline, patient) = patient(Version::Pg17, "check_other").await;
+    let other = crate::server::Database::create(Version::Pg17, "check_other").await;
+    pipeline.sql("select pg_drop_replication_slot('{slot}')").await;
+    let make =
+        format!("select pg_create_logical_replication_slot('{}', 'pgoutput')", pipeline.slot());
+    other.connect().await.batch(&make).await;
+    let checked = patient.check(&[]);
+    patient.mend(checked.expect("slot_database", "error")).await;
+    let well = patient.check(&[]);
+    assert_eq!(errors(&well), Vec::<&str>::new(), "{well}");
+
+    // A partition in place of the whole.
+    pipeline
+        .sql(
+            "create table whole (like outbox) partition by hash (aggregate_id); \
+             create table part partition of whole for values with (modulus 1, remainder 0)",
+        )
+        .await;
+    patient.write(&patient.config().replace("public.outbox", "public.part"));
+    let checked = patient.check(&[]);
+    patient.mend(checked.expect("table_partition", "error")).await;
+    let well = patient.check(&[]);
+    assert_eq!(errors(&well), Vec::<&str>::new(), "{well}");
+    assert!(patient.config().contains("public.whole"), "{}", patient.config());
+    pipeline.sql("alter publication {publication} set (publish_via_partition_root = false)").await;
+    patient.mend(patient.check(&[]).expect("publication_via_root", "error")).await;
+    assert_eq!(errors(&patient.check(&[])), Vec::<&str>::new());
+}
+
+/// Rows tell which topics there are, by any template; names that Kafka does not allow are told.
+#[tokio::test]
+async fn topics_are_known_from_the_rows_of_the_outbox() {
+    let (pipeline, patient) = patient(Version::Pg18, "check_topics").await;
+    let base = pipeline.topic.name.clone();
+    patient.write(&pipeline.config.replace(&base, &format!("{base}.{{aggregate_type}}")));
+    let checked = patient.check(&[]);
+    assert!(checked.find("topics").is_some(), "no row yet: {checked}");
+    pipeline.insert(3).await;
+    let checked = patient.check(&[]);
+    let finding = checked.expect("topic_missing", "error");
+    assert!(finding["what"].as_str().unwrap().contains(&format!("{base}.order")), "{finding:#}");
+    patient.mend(finding).await;
+    assert_eq!(errors(&patient.check(&[])), Vec::<&str>::new());
+    pipeline
+        .sql(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+             values ('no/topic', '1', 'T', '0')",
+        )
+        .await;
+    let checked = patient.check(&[]);
+    checked.expect("topic_name", "error");
+}
+
+/// Messages that anybody may write are no events to rely on.
+#[tokio::test]
+async fn messages_that_everybody_may_write_are_told() {
+    let (pipeline, patient) = patient(Version::Pg17, "check_messages").await;
+    patient.write(&pipeline.with_line("outbox", "message_prefix = \"shop\""));
+    let checked = patient.check(&[]);
+    patient.mend(checked.expect("messages_public", "warning")).await;
+    assert!(patient.check(&[]).find("messages_public").is_none());
+}

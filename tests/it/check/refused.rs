@@ -1,0 +1,132 @@
+//! A database that can't be reached or does not let us in: a finding with the reason, never a crash and never a secret.
+
+use super::patient::{Checked, Patient};
+use crate::pipeline::Pipeline;
+use crate::private::{PrivatePostgres, free_port};
+use crate::server::{Version, brokers};
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_mins(1);
+
+/// Who gets in by what: `locked` by nothing, `carrier` by a password, everybody else is trusted.
+const RULES: &str =
+    "host all locked 127.0.0.1/32 reject\nhost all carrier 127.0.0.1/32 scram-sha-256";
+
+fn only(checked: &Checked, id: &str) {
+    assert_eq!(checked.code, Some(1), "{checked}");
+    checked.expect(id, "error");
+    assert!(!format!("{checked:?}").contains("hush-hush"), "{checked}");
+}
+
+#[tokio::test]
+async fn a_refused_connection_is_explained() {
+    let server = PrivatePostgres::start_with(Version::Pg17, "max_wal_senders = 2", RULES).await;
+    let pipeline = Pipeline::on(&server.url(), &brokers(), "check_refused").await;
+    for role in [
+        "carrier login password 'right'",
+        "locked login",
+        "stranger login",
+        "few login connection limit 0",
+    ] {
+        pipeline.sql.batch(&format!("create role {role}")).await;
+    }
+    pipeline.sql.batch("create database closed; ").await;
+    pipeline.sql.batch("revoke connect on database closed from public").await;
+    let patient = Patient::new(&pipeline.config, &server.url());
+    let with = |login: &str, database: &str| {
+        let url = server.url().replace("postgres@", login);
+        let url =
+            url.strip_suffix("/postgres").map_or(url.clone(), |url| format!("{url}{database}"));
+        patient.write(&pipeline.config.replace(&server.url(), &url));
+        patient.check(&[])
+    };
+    only(&with("carrier:hush-hush@", "/postgres"), "source_password");
+    only(&with("carrier@", "/postgres"), "source_password");
+    only(&with("locked@", "/postgres"), "source_refused");
+    only(&with("nobody@", "/postgres"), "source_refused");
+    only(&with("few@", "/postgres"), "source_connections");
+    only(&with("stranger@", "/closed"), "source_connect");
+    // What is mended by one line, is.
+    patient.mend(with("stranger@", "/closed").find("source_connect").expect("a finding")).await;
+    assert!(with("stranger@", "/closed").find("source_connect").is_none());
+    let checked = with("postgres@", "/absent");
+    only(&checked, "source_database");
+    patient.mend(checked.find("source_database").expect("a finding")).await;
+    assert!(with("postgres@", "/absent").find("source_database").is_none());
+
+    let nowhere = format!("postgresql://postgres:hush-hush@127.0.0.1:{}/postgres", free_port());
+    patient.write(&pipeline.config.replace(&server.url(), &nowhere));
+    only(&patient.check(&[]), "source_unreachable");
+    let tls = format!("{}?sslmode=require", server.url());
+    patient.write(&pipeline.config.replace(&server.url(), &tls));
+    only(&patient.check(&[]), "source_tls");
+}
+
+/// An administrator looks before the relay's role is made.
+#[tokio::test]
+async fn another_login_sees_a_role_that_is_missing_and_mends_it() {
+    let server = PrivatePostgres::start(Version::Pg15, "max_slot_wal_keep_size = 4GB").await;
+    let pipeline = Pipeline::on(&server.url(), &brokers(), "check_login").await;
+    let patient =
+        Patient::new(&pipeline.config.replace("//postgres@", "//carrier@"), &server.url());
+    let checked = patient.check(&["--url", &server.url()]);
+    checked.expect("source_refused", "error");
+    patient.mend(checked.expect("role_missing", "error")).await;
+    let checked = patient.check(&[]);
+    assert_eq!(checked.ids(&["error", "warning"]), Vec::<&str>::new(), "{checked}");
+}
+
+/// The superuser that `initdb` made can't be demoted: a role of our own takes its place in the file.
+#[tokio::test]
+async fn a_superuser_is_told_and_a_role_of_its_own_takes_its_place() {
+    let server = PrivatePostgres::start(Version::Pg18, "max_slot_wal_keep_size = 4GB").await;
+    let pipeline = Pipeline::on(&server.url(), &brokers(), "check_super").await;
+    let patient = Patient::new(&pipeline.config, &server.url());
+    patient.mend(patient.check(&[]).expect("role_superuser", "warning")).await;
+    let checked = patient.check(&[]);
+    assert_eq!(checked.ids(&["error", "warning"]), Vec::<&str>::new(), "{checked}");
+    assert!(patient.config().contains("postgresql://postrider@"), "{}", patient.config());
+    pipeline.sql.batch("alter role postrider superuser").await;
+    patient.mend(patient.check(&[]).expect("role_superuser", "warning")).await;
+    let checked = patient.check(&[]);
+    assert_eq!(checked.ids(&["error", "warning"]), Vec::<&str>::new(), "{checked}");
+}
+
+#[tokio::test]
+async fn a_lost_slot_a_standby_and_slots_that_hold_up_are_told() {
+    let conf = "max_slot_wal_keep_size = 1MB\nmin_wal_size = 32MB\nmax_wal_size = 32MB";
+    let mut server = PrivatePostgres::start(Version::Pg18, conf).await;
+    let pipeline = Pipeline::on(&server.url(), &brokers(), "check_lost").await;
+    let patient = Patient::new(&pipeline.config, &server.url());
+    for _ in 0..4 {
+        let switch = "select pg_logical_emit_message(false, 'x', repeat('x', 100)); \
+                      select pg_switch_wal(); checkpoint";
+        pipeline.sql(switch).await;
+    }
+    let checked = patient.check(&[]);
+    checked.expect("max_slot_wal_keep_size", "warning");
+    patient.mend(checked.expect("slot_lost", "error")).await;
+    assert_eq!(patient.check(&[]).code, Some(0));
+
+    // A standby's slot that nobody uses holds every failover slot up; and commits must not wait for the relay.
+    pipeline.sql("select pg_create_physical_replication_slot('gone')").await;
+    for setting in ["synchronized_standby_slots = 'gone'", "synchronous_standby_names = '*'"] {
+        // A superuser's session that is itself asked to wait would never come back.
+        pipeline.sql("set synchronous_commit = local").await;
+        pipeline.sql.batch(&format!("alter system set {setting}")).await;
+    }
+    pipeline.sql("select pg_reload_conf()").await;
+    let checked = patient.check(&[]);
+    patient.mend(checked.expect("synchronous_standby_names", "warning")).await;
+    patient.mend(checked.expect("synchronized_standby_slots", "error")).await;
+    let well = patient.check(&[]);
+    assert_eq!(well.ids(&["error"]), Vec::<&str>::new(), "{well}");
+
+    server.stop_fast(SOON).await;
+    let signal = server.data().join("standby.signal");
+    std::fs::write(&signal, "").expect("a file");
+    server.hand_over(&signal);
+    server.restart().await;
+    let checked = patient.check(&[]);
+    only(&checked, "standby");
+}
