@@ -1,5 +1,6 @@
 //! `postrider check`: what is wrong is found, and each finding is mended by the lines it prints itself.
 
+mod acl;
 mod broker;
 mod one_by_one;
 mod patient;

@@ -74,6 +74,15 @@ async fn another_login_sees_a_role_that_is_missing_and_mends_it() {
     patient.mend(checked.expect("role_missing", "error")).await;
     let checked = patient.check(&[]);
     assert_eq!(checked.ids(&["error", "warning"]), Vec::<&str>::new(), "{checked}");
+
+    // What setup gave is taken away.
+    for what in ["schema postrider", "table postrider.cursor", "table postrider.migration"] {
+        pipeline.sql.batch(&format!("alter {what} owner to postgres")).await;
+    }
+    let checked = patient.check(&[]);
+    patient.mend(checked.expect("cursor_rights", "error")).await;
+    let checked = patient.check(&[]);
+    assert_eq!(checked.ids(&["error", "warning"]), Vec::<&str>::new(), "{checked}");
 }
 
 /// The superuser that `initdb` made can't be demoted: a role of our own takes its place in the file.
@@ -129,4 +138,35 @@ async fn a_lost_slot_a_standby_and_slots_that_hold_up_are_told() {
     server.restart().await;
     let checked = patient.check(&[]);
     only(&checked, "standby");
+}
+
+/// Somebody holds the table: the look ends, says so, and holds nobody up.
+#[tokio::test]
+async fn a_lock_on_the_table_is_not_waited_for() {
+    let pipeline = Pipeline::shared(Version::Pg17, "check_lock").await;
+    let patient = Patient::new(&pipeline.config, &pipeline.url);
+    pipeline.sql("begin; lock table outbox in access exclusive mode").await;
+    let checked = patient.check(&[]);
+    pipeline.sql("rollback").await;
+    let unread = checked.expect("unread", "error");
+    assert!(unread["what"].as_str().is_some_and(|what| what.contains("55P03")), "{checked}");
+    assert_eq!(patient.check(&[]).code, Some(0));
+}
+
+/// A server that can't convert says so, and one without a slot's room.
+#[tokio::test]
+async fn an_encoding_that_converts_nothing_is_told() {
+    let pipeline = Pipeline::shared(Version::Pg15, "check_ascii").await;
+    let name = crate::server::unique("check_ascii");
+    pipeline
+        .sql
+        .batch(&format!(
+            "create database {name} encoding 'SQL_ASCII' template template0 locale 'C'"
+        ))
+        .await;
+    let database = pipeline.url.split("dbname=").nth(1).expect("a database");
+    let patient = Patient::new(&pipeline.config.replace(database, &name), &pipeline.url);
+    let checked = patient.check(&[]);
+    pipeline.sql.batch(&format!("drop database {name}")).await;
+    checked.expect("encoding", "warning");
 }
