@@ -137,6 +137,11 @@ pub(super) fn is_local(conninfo: &Conninfo) -> bool {
     })
 }
 
+/// `HOST:PORT` of the first host.
+pub(super) fn first_host(conninfo: &Conninfo) -> String {
+    conninfo.hosts.first().map_or_else(String::new, authority)
+}
+
 /// `-h HOST -p PORT` of the first host, for PostgreSQL's own programs.
 pub(super) fn host_flags(conninfo: &Conninfo) -> String {
     conninfo.hosts.first().map_or_else(String::new, |host| {

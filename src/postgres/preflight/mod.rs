@@ -15,6 +15,8 @@ mod server;
 mod slot;
 mod standbys;
 mod table;
+#[cfg(test)]
+mod tests;
 mod topics;
 
 pub use topics::TopicPart;

@@ -1,6 +1,6 @@
 //! A connection that did not come to be, as a finding: by the kind of the error and its SQLSTATE, never by its text.
 
-use super::lines::{host_flags, uri};
+use super::lines::{first_host, host_flags, uri};
 use crate::error::Chain;
 use crate::finding::Finding;
 use crate::postgres::conninfo::Conninfo;
@@ -36,8 +36,8 @@ pub(super) fn finding(error: &SourceError, conninfo: &Conninfo, which: Connectio
                 "without a TLS session that can be trusted nobody logs in; sslrootcert must have signed the server's \
                  certificate, which must name the host of source.url",
             )
-            .sql("ALTER SYSTEM SET ssl = on;")
-            .sql("SELECT pg_reload_conf();"),
+            .shell(format!("openssl s_client -starttls postgres -connect {} </dev/null", first_host(conninfo)))
+            .sql("SHOW ssl;"),
         SourceErrorKind::AuthRefused => Finding::error("source_password", what).why(
             "the server asks for a password that is not there, or asks for it in a way that is not safe; name a file \
              in source.password_file",
@@ -72,13 +72,13 @@ fn by_sqlstate(
         ("28P01", _) => Finding::error("source_password", what)
             .why(format!(
                 "the password is wrong, or role {user:?} has none, does not exist or has expired: the server does not \
-                 say which"
+                 say which. What is set anew goes into source.password_file"
             ))
             .sql(format!(
                 "SELECT rolname, rolcanlogin, rolvaliduntil FROM pg_roles WHERE rolname = {};",
                 literal(user)
             ))
-            .shell(format!("psql '{}' -c '\\password'", uri(conninfo, user, &[]))),
+            .shell(format!("psql '{}' -c '\\password {user}'", uri(conninfo, "postgres", &[]))),
         ("28000", _) => Finding::error("source_refused", what)
             .why(format!(
                 "either no line of pg_hba.conf lets role {user:?} into database {database:?} from here (the line names \

@@ -11,20 +11,21 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// A clock that is further off than this is told. Unit: seconds.
 const SKEW_MAX: f64 = 2.0;
 
-/// What older minors get wrong, from the release notes: first release without it for each of 15 and 17 and 18, and
-/// what it is. (16 has releases of the same days.)
-const BUGS: &[(u32, u32, u32, &str)] = &[
-    (150_018, 170_010, 180_004, "a fast shutdown may wait for the stream for ever"),
-    (150_016, 170_008, 180_002, "a slot just made can be invalidated by a checkpoint"),
+/// What older minors get wrong, from the release notes: the first release of 15, 16, 17 and 18 without it, and what
+/// it is. A major that never had it has its first release here.
+const BUGS: &[([u32; 4], &str)] = &[
+    ([150_018, 160_014, 170_010, 180_004], "a fast shutdown may wait for the stream for ever"),
+    ([150_016, 160_012, 170_008, 180_002], "a slot just made can be invalidated by a checkpoint"),
     (
-        150_014,
-        170_006,
-        180_000,
+        [150_014, 160_010, 170_006, 180_000],
         "after a crash decoding can wait for ever, and WAL be removed too early",
     ),
-    (150_011, 170_003, 180_000, "the walsender leaks memory"),
-    (150_010, 170_002, 180_000, "a slot's restart_lsn can go backwards"),
-    (150_008, 170_000, 180_000, "a slot can start inside a transaction, and decode it wrongly"),
+    ([150_011, 160_007, 170_003, 180_000], "the walsender leaks memory"),
+    ([150_010, 160_006, 170_002, 180_000], "a slot's restart_lsn can go backwards"),
+    (
+        [150_008, 160_004, 170_000, 180_000],
+        "a slot can start inside a transaction, and decode it wrongly",
+    ),
 ];
 
 pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
@@ -44,18 +45,18 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
 fn version(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     let version = scene.server.version;
     let (major, minor) = (version / 10_000, version % 10_000);
-    let fixed_in = |bug: &(u32, u32, u32, &str)| match major {
-        15 => bug.0,
-        17 => bug.1,
-        18 => bug.2,
-        _ => 0,
-    };
-    let known: Vec<&str> =
-        BUGS.iter().filter(|bug| version < fixed_in(bug)).map(|bug| bug.3).collect();
+    let place = usize::try_from(major).unwrap_or(0).checked_sub(15);
+    let fixed_in =
+        |releases: &[u32; 4]| place.and_then(|place| releases.get(place)).copied().unwrap_or(0);
+    let known: Vec<&str> = BUGS
+        .iter()
+        .filter(|(releases, _)| version < fixed_in(releases))
+        .map(|(_, bug)| *bug)
+        .collect();
     out.push(if known.is_empty() {
         Finding::ok("server_version", format!("PostgreSQL {major}.{minor}"))
     } else {
-        let newest = BUGS.iter().map(fixed_in).max().unwrap_or_default() % 10_000;
+        let newest = BUGS.iter().map(|(releases, _)| fixed_in(releases)).max().unwrap_or_default() % 10_000;
         Finding::warning(
             "server_version",
             format!("PostgreSQL {major}.{minor} has bugs in logical decoding that {major}.{newest} has not"),
@@ -207,7 +208,7 @@ fn transactions(scene: &Scene<'_>, out: &mut Vec<Finding>) {
                 "prepared_transaction",
                 format!("transaction {gid:?} in database {database:?} has been prepared for more than an hour"),
             )
-            .why(why)
+            .why(format!("{why}; COMMIT PREPARED where its work is wanted"))
             .sql(format!("ROLLBACK PREPARED {};", literal(gid))),
         );
     }

@@ -38,10 +38,13 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     held(scene, slot, out);
     active(scene, slot, out);
     if out.len() == before {
-        let at = slot
-            .confirmed_flush_lsn
-            .map_or_else(String::new, |at| format!(", confirmed up to {at}"));
-        out.push(Finding::ok("slot", format!("slot {name:?} is well{at}")));
+        let at = slot.confirmed_flush_lsn;
+        let at = at.map_or_else(String::new, |at| format!(", confirmed up to {at}"));
+        let mib = retained(scene, slot) >> 20;
+        out.push(Finding::ok(
+            "slot",
+            format!("slot {name:?} is well{at}, and holds {mib} MiB of WAL"),
+        ));
     }
 }
 
@@ -114,10 +117,19 @@ fn lost(scene: &Scene<'_>, slot: &SlotRow) -> Finding {
     finding.shell(scene.lines.setup.clone())
 }
 
+/// WAL it holds back, in bytes.
+fn retained(scene: &Scene<'_>, slot: &SlotRow) -> i64 {
+    scene
+        .slots
+        .iter()
+        .find(|other| other.name == slot.name)
+        .and_then(|other| other.retained)
+        .unwrap_or(0)
+}
+
 /// How much WAL it holds, and how near it is to its end.
 fn held(scene: &Scene<'_>, slot: &SlotRow, out: &mut Vec<Finding>) {
-    let retained =
-        scene.slots.iter().find(|s| s.name == slot.name).and_then(|s| s.retained).unwrap_or(0);
+    let retained = retained(scene, slot);
     let name = &slot.name;
     let near = slot.safe_wal_size.is_some_and(|safe| safe < retained);
     let unreserved = slot.wal_status.as_deref() == Some("unreserved");
