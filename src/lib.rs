@@ -8,6 +8,7 @@ pub mod error;
 pub mod event;
 pub mod finding;
 pub mod lsn;
+pub mod parked;
 pub mod record;
 pub mod status;
 

@@ -15,6 +15,7 @@ mod message;
 mod payload;
 mod pieces;
 mod relations;
+mod remains;
 mod replace;
 mod route;
 mod shape;
@@ -27,7 +28,7 @@ mod types;
 #[cfg(test)]
 mod tests;
 
-pub use error::{MapError, Poison, Problem, SpecError, Unfit};
+pub use error::{MapError, Poison, Problem, Remains, SpecError, Unfit};
 pub use layout::{Layout, Role};
 pub use mapper::{At, Mapped, Mapper};
 pub use pieces::TopicPiece;

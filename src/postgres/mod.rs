@@ -26,6 +26,7 @@ pub mod control;
 pub mod cursor;
 pub mod fence;
 pub mod names;
+pub mod parked;
 pub mod preflight;
 pub mod publication;
 pub mod schema;

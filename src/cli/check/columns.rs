@@ -106,8 +106,13 @@ impl Look<'_> {
             let columns = self.table.columns.iter().map(|have| have.name.as_str());
             columns.filter(|have| !taken.contains(have))
         };
-        let usual =
-            || free().find(|have| Layout::ALL.iter().any(|l| l.column(role) == Some(*have)));
+        let usual = || {
+            let plain = |name: &str| name.to_ascii_lowercase().replace('_', "");
+            free().find(|have| {
+                Layout::ALL.iter().any(|layout| layout.column(role) == Some(*have))
+                    || usual_names(role).contains(&plain(have).as_str())
+            })
+        };
         let alike = || {
             let distance = |have: &&str| strsim::damerau_levenshtein(have, column);
             let near = free().min_by_key(distance)?;
@@ -213,6 +218,34 @@ impl Look<'_> {
                 finding.sql(format!("ALTER TABLE {table} ALTER COLUMN {name} DROP EXPRESSION;"))
             });
         }
+    }
+}
+
+/// Names that people give to what an event has, lower case and without `_`.
+const fn usual_names(role: Role) -> &'static [&'static str] {
+    match role {
+        Role::Id => &["eventid", "messageid", "uuid", "eventuuid", "outboxid"],
+        Role::AggregateType => {
+            &["aggregate", "aggregatename", "entitytype", "entity", "streamtype", "objecttype"]
+        }
+        Role::AggregateId => {
+            &["aggregatekey", "entityid", "streamid", "objectid", "eventkey", "key"]
+        }
+        Role::EventType => &["type", "kind", "eventname", "messagetype", "event"],
+        Role::Payload => &["body", "data", "content", "message", "eventdata", "eventpayload"],
+        Role::Headers => &["metadata", "meta", "attributes"],
+        Role::Topic => &["destination", "channel"],
+        Role::PartitionKey => &["routingkey"],
+        Role::Time => &[
+            "occurredat",
+            "occurredon",
+            "created",
+            "createdon",
+            "eventtime",
+            "timestamp",
+            "insertedat",
+        ],
+        Role::Trace => &["traceparent", "traceid", "tracecontext"],
     }
 }
 

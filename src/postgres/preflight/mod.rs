@@ -11,6 +11,7 @@ mod lines;
 mod publication;
 mod refused;
 mod role;
+mod scene;
 mod server;
 mod slot;
 mod standbys;
@@ -23,22 +24,14 @@ pub use topics::TopicPart;
 
 use super::conninfo::{Conninfo, SslMode};
 use super::control::Control;
-use super::cursor::Cursor;
 use super::error::SourceError;
-use super::fence;
-use super::names::{Names, TableName};
-use super::publication::PublicationFacts;
-use super::schema::SchemaState;
-use super::server::ServerFacts;
-use super::slot::SlotRow;
+use super::names::Names;
 use super::table::TableFacts;
 use super::wal::WalConnection;
 use crate::error::Chain;
 use crate::finding::{Finding, Severity};
-use facts::{AnySlot, Around, RoleFacts, Sessions};
-use lines::Lines;
 use refused::Connection;
-use std::collections::BTreeMap;
+use scene::Scene;
 use tokio_postgres::Client;
 
 /// What the server knows the sessions by.
@@ -80,58 +73,6 @@ pub struct Seen {
     pub published: Option<Vec<String>>,
     /// Topics that rows of the outbox go to; `None` where they could not be looked for.
     pub topics: Option<Vec<String>>,
-}
-
-/// Everything the rules are functions of.
-struct Scene<'a> {
-    ask: Ask<'a>,
-    lines: Lines,
-    server: ServerFacts,
-    settings: BTreeMap<String, String>,
-    sessions: Sessions,
-    our_clock: Option<f64>,
-    slots: Vec<AnySlot>,
-    role: Option<RoleFacts>,
-    own_role_exists: bool,
-    table: Option<TableFacts>,
-    around: Option<Around>,
-    namesakes: Vec<TableName>,
-    publication: Option<PublicationFacts>,
-    slot: Option<SlotRow>,
-    /// Who reads the slot: application, and role and address.
-    holder: Option<(String, String)>,
-    /// `None` where it may not be read.
-    schema: Option<SchemaState>,
-    cursor: Option<Cursor>,
-    cursor_usable: bool,
-}
-
-impl Scene<'_> {
-    fn setting(&self, name: &str) -> &str {
-        self.settings.get(name).map_or("", String::as_str)
-    }
-
-    /// A setting as a number; 0 where the version has none of that name.
-    fn number(&self, name: &str) -> i64 {
-        self.setting(name).parse().unwrap_or(0)
-    }
-
-    /// What `run` would decide on; `None` where the schema can't be read.
-    fn fence(&self) -> Option<fence::Facts> {
-        Some(fence::Facts {
-            names: self.ask.names.clone(),
-            identity: None,
-            server: self.server.clone(),
-            schema: self.schema?,
-            slot: self.slot.clone(),
-            cursor: self.cursor.clone(),
-            publication: self.publication.clone(),
-            table: self.table.clone(),
-            columns: self.ask.columns.to_vec(),
-            messages: self.ask.messages,
-            failover: self.ask.failover,
-        })
-    }
 }
 
 /// What the configuration says of the connection, without a look at the server.
@@ -208,7 +149,7 @@ async fn at_server(ask: &Ask<'_>, client: &Client, seen: &mut Seen) -> Result<()
         seen.findings.push(standby(ask, client).await);
         return Ok(());
     }
-    let scene = scene(ask, client, server).await?;
+    let scene = scene::read(ask, client, server).await?;
     // Behind the look, in whose lists it would stand.
     let replication = replication(ask, client).await;
     let mut out = std::mem::take(&mut seen.findings);
@@ -267,68 +208,6 @@ fn is_told(finding: &Finding, told: &[Finding]) -> bool {
         known.severity == Severity::Error
             && (known.id == finding.id
                 || finding.id == "max_wal_senders" && known.id == "role_connections")
-    })
-}
-
-async fn scene<'a>(
-    ask: &Ask<'a>,
-    client: &Client,
-    server: ServerFacts,
-) -> Result<Scene<'a>, SourceError> {
-    let (names, user) = (ask.names, ask.conninfo.user());
-    let settings = facts::settings(client).await?;
-    let sessions = facts::sessions(client).await?;
-    let our_clock = server::our_clock();
-    let slots = facts::slots(client).await?;
-    let role = facts::role(client, user).await?;
-    let looks = facts::role(client, &server.role).await?;
-    let slot = super::slot::read(client, server.version, &names.slot).await?;
-    let holder = match slot.as_ref().and_then(|slot| slot.active_pid) {
-        Some(pid) => Some(facts::who(client, pid).await?),
-        None => None,
-    };
-    // A schema that may not be read is a finding, and no failure.
-    let schema = super::schema::read(client).await.ok();
-    let cursor = match schema {
-        Some(SchemaState::Version(number)) if number == super::schema::VERSION => {
-            super::cursor::read(client, &names.pipeline).await.ok().flatten()
-        }
-        Some(_) | None => None,
-    };
-    let (mut table, mut around, mut namesakes) = (None, None, Vec::new());
-    if let Some(name) = &names.table {
-        table = super::table::read(client, name).await?;
-        let viewer = role.as_ref().map_or(server.role.as_str(), |role| role.name.as_str());
-        match &table {
-            Some(table) => around = Some(facts::around(client, table.oid, viewer).await?),
-            None => namesakes = facts::namesakes(client, name).await?,
-        }
-    }
-    let owned = around.as_ref().is_none_or(|around| around.owned);
-    let able = looks.is_some_and(|r| r.superuser || r.may_create && r.replication && owned);
-    Ok(Scene {
-        ask: *ask,
-        lines: Lines::new(ask, &sessions.admin, able, cursor.is_some()),
-        settings,
-        sessions,
-        our_clock,
-        slots,
-        own_role_exists: facts::role(client, role::own_role()).await?.is_some(),
-        cursor_usable: match &role {
-            Some(role) => facts::cursor_usable(client, &role.name).await?,
-            None => true,
-        },
-        publication: super::publication::read(client, &names.publication, names.table.as_ref())
-            .await?,
-        role,
-        table,
-        around,
-        namesakes,
-        slot,
-        holder,
-        schema,
-        cursor,
-        server,
     })
 }
 

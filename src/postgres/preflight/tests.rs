@@ -1,6 +1,10 @@
 //! Rules whose cause can't be had on a server in a test: each from one change to a scene that is well.
 
+use super::facts::{AnySlot, Around, RoleFacts, Sessions};
+use super::lines::Lines;
+use super::scene::Scene;
 use super::*;
+use crate::postgres::fence;
 use crate::postgres::fence::tests::good;
 use expect_test::{Expect, expect};
 

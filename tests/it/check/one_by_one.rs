@@ -156,10 +156,10 @@ const SLOT: &[Case] = &[
     ),
     ("drop schema postrider cascade", "schema", "error", ""),
     (
-        "update postrider.migration set number = 99",
+        "insert into postrider.migration (number, name) values (99, 'later')",
         "schema",
         "error",
-        "update postrider.migration set number = 1",
+        "delete from postrider.migration where number = 99",
     ),
 ];
 
