@@ -12,7 +12,7 @@ use super::error::CliError;
 use super::exit::Exit;
 use super::output::Output;
 use crate::config::{Config, Env, PipelineConfig};
-use crate::driver::PipelineSpec;
+use crate::driver::{Mode, PipelineSpec};
 use crate::finding::{Finding, MendKind, Severity};
 use crate::outbox::TopicPiece;
 use crate::postgres::Conninfo;
@@ -81,6 +81,8 @@ async fn look(
         conninfo: &spec.conninfo,
         login,
         columns: &columns,
+        streams: spec.mode != Mode::Poll,
+        poll: spec.poll.table.as_ref().filter(|_| spec.mode != Mode::Wal),
         messages: spec.messages(),
         failover: spec.failover,
         topic: parts.as_deref(),

@@ -134,9 +134,12 @@ impl Look<'_> {
             return finding.config(self.config(&key, other));
         }
         match role {
-            Role::Headers | Role::Time | Role::Trace | Role::PartitionKey => {
-                finding.config(self.config(&key, ""))
-            }
+            Role::Headers
+            | Role::Time
+            | Role::Trace
+            | Role::PartitionKey
+            | Role::AvailableAt
+            | Role::ExpiresAt => finding.config(self.config(&key, "")),
             Role::Payload => {
                 finding.sql(format!("ALTER TABLE {} ADD COLUMN {} json;", self.name, ident(column)))
             }
@@ -177,7 +180,13 @@ impl Look<'_> {
             Role::Id | Role::AggregateType => true,
             Role::AggregateId | Role::EventType => !debezium,
             Role::Topic => self.spec.outbox.topic == "{topic}",
-            Role::Payload | Role::Headers | Role::PartitionKey | Role::Time | Role::Trace => false,
+            Role::Payload
+            | Role::Headers
+            | Role::PartitionKey
+            | Role::Time
+            | Role::Trace
+            | Role::AvailableAt
+            | Role::ExpiresAt => false,
         };
         if needed && !column.not_null {
             found.push(
@@ -246,6 +255,8 @@ const fn usual_names(role: Role) -> &'static [&'static str] {
             "insertedat",
         ],
         Role::Trace => &["traceparent", "traceid", "tracecontext"],
+        Role::AvailableAt => &["notbefore", "deliverat"],
+        Role::ExpiresAt => &["expiry", "notafter"],
     }
 }
 

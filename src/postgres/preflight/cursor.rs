@@ -54,7 +54,7 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     // A slot that is lost or another's says nothing by its position.
     let slot_is_bad =
         ["slot_lost", "slot_plugin", "slot_database", "slot_temporary", "slot_two_phase"];
-    if !out.iter().any(|finding| slot_is_bad.contains(&finding.id)) {
+    if scene.ask.streams && !out.iter().any(|finding| slot_is_bad.contains(&finding.id)) {
         positions(scene, out);
     }
 }

@@ -220,6 +220,9 @@ pub(super) struct Around {
     pub(super) rules: Vec<String>,
     /// Our role may read it.
     pub(super) readable: bool,
+    /// Our role may mark its rows, and delete them.
+    pub(super) markable: bool,
+    pub(super) deletable: bool,
     /// The role that looks owns it.
     pub(super) owned: bool,
     /// The table a view is made of, where it is one alone.
@@ -245,6 +248,8 @@ pub(super) async fn around(client: &Client, oid: u32, role: &str) -> Read<Around
             readable: row.try_get(10)?,
             owned: row.try_get(11)?,
             beneath: pair(row.try_get(12)?, row.try_get(13)?),
+            markable: row.try_get(14)?,
+            deletable: row.try_get(15)?,
         })
     };
     read().map_err(failed)
@@ -271,7 +276,8 @@ SELECT CASE c.relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' \
   (SELECT coalesce(array_agg(w.rulename::text ORDER BY w.rulename), '{}') FROM pg_catalog.pg_rewrite w \
     WHERE w.ev_class = c.oid AND w.ev_type = '3' AND w.is_instead AND w.ev_enabled IN ('O', 'A')), \
   has_schema_privilege(r.oid, c.relnamespace, 'USAGE') AND has_table_privilege(r.oid, c.oid, 'SELECT'), \
-  pg_has_role(current_user, c.relowner, 'USAGE'), bn.nspname::text, bc.relname::text \
+  pg_has_role(current_user, c.relowner, 'USAGE'), bn.nspname::text, bc.relname::text, \
+  has_table_privilege(r.oid, c.oid, 'UPDATE'), has_table_privilege(r.oid, c.oid, 'DELETE') \
 FROM pg_catalog.pg_class c \
 JOIN pg_catalog.pg_roles r ON r.rolname = $2 \
 LEFT JOIN pg_catalog.pg_class rc ON c.relispartition AND rc.oid = pg_partition_root(c.oid) \

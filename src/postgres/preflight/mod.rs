@@ -8,6 +8,7 @@
 mod cursor;
 mod facts;
 mod lines;
+mod poll;
 mod publication;
 mod refused;
 mod role;
@@ -26,6 +27,7 @@ use super::conninfo::{Conninfo, SslMode};
 use super::control::Control;
 use super::error::SourceError;
 use super::names::Names;
+use super::poll::PollSpec;
 use super::table::TableFacts;
 use super::wal::WalConnection;
 use crate::error::Chain;
@@ -52,6 +54,10 @@ pub struct Ask<'a> {
     pub login: Option<&'a Conninfo>,
     /// The columns the layout can't do without.
     pub columns: &'a [String],
+    /// Whether the log is streamed; else the table is polled alone.
+    pub streams: bool,
+    /// How the table is polled, where it is, or may be.
+    pub poll: Option<&'a PollSpec>,
     /// Whether logical messages are events.
     pub messages: bool,
     /// Whether a failover slot is wanted where the server has them.
@@ -151,7 +157,7 @@ async fn at_server(ask: &Ask<'_>, client: &Client, seen: &mut Seen) -> Result<()
     }
     let scene = scene::read(ask, client, server).await?;
     // Behind the look, in whose lists it would stand.
-    let replication = replication(ask, client).await;
+    let replication = if ask.streams { replication(ask, client).await } else { None };
     let mut out = std::mem::take(&mut seen.findings);
     rules(&scene, &mut out);
     if let Some(finding) = replication
@@ -167,14 +173,21 @@ async fn at_server(ask: &Ask<'_>, client: &Client, seen: &mut Seen) -> Result<()
 }
 
 fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    let streams = scene.ask.streams;
     server::rules(scene, out);
+    if streams {
+        server::decoding(scene, out);
+    }
     role::rules(scene, out);
     table::rules(scene, out);
-    publication::rules(scene, out);
-    standbys::rules(scene, out);
-    // From here on `setup` is what mends, and it wants what is above to be well.
-    slot::rules(scene, out);
-    slot::failover(scene, out);
+    poll::rules(scene, out);
+    if streams {
+        publication::rules(scene, out);
+        standbys::rules(scene, out);
+        // From here on `setup` is what mends, and it wants what is above to be well.
+        slot::rules(scene, out);
+        slot::failover(scene, out);
+    }
     cursor::rules(scene, out);
     role::rights(scene, out);
     role::superuser(scene, out);

@@ -34,7 +34,7 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
                 .sql(format!("ALTER ROLE {name} LOGIN;")),
         );
     }
-    if !role.replication {
+    if !role.replication && scene.ask.streams {
         found.push(replication(user, role.rds));
     }
     if !role.may_connect {
@@ -50,7 +50,13 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     }
     limits(scene, role, &name, &mut found);
     if found.is_empty() {
-        found.push(Finding::ok("role", format!("role {user:?} may log in and stream")));
+        found.push(Finding::ok(
+            "role",
+            format!(
+                "role {user:?} may log in{}",
+                if scene.ask.streams { " and stream" } else { "" }
+            ),
+        ));
     }
     out.append(&mut found);
 }

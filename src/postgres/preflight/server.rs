@@ -30,6 +30,13 @@ const BUGS: &[([u32; 4], &str)] = &[
 
 pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     version(scene, out);
+    tls(scene, out);
+    encoding(scene, out);
+    clock(scene, out);
+}
+
+/// What logical decoding wants.
+pub(super) fn decoding(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     wal_level(scene, out);
     slots(scene, out);
     senders(scene, out);
@@ -37,9 +44,6 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     informative(scene, out);
     synchronous(scene, out);
     transactions(scene, out);
-    tls(scene, out);
-    encoding(scene, out);
-    clock(scene, out);
 }
 
 fn version(scene: &Scene<'_>, out: &mut Vec<Finding>) {

@@ -19,6 +19,8 @@ fn told(url: &str, change: impl FnOnce(&mut Scene<'_>), expected: &Expect) {
         conninfo: &conninfo,
         login: None,
         columns: &facts.columns,
+        streams: true,
+        poll: None,
         messages: false,
         failover: true,
         topic: None,

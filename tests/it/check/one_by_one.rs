@@ -336,3 +336,33 @@ async fn messages_that_everybody_may_write_are_told() {
     patient.mend(checked.expect("messages_public", "warning")).await;
     assert!(patient.check(&[]).find("messages_public").is_none());
 }
+
+/// A table that is polled needs no log, but columns to mark its rows in and the right to.
+#[tokio::test]
+async fn polling_needs_marks_and_the_right_to_write_them() {
+    let pipeline = Pipeline::in_layout(Version::Pg15, "check_poll", "adr30").await;
+    let role = crate::server::unique("check_poll");
+    pipeline
+        .sql(&format!("create role {role} login; alter table outbox drop column published_at"))
+        .await;
+    let head = format!("[pipelines.{}]\n", pipeline.name);
+    let config = pipeline
+        .config
+        .replacen(&head, &format!("{head}mode = \"poll\"\n"), 1)
+        .replace("user=postgres", &format!("user={role}"));
+    let patient = Patient::new(&config, &pipeline.url);
+    let checked = patient.check(&[]);
+    assert_eq!(checked.code, Some(1), "{checked}");
+    for log in ["wal_level", "slot", "publication", "role_replication"] {
+        assert!(checked.findings.iter().all(|finding| finding["id"] != log), "{log}: {checked}");
+    }
+    for id in ["poll_column", "poll_rights", "cursor_rights"] {
+        patient.mend(checked.expect(id, "error")).await;
+    }
+    let checked = patient.check(&[]);
+    assert_eq!(errors(&checked), Vec::<&str>::new(), "{checked}");
+    patient.mend(checked.expect("poll", "info")).await;
+    let well = patient.check(&[]);
+    pipeline.sql(&format!("drop owned by {role} cascade; drop role {role}")).await;
+    assert_eq!(well.ids(&["error", "warning", "info"]), ["topics"; 0], "{well}");
+}
