@@ -2,6 +2,7 @@
 
 mod acl;
 mod broker;
+mod cases;
 mod one_by_one;
 mod patient;
 mod refused;

@@ -42,7 +42,7 @@ impl Ask<'_> {
         if !is_topic_name(topic.as_bytes()) {
             out.push(
                 Finding::error("topic_name", format!("rows go to topic {topic:?}, which Kafka does not allow"))
-                    .why("such an event can never be published: it halts the pipeline (PR011). Change route.topic"),
+                    .why("such an event can't be published: it is parked, and its aggregate waits. Change route.topic"),
             );
             return;
         }
@@ -213,7 +213,7 @@ impl Ask<'_> {
                     "topic_size",
                     format!("topic \"{topic}\" takes {limit} bytes, less than {set} ({wanted})"),
                 )
-                .why("a larger event can't be published: it halts the pipeline (PR011)")
+                .why("a larger event can't be published: it is parked, and its aggregate waits")
                 .shell(self.alter(&format!("max.message.bytes={room}"))),
             );
         }
