@@ -195,7 +195,7 @@ impl Look<'_> {
                     format!("column {name} of table {table} may be NULL"),
                 )
                 .why(
-                    "an event with NULL there can't be published: it is parked, and its aggregate waits; better the insert fails",
+                    "an event with NULL there is parked, and its aggregate waits; better the insert fails",
                 )
                 .sql(format!("ALTER TABLE {table} ALTER COLUMN {name} SET NOT NULL;")),
             );

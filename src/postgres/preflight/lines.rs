@@ -66,6 +66,15 @@ pub(super) fn authorities(conninfo: &Conninfo) -> String {
     conninfo.hosts.iter().map(authority).collect::<Vec<_>>().join(",")
 }
 
+/// What to say of a line that holds [`uri`], where the login has a password.
+pub(super) const fn password_note(conninfo: &Conninfo) -> &'static str {
+    if conninfo.password.is_some() {
+        ". The line leaves the password out: it belongs into a file, source.password_file"
+    } else {
+        ""
+    }
+}
+
 /// As [`uri`], with hosts already written.
 pub(super) fn uri_of(
     conninfo: &Conninfo,

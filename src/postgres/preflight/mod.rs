@@ -95,11 +95,12 @@ pub fn settings(names: &Names, conninfo: &Conninfo) -> Vec<Finding> {
     let url = lines::uri(conninfo, conninfo.user(), verified);
     vec![
         Finding::warning("tls_verify", format!("sslmode does not prove that {} is the server", conninfo.hosts()))
-            .why(
-                "whoever gets in between can take the server's place, and the login; sslrootcert names the file of \
-                 your own certificate authority, where you have one",
-            )
-            .config(lines::config(&names.pipeline, "source.url", &url)),
+            .why(format!(
+            "whoever gets in between can take the server's place, and the login; sslrootcert names the file of your \
+             own certificate authority, where you have one{}",
+            lines::password_note(conninfo)
+        ))
+        .config(lines::config(&names.pipeline, "source.url", &url)),
     ]
 }
 
@@ -234,10 +235,11 @@ async fn standby(ask: &Ask<'_>, client: &Client) -> Finding {
     });
     let conninfo = ask.conninfo;
     let finding = Finding::error("standby", format!("the server at {} is a standby", conninfo.hosts()))
-        .why(
+        .why(format!(
             "the relay waits until it is a primary: slot, publication and cursor are the primary's. Name all hosts, \
-             then a failover is followed too",
-        );
+             then a failover is followed too{}",
+            lines::password_note(conninfo)
+        ));
     let more = [("target_session_attrs", "read-write")];
     match primary {
         Some(primary) => {

@@ -1,7 +1,7 @@
 //! Rules about the server as a whole: version, settings, room for a slot and a stream, clocks, TLS, encoding.
 
 use super::Scene;
-use super::lines::{is_local, uri};
+use super::lines::{is_local, password_note, uri};
 use super::refused::senders_full;
 use crate::finding::Finding;
 use crate::postgres::fence;
@@ -238,10 +238,11 @@ fn tls(scene: &Scene<'_>, out: &mut Vec<Finding>) {
         let verified = [("sslmode", "verify-full"), ("sslrootcert", "system")];
         out.push(
             Finding::warning("tls", format!("the connection to {} is not encrypted", conninfo.hosts()))
-                .why(
+                .why(format!(
                     "whoever is on the way reads every event, and can take the server's place; sslrootcert names the \
-                     file of your own certificate authority, where you have one",
-                )
+                     file of your own certificate authority, where you have one{}",
+                    password_note(conninfo)
+                ))
                 .sql("ALTER SYSTEM SET ssl = on;")
                 .sql("SELECT pg_reload_conf();")
                 .config(scene.lines.config("source.url", &uri(conninfo, conninfo.user(), &verified))),
