@@ -103,10 +103,12 @@ async fn look(
     let constant = parts.as_deref().and_then(constant);
     let topics = constant.map(|topic| vec![topic]).or(seen.topics);
     if topics.as_ref().is_none_or(Vec::is_empty) {
+        let seen =
+            if topics.is_some() { "no row tells of one" } else { "rows could not be looked at" };
         findings.push(
             Finding::info(
                 "topics",
-                format!("topics are made by {:?}, and no row tells of one", spec.outbox.topic),
+                format!("topics are made by {:?}, and {seen}", spec.outbox.topic),
             )
             .why("make the topics before the first events: a missing one holds the stream up"),
         );

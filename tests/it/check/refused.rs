@@ -4,6 +4,7 @@ use super::patient::{Checked, Patient};
 use crate::pipeline::Pipeline;
 use crate::private::{PrivatePostgres, free_port};
 use crate::server::{Version, brokers};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_mins(1);
@@ -175,4 +176,43 @@ async fn an_encoding_that_converts_nothing_is_told() {
     let checked = patient.check(&[]);
     pipeline.sql.batch(&format!("drop database {name}")).await;
     checked.expect("encoding", "warning");
+}
+
+/// Something in between that takes turns: the two connections reach two servers.
+#[tokio::test]
+async fn a_balancer_in_between_is_told() {
+    let pipeline = Pipeline::shared(Version::Pg17, "check_pooler").await;
+    let database = pipeline.url.split("dbname=").nth(1).expect("a database");
+    let other =
+        crate::server::Client::connect(&Version::Pg18.variable("URL")).await.expect("a server");
+    other.batch(&format!("create database {database}")).await;
+    let ports = [Version::Pg17, Version::Pg18].map(|version| version.variable("PORT"));
+    let balancer = balance(ports);
+    let url = format!("postgresql://postgres@127.0.0.1:{balancer}/{database}");
+    let patient = Patient::new(&pipeline.config.replace(&pipeline.url, &url), &pipeline.url);
+    let checked = patient.check(&[]);
+    other.batch(&format!("drop database {database} with (force)")).await;
+    checked.expect("pooler", "error");
+}
+
+/// Hands the connections to one of its ports to these in turn. Ends with the process.
+fn balance(ports: [String; 2]) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    std::thread::spawn(move || {
+        for (client, to) in listener.incoming().zip(ports.iter().cycle()) {
+            let client = client.expect("a connection");
+            let server = TcpStream::connect(format!("127.0.0.1:{to}")).expect("a server");
+            for (from, to) in [(&client, &server), (&server, &client)] {
+                let ends = (from.try_clone().expect("a socket"), to.try_clone().expect("a socket"));
+                std::thread::spawn(move || {
+                    let (mut from, mut to) = ends;
+                    // Whichever side goes first, the other hears of it.
+                    drop(std::io::copy(&mut from, &mut to));
+                    drop(to.shutdown(Shutdown::Both));
+                });
+            }
+        }
+    });
+    port
 }
