@@ -41,6 +41,8 @@ mod alerts;
 mod alone;
 /// What is done to slot, publication, table and login while the stream runs.
 mod changes;
+/// `postrider check`: findings, and their own mending lines executed.
+mod check;
 /// The binary without servers: exit codes, what goes to which stream, secrets.
 mod cli;
 /// The control side: setup, the fence, the cursor row, the session's end.
