@@ -104,6 +104,10 @@ pub enum Command {
     Run(RunArgs),
     /// One look at every pipeline of the running process
     Status(StatusArgs),
+    /// Look at the configuration: the values in effect, or the schema for editors
+    Config(ConfigArgs),
+    /// Print the completions of a shell
+    Completions(CompletionsArgs),
 }
 
 /// `postrider demo`
@@ -176,4 +180,46 @@ pub struct StatusArgs {
     /// JSON, as /status has it
     #[arg(long)]
     pub json: bool,
+}
+
+/// `postrider config`
+#[derive(clap::Args, Debug)]
+pub struct ConfigArgs {
+    /// What to print.
+    #[command(subcommand)]
+    pub command: ConfigCommand,
+}
+
+/// What `postrider config` prints.
+#[derive(Subcommand, Debug)]
+pub enum ConfigCommand {
+    /// The values in effect, each with where it comes from; secrets are masked
+    Show(ShowArgs),
+    /// JSON Schema of the file, for editors
+    Schema,
+}
+
+/// `postrider config show`
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Text is TOML, with where each value comes from behind it: the line of the file and the variables \
+                        it was filled in from, the layout, or the default."
+)]
+pub struct ShowArgs {
+    /// JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `postrider completions`
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "bash: postrider completions bash > ~/.local/share/bash-completion/completions/postrider\n\
+                        zsh:  postrider completions zsh > \"${fpath[1]}/_postrider\"\n\
+                        fish: postrider completions fish > ~/.config/fish/completions/postrider.fish"
+)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
 }

@@ -4,6 +4,8 @@
 //! standard error. Joins the configuration to the services, and does no work of its own.
 
 mod args;
+mod completions;
+mod config_file;
 mod demo;
 mod error;
 mod exit;
@@ -13,7 +15,10 @@ mod run;
 mod setup;
 mod status;
 
-pub use args::{Args, Color, Command, DemoArgs, Global, LogFormat, RunArgs, SetupArgs, StatusArgs};
+pub use args::{
+    Args, Color, Command, CompletionsArgs, ConfigArgs, ConfigCommand, DemoArgs, Global, LogFormat,
+    RunArgs, SetupArgs, ShowArgs, StatusArgs,
+};
 pub use exit::Exit;
 
 use crate::config::{self, Config, Env};
@@ -60,6 +65,11 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             block_on(status::run(&config, &args.global, status, color))?
         }
         Command::Demo(demo) => demo::run(demo, &args.global, env),
+        Command::Config(config) => match &config.command {
+            ConfigCommand::Show(show) => config_file::show(&load(&args.global, env)?, show, env),
+            ConfigCommand::Schema => config_file::schema(),
+        },
+        Command::Completions(completions) => completions::run(completions),
     }
 }
 

@@ -30,11 +30,14 @@ fn help_is_short() {
         Usage: postrider [OPTIONS] <COMMAND>
 
         Commands:
-          demo    See it work: a throwaway database, an in-process broker, a writer and a reader, one screen
-          setup   Create what is missing in the database: publication, slot, Postrider's schema
-          run     Stream until told to stop: the service
-          status  One look at every pipeline of the running process
-          help    Print this message or the help of the given subcommand(s)
+          demo         See it work: a throwaway database, an in-process broker, a writer and a reader, one
+                       screen
+          setup        Create what is missing in the database: publication, slot, Postrider's schema
+          run          Stream until told to stop: the service
+          status       One look at every pipeline of the running process
+          config       Look at the configuration: the values in effect, or the schema for editors
+          completions  Print the completions of a shell
+          help         Print this message or the help of the given subcommand(s)
 
         Options:
           -c, --config <FILE>        The configuration [default: $POSTRIDER_CONFIG, ./postrider.toml,

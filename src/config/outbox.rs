@@ -1,5 +1,6 @@
 //! `[pipelines.NAME.outbox]`: the table, its layout, its columns, and logical messages.
 
+use super::kind::Kind;
 use super::pipeline::{NAME_BYTES_MAX, texts};
 use super::section::{Entry, Section, nearest, quoted, wrong_kind};
 use super::types::OutboxConfig;
@@ -60,7 +61,7 @@ fn columns(section: &Section<'_>, layout: Layout) -> Vec<(Role, String)> {
 
 fn extra(section: &Section<'_>) -> Vec<Extra> {
     let mut columns = Vec::new();
-    for entry in section.entries() {
+    for entry in section.entries(Kind::Table) {
         if !is_column(entry.name) {
             section.context.error(
                 entry.place,

@@ -1,5 +1,6 @@
 //! `[pipelines.NAME]`: source, route, payload, flow, parking and poll.
 
+use super::kind::Kind;
 use super::outbox;
 use super::secret::{Secret, Url};
 use super::section::{Section, wrong_kind};
@@ -21,7 +22,7 @@ const NAME_PREFIX: &str = "postrider_";
 
 pub(super) fn all(pipelines: &Section<'_>) -> Vec<PipelineConfig> {
     let mut all = Vec::new();
-    for entry in pipelines.entries() {
+    for entry in pipelines.entries(Kind::Table) {
         if !is_pipeline_name(entry.name) {
             let max = NAME_BYTES_MAX - NAME_PREFIX.len();
             let rule = format!(
@@ -73,9 +74,10 @@ fn one(name: &str, section: Section<'_>) -> PipelineConfig {
 
 fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
     let url = section.required("url", "postgresql://postrider@localhost/app").unwrap_or_default();
-    let password = section
-        .text("password_file")
-        .and_then(|file| section.context.secret_file(&section.path_of("password_file"), &file));
+    let password_file = section.text("password_file");
+    let password = password_file
+        .as_deref()
+        .and_then(|file| section.context.secret_file(&section.path_of("password_file"), file));
     let default = format!("{NAME_PREFIX}{pipeline}");
     let slot = section.text("slot").unwrap_or_else(|| default.clone());
     if section.has("slot") && !((1..=NAME_BYTES_MAX).contains(&slot.len()) && is_plain(&slot)) {
@@ -90,7 +92,7 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
     let failover = section.boolean("failover", true);
     section.finish();
     let password = password.map(Secret::new);
-    SourceConfig { url: Url::new(url), password, slot, publication, failover }
+    SourceConfig { url: Url::new(url), password_file, password, slot, publication, failover }
 }
 
 fn route(section: Section<'_>) -> RouteConfig {
@@ -150,7 +152,7 @@ fn replace(section: Section<'_>) -> Option<Replace> {
 /// A table of strings.
 pub(super) fn texts(section: &Section<'_>) -> BTreeMap<String, String> {
     let mut texts = BTreeMap::new();
-    for entry in section.entries() {
+    for entry in section.entries(Kind::Text) {
         let value = entry.value.get_ref();
         match value.as_str() {
             Some(text) => {

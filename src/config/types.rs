@@ -76,7 +76,9 @@ pub enum Mode {
 pub struct SourceConfig {
     /// URI or `key=value` pairs, as libpq takes them.
     pub url: Url,
-    /// The content of `password_file`.
+    /// The file that holds the password.
+    pub password_file: Option<String>,
+    /// Its content.
     pub password: Option<Secret>,
     /// The replication slot.
     pub slot: String,

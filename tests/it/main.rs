@@ -40,6 +40,8 @@ mod alone;
 mod changes;
 /// The binary without servers: exit codes, what goes to which stream, secrets.
 mod cli;
+/// `postrider config` and `completions`, and mistakes of a file, without servers.
+mod config_commands;
 /// The control side: setup, the fence, the cursor row, the session's end.
 mod control;
 /// `postrider demo` as a user runs it: the ledger balances, also under kill -9, and nothing stays behind.
