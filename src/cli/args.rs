@@ -1,6 +1,7 @@
 //! What the user can type.
 
 use crate::config::Env;
+use crate::outbox::Layout;
 use clap::{ColorChoice, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -98,6 +99,8 @@ pub enum Color {
 pub enum Command {
     /// See it work: a throwaway database, an in-process broker, a writer and a reader, one screen
     Demo(DemoArgs),
+    /// Write a first configuration: from nothing, from the tables of a database, or from a Debezium connector's
+    Init(InitArgs),
     /// Create what is missing in the database: publication, slot, Postrider's schema
     Setup(SetupArgs),
     /// Stream until told to stop: the service
@@ -136,6 +139,43 @@ pub struct DemoArgs {
     /// A broker of yours, in place of the one in this process: a topic is made there, and deleted at the end
     #[arg(long, value_name = "LIST")]
     pub brokers: Option<String>,
+}
+
+/// `postrider init`
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Passwords are never written: not that of a URL, and none of a connector's file. What was found, what is \
+                        left to do and what has no counterpart is told on standard error."
+)]
+pub struct InitArgs {
+    /// The file to write; - is standard output
+    #[arg(short, long, value_name = "FILE", default_value = "./postrider.toml")]
+    pub output: PathBuf,
+    /// Overwrite the file where it is there
+    #[arg(long)]
+    pub force: bool,
+    /// The pipeline's name: a-z, 0-9 and _
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// The layout of the table
+    #[arg(long, value_name = "LAYOUT", value_parser = clap::builder::PossibleValuesParser::new(Layout::NAMES))]
+    #[arg(conflicts_with = "from_debezium")]
+    pub layout: Option<String>,
+    /// The outbox table, as SQL writes it
+    #[arg(long, value_name = "TABLE")]
+    pub table: Option<String>,
+    /// What source.url is to be
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    /// What sink.brokers is to be
+    #[arg(long, value_name = "LIST")]
+    pub brokers: Option<String>,
+    /// Look at the tables of this database, and propose layout and columns
+    #[arg(long, value_name = "URL", conflicts_with = "from_debezium")]
+    pub from_database: Option<String>,
+    /// Translate this configuration of a Debezium connector: properties or JSON; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub from_debezium: Option<PathBuf>,
 }
 
 /// `postrider setup`

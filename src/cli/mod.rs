@@ -9,6 +9,7 @@ mod config_file;
 mod demo;
 mod error;
 mod exit;
+mod init;
 mod logging;
 mod output;
 mod run;
@@ -16,8 +17,8 @@ mod setup;
 mod status;
 
 pub use args::{
-    Args, Color, Command, CompletionsArgs, ConfigArgs, ConfigCommand, DemoArgs, Global, LogFormat,
-    RunArgs, SetupArgs, ShowArgs, StatusArgs,
+    Args, Color, Command, CompletionsArgs, ConfigArgs, ConfigCommand, DemoArgs, Global, InitArgs,
+    LogFormat, RunArgs, SetupArgs, ShowArgs, StatusArgs,
 };
 pub use exit::Exit;
 
@@ -51,6 +52,7 @@ fn usage(error: &clap::Error) -> Exit {
 
 fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
     match &args.command {
+        Command::Init(init) => block_on(init::run(init, env))?,
         Command::Setup(setup) => {
             let config = load(&args.global, env)?;
             block_on(setup::run(&config, setup, env))?

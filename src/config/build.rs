@@ -91,6 +91,8 @@ fn outbox(pipeline: &PipelineConfig) -> OutboxSpec {
         headers: route.headers.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
         standard_headers: route.standard_headers.unwrap_or(layout.standard_headers),
         null_payload: pipeline.payload.null,
+        blank_is_tombstone: pipeline.payload.blank_is_tombstone,
+        expand_json: pipeline.payload.expand_json,
         envelope: pipeline.payload.envelope.clone(),
         ..layout
     }

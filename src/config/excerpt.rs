@@ -34,6 +34,8 @@ const OPEN: &[&str] = &[
     "pattern",
     "with",
     "null",
+    "empty",
+    "expand_json",
     "size_max",
     "envelope",
     "kind",

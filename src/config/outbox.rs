@@ -69,14 +69,14 @@ fn extra(section: &Section<'_>) -> Vec<Extra> {
                 "expected a column's name of 1 to 63 bytes",
             );
         }
-        if let Some(placement) = extra_column(section, &entry) {
-            columns.push(Extra { column: entry.name.to_owned(), placement, may_lack: false });
+        if let Some((placement, may_lack)) = extra_column(section, &entry) {
+            columns.push(Extra { column: entry.name.to_owned(), placement, may_lack });
         }
     }
     columns
 }
 
-fn extra_column<'a>(section: &Section<'a>, entry: &Entry<'a>) -> Option<Placement> {
+fn extra_column<'a>(section: &Section<'a>, entry: &Entry<'a>) -> Option<(Placement, bool)> {
     const WAYS: &str = "expected one of { header = \"NAME\" }, { envelope = \"NAME\" }, \
                         { partition = true }, { ignore = true }";
     let Some(inner) = section.inner(entry) else {
@@ -97,8 +97,9 @@ fn extra_column<'a>(section: &Section<'a>, entry: &Entry<'a>) -> Option<Placemen
     if count != 1 || found.is_none() {
         section.context.error(entry.place, &entry.path, WAYS);
     }
+    let may_lack = inner.boolean("optional", false);
     inner.finish();
-    found
+    Some((found?, may_lack))
 }
 
 fn is_column(name: &str) -> bool {
@@ -107,7 +108,7 @@ fn is_column(name: &str) -> bool {
 
 /// Reads `name` or `schema.name` as PostgreSQL does: folded to lower case unless in double quotes. The schema of a bare
 /// name is `public`.
-fn table_name(text: &str) -> Option<TableName> {
+pub fn table_name(text: &str) -> Option<TableName> {
     let (first, rest) = identifier(text)?;
     if rest.is_empty() {
         return Some(TableName { schema: "public".to_owned(), name: first });

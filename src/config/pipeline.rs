@@ -179,7 +179,10 @@ fn payload(section: Section<'_>) -> PayloadConfig {
             .size_of("size_max", &text, &(1..=1024 * MIB))
             .map_or(SizeMax::Auto, SizeMax::Bytes),
     };
+    let blanks = [("keep", false), ("tombstone", true)];
     let config = PayloadConfig {
+        blank_is_tombstone: section.one_of("empty", &blanks, &[], false),
+        expand_json: section.boolean("expand_json", false),
         null: section.one_of("null", &nulls, &[], NullPayload::Tombstone),
         size_max,
         envelope: section.optional("envelope"),

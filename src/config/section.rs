@@ -362,7 +362,7 @@ fn join(path: &str, key: &str) -> String {
 }
 
 /// A key as TOML would have it.
-pub(super) fn quoted(key: &str) -> String {
+pub fn quoted(key: &str) -> String {
     let bare = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
     if !key.is_empty() && key.bytes().all(bare) { key.to_owned() } else { format!("{key:?}") }
 }

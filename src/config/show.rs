@@ -95,12 +95,15 @@ impl Rows<'_> {
             NullPayload::Park => "park",
         };
         self.add(&table, "null", json!(of_null));
+        let empty = if payload.blank_is_tombstone { "tombstone" } else { "keep" };
+        self.add(&table, "empty", json!(empty));
         let size = match payload.size_max {
             SizeMax::Auto => "auto".to_owned(),
             SizeMax::Bytes(bytes) => ShowSize(bytes).to_string(),
         };
         self.add(&table, "size_max", json!(size));
         self.add(&table, "envelope", json!(payload.envelope.as_deref().unwrap_or_default()));
+        self.add(&table, "expand_json", json!(payload.expand_json));
         self.sink(pipeline, &of("sink"));
         self.flow(pipeline, &of);
     }
@@ -124,12 +127,15 @@ impl Rows<'_> {
             self.add(&columns, &quoted(key), json!(column));
         }
         for extra in &outbox.extra {
-            let value = match &extra.placement {
+            let mut value = match &extra.placement {
                 Placement::Header(name) => json!({"header": name}),
                 Placement::Envelope(name) => json!({"envelope": name}),
                 Placement::Partition => json!({"partition": true}),
                 Placement::Ignore => json!({"ignore": true}),
             };
+            if extra.may_lack {
+                value["optional"] = json!(true);
+            }
             self.add(&format!("{table}.extra"), &quoted(&extra.column), value);
         }
     }

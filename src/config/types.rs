@@ -127,10 +127,14 @@ pub struct RouteConfig {
 pub struct PayloadConfig {
     /// What a NULL payload becomes.
     pub null: NullPayload,
+    /// Whether a payload of nothing but white space is a null value too.
+    pub blank_is_tombstone: bool,
     /// The largest payload that is published.
     pub size_max: SizeMax,
     /// The field the payload is put in, with the extra fields beside it; `None` publishes it as it is.
     pub envelope: Option<String>,
+    /// In an envelope, payload text that is a JSON object or array stands as JSON.
+    pub expand_json: bool,
 }
 
 /// `payload.size_max`

@@ -183,6 +183,14 @@ impl Shaper<'_> {
                 NullPayload::Empty => {}
             }
         }
+        // As Java trims: everything up to the space. Bytes are never blank.
+        let is_blank = |text: &[u8]| text.iter().all(|byte| *byte <= b' ');
+        if self.route.blank_is_tombstone
+            && self.row.kind(field) != Kind::Bytea
+            && payload.is_some_and(|extent| is_blank(self.row.at(extent)))
+        {
+            return Ok(Span::Null);
+        }
         let scratch = &mut self.work.scratch;
         if let Some(envelope) = &self.route.envelope {
             let wrapped =

@@ -157,7 +157,7 @@ fn completions_are_of_every_command() {
         let output = file.run(&["completions", shell], &[]);
         assert_eq!(output.status.code(), Some(0), "{shell}");
         let script = text(&output.stdout);
-        for word in ["setup", "run", "status", "config", "completions"] {
+        for word in ["setup", "run", "status", "config", "init", "completions"] {
             assert!(script.contains(word), "{shell}: {word}");
         }
     }

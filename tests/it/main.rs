@@ -48,6 +48,8 @@ mod control;
 mod demo;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
+/// `postrider init`: what it writes runs as it is, also from a Debezium connector's configuration.
+mod init;
 /// What a bad day of the broker looks like.
 mod kafka_outages;
 /// The Kafka sink against a real broker.
