@@ -68,7 +68,8 @@ fn from_debezium(args: &InitArgs, file: &Path) -> Result<(Draft, Vec<String>), C
         translation.answers.iter().filter(|answer| answer.verdict == verdict).count()
     };
     let mut told = vec![format!(
-        "{} options: {} translated, {} not needed, {} without a counterpart; the answer to each stands at the end of the file",
+        "{} options: {} translated, {} not needed, {} without a counterpart; the answer to each stands at the end of \
+         the file",
         translation.answers.len(),
         count(Verdict::Translated),
         count(Verdict::NotNeeded),

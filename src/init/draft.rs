@@ -24,8 +24,8 @@ impl Draft {
         Self { name: pipeline_name(name), head, tail, keys: Vec::new(), notes: Vec::new() }
     }
 
-    /// Sets `key` of `[pipelines.NAME.table]`, in place of what it had. Strings are as the file has them: `${NAME}` is a
-    /// variable.
+    /// Sets `key` of `[pipelines.NAME.table]`, in place of what it had. Strings are as the file has them: `${NAME}` is
+    /// a variable.
     pub fn set(&mut self, table: &str, key: &str, value: impl Into<Value>) {
         let value = value.into();
         match self.keys.iter_mut().find(|(t, k, _)| t == table && k == key) {

@@ -56,7 +56,7 @@ pub(super) fn wrap(
         Some(json) => scratch.extend_from_slice(json),
         None => member(envelope, payload, row.kind(payload_field), row, scratch)?,
     }
-    for (name, field) in &envelope.placed {
+    for (name, field) in envelope.placed.iter().filter(|(_, field)| row.has(*field)) {
         scratch.extend_from_slice(name.of(fixed.as_bytes()));
         member(envelope, row.extent(*field), row.kind(*field), row, scratch)?;
     }

@@ -229,6 +229,9 @@ impl Shaper<'_> {
         let fixed = &self.route.fixed;
         for rule in &self.route.headers {
             match rule {
+                // A column that may lack and does is placed nowhere.
+                HeaderRule::Field { field, .. } | HeaderRule::Typed { field, .. }
+                    if !self.row.has(*field) => {}
                 HeaderRule::Field { name, field } => {
                     headers.push((Span::Fixed(*name), self.row.extent(*field).into()));
                 }

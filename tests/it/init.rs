@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 mod debezium;
 
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_mins(1);
 
 /// Runs `postrider init ARGS…` in a directory with one file, and gives the directory.
 fn init(file: (&str, &str), args: &[&str]) -> (TempDir, Output) {

@@ -75,7 +75,7 @@ pub fn page() -> String {
         ),
     ] {
         // Writing to a String does not fail.
-        write!(page, "### {title}\n\n| option | | |\n|---|---|---|\n").unwrap_or_default();
+        write!(page, "### {title}\n\n| option | | here |\n|---|---|---|\n").unwrap_or_default();
         for known in table {
             writeln!(
                 page,

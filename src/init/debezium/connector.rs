@@ -22,7 +22,8 @@ pub(super) fn translate(t: &mut Translator<'_>, overrides: &Overrides) -> Result
     if let Some(sink) = t.get("debezium.sink.type").filter(|sink| *sink != "kafka") {
         return Err(InitError::NotOurs {
             what: format!("the server publishes to {sink}, and Postrider to Kafka"),
-            hint: "write a file by postrider init without --from-debezium, once the events are to go to Kafka".to_owned(),
+            hint: "write a file without --from-debezium, once the events are to go to Kafka"
+                .to_owned(),
         });
     }
     if let Some(name) = t.get("name") {
@@ -111,7 +112,9 @@ fn password(t: &mut Translator<'_>) {
     let Some(given) = t.get("database.password") else { return };
     t.draft.note("source", "The connector's password was not copied: see password_file.");
     t.hint(match value::variable(given) {
-        Some(variable) => format!("the password is not copied: start with PGPASSWORD=\"${variable}\", or write password_file"),
+        Some(variable) => {
+            format!("the password is not copied: start with PGPASSWORD=\"${variable}\", or write password_file")
+        }
         None => "the password is not copied: write it to a file for password_file, or set PGPASSWORD".to_owned(),
     });
 }
@@ -127,8 +130,8 @@ fn slot(t: &mut Translator<'_>) {
             t.answer(option, NoCounterpart, text);
         }
         t.hint(
-            "plugin.name is not pgoutput: postrider setup makes a slot of its own; switch over as docs/debezium.md says, \
-             with the writers stopped",
+            "plugin.name is not pgoutput: postrider setup makes a slot of its own; switch over as docs/debezium.md \
+             says, with the writers stopped",
         );
         return;
     }
@@ -165,7 +168,10 @@ fn table(t: &mut Translator<'_>) -> Result<String, InitError> {
         },
     };
     if listed.len() > 1 {
-        t.hint("the connector reads other tables too: their changes are no events, and not carried; keep a connector for them");
+        t.hint(
+            "the connector reads other tables too: their changes are no events, and not carried; keep a connector \
+             for them",
+        );
     }
     if let Some(table) =
         chosen.and_then(parts).filter(|parts| parts.len() <= 2).map(|parts| sql_name(&parts))

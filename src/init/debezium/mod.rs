@@ -1,7 +1,7 @@
 //! A Debezium connector's configuration as ours: the same table, topics, records and consumers.
 //!
-//! [`options`] is the table of every option; `router`, `connector` and `producer` translate; [`answer`] says what became
-//! of each. A secret of the connector's file is never copied: it becomes a variable, or something to do.
+//! [`options`] is the table of every option; `router`, `connector` and `producer` translate; [`answer`] says what
+//! became of each. A secret of the connector's file is never copied: it becomes a variable, or something to do.
 
 pub mod answer;
 mod connector;
@@ -63,13 +63,14 @@ pub fn translate(text: &str, overrides: &Overrides) -> Result<Translation, InitE
     match &overrides.brokers {
         Some(brokers) => t.draft.set("sink", "brokers", brokers.clone()),
         None if !said => t.hint(
-            "the brokers are the worker's bootstrap.servers, which this file does not have: write sink.brokers, or give \
-             --brokers",
+            "the brokers are the worker's bootstrap.servers, which this file does not have: write sink.brokers, \
+             or give --brokers",
         ),
         None => {}
     }
     let (mut draft, answers, hints) = t.finish();
-    draft.head = vec!["Translated from the configuration of a Debezium connector; every option of it is answered below.".to_owned()];
+    let head = "Translated from the configuration of a Debezium connector; every option of it is answered below.";
+    draft.head = vec![head.to_owned()];
     draft.tail = answer::lines(&answers, &Verdict::ALL);
     Ok(Translation { draft, answers, hints })
 }
@@ -77,8 +78,8 @@ pub fn translate(text: &str, overrides: &Overrides) -> Result<Translation, InitE
 fn no_router() -> InitError {
     InitError::NotOurs {
         what: format!("none of the connector's transforms is {ROUTER_CLASS}"),
-        hint: "Postrider carries the events of an outbox, not the changes of tables; where the engine calls the router in \
-               code, add transforms=outbox and transforms.outbox.type"
+        hint: "Postrider carries the events of an outbox, not the changes of tables; where the engine calls the router \
+               in code, add transforms=outbox and transforms.outbox.type"
             .to_owned(),
     }
 }

@@ -183,7 +183,8 @@ fn truststore(t: &mut Translator<'_>, path: &str, kind: Option<&str>) {
         t.draft.set(SINK, "ssl.ca.location", value::plain(path));
         return;
     }
-    let text = "a Java key store: keytool -exportcert -rfc -keystore FILE -alias NAME > ca.pem, and name it by ssl.ca.location";
+    let text = "a Java key store: keytool -exportcert -rfc -keystore FILE -alias NAME > ca.pem, and name it by \
+                ssl.ca.location";
     t.answer_where(
         |option| name_of(option) == Some("ssl.truststore.location"),
         NoCounterpart,
@@ -202,7 +203,8 @@ fn keystore(t: &mut Translator<'_>, path: &str, kind: Option<&str>) {
     } else if is_pkcs12 {
         t.draft.set(SINK, "ssl.keystore.location", value::plain(path));
     } else {
-        let text = "a Java key store: keytool -importkeystore -deststoretype PKCS12, and name the result by ssl.keystore.location";
+        let text = "a Java key store: keytool -importkeystore -deststoretype PKCS12, and name the result by \
+                    ssl.keystore.location";
         t.answer_where(
             |option| name_of(option) == Some("ssl.keystore.location"),
             NoCounterpart,

@@ -183,7 +183,8 @@ mod tests {
 
     #[test]
     fn properties_are_read_as_java_reads_them() {
-        let text = "# a comment\n! another\n\na=1\n  b : two words  \nc three\nd\\:e=f\\\n   g\nh=\\u00e9\\t\ni=\nj=a=b\na=2\n\
+        let text = "# a comment\n! another\n\na=1\n  b : two words  \nc three\nd\\:e=f\\\n   g\nh=\\u00e9\\t\ni=\n\
+                    j=a=b\na=2\n\
                     k=(.*)\\\\.v\n";
         let expected = [
             ("b", "two words"),
@@ -210,7 +211,8 @@ mod tests {
 
     #[test]
     fn options_of_debezium_server_are_called_as_connects() {
-        let text = "debezium.source.database.hostname=h\ndebezium.transforms=outbox\ndebezium.transforms.outbox.type=x\n\
+        let text = "debezium.source.database.hostname=h\ndebezium.transforms=outbox\n\
+                    debezium.transforms.outbox.type=x\n\
                     debezium.sink.type=kafka\ndebezium.sink.kafka.producer.acks=all\nquarkus.log.level=INFO\n";
         let (flavour, given) = read(text).unwrap();
         assert_eq!(flavour, Flavour::Server);

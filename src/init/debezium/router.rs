@@ -87,7 +87,9 @@ fn header(t: &mut Translator<'_>, column: &str, alias: &str, may_lack: bool) {
 /// A column that is placed twice is a further header as PostgreSQL writes it.
 fn by_template(t: &mut Translator<'_>, column: &str, alias: &str) {
     t.draft.set("route.headers", alias, format!("{{{column}}}"));
-    t.hint(format!("header \"{alias}\" has the text of column \"{column}\" as PostgreSQL writes it, since it is placed twice"));
+    t.hint(format!(
+        "header \"{alias}\" has the text of column \"{column}\" as PostgreSQL writes it, since it is placed twice"
+    ));
 }
 
 fn envelope(t: &mut Translator<'_>, column: &str, alias: &str, may_lack: bool) {
@@ -219,8 +221,8 @@ fn value_converter(t: &mut Translator<'_>, has_envelope: bool) {
     } else if is_json(&name) {
         (
             NoCounterpart,
-            "the value was a JSON string with JSON in it, or base64; here it is the payload itself: consumers parse once, not \
-             twice",
+            "the value was a JSON string with JSON in it, or base64; here it is the payload itself: consumers parse \
+             once, not twice",
         )
     } else if name.ends_with(".StringConverter") && has_envelope {
         (
