@@ -4,7 +4,7 @@
 //! know is a mistake of the file like any other, with its place.
 
 use super::context::Context;
-use super::section::quoted;
+use super::names::quoted;
 use super::types::{PipelineConfig, SinkKind, SizeMax};
 use crate::driver::PipelineSpec;
 use crate::error::Chain;

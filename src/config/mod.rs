@@ -13,6 +13,7 @@ mod excerpt;
 mod file;
 mod interpolate;
 mod kind;
+mod names;
 mod outbox;
 mod pipeline;
 mod place;
@@ -28,10 +29,10 @@ pub use env::Env;
 pub use error::{ConfigError, Finding, Findings};
 pub use excerpt::Excerpt;
 pub use file::{find, load, parse};
+pub use names::quoted as key_as_toml;
 pub use outbox::table_name;
 pub use place::{Place, Places};
 pub use secret::{Properties, Secret, Url};
-pub use section::quoted as key_as_toml;
 pub use types::{
     AdminConfig, BackoffConfig, Config, Delivery, FlowConfig, Mark, Mode, OnPoison, OutboxConfig,
     ParkingConfig, PayloadConfig, PipelineConfig, PollConfig, RouteConfig, SinkConfig, SinkKind,

@@ -1,8 +1,9 @@
 //! `[pipelines.NAME.outbox]`: the table, its layout, its columns, and logical messages.
 
 use super::kind::Kind;
+use super::names::{nearest, quoted};
 use super::pipeline::{NAME_BYTES_MAX, texts};
-use super::section::{Entry, Section, nearest, quoted, wrong_kind};
+use super::section::{Entry, Section, wrong_kind};
 use super::types::OutboxConfig;
 use crate::outbox::{Extra, Layout, Placement, Role, TableName};
 

@@ -6,6 +6,7 @@
 use super::context::Context;
 use super::interpolate::{interpolate, variables};
 use super::kind::Kind;
+use super::names::{nearest, quoted};
 use super::place::Place;
 use super::units::{self, ShowDuration, ShowSize};
 use std::cell::RefCell;
@@ -343,26 +344,6 @@ pub(super) fn wrong_kind(
     context.error(place, path, format_args!("expected {expected}, found a value of type {found}"));
 }
 
-/// The nearest of `words`, where one is near enough to have been meant.
-pub(super) fn nearest<'w>(text: &str, words: impl Iterator<Item = &'w str>) -> Option<&'w str> {
-    // `password` is meant to be `password_file`: a word without its last part counts too, a little less.
-    let stem =
-        |word: &'w str| word.rsplit_once('_').map(|(stem, _)| stem).filter(|stem| stem.len() > 4);
-    let distance = |word: &'w str| {
-        let short = stem(word).map(|stem| strsim::damerau_levenshtein(text, stem) + 1);
-        let long = strsim::damerau_levenshtein(text, word);
-        (short.map_or(long, |short| short.min(long)), word)
-    };
-    let (distance, word) = words.map(distance).min()?;
-    (distance <= 1 + word.len().max(text.len()) / 4).then_some(word)
-}
-
 fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
-}
-
-/// A key as TOML would have it.
-pub fn quoted(key: &str) -> String {
-    let bare = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
-    if !key.is_empty() && key.bytes().all(bare) { key.to_owned() } else { format!("{key:?}") }
 }

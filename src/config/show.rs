@@ -2,9 +2,9 @@
 //!
 //! Secrets are masked here and nowhere later: what leaves this module may be printed.
 
+use super::names::quoted;
 use super::place::Place;
 use super::secret::MASK;
-use super::section::quoted;
 use super::types::{Config, Delivery, Mark, Mode, OnPoison, PipelineConfig, SinkKind, SizeMax};
 use super::units::{ShowDuration, ShowSize};
 use crate::outbox::{NullPayload, OutboxSpec, Placement, TimestampSource};

@@ -74,6 +74,7 @@ pub async fn propose(
         draft.set("outbox.columns", role.name(), column.replace("${", "$${"));
     }
     draft.set("sink", "brokers", "localhost:9092");
+    super::explain(&mut draft, fit.layout);
     let mut found = vec![format!("table {}, layout {}", sql_name(&chosen.name), fit.layout.name())];
     for (role, column) in &fit.columns {
         let what = if column.is_empty() {

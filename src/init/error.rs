@@ -58,7 +58,7 @@ pub enum InitError {
         hint: String,
     },
     /// What would be written would be refused.
-    #[error("the translation would be refused")]
+    #[error("what would be written is refused")]
     Refused(#[source] Findings),
 }
 

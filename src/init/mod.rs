@@ -14,7 +14,7 @@ pub use error::InitError;
 pub use write::text;
 
 use crate::config;
-use crate::outbox::Layout;
+use crate::outbox::{Layout, OutboxSpec};
 use std::path::Path;
 
 /// A configuration of nothing but the layout, with places to fill in.
@@ -24,7 +24,17 @@ pub fn plain(layout: Layout) -> Draft {
     draft.set("outbox", "table", format!("public.{}", layout.table()));
     draft.set("outbox", "layout", layout.name());
     draft.set("sink", "brokers", "localhost:9092");
+    explain(&mut draft, layout);
     draft
+}
+
+/// The layout's own route, in comments.
+fn explain(draft: &mut Draft, layout: Layout) {
+    let spec = OutboxSpec::for_layout(layout);
+    let words = "Templates over the event's fields; these are the layout's own. Topics are never made: make them.";
+    draft.note("route", words);
+    draft.note("route", format!("topic = {}", Value::String(spec.topic)));
+    draft.note("route", format!("key = {}", Value::String(spec.key)));
 }
 
 /// Reads a written configuration as `postrider run` will, as if every variable in it were set.

@@ -145,7 +145,7 @@ fn table(text: &mut String, draft: &Draft, part: &Part) {
         comment(text, part.comment);
     }
     // Writing to a String does not fail.
-    writeln!(text, "[pipelines.{}.{}]", draft.name, part.table).unwrap_or_default();
+    writeln!(text, "[pipelines.{}.{}]", key_as_toml(&draft.name), part.table).unwrap_or_default();
     for (key, words, example) in part.keys {
         match (draft.get(part.table, key), example) {
             (Some(value), _) => {

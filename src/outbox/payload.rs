@@ -1,5 +1,6 @@
 //! A record's value: the payload's bytes, or an object around them.
 
+use super::debezium;
 use super::route::Envelope;
 use super::span::{Extent, FieldId, Row, Span};
 use super::types::Kind;
@@ -58,7 +59,9 @@ pub(super) fn wrap(
     }
     for (name, field) in envelope.placed.iter().filter(|(_, field)| row.has(*field)) {
         scratch.extend_from_slice(name.of(fixed.as_bytes()));
-        member(envelope, row.extent(*field), row.kind(*field), row, scratch)?;
+        if envelope.json || debezium::member(row, *field, scratch).is_none() {
+            member(envelope, row.extent(*field), row.kind(*field), row, scratch)?;
+        }
     }
     scratch.push(b'}');
     Some(Span::since(start, scratch))

@@ -116,7 +116,9 @@ fn init_overwrites_nothing_unless_told_to() {
         ["--table", "a.b.c"],
     ] {
         let refused = run_in(&dir, &[&args[..], &["-o", "third.toml"]].concat());
-        assert_eq!(refused.status.code(), Some(2), "{args:?}: {}", text(&refused.stderr));
+        let told = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{args:?}: {told}");
+        assert!(!args.contains(&"Orders!") || told.contains("a-z, 0-9 and _"), "{told}");
         assert!(!dir.path().join("third.toml").exists(), "{args:?}");
     }
 }

@@ -40,8 +40,8 @@ pub const ROUTER: &[Known] = &[
     needless("table.field.event.type", "the router never reads it; place the column to send it"),
     to("table.field.event.timestamp", "outbox.columns.time"),
     to("table.field.event.payload", "outbox.columns.payload"),
-    to("table.field.payload", "outbox.columns.payload, as it was called before 2.0"),
-    to("table.field.payload.id", "outbox.columns.aggregate_id, as it was called before 2.0"),
+    to("table.field.payload", "outbox.columns.payload; its name in 1.x"),
+    to("table.field.payload.id", "outbox.columns.aggregate_id; an option of 1.x"),
     without(
         "table.field.event.schema.version",
         &[],

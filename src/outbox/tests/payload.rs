@@ -117,7 +117,8 @@ fn placed_columns_stand_in_the_envelope_in_order() {
           ,\"COUNT\":7
           ,\"OK\":true
           ,\"RATIO\":\"NaN\"
-          ,\"PRICE\":\"1.50\"
+          ,\"PRICE\":{\"scale\":2
+          ,\"value\":\"AJY=\"}
           ,\"META\":\"{\\\"a\\\": 1}\"
           ,\"RAW\":\"AP8=\"
           ,\"NOTHING\":null}"#]]

@@ -258,6 +258,30 @@ async fn null_stays_in_the_envelope_and_json_passes_as_it_is() {
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
+/// As many have it: routed by the event's type, to one topic, with a null for every column that is not there.
+#[tokio::test]
+async fn events_routed_by_their_type_and_types_in_the_envelope_are_as_debeziums() {
+    let table = "create table public.outboxevent (id uuid primary key, aggregateid varchar(9), type varchar(20), \
+        payload jsonb, made timestamp, at timestamptz(3), price numeric(5,2), day date, f float8)";
+    let connector = Connector::new(Version::Pg15, "dbztypes", table).await;
+    let name = connector.name.clone();
+    let connector = connector
+        .routed("route.by.field", "type")
+        .routed("route.topic.replacement", &format!("{name}.${{routedByValue}}"))
+        .routed(
+            "table.fields.additional.placement",
+            "made:envelope,at:envelope,price:envelope,day:envelope,f:envelope,type:header:eventType",
+        );
+    let topic = connector.topic(&format!("{name}.Made"), 1).await;
+    let statements = "insert into outboxevent values (gen_random_uuid(), '1', 'Made', '{}', \
+        '2024-01-02 03:04:05.5', '2024-01-02 03:04:05.5+02', 1.5, '2024-01-02', 100)";
+    let record = connector.records(statements, &[(&topic, 1)]).await.remove(0).remove(0);
+    let value = "{\"payload\":\"{}\",\"made\":1704164645500000,\"at\":\"2024-01-02T01:04:05.500Z\",\"price\":\"AJY=\",\
+        \"day\":19724,\"f\":100.0}";
+    assert_eq!(record.value_text(), Some(value));
+    assert_eq!(record.header("eventType"), Some("Made"));
+}
+
 /// What a connector has that we have not is told before anything runs, with what to do; the file still runs.
 #[test]
 fn options_without_a_counterpart_are_told_and_secrets_are_not() {
