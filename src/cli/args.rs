@@ -190,6 +190,9 @@ pub struct SetupArgs {
     /// Create the outbox table too, as the layout has it
     #[arg(long)]
     pub create_table: bool,
+    /// Create the trigger by which inserts wake a polling relay at once
+    #[arg(long)]
+    pub notify: bool,
     /// Another login for the work.
     #[arg(
         help = "Log in by this instead of source.url, as a role that may create; the role of source.url gets its rights"

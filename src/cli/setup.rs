@@ -51,8 +51,12 @@ async fn one(
         Some(role) if !setup::role_exists(&control, role).await? => Some(role),
         Some(_) | None => None,
     };
-    let mut options =
-        Options { create_table: sql.as_deref(), role, role_missing: absent.is_some() };
+    let mut options = Options {
+        create_table: sql.as_deref(),
+        role,
+        role_missing: absent.is_some(),
+        notify: args.notify,
+    };
     let mut out = Output::stdout();
     if args.print_sql {
         // Whoever reads the SQL can make the role first.

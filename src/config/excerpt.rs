@@ -46,6 +46,7 @@ const OPEN: &[&str] = &[
     "in_flight_events",
     "confirm_interval",
     "cursor_interval",
+    "ordering",
     "on_poison",
     "attempts_max",
     "rows_max",

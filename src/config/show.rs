@@ -5,9 +5,10 @@
 use super::names::quoted;
 use super::place::Place;
 use super::secret::MASK;
-use super::types::{Config, Delivery, Mark, Mode, OnPoison, PipelineConfig, SinkKind, SizeMax};
+use super::types::{Config, Delivery, Mark, Mode, Ordering, PipelineConfig, SinkKind, SizeMax};
 use super::units::{ShowDuration, ShowSize};
 use crate::outbox::{NullPayload, OutboxSpec, Placement, TimestampSource};
+use crate::relay::OnPoison;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -202,6 +203,11 @@ impl Rows<'_> {
         self.add(&table, "in_flight_events", json!(flow.in_flight_events));
         self.add(&table, "confirm_interval", duration(flow.confirm_interval));
         self.add(&table, "cursor_interval", duration(flow.cursor_interval));
+        let ordering = match flow.ordering {
+            Ordering::Pipelined => "pipelined",
+            Ordering::Strict => "strict",
+        };
+        self.add(&table, "ordering", json!(ordering));
         let (parking, table) = (&pipeline.parking, of("parking"));
         let on_poison = match parking.on_poison {
             OnPoison::BlockKey => "block_key",

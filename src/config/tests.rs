@@ -248,14 +248,6 @@ fn a_secret_that_everybody_can_read_is_told() {
 }
 
 #[test]
-fn warnings_are_of_keys_that_do_nothing_yet() {
-    let text = format!("{SMALL}\nparking.on_poison = \"skip_event\"\n");
-    assert_eq!(parsed(&text).unwrap().warnings.len(), 1);
-    let text = format!("{SMALL}\nparking.on_poison = \"stop\"\n");
-    assert_eq!(parsed(&text).unwrap().warnings, []);
-}
-
-#[test]
 fn the_reference_file_has_the_defaults() {
     let values = |text| {
         let config = parsed(text).unwrap();

@@ -10,15 +10,20 @@
 
 mod board;
 mod connect;
+mod cut;
 mod feed;
 mod halts;
 mod history;
 mod looks;
+mod parking;
 mod pipeline;
+mod poll_spec;
 mod run;
 mod say;
 mod session;
+mod shelf;
 mod spec;
 
+pub use poll_spec::poll_spec;
 pub use run::{Exit, Service, Stop, StopHandle};
 pub use spec::PipelineSpec;

@@ -58,8 +58,13 @@ mod kafka_sink;
 mod many;
 /// What the operations page tells an operator to do.
 mod operations;
+/// The parked table: rows, marks, tombstones, and who may write them.
+mod parked_table;
+mod parking;
 /// Events that can never be published.
 mod poison;
+/// Polling's adapter: claims, their order, their marks, the session.
+mod poll_claims;
 /// A wrong start on the shared servers: told, and mended without loss.
 mod refusals;
 /// A wrong start that needs a server of its own.

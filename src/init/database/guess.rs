@@ -141,7 +141,12 @@ fn is_needed(layout: Layout, role: Role) -> bool {
         Role::EventType => layout != Layout::Debezium,
         // The layout's topic is this column.
         Role::Topic => layout == Layout::Gcx,
-        Role::Headers | Role::PartitionKey | Role::Time | Role::Trace => false,
+        Role::Headers
+        | Role::PartitionKey
+        | Role::Time
+        | Role::Trace
+        | Role::AvailableAt
+        | Role::ExpiresAt => false,
     }
 }
 
@@ -149,8 +154,8 @@ fn is_needed(layout: Layout, role: Role) -> bool {
 const fn marks(layout: Layout) -> &'static [&'static str] {
     match layout {
         Layout::Postrider | Layout::Debezium => &[],
-        Layout::Commerce => &["available_at", "processed_at", "attempts", "last_error"],
-        Layout::Gcx => &["status", "retry_count", "max_retries", "published_at", "expires_at"],
+        Layout::Commerce => &["processed_at", "attempts", "last_error"],
+        Layout::Gcx => &["status", "retry_count", "max_retries", "published_at"],
         Layout::Sqlgarden => &["status", "last_attempt_at", "attempt_count"],
         Layout::Adr30 => &["published_at"],
     }
@@ -180,7 +185,9 @@ fn can_be(role: Role, kind: &str) -> bool {
     match role {
         Role::Payload => is_text || is_json || kind == "bytea",
         Role::Headers => is_text || is_json,
-        Role::Time => kind.starts_with("timestamp") || kind == "date",
+        Role::Time | Role::AvailableAt | Role::ExpiresAt => {
+            kind.starts_with("timestamp") || kind == "date"
+        }
         // A JSON object or bytes names nothing.
         Role::Id
         | Role::AggregateType

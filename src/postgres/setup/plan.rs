@@ -1,6 +1,6 @@
 //! From facts to steps.
 
-use super::{Options, SetupPlan, Step, StepKind, role_sql};
+use super::{Options, SetupPlan, Step, StepKind, TRIGGER, notify_sql, role_sql};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::fence::{self, Facts};
 use crate::postgres::names::{ident, literal};
@@ -22,6 +22,9 @@ pub fn plan(facts: &Facts, options: &Options<'_>) -> Result<SetupPlan, Halt> {
     publication(facts, &mut plan);
     schema(facts, &mut plan);
     slot_and_cursor(facts, &mut plan);
+    if options.notify {
+        notify(facts, &mut plan);
+    }
     if let Some(role) = options.role {
         plan.steps.push(rights(facts, role));
     }
@@ -186,6 +189,23 @@ fn slot_and_cursor(facts: &Facts, plan: &mut SetupPlan) {
             "{}\nON CONFLICT (pipeline) DO NOTHING;",
             insert_cursor(facts, "s.confirmed_flush_lsn", &source)
         )),
+    });
+}
+
+/// Of any kind of relay, only one that polls listens.
+fn notify(facts: &Facts, plan: &mut SetupPlan) {
+    let Some(table) = &facts.names.table else { return };
+    if facts.table.as_ref().is_some_and(|facts| facts.notifies) {
+        plan.adopted.push(format!("the trigger {TRIGGER:?} of table {table}"));
+        return;
+    }
+    plan.steps.push(Step {
+        kind: StepKind::Notify,
+        title: format!("let inserts into table {table} wake the polling relay"),
+        why: "Without it a polling relay looks once an interval. Each inserting statement queues a notification, and \
+              its commit takes for a moment the one lock under which the cluster's notifications are queued. Creating \
+              it waits, at most for the lock_timeout, until no transaction that wrote to the table is open.",
+        sql: transaction(&notify_sql(table)),
     });
 }
 
