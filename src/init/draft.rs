@@ -34,6 +34,11 @@ impl Draft {
         }
     }
 
+    /// Takes a key away again.
+    pub(super) fn unset(&mut self, table: &str, key: &str) {
+        self.keys.retain(|(t, k, _)| !(t == table && k == key));
+    }
+
     /// Places a further column: `key = { way = name }`.
     pub fn place(&mut self, column: &str, way: &str, name: Value, optional: bool) {
         let mut table = Table::new();

@@ -54,13 +54,17 @@ fn url(t: &mut Translator<'_>) -> String {
         ("database.sslcert", "sslcert"),
         ("database.sslkey", "sslkey"),
     ];
-    let parameters = parameters.iter().filter_map(|(option, name)| {
-        let given = encoded(&value::plain(t.get(option)?));
-        Some(format!(
-            "{name}={}",
-            if *name == "sslmode" { given.to_ascii_lowercase() } else { given }
-        ))
-    });
+    let is_known = |option: &str| {
+        option != "database.sslmode" || !t.get(option).is_some_and(|v| v.contains("${"))
+    };
+    let parameters =
+        parameters.iter().filter(|(option, _)| is_known(option)).filter_map(|(option, name)| {
+            let given = encoded(&value::plain(t.get(option)?));
+            Some(format!(
+                "{name}={}",
+                if *name == "sslmode" { given.to_ascii_lowercase() } else { given }
+            ))
+        });
     let parameters: Vec<_> = parameters.collect();
     // Writing to a String does not fail.
     if let Some(user) = part("database.user", "PGUSER") {
@@ -75,6 +79,9 @@ fn url(t: &mut Translator<'_>) -> String {
     }
     if !parameters.is_empty() {
         write!(text, "?{}", parameters.join("&")).unwrap_or_default();
+    }
+    if !is_known("database.sslmode") {
+        t.hint("database.sslmode is filled in from elsewhere: write it into source.url");
     }
     for option in ["database.hostname", "database.user", "database.dbname"] {
         match t.get(option) {

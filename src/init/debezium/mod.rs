@@ -68,6 +68,7 @@ pub fn translate(text: &str, overrides: &Overrides) -> Result<Translation, InitE
         ),
         None => {}
     }
+    producer::drop_refused(&mut t);
     let (mut draft, answers, hints) = t.finish();
     let head = "Translated from the configuration of a Debezium connector; every option of it is answered below.";
     draft.head = vec![head.to_owned()];

@@ -4,6 +4,8 @@ use super::answer::Verdict::{NoCounterpart, NotNeeded, Translated};
 use super::options::{Known, find};
 use super::translate::Translator;
 use super::value;
+use crate::config::Finding;
+use crate::init::InitError;
 
 const fn same(name: &'static str) -> Known {
     Known { name, verdict: Translated, same: &[], text: "sink.properties, by the same name" }
@@ -141,6 +143,20 @@ pub(super) fn translate(t: &mut Translator<'_>) {
             }
             name => t.draft.set(SINK, name, value::plain(given)),
         }
+    }
+}
+
+/// Leaves out what librdkafka does not take: a value that only the Java producer knows is no reason to write nothing.
+pub(super) fn drop_refused(t: &mut Translator<'_>) {
+    let Err(InitError::Refused(findings)) = crate::init::check(&crate::init::text(&t.draft)) else {
+        return;
+    };
+    let of = |finding: &Finding| {
+        finding.key.split_once(".sink.properties.").map(|(_, name)| name.replace('"', ""))
+    };
+    for name in findings.list.iter().filter_map(of) {
+        t.draft.unset(SINK, &name);
+        t.hint(format!("sink.properties has no \"{name}\": librdkafka does not take the value that the connector gave"));
     }
 }
 

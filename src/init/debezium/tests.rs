@@ -4,6 +4,7 @@ use super::answer::page;
 use super::options::{CONNECTOR, Known, ROUTER};
 use super::*;
 use expect_test::{expect, expect_file};
+use proptest::prelude::*;
 
 /// The least that is a connector with the router.
 const LEAST: &str = "connector.class=io.debezium.connector.postgresql.PostgresConnector\n\
@@ -288,6 +289,45 @@ fn the_outbox_table_is_found() {
     let text = format!("{LEAST}table.include.list=a.*\n");
     let translation = translate(&text, &overrides).unwrap();
     assert_eq!(translation.draft.get("outbox", "table").unwrap().as_str(), Some("app.x"));
+}
+
+#[test]
+fn a_value_that_librdkafka_does_not_take_is_left_out_and_told() {
+    let translation = translated(&format!(
+        "{LEAST}producer.override.batch.size=0\ndatabase.sslmode=${{env:MODE}}\n"
+    ));
+    assert_eq!(translation.draft.get("sink.properties", "batch.size"), None);
+    let hints = translation.hints.join("\n");
+    assert!(
+        hints.contains("no \"batch.size\"") && hints.contains("database.sslmode is filled in"),
+        "{hints}"
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 64, ..ProptestConfig::default() })]
+
+    /// Whatever the values are, nothing panics, what is written is TOML, and no password is in it.
+    #[test]
+    fn whatever_the_values_are_the_file_is_toml(
+        values in proptest::collection::vec(("[a-z${}()\\\\.:,*+?\"'=\\[\\] \\PC]{0,12}", 0..200_usize), 1..12)
+    ) {
+        let all = ROUTER.iter().map(|known| format!("transforms.outbox.{}", known.name));
+        let all: Vec<_> = all.chain(CONNECTOR.iter().map(|known| known.name.to_owned())).collect();
+        let mut options = serde_json::Map::new();
+        for (value, at) in &values {
+            options.insert(all[at % all.len()].clone(), (*value).clone().into());
+        }
+        options.insert("a\nb = 1\u{1b}[2J".to_owned(), "x".into());
+        options.insert("database.password".to_owned(), "hush-hush".into());
+        options.insert("transforms".to_owned(), "outbox".into());
+        options.insert("transforms.outbox.type".to_owned(), ROUTER_CLASS.into());
+        if let Ok(translation) = translate(&serde_json::Value::Object(options).to_string(), &Overrides::default()) {
+            let text = crate::init::text(&translation.draft);
+            prop_assert!(toml::from_str::<toml::Table>(&text).is_ok(), "{text}");
+            prop_assert!(!text.contains("hush-hush") && !text.contains('\u{1b}') && !text.contains("\nb = 1"));
+        }
+    }
 }
 
 const BEGIN: &str = "<!-- options: begin -->\n";

@@ -19,6 +19,11 @@ pub(super) struct Translator<'g> {
     hints: Vec<String>,
 }
 
+/// What may stand in a comment and on a terminal: a connector's file is not ours.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
 impl<'g> Translator<'g> {
     pub(super) fn new(flavour: Flavour, given: &'g [Given], alias: &str) -> Self {
         Self {
@@ -78,7 +83,7 @@ impl<'g> Translator<'g> {
 
     /// Something to do before the file runs, once.
     pub(super) fn hint(&mut self, hint: impl Into<String>) {
-        let hint = hint.into();
+        let hint = printable(&hint.into());
         if !self.hints.contains(&hint) {
             self.hints.push(hint);
         }
@@ -91,7 +96,7 @@ impl<'g> Translator<'g> {
                 Some((verdict, text)) => (*verdict, text.clone()),
                 None => self.of_table(given),
             };
-            Answer { option: given.name.clone(), verdict, text }
+            Answer { option: printable(&given.name), verdict, text }
         };
         let answers = self.given.iter().map(answer).collect();
         (self.draft, answers, self.hints)
