@@ -1,5 +1,6 @@
 //! What the user can type.
 
+use super::parked::ParkedArgs;
 use crate::config::Env;
 use crate::outbox::Layout;
 use clap::{ColorChoice, Parser, Subcommand, ValueEnum};
@@ -107,6 +108,8 @@ pub enum Command {
     Run(RunArgs),
     /// One look at every pipeline of the running process
     Status(StatusArgs),
+    /// Events that could not be published: list, show, retry, skip, replace
+    Parked(ParkedArgs),
     /// Look at the configuration: the values in effect, or the schema for editors
     Config(ConfigArgs),
     /// Print the completions of a shell
@@ -237,7 +240,7 @@ pub struct ConfigArgs {
 #[derive(Subcommand, Debug)]
 pub enum ConfigCommand {
     /// The values in effect, each with where it comes from; secrets are masked
-    Show(ShowArgs),
+    Show(ConfigShowArgs),
     /// JSON Schema of the file, for editors
     Schema,
 }
@@ -248,7 +251,7 @@ pub enum ConfigCommand {
     after_help = "Text is TOML, with where each value comes from behind it: the line of the file and the variables \
                         it was filled in from, the layout, or the default."
 )]
-pub struct ShowArgs {
+pub struct ConfigShowArgs {
     /// JSON
     #[arg(long)]
     pub json: bool,

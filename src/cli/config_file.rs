@@ -1,6 +1,6 @@
 //! `postrider config show` and `postrider config schema`.
 
-use super::args::ShowArgs;
+use super::args::ConfigShowArgs;
 use super::error::CliError;
 use super::exit::Exit;
 use super::output::Output;
@@ -13,7 +13,7 @@ use std::fmt::Write as _;
 /// The column at which origins begin, where the value leaves room.
 const ORIGIN_COLUMN: usize = 50;
 
-pub(super) fn show(config: &Config, args: &ShowArgs, env: Env<'_>) -> Result<Exit, CliError> {
+pub(super) fn show(config: &Config, args: &ConfigShowArgs, env: Env<'_>) -> Result<Exit, CliError> {
     let rows = rows_of(config);
     let variables = conninfo::variables(env);
     let text = if args.json {

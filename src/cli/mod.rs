@@ -12,15 +12,20 @@ mod exit;
 mod init;
 mod logging;
 mod output;
+mod parked;
 mod run;
 mod setup;
 mod status;
 
 pub use args::{
-    Args, Color, Command, CompletionsArgs, ConfigArgs, ConfigCommand, DemoArgs, Global, InitArgs,
-    LogFormat, RunArgs, SetupArgs, ShowArgs, StatusArgs,
+    Args, Color, Command, CompletionsArgs, ConfigArgs, ConfigCommand, ConfigShowArgs, DemoArgs,
+    Global, InitArgs, LogFormat, RunArgs, SetupArgs, StatusArgs,
 };
 pub use exit::Exit;
+pub use parked::{
+    ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
+    SelectArgs, ShowArgs, SkipArgs,
+};
 
 use crate::config::{self, Config, Env};
 use clap::{CommandFactory as _, FromArgMatches as _};
@@ -65,6 +70,10 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             let config = load(&args.global, env)?;
             let color = args.global.color(env, std::io::stdout().is_terminal());
             block_on(status::run(&config, &args.global, status, color))?
+        }
+        Command::Parked(parked) => {
+            let config = load(&args.global, env)?;
+            block_on(parked::run(&config, parked, env))?
         }
         Command::Demo(demo) => demo::run(demo, &args.global, env),
         Command::Config(config) => match &config.command {

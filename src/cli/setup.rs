@@ -7,7 +7,7 @@ use super::error::CliError;
 use super::exit::Exit;
 use super::output::Output;
 use crate::config::{Config, Env, PipelineConfig};
-use crate::driver::PipelineSpec;
+use crate::driver::{Mode, PipelineSpec};
 use crate::postgres::Conninfo;
 use crate::postgres::control::{Ask, Control};
 use crate::postgres::setup::{self, Options, Progress};
@@ -56,6 +56,7 @@ async fn one(
         role,
         role_missing: absent.is_some(),
         notify: args.notify,
+        polls: spec.mode == Mode::Poll,
     };
     let mut out = Output::stdout();
     if args.print_sql {

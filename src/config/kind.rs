@@ -18,6 +18,8 @@ pub(super) enum Kind {
     },
     /// A duration with its unit.
     Duration,
+    /// A duration with its unit, or `0` for never.
+    DurationOrNever,
     /// A size with its unit.
     Size,
     /// One of a few words.

@@ -162,6 +162,7 @@ fn scalar(kind: &Kind) -> Value {
         Kind::Boolean => json!({"type": "boolean"}),
         Kind::Integer { min, max } => json!({"type": "integer", "minimum": min, "maximum": max}),
         Kind::Duration => pattern("^[0-9]+ *(ms|s|m|h|d)$"),
+        Kind::DurationOrNever => pattern("^(0|[0-9]+ *(ms|s|m|h|d))$"),
         Kind::Size => pattern("^[0-9]+ *(B|KiB|MiB|GiB|kB|KB|MB|GB)$"),
         Kind::Word(words) => {
             json!({"anyOf": [{"enum": words}, {"type": "string", "pattern": VARIABLE}]})

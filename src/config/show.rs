@@ -5,8 +5,9 @@
 use super::names::quoted;
 use super::place::Place;
 use super::secret::MASK;
-use super::types::{Config, Delivery, Mark, Mode, Ordering, PipelineConfig, SinkKind, SizeMax};
+use super::types::{Config, Delivery, Mark, Ordering, PipelineConfig, SinkKind, SizeMax};
 use super::units::{ShowDuration, ShowSize};
+use crate::driver::Mode;
 use crate::outbox::{NullPayload, OutboxSpec, Placement, TimestampSource};
 use crate::relay::OnPoison;
 use serde_json::{Value, json};
@@ -79,6 +80,8 @@ impl Rows<'_> {
         let of = |table: &str| format!("pipelines.{}.{table}", pipeline.name);
         let mode = match pipeline.mode {
             Mode::Wal => "wal",
+            Mode::Poll => "poll",
+            Mode::Auto => "auto",
         };
         self.add(&format!("pipelines.{}", pipeline.name), "mode", json!(mode));
         let (source, table) = (&pipeline.source, of("source"));
@@ -217,6 +220,9 @@ impl Rows<'_> {
         self.add(&table, "on_poison", json!(on_poison));
         self.add(&table, "attempts_max", json!(parking.attempts_max));
         self.add(&table, "rows_max", json!(parking.rows_max));
+        let dead_topic = parking.dead_topic.as_deref().unwrap_or_default();
+        self.add(&table, "dead_topic", json!(dead_topic));
+        self.add(&table, "park_after", parking.park_after.map_or_else(|| json!("0"), duration));
         let backoff = format!("{table}.backoff");
         self.add(&backoff, "step", duration(parking.backoff.step));
         self.add(&backoff, "steps_max", json!(parking.backoff.steps_max));
@@ -228,6 +234,7 @@ impl Rows<'_> {
             Mark::Delete => "delete",
         };
         self.add(&table, "mark", json!(mark));
+        self.add(&table, "mark_streamed", json!(poll.mark_streamed));
     }
 }
 

@@ -9,6 +9,7 @@
 //! another.
 
 mod board;
+mod claim;
 mod connect;
 mod cut;
 mod feed;
@@ -17,6 +18,7 @@ mod history;
 mod looks;
 mod parking;
 mod pipeline;
+mod poll;
 mod poll_spec;
 mod run;
 mod say;
@@ -26,4 +28,4 @@ mod spec;
 
 pub use poll_spec::poll_spec;
 pub use run::{Exit, Service, Stop, StopHandle};
-pub use spec::PipelineSpec;
+pub use spec::{Mode, PipelineSpec, PollSettings};

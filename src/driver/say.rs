@@ -29,6 +29,7 @@ const REPEAT_LAST: Duration = Duration::from_hours(1);
 
 /// What a pipeline remembers in order to speak.
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "what was said last, each of its own")]
 pub(super) struct Tell {
     pub(super) published_total: u64,
     pub(super) skipped_total: u64,
@@ -40,6 +41,7 @@ pub(super) struct Tell {
     pub(super) sink: Option<Trouble>,
     pub(super) standing_by: bool,
     pub(super) streaming: bool,
+    pub(super) polling: bool,
     pub(super) draining: bool,
     /// `published_total` at the last report.
     pub(super) reported_total: u64,
@@ -95,6 +97,12 @@ impl Tell {
         self.wall = PgTime { micros: micros - PgTime::UNIX_OFFSET_MICROS };
     }
 
+    /// From now until `at`, by our clock; zero if that is past.
+    pub(super) fn until(&self, at: PgTime) -> Duration {
+        let micros = at.micros.saturating_sub(self.wall.micros);
+        Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+    }
+
     /// Seconds since a commit, by our clock; 0 if the server's is ahead.
     pub(super) fn since(&self, commit_time: PgTime) -> Duration {
         let micros = self.wall.micros.saturating_sub(commit_time.micros);
@@ -106,12 +114,25 @@ pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::fence
     let outage = pipeline.tell.source.take();
     pipeline.tell.standing_by = false;
     pipeline.tell.streaming = true;
+    pipeline.tell.polling = false;
     let name = pipeline.spec.name();
     for note in &resume.notes {
         warn!(pipeline = name, note = note.name, "{}", note.message);
     }
     let outage_seconds = outage.map(|trouble| trouble.since.elapsed().as_secs());
     info!(pipeline = name, slot = pipeline.spec.names.slot, from = %resume.start, outage_seconds, "streaming");
+    pipeline.report(None);
+}
+
+pub(super) fn polling(pipeline: &mut Pipeline) {
+    let outage = pipeline.tell.source.take();
+    pipeline.tell.standing_by = false;
+    pipeline.tell.streaming = true;
+    if !std::mem::replace(&mut pipeline.tell.polling, true) || outage.is_some() {
+        let outage_seconds = outage.map(|trouble| trouble.since.elapsed().as_secs());
+        let table = pipeline.spec.names.table.as_ref().map(ToString::to_string);
+        info!(pipeline = pipeline.spec.name(), table, outage_seconds, "polling");
+    }
     pipeline.report(None);
 }
 

@@ -84,6 +84,9 @@ fn a_scrape_shows_everything() {
         postrider_parked_events{pipeline="orders",state="behind"} 0.0
         postrider_parked_events{pipeline="orders",state="due"} 0.0
         postrider_parked_events{pipeline="orders",state="dead"} 0.0
+        # HELP postrider_parked_attempts Most tries of an event that others may wait behind
+        # TYPE postrider_parked_attempts gauge
+        postrider_parked_attempts{pipeline="orders"} 0.0
         # HELP outbox_dlq_depth Events that only a person moves
         # TYPE outbox_dlq_depth gauge
         outbox_dlq_depth{pipeline="orders"} 0.0

@@ -74,6 +74,8 @@ pub struct Options<'a> {
     pub role: Option<&'a str>,
     /// `--notify`: the trigger that wakes a polling relay.
     pub notify: bool,
+    /// `mode = "poll"`: neither publication nor slot.
+    pub polls: bool,
     /// That role does not exist: nothing is begun ([`role_exists`]).
     pub role_missing: bool,
 }
