@@ -156,7 +156,9 @@ pub(super) fn drop_refused(t: &mut Translator<'_>) {
     };
     for name in findings.list.iter().filter_map(of) {
         t.draft.unset(SINK, &name);
-        t.hint(format!("sink.properties has no \"{name}\": librdkafka does not take the connector's value"));
+        t.hint(format!(
+            "sink.properties has no \"{name}\": librdkafka does not take the connector's value"
+        ));
     }
 }
 
