@@ -2,7 +2,8 @@
 
 use super::looks::Looks;
 use super::pipeline::Pipeline;
-use super::say::{REPORT_SOON, Trouble};
+use super::say::REPORT_SOON;
+use super::trouble::Trouble;
 use crate::status::State;
 use std::time::{Duration, Instant};
 
@@ -62,7 +63,7 @@ impl Pipeline {
         if tell.draining {
             return (State::Draining, Some("told to stop".into()), None);
         }
-        if tell.standing_by {
+        if tell.standing_by.is_some() {
             let reason = format!("slot {:?} is held by another process", self.spec.names.slot);
             return (State::StandingBy, Some(reason), None);
         }

@@ -19,6 +19,7 @@ mod run;
 mod say;
 mod session;
 mod spec;
+mod trouble;
 
 pub use run::{Exit, Service, Stop, StopHandle};
 pub use spec::PipelineSpec;

@@ -1,10 +1,12 @@
 //! What a pipeline says of itself: one log line for each change of state, and the board.
 //!
-//! No line for an event. What lasts is said again at growing intervals, with how long and how often. Owns the wall
+//! No line for an event. What lasts is said again at growing intervals (`trouble`), with how long and how often. Each
+//! line has an `event`, a stable name for machines; `docs/operations.md` lists them with their fields. Owns the wall
 //! clock, which serves latencies and lag, and no decision.
 
 use super::pipeline::Pipeline;
 use super::run::Exit;
+use super::trouble::{Due, Trouble, span};
 use crate::error::Chain;
 use crate::event::PgTime;
 use crate::postgres::SourceError;
@@ -21,10 +23,6 @@ pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 /// The same, while events are published.
 pub(super) const REPORT_SOON: Duration = Duration::from_millis(20);
 
-/// What lasts is said again after this long, then after twice as long, up to an hour.
-const REPEAT_FIRST: Duration = Duration::from_secs(30);
-const REPEAT_LAST: Duration = Duration::from_hours(1);
-
 /// What a pipeline remembers in order to speak.
 #[derive(Debug, Default)]
 pub(super) struct Tell {
@@ -35,53 +33,13 @@ pub(super) struct Tell {
     pub(super) resets_total: u64,
     pub(super) source: Option<Trouble>,
     pub(super) sink: Option<Trouble>,
-    pub(super) standing_by: bool,
+    pub(super) standing_by: Option<Trouble>,
     pub(super) streaming: bool,
     pub(super) draining: bool,
     /// `published_total` at the last report.
     pub(super) reported_total: u64,
     pub(super) reported_at: Option<Instant>,
     pub(super) wall: PgTime,
-}
-
-/// Something that is wrong and lasts.
-#[derive(Debug)]
-pub(super) struct Trouble {
-    pub(super) reason: String,
-    pub(super) hint: Option<String>,
-    since: Instant,
-    times: u64,
-    said_at: Instant,
-    repeat: Duration,
-}
-
-impl Trouble {
-    fn new(reason: String, hint: Option<String>) -> Self {
-        let now = Instant::now();
-        Self { reason, hint, since: now, times: 1, said_at: now, repeat: REPEAT_FIRST }
-    }
-
-    /// Notes that it is still so; whether it is time to say it again.
-    fn again(&mut self, reason: String, hint: Option<String>) -> bool {
-        let news = self.reason != reason;
-        self.times += 1;
-        (self.reason, self.hint) = (reason, hint);
-        let due = news || self.said_at.elapsed() >= self.repeat;
-        if due {
-            self.said_at = Instant::now();
-            self.repeat = if news { REPEAT_FIRST } else { (self.repeat * 2).min(REPEAT_LAST) };
-        }
-        due
-    }
-}
-
-/// Whether it is time to speak of a trouble that may be new.
-fn trouble(slot: &mut Option<Trouble>, reason: String, hint: Option<String>) -> bool {
-    if let Some(trouble) = slot {
-        return trouble.again(reason, hint);
-    }
-    *slot = Some(Trouble::new(reason, hint));
-    true
 }
 
 impl Tell {
@@ -101,14 +59,23 @@ impl Tell {
 
 pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::fence::Resume) {
     let outage = pipeline.tell.source.take();
-    pipeline.tell.standing_by = false;
+    pipeline.tell.standing_by = None;
     pipeline.tell.streaming = true;
     let name = pipeline.spec.name();
     for note in &resume.notes {
-        warn!(pipeline = name, note = note.name, "{}", note.message);
+        warn!(event = "note", pipeline = name, note = note.name, "{}", note.message);
     }
-    let outage_seconds = outage.map(|trouble| trouble.since.elapsed().as_secs());
-    info!(pipeline = name, slot = pipeline.spec.names.slot, from = %resume.start, outage_seconds, "streaming");
+    let seconds = outage.map(|trouble| trouble.seconds(Instant::now()));
+    let after = seconds
+        .map_or_else(String::new, |seconds| format!(" again, after {} without", span(seconds)));
+    info!(
+        event = "streaming",
+        pipeline = name,
+        slot = pipeline.spec.names.slot,
+        from = %resume.start,
+        seconds,
+        "streaming{after}"
+    );
     pipeline.report(None);
 }
 
@@ -117,104 +84,122 @@ pub(super) fn source_down(pipeline: &mut Pipeline, error: &SourceError) {
     let hint = action::hint(error);
     pipeline.tell.reconnects_total += 1;
     pipeline.tell.streaming = false;
-    if trouble(&mut pipeline.tell.source, reason.clone(), hint.clone()) {
-        let (seconds, tries) = pipeline
-            .tell
-            .source
-            .as_ref()
-            .map_or((0, 1), |trouble| (trouble.since.elapsed().as_secs(), trouble.times));
-        warn!(
-            pipeline = pipeline.spec.name(),
-            seconds,
-            tries,
-            error = reason,
-            hint,
-            "database not available: trying again until it is"
-        );
+    let told =
+        Trouble::note(&mut pipeline.tell.source, reason.clone(), hint.clone(), Instant::now());
+    if let Some(due) = told {
+        let Due { seconds, tries } = due;
+        let words = if tries == 1 {
+            format!("database not available, trying again until it is: {reason}")
+        } else {
+            format!("still waiting for database, {}, last: {reason}", due.words())
+        };
+        let pipeline = pipeline.spec.name();
+        warn!(event = "source_down", pipeline, seconds, tries, reason, hint, "{words}");
     }
     pipeline.report(None);
 }
 
 pub(super) fn waiting(pipeline: &mut Pipeline, message: &str) {
     pipeline.tell.streaming = false;
-    if trouble(&mut pipeline.tell.source, message.to_owned(), None) {
-        info!(pipeline = pipeline.spec.name(), reason = message, "not streaming yet");
+    let now = Instant::now();
+    if let Some(due) = Trouble::note(&mut pipeline.tell.source, message.to_owned(), None, now) {
+        let Due { seconds, tries } = due;
+        let words = if tries == 1 {
+            format!("not streaming yet: {message}")
+        } else {
+            format!("still not streaming, {}, last: {message}", due.words())
+        };
+        let (pipeline, reason) = (pipeline.spec.name(), message);
+        info!(event = "source_not_ready", pipeline, seconds, tries, reason, "{words}");
     }
     pipeline.report(None);
 }
 
 pub(super) fn standing_by(pipeline: &mut Pipeline, active_pid: Option<u32>) {
     pipeline.tell.streaming = false;
-    if !std::mem::replace(&mut pipeline.tell.standing_by, true) {
-        info!(
-            pipeline = pipeline.spec.name(),
-            slot = pipeline.spec.names.slot,
-            active_pid,
+    let (told, now) = (&mut pipeline.tell.standing_by, Instant::now());
+    if let Some(Due { seconds, tries }) = Trouble::note(told, String::new(), None, now) {
+        let slot = &pipeline.spec.names.slot;
+        let words = if tries == 1 {
             "another process streams from the slot: standing by to take over when it is free"
-        );
+                .to_owned()
+        } else {
+            format!("still standing by, {}", span(seconds))
+        };
+        let pipeline = pipeline.spec.name();
+        info!(event = "standing_by", pipeline, slot, active_pid, seconds, tries, "{words}");
     }
     pipeline.report(None);
 }
 
 pub(super) fn sink_down(pipeline: &mut Pipeline, reason: &str, hint: Option<&str>) {
-    if trouble(&mut pipeline.tell.sink, reason.to_owned(), hint.map(str::to_owned)) {
-        let seconds = pipeline.tell.sink.as_ref().map_or(0, |t| t.since.elapsed().as_secs());
-        warn!(
-            pipeline = pipeline.spec.name(),
-            seconds,
-            reason,
-            hint,
-            "broker not available: nothing is lost, PostgreSQL keeps the WAL"
-        );
+    let (told, now) = (&mut pipeline.tell.sink, Instant::now());
+    let told = Trouble::note(told, reason.to_owned(), hint.map(str::to_owned), now);
+    if let Some(due) = told {
+        let Due { seconds, tries } = due;
+        let words = if tries == 1 {
+            format!("broker not available, nothing is lost, PostgreSQL keeps the WAL: {reason}")
+        } else {
+            format!("still waiting for broker, {}, last: {reason}", due.words())
+        };
+        let pipeline = pipeline.spec.name();
+        warn!(event = "broker_down", pipeline, seconds, tries, reason, hint, "{words}");
     }
 }
 
 pub(super) fn sink_up(pipeline: &mut Pipeline) {
     if let Some(trouble) = pipeline.tell.sink.take() {
-        let seconds = trouble.since.elapsed().as_secs();
-        info!(pipeline = pipeline.spec.name(), seconds, "broker available again");
+        let seconds = trouble.seconds(Instant::now());
+        let (pipeline, after) = (pipeline.spec.name(), span(seconds));
+        info!(event = "broker_up", pipeline, seconds, "broker available again after {after}");
     }
 }
 
 pub(super) fn sink_broken(pipeline: &Pipeline, reason: &str) {
-    warn!(pipeline = pipeline.spec.name(), reason, "the producer's state can't be trusted");
+    let pipeline = pipeline.spec.name();
+    warn!(event = "producer_broken", pipeline, reason, "the producer's state can't be trusted");
 }
 
 pub(super) fn resetting(pipeline: &mut Pipeline, why: Restart) {
     pipeline.tell.resets_total += 1;
     let cursor = pipeline.relay.progress().watermark;
     warn!(
+        event = "producer_reset",
         pipeline = pipeline.spec.name(),
-        why = why.name(),
+        reason = why.name(),
         from = %cursor,
         "throwing away what is in flight and streaming it again"
     );
 }
 
 pub(super) fn row_taken(pipeline: &Pipeline, written: &Written) {
-    let found = match written {
+    let reason = match written {
         Written::Stored => return,
         Written::Behind(_) => "it is further on",
         Written::Rebound(_) => "it belongs to another slot or cluster now",
         Written::Missing => "it is gone",
     };
-    warn!(pipeline = pipeline.spec.name(), found, "another process changed the cursor row");
+    let pipeline = pipeline.spec.name();
+    warn!(event = "cursor_taken", pipeline, reason, "another process changed the cursor row");
 }
 
 pub(super) fn look_failed(pipeline: &Pipeline, error: &SourceError) {
-    warn!(pipeline = pipeline.spec.name(), error = %Chain(error), "could not look at the slot");
+    let (pipeline, reason) = (pipeline.spec.name(), Chain(error));
+    warn!(event = "look_failed", pipeline, %reason, "could not look at the slot");
 }
 
 pub(super) fn draining(pipeline: &mut Pipeline) {
     pipeline.tell.draining = true;
     let (in_flight, _) = pipeline.relay.in_flight();
-    info!(pipeline = pipeline.spec.name(), in_flight, "stopping: finishing what is in flight");
+    let name = pipeline.spec.name();
+    info!(event = "draining", pipeline = name, in_flight, "stopping: finishing what is in flight");
     pipeline.report(None);
 }
 
 pub(super) fn left_behind(pipeline: &Pipeline) {
     let (in_flight, _) = pipeline.relay.in_flight();
     warn!(
+        event = "left_behind",
         pipeline = pipeline.spec.name(),
         in_flight,
         "leaving before everything is acknowledged: it is published again at the next start"
@@ -223,8 +208,9 @@ pub(super) fn left_behind(pipeline: &Pipeline) {
 
 pub(super) fn farewell_failed(pipeline: &Pipeline, error: &SourceError) {
     warn!(
+        event = "farewell_failed",
         pipeline = pipeline.spec.name(),
-        error = %Chain(error),
+        reason = %Chain(error),
         "the stream did not end in good order: the cursor row still bounds what is repeated"
     );
 }
@@ -243,8 +229,9 @@ pub(super) fn ended(name: &str, board: &Board, exit: &Exit) {
         Exit::Bug => snapshot.state = State::Halted,
     });
     match exit {
-        Exit::Stopped => info!(pipeline = name, "stopped"),
+        Exit::Stopped => info!(event = "stopped", pipeline = name, "stopped"),
         Exit::Halted(halt) => error!(
+            event = "halted",
             pipeline = name,
             code = halt.reason.code(),
             reason = halt.reason.name(),
@@ -253,6 +240,6 @@ pub(super) fn ended(name: &str, board: &Board, exit: &Exit) {
             "halted: {}",
             halt.message
         ),
-        Exit::Bug => error!(pipeline = name, "a bug in Postrider"),
+        Exit::Bug => error!(event = "bug", pipeline = name, "a bug in Postrider"),
     }
 }
