@@ -45,6 +45,10 @@ pub(super) enum CliError {
     Url(#[from] ConninfoError),
     #[error("--create-table can't be used: pipeline \"{pipeline}\" {why}")]
     CreateTable { pipeline: String, why: &'static str },
+    #[error(
+        "--undo drops things and asks first, but standard input is no terminal: nothing was changed"
+    )]
+    NotAgreed,
     #[error(transparent)]
     Setup(#[from] SetupError),
     #[error(transparent)]
@@ -64,6 +68,7 @@ impl CliError {
             | Self::AdminOff
             | Self::Admin(_)
             | Self::Url(_)
+            | Self::NotAgreed
             | Self::CreateTable { .. } => Exit::Usage,
             Self::Setup(SetupError::Halt(_)) => Exit::Halted,
             Self::Runtime(_)
@@ -95,6 +100,11 @@ impl CliError {
         text
     }
 
+    /// The chain of causes alone.
+    pub(super) fn one_line(&self) -> String {
+        Chain(self).to_string()
+    }
+
     /// Detail, meaning and hint, where there are any.
     fn notes(&self) -> Vec<(&'static str, String)> {
         match self {
@@ -109,6 +119,7 @@ impl CliError {
             Self::Ask { .. } => hint(
                 "is postrider run running, with this configuration? Or it has halted: its log says why",
             ),
+            Self::NotAgreed => hint("read what is lost above, and say --yes"),
             Self::Stranger(_) => hint("give admin.listen a port of its own"),
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
             Self::Demo(error) => error.hint().map(hint).unwrap_or_default(),
