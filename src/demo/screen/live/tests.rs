@@ -34,9 +34,10 @@ pub(in crate::demo) fn view() -> View {
             memory_peak: Some(25_000_000),
             ..Look::default()
         },
-        kills: 1,
-        kills_planned: 2,
-        restarting: false,
+        breaking: None,
+        broken: 1,
+        planned: 2,
+        chaos: false,
         trouble: None,
     }
 }
