@@ -68,7 +68,7 @@ fn load(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
     let path = config::find(global.config.as_deref(), env)?;
     let mut config = config::load(&path, env)?;
     for warning in &config.warnings {
-        tracing::warn!("{}:{warning}", config.file);
+        tracing::warn!(event = "config_warning", "{}:{warning}", config.file);
     }
     if let Some(name) = &global.pipeline {
         let known = config.pipelines.iter().map(|pipeline| pipeline.name.clone()).collect();

@@ -1,0 +1,110 @@
+//! Every command, statement and setting that the documents show, run in the order a reader would.
+//!
+//! A document is followed from its first block to its last in a world of its own, with the names that documents use
+//! (`db.internal`, `k1:9092` …) standing for real servers. What can't be run here is in `answers`, with what holds it
+//! instead; a block without an answer fails.
+
+mod answers;
+mod blocks;
+mod compose;
+mod world;
+
+use answers::ANSWERS;
+use blocks::{commands, root};
+use clap::Parser;
+use postrider::cli::Args;
+use std::collections::BTreeSet;
+use std::fs;
+use world::World;
+
+/// Pages whose test begins with nothing but servers.
+const FROM_NOTHING: [&str; 4] =
+    ["README.md", "docs/getting-started.md", "docs/layouts.md", "docs/security.md"];
+
+async fn follow(document: &str, mut world: World) {
+    let blocks = blocks::of(document);
+    assert!(!blocks.is_empty(), "{document} shows nothing");
+    for block in &blocks {
+        world.follow(block).await;
+    }
+    world.end().await;
+}
+
+#[tokio::test]
+async fn readme_runs() {
+    follow("README.md", World::bare().await).await;
+}
+
+#[tokio::test]
+async fn getting_started_runs() {
+    follow("docs/getting-started.md", World::bare().await).await;
+}
+
+#[tokio::test]
+async fn layouts_page_runs() {
+    let world = World::bare().await;
+    world.a_role_that_reads_everything().await;
+    follow("docs/layouts.md", world).await;
+}
+
+#[tokio::test]
+async fn security_page_runs() {
+    let mut world = World::bare().await;
+    world.configured().await;
+    follow("docs/security.md", world).await;
+}
+
+#[tokio::test]
+async fn operations_page_runs() {
+    follow("docs/operations.md", World::set_up().await).await;
+}
+
+/// The rest: pages to come too.
+#[tokio::test]
+async fn every_other_page_runs() {
+    for document in documents() {
+        let own = FROM_NOTHING.contains(&&*document) || document == "docs/operations.md";
+        if own || blocks::of(&document).is_empty() {
+            continue;
+        }
+        let mut world = World::set_up().await;
+        world.running().await;
+        follow(&document, world).await;
+    }
+}
+
+fn documents() -> Vec<String> {
+    let pages = fs::read_dir(root().join("docs")).expect("docs");
+    let paths = pages.map(|page| page.expect("a page").path());
+    let pages = paths.filter(|path| path.extension().is_some_and(|known| known == "md"));
+    let pages = pages.map(|path| path.strip_prefix(root()).expect("below").display().to_string());
+    let mut all: Vec<String> = pages.chain(["README.md".to_owned()]).collect();
+    all.sort();
+    all
+}
+
+/// What is not run is still what can be typed: the scripts are there, and their options are the command's.
+#[test]
+fn what_is_not_run_is_parsed_and_every_answer_is_still_needed() {
+    let mut used = BTreeSet::new();
+    for document in documents() {
+        for block in blocks::of(&document) {
+            used.extend(answers::to(&block.text).map(|answer| answer.matches));
+            for command in commands(&block.text) {
+                let Some(answer) = answers::to(&command).filter(|_| block.language == "sh") else {
+                    continue;
+                };
+                used.insert(answer.matches);
+                let Some(options) = command.strip_prefix("scripts/demo") else { continue };
+                let typed = ["postrider", "demo"].into_iter().chain(options.split_whitespace());
+                Args::try_parse_from(typed)
+                    .unwrap_or_else(|error| panic!("{}: {error}", block.place));
+                assert!(root().join("scripts/demo").is_file());
+            }
+        }
+    }
+    let stale: Vec<&str> =
+        ANSWERS.iter().map(|answer| answer.matches).filter(|text| !used.contains(text)).collect();
+    assert!(stale.is_empty(), "no document shows {stale:?} any more");
+    assert!(ANSWERS.iter().all(|answer| !answer.why.is_empty()));
+}
