@@ -135,9 +135,9 @@ async fn undo_by_a_role_that_owns_only_half_does_nothing() {
     let pipeline = Pipeline::shared(Version::Pg18, "undo_half").await;
     let role = unique("half");
     pipeline.sql.batch(&format!("create role {role} login replication")).await;
-    let own =
-        "alter schema postrider owner to {role}; alter table postrider.cursor owner to {role}";
-    pipeline.sql.batch(&own.replace("{role}", &role)).await;
+    for object in ["schema postrider", "table postrider.cursor", "table postrider.migration"] {
+        pipeline.sql.batch(&format!("alter {object} owner to {role}")).await;
+    }
     let config = pipeline.config.replace("user=postgres", &format!("user={role}"));
     let refused = postrider(&config, &["setup", "--undo", "--yes"]);
     assert_eq!(code(&refused), Some(3), "{}", said(&refused));
