@@ -2,7 +2,7 @@
 
 use super::looks::Looks;
 use super::pipeline::Pipeline;
-use super::say::REPORT_SOON;
+use super::say::{self, REPORT_SOON};
 use super::trouble::Trouble;
 use crate::status::State;
 use std::time::{Duration, Instant};
@@ -27,6 +27,7 @@ impl Pipeline {
         let watermark = self.relay.progress().watermark;
         let lag = self.relay.oldest_unresolved().map_or(Duration::ZERO, |at| self.tell.since(at));
         let (state, reason, hint) = self.state(lag);
+        say::lag(self, state, lag);
         let tell = &self.tell;
         let relay = &self.relay;
         self.board.update(|snapshot| {

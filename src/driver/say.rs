@@ -23,6 +23,9 @@ pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 /// The same, while events are published.
 pub(super) const REPORT_SOON: Duration = Duration::from_millis(20);
 
+/// A lag below this ends a backlog.
+const CLOSE: Duration = Duration::from_secs(1);
+
 /// What a pipeline remembers in order to speak.
 #[derive(Debug, Default)]
 pub(super) struct Tell {
@@ -34,6 +37,7 @@ pub(super) struct Tell {
     pub(super) source: Option<Trouble>,
     pub(super) sink: Option<Trouble>,
     pub(super) standing_by: Option<Trouble>,
+    behind: Option<Trouble>,
     pub(super) streaming: bool,
     pub(super) draining: bool,
     /// `published_total` at the last report.
@@ -77,6 +81,37 @@ pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::fence
         "streaming{after}"
     );
     pipeline.report(None);
+}
+
+/// Far behind, and close again: a backlog that drains is a state too.
+pub(super) fn lag(pipeline: &mut Pipeline, state: State, lag: Duration) {
+    let (behind, now) = (&mut pipeline.tell.behind, Instant::now());
+    let name = pipeline.spec.name();
+    let lag_seconds = lag.as_secs();
+    if state == State::CatchingUp {
+        if let Some(Due { seconds, .. }) = Trouble::note(behind, String::new(), None, now) {
+            let far = span(lag_seconds);
+            info!(
+                event = "catching_up",
+                pipeline = name,
+                lag_seconds,
+                seconds,
+                "catching up: {far} behind"
+            );
+        }
+    } else if state == State::Streaming && lag < CLOSE {
+        // Not at the same mark: a lag about it would be told at every crossing.
+        if let Some(trouble) = behind.take() {
+            let seconds = trouble.seconds(now);
+            let after = span(seconds);
+            info!(
+                event = "caught_up",
+                pipeline = name,
+                seconds,
+                "close behind again, after {after}"
+            );
+        }
+    }
 }
 
 pub(super) fn source_down(pipeline: &mut Pipeline, error: &SourceError) {

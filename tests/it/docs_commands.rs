@@ -27,7 +27,7 @@ async fn follow(document: &str, mut world: World) {
     for block in &blocks {
         world.follow(block).await;
     }
-    world.end().await;
+    world.end(document).await;
 }
 
 #[tokio::test]
@@ -107,4 +107,62 @@ fn what_is_not_run_is_parsed_and_every_answer_is_still_needed() {
         ANSWERS.iter().map(|answer| answer.matches).filter(|text| !used.contains(text)).collect();
     assert!(stale.is_empty(), "no document shows {stale:?} any more");
     assert!(ANSWERS.iter().all(|answer| !answer.why.is_empty()));
+}
+
+/// A heading as a link names it.
+fn anchor(heading: &str) -> String {
+    let text = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = text.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+    kept.collect::<String>().replace(' ', "-")
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut broken = Vec::new();
+    for document in documents() {
+        let text = fs::read_to_string(root().join(&document)).expect("a page");
+        let here = root().join(&document);
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if target.starts_with("http") {
+                continue;
+            }
+            let (path, name) = target.split_once('#').unwrap_or((target, ""));
+            let file = if path.is_empty() {
+                here.clone()
+            } else {
+                here.parent().expect("a directory").join(path)
+            };
+            let page = if name.is_empty() {
+                String::new()
+            } else {
+                fs::read_to_string(&file).unwrap_or_default()
+            };
+            let found = page.lines().any(|line| line.starts_with('#') && anchor(line) == name)
+                || page.contains(&format!("<a id=\"{name}\">"));
+            if !file.exists() || !name.is_empty() && !found {
+                broken.push(format!("{document}: {target}"));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+/// Whoever is called at night finds three answers under each code, and something to type.
+#[test]
+fn every_halt_has_symptom_meaning_and_commands() {
+    let page = fs::read_to_string(root().join("docs/operations.md")).expect("the page");
+    let sections: Vec<&str> =
+        page.split("\n### ").filter(|section| section.starts_with("PR0")).collect();
+    assert_eq!(sections.len(), postrider::error::HaltReason::ALL.len());
+    for section in sections {
+        // The last one ends where the next chapter begins.
+        let section = section.split("\n## ").next().expect("a section");
+        let code = section.lines().next().expect("a heading");
+        for part in ["**Symptom.**", "**Data.**", "**Do.**"] {
+            assert!(section.contains(part), "{code} lacks {part}");
+        }
+        let (_, act) = section.split_once("**Do.**").expect("what to do");
+        let typed = act.contains("```") || act.contains("](#") || act.contains("`sink.properties`");
+        assert!(typed, "{code} says nothing to type");
+    }
 }

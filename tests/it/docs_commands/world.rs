@@ -1,6 +1,6 @@
 //! Where a document's blocks run: a PostgreSQL and a Kafka of its own, a directory, and the names that stand for them.
 
-use super::answers::{self, Answer};
+use super::answers;
 use super::blocks::{Block, commands, option, root};
 use crate::await_that::await_or_dump;
 use crate::private::{PrivateKafka, PrivatePostgres, Signal, exit_of, free_port, signal};
@@ -8,6 +8,7 @@ use crate::relay::http_get;
 use crate::server::{Client, Version};
 use crate::topic::{Topic, admin, create_topic};
 use rdkafka::admin::{AdminOptions, AlterConfig, ResourceSpecifier};
+use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::PathBuf;
@@ -31,8 +32,8 @@ pub(super) struct World {
     /// What the settings shown so far come to.
     config: toml::Table,
     run: Option<Child>,
-    /// Answers of the list that were used.
-    pub(super) used: Vec<&'static str>,
+    /// All that was typed, and what came of it.
+    transcript: String,
 }
 
 impl World {
@@ -56,8 +57,8 @@ impl World {
             std::io::Write::write_all(&mut file.expect("a file"), b"choose-one\n").expect("a file");
         }
         let config = toml::Table::new();
-        let (run, used, admin_port) = (None, Vec::new(), free_port());
-        Self { postgres, kafka, dir, admin_port, config, run, used }
+        let (run, transcript, admin_port) = (None, String::new(), free_port());
+        Self { postgres, kafka, dir, admin_port, config, run, transcript }
     }
 
     /// The same, set up and streaming as `docs/getting-started.md` leaves it.
@@ -93,11 +94,16 @@ impl World {
     pub(super) async fn follow(&mut self, block: &Block) {
         let place = &block.place;
         match block.language.as_str() {
-            "sql" => match answers::to(&block.text) {
-                Some(answer) => self.prepare(&block.text, answer, place).await,
-                None => self.statement(&block.text, place).await,
-            },
-            "toml" => self.settings(&block.text, place),
+            "sql" if answers::to(&block.text).is_some() => self.prepare(&block.text, place).await,
+            "sql" => {
+                writeln!(self.transcript, "shop=# {}", block.text.trim_end()).expect("a String");
+                self.statement(&block.text, place).await;
+            }
+            "toml" => {
+                writeln!(self.transcript, "$ cat >> postrider.toml\n{}", block.text)
+                    .expect("a String");
+                self.settings(&block.text, place);
+            }
             "yaml" => {
                 let parsed = yaml_rust2::YamlLoader::load_from_str(&block.text);
                 parsed.unwrap_or_else(|error| panic!("{place}: {error}"));
@@ -130,8 +136,9 @@ impl World {
 
     async fn command(&mut self, command: &str, place: &str) {
         let first = command.split_whitespace().next().unwrap_or_default();
+        writeln!(self.transcript, "$ {command}").expect("a String");
         if let Some(answer) = answers::to(command) {
-            self.used.push(answer.matches);
+            writeln!(self.transcript, "(not run here: {})", answer.why).expect("a String");
             return;
         }
         match (first, command) {
@@ -152,7 +159,7 @@ impl World {
     }
 
     /// Kafka's own scripts are not on every machine: the same by an admin client and a consumer.
-    async fn kafka(&self, tool: &str, command: &str, place: &str) {
+    async fn kafka(&mut self, tool: &str, command: &str, place: &str) {
         let brokers = self.kafka.brokers();
         let value =
             |name| option(command, name).unwrap_or_else(|| panic!("{place}: no {name}: {command}"));
@@ -176,13 +183,21 @@ impl World {
             _ => {
                 let count = value("--max-messages").parse().expect("a number");
                 let topic = Topic { brokers, name: value("--topic").to_owned() };
-                assert_eq!(topic.await_records(count, SOON).await.len(), count, "{place}");
+                let records = topic.await_records(count, SOON).await;
+                assert_eq!(records.len(), count, "{place}");
+                for record in records {
+                    let headers =
+                        ["id", "type", "position"].map(|name| record.header(name).unwrap_or("-"));
+                    let (key, value) = (record.key_text(), record.value_text());
+                    writeln!(self.transcript, "headers {headers:?} key {key:?} value {value:?}")
+                        .expect("a String");
+                }
             }
         }
     }
 
     /// A command in a shell, which must end well.
-    fn shell(&self, command: &str, place: &str) {
+    fn shell(&mut self, command: &str, place: &str) {
         let bin = self.dir.path().join("bin");
         let script = format!("PATH='{}':\"$PATH\"\n{}", bin.display(), self.here(command));
         let output = Command::new("bash")
@@ -198,6 +213,7 @@ impl World {
             String::from_utf8_lossy(&output.stderr)
         );
         assert!(output.status.success(), "{place}: {command}: {}\n{said}", output.status);
+        self.transcript.push_str(&said);
     }
 
     /// Statements, as an administrator in psql would run them.
@@ -214,8 +230,7 @@ impl World {
     }
 
     /// Statements that fit only one moment of one server: they are parsed against real tables, and a test runs them.
-    async fn prepare(&mut self, sql: &str, answer: &'static Answer, place: &str) {
-        self.used.push(answer.matches);
+    async fn prepare(&self, sql: &str, place: &str) {
         let session = Client::connect(&self.postgres.url_of("shop")).await.expect("a session");
         for statement in statements(sql) {
             let parsed = session.prepare(&statement).await;
@@ -278,8 +293,11 @@ impl World {
     }
 
     /// The end of the document.
-    pub(super) async fn end(&mut self) {
+    pub(super) async fn end(&mut self, document: &str) {
         self.stop("the end").await;
+        let name = format!("transcript-{}.txt", document.replace('/', "-"));
+        let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+        fs::write(file, &self.transcript).expect("a transcript");
     }
 }
 
