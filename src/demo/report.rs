@@ -148,7 +148,7 @@ fn line(text: &mut String, line: &str) {
 /// Where to go from here.
 pub(super) const NEXT: &str = "
 What next
-  README.md                 point it at a database and a broker of your own
+  docs/getting-started.md   point it at a database and a broker of your own
   postrider setup -c FILE   make slot, publication, tables; --print-sql: print
   postrider run -c FILE     stream until told to stop
   postrider demo --chaos    kill -9, a frozen broker, a database restart
