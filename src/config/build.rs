@@ -5,13 +5,13 @@
 
 use super::context::Context;
 use super::section::quoted;
-use super::types::{PipelineConfig, SinkKind, SizeMax};
+use super::types::{Ordering, PipelineConfig, SinkKind, SizeMax};
 use crate::driver::PipelineSpec;
 use crate::error::Chain;
 use crate::outbox::{Mapper, OutboxSpec};
 use crate::postgres::Conninfo;
 use crate::postgres::names::{Names, TableName};
-use crate::relay::Limits;
+use crate::relay::{Limits, Rules};
 use crate::sink::{self, KafkaSpec, SinkError, SinkSpec};
 use std::time::Duration;
 
@@ -52,10 +52,23 @@ pub(super) fn spec(
             events_max: pipeline.flow.in_flight_events,
             bytes_max: pipeline.flow.in_flight_bytes,
         },
+        parking: rules(pipeline),
         cursor_interval: pipeline.flow.cursor_interval,
         confirm_interval: pipeline.flow.confirm_interval,
         shutdown_grace,
     })
+}
+
+fn rules(pipeline: &PipelineConfig) -> Rules {
+    let parking = &pipeline.parking;
+    Rules {
+        on_poison: parking.on_poison,
+        attempts_max: parking.attempts_max,
+        step: parking.backoff.step,
+        steps_max: parking.backoff.steps_max,
+        rows_max: parking.rows_max,
+        strict: pipeline.flow.ordering == Ordering::Strict,
+    }
 }
 
 fn conninfo(context: &Context<'_>, path: &str, pipeline: &PipelineConfig) -> Option<Conninfo> {

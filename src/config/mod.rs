@@ -26,7 +26,7 @@ pub use file::{find, load, parse};
 pub use place::{Place, Places};
 pub use secret::{Properties, Secret, Url};
 pub use types::{
-    AdminConfig, BackoffConfig, Config, Delivery, FlowConfig, Mark, Mode, OnPoison, OutboxConfig,
+    AdminConfig, BackoffConfig, Config, Delivery, FlowConfig, Mark, Mode, Ordering, OutboxConfig,
     ParkingConfig, PayloadConfig, PipelineConfig, PollConfig, RouteConfig, SinkConfig, SinkKind,
     SizeMax, SourceConfig,
 };

@@ -5,10 +5,11 @@ use super::secret::{Secret, Url};
 use super::section::{Section, wrong_kind};
 use super::sink;
 use super::types::{
-    BackoffConfig, FlowConfig, Mark, Mode, OnPoison, ParkingConfig, PayloadConfig, PipelineConfig,
+    BackoffConfig, FlowConfig, Mark, Mode, Ordering, ParkingConfig, PayloadConfig, PipelineConfig,
     PollConfig, RouteConfig, SizeMax, SourceConfig,
 };
 use crate::outbox::{NullPayload, Replace, StandardHeaders, TimestampSource};
+use crate::relay::OnPoison;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -200,6 +201,12 @@ fn flow(section: Section<'_>) -> FlowConfig {
             Duration::from_secs(1),
             Duration::from_millis(50)..=Duration::from_mins(5),
         ),
+        ordering: section.one_of(
+            "ordering",
+            &[("pipelined", Ordering::Pipelined), ("strict", Ordering::Strict)],
+            &[],
+            Ordering::Pipelined,
+        ),
     };
     section.finish();
     config
@@ -212,11 +219,6 @@ fn parking(section: Section<'_>) -> ParkingConfig {
         ("stop", OnPoison::Stop),
     ];
     let on_poison = section.one_of("on_poison", &poisons, &[], OnPoison::BlockKey);
-    if section.has("on_poison") && on_poison != OnPoison::Stop {
-        let message = "parking is not yet available in this version: \
-                       an event that can't be published stops the pipeline";
-        section.context.warn_at(&section.path_of("on_poison"), message);
-    }
     let backoff = section.section("backoff");
     let config = ParkingConfig {
         on_poison,

@@ -242,14 +242,6 @@ fn a_secret_that_everybody_can_read_is_told() {
     assert_eq!(findings.list[0].key, "pipelines.orders.source.password_file");
 }
 
-#[test]
-fn warnings_are_of_keys_that_do_nothing_yet() {
-    let text = format!("{SMALL}\nparking.on_poison = \"skip_event\"\n");
-    assert_eq!(parsed(&text).unwrap().warnings.len(), 1);
-    let text = format!("{SMALL}\nparking.on_poison = \"stop\"\n");
-    assert_eq!(parsed(&text).unwrap().warnings, []);
-}
-
 const REFERENCE: &str = include_str!("../../config/postrider.reference.toml");
 
 /// The reference file with everything in it that stands in comments.

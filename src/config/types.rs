@@ -7,6 +7,7 @@ use crate::driver::PipelineSpec;
 use crate::outbox::{
     Extra, Layout, NullPayload, Replace, Role, StandardHeaders, TableName, TimestampSource,
 };
+use crate::relay::OnPoison;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -184,6 +185,17 @@ pub struct FlowConfig {
     pub confirm_interval: Duration,
     /// How often the durable cursor row is written.
     pub cursor_interval: Duration,
+    /// How many events of one aggregate may be in flight.
+    pub ordering: Ordering,
+}
+
+/// `flow.ordering`
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ordering {
+    /// Any number: what could be refused is looked at before it is sent.
+    Pipelined,
+    /// One: even an event that a broker refuses against all expectation can't be overtaken.
+    Strict,
 }
 
 /// `[pipelines.NAME.parking]`
@@ -197,17 +209,6 @@ pub struct ParkingConfig {
     pub backoff: BackoffConfig,
     /// Parked rows before the intake shuts.
     pub rows_max: u64,
-}
-
-/// `parking.on_poison`
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum OnPoison {
-    /// Later events of the aggregate wait.
-    BlockKey,
-    /// Later events of the aggregate go on.
-    SkipEvent,
-    /// The pipeline halts.
-    Stop,
 }
 
 /// `parking.backoff`

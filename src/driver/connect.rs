@@ -10,11 +10,13 @@
 use super::spec::PipelineSpec;
 use crate::ack::Progress;
 use crate::error::Halt;
+use crate::event::Position;
 use crate::postgres::action::Phase;
 use crate::postgres::control::{Ask, Control};
 use crate::postgres::fence::{self, AfterStart, Decision, Identity, Resume};
+use crate::postgres::parked::Loaded;
 use crate::postgres::{
-    SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, cursor, slot,
+    SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, cursor, parked, slot,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,6 +42,10 @@ pub(super) struct Connected {
     pub(super) version: u32,
     /// The outbox table's OID.
     pub(super) table_oid: Option<u32>,
+    /// Our right to write: another process that takes over raises it.
+    pub(super) epoch: i64,
+    /// The parked table's rows.
+    pub(super) parked: Vec<Loaded>,
 }
 
 impl Connected {
@@ -79,9 +85,7 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
     let mut wal =
         WalConnection::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
     let system = wal.identify_system().await.map_err(at(Phase::Connect))?;
-    let (client, connection) =
-        crate::postgres::connect_client(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
-    let control = Control::start(client, connection).await.map_err(at(Phase::Connect))?;
+    let control = Control::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
 
     let identity = Identity { system_identifier: system.system_id, timeline: system.timeline };
     let identity = Some(identity);
@@ -119,12 +123,32 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
         .await
         .map_err(at(Phase::Control))?;
     match fence::check_after_start(row.as_ref(), backend_pid, &resume) {
-        AfterStart::Held => Ok(Connected { wal, control, resume, version, table_oid }),
+        AfterStart::Held => {
+            let (epoch, parked) = take_over(spec, &control, &resume).await?;
+            Ok(Connected { wal, control, resume, version, table_oid, epoch, parked })
+        }
         AfterStart::Again { message } => match last_word(&mut wal).await {
             Some(error) => Err(Failure::Source(error, Phase::Stream)),
             None => Err(Failure::Wait { message }),
         },
     }
+}
+
+/// Makes the pipeline's tables ours, now that the slot is, and reads what is parked. In this order: a write of the
+/// owner before us that is still on its way is waited for, and then read.
+async fn take_over(
+    spec: &PipelineSpec,
+    control: &Control,
+    resume: &Resume,
+) -> Result<(i64, Vec<Loaded>), Failure> {
+    let failed = |error| Failure::Source(error, Phase::Control);
+    let (client, name) = (control.client(), spec.name());
+    let epoch = cursor::take_over(client, name).await.map_err(failed)?;
+    let start = Position { commit_lsn: resume.start.lsn(), ordinal: 0 };
+    let from = resume.skip_before.unwrap_or(start);
+    let parked = parked::load(client, name, from).await.map_err(failed)?;
+    control.listen(name).await.map_err(failed)?;
+    Ok((epoch, parked))
 }
 
 /// Why a stream whose slot is no longer ours has ended, if it has. A server that fails on the first change is faster

@@ -10,14 +10,17 @@
 
 mod board;
 mod connect;
+mod cut;
 mod feed;
 mod halts;
 mod history;
 mod looks;
+mod parking;
 mod pipeline;
 mod run;
 mod say;
 mod session;
+mod shelf;
 mod spec;
 mod trouble;
 

@@ -1,15 +1,17 @@
 //! One pipeline: its parts, and its life from the first connection to its exit.
 
 use super::connect::{self, Failure};
+use super::cut::cut;
 use super::halts;
 use super::history::History;
 use super::run::{Exit, Stop};
 use super::say;
 use super::session::End;
+use super::shelf::Shelf;
 use super::spec::PipelineSpec;
 use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
-use crate::event::PgTime;
+use crate::event::{PgTime, Position};
 use crate::lsn::Watermark;
 use crate::metrics::{PipelineMetrics, Side};
 use crate::outbox::Mapper;
@@ -48,6 +50,8 @@ pub(super) struct Pipeline {
     pub(super) board: Board,
     pub(super) metrics: PipelineMetrics,
     pub(super) tell: say::Tell,
+    /// Records of parked events.
+    pub(super) shelf: Shelf,
     posts: Vec<Post>,
     epoch: Instant,
     ever_streamed: bool,
@@ -93,7 +97,11 @@ impl Pipeline {
         let mailbox = Mailbox::default();
         let mapper = Mapper::new(spec.outbox.clone()).map_err(|e| halts::unfit_outbox(&e))?;
         let sink = sink::open(&spec.sink, mailbox.clone()).map_err(|e| halts::unfit_sink(&e))?;
-        let settings = Settings { limits: spec.limits, cursor_interval: spec.cursor_interval };
+        let settings = Settings {
+            limits: spec.limits,
+            cursor_interval: spec.cursor_interval,
+            rules: spec.parking,
+        };
         Ok(Self {
             spec: Arc::new(spec),
             relay: Relay::new(settings),
@@ -106,6 +114,7 @@ impl Pipeline {
             board,
             metrics,
             tell: say::Tell::default(),
+            shelf: Shelf::default(),
             posts: Vec::new(),
             epoch: Instant::now(),
             ever_streamed: false,
@@ -239,8 +248,14 @@ impl Pipeline {
                 Effect::Restart { why } => self.reset_sink(why),
                 Effect::Drained => exit = Some(Exit::Stopped),
                 Effect::Halt(halt) => exit = Some(Exit::Halted(halt)),
-                // Without a stream there is nothing to confirm to; the relay asks again when there is one.
-                Effect::Publish(_) | Effect::WriteCursor(_) | Effect::Confirm(_) => {}
+                Effect::Released { position } => self.released(position),
+                // Without a stream there is nothing to write or to confirm to; the relay asks again when there is one.
+                Effect::Publish(_)
+                | Effect::Park { .. }
+                | Effect::WriteParking { .. }
+                | Effect::Try { .. }
+                | Effect::WriteCursor(_)
+                | Effect::Confirm(_) => {}
             }
         }
         exit
@@ -249,7 +264,15 @@ impl Pipeline {
     pub(super) fn reset_sink(&mut self, why: Restart) {
         say::resetting(self, why);
         self.metrics.reconnected(Side::Sink, why.name());
+        self.shelf.clear();
         self.sink.reset();
+    }
+
+    /// A parked event reached the broker.
+    pub(super) fn released(&mut self, position: Position) {
+        cut("retry_acknowledged");
+        self.tell.published_total += 1;
+        say::released(self, position);
     }
 
     pub(super) fn published(&mut self, commit_time: PgTime) {
@@ -307,6 +330,10 @@ impl Pipeline {
         self.effects.iter().any(|effect| match effect {
             Effect::Restart { .. } | Effect::Drained | Effect::Halt(_) => true,
             Effect::Publish(_)
+            | Effect::Park { .. }
+            | Effect::WriteParking { .. }
+            | Effect::Try { .. }
+            | Effect::Released { .. }
             | Effect::Published { .. }
             | Effect::WriteCursor(_)
             | Effect::Confirm(_) => false,

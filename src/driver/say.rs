@@ -6,16 +6,18 @@
 
 use super::pipeline::Pipeline;
 use super::run::Exit;
-use super::trouble::{Due, Trouble, span};
+use super::spec::PipelineSpec;
+use super::trouble::{Due, Few, Trouble, span};
 use crate::error::Chain;
-use crate::event::PgTime;
+use crate::event::{PgTime, Position};
+use crate::parked::{Became, Mark, Parked, State};
 use crate::postgres::SourceError;
 use crate::postgres::action;
 use crate::postgres::cursor::Written;
 use crate::relay::Restart;
-use crate::status::{Board, State};
+use crate::status::{self, Board};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 /// How often the board is brought up to date.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(100);
@@ -31,6 +33,7 @@ const CLOSE: Duration = Duration::from_secs(1);
 pub(super) struct Tell {
     pub(super) published_total: u64,
     pub(super) skipped_total: u64,
+    pub(super) parked_total: u64,
     pub(super) clamped_total: u64,
     pub(super) reconnects_total: u64,
     pub(super) resets_total: u64,
@@ -38,6 +41,8 @@ pub(super) struct Tell {
     pub(super) sink: Option<Trouble>,
     pub(super) standing_by: Option<Trouble>,
     behind: Option<Trouble>,
+    parked: Few,
+    dead: Few,
     pub(super) streaming: bool,
     pub(super) draining: bool,
     /// `published_total` at the last report.
@@ -84,11 +89,11 @@ pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::fence
 }
 
 /// Far behind, and close again: a backlog that drains is a state too.
-pub(super) fn lag(pipeline: &mut Pipeline, state: State, lag: Duration) {
+pub(super) fn lag(pipeline: &mut Pipeline, state: status::State, lag: Duration) {
     let (behind, now) = (&mut pipeline.tell.behind, Instant::now());
     let name = pipeline.spec.name();
     let lag_seconds = lag.as_secs();
-    if state == State::CatchingUp {
+    if state == status::State::CatchingUp {
         if let Some(Due { seconds, .. }) = Trouble::note(behind, String::new(), None, now) {
             let far = span(lag_seconds);
             info!(
@@ -99,7 +104,7 @@ pub(super) fn lag(pipeline: &mut Pipeline, state: State, lag: Duration) {
                 "catching up: {far} behind"
             );
         }
-    } else if state == State::Streaming && lag < CLOSE {
+    } else if state == status::State::Streaming && lag < CLOSE {
         // Not at the same mark: a lag about it would be told at every crossing.
         if let Some(trouble) = behind.take() {
             let seconds = trouble.seconds(now);
@@ -212,10 +217,68 @@ pub(super) fn row_taken(pipeline: &Pipeline, written: &Written) {
         Written::Stored => return,
         Written::Behind(_) => "it is further on",
         Written::Rebound(_) => "it belongs to another slot or cluster now",
+        Written::TakenOver => "it has another owner now",
         Written::Missing => "it is gone",
     };
     let pipeline = pipeline.spec.name();
     warn!(event = "cursor_taken", pipeline, reason, "another process changed the cursor row");
+}
+
+/// An event was set aside because something is wrong with it. A few a minute are told one by one.
+pub(super) fn parked(tell: &mut Tell, spec: &PipelineSpec, row: &Parked) {
+    let Some(unsaid) = tell.parked.admit(Instant::now()) else { return };
+    warn!(
+        event = "parked",
+        pipeline = spec.name(),
+        position = %row.entry.position,
+        id = row.event_id,
+        unsaid,
+        code = row.error_code,
+        reason = row.error,
+        state = row.entry.state.name(),
+        blocks = row.entry.lane.is_some(),
+        hint = format!("postrider parked show {}", row.entry.position),
+        "event parked: the later ones of its aggregate wait, all others go on"
+    );
+}
+
+/// A parked event was published.
+pub(super) fn released(pipeline: &Pipeline, position: Position) {
+    let pipeline = pipeline.spec.name();
+    debug!(event = "parked_published", pipeline, %position, "parked event published");
+}
+
+/// What became of parked events.
+pub(super) fn marked(pipeline: &mut Pipeline, marks: &[Mark]) {
+    let (name, few) = (pipeline.spec.name(), &mut pipeline.tell.dead);
+    for Mark { position, became } in marks {
+        match became {
+            Became::Refused { state: State::Dead, attempts, reason, .. } => {
+                let Some(unsaid) = few.admit(Instant::now()) else { continue };
+                warn!(
+                    event = "parked_dead",
+                    pipeline = name,
+                    %position,
+                    attempts,
+                    %reason,
+                    unsaid,
+                    hint = format!("postrider parked show {position}"),
+                    "parked event is dead: only a person moves it now (parked retry, skip or replace)"
+                );
+            }
+            Became::Skipped | Became::Again => {
+                let asked = format!("{became:?}");
+                info!(event = "parked_answered", pipeline = name, %position, asked, "parked event: done as asked");
+            }
+            Became::Done
+            | Became::Refused { .. }
+            | Became::Declined
+            | Became::DeadSent
+            | Became::Overtaken { .. } => {
+                debug!(event = "parked_marked", pipeline = name, %position, "parked event marked");
+            }
+        }
+    }
 }
 
 pub(super) fn look_failed(pipeline: &Pipeline, error: &SourceError) {
@@ -253,15 +316,15 @@ pub(super) fn farewell_failed(pipeline: &Pipeline, error: &SourceError) {
 /// The last word of a pipeline.
 pub(super) fn ended(name: &str, board: &Board, exit: &Exit) {
     board.update(|snapshot| match exit {
-        Exit::Stopped => snapshot.state = State::Stopped,
+        Exit::Stopped => snapshot.state = status::State::Stopped,
         Exit::Halted(halt) => {
-            snapshot.state = State::Halted;
+            snapshot.state = status::State::Halted;
             // Without the code: it stands beside it.
             snapshot.reason = Some(halt.message.clone());
             snapshot.halt_code = Some(halt.reason.code());
             snapshot.hint = Some(halt.hint.clone());
         }
-        Exit::Bug => snapshot.state = State::Halted,
+        Exit::Bug => snapshot.state = status::State::Halted,
     });
     match exit {
         Exit::Stopped => info!(event = "stopped", pipeline = name, "stopped"),

@@ -2,7 +2,7 @@
 
 use crate::outbox::OutboxSpec;
 use crate::postgres::{Conninfo, Names};
-use crate::relay::Limits;
+use crate::relay::{Limits, Rules};
 use crate::sink::SinkSpec;
 use std::time::Duration;
 
@@ -21,6 +21,8 @@ pub struct PipelineSpec {
     pub sink: SinkSpec,
     /// Bounds on what is in flight.
     pub limits: Limits,
+    /// How events are parked and tried again.
+    pub parking: Rules,
     /// Pause between two cursor rows while events are delivered.
     pub cursor_interval: Duration,
     /// Pause between two status updates while the watermark moves.

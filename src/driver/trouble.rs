@@ -76,6 +76,33 @@ impl Trouble {
     }
 }
 
+/// Lines a minute of things that may come by the thousand.
+const FEW: u32 = 20;
+
+/// Lets a few lines a minute through, and counts the rest.
+#[derive(Debug, Default)]
+pub(super) struct Few {
+    since: Option<Instant>,
+    passed: u32,
+    unsaid: u64,
+}
+
+impl Few {
+    /// `Some(n)` lets a line through, after `n` that were not; `None` does not.
+    pub(super) fn admit(&mut self, now: Instant) -> Option<u64> {
+        let minute = Duration::from_mins(1);
+        if self.since.is_none_or(|since| now.saturating_duration_since(since) >= minute) {
+            (self.since, self.passed) = (Some(now), 0);
+        }
+        if self.passed == FEW {
+            self.unsaid += 1;
+            return None;
+        }
+        self.passed += 1;
+        Some(std::mem::take(&mut self.unsaid))
+    }
+}
+
 fn without_digits(text: &str) -> String {
     text.chars().filter(|c| !c.is_ascii_digit()).collect()
 }
@@ -132,6 +159,14 @@ mod tests {
         assert!(at(6_000, "refused"));
         assert!(!at(7_000, "refused"));
         assert!(!at(8_000, "no address"));
+    }
+
+    #[test]
+    fn a_flood_is_told_by_a_few_lines_a_minute() {
+        let (start, mut few) = (Instant::now(), Few::default());
+        let told = (0..1000).filter(|_| few.admit(start).is_some()).count();
+        assert_eq!(told, 20);
+        assert_eq!(few.admit(start + Duration::from_mins(1)), Some(980));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! The mapper: rows and logical messages in, records out.
 
-use super::error::{MapError, Poison, Problem, SpecError};
+use super::error::{MapError, Problem, SpecError};
 use super::headers::Headers;
 use super::message::MessageRow;
 use super::relations::Relations;
+use super::remains;
 use super::route::Route;
 use super::shape::{Shape, Shaper, Work, append_position};
 use super::span::{Buffers, Extent, FieldId, Row, Span};
@@ -143,8 +144,7 @@ impl Mapper {
             return Ok(None);
         }
         if self.message.read(message.content, &self.route).is_err() {
-            let (position, problem) = (at.position, Problem::NotJson);
-            return Err(MapError::Poison(Poison { position, event_id: None, problem }));
+            return Err(remains::not_json(at.position, message.content));
         }
         self.message.default_id(&self.route, |bytes| append_position(at.position, bytes));
         let MessageRow { bytes, cells, sources, .. } = &self.message;
@@ -162,13 +162,17 @@ fn map<'a>(
     message: bool,
 ) -> Result<Mapped<'a>, MapError> {
     work.clear();
-    let shaped = Shaper { route, row, work, at, message }.shape();
+    let shape = match (Shaper { route, row, work, at, message }).shape() {
+        Ok(shape) => shape,
+        Err(problem) => {
+            work.clear();
+            let shape = Shaper { route, row, work, at, message }.salvage();
+            return Err(remains::poison(route, work, row, &shape, at.position, problem));
+        }
+    };
     let (route, work): (&'a Route, &'a Work) = (route, work);
-    shaped.and_then(|shape| resolve(route, work, row, shape)).map_err(|problem| {
-        let event_id = row.text(route.core.id).and_then(|id| std::str::from_utf8(id).ok());
-        let event_id = event_id.map(|id| id.chars().take(Poison::ID_CHARS_MAX).collect());
-        MapError::Poison(Poison { position: at.position, event_id, problem })
-    })
+    resolve(route, work, row, shape)
+        .map_err(|problem| remains::poison(route, work, row, &shape, at.position, problem))
 }
 
 /// Places to slices. Inlined, because what it returns has half a kilobyte, which would be moved for each event.

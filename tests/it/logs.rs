@@ -25,9 +25,10 @@ fn documented() -> Vec<(String, BTreeSet<String>)> {
     let rows = rows.take_while(|line| line.starts_with("| `"));
     let quoted =
         |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
-    rows.map(|row| {
+    rows.flat_map(|row| {
         let cells: Vec<&str> = row.split('|').collect();
-        (quoted(cells[1]).remove(0), quoted(cells[3]).into_iter().collect())
+        let fields: BTreeSet<String> = quoted(cells[3]).into_iter().collect();
+        quoted(cells[1]).into_iter().map(move |name| (name, fields.clone()))
     })
     .collect()
 }

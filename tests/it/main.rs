@@ -58,6 +58,9 @@ mod logs;
 mod many;
 /// What the operations page tells an operator to do.
 mod operations;
+/// The parked table: rows, marks, tombstones, and who may write them.
+mod parked_table;
+mod parking;
 /// Events that can never be published.
 mod poison;
 /// A wrong start on the shared servers: told, and mended without loss.

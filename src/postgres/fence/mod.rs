@@ -54,7 +54,7 @@ pub struct Facts {
     pub schema: SchemaState,
     /// The slot.
     pub slot: Option<SlotRow>,
-    /// The cursor row; not read on another version of the schema than ours.
+    /// The cursor row; not read where the schema is newer than ours.
     pub cursor: Option<Cursor>,
     /// The publication.
     pub publication: Option<PublicationFacts>,

@@ -40,7 +40,7 @@ pub(in crate::postgres) fn good() -> Facts {
             role: "postrider".to_owned(),
             replication: true,
         },
-        schema: SchemaState::Version(1),
+        schema: SchemaState::Version(crate::postgres::schema::VERSION),
         slot: Some(good_slot()),
         cursor: Some(good_cursor()),
         publication: Some(PublicationFacts {
@@ -97,6 +97,7 @@ fn good_cursor() -> Cursor {
         watermark: Watermark::resumed(at("0/5000")),
         flush_limit: at("0/5800"),
         partial: None,
+        owner_epoch: 3,
     }
 }
 

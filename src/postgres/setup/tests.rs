@@ -4,7 +4,7 @@ use super::*;
 use crate::error::{Halt, HaltReason};
 use crate::postgres::fence::Facts;
 use crate::postgres::fence::tests::good;
-use crate::postgres::schema::SchemaState;
+use crate::postgres::schema::{SchemaState, VERSION};
 use expect_test::expect_file;
 
 /// A server with the outbox table and nothing else of ours.
@@ -111,7 +111,7 @@ fn what_can_not_be_used_is_not_adopted() {
     assert_eq!(refused(&facts).reason, HaltReason::SlotMoved);
 
     let mut facts = good();
-    facts.schema = SchemaState::Version(2);
+    facts.schema = SchemaState::Version(VERSION + 1);
     assert_eq!(refused(&facts).reason, HaltReason::SchemaUnfit);
 
     let mut facts = bare();

@@ -171,7 +171,7 @@ fn rows(facts: &Facts, holdings: &Holdings, plan: &mut UndoPlan) {
     for (table, count) in &holdings.rows {
         let what = match table.as_str() {
             "cursor" => "how far the pipeline has got, and in which history",
-            "parked" => "events that were set aside and are not published",
+            "parked" => "events that were set aside, and what is known of those published since",
             _ => "what Postrider noted there",
         };
         plan.lost.push(format!("{count} row(s) of postrider.{table}: {what}"));

@@ -3,7 +3,8 @@
 -- Lost: slot "postrider_orders", standing at 0/5000: events in the 16384 bytes of WAL behind it that
 -- are not published yet are never streamed; a slot made later begins at its own time.
 -- Lost: 1 row(s) of postrider.cursor: how far the pipeline has got, and in which history.
--- Lost: 3 row(s) of postrider.parked: events that were set aside and are not published.
+-- Lost: 3 row(s) of postrider.parked: events that were set aside, and what is known of those
+-- published since.
 -- Lost: publication "postrider_orders".
 -- Stays: table "public"."outbox" with its rows.
 -- Stays: roles and their rights; what is in the broker.

@@ -1,7 +1,8 @@
 -- Run with: psql -X -v ON_ERROR_STOP=1 -f FILE, and without --single-transaction:
 -- each step is a transaction of its own, and their order matters.
 -- Lost: 1 row(s) of postrider.cursor: how far the pipeline has got, and in which history.
--- Lost: 3 row(s) of postrider.parked: events that were set aside and are not published.
+-- Lost: 3 row(s) of postrider.parked: events that were set aside, and what is known of those
+-- published since.
 -- Stays: slot "postrider_orders": it is of plugin "wal2json".
 -- Stays: schema "postrider": other pipelines have rows in it.
 -- Stays: publication "postrider_orders": it publishes other tables too.
