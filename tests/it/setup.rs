@@ -61,7 +61,7 @@ async fn undo_names_what_is_lost_asks_and_leaves_the_outbox() {
 
         // In use: stop it first.
         let relay = pipeline.run();
-        relay.await_state("streaming", SOON).await;
+        pipeline.topic.await_records(3, SOON).await;
         let busy = postrider(&pipeline.config, &["setup", "--undo", "--yes"]);
         assert_eq!(code(&busy), Some(3), "{}", said(&busy));
         assert!(said(&busy).contains("stop postrider run first"), "{}", said(&busy));
@@ -135,7 +135,12 @@ async fn undo_by_a_role_that_owns_only_half_does_nothing() {
     let pipeline = Pipeline::shared(Version::Pg18, "undo_half").await;
     let role = unique("half");
     pipeline.sql.batch(&format!("create role {role} login replication")).await;
-    for object in ["schema postrider", "table postrider.cursor", "table postrider.migration"] {
+    for object in [
+        "schema postrider",
+        "table postrider.cursor",
+        "table postrider.migration",
+        "table postrider.parked",
+    ] {
         pipeline.sql.batch(&format!("alter {object} owner to {role}")).await;
     }
     let config = pipeline.config.replace("user=postgres", &format!("user={role}"));
