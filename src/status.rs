@@ -15,6 +15,8 @@ pub enum State {
     Starting,
     /// Streaming, and close behind the server.
     Streaming,
+    /// Polling the table, and close behind it.
+    Polling,
     /// Streaming, with a backlog.
     CatchingUp,
     /// Another process holds the slot: standing by.
@@ -36,6 +38,7 @@ impl State {
     pub const ALL: &'static [Self] = &[
         Self::Starting,
         Self::Streaming,
+        Self::Polling,
         Self::CatchingUp,
         Self::StandingBy,
         Self::BrokerDown,
@@ -50,6 +53,7 @@ impl State {
         match self {
             Self::Starting => "starting",
             Self::Streaming => "streaming",
+            Self::Polling => "polling",
             Self::CatchingUp => "catching_up",
             Self::StandingBy => "standing_by",
             Self::BrokerDown => "broker_down",

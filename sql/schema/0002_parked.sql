@@ -1,8 +1,8 @@
 -- The events that were set aside: what each would have been published as, why it was not, and what becomes of it.
 --
 -- A row is written before its event counts as resolved, and stays behind as a tombstone once it is published or
--- skipped: an event that the log sends again is known by it. The relay that owns the pipeline decides; a person writes a
--- request into the row (`postrider parked`) and never a state.
+-- skipped: an event that the log sends again is known by it. The relay that owns the pipeline decides; a person writes
+-- a request into the row (`postrider parked`) and never a state.
 CREATE TABLE postrider.parked (
     -- Identity and order: the pipeline, where the transaction commits, and which change of it the event is.
     pipeline         text        NOT NULL,

@@ -3,7 +3,7 @@
 use super::error::Finding;
 use super::place::Places;
 use super::secret::{Properties, Secret, Url};
-use crate::driver::PipelineSpec;
+use crate::driver::{Mode, PipelineSpec};
 use crate::outbox::{
     Extra, Layout, NullPayload, Replace, Role, StandardHeaders, TableName, TimestampSource,
 };
@@ -63,13 +63,6 @@ pub struct PipelineConfig {
     pub parking: ParkingConfig,
     /// How the table is polled.
     pub poll: PollConfig,
-}
-
-/// `mode`
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mode {
-    /// From the write-ahead log.
-    Wal,
 }
 
 /// `[pipelines.NAME.source]`
@@ -209,6 +202,11 @@ pub struct ParkingConfig {
     pub backoff: BackoffConfig,
     /// Parked rows before the intake shuts.
     pub rows_max: u64,
+    /// The topic that dead events are also published to, with the error in headers; `None` keeps them in the table
+    /// alone.
+    pub dead_topic: Option<String>,
+    /// How long a destination may refuse everything before its events are parked; `None` waits for ever.
+    pub park_after: Option<Duration>,
 }
 
 /// `parking.backoff`
@@ -229,6 +227,8 @@ pub struct PollConfig {
     pub batch: u32,
     /// What becomes of rows that were published.
     pub mark: Mark,
+    /// Whether rows that the stream brought are marked too.
+    pub mark_streamed: bool,
 }
 
 /// `poll.mark`

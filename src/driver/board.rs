@@ -114,7 +114,8 @@ impl Pipeline {
         if !tell.streaming {
             return (State::Starting, None, None);
         }
-        let state = if lag > CATCHING_UP { State::CatchingUp } else { State::Streaming };
+        let well = if tell.polling { State::Polling } else { State::Streaming };
+        let state = if lag > CATCHING_UP { State::CatchingUp } else { well };
         (state, None, None)
     }
 }

@@ -85,6 +85,11 @@ impl Pipeline {
         }
     }
 
+    /// Takes one row of a claim; whether it was taken.
+    pub(super) fn feed_row(&mut self, now: Duration, message: &Message<'_>) -> bool {
+        matches!(self.message(now, message), Step::Next)
+    }
+
     fn message(&mut self, now: Duration, message: &Message<'_>) -> Step {
         let input = match message {
             Message::Begin(begin) => {
@@ -145,7 +150,8 @@ impl Pipeline {
         }
         let record = mapped.record();
         let (aggregate, size_bytes) = (mapped.aggregate, record.size_bytes());
-        let event = Change::Event { aggregate, size_bytes, wait: Duration::ZERO };
+        let wait = mapped.available_at.map_or(Duration::ZERO, |at| self.tell.until(at));
+        let event = Change::Event { aggregate, size_bytes, wait };
         let first = self.effects.len();
         self.relay.apply(now, Input::Change(event), &mut self.effects);
         let ticket = match take_answer(&mut self.effects, first) {

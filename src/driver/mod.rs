@@ -9,6 +9,7 @@
 //! another.
 
 mod board;
+mod claim;
 mod connect;
 mod cut;
 mod feed;
@@ -17,6 +18,8 @@ mod history;
 mod looks;
 mod parking;
 mod pipeline;
+mod poll;
+mod poll_spec;
 mod run;
 mod say;
 mod session;
@@ -24,5 +27,6 @@ mod shelf;
 mod spec;
 mod trouble;
 
+pub use poll_spec::poll_spec;
 pub use run::{Exit, Service, Stop, StopHandle};
-pub use spec::PipelineSpec;
+pub use spec::{Mode, PipelineSpec, PollSettings};

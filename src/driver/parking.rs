@@ -3,11 +3,11 @@
 use super::cut::cut;
 use super::pipeline::Pipeline;
 use super::say;
-use super::session::{Job, Session, job};
+use super::session::{Job, job};
 use crate::event::Position;
 use crate::parked::{Mark, OwnedRecord, Wish};
 use crate::postgres::SourceError;
-use crate::postgres::control::Notifications;
+use crate::postgres::control::{Control, Notifications};
 use crate::postgres::cursor::Written;
 use crate::postgres::parked::{self, Stored};
 use crate::relay::Input;
@@ -20,6 +20,14 @@ const REQUESTS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Records that were asked for, and those that were there.
 type Fetched = (Vec<Position>, Vec<(Position, OwnedRecord)>);
+
+/// The control connection, our right to write on it, and what is under way.
+pub(super) struct Desk {
+    pub(super) control: Control,
+    /// Another process that takes over raises it.
+    pub(super) epoch: i64,
+    pub(super) jobs: Jobs,
+}
 
 /// What is under way.
 pub(super) struct Jobs {
@@ -61,38 +69,34 @@ impl Jobs {
 
 impl Pipeline {
     /// Commits rows and marks, fenced by our epoch.
-    pub(super) fn write_parking(&mut self, session: &mut Session, rows: usize, marks: Vec<Mark>) {
-        assert!(session.parking.writing.is_none(), "two writes of parked events at once");
+    pub(super) fn write_parking(&mut self, desk: &mut Desk, rows: usize, marks: Vec<Mark>) {
+        assert!(desk.jobs.writing.is_none(), "two writes of parked events at once");
         cut(if rows > 0 { "parked_row_due" } else { "mark_due" });
         say::marked(self, &marks);
         let rows = self.shelf.take_rows(rows);
-        let (client, spec) = (session.connected.control.shared_client(), Arc::clone(&self.spec));
-        let epoch = session.connected.epoch;
-        session.parking.writing = Some(Box::pin(async move {
+        let (client, spec) = (desk.control.shared_client(), Arc::clone(&self.spec));
+        let epoch = desk.epoch;
+        desk.jobs.writing = Some(Box::pin(async move {
             parked::write(&client, spec.name(), epoch, &rows, &marks).await
         }));
     }
 
     /// Reads the records that are to be tried and are not here.
-    pub(super) fn fetch_for_tries(&self, session: &mut Session) {
-        if session.parking.fetching.is_some() || !self.shelf.wants_records() {
+    pub(super) fn fetch_for_tries(&self, desk: &mut Desk) {
+        if desk.jobs.fetching.is_some() || !self.shelf.wants_records() {
             return;
         }
         let positions = self.shelf.missing();
-        let (client, spec) = (session.connected.control.shared_client(), Arc::clone(&self.spec));
-        session.parking.fetching = Some(Box::pin(async move {
+        let (client, spec) = (desk.control.shared_client(), Arc::clone(&self.spec));
+        desk.jobs.fetching = Some(Box::pin(async move {
             let records = parked::fetch(&client, spec.name(), &positions).await?;
             Ok((positions, records))
         }));
     }
 
     /// Takes what came of a job. An error is the connection's.
-    pub(super) fn parking_said(
-        &mut self,
-        session: &mut Session,
-        said: Said,
-    ) -> Result<(), SourceError> {
-        let (now, jobs) = (self.now(), &mut session.parking);
+    pub(super) fn parking_said(&mut self, desk: &mut Desk, said: Said) -> Result<(), SourceError> {
+        let (now, jobs) = (self.now(), &mut desk.jobs);
         match said {
             Said::Stored(stored) => {
                 jobs.writing = None;
@@ -106,7 +110,7 @@ impl Pipeline {
             }
             Said::Ask => {
                 jobs.ask_at = Instant::now() + REQUESTS_INTERVAL;
-                let client = session.connected.control.shared_client();
+                let client = desk.control.shared_client();
                 let spec = Arc::clone(&self.spec);
                 jobs.asking =
                     Some(Box::pin(async move { parked::requests(&client, spec.name()).await }));

@@ -8,7 +8,7 @@ use super::run::{Exit, Stop};
 use super::say;
 use super::session::End;
 use super::shelf::Shelf;
-use super::spec::PipelineSpec;
+use super::spec::{Mode, PipelineSpec};
 use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
 use crate::event::{PgTime, Position};
@@ -95,7 +95,10 @@ impl Pipeline {
 
     fn new(spec: PipelineSpec, board: Board, metrics: PipelineMetrics) -> Result<Self, Halt> {
         let mailbox = Mailbox::default();
-        let mapper = Mapper::new(spec.outbox.clone()).map_err(|e| halts::unfit_outbox(&e))?;
+        let mut outbox = spec.outbox.clone();
+        // A claim has no position in the log.
+        outbox.standard_headers.position &= spec.mode != Mode::Poll;
+        let mapper = Mapper::new(outbox).map_err(|e| halts::unfit_outbox(&e))?;
         let sink = sink::open(&spec.sink, mailbox.clone()).map_err(|e| halts::unfit_sink(&e))?;
         let settings = Settings {
             limits: spec.limits,
@@ -129,6 +132,12 @@ impl Pipeline {
     async fn run(&mut self, stop: &Stop) -> Exit {
         let mut backoff = Backoff::new(RECONNECT_MIN, RECONNECT_MAX);
         loop {
+            if self.spec.mode == Mode::Poll {
+                match self.poll_once(stop, &mut backoff).await {
+                    Some(exit) => return exit,
+                    None => continue,
+                }
+            }
             let attempt = connect::open(Arc::clone(&self.spec));
             let failure = match self.waiting(attempt, stop).await {
                 Waited::Over(exit) => return exit,
@@ -154,16 +163,52 @@ impl Pipeline {
                     }
                 }
             };
-            if let Some(halt) = self.judge(failure) {
-                self.apply(self.now(), Input::SourceLost);
-                return Exit::Halted(halt);
+            if let Some(exit) = self.after(failure, stop, &mut backoff).await {
+                return exit;
             }
-            let pause = backoff.next(fastrand::f64()).max(self.pause_min);
-            self.pause_min = Duration::ZERO;
-            match self.waiting(tokio::time::sleep(pause), stop).await {
-                Waited::Over(exit) => return exit,
-                Waited::Done(()) => {}
+        }
+    }
+
+    /// One session of polling, and the pause after it; the exit, if the pipeline is over.
+    async fn poll_once(&mut self, stop: &Stop, backoff: &mut Backoff) -> Option<Exit> {
+        let attempt = connect::open_poll(Arc::clone(&self.spec));
+        let failure = match self.waiting(attempt, stop).await {
+            Waited::Over(exit) => return Some(exit),
+            Waited::Done(Err(failure)) => failure,
+            Waited::Done(Ok(polling)) => {
+                let since = Instant::now();
+                self.ever_streamed = true;
+                self.rechecked = None;
+                let end = self.poll(polling, stop).await;
+                if since.elapsed() > RECONNECT_MAX {
+                    backoff.reset();
+                }
+                match end {
+                    End::Over(exit) => return Some(exit),
+                    End::Lost(error) => Failure::Source(error, Phase::Stream),
+                    End::Restart => Failure::Reset,
+                }
             }
+        };
+        self.after(failure, stop, backoff).await
+    }
+
+    /// Judges a failure and pauses; the exit, if the pipeline is over.
+    async fn after(
+        &mut self,
+        failure: Failure,
+        stop: &Stop,
+        backoff: &mut Backoff,
+    ) -> Option<Exit> {
+        if let Some(halt) = self.judge(failure) {
+            self.apply(self.now(), Input::SourceLost);
+            return Some(Exit::Halted(halt));
+        }
+        let pause = backoff.next(fastrand::f64()).max(self.pause_min);
+        self.pause_min = Duration::ZERO;
+        match self.waiting(tokio::time::sleep(pause), stop).await {
+            Waited::Over(exit) => Some(exit),
+            Waited::Done(()) => None,
         }
     }
 

@@ -30,6 +30,7 @@ const CLOSE: Duration = Duration::from_secs(1);
 
 /// What a pipeline remembers in order to speak.
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "what was said last, each of its own")]
 pub(super) struct Tell {
     pub(super) published_total: u64,
     pub(super) skipped_total: u64,
@@ -44,6 +45,7 @@ pub(super) struct Tell {
     parked: Few,
     dead: Few,
     pub(super) streaming: bool,
+    pub(super) polling: bool,
     pub(super) draining: bool,
     /// `published_total` at the last report.
     pub(super) reported_total: u64,
@@ -59,6 +61,12 @@ impl Tell {
         self.wall = PgTime { micros: micros - PgTime::UNIX_OFFSET_MICROS };
     }
 
+    /// From now until `at`, by our clock; zero if that is past.
+    pub(super) fn until(&self, at: PgTime) -> Duration {
+        let micros = at.micros.saturating_sub(self.wall.micros);
+        Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+    }
+
     /// Seconds since a commit, by our clock; 0 if the server's is ahead.
     pub(super) fn since(&self, commit_time: PgTime) -> Duration {
         let micros = self.wall.micros.saturating_sub(commit_time.micros);
@@ -70,6 +78,7 @@ pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::fence
     let outage = pipeline.tell.source.take();
     pipeline.tell.standing_by = None;
     pipeline.tell.streaming = true;
+    pipeline.tell.polling = false;
     let name = pipeline.spec.name();
     for note in &resume.notes {
         warn!(event = "note", pipeline = name, note = note.name, "{}", note.message);
@@ -104,7 +113,7 @@ pub(super) fn lag(pipeline: &mut Pipeline, state: status::State, lag: Duration) 
                 "catching up: {far} behind"
             );
         }
-    } else if state == status::State::Streaming && lag < CLOSE {
+    } else if matches!(state, status::State::Streaming | status::State::Polling) && lag < CLOSE {
         // Not at the same mark: a lag about it would be told at every crossing.
         if let Some(trouble) = behind.take() {
             let seconds = trouble.seconds(now);
@@ -117,6 +126,21 @@ pub(super) fn lag(pipeline: &mut Pipeline, state: status::State, lag: Duration) 
             );
         }
     }
+}
+
+pub(super) fn polling(pipeline: &mut Pipeline) {
+    let outage = pipeline.tell.source.take();
+    pipeline.tell.standing_by = None;
+    pipeline.tell.streaming = true;
+    if !std::mem::replace(&mut pipeline.tell.polling, true) || outage.is_some() {
+        let seconds = outage.map(|trouble| trouble.seconds(Instant::now()));
+        let after = seconds
+            .map_or_else(String::new, |seconds| format!(" again, after {} without", span(seconds)));
+        let table = pipeline.spec.names.table.as_ref().map(ToString::to_string);
+        let name = pipeline.spec.name();
+        info!(event = "polling", pipeline = name, table, seconds, "polling{after}");
+    }
+    pipeline.report(None);
 }
 
 pub(super) fn source_down(pipeline: &mut Pipeline, error: &SourceError) {

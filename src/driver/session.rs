@@ -5,7 +5,7 @@ use super::cut::cut;
 use super::feed::{Fed, Feeding};
 use super::history::History;
 use super::looks::{Look, Looks};
-use super::parking::{Jobs, Said};
+use super::parking::{Desk, Said};
 use super::pipeline::Pipeline;
 use super::run::{Exit, Stop};
 use super::say;
@@ -47,7 +47,7 @@ pub(super) struct Session {
     pub(super) connected: Connected,
     feeding: Option<Feeding>,
     writing: Option<Job<Written>>,
-    pub(super) parking: Jobs,
+
     looks: Looks,
     leave_at: Option<Instant>,
     /// By the relay's clock.
@@ -71,12 +71,11 @@ enum Turn {
 
 impl Session {
     fn new(connected: Connected, spec: &Arc<PipelineSpec>) -> Self {
-        let looks = Looks::new(connected.control.shared_client(), Arc::clone(spec));
+        let looks = Looks::new(connected.desk.control.shared_client(), Arc::clone(spec));
         Self {
             connected,
             feeding: None,
             writing: None,
-            parking: Jobs::default(),
             looks,
             leave_at: None,
             yielded_at: Duration::ZERO,
@@ -159,8 +158,9 @@ impl Pipeline {
     async fn wait(&self, session: &mut Session, stop: &Stop, more: bool) -> Turn {
         let hungry = session.feeding.is_none() && !self.relay.stopping();
         let due = self.due();
-        let Session { connected, writing, parking, looks, leave_at, .. } = session;
-        let notifications = connected.control.notifications();
+        let Session { connected, writing, looks, leave_at, .. } = session;
+        let Desk { control, jobs, .. } = &mut connected.desk;
+        let notifications = control.notifications();
         let grace = leave_at.unwrap_or_else(Instant::now);
         tokio::select! {
             biased;
@@ -168,9 +168,9 @@ impl Pipeline {
             () = stop.drain(), if leave_at.is_none() => Turn::Drain,
             () = tokio::time::sleep_until(grace), if leave_at.is_some() => Turn::Grace,
             written = job(writing), if writing.is_some() => Turn::Written(written),
-            error = connected.control.closed() => Turn::ControlLost(error),
+            error = control.closed() => Turn::ControlLost(error),
             () = tokio::time::sleep_until(due) => Turn::Due,
-            said = parking.next(&notifications) => Turn::Parking(said),
+            said = jobs.next(&notifications) => Turn::Parking(said),
             looked = looks.next() => Turn::Looked(looked.map(Box::new)),
             () = self.mailbox.arrived() => Turn::Posts,
             () = tokio::task::yield_now(), if more => Turn::Again,
@@ -206,7 +206,7 @@ impl Pipeline {
                 self.apply(now, Input::SlotTaken);
             }
             Turn::Parking(said) => {
-                if let Err(error) = self.parking_said(session, said) {
+                if let Err(error) = self.parking_said(&mut session.connected.desk, said) {
                     return Some(End::Lost(error));
                 }
             }
@@ -236,7 +236,9 @@ impl Pipeline {
         for effect in effects.drain(..) {
             match effect {
                 Effect::Publish(_) | Effect::Park { .. } => {}
-                Effect::WriteParking { rows, marks } => self.write_parking(session, rows, marks),
+                Effect::WriteParking { rows, marks } => {
+                    self.write_parking(&mut session.connected.desk, rows, marks);
+                }
                 Effect::Try { ticket, position } => {
                     self.shelf.try_again(ticket, position, self.now());
                 }
@@ -257,20 +259,20 @@ impl Pipeline {
         }
         self.effects = effects;
         session.tell(self.confirmed);
-        self.fetch_for_tries(session);
+        self.fetch_for_tries(&mut session.connected.desk);
         end
     }
 
     /// Ends the stream in good order, and waits until the slot shows the last position: so nothing comes twice.
     async fn farewell(&mut self, session: Session) {
-        let Connected { wal, control, version, .. } = session.connected;
+        let Connected { wal, desk, version, .. } = session.connected;
         if let Err(error) = wal.stop(FAREWELL_MAX).await {
             say::farewell_failed(self, &error);
             return;
         }
         let deadline = Instant::now() + FAREWELL_MAX;
         while Instant::now() < deadline {
-            match slot::read(control.client(), version, &self.spec.names.slot).await {
+            match slot::read(desk.control.client(), version, &self.spec.names.slot).await {
                 Ok(Some(row)) if row.confirmed_flush_lsn >= Some(self.confirmed.lsn()) => return,
                 Ok(Some(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
                 Ok(None) => return,
@@ -296,10 +298,10 @@ impl Session {
             watermark: row.watermark,
             flush_limit: row.watermark.lsn(),
             partial: row.partial,
-            owner_epoch: self.connected.epoch,
+            owner_epoch: self.connected.desk.epoch,
             ..resume.cursor.clone()
         };
-        let client = self.connected.control.shared_client();
+        let client = self.connected.desk.control.shared_client();
         self.writing = Some(Box::pin(async move { cursor::write(&client, &cursor).await }));
     }
 }

@@ -84,6 +84,9 @@ fn a_scrape_shows_everything() {
         postrider_parked_events{pipeline="orders",state="behind"} 0.0
         postrider_parked_events{pipeline="orders",state="due"} 0.0
         postrider_parked_events{pipeline="orders",state="dead"} 0.0
+        # HELP postrider_parked_attempts Most tries of an event that others may wait behind
+        # TYPE postrider_parked_attempts gauge
+        postrider_parked_attempts{pipeline="orders"} 0.0
         # HELP outbox_dlq_depth Events that only a person moves
         # TYPE outbox_dlq_depth gauge
         outbox_dlq_depth{pipeline="orders"} 0.0
@@ -98,6 +101,7 @@ fn a_scrape_shows_everything() {
         # TYPE postrider_state gauge
         postrider_state{pipeline="orders",state="starting"} 0
         postrider_state{pipeline="orders",state="streaming"} 1
+        postrider_state{pipeline="orders",state="polling"} 0
         postrider_state{pipeline="orders",state="catching_up"} 0
         postrider_state{pipeline="orders",state="standing_by"} 0
         postrider_state{pipeline="orders",state="broker_down"} 0

@@ -259,6 +259,9 @@ impl Unfit {
                 "use timestamptz, timestamp, date or text, or set route.timestamp to \"commit\""
                     .to_owned()
             }
+            Self::Type { role: role @ (Role::AvailableAt | Role::ExpiresAt), .. } => {
+                format!("use timestamptz, or set outbox.columns.{role} to \"\"")
+            }
             Self::Type { role, .. } => {
                 format!("use jsonb, json or text, or set outbox.columns.{role} to another column")
             }

@@ -48,6 +48,10 @@ pub struct Mapped<'a> {
     pub event_id: &'a str,
     /// The event's own time could not be its timestamp, and the commit's is.
     pub clamped: bool,
+    /// Not to be published before; only layouts that delay have it (`commerce`).
+    pub available_at: Option<PgTime>,
+    /// Not to be published after; only layouts that expire have it (`gcx`).
+    pub expires_at: Option<PgTime>,
     record: Record<'a>,
     headers: Headers<'a>,
 }
@@ -204,6 +208,8 @@ fn resolve<'a>(
         event_type: text(shape.event_type, core.event_type)?,
         event_id: text(shape.id, Some(core.id))?,
         clamped: shape.clamped,
+        available_at: shape.available_at,
+        expires_at: shape.expires_at,
         record: Record {
             topic: text(shape.topic, None)?,
             partition: shape.partition,

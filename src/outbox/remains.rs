@@ -20,10 +20,11 @@ pub(super) fn poison(
     let buffers = Buffers { row: row.bytes, scratch: &work.scratch, fixed: &route.fixed };
     let bytes = |span: Span| buffers.get(span).map(<[u8]>::to_vec);
     let text = |span: Span| bytes(span).and_then(|bytes| String::from_utf8(bytes).ok());
-    let aggregate_id = match shape.aggregate_id {
+    let aggregate_id = if shape.aggregate_id == Span::Null && route.debezium {
         // As a record of the layout has it.
-        Span::Null if route.debezium => Some(String::new()),
-        place => text(place),
+        Some(String::new())
+    } else {
+        text(shape.aggregate_id)
     };
     let header = |(name, value): &(Span, Span)| Some((text(*name)?, bytes(*value)));
     let remains = Remains {

@@ -11,7 +11,7 @@ use super::spec::{NullPayload, TimestampSource};
 use super::template::Template;
 use super::time;
 use super::types::Kind;
-use crate::event::Position;
+use crate::event::{PgTime, Position};
 
 /// What is reused from event to event.
 #[derive(Debug, Default)]
@@ -46,6 +46,8 @@ pub(super) struct Shape {
     pub(super) partition: Option<i32>,
     pub(super) timestamp_ms: Option<i64>,
     pub(super) clamped: bool,
+    pub(super) available_at: Option<PgTime>,
+    pub(super) expires_at: Option<PgTime>,
 }
 
 /// Lays events out.
@@ -87,6 +89,8 @@ impl Shaper<'_> {
             partition,
             timestamp_ms,
             clamped,
+            available_at: self.instant(core.available_at),
+            expires_at: self.instant(core.expires_at),
         })
     }
 
@@ -114,7 +118,14 @@ impl Shaper<'_> {
             partition,
             timestamp_ms,
             clamped,
+            available_at: None,
+            expires_at: None,
         }
+    }
+
+    /// A field's time; `None` where it is NULL, none, or always past.
+    fn instant(&self, field: Option<FieldId>) -> Option<PgTime> {
+        self.row.text(field?).and_then(time::instant)
     }
 
     /// What messages call a field.

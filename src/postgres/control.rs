@@ -8,6 +8,7 @@ use super::conninfo::Conninfo;
 use super::error::{SourceError, SourceErrorKind};
 use super::names::Names;
 use super::{cursor, fence, parked, publication, schema, server, slot, table};
+use std::future::Future;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -69,6 +70,24 @@ impl Control {
             }
         };
         let (client, connection) = connect_listening(conninfo, application_name, notified).await?;
+        Self::begin(client, connection, inbox).await
+    }
+
+    /// Takes a client and its connection, whose notifications are the caller's affair, and pins the session's settings.
+    ///
+    /// # Errors
+    /// What the server says, or that the connection ended.
+    pub async fn start<F>(client: Client, connection: F) -> Result<Self, SourceError>
+    where
+        F: Future<Output = Result<(), SourceError>> + Send + 'static,
+    {
+        Self::begin(client, connection, Arc::default()).await
+    }
+
+    async fn begin<F>(client: Client, connection: F, inbox: Arc<Inbox>) -> Result<Self, SourceError>
+    where
+        F: Future<Output = Result<(), SourceError>> + Send + 'static,
+    {
         #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
         let connection = tokio::spawn(connection);
         let mut control = Self { client: Arc::new(client), connection, ended: false, inbox };

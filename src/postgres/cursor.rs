@@ -11,7 +11,7 @@
 //! crash of the server could keep the slot's move and lose the row's, and the pipeline would halt for nothing.
 
 use super::error::SourceError;
-use super::server::{lsn, pg_lsn};
+use super::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn, pg_lsn};
 use crate::event::Position;
 use crate::lsn::{Lsn, Watermark};
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -83,21 +83,27 @@ async fn read_columns(
     columns: &str,
 ) -> Result<Option<Cursor>, SourceError> {
     let failed = |e| SourceError::control(format!("read the cursor of pipeline {pipeline:?}"), e);
-    let sql = format!("SELECT {columns} FROM postrider.cursor WHERE pipeline = $1");
+    // A row without a slot is a polling pipeline's: it says whose turn it is, and no position.
+    let sql = format!("SELECT {columns} FROM postrider.cursor WHERE pipeline = $1 AND slot <> ''");
     let row = client.query_opt(&sql, &[&pipeline]).await.map_err(failed)?;
     row.map(|row| from_row(&row, 0).map_err(failed)).transpose()
 }
 
-/// Takes the pipeline over: raises the owner's epoch and returns it. From then on whoever writes with an older one stores
-/// nothing. A write of the old owner that is under way is waited for (it holds the row's lock), so what is read after
-/// this is all there will be.
+/// Takes the pipeline over: raises the owner's epoch and returns it. From then on whoever writes with an older one
+/// stores nothing. A write of the old owner that is under way is waited for (it holds the row's lock), so what is read
+/// after this is all there will be.
+///
+/// The epoch is also a time (microseconds since 1970), so that it is not met again where the row was deleted and made
+/// anew, or a failover lost its last move.
 ///
 /// # Errors
 /// What the server says; [`SourceErrorKind::Closed`](super::SourceErrorKind::Closed) where there is no row.
 pub async fn take_over(client: &Client, pipeline: &str) -> Result<i64, SourceError> {
     let failed = |e| SourceError::control(format!("take pipeline {pipeline:?} over"), e);
-    let sql = "UPDATE postrider.cursor SET owner_epoch = owner_epoch + 1, \
-               updated_at = pg_catalog.now() WHERE pipeline = $1 RETURNING owner_epoch";
+    let sql = "UPDATE postrider.cursor SET updated_at = pg_catalog.now(), \
+                 owner_epoch = greatest(owner_epoch + 1, (pg_catalog.date_part('epoch', \
+                   pg_catalog.clock_timestamp()) * 1e6)::pg_catalog.int8) \
+               WHERE pipeline = $1 RETURNING owner_epoch";
     client.query_one(sql, &[&pipeline]).await.and_then(|row| row.try_get(0)).map_err(failed)
 }
 
@@ -148,12 +154,37 @@ pub async fn create(client: &Client, cursor: &Cursor) -> Result<bool, SourceErro
     let sql = format!(
         "INSERT INTO postrider.cursor ({COLUMNS}) \
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8, greatest($9::pg_catalog.pg_lsn, $8), $10, $11, $12) \
-         ON CONFLICT (pipeline) DO NOTHING"
+         {OVER_POLLING}"
     );
     let values = Values::of(cursor);
     let rows = client.execute(&sql, &values.parameters(cursor)).await.map_err(failed)?;
     Ok(rows == 1)
 }
+
+/// Makes a row for a pipeline that polls and has none: it has no slot and no position, and serves for
+/// [`take_over`] alone.
+///
+/// # Errors
+/// What the server says.
+pub async fn create_for_polling(client: &Client, pipeline: &str) -> Result<(), SourceError> {
+    let failed = |e| SourceError::control(format!("make the cursor of pipeline {pipeline:?}"), e);
+    let sql = format!(
+        "INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn, \
+           publication, messages, watermark, flush_limit) \
+         VALUES ($1, {SYSTEM_IDENTIFIER_SQL}, {TIMELINE_SQL}, '', '0/0', '', false, '0/0', '0/0') \
+         ON CONFLICT (pipeline) DO NOTHING"
+    );
+    client.execute(&sql, &[&pipeline]).await.map(drop).map_err(failed)
+}
+
+/// A row that exists stays as it is, unless it is a polling pipeline's.
+pub(super) const OVER_POLLING: &str = "\
+ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identifier,
+    timeline = excluded.timeline, slot = excluded.slot, slot_created_lsn = excluded.slot_created_lsn,
+    publication = excluded.publication, messages = excluded.messages,
+    watermark = excluded.watermark, flush_limit = excluded.flush_limit,
+    partial_commit_lsn = excluded.partial_commit_lsn, partial_ordinal = excluded.partial_ordinal
+    WHERE postrider.cursor.slot = ''";
 
 /// What the server's types want otherwise than [`Cursor`] has it.
 struct Values {

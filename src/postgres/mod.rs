@@ -27,6 +27,7 @@ pub mod cursor;
 pub mod fence;
 pub mod names;
 pub mod parked;
+pub mod poll;
 pub mod publication;
 pub mod schema;
 pub mod server;

@@ -169,6 +169,19 @@ pub fn check_objects(facts: &Facts) -> Result<(), Halt> {
     Ok(())
 }
 
+/// What polling asks: a primary, our schema, and a table that is fit. `Some` where it is to be waited for.
+///
+/// # Errors
+/// A human must act.
+pub fn check_polling(facts: &Facts) -> Result<Option<String>, Halt> {
+    check(&[object::version], facts)?;
+    if let Some(message) = object::not_now(facts) {
+        return Ok(Some(message));
+    }
+    check(&[object::schema, object::table], facts)?;
+    Ok(None)
+}
+
 /// What may be asked while a stream runs: the objects it reads through, without positions and without who holds the
 /// slot.
 ///

@@ -56,6 +56,7 @@ pub(in crate::postgres) fn good() -> Facts {
             kind: RelationKind::Table,
             persistence: Persistence::Logged,
             is_partition: false,
+            notifies: false,
             columns: columns.iter().map(column).collect(),
         }),
         columns: columns.to_vec(),

@@ -1,9 +1,9 @@
 //! Changes to rows as columns, and the statement that makes them.
 
-use super::super::server::pg_lsn;
 use super::rows::wait;
 use crate::event::Position;
 use crate::parked::{Became, Mark};
+use crate::postgres::server::pg_lsn;
 use tokio_postgres::types::{PgLsn, ToSql};
 
 /// The marks of one statement.

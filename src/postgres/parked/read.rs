@@ -1,9 +1,9 @@
 //! What a start, a retry and a request read from the parked table.
 
-use super::super::error::SourceError;
-use super::super::server::{lsn, pg_lsn};
 use crate::event::{Aggregate, Position};
 use crate::parked::{Entry, Lane, OwnedRecord, State, Wish};
+use crate::postgres::error::SourceError;
+use crate::postgres::server::{lsn, pg_lsn};
 use futures_util::TryStreamExt;
 use std::pin::pin;
 use std::time::Duration;
@@ -86,17 +86,35 @@ pub async fn fetch(
     pipeline: &str,
     positions: &[Position],
 ) -> Result<Vec<(Position, OwnedRecord)>, SourceError> {
+    fetch_where(client, pipeline, positions, "p.state NOT IN ('done', 'skipped')").await
+}
+
+/// The same for any state: what is resolved has no more than its topic.
+pub(super) async fn fetch_any(
+    client: &Client,
+    pipeline: &str,
+    positions: &[Position],
+) -> Result<Vec<(Position, OwnedRecord)>, SourceError> {
+    fetch_where(client, pipeline, positions, "true").await
+}
+
+async fn fetch_where(
+    client: &Client,
+    pipeline: &str,
+    positions: &[Position],
+    condition: &str,
+) -> Result<Vec<(Position, OwnedRecord)>, SourceError> {
     let failed =
         |e| SourceError::control(format!("fetch parked events of pipeline {pipeline:?}"), e);
-    let sql = "SELECT p.commit_lsn, p.ordinal, p.topic, p.partition, p.key, p.value, p.timestamp_ms, \
-                 p.header_names, p.header_values \
-               FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) \
-                 AS w(commit_lsn, ordinal) \
-               JOIN postrider.parked p USING (commit_lsn, ordinal) \
-               WHERE p.pipeline = $1 AND p.state NOT IN ('done', 'skipped') \
-               ORDER BY p.commit_lsn, p.ordinal";
+    let sql = format!(
+        "SELECT p.commit_lsn, p.ordinal, p.topic, p.partition, p.key, p.value, p.timestamp_ms, \
+           p.header_names, p.header_values \
+         FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \
+         JOIN postrider.parked p USING (commit_lsn, ordinal) \
+         WHERE p.pipeline = $1 AND {condition} ORDER BY p.commit_lsn, p.ordinal"
+    );
     let (lsns, ordinals) = columns(positions);
-    let rows = client.query(sql, &[&pipeline, &lsns, &ordinals]).await.map_err(failed)?;
+    let rows = client.query(&sql, &[&pipeline, &lsns, &ordinals]).await.map_err(failed)?;
     rows.iter().map(|row| record_of(row).map_err(failed)).collect()
 }
 

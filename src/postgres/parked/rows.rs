@@ -1,9 +1,9 @@
 //! New rows as columns: each an array, so that a batch is one statement.
 
-use super::super::server::pg_lsn;
 use super::micros;
 use crate::event::PgTime;
 use crate::parked::{Parked, State};
+use crate::postgres::server::pg_lsn;
 use std::borrow::Cow;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio_postgres::types::{PgLsn, ToSql};

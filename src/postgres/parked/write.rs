@@ -1,10 +1,10 @@
 //! The one write of the parked table: new rows and marks, fenced, in one statement.
 
-use super::super::error::SourceError;
 use super::marks::{self, Marks};
 use super::rows::{self, Rows};
 use crate::event::Position;
 use crate::parked::{Mark, Parked};
+use crate::postgres::error::SourceError;
 use std::collections::HashSet;
 use std::sync::LazyLock;
 use tokio_postgres::Client;

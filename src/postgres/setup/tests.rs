@@ -69,7 +69,7 @@ fn messages_alone_need_a_publication_without_tables() {
 
 #[test]
 fn a_role_that_does_not_exist_is_told_before_anything_is_made() {
-    let options = Options { create_table: None, role: Some("rider"), role_missing: true };
+    let options = Options { role: Some("rider"), role_missing: true, ..Options::default() };
     let halt = plan(&bare(), &options).unwrap_err();
     assert_eq!(halt.reason, HaltReason::AccessDenied);
     assert!(
@@ -77,6 +77,18 @@ fn a_role_that_does_not_exist_is_told_before_anything_is_made() {
         "{}",
         halt.hint
     );
+}
+
+#[test]
+fn the_trigger_that_wakes_a_polling_relay_is_made_once_and_only_if_asked_for() {
+    let options = Options { notify: true, ..Options::default() };
+    let mut facts = good();
+    let asked = plan(&facts, &options).unwrap();
+    expect_file!["snapshots/notify.sql"].assert_eq(&asked.to_string());
+    facts.table.as_mut().unwrap().notifies = true;
+    let again = plan(&facts, &options).unwrap();
+    assert_eq!(again.steps, []);
+    assert!(again.adopted.iter().any(|object| object.contains("postrider_notify")), "{again}");
 }
 
 #[test]
@@ -143,6 +155,15 @@ fn holdings(others: bool) -> undo::Holdings {
 fn undoing_the_last_pipeline_says_what_is_lost_and_drops_the_schema() {
     let plan = undo::plan(&good(), &holdings(false)).unwrap();
     expect_file!["snapshots/undo.sql"].assert_eq(&plan.to_string());
+}
+
+#[test]
+fn undoing_takes_our_trigger_off_the_table() {
+    let mut facts = good();
+    facts.table.as_mut().unwrap().notifies = true;
+    let plan = undo::plan(&facts, &holdings(true)).unwrap();
+    assert!(plan.steps.iter().any(|step| step.kind == StepKind::Notify));
+    assert!(plan.to_string().contains("DROP TRIGGER"), "{plan}");
 }
 
 #[test]

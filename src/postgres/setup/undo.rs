@@ -4,7 +4,7 @@
 //! outbox table, a role and its rights, a slot or a publication that somebody else uses too.
 
 use super::apply::{SetupError, run};
-use super::{Step, StepKind, transaction};
+use super::{Step, StepKind, TRIGGER, notify_undo_sql, transaction};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::control::{Ask, Control};
 use crate::postgres::error::SourceError;
@@ -55,9 +55,19 @@ async fn denied(control: &Control, facts: &Facts) -> Result<Option<String>, Sour
     let failed = |e| SourceError::control("look who owns what is to be dropped", e);
     let sql = "SELECT 'publication ' || pg_catalog.quote_ident(pubname) FROM pg_catalog.pg_publication \
                  WHERE pubname = $1::pg_catalog.text AND NOT pg_catalog.pg_has_role(pubowner, 'USAGE') \
+               UNION ALL SELECT 'the trigger on ' || c.oid::pg_catalog.regclass FROM pg_catalog.pg_trigger t \
+                 JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid \
+                 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+                 WHERE t.tgname = $2::pg_catalog.text AND n.nspname = $3::pg_catalog.text \
+                 AND c.relname = $4::pg_catalog.text \
+                 AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE') \
                UNION ALL SELECT 'schema postrider' FROM pg_catalog.pg_namespace \
                  WHERE nspname = 'postrider' AND NOT pg_catalog.pg_has_role(nspowner, 'USAGE') LIMIT 1";
-    let row = control.client().query_opt(sql, &[&facts.names.publication]).await.map_err(failed)?;
+    let (schema, table) =
+        facts.names.table.as_ref().map_or(("", ""), |name| (&*name.schema, &*name.name));
+    let (client, publication) = (control.client(), &facts.names.publication);
+    let row =
+        client.query_opt(sql, &[publication, &TRIGGER, &schema, &table]).await.map_err(failed)?;
     row.map(|row| row.try_get(0).map_err(failed)).transpose()
 }
 
@@ -107,6 +117,7 @@ pub fn plan(facts: &Facts, holdings: &Holdings) -> Result<UndoPlan, SetupError> 
     }
     let mut plan = UndoPlan { lost: Vec::new(), steps: Vec::new(), stays: Vec::new() };
     slot(facts, &mut plan)?;
+    trigger(facts, &mut plan);
     rows(facts, holdings, &mut plan);
     publication(facts, &mut plan);
     if let Some(table) = facts.table.as_ref().and(facts.names.table.as_ref()) {
@@ -161,6 +172,19 @@ fn in_use(slot: &str, pid: u32) -> Halt {
                pg_stat_replication;"
             .to_owned(),
     }
+}
+
+/// The one thing of ours on somebody else's table.
+fn trigger(facts: &Facts, plan: &mut UndoPlan) {
+    let notifies = facts.table.as_ref().is_some_and(|table| table.notifies);
+    let Some(name) = facts.names.table.as_ref().filter(|_| notifies) else { return };
+    plan.lost.push(format!("trigger {TRIGGER:?} on table {name}"));
+    plan.steps.push(Step {
+        kind: StepKind::Notify,
+        title: format!("drop trigger {TRIGGER:?} on table {name}"),
+        why: "Inserts wake nobody any more.",
+        sql: transaction(&notify_undo_sql(name)),
+    });
 }
 
 fn rows(facts: &Facts, holdings: &Holdings, plan: &mut UndoPlan) {

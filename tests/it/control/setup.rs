@@ -120,7 +120,7 @@ async fn a_schema_of_version_1_is_refused_by_the_fence_and_brought_forward_by_se
         assert_eq!(kinds, [StepKind::Schema]);
         assert_eq!(pipeline.resume().await.cursor, before);
         let client = pipeline.control.client();
-        assert_eq!(cursor::take_over(client, &pipeline.names.pipeline).await.unwrap(), 1);
+        assert!(cursor::take_over(client, &pipeline.names.pipeline).await.unwrap() > 0);
     }
 }
 

@@ -150,6 +150,37 @@ async fn a_hundred_thousand_rows_are_loaded_in_seconds() {
     assert!(counts.oldest.is_some_and(|age| age < Duration::from_mins(10)), "{counts:?}");
 }
 
+/// More than one statement takes: 12,000 rows, then as many marks.
+#[tokio::test]
+async fn thousands_are_written_and_marked_in_seconds() {
+    const ROWS: u64 = 12_000;
+    let table = Table::new(Version::Pg15, "parked_thousands").await;
+    let place = |number: u64| format!("0/{:X}:{}", number / 100 + 1, number % 100);
+    let rows: Vec<_> = (0..ROWS).map(|number| row(&place(number), "1", State::Waiting)).collect();
+    let refused = Became::Refused {
+        state: State::Waiting,
+        attempts: 2,
+        wait: Duration::ZERO,
+        reason: postrider::record::Refusal::Kafka(10),
+    };
+    let start = Instant::now();
+    table.write(&rows, &[]).await;
+    let written = start.elapsed();
+    for became in [refused, Became::Done] {
+        let mark = |row: &postrider::parked::Parked| Mark { position: row.entry.position, became };
+        let marks: Vec<Mark> = rows.iter().map(mark).collect();
+        table.write(&[], &marks).await;
+    }
+    let marked = start.elapsed() - written;
+    crate::pipeline::show(&format!(
+        "{ROWS} rows written in {written:?}, marked twice in {marked:?}"
+    ));
+    let loaded = table.load().await;
+    assert_eq!(loaded.len(), 12_000);
+    assert!(loaded.iter().all(|row| row.entry.state == State::Done && row.entry.attempts == 2));
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+}
+
 #[tokio::test]
 async fn rows_edited_by_hand_are_still_read() {
     for version in VERSIONS {
