@@ -4,20 +4,22 @@
 //! line has an `event`, a stable name for machines; `docs/operations.md` lists them with their fields. Owns the wall
 //! clock, which serves latencies and lag, and no decision.
 
+mod parked;
+
+pub(super) use parked::{marked, parked, released};
+
 use super::pipeline::Pipeline;
 use super::run::Exit;
-use super::spec::PipelineSpec;
 use super::trouble::{Due, Few, Trouble, span};
 use crate::error::Chain;
-use crate::event::{PgTime, Position};
-use crate::parked::{Became, Mark, Parked, State};
+use crate::event::PgTime;
 use crate::postgres::SourceError;
 use crate::postgres::action;
 use crate::postgres::cursor::Written;
 use crate::relay::Restart;
 use crate::status::{self, Board};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tracing::{debug, error, info, warn};
+use tracing::{error, info, warn};
 
 /// How often the board is brought up to date.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(100);
@@ -246,63 +248,6 @@ pub(super) fn row_taken(pipeline: &Pipeline, written: &Written) {
     };
     let pipeline = pipeline.spec.name();
     warn!(event = "cursor_taken", pipeline, reason, "another process changed the cursor row");
-}
-
-/// An event was set aside because something is wrong with it. A few a minute are told one by one.
-pub(super) fn parked(tell: &mut Tell, spec: &PipelineSpec, row: &Parked) {
-    let Some(unsaid) = tell.parked.admit(Instant::now()) else { return };
-    warn!(
-        event = "parked",
-        pipeline = spec.name(),
-        position = %row.entry.position,
-        id = row.event_id,
-        unsaid,
-        code = row.error_code,
-        reason = row.error,
-        state = row.entry.state.name(),
-        blocks = row.entry.lane.is_some(),
-        hint = format!("postrider parked show {}", row.entry.position),
-        "event parked: the later ones of its aggregate wait, all others go on"
-    );
-}
-
-/// A parked event was published.
-pub(super) fn released(pipeline: &Pipeline, position: Position) {
-    let pipeline = pipeline.spec.name();
-    debug!(event = "parked_published", pipeline, %position, "parked event published");
-}
-
-/// What became of parked events.
-pub(super) fn marked(pipeline: &mut Pipeline, marks: &[Mark]) {
-    let (name, few) = (pipeline.spec.name(), &mut pipeline.tell.dead);
-    for Mark { position, became } in marks {
-        match became {
-            Became::Refused { state: State::Dead, attempts, reason, .. } => {
-                let Some(unsaid) = few.admit(Instant::now()) else { continue };
-                warn!(
-                    event = "parked_dead",
-                    pipeline = name,
-                    %position,
-                    attempts,
-                    %reason,
-                    unsaid,
-                    hint = format!("postrider parked show {position}"),
-                    "parked event is dead: only a person moves it now (parked retry, skip or replace)"
-                );
-            }
-            Became::Skipped | Became::Again => {
-                let asked = format!("{became:?}");
-                info!(event = "parked_answered", pipeline = name, %position, asked, "parked event: done as asked");
-            }
-            Became::Done
-            | Became::Refused { .. }
-            | Became::Declined
-            | Became::DeadSent
-            | Became::Overtaken { .. } => {
-                debug!(event = "parked_marked", pipeline = name, %position, "parked event marked");
-            }
-        }
-    }
 }
 
 pub(super) fn look_failed(pipeline: &Pipeline, error: &SourceError) {

@@ -106,7 +106,6 @@ fn none_tells(config: &str, url: &str, env: &[(&str, &str)]) -> usize {
             let around = at.and_then(|at| text.get(at.saturating_sub(300)..at + secret.len()));
             assert_eq!(around, None, "{secret} is told by {arguments:?}");
         }
-        assert!(!text.is_empty(), "{arguments:?} says nothing");
     }
     commands.len()
 }
