@@ -32,7 +32,6 @@ const CLOSE: Duration = Duration::from_secs(1);
 
 /// What a pipeline remembers in order to speak.
 #[derive(Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "what was said last, each of its own")]
 pub(super) struct Tell {
     pub(super) published_total: u64,
     pub(super) skipped_total: u64,
