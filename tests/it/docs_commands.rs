@@ -17,9 +17,15 @@ use std::collections::BTreeSet;
 use std::fs;
 use world::World;
 
-/// Pages whose test begins with nothing but servers.
-const FROM_NOTHING: [&str; 4] =
-    ["README.md", "docs/getting-started.md", "docs/layouts.md", "docs/security.md"];
+/// Pages that begin otherwise than set up and streaming.
+const OWN_TESTS: [&str; 6] = [
+    "README.md",
+    "docs/getting-started.md",
+    "docs/layouts.md",
+    "docs/operations.md",
+    "docs/polling.md",
+    "docs/security.md",
+];
 
 async fn follow(document: &str, mut world: World) {
     let blocks = blocks::of(document);
@@ -59,11 +65,19 @@ async fn operations_page_runs() {
     follow("docs/operations.md", World::set_up().await).await;
 }
 
+#[tokio::test]
+async fn polling_page_runs() {
+    let mut world = World::bare().await;
+    world.a_role_that_reads_everything().await;
+    world.polled().await;
+    follow("docs/polling.md", world).await;
+}
+
 /// The rest: pages to come too.
 #[tokio::test]
 async fn every_other_page_runs() {
     for document in documents() {
-        let own = FROM_NOTHING.contains(&&*document) || document == "docs/operations.md";
+        let own = OWN_TESTS.contains(&&*document);
         if own || blocks::of(&document).is_empty() {
             continue;
         }
@@ -83,6 +97,17 @@ fn documents() -> Vec<String> {
     all
 }
 
+/// The words of a command, those in double quotes whole.
+fn words(command: &str) -> Vec<String> {
+    let parts = command.split('"').enumerate();
+    let words = parts.flat_map(|(number, part)| {
+        let whole = [part.to_owned()];
+        let split = part.split_whitespace().map(str::to_owned);
+        if number % 2 == 1 { whole.to_vec() } else { split.collect() }
+    });
+    words.collect()
+}
+
 /// What is not run is still what can be typed: the scripts are there, and their options are the command's.
 #[test]
 fn what_is_not_run_is_parsed_and_every_answer_is_still_needed() {
@@ -95,10 +120,11 @@ fn what_is_not_run_is_parsed_and_every_answer_is_still_needed() {
                     continue;
                 };
                 used.insert(answer.matches);
-                let Some(options) = command.strip_prefix("scripts/demo") else { continue };
-                let typed = ["postrider", "demo"].into_iter().chain(options.split_whitespace());
-                Args::try_parse_from(typed)
-                    .unwrap_or_else(|error| panic!("{}: {error}", block.place));
+                let typed = command.replacen("scripts/demo", "postrider demo", 1);
+                if typed.starts_with("postrider ") {
+                    let parsed = Args::try_parse_from(words(&typed));
+                    parsed.unwrap_or_else(|error| panic!("{}: {error}", block.place));
+                }
                 assert!(root().join("scripts/demo").is_file());
             }
         }

@@ -17,6 +17,22 @@ pub(super) const ANSWERS: &[Answer] = &[
     Answer { matches: "cargo install", why: "builds the binary that all other blocks run" },
     Answer { matches: "kafka-acls.sh", why: "the broker here has no authorizer" },
     Answer {
+        matches: "postrider parked show",
+        why: "parked_cli::show_has_headers_and_key_and_the_payload_only_when_asked",
+    },
+    Answer {
+        matches: "postrider parked retry",
+        why: "parked_cli::a_request_names_its_ids_first_and_is_kept_with_who_and_why",
+    },
+    Answer {
+        matches: "postrider parked replace",
+        why: "parked_cli::replace_keeps_the_new_payload_in_the_request",
+    },
+    Answer {
+        matches: "postrider parked skip",
+        why: "parked_cli::what_can_not_be_done_is_named_and_the_rest_is_done",
+    },
+    Answer {
         matches: "pg_get_wal_record_info",
         why: "operations::a_transaction_that_can_not_be_decoded_is_passed_over_in_the_cursor_row",
     },

@@ -85,6 +85,15 @@ impl World {
         self.statement(include_str!("../../../sql/layouts/postrider.sql"), "set up").await;
     }
 
+    /// The tables of the layouts that are polled by marks.
+    pub(super) async fn polled(&mut self) {
+        self.settings(SETTINGS, "set up");
+        self.settings("[pipelines.orders]\noutbox.layout = \"gcx\"\n", "set up");
+        self.statement(include_str!("../../../sql/layouts/commerce.sql"), "set up").await;
+        self.statement(include_str!("../../../sql/layouts/gcx.sql"), "set up").await;
+        self.statement(include_str!("../../../sql/layouts/sqlgarden.sql"), "set up").await;
+    }
+
     /// Streaming.
     pub(super) async fn running(&mut self) {
         self.start("set up").await;
@@ -221,7 +230,9 @@ impl World {
         let session = Client::connect(&self.postgres.url_of("shop")).await.expect("a session");
         session.batch("set role admin").await;
         // One by one, as psql does: some can't be in a transaction with others.
-        for statement in statements(sql) {
+        // An id that stands for any.
+        let sql = sql.replace("id = '…'", "id = '00000000-0000-0000-0000-000000000000'");
+        for statement in statements(&sql) {
             let done = session.simple_query(&statement).await;
             done.unwrap_or_else(|error| {
                 panic!("{place}: {statement}: {}", crate::server::describe(&error));
