@@ -112,7 +112,7 @@ impl Pipeline {
         let client = polling.poller.client();
         let stored =
             parked::write(client, self.spec.name(), polling.desk.epoch, rows, &marks).await?;
-        self.shelf.stored();
+        drop(self.shelf.stored());
         Ok(stored)
     }
 
@@ -132,6 +132,12 @@ impl Pipeline {
             None => Settled::Held,
         };
         let outcomes: Vec<Settled> = open.outcomes.into_iter().enumerate().map(outcome).collect();
+        for (id, outcome) in self.claim_ids.iter_mut().flat_map(|ids| ids.drain(..)).zip(&outcomes)
+        {
+            if matches!(outcome, Settled::Published | Settled::Moved) {
+                self.handed.note(&id);
+            }
+        }
         polling.poller.settle(open.claim, &outcomes).await
     }
 }

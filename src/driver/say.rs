@@ -11,7 +11,7 @@ pub(super) use parked::{marked, parked, released};
 use super::pipeline::Pipeline;
 use super::run::Exit;
 use super::trouble::{Due, Few, Trouble, span};
-use crate::error::Chain;
+use crate::error::{Chain, Halt};
 use crate::event::PgTime;
 use crate::postgres::SourceError;
 use crate::postgres::action;
@@ -41,6 +41,8 @@ pub(super) struct Tell {
     pub(super) resets_total: u64,
     pub(super) source: Option<Trouble>,
     pub(super) sink: Option<Trouble>,
+    /// Why there is no slot, while polling in its stead.
+    pub(super) slot: Option<Trouble>,
     pub(super) standing_by: Option<Trouble>,
     behind: Option<Trouble>,
     parked: Few,
@@ -126,6 +128,42 @@ pub(super) fn lag(pipeline: &mut Pipeline, state: status::State, lag: Duration) 
                 "close behind again, after {after}"
             );
         }
+    }
+}
+
+/// The slot can't be used, and the table can be polled.
+pub(super) fn falling_back(pipeline: &mut Pipeline, halt: &Halt) {
+    pipeline.tell.streaming = false;
+    warn!(
+        event = "falling_back",
+        pipeline = pipeline.spec.name(),
+        code = halt.reason.code(),
+        reason = halt.reason.name(),
+        hint = halt.hint,
+        "polling the table until the slot can be used: {}",
+        halt.message
+    );
+}
+
+/// A slot stands again: what is committed from now on comes by it.
+pub(super) fn slot_stands(pipeline: &Pipeline) {
+    let (name, slot) = (pipeline.spec.name(), &pipeline.spec.names.slot);
+    let words = "the slot stands: polling what is older, then streaming";
+    info!(event = "slot_stands", pipeline = name, slot, "{words}");
+}
+
+/// It can't be made yet.
+pub(super) fn slot_not_yet(pipeline: &mut Pipeline, reason: &str) {
+    let (told, now) = (&mut pipeline.tell.slot, Instant::now());
+    if let Some(due) = Trouble::note(told, reason.to_owned(), None, now) {
+        let Due { seconds, tries } = due;
+        let words = if tries == 1 {
+            format!("no slot yet, going on polling: {reason}")
+        } else {
+            format!("still no slot, {}, last: {reason}", due.words())
+        };
+        let pipeline = pipeline.spec.name();
+        warn!(event = "slot_not_yet", pipeline, seconds, tries, reason, "{words}");
     }
 }
 

@@ -12,6 +12,7 @@ mod apply;
 mod notify;
 mod plan;
 mod print;
+mod renew;
 #[cfg(test)]
 mod tests;
 pub mod undo;
@@ -19,6 +20,7 @@ pub mod undo;
 pub use apply::{Blocker, Progress, SetupError, apply};
 pub use notify::{TRIGGER, notify_sql, notify_undo_sql};
 pub use plan::plan;
+pub use renew::{Renewed, renew};
 pub use undo::UndoPlan;
 
 use super::control::Control;
