@@ -4,6 +4,7 @@
 //! standard error. Joins the configuration to the services, and does no work of its own.
 
 mod args;
+mod check;
 mod demo;
 mod error;
 mod exit;
@@ -14,7 +15,9 @@ mod run;
 mod setup;
 mod status;
 
-pub use args::{Args, Color, Command, DemoArgs, Global, LogFormat, RunArgs, SetupArgs, StatusArgs};
+pub use args::{
+    Args, CheckArgs, Color, Command, DemoArgs, Global, LogFormat, RunArgs, SetupArgs, StatusArgs,
+};
 pub use exit::Exit;
 pub use parked::{
     ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
@@ -51,6 +54,11 @@ fn usage(error: &clap::Error) -> Exit {
 
 fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
     match &args.command {
+        Command::Check(check) => {
+            // What looks wrong in the file is a finding there, and no line of the log.
+            let config = read(&args.global, env)?;
+            block_on(check::run(&config, &args.global, check, env))?
+        }
         Command::Setup(setup) => {
             let config = load(&args.global, env)?;
             block_on(setup::run(&config, setup, env))?
@@ -74,11 +82,17 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
 
 /// Reads the configuration, and tells what looks wrong in it.
 fn load(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
-    let path = config::find(global.config.as_deref(), env)?;
-    let mut config = config::load(&path, env)?;
+    let config = read(global, env)?;
     for warning in &config.warnings {
         tracing::warn!(event = "config_warning", "{}:{warning}", config.file);
     }
+    Ok(config)
+}
+
+/// Reads the configuration, and leaves the pipelines that are asked for.
+fn read(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
+    let path = config::find(global.config.as_deref(), env)?;
+    let mut config = config::load(&path, env)?;
     if let Some(name) = &global.pipeline {
         let known = config.pipelines.iter().map(|pipeline| pipeline.name.clone()).collect();
         config.pipelines.retain(|pipeline| pipeline.name == *name);
