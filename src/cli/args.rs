@@ -125,9 +125,12 @@ pub enum Command {
                         --url. Exits 0 when the ledger balances, else 1. What it starts or creates is gone afterwards."
 )]
 pub struct DemoArgs {
-    /// How long events are written [default: until Ctrl-C on a terminal, else 15]
+    /// How long events are written [default: until Ctrl-C on a terminal, else 15; with --chaos 30]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: Option<u32>,
+    /// Break things in turn: kill -9 of the relay, a frozen broker, a restart of the database
+    #[arg(long, conflicts_with = "kill")]
+    pub chaos: bool,
     /// Kill the relay with -9 and start it again, N times while it runs
     #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u32).range(..=100))]
     pub kill: u32,
@@ -208,8 +211,10 @@ pub struct InitArgs {
 /// `postrider setup`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "Running it again does no harm: what stands and fits is left as it is, nothing is ever dropped."
+    after_help = "It says what it is about to do, then does it. Running it again does no harm: what stands and fits is \
+                  left as it is. Only --undo drops, after naming what is lost."
 )]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag that can be typed")]
 pub struct SetupArgs {
     /// Only print the SQL that is needed, for a DBA to run
     #[arg(long)]
@@ -217,6 +222,12 @@ pub struct SetupArgs {
     /// Create the outbox table too, as the layout has it
     #[arg(long)]
     pub create_table: bool,
+    /// Drop slot, publication and Postrider's rows again, after naming what is lost; never the outbox
+    #[arg(long, conflicts_with = "create_table")]
+    pub undo: bool,
+    /// Don't ask before --undo
+    #[arg(long)]
+    pub yes: bool,
     /// Create the trigger by which inserts wake a polling relay at once
     #[arg(long)]
     pub notify: bool,
@@ -250,6 +261,13 @@ pub struct StatusArgs {
     /// JSON, as /status has it
     #[arg(long)]
     pub json: bool,
+    /// Look again and again until Ctrl-C.
+    #[arg(
+        help = "Look again every SECONDS until Ctrl-C [default: 2]; with --json one object a line"
+    )]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub watch: Option<u32>,
 }
 
 /// `postrider config`

@@ -94,7 +94,7 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
 fn load(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
     let config = read(global, env)?;
     for warning in &config.warnings {
-        tracing::warn!("{}:{warning}", config.file);
+        tracing::warn!(event = "config_warning", "{}:{warning}", config.file);
     }
     Ok(config)
 }
