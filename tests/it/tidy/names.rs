@@ -44,7 +44,8 @@ fn documents_name_tests_that_exist() {
                 .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c))
     };
     let mut missing = Vec::new();
-    for (page, least) in [("guarantees", 6), ("operations", 2), ("debezium", 6)] {
+    for (page, least) in [("guarantees", 6), ("operations", 2), ("debezium", 6), ("bad-input", 30)]
+    {
         let text = text(Path::new(&format!("docs/{page}.md"))).unwrap();
         let named: Vec<&str> = quoted(&text).filter(is_path).collect();
         assert!(named.len() >= least, "docs/{page}.md names its tests: {named:?}");
