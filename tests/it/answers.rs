@@ -1,8 +1,8 @@
-//! The page `docs/bad-input.md`: each bad input with what Postrider answered to it, in the words of the run that got it.
+//! The page `docs/bad-input.md`: each bad input with what Postrider answered to it, in the words of the run.
 //!
 //! A test that gives a bad input calls [`answer`] with what came back. The row of the page must say the same, with names
-//! and numbers of one run replaced by stable ones, or the test fails; with `POSTRIDER_BLESS=1` the row is written instead.
-//! Which inputs there are, and in what order they stand, is in `list`.
+//! and numbers of one run replaced by stable ones, or the test fails; with `POSTRIDER_BLESS=1` the row is written
+//! instead. Which inputs there are, and in what order they stand, is in `list`.
 
 mod list;
 mod stable;

@@ -70,7 +70,17 @@ pub(super) const LIST: &[Group] = &[
     Group {
         name: "Source: table",
         about: "Looked at before the stream starts, and again while it runs.",
-        inputs: &["table missing", "column missing"],
+        inputs: &[
+            "table missing",
+            "a view in place of the table",
+            "a foreign table",
+            "table unlogged",
+            "a temporary table",
+            "a partition in place of its root",
+            "column missing",
+            "column of the wrong type",
+            "a generated column",
+        ],
         left_out: &[],
     },
     Group {
@@ -83,6 +93,7 @@ pub(super) const LIST: &[Group] = &[
             "table taken out of the publication while running",
             "publication without inserts",
             "publication with a row filter",
+            "publication with a column list",
             "slot missing",
             "slot dropped",
             "slot dropped while running",
@@ -97,7 +108,7 @@ pub(super) const LIST: &[Group] = &[
     Group {
         name: "Statements",
         about: "Of applications, migrations and operators, while the stream runs.",
-        inputs: &["column renamed", "table dropped"],
+        inputs: &["column renamed", "table moved to another schema", "table dropped"],
         left_out: &[],
     },
     Group {

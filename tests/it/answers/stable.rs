@@ -19,6 +19,7 @@ static OF_A_RUN: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"\b[a-z][a-z0-9_]*_[0-9a-f]{8}\b", "orders"),
         // librdkafka's own clock and counts.
         (r" \(after \d+ms in state [A-Z_]+(, \d+ identical error\(s\) suppressed)?\)", ""),
+        (r"\bpg_temp_\d+\b", "pg_temp_3"),
         (r"active_pid=\d+", "active_pid=4711"),
     ]
     .into_iter()
