@@ -72,6 +72,14 @@ impl Answer {
     }
 }
 
+impl Answer {
+    /// What becomes of the process, where the constructor can't know it.
+    pub(crate) fn then(mut self, ends: &str) -> Self {
+        ends.clone_into(&mut self.ends);
+        self
+    }
+}
+
 impl From<&Halted> for Answer {
     fn from(halted: &Halted) -> Self {
         Self {

@@ -3,6 +3,8 @@
 //! What other modules test already is only recorded there; here is the rest of it.
 
 mod config;
+mod login;
+mod slot;
 mod table;
 
 use crate::pipeline::Pipeline;

@@ -41,7 +41,11 @@ pub(super) fn wal_level(facts: &Facts) -> Option<Halt> {
 /// What may pass without anybody's help.
 pub(super) fn not_now(facts: &Facts) -> Option<String> {
     if facts.server.in_recovery {
-        return Some("the server is a standby: waiting for a primary".to_owned());
+        return Some(
+            "the server is a standby: waiting for its promotion, or for a primary among the hosts of source.url \
+             (target_session_attrs=read-write finds it)"
+                .to_owned(),
+        );
     }
     let identity = facts.identity.as_ref()?;
     let same = identity.system_identifier == facts.server.system_identifier

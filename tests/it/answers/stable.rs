@@ -11,7 +11,8 @@ static OF_A_RUN: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"/tmp/\.tmp\w+/postrider\.toml", "postrider.toml"),
         (r"/tmp/\.tmp\w+", "/etc/postrider"),
         (r"[\w/.-]*/\.s\.PGSQL\.\d+", "/run/postgresql/.s.PGSQL.5432"),
-        (r"127\.0\.0\.1:\d+", "db.internal:5432"),
+        (r"(127\.0\.0\.1|localhost):\d+", "db.internal:5432"),
+        (r"verification time \d+ .*? ago\)", "…"),
         (r"\b[0-9A-F]{1,8}/[0-9A-F]{3,8}\b", "0/1A2B3C8"),
         // A system identifier.
         (r"\b\d{17,20}\b", "7000000000000000000"),
