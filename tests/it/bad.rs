@@ -3,7 +3,9 @@
 //! What other modules test already is only recorded there; here is the rest of it.
 
 mod config;
+mod encoding;
 mod login;
+mod pooler;
 mod slot;
 mod table;
 

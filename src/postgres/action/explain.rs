@@ -66,6 +66,11 @@ const READ_ONLY: &str = "name the primary in source.url (target_session_attrs=re
 const USED_UP: &str = "every connection or walsender is taken: raise max_connections or max_wal_senders (a restart), or \
     end one of SELECT pid, application_name FROM pg_stat_activity WHERE backend_type IN ('walsender', 'client backend')";
 
+/// PgBouncer's word for a parameter that it does not pass on, and the server's for a replication command in a session
+/// that is none, since the pooler left `replication` out (measured with 1.18).
+const POOLER: &str = "name PostgreSQL itself in source.url: a connection pooler such as PgBouncer is in between, and \
+    replication does not pass it";
+
 /// What to look at while an error is waited out; `None` where waiting is all there is to do, or the server has said it.
 pub fn hint(error: &SourceError) -> Option<String> {
     match error.kind() {
@@ -88,6 +93,7 @@ pub fn hint(error: &SourceError) -> Option<String> {
             match report.sqlstate.as_str() {
                 "25006" => Some(READ_ONLY.to_owned()),
                 "53300" => Some(USED_UP.to_owned()),
+                "08P01" | "42601" => Some(POOLER.to_owned()),
                 _ => report.hint.clone(),
             }
         }
