@@ -124,7 +124,10 @@ pub(crate) fn answer_alone(input: &str, answer: impl Into<Answer>) {
 fn hold(input: &str, answer: Answer, stable: impl Fn(&str) -> String) {
     let known = LIST.iter().any(|group| group.inputs.contains(&input));
     assert!(known, "{input:?} is not in tests/it/answers/list.rs");
-    let mut cells = vec![spans(&stable(&answer.says))];
+    let says = stable(&answer.says);
+    // Words of the test, not of the program.
+    let own = says.starts_with("published") && answer.ends == "goes on";
+    let mut cells = vec![if own { says } else { spans(&says) }];
     let mends = [&answer.means, &answer.mends].map(|text| spans(&stable(text)));
     cells.push(
         mends.iter().filter(|text| !text.is_empty()).cloned().collect::<Vec<_>>().join("<br>→ "),

@@ -3,6 +3,7 @@
 //! What other modules test already is only recorded there; here is the rest of it.
 
 mod config;
+mod data;
 mod encoding;
 mod login;
 mod pooler;
