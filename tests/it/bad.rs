@@ -6,8 +6,10 @@ mod config;
 mod data;
 mod encoding;
 mod login;
+mod poison;
 mod pooler;
 mod slot;
+mod statements;
 mod table;
 
 use crate::pipeline::Pipeline;

@@ -25,9 +25,11 @@ pub(super) async fn of_texts(version: Version) -> Pipeline {
 /// Inserts a row in which only one column is strange: its name, and its value in SQL.
 pub(super) async fn insert(pipeline: &Pipeline, id: &str, column: &str, value: &str) {
     let id = format!("'{id}'");
+    // Where the topic is the aggregate's type, it is the usual one.
+    let kind = format!("'{}'", pipeline.topic.name);
     let usual = [
         ("id", id.as_str()),
-        ("aggregate_type", "'order'"),
+        ("aggregate_type", kind.as_str()),
         ("aggregate_id", "'a'"),
         ("event_type", "'T'"),
         ("payload", id.as_str()),

@@ -52,14 +52,6 @@ const CASES: &[Case] = &[
         &["does not publish column", "payload"],
         &["ALTER PUBLICATION", "SET TABLE"],
     ),
-    (
-        "table moved to another schema",
-        "create schema away; alter table outbox set schema away",
-        "alter table away.outbox set schema public",
-        "PR009",
-        &["\"public\".\"outbox\" does not exist"],
-        &["outbox.table"],
-    ),
 ];
 
 #[tokio::test]
