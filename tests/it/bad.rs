@@ -2,6 +2,7 @@
 //!
 //! What other modules test already is only recorded there; here is the rest of it.
 
+mod broker;
 mod config;
 mod data;
 mod encoding;

@@ -29,9 +29,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use topic::Facts;
 
-/// How old what is known of a topic may be when a record is refused for it.
-const FRESH: Duration = Duration::from_secs(5);
-
 /// librdkafka's producer with its polling thread.
 type Producer = ThreadedProducer<Context>;
 
@@ -50,6 +47,8 @@ pub(super) struct KafkaSink {
     emptying: Option<Arc<Producer>>,
     topics: BTreeMap<String, Arc<Facts>>,
     topics_version: u64,
+    /// Since when the topic is asked for anew, because the record at hand does not fit it.
+    doubted: Option<Instant>,
 }
 
 /// Looks at the settings as [`KafkaSink::open`] does.
@@ -72,6 +71,7 @@ impl KafkaSink {
             emptying: None,
             topics: BTreeMap::new(),
             topics_version: 0,
+            doubted: None,
         };
         sink.renew()?;
         let keeper = Keeper::new(shared, spec.brokers.clone());
@@ -205,13 +205,16 @@ impl Sink for KafkaSink {
             return Err(NotTaken::Destination);
         };
         if let Err(reason) = topic::fits(record, &facts, self.spec.size_max) {
-            if facts.asked_at.elapsed() > FRESH {
-                // Somebody may have mended the topic since: nothing is refused on old news.
+            // Somebody may have mended the topic since it was asked for: nothing is refused on old news.
+            let since = *self.doubted.get_or_insert_with(Instant::now);
+            if facts.asked_at <= since {
                 self.shared.want(record.topic);
                 return Err(NotTaken::Destination);
             }
+            self.doubted = None;
             return Err(NotTaken::Refused(reason));
         }
+        self.doubted = None;
         let sizes = self.sizes_for(record, &facts);
         if sizes != self.sizes {
             self.resize(sizes);
@@ -230,6 +233,7 @@ impl Sink for KafkaSink {
     /// later than the new producer's handshake of four round trips: only a producer that fences the older one
     /// (exactly-once delivery) closes that.
     fn reset(&mut self) {
+        self.doubted = None;
         self.shared.full.store(false, Ordering::SeqCst);
         if let Some(emptying) = self.emptying.take() {
             emptying.client().context().mute();

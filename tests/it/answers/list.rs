@@ -228,7 +228,25 @@ pub(super) const LIST: &[Group] = &[
     Group {
         name: "Broker",
         about: "What is not acknowledged waits in the database, for as long as it takes.",
-        inputs: &["topic missing", "topic deleted while running"],
-        left_out: &[],
+        inputs: &[
+            "broker down at the start",
+            "broker gone while running",
+            "broker half-open",
+            "topic missing",
+            "topic deleted while running",
+            "partitions added while running",
+            "not authorised for the topic",
+            "not enough replicas",
+            "wrong SASL password",
+            "wrong SASL mechanism",
+            "broker's certificate of an authority that is not trusted",
+            "TLS asked of a listener without it",
+            "no TLS asked of a listener with it",
+        ],
+        left_out: &[(
+            "broker down for an hour",
+            "as one gone while running: nothing gives up after a time or a number of tries \
+             (`message.timeout.ms` is 0), and the database keeps the rest",
+        )],
     },
 ];

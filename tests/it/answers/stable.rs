@@ -19,7 +19,8 @@ static OF_A_RUN: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         // What `unique` made.
         (r"\b[a-z][a-z0-9_]*_[0-9a-f]{8}\b", "orders"),
         // librdkafka's own clock and counts.
-        (r" \(after \d+ms in state [A-Z_]+(, \d+ identical error\(s\) suppressed)?\)", ""),
+        (r"(:\d+)/(bootstrap|\d+)\b", "$1/bootstrap"),
+        (r" \(after \d+ms in state.*", ""),
         (r"\bpg_temp_\d+\b", "pg_temp_3"),
         // A record's size has the length of its position in it.
         (r"(record has |max\.message\.bytes=)\d+", "${1}30149"),
