@@ -1,8 +1,8 @@
 //! The page `docs/bad-input.md`: each bad input with what Postrider answered to it, in the words of the run.
 //!
-//! A test that gives a bad input calls [`answer`] with what came back. The row of the page must say the same, with names
-//! and numbers of one run replaced by stable ones, or the test fails; with `POSTRIDER_BLESS=1` the row is written
-//! instead. Which inputs there are, and in what order they stand, is in `list`.
+//! A test that gives a bad input calls [`answer`] with what came back. The row of the page must say the same, with
+//! names and numbers of one run replaced by stable ones, or the test fails; with `POSTRIDER_BLESS=1` the row is
+//! written instead. Which inputs there are, and in what order they stand, is in `list`.
 
 mod list;
 mod stable;
@@ -200,7 +200,20 @@ fn render(rows: &BTreeMap<String, String>) -> String {
     list::HEAD.to_owned() + &sections.collect::<String>()
 }
 
-/// No row is missing, none is left over, and nobody wrote into the page by hand what the tests would write otherwise.
+/// The sources of the tests of a module, which is a file or a folder.
+fn sources(dir: &Path, module: &str, text: &mut String) {
+    for entry in fs::read_dir(dir).expect("tests") {
+        let path = entry.expect("an entry").path();
+        let is_it = path.file_stem().is_some_and(|stem| stem == module);
+        if path.is_dir() {
+            sources(&path, module, text);
+        } else if is_it {
+            *text += &fs::read_to_string(path).expect("a source");
+        }
+    }
+}
+
+/// No row is missing, none is left over, the test that it names has it, and nobody wrote into the page by hand.
 #[test]
 fn the_page_is_what_the_tests_wrote() {
     let page = fs::read_to_string(path()).expect("docs/bad-input.md");
@@ -208,5 +221,18 @@ fn the_page_is_what_the_tests_wrote() {
     let inputs: Vec<&str> = LIST.iter().flat_map(|group| group.inputs.iter().copied()).collect();
     let missing: Vec<_> = inputs.iter().filter(|input| !rows.contains_key(**input)).collect();
     assert!(missing.is_empty(), "POSTRIDER_BLESS=1 scripts/test it NAME writes them: {missing:#?}");
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it");
+    for input in inputs {
+        let test = rows[input].rsplit('`').nth(1).and_then(|test| test.split_once("::"));
+        let (module, name) = test.unwrap_or_else(|| panic!("no test in {}", rows[input]));
+        let mut source = String::new();
+        sources(&tests, module, &mut source);
+        for part in [format!("fn {name}("), format!("\"{input}\"")] {
+            assert!(
+                source.contains(&part),
+                "{input}: {module} has no {part}: delete the row, write it anew"
+            );
+        }
+    }
     assert_eq!(page, render(&rows), "docs/bad-input.md was changed by hand");
 }

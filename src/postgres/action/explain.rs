@@ -63,8 +63,9 @@ pub fn explain(reason: HaltReason, error: &SourceError, names: &Names) -> Halt {
 const READ_ONLY: &str = "name the primary in source.url (target_session_attrs=read-write finds it among several \
     hosts); or default_transaction_read_only is on: reset it for the role, the database or the server";
 
-const USED_UP: &str = "every connection or walsender is taken: raise max_connections or max_wal_senders (a restart), or \
-    end one of SELECT pid, application_name FROM pg_stat_activity WHERE backend_type IN ('walsender', 'client backend')";
+const USED_UP: &str = "every connection or walsender is taken: raise max_connections or max_wal_senders (a restart), \
+    or end one of SELECT pid, application_name FROM pg_stat_activity WHERE backend_type IN ('walsender', 'client \
+    backend')";
 
 /// PgBouncer's word for a parameter that it does not pass on, and the server's for a replication command in a session
 /// that is none, since the pooler left `replication` out (measured with 1.18).

@@ -145,6 +145,7 @@ pub(super) const LIST: &[Group] = &[
         name: "Data",
         about: "What can be published is, as it is.",
         inputs: &[
+            "empty id",
             "empty aggregate_id",
             "empty event_type",
             "empty payload",

@@ -2,13 +2,15 @@
 
 use super::SOON;
 use crate::answers::{Answer, answer};
+use crate::await_that::await_that;
 use crate::pipeline::Pipeline;
 use crate::private::PrivateKafka;
 use crate::relay::Relay;
 use crate::server::Version;
-use crate::topic::{ReadRecord, Topic, admin};
+use crate::topic::{ReadRecord, Topic, admin, client_config};
 use crate::wal_connection::login::make_certificates;
 use rdkafka::admin::{AdminOptions, NewPartitions, NewTopic, TopicReplication};
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -41,7 +43,7 @@ fn in_order(records: &[ReadRecord], count: usize) {
 
 #[tokio::test]
 async fn broker_killed_or_half_open_is_told_and_all_arrives_once_when_it_is_back() {
-    for (input, freeze) in [("broker gone while running", false), ("broker half-open", true)] {
+    let outage = async |input: &str, freeze: bool| {
         let mut kafka = PrivateKafka::start("").await;
         let pipeline = Pipeline::to_broker(Version::Pg17, &kafka.brokers(), "gone").await;
         let relay = pipeline.run();
@@ -62,7 +64,8 @@ async fn broker_killed_or_half_open_is_told_and_all_arrives_once_when_it_is_back
         in_order(&pipeline.topic.await_records(1_000, 2 * SOON).await, 1_000);
         relay.await_state("streaming", SOON).await;
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
-    }
+    };
+    tokio::join!(outage("broker gone while running", false), outage("broker half-open", true));
 }
 
 #[tokio::test]
@@ -79,6 +82,16 @@ async fn too_few_replicas_are_told_and_waited_for() {
     pipeline.config = pipeline.config.replace(&pipeline.topic.name, &name);
     pipeline.topic = Topic { brokers: kafka.brokers(), name };
     second.kill().await;
+    // Before that the dead broker is what is told.
+    await_that("the first broker leads", SOON, || async {
+        let consumer: BaseConsumer = client_config(&kafka.brokers()).create().expect("a client");
+        let metadata = consumer.fetch_metadata(Some(&pipeline.topic.name), SOON);
+        let metadata = metadata.map_err(|error| error.to_string())?;
+        let partitions = metadata.topics()[0].partitions();
+        let led = partitions.iter().filter(|one| one.leader() == 1 && one.isr() == [1]).count();
+        if led == 4 { Ok(()) } else { Err(format!("{led} of 4")) }
+    })
+    .await;
     let before = pipeline.confirmed_lsn().await;
     pipeline.insert(100).await;
     let relay = pipeline.run();
@@ -132,9 +145,9 @@ async fn guarded(dir: &Path) -> (PrivateKafka, String, String) {
     let pem = |name: &str| std::fs::read_to_string(dir.join(name)).expect("a file");
     let chain = dir.join("server.pem");
     std::fs::write(&chain, pem("server.key") + &pem("server.crt")).expect("a file");
-    let (sasl, ssl) = (crate::private::free_port(), crate::private::free_port());
+    let (login_port, tls_port) = (crate::private::free_port(), crate::private::free_port());
     let listeners = format!(
-        "PLAINTEXT://127.0.0.1:{{port}},SASL_PLAINTEXT://127.0.0.1:{sasl},SSL://127.0.0.1:{ssl},\
+        "PLAINTEXT://127.0.0.1:{{port}},SASL_PLAINTEXT://127.0.0.1:{login_port},SSL://127.0.0.1:{tls_port},\
          CONTROLLER://127.0.0.1:{{controller}}"
     );
     let properties = format!(
@@ -150,7 +163,7 @@ async fn guarded(dir: &Path) -> (PrivateKafka, String, String) {
         chain.display()
     );
     let kafka = PrivateKafka::start(&properties).await;
-    (kafka, format!("127.0.0.1:{sasl}"), format!("127.0.0.1:{ssl}"))
+    (kafka, format!("127.0.0.1:{login_port}"), format!("127.0.0.1:{tls_port}"))
 }
 
 /// Logins with SASL, in `user:password`.
@@ -166,7 +179,7 @@ fn sasl(mechanism: &str, login: &str) -> String {
 #[tokio::test]
 async fn broker_that_does_not_let_us_in_is_told_and_all_arrives_when_it_does() {
     let dir = TempDir::new().expect("a directory");
-    let (kafka, sasl_at, ssl_at) = guarded(dir.path()).await;
+    let (kafka, login_at, tls_at) = guarded(dir.path()).await;
     let tls = |root: &str| {
         let root = dir.path().join(root);
         format!("\"security.protocol\" = \"SSL\"\n\"ssl.ca.location\" = \"{}\"\n", root.display())
@@ -176,34 +189,34 @@ async fn broker_that_does_not_let_us_in_is_told_and_all_arrives_when_it_does() {
     let cases = [
         (
             "wrong SASL password",
-            &sasl_at,
+            &login_at,
             sasl("PLAIN", "carrier:planted-9d0c"),
             "refuse our login",
             &boss,
         ),
         (
             "wrong SASL mechanism",
-            &sasl_at,
+            &login_at,
             sasl("SCRAM-SHA-256", "carrier:right"),
             "refuse our login",
             &boss,
         ),
         (
             "not authorised for the topic",
-            &sasl_at,
+            &login_at,
             sasl("PLAIN", "carrier:right"),
             "not open to us",
             &boss,
         ),
         (
             "broker's certificate of an authority that is not trusted",
-            &ssl_at,
+            &tls_at,
             tls("other.crt"),
             "TLS",
             &good,
         ),
-        ("TLS asked of a listener without it", &sasl_at, tls("root.crt"), "", &boss),
-        ("no TLS asked of a listener with it", &ssl_at, String::new(), "", &good),
+        ("TLS asked of a listener without it", &login_at, tls("root.crt"), "", &boss),
+        ("no TLS asked of a listener with it", &tls_at, String::new(), "", &good),
     ];
     let mut waiting = Vec::new();
     for (input, address, properties, word, mended) in cases {

@@ -46,8 +46,8 @@ async fn session(mut client: TcpStream, server: &str, leaves_out: bool) -> io::R
     let parameters = words.chunks_exact(2).filter(|pair| !pair[0].is_empty());
     let (known, unknown): (Vec<_>, Vec<_>) =
         parameters.partition(|pair| KNOWN.contains(&pair[0].as_str()));
-    if let Some(first) = unknown.first().filter(|_| !leaves_out) {
-        let body = format!("SFATAL\0C08P01\0Munsupported startup parameter: {}\0\0", first[0]);
+    if let Some([name, _]) = unknown.first().filter(|_| !leaves_out) {
+        let body = format!("SFATAL\0C08P01\0Munsupported startup parameter: {name}\0\0");
         client.write_u8(b'E').await?;
         client.write_u32(u32::try_from(body.len() + 4).expect("short")).await?;
         return client.write_all(body.as_bytes()).await;
