@@ -6,6 +6,7 @@ GRANT CONNECT ON DATABASE {database} TO {role};
 ALTER SCHEMA postrider OWNER TO {role};
 ALTER TABLE postrider.migration OWNER TO {role};
 ALTER TABLE postrider.cursor OWNER TO {role};
+ALTER TABLE postrider.parked OWNER TO {role};
 -- table:
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON TABLE {table} TO {role};

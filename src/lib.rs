@@ -7,6 +7,7 @@
 pub mod error;
 pub mod event;
 pub mod lsn;
+pub mod parked;
 pub mod record;
 pub mod status;
 

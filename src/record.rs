@@ -119,6 +119,22 @@ pub enum Refusal {
     Kafka(i32),
 }
 
+impl Refusal {
+    /// A stable word for it: stands in the parked table, and is what `postrider parked --error` asks for.
+    pub const fn code(self) -> &'static str {
+        match self {
+            // MSG_SIZE_TOO_LARGE and RECORD_LIST_TOO_LARGE.
+            Self::TooLarge { .. } | Self::Kafka(10 | 18) => "too_large",
+            // TOPIC_EXCEPTION.
+            Self::TopicName | Self::Kafka(17) => "topic_name",
+            Self::Partition(_) => "partition",
+            Self::Kafka(44) => "policy_violation",
+            Self::Kafka(87) => "invalid_record",
+            Self::Kafka(_) => "kafka",
+        }
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

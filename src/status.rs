@@ -15,6 +15,8 @@ pub enum State {
     Starting,
     /// Streaming, and close behind the server.
     Streaming,
+    /// Polling the table, and close behind it.
+    Polling,
     /// Streaming, with a backlog.
     CatchingUp,
     /// Another process holds the slot: standing by.
@@ -36,6 +38,7 @@ impl State {
     pub const ALL: &'static [Self] = &[
         Self::Starting,
         Self::Streaming,
+        Self::Polling,
         Self::CatchingUp,
         Self::StandingBy,
         Self::BrokerDown,
@@ -50,6 +53,7 @@ impl State {
         match self {
             Self::Starting => "starting",
             Self::Streaming => "streaming",
+            Self::Polling => "polling",
             Self::CatchingUp => "catching_up",
             Self::StandingBy => "standing_by",
             Self::BrokerDown => "broker_down",
@@ -59,6 +63,38 @@ impl State {
             Self::Stopped => "stopped",
         }
     }
+}
+
+/// The events of a pipeline that are set aside.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Parked {
+    /// Refused, and tried again.
+    pub waiting: u64,
+    /// Behind an earlier event of their aggregate.
+    pub behind: u64,
+    /// Their time has not come.
+    pub due: u64,
+    /// Only a person moves them.
+    pub dead: u64,
+    /// Aggregates that are held up.
+    pub aggregates: u64,
+    /// Whether `parking.rows_max` is reached, so that the intake is shut.
+    pub full: bool,
+    /// The first events that others wait behind, at most ten.
+    pub heads: Vec<Head>,
+}
+
+/// A parked event that others may wait behind.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Head {
+    /// Its position.
+    pub position: String,
+    /// Its state.
+    pub state: &'static str,
+    /// Tries that were refused.
+    pub attempts: u32,
+    /// Seconds until the next try; `None` when only a person moves it.
+    pub retry_in_seconds: Option<f64>,
 }
 
 /// One look at one pipeline.
@@ -84,6 +120,10 @@ pub struct Snapshot {
     pub in_flight_bytes: u64,
     /// Events published since the process started.
     pub published_total: u64,
+    /// Events parked since the process started.
+    pub parked_total: u64,
+    /// Events that are parked.
+    pub parked: Parked,
     /// Changes passed over on purpose (deletes, updates, other tables) since the process started.
     pub skipped_total: u64,
     /// Reconnects to the source since the process started.

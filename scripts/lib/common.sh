@@ -54,6 +54,24 @@ need_compiler() {
   install_packages "${missing[@]}"
 }
 
+# promtool, which judges config/alerts.yml: Debian's package unpacked here, since installing it would start a server.
+need_promtool() {
+  local tools="$ROOT/target/tools" work
+  command -v promtool >/dev/null && return 0
+  [ -x "$tools/usr/bin/promtool" ] && return 0
+  command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null ||
+    die "promtool is missing: install Prometheus, or put promtool into $tools/usr/bin"
+  say "fetching promtool"
+  mkdir -p "$tools"
+  work=$(mktemp -d)
+  (cd "$work" && { apt-get download prometheus || { apt-get update && apt-get download prometheus; }; }) \
+    >"$work/log" 2>&1 </dev/null && dpkg-deb -x "$work"/prometheus_*.deb "$tools" || {
+    tail -n 15 "$work/log" >&2
+    die "apt-get could not fetch: prometheus"
+  }
+  rm -rf "$work"
+}
+
 need_rust() {
   [ -n "${HOME:-}" ] && [ -d "$HOME/.cargo/bin" ] && PATH="$HOME/.cargo/bin:$PATH"
   command -v cargo >/dev/null ||

@@ -13,3 +13,6 @@ CREATE TABLE outbox_events (
 );
 
 CREATE INDEX idx_outbox_events_status_created_at ON outbox_events (status, created_at);
+
+-- For polling: what is not published, in its order. Without it each claim passes over, or sorts, what is.
+CREATE INDEX idx_outbox_events_unpublished ON outbox_events (id) WHERE status <> 'PUBLISHED';

@@ -15,6 +15,7 @@ pub fn live(snapshot: &Snapshot, started: Instant, now: Instant) -> Why {
         State::Halted | State::Stopped => None,
         State::Starting
         | State::Streaming
+        | State::Polling
         | State::CatchingUp
         | State::StandingBy
         | State::BrokerDown
@@ -33,7 +34,7 @@ pub fn ready(snapshot: &Snapshot, lag_max: Duration, started: Instant, now: Inst
         return Some(stuck);
     }
     match snapshot.state {
-        State::Streaming | State::CatchingUp => {
+        State::Streaming | State::Polling | State::CatchingUp => {
             let (lag, max) = (snapshot.lag_seconds, lag_max.as_secs_f64());
             let behind = lag.is_nan() || lag >= max;
             behind.then(|| format!("the lag is {lag:.1} s, admin.ready_lag_max is {max} s"))

@@ -1,5 +1,6 @@
 //! What the user can type.
 
+use super::parked::ParkedArgs;
 use crate::config::Env;
 use clap::{ColorChoice, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -104,6 +105,8 @@ pub enum Command {
     Run(RunArgs),
     /// One look at every pipeline of the running process
     Status(StatusArgs),
+    /// Events that could not be published: list, show, retry, skip, replace
+    Parked(ParkedArgs),
 }
 
 /// `postrider demo`
@@ -146,6 +149,9 @@ pub struct SetupArgs {
     /// Create the outbox table too, as the layout has it
     #[arg(long)]
     pub create_table: bool,
+    /// Create the trigger by which inserts wake a polling relay at once
+    #[arg(long)]
+    pub notify: bool,
     /// Another login for the work.
     #[arg(
         help = "Log in by this instead of source.url, as a role that may create; the role of source.url gets its rights"

@@ -49,6 +49,24 @@ pub(super) enum CliError {
     Setup(#[from] SetupError),
     #[error(transparent)]
     Source(#[from] SourceError),
+    #[error("the configuration has several pipelines: {}", .known.join(", "))]
+    WhichPipeline { known: Vec<String> },
+    #[error("no event is named: give ids, a filter such as --error CODE, or --all")]
+    NothingSelected,
+    #[error("several events have the id \"{id}\": {}", .ids.join(", "))]
+    Ambiguous { id: String, ids: Vec<String> },
+    #[error("not parked: {}", .ids.join(", "))]
+    NotParked { ids: Vec<String> },
+    #[error("the database of pipeline \"{pipeline}\" has no parked table of this version")]
+    NoParkedTable { pipeline: String },
+    #[error("could not read the payload from \"{file}\"")]
+    PayloadFile {
+        file: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("could not read the answer")]
+    Input(#[source] io::Error),
     #[error(transparent)]
     Demo(#[from] DemoError),
     #[error("could not write to standard output")]
@@ -64,6 +82,10 @@ impl CliError {
             | Self::AdminOff
             | Self::Admin(_)
             | Self::Url(_)
+            | Self::WhichPipeline { .. }
+            | Self::NothingSelected
+            | Self::Ambiguous { .. }
+            | Self::PayloadFile { .. }
             | Self::CreateTable { .. } => Exit::Usage,
             Self::Setup(SetupError::Halt(_)) => Exit::Halted,
             Self::Runtime(_)
@@ -72,6 +94,9 @@ impl CliError {
             | Self::Thread(_)
             | Self::Setup(_)
             | Self::Source(_)
+            | Self::NotParked { .. }
+            | Self::NoParkedTable { .. }
+            | Self::Input(_)
             | Self::Demo(_)
             | Self::Output(_) => Exit::NotWell,
         }
@@ -111,12 +136,21 @@ impl CliError {
             ),
             Self::Stranger(_) => hint("give admin.listen a port of its own"),
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
+            Self::WhichPipeline { .. } => hint("name one of them with -p"),
+            Self::Ambiguous { .. } => hint("name the one that is meant by its position"),
+            Self::NotParked { .. } => hint("see what is: postrider parked list --all"),
+            Self::NoParkedTable { pipeline } => {
+                hint(&format!("postrider setup -p {pipeline} makes it"))
+            }
             Self::Demo(error) => error.hint().map(hint).unwrap_or_default(),
             Self::Config(_)
             | Self::Pipeline { .. }
             | Self::Runtime(_)
             | Self::Url(_)
             | Self::CreateTable { .. }
+            | Self::NothingSelected
+            | Self::PayloadFile { .. }
+            | Self::Input(_)
             | Self::Setup(SetupError::NoEffect { .. })
             | Self::Output(_) => Vec::new(),
         }

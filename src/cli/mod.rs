@@ -9,12 +9,17 @@ mod error;
 mod exit;
 mod logging;
 mod output;
+mod parked;
 mod run;
 mod setup;
 mod status;
 
 pub use args::{Args, Color, Command, DemoArgs, Global, LogFormat, RunArgs, SetupArgs, StatusArgs};
 pub use exit::Exit;
+pub use parked::{
+    ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
+    SelectArgs, ShowArgs, SkipArgs,
+};
 
 use crate::config::{self, Config, Env};
 use clap::{CommandFactory as _, FromArgMatches as _};
@@ -58,6 +63,10 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             let config = load(&args.global, env)?;
             let color = args.global.color(env, std::io::stdout().is_terminal());
             block_on(status::run(&config, &args.global, status, color))?
+        }
+        Command::Parked(parked) => {
+            let config = load(&args.global, env)?;
+            block_on(parked::run(&config, parked, env))?
         }
         Command::Demo(demo) => demo::run(demo, &args.global, env),
     }

@@ -7,7 +7,7 @@ use super::error::CliError;
 use super::exit::Exit;
 use super::output::Output;
 use crate::config::{Config, Env, PipelineConfig};
-use crate::driver::PipelineSpec;
+use crate::driver::{Mode, PipelineSpec};
 use crate::postgres::Conninfo;
 use crate::postgres::control::{Ask, Control};
 use crate::postgres::setup::{self, Options, Progress};
@@ -51,8 +51,13 @@ async fn one(
         Some(role) if !setup::role_exists(&control, role).await? => Some(role),
         Some(_) | None => None,
     };
-    let mut options =
-        Options { create_table: sql.as_deref(), role, role_missing: absent.is_some() };
+    let mut options = Options {
+        create_table: sql.as_deref(),
+        role,
+        role_missing: absent.is_some(),
+        notify: args.notify,
+        polls: spec.mode == Mode::Poll,
+    };
     let mut out = Output::stdout();
     if args.print_sql {
         // Whoever reads the SQL can make the role first.

@@ -34,6 +34,7 @@ fn help_is_short() {
           setup   Create what is missing in the database: publication, slot, Postrider's schema
           run     Stream until told to stop: the service
           status  One look at every pipeline of the running process
+          parked  Events that could not be published: list, show, retry, skip, replace
           help    Print this message or the help of the given subcommand(s)
 
         Options:

@@ -5,13 +5,14 @@
 
 use super::context::Context;
 use super::section::quoted;
-use super::types::{PipelineConfig, SinkKind, SizeMax};
-use crate::driver::PipelineSpec;
+use super::types::{Mark, Ordering, PipelineConfig, SinkKind, SizeMax};
+use crate::driver::{PipelineSpec, PollSettings, poll_spec};
 use crate::error::Chain;
 use crate::outbox::{Mapper, OutboxSpec};
 use crate::postgres::Conninfo;
 use crate::postgres::names::{Names, TableName};
-use crate::relay::Limits;
+use crate::postgres::poll::{Backoff, PollSpec};
+use crate::relay::{Limits, OnPoison, Rules};
 use crate::sink::{self, KafkaSpec, SinkError, SinkSpec};
 use std::time::Duration;
 
@@ -37,6 +38,7 @@ pub(super) fn spec(
         context.error_at(&key, format_args!("{}; {}", Chain(&error), error.hint()));
     }
     let conninfo = conninfo(context, &path, pipeline)?;
+    let poll = poll(pipeline, &outbox);
     (!context.has_error_under(&path)).then_some(PipelineSpec {
         names: Names {
             pipeline: pipeline.name.clone(),
@@ -52,10 +54,41 @@ pub(super) fn spec(
             events_max: pipeline.flow.in_flight_events,
             bytes_max: pipeline.flow.in_flight_bytes,
         },
+        parking: rules(pipeline),
+        mode: pipeline.mode,
+        poll,
         cursor_interval: pipeline.flow.cursor_interval,
         confirm_interval: pipeline.flow.confirm_interval,
         shutdown_grace,
     })
+}
+
+fn poll(pipeline: &PipelineConfig, outbox: &OutboxSpec) -> PollSettings {
+    let (from, parking) = (&pipeline.poll, &pipeline.parking);
+    let table = poll_spec(&pipeline.name, outbox, from.mark == Mark::Delete);
+    PollSettings {
+        table: table.map(|table| PollSpec {
+            block_key: parking.on_poison != OnPoison::SkipEvent,
+            attempts_max: parking.attempts_max,
+            backoff: Backoff { step: parking.backoff.step, steps_max: parking.backoff.steps_max },
+            ..table
+        }),
+        interval: from.interval,
+        batch: usize::try_from(from.batch).unwrap_or(usize::MAX),
+        mark_streamed: from.mark_streamed,
+    }
+}
+
+fn rules(pipeline: &PipelineConfig) -> Rules {
+    let parking = &pipeline.parking;
+    Rules {
+        on_poison: parking.on_poison,
+        attempts_max: parking.attempts_max,
+        step: parking.backoff.step,
+        steps_max: parking.backoff.steps_max,
+        rows_max: parking.rows_max,
+        strict: pipeline.flow.ordering == Ordering::Strict,
+    }
 }
 
 fn conninfo(context: &Context<'_>, path: &str, pipeline: &PipelineConfig) -> Option<Conninfo> {

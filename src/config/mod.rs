@@ -26,10 +26,18 @@ pub use file::{find, load, parse};
 pub use place::{Place, Places};
 pub use secret::{Properties, Secret, Url};
 pub use types::{
-    AdminConfig, BackoffConfig, Config, Delivery, FlowConfig, Mark, Mode, OnPoison, OutboxConfig,
+    AdminConfig, BackoffConfig, Config, Delivery, FlowConfig, Mark, Ordering, OutboxConfig,
     ParkingConfig, PayloadConfig, PipelineConfig, PollConfig, RouteConfig, SinkConfig, SinkKind,
     SizeMax, SourceConfig,
 };
+
+/// Reads `"250ms"`, `"10s"`, `"5m"`, `"2h"`, `"1d"`, as the file has them.
+///
+/// # Errors
+/// What is expected.
+pub fn duration(text: &str) -> Result<std::time::Duration, String> {
+    units::duration(text).map_err(|error| error.to_string())
+}
 
 #[cfg(test)]
 mod tests;

@@ -5,10 +5,13 @@ use super::secret::{Secret, Url};
 use super::section::{Section, wrong_kind};
 use super::sink;
 use super::types::{
-    BackoffConfig, FlowConfig, Mark, Mode, OnPoison, ParkingConfig, PayloadConfig, PipelineConfig,
+    BackoffConfig, FlowConfig, Mark, Ordering, ParkingConfig, PayloadConfig, PipelineConfig,
     PollConfig, RouteConfig, SizeMax, SourceConfig,
 };
+use crate::driver::Mode;
 use crate::outbox::{NullPayload, Replace, StandardHeaders, TimestampSource};
+use crate::record::is_topic_name;
+use crate::relay::OnPoison;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -57,7 +60,12 @@ pub(super) fn is_plain(name: &str) -> bool {
 fn one(name: &str, section: Section<'_>) -> PipelineConfig {
     let config = PipelineConfig {
         name: name.to_owned(),
-        mode: section.one_of("mode", &[("wal", Mode::Wal)], &["poll", "auto"], Mode::Wal),
+        mode: section.one_of(
+            "mode",
+            &[("wal", Mode::Wal), ("poll", Mode::Poll)],
+            &["auto"],
+            Mode::Wal,
+        ),
         source: source(name, section.section("source")),
         outbox: outbox::read(section.section("outbox")),
         route: route(section.section("route")),
@@ -200,6 +208,12 @@ fn flow(section: Section<'_>) -> FlowConfig {
             Duration::from_secs(1),
             Duration::from_millis(50)..=Duration::from_mins(5),
         ),
+        ordering: section.one_of(
+            "ordering",
+            &[("pipelined", Ordering::Pipelined), ("strict", Ordering::Strict)],
+            &[],
+            Ordering::Pipelined,
+        ),
     };
     section.finish();
     config
@@ -212,10 +226,9 @@ fn parking(section: Section<'_>) -> ParkingConfig {
         ("stop", OnPoison::Stop),
     ];
     let on_poison = section.one_of("on_poison", &poisons, &[], OnPoison::BlockKey);
-    if section.has("on_poison") && on_poison != OnPoison::Stop {
-        let message = "parking is not yet available in this version: \
-                       an event that can't be published stops the pipeline";
-        section.context.warn_at(&section.path_of("on_poison"), message);
+    let dead_topic = section.optional("dead_topic");
+    if dead_topic.as_ref().is_some_and(|topic| !is_topic_name(topic.as_bytes())) {
+        section.error("dead_topic", "expected the name of a topic: 1 to 249 of A-Z a-z 0-9 . _ -");
     }
     let backoff = section.section("backoff");
     let config = ParkingConfig {
@@ -230,6 +243,11 @@ fn parking(section: Section<'_>) -> ParkingConfig {
             steps_max: backoff.small("steps_max", 8, 1..=1000),
         },
         rows_max: section.integer("rows_max", 100_000, 1..=10_000_000),
+        dead_topic,
+        park_after: section.duration_or_never(
+            "park_after",
+            Duration::from_secs(1)..=Duration::from_hours(24 * 365),
+        ),
     };
     backoff.finish();
     section.finish();
@@ -250,6 +268,7 @@ fn poll(section: Section<'_>) -> PollConfig {
             &[],
             Mark::Layout,
         ),
+        mark_streamed: section.boolean("mark_streamed", false),
     };
     section.finish();
     config

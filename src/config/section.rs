@@ -170,19 +170,36 @@ impl<'a> Section<'a> {
         default: Duration,
         range: RangeInclusive<Duration>,
     ) -> Duration {
-        let Some(text) = self.text_as(key, "a duration such as \"10s\"") else {
-            return default;
-        };
-        match units::duration(&text) {
-            Ok(value) if range.contains(&value) => value,
+        let text = self.text_as(key, "a duration such as \"10s\"");
+        text.and_then(|text| self.duration_of(key, &text, &range)).unwrap_or(default)
+    }
+
+    /// A duration of which `"0"`, the default, means never.
+    pub(super) fn duration_or_never(
+        &self,
+        key: &'static str,
+        range: RangeInclusive<Duration>,
+    ) -> Option<Duration> {
+        let text = self.text_as(key, "a duration such as \"10m\", or \"0\"")?;
+        if text == "0" { None } else { self.duration_of(key, &text, &range) }
+    }
+
+    fn duration_of(
+        &self,
+        key: &str,
+        text: &str,
+        range: &RangeInclusive<Duration>,
+    ) -> Option<Duration> {
+        match units::duration(text) {
+            Ok(value) if range.contains(&value) => Some(value),
             Ok(_) => {
                 let (min, max) = (ShowDuration(*range.start()), ShowDuration(*range.end()));
                 self.error(key, format_args!("expected a duration from {min} to {max}"));
-                default
+                None
             }
             Err(error) => {
                 self.error(key, error);
-                default
+                None
             }
         }
     }

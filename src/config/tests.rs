@@ -3,6 +3,7 @@
 
 use super::file::read;
 use super::*;
+use crate::relay::OnPoison;
 use expect_test::{expect, expect_file};
 use std::path::Path;
 use std::time::Duration;
@@ -243,11 +244,35 @@ fn a_secret_that_everybody_can_read_is_told() {
 }
 
 #[test]
-fn warnings_are_of_keys_that_do_nothing_yet() {
-    let text = format!("{SMALL}\nparking.on_poison = \"skip_event\"\n");
-    assert_eq!(parsed(&text).unwrap().warnings.len(), 1);
-    let text = format!("{SMALL}\nparking.on_poison = \"stop\"\n");
-    assert_eq!(parsed(&text).unwrap().warnings, []);
+fn parking_is_as_the_file_says() {
+    let parking = |lines: &str| {
+        let lines: Vec<_> = lines.lines().map(|line| format!("parking.{line}")).collect();
+        let text = format!("{SMALL}\n{}\n", lines.join("\n"));
+        let config = parsed(&text).map_err(|findings| findings.to_string())?;
+        assert_eq!(config.warnings, []);
+        Ok::<_, String>(config.pipelines[0].parking.clone())
+    };
+    let quiet = parking("").unwrap();
+    assert_eq!(
+        (quiet.on_poison, quiet.dead_topic, quiet.park_after),
+        (OnPoison::BlockKey, None, None)
+    );
+    for (word, value) in [("skip_event", OnPoison::SkipEvent), ("stop", OnPoison::Stop)] {
+        assert_eq!(parking(&format!("on_poison = \"{word}\"")).unwrap().on_poison, value);
+    }
+    let told = parking("dead_topic = \"orders.dead\"\npark_after = \"10m\"").unwrap();
+    assert_eq!(told.dead_topic.as_deref(), Some("orders.dead"));
+    assert_eq!(told.park_after, Some(Duration::from_mins(10)));
+    assert_eq!(parking("dead_topic = \"\"\npark_after = \"0\"").unwrap().park_after, None);
+    for wrong in [
+        "dead_topic = \"no topic\"",
+        "park_after = \"10\"",
+        "park_after = \"1ms\"",
+        "park_after = 0",
+    ] {
+        let key = wrong.split(' ').next().unwrap();
+        assert!(parking(wrong).unwrap_err().contains(key), "{wrong}");
+    }
 }
 
 const REFERENCE: &str = include_str!("../../config/postrider.reference.toml");

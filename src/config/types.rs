@@ -3,10 +3,11 @@
 use super::error::Finding;
 use super::place::Places;
 use super::secret::{Properties, Secret, Url};
-use crate::driver::PipelineSpec;
+use crate::driver::{Mode, PipelineSpec};
 use crate::outbox::{
     Extra, Layout, NullPayload, Replace, Role, StandardHeaders, TableName, TimestampSource,
 };
+use crate::relay::OnPoison;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -62,13 +63,6 @@ pub struct PipelineConfig {
     pub parking: ParkingConfig,
     /// How the table is polled.
     pub poll: PollConfig,
-}
-
-/// `mode`
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mode {
-    /// From the write-ahead log.
-    Wal,
 }
 
 /// `[pipelines.NAME.source]`
@@ -184,6 +178,17 @@ pub struct FlowConfig {
     pub confirm_interval: Duration,
     /// How often the durable cursor row is written.
     pub cursor_interval: Duration,
+    /// How many events of one aggregate may be in flight.
+    pub ordering: Ordering,
+}
+
+/// `flow.ordering`
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ordering {
+    /// Any number: what could be refused is looked at before it is sent.
+    Pipelined,
+    /// One: even an event that a broker refuses against all expectation can't be overtaken.
+    Strict,
 }
 
 /// `[pipelines.NAME.parking]`
@@ -197,17 +202,11 @@ pub struct ParkingConfig {
     pub backoff: BackoffConfig,
     /// Parked rows before the intake shuts.
     pub rows_max: u64,
-}
-
-/// `parking.on_poison`
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum OnPoison {
-    /// Later events of the aggregate wait.
-    BlockKey,
-    /// Later events of the aggregate go on.
-    SkipEvent,
-    /// The pipeline halts.
-    Stop,
+    /// The topic that dead events are also published to, with the error in headers; `None` keeps them in the table
+    /// alone.
+    pub dead_topic: Option<String>,
+    /// How long a destination may refuse everything before its events are parked; `None` waits for ever.
+    pub park_after: Option<Duration>,
 }
 
 /// `parking.backoff`
@@ -228,6 +227,8 @@ pub struct PollConfig {
     pub batch: u32,
     /// What becomes of rows that were published.
     pub mark: Mark,
+    /// Whether rows that the stream brought are marked too.
+    pub mark_streamed: bool,
 }
 
 /// `poll.mark`

@@ -3,11 +3,16 @@
 use super::looks::Looks;
 use super::pipeline::Pipeline;
 use super::say::{REPORT_SOON, Trouble};
-use crate::status::State;
+use crate::event::Position;
+use crate::parked;
+use crate::status::{Head, Parked, State};
 use std::time::{Duration, Instant};
 
 /// Behind by more than this is catching up.
 const CATCHING_UP: Duration = Duration::from_secs(5);
+
+/// Heads that are shown.
+const HEADS_MAX: usize = 10;
 
 impl Pipeline {
     /// Brings the board up to date, if that was not done just now.
@@ -26,6 +31,7 @@ impl Pipeline {
         let watermark = self.relay.progress().watermark;
         let lag = self.relay.oldest_unresolved().map_or(Duration::ZERO, |at| self.tell.since(at));
         let (state, reason, hint) = self.state(lag);
+        let parked = self.parked();
         let tell = &self.tell;
         let relay = &self.relay;
         self.board.update(|snapshot| {
@@ -36,6 +42,8 @@ impl Pipeline {
             (snapshot.in_flight_events, snapshot.in_flight_bytes) = (events, bytes);
             snapshot.published_total = tell.published_total;
             snapshot.skipped_total = tell.skipped_total;
+            snapshot.parked_total = tell.parked_total;
+            snapshot.parked = parked;
             snapshot.source_reconnects_total = tell.reconnects_total;
             snapshot.sink_resets_total = tell.resets_total;
             snapshot.lag_seconds = lag.as_secs_f64();
@@ -50,6 +58,27 @@ impl Pipeline {
             let confirmed = slot.and_then(|slot| slot.confirmed_flush_lsn);
             snapshot.confirmed_flush_lsn = confirmed.map(|at| at.to_string());
         });
+    }
+
+    fn parked(&self) -> Parked {
+        let (counts, now) = (self.relay.parked(), self.now());
+        if counts.total() == 0 {
+            return Parked::default();
+        }
+        let head = |(position, state, attempts, due): (Position, parked::State, u32, Duration)| {
+            let wait = due.saturating_sub(now).as_secs_f64();
+            let retry_in_seconds = (state != parked::State::Dead).then_some(wait);
+            Head { position: position.to_string(), state: state.name(), attempts, retry_in_seconds }
+        };
+        Parked {
+            waiting: counts.waiting,
+            behind: counts.behind,
+            due: counts.due,
+            dead: counts.dead,
+            aggregates: self.relay.blocked_lanes() as u64,
+            full: self.relay.parking_is_full(),
+            heads: self.relay.heads(HEADS_MAX).into_iter().map(head).collect(),
+        }
     }
 
     fn state(&self, lag: Duration) -> (State, Option<String>, Option<String>) {
@@ -74,10 +103,17 @@ impl Pipeline {
             let (reason, hint) = say(trouble);
             return (State::BrokerDown, reason, hint);
         }
+        if self.relay.parking_is_full() {
+            let reason = "as many events are parked as parking.rows_max allows: the intake is shut";
+            let hint =
+                "postrider parked list; then retry, skip or replace, or raise parking.rows_max";
+            return (State::CatchingUp, Some(reason.into()), Some(hint.into()));
+        }
         if !tell.streaming {
             return (State::Starting, None, None);
         }
-        let state = if lag > CATCHING_UP { State::CatchingUp } else { State::Streaming };
+        let well = if tell.polling { State::Polling } else { State::Streaming };
+        let state = if lag > CATCHING_UP { State::CatchingUp } else { well };
         (state, None, None)
     }
 }

@@ -7,14 +7,21 @@
 //!
 //! A slot is never made here. Nothing is kept from one try to the next.
 
+use super::halts;
+use super::parking::{Desk, Jobs};
+use super::poll::Polling;
 use super::spec::PipelineSpec;
 use crate::ack::Progress;
 use crate::error::Halt;
+use crate::event::Position;
+use crate::lsn::Lsn;
 use crate::postgres::action::Phase;
 use crate::postgres::control::{Ask, Control};
 use crate::postgres::fence::{self, AfterStart, Decision, Identity, Resume};
+use crate::postgres::parked::Loaded;
+use crate::postgres::poll::{Opened, Poller};
 use crate::postgres::{
-    SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, cursor, slot,
+    SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, cursor, parked, slot,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,12 +41,14 @@ pub(super) fn application_name(spec: &PipelineSpec) -> String {
 /// Both connections, streaming, and where they start.
 pub(super) struct Connected {
     pub(super) wal: WalStream,
-    pub(super) control: Control,
+    pub(super) desk: Desk,
     pub(super) resume: Box<Resume>,
     /// `server_version_num`.
     pub(super) version: u32,
     /// The outbox table's OID.
     pub(super) table_oid: Option<u32>,
+    /// The parked table's rows.
+    pub(super) parked: Vec<Loaded>,
 }
 
 impl Connected {
@@ -79,9 +88,7 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
     let mut wal =
         WalConnection::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
     let system = wal.identify_system().await.map_err(at(Phase::Connect))?;
-    let (client, connection) =
-        crate::postgres::connect_client(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
-    let control = Control::start(client, connection).await.map_err(at(Phase::Connect))?;
+    let control = Control::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
 
     let identity = Identity { system_identifier: system.system_id, timeline: system.timeline };
     let identity = Some(identity);
@@ -119,12 +126,90 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
         .await
         .map_err(at(Phase::Control))?;
     match fence::check_after_start(row.as_ref(), backend_pid, &resume) {
-        AfterStart::Held => Ok(Connected { wal, control, resume, version, table_oid }),
+        AfterStart::Held => {
+            let (epoch, parked) = take_over(spec, &control, &resume).await?;
+            let desk = Desk { control, epoch, jobs: Jobs::default() };
+            Ok(Connected { wal, desk, resume, version, table_oid, parked })
+        }
         AfterStart::Again { message } => match last_word(&mut wal).await {
             Some(error) => Err(Failure::Source(error, Phase::Stream)),
             None => Err(Failure::Wait { message }),
         },
     }
+}
+
+/// Makes the pipeline's tables ours, now that the slot is, and reads what is parked. In this order: a write of the
+/// owner before us that is still on its way is waited for, and then read.
+async fn take_over(
+    spec: &PipelineSpec,
+    control: &Control,
+    resume: &Resume,
+) -> Result<(i64, Vec<Loaded>), Failure> {
+    let failed = |error| Failure::Source(error, Phase::Control);
+    let (client, name) = (control.client(), spec.name());
+    let epoch = cursor::take_over(client, name).await.map_err(failed)?;
+    let start = Position { commit_lsn: resume.start.lsn(), ordinal: 0 };
+    let from = resume.skip_before.unwrap_or(start);
+    let parked = parked::load(client, name, from).await.map_err(failed)?;
+    control.listen(name).await.map_err(failed)?;
+    Ok((epoch, parked))
+}
+
+/// What is parked, where no stream will bring anything again.
+pub(super) async fn load_all(
+    client: &tokio_postgres::Client,
+    pipeline: &str,
+) -> Result<Vec<Loaded>, SourceError> {
+    parked::load(client, pipeline, Position { commit_lsn: Lsn::from_wire(u64::MAX), ordinal: 0 })
+        .await
+}
+
+/// Tries once to get what polling needs: the pipeline's lock, and the right to write its tables.
+pub(super) async fn open_poll(spec: Arc<PipelineSpec>) -> Result<Polling, Failure> {
+    let attempt = tokio::time::timeout(HANDSHAKE_MAX, poll_handshake(&spec));
+    attempt.await.unwrap_or_else(|elapsed| {
+        let kind = SourceErrorKind::Timeout(HANDSHAKE_MAX);
+        let error = SourceError::new(kind, "finish the handshake with the server");
+        Err(Failure::Source(error.caused_by(elapsed), Phase::Connect))
+    })
+}
+
+async fn poll_handshake(spec: &PipelineSpec) -> Result<Polling, Failure> {
+    let at = |phase| move |error| Failure::Source(error, phase);
+    let name = application_name(spec);
+    let Some(poll_spec) = &spec.poll.table else {
+        return Err(Failure::Halt(Box::new(halts::nothing_to_poll())));
+    };
+    let control = Control::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
+    let client = control.client();
+    let columns = spec.columns();
+    let ask = Ask {
+        names: &spec.names,
+        identity: &None,
+        columns: &columns,
+        messages: false,
+        failover: false,
+    };
+    let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
+    match fence::check_polling(&facts) {
+        Ok(None) => {}
+        Ok(Some(message)) => return Err(Failure::Wait { message }),
+        Err(halt) => return Err(Failure::Halt(Box::new(halt))),
+    }
+    let opened =
+        Poller::open(&spec.conninfo, &name, poll_spec).await.map_err(at(Phase::Handshake))?;
+    let poller = match opened {
+        Opened::Polling(poller) => *poller,
+        Opened::StandBy { pid } => {
+            return Err(Failure::StandBy { active_pid: pid.unwrap_or_default() });
+        }
+    };
+    cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
+    let epoch = cursor::take_over(client, spec.name()).await.map_err(at(Phase::Control))?;
+    let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
+    control.listen(spec.name()).await.map_err(at(Phase::Control))?;
+    let desk = Desk { control, epoch, jobs: Jobs::default() };
+    Ok(Polling::new(poller, desk, parked, facts.server.wal_end, poll_spec.keeps_failures()))
 }
 
 /// Why a stream whose slot is no longer ours has ended, if it has. A server that fails on the first change is faster

@@ -5,8 +5,11 @@
 
 use super::halts;
 use super::pipeline::Pipeline;
+use super::say;
 use crate::error::{Halt, HaltReason};
+use crate::event::Aggregate;
 use crate::outbox::{At, MapError};
+use crate::parked::Entry;
 use crate::pgoutput::{self, Insert, LogicalMessage, Message};
 use crate::postgres::{Batch, Frame};
 use crate::record::Ticket;
@@ -82,6 +85,11 @@ impl Pipeline {
         }
     }
 
+    /// Takes one row of a claim; whether it was taken.
+    pub(super) fn feed_row(&mut self, now: Duration, message: &Message<'_>) -> bool {
+        matches!(self.message(now, message), Step::Next)
+    }
+
     fn message(&mut self, now: Duration, message: &Message<'_>) -> Step {
         let input = match message {
             Message::Begin(begin) => {
@@ -135,13 +143,26 @@ impl Pipeline {
                 self.tell.skipped_total += 1;
                 return self.skip(now);
             }
-            Err(error) => return self.not_mapped(now, error),
+            Err(error) => return self.not_mapped(now, at, error),
         };
+        if !self.relay.admits(mapped.aggregate) {
+            return Step::Stay;
+        }
         let record = mapped.record();
-        let event = Change::Event { aggregate: mapped.aggregate, size_bytes: record.size_bytes() };
+        let (aggregate, size_bytes) = (mapped.aggregate, record.size_bytes());
+        let wait = mapped.available_at.map_or(Duration::ZERO, |at| self.tell.until(at));
+        let event = Change::Event { aggregate, size_bytes, wait };
         let first = self.effects.len();
         self.relay.apply(now, Input::Change(event), &mut self.effects);
-        let Some(ticket) = take_publish(&mut self.effects, first) else { return Step::Next };
+        let ticket = match take_answer(&mut self.effects, first) {
+            Answer::Publish(ticket) => ticket,
+            Answer::Park(entry) => {
+                self.shelf.keep(entry, &mapped, at);
+                self.tell.parked_total += 1;
+                return Step::Next;
+            }
+            Answer::Nothing => return Step::Next,
+        };
         match self.sink.enqueue(ticket, &record) {
             Ok(()) => {
                 self.tell.clamped_total += u64::from(mapped.clamped);
@@ -154,7 +175,14 @@ impl Pipeline {
             Err(NotTaken::Refused(reason)) => {
                 self.metrics.failed(mapped.event_type);
                 let halt = Box::new(halts::refused_event(&mapped, at, reason));
-                self.apply(now, Input::Refused { ticket, halt });
+                let first = self.effects.len();
+                let refused = Input::Refused { ticket, reason, halt };
+                self.relay.apply(now, refused, &mut self.effects);
+                if let Answer::Park(entry) = take_answer(&mut self.effects, first) {
+                    let row = self.shelf.keep_refused(entry, &mapped, at, reason);
+                    self.tell.parked_total += 1;
+                    say::parked(&self.spec, row);
+                }
                 Step::Next
             }
         }
@@ -165,11 +193,22 @@ impl Pipeline {
         Step::Next
     }
 
-    fn not_mapped(&mut self, now: Duration, error: MapError) -> Step {
+    fn not_mapped(&mut self, now: Duration, at: At, error: MapError) -> Step {
         match error {
             MapError::Poison(poison) => {
+                let remains = &poison.remains;
+                self.metrics.failed(remains.event_type.as_deref().unwrap_or_default());
+                let aggregate = remains.aggregate.as_ref();
+                let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
                 let halt = Box::new(halts::poison_event(&poison));
-                self.apply(now, Input::Change(Change::Poison(halt)));
+                let first = self.effects.len();
+                let change = Input::Change(Change::Poison { aggregate, halt });
+                self.relay.apply(now, change, &mut self.effects);
+                if let Answer::Park(entry) = take_answer(&mut self.effects, first) {
+                    let row = self.shelf.keep_poison(entry, &poison, at.commit_time);
+                    self.tell.parked_total += 1;
+                    say::parked(&self.spec, row);
+                }
                 Step::Next
             }
             MapError::Unfit(_) | MapError::OutOfStep { .. } => {
@@ -180,17 +219,29 @@ impl Pipeline {
     }
 }
 
-/// The ticket of the event just applied, taken out of the effects: its record is at hand only now.
-fn take_publish(effects: &mut Vec<Effect>, first: usize) -> Option<Ticket> {
-    let at = effects.iter().skip(first).position(|effect| matches!(effect, Effect::Publish(_)))?;
+/// What is to be done with the record at hand.
+enum Answer {
+    Publish(Ticket),
+    Park(Entry),
+    Nothing,
+}
+
+/// The answer to the event just applied, taken out of the effects: its record is at hand only now.
+fn take_answer(effects: &mut Vec<Effect>, first: usize) -> Answer {
+    let at_hand = |effect: &Effect| matches!(effect, Effect::Publish(_) | Effect::Park { .. });
+    let Some(at) = effects.iter().skip(first).position(at_hand) else { return Answer::Nothing };
     match effects.remove(first + at) {
-        Effect::Publish(ticket) => Some(ticket),
+        Effect::Publish(ticket) => Answer::Publish(ticket),
+        Effect::Park { ticket: _, entry } => Answer::Park(entry),
         Effect::Published { .. }
+        | Effect::WriteParking { .. }
+        | Effect::Try { .. }
+        | Effect::Released { .. }
         | Effect::WriteCursor(_)
         | Effect::Confirm(_)
         | Effect::Restart { .. }
         | Effect::Drained
-        | Effect::Halt(_) => None,
+        | Effect::Halt(_) => Answer::Nothing,
     }
 }
 

@@ -73,6 +73,16 @@ pub(super) fn poison_event(poison: &Poison) -> Halt {
     }
 }
 
+/// Logical messages alone leave no rows behind.
+pub(super) fn nothing_to_poll() -> Halt {
+    Halt {
+        reason: HaltReason::TableUnfit,
+        message: "there is no outbox table to poll".to_owned(),
+        meaning: "nothing was touched".into(),
+        hint: "set outbox.table, or mode = \"wal\"".into(),
+    }
+}
+
 pub(super) fn unfit_table(error: &MapError) -> Halt {
     Halt {
         reason: HaltReason::TableUnfit,

@@ -9,16 +9,23 @@
 //! another.
 
 mod board;
+mod claim;
 mod connect;
+mod cut;
 mod feed;
 mod halts;
 mod history;
 mod looks;
+mod parking;
 mod pipeline;
+mod poll;
+mod poll_spec;
 mod run;
 mod say;
 mod session;
+mod shelf;
 mod spec;
 
+pub use poll_spec::poll_spec;
 pub use run::{Exit, Service, Stop, StopHandle};
-pub use spec::PipelineSpec;
+pub use spec::{Mode, PipelineSpec, PollSettings};

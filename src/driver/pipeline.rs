@@ -1,15 +1,17 @@
 //! One pipeline: its parts, and its life from the first connection to its exit.
 
 use super::connect::{self, Failure};
+use super::cut::cut;
 use super::halts;
 use super::history::History;
 use super::run::{Exit, Stop};
 use super::say;
 use super::session::End;
-use super::spec::PipelineSpec;
+use super::shelf::Shelf;
+use super::spec::{Mode, PipelineSpec};
 use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
-use crate::event::PgTime;
+use crate::event::{PgTime, Position};
 use crate::lsn::Watermark;
 use crate::metrics::{PipelineMetrics, Side};
 use crate::outbox::Mapper;
@@ -48,6 +50,8 @@ pub(super) struct Pipeline {
     pub(super) board: Board,
     pub(super) metrics: PipelineMetrics,
     pub(super) tell: say::Tell,
+    /// Records of parked events.
+    pub(super) shelf: Shelf,
     posts: Vec<Post>,
     epoch: Instant,
     ever_streamed: bool,
@@ -91,9 +95,16 @@ impl Pipeline {
 
     fn new(spec: PipelineSpec, board: Board, metrics: PipelineMetrics) -> Result<Self, Halt> {
         let mailbox = Mailbox::default();
-        let mapper = Mapper::new(spec.outbox.clone()).map_err(|e| halts::unfit_outbox(&e))?;
+        let mut outbox = spec.outbox.clone();
+        // A claim has no position in the log.
+        outbox.standard_headers.position &= spec.mode != Mode::Poll;
+        let mapper = Mapper::new(outbox).map_err(|e| halts::unfit_outbox(&e))?;
         let sink = sink::open(&spec.sink, mailbox.clone()).map_err(|e| halts::unfit_sink(&e))?;
-        let settings = Settings { limits: spec.limits, cursor_interval: spec.cursor_interval };
+        let settings = Settings {
+            limits: spec.limits,
+            cursor_interval: spec.cursor_interval,
+            rules: spec.parking,
+        };
         Ok(Self {
             spec: Arc::new(spec),
             relay: Relay::new(settings),
@@ -106,6 +117,7 @@ impl Pipeline {
             board,
             metrics,
             tell: say::Tell::default(),
+            shelf: Shelf::default(),
             posts: Vec::new(),
             epoch: Instant::now(),
             ever_streamed: false,
@@ -120,6 +132,12 @@ impl Pipeline {
     async fn run(&mut self, stop: &Stop) -> Exit {
         let mut backoff = Backoff::new(RECONNECT_MIN, RECONNECT_MAX);
         loop {
+            if self.spec.mode == Mode::Poll {
+                match self.poll_once(stop, &mut backoff).await {
+                    Some(exit) => return exit,
+                    None => continue,
+                }
+            }
             let attempt = connect::open(Arc::clone(&self.spec));
             let failure = match self.waiting(attempt, stop).await {
                 Waited::Over(exit) => return exit,
@@ -145,16 +163,52 @@ impl Pipeline {
                     }
                 }
             };
-            if let Some(halt) = self.judge(failure) {
-                self.apply(self.now(), Input::SourceLost);
-                return Exit::Halted(halt);
+            if let Some(exit) = self.after(failure, stop, &mut backoff).await {
+                return exit;
             }
-            let pause = backoff.next(fastrand::f64()).max(self.pause_min);
-            self.pause_min = Duration::ZERO;
-            match self.waiting(tokio::time::sleep(pause), stop).await {
-                Waited::Over(exit) => return exit,
-                Waited::Done(()) => {}
+        }
+    }
+
+    /// One session of polling, and the pause after it; the exit, if the pipeline is over.
+    async fn poll_once(&mut self, stop: &Stop, backoff: &mut Backoff) -> Option<Exit> {
+        let attempt = connect::open_poll(Arc::clone(&self.spec));
+        let failure = match self.waiting(attempt, stop).await {
+            Waited::Over(exit) => return Some(exit),
+            Waited::Done(Err(failure)) => failure,
+            Waited::Done(Ok(polling)) => {
+                let since = Instant::now();
+                self.ever_streamed = true;
+                self.rechecked = None;
+                let end = self.poll(polling, stop).await;
+                if since.elapsed() > RECONNECT_MAX {
+                    backoff.reset();
+                }
+                match end {
+                    End::Over(exit) => return Some(exit),
+                    End::Lost(error) => Failure::Source(error, Phase::Stream),
+                    End::Restart => Failure::Reset,
+                }
             }
+        };
+        self.after(failure, stop, backoff).await
+    }
+
+    /// Judges a failure and pauses; the exit, if the pipeline is over.
+    async fn after(
+        &mut self,
+        failure: Failure,
+        stop: &Stop,
+        backoff: &mut Backoff,
+    ) -> Option<Exit> {
+        if let Some(halt) = self.judge(failure) {
+            self.apply(self.now(), Input::SourceLost);
+            return Some(Exit::Halted(halt));
+        }
+        let pause = backoff.next(fastrand::f64()).max(self.pause_min);
+        self.pause_min = Duration::ZERO;
+        match self.waiting(tokio::time::sleep(pause), stop).await {
+            Waited::Over(exit) => Some(exit),
+            Waited::Done(()) => None,
         }
     }
 
@@ -239,8 +293,14 @@ impl Pipeline {
                 Effect::Restart { why } => self.reset_sink(why),
                 Effect::Drained => exit = Some(Exit::Stopped),
                 Effect::Halt(halt) => exit = Some(Exit::Halted(halt)),
-                // Without a stream there is nothing to confirm to; the relay asks again when there is one.
-                Effect::Publish(_) | Effect::WriteCursor(_) | Effect::Confirm(_) => {}
+                Effect::Released { position } => self.released(position),
+                // Without a stream there is nothing to write or to confirm to; the relay asks again when there is one.
+                Effect::Publish(_)
+                | Effect::Park { .. }
+                | Effect::WriteParking { .. }
+                | Effect::Try { .. }
+                | Effect::WriteCursor(_)
+                | Effect::Confirm(_) => {}
             }
         }
         exit
@@ -249,7 +309,15 @@ impl Pipeline {
     pub(super) fn reset_sink(&mut self, why: Restart) {
         say::resetting(self, why);
         self.metrics.reconnected(Side::Sink, why.name());
+        self.shelf.clear();
         self.sink.reset();
+    }
+
+    /// A parked event reached the broker.
+    pub(super) fn released(&mut self, position: Position) {
+        cut("retry_acknowledged");
+        self.tell.published_total += 1;
+        say::released(self, position);
     }
 
     pub(super) fn published(&mut self, commit_time: PgTime) {
@@ -307,6 +375,10 @@ impl Pipeline {
         self.effects.iter().any(|effect| match effect {
             Effect::Restart { .. } | Effect::Drained | Effect::Halt(_) => true,
             Effect::Publish(_)
+            | Effect::Park { .. }
+            | Effect::WriteParking { .. }
+            | Effect::Try { .. }
+            | Effect::Released { .. }
             | Effect::Published { .. }
             | Effect::WriteCursor(_)
             | Effect::Confirm(_) => false,

@@ -5,15 +5,17 @@
 
 use super::pipeline::Pipeline;
 use super::run::Exit;
+use super::spec::PipelineSpec;
 use crate::error::Chain;
-use crate::event::PgTime;
+use crate::event::{PgTime, Position};
+use crate::parked::{Became, Mark, Parked, State};
 use crate::postgres::SourceError;
 use crate::postgres::action;
 use crate::postgres::cursor::Written;
 use crate::relay::Restart;
-use crate::status::{Board, State};
+use crate::status::{self, Board};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 /// How often the board is brought up to date.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(100);
@@ -27,9 +29,11 @@ const REPEAT_LAST: Duration = Duration::from_hours(1);
 
 /// What a pipeline remembers in order to speak.
 #[derive(Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "what was said last, each of its own")]
 pub(super) struct Tell {
     pub(super) published_total: u64,
     pub(super) skipped_total: u64,
+    pub(super) parked_total: u64,
     pub(super) clamped_total: u64,
     pub(super) reconnects_total: u64,
     pub(super) resets_total: u64,
@@ -37,6 +41,7 @@ pub(super) struct Tell {
     pub(super) sink: Option<Trouble>,
     pub(super) standing_by: bool,
     pub(super) streaming: bool,
+    pub(super) polling: bool,
     pub(super) draining: bool,
     /// `published_total` at the last report.
     pub(super) reported_total: u64,
@@ -92,6 +97,12 @@ impl Tell {
         self.wall = PgTime { micros: micros - PgTime::UNIX_OFFSET_MICROS };
     }
 
+    /// From now until `at`, by our clock; zero if that is past.
+    pub(super) fn until(&self, at: PgTime) -> Duration {
+        let micros = at.micros.saturating_sub(self.wall.micros);
+        Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+    }
+
     /// Seconds since a commit, by our clock; 0 if the server's is ahead.
     pub(super) fn since(&self, commit_time: PgTime) -> Duration {
         let micros = self.wall.micros.saturating_sub(commit_time.micros);
@@ -103,12 +114,25 @@ pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::fence
     let outage = pipeline.tell.source.take();
     pipeline.tell.standing_by = false;
     pipeline.tell.streaming = true;
+    pipeline.tell.polling = false;
     let name = pipeline.spec.name();
     for note in &resume.notes {
         warn!(pipeline = name, note = note.name, "{}", note.message);
     }
     let outage_seconds = outage.map(|trouble| trouble.since.elapsed().as_secs());
     info!(pipeline = name, slot = pipeline.spec.names.slot, from = %resume.start, outage_seconds, "streaming");
+    pipeline.report(None);
+}
+
+pub(super) fn polling(pipeline: &mut Pipeline) {
+    let outage = pipeline.tell.source.take();
+    pipeline.tell.standing_by = false;
+    pipeline.tell.streaming = true;
+    if !std::mem::replace(&mut pipeline.tell.polling, true) || outage.is_some() {
+        let outage_seconds = outage.map(|trouble| trouble.since.elapsed().as_secs());
+        let table = pipeline.spec.names.table.as_ref().map(ToString::to_string);
+        info!(pipeline = pipeline.spec.name(), table, outage_seconds, "polling");
+    }
     pipeline.report(None);
 }
 
@@ -196,9 +220,55 @@ pub(super) fn row_taken(pipeline: &Pipeline, written: &Written) {
         Written::Stored => return,
         Written::Behind(_) => "it is further on",
         Written::Rebound(_) => "it belongs to another slot or cluster now",
+        Written::TakenOver => "it has another owner now",
         Written::Missing => "it is gone",
     };
     warn!(pipeline = pipeline.spec.name(), found, "another process changed the cursor row");
+}
+
+/// An event was set aside because something is wrong with it.
+pub(super) fn parked(spec: &PipelineSpec, row: &Parked) {
+    warn!(
+        pipeline = spec.name(),
+        position = %row.entry.position,
+        event = row.event_id,
+        code = row.error_code,
+        reason = row.error,
+        state = row.entry.state.name(),
+        blocks = row.entry.lane.is_some(),
+        hint = format!("postrider parked show {}", row.entry.position),
+        "event parked: the later ones of its aggregate wait, all others go on"
+    );
+}
+
+/// A parked event was published.
+pub(super) fn released(pipeline: &Pipeline, position: Position) {
+    debug!(pipeline = pipeline.spec.name(), %position, "parked event published");
+}
+
+/// What became of parked events.
+pub(super) fn marked(pipeline: &Pipeline, marks: &[Mark]) {
+    let name = pipeline.spec.name();
+    for Mark { position, became } in marks {
+        match became {
+            Became::Refused { state: State::Dead, attempts, reason, .. } => warn!(
+                pipeline = name,
+                %position,
+                attempts,
+                %reason,
+                hint = format!("postrider parked show {position}"),
+                "parked event is dead: only a person moves it now (parked retry, skip or replace)"
+            ),
+            Became::Skipped | Became::Again => {
+                info!(pipeline = name, %position, ?became, "parked event: done as asked");
+            }
+            Became::Done
+            | Became::Refused { .. }
+            | Became::Declined
+            | Became::DeadSent
+            | Became::Overtaken { .. } => debug!(pipeline = name, %position, "parked event marked"),
+        }
+    }
 }
 
 pub(super) fn look_failed(pipeline: &Pipeline, error: &SourceError) {
@@ -232,15 +302,15 @@ pub(super) fn farewell_failed(pipeline: &Pipeline, error: &SourceError) {
 /// The last word of a pipeline.
 pub(super) fn ended(name: &str, board: &Board, exit: &Exit) {
     board.update(|snapshot| match exit {
-        Exit::Stopped => snapshot.state = State::Stopped,
+        Exit::Stopped => snapshot.state = status::State::Stopped,
         Exit::Halted(halt) => {
-            snapshot.state = State::Halted;
+            snapshot.state = status::State::Halted;
             // Without the code: it stands beside it.
             snapshot.reason = Some(halt.message.clone());
             snapshot.halt_code = Some(halt.reason.code());
             snapshot.hint = Some(halt.hint.clone());
         }
-        Exit::Bug => snapshot.state = State::Halted,
+        Exit::Bug => snapshot.state = status::State::Halted,
     });
     match exit {
         Exit::Stopped => info!(pipeline = name, "stopped"),

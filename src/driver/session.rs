@@ -1,15 +1,18 @@
 //! A stream from its start to its end: selects one input at a time, and performs what the relay wants.
 
 use super::connect::Connected;
+use super::cut::cut;
 use super::feed::{Fed, Feeding};
 use super::history::History;
 use super::looks::{Look, Looks};
+use super::parking::{Desk, Said};
 use super::pipeline::Pipeline;
 use super::run::{Exit, Stop};
 use super::say;
 use super::spec::PipelineSpec;
 use crate::ack::Progress;
 use crate::lsn::Watermark;
+use crate::parked::Entry;
 use crate::postgres::cursor::{self, Cursor, Written};
 use crate::postgres::{Batch, SourceError, slot};
 use crate::relay::{Effect, Input};
@@ -26,7 +29,7 @@ const FAREWELL_MAX: Duration = Duration::from_secs(2);
 /// is another task of this thread, and the timers have their turn all the same. Each turn would be a system call each.
 const YIELD_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A cursor row on its way, or a look at the slot.
+/// A statement on its way on the control connection.
 pub(super) type Job<T> = Pin<Box<dyn Future<Output = Result<T, SourceError>>>>;
 
 /// How a stream ended.
@@ -41,9 +44,10 @@ pub(super) enum End {
 
 /// A stream and what is under way on it.
 pub(super) struct Session {
-    connected: Connected,
+    pub(super) connected: Connected,
     feeding: Option<Feeding>,
     writing: Option<Job<Written>>,
+
     looks: Looks,
     leave_at: Option<Instant>,
     /// By the relay's clock.
@@ -57,6 +61,7 @@ enum Turn {
     Grace,
     Posts,
     Written(Result<Written, SourceError>),
+    Parking(Said),
     Looked(Result<Box<Look>, SourceError>),
     ControlLost(SourceError),
     Due,
@@ -66,7 +71,7 @@ enum Turn {
 
 impl Session {
     fn new(connected: Connected, spec: &Arc<PipelineSpec>) -> Self {
-        let looks = Looks::new(connected.control.shared_client(), Arc::clone(spec));
+        let looks = Looks::new(connected.desk.control.shared_client(), Arc::clone(spec));
         Self {
             connected,
             feeding: None,
@@ -109,7 +114,16 @@ impl Pipeline {
         let same_history = self.history.replace(history.clone()) == Some(history);
         self.confirmed =
             if same_history { self.confirmed.max(cursor.watermark) } else { cursor.watermark };
-        self.apply(self.now(), Input::Started { cursor, same_history });
+        let loaded = &session.connected.parked;
+        let entries: Vec<Entry> = loaded.iter().map(|row| row.entry).collect();
+        let started = Input::Started { cursor, same_history, parked: &entries };
+        self.relay.apply(self.now(), started, &mut self.effects);
+        for row in loaded {
+            if let Some(wish) = row.wish {
+                let position = row.entry.position;
+                self.apply(self.now(), Input::Wish { position, wish });
+            }
+        }
         say::streaming(self, &session.connected.resume);
     }
 
@@ -117,6 +131,7 @@ impl Pipeline {
     async fn turn(&mut self, session: &mut Session, stop: &Stop) -> Option<End> {
         let now = self.now();
         self.take_posts(now);
+        self.offer_tries(now);
         if let Some(end) = self.perform(session) {
             return Some(end);
         }
@@ -144,6 +159,8 @@ impl Pipeline {
         let hungry = session.feeding.is_none() && !self.relay.stopping();
         let due = self.due();
         let Session { connected, writing, looks, leave_at, .. } = session;
+        let Desk { control, jobs, .. } = &mut connected.desk;
+        let notifications = control.notifications();
         let grace = leave_at.unwrap_or_else(Instant::now);
         tokio::select! {
             biased;
@@ -151,8 +168,9 @@ impl Pipeline {
             () = stop.drain(), if leave_at.is_none() => Turn::Drain,
             () = tokio::time::sleep_until(grace), if leave_at.is_some() => Turn::Grace,
             written = job(writing), if writing.is_some() => Turn::Written(written),
-            error = connected.control.closed() => Turn::ControlLost(error),
+            error = control.closed() => Turn::ControlLost(error),
             () = tokio::time::sleep_until(due) => Turn::Due,
+            said = jobs.next(&notifications) => Turn::Parking(said),
             looked = looks.next() => Turn::Looked(looked.map(Box::new)),
             () = self.mailbox.arrived() => Turn::Posts,
             () = tokio::task::yield_now(), if more => Turn::Again,
@@ -177,6 +195,7 @@ impl Pipeline {
             Turn::Posts | Turn::Again => {}
             Turn::Due => self.apply(now, Input::Tick),
             Turn::Written(Ok(Written::Stored)) => {
+                cut("cursor_committed");
                 session.writing = None;
                 self.apply(now, Input::CursorWritten);
             }
@@ -185,6 +204,11 @@ impl Pipeline {
                 // Another process wrote the row: the slot is no longer ours to speak for.
                 say::row_taken(self, &written);
                 self.apply(now, Input::SlotTaken);
+            }
+            Turn::Parking(said) => {
+                if let Err(error) = self.parking_said(&mut session.connected.desk, said) {
+                    return Some(End::Lost(error));
+                }
             }
             // The server stops, or took this session away. Nothing can be confirmed without the row, so nothing is
             // gained by holding on, and a stream that holds on would hold up the server's shutdown.
@@ -211,9 +235,19 @@ impl Pipeline {
         let mut end = None;
         for effect in effects.drain(..) {
             match effect {
-                Effect::Publish(_) => {}
+                Effect::Publish(_) | Effect::Park { .. } => {}
+                Effect::WriteParking { rows, marks } => {
+                    self.write_parking(&mut session.connected.desk, rows, marks);
+                }
+                Effect::Try { ticket, position } => {
+                    self.shelf.try_again(ticket, position, self.now());
+                }
+                Effect::Released { position } => self.released(position),
                 Effect::Published { commit_time } => self.published(commit_time),
-                Effect::WriteCursor(row) => session.write(row),
+                Effect::WriteCursor(row) => {
+                    cut("cursor_due");
+                    session.write(row);
+                }
                 Effect::Confirm(watermark) => self.confirmed = watermark,
                 Effect::Restart { why } => {
                     self.reset_sink(why);
@@ -225,19 +259,20 @@ impl Pipeline {
         }
         self.effects = effects;
         session.tell(self.confirmed);
+        self.fetch_for_tries(&mut session.connected.desk);
         end
     }
 
     /// Ends the stream in good order, and waits until the slot shows the last position: so nothing comes twice.
     async fn farewell(&mut self, session: Session) {
-        let Connected { wal, control, version, .. } = session.connected;
+        let Connected { wal, desk, version, .. } = session.connected;
         if let Err(error) = wal.stop(FAREWELL_MAX).await {
             say::farewell_failed(self, &error);
             return;
         }
         let deadline = Instant::now() + FAREWELL_MAX;
         while Instant::now() < deadline {
-            match slot::read(control.client(), version, &self.spec.names.slot).await {
+            match slot::read(desk.control.client(), version, &self.spec.names.slot).await {
                 Ok(Some(row)) if row.confirmed_flush_lsn >= Some(self.confirmed.lsn()) => return,
                 Ok(Some(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
                 Ok(None) => return,
@@ -263,9 +298,10 @@ impl Session {
             watermark: row.watermark,
             flush_limit: row.watermark.lsn(),
             partial: row.partial,
+            owner_epoch: self.connected.desk.epoch,
             ..resume.cursor.clone()
         };
-        let client = self.connected.control.shared_client();
+        let client = self.connected.desk.control.shared_client();
         self.writing = Some(Box::pin(async move { cursor::write(&client, &cursor).await }));
     }
 }

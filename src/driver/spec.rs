@@ -1,10 +1,35 @@
 //! What a pipeline is made from: plain values, complete, each checked by the module that takes it.
 
 use crate::outbox::OutboxSpec;
+use crate::postgres::poll::PollSpec;
 use crate::postgres::{Conninfo, Names};
-use crate::relay::Limits;
+use crate::relay::{Limits, Rules};
 use crate::sink::SinkSpec;
 use std::time::Duration;
+
+/// Where events are read from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// The write-ahead log, through a slot.
+    Wal,
+    /// The table.
+    Poll,
+    /// The log; the table while the slot can't be used.
+    Auto,
+}
+
+/// How a table is polled.
+#[derive(Clone, Debug)]
+pub struct PollSettings {
+    /// The table and its marks; `None` where there is no table.
+    pub table: Option<PollSpec>,
+    /// Pause between two looks at a table that has nothing new.
+    pub interval: Duration,
+    /// Rows of the first claim; while there are more, claims grow.
+    pub batch: usize,
+    /// Whether rows that the stream brought are marked too.
+    pub mark_streamed: bool,
+}
 
 /// One pipeline: one outbox, one slot, one sink.
 #[derive(Clone, Debug)]
@@ -21,6 +46,12 @@ pub struct PipelineSpec {
     pub sink: SinkSpec,
     /// Bounds on what is in flight.
     pub limits: Limits,
+    /// How events are parked and tried again.
+    pub parking: Rules,
+    /// Where events are read from.
+    pub mode: Mode,
+    /// How the table is polled, and marked.
+    pub poll: PollSettings,
     /// Pause between two cursor rows while events are delivered.
     pub cursor_interval: Duration,
     /// Pause between two status updates while the watermark moves.

@@ -37,6 +37,7 @@ fn a_scrape_shows_everything() {
         # HELP postrider_events Events by outcome since the start
         # TYPE postrider_events counter
         postrider_events_total{pipeline="orders",outcome="published"} 7
+        postrider_events_total{pipeline="orders",outcome="parked"} 0
         postrider_events_total{pipeline="orders",outcome="skipped"} 2
         # HELP postrider_publish_latency_seconds From commit to the broker's acknowledgement
         # TYPE postrider_publish_latency_seconds histogram
@@ -77,6 +78,18 @@ fn a_scrape_shows_everything() {
         # HELP postrider_slot_safe_bytes WAL that can be written before the slot is lost
         # TYPE postrider_slot_safe_bytes gauge
         postrider_slot_safe_bytes{pipeline="orders"} 0.0
+        # HELP postrider_parked_events Events that are set aside, by state
+        # TYPE postrider_parked_events gauge
+        postrider_parked_events{pipeline="orders",state="waiting"} 0.0
+        postrider_parked_events{pipeline="orders",state="behind"} 0.0
+        postrider_parked_events{pipeline="orders",state="due"} 0.0
+        postrider_parked_events{pipeline="orders",state="dead"} 0.0
+        # HELP postrider_parked_attempts Most tries of an event that others may wait behind
+        # TYPE postrider_parked_attempts gauge
+        postrider_parked_attempts{pipeline="orders"} 0.0
+        # HELP outbox_dlq_depth Events that only a person moves
+        # TYPE outbox_dlq_depth gauge
+        outbox_dlq_depth{pipeline="orders"} 0.0
         # HELP postrider_slot_state The slot's wal_status: 1 for the one that holds
         # TYPE postrider_slot_state gauge
         postrider_slot_state{pipeline="orders",state="reserved"} 1

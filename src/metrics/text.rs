@@ -16,6 +16,8 @@ pub const CATALOG: &[(&str, &str)] = &[
     ("postrider_lag_bytes", "WAL between the server's end and what is confirmed"),
     ("postrider_in_flight_events", "Events handed to the broker without a report"),
     ("postrider_in_flight_bytes", "Bytes handed to the broker without a report"),
+    ("postrider_parked_events", "Events that are set aside, by state"),
+    ("postrider_parked_attempts", "Most tries of an event that others may wait behind"),
     ("postrider_slot_retained_bytes", "WAL the slot holds back"),
     ("postrider_slot_safe_bytes", "WAL that can be written before the slot is lost"),
     ("postrider_slot_state", "The slot's wal_status: 1 for the one that holds"),
@@ -24,6 +26,7 @@ pub const CATALOG: &[(&str, &str)] = &[
     ("outbox_lag_seconds", "The same as postrider_lag_seconds"),
     ("outbox_throughput", "Events published since the start, a counter"),
     ("outbox_failures", "Events that could not be published, a counter"),
+    ("outbox_dlq_depth", "Events that only a person moves"),
 ];
 
 /// `pg_replication_slots.wal_status`, and `missing`.
@@ -62,6 +65,7 @@ impl Collector for Scrape {
         self.events(&mut encoder)?;
         self.latency(&mut encoder)?;
         self.gauges(&mut encoder)?;
+        self.parked(&mut encoder)?;
         self.states(&mut encoder)?;
         self.reconnects(&mut encoder)?;
         self.seeds(&mut encoder)
@@ -73,8 +77,11 @@ impl Scrape {
         let mut family = describe(encoder, "postrider_events_total", MetricType::Counter)?;
         for look in &self.0 {
             let snapshot = &look.snapshot;
-            let outcomes =
-                [("published", snapshot.published_total), ("skipped", snapshot.skipped_total)];
+            let outcomes = [
+                ("published", snapshot.published_total),
+                ("parked", snapshot.parked_total),
+                ("skipped", snapshot.skipped_total),
+            ];
             for (outcome, count) in outcomes {
                 let labels = [look.pipeline(), ("outcome", outcome)];
                 family
@@ -130,6 +137,28 @@ impl Scrape {
             }
         }
         Ok(())
+    }
+
+    fn parked(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut family = describe(encoder, "postrider_parked_events", MetricType::Gauge)?;
+        for look in &self.0 {
+            let parked = &look.snapshot.parked;
+            let states = [
+                ("waiting", parked.waiting),
+                ("behind", parked.behind),
+                ("due", parked.due),
+                ("dead", parked.dead),
+            ];
+            for (state, count) in states {
+                let labels = [look.pipeline(), ("state", state)];
+                family.encode_family(&labels)?.encode_gauge(&real(count))?;
+            }
+        }
+        self.gauge(encoder, "postrider_parked_attempts", |snapshot| {
+            let attempts = snapshot.parked.heads.iter().map(|head| u64::from(head.attempts));
+            Some(real(attempts.max().unwrap_or(0)))
+        })?;
+        self.gauge(encoder, "outbox_dlq_depth", |snapshot| Some(real(snapshot.parked.dead)))
     }
 
     fn states(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {

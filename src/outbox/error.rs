@@ -5,6 +5,7 @@
 use super::layout::Role;
 use super::spec::TableName;
 use crate::event::Position;
+use crate::parked::OwnedRecord;
 use std::fmt;
 
 /// The specification does not hold together. [`SpecError::key`] names the configuration's key.
@@ -93,6 +94,29 @@ pub struct Poison {
     pub event_id: Option<String>,
     /// What is wrong.
     pub problem: Problem,
+    /// What is known of it all the same, to be kept.
+    pub remains: Box<Remains>,
+}
+
+/// What could be made of an event that can't be published: enough to keep it in its place, and to look at it later.
+/// `Debug` shows no values.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Remains {
+    /// The event's id, whole.
+    pub event_id: Option<String>,
+    /// Its type.
+    pub event_type: Option<String>,
+    /// Type and id of its aggregate, where both are known.
+    pub aggregate: Option<(String, String)>,
+    /// Its record, part by part: an empty topic where none could be made, no key where that is not to be had, the
+    /// payload as it stands in the row where it can't be shaped, headers as far as they can be read.
+    pub record: OwnedRecord,
+}
+
+impl fmt::Debug for Remains {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remains").field("record", &self.record).finish_non_exhaustive()
+    }
 }
 
 /// What is wrong with an event. Columns are named, values never are.
@@ -128,6 +152,23 @@ pub enum Problem {
     /// A logical message without a member that every event has.
     #[error("the logical message has no \"{0}\"")]
     NoMember(String),
+}
+
+impl Problem {
+    /// A stable word for it: stands in the parked table, and is what `postrider parked --error` asks for.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::Null(_) | Self::NoMember(_) => "null",
+            Self::NotText(_) => "not_text",
+            Self::TopicName(_) => "topic_name",
+            Self::NotAnObject(_) => "headers",
+            Self::HeaderName(_) => "header_name",
+            Self::Partition => "partition",
+            Self::NotHex(_) => "not_hex",
+            Self::NullPayload => "null_payload",
+            Self::NotJson => "not_json",
+        }
+    }
 }
 
 impl Poison {
@@ -217,6 +258,9 @@ impl Unfit {
             Self::Type { role: Role::Time, .. } => {
                 "use timestamptz, timestamp, date or text, or set route.timestamp to \"commit\""
                     .to_owned()
+            }
+            Self::Type { role: role @ (Role::AvailableAt | Role::ExpiresAt), .. } => {
+                format!("use timestamptz, or set outbox.columns.{role} to \"\"")
             }
             Self::Type { role, .. } => {
                 format!("use jsonb, json or text, or set outbox.columns.{role} to another column")

@@ -27,6 +27,10 @@ pub enum Role {
     Time,
     /// A trace: a W3C `traceparent`, or an id.
     Trace,
+    /// Not to be published before.
+    AvailableAt,
+    /// Not to be published after.
+    ExpiresAt,
 }
 
 impl Role {
@@ -42,6 +46,8 @@ impl Role {
         Self::PartitionKey,
         Self::Time,
         Self::Trace,
+        Self::AvailableAt,
+        Self::ExpiresAt,
     ];
 
     /// The name, as in `outbox.columns` and in templates.
@@ -57,6 +63,8 @@ impl Role {
             Self::PartitionKey => "partition_key",
             Self::Time => "time",
             Self::Trace => "trace",
+            Self::AvailableAt => "available_at",
+            Self::ExpiresAt => "expires_at",
         }
     }
 
@@ -149,6 +157,7 @@ const COMMERCE: Preset = Preset {
         (Role::Payload, "payload"),
         (Role::Time, "occurred_at"),
         (Role::Trace, "trace_id"),
+        (Role::AvailableAt, "available_at"),
     ],
     extra: &[("tenant_id", "tenant_id"), ("event_version", "event_version")],
     topic: "{aggregate_type}",
@@ -169,6 +178,7 @@ const GCX: Preset = Preset {
         (Role::Topic, "topic"),
         (Role::PartitionKey, "partition_key"),
         (Role::Time, "created_at"),
+        (Role::ExpiresAt, "expires_at"),
     ],
     extra: &[],
     topic: "{topic}",

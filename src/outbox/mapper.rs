@@ -1,9 +1,10 @@
 //! The mapper: rows and logical messages in, records out.
 
-use super::error::{MapError, Poison, Problem, SpecError};
+use super::error::{MapError, Problem, SpecError};
 use super::headers::Headers;
 use super::message::MessageRow;
 use super::relations::Relations;
+use super::remains;
 use super::route::Route;
 use super::shape::{Shape, Shaper, Work, append_position};
 use super::span::{Buffers, Extent, FieldId, Row, Span};
@@ -47,6 +48,10 @@ pub struct Mapped<'a> {
     pub event_id: &'a str,
     /// The event's own time could not be its timestamp, and the commit's is.
     pub clamped: bool,
+    /// Not to be published before; only layouts that delay have it (`commerce`).
+    pub available_at: Option<PgTime>,
+    /// Not to be published after; only layouts that expire have it (`gcx`).
+    pub expires_at: Option<PgTime>,
     record: Record<'a>,
     headers: Headers<'a>,
 }
@@ -143,8 +148,7 @@ impl Mapper {
             return Ok(None);
         }
         if self.message.read(message.content, &self.route).is_err() {
-            let (position, problem) = (at.position, Problem::NotJson);
-            return Err(MapError::Poison(Poison { position, event_id: None, problem }));
+            return Err(remains::not_json(at.position, message.content));
         }
         self.message.default_id(&self.route, |bytes| append_position(at.position, bytes));
         let MessageRow { bytes, cells, sources, .. } = &self.message;
@@ -162,13 +166,17 @@ fn map<'a>(
     message: bool,
 ) -> Result<Mapped<'a>, MapError> {
     work.clear();
-    let shaped = Shaper { route, row, work, at, message }.shape();
+    let shape = match (Shaper { route, row, work, at, message }).shape() {
+        Ok(shape) => shape,
+        Err(problem) => {
+            work.clear();
+            let shape = Shaper { route, row, work, at, message }.salvage();
+            return Err(remains::poison(route, work, row, &shape, at.position, problem));
+        }
+    };
     let (route, work): (&'a Route, &'a Work) = (route, work);
-    shaped.and_then(|shape| resolve(route, work, row, shape)).map_err(|problem| {
-        let event_id = row.text(route.core.id).and_then(|id| std::str::from_utf8(id).ok());
-        let event_id = event_id.map(|id| id.chars().take(Poison::ID_CHARS_MAX).collect());
-        MapError::Poison(Poison { position: at.position, event_id, problem })
-    })
+    resolve(route, work, row, shape)
+        .map_err(|problem| remains::poison(route, work, row, &shape, at.position, problem))
 }
 
 /// Places to slices. Inlined, because what it returns has half a kilobyte, which would be moved for each event.
@@ -200,6 +208,8 @@ fn resolve<'a>(
         event_type: text(shape.event_type, core.event_type)?,
         event_id: text(shape.id, Some(core.id))?,
         clamped: shape.clamped,
+        available_at: shape.available_at,
+        expires_at: shape.expires_at,
         record: Record {
             topic: text(shape.topic, None)?,
             partition: shape.partition,

@@ -14,6 +14,7 @@ mod mapper;
 mod message;
 mod payload;
 mod relations;
+mod remains;
 mod replace;
 mod route;
 mod shape;
@@ -26,7 +27,7 @@ mod types;
 #[cfg(test)]
 mod tests;
 
-pub use error::{MapError, Poison, Problem, SpecError, Unfit};
+pub use error::{MapError, Poison, Problem, Remains, SpecError, Unfit};
 pub use layout::{Layout, Role};
 pub use mapper::{At, Mapped, Mapper};
 pub use spec::{

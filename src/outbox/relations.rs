@@ -97,6 +97,7 @@ fn key_of(field: &Field) -> String {
 fn fits(role: Role, kind: Kind, route: &Route) -> bool {
     match role {
         Role::Time => route.timestamp != TimestampSource::Event || kind.can_be_time(),
+        Role::AvailableAt | Role::ExpiresAt => kind.can_be_time(),
         Role::Headers => kind.can_be_object(),
         Role::Id
         | Role::AggregateType

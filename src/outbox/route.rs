@@ -56,6 +56,8 @@ pub(super) struct Core {
     pub(super) payload: FieldId,
     pub(super) event_type: Option<FieldId>,
     pub(super) time: Option<FieldId>,
+    pub(super) available_at: Option<FieldId>,
+    pub(super) expires_at: Option<FieldId>,
 }
 
 /// The compiled specification.
@@ -178,6 +180,8 @@ impl<'s> Compiler<'s> {
             payload: payload?,
             event_type: self.role(Role::EventType),
             time: self.role(Role::Time),
+            available_at: self.role(Role::AvailableAt),
+            expires_at: self.role(Role::ExpiresAt),
         })
     }
 

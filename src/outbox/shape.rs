@@ -11,7 +11,7 @@ use super::spec::{NullPayload, TimestampSource};
 use super::template::Template;
 use super::time;
 use super::types::Kind;
-use crate::event::Position;
+use crate::event::{PgTime, Position};
 
 /// What is reused from event to event.
 #[derive(Debug, Default)]
@@ -46,6 +46,8 @@ pub(super) struct Shape {
     pub(super) partition: Option<i32>,
     pub(super) timestamp_ms: Option<i64>,
     pub(super) clamped: bool,
+    pub(super) available_at: Option<PgTime>,
+    pub(super) expires_at: Option<PgTime>,
 }
 
 /// Lays events out.
@@ -87,13 +89,48 @@ impl Shaper<'_> {
             partition,
             timestamp_ms,
             clamped,
+            available_at: self.instant(core.available_at),
+            expires_at: self.instant(core.expires_at),
         })
+    }
+
+    /// The same for an event that is poison: what can't be had is null, and a payload that can't be shaped stands as
+    /// it is in the row.
+    #[cold]
+    pub(super) fn salvage(mut self) -> Shape {
+        let core = self.route.core;
+        let topic = self.topic().unwrap_or(Span::Null);
+        let key = self.key().unwrap_or(Span::Null);
+        let partition = self.partition().unwrap_or(None);
+        let payload = self.row.extent(core.payload);
+        let value = self.value().unwrap_or_else(|_| payload.into());
+        let (timestamp_ms, clamped) = self.timestamp();
+        // What is wrong with them is known, or something else was found first.
+        self.headers().unwrap_or_default();
+        Shape {
+            id: self.row.extent(core.id).into(),
+            aggregate_type: self.row.extent(core.aggregate_type).into(),
+            aggregate_id: self.row.extent(core.aggregate_id).into(),
+            event_type: core.event_type.and_then(|field| self.row.extent(field)).into(),
+            topic,
+            key,
+            value,
+            partition,
+            timestamp_ms,
+            clamped,
+            available_at: None,
+            expires_at: None,
+        }
+    }
+
+    /// A field's time; `None` where it is NULL, none, or always past.
+    fn instant(&self, field: Option<FieldId>) -> Option<PgTime> {
+        self.row.text(field?).and_then(time::instant)
     }
 
     /// What messages call a field.
     fn label(&self, field: FieldId) -> String {
-        let field = &self.route.fields[field.0];
-        if self.message { field.name.clone() } else { field.column.clone() }
+        label(self.route, self.message, field)
     }
 
     fn needed(&self, field: FieldId) -> Result<Extent, Problem> {
@@ -216,7 +253,9 @@ impl Shaper<'_> {
         }
     }
 
+    /// All headers, also behind one that can't be read, which is left out.
     fn headers(&mut self) -> Result<(), Problem> {
+        let mut problem = Ok(());
         let Work { scratch, headers } = &mut *self.work;
         let fixed = &self.route.fixed;
         for rule in &self.route.headers {
@@ -241,13 +280,15 @@ impl Shaper<'_> {
                 HeaderRule::Object { field } => {
                     let Some(text) = self.row.text(*field) else { continue };
                     let first = headers.len();
-                    if object(text, scratch, headers).is_err() {
-                        return Err(Problem::NotAnObject(self.label(*field)));
-                    }
-                    let names = headers[first..].iter().map(|(name, _)| name);
-                    if names.into_iter().any(|name| holds_zero(*name, scratch)) {
-                        return Err(Problem::HeaderName(self.label(*field)));
-                    }
+                    let wrong = if object(text, scratch, headers).is_err() {
+                        Problem::NotAnObject
+                    } else if headers[first..].iter().any(|(name, _)| holds_zero(*name, scratch)) {
+                        Problem::HeaderName
+                    } else {
+                        continue;
+                    };
+                    headers.truncate(first);
+                    problem = Err(wrong(label(self.route, self.message, *field)));
                 }
                 HeaderRule::Trace { w3c, other, field } => {
                     if let Some(extent) = self.row.extent(*field) {
@@ -257,8 +298,14 @@ impl Shaper<'_> {
                 }
             }
         }
-        Ok(())
+        problem
     }
+}
+
+/// What a field is called where the event comes from: a message's member, a table's column.
+fn label(route: &Route, message: bool, field: FieldId) -> String {
+    let field = &route.fields[field.0];
+    if message { field.name.clone() } else { field.column.clone() }
 }
 
 type Fill = fn(&Template, &Row<'_>, &str, &mut Vec<u8>) -> Result<Span, FieldId>;

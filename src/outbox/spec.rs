@@ -163,11 +163,13 @@ impl OutboxSpec {
         Role::ALL.iter().filter_map(|role| Some((*role, self.column(*role)?)))
     }
 
-    /// Whether the table may lack the column of `role`: only Debezium's event type, which its router never reads.
+    /// Whether the table may lack the column of `role`, unless it is named by hand: Debezium's event type, which its
+    /// router never reads, and what no record is made of.
     pub fn may_lack(&self, role: Role) -> bool {
-        role == Role::EventType
+        let unread = role == Role::EventType
             && self.layout == Layout::Debezium
-            && !self.standard_headers.event_type
+            && !self.standard_headers.event_type;
+        (unread || matches!(role, Role::AvailableAt | Role::ExpiresAt))
             && !self.columns.iter().any(|(of, _)| *of == role)
     }
 

@@ -31,6 +31,15 @@ pub(super) fn parse(text: &[u8]) -> Option<i64> {
     text.0.is_empty().then_some(micros)
 }
 
+/// A point in time as PostgreSQL prints it; `infinity` is later than any other, and what is none is none.
+pub(super) fn instant(text: &[u8]) -> Option<PgTime> {
+    if text == b"infinity" {
+        return Some(PgTime { micros: i64::MAX });
+    }
+    let micros = parse(text)?.checked_sub(PgTime::UNIX_OFFSET_MICROS)?;
+    Some(PgTime { micros })
+}
+
 /// Microseconds since midnight of a `time`.
 pub(super) fn parse_time_of_day(text: &[u8]) -> Option<i64> {
     let mut text = Text(text);

@@ -15,7 +15,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::config::SslMode;
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::{AsyncMessage, Client, NoTls};
 
 /// Opens a connection for SQL. The second value is the connection itself: it must be polled for the client to work, and
 /// it ends with the error that ended the connection (57P01 when the server shuts down).
@@ -27,14 +27,40 @@ pub async fn connect_client(
     conninfo: &Conninfo,
     application_name: &str,
 ) -> Result<(Client, impl Future<Output = Result<(), SourceError>> + Send + use<>), SourceError> {
+    connect_listening(conninfo, application_name, |_, _| {}).await
+}
+
+/// The same, with what is done with each notification: its channel and its payload. Called where the connection is
+/// polled, so it must not wait.
+pub(super) async fn connect_listening<F>(
+    conninfo: &Conninfo,
+    application_name: &str,
+    mut notified: F,
+) -> Result<(Client, impl Future<Output = Result<(), SourceError>> + Send + use<F>), SourceError>
+where
+    F: FnMut(&str, &str) + Send + 'static,
+{
     let session = handshake::connect(conninfo, Purpose::Control, application_name).await?;
     let doing = format!("use the control connection to {}", session.host);
     let mut config = tokio_postgres::Config::new();
     config.user(conninfo.user()).dbname(conninfo.dbname()).ssl_mode(SslMode::Disable);
     let opened = config.connect_raw(LoggedIn::new(session), NoTls).await;
-    let (client, connection) = opened.map_err(|error| SourceError::control(&doing, error))?;
-    let connection =
-        async move { connection.await.map_err(|error| SourceError::control(doing, error)) };
+    let (client, mut connection) = opened.map_err(|error| SourceError::control(&doing, error))?;
+    let connection = std::future::poll_fn(move |context| {
+        loop {
+            match std::task::ready!(connection.poll_message(context)) {
+                Some(Ok(message)) => {
+                    if let AsyncMessage::Notification(told) = message {
+                        notified(told.channel(), told.payload());
+                    }
+                }
+                Some(Err(error)) => {
+                    return Poll::Ready(Err(SourceError::control(&doing, error)));
+                }
+                None => return Poll::Ready(Ok(())),
+            }
+        }
+    });
     Ok((client, connection))
 }
 

@@ -3,13 +3,14 @@
 //! Owns the session and its pinned settings, and tells at once when it ends. Everything it reads is handed to `fence`
 //! as plain facts; it decides nothing.
 
-use super::client::connect_client;
+use super::client::connect_listening;
 use super::conninfo::Conninfo;
 use super::error::{SourceError, SourceErrorKind};
 use super::names::Names;
-use super::{cursor, fence, publication, schema, server, slot, table};
+use super::{cursor, fence, parked, publication, schema, server, slot, table};
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
@@ -31,6 +32,27 @@ pub struct Control {
     client: Arc<Client>,
     connection: JoinHandle<Result<(), SourceError>>,
     ended: bool,
+    inbox: Arc<Inbox>,
+}
+
+/// Where the connection leaves word of a notification.
+#[derive(Debug, Default)]
+struct Inbox {
+    /// Whose notifications are wanted, since [`Control::listen`].
+    pipeline: OnceLock<String>,
+    /// Holds one permit until it is taken: any number of notifications are one call to look.
+    arrived: Notify,
+}
+
+/// Word of requests for a session's pipeline.
+#[derive(Clone, Debug)]
+pub struct Notifications(Arc<Inbox>);
+
+impl Notifications {
+    /// As [`Control::notified`].
+    pub async fn next(&self) {
+        self.0.arrived.notified().await;
+    }
 }
 
 impl Control {
@@ -39,11 +61,19 @@ impl Control {
     /// # Errors
     /// What the server says, or why it could not be reached.
     pub async fn connect(conninfo: &Conninfo, application_name: &str) -> Result<Self, SourceError> {
-        let (client, connection) = connect_client(conninfo, application_name).await?;
-        Self::start(client, connection).await
+        let inbox = Arc::new(Inbox::default());
+        let letters = Arc::clone(&inbox);
+        let notified = move |channel: &str, payload: &str| {
+            let wanted = letters.pipeline.get().is_some_and(|pipeline| pipeline == payload);
+            if wanted && channel == parked::CHANNEL {
+                letters.arrived.notify_one();
+            }
+        };
+        let (client, connection) = connect_listening(conninfo, application_name, notified).await?;
+        Self::begin(client, connection, inbox).await
     }
 
-    /// Takes a client and its connection, and pins the session's settings.
+    /// Takes a client and its connection, whose notifications are the caller's affair, and pins the session's settings.
     ///
     /// # Errors
     /// What the server says, or that the connection ended.
@@ -51,13 +81,44 @@ impl Control {
     where
         F: Future<Output = Result<(), SourceError>> + Send + 'static,
     {
+        Self::begin(client, connection, Arc::default()).await
+    }
+
+    async fn begin<F>(client: Client, connection: F, inbox: Arc<Inbox>) -> Result<Self, SourceError>
+    where
+        F: Future<Output = Result<(), SourceError>> + Send + 'static,
+    {
         #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
         let connection = tokio::spawn(connection);
-        let mut control = Self { client: Arc::new(client), connection, ended: false };
+        let mut control = Self { client: Arc::new(client), connection, ended: false, inbox };
         if let Err(error) = control.client.batch_execute(PINNED).await {
             return Err(control.blame("set up the control session", error).await);
         }
         Ok(control)
+    }
+
+    /// Asks to be told of requests for this pipeline ([`Control::notified`]), of one pipeline on a session. Look at the
+    /// requests once after this: what came before it is not told.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn listen(&self, pipeline: &str) -> Result<(), SourceError> {
+        let pipeline = self.inbox.pipeline.get_or_init(|| pipeline.to_owned());
+        let failed =
+            |e| SourceError::control(format!("listen for requests for pipeline {pipeline:?}"), e);
+        self.client.batch_execute(&format!("LISTEN {}", parked::CHANNEL)).await.map_err(failed)
+    }
+
+    /// Waits until somebody has written a request since this was last asked. Level-triggered and cancel-safe: a
+    /// notification that came while nobody waited answers the next call at once, and many are one. Never, where
+    /// [`Control::listen`] was not asked for, and where the connection has ended.
+    pub async fn notified(&self) {
+        self.inbox.arrived.notified().await;
+    }
+
+    /// The same as a value of its own, to be waited for while the session is waited for too.
+    pub fn notifications(&self) -> Notifications {
+        Notifications(Arc::clone(&self.inbox))
     }
 
     /// As [`facts`], on this session.
@@ -131,10 +192,14 @@ pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<fence::Facts, Sourc
     let version = server::read(client).await?.version;
     let slot = slot::read(client, version, &names.slot).await?;
     let schema = schema::read(client).await?;
-    let cursor = if schema == schema::SchemaState::Version(schema::VERSION) {
-        cursor::read(client, &names.pipeline).await?
-    } else {
-        None
+    let cursor = match schema {
+        schema::SchemaState::Version(schema::VERSION) => {
+            cursor::read(client, &names.pipeline).await?
+        }
+        schema::SchemaState::Version(1) => cursor::read_version_1(client, &names.pipeline).await?,
+        schema::SchemaState::Missing
+        | schema::SchemaState::Empty
+        | schema::SchemaState::Version(_) => None,
     };
     let publication = publication::read(client, &names.publication, names.table.as_ref()).await?;
     let table = match &names.table {

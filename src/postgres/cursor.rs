@@ -11,9 +11,10 @@
 //! crash of the server could keep the slot's move and lose the row's, and the pipeline would halt for nothing.
 
 use super::error::SourceError;
-use super::server::{lsn, pg_lsn};
+use super::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn, pg_lsn};
 use crate::event::Position;
 use crate::lsn::{Lsn, Watermark};
+use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Row};
 
 /// The row of one pipeline.
@@ -39,6 +40,8 @@ pub struct Cursor {
     pub flush_limit: Lsn,
     /// The transaction at the watermark of which every change with a lower ordinal than this is resolved.
     pub partial: Option<Position>,
+    /// Who may write: raised by [`take_over`], so that a relay which lost the pipeline writes nothing more.
+    pub owner_epoch: i64,
 }
 
 /// What became of a write.
@@ -51,23 +54,62 @@ pub enum Written {
     Behind(Watermark),
     /// Not stored: the row now belongs to another slot, incarnation or cluster. Somebody ran `setup`.
     Rebound(Box<Cursor>),
+    /// Not stored: another process has taken the pipeline over.
+    TakenOver,
     /// Not stored: there is no row.
     Missing,
 }
 
 const COLUMNS: &str = "pipeline, system_identifier, timeline, slot, slot_created_lsn, publication, \
-                       messages, watermark, flush_limit, partial_commit_lsn, partial_ordinal";
+                       messages, watermark, flush_limit, partial_commit_lsn, partial_ordinal, \
+                       owner_epoch";
 
 /// The row of `pipeline`, `None` if there is none.
 pub async fn read(client: &Client, pipeline: &str) -> Result<Option<Cursor>, SourceError> {
+    read_columns(client, pipeline, COLUMNS).await
+}
+
+/// The same where the schema is still of version 1: the owner's epoch was not kept.
+pub(super) async fn read_version_1(
+    client: &Client,
+    pipeline: &str,
+) -> Result<Option<Cursor>, SourceError> {
+    read_columns(client, pipeline, &COLUMNS.replace("owner_epoch", "0::pg_catalog.int8")).await
+}
+
+async fn read_columns(
+    client: &Client,
+    pipeline: &str,
+    columns: &str,
+) -> Result<Option<Cursor>, SourceError> {
     let failed = |e| SourceError::control(format!("read the cursor of pipeline {pipeline:?}"), e);
-    let sql = format!("SELECT {COLUMNS} FROM postrider.cursor WHERE pipeline = $1");
+    // A row without a slot is a polling pipeline's: it says whose turn it is, and no position.
+    let sql = format!("SELECT {columns} FROM postrider.cursor WHERE pipeline = $1 AND slot <> ''");
     let row = client.query_opt(&sql, &[&pipeline]).await.map_err(failed)?;
     row.map(|row| from_row(&row, 0).map_err(failed)).transpose()
 }
 
-/// Moves the row to `cursor`, in one statement: never backwards, and only if it still belongs to the same slot of the
-/// same cluster. Returns when the commit is on the server's disk (the session's `synchronous_commit` is `local`).
+/// Takes the pipeline over: raises the owner's epoch and returns it. From then on whoever writes with an older one
+/// stores nothing. A write of the old owner that is under way is waited for (it holds the row's lock), so what is read
+/// after this is all there will be.
+///
+/// The epoch is also a time (microseconds since 1970), so that it is not met again where the row was deleted and made
+/// anew, or a failover lost its last move.
+///
+/// # Errors
+/// What the server says; [`SourceErrorKind::Closed`](super::SourceErrorKind::Closed) where there is no row.
+pub async fn take_over(client: &Client, pipeline: &str) -> Result<i64, SourceError> {
+    let failed = |e| SourceError::control(format!("take pipeline {pipeline:?} over"), e);
+    let sql = "UPDATE postrider.cursor SET updated_at = pg_catalog.now(), \
+                 owner_epoch = greatest(owner_epoch + 1, (pg_catalog.date_part('epoch', \
+                   pg_catalog.clock_timestamp()) * 1e6)::pg_catalog.int8) \
+               WHERE pipeline = $1 RETURNING owner_epoch";
+    client.query_one(sql, &[&pipeline]).await.and_then(|row| row.try_get(0)).map_err(failed)
+}
+
+/// Moves the row to `cursor`, in one statement: never backwards, only if it still belongs to the same slot of the same
+/// cluster, and only for its owner. Returns when the commit is on the server's disk (the session's
+/// `synchronous_commit` is `local`).
 pub async fn write(client: &Client, cursor: &Cursor) -> Result<Written, SourceError> {
     let failed =
         |e| SourceError::control(format!("write the cursor of pipeline {:?}", cursor.pipeline), e);
@@ -77,31 +119,13 @@ pub async fn write(client: &Client, cursor: &Cursor) -> Result<Written, SourceEr
              watermark = $8, flush_limit = greatest(flush_limit, $9::pg_catalog.pg_lsn, $8), \
              partial_commit_lsn = $10, partial_ordinal = $11, updated_at = pg_catalog.now() \
            WHERE pipeline = $1 AND system_identifier = $2 AND slot = $4 \
-             AND slot_created_lsn = $5 AND watermark <= $8 \
+             AND slot_created_lsn = $5 AND watermark <= $8 AND owner_epoch = $12 \
            RETURNING 1) \
          SELECT EXISTS (SELECT FROM stored), {COLUMNS} \
          FROM (SELECT) one LEFT JOIN postrider.cursor ON pipeline = $1"
     );
-    let (commit_lsn, ordinal) = partial_columns(cursor);
-    let row = client
-        .query_one(
-            &sql,
-            &[
-                &cursor.pipeline,
-                &cursor.system_identifier,
-                &i64::from(cursor.timeline),
-                &cursor.slot,
-                &pg_lsn(cursor.slot_created_lsn),
-                &cursor.publication,
-                &cursor.messages,
-                &pg_lsn(cursor.watermark.lsn()),
-                &pg_lsn(cursor.flush_limit),
-                &commit_lsn,
-                &ordinal,
-            ],
-        )
-        .await
-        .map_err(failed)?;
+    let values = Values::of(cursor);
+    let row = client.query_one(&sql, &values.parameters(cursor)).await.map_err(failed)?;
     if row.try_get(0).map_err(failed)? {
         return Ok(Written::Stored);
     }
@@ -112,7 +136,13 @@ pub async fn write(client: &Client, cursor: &Cursor) -> Result<Written, SourceEr
     let ours = found.system_identifier == cursor.system_identifier
         && found.slot == cursor.slot
         && found.slot_created_lsn == cursor.slot_created_lsn;
-    if ours { Ok(Written::Behind(found.watermark)) } else { Ok(Written::Rebound(Box::new(found))) }
+    Ok(if !ours {
+        Written::Rebound(Box::new(found))
+    } else if found.owner_epoch != cursor.owner_epoch {
+        Written::TakenOver
+    } else {
+        Written::Behind(found.watermark)
+    })
 }
 
 /// Makes the row, where there is none; an existing one is left alone. Whether it was made.
@@ -123,36 +153,78 @@ pub async fn create(client: &Client, cursor: &Cursor) -> Result<bool, SourceErro
         |e| SourceError::control(format!("make the cursor of pipeline {:?}", cursor.pipeline), e);
     let sql = format!(
         "INSERT INTO postrider.cursor ({COLUMNS}) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, greatest($9::pg_catalog.pg_lsn, $8), $10, $11) \
-         ON CONFLICT (pipeline) DO NOTHING"
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, greatest($9::pg_catalog.pg_lsn, $8), $10, $11, $12) \
+         {OVER_POLLING}"
     );
-    let (commit_lsn, ordinal) = partial_columns(cursor);
-    let rows = client
-        .execute(
-            &sql,
-            &[
-                &cursor.pipeline,
-                &cursor.system_identifier,
-                &i64::from(cursor.timeline),
-                &cursor.slot,
-                &pg_lsn(cursor.slot_created_lsn),
-                &cursor.publication,
-                &cursor.messages,
-                &pg_lsn(cursor.watermark.lsn()),
-                &pg_lsn(cursor.flush_limit),
-                &commit_lsn,
-                &ordinal,
-            ],
-        )
-        .await
-        .map_err(failed)?;
+    let values = Values::of(cursor);
+    let rows = client.execute(&sql, &values.parameters(cursor)).await.map_err(failed)?;
     Ok(rows == 1)
 }
 
-fn partial_columns(cursor: &Cursor) -> (Option<tokio_postgres::types::PgLsn>, Option<i64>) {
-    let commit_lsn = cursor.partial.map(|partial| pg_lsn(partial.commit_lsn));
-    let ordinal = cursor.partial.map(|partial| partial.ordinal.cast_signed());
-    (commit_lsn, ordinal)
+/// Makes a row for a pipeline that polls and has none: it has no slot and no position, and serves for
+/// [`take_over`] alone.
+///
+/// # Errors
+/// What the server says.
+pub async fn create_for_polling(client: &Client, pipeline: &str) -> Result<(), SourceError> {
+    let failed = |e| SourceError::control(format!("make the cursor of pipeline {pipeline:?}"), e);
+    let sql = format!(
+        "INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn, \
+           publication, messages, watermark, flush_limit) \
+         VALUES ($1, {SYSTEM_IDENTIFIER_SQL}, {TIMELINE_SQL}, '', '0/0', '', false, '0/0', '0/0') \
+         ON CONFLICT (pipeline) DO NOTHING"
+    );
+    client.execute(&sql, &[&pipeline]).await.map(drop).map_err(failed)
+}
+
+/// A row that exists stays as it is, unless it is a polling pipeline's.
+pub(super) const OVER_POLLING: &str = "\
+ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identifier,
+    timeline = excluded.timeline, slot = excluded.slot, slot_created_lsn = excluded.slot_created_lsn,
+    publication = excluded.publication, messages = excluded.messages,
+    watermark = excluded.watermark, flush_limit = excluded.flush_limit,
+    partial_commit_lsn = excluded.partial_commit_lsn, partial_ordinal = excluded.partial_ordinal
+    WHERE postrider.cursor.slot = ''";
+
+/// What the server's types want otherwise than [`Cursor`] has it.
+struct Values {
+    timeline: i64,
+    slot_created_lsn: PgLsn,
+    watermark: PgLsn,
+    flush_limit: PgLsn,
+    partial_commit_lsn: Option<PgLsn>,
+    partial_ordinal: Option<i64>,
+}
+
+impl Values {
+    fn of(cursor: &Cursor) -> Self {
+        Self {
+            timeline: i64::from(cursor.timeline),
+            slot_created_lsn: pg_lsn(cursor.slot_created_lsn),
+            watermark: pg_lsn(cursor.watermark.lsn()),
+            flush_limit: pg_lsn(cursor.flush_limit),
+            partial_commit_lsn: cursor.partial.map(|partial| pg_lsn(partial.commit_lsn)),
+            partial_ordinal: cursor.partial.map(|partial| partial.ordinal.cast_signed()),
+        }
+    }
+
+    /// In the order of [`COLUMNS`].
+    fn parameters<'a>(&'a self, cursor: &'a Cursor) -> [&'a (dyn ToSql + Sync); 12] {
+        [
+            &cursor.pipeline,
+            &cursor.system_identifier,
+            &self.timeline,
+            &cursor.slot,
+            &self.slot_created_lsn,
+            &cursor.publication,
+            &cursor.messages,
+            &self.watermark,
+            &self.flush_limit,
+            &self.partial_commit_lsn,
+            &self.partial_ordinal,
+            &cursor.owner_epoch,
+        ]
+    }
 }
 
 fn from_row(row: &Row, first: usize) -> Result<Cursor, tokio_postgres::Error> {
@@ -172,5 +244,6 @@ fn from_row(row: &Row, first: usize) -> Result<Cursor, tokio_postgres::Error> {
             commit_lsn: lsn(commit_lsn),
             ordinal: ordinal.cast_unsigned(),
         }),
+        owner_epoch: row.try_get(first + 11)?,
     })
 }

@@ -20,6 +20,8 @@ impl SqlState {
     pub const OBJECT_IN_USE: Self = Self(*b"55006");
     /// `42704`, `undefined_object`: no such slot or publication.
     pub const UNDEFINED_OBJECT: Self = Self(*b"42704");
+    /// `09000`, `triggered_action_exception`: ours, where a table's own triggers undo what is written.
+    pub const TRIGGERED_ACTION_EXCEPTION: Self = Self(*b"09000");
     /// `28P01`, `invalid_password`.
     pub const INVALID_PASSWORD: Self = Self(*b"28P01");
     /// `3D000`, `invalid_catalog_name`: no such database.

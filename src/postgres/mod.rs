@@ -26,6 +26,8 @@ pub mod control;
 pub mod cursor;
 pub mod fence;
 pub mod names;
+pub mod parked;
+pub mod poll;
 pub mod publication;
 pub mod schema;
 pub mod server;

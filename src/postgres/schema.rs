@@ -18,14 +18,13 @@ pub struct Migration {
 }
 
 /// Every change, in order. A file is never edited once it has been released.
-pub const MIGRATIONS: &[Migration] = &[Migration {
-    number: 1,
-    name: "cursor",
-    sql: include_str!("../../sql/schema/0001_cursor.sql"),
-}];
+pub const MIGRATIONS: &[Migration] = &[
+    Migration { number: 1, name: "cursor", sql: include_str!("../../sql/schema/0001_cursor.sql") },
+    Migration { number: 2, name: "parked", sql: include_str!("../../sql/schema/0002_parked.sql") },
+];
 
 /// The version this binary works with.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Makes the place where versions are kept.
 pub const MIGRATION_TABLE: &str = "\

@@ -39,6 +39,8 @@ pub struct TableFacts {
     pub persistence: Persistence,
     /// Whether it is a partition of another table.
     pub is_partition: bool,
+    /// Whether its inserts wake a polling relay (`setup --notify`).
+    pub notifies: bool,
     /// Its columns, in order, without dropped ones.
     pub columns: Vec<ColumnFacts>,
 }
@@ -61,7 +63,9 @@ SELECT c.oid, c.relkind::pg_catalog.text, c.relpersistence::pg_catalog.text, c.r
        pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attnum), \
        pg_catalog.array_agg(pg_catalog.format_type(a.atttypid, a.atttypmod) ORDER BY a.attnum), \
        pg_catalog.array_agg(a.attnotnull ORDER BY a.attnum), \
-       pg_catalog.array_agg(a.attgenerated <> '' ORDER BY a.attnum) \
+       pg_catalog.array_agg(a.attgenerated <> '' ORDER BY a.attnum), \
+       EXISTS (SELECT FROM pg_catalog.pg_trigger t \
+               WHERE t.tgrelid = c.oid AND t.tgname = 'postrider_notify') \
 FROM pg_catalog.pg_class c \
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
 LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
@@ -100,6 +104,7 @@ pub async fn read(client: &Client, table: &TableName) -> Result<Option<TableFact
                 _ => Persistence::Temporary,
             },
             is_partition: row.try_get(3)?,
+            notifies: row.try_get(8)?,
             columns: columns.collect(),
         })
     };

@@ -2,8 +2,9 @@
 
 use crate::ack::Progress;
 use crate::error::Halt;
-use crate::event::PgTime;
+use crate::event::{PgTime, Position};
 use crate::lsn::Watermark;
+use crate::parked::{Entry, Mark};
 use crate::record::{Refusal, Ticket};
 
 /// Everything a relay can want done. The driver performs them in order.
@@ -11,6 +12,35 @@ use crate::record::{Refusal, Ticket};
 pub enum Effect {
     /// Hand the record at hand to the sink under this ticket.
     Publish(Ticket),
+    /// Set the event at hand aside: keep its record for the row of this entry, until a [`Effect::WriteParking`] takes
+    /// it. A restart throws away what was not taken.
+    Park {
+        /// Its ticket.
+        ticket: Ticket,
+        /// What the row says.
+        entry: Entry,
+    },
+    /// Commit the first `rows` records kept by [`Effect::Park`], and the marks, in one transaction; then answer
+    /// [`Input::ParkingWritten`](super::Input::ParkingWritten). One at a time.
+    WriteParking {
+        /// How many.
+        rows: usize,
+        /// Changes to other rows.
+        marks: Vec<Mark>,
+    },
+    /// Hand a parked record to the sink under this ticket. The answer is a report, or
+    /// [`Input::Gone`](super::Input::Gone).
+    Try {
+        /// A ticket of its own.
+        ticket: Ticket,
+        /// Whose record.
+        position: Position,
+    },
+    /// A parked event reached the broker.
+    Released {
+        /// Which.
+        position: Position,
+    },
     /// An event reached the broker: committed at this time.
     Published {
         /// When its transaction was committed.

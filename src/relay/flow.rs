@@ -5,8 +5,9 @@
 
 use super::stream::Upcoming;
 use crate::event::{PgTime, Position};
+use crate::parked::Lane;
 use crate::record::Ticket;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 /// Tickets from the oldest without an outcome to the newest. One stuck report may have this many resolved ones behind
 /// it: about 50 bytes each, 50 MB at the worst.
@@ -25,6 +26,7 @@ pub struct Limits {
 pub(super) struct Slot {
     pub(super) position: Position,
     pub(super) commit_time: PgTime,
+    pub(super) lane: Lane,
     size_bytes: u32,
     state: Handed,
 }
@@ -33,17 +35,26 @@ pub(super) struct Slot {
 enum Handed {
     Over,
     Landed,
+    /// Refused, by a broker that may have meant another of its batch.
+    Refused,
+    /// Set aside: its row is not committed.
+    Aside,
     Never,
 }
 
 impl Slot {
-    pub(super) fn new(upcoming: &Upcoming, size_bytes: usize) -> Self {
+    pub(super) fn new(upcoming: &Upcoming, lane: Lane, size_bytes: usize) -> Self {
         Self {
             position: upcoming.position,
             commit_time: upcoming.commit_time,
+            lane,
             size_bytes: u32::try_from(size_bytes).unwrap_or(u32::MAX),
             state: Handed::Over,
         }
+    }
+
+    pub(super) fn size_bytes(&self) -> usize {
+        usize::try_from(self.size_bytes).unwrap_or(usize::MAX)
     }
 }
 
@@ -58,12 +69,18 @@ pub(super) struct Flow {
     shut: bool,
     /// Commit time of an event that the sink has not taken yet.
     waiting: Option<PgTime>,
-    /// Below this position one event at a time is in flight, to find the one a broker refuses.
-    careful_until: Position,
+    /// Events of batches that a broker refused: each is sent with nothing else in flight, to find the one it means.
+    suspects: BTreeSet<Position>,
+    /// One of them is in flight.
+    alone: bool,
+    /// Of a suspect, a later event of its lane that reached the broker before it.
+    overtaken: BTreeMap<Position, Position>,
+    /// Lanes with an event in flight, where a lane may have only one.
+    flying: Option<HashSet<Lane>>,
 }
 
 impl Flow {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: Limits, strict: bool) -> Self {
         Self {
             limits,
             slots: VecDeque::new(),
@@ -72,23 +89,31 @@ impl Flow {
             bytes: 0,
             shut: false,
             waiting: None,
-            careful_until: Position::default(),
+            suspects: BTreeSet::new(),
+            alone: false,
+            overtaken: BTreeMap::new(),
+            flying: strict.then(HashSet::new),
         }
     }
 
     pub(super) fn has_room(&self, next: Position) -> bool {
-        if next < self.careful_until {
+        if self.alone || self.suspects.contains(&next) {
             return self.events == 0;
         }
         !self.shut
     }
 
-    pub(super) fn careful(&mut self, until: Position) {
-        self.careful_until = self.careful_until.max(until);
+    /// Whether the lane may have another event in flight.
+    pub(super) fn admits(&self, lane: Lane) -> bool {
+        self.flying.as_ref().is_none_or(|flying| !flying.contains(&lane))
     }
 
     pub(super) fn hand_over(&mut self, ticket: Ticket, slot: Slot) {
         self.waiting = None;
+        self.alone = self.suspects.contains(&slot.position);
+        if let Some(flying) = &mut self.flying {
+            flying.insert(slot.lane);
+        }
         self.events += 1;
         self.bytes += u64::from(slot.size_bytes);
         self.shut = self.events >= self.limits.events_max || self.bytes >= self.limits.bytes_max;
@@ -98,8 +123,7 @@ impl Flow {
     /// The newest event was not taken by the sink.
     pub(super) fn retract(&mut self) {
         let Some(slot) = self.slots.pop_back() else { return };
-        self.events -= 1;
-        self.bytes -= u64::from(slot.size_bytes);
+        self.left(&slot);
         self.waiting = Some(slot.commit_time);
         // It was let in, so the intake was open before it.
         self.shut = false;
@@ -110,6 +134,7 @@ impl Flow {
         let slot = Slot {
             position: Position::default(),
             commit_time: PgTime::default(),
+            lane: Lane::default(),
             size_bytes: 0,
             state: Handed::Never,
         };
@@ -125,13 +150,77 @@ impl Flow {
 
     /// The event of a ticket reached the broker.
     pub(super) fn landed(&mut self, ticket: Ticket) {
+        self.ends(ticket, Handed::Landed);
+    }
+
+    /// The batch the event was in was refused.
+    pub(super) fn refused(&mut self, ticket: Ticket) {
+        self.ends(ticket, Handed::Refused);
+    }
+
+    /// The event of a ticket was handed over, and is to be set aside instead.
+    pub(super) fn put_aside(&mut self, ticket: Ticket) {
+        self.ends(ticket, Handed::Aside);
+    }
+
+    /// An event that is set aside without being handed over.
+    pub(super) fn aside(&mut self, ticket: Ticket, slot: Slot) {
+        self.waiting = None;
+        self.push(ticket, Slot { state: Handed::Aside, ..slot });
+    }
+
+    /// Whether the event was sent with nothing else in flight, because it was suspected.
+    pub(super) fn was_alone(&self) -> bool {
+        self.alone
+    }
+
+    /// A later event of its lane that was published before this one.
+    pub(super) fn overtaken(&mut self, position: Position) -> Option<Position> {
+        self.suspects.remove(&position);
+        self.overtaken.remove(&position)
+    }
+
+    fn ends(&mut self, ticket: Ticket, state: Handed) {
         let slot = self.index(ticket).and_then(|index| self.slots.get_mut(index));
         let Some(slot) = slot else { return };
-        slot.state = Handed::Landed;
-        self.events -= 1;
-        self.bytes -= u64::from(slot.size_bytes);
+        slot.state = state;
+        let slot = *slot;
+        if state == Handed::Landed && self.alone {
+            self.suspects.remove(&slot.position);
+            self.overtaken.remove(&slot.position);
+        }
+        self.left(&slot);
         let Limits { events_max, bytes_max } = self.limits;
         self.shut &= self.events > events_max / 4 * 3 || self.bytes > bytes_max / 4 * 3;
+    }
+
+    /// An event is not in flight any more.
+    fn left(&mut self, slot: &Slot) {
+        self.events -= 1;
+        self.bytes -= u64::from(slot.size_bytes);
+        self.alone = false;
+        if let Some(flying) = &mut self.flying {
+            flying.remove(&slot.lane);
+        }
+    }
+
+    /// Remembers who was in a refused batch, and which of them a later event of its lane has overtaken.
+    pub(super) fn suspect_the_refused(&mut self) {
+        let mut landed: HashMap<Lane, Position> = HashMap::new();
+        for slot in self.slots.iter().rev() {
+            match slot.state {
+                Handed::Landed => {
+                    landed.entry(slot.lane).or_insert(slot.position);
+                }
+                Handed::Refused => {
+                    self.suspects.insert(slot.position);
+                    if let Some(&later) = landed.get(&slot.lane) {
+                        self.overtaken.insert(slot.position, later);
+                    }
+                }
+                Handed::Over | Handed::Aside | Handed::Never => {}
+            }
+        }
     }
 
     pub(super) fn forget_below(&mut self, low: Ticket) {
@@ -143,6 +232,10 @@ impl Flow {
     pub(super) fn clear(&mut self) {
         self.slots.clear();
         self.waiting = None;
+        self.alone = false;
+        if let Some(flying) = &mut self.flying {
+            flying.clear();
+        }
         self.events = 0;
         self.bytes = 0;
         self.shut = false;
@@ -153,7 +246,8 @@ impl Flow {
     }
 
     pub(super) fn oldest(&self) -> Option<PgTime> {
-        let front = self.slots.front().filter(|slot| slot.state == Handed::Over);
+        let unresolved = |slot: &&Slot| matches!(slot.state, Handed::Over | Handed::Aside);
+        let front = self.slots.front().filter(unresolved);
         front.map(|slot| slot.commit_time).or(self.waiting)
     }
 

@@ -2,9 +2,11 @@
 
 use crate::ack::Progress;
 use crate::error::Halt;
-use crate::event::{Aggregate, PgTime};
+use crate::event::{Aggregate, PgTime, Position};
 use crate::lsn::Lsn;
-use crate::record::{Outcome, Ticket};
+use crate::parked::{Entry, Wish};
+use crate::record::{Outcome, Refusal, Ticket};
+use std::time::Duration;
 
 /// Everything that can happen to a relay.
 #[derive(Debug)]
@@ -16,6 +18,9 @@ pub enum Input<'a> {
         /// Whether positions mean what they meant in the stream before: the same cluster, timeline and slot. After a
         /// failover they do not, and nothing we remember counts any more.
         same_history: bool,
+        /// The parked table's rows, in order of the stream: unresolved ones, and resolved ones the stream may bring
+        /// again. Read after everybody else's writes were fenced off.
+        parked: &'a [Entry],
     },
     /// A transaction begins.
     Begin {
@@ -54,7 +59,9 @@ pub enum Input<'a> {
     Refused {
         /// Whose.
         ticket: Ticket,
-        /// Told when all before it is resolved.
+        /// Why.
+        reason: Refusal,
+        /// Where poison stops the pipeline: told when all before it is resolved.
         halt: Box<Halt>,
     },
     /// The sink's state can't be trusted: everything in flight is unknown.
@@ -65,6 +72,20 @@ pub enum Input<'a> {
     SourceLost,
     /// The cursor row of the last [`Effect::WriteCursor`] is committed.
     CursorWritten,
+    /// The write of the last [`Effect::WriteParking`](super::Effect::WriteParking) is committed.
+    ParkingWritten,
+    /// The row of a try is not in the table: somebody deleted it.
+    Gone {
+        /// The ticket of [`Effect::Try`](super::Effect::Try).
+        ticket: Ticket,
+    },
+    /// A person asks for something to be done with a parked event.
+    Wish {
+        /// Which.
+        position: Position,
+        /// What.
+        wish: Wish,
+    },
     /// Stop reading, finish what is in flight, and say when that is done.
     Drain,
     /// Going on would be wrong, for a reason the driver found: finish what is in flight, then halt.
@@ -82,9 +103,16 @@ pub enum Change<'a> {
         aggregate: Aggregate<'a>,
         /// Bytes of its record, for flow control.
         size_bytes: usize,
+        /// How long it has to be kept back: zero for most.
+        wait: Duration,
     },
     /// Not an event of ours: another table, an update, a message with another prefix. Or one of an earlier session.
     Skipped,
     /// An event that can never be published as it is, and why.
-    Poison(Box<Halt>),
+    Poison {
+        /// The unit of order it belongs to, if that much is known.
+        aggregate: Option<Aggregate<'a>>,
+        /// Where poison stops the pipeline: told when all before it is resolved.
+        halt: Box<Halt>,
+    },
 }

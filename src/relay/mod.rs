@@ -10,29 +10,39 @@
 //!
 //! ```text
 //! Begin Change* Commit ─▶ stream ─▶ tracker ─▶ feedback ─▶ WriteCursor ─▶ (written) ─▶ Confirm
-//!                            └────▶ flow ─▶ Publish ─▶ (report) ─▶ tracker
+//!                            ├────▶ flow ─▶ Publish ─▶ (report) ─▶ tracker
+//!                            └────▶ parking ─▶ Park, WriteParking ─▶ (written) ─▶ tracker
+//!                                      └─ lanes ─▶ Try ─▶ (report) ─▶ WriteParking
 //! ```
 
 mod effect;
+mod ends;
+mod events;
 mod feedback;
 mod flow;
 mod input;
+mod lanes;
+mod parking;
 mod phase;
 mod stream;
 
 pub use effect::{Effect, Restart};
 pub use flow::Limits;
 pub use input::{Change, Input};
+pub use lanes::Counts;
+pub use parking::{OnPoison, Rules};
 pub use stream::Upcoming;
 
-use crate::ack::{Broken, Progress, Resolution, Tracker};
+use crate::ack::{Progress, Tracker};
 use crate::error::Halt;
-use crate::event::PgTime;
+use crate::event::{Aggregate, PgTime, Position};
 use crate::lsn::Lsn;
-use crate::record::{Outcome, Refusal, Scope, Ticket};
+use crate::parked::{Lane, State};
+use crate::record::Refusal;
 use feedback::Feedback;
-use flow::{Flow, Slot};
-use phase::{Phase, Until, poison, violation};
+use flow::Flow;
+use parking::Parking;
+use phase::{Phase, Until};
 use std::time::Duration;
 use stream::Stream;
 
@@ -43,6 +53,8 @@ pub struct Settings {
     pub limits: Limits,
     /// Pause between two cursor rows while events are delivered.
     pub cursor_interval: Duration,
+    /// How events are parked and tried again.
+    pub rules: Rules,
 }
 
 /// The relay of one pipeline.
@@ -52,7 +64,10 @@ pub struct Relay {
     stream: Stream,
     flow: Flow,
     feedback: Feedback,
+    parking: Parking,
     phase: Phase,
+    /// A broker refused a batch: nothing more is sent until all of it is reported, or the sink says it is broken.
+    refused: Option<Refusal>,
 }
 
 impl Relay {
@@ -61,9 +76,11 @@ impl Relay {
         Self {
             tracker: Tracker::new(Progress::default()),
             stream: Stream::default(),
-            flow: Flow::new(settings.limits),
+            flow: Flow::new(settings.limits, settings.rules.strict),
             feedback: Feedback::new(settings.cursor_interval),
+            parking: Parking::new(settings.rules),
             phase: Phase::Running,
+            refused: None,
         }
     }
 
@@ -72,66 +89,7 @@ impl Relay {
         if matches!(self.phase, Phase::Ended) {
             return;
         }
-        let broken = match input {
-            Input::Change(change) => self.change(change, effects),
-            Input::Report { ticket, outcome } => {
-                self.report(ticket, outcome, effects);
-                Ok(())
-            }
-            Input::Refused { ticket, halt } => {
-                self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
-                Ok(())
-            }
-            Input::NotTaken { ticket } => {
-                self.tracker.retract(ticket);
-                self.flow.retract();
-                self.stream.retract();
-                Ok(())
-            }
-            Input::Begin { commit_lsn, commit_time } => {
-                self.stream.begin(&mut self.tracker, commit_lsn, commit_time)
-            }
-            Input::Commit { commit_lsn, end_lsn } => {
-                self.stream.commit(&mut self.tracker, commit_lsn, end_lsn)
-            }
-            Input::Keepalive { wal_end } => {
-                self.stream.keepalive(&mut self.tracker, wal_end);
-                Ok(())
-            }
-            Input::Started { cursor, same_history } => {
-                self.start(cursor, same_history, effects);
-                Ok(())
-            }
-            Input::SinkBroken => {
-                self.restart(Restart::SinkBroken, effects);
-                Ok(())
-            }
-            Input::SlotTaken => {
-                self.slot_taken(effects);
-                Ok(())
-            }
-            Input::SourceLost => {
-                self.source_lost(effects);
-                Ok(())
-            }
-            Input::CursorWritten => {
-                self.feedback.written();
-                Ok(())
-            }
-            Input::Drain => {
-                self.drain();
-                Ok(())
-            }
-            Input::Halt(halt) => {
-                // The first reason stands.
-                if !matches!(self.phase, Phase::Halting { .. }) {
-                    self.phase = Phase::Halting { halt, until: Until::Quiet };
-                }
-                Ok(())
-            }
-            Input::Tick => Ok(()),
-        };
-        if let Err(broken) = broken {
+        if let Err(broken) = self.take(now, input, effects) {
             self.violated(broken);
         }
         self.settle(now, effects);
@@ -140,8 +98,37 @@ impl Relay {
     /// Whether the next change may be taken. While it is not, the driver keeps its place and waits for reports.
     pub fn intake_open(&self) -> bool {
         matches!(self.phase, Phase::Running)
+            && self.refused.is_none()
             && self.flow.has_room(self.stream.expected())
             && self.tracker.span() < flow::SPAN_MAX
+            && self.parking.has_room()
+            && !self.parking.needs_quiet(self.resolved())
+    }
+
+    /// Whether an event of this aggregate may be handed over now; while it may not, the driver keeps its place.
+    pub fn admits(&self, aggregate: Aggregate<'_>) -> bool {
+        !self.parking.rules.strict || self.flow.admits(Lane::of(aggregate))
+    }
+
+    /// Whether parked events have reached their bound, so that the intake is shut.
+    pub fn parking_is_full(&self) -> bool {
+        !self.parking.has_room()
+    }
+
+    /// How many events are parked.
+    pub fn parked(&self) -> Counts {
+        self.parking.counts()
+    }
+
+    /// How many lanes are blocked.
+    pub fn blocked_lanes(&self) -> usize {
+        self.parking.lanes.blocked()
+    }
+
+    /// The first parked events that others wait behind, in order of the stream: where, state, attempts, and when they
+    /// are tried next, by the relay's clock.
+    pub fn heads(&self, most: usize) -> Vec<(Position, State, u32, Duration)> {
+        self.parking.lanes.heads(most)
     }
 
     /// What the next change of the stream is, or `None` where an earlier session has dealt with it.
@@ -161,7 +148,8 @@ impl Relay {
 
     /// Events and bytes that were handed over and have no report.
     pub fn in_flight(&self) -> (u64, u64) {
-        self.flow.in_flight()
+        let (events, bytes) = self.flow.in_flight();
+        (events + self.parking.tries() as u64, bytes)
     }
 
     /// Commit time of the oldest event without an outcome.
@@ -171,7 +159,9 @@ impl Relay {
 
     /// When the relay next wants a [`Input::Tick`], by the clock of `now`.
     pub fn deadline(&self) -> Option<Duration> {
-        self.feedback.deadline(self.tracker.progress())
+        let row = self.feedback.deadline(self.tracker.progress());
+        let due = self.parking.deadline().filter(|_| self.tries_allowed());
+        [row, due].into_iter().flatten().min()
     }
 
     /// Whether the relay has said [`Effect::Drained`] or [`Effect::Halt`].
@@ -192,151 +182,34 @@ impl Relay {
         !matches!(self.phase, Phase::Running)
     }
 
-    /// A row ahead of our own progress was written by another owner of the slot, who published what we have in flight.
-    /// In another history our progress means nothing: what we took for a repetition there would be a new event.
-    fn start(&mut self, cursor: Progress, same_history: bool, effects: &mut Vec<Effect>) {
-        self.feedback.lost();
-        let ours = self.stream.started() && same_history;
-        if !ours || cursor > self.tracker.progress() {
-            let in_flight = self.flow.in_flight().0;
-            self.tracker.adopt(cursor);
-            self.flow.clear();
-            self.stream.expect(cursor);
-            self.feedback.resumed(cursor);
-            if in_flight > 0 {
-                effects.push(Effect::Restart { why: Restart::SlotTaken });
-            }
-        }
-        self.stream.reconnected();
-    }
-
-    fn change(&mut self, change: Change<'_>, effects: &mut Vec<Effect>) -> Result<(), Broken> {
-        let Some(upcoming) = self.stream.change()? else { return Ok(()) };
-        let ticket = self.tracker.change();
-        match change {
-            Change::Event { aggregate: _, size_bytes } => {
-                self.flow.hand_over(ticket, Slot::new(&upcoming, size_bytes));
-                effects.push(Effect::Publish(ticket));
-            }
-            Change::Skipped => {
-                self.flow.skip(ticket);
-                self.resolve(ticket);
-            }
-            Change::Poison(halt) => {
-                self.flow.skip(ticket);
-                self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
-            }
-        }
-        Ok(())
-    }
-
-    fn report(&mut self, ticket: Ticket, outcome: Outcome, effects: &mut Vec<Effect>) {
-        let Some(slot) = self.flow.get(ticket) else { return };
-        match outcome {
-            Outcome::Acked => {
-                self.flow.landed(ticket);
-                self.resolve(ticket);
-                self.feedback.delivered();
-                effects.push(Effect::Published { commit_time: slot.commit_time });
-            }
-            Outcome::Rejected { scope: Scope::Event, reason } if self.names_one(reason) => {
-                let halt = Box::new(poison(slot.position, reason));
-                self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
-            }
-            Outcome::Rejected { scope: Scope::Event, reason } => {
-                self.flow.careful(self.stream.expected());
-                self.restart(Restart::Refused(reason), effects);
-            }
-            Outcome::Rejected { scope: Scope::Destination | Scope::Broker, reason: _ }
-            | Outcome::Unknown => self.restart(Restart::Unknown, effects),
-        }
-    }
-
-    /// Whether a refusal can only mean the event it came for. A broker refuses batches: its word counts for one event
-    /// alone only while one alone is in flight.
-    fn names_one(&self, reason: Refusal) -> bool {
-        match reason {
-            Refusal::TooLarge { .. } | Refusal::TopicName | Refusal::Partition(_) => true,
-            Refusal::Kafka(_) => self.flow.in_flight().0 == 1,
-        }
-    }
-
-    fn resolve(&mut self, ticket: Ticket) {
-        let resolution = self.tracker.resolve(ticket);
-        assert_eq!(resolution, Ok(Resolution::Resolved), "of {ticket:?}");
-        self.flow.forget_below(self.tracker.low());
-    }
-
-    fn restart(&mut self, why: Restart, effects: &mut Vec<Effect>) {
+    /// Every change of the stream below it is resolved.
+    fn resolved(&self) -> Position {
         let progress = self.tracker.progress();
-        self.tracker.give_up();
-        self.flow.clear();
-        self.stream.expect(progress);
-        match self.phase {
-            Phase::Running => effects.push(Effect::Restart { why }),
-            // It may not say that all before it is published when that is in doubt. The stream brings it again.
-            Phase::Halting { until: Until::Lowest(_), .. } => {
-                self.phase = Phase::Running;
-                effects.push(Effect::Restart { why });
-            }
-            // Nothing more will be resolved, so the end is here.
-            Phase::Halting { ref mut until, .. } => *until = Until::Now,
-            Phase::Draining | Phase::Ended => {}
-        }
+        let start = Position { commit_lsn: progress.watermark.lsn(), ordinal: 0 };
+        progress.partial.unwrap_or(start)
     }
 
-    /// What is in flight is not ours to send, nor is the row ours to write: an end that waited for either is here.
-    fn slot_taken(&mut self, effects: &mut Vec<Effect>) {
-        self.feedback.lost();
-        self.restart(Restart::SlotTaken, effects);
-        match std::mem::replace(&mut self.phase, Phase::Ended) {
-            Phase::Running => self.phase = Phase::Running,
-            Phase::Draining => {
-                effects.extend([Effect::Restart { why: Restart::SlotTaken }, Effect::Drained]);
-            }
-            Phase::Halting { halt, .. } => {
-                effects.extend([Effect::Restart { why: Restart::SlotTaken }, Effect::Halt(halt)]);
-            }
-            Phase::Ended => {}
-        }
+    /// Whether parked events may be tried.
+    fn tries_allowed(&self) -> bool {
+        matches!(self.phase, Phase::Running) && self.refused.is_none()
     }
 
-    fn source_lost(&mut self, effects: &mut Vec<Effect>) {
-        self.feedback.lost();
-        self.stream.disconnected();
-        if matches!(self.phase, Phase::Halting { until: Until::Lowest(_), .. }) {
-            // Without a row nobody may rely on what was before the poison: it is found again.
-            self.restart(Restart::Unknown, effects);
-        }
-        // A cursor row can't be written any more: what is repeated then is what the row does not show.
-        match std::mem::replace(&mut self.phase, Phase::Ended) {
-            Phase::Running => self.phase = Phase::Running,
-            Phase::Draining => effects.push(Effect::Drained),
-            Phase::Halting { halt, .. } => effects.push(Effect::Halt(halt)),
-            Phase::Ended => {}
-        }
-    }
-
-    fn drain(&mut self) {
-        if matches!(self.phase, Phase::Running) {
-            self.phase = Phase::Draining;
-        }
-    }
-
-    fn violated(&mut self, broken: Broken) {
-        let halt = Box::new(violation(broken));
-        self.phase = Phase::Halting { halt, until: Until::Now };
-    }
-
-    /// What holds after every input: the cursor follows the watermark, the confirmation follows the cursor, and a
-    /// phase that has nothing left to wait for ends.
+    /// What holds after every input: parked rows are written, heads are tried, the cursor follows the watermark, the
+    /// confirmation follows the cursor, and a phase that has nothing left to wait for ends.
     fn settle(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        let nothing_flies = self.flow.in_flight().0 == 0 && self.parking.tries() == 0;
+        if let Some(reason) = self.refused.filter(|_| nothing_flies) {
+            self.restart(Restart::Refused(reason), effects);
+        }
+        if self.tries_allowed() {
+            self.parking.tick(now, self.resolved(), self.flow.in_flight().0, effects);
+        }
+        effects.extend(self.parking.write_due());
         let progress = self.tracker.progress();
+        let quiet = self.flow.in_flight().0 == 0 && self.parking.quiet();
         let last = match &self.phase {
             Phase::Running => false,
-            Phase::Draining | Phase::Halting { until: Until::Quiet, .. } => {
-                self.flow.in_flight().0 == 0
-            }
+            Phase::Draining | Phase::Halting { until: Until::Quiet, .. } => quiet,
             Phase::Halting { until: Until::Lowest(poison), .. } => self.tracker.low() == *poison,
             Phase::Halting { until: Until::Now, .. } => true,
             Phase::Ended => return,

@@ -1,17 +1,22 @@
 //! Transcripts of the relay: what happens on the left, what it wants done on the right.
 //!
 //! Times are milliseconds, positions small numbers. The limits are 4 events and 1000 bytes, the cursor's interval
-//! 1000 ms.
+//! 1000 ms. A poison event stops the relay in [`check`]; in [`check_parking`] it blocks its aggregate: 3 attempts, n
+//! seconds after the n-th, 5 rows.
 
 mod again;
 mod ends;
 mod flow;
+mod park;
+mod tries;
 
 use super::*;
 use crate::error::HaltReason;
 use crate::event::Aggregate;
 use crate::event::Position;
 use crate::lsn::Watermark;
+use crate::parked::{Became, Entry, Mark, Wish};
+use crate::record::{Outcome, Scope, Ticket};
 use expect_test::Expect;
 use std::fmt::Write;
 
@@ -19,6 +24,8 @@ struct Script {
     relay: Relay,
     now: Duration,
     transcript: String,
+    /// The parked table's rows for the next start.
+    table: Vec<Entry>,
 }
 
 fn lsn(value: u64) -> Lsn {
@@ -35,12 +42,30 @@ fn progress(watermark: u64, partial: Option<(u64, u64)>) -> Progress {
     Progress { watermark: Watermark::resumed(lsn(watermark)), partial }
 }
 
-/// Runs a script, a line an input, and compares the transcript.
+fn rules(on_poison: OnPoison) -> Rules {
+    let step = Duration::from_secs(1);
+    Rules { on_poison, attempts_max: 3, step, steps_max: 2, rows_max: 5, strict: false }
+}
+
+/// Runs a script where poison stops, a line an input, and compares the transcript.
 fn check(script: &str, expected: &Expect) {
+    run(rules(OnPoison::Stop), script, expected);
+}
+
+/// Runs a script where poison blocks its aggregate.
+fn check_parking(script: &str, expected: &Expect) {
+    run(rules(OnPoison::BlockKey), script, expected);
+}
+
+fn run(rules: Rules, script: &str, expected: &Expect) {
     let limits = Limits { events_max: 4, bytes_max: 1000 };
-    let settings = Settings { limits, cursor_interval: Duration::from_secs(1) };
-    let mut run =
-        Script { relay: Relay::new(settings), now: Duration::ZERO, transcript: String::new() };
+    let settings = Settings { limits, cursor_interval: Duration::from_secs(1), rules };
+    let mut run = Script {
+        relay: Relay::new(settings),
+        now: Duration::ZERO,
+        transcript: String::new(),
+        table: Vec::new(),
+    };
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
         run.line(line);
     }
@@ -51,24 +76,38 @@ impl Script {
     fn line(&mut self, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();
         let number = |index: usize| words[index].parse::<u64>().unwrap();
-        let report = |outcome| Input::Report { ticket: Ticket(number(1)), outcome };
         let reject = |scope, reason| Outcome::Rejected { scope, reason };
         let too_large = Refusal::TooLarge { size: 9, limit: 8 };
+        let ticket = |index: usize| match words[index].strip_prefix('t') {
+            Some(number) => Ticket(1 << 63 | number.parse::<u64>().unwrap()),
+            None => Ticket(number(index)),
+        };
+        let report = |outcome| Input::Report { ticket: ticket(1), outcome };
+        let position = || Position { commit_lsn: lsn(number(1)), ordinal: number(2) };
+        let parked = std::mem::take(&mut self.table);
+        let started =
+            |cursor, same_history| Input::Started { cursor, same_history, parked: &parked };
         let input = match words[0] {
-            "start" => Input::Started { cursor: progress(number(1), None), same_history: true },
-            "promoted" => Input::Started { cursor: progress(number(1), None), same_history: false },
-            "resume" => {
-                let cursor = progress(number(1), Some((number(2), number(3))));
-                Input::Started { cursor, same_history: true }
+            "row" => {
+                self.table = parked;
+                self.table.push(row(position(), words[3], words[4]));
+                return;
             }
+            "start" => started(progress(number(1), None), true),
+            "promoted" => started(progress(number(1), None), false),
+            "resume" => started(progress(number(1), Some((number(2), number(3)))), true),
             "begin" => Input::Begin { commit_lsn: lsn(number(1)), commit_time: PgTime::default() },
             "event" => Input::Change(Change::Event {
                 aggregate: Aggregate { kind: "order", id: words[1] },
                 size_bytes: words.get(2).map_or(10, |size| size.parse().unwrap()),
+                wait: Duration::from_millis(words.get(3).map_or(0, |wait| wait.parse().unwrap())),
             }),
             "busy" => Input::NotTaken { ticket: Ticket(number(1)) },
             "skip" => Input::Change(Change::Skipped),
-            "poison" => Input::Change(Change::Poison(Box::new(halt("no aggregate id")))),
+            "poison" => Input::Change(Change::Poison {
+                aggregate: words.get(1).map(|id| Aggregate { kind: "order", id }),
+                halt: Box::new(halt("no aggregate id")),
+            }),
             "commit" => Input::Commit { commit_lsn: lsn(number(1)), end_lsn: lsn(number(2)) },
             "keepalive" => Input::Keepalive { wal_end: lsn(number(1)) },
             "acked" => report(Outcome::Acked),
@@ -76,6 +115,7 @@ impl Script {
             "toolarge" => report(reject(Scope::Event, too_large)),
             "nottaken" => Input::Refused {
                 ticket: Ticket(number(1)),
+                reason: Refusal::Partition(7),
                 halt: Box::new(halt("no such partition")),
             },
             "refused" => report(reject(Scope::Event, Refusal::Kafka(10))),
@@ -84,6 +124,9 @@ impl Script {
             "taken" => Input::SlotTaken,
             "lost" => Input::SourceLost,
             "written" => Input::CursorWritten,
+            "parked" => Input::ParkingWritten,
+            "gone" => Input::Gone { ticket: ticket(1) },
+            "wish" => Input::Wish { position: position(), wish: Wish::parse(words[3]).unwrap() },
             "unfit" => Input::Halt(Box::new(halt("no reader"))),
             "drain" => Input::Drain,
             "wait" => {
@@ -100,6 +143,31 @@ impl Script {
     }
 }
 
+/// A row of the parked table that was refused once.
+fn row(position: Position, id: &str, state: &str) -> Entry {
+    Entry {
+        position,
+        lane: Some(Lane::of(Aggregate { kind: "order", id })),
+        state: State::parse(state).unwrap(),
+        attempts: 1,
+        wait: Duration::ZERO,
+        overtaken_by: None,
+    }
+}
+
+fn became(mark: &Mark) -> String {
+    let became = match mark.became {
+        Became::Refused { state, attempts, .. } => format!("{} after {attempts}", state.name()),
+        Became::Done => "done".into(),
+        Became::Skipped => "skipped".into(),
+        Became::Again => "again".into(),
+        Became::Declined => "declined".into(),
+        Became::DeadSent => "sent to the dead".into(),
+        Became::Overtaken { by } => format!("overtaken by {by}"),
+    };
+    format!("{} {became}", mark.position)
+}
+
 fn show(effect: &Effect) -> String {
     let row = |progress: &Progress| match progress.partial {
         Some(partial) => format!("{}+{partial}", progress.watermark),
@@ -107,6 +175,17 @@ fn show(effect: &Effect) -> String {
     };
     match effect {
         Effect::Publish(ticket) => format!("publish #{}", ticket.0),
+        Effect::Park { ticket, entry } => {
+            let wait = entry.wait.as_millis();
+            let by = entry.overtaken_by.map_or(String::new(), |by| format!(" overtaken by {by}"));
+            format!("park #{} {} {wait}{by}", ticket.0, entry.state.name())
+        }
+        Effect::WriteParking { rows, marks } => {
+            let marks: Vec<String> = marks.iter().map(became).collect();
+            format!("write {rows} rows [{}]", marks.join("; "))
+        }
+        Effect::Try { ticket, position } => format!("try t{} {position}", ticket.0 & !(1 << 63)),
+        Effect::Released { position } => format!("released {position}"),
         Effect::Published { .. } => "published".into(),
         Effect::WriteCursor(progress) => format!("write cursor {}", row(progress)),
         Effect::Confirm(watermark) => format!("confirm {watermark}"),

@@ -94,4 +94,14 @@ impl Pipeline {
         assert!(self.config.contains(&head), "{}", self.config);
         self.config.replacen(&head, &format!("{head}{line}\n"), 1)
     }
+
+    /// The configuration under which a poison event halts the pipeline.
+    pub(crate) fn stops(&self) -> String {
+        self.with_parking(&self.config, "on_poison = \"stop\"")
+    }
+
+    /// A configuration with lines for `[parking]`.
+    pub(crate) fn with_parking(&self, config: &str, lines: &str) -> String {
+        format!("{config}\n[pipelines.{}.parking]\n{lines}\n", self.name)
+    }
 }

@@ -36,6 +36,8 @@ mod topic;
 
 // The tests.
 
+/// The alert rules, by Prometheus' own tool.
+mod alerts;
 /// What measures, and runs alone: memory, idleness.
 mod alone;
 /// The long list of bad input, where no other module has it.
@@ -58,8 +60,15 @@ mod kafka_sink;
 mod many;
 /// What the operations page tells an operator to do.
 mod operations;
+/// The operators' words that need no relay.
+mod parked_cli;
+/// The parked table: rows, marks, tombstones, and who may write them.
+mod parked_table;
+mod parking;
 /// Events that can never be published.
 mod poison;
+/// Polling's adapter: claims, their order, their marks, the session.
+mod poll_claims;
 /// A wrong start on the shared servers: told, and mended without loss.
 mod refusals;
 /// A wrong start that needs a server of its own.

@@ -24,7 +24,7 @@ async fn three() -> [Pipeline; 3] {
 }
 
 fn together(pipelines: &[Pipeline]) -> String {
-    pipelines.iter().map(|pipeline| pipeline.config.as_str()).collect()
+    pipelines.iter().map(Pipeline::stops).collect()
 }
 
 fn state<'a>(status: &'a Value, pipeline: &Pipeline) -> &'a Value {
@@ -78,7 +78,7 @@ async fn one_that_halts_leaves_the_others_alone_and_the_last_halt_ends_the_proce
 #[tokio::test]
 async fn stop_after_one_of_two_halted_is_clean() {
     let [one, two, _] = &three().await;
-    let relay = spawn(&format!("{}{}", one.config, two.config));
+    let relay = spawn(&format!("{}{}", one.stops(), two.config));
     poison(one).await;
     relay.await_state("halted", SOON).await;
     two.insert(10).await;
@@ -90,7 +90,7 @@ async fn stop_after_one_of_two_halted_is_clean() {
 #[tokio::test]
 async fn fail_fast_stops_the_others_in_good_order_and_exits_3() {
     let [one, two, _] = &three().await;
-    let config = format!("{}{}", one.config, two.config);
+    let config = format!("{}{}", one.stops(), two.config);
     let relay = Relay::spawn_with(&config, &["--fail-fast", "--log-format", "json"], &[]);
     two.insert(100).await;
     two.topic.await_records(100, SOON).await;

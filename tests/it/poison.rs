@@ -1,4 +1,5 @@
-//! An event that can never be published: the pipeline halts before it, says which and why, and nothing of its payload.
+//! An event that can't be published, where poison stops the pipeline: it halts before it, says which and why, and
+//! nothing of its payload.
 
 use crate::halted::{Halted, halt_of, run_to_halt, spawn};
 use crate::pipeline::Pipeline;
@@ -10,6 +11,8 @@ const SOON: Duration = Duration::from_secs(30);
 
 /// Stands in every payload, key and header that must not be shown.
 const SECRET: &str = "planted-5f1c";
+
+const STOP: &str = "on_poison = \"stop\"";
 
 const INSERT: &str =
     "insert into outbox (aggregate_type, aggregate_id, event_type, payload, headers) values ";
@@ -77,12 +80,12 @@ async fn null_aggregate_id_halts_before_it() {
         pipeline.sql.batch("alter table outbox alter aggregate_id drop not null").await;
         let poison =
             format!("{INSERT}('order', null, 'T', '{{\"n\": 4, \"c\": \"{SECRET}\"}}', null)");
-        let halted = halted_by(&pipeline, &poison, &pipeline.config).await;
+        let halted = halted_by(&pipeline, &poison, &pipeline.stops()).await;
         says(&halted, &["event \"4\"", "\"aggregate_id\" is NULL"], "SET NOT NULL");
         let before = pipeline.confirmed_lsn().await;
         // The log has it whatever becomes of the row: a mended row is another event.
         pipeline.sql.batch("update outbox set aggregate_id = 'a' where id = 4").await;
-        assert_eq!(run_to_halt(&pipeline.config).await.message, halted.message);
+        assert_eq!(run_to_halt(&pipeline.stops()).await.message, halted.message);
         assert_eq!(pipeline.confirmed_lsn().await, before);
     }
 }
@@ -91,7 +94,7 @@ async fn null_aggregate_id_halts_before_it() {
 async fn headers_that_are_not_an_object_halt_before_it() {
     let pipeline = Pipeline::shared(Version::Pg17, "headers").await;
     let poison = format!("{INSERT}('order', 'a', 'T', '{{\"n\": 4}}', '[\"{SECRET}\"]')");
-    let halted = halted_by(&pipeline, &poison, &pipeline.config).await;
+    let halted = halted_by(&pipeline, &poison, &pipeline.stops()).await;
     says(&halted, &["event \"4\"", "\"headers\" is not a JSON object"], "JSON object");
 }
 
@@ -107,7 +110,7 @@ async fn topic_name_that_kafka_does_not_allow_halts_before_it() {
     pipeline.sql.batch(&format!("{INSERT}{}", rows(1))).await;
     let poison = row("a", 2).replace("'T'", &format!("'{SECRET}/no topic'"));
     pipeline.sql.batch(&format!("{INSERT}{poison}, {}", rows(3))).await;
-    let halted = run_to_halt(&config).await;
+    let halted = run_to_halt(&pipeline.with_parking(&config, STOP)).await;
     halted.assert_says("PR011", &["event \"2\"", "topic"], &["route.topic"]);
     assert_eq!(numbers(&pipeline).await, [1]);
     assert!(!halted.ended.stderr.contains(SECRET), "{}", halted.ended.stderr);
@@ -122,7 +125,7 @@ async fn payload_over_the_topics_limit_halts_and_goes_on_when_it_is_raised() {
         let poison = format!(
             "{INSERT}('order', 'a', 'T', json_build_object('n', 4, 'c', '{SECRET}', 'x', repeat('x', 20000)), null)"
         );
-        let halted = halted_by(&pipeline, &poison, &pipeline.config).await;
+        let halted = halted_by(&pipeline, &poison, &pipeline.stops()).await;
         says(&halted, &["event \"4\"", &pipeline.topic.name, "3000"], "max.message.bytes");
         alter(&pipeline.topic, "max.message.bytes", "100000").await;
         let relay = pipeline.run();
@@ -147,7 +150,7 @@ async fn payload_over_size_max_halts_before_it() {
     let poison = format!(
         "{INSERT}('order', 'a', 'T', json_build_object('n', 4, 'c', '{SECRET}', 'x', repeat('x', 4000)), null)"
     );
-    let halted = halted_by(&pipeline, &poison, &config).await;
+    let halted = halted_by(&pipeline, &poison, &pipeline.with_parking(&config, STOP)).await;
     says(&halted, &["event \"4\"", "2048"], "payload.size_max");
 }
 
@@ -156,7 +159,7 @@ async fn partition_that_the_topic_does_not_have_halts_with_the_way_out() {
     let pipeline = Pipeline::shared(Version::Pg17, "partition").await;
     let config = pipeline.with_line("route", "partition = \"{aggregate_id}\"");
     pipeline.sql.batch(&format!("{INSERT}{}, {}, {}", row("7", 1), row("8", 2), row("1", 3))).await;
-    let halted = run_to_halt(&config).await;
+    let halted = run_to_halt(&pipeline.with_parking(&config, STOP)).await;
     let message = ["event \"2\"", "no partition 8", &pipeline.topic.name];
     halted.assert_says("PR011", &message, &["--partitions 9", "route.partition"]);
     assert_eq!(numbers(&pipeline).await, [1]);
@@ -171,7 +174,7 @@ async fn message_that_is_not_an_event_halts_before_it() {
         pipeline_sql
             .batch(&format!("select pg_logical_emit_message(true, 'events', '{text}')"))
             .await;
-        let halted = run_to_halt(&config).await;
+        let halted = run_to_halt(&pipeline.with_parking(&config, STOP)).await;
         halted.assert_says("PR011", &[word], &["JSON object"]);
         assert!(!halted.ended.stderr.contains(SECRET), "{}", halted.ended.stderr);
         pipeline
@@ -189,7 +192,7 @@ async fn poison_behind_a_load_halts_after_all_before_it_is_published_and_confirm
     const ROWS: usize = 20_000;
     let pipeline = Pipeline::shared(Version::Pg18, "behind").await;
     pipeline.sql.batch("alter table outbox alter event_type drop not null").await;
-    let relay = spawn(&pipeline.config);
+    let relay = spawn(&pipeline.stops());
     relay.await_state("streaming", SOON).await;
     pipeline.insert(ROWS).await;
     pipeline

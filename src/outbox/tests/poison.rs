@@ -1,7 +1,7 @@
 //! NULL where a value is needed, and text that is none: the column, what mends it, never the value.
 
-use super::support::{ColumnSpec, map_layout, null, print, relation, text, typed};
-use crate::outbox::{Layout, Mapper, OutboxSpec};
+use super::support::{ColumnSpec, map_layout, map_with, null, print, relation, text, typed};
+use crate::outbox::{Layout, MapError, Mapper, OutboxSpec, Poison};
 use crate::pgoutput::{Message, decode};
 use expect_test::expect;
 
@@ -115,4 +115,71 @@ fn text_that_is_not_utf8_is_poison_and_payloads_are_bytes() {
         header    position = "0/1A2B3C8:5"
     "#]]
     .assert_eq(&all);
+}
+
+fn poison(columns: &[ColumnSpec<'_>]) -> Poison {
+    map_with(OutboxSpec::for_layout(Layout::Postrider), columns, |mapped| match mapped {
+        Err(MapError::Poison(poison)) => poison,
+        other => panic!("no poison: {other:?}"),
+    })
+}
+
+/// Everything that a parked event is made of, as far as it is known.
+fn remains(poison: &Poison) -> String {
+    let remains = &poison.remains;
+    let record = &remains.record;
+    let shown = |bytes: &Option<Vec<u8>>| {
+        bytes.as_ref().map_or("null".to_owned(), |bytes| bytes.escape_ascii().to_string())
+    };
+    let headers: Vec<String> =
+        record.headers.iter().map(|(name, value)| format!("{name}={}", shown(value))).collect();
+    format!(
+        "{}: {:?} {:?} {:?} to {:?} key {} value {} at {:?} {}\n",
+        poison.problem.code(),
+        remains.event_id,
+        remains.event_type,
+        remains.aggregate,
+        record.topic,
+        shown(&record.key),
+        shown(&record.value),
+        record.timestamp_ms,
+        headers.join(" ")
+    )
+}
+
+#[test]
+fn what_is_known_of_a_poison_event_is_kept() {
+    let mut all = String::new();
+    for at in 0..4 {
+        let mut row = columns();
+        row[at] = null(row[at].0, row[at].1);
+        all += &remains(&poison(&row));
+    }
+    for (at, value) in [(1, "no topic"), (5, "[1]"), (5, "{\"a\": 1, \"b\\u0000\": 2}")] {
+        let mut row = columns();
+        row[at].3 = Some(value);
+        all += &remains(&poison(&row));
+    }
+    expect![[r#"
+        null: None Some("OrderPlaced") Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=null type=OrderPlaced position=0/1A2B3C8:5
+        null: Some("42") Some("OrderPlaced") None to "" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=0/1A2B3C8:5
+        null: Some("42") Some("OrderPlaced") None to "order" key null value {} at Some(1704164645000) id=42 type=OrderPlaced position=0/1A2B3C8:5
+        null: Some("42") None Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=42 type=null position=0/1A2B3C8:5
+        topic_name: Some("42") Some("OrderPlaced") Some(("no topic", "o-7")) to "" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=0/1A2B3C8:5
+        headers: Some("42") Some("OrderPlaced") Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=0/1A2B3C8:5
+        header_name: Some("42") Some("OrderPlaced") Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=0/1A2B3C8:5
+    "#]].assert_eq(&all);
+    let mut row = columns();
+    row[0] = null("id", 20);
+    let shown = format!("{:?}", poison(&row));
+    assert!(!shown.contains("o-7"), "{shown}");
+}
+
+#[test]
+fn a_whole_id_is_kept_where_the_error_cuts_it() {
+    let id = "é".repeat(500);
+    let mut row = columns();
+    row[0] = text("id", &id);
+    row[1] = null("aggregate_type", 25);
+    assert_eq!(poison(&row).remains.event_id, Some(id));
 }

@@ -54,7 +54,7 @@ pub struct Facts {
     pub schema: SchemaState,
     /// The slot.
     pub slot: Option<SlotRow>,
-    /// The cursor row; not read on another version of the schema than ours.
+    /// The cursor row; not read where the schema is newer than ours.
     pub cursor: Option<Cursor>,
     /// The publication.
     pub publication: Option<PublicationFacts>,
@@ -167,6 +167,19 @@ pub fn check_objects(facts: &Facts) -> Result<(), Halt> {
         check(&[object::published_rows, object::published_columns], facts)?;
     }
     Ok(())
+}
+
+/// What polling asks: a primary, our schema, and a table that is fit. `Some` where it is to be waited for.
+///
+/// # Errors
+/// A human must act.
+pub fn check_polling(facts: &Facts) -> Result<Option<String>, Halt> {
+    check(&[object::version], facts)?;
+    if let Some(message) = object::not_now(facts) {
+        return Ok(Some(message));
+    }
+    check(&[object::schema, object::table], facts)?;
+    Ok(None)
 }
 
 /// What may be asked while a stream runs: the objects it reads through, without positions and without who holds the

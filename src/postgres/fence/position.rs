@@ -219,6 +219,7 @@ pub(in crate::postgres) fn adopted(facts: &Facts, confirmed: Lsn) -> Cursor {
         watermark: Watermark::resumed(confirmed),
         flush_limit: confirmed,
         partial: None,
+        owner_epoch: 0,
     }
 }
 

@@ -40,7 +40,7 @@ pub(in crate::postgres) fn good() -> Facts {
             role: "postrider".to_owned(),
             replication: true,
         },
-        schema: SchemaState::Version(1),
+        schema: SchemaState::Version(crate::postgres::schema::VERSION),
         slot: Some(good_slot()),
         cursor: Some(good_cursor()),
         publication: Some(PublicationFacts {
@@ -56,6 +56,7 @@ pub(in crate::postgres) fn good() -> Facts {
             kind: RelationKind::Table,
             persistence: Persistence::Logged,
             is_partition: false,
+            notifies: false,
             columns: columns.iter().map(column).collect(),
         }),
         columns: columns.to_vec(),
@@ -97,6 +98,7 @@ fn good_cursor() -> Cursor {
         watermark: Watermark::resumed(at("0/5000")),
         flush_limit: at("0/5800"),
         partial: None,
+        owner_epoch: 3,
     }
 }
 

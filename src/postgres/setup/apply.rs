@@ -99,6 +99,7 @@ pub async fn apply(
             | StepKind::Publication
             | StepKind::Schema
             | StepKind::Cursor
+            | StepKind::Notify
             | StepKind::Rights => run(control.client(), &step.sql).await,
         };
         if let Err(error) = outcome {

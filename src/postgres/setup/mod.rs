@@ -9,12 +9,14 @@
 //! accept.
 
 mod apply;
+mod notify;
 mod plan;
 mod print;
 #[cfg(test)]
 mod tests;
 
 pub use apply::{Blocker, Progress, SetupError, apply};
+pub use notify::{TRIGGER, notify_sql, notify_undo_sql};
 pub use plan::plan;
 
 use super::control::Control;
@@ -56,6 +58,8 @@ pub enum StepKind {
     Slot,
     /// The cursor row of a slot that stands already.
     Cursor,
+    /// The trigger that wakes a polling relay.
+    Notify,
     /// Rights of the relay's role.
     Rights,
 }
@@ -68,6 +72,10 @@ pub struct Options<'a> {
     pub create_table: Option<&'a str>,
     /// The role the relay will run as, where it is not the one that runs the steps: it is given what it needs.
     pub role: Option<&'a str>,
+    /// `--notify`: the trigger that wakes a polling relay.
+    pub notify: bool,
+    /// `mode = "poll"`: neither publication nor slot.
+    pub polls: bool,
     /// That role does not exist: nothing is begun ([`role_exists`]).
     pub role_missing: bool,
 }

@@ -1,7 +1,8 @@
 //! From facts to steps.
 
-use super::{Options, SetupPlan, Step, StepKind, role_sql};
+use super::{Options, SetupPlan, Step, StepKind, TRIGGER, notify_sql, role_sql};
 use crate::error::{Halt, HaltReason};
+use crate::postgres::cursor::OVER_POLLING;
 use crate::postgres::fence::{self, Facts};
 use crate::postgres::names::{ident, literal};
 use crate::postgres::schema::{MIGRATION_TABLE, SchemaState, VERSION};
@@ -15,13 +16,22 @@ const LOCK_TIMEOUT: &str = "5s";
 /// # Errors
 /// Something of the configured names stands and can't be used, or a step would leave events out.
 pub fn plan(facts: &Facts, options: &Options<'_>) -> Result<SetupPlan, Halt> {
-    fence::check_objects(facts)?;
+    if !options.polls {
+        fence::check_objects(facts)?;
+    }
     refuse(facts, options)?;
     let mut plan = SetupPlan { steps: Vec::new(), adopted: Vec::new() };
     table(facts, options, &mut plan);
-    publication(facts, &mut plan);
+    if !options.polls {
+        publication(facts, &mut plan);
+    }
     schema(facts, &mut plan);
-    slot_and_cursor(facts, &mut plan);
+    if !options.polls {
+        slot_and_cursor(facts, &mut plan);
+    }
+    if options.notify {
+        notify(facts, &mut plan);
+    }
     if let Some(role) = options.role {
         plan.steps.push(rights(facts, role));
     }
@@ -56,6 +66,7 @@ fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
         fence::check_table(facts)?;
     }
     match (&facts.slot, &facts.cursor) {
+        _ if options.polls => Ok(()),
         // A slot was there, and is gone: making one again leaves out what came between.
         (None, Some(_)) => Err(fence::slot_missing(facts)),
         // WAL from before the publication can't be used.
@@ -182,10 +193,24 @@ fn slot_and_cursor(facts: &Facts, plan: &mut SetupPlan) {
         kind: StepKind::Cursor,
         title: format!("adopt slot {name:?}: make its cursor"),
         why: "The slot stands already: the relay goes on from where it stands.",
-        sql: transaction(&format!(
-            "{}\nON CONFLICT (pipeline) DO NOTHING;",
-            insert_cursor(facts, "s.confirmed_flush_lsn", &source)
-        )),
+        sql: transaction(&format!("{};", insert_cursor(facts, "s.confirmed_flush_lsn", &source))),
+    });
+}
+
+/// Of any kind of relay, only one that polls listens.
+fn notify(facts: &Facts, plan: &mut SetupPlan) {
+    let Some(table) = &facts.names.table else { return };
+    if facts.table.as_ref().is_some_and(|facts| facts.notifies) {
+        plan.adopted.push(format!("the trigger {TRIGGER:?} of table {table}"));
+        return;
+    }
+    plan.steps.push(Step {
+        kind: StepKind::Notify,
+        title: format!("let inserts into table {table} wake the polling relay"),
+        why: "Without it a polling relay looks once an interval. Each inserting statement queues a notification, and \
+              its commit takes for a moment the one lock under which the cluster's notifications are queued. Creating \
+              it waits, at most for the lock_timeout, until no transaction that wrote to the table is open.",
+        sql: transaction(&notify_sql(table)),
     });
 }
 
@@ -216,7 +241,7 @@ fn insert_cursor(facts: &Facts, lsn: &str, source: &str) -> String {
         "INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn,\n    \
          publication, messages, watermark, flush_limit)\n\
          SELECT {pipeline}, {SYSTEM_IDENTIFIER_SQL},\n    {TIMELINE_SQL},\n    \
-         s.slot_name, {lsn}, {publication}, {messages}, {lsn}, {lsn}\nFROM {source}"
+         s.slot_name, {lsn}, {publication}, {messages}, {lsn}, {lsn}\nFROM {source}\n{OVER_POLLING}"
     )
 }
 

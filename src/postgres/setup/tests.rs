@@ -4,7 +4,7 @@ use super::*;
 use crate::error::{Halt, HaltReason};
 use crate::postgres::fence::Facts;
 use crate::postgres::fence::tests::good;
-use crate::postgres::schema::SchemaState;
+use crate::postgres::schema::{SchemaState, VERSION};
 use expect_test::expect_file;
 
 /// A server with the outbox table and nothing else of ours.
@@ -69,7 +69,8 @@ fn messages_alone_need_a_publication_without_tables() {
 
 #[test]
 fn a_role_that_does_not_exist_is_told_before_anything_is_made() {
-    let options = Options { create_table: None, role: Some("rider"), role_missing: true };
+    let options =
+        Options { role: Some("rider"), role_missing: true, ..Options::default() };
     let halt = plan(&bare(), &options).unwrap_err();
     assert_eq!(halt.reason, HaltReason::AccessDenied);
     assert!(
@@ -77,6 +78,18 @@ fn a_role_that_does_not_exist_is_told_before_anything_is_made() {
         "{}",
         halt.hint
     );
+}
+
+#[test]
+fn the_trigger_that_wakes_a_polling_relay_is_made_once_and_only_if_asked_for() {
+    let options = Options { notify: true, ..Options::default() };
+    let mut facts = good();
+    let asked = plan(&facts, &options).unwrap();
+    expect_file!["snapshots/notify.sql"].assert_eq(&asked.to_string());
+    facts.table.as_mut().unwrap().notifies = true;
+    let again = plan(&facts, &options).unwrap();
+    assert_eq!(again.steps, []);
+    assert!(again.adopted.iter().any(|object| object.contains("postrider_notify")), "{again}");
 }
 
 #[test]
@@ -111,7 +124,7 @@ fn what_can_not_be_used_is_not_adopted() {
     assert_eq!(refused(&facts).reason, HaltReason::SlotMoved);
 
     let mut facts = good();
-    facts.schema = SchemaState::Version(2);
+    facts.schema = SchemaState::Version(VERSION + 1);
     assert_eq!(refused(&facts).reason, HaltReason::SchemaUnfit);
 
     let mut facts = bare();

@@ -127,6 +127,7 @@ fn refused_batch_is_sent_again_one_event_at_a_time_to_find_the_culprit() {
          event c
          refused 0
          refused 1
+         broken
          start 16
          begin 32
          event a
@@ -141,8 +142,9 @@ fn refused_batch_is_sent_again_one_event_at_a_time_to_find_the_culprit() {
             event a           │ publish #0
             event b           │ publish #1
             event c           │ publish #2
-            refused 0         │ restart: Refused(Kafka(10))
-            refused 1         │ 
+            refused 0         │  (shut)
+            refused 1         │  (shut)
+            broken            │ restart: Refused(Kafka(10))
             start 16          │ 
             begin 32          │ 
             event a           │ publish #3 (shut)

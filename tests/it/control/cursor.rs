@@ -71,14 +71,9 @@ async fn a_row_that_was_answered_survives_kill_9_of_the_server() {
         let mut server = PrivatePostgres::start(version, conf).await;
         let conninfo = super::conninfo(&server.url());
         let control = Control::connect(&conninfo, "postrider").await.unwrap();
-        control
-            .client()
-            .batch_execute(&format!(
-                "CREATE SCHEMA postrider; {}",
-                postrider::postgres::schema::MIGRATIONS[0].sql
-            ))
-            .await
-            .unwrap();
+        let schema = postrider::postgres::schema::MIGRATIONS.iter().map(|migration| migration.sql);
+        let schema: String = std::iter::once("CREATE SCHEMA postrider;").chain(schema).collect();
+        control.client().batch_execute(&schema).await.unwrap();
         let row = Cursor {
             pipeline: "p".to_owned(),
             system_identifier: "1".to_owned(),
@@ -90,6 +85,7 @@ async fn a_row_that_was_answered_survives_kill_9_of_the_server() {
             watermark: Watermark::resumed(at("0/1")),
             flush_limit: at("0/1"),
             partial: None,
+            owner_epoch: 0,
         };
         assert!(cursor::create(control.client(), &row).await.unwrap());
         let next = moved(&row, "0/5000");

@@ -6,6 +6,7 @@ use crate::server::{Version, unique};
 use postrider::error::{Chain, HaltReason};
 use postrider::postgres::control::Control;
 use postrider::postgres::cursor::{self, Written};
+use postrider::postgres::parked;
 use postrider::postgres::setup::{Options, Progress, SetupError, StepKind, apply, plan};
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -85,8 +86,41 @@ async fn printed_sql_runs_in_psql_and_is_enough_for_the_role() {
         assert_eq!(plan.steps, []);
         let resume = pipeline.resume().await;
         assert_eq!(cursor::write(control.client(), &resume.cursor).await.unwrap(), Written::Stored);
+        let name = &pipeline.names.pipeline;
+        let epoch = cursor::take_over(control.client(), name).await.unwrap();
+        let stored = parked::write(control.client(), name, epoch, &[], &[]).await.unwrap();
+        assert_eq!(stored, parked::Stored::Yes);
+        assert_eq!(parked::requests(control.client(), name).await.unwrap(), []);
         control.client().query("SELECT id FROM public.outbox", &[]).await.unwrap();
         pipeline.sql(&format!("drop owned by {role} cascade; drop role {role}")).await;
+    }
+}
+
+/// An installation of the first release: the relay refuses it with the line that mends it, and that line does.
+#[tokio::test]
+async fn a_schema_of_version_1_is_refused_by_the_fence_and_brought_forward_by_setup() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let pipeline = Pipeline::ready(version, "setup_v1").await;
+        let before = pipeline.facts().await.cursor.unwrap();
+        pipeline
+            .sql(
+                "drop table postrider.parked; alter table postrider.cursor drop owner_epoch; \
+                 delete from postrider.migration where number > 1",
+            )
+            .await;
+        let halt = pipeline.decide().await.unwrap_err();
+        assert_eq!(halt.reason, HaltReason::SchemaUnfit);
+        assert!(halt.message.contains("version 1, 2 is needed"), "{}", halt.message);
+        assert!(halt.hint.starts_with("postrider setup"), "{}", halt.hint);
+        // The row is read all the same: a slot that is gone is a gap, also now.
+        assert_eq!(pipeline.facts().await.cursor.as_ref(), Some(&before));
+
+        let done = pipeline.set_up(&Options::default()).await.unwrap();
+        let kinds: Vec<StepKind> = done.steps.iter().map(|step| step.kind).collect();
+        assert_eq!(kinds, [StepKind::Schema]);
+        assert_eq!(pipeline.resume().await.cursor, before);
+        let client = pipeline.control.client();
+        assert!(cursor::take_over(client, &pipeline.names.pipeline).await.unwrap() > 0);
     }
 }
 

@@ -1,0 +1,261 @@
+//! `retry`, `skip` and `replace`: which events, the request, and what became of it.
+
+use super::args::{ActArgs, FilterArgs, Id, ReplaceArgs, SelectArgs};
+use super::{Desk, EVENTS_MAX, filter, names, print};
+use crate::cli::error::CliError;
+use crate::cli::exit::Exit;
+use crate::cli::output::Output;
+use crate::config::Env;
+use crate::event::Position;
+use crate::parked::{State, Wish};
+use crate::postgres::parked::desk::{self, Listed, Request};
+use crate::postgres::{server, slot};
+use std::io::{IsTerminal as _, Read as _};
+use std::path::Path;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// How long the relay is waited for.
+const WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// Pause between two looks at the rows.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Bytes a new payload may have: as much as the relay takes from the log.
+const PAYLOAD_BYTES_MAX: u64 = 64 << 20;
+
+/// The new payload.
+pub(super) fn payload(file: &Path) -> Result<Vec<u8>, CliError> {
+    let failed = |source| CliError::PayloadFile { file: file.display().to_string(), source };
+    let mut payload = Vec::new();
+    let read = if file.as_os_str() == "-" {
+        std::io::stdin().lock().take(PAYLOAD_BYTES_MAX + 1).read_to_end(&mut payload)
+    } else {
+        std::fs::File::open(file)
+            .and_then(|file| file.take(PAYLOAD_BYTES_MAX + 1).read_to_end(&mut payload))
+    };
+    let bytes = read.map_err(failed)?;
+    if u64::try_from(bytes).is_ok_and(|bytes| bytes > PAYLOAD_BYTES_MAX) {
+        return Err(failed(std::io::ErrorKind::FileTooLarge.into()));
+    }
+    Ok(payload)
+}
+
+pub(super) async fn on_selected(
+    desk: &Desk<'_>,
+    wish: Wish,
+    select: &SelectArgs,
+    act: &ActArgs,
+    env: Env<'_>,
+) -> Result<Exit, CliError> {
+    if select.ids.is_empty() && select.filter.is_empty() && !select.all {
+        return Err(CliError::NothingSelected);
+    }
+    // By name any event may be meant; by filter those that were refused, unless states are named.
+    let refused: &[State] =
+        if select.ids.is_empty() { &[State::Waiting, State::Dead] } else { &[] };
+    let events = desk.list(&filter(&select.ids, &select.filter, refused), EVENTS_MAX).await?;
+    let job = Job { wish, value: None, act };
+    job.run(desk, events, &select.ids, env).await
+}
+
+pub(super) async fn replace(
+    desk: &Desk<'_>,
+    args: &ReplaceArgs,
+    payload: &[u8],
+    env: Env<'_>,
+) -> Result<Exit, CliError> {
+    let ids = std::slice::from_ref(&args.id);
+    let events = desk.list(&filter(ids, &FilterArgs::default(), &[]), EVENTS_MAX).await?;
+    if events.len() > 1 {
+        let ids = events.iter().map(|event| event.position.to_string()).collect();
+        return Err(CliError::Ambiguous { id: args.id.to_string(), ids });
+    }
+    let job = Job { wish: Wish::Replace, value: Some(payload), act: &args.act };
+    job.run(desk, events, ids, env).await
+}
+
+/// One request for some events.
+struct Job<'a> {
+    wish: Wish,
+    value: Option<&'a [u8]>,
+    act: &'a ActArgs,
+}
+
+impl Job<'_> {
+    async fn run(
+        &self,
+        desk: &Desk<'_>,
+        events: Vec<Listed>,
+        ids: &[Id],
+        env: Env<'_>,
+    ) -> Result<Exit, CliError> {
+        let missing: Vec<String> = ids
+            .iter()
+            .filter(|id| !events.iter().any(|event| names(id, event)))
+            .map(Id::to_string)
+            .collect();
+        let (events, refused): (Vec<_>, Vec<_>) =
+            events.into_iter().partition(|event| self.refuses(event).is_none());
+        self.announce(desk, &events)?;
+        let mut told: Vec<(Listed, String)> = Vec::new();
+        if self.act.dry_run {
+            let would = format!("would {}", self.wish.name());
+            told.extend(events.into_iter().map(|event| (event, would.clone())));
+        } else if !events.is_empty() && self.agreed(&events)? {
+            told = self.carry_out(desk, &events, env).await?;
+        } else {
+            told.extend(events.into_iter().map(|event| (event, "left alone".to_owned())));
+        }
+        // What a filter takes in and can't be helped is told; what was named is a mistake.
+        let well =
+            (refused.is_empty() || ids.is_empty()) && told.iter().all(|(_, word)| fine(word));
+        for event in refused {
+            let why = self.refuses(&event).unwrap_or_default();
+            told.push((event, why));
+        }
+        told.sort_by_key(|(event, _)| event.position);
+        let mut out = Output::stdout();
+        if self.act.json {
+            let value =
+                print::outcome(desk.spec.name(), self.wish, self.act.dry_run, &told, &missing);
+            out.line(&format!("{value:#}")).map_err(CliError::Output)?;
+        } else if !told.is_empty() {
+            let lines: Vec<String> =
+                told.iter().map(|(event, word)| format!("{}  {word}", event.position)).collect();
+            out.line(&lines.join("\n")).map_err(CliError::Output)?;
+        }
+        if !missing.is_empty() {
+            return Err(CliError::NotParked { ids: missing });
+        }
+        Ok(if well { Exit::Done } else { Exit::NotWell })
+    }
+
+    /// Why it makes no sense for this event.
+    fn refuses(&self, event: &Listed) -> Option<String> {
+        if event.state.resolved() {
+            return Some(format!("nothing to do: it is {} already", event.state.name()));
+        }
+        if let Some(asked) = &event.requested {
+            let by = asked.by.as_deref().unwrap_or("somebody");
+            return Some(format!("nothing done: {} is asked for already, by {by}", asked.what));
+        }
+        // A topic can't be asked for again: it was made from the row, which can't be changed.
+        let no_topic = event.topic.is_empty() && self.wish != Wish::Skip;
+        no_topic.then(|| "nothing done: it has no topic, so it can only be skipped".to_owned())
+    }
+
+    /// The ids, before anything happens.
+    fn announce(&self, desk: &Desk<'_>, events: &[Listed]) -> Result<(), CliError> {
+        if events.is_empty() {
+            return Ok(());
+        }
+        let text = print::table(desk.spec.name(), events, false);
+        if self.act.json {
+            Output::stderr().say(&text);
+            return Ok(());
+        }
+        Output::stdout().line(&text).map_err(CliError::Output)
+    }
+
+    /// Asks on a terminal, where something would be gone or more than one event is meant.
+    fn agreed(&self, events: &[Listed]) -> Result<bool, CliError> {
+        let harmless = self.wish == Wish::Retry && events.len() == 1;
+        if self.act.yes || harmless || !std::io::stdin().is_terminal() {
+            return Ok(true);
+        }
+        let s = if events.len() == 1 { "" } else { "s" };
+        let question = format!("{} {} event{s}? [y/N]", self.wish.name(), events.len());
+        Output::stderr().say(&question);
+        let mut answer = String::new();
+        std::io::stdin().read_line(&mut answer).map_err(CliError::Input)?;
+        Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    }
+
+    async fn carry_out(
+        &self,
+        desk: &Desk<'_>,
+        events: &[Listed],
+        env: Env<'_>,
+    ) -> Result<Vec<(Listed, String)>, CliError> {
+        let by = operator(env);
+        let reason = self.act.reason.as_deref();
+        let request = Request { wish: self.wish, by: &by, reason, value: self.value };
+        let positions: Vec<Position> = events.iter().map(|event| event.position).collect();
+        let (client, name) = (desk.control.client(), desk.spec.name());
+        let asked = desk::ask(client, name, &positions, &request).await?;
+        let relay = relay_runs(desk).await?;
+        let waits = !self.act.no_wait && relay != Some(false);
+        let deadline = Instant::now() + if waits { WAIT_MAX } else { Duration::ZERO };
+        loop {
+            let now = desk.by_position(&positions).await?;
+            let open = now.iter().any(|event| !self.settled(event));
+            if open && Instant::now() < deadline {
+                sleep(LOOK_INTERVAL).await;
+                continue;
+            }
+            let told = now.into_iter().map(|event| {
+                let taken = asked.contains(&event.position);
+                let word = if taken { self.became(&event, relay) } else { self.lost(&event) };
+                (event, word)
+            });
+            return Ok(told.collect());
+        }
+    }
+
+    /// Whether nothing more is to be waited for.
+    fn settled(&self, event: &Listed) -> bool {
+        let tried = self.wish == Wish::Skip || event.attempts > 0 || event.state == State::Dead;
+        event.state.resolved() || event.requested.is_none() && (event.declined || tried)
+    }
+
+    /// Somebody else was first.
+    fn lost(&self, event: &Listed) -> String {
+        let why = self.refuses(event);
+        why.unwrap_or_else(|| "nothing done: somebody else was first".to_owned())
+    }
+
+    /// What became of the request.
+    fn became(&self, event: &Listed, relay: Option<bool>) -> String {
+        match (event.state, &event.requested) {
+            (State::Done, _) => "published".to_owned(),
+            (State::Skipped, _) => "skipped".to_owned(),
+            (_, Some(_)) if relay == Some(false) => {
+                format!("{}: asked for; no relay runs, its next start does it", self.wish.name())
+            }
+            (_, Some(_)) => format!("{}: asked for, not done yet", self.wish.name()),
+            (_, None) if event.declined => {
+                "declined by the relay: it can't be done where the event stands".to_owned()
+            }
+            (state, None) if event.attempts > 0 || state == State::Dead => {
+                let why = event.error.as_deref().unwrap_or("no reason is known");
+                format!("refused again, {}: {why}", state.name())
+            }
+            (state, None) => format!("{}: to be tried", state.name()),
+        }
+    }
+}
+
+/// Whether a word of [`Job::became`] is no trouble.
+fn fine(word: &str) -> bool {
+    !["nothing done", "declined", "refused"].iter().any(|trouble| word.starts_with(trouble))
+}
+
+/// Whether something reads the pipeline's slot; `None` where that can't be told by the slot.
+async fn relay_runs(desk: &Desk<'_>) -> Result<Option<bool>, CliError> {
+    let client = desk.control.client();
+    let version = server::read(client).await?.version;
+    let slot = slot::read(client, version, &desk.spec.names.slot).await?;
+    Ok(slot.map(|slot| slot.active_pid.is_some()))
+}
+
+/// The user of this host, as the environment and the system have it.
+fn operator(env: Env<'_>) -> String {
+    let name = env("USER").or_else(|| env("LOGNAME")).filter(|name| !name.is_empty());
+    #[cfg(unix)]
+    let uid = format!("uid {}", rustix::process::getuid().as_raw());
+    #[cfg(not(unix))]
+    let uid = String::from("no uid");
+    let name = name.map(|name| format!("{name}, ")).unwrap_or_default();
+    format!("{name}{uid}").replace('\0', "")
+}

@@ -1,0 +1,146 @@
+//! One claim of the poller on its way through the relay: fed row by row, and settled when every row has its outcome.
+//!
+//! A claim is to the relay what a transaction of the stream is. Its position is the server's end of WAL when it was
+//! claimed: made up, but rising from claim to claim, which is all that order asks for.
+
+use super::pipeline::Pipeline;
+use super::poll::Polling;
+use crate::error::{Halt, HaltReason};
+use crate::lsn::Lsn;
+use crate::parked::{Mark, Parked, State};
+use crate::pgoutput;
+use crate::postgres::SourceError;
+use crate::postgres::parked::{self, Stored};
+use crate::postgres::poll::{Claim, Settled};
+use crate::relay::Input;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// A claim that is open.
+pub(super) struct Open {
+    claim: Claim,
+    /// What the relay knows it by, and the first position behind it.
+    at: Lsn,
+    end: Lsn,
+    /// Rows that were fed.
+    fed: usize,
+    /// What is known of a row's outcome; the others are published once the relay has resolved them.
+    outcomes: Vec<Option<Settled>>,
+    committed: bool,
+    pub(super) since: Instant,
+}
+
+impl Open {
+    /// Takes a claim with rows. `floor` is the end of the one before.
+    pub(super) fn new(claim: Claim, floor: Lsn) -> Self {
+        let at = claim.at.max(floor);
+        // Not a position of the server's: any number above `at` and not above the next claim's will do.
+        let end = Lsn::from_wire(at.to_wire() + 1);
+        let outcomes = vec![None; claim.rows.len()];
+        Self { claim, at, end, fed: 0, outcomes, committed: false, since: Instant::now() }
+    }
+
+    /// The first position behind it.
+    pub(super) fn end(&self) -> Lsn {
+        self.end
+    }
+}
+
+impl Pipeline {
+    /// Feeds rows of the claim until something stops it.
+    pub(super) fn feed_claim(&mut self, now: Duration, open: &mut Open) {
+        if open.fed == 0 && !self.relay.stopping() {
+            let (commit_lsn, commit_time) = (open.at, open.claim.claimed_at);
+            self.apply(now, Input::Begin { commit_lsn, commit_time });
+        }
+        while let Some(row) = open.claim.rows.get(open.fed) {
+            if self.relay.stopping() || self.ending() || !self.relay.intake_open() {
+                return;
+            }
+            match pgoutput::decode(row) {
+                Ok(message) if self.feed_row(now, &message) => open.fed += 1,
+                Ok(_) => return,
+                Err(error) => {
+                    let halt = Box::new(unreadable(&error));
+                    self.apply(now, Input::Halt(halt));
+                    return;
+                }
+            }
+        }
+        if !open.committed && !self.relay.stopping() {
+            open.committed = true;
+            self.apply(now, Input::Commit { commit_lsn: open.at, end_lsn: open.end });
+        }
+    }
+
+    /// Whether the relay is done with every row of the claim.
+    pub(super) fn claim_is_resolved(&self, open: &Open) -> bool {
+        open.committed && self.relay.progress().watermark.lsn() >= open.end
+    }
+
+    /// Takes rows of parked events: they go to the parked table in the claim's own transaction, or, where the outbox
+    /// has columns for it, become the row's failure.
+    pub(super) async fn park_in_claim(
+        &mut self,
+        polling: &mut Polling,
+        rows: usize,
+        marks: Vec<Mark>,
+    ) -> Result<Stored, SourceError> {
+        let rows = self.shelf.take_rows(rows);
+        let keeps = polling.keeps_failures;
+        if let Some(open) = &mut polling.open {
+            for row in rows.iter() {
+                let index = usize::try_from(row.entry.position.ordinal).unwrap_or(usize::MAX);
+                if let Some(outcome) = open.outcomes.get_mut(index) {
+                    *outcome = Some(if keeps { failure(row) } else { Settled::Moved });
+                }
+            }
+        }
+        let rows: &[Parked] = if keeps { &[] } else { &rows };
+        polling.failed |= keeps;
+        let client = polling.poller.client();
+        let stored =
+            parked::write(client, self.spec.name(), polling.desk.epoch, rows, &marks).await?;
+        self.shelf.stored();
+        Ok(stored)
+    }
+
+    /// Marks the claim's rows as far as their outcomes are known, and commits.
+    pub(super) async fn settle_claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
+        let Some(open) = polling.open.take() else { return Ok(()) };
+        let progress = self.relay.progress();
+        let done = if progress.watermark.lsn() >= open.end {
+            open.outcomes.len()
+        } else {
+            let partial = progress.partial.filter(|partial| partial.commit_lsn == open.at);
+            partial.map_or(0, |partial| usize::try_from(partial.ordinal).unwrap_or(0))
+        };
+        let outcome = |(index, known): (usize, Option<Settled>)| match known {
+            Some(known) => known,
+            None if index < done => Settled::Published,
+            None => Settled::Held,
+        };
+        let outcomes: Vec<Settled> = open.outcomes.into_iter().enumerate().map(outcome).collect();
+        polling.poller.settle(open.claim, &outcomes).await
+    }
+}
+
+/// What a parked event is in a table that keeps failures.
+fn failure(row: &Parked) -> Settled {
+    match row.entry.state {
+        State::Waiting | State::Dead => Settled::Failed {
+            error: row.error.clone().unwrap_or_default(),
+            code: row.error_code.unwrap_or("refused"),
+        },
+        State::Behind | State::Due | State::Done | State::Skipped => Settled::Held,
+    }
+}
+
+fn unreadable(error: &pgoutput::DecodeError) -> Halt {
+    Halt {
+        reason: HaltReason::Protocol,
+        message: format!("a claimed row can't be read: {error}"),
+        meaning: "nothing is lost: it is not marked".into(),
+        hint: "start again; if it comes back, report it with the server's version".into(),
+    }
+}

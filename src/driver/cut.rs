@@ -1,0 +1,41 @@
+//! Where a process can be made to die, for the tests that kill it between two steps.
+//!
+//! Each crash point of `docs/guarantees.md` has a name here. A build with debug assertions dies by SIGKILL at the one
+//! that `POSTRIDER_CUT` names (`NAME` at its first time, `NAME:3` at its third); a release build has nothing of this.
+
+/// Dies here, if a test asked for it.
+#[inline]
+pub(super) fn cut(name: &str) {
+    #[cfg(debug_assertions)]
+    armed::cut(name);
+    #[cfg(not(debug_assertions))]
+    let _: &str = name;
+}
+
+#[cfg(debug_assertions)]
+mod armed {
+    use std::sync::LazyLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// The name, and at which of its times.
+    #[expect(clippy::disallowed_methods, reason = "a test's own switch, in no release build")]
+    static ASKED: LazyLock<Option<(String, u32)>> = LazyLock::new(|| {
+        let asked = std::env::var("POSTRIDER_CUT").ok()?;
+        let (name, times) = asked.split_once(':').unwrap_or((&asked, "1"));
+        Some((name.to_owned(), times.parse().unwrap_or(1)))
+    });
+
+    static TIMES: AtomicU32 = AtomicU32::new(0);
+
+    pub(super) fn cut(name: &str) {
+        let Some((asked, times)) = &*ASKED else { return };
+        if asked == name && TIMES.fetch_add(1, Ordering::Relaxed) + 1 == *times {
+            tracing::warn!(name, "dying here, as POSTRIDER_CUT asks");
+            let killed = rustix::process::kill_process(
+                rustix::process::getpid(),
+                rustix::process::Signal::KILL,
+            );
+            tracing::error!(?killed, "still alive");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Statements on the parked table, as jobs beside the stream: the write, the records of tries, people's requests.
+
+use super::cut::cut;
+use super::pipeline::Pipeline;
+use super::say;
+use super::session::{Job, job};
+use crate::event::Position;
+use crate::parked::{Mark, OwnedRecord, Wish};
+use crate::postgres::SourceError;
+use crate::postgres::control::{Control, Notifications};
+use crate::postgres::cursor::Written;
+use crate::postgres::parked::{self, Stored};
+use crate::relay::Input;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep_until};
+
+/// Pause between two looks for requests: a notification that got lost costs no more than this.
+const REQUESTS_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Records that were asked for, and those that were there.
+type Fetched = (Vec<Position>, Vec<(Position, OwnedRecord)>);
+
+/// The control connection, our right to write on it, and what is under way.
+pub(super) struct Desk {
+    pub(super) control: Control,
+    /// Another process that takes over raises it.
+    pub(super) epoch: i64,
+    pub(super) jobs: Jobs,
+}
+
+/// What is under way.
+pub(super) struct Jobs {
+    writing: Option<Job<Stored>>,
+    fetching: Option<Job<Fetched>>,
+    asking: Option<Job<Vec<(Position, Wish)>>>,
+    /// When requests are looked for, though nobody has said that there are any.
+    ask_at: Instant,
+}
+
+/// What came of one.
+pub(super) enum Said {
+    Stored(Result<Stored, SourceError>),
+    Fetched(Result<Fetched, SourceError>),
+    Asked(Result<Vec<(Position, Wish)>, SourceError>),
+    /// It is time to look for requests.
+    Ask,
+}
+
+impl Default for Jobs {
+    fn default() -> Self {
+        Self { writing: None, fetching: None, asking: None, ask_at: Instant::now() }
+    }
+}
+
+impl Jobs {
+    /// Waits for whatever comes first. Cancel-safe.
+    pub(super) async fn next(&mut self, notifications: &Notifications) -> Said {
+        tokio::select! {
+            biased;
+            stored = job(&mut self.writing), if self.writing.is_some() => Said::Stored(stored),
+            fetched = job(&mut self.fetching), if self.fetching.is_some() => Said::Fetched(fetched),
+            asked = job(&mut self.asking), if self.asking.is_some() => Said::Asked(asked),
+            () = notifications.next(), if self.asking.is_none() => Said::Ask,
+            () = sleep_until(self.ask_at), if self.asking.is_none() => Said::Ask,
+        }
+    }
+}
+
+impl Pipeline {
+    /// Commits rows and marks, fenced by our epoch.
+    pub(super) fn write_parking(&mut self, desk: &mut Desk, rows: usize, marks: Vec<Mark>) {
+        assert!(desk.jobs.writing.is_none(), "two writes of parked events at once");
+        cut(if rows > 0 { "parked_row_due" } else { "mark_due" });
+        say::marked(self, &marks);
+        let rows = self.shelf.take_rows(rows);
+        let (client, spec) = (desk.control.shared_client(), Arc::clone(&self.spec));
+        let epoch = desk.epoch;
+        desk.jobs.writing = Some(Box::pin(async move {
+            parked::write(&client, spec.name(), epoch, &rows, &marks).await
+        }));
+    }
+
+    /// Reads the records that are to be tried and are not here.
+    pub(super) fn fetch_for_tries(&self, desk: &mut Desk) {
+        if desk.jobs.fetching.is_some() || !self.shelf.wants_records() {
+            return;
+        }
+        let positions = self.shelf.missing();
+        let (client, spec) = (desk.control.shared_client(), Arc::clone(&self.spec));
+        desk.jobs.fetching = Some(Box::pin(async move {
+            let records = parked::fetch(&client, spec.name(), &positions).await?;
+            Ok((positions, records))
+        }));
+    }
+
+    /// Takes what came of a job. An error is the connection's.
+    pub(super) fn parking_said(&mut self, desk: &mut Desk, said: Said) -> Result<(), SourceError> {
+        let (now, jobs) = (self.now(), &mut desk.jobs);
+        match said {
+            Said::Stored(stored) => {
+                jobs.writing = None;
+                self.stored(now, stored?);
+            }
+            Said::Fetched(fetched) => {
+                jobs.fetching = None;
+                let (asked, found) = fetched?;
+                self.fetched(&asked, found);
+                self.offer_tries(now);
+            }
+            Said::Ask => {
+                jobs.ask_at = Instant::now() + REQUESTS_INTERVAL;
+                let client = desk.control.shared_client();
+                let spec = Arc::clone(&self.spec);
+                jobs.asking =
+                    Some(Box::pin(async move { parked::requests(&client, spec.name()).await }));
+            }
+            Said::Asked(wishes) => {
+                jobs.asking = None;
+                for (position, wish) in wishes? {
+                    self.apply(now, Input::Wish { position, wish });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn stored(&mut self, now: Duration, stored: Stored) {
+        match stored {
+            Stored::Yes => {
+                let rows = self.shelf.is_writing_rows();
+                cut(if rows { "parked_row_committed" } else { "mark_committed" });
+                self.shelf.stored();
+                self.apply(now, Input::ParkingWritten);
+            }
+            Stored::TakenOver => {
+                say::row_taken(self, &Written::TakenOver);
+                self.apply(now, Input::SlotTaken);
+            }
+        }
+    }
+}

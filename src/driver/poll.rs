@@ -1,0 +1,307 @@
+//! Polling: the same relay, fed with claims of the outbox table instead of a stream.
+//!
+//! One claim at a time: claimed, fed, published, settled. Nothing is marked before the broker's acknowledgement, and a
+//! connection that is lost leaves the rows as they were: they are claimed and published again.
+
+use super::claim::Open;
+use super::connect;
+use super::parking::{Desk, Said};
+use super::pipeline::Pipeline;
+use super::run::{Exit, Stop};
+use super::say;
+use super::session::End;
+use crate::ack::Progress;
+use crate::lsn::{Lsn, Watermark};
+use crate::parked::Entry;
+use crate::pgoutput::{self, Message};
+use crate::postgres::SourceError;
+use crate::postgres::cursor::Written;
+use crate::postgres::parked::{Loaded, Stored};
+use crate::postgres::poll::{CLAIM_ROWS_MAX, Poller};
+use crate::relay::{Effect, Input};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long a claim may stay open without an answer of the broker: it holds row locks, and the horizon of VACUUM.
+const CLAIM_HOLD_MAX: Duration = Duration::from_secs(20);
+
+/// Rows of the largest claim: it grows to this while there is a backlog.
+const BACKLOG_ROWS: usize = 4_000;
+
+const _: () = assert!(BACKLOG_ROWS <= CLAIM_ROWS_MAX);
+
+/// The sessions of a pipeline that polls, and the claim at hand.
+pub(super) struct Polling {
+    pub(super) poller: Poller,
+    pub(super) desk: Desk,
+    pub(super) parked: Vec<Loaded>,
+    /// The server's end of WAL when this began.
+    pub(super) start: Lsn,
+    /// Failures are kept in the outbox table itself.
+    pub(super) keeps_failures: bool,
+    pub(super) open: Option<Open>,
+    /// A row failed, and the table says so: the relay's memory of it is over with the claim.
+    pub(super) failed: bool,
+    /// The end of the claim before.
+    floor: Lsn,
+    limit: usize,
+    next_at: Instant,
+    leave_at: Option<Instant>,
+}
+
+/// What happened first.
+enum Turn {
+    Leave,
+    Drain,
+    Grace,
+    Posts,
+    Parking(Said),
+    Lost(SourceError),
+    Due,
+    Claim,
+}
+
+impl Polling {
+    pub(super) fn new(
+        poller: Poller,
+        desk: Desk,
+        parked: Vec<Loaded>,
+        start: Lsn,
+        keeps_failures: bool,
+    ) -> Self {
+        Self {
+            poller,
+            desk,
+            parked,
+            start,
+            keeps_failures,
+            open: None,
+            failed: false,
+            floor: start,
+            limit: 0,
+            next_at: Instant::now(),
+            leave_at: None,
+        }
+    }
+}
+
+impl Pipeline {
+    /// Polls until something ends it.
+    pub(super) async fn poll(&mut self, mut polling: Polling, stop: &Stop) -> End {
+        if let Some(halt) = self.begin_polling(&polling) {
+            return End::Over(Exit::Halted(halt));
+        }
+        loop {
+            match self.poll_turn(&mut polling, stop).await {
+                Ok(None) => {}
+                Ok(Some(exit)) => {
+                    if let Err(error) = self.settle_claim(&mut polling).await {
+                        say::farewell_failed(self, &error);
+                    }
+                    return End::Over(exit);
+                }
+                Err(error) => {
+                    // Nothing is known of the claim at hand: all of it is claimed again.
+                    self.apply(self.now(), Input::SlotTaken);
+                    self.apply(self.now(), Input::SourceLost);
+                    return self.outcome().map_or(End::Lost(error), End::Over);
+                }
+            }
+        }
+    }
+
+    /// Tells mapper and relay that positions mean something else from now on; a halt where the table does not fit.
+    fn begin_polling(&mut self, polling: &Polling) -> Option<Box<crate::error::Halt>> {
+        self.mapper.forget_relations(Some(polling.poller.table_oid()));
+        if let Ok(Message::Relation(relation)) = pgoutput::decode(polling.poller.relation())
+            && let Err(error) = self.mapper.relation(&relation)
+        {
+            return Some(Box::new(super::halts::unfit_table(&error)));
+        }
+        self.history = None;
+        self.confirmed = Watermark::default();
+        let cursor =
+            Progress { watermark: Watermark::from_keepalive(polling.start), partial: None };
+        let entries: Vec<Entry> = polling.parked.iter().map(|row| row.entry).collect();
+        let started = Input::Started { cursor, same_history: false, parked: &entries };
+        self.relay.apply(self.now(), started, &mut self.effects);
+        for row in &polling.parked {
+            if let Some(wish) = row.wish {
+                let position = row.entry.position;
+                self.apply(self.now(), Input::Wish { position, wish });
+            }
+        }
+        say::polling(self);
+        None
+    }
+
+    async fn poll_turn(
+        &mut self,
+        polling: &mut Polling,
+        stop: &Stop,
+    ) -> Result<Option<Exit>, SourceError> {
+        let now = self.now();
+        self.take_posts(now);
+        self.offer_tries(now);
+        if let Some(mut open) = polling.open.take() {
+            self.feed_claim(now, &mut open);
+            polling.open = Some(open);
+        }
+        if let Some(exit) = self.perform_polling(polling).await? {
+            return Ok(Some(exit));
+        }
+        let resolved = polling.open.as_ref().is_some_and(|open| self.claim_is_resolved(open));
+        if resolved {
+            self.end_claim(polling).await?;
+            return Ok(None);
+        }
+        self.report_sometimes(None);
+        let turn = self.wait_polling(polling, stop).await;
+        self.react_polling(polling, turn).await
+    }
+
+    /// Settles a claim that is done, and looks for the next at once.
+    async fn end_claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
+        polling.floor = polling.open.as_ref().map_or(polling.floor, Open::end);
+        self.settle_claim(polling).await?;
+        if std::mem::take(&mut polling.failed) {
+            // The table holds failed rows and their followers back: the next claim is a new beginning.
+            let client = polling.desk.control.client();
+            polling.parked = connect::load_all(client, self.spec.name()).await?;
+            polling.start = polling.floor;
+            drop(self.begin_polling(polling));
+        }
+        polling.next_at = Instant::now();
+        Ok(())
+    }
+
+    async fn claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
+        let settings = &self.spec.poll;
+        let limit = polling.limit.max(settings.batch);
+        let claim = polling.poller.claim(limit, None).await?;
+        self.tell.skipped_total += claim.expired;
+        polling.limit = if claim.more { (limit * 2).min(BACKLOG_ROWS) } else { settings.batch };
+        if claim.rows.is_empty() {
+            polling.next_at = Instant::now() + settings.interval;
+        } else {
+            polling.open = Some(Open::new(claim, polling.floor));
+        }
+        Ok(())
+    }
+
+    /// Performs the relay's effects; the exit, if it has come to its end.
+    async fn perform_polling(
+        &mut self,
+        polling: &mut Polling,
+    ) -> Result<Option<Exit>, SourceError> {
+        let mut exit = None;
+        while !self.effects.is_empty() {
+            for effect in std::mem::take(&mut self.effects) {
+                match effect {
+                    Effect::Publish(_) | Effect::Park { .. } | Effect::Confirm(_) => {}
+                    Effect::Published { commit_time } => self.published(commit_time),
+                    Effect::Released { position } => self.released(position),
+                    Effect::Try { ticket, position } => {
+                        self.shelf.try_again(ticket, position, self.now());
+                    }
+                    // What is published stands in the table itself.
+                    Effect::WriteCursor(_) => self.apply(self.now(), Input::CursorWritten),
+                    Effect::WriteParking { rows: 0, marks } => {
+                        self.write_parking(&mut polling.desk, 0, marks);
+                    }
+                    Effect::WriteParking { rows, marks } => {
+                        let input = match self.park_in_claim(polling, rows, marks).await? {
+                            Stored::Yes => Input::ParkingWritten,
+                            Stored::TakenOver => {
+                                say::row_taken(self, &Written::TakenOver);
+                                Input::SlotTaken
+                            }
+                        };
+                        self.apply(self.now(), input);
+                    }
+                    Effect::Restart { why } => self.claim_again(polling, why).await?,
+                    Effect::Drained => exit = Some(Exit::Stopped),
+                    Effect::Halt(halt) => exit = Some(Exit::Halted(halt)),
+                }
+            }
+        }
+        self.fetch_for_tries(&mut polling.desk);
+        Ok(exit)
+    }
+
+    /// Everything in flight is given up: the claim with it.
+    async fn claim_again(
+        &mut self,
+        polling: &mut Polling,
+        why: crate::relay::Restart,
+    ) -> Result<(), SourceError> {
+        self.reset_sink(why);
+        polling.poller.abandon().await?;
+        if let Some(open) = polling.open.take() {
+            polling.floor = open.end();
+        }
+        let client = polling.desk.control.client();
+        polling.parked = connect::load_all(client, self.spec.name()).await?;
+        polling.start = polling.floor;
+        polling.failed = false;
+        polling.next_at = Instant::now() + self.spec.poll.interval;
+        drop(self.begin_polling(polling));
+        Ok(())
+    }
+
+    async fn wait_polling(&self, polling: &mut Polling, stop: &Stop) -> Turn {
+        let hungry = polling.open.is_none() && !self.relay.stopping() && self.relay.intake_open();
+        // A broker that is down would only keep the rows locked.
+        let claim = hungry && self.tell.sink.is_none();
+        let hold = polling.open.as_ref().map(|open| open.since + CLAIM_HOLD_MAX);
+        let due = self.due();
+        let due = hold.map_or(due, |hold| due.min(hold));
+        let Polling { poller, desk, next_at, leave_at, .. } = polling;
+        let Desk { control, jobs, .. } = desk;
+        let (wake, notifications) = (poller.wake(), control.notifications());
+        let grace = leave_at.unwrap_or_else(Instant::now);
+        tokio::select! {
+            biased;
+            () = stop.leave() => Turn::Leave,
+            () = stop.drain(), if leave_at.is_none() => Turn::Drain,
+            () = tokio::time::sleep_until(grace), if leave_at.is_some() => Turn::Grace,
+            error = poller.closed() => Turn::Lost(error),
+            error = control.closed() => Turn::Lost(error),
+            () = tokio::time::sleep_until(*next_at), if claim => Turn::Claim,
+            () = wake.notified(), if claim => Turn::Claim,
+            said = jobs.next(&notifications) => Turn::Parking(said),
+            () = self.mailbox.arrived() => Turn::Posts,
+            () = tokio::time::sleep_until(due) => Turn::Due,
+        }
+    }
+
+    async fn react_polling(
+        &mut self,
+        polling: &mut Polling,
+        turn: Turn,
+    ) -> Result<Option<Exit>, SourceError> {
+        let now = self.now();
+        match turn {
+            Turn::Leave | Turn::Grace => {
+                say::left_behind(self);
+                self.apply(now, Input::SourceLost);
+                return Ok(Some(self.outcome().unwrap_or(Exit::Stopped)));
+            }
+            Turn::Drain => {
+                polling.leave_at = Some(Instant::now() + self.spec.shutdown_grace);
+                say::draining(self);
+                self.apply(now, Input::Drain);
+            }
+            Turn::Lost(error) => return Err(error),
+            Turn::Parking(said) => self.parking_said(&mut polling.desk, said)?,
+            Turn::Claim => self.claim(polling).await?,
+            Turn::Due => {
+                let held =
+                    polling.open.as_ref().is_some_and(|open| open.since.elapsed() > CLAIM_HOLD_MAX);
+                self.apply(now, if held { Input::SlotTaken } else { Input::Tick });
+            }
+            Turn::Posts => {}
+        }
+        Ok(None)
+    }
+}

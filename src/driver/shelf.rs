@@ -1,0 +1,228 @@
+//! The records of parked events: those whose rows are not committed yet, and those that are being tried again.
+//!
+//! The relay decides what is kept, written and tried; this holds the bytes meanwhile. What is kept is bounded by the
+//! relay's intake, what is tried by [`fetch`](crate::postgres::parked::fetch) and the number of tries.
+
+use super::pipeline::Pipeline;
+use crate::error::HaltReason;
+use crate::event::{PgTime, Position};
+use crate::outbox::{At, Mapped, Poison};
+use crate::parked::{Entry, OwnedRecord, Parked};
+use crate::record::{Header, Outcome, Record, Refusal, Scope, Ticket};
+use crate::relay::Input;
+use crate::sink::NotTaken;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a try may wait for its destination before it is put off.
+const DESTINATION_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Characters of an event's id and of other names that a row keeps.
+const NAME_CHARS_MAX: usize = 400;
+
+/// What the shelf holds.
+#[derive(Debug, Default)]
+pub(super) struct Shelf {
+    /// Rows to be written, in the relay's order.
+    kept: VecDeque<Parked>,
+    /// Rows that are being written, before those.
+    writing: Arc<Vec<Parked>>,
+    /// Tries that the sink has not taken yet.
+    tries: VecDeque<Try>,
+}
+
+/// One try on its way to the sink.
+#[derive(Debug)]
+pub(super) struct Try {
+    ticket: Ticket,
+    position: Position,
+    /// `None` until it is read from the table.
+    record: Option<OwnedRecord>,
+    /// When it was asked for, by the relay's clock.
+    since: Duration,
+}
+
+impl Shelf {
+    /// Nothing that was kept or tried counts any more.
+    pub(super) fn clear(&mut self) {
+        self.kept.clear();
+        self.writing = Arc::default();
+        self.tries.clear();
+    }
+
+    /// The first `count` rows, to be written. What was being written before and was not [`stored`](Self::stored) is
+    /// among them again.
+    pub(super) fn take_rows(&mut self, count: usize) -> Arc<Vec<Parked>> {
+        let before = std::mem::take(&mut self.writing);
+        let before = Arc::try_unwrap(before).unwrap_or_else(|shared| shared.as_ref().clone());
+        for row in before.into_iter().rev() {
+            self.kept.push_front(row);
+        }
+        assert!(count <= self.kept.len(), "{count} rows to write, {} are kept", self.kept.len());
+        self.writing = Arc::new(self.kept.drain(..count).collect());
+        Arc::clone(&self.writing)
+    }
+
+    /// Whether new rows are being written, and not marks alone.
+    pub(super) fn is_writing_rows(&self) -> bool {
+        !self.writing.is_empty()
+    }
+
+    /// What was being written is committed.
+    pub(super) fn stored(&mut self) {
+        self.writing = Arc::default();
+    }
+
+    pub(super) fn try_again(&mut self, ticket: Ticket, position: Position, since: Duration) {
+        self.tries.push_back(Try { ticket, position, record: None, since });
+    }
+
+    /// Whether records have to be read.
+    pub(super) fn wants_records(&self) -> bool {
+        self.tries.iter().any(|a_try| a_try.record.is_none())
+    }
+
+    /// The positions whose records have to be read.
+    pub(super) fn missing(&self) -> Vec<Position> {
+        let missing = self.tries.iter().filter(|a_try| a_try.record.is_none());
+        missing.map(|a_try| a_try.position).collect()
+    }
+}
+
+impl Shelf {
+    /// Keeps the record of an event that is set aside although nothing is wrong with it.
+    pub(super) fn keep(&mut self, entry: Entry, mapped: &Mapped<'_>, at: At) {
+        self.kept.push_back(parked(entry, mapped, at.commit_time));
+    }
+
+    /// Keeps the record of an event that the sink will not take.
+    pub(super) fn keep_refused(
+        &mut self,
+        entry: Entry,
+        mapped: &Mapped<'_>,
+        at: At,
+        reason: Refusal,
+    ) -> &Parked {
+        let mut row = parked(entry, mapped, at.commit_time);
+        (row.error_code, row.error) = (Some(code(reason)), Some(reason.to_string()));
+        push(&mut self.kept, row)
+    }
+
+    /// Keeps what is known of an event that can't be made a record.
+    pub(super) fn keep_poison(
+        &mut self,
+        entry: Entry,
+        poison: &Poison,
+        commit_time: PgTime,
+    ) -> &Parked {
+        push(
+            &mut self.kept,
+            Parked {
+                entry,
+                commit_time,
+                event_id: poison.remains.event_id.as_deref().map(short),
+                event_type: poison.remains.event_type.as_deref().map(short),
+                aggregate: poison.remains.aggregate.clone(),
+                record: poison.remains.record.clone(),
+                error_code: Some(HaltReason::PoisonEvent.name()),
+                error: Some(poison.problem.to_string()),
+            },
+        )
+    }
+}
+
+impl Pipeline {
+    /// Takes the records that were read for tries; `asked` are all that were asked for.
+    pub(super) fn fetched(&mut self, asked: &[Position], found: Vec<(Position, OwnedRecord)>) {
+        for (position, record) in found {
+            let wanted = self.shelf.tries.iter_mut().find(|a_try| a_try.position == position);
+            if let Some(a_try) = wanted {
+                a_try.record = Some(record);
+            }
+        }
+        let gone = |a_try: &&Try| a_try.record.is_none() && asked.contains(&a_try.position);
+        let gone: Vec<Ticket> =
+            self.shelf.tries.iter().filter(gone).map(|a_try| a_try.ticket).collect();
+        self.shelf.tries.retain(|a_try| !gone.contains(&a_try.ticket));
+        for ticket in gone {
+            self.apply(self.now(), Input::Gone { ticket });
+        }
+    }
+
+    /// Offers the sink what is to be tried.
+    pub(super) fn offer_tries(&mut self, now: Duration) {
+        let mut tries = std::mem::take(&mut self.shelf.tries);
+        tries.retain(|a_try| {
+            let Some(record) = &a_try.record else { return true };
+            let outcome = match with(record, |record| self.sink.enqueue(a_try.ticket, record)) {
+                Ok(()) => return false,
+                Err(NotTaken::Full) => return true,
+                Err(NotTaken::Destination)
+                    if now.saturating_sub(a_try.since) < DESTINATION_PATIENCE =>
+                {
+                    return true;
+                }
+                Err(NotTaken::Destination) => {
+                    let reason = Refusal::TopicName;
+                    Outcome::Rejected { scope: Scope::Destination, reason }
+                }
+                Err(NotTaken::Refused(reason)) => Outcome::Rejected { scope: Scope::Event, reason },
+            };
+            self.apply(now, Input::Report { ticket: a_try.ticket, outcome });
+            false
+        });
+        // What the relay has asked for meanwhile stands behind.
+        tries.append(&mut self.shelf.tries);
+        self.shelf.tries = tries;
+    }
+}
+
+fn parked(entry: Entry, mapped: &Mapped<'_>, commit_time: PgTime) -> Parked {
+    Parked {
+        entry,
+        commit_time,
+        event_id: Some(short(mapped.event_id)),
+        event_type: Some(short(mapped.event_type)),
+        aggregate: Some((mapped.aggregate.kind.to_owned(), mapped.aggregate.id.to_owned())),
+        record: OwnedRecord::of(&mapped.record()),
+        error_code: None,
+        error: None,
+    }
+}
+
+fn push(kept: &mut VecDeque<Parked>, row: Parked) -> &Parked {
+    kept.push_back(row);
+    kept.back().unwrap_or_else(|| unreachable!("it was pushed"))
+}
+
+fn short(name: &str) -> String {
+    name.chars().take(NAME_CHARS_MAX).collect()
+}
+
+/// A stable word for a refusal.
+pub(super) const fn code(reason: Refusal) -> &'static str {
+    match reason {
+        Refusal::TooLarge { .. } => "too_large",
+        Refusal::TopicName => "topic_name",
+        Refusal::Partition(_) => "partition",
+        Refusal::Kafka(_) => "refused_by_broker",
+    }
+}
+
+/// Lends a record out.
+fn with<T>(owned: &OwnedRecord, f: impl FnOnce(&Record<'_>) -> T) -> T {
+    let headers: Vec<Header<'_>> = owned
+        .headers
+        .iter()
+        .map(|(name, value)| Header { name, value: value.as_deref() })
+        .collect();
+    f(&Record {
+        topic: &owned.topic,
+        partition: owned.partition,
+        key: owned.key.as_deref(),
+        value: owned.value.as_deref(),
+        timestamp_ms: owned.timestamp_ms,
+        headers: &headers,
+    })
+}

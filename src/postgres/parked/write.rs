@@ -1,0 +1,149 @@
+//! The one write of the parked table: new rows and marks, fenced, in one statement.
+
+use super::marks::{self, Marks};
+use super::rows::{self, Rows};
+use crate::event::Position;
+use crate::parked::{Mark, Parked};
+use crate::postgres::error::SourceError;
+use std::collections::HashSet;
+use std::sync::LazyLock;
+use tokio_postgres::Client;
+use tokio_postgres::types::ToSql;
+
+/// Rows and marks of one statement.
+pub const ROUND_ROWS_MAX: usize = 10_000;
+
+/// Bytes of the records in one statement; one larger record has a statement to itself. PostgreSQL takes less than 1 GiB
+/// in one message.
+pub const ROUND_BYTES_MAX: usize = 64 << 20;
+
+/// What became of a write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "an event whose row was not stored is not resolved"]
+pub enum Stored {
+    /// Stored, and as durable as the server's settings make any commit.
+    Yes,
+    /// Nothing more was stored: another process has taken the pipeline over, or its cursor row is gone.
+    TakenOver,
+}
+
+/// One statement is one transaction, and nothing on the shared session can come between its parts.
+///
+/// `FOR SHARE` waits for a [`take_over`](crate::postgres::cursor::take_over) that is under way and then sees its epoch,
+/// or makes it wait; `FOR KEY SHARE` would let the two pass each other (manual, 13.3.2 "Row-Level Locks"). The setting
+/// is read at the commit, after the statement: with a synchronous standby the commit waits for it, since the session's
+/// own `local` would let a failover lose the row of an event that is confirmed.
+static SQL: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "WITH fence AS MATERIALIZED ( \
+           SELECT 1 FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $2 FOR SHARE), \
+         parked AS ({}), marked AS ({}) \
+         SELECT EXISTS (SELECT FROM fence), \
+           pg_catalog.set_config('synchronous_commit', 'on', true)",
+        rows::INSERT,
+        marks::UPDATE
+    )
+});
+
+/// Writes new rows, then marks. Where a row stands already it stays as it is: the event was parked before. A mark on a
+/// row that is not there, or is resolved, changes nothing.
+///
+/// It is one transaction as long as no position comes twice and the bounds ([`ROUND_ROWS_MAX`], [`ROUND_BYTES_MAX`])
+/// are kept; else it is several, in order, so that a crash leaves the beginning of what was asked.
+///
+/// # Errors
+/// What the server says. What was written by earlier statements of the same call stays.
+pub async fn write(
+    client: &Client,
+    pipeline: &str,
+    epoch: i64,
+    rows: &[Parked],
+    marks: &[Mark],
+) -> Result<Stored, SourceError> {
+    let mut round = Round::default();
+    for row in rows {
+        let bytes = row.record.size_bytes();
+        if !round.takes(row.entry.position, bytes) {
+            let full = std::mem::take(&mut round);
+            if full.store(client, pipeline, epoch).await? == Stored::TakenOver {
+                return Ok(Stored::TakenOver);
+            }
+        }
+        round.note(row.entry.position, bytes);
+        round.rows.push(row);
+    }
+    for mark in marks {
+        if !round.takes(mark.position, 0) {
+            let full = std::mem::take(&mut round);
+            if full.store(client, pipeline, epoch).await? == Stored::TakenOver {
+                return Ok(Stored::TakenOver);
+            }
+        }
+        round.note(mark.position, 0);
+        round.marks.push(mark);
+    }
+    round.store(client, pipeline, epoch).await
+}
+
+/// One statement.
+#[derive(Default)]
+struct Round<'a> {
+    rows: Rows<'a>,
+    marks: Marks,
+    positions: HashSet<Position>,
+    bytes: usize,
+}
+
+impl Round<'_> {
+    /// Whether it may also have this: the parts of a statement don't see each other, so each position comes once.
+    fn takes(&self, position: Position, bytes: usize) -> bool {
+        let room = self.positions.len() < ROUND_ROWS_MAX
+            && (self.bytes == 0 || self.bytes + bytes <= ROUND_BYTES_MAX);
+        room && !self.positions.contains(&position)
+    }
+
+    fn note(&mut self, position: Position, bytes: usize) {
+        self.positions.insert(position);
+        self.bytes += bytes;
+    }
+
+    async fn store(
+        &self,
+        client: &Client,
+        pipeline: &str,
+        epoch: i64,
+    ) -> Result<Stored, SourceError> {
+        let failed =
+            |e| SourceError::control(format!("write parked events of pipeline {pipeline:?}"), e);
+        let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&pipeline, &epoch];
+        parameters.extend(self.rows.parameters());
+        parameters.extend(self.marks.parameters());
+        let row = client.query_one(SQL.as_str(), &parameters).await.map_err(failed)?;
+        let owned: bool = row.try_get(0).map_err(failed)?;
+        Ok(if owned { Stored::Yes } else { Stored::TakenOver })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(number: u64) -> Position {
+        Position { ordinal: number, ..Position::default() }
+    }
+
+    #[test]
+    fn a_statement_has_bounds_and_each_position_once() {
+        let mut round = Round::default();
+        assert!(round.takes(at(0), 10 * ROUND_BYTES_MAX), "alone, whatever its size");
+        round.note(at(0), ROUND_BYTES_MAX - 1);
+        assert!(!round.takes(at(0), 0));
+        assert!(round.takes(at(1), 1) && !round.takes(at(1), 2));
+        for number in 1..10_000 {
+            assert!(round.takes(at(number), 0));
+            round.note(at(number), 0);
+        }
+        assert_eq!(round.positions.len(), ROUND_ROWS_MAX);
+        assert!(!round.takes(at(10_000), 0));
+    }
+}

@@ -1,0 +1,219 @@
+//! What was claimed: rows as the stream would send them, and where each lies so that it can be marked.
+
+use super::table::Shape;
+use crate::event::PgTime;
+use crate::lsn::Lsn;
+use crate::postgres::error::{SourceError, SourceErrorKind};
+use bytes::{BufMut, Bytes, BytesMut};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::ops::Range;
+use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow};
+
+/// Rows of one transaction that is still open: nobody else can take them, and nothing is marked.
+///
+/// Without rows there is no transaction, and nothing to settle. `Debug` shows counts only.
+pub struct Claim {
+    /// pgoutput Insert messages, in the order in which they are to be published.
+    pub rows: Vec<Bytes>,
+    /// End of WAL after the rows were seen: every one of them was committed before it.
+    pub at: Lsn,
+    /// The server's clock at that moment.
+    pub claimed_at: PgTime,
+    /// Rows whose time had passed (`expires_at`): marked, and not among the rows.
+    pub expired: u64,
+    /// Rows that an earlier one of their aggregate held back: it is locked, delayed, or has failed.
+    pub withheld: u64,
+    /// There may be more to claim at once.
+    pub more: bool,
+    pub(super) places: Vec<Place>,
+    /// The aggregates of the rows.
+    pub(super) keys: Vec<String>,
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claim")
+            .field("rows", &self.rows.len())
+            .field("at", &self.at)
+            .field("expired", &self.expired)
+            .field("withheld", &self.withheld)
+            .field("more", &self.more)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where a row lies: the partition's OID (or the table's), block and line.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Place {
+    pub(super) oid: u32,
+    pub(super) block: u32,
+    pub(super) line: u16,
+}
+
+/// What became of one claimed row.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Settled {
+    /// The broker has it.
+    Published,
+    /// It was refused. Only where the table keeps failures ([`super::PollSpec::keeps_failures`]).
+    Failed {
+        /// Why, without values of the row.
+        error: String,
+        /// A stable word for it.
+        code: &'static str,
+    },
+    /// Nothing: an earlier one of its aggregate failed.
+    Held,
+    /// It is kept elsewhere now (`postrider.parked`): its row counts as published.
+    Moved,
+}
+
+/// What one look at the table gave.
+#[derive(Default)]
+pub(super) struct Look {
+    pub(super) rows: Vec<Bytes>,
+    pub(super) places: Vec<Place>,
+    pub(super) keys: Vec<String>,
+    pub(super) expired: Vec<Place>,
+    /// Aggregates whose first row could not be had.
+    pub(super) blocked: BTreeSet<String>,
+    pub(super) withheld: u64,
+    /// Rows that were looked at, before the bound on bytes.
+    pub(super) candidates: usize,
+    /// Rows the answer spoke of.
+    seen: usize,
+    pub(super) at: Lsn,
+    pub(super) claimed_at: PgTime,
+}
+
+/// Columns of the answer before the table's own: see [`super::sql::claim`].
+const HEAD: usize = 6;
+
+/// One row of the answer.
+struct Seen<'a> {
+    /// Its place in the order.
+    n: u64,
+    key: &'a str,
+    /// `None` where it could not be had.
+    place: Option<Place>,
+    expired: bool,
+    /// Where its message is in the buffer.
+    message: Range<usize>,
+}
+
+impl Look {
+    /// Reads the answer to [`super::sql::claim`].
+    pub(super) fn read(answer: &[SimpleQueryMessage], shape: &Shape) -> Result<Self, SourceError> {
+        let mut look = Self::default();
+        let mut buffer = BytesMut::new();
+        let mut rows = Vec::with_capacity(answer.len());
+        for message in answer {
+            let SimpleQueryMessage::Row(row) = message else { continue };
+            if row.len() == HEAD + shape.columns.len() {
+                look.candidates = number(text(row, 5)?)?;
+                rows.push(Seen::read(row, shape, &mut buffer)?);
+            } else {
+                look.clock(row)?;
+            }
+        }
+        look.seen = rows.len();
+        rows.sort_unstable_by_key(|row| row.n);
+        let buffer = buffer.freeze();
+        for row in rows {
+            look.take(row, &buffer);
+        }
+        Ok(look)
+    }
+
+    fn take(&mut self, row: Seen<'_>, buffer: &Bytes) {
+        match row.place {
+            None => {
+                self.blocked.insert(row.key.to_owned());
+                self.withheld += 1;
+            }
+            Some(place) if row.expired => self.expired.push(place),
+            Some(_) if self.blocked.contains(row.key) => self.withheld += 1,
+            Some(place) => {
+                self.rows.push(buffer.slice(row.message));
+                self.places.push(place);
+                self.keys.push(row.key.to_owned());
+            }
+        }
+    }
+
+    fn clock(&mut self, row: &SimpleQueryRow) -> Result<(), SourceError> {
+        let at = text(row, 0)?.and_then(|at| at.parse().ok());
+        self.at = at.ok_or_else(unreadable)?;
+        self.claimed_at = PgTime { micros: number(text(row, 1)?)? };
+        Ok(())
+    }
+
+    /// Whether the bound on rows or on bytes ended it, and not the table.
+    pub(super) fn cut(&self, limit: usize) -> bool {
+        self.candidates >= limit || self.seen < self.candidates
+    }
+}
+
+impl<'a> Seen<'a> {
+    /// Reads one, and appends its message.
+    fn read(
+        row: &'a SimpleQueryRow,
+        shape: &Shape,
+        buffer: &mut BytesMut,
+    ) -> Result<Self, SourceError> {
+        let start = buffer.len();
+        let place = match text(row, 3)? {
+            None => None,
+            Some(tid) => {
+                insert(row, shape, buffer)?;
+                Some(Place::read(number(text(row, 2)?)?, tid)?)
+            }
+        };
+        Ok(Self {
+            n: number(text(row, 0)?)?,
+            key: text(row, 1)?.unwrap_or_default(),
+            place,
+            expired: text(row, 4)? == Some("t"),
+            message: start..buffer.len(),
+        })
+    }
+}
+
+impl Place {
+    fn read(oid: u32, tid: &str) -> Result<Self, SourceError> {
+        let inner = tid.strip_prefix('(').and_then(|tid| tid.strip_suffix(')'));
+        let (block, line) = inner.and_then(|tid| tid.split_once(',')).ok_or_else(unreadable)?;
+        Ok(Self { oid, block: number(Some(block))?, line: number(Some(line))? })
+    }
+}
+
+/// Appends the row as a pgoutput Insert message.
+fn insert(row: &SimpleQueryRow, shape: &Shape, out: &mut BytesMut) -> Result<(), SourceError> {
+    out.put_u8(b'I');
+    out.put_u32(shape.oid);
+    out.put_u8(b'N');
+    out.put_u16(u16::try_from(shape.columns.len()).unwrap_or(u16::MAX));
+    for index in HEAD..row.len() {
+        let Some(text) = text(row, index)? else {
+            out.put_u8(b'n');
+            continue;
+        };
+        out.put_u8(b't');
+        out.put_u32(u32::try_from(text.len()).unwrap_or(u32::MAX));
+        out.put_slice(text.as_bytes());
+    }
+    Ok(())
+}
+
+fn text(row: &SimpleQueryRow, index: usize) -> Result<Option<&str>, SourceError> {
+    row.try_get(index).map_err(|error| unreadable().caused_by(error))
+}
+
+fn number<N: std::str::FromStr>(text: Option<&str>) -> Result<N, SourceError> {
+    text.and_then(|text| text.parse().ok()).ok_or_else(unreadable)
+}
+
+fn unreadable() -> SourceError {
+    SourceError::new(SourceErrorKind::Protocol, "read the claimed rows")
+}

@@ -1,0 +1,83 @@
+//! Marks in `wal` mode (`poll.mark`): rows that the stream brought and the broker has are marked by their ids, so that an
+//! application's own cleanup and dashboards go on working.
+
+use super::settle::success;
+use super::spec::{Marks, PollSpec};
+use super::sql::ready;
+use super::table;
+use crate::postgres::error::SourceError;
+use crate::postgres::names::ident;
+use tokio_postgres::{Client, Statement};
+
+/// Most ids of one statement.
+pub const MARK_ROWS_MAX: usize = 10_000;
+
+/// A prepared mark. It belongs to the session that prepared it.
+#[derive(Clone, Debug)]
+pub struct Marker {
+    statement: Statement,
+    doing: String,
+}
+
+impl Marker {
+    /// Prepares it on a session of [`crate::postgres::control::Control`]: its `search_path` must be empty.
+    ///
+    /// # Errors
+    /// What the server says; 42P01 and 42703 where table or columns are missing.
+    pub async fn prepare(client: &Client, spec: &PollSpec) -> Result<Self, SourceError> {
+        let shape = table::read(client, spec).await?;
+        let doing = format!("mark published rows of table {}", spec.table);
+        let type_name = shape.column(&spec.id).map_or("text", |id| &id.type_name);
+        let statement = client.prepare(&sql(spec, type_name)).await;
+        let statement = statement.map_err(|error| SourceError::control(&doing, error))?;
+        Ok(Self { statement, doing })
+    }
+
+    /// Marks the rows of these ids, as `Mapped::event_id` has them, [`MARK_ROWS_MAX`] a statement, and says how many
+    /// took the mark: rows that are marked already, or gone, are none.
+    ///
+    /// # Errors
+    /// What the server says. Asking again does no harm.
+    pub async fn mark<I: AsRef<str>>(
+        &self,
+        client: &Client,
+        ids: &[I],
+    ) -> Result<u64, SourceError> {
+        let mut marked = 0;
+        for ids in ids.chunks(MARK_ROWS_MAX) {
+            let ids: Vec<&str> = ids.iter().map(AsRef::as_ref).collect();
+            let rows = client.execute(&self.statement, &[&ids]).await;
+            marked += rows.map_err(|error| SourceError::control(&self.doing, error))?;
+        }
+        Ok(marked)
+    }
+}
+
+/// Locks in the order of the ids, so that two of them never wait for each other; rows that are not ready (failed,
+/// marked) are left as they are, except that a delay does not matter any more.
+pub(super) fn sql(spec: &PollSpec, type_name: &str) -> String {
+    let (table, id) = (&spec.table, ident(&spec.id));
+    let ready = unmarked(spec);
+    format!(
+        "WITH k AS MATERIALIZED (\n  SELECT o.tableoid AS oid, o.ctid AS tid FROM {table} AS o\n  \
+         WHERE o.{id} = ANY (($1::text[])::{type_name}[]) AND {ready}\n  ORDER BY o.{id} FOR UPDATE\n)\n\
+         {}\n{} k WHERE o.tableoid = k.oid AND o.ctid = k.tid",
+        success(spec, "statement_timestamp()"),
+        if deletes(spec) { "USING" } else { "FROM" },
+    )
+}
+
+fn deletes(spec: &PollSpec) -> bool {
+    success(spec, "").starts_with("DELETE")
+}
+
+/// What has no mark of success yet.
+fn unmarked(spec: &PollSpec) -> String {
+    let column = |name: &str| format!("o.{}", ident(name));
+    match &spec.marks {
+        Marks::Delete | Marks::PublishedAt { .. } => ready(spec, "o"),
+        Marks::Commerce { processed_at, .. } => format!("{} IS NULL", column(processed_at)),
+        Marks::Gcx { status, .. } => format!("{} <> 'published'", column(status)),
+        Marks::Sqlgarden { status, .. } => format!("{} <> 'PUBLISHED'", column(status)),
+    }
+}

@@ -1,0 +1,315 @@
+//! The session that polls: one lock, one claim at a time.
+
+use super::claim::{Claim, Look, Settled};
+use super::settle::{self, Marked};
+use super::spec::{Marks, PollSpec};
+use super::sql::{self, Ask};
+use super::table::{self, Shape};
+use crate::postgres::client::connect_listening;
+use crate::postgres::conninfo::Conninfo;
+use crate::postgres::control::Control;
+use crate::postgres::error::{ServerReport, SourceError, SqlState};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+/// Most rows of one claim.
+pub const CLAIM_ROWS_MAX: usize = 10_000;
+
+/// Where the trigger of `setup --notify` says that rows were inserted; the payload is schema and name of the table.
+pub const CHANNEL: &str = "postrider_outbox";
+
+/// Most aggregates that are left out for a while; further ones are looked at again by each claim.
+const PAUSES_MAX: usize = 1_000;
+/// How long an aggregate is left out when its held-back rows filled a claim.
+const BLOCKED_PAUSE: Duration = Duration::from_secs(1);
+/// Looks of one claim, each without the aggregates that filled the one before.
+const LOOKS_MAX: usize = 4;
+
+/// Settings beside [`Control`]'s. Without sequential scans the rows come from an index in their order wherever there
+/// is one, also just after a backlog grew, when the planner's figures are those of an empty table.
+const PINNED: &str =
+    "SET enable_seqscan = off; SET default_transaction_read_only = off; LISTEN postrider_outbox";
+
+/// The lock of a pipeline: held by the session, gone with it.
+const LOCK: &str =
+    "SELECT pg_try_advisory_lock(hashtextextended('postrider poll ' || $1::text, 0))";
+
+const HOLDER: &str = "\
+SELECT l.pid FROM pg_locks l, hashtextextended('postrider poll ' || $1::text, 0) AS k(key) \
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 \
+  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
+  AND l.classid::int8 = (k.key >> 32) & 4294967295 AND l.objid::int8 = k.key & 4294967295";
+
+/// Whether we may poll.
+#[derive(Debug)]
+pub enum Opened {
+    /// We do.
+    Polling(Box<Poller>),
+    /// Another session polls for this pipeline: ask again in a while.
+    StandBy {
+        /// Its backend; `None` where it has just gone.
+        pid: Option<u32>,
+    },
+}
+
+/// The session that polls. Dropping it ends the connection: an open claim is free again, unmarked.
+pub struct Poller {
+    control: Control,
+    heard: Arc<Notify>,
+    spec: PollSpec,
+    shape: Shape,
+    relation: Bytes,
+    /// A transaction of ours may be open.
+    open: bool,
+    /// Aggregates to leave out, until when, and after how many failures in a row.
+    pauses: BTreeMap<String, (Instant, u32)>,
+}
+
+impl fmt::Debug for Poller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Poller")
+            .field("spec", &self.spec)
+            .field("open", &self.open)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Poller {
+    /// Opens a session, takes the pipeline's lock, and reads what the table looks like.
+    ///
+    /// # Errors
+    /// What the server says; 42P01 and 42703 where table or columns are missing.
+    pub async fn open(
+        conninfo: &Conninfo,
+        application_name: &str,
+        spec: &PollSpec,
+    ) -> Result<Opened, SourceError> {
+        let heard = Arc::new(Notify::new());
+        let table = format!("{}.{}", spec.table.schema, spec.table.name);
+        let listen = Arc::clone(&heard);
+        let about = move |_channel: &str, payload: &str| {
+            if payload.is_empty() || payload == table {
+                listen.notify_one();
+            }
+        };
+        let (client, connection) = connect_listening(conninfo, application_name, about).await?;
+        let control = Control::start(client, connection).await?;
+        let failed = |e| SourceError::control("take the polling lock", e);
+        let client = control.client();
+        let row = client.query_one(LOCK, &[&spec.pipeline]).await.map_err(failed)?;
+        if !row.try_get::<_, bool>(0).map_err(failed)? {
+            let holder = client.query_opt(HOLDER, &[&spec.pipeline]).await.map_err(failed)?;
+            let pid = holder.map(|row| row.try_get::<_, i32>(0)).transpose().map_err(failed)?;
+            return Ok(Opened::StandBy { pid: pid.map(i32::cast_unsigned) });
+        }
+        client.batch_execute(PINNED).await.map_err(failed)?;
+        let shape = table::read(client, spec).await?;
+        if matches!(spec.marks, Marks::Commerce { .. }) && shape.dlq.is_none() {
+            tracing::warn!(table = %spec.table, "there is no dead-letter table: failed events are tried for ever");
+        }
+        let relation = shape.relation(&spec.table);
+        let spec = spec.clone();
+        let pauses = BTreeMap::new();
+        let poller = Self { control, heard, spec, shape, relation, open: false, pauses };
+        Ok(Opened::Polling(Box::new(poller)))
+    }
+
+    /// The table as a pgoutput Relation message, for `Mapper::relation`.
+    pub fn relation(&self) -> &Bytes {
+        &self.relation
+    }
+
+    /// The table's OID, for `Mapper::forget_relations`.
+    pub fn table_oid(&self) -> u32 {
+        self.shape.oid
+    }
+
+    /// The session's client: between [`Self::claim`] and [`Self::settle`] its statements are of the claim's transaction.
+    pub fn client(&self) -> &Client {
+        self.control.client()
+    }
+
+    /// Locks the next rows, `limit` at most (and [`CLAIM_ROWS_MAX`], [`super::CLAIM_BYTES_MAX`]). A claim that was
+    /// neither settled nor abandoned is abandoned first. Without rows the transaction is over already.
+    ///
+    /// `visible_in`: only rows that this `pg_snapshot` sees, and those that polling has marked as failed.
+    ///
+    /// # Errors
+    /// What the server says. Nothing is marked then.
+    pub async fn claim(
+        &mut self,
+        limit: usize,
+        visible_in: Option<&str>,
+    ) -> Result<Claim, SourceError> {
+        self.abandon().await?;
+        let limit = limit.clamp(1, CLAIM_ROWS_MAX);
+        let now = Instant::now();
+        let mut blocked: Vec<String> = Vec::new();
+        let mut look = Look::default();
+        let (mut expired, mut withheld) = (0, 0);
+        for _ in 0..LOOKS_MAX {
+            look = self.look(limit, visible_in, now, &blocked).await?;
+            expired += self.expire(&look).await?;
+            withheld += look.withheld;
+            if !look.rows.is_empty() || !look.cut(limit) || look.blocked.is_empty() {
+                break;
+            }
+            blocked.extend(look.blocked.iter().cloned());
+            blocked.truncate(PAUSES_MAX);
+        }
+        for key in blocked {
+            if self.pauses.len() < PAUSES_MAX {
+                self.pauses.entry(key).or_insert((now + BLOCKED_PAUSE, 0));
+            }
+        }
+        let more = look.cut(limit);
+        if look.rows.is_empty() {
+            self.end("COMMIT").await?;
+        }
+        let Look { rows, places, keys, at, claimed_at, .. } = look;
+        Ok(Claim { rows, at, claimed_at, expired, withheld, more, places, keys })
+    }
+
+    async fn look(
+        &mut self,
+        limit: usize,
+        visible_in: Option<&str>,
+        now: Instant,
+        blocked: &[String],
+    ) -> Result<Look, SourceError> {
+        let resting = self.pauses.iter().filter(|(_, (until, _))| *until > now).map(|(key, _)| key);
+        let without = resting.chain(blocked).map(String::as_str).collect();
+        let text = sql::claim(&self.spec, &self.shape, &Ask { limit, visible_in, without });
+        // Looking again is in the same transaction.
+        let text = if self.open { text.trim_start_matches(BEGIN) } else { &text };
+        self.open = true;
+        let doing = || format!("claim rows of table {}", self.spec.table);
+        let answer = self.control.client().simple_query(text).await;
+        let answer = answer.map_err(|error| SourceError::control(doing(), error))?;
+        Look::read(&answer, &self.shape)
+    }
+
+    async fn expire(&self, look: &Look) -> Result<u64, SourceError> {
+        if look.expired.is_empty() {
+            return Ok(0);
+        }
+        let marked = settle::expire(&self.spec, &look.expired);
+        self.mark(&marked).await?;
+        Ok(marked.rows)
+    }
+
+    /// Marks each row of the claim as its outcome says, in order, and commits.
+    ///
+    /// # Errors
+    /// What the server says: then nothing may have been marked, and what was published will be claimed again. SQLSTATE
+    /// 09000 where rows took no mark (a trigger of the table undoes them): going on would publish them for ever.
+    ///
+    /// # Panics
+    /// Where the outcomes are not as many as the rows, or a failure is to be kept by a table that keeps none.
+    pub async fn settle(&mut self, claim: Claim, outcomes: &[Settled]) -> Result<(), SourceError> {
+        assert_eq!(claim.rows.len(), outcomes.len(), "one outcome a row");
+        let fails = outcomes.iter().any(|outcome| matches!(outcome, Settled::Failed { .. }));
+        assert!(!fails || self.spec.keeps_failures(), "the table keeps no failures: park them");
+        if claim.rows.is_empty() {
+            return Ok(());
+        }
+        let mut marked = settle::settle(&self.spec, &self.shape, &claim.places, outcomes);
+        marked.sql.push_str("COMMIT");
+        self.mark(&marked).await?;
+        self.open = false;
+        self.pause(&claim, outcomes);
+        Ok(())
+    }
+
+    /// Gives the claim up: its rows are free, and nothing is marked. Does nothing where there is none.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn abandon(&mut self) -> Result<(), SourceError> {
+        if self.open { self.end("ROLLBACK").await } else { Ok(()) }
+    }
+
+    async fn end(&mut self, how: &str) -> Result<(), SourceError> {
+        let ended = self.control.client().batch_execute(how).await;
+        ended.map_err(|error| SourceError::control("end a claim", error))?;
+        self.open = false;
+        Ok(())
+    }
+
+    /// Runs marks, and sees that every row took its own.
+    async fn mark(&self, marked: &Marked) -> Result<(), SourceError> {
+        let doing = || format!("mark rows of table {}", self.spec.table);
+        let answer = self.control.client().simple_query(&marked.sql).await;
+        let answer = answer.map_err(|error| SourceError::control(doing(), error))?;
+        let touched: u64 =
+            answer
+                .iter()
+                .map(|message| {
+                    if let SimpleQueryMessage::CommandComplete(rows) = message { *rows } else { 0 }
+                })
+                .sum();
+        if touched == marked.rows {
+            return Ok(());
+        }
+        let report = ServerReport {
+            severity: "ERROR".to_owned(),
+            sqlstate: SqlState::TRIGGERED_ACTION_EXCEPTION,
+            message: format!("{touched} of {} rows took their mark", marked.rows),
+            detail: None,
+            hint: Some(
+                "see which trigger or rule of the table changes what is written to it".to_owned(),
+            ),
+            associated_lsn: None,
+        };
+        Err(SourceError::server(doing(), report))
+    }
+
+    /// A table that has no column for it: the pause after a failure is ours to remember.
+    fn pause(&mut self, claim: &Claim, outcomes: &[Settled]) {
+        let now = Instant::now();
+        if !matches!(self.spec.marks, Marks::Gcx { .. }) {
+            self.pauses.retain(|_, (until, _)| *until > now);
+            return;
+        }
+        for (key, outcome) in claim.keys.iter().zip(outcomes) {
+            match outcome {
+                Settled::Published | Settled::Moved => {
+                    self.pauses.remove(key);
+                }
+                Settled::Failed { .. } if self.pauses.len() < PAUSES_MAX => {
+                    let failures = self.pauses.get(key).map_or(1, |(_, failures)| failures + 1);
+                    let until = now + self.spec.backoff.after(failures);
+                    self.pauses.insert(key.clone(), (until, failures));
+                }
+                Settled::Failed { .. } | Settled::Held => {}
+            }
+        }
+        let kept = self.spec.backoff.after(u32::MAX);
+        self.pauses
+            .retain(|_, (until, failures)| *failures > 0 && *until + kept > now || *until > now);
+    }
+
+    /// Waits until rows were inserted, where the table has the trigger of `setup --notify`; else for ever. What came
+    /// while nobody waited counts. Cancel-safe. A session hears nothing while its claim is open.
+    pub async fn notified(&self) {
+        self.heard.notified().await;
+    }
+
+    /// The same, apart from the poller: to wait for both this and [`Self::closed`].
+    pub fn wake(&self) -> Arc<Notify> {
+        Arc::clone(&self.heard)
+    }
+
+    /// Waits until the session ends and says why. Cancel-safe, and may be called again.
+    pub async fn closed(&mut self) -> SourceError {
+        self.control.closed().await
+    }
+}
+
+/// How [`sql::claim`] begins.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;\n";

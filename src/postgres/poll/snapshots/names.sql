@@ -1,0 +1,53 @@
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+WITH first AS MATERIALIZED (
+  SELECT o.tableoid AS oid, o.ctid AS tid, o."aggregate_type" AS kind, o."номер" AS id, concat(o."aggregate_type", chr(31), o."номер") AS key,
+    o."Id\" AS o0,
+    false AS expired, row_number() OVER w AS n, sum(40 + coalesce(CASE WHEN pg_column_compression(o."aggregate_type") IS NULL THEN pg_column_size(o."aggregate_type") ELSE octet_length(o."aggregate_type"::text) END, 0) + coalesce(CASE WHEN pg_column_compression(o."номер") IS NULL THEN pg_column_size(o."номер") ELSE octet_length(o."номер"::text) END, 0) + coalesce(CASE WHEN pg_column_compression(o."select") IS NULL THEN pg_column_size(o."select") ELSE octet_length(o."select"::text) END, 0)) OVER w AS total
+  FROM "my schema"."out""box" AS o
+  WHERE o."Done ""at""" IS NULL AND coalesce(o."not' before" <= now(), true)
+  WINDOW w AS (ORDER BY o."Id\" ROWS UNBOUNDED PRECEDING)
+  ORDER BY o."Id\"
+  LIMIT 100
+), free AS MATERIALIZED (
+  SELECT f.n, f.oid, f.tid, f.key, f.expired FROM first AS f
+  WHERE NOT EXISTS (
+    SELECT FROM "my schema"."out""box" AS b
+    WHERE b."Done ""at""" IS NULL AND b."not' before" > now()
+      AND b."aggregate_type" = f.kind AND b."номер" = f.id
+      AND ROW(b."Id\") < ROW(f.o0))
+    AND (f.total <= 8388608 OR f.n = 1)
+), got AS MATERIALIZED (
+  SELECT f.n, f.key, o.tableoid AS oid, o.ctid AS tid, f.expired, o."Id\" AS c0, o."aggregate_type" AS c1, o."номер" AS c2, o."Versüche" AS c3, o."select" AS c4
+  FROM free AS f JOIN "my schema"."out""box" AS o ON o.tableoid = f.oid AND o.ctid = f.tid
+  WHERE o."Done ""at""" IS NULL AND coalesce(o."not' before" <= now(), true)
+  FOR UPDATE OF o SKIP LOCKED
+)
+SELECT f.n, f.key, NULL, NULL, f.expired, (SELECT count(*) FROM first), NULL, NULL, NULL, NULL, NULL
+FROM first AS f
+WHERE (f.total <= 8388608 OR f.n = 1) AND f.n NOT IN (SELECT g.n FROM got AS g)
+UNION ALL
+SELECT g.n, g.key, g.oid, g.tid, g.expired, (SELECT count(*) FROM first), g.c0, g.c1, g.c2, g.c3, g.c4
+FROM got AS g;
+SELECT pg_current_wal_insert_lsn(), (extract(epoch FROM clock_timestamp()) * 1000000)::int8 - 946684800000000
+
+UPDATE "my schema"."out""box" AS o SET "Done ""at""" = statement_timestamp()
+  WHERE o.tableoid = 16384 AND o.ctid = ANY ('{"(7,1)"}'::tid[]);
+UPDATE "my schema"."out""box" AS o SET "Done ""at""" = statement_timestamp()
+  WHERE o.tableoid = 16385 AND o.ctid = ANY ('{"(7,4)"}'::tid[]);
+UPDATE "my schema"."out""box" AS o SET "Versüche" = least(o."Versüche" + 1, 32767), "not' before" = statement_timestamp() + least(o."Versüche" + 1, 8) * interval '30000 milliseconds', "select" = v.error
+  FROM (VALUES ('(7,2)'::tid, 'too_large: it''s ''too'' large ')) AS v(tid, error) WHERE o.tableoid = 16384 AND o.ctid = v.tid AND o."Versüche" < 10;
+WITH moved AS (
+  DELETE FROM "my schema"."out""box" AS o USING (VALUES ('(7,2)'::tid, 'too_large: it''s ''too'' large ')) AS v(tid, error)
+  WHERE o.tableoid = 16384 AND o.ctid = v.tid AND o."Versüche" >= 10
+  RETURNING o."Id\", least(o."Versüche" + 1, 32767) AS "Versüche", v.error AS "select"
+)
+INSERT INTO "Ä"."dead""letters" ("Id\", "Versüche", "select") OVERRIDING SYSTEM VALUE SELECT "Id\", "Versüche", "select" FROM moved;
+
+
+WITH k AS MATERIALIZED (
+  SELECT o.tableoid AS oid, o.ctid AS tid FROM "my schema"."out""box" AS o
+  WHERE o."Id\" = ANY (($1::text[])::bigint[]) AND o."Done ""at""" IS NULL
+  ORDER BY o."Id\" FOR UPDATE
+)
+UPDATE "my schema"."out""box" AS o SET "Done ""at""" = statement_timestamp()
+FROM k WHERE o.tableoid = k.oid AND o.ctid = k.tid

@@ -1,0 +1,252 @@
+//! The claim as SQL. Pure text; every name and value of a user is quoted.
+//!
+//! The session's `search_path` is empty, so a bare function or type is `pg_catalog`'s. The text goes as a simple query:
+//! values come back as the types' own output, as pgoutput sends them, and begin, claim and clock are one round trip.
+//! It is planned anew each time, on purpose: a plan made while the outbox was empty is the wrong one for a backlog.
+
+use super::claim::Place;
+use super::spec::{Marks, PollSpec};
+use super::table::Shape;
+use crate::postgres::names::{ident, literal};
+use std::fmt::Write as _;
+
+/// Most bytes of the rows of one claim, by the sizes of their values; one row is always taken.
+pub const CLAIM_BYTES_MAX: usize = 8 << 20;
+
+/// What one claim asks for.
+pub(super) struct Ask<'a> {
+    pub(super) limit: usize,
+    /// Only rows that this snapshot sees, and rows that polling has tried before.
+    pub(super) visible_in: Option<&'a str>,
+    /// Aggregates to leave out.
+    pub(super) without: Vec<&'a str>,
+}
+
+/// Begins the transaction, claims, and reads the clock.
+///
+/// Each row of the claim is: its place in the order, by which whoever reads them sorts; the aggregate's key; OID and
+/// place of the locked row, NULL where it could not be had; whether it has expired; how many rows were looked at; then
+/// the table's columns. A row that could not be had is locked, has an unready one before it, or has gone meanwhile.
+///
+/// `NOT IN` and no join, since the planner underrates how many rows are locked, and would compare each with each.
+pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
+    let table = &spec.table;
+    let (ready, order) = (ready(spec, "o"), order(spec, shape, "o"));
+    let mut filter = ready.clone();
+    if let Some(snapshot) = ask.visible_in {
+        let _infallible = write!(filter, "\n    AND {}", visible(spec, snapshot));
+    }
+    if !ask.without.is_empty() {
+        let keys: Vec<String> = ask.without.iter().map(|key| literal(key)).collect();
+        let key = key(spec, "o");
+        let _infallible =
+            write!(filter, "\n    AND {key} <> ALL (ARRAY[{}]::text[])", keys.join(", "));
+    }
+    let order_columns: Vec<String> =
+        order.iter().enumerate().map(|(at, key)| format!("{key} AS o{at}")).collect();
+    let values: Vec<String> =
+        (0..).zip(&shape.columns).map(|(at, c)| format!("o.{} AS c{at}", ident(&c.name))).collect();
+    let names: Vec<String> = (0..shape.columns.len()).map(|at| format!(", g.c{at}")).collect();
+    let blocker = blocker(spec, shape)
+        .map_or_else(String::new, |blocker| format!("NOT EXISTS (\n    {blocker})\n    AND "));
+    format!(
+        "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;\n\
+         WITH first AS MATERIALIZED (\n  \
+           SELECT o.tableoid AS oid, o.ctid AS tid, o.{kind} AS kind, o.{id} AS id, {key} AS key,\n    \
+             {order_columns},\n    {expired} AS expired, row_number() OVER w AS n, sum({size}) OVER w AS total\n  \
+           FROM {table} AS o\n  WHERE {filter}\n  \
+           WINDOW w AS (ORDER BY {order} ROWS UNBOUNDED PRECEDING)\n  ORDER BY {order}\n  LIMIT {limit}\n\
+         ), free AS MATERIALIZED (\n  \
+           SELECT f.n, f.oid, f.tid, f.key, f.expired FROM first AS f\n  \
+           WHERE {blocker}(f.total <= {bytes} OR f.n = 1)\n\
+         ), got AS MATERIALIZED (\n  \
+           SELECT f.n, f.key, o.tableoid AS oid, o.ctid AS tid, f.expired, {values}\n  \
+           FROM free AS f JOIN {table} AS o ON o.tableoid = f.oid AND o.ctid = f.tid\n  \
+           WHERE {ready}\n  FOR UPDATE OF o SKIP LOCKED\n\
+         )\n\
+         SELECT f.n, f.key, NULL, NULL, f.expired, (SELECT count(*) FROM first){nothing}\nFROM first AS f\n\
+         WHERE (f.total <= {bytes} OR f.n = 1) AND f.n NOT IN (SELECT g.n FROM got AS g)\n\
+         UNION ALL\n\
+         SELECT g.n, g.key, g.oid, g.tid, g.expired, (SELECT count(*) FROM first){names}\nFROM got AS g;\n\
+         SELECT pg_current_wal_insert_lsn(), \
+           (extract(epoch FROM clock_timestamp()) * 1000000)::int8 - 946684800000000",
+        kind = ident(&spec.aggregate_type),
+        id = ident(&spec.aggregate_id),
+        key = key(spec, "o"),
+        order_columns = order_columns.join(", "),
+        expired = expired(&spec.marks).unwrap_or_else(|| "false".to_owned()),
+        size = size(shape),
+        order = order.join(", "),
+        limit = ask.limit,
+        bytes = CLAIM_BYTES_MAX,
+        values = values.join(", "),
+        names = names.concat(),
+        nothing = ", NULL".repeat(shape.columns.len()),
+    )
+}
+
+/// An aggregate as one text, as [`super::claim::Claim`] remembers it.
+fn key(spec: &PollSpec, row: &str) -> String {
+    format!(
+        "concat({row}.{}, chr(31), {row}.{})",
+        ident(&spec.aggregate_type),
+        ident(&spec.aggregate_id)
+    )
+}
+
+/// Rows that may be published now, were there no other rows.
+pub(super) fn ready(spec: &PollSpec, row: &str) -> String {
+    let column = |name: &str| format!("{row}.{}", ident(name));
+    match &spec.marks {
+        Marks::Delete => "true".to_owned(),
+        Marks::PublishedAt { published_at } => format!("{} IS NULL", column(published_at)),
+        Marks::Commerce { processed_at, available_at, .. } => format!(
+            "{} IS NULL AND coalesce({} <= now(), true)",
+            column(processed_at),
+            column(available_at)
+        ),
+        Marks::Gcx { status, .. } => format!("{} = 'pending'", column(status)),
+        Marks::Sqlgarden { status, .. } => {
+            let status = column(status);
+            let again = sqlgarden_again(spec, row);
+            // The first condition is the partial index's of `sql/layouts`.
+            format!(
+                "{status} <> 'PUBLISHED' AND ({status} IN ('PENDING', 'PUBLISHING') OR {status} = 'FAILED' AND {again})"
+            )
+        }
+    }
+}
+
+/// Whether a failed row of `sqlgarden` is due again.
+fn sqlgarden_again(spec: &PollSpec, row: &str) -> String {
+    let Marks::Sqlgarden { attempt_count, last_attempt_at, .. } = &spec.marks else {
+        return "false".to_owned();
+    };
+    let (count, last) = (ident(attempt_count), ident(last_attempt_at));
+    let pause = spec.backoff.sql(&format!("{row}.{count}"));
+    format!(
+        "({row}.{count} < {} AND coalesce({row}.{last} + {pause} <= now(), true))",
+        spec.attempts_max
+    )
+}
+
+/// Rows that are not published, are not ready, and hold back later ones of their aggregate (those of `f`).
+fn blocker(spec: &PollSpec, shape: &Shape) -> Option<String> {
+    let column = |name: &str| format!("b.{}", ident(name));
+    let unready = match &spec.marks {
+        Marks::Delete | Marks::PublishedAt { .. } => return None,
+        // A delay that no failure caused counts even where failures do not.
+        Marks::Commerce { processed_at, available_at, attempts, .. } => {
+            let failed_too = if spec.block_key {
+                String::new()
+            } else {
+                format!(" AND {} = 0", column(attempts))
+            };
+            format!(
+                "{} IS NULL AND {} > now(){failed_too}",
+                column(processed_at),
+                column(available_at)
+            )
+        }
+        Marks::Gcx { .. } | Marks::Sqlgarden { .. } if !spec.block_key => return None,
+        Marks::Gcx { status, expires_at, .. } => {
+            format!(
+                "{} = 'failed' AND coalesce({} > now(), true)",
+                column(status),
+                column(expires_at)
+            )
+        }
+        Marks::Sqlgarden { status, .. } => {
+            let again = sqlgarden_again(spec, "b");
+            format!(
+                "{status} <> 'PUBLISHED' AND {status} = 'FAILED' AND NOT {again}",
+                status = column(status)
+            )
+        }
+    };
+    let order = order(spec, shape, "b");
+    let places: Vec<String> = (0..order.len()).map(|at| format!("f.o{at}")).collect();
+    Some(format!(
+        "SELECT FROM {} AS b\n    WHERE {unready}\n      AND {} = f.kind AND {} = f.id\n      AND ROW({}) < ROW({})",
+        spec.table,
+        column(&spec.aggregate_type),
+        column(&spec.aggregate_id),
+        order.join(", "),
+        places.join(", "),
+    ))
+}
+
+/// Rows whose time has passed: their layout gives up on them.
+fn expired(marks: &Marks) -> Option<String> {
+    match marks {
+        Marks::Gcx { expires_at, .. } => {
+            Some(format!("coalesce(o.{} <= now(), false)", ident(expires_at)))
+        }
+        Marks::Delete
+        | Marks::PublishedAt { .. }
+        | Marks::Commerce { .. }
+        | Marks::Sqlgarden { .. } => None,
+    }
+}
+
+/// The order in which an aggregate's rows are published, first key first.
+///
+/// A number is assigned in order by whoever holds the aggregate. Other ids say nothing, so it is the row's time; and
+/// among rows of one time, which are mostly of one transaction: what has failed before was the first, then as they were
+/// inserted (transaction, command, place).
+fn order(spec: &PollSpec, shape: &Shape, row: &str) -> Vec<String> {
+    let id = format!("{row}.{}", ident(&spec.id));
+    if shape.column(&spec.id).is_some_and(|column| column.number) {
+        return vec![id];
+    }
+    let time = spec.time.iter().map(|time| format!("{row}.{}", ident(time)));
+    let failures = spec.marks.failures().map(|failures| format!("- {row}.{}", ident(failures)));
+    let inserted = [
+        format!("- age({row}.xmin)"),
+        format!("{row}.cmin::text::int8"),
+        format!("{row}.ctid"),
+        id,
+    ];
+    time.chain(failures).chain(inserted).collect()
+}
+
+/// Rows that a snapshot sees, by the transaction that wrote them, whose epoch is the one that makes it past.
+///
+/// A row that polling marked as failed was written anew; it was polling's before, and stays so.
+fn visible(spec: &PollSpec, snapshot: &str) -> String {
+    let past = "(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8)";
+    let seen = format!(
+        "pg_visible_in_snapshot(({past} - (({past} - o.xmin::text::int8) & 4294967295))::text::xid8, \
+         {}::pg_snapshot)",
+        literal(snapshot)
+    );
+    match spec.marks.failures() {
+        Some(failures) => format!("({seen} OR o.{} > 0)", ident(failures)),
+        None => seen,
+    }
+}
+
+/// Bytes of a row's values. The size of what is compressed is known only when it is read.
+fn size(shape: &Shape) -> String {
+    let fixed: usize = 8 * shape.columns.len();
+    let varying = shape.columns.iter().filter(|column| column.varies).map(|column| {
+        let name = ident(&column.name);
+        format!(
+            " + coalesce(CASE WHEN pg_column_compression(o.{name}) IS NULL THEN pg_column_size(o.{name}) \
+             ELSE octet_length(o.{name}::text) END, 0)"
+        )
+    });
+    format!("{fixed}{}", varying.collect::<String>())
+}
+
+/// `'{(0,1),(0,2)}'::tid[]`
+pub(super) fn places(places: &[Place]) -> String {
+    let mut text = String::with_capacity(places.len() * 14 + 10);
+    text.push_str("'{");
+    for (at, place) in places.iter().enumerate() {
+        let comma = if at == 0 { "" } else { "," };
+        let _infallible = write!(text, "{comma}\"({},{})\"", place.block, place.line);
+    }
+    text.push_str("}'::tid[]");
+    text
+}

@@ -1,0 +1,97 @@
+//! Starts, restarts and ends of a stream: what survives them.
+
+use super::Relay;
+use super::effect::{Effect, Restart};
+use super::phase::{Phase, Until, violation};
+use crate::ack::{Broken, Progress};
+
+impl Relay {
+    /// A row ahead of our own progress was written by another owner of the slot, who published what we have in flight.
+    /// In another history our progress means nothing: what we took for a repetition there would be a new event.
+    pub(super) fn start(
+        &mut self,
+        cursor: Progress,
+        same_history: bool,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.feedback.lost();
+        let ours = self.stream.started() && same_history;
+        if !ours || cursor > self.tracker.progress() {
+            let busy = self.flow.in_flight().0 > 0 || !self.parking.quiet();
+            self.tracker.adopt(cursor);
+            self.flow.clear();
+            self.parking.forget();
+            self.stream.expect(cursor);
+            self.feedback.resumed(cursor);
+            if busy {
+                effects.push(Effect::Restart { why: Restart::SlotTaken });
+            }
+        }
+        self.stream.reconnected();
+    }
+
+    pub(super) fn restart(&mut self, why: Restart, effects: &mut Vec<Effect>) {
+        let progress = self.tracker.progress();
+        self.refused = None;
+        self.flow.suspect_the_refused();
+        self.tracker.give_up();
+        self.flow.clear();
+        self.parking.given_up();
+        self.stream.expect(progress);
+        match self.phase {
+            Phase::Running => effects.push(Effect::Restart { why }),
+            // It may not say that all before it is published when that is in doubt. The stream brings it again.
+            Phase::Halting { until: Until::Lowest(_), .. } => {
+                self.phase = Phase::Running;
+                effects.push(Effect::Restart { why });
+            }
+            // Nothing more will be resolved, so the end is here.
+            Phase::Halting { ref mut until, .. } => *until = Until::Now,
+            Phase::Draining | Phase::Ended => {}
+        }
+    }
+
+    /// What is in flight is not ours to send, nor is the row ours to write: an end that waited for either is here.
+    pub(super) fn slot_taken(&mut self, effects: &mut Vec<Effect>) {
+        self.feedback.lost();
+        self.restart(Restart::SlotTaken, effects);
+        match std::mem::replace(&mut self.phase, Phase::Ended) {
+            Phase::Running => self.phase = Phase::Running,
+            Phase::Draining => {
+                effects.extend([Effect::Restart { why: Restart::SlotTaken }, Effect::Drained]);
+            }
+            Phase::Halting { halt, .. } => {
+                effects.extend([Effect::Restart { why: Restart::SlotTaken }, Effect::Halt(halt)]);
+            }
+            Phase::Ended => {}
+        }
+    }
+
+    pub(super) fn source_lost(&mut self, effects: &mut Vec<Effect>) {
+        self.feedback.lost();
+        self.parking.lost();
+        self.stream.disconnected();
+        if matches!(self.phase, Phase::Halting { until: Until::Lowest(_), .. }) {
+            // Without a row nobody may rely on what was before the poison: it is found again.
+            self.restart(Restart::Unknown, effects);
+        }
+        // A cursor row can't be written any more: what is repeated then is what the row does not show.
+        match std::mem::replace(&mut self.phase, Phase::Ended) {
+            Phase::Running => self.phase = Phase::Running,
+            Phase::Draining => effects.push(Effect::Drained),
+            Phase::Halting { halt, .. } => effects.push(Effect::Halt(halt)),
+            Phase::Ended => {}
+        }
+    }
+
+    pub(super) fn drain(&mut self) {
+        if matches!(self.phase, Phase::Running) {
+            self.phase = Phase::Draining;
+        }
+    }
+
+    pub(super) fn violated(&mut self, broken: Broken) {
+        let halt = Box::new(violation(broken));
+        self.phase = Phase::Halting { halt, until: Until::Now };
+    }
+}

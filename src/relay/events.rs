@@ -1,0 +1,272 @@
+//! What an input does: events of the stream, what a sink says of them, and what comes back from the table.
+
+use super::effect::{Effect, Restart};
+use super::flow::Slot;
+use super::input::{Change, Input};
+use super::parking::{OnPoison, Parking};
+use super::phase::{Phase, Until, poison};
+use super::{Relay, Upcoming};
+use crate::ack::{Broken, Resolution};
+use crate::error::Halt;
+use crate::event::Aggregate;
+use crate::parked::{Entry, Lane, State};
+use crate::record::{Outcome, Refusal, Scope, Ticket};
+use std::time::Duration;
+
+impl Relay {
+    /// Takes one input.
+    pub(super) fn take(
+        &mut self,
+        now: Duration,
+        input: Input<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Broken> {
+        match input {
+            Input::Change(change) => self.change(now, change, effects)?,
+            Input::Report { ticket, outcome } if Parking::is_try(ticket) => {
+                self.report_try(now, ticket, outcome, effects);
+            }
+            Input::Report { ticket, outcome } => self.report(ticket, outcome, effects),
+            Input::Refused { ticket, reason, halt } => {
+                self.refused_at_once(now, ticket, reason, halt, effects);
+            }
+            Input::NotTaken { ticket } => {
+                self.tracker.retract(ticket);
+                self.flow.retract();
+                self.stream.retract();
+            }
+            Input::Begin { commit_lsn, commit_time } => {
+                self.stream.begin(&mut self.tracker, commit_lsn, commit_time)?;
+            }
+            Input::Commit { commit_lsn, end_lsn } => {
+                self.stream.commit(&mut self.tracker, commit_lsn, end_lsn)?;
+            }
+            Input::Keepalive { wal_end } => self.stream.keepalive(&mut self.tracker, wal_end),
+            Input::Started { cursor, same_history, parked } => {
+                self.start(cursor, same_history, effects);
+                self.parking.load(now, parked);
+            }
+            Input::SinkBroken => {
+                let why = self.refused.map_or(Restart::SinkBroken, Restart::Refused);
+                self.restart(why, effects);
+            }
+            Input::SlotTaken => self.slot_taken(effects),
+            Input::SourceLost => self.source_lost(effects),
+            Input::CursorWritten => self.feedback.written(),
+            Input::ParkingWritten => self.parking_written(),
+            Input::Gone { ticket } => self.parking.gone(ticket),
+            Input::Wish { position, wish } => {
+                self.parking.wish(now, position, wish, self.resolved());
+            }
+            Input::Drain => self.drain(),
+            Input::Halt(halt) => {
+                // The first reason stands.
+                if !matches!(self.phase, Phase::Halting { .. }) {
+                    self.phase = Phase::Halting { halt, until: Until::Quiet };
+                }
+            }
+            Input::Tick => {}
+        }
+        Ok(())
+    }
+
+    fn change(
+        &mut self,
+        now: Duration,
+        change: Change<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Broken> {
+        let Some(upcoming) = self.stream.change()? else { return Ok(()) };
+        let ticket = self.tracker.change();
+        if self.parking.lanes.knows(upcoming.position) {
+            self.flow.skip(ticket);
+            self.resolve(ticket);
+            return Ok(());
+        }
+        match change {
+            Change::Event { aggregate, size_bytes, wait } => {
+                let slot = Slot::new(&upcoming, Lane::of(aggregate), size_bytes);
+                match self.to_be_parked(&upcoming, slot.lane, wait) {
+                    None => {
+                        self.flow.hand_over(ticket, slot);
+                        effects.push(Effect::Publish(ticket));
+                    }
+                    Some(entry) => {
+                        self.flow.aside(ticket, slot);
+                        self.park(now, ticket, entry, size_bytes, effects);
+                    }
+                }
+            }
+            Change::Skipped => {
+                self.flow.skip(ticket);
+                self.resolve(ticket);
+            }
+            Change::Poison { aggregate, halt } => {
+                self.poison(now, ticket, &upcoming, aggregate, halt, effects);
+            }
+        }
+        Ok(())
+    }
+
+    /// What an event is parked as before it is ever sent; `None` where it is sent.
+    fn to_be_parked(&self, upcoming: &Upcoming, lane: Lane, wait: Duration) -> Option<Entry> {
+        let position = upcoming.position;
+        let (state, wait) = if self.parking.lanes.is_blocked(lane) {
+            // Whether its own time has come is seen when it is at the head.
+            (if wait.is_zero() { State::Behind } else { State::Due }, wait)
+        } else if let Some(entry) = self.parking.condemned(position) {
+            return Some(entry);
+        } else if wait.is_zero() {
+            return None;
+        } else {
+            (State::Due, wait)
+        };
+        let lane = Some(lane);
+        Some(Entry { position, lane, state, attempts: 0, wait, overtaken_by: None })
+    }
+
+    fn poison(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        upcoming: &Upcoming,
+        aggregate: Option<Aggregate<'_>>,
+        halt: Box<Halt>,
+        effects: &mut Vec<Effect>,
+    ) {
+        if self.parking.rules.on_poison == OnPoison::Stop {
+            self.flow.skip(ticket);
+            self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
+            return;
+        }
+        let lane = aggregate.map(Lane::of);
+        let slot = Slot::new(upcoming, lane.unwrap_or_default(), 0);
+        self.flow.aside(ticket, slot);
+        let entry = self.parking.rules.refused(upcoming.position, lane, true);
+        self.park(now, ticket, entry, 0, effects);
+    }
+
+    /// The sink will not take the event just handed over; its record is still at hand.
+    fn refused_at_once(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        reason: Refusal,
+        halt: Box<Halt>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(slot) = self.flow.get(ticket) else { return };
+        if self.parking.rules.on_poison == OnPoison::Stop {
+            self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
+            return;
+        }
+        self.flow.put_aside(ticket);
+        let hopeless = reason == Refusal::TopicName;
+        let mut entry = self.parking.rules.refused(slot.position, Some(slot.lane), hopeless);
+        entry.overtaken_by = self.flow.overtaken(slot.position);
+        self.park(now, ticket, entry, slot.size_bytes(), effects);
+    }
+
+    fn park(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        entry: Entry,
+        size_bytes: usize,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.parking.park(now, ticket, entry, size_bytes as u64);
+        effects.push(Effect::Park { ticket, entry });
+    }
+
+    fn parking_written(&mut self) {
+        for ticket in self.parking.written() {
+            self.resolve(ticket);
+            self.feedback.delivered();
+        }
+    }
+
+    fn report(&mut self, ticket: Ticket, outcome: Outcome, effects: &mut Vec<Effect>) {
+        let Some(slot) = self.flow.get(ticket) else { return };
+        match outcome {
+            Outcome::Acked => {
+                self.flow.landed(ticket);
+                self.resolve(ticket);
+                self.feedback.delivered();
+                effects.push(Effect::Published { commit_time: slot.commit_time });
+            }
+            Outcome::Rejected { scope: Scope::Event, reason } => {
+                self.refused(ticket, slot, reason, effects);
+            }
+            Outcome::Rejected { scope: Scope::Destination | Scope::Broker, reason: _ }
+            | Outcome::Unknown => self.restart(Restart::Unknown, effects),
+        }
+    }
+
+    /// A broker refuses batches, so its word counts for one event only where it was sent alone; else all of its batch
+    /// are streamed again, one at a time. One that was alone is streamed again too, and parked when it comes: by then
+    /// its record is at hand, and the producer is a new one.
+    fn refused(&mut self, ticket: Ticket, slot: Slot, reason: Refusal, effects: &mut Vec<Effect>) {
+        let certain = self.flow.was_alone();
+        if self.parking.rules.on_poison == OnPoison::Stop && (certain || names_one(reason)) {
+            let halt = Box::new(poison(slot.position, reason));
+            self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
+            return;
+        }
+        if certain {
+            let mut entry = self.parking.rules.refused(slot.position, Some(slot.lane), false);
+            entry.overtaken_by = self.flow.overtaken(slot.position);
+            self.parking.condemn(entry);
+            self.restart(Restart::Refused(reason), effects);
+        } else {
+            self.flow.refused(ticket);
+            self.refused = Some(reason);
+        }
+    }
+
+    fn report_try(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        outcome: Outcome,
+        effects: &mut Vec<Effect>,
+    ) {
+        match outcome {
+            Outcome::Acked => {
+                if let Some(position) = self.parking.released(ticket, self.resolved()) {
+                    effects.push(Effect::Released { position });
+                }
+            }
+            Outcome::Rejected { scope: Scope::Event, reason } => {
+                if names_one(reason) || self.parking.was_alone(ticket) {
+                    self.parking.refused_again(now, ticket, reason);
+                } else if self.parking.tried(ticket) {
+                    self.parking.suspect(now, ticket);
+                    self.refused = Some(reason);
+                }
+            }
+            Outcome::Rejected { scope: Scope::Destination, reason: _ } => {
+                self.parking.put_off(now, ticket);
+            }
+            Outcome::Rejected { scope: Scope::Broker, reason: _ } | Outcome::Unknown => {
+                if self.parking.tried(ticket) {
+                    self.restart(Restart::Unknown, effects);
+                }
+            }
+        }
+    }
+
+    fn resolve(&mut self, ticket: Ticket) {
+        let resolution = self.tracker.resolve(ticket);
+        assert_eq!(resolution, Ok(Resolution::Resolved), "of {ticket:?}");
+        self.flow.forget_below(self.tracker.low());
+    }
+}
+
+/// Whether a refusal can only mean the event it came for: our own, not a broker's of a batch.
+fn names_one(reason: Refusal) -> bool {
+    match reason {
+        Refusal::TooLarge { .. } | Refusal::TopicName | Refusal::Partition(_) => true,
+        Refusal::Kafka(_) => false,
+    }
+}

@@ -1,0 +1,256 @@
+//! Parked events that are tried again: when, how often, and what a person may ask for.
+
+use super::check_parking;
+use expect_test::expect;
+
+#[test]
+fn head_is_tried_with_growing_pauses_and_is_dead_after_the_last() {
+    check_parking(
+        "row 32 0 a waiting
+         row 32 1 a behind
+         start 64
+         toolarge t0
+         parked
+         wait 1999
+         wait 1
+         toolarge t1
+         parked
+         wait 100000",
+        &expect![[r#"
+            start 64          │ try t0 0/20:0, confirm 0/40
+            toolarge t0       │ write 0 rows [0/20:0 waiting after 2]
+            parked            │ 
+            wait 1999         │ 
+            wait 1            │ try t1 0/20:0
+            toolarge t1       │ write 0 rows [0/20:0 dead after 3]
+            parked            │ 
+            wait 100000       │ 
+        "#]],
+    );
+}
+
+#[test]
+fn followers_go_in_order_and_the_lane_is_live_when_all_marks_are_committed() {
+    check_parking(
+        "row 32 0 a waiting
+         row 32 1 a behind
+         start 64
+         acked t0
+         begin 96
+         event a
+         acked t1
+         parked
+         parked
+         acked t2
+         parked
+         event a
+         event b
+         commit 96 112",
+        &expect![[r#"
+            start 64          │ try t0 0/20:0, confirm 0/40
+            acked t0          │ released 0/20:0, try t1 0/20:1, write 0 rows [0/20:0 done]
+            begin 96          │ 
+            event a           │ park #0 behind 0
+            acked t1          │ released 0/20:1
+            parked            │ write 1 rows [0/20:1 done]
+            parked            │ try t2 0/60:0, write cursor 0/40+0/60:1
+            acked t2          │ released 0/60:0, write 0 rows [0/60:0 done]
+            parked            │ 
+            event a           │ publish #1
+            event b           │ publish #2
+            commit 96 112     │ 
+        "#]],
+    );
+}
+
+#[test]
+fn nothing_is_tried_before_the_stream_has_passed_it() {
+    check_parking(
+        "row 32 1 a waiting
+         start 16
+         begin 32
+         event a
+         event a
+         commit 32 48
+         parked",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ park #0 behind 0, write 1 rows []
+            event a           │ 
+            commit 32 48      │ 
+            parked            │ try t0 0/20:0, write cursor 0/30
+        "#]],
+    );
+}
+
+#[test]
+fn person_retries_the_dead_skips_and_replaces() {
+    check_parking(
+        "row 32 0 a dead
+         row 32 1 a behind
+         row 32 2 b dead
+         row 32 3 c dead
+         start 64
+         wish 32 0 retry
+         wish 32 2 skip
+         wish 32 3 replace
+         parked
+         parked
+         wish 32 9 retry
+         acked t0
+         toolarge t1
+         parked",
+        &expect![[r#"
+            start 64          │ confirm 0/40
+            wish 32 0 retry   │ write 0 rows [0/20:0 again]
+            wish 32 2 skip    │ 
+            wish 32 3 replace │ 
+            parked            │ try t0 0/20:0, write 0 rows [0/20:2 skipped; 0/20:3 again]
+            parked            │ try t1 0/20:3
+            wish 32 9 retry   │ write 0 rows [0/20:9 declined]
+            acked t0          │ released 0/20:0, try t2 0/20:1
+            toolarge t1       │ 
+            parked            │ write 0 rows [0/20:0 done; 0/20:3 waiting after 1]
+        "#]],
+    );
+}
+
+#[test]
+fn wish_for_an_event_that_is_being_tried_waits_for_the_answer() {
+    check_parking(
+        "row 32 0 a waiting
+         row 48 0 b waiting
+         start 64
+         wish 32 0 skip
+         wish 48 0 skip
+         acked t0
+         toolarge t1
+         parked
+         parked",
+        &expect![[r#"
+            start 64          │ try t0 0/20:0, try t1 0/30:0, confirm 0/40
+            wish 32 0 skip    │ 
+            wish 48 0 skip    │ 
+            acked t0          │ released 0/20:0, write 0 rows [0/20:0 declined]
+            toolarge t1       │ 
+            parked            │ write 0 rows [0/20:0 done; 0/30:0 skipped]
+            parked            │ 
+        "#]],
+    );
+}
+
+#[test]
+fn missing_topic_counts_no_attempt() {
+    check_parking(
+        "row 32 0 a waiting
+         start 64
+         notopic t0
+         wait 999
+         wait 1
+         acked t1",
+        &expect![[r#"
+            start 64          │ try t0 0/20:0, confirm 0/40
+            notopic t0        │ 
+            wait 999          │ 
+            wait 1            │ try t1 0/20:0
+            acked t1          │ released 0/20:0, write 0 rows [0/20:0 done]
+        "#]],
+    );
+}
+
+#[test]
+fn batch_refusal_counts_against_nobody_until_one_is_alone() {
+    check_parking(
+        "row 32 0 a waiting
+         row 48 0 b waiting
+         start 64
+         refused t0
+         refused t1
+         row 32 0 a waiting
+         row 48 0 b waiting
+         start 64
+         refused t2
+         broken
+         row 32 0 a waiting
+         row 48 0 b waiting
+         start 64
+         acked t3
+         parked",
+        &expect![[r#"
+            start 64          │ try t0 0/20:0, try t1 0/30:0, confirm 0/40
+            refused t0        │  (shut)
+            refused t1        │ restart: Refused(Kafka(10))
+            start 64          │ try t2 0/20:0 (shut)
+            refused t2        │ try t3 0/30:0, write 0 rows [0/20:0 waiting after 2] (shut)
+            broken            │ restart: SinkBroken
+            start 64          │ try t4 0/30:0, write 0 rows [0/20:0 waiting after 2] (shut)
+            acked t3          │  (shut)
+            parked            │  (shut)
+        "#]],
+    );
+}
+
+#[test]
+fn row_deleted_by_hand_frees_its_lane() {
+    check_parking(
+        "row 32 0 a waiting
+         start 64
+         gone t0
+         begin 96
+         event a
+         commit 96 112",
+        &expect![[r#"
+            start 64          │ try t0 0/20:0, confirm 0/40
+            gone t0           │ 
+            begin 96          │ 
+            event a           │ publish #0
+            commit 96 112     │ 
+        "#]],
+    );
+}
+
+#[test]
+fn try_in_flight_outlives_the_connection_and_its_mark_is_written_later() {
+    check_parking(
+        "row 32 0 a waiting
+         start 64
+         lost
+         acked t0
+         row 32 0 a waiting
+         start 64
+         begin 96
+         event a
+         parked
+         parked
+         acked t1",
+        &expect![[r#"
+            start 64          │ try t0 0/20:0, confirm 0/40
+            lost              │ 
+            acked t0          │ released 0/20:0
+            start 64          │ write 0 rows [0/20:0 done]
+            begin 96          │ 
+            event a           │ park #0 behind 0
+            parked            │ write 1 rows []
+            parked            │ try t1 0/60:0, write cursor 0/40+0/60:1
+            acked t1          │ released 0/60:0, write 0 rows [0/60:0 done]
+        "#]],
+    );
+}
+
+#[test]
+fn drain_waits_for_tries_and_their_marks() {
+    check_parking(
+        "row 32 0 a waiting
+         start 64
+         drain
+         acked t0
+         parked",
+        &expect![[r#"
+            start 64          │ try t0 0/20:0, confirm 0/40
+            drain             │  (shut)
+            acked t0          │ released 0/20:0, write 0 rows [0/20:0 done] (shut)
+            parked            │ drained (shut)
+        "#]],
+    );
+}

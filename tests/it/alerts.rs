@@ -1,0 +1,82 @@
+//! `config/alerts.yml`, judged by promtool: whether it can be read, and when it calls.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// What `scripts/test` has fetched, else the system's.
+fn promtool(args: &[&str]) -> Output {
+    let fetched = root().join("target/tools/usr/bin/promtool");
+    let program = if fetched.exists() { fetched } else { PathBuf::from("promtool") };
+    let output = Command::new(&program).args(args).current_dir(root()).output();
+    output.unwrap_or_else(|error| {
+        panic!("{}: {error}; scripts/test fetches it (Debian: prometheus)", program.display())
+    })
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+#[test]
+fn rules_are_rules() {
+    let output = promtool(&["check", "rules", "config/alerts.yml"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(said(&output).contains("8 rules found"), "{}", said(&output));
+}
+
+/// One series for half an hour, and which alert it is after six minutes and after one.
+fn case(series: &str, values: &str, alert: &str, after_1m: bool, after_6m: bool) -> String {
+    let expect = |minutes: u32, fires: bool| {
+        let list = if fires { "[ { exp_labels: LABELS } ]" } else { "[]" };
+        format!("      - {{ eval_time: {minutes}m, alertname: {alert}, exp_alerts: {list} }}\n")
+    };
+    format!(
+        "  - interval: 1m\n    input_series:\n      - {{ series: '{series}', values: '{values}' }}\n    \
+         alert_rule_test:\n{}{}",
+        expect(1, after_1m),
+        expect(6, after_6m)
+    )
+}
+
+#[test]
+fn alerts_call_when_they_should_and_not_before() {
+    let cases = [
+        ("postrider_lag_seconds", "61x30", "PostriderLagging", false, true),
+        ("postrider_lag_seconds", "60x30", "PostriderLagging", false, false),
+        ("outbox_dlq_depth", "0 0 1x30", "PostriderDeadLetters", false, true),
+        ("postrider_parked_attempts", "10 10 11x30", "PostriderAttempts", false, true),
+        ("postrider_slot_safe_bytes", "9e8x30", "PostriderSlotLosingWal", true, true),
+        ("postrider_slot_safe_bytes", "2e9x30", "PostriderSlotLosingWal", false, false),
+        ("postrider_state{state=\"halted\"}", "0 1x30", "PostriderHalted", true, true),
+    ];
+    let rules = root().join("config/alerts.yml");
+    let tests: Vec<String> = cases
+        .map(|(series, values, alert, after_1m, after_6m)| {
+            let page =
+                ["Lagging", "SlotLosingWal", "Halted"].iter().any(|name| alert.ends_with(name));
+            let severity = if page { "page" } else { "ticket" };
+            let state = if series.contains("state=") { ", state: halted" } else { "" };
+            let labels = format!("{{ severity: {severity}{state} }}");
+            case(series, values, alert, after_1m, after_6m).replace("LABELS", &labels)
+        })
+        .into();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tests.yml");
+    // What is checked here is when, not in which words.
+    let wordless: Vec<String> = std::fs::read_to_string(rules)
+        .unwrap()
+        .lines()
+        .filter(|line| {
+            !["annotations:", "summary:", "description:"].iter().any(|word| line.contains(word))
+        })
+        .map(str::to_owned)
+        .collect();
+    std::fs::write(dir.path().join("rules.yml"), wordless.join("\n")).unwrap();
+    std::fs::write(&file, format!("rule_files: [rules.yml]\ntests:\n{}", tests.concat())).unwrap();
+    let output = promtool(&["test", "rules", file.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", said(&output));
+}

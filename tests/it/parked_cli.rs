@@ -1,0 +1,278 @@
+//! `postrider parked` without a relay: what is shown, what is asked for, what is refused.
+
+use crate::pipeline::Pipeline;
+use crate::relay::{postrider, postrider_ok};
+use crate::server::Version;
+use postrider::event::{Aggregate, PgTime, Position};
+use postrider::parked::{Became, Entry, Lane, Mark, OwnedRecord, Parked, State, Wish};
+use postrider::postgres::Conninfo;
+use postrider::postgres::control::Control;
+use postrider::postgres::{cursor, parked};
+use serde_json::Value;
+use std::process::Output;
+use std::time::Duration;
+
+const PAYLOAD: &str = "planted-card-4111";
+
+fn at(text: &str) -> Position {
+    let (commit_lsn, ordinal) = text.split_once(':').expect("LSN:ORDINAL");
+    let commit_lsn = commit_lsn.parse().expect("a position");
+    Position { commit_lsn, ordinal: ordinal.parse().expect("an ordinal") }
+}
+
+fn row(position: &str, id: &str, aggregate: &str, state: State) -> Parked {
+    let refused = state != State::Behind;
+    Parked {
+        entry: Entry {
+            position: at(position),
+            lane: Some(Lane::of(Aggregate { kind: "order", id: aggregate })),
+            state,
+            attempts: u32::from(refused),
+            wait: Duration::ZERO,
+            overtaken_by: None,
+        },
+        commit_time: PgTime { micros: 817_000_000_000_000 },
+        event_id: Some(id.to_owned()),
+        event_type: Some("OrderPlaced".to_owned()),
+        aggregate: Some(("order".to_owned(), aggregate.to_owned())),
+        record: OwnedRecord {
+            topic: "orders".to_owned(),
+            partition: Some(3),
+            key: Some(aggregate.as_bytes().to_vec()),
+            value: Some(PAYLOAD.as_bytes().to_vec()),
+            timestamp_ms: Some(1_763_000_000_000),
+            headers: vec![
+                ("id".to_owned(), Some(id.as_bytes().to_vec())),
+                ("bin".to_owned(), Some(vec![0xff])),
+            ],
+        },
+        error_code: refused.then_some("too_large"),
+        error: refused
+            .then(|| "the record has 2000000 bytes, the destination takes 1048576".to_owned()),
+    }
+}
+
+/// A pipeline that is set up, with parked events in it and no relay.
+struct Office {
+    pipeline: Pipeline,
+    control: Control,
+    epoch: i64,
+}
+
+impl Office {
+    async fn new(version: Version, test: &str) -> Self {
+        let pipeline = Pipeline::shared(version, test).await;
+        let conninfo = Conninfo::parse(&pipeline.url, &|_| None).expect("a connection string");
+        let control = Control::connect(&conninfo, "postrider test").await.expect("a session");
+        let epoch = cursor::take_over(control.client(), &pipeline.name).await.expect("an epoch");
+        let mut office = Self { pipeline, control, epoch };
+        let mut topicless = row("0/400:0", "no-topic", "9", State::Dead);
+        topicless.record.topic.clear();
+        topicless.error_code = Some("topic_name");
+        let rows = [
+            row("0/100:1", "e-1", "1", State::Dead),
+            row("0/100:2", "e-2", "1", State::Behind),
+            row("0/200:0", "e-3", "2", State::Waiting),
+            row("0/300:0", "gone", "3", State::Waiting),
+            topicless,
+        ];
+        let gone = Mark { position: at("0/300:0"), became: Became::Done };
+        office.write(&rows, &[]).await;
+        office.write(&[], &[gone]).await;
+        office
+    }
+
+    async fn write(&mut self, rows: &[Parked], marks: &[Mark]) {
+        let (client, name) = (self.control.client(), &self.pipeline.name);
+        let stored = parked::write(client, name, self.epoch, rows, marks).await.expect("a write");
+        assert_eq!(stored, parked::Stored::Yes);
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        let args: Vec<&str> = std::iter::once("parked").chain(args.iter().copied()).collect();
+        postrider(&self.pipeline.config, &args)
+    }
+
+    fn ok(&self, args: &[&str]) -> String {
+        let args: Vec<&str> = std::iter::once("parked").chain(args.iter().copied()).collect();
+        postrider_ok(&self.pipeline.config, &args)
+    }
+
+    async fn requests(&self) -> Vec<(String, Wish)> {
+        let requests = parked::requests(self.control.client(), &self.pipeline.name).await;
+        let requests = requests.expect("the requests");
+        requests.into_iter().map(|(position, wish)| (position.to_string(), wish)).collect()
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The positions in the first column.
+fn positions(list: &str) -> Vec<&str> {
+    let words = list.lines().filter_map(|line| line.split_whitespace().next());
+    words.filter(|word| word.starts_with("0/")).collect()
+}
+
+#[tokio::test]
+async fn list_and_its_filters_show_what_they_say() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let office = Office::new(version, "cli_list").await;
+        let all = ["0/100:1", "0/100:2", "0/200:0", "0/300:0", "0/400:0"];
+        for (args, expected) in [
+            (&["list"][..], &[0, 1, 2, 4][..]),
+            (&["list", "--all"], &[0, 1, 2, 3, 4]),
+            (&["list", "--aggregate", "order:1"], &[0, 1]),
+            (&["list", "--error", "too_large"], &[0, 2]),
+            (&["list", "--state", "behind", "--state", "dead"], &[0, 1, 4]),
+            (&["list", "--older-than", "1h"], &[]),
+            (&["list", "--older-than", "0ms", "--error", "topic_name"], &[4]),
+        ] {
+            let listed = office.ok(args);
+            let expected: Vec<&str> = expected.iter().map(|index| all[*index]).collect();
+            assert_eq!(positions(&listed), expected, "{args:?}\n{listed}");
+        }
+        assert!(office.ok(&["list", "--older-than", "1h"]).contains("nothing is parked"));
+        assert!(office.ok(&["list", "--limit", "2"]).contains("and more"));
+        let lines = office.ok(&["list", "--json", "--all"]);
+        let events: Vec<Value> =
+            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(events.len(), 5);
+        assert_eq!(events[0]["position"], "0/100:1");
+        assert_eq!(events[0]["state"], "dead");
+        assert_eq!(events[0]["aggregate_id"], "1");
+        assert_eq!(events[0]["payload_bytes"], 17);
+        assert_eq!(events[0]["committed_at"], "2025-11-21T00:26:40Z");
+        assert_eq!(events[3]["payload_bytes"], Value::Null);
+        assert!(!lines.contains("planted"), "{lines}");
+    }
+}
+
+#[tokio::test]
+async fn show_has_headers_and_key_and_the_payload_only_when_asked() {
+    let office = Office::new(Version::Pg18, "cli_show").await;
+    for id in ["0/100:1", "e-1"] {
+        let shown = office.ok(&["show", id]);
+        for part in [
+            "state        dead",
+            "aggregate    order:1",
+            "error        too_large",
+            "topic        orders / 3",
+            "key          1",
+            "header       id: e-1",
+            "header       bin: base64 /w==",
+            "payload      17 bytes",
+        ] {
+            assert!(shown.contains(part), "{part}\n{shown}");
+        }
+        assert!(!shown.contains("planted"), "{shown}");
+    }
+    assert!(office.ok(&["show", "e-1", "--payload"]).contains(PAYLOAD));
+    let shown: Value = serde_json::from_str(&office.ok(&["show", "e-1", "--json"])).unwrap();
+    assert_eq!(shown["headers"][1][1]["base64"], "/w==");
+    assert_eq!(shown.get("payload"), None);
+    let shown = office.ok(&["show", "e-1", "--json", "--payload"]);
+    assert_eq!(serde_json::from_str::<Value>(&shown).unwrap()["payload"], PAYLOAD);
+    assert!(office.ok(&["show", "gone"]).contains("payload      not kept"));
+    for id in ["nobody", "0/999:0"] {
+        let output = office.run(&["show", id]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output.stderr).contains(&format!("not parked: {id}")));
+    }
+}
+
+#[tokio::test]
+async fn a_request_names_its_ids_first_and_is_kept_with_who_and_why() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let office = Office::new(version, "cli_ask").await;
+        let dry = office.ok(&["retry", "--all", "--dry-run"]);
+        assert!(
+            dry.contains("0/100:1  would retry") && dry.contains("0/200:0  would retry"),
+            "{dry}"
+        );
+        assert_eq!(office.requests().await, []);
+
+        let said = office.ok(&["retry", "e-1", "0/100:2", "--reason", "limit was raised"]);
+        let done = said.find("0/100:1  retry: asked for; no relay runs, its next start does it");
+        let named = said.find("0/100:1   dead");
+        assert!(named.is_some() && named < done, "{said}");
+        let wishes = [("0/100:1".to_owned(), Wish::Retry), ("0/100:2".to_owned(), Wish::Retry)];
+        assert_eq!(office.requests().await, wishes);
+        let shown = office.ok(&["show", "e-1"]);
+        let line = shown.lines().find(|line| line.starts_with("asked for")).unwrap();
+        assert!(line.contains("retry by postgres (") && line.contains("uid "), "{line}");
+        assert!(line.ends_with(": limit was raised"), "{line}");
+        assert!(office.ok(&["list"]).contains("dead (retry asked)"));
+
+        // What is asked for stands until the relay has seen it.
+        let output = office.run(&["skip", "e-1", "--yes"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output.stdout).contains("retry is asked for already, by postgres"));
+        assert_eq!(office.requests().await, wishes);
+    }
+}
+
+#[tokio::test]
+async fn what_can_not_be_done_is_named_and_the_rest_is_done() {
+    let office = Office::new(Version::Pg18, "cli_refused").await;
+    let output = office.run(&["retry", "e-3", "nobody", "gone", "no-topic", "0/999:7"]);
+    assert_eq!(output.status.code(), Some(1));
+    let (said, errors) = (text(&output.stdout), text(&output.stderr));
+    assert!(errors.contains("not parked: nobody, 0/999:7"), "{errors}");
+    assert!(said.contains("0/300:0  nothing to do: it is done already"), "{said}");
+    assert!(said.contains("0/400:0  nothing done: it has no topic"), "{said}");
+    assert_eq!(office.requests().await, [("0/200:0".to_owned(), Wish::Retry)]);
+
+    let output = office.run(&["skip", "no-topic", "--json", "--no-wait"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(outcome["action"], "skip");
+    assert_eq!(outcome["events"][0]["requested"]["action"], "skip");
+    assert!(text(&output.stderr).contains("0/400:0"), "the ids come first");
+
+    for wrong in
+        [&["retry"][..], &["skip", "--json"], &["skip", "--all", "e-1"], &["replace", "e-1"]]
+    {
+        assert_eq!(office.run(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+#[tokio::test]
+async fn replace_keeps_the_new_payload_in_the_request() {
+    let mut office = Office::new(Version::Pg15, "cli_replace").await;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("payload");
+    std::fs::write(&file, [b'{', 0xff, b'}']).unwrap();
+    let file = file.to_str().unwrap();
+    let said = office.ok(&["replace", "e-1", "--payload-file", file, "--yes"]);
+    assert!(said.contains("0/100:1  replace: asked for"), "{said}");
+    assert_eq!(office.requests().await, [("0/100:1".to_owned(), Wish::Replace)]);
+    // As the relay takes it.
+    office.write(&[], &[Mark { position: at("0/100:1"), became: Became::Again }]).await;
+    let fetched =
+        parked::fetch(office.control.client(), &office.pipeline.name, &[at("0/100:1")]).await;
+    assert_eq!(fetched.unwrap()[0].1.value.as_deref(), Some(&[b'{', 0xff, b'}'][..]));
+    assert!(office.ok(&["show", "e-1"]).contains("last word    replace by postgres ("));
+
+    // By standard input, which is empty here; a file that is not there touches nothing.
+    office.ok(&["replace", "e-2", "--payload-file", "-"]);
+    let output = office.run(&["replace", "e-3", "--payload-file", "/nowhere/payload"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(office.requests().await, [("0/100:2".to_owned(), Wish::Replace)]);
+}
+
+#[tokio::test]
+async fn a_database_of_the_first_release_is_told_what_makes_the_table() {
+    let office = Office::new(Version::Pg18, "cli_v1").await;
+    office
+        .pipeline
+        .sql
+        .batch("delete from postrider.migration where number > 1; drop table postrider.parked")
+        .await;
+    let output = office.run(&["list"]);
+    assert_eq!(output.status.code(), Some(1));
+    let errors = text(&output.stderr);
+    assert!(errors.contains("has no parked table"), "{errors}");
+    assert!(errors.contains(&format!("postrider setup -p {}", office.pipeline.name)), "{errors}");
+}
