@@ -228,6 +228,11 @@ pub(super) fn row_taken(pipeline: &Pipeline, written: &Written) {
 
 /// An event was set aside because something is wrong with it.
 pub(super) fn parked(spec: &PipelineSpec, row: &Parked) {
+    let rest = if row.entry.lane.is_some() {
+        "the later ones of its aggregate wait, all others go on"
+    } else {
+        "nothing waits behind it"
+    };
     warn!(
         pipeline = spec.name(),
         position = %row.entry.position,
@@ -237,7 +242,7 @@ pub(super) fn parked(spec: &PipelineSpec, row: &Parked) {
         state = row.entry.state.name(),
         blocks = row.entry.lane.is_some(),
         hint = format!("postrider parked show {}", row.entry.position),
-        "event parked: the later ones of its aggregate wait, all others go on"
+        "event parked: {rest}"
     );
 }
 

@@ -73,6 +73,19 @@ impl Answer {
 }
 
 impl Answer {
+    /// What is said, what it means, and what mends it.
+    pub(crate) fn said(says: &str, means: &str, mends: &str) -> Self {
+        let [says, means, mends] = [says, means, mends].map(str::to_owned);
+        Self { says, means, mends, ends: "goes on".to_owned() }
+    }
+
+    /// The message has these words.
+    pub(crate) fn assert_says(&self, words: &[&str]) {
+        for word in words {
+            assert!(self.says.contains(word), "no {word:?} in {self:#?}");
+        }
+    }
+
     /// What becomes of the process, where the constructor can't know it.
     pub(crate) fn then(mut self, ends: &str) -> Self {
         ends.clone_into(&mut self.ends);

@@ -69,8 +69,7 @@ fn messages_alone_need_a_publication_without_tables() {
 
 #[test]
 fn a_role_that_does_not_exist_is_told_before_anything_is_made() {
-    let options =
-        Options { role: Some("rider"), role_missing: true, ..Options::default() };
+    let options = Options { role: Some("rider"), role_missing: true, ..Options::default() };
     let halt = plan(&bare(), &options).unwrap_err();
     assert_eq!(halt.reason, HaltReason::AccessDenied);
     assert!(

@@ -29,6 +29,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use topic::Facts;
 
+/// How long it serves that a topic was asked for because of a record that does not fit it.
+const FRESH: Duration = Duration::from_secs(5);
+
 /// librdkafka's producer with its polling thread.
 type Producer = ThreadedProducer<Context>;
 
@@ -47,8 +50,8 @@ pub(super) struct KafkaSink {
     emptying: Option<Arc<Producer>>,
     topics: BTreeMap<String, Arc<Facts>>,
     topics_version: u64,
-    /// Since when the topic is asked for anew, because the record at hand does not fit it.
-    doubted: Option<Instant>,
+    /// When a record last did not fit its topic as it was known, and the topic was asked for anew.
+    doubts: BTreeMap<String, Instant>,
 }
 
 /// Looks at the settings as [`KafkaSink::open`] does.
@@ -71,7 +74,7 @@ impl KafkaSink {
             emptying: None,
             topics: BTreeMap::new(),
             topics_version: 0,
-            doubted: None,
+            doubts: BTreeMap::new(),
         };
         sink.renew()?;
         let keeper = Keeper::new(shared, spec.brokers.clone());
@@ -116,6 +119,20 @@ impl KafkaSink {
             self.shared.want(topic);
         }
         known
+    }
+
+    /// Asks anew for a topic that a record does not fit: somebody may have mended it since. `None` where that was done
+    /// just now, and the record is to be refused.
+    fn doubt(&mut self, topic: &str, asked_at: Instant) -> Option<NotTaken> {
+        let now = Instant::now();
+        let since = self.doubts.entry(topic.to_owned()).or_insert(now);
+        if since.elapsed() > FRESH {
+            *since = now;
+        }
+        (asked_at <= *since).then(|| {
+            self.shared.want(topic);
+            NotTaken::Destination
+        })
     }
 
     /// The sizes a producer must have to send this record to this topic: batches under the topic's limit, as one
@@ -205,16 +222,10 @@ impl Sink for KafkaSink {
             return Err(NotTaken::Destination);
         };
         if let Err(reason) = topic::fits(record, &facts, self.spec.size_max) {
-            // Somebody may have mended the topic since it was asked for: nothing is refused on old news.
-            let since = *self.doubted.get_or_insert_with(Instant::now);
-            if facts.asked_at <= since {
-                self.shared.want(record.topic);
-                return Err(NotTaken::Destination);
-            }
-            self.doubted = None;
-            return Err(NotTaken::Refused(reason));
+            return Err(self
+                .doubt(record.topic, facts.asked_at)
+                .unwrap_or(NotTaken::Refused(reason)));
         }
-        self.doubted = None;
         let sizes = self.sizes_for(record, &facts);
         if sizes != self.sizes {
             self.resize(sizes);
@@ -233,7 +244,6 @@ impl Sink for KafkaSink {
     /// later than the new producer's handshake of four round trips: only a producer that fences the older one
     /// (exactly-once delivery) closes that.
     fn reset(&mut self) {
-        self.doubted = None;
         self.shared.full.store(false, Ordering::SeqCst);
         if let Some(emptying) = self.emptying.take() {
             emptying.client().context().mute();

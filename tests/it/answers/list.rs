@@ -171,10 +171,13 @@ pub(super) const LIST: &[Group] = &[
     },
     Group {
         name: "Data that can't be published",
-        about: "One event that can never be published as it is. Never is a value of it in a message.",
+        about: "One event that can never be published as it is is parked: the later ones of its aggregate wait behind \
+                it, all others go on. `postrider parked` lists, shows, retries, skips and replaces. No message has a \
+                value of it.",
         inputs: &[
             "NULL id",
             "NULL aggregate_id",
+            "NULL aggregate_id, with parking.on_poison = stop",
             "NULL aggregate_type",
             "NULL event_type",
             "NULL payload with payload.null = park",

@@ -23,14 +23,20 @@ pub(super) async fn of_texts(version: Version) -> Pipeline {
 }
 
 /// Inserts a row in which only one column is strange: its name, and its value in SQL.
-pub(super) async fn insert(pipeline: &Pipeline, id: &str, column: &str, value: &str) {
-    let id = format!("'{id}'");
+pub(super) async fn insert(
+    pipeline: &Pipeline,
+    id: &str,
+    aggregate: &str,
+    column: &str,
+    value: &str,
+) {
+    let (id, aggregate) = (format!("'{id}'"), format!("'{aggregate}'"));
     // Where the topic is the aggregate's type, it is the usual one.
     let kind = format!("'{}'", pipeline.topic.name);
     let usual = [
         ("id", id.as_str()),
         ("aggregate_type", kind.as_str()),
-        ("aggregate_id", "'a'"),
+        ("aggregate_id", aggregate.as_str()),
         ("event_type", "'T'"),
         ("payload", id.as_str()),
         ("headers", "null"),
@@ -168,7 +174,7 @@ async fn values_at_the_edges_are_published_as_they_are_and_hold_nothing_up() {
         let pipeline = of_texts(version).await;
         alter(&pipeline.topic, "max.message.bytes", "4000000").await;
         for (input, column, value, _, _) in ROWS {
-            insert(&pipeline, input, column, value).await;
+            insert(&pipeline, input, "a", column, value).await;
         }
         let relay = pipeline.run();
         let records = pipeline.topic.await_records(ROWS.len(), SOON).await;

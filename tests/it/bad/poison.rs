@@ -2,19 +2,20 @@
 
 use super::SOON;
 use super::data::{insert, of_texts};
-use crate::answers::answer;
-use crate::halted::{Halted, run_to_halt};
+use crate::answers::{Answer, answer};
+use crate::await_that::await_that;
+use crate::halted::spawn;
 use crate::pipeline::Pipeline;
-use crate::relay::Relay;
+use crate::relay::postrider_ok;
 use crate::server::Version;
 use crate::sink_caller::alter;
-use crate::topic::ReadRecord;
+use serde_json::Value;
 
 /// The input, the column and its value, and words of the message.
 type Case = (&'static str, &'static str, &'static str, &'static [&'static str]);
 
 const CASES: &[Case] = &[
-    ("NULL id", "id", "null", &["without id", "\"id\" is NULL"]),
+    ("NULL id", "id", "null", &["\"id\" is NULL"]),
     ("NULL aggregate_id", "aggregate_id", "null", &["\"aggregate_id\" is NULL"]),
     ("NULL aggregate_type", "aggregate_type", "null", &["\"aggregate_type\" is NULL"]),
     ("NULL event_type", "event_type", "null", &["\"event_type\" is NULL"]),
@@ -41,58 +42,77 @@ const CASES: &[Case] = &[
     ("topic with a letter beyond ASCII", "aggregate_type", "'caf\u{e9}'", &["topic"]),
 ];
 
-/// Runs until the poison is told.
-async fn told(config: &str, words: &[&str]) -> Halted {
-    let halted = run_to_halt(config).await;
-    halted.assert_says("PR011", words, &[]);
-    let ways = ["docs/operations.md#passing-over", "max.message.bytes"];
-    assert!(ways.iter().any(|way| halted.hint.contains(way)), "no way out: {halted:#?}");
-    halted
-}
-
-/// What an operator does about it, as `docs/operations.md` says: it alone is left out.
-async fn pass_over(pipeline: &Pipeline, halted: &Halted) {
-    let (_, position) = halted.message.split_once(" at ").expect("a position");
-    let position = position.split_whitespace().next().expect("a position");
-    let (lsn, ordinal) = position.trim_end_matches(':').split_once(':').expect("an ordinal");
-    let next = ordinal.parse::<u64>().expect("a number") + 1;
-    pipeline
-        .sql(&format!(
-            "update postrider.cursor set partial_commit_lsn = '{lsn}', partial_ordinal = {next}"
-        ))
-        .await;
+/// What the log says of a parked event: the line with this id, or the one of an event that has none.
+fn told(log: &str, id: &str) -> Answer {
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut parked = lines
+        .filter(|line| line["message"].as_str().is_some_and(|m| m.starts_with("event parked")));
+    let line =
+        parked.find(|line| line["event"].as_str().map_or(id == "NULL id", |event| event == id));
+    let line = line.unwrap_or_else(|| panic!("nothing of {id:?}:\n{log}"));
+    let field = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
+    let state = field("state");
+    Answer::said(
+        &format!("{} {}: {}", field("code"), field("position"), field("reason")),
+        &field("message"),
+        &field("hint"),
+    )
+    .then(&format!("goes on, the event parked as `{state}`"))
 }
 
 #[tokio::test]
-async fn each_is_told_and_what_is_around_it_arrives_in_order() {
+async fn each_is_parked_and_what_is_around_it_arrives_in_order() {
     let pipeline = of_texts(Version::Pg17).await;
     alter(&pipeline.topic, "max.message.bytes", "20000").await;
     let constant = format!("topic = \"{}\"", pipeline.topic.name);
     let config = pipeline.config.replace(&constant, "topic = \"{aggregate_type}\"");
     let config = format!("{config}\n[pipelines.{}.payload]\nnull = \"park\"\n", pipeline.name);
-    let mut arrived = Vec::new();
-    for (input, column, value, words) in CASES {
+    let relay = spawn(&config);
+    for (input, column, value, _) in CASES {
         pipeline.sql.batch("begin").await;
-        insert(&pipeline, &format!("before {input}"), "amount", "1").await;
-        insert(&pipeline, input, column, value).await;
-        insert(&pipeline, &format!("after {input}"), "amount", "2").await;
+        insert(&pipeline, "before", input, "amount", "1").await;
+        insert(&pipeline, input, input, column, value).await;
+        insert(&pipeline, "after", input, "amount", "2").await;
         pipeline.sql.batch("commit").await;
-        let halted = told(&config, words).await;
-        answer(input, &pipeline, &halted);
-        arrived.push(format!("before {input}"));
-        assert_eq!(ids(&pipeline).await, arrived, "all before it, nothing behind it");
-        arrived.push(format!("after {input}"));
-        pass_over(&pipeline, &halted).await;
     }
-    let relay = Relay::spawn(&config);
-    pipeline.topic.await_records(arrived.len(), SOON).await;
-    assert_eq!(ids(&pipeline).await, arrived, "nothing is lost, and nothing comes twice");
-    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    // An aggregate of its own has another type or id than those around it, and holds nobody up.
+    let is_alone = |column: &str| column.starts_with("aggregate");
+    let behind = CASES.iter().filter(|(_, column, ..)| !is_alone(column)).count();
+    pipeline.topic.await_records(2 * CASES.len() - behind, SOON).await;
+    let sql = format!(
+        "select count(*) filter (where state = 'behind') || ' behind, ' || count(*) filter (where state <> 'behind') \
+         from postrider.parked where pipeline = '{}'",
+        pipeline.name
+    );
+    let wanted = format!("{behind} behind, {}", CASES.len());
+    await_that(&format!("parked: {wanted}"), SOON, || async {
+        let seen = pipeline.sql.text(&sql).await.unwrap_or_default();
+        if seen == wanted { Ok(()) } else { Err(seen) }
+    })
+    .await;
+    for (input, column, _, words) in CASES {
+        let wanted: &[&str] = if is_alone(column) { &["before", "after"] } else { &["before"] };
+        assert_eq!(of_key(&pipeline, input).await, wanted, "{input}");
+        let answered = told(&relay.stderr(), input);
+        answered.assert_says(words);
+        answer(input, &pipeline, answered);
+    }
+    // What an operator says in the end.
+    postrider_ok(&config, &["parked", "skip", "--all", "--yes"]);
+    pipeline.topic.await_records(2 * CASES.len(), SOON).await;
+    for (input, ..) in CASES {
+        assert_eq!(of_key(&pipeline, input).await, ["before", "after"], "{input}");
+    }
+    let ended = relay.terminate(SOON).await;
+    assert_eq!(ended.code, Some(0));
+    for value in ["xxxxxxxx", "kkkkkkkk", "tttttttt", "caf\u{e9}"] {
+        assert!(!ended.stderr.contains(value), "a value in the log: {}", ended.stderr);
+    }
 }
 
-/// The ids of the usual aggregate, in order.
-async fn ids(pipeline: &Pipeline) -> Vec<String> {
+/// The ids of the records with this key, in order.
+async fn of_key(pipeline: &Pipeline, key: &str) -> Vec<String> {
     let records = pipeline.topic.read_all().await;
-    assert!(records.iter().all(|record| record.key_text() == Some("a")), "{records:?}");
-    records.iter().filter_map(|record: &ReadRecord| Some(record.header("id")?.to_owned())).collect()
+    let own = records.iter().filter(|record| record.key_text() == Some(key));
+    own.filter_map(|record| record.header("id").map(str::to_owned)).collect()
 }
