@@ -8,8 +8,8 @@ use std::sync::LazyLock;
 static OF_A_RUN: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     [
         // A directory for temporary files, and one of a private server.
-        (r"/tmp/\.tmp\w+/postrider\.toml", "postrider.toml"),
-        (r"/tmp/\.tmp\w+", "/etc/postrider"),
+        (r"TMP/\.tmp\w+/postrider\.toml", "postrider.toml"),
+        (r"TMP/\.tmp\w+", "/etc/postrider"),
         (r"[\w/.-]*/\.s\.PGSQL\.\d+", "/run/postgresql/.s.PGSQL.5432"),
         (r"(127\.0\.0\.1|localhost):\d+", "db.internal:5432"),
         (r"verification time \d+ .*? ago\)", "…"),
@@ -20,6 +20,9 @@ static OF_A_RUN: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"\b[a-z][a-z0-9_]*_[0-9a-f]{8}\b", "orders"),
         // librdkafka's own clock and counts.
         (r"(:\d+)/(bootstrap|\d+)\b", "$1/bootstrap"),
+        // The resolver's and OpenSSL's words are those of the machine.
+        (r"(failed to lookup address information: ).*", "${1}Name or service not known"),
+        (r"error:[0-9A-F]+:SSL routines:[^:]*:", "SSL routines: "),
         (r" \(after \d+ms in state.*", ""),
         (r"\bpg_temp_\d+\b", "pg_temp_3"),
         // A record's size has the length of its position in it.
@@ -27,7 +30,11 @@ static OF_A_RUN: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"active_pid=\d+", "active_pid=4711"),
     ]
     .into_iter()
-    .map(|(pattern, word)| (Regex::new(pattern).expect("a pattern"), word))
+    .map(|(pattern, word)| {
+        let temporary = std::env::temp_dir().display().to_string();
+        let pattern = pattern.replace("TMP", &regex::escape(temporary.trim_end_matches('/')));
+        (Regex::new(&pattern).expect("a pattern"), word)
+    })
     .collect()
 });
 
