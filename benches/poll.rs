@@ -23,6 +23,7 @@ use tokio_postgres::{Client, NoTls};
 
 const ROWS: usize = 200_000;
 const LIMIT: usize = 2_000;
+const TRANSACTION_ROWS: usize = 1_000;
 /// Seconds of writing, for each of the two measurements.
 const WRITER_SECONDS: u64 = 10;
 /// How long the poller waits where there was nothing to claim.
@@ -139,7 +140,9 @@ async fn turn(poller: &mut Poller, limit: usize) -> usize {
 async fn drain(url: &str, layout: Layout, rows: usize, limit: usize) {
     let (url, spec) = prepare(url, layout).await;
     let (client, _task) = connect(&url).await;
-    batch(&client, &fill(layout, rows)).await;
+    for _ in 0..rows.div_ceil(TRANSACTION_ROWS) {
+        batch(&client, &fill(layout, TRANSACTION_ROWS)).await;
+    }
     let mut poller = open(&url, &spec).await;
     let start = Instant::now();
     let mut done = 0;

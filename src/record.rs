@@ -130,7 +130,7 @@ impl Refusal {
             Self::Partition(_) => "partition",
             Self::Kafka(44) => "policy_violation",
             Self::Kafka(87) => "invalid_record",
-            Self::Kafka(_) => "kafka",
+            Self::Kafka(_) => "refused_by_broker",
         }
     }
 }

@@ -62,8 +62,8 @@ fn one(name: &str, section: Section<'_>) -> PipelineConfig {
         name: name.to_owned(),
         mode: section.one_of(
             "mode",
-            &[("wal", Mode::Wal), ("poll", Mode::Poll)],
-            &["auto"],
+            &[("wal", Mode::Wal), ("poll", Mode::Poll), ("auto", Mode::Auto)],
+            &[],
             Mode::Wal,
         ),
         source: source(name, section.section("source")),

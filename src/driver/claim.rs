@@ -26,6 +26,7 @@ pub(super) struct Open {
     fed: usize,
     /// What is known of a row's outcome; the others are published once the relay has resolved them.
     outcomes: Vec<Option<Settled>>,
+    begun: bool,
     committed: bool,
     pub(super) since: Instant,
 }
@@ -37,7 +38,16 @@ impl Open {
         // Not a position of the server's: any number above `at` and not above the next claim's will do.
         let end = Lsn::from_wire(at.to_wire() + 1);
         let outcomes = vec![None; claim.rows.len()];
-        Self { claim, at, end, fed: 0, outcomes, committed: false, since: Instant::now() }
+        Self {
+            claim,
+            at,
+            end,
+            fed: 0,
+            outcomes,
+            begun: false,
+            committed: false,
+            since: Instant::now(),
+        }
     }
 
     /// The first position behind it.
@@ -49,7 +59,8 @@ impl Open {
 impl Pipeline {
     /// Feeds rows of the claim until something stops it.
     pub(super) fn feed_claim(&mut self, now: Duration, open: &mut Open) {
-        if open.fed == 0 && !self.relay.stopping() {
+        if !open.begun && !self.relay.stopping() {
+            open.begun = true;
             let (commit_lsn, commit_time) = (open.at, open.claim.claimed_at);
             self.apply(now, Input::Begin { commit_lsn, commit_time });
         }
@@ -101,7 +112,7 @@ impl Pipeline {
         let client = polling.poller.client();
         let stored =
             parked::write(client, self.spec.name(), polling.desk.epoch, rows, &marks).await?;
-        self.shelf.stored();
+        drop(self.shelf.stored());
         Ok(stored)
     }
 
@@ -121,6 +132,12 @@ impl Pipeline {
             None => Settled::Held,
         };
         let outcomes: Vec<Settled> = open.outcomes.into_iter().enumerate().map(outcome).collect();
+        for (id, outcome) in self.claim_ids.iter_mut().flat_map(|ids| ids.drain(..)).zip(&outcomes)
+        {
+            if matches!(outcome, Settled::Published | Settled::Moved) {
+                self.handed.note(&id);
+            }
+        }
         polling.poller.settle(open.claim, &outcomes).await
     }
 }

@@ -148,6 +148,9 @@ impl Pipeline {
         if !self.relay.admits(mapped.aggregate) {
             return Step::Stay;
         }
+        if self.handed.has(mapped.event_id, at.position.commit_lsn) {
+            return self.skip(now);
+        }
         let record = mapped.record();
         let (aggregate, size_bytes) = (mapped.aggregate, record.size_bytes());
         let wait = mapped.available_at.map_or(Duration::ZERO, |at| self.tell.until(at));
@@ -157,6 +160,7 @@ impl Pipeline {
         let ticket = match take_answer(&mut self.effects, first) {
             Answer::Publish(ticket) => ticket,
             Answer::Park(entry) => {
+                note(&mut self.claim_ids, mapped.event_id);
                 self.shelf.keep(entry, &mapped, at);
                 self.tell.parked_total += 1;
                 return Step::Next;
@@ -165,6 +169,8 @@ impl Pipeline {
         };
         match self.sink.enqueue(ticket, &record) {
             Ok(()) => {
+                note(&mut self.claim_ids, mapped.event_id);
+                self.marking.sent(ticket, mapped.event_id);
                 self.tell.clamped_total += u64::from(mapped.clamped);
                 Step::Next
             }
@@ -173,6 +179,7 @@ impl Pipeline {
                 Step::Stay
             }
             Err(NotTaken::Refused(reason)) => {
+                note(&mut self.claim_ids, mapped.event_id);
                 self.metrics.failed(mapped.event_type);
                 let halt = Box::new(halts::refused_event(&mapped, at, reason));
                 let first = self.effects.len();
@@ -197,6 +204,11 @@ impl Pipeline {
         match error {
             MapError::Poison(poison) => {
                 let remains = &poison.remains;
+                let event_id = remains.event_id.as_deref().unwrap_or_default();
+                if self.handed.has(event_id, at.position.commit_lsn) {
+                    return self.skip(now);
+                }
+                note(&mut self.claim_ids, event_id);
                 self.metrics.failed(remains.event_type.as_deref().unwrap_or_default());
                 let aggregate = remains.aggregate.as_ref();
                 let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
@@ -216,6 +228,13 @@ impl Pipeline {
                 Step::Stay
             }
         }
+    }
+}
+
+/// Remembers the id of a claimed row, where that is asked for.
+fn note(claimed: &mut Option<Vec<String>>, id: &str) {
+    if let Some(ids) = claimed {
+        ids.push(id.to_owned());
     }
 }
 

@@ -130,7 +130,9 @@ impl Pipeline {
             Stored::Yes => {
                 let rows = self.shelf.is_writing_rows();
                 cut(if rows { "parked_row_committed" } else { "mark_committed" });
-                self.shelf.stored();
+                for id in self.shelf.stored() {
+                    self.marking.parked(id.as_deref());
+                }
                 self.apply(now, Input::ParkingWritten);
             }
             Stored::TakenOver => {

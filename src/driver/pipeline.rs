@@ -4,6 +4,7 @@ use super::connect::{self, Failure};
 use super::cut::cut;
 use super::halts;
 use super::history::History;
+use super::marking::{Handed, Marking};
 use super::run::{Exit, Stop};
 use super::say;
 use super::session::End;
@@ -17,6 +18,7 @@ use crate::metrics::{PipelineMetrics, Side};
 use crate::outbox::Mapper;
 use crate::postgres::action::{self, Action, Class, Phase, Repeats};
 use crate::postgres::{SourceError, SourceErrorKind};
+use crate::record::Ticket;
 use crate::relay::{Effect, Input, Relay, Restart, Settings};
 use crate::sink::{self, Mailbox, Post, Sink};
 use crate::status::Board;
@@ -52,6 +54,12 @@ pub(super) struct Pipeline {
     pub(super) tell: say::Tell,
     /// Records of parked events.
     pub(super) shelf: Shelf,
+    pub(super) marking: Marking,
+    pub(super) handed: Handed,
+    /// The ids of the claim at hand, while a slot stands that will bring its rows too.
+    pub(super) claim_ids: Option<Vec<String>>,
+    /// The slot can't be used: the table is polled next.
+    polls_next: bool,
     posts: Vec<Post>,
     epoch: Instant,
     ever_streamed: bool,
@@ -95,16 +103,14 @@ impl Pipeline {
 
     fn new(spec: PipelineSpec, board: Board, metrics: PipelineMetrics) -> Result<Self, Halt> {
         let mailbox = Mailbox::default();
-        let mut outbox = spec.outbox.clone();
-        // A claim has no position in the log.
-        outbox.standard_headers.position &= spec.mode != Mode::Poll;
-        let mapper = Mapper::new(outbox).map_err(|e| halts::unfit_outbox(&e))?;
+        let mapper = Mapper::new(spec.outbox.clone()).map_err(|e| halts::unfit_outbox(&e))?;
         let sink = sink::open(&spec.sink, mailbox.clone()).map_err(|e| halts::unfit_sink(&e))?;
         let settings = Settings {
             limits: spec.limits,
             cursor_interval: spec.cursor_interval,
             rules: spec.parking,
         };
+        let marking = Marking::new(spec.poll.mark_streamed || spec.mode == Mode::Auto);
         Ok(Self {
             spec: Arc::new(spec),
             relay: Relay::new(settings),
@@ -118,6 +124,10 @@ impl Pipeline {
             metrics,
             tell: say::Tell::default(),
             shelf: Shelf::default(),
+            marking,
+            handed: Handed::default(),
+            claim_ids: None,
+            polls_next: false,
             posts: Vec::new(),
             epoch: Instant::now(),
             ever_streamed: false,
@@ -132,7 +142,7 @@ impl Pipeline {
     async fn run(&mut self, stop: &Stop) -> Exit {
         let mut backoff = Backoff::new(RECONNECT_MIN, RECONNECT_MAX);
         loop {
-            if self.spec.mode == Mode::Poll {
+            if self.spec.mode == Mode::Poll || std::mem::take(&mut self.polls_next) {
                 match self.poll_once(stop, &mut backoff).await {
                     Some(exit) => return exit,
                     None => continue,
@@ -190,7 +200,19 @@ impl Pipeline {
                 }
             }
         };
-        self.after(failure, stop, backoff).await
+        if let Some(halt) = self.judge(failure) {
+            self.apply(self.now(), Input::SourceLost);
+            return Some(Exit::Halted(halt));
+        }
+        self.pause(stop, backoff).await
+    }
+
+    /// The mapper of streams, or of claims: those have no position in the log.
+    pub(super) fn renew_mapper(&mut self, polls: bool) -> Result<(), Box<Halt>> {
+        let mut outbox = self.spec.outbox.clone();
+        outbox.standard_headers.position &= !polls;
+        self.mapper = Mapper::new(outbox).map_err(|e| Box::new(halts::unfit_outbox(&e)))?;
+        Ok(())
     }
 
     /// Judges a failure and pauses; the exit, if the pipeline is over.
@@ -201,9 +223,18 @@ impl Pipeline {
         backoff: &mut Backoff,
     ) -> Option<Exit> {
         if let Some(halt) = self.judge(failure) {
+            if self.spec.mode == Mode::Auto && polling_helps(halt.reason) {
+                say::falling_back(self, &halt);
+                self.polls_next = true;
+                return None;
+            }
             self.apply(self.now(), Input::SourceLost);
             return Some(Exit::Halted(halt));
         }
+        self.pause(stop, backoff).await
+    }
+
+    async fn pause(&mut self, stop: &Stop, backoff: &mut Backoff) -> Option<Exit> {
         let pause = backoff.next(fastrand::f64()).max(self.pause_min);
         self.pause_min = Duration::ZERO;
         match self.waiting(tokio::time::sleep(pause), stop).await {
@@ -289,7 +320,7 @@ impl Pipeline {
         let mut exit = None;
         for effect in std::mem::take(&mut self.effects) {
             match effect {
-                Effect::Published { commit_time } => self.published(commit_time),
+                Effect::Published { ticket, commit_time } => self.published(ticket, commit_time),
                 Effect::Restart { why } => self.reset_sink(why),
                 Effect::Drained => exit = Some(Exit::Stopped),
                 Effect::Halt(halt) => exit = Some(Exit::Halted(halt)),
@@ -310,6 +341,7 @@ impl Pipeline {
         say::resetting(self, why);
         self.metrics.reconnected(Side::Sink, why.name());
         self.shelf.clear();
+        self.marking.given_up();
         self.sink.reset();
     }
 
@@ -320,7 +352,8 @@ impl Pipeline {
         say::released(self, position);
     }
 
-    pub(super) fn published(&mut self, commit_time: PgTime) {
+    pub(super) fn published(&mut self, ticket: Ticket, commit_time: PgTime) {
+        self.marking.published(ticket);
         self.tell.published_total += 1;
         self.metrics.latency().observe(self.tell.since(commit_time));
     }
@@ -384,6 +417,18 @@ impl Pipeline {
             | Effect::Confirm(_) => false,
         })
     }
+}
+
+/// Whether the table can be polled though the log can't be streamed.
+const fn polling_helps(reason: HaltReason) -> bool {
+    matches!(
+        reason,
+        HaltReason::SlotLost
+            | HaltReason::SlotMissing
+            | HaltReason::SlotUnusable
+            | HaltReason::ServerUnfit
+            | HaltReason::AccessDenied
+    )
 }
 
 /// How long what is in flight may go on after a stream that ended so.

@@ -7,9 +7,11 @@ use super::claim::Open;
 use super::connect;
 use super::parking::{Desk, Said};
 use super::pipeline::Pipeline;
+use super::renewal::{Renewal, renewing};
 use super::run::{Exit, Stop};
 use super::say;
 use super::session::End;
+use super::spec::Mode;
 use crate::ack::Progress;
 use crate::lsn::{Lsn, Watermark};
 use crate::parked::Entry;
@@ -18,6 +20,7 @@ use crate::postgres::SourceError;
 use crate::postgres::cursor::Written;
 use crate::postgres::parked::{Loaded, Stored};
 use crate::postgres::poll::{CLAIM_ROWS_MAX, Poller};
+use crate::postgres::setup::Renewed;
 use crate::relay::{Effect, Input};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -46,11 +49,13 @@ pub(super) struct Polling {
     floor: Lsn,
     limit: usize,
     next_at: Instant,
+    /// `mode = "auto"`: the slot that is to be streamed from again.
+    pub(super) renewal: Option<Renewal>,
     leave_at: Option<Instant>,
 }
 
 /// What happened first.
-enum Turn {
+pub(super) enum Turn {
     Leave,
     Drain,
     Grace,
@@ -59,6 +64,15 @@ enum Turn {
     Lost(SourceError),
     Due,
     Claim,
+    Renew,
+    Renewed(Result<Renewed, SourceError>),
+}
+
+/// How polling comes to its end.
+pub(super) enum Over {
+    Exit(Exit),
+    /// All that the new slot does not bring is published.
+    Streams,
 }
 
 impl Polling {
@@ -80,6 +94,7 @@ impl Polling {
             floor: start,
             limit: 0,
             next_at: Instant::now(),
+            renewal: None,
             leave_at: None,
         }
     }
@@ -88,13 +103,26 @@ impl Polling {
 impl Pipeline {
     /// Polls until something ends it.
     pub(super) async fn poll(&mut self, mut polling: Polling, stop: &Stop) -> End {
+        if let Err(halt) = self.renew_mapper(true) {
+            return End::Over(Exit::Halted(halt));
+        }
         if let Some(halt) = self.begin_polling(&polling) {
             return End::Over(Exit::Halted(halt));
+        }
+        if self.spec.mode == Mode::Auto {
+            polling.renewal = Some(Renewal::default());
+            if let Err(error) = self.mark_streamed(&polling).await {
+                return End::Lost(error);
+            }
         }
         loop {
             match self.poll_turn(&mut polling, stop).await {
                 Ok(None) => {}
-                Ok(Some(exit)) => {
+                Ok(Some(Over::Streams)) => {
+                    self.apply(self.now(), Input::SourceLost);
+                    return self.outcome().map_or(End::Restart, End::Over);
+                }
+                Ok(Some(Over::Exit(exit))) => {
                     if let Err(error) = self.settle_claim(&mut polling).await {
                         say::farewell_failed(self, &error);
                     }
@@ -139,7 +167,7 @@ impl Pipeline {
         &mut self,
         polling: &mut Polling,
         stop: &Stop,
-    ) -> Result<Option<Exit>, SourceError> {
+    ) -> Result<Option<Over>, SourceError> {
         let now = self.now();
         self.take_posts(now);
         self.offer_tries(now);
@@ -148,12 +176,12 @@ impl Pipeline {
             polling.open = Some(open);
         }
         if let Some(exit) = self.perform_polling(polling).await? {
-            return Ok(Some(exit));
+            return Ok(Some(Over::Exit(exit)));
         }
         let resolved = polling.open.as_ref().is_some_and(|open| self.claim_is_resolved(open));
         if resolved {
             self.end_claim(polling).await?;
-            return Ok(None);
+            return Ok(self.hands_over(polling).await?.then_some(Over::Streams));
         }
         self.report_sometimes(None);
         let turn = self.wait_polling(polling, stop).await;
@@ -177,12 +205,19 @@ impl Pipeline {
 
     async fn claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
         let settings = &self.spec.poll;
+        if let Some(ids) = &mut self.claim_ids {
+            ids.clear();
+        }
         let limit = polling.limit.max(settings.batch);
         let claim = polling.poller.claim(limit, None).await?;
         self.tell.skipped_total += claim.expired;
+        if let Some(renewal) = &mut polling.renewal {
+            renewal.claimed(&claim);
+        }
         polling.limit = if claim.more { (limit * 2).min(BACKLOG_ROWS) } else { settings.batch };
         if claim.rows.is_empty() {
-            polling.next_at = Instant::now() + settings.interval;
+            let pause = if claim.more { Duration::ZERO } else { settings.interval };
+            polling.next_at = Instant::now() + pause;
         } else {
             polling.open = Some(Open::new(claim, polling.floor));
         }
@@ -199,7 +234,9 @@ impl Pipeline {
             for effect in std::mem::take(&mut self.effects) {
                 match effect {
                     Effect::Publish(_) | Effect::Park { .. } | Effect::Confirm(_) => {}
-                    Effect::Published { commit_time } => self.published(commit_time),
+                    Effect::Published { ticket, commit_time } => {
+                        self.published(ticket, commit_time)
+                    }
                     Effect::Released { position } => self.released(position),
                     Effect::Try { ticket, position } => {
                         self.shelf.try_again(ticket, position, self.now());
@@ -256,7 +293,7 @@ impl Pipeline {
         let hold = polling.open.as_ref().map(|open| open.since + CLAIM_HOLD_MAX);
         let due = self.due();
         let due = hold.map_or(due, |hold| due.min(hold));
-        let Polling { poller, desk, next_at, leave_at, .. } = polling;
+        let Polling { poller, desk, next_at, leave_at, renewal, .. } = polling;
         let Desk { control, jobs, .. } = desk;
         let (wake, notifications) = (poller.wake(), control.notifications());
         let grace = leave_at.unwrap_or_else(Instant::now);
@@ -271,6 +308,7 @@ impl Pipeline {
             () = wake.notified(), if claim => Turn::Claim,
             said = jobs.next(&notifications) => Turn::Parking(said),
             () = self.mailbox.arrived() => Turn::Posts,
+            turn = renewing(renewal) => turn,
             () = tokio::time::sleep_until(due) => Turn::Due,
         }
     }
@@ -279,13 +317,13 @@ impl Pipeline {
         &mut self,
         polling: &mut Polling,
         turn: Turn,
-    ) -> Result<Option<Exit>, SourceError> {
+    ) -> Result<Option<Over>, SourceError> {
         let now = self.now();
         match turn {
             Turn::Leave | Turn::Grace => {
                 say::left_behind(self);
                 self.apply(now, Input::SourceLost);
-                return Ok(Some(self.outcome().unwrap_or(Exit::Stopped)));
+                return Ok(Some(Over::Exit(self.outcome().unwrap_or(Exit::Stopped))));
             }
             Turn::Drain => {
                 polling.leave_at = Some(Instant::now() + self.spec.shutdown_grace);
@@ -294,7 +332,14 @@ impl Pipeline {
             }
             Turn::Lost(error) => return Err(error),
             Turn::Parking(said) => self.parking_said(&mut polling.desk, said)?,
-            Turn::Claim => self.claim(polling).await?,
+            Turn::Claim => {
+                self.claim(polling).await?;
+                if polling.open.is_none() {
+                    return Ok(self.hands_over(polling).await?.then_some(Over::Streams));
+                }
+            }
+            Turn::Renew => self.renew(polling),
+            Turn::Renewed(outcome) => self.renewed(polling, outcome),
             Turn::Due => {
                 let held =
                     polling.open.as_ref().is_some_and(|open| open.since.elapsed() > CLAIM_HOLD_MAX);

@@ -6,7 +6,7 @@
 use super::pipeline::Pipeline;
 use super::run::Exit;
 use super::spec::PipelineSpec;
-use crate::error::Chain;
+use crate::error::{Chain, Halt};
 use crate::event::{PgTime, Position};
 use crate::parked::{Became, Mark, Parked, State};
 use crate::postgres::SourceError;
@@ -39,6 +39,8 @@ pub(super) struct Tell {
     pub(super) resets_total: u64,
     pub(super) source: Option<Trouble>,
     pub(super) sink: Option<Trouble>,
+    /// Why there is no slot, while polling in its stead.
+    pub(super) slot: Option<Trouble>,
     pub(super) standing_by: bool,
     pub(super) streaming: bool,
     pub(super) polling: bool,
@@ -122,6 +124,32 @@ pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::fence
     let outage_seconds = outage.map(|trouble| trouble.since.elapsed().as_secs());
     info!(pipeline = name, slot = pipeline.spec.names.slot, from = %resume.start, outage_seconds, "streaming");
     pipeline.report(None);
+}
+
+/// The slot can't be used, and the table can be polled.
+pub(super) fn falling_back(pipeline: &mut Pipeline, halt: &Halt) {
+    pipeline.tell.streaming = false;
+    warn!(
+        pipeline = pipeline.spec.name(),
+        code = halt.reason.code(),
+        reason = halt.reason.name(),
+        hint = halt.hint,
+        "polling the table until the slot can be used: {}",
+        halt.message
+    );
+}
+
+/// A slot stands again: what is committed from now on comes by it.
+pub(super) fn slot_stands(pipeline: &Pipeline) {
+    let (name, slot) = (pipeline.spec.name(), &pipeline.spec.names.slot);
+    info!(pipeline = name, slot, "the slot stands: polling what is older, then streaming");
+}
+
+/// It can't be made yet.
+pub(super) fn slot_not_yet(pipeline: &mut Pipeline, reason: &str) {
+    if trouble(&mut pipeline.tell.slot, reason.to_owned(), None) {
+        warn!(pipeline = pipeline.spec.name(), reason, "no slot yet: going on polling");
+    }
 }
 
 pub(super) fn polling(pipeline: &mut Pipeline) {

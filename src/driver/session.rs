@@ -14,6 +14,7 @@ use crate::ack::Progress;
 use crate::lsn::Watermark;
 use crate::parked::Entry;
 use crate::postgres::cursor::{self, Cursor, Written};
+use crate::postgres::poll::marks::Marker;
 use crate::postgres::{Batch, SourceError, slot};
 use crate::relay::{Effect, Input};
 use std::future::Future;
@@ -86,6 +87,13 @@ impl Session {
 impl Pipeline {
     /// Streams until something ends it.
     pub(super) async fn stream(&mut self, connected: Connected, stop: &Stop) -> End {
+        let client = connected.desk.control.shared_client();
+        if let Err(error) = self.marking.prepare(&client, self.spec.poll.table.as_ref()).await {
+            return End::Lost(error);
+        }
+        if let Err(halt) = self.renew_mapper(false) {
+            return End::Over(Exit::Halted(halt));
+        }
         let mut session = Session::new(connected, &self.spec);
         self.begin(&session);
         let end = loop {
@@ -196,6 +204,7 @@ impl Pipeline {
             Turn::Due => self.apply(now, Input::Tick),
             Turn::Written(Ok(Written::Stored)) => {
                 cut("cursor_committed");
+                self.marking.marked();
                 session.writing = None;
                 self.apply(now, Input::CursorWritten);
             }
@@ -243,10 +252,10 @@ impl Pipeline {
                     self.shelf.try_again(ticket, position, self.now());
                 }
                 Effect::Released { position } => self.released(position),
-                Effect::Published { commit_time } => self.published(commit_time),
+                Effect::Published { ticket, commit_time } => self.published(ticket, commit_time),
                 Effect::WriteCursor(row) => {
                     cut("cursor_due");
-                    session.write(row);
+                    session.write(row, self.marking.take());
                 }
                 Effect::Confirm(watermark) => self.confirmed = watermark,
                 Effect::Restart { why } => {
@@ -291,7 +300,7 @@ impl Session {
         }
     }
 
-    fn write(&mut self, row: Progress) {
+    fn write(&mut self, row: Progress, marks: Option<(Marker, Arc<Vec<String>>)>) {
         assert!(self.writing.is_none(), "two cursor rows at once");
         let resume = &self.connected.resume;
         let cursor = Cursor {
@@ -302,7 +311,12 @@ impl Session {
             ..resume.cursor.clone()
         };
         let client = self.connected.desk.control.shared_client();
-        self.writing = Some(Box::pin(async move { cursor::write(&client, &cursor).await }));
+        self.writing = Some(Box::pin(async move {
+            if let Some((marker, ids)) = marks {
+                marker.mark(&client, &ids).await?;
+            }
+            cursor::write(&client, &cursor).await
+        }));
     }
 }
 

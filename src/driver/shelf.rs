@@ -4,7 +4,6 @@
 //! relay's intake, what is tried by [`fetch`](crate::postgres::parked::fetch) and the number of tries.
 
 use super::pipeline::Pipeline;
-use crate::error::HaltReason;
 use crate::event::{PgTime, Position};
 use crate::outbox::{At, Mapped, Poison};
 use crate::parked::{Entry, OwnedRecord, Parked};
@@ -69,9 +68,10 @@ impl Shelf {
         !self.writing.is_empty()
     }
 
-    /// What was being written is committed.
-    pub(super) fn stored(&mut self) {
-        self.writing = Arc::default();
+    /// What was being written is committed; gives the events' ids.
+    pub(super) fn stored(&mut self) -> Vec<Option<String>> {
+        let rows = std::mem::take(&mut self.writing);
+        rows.iter().map(|row| row.event_id.clone()).collect()
     }
 
     pub(super) fn try_again(&mut self, ticket: Ticket, position: Position, since: Duration) {
@@ -105,7 +105,7 @@ impl Shelf {
         reason: Refusal,
     ) -> &Parked {
         let mut row = parked(entry, mapped, at.commit_time);
-        (row.error_code, row.error) = (Some(code(reason)), Some(reason.to_string()));
+        (row.error_code, row.error) = (Some(reason.code()), Some(reason.to_string()));
         push(&mut self.kept, row)
     }
 
@@ -125,7 +125,7 @@ impl Shelf {
                 event_type: poison.remains.event_type.as_deref().map(short),
                 aggregate: poison.remains.aggregate.clone(),
                 record: poison.remains.record.clone(),
-                error_code: Some(HaltReason::PoisonEvent.name()),
+                error_code: Some(poison.problem.code()),
                 error: Some(poison.problem.to_string()),
             },
         )
@@ -198,16 +198,6 @@ fn push(kept: &mut VecDeque<Parked>, row: Parked) -> &Parked {
 
 fn short(name: &str) -> String {
     name.chars().take(NAME_CHARS_MAX).collect()
-}
-
-/// A stable word for a refusal.
-pub(super) const fn code(reason: Refusal) -> &'static str {
-    match reason {
-        Refusal::TooLarge { .. } => "too_large",
-        Refusal::TopicName => "topic_name",
-        Refusal::Partition(_) => "partition",
-        Refusal::Kafka(_) => "refused_by_broker",
-    }
 }
 
 /// Lends a record out.

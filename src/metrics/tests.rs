@@ -101,6 +101,7 @@ fn a_scrape_shows_everything() {
         # TYPE postrider_state gauge
         postrider_state{pipeline="orders",state="starting"} 0
         postrider_state{pipeline="orders",state="streaming"} 1
+        postrider_state{pipeline="orders",state="polling"} 0
         postrider_state{pipeline="orders",state="catching_up"} 0
         postrider_state{pipeline="orders",state="standing_by"} 0
         postrider_state{pipeline="orders",state="broker_down"} 0

@@ -19,6 +19,10 @@ impl SqlState {
     /// `55006`, `object_in_use`: the slot is active.
     pub const OBJECT_IN_USE: Self = Self(*b"55006");
     /// `42704`, `undefined_object`: no such slot or publication.
+    pub const INSUFFICIENT_PRIVILEGE: Self = Self(*b"42501");
+    /// Too many of something: slots, walsenders.
+    pub const CONFIGURATION_LIMIT_EXCEEDED: Self = Self(*b"53400");
+    /// No such object.
     pub const UNDEFINED_OBJECT: Self = Self(*b"42704");
     /// `09000`, `triggered_action_exception`: ours, where a table's own triggers undo what is written.
     pub const TRIGGERED_ACTION_EXCEPTION: Self = Self(*b"09000");

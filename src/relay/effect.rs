@@ -43,6 +43,8 @@ pub enum Effect {
     },
     /// An event reached the broker: committed at this time.
     Published {
+        /// Which.
+        ticket: Ticket,
         /// When its transaction was committed.
         commit_time: PgTime,
     },

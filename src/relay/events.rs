@@ -193,7 +193,7 @@ impl Relay {
                 self.flow.landed(ticket);
                 self.resolve(ticket);
                 self.feedback.delivered();
-                effects.push(Effect::Published { commit_time: slot.commit_time });
+                effects.push(Effect::Published { ticket, commit_time: slot.commit_time });
             }
             Outcome::Rejected { scope: Scope::Event, reason } => {
                 self.refused(ticket, slot, reason, effects);

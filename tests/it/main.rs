@@ -69,6 +69,7 @@ mod parking;
 mod poison;
 /// Polling's adapter: claims, their order, their marks, the session.
 mod poll_claims;
+mod polling;
 /// A wrong start on the shared servers: told, and mended without loss.
 mod refusals;
 /// A wrong start that needs a server of its own.

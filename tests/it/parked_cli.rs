@@ -210,6 +210,14 @@ async fn a_request_names_its_ids_first_and_is_kept_with_who_and_why() {
         assert_eq!(output.status.code(), Some(1));
         assert!(text(&output.stdout).contains("retry is asked for already, by postgres"));
         assert_eq!(office.requests().await, wishes);
+        // The operations page's way to take one back.
+        let back = format!(
+            "UPDATE postrider.parked SET requested_action = NULL, requested_value = NULL \
+             WHERE pipeline = '{}' AND commit_lsn = '0/100' AND ordinal = 1",
+            office.pipeline.name
+        );
+        office.pipeline.sql.batch(&back).await;
+        assert_eq!(office.requests().await, wishes[1..]);
     }
 }
 

@@ -120,6 +120,9 @@ impl Job<'_> {
             let value =
                 print::outcome(desk.spec.name(), self.wish, self.act.dry_run, &told, &missing);
             out.line(&format!("{value:#}")).map_err(CliError::Output)?;
+        } else if told.is_empty() && missing.is_empty() {
+            let text = format!("{}: no parked event is meant", desk.spec.name());
+            out.line(&text).map_err(CliError::Output)?;
         } else if !told.is_empty() {
             let lines: Vec<String> =
                 told.iter().map(|(event, word)| format!("{}  {word}", event.position)).collect();

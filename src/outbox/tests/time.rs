@@ -1,8 +1,9 @@
 //! Timestamps as PostgreSQL prints them.
 
-use super::support::{COMMIT_TIME, map_with, null, text, typed};
-use crate::outbox::time::{civil_from_days, parse, stamp};
-use crate::outbox::{Layout, OutboxSpec, TimestampSource};
+use super::support::{COMMIT_TIME, ColumnSpec, map_with, null, text, typed};
+use crate::event::PgTime;
+use crate::outbox::time::{civil_from_days, instant, parse, stamp};
+use crate::outbox::{Layout, OutboxSpec, Role, TimestampSource};
 
 const COMMIT_MS: i64 = 1_704_164_645_500;
 
@@ -110,4 +111,41 @@ fn the_stamp_is_the_events_the_commits_or_the_brokers() {
             assert_eq!((mapped.record().timestamp_ms, mapped.clamped), expected);
         });
     }
+}
+
+#[test]
+fn an_event_says_from_when_until_when_it_may_be_published() {
+    let micros = |text: &[u8]| instant(text).map(PgTime::unix_micros);
+    assert_eq!(micros(b"2024-01-02 03:04:05.5+00"), Some(1_704_164_645_500_000));
+    assert_eq!(instant(b"infinity"), Some(PgTime { micros: i64::MAX }));
+    assert_eq!((instant(b"-infinity"), instant(b"soon")), (None, None));
+
+    let row = [
+        typed("id", 20, "1"),
+        text("aggregate_type", "Order"),
+        typed("aggregate_id", 20, "7"),
+        text("event_type", "x"),
+        typed("payload", 3802, "{}"),
+        typed("occurred_at", 1184, "2024-01-02 03:04:05+00"),
+        null("trace_id", 25),
+        typed("tenant_id", 20, "1"),
+        typed("event_version", 21, "1"),
+        typed("available_at", 1184, "2024-01-02 03:05:05+00"),
+    ];
+    let limits = |spec, columns: &[ColumnSpec<'_>]| {
+        map_with(spec, columns, |mapped| {
+            let mapped = mapped.unwrap().unwrap();
+            (mapped.available_at.map(PgTime::unix_millis), mapped.expires_at)
+        })
+    };
+    let commerce = OutboxSpec::for_layout(Layout::Commerce);
+    assert_eq!(limits(commerce.clone(), &row), (Some(1_704_164_705_000), None));
+    assert_eq!(limits(commerce.clone(), &row[..9]), (None, None), "the column may be missing");
+    let mut by_hand = commerce.clone();
+    by_hand.columns.push((Role::AvailableAt, String::new()));
+    assert_eq!(limits(by_hand.clone(), &row), (None, None));
+    by_hand.columns.push((Role::AvailableAt, "not_before".to_owned()));
+    map_with(by_hand, &row, |mapped| {
+        assert!(mapped.is_err(), "a column named by hand must be there");
+    });
 }

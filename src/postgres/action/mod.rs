@@ -152,6 +152,8 @@ fn by_sqlstate(state: SqlState, phase: Phase, proven: bool) -> Action {
         ("55000" | "25006", _) => Action::Reconnect(Class::NotPrimary),
         ("55006", _) => Action::StandBy,
         ("42704", Phase::Start) => Action::Recheck(HaltReason::SlotMissing),
+        // The table's own triggers undo our marks: going on would publish the same rows for ever.
+        ("09000", _) => Action::Halt(HaltReason::TableUnfit),
         // Two publications with different column lists.
         ("0A000", Phase::Stream) => Action::Halt(HaltReason::PublicationUnfit),
         ("0A000" | "22023" | "42601" | "42602", _) if started => {

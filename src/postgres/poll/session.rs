@@ -27,7 +27,7 @@ pub const CHANNEL: &str = "postrider_outbox";
 const PAUSES_MAX: usize = 1_000;
 /// How long an aggregate is left out when its held-back rows filled a claim.
 const BLOCKED_PAUSE: Duration = Duration::from_secs(1);
-/// Looks of one claim, each without the aggregates that filled the one before.
+/// Looks of one claim, each without the aggregates, or the expired rows, that filled the one before.
 const LOOKS_MAX: usize = 4;
 
 /// Settings beside [`Control`]'s. Without sequential scans the rows come from an index in their order wherever there
@@ -129,7 +129,8 @@ impl Poller {
         self.shape.oid
     }
 
-    /// The session's client: between [`Self::claim`] and [`Self::settle`] its statements are of the claim's transaction.
+    /// The session's client: between [`Self::claim`] and [`Self::settle`] its statements are of the claim's
+    /// transaction.
     pub fn client(&self) -> &Client {
         self.control.client()
     }
@@ -137,7 +138,9 @@ impl Poller {
     /// Locks the next rows, `limit` at most (and [`CLAIM_ROWS_MAX`], [`super::CLAIM_BYTES_MAX`]). A claim that was
     /// neither settled nor abandoned is abandoned first. Without rows the transaction is over already.
     ///
-    /// `visible_in`: only rows that this `pg_snapshot` sees, and those that polling has marked as failed.
+    /// `visible_in`: only rows that this `pg_snapshot` sees, and those that polling has marked as failed. A row that
+    /// somebody else updated after the snapshot is not among them, although it may have been inserted before: the table
+    /// does not say any more.
     ///
     /// # Errors
     /// What the server says. Nothing is marked then.
@@ -156,7 +159,8 @@ impl Poller {
             look = self.look(limit, visible_in, now, &blocked).await?;
             expired += self.expire(&look).await?;
             withheld += look.withheld;
-            if !look.rows.is_empty() || !look.cut(limit) || look.blocked.is_empty() {
+            let in_vain = !look.blocked.is_empty() || !look.expired.is_empty();
+            if !look.rows.is_empty() || !look.cut(limit) || !in_vain {
                 break;
             }
             blocked.extend(look.blocked.iter().cloned());

@@ -12,12 +12,14 @@ mod apply;
 mod notify;
 mod plan;
 mod print;
+mod renew;
 #[cfg(test)]
 mod tests;
 
 pub use apply::{Blocker, Progress, SetupError, apply};
 pub use notify::{TRIGGER, notify_sql, notify_undo_sql};
 pub use plan::plan;
+pub use renew::{Renewed, renew};
 
 use super::control::Control;
 use super::error::SourceError;

@@ -215,7 +215,7 @@ fn notify(facts: &Facts, plan: &mut SetupPlan) {
 }
 
 /// The slot, once it stands.
-fn standing(slot: &str) -> String {
+pub(super) fn standing(slot: &str) -> String {
     format!(
         "pg_catalog.pg_replication_slots AS s\nWHERE s.slot_name = {} AND s.confirmed_flush_lsn IS NOT NULL",
         literal(slot)
@@ -225,7 +225,7 @@ fn standing(slot: &str) -> String {
 /// A slot that outlives its session, decodes no prepared transactions, and where the server can follows to standbys.
 ///
 /// In a statement of its own: in one that also uses a table it fails with `XX000` when the catalog changes meanwhile.
-fn creation(facts: &Facts) -> String {
+pub(super) fn creation(facts: &Facts) -> String {
     let failover = if facts.failover && facts.server.version >= 170_000 { ", true" } else { "" };
     format!(
         "SELECT pg_catalog.pg_create_logical_replication_slot({}, 'pgoutput', false, false{failover})",

@@ -171,7 +171,7 @@ async fn thousands_are_written_and_marked_in_seconds() {
         let marks: Vec<Mark> = rows.iter().map(mark).collect();
         table.write(&[], &marks).await;
     }
-    let marked = start.elapsed() - written;
+    let marked = start.elapsed().saturating_sub(written);
     crate::pipeline::show(&format!(
         "{ROWS} rows written in {written:?}, marked twice in {marked:?}"
     ));

@@ -165,3 +165,36 @@ async fn a_trigger_that_undoes_the_marks_is_told() {
     assert_eq!(error.sqlstate().unwrap().as_str(), "09000", "{error}");
     assert!(error.to_string().contains("0 of 1 rows took their mark"), "{error}");
 }
+
+#[tokio::test]
+async fn a_role_needs_to_read_update_and_delete_and_nothing_else() {
+    let mut outbox = Outbox::create(Version::Pg15, Layout::Postrider, "poll_role").await;
+    outbox.client.batch(ROWS).await;
+    let role = crate::server::unique("poll_role");
+    outbox
+        .client
+        .batch(&format!(
+            "create role {role} login; grant select, update, delete on outbox to {role}"
+        ))
+        .await;
+    let url = outbox.database.url().replace("postgres@", &format!("{role}@"));
+    let conninfo = Conninfo::parse(&url, &|_| None).unwrap();
+    let Opened::Polling(mut poller) =
+        Poller::open(&conninfo, "postrider poll", &outbox.spec).await.unwrap()
+    else {
+        panic!("another polls");
+    };
+    assert_eq!(outbox.drain(&mut poller, 10).await.len(), 3);
+    drop(poller);
+    outbox.client.batch(&format!("revoke all on outbox from {role}")).await;
+    outbox.spec.pipeline = "another".to_owned();
+    let Opened::Polling(mut poller) =
+        Poller::open(&conninfo, "postrider poll", &outbox.spec).await.unwrap()
+    else {
+        panic!("another polls");
+    };
+    let error = poller.claim(10, None).await.unwrap_err();
+    assert_eq!(error.sqlstate().unwrap().as_str(), "42501", "{error}");
+    drop(poller);
+    outbox.client.batch(&format!("drop role {role}")).await;
+}

@@ -16,5 +16,10 @@ SELECT 'orders', (SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_c
     s.slot_name, s.confirmed_flush_lsn, 'postrider_orders', false, s.confirmed_flush_lsn, s.confirmed_flush_lsn
 FROM pg_catalog.pg_replication_slots AS s
 WHERE s.slot_name = 'postrider_orders' AND s.confirmed_flush_lsn IS NOT NULL
-ON CONFLICT (pipeline) DO NOTHING;
+ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identifier,
+    timeline = excluded.timeline, slot = excluded.slot, slot_created_lsn = excluded.slot_created_lsn,
+    publication = excluded.publication, messages = excluded.messages,
+    watermark = excluded.watermark, flush_limit = excluded.flush_limit,
+    partial_commit_lsn = excluded.partial_commit_lsn, partial_ordinal = excluded.partial_ordinal
+    WHERE postrider.cursor.slot = '';
 COMMIT;

@@ -153,7 +153,13 @@ SELECT 'orders', (SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_c
     ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::pg_catalog.bit(32)::pg_catalog.int4,
     s.slot_name, s.confirmed_flush_lsn, 'postrider_orders', false, s.confirmed_flush_lsn, s.confirmed_flush_lsn
 FROM pg_catalog.pg_replication_slots AS s
-WHERE s.slot_name = 'postrider_orders' AND s.confirmed_flush_lsn IS NOT NULL;
+WHERE s.slot_name = 'postrider_orders' AND s.confirmed_flush_lsn IS NOT NULL
+ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identifier,
+    timeline = excluded.timeline, slot = excluded.slot, slot_created_lsn = excluded.slot_created_lsn,
+    publication = excluded.publication, messages = excluded.messages,
+    watermark = excluded.watermark, flush_limit = excluded.flush_limit,
+    partial_commit_lsn = excluded.partial_commit_lsn, partial_ordinal = excluded.partial_ordinal
+    WHERE postrider.cursor.slot = '';
 COMMIT;
 
 -- 5. give role "postrider" its rights

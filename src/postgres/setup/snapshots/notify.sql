@@ -1,16 +1,5 @@
--- Run with: psql -X -v ON_ERROR_STOP=1 -f FILE, and without --single-transaction:
--- each step is a transaction of its own, and their order matters.
--- There already: table "public"."outbox".
--- There already: publication "postrider_orders".
--- There already: schema "postrider", version 2.
--- There already: slot "postrider_orders", standing at 0/5000.
--- There already: the cursor of pipeline "orders".
-
--- 1. let inserts into table "public"."outbox" wake the polling relay
--- Without it a polling relay looks once an interval. Each inserting statement queues a notification,
--- and its commit takes for a moment the one lock under which the cluster's notifications are queued.
--- Creating it waits, at most for the lock_timeout, until no transaction that wrote to the table is
--- open.
+let inserts into table "public"."outbox" wake the polling relay
+Without it a polling relay looks once an interval. Each inserting statement queues a notification, and its commit takes for a moment the one lock under which the cluster's notifications are queued. Creating it waits, at most for the lock_timeout, until no transaction that wrote to the table is open.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
 CREATE OR REPLACE FUNCTION postrider.notify_outbox() RETURNS trigger

@@ -1,0 +1,119 @@
+//! `mode = "auto"`: from polling back to streaming.
+//!
+//! A slot is made, or found, while polling goes on. What was committed before it is in the table; so once a claim that
+//! began after it has taken all there was, nothing is left that the stream will not bring. What polling publishes from
+//! the slot on comes by the stream as well, and is passed over there by its id ([`Handed`](super::marking::Handed)).
+//!
+//! The other way, from the stream to polling, needs no hand-over: published rows are marked before the cursor passes
+//! them, so the table says what is left.
+
+use super::connect::application_name;
+use super::pipeline::Pipeline;
+use super::poll::{Polling, Turn};
+use super::say;
+use super::session::{Job, job};
+use crate::error::Chain;
+use crate::postgres::control::{Ask, Control};
+use crate::postgres::poll::Claim;
+use crate::postgres::setup::{self, Renewed};
+use crate::postgres::{SourceError, server};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep_until};
+
+/// Pause between two tries to have a slot.
+const RENEW_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How far the way back is.
+pub(super) struct Renewal {
+    job: Option<Job<Renewed>>,
+    next_at: Instant,
+    stands: bool,
+    /// A claim that began with the slot standing took everything.
+    drained: bool,
+}
+
+impl Default for Renewal {
+    fn default() -> Self {
+        Self { job: None, next_at: Instant::now(), stands: false, drained: false }
+    }
+}
+
+impl Renewal {
+    /// A claim was made: it has all there was, or something is left for another one.
+    pub(super) fn claimed(&mut self, claim: &Claim) {
+        self.drained = self.stands && !claim.more && claim.withheld == 0;
+    }
+}
+
+/// The next thing to do on the way back; never, where there is no way back.
+pub(super) async fn renewing(renewal: &mut Option<Renewal>) -> Turn {
+    match renewal {
+        Some(renewal) if renewal.job.is_some() => Turn::Renewed(job(&mut renewal.job).await),
+        Some(renewal) if !renewal.stands => {
+            sleep_until(renewal.next_at).await;
+            Turn::Renew
+        }
+        Some(_) | None => std::future::pending().await,
+    }
+}
+
+impl Pipeline {
+    /// Marks what the stream had published, before the table is asked what is left.
+    pub(super) async fn mark_streamed(&mut self, polling: &Polling) -> Result<(), SourceError> {
+        let client = polling.desk.control.client();
+        self.marking.prepare(client, self.spec.poll.table.as_ref()).await?;
+        if let Some((marker, ids)) = self.marking.take() {
+            marker.mark(client, &ids).await?;
+            self.marking.marked();
+        }
+        Ok(())
+    }
+
+    /// Begins to see to the slot, on a session of its own.
+    pub(super) fn renew(&mut self, polling: &mut Polling) {
+        let (spec, epoch) = (Arc::clone(&self.spec), polling.desk.epoch);
+        let Some(renewal) = &mut polling.renewal else { return };
+        renewal.job = Some(Box::pin(async move {
+            let control = Control::connect(&spec.conninfo, &application_name(&spec)).await?;
+            let columns = spec.columns();
+            let ask = Ask {
+                names: &spec.names,
+                identity: &None,
+                columns: &columns,
+                messages: spec.messages(),
+                failover: spec.failover,
+            };
+            setup::renew(&control, &ask, epoch).await
+        }));
+    }
+
+    pub(super) fn renewed(&mut self, polling: &mut Polling, outcome: Result<Renewed, SourceError>) {
+        let Some(renewal) = &mut polling.renewal else { return };
+        renewal.job = None;
+        renewal.next_at = Instant::now() + RENEW_INTERVAL;
+        match outcome {
+            Ok(Renewed::Stands) => {
+                renewal.stands = true;
+                renewal.drained = false;
+                self.claim_ids = Some(Vec::new());
+                self.tell.slot = None;
+                say::slot_stands(self);
+            }
+            Ok(Renewed::NotYet(reason)) => say::slot_not_yet(self, &reason),
+            Err(error) => say::slot_not_yet(self, &Chain(&error).to_string()),
+        }
+    }
+
+    /// Whether the stream may go on from the slot; then polling is over.
+    pub(super) async fn hands_over(&mut self, polling: &mut Polling) -> Result<bool, SourceError> {
+        let drained = polling.renewal.as_ref().is_some_and(|renewal| renewal.drained);
+        if !drained || polling.open.is_some() {
+            return Ok(false);
+        }
+        let wal_end = server::read(polling.desk.control.client()).await?.wal_end;
+        self.handed.ends(wal_end);
+        self.claim_ids = None;
+        Ok(true)
+    }
+}

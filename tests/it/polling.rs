@@ -1,0 +1,242 @@
+//! Polling end to end: each layout to real Kafka, with the marks its seed writes, and the order of each aggregate.
+
+use crate::await_that::await_that;
+use crate::load::Load;
+use crate::pipeline::Pipeline;
+use crate::relay::{Relay, postrider_ok};
+use crate::server::Version;
+use crate::sink_caller::alter;
+use crate::topic::ReadRecord;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(40);
+
+/// A pipeline that polls. The one it is made from was set up to stream: its slot goes.
+async fn polling(version: Version, test: &str, layout: &str) -> Pipeline {
+    let mut pipeline = Pipeline::in_layout(version, test, layout).await;
+    let slot = format!("select pg_drop_replication_slot('{}')", pipeline.slot());
+    pipeline.sql.batch(&slot).await;
+    pipeline.sql.batch("drop schema postrider cascade").await;
+    let head = format!("[pipelines.{}]\n", pipeline.name);
+    let lines = "mode = \"poll\"\nparking = { attempts_max = 3, backoff = { step = \"200ms\", steps_max = 1 } }\n\
+                 poll = { interval = \"50ms\" }\n";
+    pipeline.config = pipeline.config.replacen(&head, &format!("{head}{lines}"), 1);
+    postrider_ok(&pipeline.config, &["setup"]);
+    pipeline
+}
+
+fn ids(records: &[ReadRecord], key: &str) -> Vec<String> {
+    let of_key = records.iter().filter(|record| record.key_text() == Some(key));
+    of_key.map(|record| record.header("id").expect("an id").to_owned()).collect()
+}
+
+async fn count(pipeline: &Pipeline, sql: &str, wanted: &str) {
+    await_that(&format!("{sql} gives {wanted}"), SOON, || async {
+        let found = pipeline.sql.text(sql).await.unwrap_or_default();
+        if found == wanted { Ok(()) } else { Err(found) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn rows_are_published_in_order_and_go() {
+    for version in Version::ALL {
+        let pipeline = polling(version, "pollown", "postrider").await;
+        pipeline.insert(500).await;
+        let relay = pipeline.run();
+        relay.await_state("polling", SOON).await;
+        pipeline.topic.await_records(500, SOON).await;
+        pipeline.insert(100).await;
+        let records = pipeline.topic.await_records(600, SOON).await;
+        assert_eq!(records.len(), 600, "none twice");
+        for key in 0..10 {
+            let ids: Vec<u64> = ids(&records, &key.to_string())
+                .iter()
+                .map(|id| id.parse().expect("a number"))
+                .collect();
+            assert_eq!(ids.len(), 60);
+            assert!(ids.is_sorted(), "{ids:?}");
+        }
+        assert!(records.iter().all(|record| record.header("position").is_none()), "there is none");
+        count(&pipeline, "select count(*)::text from outbox", "0").await;
+        assert_eq!(relay.get("/ready").await.expect("an answer").0, 200);
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
+}
+
+/// The seed's own marks, on each of its rows: published, and what is not.
+async fn marks(layout: &str, insert: &str, published: &str, left: &str) {
+    let pipeline = polling(Version::Pg18, "pollmarks", layout).await;
+    pipeline.sql.batch(insert).await;
+    let relay = pipeline.run();
+    let records = pipeline.topic.await_records(20, SOON).await;
+    assert_eq!(records.len(), 20);
+    count(&pipeline, published, "20").await;
+    count(&pipeline, left, "0").await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+#[tokio::test]
+async fn commerce_marks_processed_at() {
+    marks(
+        "commerce",
+        "insert into outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at) \
+         select 1, 'order', i % 3, 'T', 1, to_jsonb(i), now() from generate_series(1, 20) i",
+        "select count(*)::text from outbox_messages where processed_at is not null and attempts = 0 and last_error is null",
+        "select count(*)::text from outbox_messages where processed_at is null",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn gcx_marks_status_and_published_at() {
+    marks(
+        "gcx",
+        "insert into outbox (aggregate_type, aggregate_id, event_type, payload, topic) \
+         select 'order', gen_random_uuid(), 'T', to_jsonb(i), 't' from generate_series(1, 20) i",
+        "select count(*)::text from outbox where status = 'published' and published_at is not null and retry_count = 0",
+        "select count(*)::text from outbox where status <> 'published'",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn sqlgarden_marks_published_and_the_attempt() {
+    marks(
+        "sqlgarden",
+        "insert into outbox_events (aggregate_type, aggregate_id, event_type, payload) \
+         select 'order', (i % 3)::text, 'T', to_jsonb(i) from generate_series(1, 20) i",
+        "select count(*)::text from outbox_events \
+         where status = 'PUBLISHED' and attempt_count = 1 and last_attempt_at is not null",
+        "select count(*)::text from outbox_events where status <> 'PUBLISHED'",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn adr30_marks_published_at() {
+    marks(
+        "adr30",
+        "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+         select 'order', gen_random_uuid(), 'T', to_jsonb(i) from generate_series(1, 20) i",
+        "select count(*)::text from outbox where published_at is not null",
+        "select count(*)::text from outbox where published_at is null",
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn debezium_rows_go() {
+    marks(
+        "debezium",
+        "insert into outboxevent (aggregatetype, aggregateid, type, payload) \
+         select 'order', (i % 3)::text, 'T', to_jsonb(i) from generate_series(1, 20) i",
+        "select '20'",
+        "select count(*)::text from outboxevent",
+    )
+    .await;
+}
+
+/// An event too large for its topic: parked where the table keeps no failures, and its followers behind it.
+#[tokio::test]
+async fn bad_event_is_parked_and_its_row_goes() {
+    let pipeline = polling(Version::Pg17, "pollbad", "postrider").await;
+    alter(&pipeline.topic, "max.message.bytes", "3000").await;
+    let relay = pipeline.run();
+    pipeline
+        .sql
+        .batch(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+             select 'order', a, 'T', to_json(case when i = 2 then (select string_agg(md5(random()::text), '') \
+             from generate_series(1, 600)) else 'x' end) \
+             from (values (1, 'a'), (2, 'a'), (3, 'b'), (4, 'a'), (5, 'b')) v(i, a)",
+        )
+        .await;
+    let records = pipeline.topic.await_records(3, SOON).await;
+    assert_eq!(ids(&records, "b"), ["3", "5"]);
+    count(&pipeline, "select count(*)::text from outbox", "0").await;
+    let states = "select string_agg(event_id || ' ' || (state in ('waiting', 'dead'))::text, ', ' order by commit_lsn, ordinal) \
+                  from postrider.parked";
+    count(&pipeline, states, "2 true, 4 false").await;
+    alter(&pipeline.topic, "max.message.bytes", "100000").await;
+    let again = "update postrider.parked set requested_action = 'retry', requested_at = now() where event_id = '2'";
+    pipeline.sql.batch(again).await;
+    let records = pipeline.topic.await_records(5, SOON).await;
+    assert_eq!(ids(&records, "a"), ["1", "2", "4"], "in order");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// The same where the table has columns for it: the row says so, its aggregate waits, and the pause is the layout's.
+#[tokio::test]
+async fn bad_event_is_marked_in_a_table_that_keeps_failures() {
+    let mut pipeline = polling(Version::Pg18, "pollfail", "commerce").await;
+    pipeline.config = pipeline.config.replace("attempts_max = 3", "attempts_max = 1000");
+    alter(&pipeline.topic, "max.message.bytes", "3000").await;
+    let relay = pipeline.run();
+    pipeline
+        .sql
+        .batch(
+            "insert into outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at) \
+             select 1, 'order', a, 'T', 1, to_jsonb(case when i = 2 then (select string_agg(md5(random()::text), '') \
+             from generate_series(1, 600)) else 'x' end), now() \
+             from (values (1, 1), (2, 1), (3, 2), (4, 1), (5, 2)) v(i, a)",
+        )
+        .await;
+    pipeline.topic.await_records(3, SOON).await;
+    count(
+        &pipeline,
+        "select count(*)::text from outbox_messages where id = 2 and processed_at is null and attempts > 0 \
+         and last_error is not null and available_at > occurred_at",
+        "1",
+    )
+    .await;
+    count(
+        &pipeline,
+        "select (processed_at is null)::text from outbox_messages where id = 4",
+        "true",
+    )
+    .await;
+    alter(&pipeline.topic, "max.message.bytes", "100000").await;
+    let records = pipeline.topic.await_records(5, 2 * SOON).await;
+    assert_eq!(ids(&records, "1"), ["1", "2", "4"], "in order");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// Killed again and again under load: what is published is marked, and nothing else.
+#[tokio::test]
+async fn killed_again_and_again_nothing_is_lost_or_swapped() {
+    let pipeline = polling(Version::Pg15, "pollkill", "postrider").await;
+    let load = Load::start(&pipeline.plan(), 2);
+    for _ in 0..4 {
+        let relay = pipeline.run();
+        let before = load.committed();
+        relay.await_state("polling", SOON).await;
+        await_that("300 more", SOON, || async {
+            let now = load.committed();
+            if now > before + 300 { Ok(()) } else { Err(now.to_string()) }
+        })
+        .await;
+        drop(relay.kill().await);
+    }
+    let relay = pipeline.run();
+    let ledger = load.stop().await;
+    count(&pipeline, "select count(*)::text from outbox", "0").await;
+    let records = pipeline.topic.await_records(ledger.committed(), SOON).await;
+    ledger.check(&records).assert_balanced(4 * 4_000);
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// A second process stands by, and takes over when the first is gone.
+#[tokio::test]
+async fn second_process_stands_by_and_takes_over() {
+    let pipeline = polling(Version::Pg17, "pollsecond", "postrider").await;
+    let first = pipeline.run();
+    first.await_state("polling", SOON).await;
+    let second = Relay::spawn(&pipeline.config);
+    second.await_state("standing_by", SOON).await;
+    drop(first.kill().await);
+    second.await_state("polling", SOON).await;
+    pipeline.insert(10).await;
+    assert_eq!(pipeline.topic.await_records(10, SOON).await.len(), 10);
+    assert_eq!(second.terminate(SOON).await.code, Some(0));
+}
