@@ -5,10 +5,10 @@ use super::data::{insert, of_texts};
 use crate::answers::{Answer, answer};
 use crate::await_that::await_that;
 use crate::halted::spawn;
-use crate::pipeline::Pipeline;
 use crate::relay::postrider_ok;
 use crate::server::Version;
 use crate::sink_caller::alter;
+use crate::topic::ReadRecord;
 use serde_json::Value;
 
 /// The input, the column and its value, and words of the message.
@@ -90,18 +90,19 @@ async fn each_is_parked_and_what_is_around_it_arrives_in_order() {
         if seen == wanted { Ok(()) } else { Err(seen) }
     })
     .await;
+    let records = pipeline.topic.read_all().await;
     for (input, column, _, words) in CASES {
         let wanted: &[&str] = if is_alone(column) { &["before", "after"] } else { &["before"] };
-        assert_eq!(of_key(&pipeline, input).await, wanted, "{input}");
+        assert_eq!(of_key(&records, input), wanted, "{input}");
         let answered = told(&relay.stderr(), input);
         answered.assert_says(words);
         answer(input, &pipeline, answered);
     }
     // What an operator says in the end.
     postrider_ok(&config, &["parked", "skip", "--all", "--yes"]);
-    pipeline.topic.await_records(2 * CASES.len(), SOON).await;
+    let records = pipeline.topic.await_records(2 * CASES.len(), SOON).await;
     for (input, ..) in CASES {
-        assert_eq!(of_key(&pipeline, input).await, ["before", "after"], "{input}");
+        assert_eq!(of_key(&records, input), ["before", "after"], "{input}");
     }
     let ended = relay.terminate(SOON).await;
     assert_eq!(ended.code, Some(0));
@@ -111,8 +112,7 @@ async fn each_is_parked_and_what_is_around_it_arrives_in_order() {
 }
 
 /// The ids of the records with this key, in order.
-async fn of_key(pipeline: &Pipeline, key: &str) -> Vec<String> {
-    let records = pipeline.topic.read_all().await;
+fn of_key<'r>(records: &'r [ReadRecord], key: &str) -> Vec<&'r str> {
     let own = records.iter().filter(|record| record.key_text() == Some(key));
-    own.filter_map(|record| record.header("id").map(str::to_owned)).collect()
+    own.filter_map(|record| record.header("id")).collect()
 }
