@@ -37,7 +37,7 @@ fn help_is_a_result_and_wrong_usage_is_not() {
 #[test]
 fn every_mistake_of_a_configuration_is_told_before_anything_is_touched() {
     for command in ["check", "setup", "run", "status"] {
-        let output = postrider("[admin]\nlisten = 1\n[pipelines.a]\nmode = \"poll\"\n", &[command]);
+        let output = postrider("[admin]\nlisten = 1\n[pipelines.a]\nmode = \"pull\"\n", &[command]);
         assert_eq!(code(&output), Some(2), "{command}");
         assert_eq!(text(&output.stdout), "");
         let errors = text(&output.stderr);

@@ -17,6 +17,7 @@
 mod await_that;
 /// A run that halts, and what it says.
 mod halted;
+mod handover;
 /// What was committed, and what that asks of the delivered records.
 mod ledger;
 /// Writers under load that keep a ledger, whatever happens to the server.
