@@ -6,6 +6,7 @@
 // Words.
 pub mod error;
 pub mod event;
+pub mod finding;
 pub mod lsn;
 pub mod parked;
 pub mod record;

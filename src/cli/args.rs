@@ -102,6 +102,8 @@ pub enum Command {
     Demo(DemoArgs),
     /// Write a first configuration: from nothing, from the tables of a database, or from a Debezium connector's
     Init(InitArgs),
+    /// Look for everything that would bite later, in file, database and broker; changes nothing
+    Check(CheckArgs),
     /// Create what is missing in the database: publication, slot, Postrider's schema
     Setup(SetupArgs),
     /// Stream until told to stop: the service
@@ -179,6 +181,28 @@ pub struct InitArgs {
     /// Translate this configuration of a Debezium connector: properties or JSON; - is standard input
     #[arg(long, value_name = "FILE")]
     pub from_debezium: Option<PathBuf>,
+}
+
+/// `postrider check`
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Each finding comes with the lines that mend it: sql for an administrator of the database, config for \
+                        the file, shell. Warnings do not fail: exits 0 where there is no finding of severity error, \
+                        1 where there is one, 2 when the file itself can't be used."
+)]
+pub struct CheckArgs {
+    /// An array of findings, for programs
+    #[arg(long)]
+    pub json: bool,
+    /// Look at the file alone: no database, no broker
+    #[arg(long, conflicts_with = "url")]
+    pub offline: bool,
+    /// Another login to look by.
+    #[arg(
+        help = "Look at the database by this login, one that sees more or that there is before the relay's role is made"
+    )]
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
 }
 
 /// `postrider setup`

@@ -4,6 +4,7 @@
 //! standard error. Joins the configuration to the services, and does no work of its own.
 
 mod args;
+mod check;
 mod completions;
 mod config_file;
 mod demo;
@@ -18,8 +19,8 @@ mod setup;
 mod status;
 
 pub use args::{
-    Args, Color, Command, CompletionsArgs, ConfigArgs, ConfigCommand, ConfigShowArgs, DemoArgs,
-    Global, InitArgs, LogFormat, RunArgs, SetupArgs, StatusArgs,
+    Args, CheckArgs, Color, Command, CompletionsArgs, ConfigArgs, ConfigCommand, ConfigShowArgs,
+    DemoArgs, Global, InitArgs, LogFormat, RunArgs, SetupArgs, StatusArgs,
 };
 pub use exit::Exit;
 pub use parked::{
@@ -58,6 +59,11 @@ fn usage(error: &clap::Error) -> Exit {
 fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
     match &args.command {
         Command::Init(init) => block_on(init::run(init, env))?,
+        Command::Check(check) => {
+            // What looks wrong in the file is a finding there, and no line of the log.
+            let config = read(&args.global, env)?;
+            block_on(check::run(&config, &args.global, check, env))?
+        }
         Command::Setup(setup) => {
             let config = load(&args.global, env)?;
             block_on(setup::run(&config, setup, env))?
@@ -86,11 +92,17 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
 
 /// Reads the configuration, and tells what looks wrong in it.
 fn load(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
-    let path = config::find(global.config.as_deref(), env)?;
-    let mut config = config::load(&path, env)?;
+    let config = read(global, env)?;
     for warning in &config.warnings {
         tracing::warn!("{}:{warning}", config.file);
     }
+    Ok(config)
+}
+
+/// Reads the configuration, and leaves the pipelines that are asked for.
+fn read(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
+    let path = config::find(global.config.as_deref(), env)?;
+    let mut config = config::load(&path, env)?;
     if let Some(name) = &global.pipeline {
         let known = config.pipelines.iter().map(|pipeline| pipeline.name.clone()).collect();
         config.pipelines.retain(|pipeline| pipeline.name == *name);

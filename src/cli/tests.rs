@@ -34,6 +34,8 @@ fn help_is_short() {
                        screen
           init         Write a first configuration: from nothing, from the tables of a database, or from a
                        Debezium connector's
+          check        Look for everything that would bite later, in file, database and broker; changes
+                       nothing
           setup        Create what is missing in the database: publication, slot, Postrider's schema
           run          Stream until told to stop: the service
           status       One look at every pipeline of the running process

@@ -49,7 +49,7 @@ shutdown_grace = 10
 listen = "localhost"
 redy_lag_max = "30s"
 [pipelines.orders]
-mode = "poll"
+mode = "pull"
 [pipelines.orders.source]
 slot = "Postrider-Orders"
 [pipelines.orders.outbox]

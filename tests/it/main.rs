@@ -17,6 +17,7 @@
 mod await_that;
 /// A run that halts, and what it says.
 mod halted;
+mod handover;
 /// What was committed, and what that asks of the delivered records.
 mod ledger;
 /// Writers under load that keep a ledger, whatever happens to the server.
@@ -40,6 +41,8 @@ mod alerts;
 mod alone;
 /// What is done to slot, publication, table and login while the stream runs.
 mod changes;
+/// `postrider check`: findings, and their own mending lines executed.
+mod check;
 /// The binary without servers: exit codes, what goes to which stream, secrets.
 mod cli;
 /// `postrider config` and `completions`, and mistakes of a file, without servers.

@@ -7,7 +7,7 @@ use crate::postgres::schema::{self, SchemaState};
 use crate::postgres::table::{Persistence, RelationKind};
 
 /// The oldest server we know: 15 is the first with row filters and column lists in the views.
-const VERSION_MIN: u32 = 150_000;
+pub(in crate::postgres) const VERSION_MIN: u32 = 150_000;
 
 pub(super) fn version(facts: &Facts) -> Option<Halt> {
     (facts.server.version < VERSION_MIN).then(|| {

@@ -19,6 +19,11 @@ pub(crate) struct PrivateKafka {
 impl PrivateKafka {
     /// Starts one with extra lines for `server.properties`.
     pub(crate) async fn start(extra_properties: &str) -> Self {
+        Self::start_on(|_, _| extra_properties.to_owned()).await
+    }
+
+    /// The same with lines that are made from the ports of its listeners: brokers' and controller's.
+    pub(crate) async fn start_on(extra_properties: impl FnOnce(u16, u16) -> String) -> Self {
         let dir = Dir::create("kafka");
         let (port, controller) = (free_port(), free_port());
         let properties = format!(
@@ -26,7 +31,7 @@ impl PrivateKafka {
             data = dir.0.join("data").display(),
             port = port,
             controller = controller,
-            extra = extra_properties
+            extra = extra_properties(port, controller)
         );
         fs::write(dir.0.join("server.properties"), properties).expect("server.properties");
         let mut broker = Self { port, dir, child: None };

@@ -13,6 +13,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("words", "record", "lsn event"),
     ("words", "error", "lsn event"),
     ("words", "status", "lsn event error"),
+    ("words", "finding", ""),
     ("words", "parked", "lsn event record"),
     ("pure", "pgoutput", "words"),
     ("pure", "outbox", "words pgoutput"),
