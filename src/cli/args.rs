@@ -100,10 +100,10 @@ pub enum Color {
 pub enum Command {
     /// See it work: a throwaway database, an in-process broker, a writer and a reader, one screen
     Demo(DemoArgs),
-    /// Write a first configuration: from nothing, from the tables of a database, or from a Debezium connector's
-    Init(InitArgs),
     /// Look for everything that would bite later, in file, database and broker; changes nothing
     Check(CheckArgs),
+    /// Write a first configuration: from nothing, from the tables of a database, or from a Debezium connector's
+    Init(InitArgs),
     /// Create what is missing in the database: publication, slot, Postrider's schema
     Setup(SetupArgs),
     /// Stream until told to stop: the service
@@ -125,9 +125,12 @@ pub enum Command {
                         --url. Exits 0 when the ledger balances, else 1. What it starts or creates is gone afterwards."
 )]
 pub struct DemoArgs {
-    /// How long events are written [default: until Ctrl-C on a terminal, else 15]
+    /// How long events are written [default: until Ctrl-C on a terminal, else 15; with --chaos 30]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: Option<u32>,
+    /// Break things in turn: kill -9 of the relay, a frozen broker, a restart of the database
+    #[arg(long, conflicts_with = "kill")]
+    pub chaos: bool,
     /// Kill the relay with -9 and start it again, N times while it runs
     #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u32).range(..=100))]
     pub kill: u32,
@@ -144,6 +147,28 @@ pub struct DemoArgs {
     /// A broker of yours, in place of the one in this process: a topic is made there, and deleted at the end
     #[arg(long, value_name = "LIST")]
     pub brokers: Option<String>,
+}
+
+/// `postrider check`
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Each finding comes with the lines that mend it: sql for an administrator of the database, config for \
+                        the file, shell. Warnings do not fail: exits 0 where there is no finding of severity error, \
+                        1 where there is one, 2 when the file itself can't be used."
+)]
+pub struct CheckArgs {
+    /// An array of findings, for programs
+    #[arg(long)]
+    pub json: bool,
+    /// Look at the file alone: no database, no broker
+    #[arg(long, conflicts_with = "url")]
+    pub offline: bool,
+    /// Another login to look by.
+    #[arg(
+        help = "Look at the database by this login, one that sees more or that there is before the relay's role is made"
+    )]
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
 }
 
 /// `postrider init`
@@ -183,33 +208,13 @@ pub struct InitArgs {
     pub from_debezium: Option<PathBuf>,
 }
 
-/// `postrider check`
-#[derive(clap::Args, Debug)]
-#[command(
-    after_help = "Each finding comes with the lines that mend it: sql for an administrator of the database, config for \
-                        the file, shell. Warnings do not fail: exits 0 where there is no finding of severity error, \
-                        1 where there is one, 2 when the file itself can't be used."
-)]
-pub struct CheckArgs {
-    /// An array of findings, for programs
-    #[arg(long)]
-    pub json: bool,
-    /// Look at the file alone: no database, no broker
-    #[arg(long, conflicts_with = "url")]
-    pub offline: bool,
-    /// Another login to look by.
-    #[arg(
-        help = "Look at the database by this login, one that sees more or that there is before the relay's role is made"
-    )]
-    #[arg(long, value_name = "URL")]
-    pub url: Option<String>,
-}
-
 /// `postrider setup`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "Running it again does no harm: what stands and fits is left as it is, nothing is ever dropped."
+    after_help = "It says what it is about to do, then does it. Running it again does no harm: what stands and fits is \
+                  left as it is. Only --undo drops, after naming what is lost."
 )]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag that can be typed")]
 pub struct SetupArgs {
     /// Only print the SQL that is needed, for a DBA to run
     #[arg(long)]
@@ -217,6 +222,12 @@ pub struct SetupArgs {
     /// Create the outbox table too, as the layout has it
     #[arg(long)]
     pub create_table: bool,
+    /// Drop slot, publication and Postrider's rows again, after naming what is lost; never the outbox
+    #[arg(long, conflicts_with = "create_table")]
+    pub undo: bool,
+    /// Don't ask before --undo
+    #[arg(long)]
+    pub yes: bool,
     /// Create the trigger by which inserts wake a polling relay at once
     #[arg(long)]
     pub notify: bool,
@@ -250,6 +261,13 @@ pub struct StatusArgs {
     /// JSON, as /status has it
     #[arg(long)]
     pub json: bool,
+    /// Look again and again until Ctrl-C.
+    #[arg(
+        help = "Look again every SECONDS until Ctrl-C [default: 2]; with --json one object a line"
+    )]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub watch: Option<u32>,
 }
 
 /// `postrider config`

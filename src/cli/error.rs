@@ -47,6 +47,10 @@ pub(super) enum CliError {
     Url(#[from] ConninfoError),
     #[error("--create-table can't be used: pipeline \"{pipeline}\" {why}")]
     CreateTable { pipeline: String, why: &'static str },
+    #[error(
+        "--undo drops things and asks first, but standard input is no terminal: nothing was changed"
+    )]
+    NotAgreed,
     #[error(transparent)]
     Setup(#[from] SetupError),
     #[error(transparent)]
@@ -99,6 +103,7 @@ impl CliError {
             | Self::AdminOff
             | Self::Admin(_)
             | Self::Url(_)
+            | Self::NotAgreed
             | Self::WhichPipeline { .. }
             | Self::NothingSelected
             | Self::Ambiguous { .. }
@@ -140,6 +145,11 @@ impl CliError {
         text
     }
 
+    /// The chain of causes alone.
+    pub(super) fn one_line(&self) -> String {
+        Chain(self).to_string()
+    }
+
     /// Detail, meaning and hint, where there are any.
     fn notes(&self) -> Vec<(&'static str, String)> {
         match self {
@@ -155,6 +165,7 @@ impl CliError {
             Self::Ask { .. } => hint(
                 "is postrider run running, with this configuration? Or it has halted: its log says why",
             ),
+            Self::NotAgreed => hint("read what is lost above, and say --yes"),
             Self::Stranger(_) => hint("give admin.listen a port of its own"),
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
             Self::WhichPipeline { .. } => hint("name one of them with -p"),

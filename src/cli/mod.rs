@@ -58,12 +58,12 @@ fn usage(error: &clap::Error) -> Exit {
 
 fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
     match &args.command {
-        Command::Init(init) => block_on(init::run(init, env))?,
         Command::Check(check) => {
             // What looks wrong in the file is a finding there, and no line of the log.
             let config = read(&args.global, env)?;
             block_on(check::run(&config, &args.global, check, env))?
         }
+        Command::Init(init) => block_on(init::run(init, env))?,
         Command::Setup(setup) => {
             let config = load(&args.global, env)?;
             block_on(setup::run(&config, setup, env))?
@@ -94,7 +94,7 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
 fn load(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
     let config = read(global, env)?;
     for warning in &config.warnings {
-        tracing::warn!("{}:{warning}", config.file);
+        tracing::warn!(event = "config_warning", "{}:{warning}", config.file);
     }
     Ok(config)
 }

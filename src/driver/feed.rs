@@ -188,7 +188,7 @@ impl Pipeline {
                 if let Answer::Park(entry) = take_answer(&mut self.effects, first) {
                     let row = self.shelf.keep_refused(entry, &mapped, at, reason);
                     self.tell.parked_total += 1;
-                    say::parked(&self.spec, row);
+                    say::parked(&mut self.tell, &self.spec, row);
                 }
                 Step::Next
             }
@@ -219,7 +219,7 @@ impl Pipeline {
                 if let Answer::Park(entry) = take_answer(&mut self.effects, first) {
                     let row = self.shelf.keep_poison(entry, &poison, at.commit_time);
                     self.tell.parked_total += 1;
-                    say::parked(&self.spec, row);
+                    say::parked(&mut self.tell, &self.spec, row);
                 }
                 Step::Next
             }

@@ -51,6 +51,8 @@ mod config_commands;
 mod control;
 /// `postrider demo` as a user runs it: the ledger balances, also under kill -9, and nothing stays behind.
 mod demo;
+/// Every command, statement and setting that the documents show, run in their order.
+mod docs_commands;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
 /// `postrider init`: what it writes runs as it is, also from a Debezium connector's configuration.
@@ -59,6 +61,8 @@ mod init;
 mod kafka_outages;
 /// The Kafka sink against a real broker.
 mod kafka_sink;
+/// The log: which lines, with which fields.
+mod logs;
 /// Several pipelines in one process; sinks without a broker; messages; partitions.
 mod many;
 /// What the operations page tells an operator to do.
@@ -83,6 +87,8 @@ mod resume;
 mod secrets;
 /// The shared servers answer, and a produced record is read back with header and key.
 mod servers_answer;
+/// `postrider setup` as it is typed, and `--undo`.
+mod setup;
 /// A caller of a sink, for its tests.
 mod sink_caller;
 /// The way of an event: layouts, statements, sizes.
