@@ -32,10 +32,10 @@ fn help_is_short() {
         Commands:
           demo         See it work: a throwaway database, an in-process broker, a writer and a reader, one
                        screen
-          init         Write a first configuration: from nothing, from the tables of a database, or from a
-                       Debezium connector's
           check        Look for everything that would bite later, in file, database and broker; changes
                        nothing
+          init         Write a first configuration: from nothing, from the tables of a database, or from a
+                       Debezium connector's
           setup        Create what is missing in the database: publication, slot, Postrider's schema
           run          Stream until told to stop: the service
           status       One look at every pipeline of the running process
