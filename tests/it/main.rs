@@ -13,6 +13,8 @@
 
 // The harness.
 
+/// What was answered to bad input, held against the page that documents it.
+mod answers;
 /// Waits for a state, with a deadline and what was seen instead.
 mod await_that;
 /// A run that halts, and what it says.
@@ -39,6 +41,8 @@ mod topic;
 mod alerts;
 /// What measures, and runs alone: memory, idleness.
 mod alone;
+/// The long list of bad input, where no other module has it.
+mod bad;
 /// What is done to slot, publication, table and login while the stream runs.
 mod changes;
 /// `postrider check`: findings, and their own mending lines executed.
