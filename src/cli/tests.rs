@@ -32,6 +32,8 @@ fn help_is_short() {
         Commands:
           demo         See it work: a throwaway database, an in-process broker, a writer and a reader, one
                        screen
+          check        Look for everything that would bite later, in file, database and broker; changes
+                       nothing
           init         Write a first configuration: from nothing, from the tables of a database, or from a
                        Debezium connector's
           setup        Create what is missing in the database: publication, slot, Postrider's schema
