@@ -34,3 +34,4 @@ pub mod metrics;
 pub mod cli;
 pub mod config;
 pub mod demo;
+pub mod init;

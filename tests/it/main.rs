@@ -45,6 +45,8 @@ mod changes;
 mod check;
 /// The binary without servers: exit codes, what goes to which stream, secrets.
 mod cli;
+/// `postrider config` and `completions`, and mistakes of a file, without servers.
+mod config_commands;
 /// The control side: setup, the fence, the cursor row, the session's end.
 mod control;
 /// `postrider demo` as a user runs it: the ledger balances, also under kill -9, and nothing stays behind.
@@ -53,6 +55,8 @@ mod demo;
 mod docs_commands;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
+/// `postrider init`: what it writes runs as it is, also from a Debezium connector's configuration.
+mod init;
 /// What a bad day of the broker looks like.
 mod kafka_outages;
 /// The Kafka sink against a real broker.

@@ -31,7 +31,8 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("services", "admin", "words metrics"),
     ("edge", "config", "words pure core adapters services"),
     ("edge", "demo", "words pure core adapters services config"),
-    ("edge", "cli", "words pure core adapters services config demo"),
+    ("edge", "init", "words pure core adapters services config"),
+    ("edge", "cli", "words pure core adapters services config demo init"),
 ];
 
 /// The top-level module that a file of `src` belongs to; none for `lib.rs` and `main.rs`, which may use everything.
