@@ -14,6 +14,10 @@ pub(super) const ANSWERS: &[Answer] = &[
         matches: "scripts/demo",
         why: "the tests of `demo` run the same program; its options are parsed below",
     },
+    Answer {
+        matches: "postrider init",
+        why: "writes a file where the page has one already; the tests of `init` run it, its options are parsed below",
+    },
     Answer { matches: "cargo install", why: "builds the binary that all other blocks run" },
     Answer { matches: "kafka-acls.sh", why: "the broker here has no authorizer" },
     Answer {
