@@ -235,7 +235,7 @@ impl Pipeline {
                 match effect {
                     Effect::Publish(_) | Effect::Park { .. } | Effect::Confirm(_) => {}
                     Effect::Published { ticket, commit_time } => {
-                        self.published(ticket, commit_time)
+                        self.published(ticket, commit_time);
                     }
                     Effect::Released { position } => self.released(position),
                     Effect::Try { ticket, position } => {

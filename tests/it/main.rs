@@ -19,6 +19,7 @@ mod answers;
 mod await_that;
 /// A run that halts, and what it says.
 mod halted;
+mod handover;
 /// What was committed, and what that asks of the delivered records.
 mod ledger;
 /// Writers under load that keep a ledger, whatever happens to the server.
@@ -44,14 +45,20 @@ mod alone;
 mod bad;
 /// What is done to slot, publication, table and login while the stream runs.
 mod changes;
+/// `postrider check`: findings, and their own mending lines executed.
+mod check;
 /// The binary without servers: exit codes, what goes to which stream, secrets.
 mod cli;
+/// `postrider config` and `completions`, and mistakes of a file, without servers.
+mod config_commands;
 /// The control side: setup, the fence, the cursor row, the session's end.
 mod control;
 /// `postrider demo` as a user runs it: the ledger balances, also under kill -9, and nothing stays behind.
 mod demo;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
+/// `postrider init`: what it writes runs as it is, also from a Debezium connector's configuration.
+mod init;
 /// What a bad day of the broker looks like.
 mod kafka_outages;
 /// The Kafka sink against a real broker.

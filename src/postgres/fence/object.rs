@@ -7,7 +7,7 @@ use crate::postgres::schema::{self, SchemaState};
 use crate::postgres::table::{Persistence, RelationKind, TableFacts};
 
 /// The oldest server we know: 15 is the first with row filters and column lists in the views.
-const VERSION_MIN: u32 = 150_000;
+pub(in crate::postgres) const VERSION_MIN: u32 = 150_000;
 /// The first server with `publish_generated_columns`.
 const GENERATED_SINCE: u32 = 180_000;
 
