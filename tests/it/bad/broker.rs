@@ -146,12 +146,13 @@ async fn guarded(dir: &Path) -> (PrivateKafka, String, String) {
     let chain = dir.join("server.pem");
     std::fs::write(&chain, pem("server.key") + &pem("server.crt")).expect("a file");
     let (login_port, tls_port) = (crate::private::free_port(), crate::private::free_port());
-    let listeners = format!(
-        "PLAINTEXT://127.0.0.1:{{port}},SASL_PLAINTEXT://127.0.0.1:{login_port},SSL://127.0.0.1:{tls_port},\
-         CONTROLLER://127.0.0.1:{{controller}}"
-    );
-    let properties = format!(
-        "listeners={listeners}\nadvertised.listeners={listeners}\n\
+    let properties = |port, controller| {
+        let listeners = format!(
+            "PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{login_port},SSL://127.0.0.1:{tls_port},\
+         CONTROLLER://127.0.0.1:{controller}"
+        );
+        format!(
+            "listeners={listeners}\nadvertised.listeners={listeners}\n\
          listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,\
          CONTROLLER:PLAINTEXT\n\
          sasl.enabled.mechanisms=PLAIN\n\
@@ -160,9 +161,10 @@ async fn guarded(dir: &Path) -> (PrivateKafka, String, String) {
          ssl.keystore.type=PEM\nssl.keystore.location={}\n\
          authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
          super.users=User:ANONYMOUS;User:boss\n",
-        chain.display()
-    );
-    let kafka = PrivateKafka::start(&properties).await;
+            chain.display()
+        )
+    };
+    let kafka = PrivateKafka::start_on(properties).await;
     (kafka, format!("127.0.0.1:{login_port}"), format!("127.0.0.1:{tls_port}"))
 }
 

@@ -55,18 +55,20 @@ async fn a_broker_that_is_away_or_speaks_otherwise_is_told() {
 #[tokio::test]
 async fn a_refused_login_and_missing_rights_are_told_without_the_password() {
     let sasl = free_port();
-    let listeners = format!(
-        "PLAINTEXT://127.0.0.1:{{port}},CONTROLLER://127.0.0.1:{{controller}},SASL_PLAINTEXT://127.0.0.1:{sasl}"
-    );
-    let kafka = PrivateKafka::start(&format!(
-        "listeners={listeners}\nadvertised.listeners={listeners}\n\
-         listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,\
-         SASL_PLAINTEXT:SASL_PLAINTEXT\nsasl.enabled.mechanisms=PLAIN\n\
-         listener.name.sasl_plaintext.plain.sasl.jaas.config=\
-         org.apache.kafka.common.security.plain.PlainLoginModule required user_relay=\"right\";\n\
-         authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
-         super.users=User:ANONYMOUS\n"
-    ))
+    let kafka = PrivateKafka::start_on(|port, controller| {
+        let listeners = format!(
+            "PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller},SASL_PLAINTEXT://127.0.0.1:{sasl}"
+        );
+        format!(
+            "listeners={listeners}\nadvertised.listeners={listeners}\n\
+             listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,\
+             SASL_PLAINTEXT:SASL_PLAINTEXT\nsasl.enabled.mechanisms=PLAIN\n\
+             listener.name.sasl_plaintext.plain.sasl.jaas.config=\
+             org.apache.kafka.common.security.plain.PlainLoginModule required user_relay=\"right\";\n\
+             authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
+             super.users=User:ANONYMOUS\n"
+        )
+    })
     .await;
     let pipeline = Pipeline::to_broker(Version::Pg18, &kafka.brokers(), "check_sasl").await;
     let secured = |password: &str| {

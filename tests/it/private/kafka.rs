@@ -19,20 +19,29 @@ pub(crate) struct PrivateKafka {
 }
 
 impl PrivateKafka {
-    /// Starts one with extra lines for `server.properties`, in which `{port}` and `{controller}` are its own.
+    /// Starts one with extra lines for `server.properties`.
     pub(crate) async fn start(extra_properties: &str) -> Self {
+        Self::start_on(|_, _| extra_properties.to_owned()).await
+    }
+
+    /// The same with lines that are made from the ports of its listeners: brokers' and controller's.
+    pub(crate) async fn start_on(extra_properties: impl FnOnce(u16, u16) -> String) -> Self {
         Self::start_as(extra_properties, free_port(), cluster_id(), &["--standalone"]).await
     }
 
     /// A second broker of the same cluster.
     pub(crate) async fn start_beside(&self) -> Self {
-        let properties = "process.roles=broker\nnode.id=2\nlisteners=PLAINTEXT://127.0.0.1:{port}\n\
-                          advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n";
+        let properties = |port, _| {
+            format!(
+                "process.roles=broker\nnode.id=2\nlisteners=PLAINTEXT://127.0.0.1:{port}\n\
+                 advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n"
+            )
+        };
         Self::start_as(properties, self.controller, self.cluster.clone(), &[]).await
     }
 
     async fn start_as(
-        extra_properties: &str,
+        extra_properties: impl FnOnce(u16, u16) -> String,
         controller: u16,
         cluster: String,
         format_as: &[&str],
@@ -44,9 +53,7 @@ impl PrivateKafka {
             data = dir.0.join("data").display(),
             port = port,
             controller = controller,
-            extra = extra_properties
-                .replace("{port}", &port.to_string())
-                .replace("{controller}", &controller.to_string()),
+            extra = extra_properties(port, controller)
         );
         fs::write(dir.0.join("server.properties"), properties).expect("server.properties");
         let mut broker = Self { port, controller, cluster, dir, child: None };
