@@ -28,6 +28,14 @@ pub struct Progress {
     pub partial: Option<Position>,
 }
 
+impl Progress {
+    /// Every change below it is resolved.
+    pub fn position(&self) -> Position {
+        let start = Position { commit_lsn: self.watermark.lsn(), ordinal: 0 };
+        self.partial.unwrap_or(start)
+    }
+}
+
 /// What came of resolving a ticket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resolution {

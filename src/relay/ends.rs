@@ -39,10 +39,14 @@ impl Relay {
         self.parking.given_up();
         self.stream.expect(progress);
         match self.phase {
-            Phase::Running => effects.push(Effect::Restart { why }),
+            Phase::Running => {
+                self.parking.lost();
+                effects.push(Effect::Restart { why });
+            }
             // It may not say that all before it is published when that is in doubt. The stream brings it again.
             Phase::Halting { until: Until::Lowest(_), .. } => {
                 self.phase = Phase::Running;
+                self.parking.lost();
                 effects.push(Effect::Restart { why });
             }
             // Nothing more will be resolved, so the end is here.

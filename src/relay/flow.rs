@@ -96,11 +96,17 @@ impl Flow {
         }
     }
 
-    pub(super) fn has_room(&self, next: Position) -> bool {
+    /// Whether the next event may be handed over, while `tries` of parked events are out.
+    pub(super) fn has_room(&self, next: Position, tries: usize) -> bool {
         if self.alone || self.suspects.contains(&next) {
-            return self.events == 0;
+            return self.events == 0 && tries == 0;
         }
         !self.shut
+    }
+
+    /// Whether this event is sent with nothing else in flight, or one that is has not been reported.
+    pub(super) fn is_suspicious(&self, next: Position) -> bool {
+        self.alone || self.suspects.contains(&next)
     }
 
     /// Whether the lane may have another event in flight.

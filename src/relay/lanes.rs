@@ -3,8 +3,8 @@
 //! One owner decides here; the table is its durability and is read once, when a stream starts. Knows no record and no
 //! sink: `parking` turns what is decided into rows, marks and tries.
 //!
-//! Only the head of a lane is ever tried, and only when everything before it in the stream is resolved. A lane is live
-//! again when no row of it is left and every mark of it is committed.
+//! Only the head of a lane is ever tried, and only when the cursor row has passed it. A lane is live again when no row
+//! of it is left and every mark of it is committed.
 
 use crate::event::Position;
 use crate::parked::{Entry, Lane, State, Wish};
@@ -104,6 +104,11 @@ impl Lanes {
     pub(super) fn knows(&self, position: Position) -> bool {
         let any = !self.rows.is_empty() || !self.settled.is_empty();
         any && (self.rows.contains_key(&position) || self.settled.contains(&position))
+    }
+
+    /// Whether a parked event stands here or further on.
+    pub(super) fn any_from(&self, position: Position) -> bool {
+        self.rows.last_key_value().is_some_and(|(last, _)| *last >= position)
     }
 
     pub(super) fn row(&self, position: Position) -> Option<&Row> {
@@ -230,10 +235,10 @@ impl Lanes {
         }
     }
 
-    /// The next row to try: due, at the head of its lane, with nothing unresolved before it. `alone_allowed` where
+    /// The next row to try: due, at the head of its lane, and below the cursor row, `durable`. `alone_allowed` where
     /// nothing is in flight. `None` where there is none, or the next one has to wait to be alone.
-    pub(super) fn next_due(&mut self, resolved: Position, alone_allowed: bool) -> Option<Position> {
-        let position = self.now.first().copied().filter(|position| *position < resolved)?;
+    pub(super) fn next_due(&mut self, durable: Position, alone_allowed: bool) -> Option<Position> {
+        let position = self.now.first().copied().filter(|position| *position < durable)?;
         let alone = self.rows.get(&position).is_some_and(|row| row.alone);
         if alone && !alone_allowed {
             return None;
@@ -243,9 +248,14 @@ impl Lanes {
     }
 
     /// Whether the next row to try must have nothing else in flight.
-    pub(super) fn wants_to_be_alone(&self, resolved: Position) -> bool {
-        let first = self.now.first().filter(|position| **position < resolved);
+    pub(super) fn wants_to_be_alone(&self, durable: Position) -> bool {
+        let first = self.now.first().filter(|position| **position < durable);
         first.and_then(|position| self.rows.get(position)).is_some_and(|row| row.alone)
+    }
+
+    /// Whether a head is due that stands at `durable` or behind it, and before `resolved`.
+    pub(super) fn is_due_between(&self, durable: Position, resolved: Position) -> bool {
+        durable < resolved && self.now.range(durable..resolved).next().is_some()
     }
 
     /// When the next row falls due.
