@@ -124,7 +124,7 @@ impl Pipeline {
             if same_history { self.confirmed.max(cursor.watermark) } else { cursor.watermark };
         let loaded = &session.connected.parked;
         let entries: Vec<Entry> = loaded.iter().map(|row| row.entry).collect();
-        let started = Input::Started { cursor, same_history, parked: &entries };
+        let started = Input::Started { cursor, same_history, same_owner: true, parked: &entries };
         self.relay.apply(self.now(), started, &mut self.effects);
         for row in loaded {
             if let Some(wish) = row.wish {

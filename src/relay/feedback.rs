@@ -5,6 +5,7 @@
 //! remembers.
 
 use crate::ack::Progress;
+use crate::ack::bug::{Bug, injected};
 use crate::lsn::Watermark;
 use std::time::Duration;
 
@@ -97,6 +98,9 @@ impl Feedback {
         }
         self.writing = Some(progress);
         self.written_at = Some(now);
+        if injected(Bug::ConfirmsBeforeRow) {
+            self.row = progress;
+        }
         self.delivered = 0;
         Some(progress)
     }

@@ -6,6 +6,7 @@
 //! Only the head of a lane is ever tried, and only when the cursor row has passed it. A lane is live again when no row
 //! of it is left and every mark of it is committed.
 
+use crate::ack::bug::{Bug, injected};
 use crate::event::Position;
 use crate::parked::{Entry, Lane, State, Wish};
 use crate::record::Ticket;
@@ -131,7 +132,9 @@ impl Lanes {
     pub(super) fn insert(&mut self, now: Duration, entry: &Entry, written: bool) {
         let Entry { position, lane, state, attempts, wait, overtaken_by: _ } = *entry;
         if state.resolved() {
-            self.settled.insert(position);
+            if !injected(Bug::ForgetsTombstones) {
+                self.settled.insert(position);
+            }
             return;
         }
         if let Some(row) = self.rows.get_mut(&position) {
@@ -205,7 +208,7 @@ impl Lanes {
         } else if let Ok(at) = queue.rows.binary_search(&position) {
             queue.rows.remove(at);
         }
-        queue.unmarked += u32::from(unmarked);
+        queue.unmarked += u32::from(unmarked && !injected(Bug::LiveBeforeMarks));
         let next = queue.rows.front().copied();
         self.free(lane);
         if let Some(next) = next {
@@ -308,7 +311,8 @@ impl Lanes {
     }
 
     fn is_head(&self, position: Position, row: &Row) -> bool {
-        row.lane.is_none_or(|lane| {
+        let any = injected(Bug::TriesOutOfOrder);
+        any || row.lane.is_none_or(|lane| {
             self.queues.get(&lane).is_none_or(|queue| queue.rows.front() == Some(&position))
         })
     }
@@ -316,7 +320,8 @@ impl Lanes {
     /// Puts a row where its time finds it, if it is at the head and nothing keeps it.
     fn schedule(&mut self, position: Position) {
         let Some(row) = self.rows.get(&position) else { return };
-        let free = row.trying.is_none() && row.unwritten == 0 && row.state != State::Dead;
+        let written = row.unwritten == 0 || injected(Bug::TriesUncommitted);
+        let free = row.trying.is_none() && written && row.state != State::Dead;
         if free && self.is_head(position, row) {
             self.later.insert((row.due, position));
         }

@@ -33,6 +33,7 @@ pub use lanes::Counts;
 pub use parking::{OnPoison, Rules};
 pub use stream::Upcoming;
 
+use crate::ack::bug::{Bug, injected};
 use crate::ack::{Progress, Tracker};
 use crate::error::Halt;
 use crate::event::{Aggregate, PgTime, Position};
@@ -196,6 +197,12 @@ impl Relay {
     /// Parked events below it may be tried. One above it would be published, marked as done, and passed over when a
     /// restart brings the events before it once more: its aggregate would end with one of those.
     fn durable(&self) -> Position {
+        if injected(Bug::TriesAhead) {
+            return Position { commit_lsn: Lsn::from_wire(u64::MAX), ordinal: 0 };
+        }
+        if injected(Bug::TriesAboveRow) {
+            return self.resolved();
+        }
         self.feedback.row().position()
     }
 

@@ -6,6 +6,7 @@
 
 use super::effect::Effect;
 use super::lanes::{Counts, Lanes};
+use crate::ack::bug::{Bug, injected};
 use crate::event::Position;
 use crate::parked::{Became, Entry, Lane, Mark, State, Wish};
 use crate::record::{Refusal, Ticket};
@@ -127,7 +128,8 @@ impl Parking {
     /// Whether the next change may come, and be parked. Rows that the stream has not reached again since the last start
     /// must not shut it out: they are tried only when it has passed them.
     pub(super) fn has_room(&self, next: Position) -> bool {
-        (self.lanes.counts().total() < self.rules.rows_max || self.lanes.any_from(next))
+        (self.lanes.counts().total() < self.rules.rows_max
+            || (self.lanes.any_from(next) && !injected(Bug::FullShutsOut)))
             && self.pending.len() < PENDING_EVENTS_MAX
             && self.pending_bytes < PENDING_BYTES_MAX
     }
@@ -217,6 +219,9 @@ impl Parking {
     /// The session may go on, for a last row and the last marks: a write that is under way stays so.
     pub(super) fn given_up(&mut self) {
         self.writing = 0;
+        if injected(Bug::DrainForgetsWrite) {
+            self.lost();
+        }
         for pending in std::mem::take(&mut self.pending) {
             self.lanes.remove(pending.entry.position, false, false);
         }
@@ -225,13 +230,16 @@ impl Parking {
         self.lanes.stop_trying();
     }
 
-    /// What is decided and not committed is another owner's to decide again.
-    pub(super) fn forget(&mut self) {
+    /// What is decided and not committed is another owner's to decide again. That a broker refused an event alone stays
+    /// true, where positions mean the same: else two processes that take turns would each begin anew with every turn.
+    pub(super) fn forget(&mut self, same_history: bool) {
         self.lost();
         self.given_up();
         self.marks.clear();
         self.suspects.clear();
-        self.condemned.clear();
+        if !same_history {
+            self.condemned.clear();
+        }
         self.lanes.clear();
     }
 

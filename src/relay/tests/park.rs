@@ -385,8 +385,12 @@ fn strict_order_has_one_event_of_an_aggregate_in_flight() {
     let (a, b) = (Aggregate { kind: "order", id: "a" }, Aggregate { kind: "order", id: "b" });
     let event =
         |aggregate| Input::Change(Change::Event { aggregate, size_bytes: 1, wait: Duration::ZERO });
-    let started =
-        Input::Started { cursor: super::progress(16, None), same_history: true, parked: &[] };
+    let started = Input::Started {
+        cursor: super::progress(16, None),
+        same_history: true,
+        same_owner: true,
+        parked: &[],
+    };
     let begin =
         Input::Begin { commit_lsn: super::lsn(32), commit_time: crate::event::PgTime::default() };
     for input in [started, begin, event(a)] {
