@@ -1,6 +1,7 @@
 //! Ways to break an invariant on purpose, so that `sim` can be seen to notice. None of it is in a build that runs.
 
 /// A broken invariant, one line of `ack` or `relay` each.
+#[cfg_attr(not(test), expect(dead_code, reason = "some are only asked for in tests"))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Bug {
     /// One transaction is confirmed that is not resolved.

@@ -28,6 +28,14 @@ impl World {
             process.dies_after = None;
         }
         self.end_silences();
+        if self.truth.events.iter().any(|event| event.deleted) {
+            // Of a row that is deleted the relay hears when it tries it, or when it next reads the table.
+            for i in 0..self.procs.len() {
+                if matches!(self.procs[i].stage, Stage::Streaming(_)) {
+                    self.lose(i)?;
+                }
+            }
+        }
         let amnesty = self.rng.chance(500);
         self.come_to_rest(0)?;
         let mut rounds = 0;

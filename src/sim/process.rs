@@ -4,7 +4,7 @@
 
 use super::broker::{NotTaken, Post, Producer, Record};
 use super::postgres::{Answer, Statement, at, watermark};
-use super::session::{Session, Stage};
+use super::session::Stage;
 use super::truth::Truth;
 use super::world::World;
 use super::{Check, Stop, wrong};

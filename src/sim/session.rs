@@ -1,12 +1,11 @@
 //! A stream from the handshake to its end, the statements beside it, and the pauses between two streams.
 
-use super::postgres::{Answer, Change, Statement, at};
+use super::Check;
+use super::postgres::{Answer, Change, Statement};
 use super::process::{End, LEASE};
 use super::world::World;
-use super::{Check, Stop};
 use crate::ack::Progress;
 use crate::event::Position;
-use crate::lsn::Watermark;
 use crate::parked::{Entry, Wish};
 use crate::relay::Input;
 use std::collections::VecDeque;
@@ -354,14 +353,4 @@ impl World {
         session.answers.push_back(answer);
         Ok(())
     }
-
-    /// Where the process may start again, with what it was told.
-    pub(super) fn start_position(&self) -> Watermark {
-        Watermark::resumed(at(self.server.confirmed))
-    }
-}
-
-/// Dies at once, for a fault that wants it.
-pub(super) const fn died() -> Check {
-    Err(Stop::Died)
 }

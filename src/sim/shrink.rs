@@ -85,7 +85,9 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
     }
     for (t, transaction) in plan.transactions.iter().enumerate() {
         for c in 0..transaction.changes.len() {
-            add(&|p| drop(p.transactions[t].changes.remove(c)));
+            add(&|p| {
+                p.transactions[t].changes.remove(c);
+            });
             add(&|p| {
                 if let PlannedChange::Event { bad, kept_back, .. } =
                     &mut p.transactions[t].changes[c]
