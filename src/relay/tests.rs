@@ -85,8 +85,12 @@ impl Script {
         let report = |outcome| Input::Report { ticket: ticket(1), outcome };
         let position = || Position { commit_lsn: lsn(number(1)), ordinal: number(2) };
         let parked = std::mem::take(&mut self.table);
-        let started =
-            |cursor, same_history| Input::Started { cursor, same_history, parked: &parked };
+        let started = |cursor, same_history| Input::Started {
+            cursor,
+            same_history,
+            same_owner: words[0] != "other",
+            parked: &parked,
+        };
         let input = match words[0] {
             "row" => {
                 self.table = parked;
@@ -94,6 +98,7 @@ impl Script {
                 return;
             }
             "start" => started(progress(number(1), None), true),
+            "other" => started(progress(number(1), None), true),
             "promoted" => started(progress(number(1), None), false),
             "resume" => started(progress(number(1), Some((number(2), number(3)))), true),
             "begin" => Input::Begin { commit_lsn: lsn(number(1)), commit_time: PgTime::default() },
