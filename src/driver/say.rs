@@ -12,6 +12,7 @@ use crate::parked::{Became, Mark, Parked, State};
 use crate::postgres::SourceError;
 use crate::postgres::action;
 use crate::postgres::cursor::Written;
+use crate::record::Refusal;
 use crate::relay::Restart;
 use crate::status::{self, Board};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -39,6 +40,10 @@ pub(super) struct Tell {
     pub(super) resets_total: u64,
     pub(super) source: Option<Trouble>,
     pub(super) sink: Option<Trouble>,
+    /// With a destination that holds up nobody.
+    pub(super) destination: Option<Trouble>,
+    /// With the dead-letter topic.
+    pub(super) letters: Option<Trouble>,
     /// Why there is no slot, while polling in its stead.
     pub(super) slot: Option<Trouble>,
     pub(super) standing_by: bool,
@@ -221,7 +226,45 @@ pub(super) fn sink_down(pipeline: &mut Pipeline, reason: &str, hint: Option<&str
     }
 }
 
+/// A destination takes no records, and the pipeline goes on without it.
+pub(super) fn destination_down(pipeline: &mut Pipeline, reason: &str, hint: Option<&str>) {
+    if trouble(&mut pipeline.tell.destination, reason.to_owned(), hint.map(str::to_owned)) {
+        warn!(
+            pipeline = pipeline.spec.name(),
+            reason, hint, "a topic takes no records: its events wait, parked"
+        );
+    }
+}
+
+/// Events of a destination are parked from here on.
+pub(super) fn destination_given_up(spec: &PipelineSpec, topic: &str) {
+    let park_after = spec.park_after.unwrap_or_default();
+    warn!(
+        pipeline = spec.name(),
+        topic,
+        ?park_after,
+        hint = "mend the topic: its parked events are tried again by themselves",
+        "the topic has taken no records for parking.park_after: its events are parked, all others go on"
+    );
+}
+
+/// The dead-letter topic did not take a record.
+pub(super) fn undelivered(pipeline: &mut Pipeline, position: Position, reason: Refusal) {
+    let said = reason.code().to_owned();
+    if trouble(&mut pipeline.tell.letters, said, None) {
+        warn!(
+            pipeline = pipeline.spec.name(),
+            %position,
+            topic = pipeline.spec.dead_topic,
+            %reason,
+            hint = "see that parking.dead_topic exists and takes records as large as the other topics",
+            "dead event not sent to the dead-letter topic: it stays parked, and is offered again"
+        );
+    }
+}
+
 pub(super) fn sink_up(pipeline: &mut Pipeline) {
+    pipeline.tell.destination = None;
     if let Some(trouble) = pipeline.tell.sink.take() {
         let seconds = trouble.since.elapsed().as_secs();
         info!(pipeline = pipeline.spec.name(), seconds, "broker available again");
@@ -290,11 +333,12 @@ pub(super) fn marked(pipeline: &Pipeline, marks: &[Mark]) {
             Became::Skipped | Became::Again => {
                 info!(pipeline = name, %position, ?became, "parked event: done as asked");
             }
-            Became::Done
-            | Became::Refused { .. }
-            | Became::Declined
-            | Became::DeadSent
-            | Became::Overtaken { .. } => debug!(pipeline = name, %position, "parked event marked"),
+            Became::DeadSent => {
+                debug!(pipeline = name, %position, "dead event sent to the dead-letter topic");
+            }
+            Became::Done | Became::Refused { .. } | Became::Declined | Became::Overtaken { .. } => {
+                debug!(pipeline = name, %position, "parked event marked")
+            }
         }
     }
 }
