@@ -55,6 +55,17 @@ impl PrivateKafka {
         command
     }
 
+    /// `kafka-acls.sh WHAT … --topic TOPIC`
+    pub(crate) async fn acl(&self, what: &str, words: &[&str], topic: &str) {
+        let mut command = self.java("kafka.admin.AclCommand");
+        command.args(["--bootstrap-server", &self.brokers(), what, "--topic", topic]).args(words);
+        let mut child = self.dir.spawn(&mut command);
+        let status = exit_of(&mut child, START_DEADLINE).await;
+        // The broker's own, again.
+        fs::write(self.dir.0.join("pid"), self.pid().to_string()).expect("a pid file");
+        assert!(status.success(), "kafka-acls {what} {words:?}\n{}", self.dir.log());
+    }
+
     /// Its address.
     pub(crate) fn brokers(&self) -> String {
         format!("127.0.0.1:{}", self.port)
