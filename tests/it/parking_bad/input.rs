@@ -99,7 +99,7 @@ async fn thousands_of_bad_aggregates_shut_the_intake_and_none_is_dropped() {
     let sql = format!(
         "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
          select 'order', 'bad-' || i, 'T', json_build_object('n', i, 'x', \
-           (select string_agg(md5(random()::text || i), '') from generate_series(1, 150))) \
+           i || (select string_agg(md5((random() + j)::text), '') from generate_series(1, 150) j)) \
          from generate_series(1, {BAD}) i"
     );
     scene.pipeline.sql.batch(&sql).await;

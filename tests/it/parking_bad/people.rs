@@ -1,6 +1,7 @@
 //! The operators' words with a relay that runs, and hands on the table.
 
 use super::{OFTEN, SELDOM, said};
+use crate::await_that::await_that;
 use crate::parking::{SECRET, SOON, Scene};
 use crate::server::Version;
 use std::fs;
@@ -43,7 +44,12 @@ async fn retry_skip_and_replace_while_the_relay_runs() {
     told += &scene.parked_ok(&["skip", &skipped, "--yes", "--reason", "test data"]);
     scene.await_last("b", 5).await;
     scene.raise_the_limit().await;
-    told += &scene.parked_ok(&["retry", "--all", "--yes"]);
+    // What the sink knows of a topic may be some seconds old.
+    told += &await_that("retry --all", SOON, || async {
+        let output = scene.parked(&["retry", "--all", "--yes"]);
+        if output.status.success() { Ok(said(&output)) } else { Err(said(&output)) }
+    })
+    .await;
     scene.await_last("c", 7).await;
     scene.await_rows("").await;
     let acted = "select string_agg(aggregate_id || ' ' || acted_action || ' ' || coalesce(acted_reason, '-'), ', ' \

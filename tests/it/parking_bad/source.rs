@@ -14,7 +14,7 @@ async fn missing_parked_table_halts_with_the_line_that_mends_it() {
     scene.insert(&["a", "!a", "a", "b"]).await;
     scene.pipeline.sql("alter table postrider.parked rename to aside").await;
     let halted = run_to_halt(&scene.config).await;
-    halted.assert_says("PR010", &["parked"], &["postrider setup"]);
+    halted.assert_says("PR010", &["schema \"postrider\""], &["postrider setup"]);
     scene.pipeline.sql("alter table postrider.aside rename to parked").await;
 
     // The same while it runs.
@@ -22,7 +22,7 @@ async fn missing_parked_table_halts_with_the_line_that_mends_it() {
     scene.await_rows("a waiting, a behind").await;
     scene.pipeline.sql("alter table postrider.parked rename to aside").await;
     let halted = halt_of(relay).await;
-    halted.assert_says("PR010", &["parked"], &["postrider setup"]);
+    halted.assert_says("PR010", &["schema \"postrider\""], &["postrider setup"]);
     scene.pipeline.sql("alter table postrider.aside rename to parked").await;
     scene.raise_the_limit().await;
     let relay = scene.run();
@@ -39,7 +39,11 @@ async fn setup_makes_a_missing_parked_table_anew() {
     let mut scene = Scene::set_with(Version::Pg15, "anew", OFTEN).await;
     scene.pipeline.sql("drop table postrider.parked").await;
     scene.insert(&["a", "!a", "a", "b"]).await;
-    run_to_halt(&scene.config).await.assert_says("PR010", &["parked"], &["postrider setup"]);
+    run_to_halt(&scene.config).await.assert_says(
+        "PR010",
+        &["schema \"postrider\""],
+        &["postrider setup"],
+    );
     postrider_ok(&scene.config, &["setup"]);
     let relay = scene.run();
     scene.await_rows("a waiting, a behind").await;
@@ -65,9 +69,12 @@ async fn read_only_database_is_waited_for() {
         )
     };
     scene.pipeline.sql(&read_only("on")).await;
-    let status = relay.await_state("source_down", SOON).await;
-    let reason = status["pipelines"][0]["reason"].as_str().unwrap_or_default().to_owned();
-    assert!(reason.contains("read-only"), "{status}");
+    let told = |status: &serde_json::Value| {
+        let pipeline = &status["pipelines"][0];
+        let reason = pipeline["reason"].as_str().unwrap_or_default();
+        pipeline["state"] == "source_down" && reason.contains("read-only")
+    };
+    relay.await_status("the reason", SOON, told).await;
     scene.insert(&["!c", "c", "b"]).await;
     scene.raise_the_limit().await;
     scene.pipeline.sql(&read_only("off")).await;

@@ -122,16 +122,14 @@ async fn topic_whose_rights_are_taken_away_parks_its_events_until_they_are_given
     let pipeline = Pipeline::to_broker(Version::Pg17, &broker.brokers(), "acl").await;
     let stage = Stage::set(pipeline).await;
     create_topic(&stage.shy.brokers, &stage.shy.name, 1, &[]).await;
-    let acl =
-        ["--deny-principal", "User:ANONYMOUS", "--operation", "Write", "--operation", "Describe"];
-    broker.acl("--add", &acl, &stage.shy.name).await;
+    broker.deny(&stage.shy.name, true);
     let relay = stage.scene.run();
     stage.insert(1).await;
     stage.await_parked(FIRST).await;
     assert_eq!(numbers(&stage.scene.pipeline.topic, 3).await, is(&[2], &[1, 3]));
     stage.scene.await_passed().await;
     relay.await_log("not open to us", SOON).await;
-    broker.acl("--remove", &["--force"], &stage.shy.name).await;
+    broker.deny(&stage.shy.name, false);
     stage.await_parked("").await;
     stage.insert(4).await;
     assert_eq!(numbers(&stage.shy, 6).await, is(&[2, 4, 6], &[1, 3, 5]), "in order, none twice");
