@@ -73,6 +73,7 @@ async fn killed_before_the_mark_a_dead_event_is_sent_twice_and_not_thrice() {
     assert_eq!(dead.await_records(1, SOON).await.len(), 1);
     for _ in 0..2 {
         let relay = scene.run();
+        relay.await_state("streaming", SOON).await;
         scene.await_sent(1).await;
         scene.end(relay).await;
     }

@@ -125,7 +125,7 @@ CREATE INDEX parked_requested ON postrider.parked (pipeline) WHERE requested_act
 CREATE INDEX parked_event_id ON postrider.parked (pipeline, event_id);
 
 -- Who owns the pipeline: raised by each relay that takes it over, so that one which lost it writes nothing more.
-ALTER TABLE postrider.cursor ADD owner_epoch bigint NOT NULL DEFAULT 0;
+ALTER TABLE postrider.cursor ADD COLUMN IF NOT EXISTS owner_epoch bigint NOT NULL DEFAULT 0;
 INSERT INTO postrider.migration (number, name) VALUES (2, 'parked') ON CONFLICT DO NOTHING;
 COMMIT;
 
