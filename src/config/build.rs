@@ -55,6 +55,8 @@ pub(super) fn spec(
             bytes_max: pipeline.flow.in_flight_bytes,
         },
         parking: rules(pipeline),
+        dead_topic: pipeline.parking.dead_topic.clone(),
+        park_after: pipeline.parking.park_after,
         mode: pipeline.mode,
         poll,
         cursor_interval: pipeline.flow.cursor_interval,
@@ -88,6 +90,7 @@ fn rules(pipeline: &PipelineConfig) -> Rules {
         steps_max: parking.backoff.steps_max,
         rows_max: parking.rows_max,
         strict: pipeline.flow.ordering == Ordering::Strict,
+        letters: parking.dead_topic.is_some(),
     }
 }
 

@@ -34,8 +34,8 @@ impl Pipeline {
         let (state, reason, hint) = self.state(lag);
         say::lag(self, state, lag);
         let parked = self.parked();
-        let tell = &self.tell;
-        let relay = &self.relay;
+        let (tell, relay) = (&self.tell, &self.relay);
+        let parked_any = relay.parked().total() > 0;
         self.board.update(|snapshot| {
             snapshot.state = state;
             (snapshot.reason, snapshot.hint) = (reason, hint);
@@ -51,6 +51,9 @@ impl Pipeline {
             snapshot.lag_seconds = lag.as_secs_f64();
             snapshot.turned_at = tell.reported_at;
             let Some(look) = looks.and_then(Looks::latest) else { return };
+            // A look is older than what the relay knows.
+            snapshot.parked.oldest_seconds =
+                look.oldest_parked.filter(|_| parked_any).map_or(0.0, |age| age.as_secs_f64());
             snapshot.lag_bytes = look.wal_end.bytes_since(watermark.lsn());
             let slot = look.slot.as_ref();
             let restart = slot.and_then(|slot| slot.restart_lsn);
@@ -79,6 +82,7 @@ impl Pipeline {
             dead: counts.dead,
             aggregates: self.relay.blocked_lanes() as u64,
             full: self.relay.parking_is_full(),
+            oldest_seconds: 0.0,
             heads: self.relay.heads(HEADS_MAX).into_iter().map(head).collect(),
         }
     }

@@ -3,6 +3,7 @@
 //! Nothing here allocates for an event or waits. It stops where the intake shuts or the sink is busy, remembers the
 //! place, and goes on from there: the batch stays where it was read.
 
+use super::destinations::Patience;
 use super::halts;
 use super::pipeline::Pipeline;
 use super::say;
@@ -169,12 +170,30 @@ impl Pipeline {
         };
         match self.sink.enqueue(ticket, &record) {
             Ok(()) => {
+                self.destinations.takes(record.topic);
                 note(&mut self.claim_ids, mapped.event_id);
                 self.marking.sent(ticket, mapped.event_id);
                 self.tell.clamped_total += u64::from(mapped.clamped);
                 Step::Next
             }
-            Err(NotTaken::Full | NotTaken::Destination) => {
+            Err(NotTaken::Unavailable)
+                if let Patience::Park { news } =
+                    self.destinations.takes_none(record.topic, now) =>
+            {
+                note(&mut self.claim_ids, mapped.event_id);
+                let first = self.effects.len();
+                self.relay.apply(now, Input::Unavailable { ticket }, &mut self.effects);
+                if let Answer::Park(entry) = take_answer(&mut self.effects, first) {
+                    self.shelf.keep_unavailable(entry, &mapped, at);
+                    self.tell.parked_total += 1;
+                    if news {
+                        say::destination_given_up(&self.spec, record.topic);
+                        self.tell.sink = None;
+                    }
+                }
+                Step::Next
+            }
+            Err(NotTaken::Full | NotTaken::Destination | NotTaken::Unavailable) => {
                 self.apply(now, Input::NotTaken { ticket });
                 Step::Stay
             }
@@ -255,6 +274,8 @@ fn take_answer(effects: &mut Vec<Effect>, first: usize) -> Answer {
         Effect::Published { .. }
         | Effect::WriteParking { .. }
         | Effect::Try { .. }
+        | Effect::Letter { .. }
+        | Effect::Undelivered { .. }
         | Effect::Released { .. }
         | Effect::WriteCursor(_)
         | Effect::Confirm(_)

@@ -12,6 +12,7 @@ mod board;
 mod claim;
 mod connect;
 mod cut;
+mod destinations;
 mod feed;
 mod halts;
 mod history;

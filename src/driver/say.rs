@@ -10,12 +10,14 @@ pub(super) use parked::{marked, parked, released};
 
 use super::pipeline::Pipeline;
 use super::run::Exit;
+use super::spec::PipelineSpec;
 use super::trouble::{Due, Few, Trouble, span};
 use crate::error::{Chain, Halt};
-use crate::event::PgTime;
+use crate::event::{PgTime, Position};
 use crate::postgres::SourceError;
 use crate::postgres::action;
 use crate::postgres::cursor::Written;
+use crate::record::Refusal;
 use crate::relay::Restart;
 use crate::status::{self, Board};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -44,6 +46,10 @@ pub(super) struct Tell {
     pub(super) resets_total: u64,
     pub(super) source: Option<Trouble>,
     pub(super) sink: Option<Trouble>,
+    /// With a destination that holds up nobody.
+    pub(super) destination: Option<Trouble>,
+    /// With the dead-letter topic.
+    pub(super) letters: Option<Trouble>,
     /// Why there is no slot, while polling in its stead.
     pub(super) slot: Option<Trouble>,
     pub(super) standing_by: Option<Trouble>,
@@ -257,7 +263,57 @@ pub(super) fn sink_down(pipeline: &mut Pipeline, reason: &str, hint: Option<&str
     }
 }
 
+/// A destination takes no records, and the pipeline goes on without it.
+pub(super) fn destination_down(pipeline: &mut Pipeline, reason: &str, hint: Option<&str>) {
+    let (told, now) = (&mut pipeline.tell.destination, Instant::now());
+    let due = Trouble::note(told, reason.to_owned(), hint.map(str::to_owned), now);
+    if let Some(Due { seconds, tries }) = due {
+        warn!(
+            event = "destination_down",
+            pipeline = pipeline.spec.name(),
+            seconds,
+            tries,
+            reason,
+            hint,
+            "a topic takes no records: its events wait, parked"
+        );
+    }
+}
+
+/// Events of a destination are parked from here on.
+pub(super) fn destination_given_up(spec: &PipelineSpec, topic: &str) {
+    let park_after = spec.park_after.unwrap_or_default();
+    warn!(
+        event = "destination_given_up",
+        pipeline = spec.name(),
+        topic,
+        ?park_after,
+        hint = "mend the topic: its parked events are tried again by themselves",
+        "the topic has taken no records for parking.park_after: its events are parked, all others go on"
+    );
+}
+
+/// The dead-letter topic did not take a record.
+pub(super) fn undelivered(pipeline: &mut Pipeline, position: Position, reason: Refusal) {
+    let said = reason.code().to_owned();
+    let (told, now) = (&mut pipeline.tell.letters, Instant::now());
+    if let Some(Due { seconds, tries }) = Trouble::note(told, said, None, now) {
+        warn!(
+            event = "letter_not_sent",
+            pipeline = pipeline.spec.name(),
+            seconds,
+            tries,
+            %position,
+            topic = pipeline.spec.dead_topic,
+            %reason,
+            hint = "see that parking.dead_topic exists and takes records as large as the other topics",
+            "dead event not sent to the dead-letter topic: it stays parked, and is offered again"
+        );
+    }
+}
+
 pub(super) fn sink_up(pipeline: &mut Pipeline) {
+    pipeline.tell.destination = None;
     if let Some(trouble) = pipeline.tell.sink.take() {
         let seconds = trouble.seconds(Instant::now());
         let (pipeline, after) = (pipeline.spec.name(), span(seconds));

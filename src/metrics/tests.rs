@@ -87,6 +87,9 @@ fn a_scrape_shows_everything() {
         # HELP postrider_parked_attempts Most tries of an event that others may wait behind
         # TYPE postrider_parked_attempts gauge
         postrider_parked_attempts{pipeline="orders"} 0.0
+        # HELP postrider_parked_oldest_seconds How long the oldest event that is set aside has been so
+        # TYPE postrider_parked_oldest_seconds gauge
+        postrider_parked_oldest_seconds{pipeline="orders"} 0.0
         # HELP outbox_dlq_depth Events that only a person moves
         # TYPE outbox_dlq_depth gauge
         outbox_dlq_depth{pipeline="orders"} 0.0

@@ -18,6 +18,7 @@ pub const CATALOG: &[(&str, &str)] = &[
     ("postrider_in_flight_bytes", "Bytes handed to the broker without a report"),
     ("postrider_parked_events", "Events that are set aside, by state"),
     ("postrider_parked_attempts", "Most tries of an event that others may wait behind"),
+    ("postrider_parked_oldest_seconds", "How long the oldest event that is set aside has been so"),
     ("postrider_slot_retained_bytes", "WAL the slot holds back"),
     ("postrider_slot_safe_bytes", "WAL that can be written before the slot is lost"),
     ("postrider_slot_state", "The slot's wal_status: 1 for the one that holds"),
@@ -158,6 +159,9 @@ impl Scrape {
         self.gauge(encoder, "postrider_parked_attempts", |snapshot| {
             let attempts = snapshot.parked.heads.iter().map(|head| u64::from(head.attempts));
             Some(real(attempts.max().unwrap_or(0)))
+        })?;
+        self.gauge(encoder, "postrider_parked_oldest_seconds", |snapshot| {
+            Some(snapshot.parked.oldest_seconds)
         })?;
         self.gauge(encoder, "outbox_dlq_depth", |snapshot| Some(real(snapshot.parked.dead)))
     }

@@ -12,7 +12,8 @@
 //! Begin Change* Commit ─▶ stream ─▶ tracker ─▶ feedback ─▶ WriteCursor ─▶ (written) ─▶ Confirm
 //!                            ├────▶ flow ─▶ Publish ─▶ (report) ─▶ tracker
 //!                            └────▶ parking ─▶ Park, WriteParking ─▶ (written) ─▶ tracker
-//!                                      └─ lanes ─▶ Try ─▶ (report) ─▶ WriteParking
+//!                                      ├─ lanes ─▶ Try ─▶ (report) ─▶ WriteParking
+//!                                      └─ letters ─▶ Letter ─▶ (report) ─▶ WriteParking
 //! ```
 
 mod effect;
@@ -22,6 +23,7 @@ mod feedback;
 mod flow;
 mod input;
 mod lanes;
+mod letters;
 mod parking;
 mod phase;
 mod stream;

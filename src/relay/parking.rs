@@ -6,6 +6,7 @@
 
 use super::effect::Effect;
 use super::lanes::{Counts, Lanes};
+use super::letters::Letters;
 use crate::ack::bug::{Bug, injected};
 use crate::event::Position;
 use crate::parked::{Became, Entry, Lane, Mark, State, Wish};
@@ -54,6 +55,8 @@ pub struct Rules {
     pub rows_max: u64,
     /// One event of an aggregate in flight at a time (`flow.ordering = "strict"`).
     pub strict: bool,
+    /// Dead events are also sent to a topic (`parking.dead_topic`).
+    pub letters: bool,
 }
 
 impl Rules {
@@ -71,6 +74,18 @@ impl Rules {
             lane,
             state: if dead { State::Dead } else { State::Waiting },
             attempts: 1,
+            wait: self.wait(1),
+            overtaken_by: None,
+        }
+    }
+
+    /// The entry of an event that waits for its destination: nothing is wrong with it, so its aggregate always waits.
+    pub(super) fn unavailable(&self, position: Position, lane: Lane) -> Entry {
+        Entry {
+            position,
+            lane: Some(lane),
+            state: State::Waiting,
+            attempts: 0,
             wait: self.wait(1),
             overtaken_by: None,
         }
@@ -98,6 +113,7 @@ pub(super) struct Parking {
     marking: usize,
     under_way: bool,
     tries: HashMap<Ticket, Position>,
+    letters: Letters,
     next_try: u64,
     /// Rows that were in a batch a broker refused.
     suspects: BTreeSet<Position>,
@@ -118,6 +134,7 @@ impl Parking {
             marking: 0,
             under_way: false,
             tries: HashMap::new(),
+            letters: Letters::new(rules.letters),
             next_try: 0,
             suspects: BTreeSet::new(),
             condemned: BTreeMap::new(),
@@ -138,14 +155,14 @@ impl Parking {
         self.lanes.counts()
     }
 
-    /// Tries that are out.
+    /// Tries and letters that are out.
     pub(super) fn tries(&self) -> usize {
-        self.tries.len()
+        self.tries.len() + self.letters.flying()
     }
 
     /// Whether nothing is being tried and everything decided is committed.
     pub(super) fn quiet(&self) -> bool {
-        self.tries.is_empty() && self.pending.is_empty() && self.marks.is_empty()
+        self.tries() == 0 && self.pending.is_empty() && self.marks.is_empty()
     }
 
     /// Sets an event aside: its row has to be written before it counts as resolved.
@@ -190,16 +207,23 @@ impl Parking {
     pub(super) fn written(&mut self) -> Vec<Ticket> {
         self.under_way = false;
         let mut resolved = Vec::with_capacity(self.writing);
-        for pending in self.pending.drain(..self.writing) {
+        let written: Vec<_> = self.pending.drain(..self.writing).collect();
+        for pending in written {
             self.pending_bytes -= pending.size_bytes;
             self.lanes.written(pending.entry.position);
+            self.may_be_a_letter(pending.entry.position);
             resolved.push(pending.ticket);
         }
-        for (mark, lane) in self.marks.drain(..self.marking) {
+        let marks: Vec<_> = self.marks.drain(..self.marking).collect();
+        for (mark, lane) in marks {
             match mark.became {
                 Became::Done | Became::Skipped => self.lanes.marked(lane),
-                Became::Refused { .. } | Became::Again => self.lanes.written(mark.position),
-                Became::Declined | Became::DeadSent | Became::Overtaken { .. } => {}
+                Became::Refused { .. } | Became::Again => {
+                    self.lanes.written(mark.position);
+                    self.may_be_a_letter(mark.position);
+                }
+                Became::DeadSent => self.letters.marked(mark.position),
+                Became::Declined | Became::Overtaken { .. } => {}
             }
         }
         (self.writing, self.marking) = (0, 0);
@@ -227,6 +251,7 @@ impl Parking {
         }
         self.pending_bytes = 0;
         self.tries.clear();
+        self.letters.given_up();
         self.lanes.stop_trying();
     }
 
@@ -236,6 +261,7 @@ impl Parking {
         self.lost();
         self.given_up();
         self.marks.clear();
+        self.letters.clear();
         self.suspects.clear();
         if !same_history {
             self.condemned.clear();
@@ -247,6 +273,7 @@ impl Parking {
     pub(super) fn load(&mut self, now: Duration, rows: &[Entry]) {
         self.lost();
         self.connected = true;
+        self.letters.reload();
         self.lanes.clear();
         for entry in rows {
             self.lanes.insert(now, entry, true);
@@ -298,21 +325,74 @@ impl Parking {
         self.lanes.forget_below(resolved);
         self.lanes.ripen(now);
         while self.connected && self.tries.len() < TRIES_MAX && !self.trying_alone() {
-            let nothing = in_flight == 0 && self.tries.is_empty();
-            let Some(position) = self.lanes.next_due(durable, nothing) else { return };
-            let ticket = Ticket(TRY | self.next_try);
-            self.next_try += 1;
+            let nothing = in_flight == 0 && self.tries() == 0;
+            let Some(position) = self.lanes.next_due(durable, nothing) else { break };
+            let ticket = self.ticket();
             self.tries.insert(ticket, position);
             if let Some(row) = self.lanes.row_mut(position) {
                 row.trying = Some(ticket);
             }
             effects.push(Effect::Try { ticket, position });
         }
+        if self.connected && !self.needs_quiet(resolved) {
+            self.send_letter(now, effects);
+        }
+    }
+
+    fn send_letter(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        while let Some(position) = self.letters.next(now) {
+            if !self.lanes.row(position).is_some_and(|row| row.state == State::Dead) {
+                self.letters.forget(position);
+                continue;
+            }
+            let ticket = self.ticket();
+            self.letters.goes(ticket, position);
+            effects.push(Effect::Letter { ticket, position });
+        }
+    }
+
+    fn ticket(&mut self) -> Ticket {
+        let ticket = Ticket(TRY | self.next_try);
+        self.next_try += 1;
+        ticket
+    }
+
+    /// A row is committed: if it is dead now, its record is to be sent.
+    fn may_be_a_letter(&mut self, position: Position) {
+        if self.lanes.row(position).is_some_and(|row| row.state == State::Dead) {
+            self.letters.dead(position);
+        }
+    }
+
+    /// A row read at the start is dead and was not sent.
+    pub(super) fn unsent(&mut self, position: Position) {
+        self.may_be_a_letter(position);
+    }
+
+    /// Whether a ticket is the letter's that is out.
+    pub(super) fn is_letter(&self, ticket: Ticket) -> bool {
+        self.letters.is_out(ticket)
+    }
+
+    /// The dead-letter topic has the record.
+    pub(super) fn delivered(&mut self, ticket: Ticket) {
+        let Some(position) = self.letters.ended(ticket) else { return };
+        self.letters.sent(position);
+        self.mark(position, Became::DeadSent, None);
+    }
+
+    /// The dead-letter topic did not take the record; whose.
+    pub(super) fn undelivered(&mut self, now: Duration, ticket: Ticket) -> Option<Position> {
+        let position = self.letters.ended(ticket)?;
+        let due = now.saturating_add(self.rules.wait(self.rules.steps_max));
+        self.letters.send_at(position, due);
+        Some(position)
     }
 
     /// When something falls due.
     pub(super) fn deadline(&self) -> Option<Duration> {
-        self.lanes.deadline().filter(|_| self.connected)
+        let due = [self.lanes.deadline(), self.letters.deadline()];
+        due.into_iter().flatten().min().filter(|_| self.connected)
     }
 
     /// Whether a try is out, or is next, that must have nothing else in flight.
@@ -397,6 +477,9 @@ impl Parking {
 
     /// The row of a try is not in the table any more: somebody deleted it.
     pub(super) fn gone(&mut self, ticket: Ticket) {
+        if self.letters.ended(ticket).is_some() {
+            return;
+        }
         let Some((position, _)) = self.end_try(ticket) else { return };
         self.lanes.remove(position, false, false);
     }
@@ -420,6 +503,7 @@ impl Parking {
         let Some(row) = self.lanes.row_mut(position) else { return };
         row.wish = None;
         let lane = row.lane;
+        self.letters.forget(position);
         match wish {
             Wish::Retry | Wish::Replace => {
                 self.lanes.becomes(position, State::Waiting, 0, now);

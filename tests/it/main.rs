@@ -76,6 +76,8 @@ mod parked_cli;
 /// The parked table: rows, marks, tombstones, and who may write them.
 mod parked_table;
 mod parking;
+/// Bad events wherever they can stand, and what is done to parked ones behind the relay's back.
+mod parking_bad;
 /// Events that can never be published.
 mod poison;
 /// Polling's adapter: claims, their order, their marks, the session.

@@ -147,7 +147,8 @@ fn schema(facts: &Facts, plan: &mut SetupPlan) {
         let row = format!("({}, {})", migration.number, literal(migration.name));
         sql.push_str("\nINSERT INTO postrider.migration (number, name) VALUES ");
         sql.push_str(&row);
-        sql.push_str(";\n");
+        // Its number stands there where a table of it was dropped.
+        sql.push_str(" ON CONFLICT DO NOTHING;\n");
     }
     plan.steps.push(Step {
         kind: StepKind::Schema,

@@ -221,7 +221,8 @@ impl Sink for KafkaSink {
             return Err(NotTaken::Refused(Refusal::TopicName));
         }
         let Some(facts) = self.facts(record.topic) else {
-            return Err(NotTaken::Destination);
+            let refused = self.shared.is_refused(record.topic);
+            return Err(if refused { NotTaken::Unavailable } else { NotTaken::Destination });
         };
         if let Err(reason) = topic::fits(record, &facts, self.spec.size_max) {
             return Err(self
