@@ -99,8 +99,7 @@ impl Script {
                 self.table.push(row(position(), words[3], words[4]));
                 return;
             }
-            "start" => started(progress(number(1), None), true),
-            "other" => started(progress(number(1), None), true),
+            "start" | "other" => started(progress(number(1), None), true),
             "promoted" => started(progress(number(1), None), false),
             "resume" => started(progress(number(1), Some((number(2), number(3)))), true),
             "begin" => Input::Begin { commit_lsn: lsn(number(1)), commit_time: PgTime::default() },

@@ -119,8 +119,10 @@ impl Producer {
             while rng.chance(knobs.overtakes) && !self.partitions[at].is_empty() {
                 let behind = self.take(at, knobs, rng);
                 let innocent = |record: &Record| truth.bad(record.event, now) != Bad::Batch;
-                let written = behind.into_iter().take_while(innocent).collect();
-                self.write(truth, written)?;
+                if !behind.iter().all(innocent) {
+                    break;
+                }
+                self.write(truth, behind)?;
             }
             // The rest has no report any more.
             self.partitions[at].clear();

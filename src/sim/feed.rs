@@ -23,6 +23,7 @@ enum Answer {
     Nothing,
 }
 
+#[expect(clippy::unnecessary_box_returns, reason = "every input that halts wants a box")]
 pub(super) fn halt(reason: HaltReason) -> Box<Halt> {
     let (message, meaning, hint) = (String::new(), String::new(), String::new());
     Box::new(Halt { reason, message, meaning, hint })
@@ -31,11 +32,11 @@ pub(super) fn halt(reason: HaltReason) -> Box<Halt> {
 fn take_answer(effects: &mut Vec<Effect>, first: usize) -> Answer {
     let at_hand = |effect: &Effect| matches!(effect, Effect::Publish(_) | Effect::Park { .. });
     let Some(at) = effects.iter().skip(first).position(at_hand) else { return Answer::Nothing };
-    match effects.remove(first + at) {
-        Effect::Publish(ticket) => Answer::Publish(ticket),
-        Effect::Park { ticket: _, entry } => Answer::Park(entry),
-        other => unreachable!("{other:?}"),
+    let effect = effects.remove(first + at);
+    if let Effect::Park { ticket: _, entry } = effect {
+        return Answer::Park(entry);
     }
+    if let Effect::Publish(ticket) = effect { Answer::Publish(ticket) } else { Answer::Nothing }
 }
 
 impl World {

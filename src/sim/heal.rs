@@ -85,8 +85,8 @@ impl World {
 
     /// Goes on until nothing moves any more, and the slot has reached `least`.
     fn come_to_rest(&mut self, least: u64) -> Check {
-        let last = self.step + PATIENCE;
-        while self.step < last {
+        let give_up_at = self.step + PATIENCE;
+        while self.step < give_up_at {
             self.advance()?;
             if self.step.is_multiple_of(16) && self.at_rest(least)? {
                 return Ok(());
@@ -114,8 +114,8 @@ impl World {
         let Stage::Streaming(session) = &process.stage else { return None };
         let relay = &process.relay;
         let has_events = |changes: &[Change]| changes.iter().any(|c| matches!(c, Change::Event(_)));
-        let last = self.server.transactions.iter().rev().find(|txn| has_events(&txn.changes));
-        let last = last.map_or(at(0), |txn| at(txn.end));
+        let newest = self.server.transactions.iter().rev().find(|txn| has_events(&txn.changes));
+        let newest = newest.map_or(at(0), |txn| at(txn.end));
         let reached = |lsn: Lsn| relay.progress().watermark.lsn() >= lsn;
         let full = relay.parking_is_full();
         let heads = relay.heads(1_000);
@@ -127,7 +127,7 @@ impl World {
             (relay.in_flight().0 > 0, "something is in flight"),
             (!full && !session.idle(self.server.transactions.len()), "the session is busy"),
             (full && !session.calm(), "the session is busy"),
-            (!full && !reached(last), "the watermark is behind"),
+            (!full && !reached(newest), "the watermark is behind"),
             (moving, "a head that is not dead is left"),
             (asked, "a request is left"),
             (process.wants_records(), "a try waits for its record"),

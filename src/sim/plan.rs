@@ -240,10 +240,10 @@ fn faults(rng: &mut Rng) -> Vec<(u64, Fault)> {
             left = left.saturating_sub(*weight);
             here
         });
-        let fault = match FAULTS[kind.unwrap()] {
-            Fault::Crash { .. } => Fault::Crash { boundaries: rng.below(20) },
-            other => other,
-        };
+        let mut fault = FAULTS[kind.unwrap()];
+        if let Fault::Crash { boundaries } = &mut fault {
+            *boundaries = rng.below(20);
+        }
         (at, fault)
     };
     (0..count).map(|_| fault(rng)).collect()

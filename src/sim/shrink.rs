@@ -71,7 +71,9 @@ fn candidates(plan: &Plan) -> Vec<Plan> {
         |p| p.knobs.overtakes = 0,
         |p| p.knobs.keepalive = 0,
     ];
-    knobs.iter().for_each(|knob| add(knob));
+    for knob in &knobs {
+        add(knob);
+    }
     for parts in [2, 4, 8, 16, usize::MAX] {
         let step = |len: usize| (len / parts).max(1);
         for at in (0..plan.faults.len()).step_by(step(plan.faults.len())) {

@@ -5,6 +5,7 @@ use super::{Check, wrong};
 use crate::event::Position;
 
 /// An event that was committed.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 #[derive(Clone, Debug)]
 pub(super) struct Event {
     pub(super) position: Position,
