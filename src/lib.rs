@@ -6,6 +6,7 @@
 // Words.
 pub mod error;
 pub mod event;
+pub mod finding;
 pub mod lsn;
 pub mod parked;
 pub mod record;
@@ -33,3 +34,4 @@ pub mod metrics;
 pub mod cli;
 pub mod config;
 pub mod demo;
+pub mod init;

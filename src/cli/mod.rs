@@ -4,9 +4,13 @@
 //! standard error. Joins the configuration to the services, and does no work of its own.
 
 mod args;
+mod check;
+mod completions;
+mod config_file;
 mod demo;
 mod error;
 mod exit;
+mod init;
 mod logging;
 mod output;
 mod parked;
@@ -14,7 +18,10 @@ mod run;
 mod setup;
 mod status;
 
-pub use args::{Args, Color, Command, DemoArgs, Global, LogFormat, RunArgs, SetupArgs, StatusArgs};
+pub use args::{
+    Args, CheckArgs, Color, Command, CompletionsArgs, ConfigArgs, ConfigCommand, ConfigShowArgs,
+    DemoArgs, Global, InitArgs, LogFormat, RunArgs, SetupArgs, StatusArgs,
+};
 pub use exit::Exit;
 pub use parked::{
     ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
@@ -51,6 +58,12 @@ fn usage(error: &clap::Error) -> Exit {
 
 fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
     match &args.command {
+        Command::Check(check) => {
+            // What looks wrong in the file is a finding there, and no line of the log.
+            let config = read(&args.global, env)?;
+            block_on(check::run(&config, &args.global, check, env))?
+        }
+        Command::Init(init) => block_on(init::run(init, env))?,
         Command::Setup(setup) => {
             let config = load(&args.global, env)?;
             block_on(setup::run(&config, setup, env))?
@@ -69,16 +82,27 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             block_on(parked::run(&config, parked, env))?
         }
         Command::Demo(demo) => demo::run(demo, &args.global, env),
+        Command::Config(config) => match &config.command {
+            ConfigCommand::Show(show) => config_file::show(&load(&args.global, env)?, show, env),
+            ConfigCommand::Schema => config_file::schema(),
+        },
+        Command::Completions(completions) => completions::run(completions),
     }
 }
 
 /// Reads the configuration, and tells what looks wrong in it.
 fn load(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
+    let config = read(global, env)?;
+    for warning in &config.warnings {
+        tracing::warn!(event = "config_warning", "{}:{warning}", config.file);
+    }
+    Ok(config)
+}
+
+/// Reads the configuration, and leaves the pipelines that are asked for.
+fn read(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
     let path = config::find(global.config.as_deref(), env)?;
     let mut config = config::load(&path, env)?;
-    for warning in &config.warnings {
-        tracing::warn!("{}:{warning}", config.file);
-    }
     if let Some(name) = &global.pipeline {
         let known = config.pipelines.iter().map(|pipeline| pipeline.name.clone()).collect();
         config.pipelines.retain(|pipeline| pipeline.name == *name);

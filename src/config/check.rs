@@ -58,7 +58,7 @@ impl Context<'_> {
             let path = path.display();
             self.warn_at(
                 key,
-                format_args!("everybody can read \"{path}\"; mend it with chmod o-rwx"),
+                format_args!("everybody can read \"{path}\"; mend it with: chmod o-rwx '{path}'"),
             );
         }
         Some(secret)

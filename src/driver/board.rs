@@ -2,7 +2,8 @@
 
 use super::looks::Looks;
 use super::pipeline::Pipeline;
-use super::say::{REPORT_SOON, Trouble};
+use super::say::{self, REPORT_SOON};
+use super::trouble::Trouble;
 use crate::event::Position;
 use crate::parked;
 use crate::status::{Head, Parked, State};
@@ -31,6 +32,7 @@ impl Pipeline {
         let watermark = self.relay.progress().watermark;
         let lag = self.relay.oldest_unresolved().map_or(Duration::ZERO, |at| self.tell.since(at));
         let (state, reason, hint) = self.state(lag);
+        say::lag(self, state, lag);
         let parked = self.parked();
         let (tell, relay) = (&self.tell, &self.relay);
         let parked_any = relay.parked().total() > 0;
@@ -95,7 +97,7 @@ impl Pipeline {
         if tell.draining {
             return (State::Draining, Some("told to stop".into()), None);
         }
-        if tell.standing_by {
+        if tell.standing_by.is_some() {
             let reason = format!("slot {:?} is held by another process", self.spec.names.slot);
             return (State::StandingBy, Some(reason), None);
         }

@@ -28,6 +28,7 @@ mod say;
 mod session;
 mod shelf;
 mod spec;
+mod trouble;
 
 pub use poll_spec::poll_spec;
 pub use run::{Exit, Service, Stop, StopHandle};

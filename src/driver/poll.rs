@@ -230,7 +230,7 @@ impl Pipeline {
                 match effect {
                     Effect::Publish(_) | Effect::Park { .. } | Effect::Confirm(_) => {}
                     Effect::Published { ticket, commit_time } => {
-                        self.published(ticket, commit_time)
+                        self.published(ticket, commit_time);
                     }
                     Effect::Letter { ticket, position } => {
                         self.shelf.send_letter(ticket, position, self.now());

@@ -23,6 +23,7 @@ pub const CATALOG: &[(&str, &str)] = &[
     ("postrider_slot_safe_bytes", "WAL that can be written before the slot is lost"),
     ("postrider_slot_state", "The slot's wal_status: 1 for the one that holds"),
     ("postrider_state", "What the pipeline is doing: 1 for the one that holds"),
+    ("postrider_halted", "Whether the pipeline waits for an operator, and the code of the halt"),
     ("postrider_reconnects_total", "Connections lost and made anew since the start"),
     ("outbox_lag_seconds", "The same as postrider_lag_seconds"),
     ("outbox_throughput", "Events published since the start, a counter"),
@@ -180,6 +181,17 @@ impl Scrape {
                 let labels = [look.pipeline(), ("state", state.name())];
                 let holds = u32::from(*state == look.snapshot.state);
                 family.encode_family(&labels)?.encode_gauge(&holds)?;
+            }
+        }
+        let mut family = describe(encoder, "postrider_halted", MetricType::Gauge)?;
+        for look in &self.0 {
+            match look.snapshot.halt_code {
+                Some(code) => {
+                    family
+                        .encode_family(&[look.pipeline(), ("code", code)])?
+                        .encode_gauge(&1_u32)?;
+                }
+                None => family.encode_family(&[look.pipeline()])?.encode_gauge(&0_u32)?,
             }
         }
         Ok(())

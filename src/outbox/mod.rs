@@ -13,6 +13,7 @@ mod layout;
 mod mapper;
 mod message;
 mod payload;
+mod pieces;
 mod relations;
 mod remains;
 mod replace;
@@ -30,6 +31,7 @@ mod tests;
 pub use error::{MapError, Poison, Problem, Remains, SpecError, Unfit};
 pub use layout::{Layout, Role};
 pub use mapper::{At, Mapped, Mapper};
+pub use pieces::TopicPiece;
 pub use spec::{
     Extra, NullPayload, OutboxSpec, Placement, Replace, StandardHeaders, TableName, TimestampSource,
 };

@@ -61,6 +61,31 @@ pub(super) fn names(text: &str) -> impl Iterator<Item = &str> {
         .flatten()
 }
 
+/// A piece of a template before its names are looked up.
+pub(super) enum Raw {
+    Text(String),
+    Field(Vec<String>),
+}
+
+/// A template in pieces; `None` where it can't be read.
+pub(super) fn pieces(text: &str) -> Option<Vec<Raw>> {
+    let mut pieces = Vec::new();
+    for token in tokens(text) {
+        match token.ok()? {
+            Token::Text(char) => match pieces.last_mut() {
+                Some(Raw::Text(text)) => text.push(char),
+                Some(Raw::Field(_)) | None => pieces.push(Raw::Text(char.to_string())),
+            },
+            Token::Field(names) => {
+                pieces.push(Raw::Field(
+                    names.split('|').map(|name| name.trim().to_owned()).collect(),
+                ));
+            }
+        }
+    }
+    Some(pieces)
+}
+
 impl Template {
     /// Compiles `text`, putting its plain parts into `fixed`.
     pub(super) fn compile(

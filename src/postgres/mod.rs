@@ -28,6 +28,7 @@ pub mod fence;
 pub mod names;
 pub mod parked;
 pub mod poll;
+pub mod preflight;
 pub mod publication;
 pub mod schema;
 pub mod server;

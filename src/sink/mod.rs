@@ -12,6 +12,7 @@ mod stdout;
 pub use mailbox::{Mailbox, Post};
 pub use spec::{KafkaSpec, SinkError, SinkSpec};
 
+use crate::finding::Finding;
 use crate::record::{Record, Refusal, Ticket};
 use std::time::Duration;
 
@@ -63,6 +64,24 @@ pub fn open(spec: &SinkSpec, mailbox: Mailbox) -> Result<Box<dyn Sink>, SinkErro
         SinkSpec::Stdout => Box::new(stdout::Lines::open(std::io::stdout(), mailbox)?),
         SinkSpec::Discard => Box::new(discard::Discard::new(mailbox)),
     })
+}
+
+/// Asks the broker what `postrider check` tells of it: whether it answers and takes us, and what stands in the way of
+/// records for `topics`; `keyed` says whether they have keys. Publishes nothing. Waits for the broker, so call it where
+/// that may take half a minute.
+pub fn preflight(spec: &SinkSpec, topics: &[String], keyed: bool) -> Vec<Finding> {
+    match spec {
+        SinkSpec::Kafka(kafka) => kafka::look(kafka, topics, keyed),
+        SinkSpec::Stdout | SinkSpec::Discard => Vec::new(),
+    }
+}
+
+/// What the settings of a sink say that works and yet bites, without the network. `pipeline` is whose they are.
+pub fn settings(spec: &SinkSpec, pipeline: &str) -> Vec<Finding> {
+    match spec {
+        SinkSpec::Kafka(kafka) => kafka::settings(kafka, pipeline),
+        SinkSpec::Stdout | SinkSpec::Discard => Vec::new(),
+    }
 }
 
 /// Looks at the settings alone, as [`open`] would, without touching the network.

@@ -36,8 +36,8 @@ fn help_is_a_result_and_wrong_usage_is_not() {
 
 #[test]
 fn every_mistake_of_a_configuration_is_told_before_anything_is_touched() {
-    for command in ["setup", "run", "status"] {
-        let output = postrider("[admin]\nlisten = 1\n[pipelines.a]\nmode = \"poll\"\n", &[command]);
+    for command in ["check", "setup", "run", "status"] {
+        let output = postrider("[admin]\nlisten = 1\n[pipelines.a]\nmode = \"pull\"\n", &[command]);
         assert_eq!(code(&output), Some(2), "{command}");
         assert_eq!(text(&output.stdout), "");
         let errors = text(&output.stderr);
@@ -52,7 +52,7 @@ fn every_mistake_of_a_configuration_is_told_before_anything_is_touched() {
 #[test]
 fn what_does_not_answer_is_not_well_and_no_secret_is_told() {
     let config = nobody();
-    for command in ["setup", "status"] {
+    for command in ["check", "setup", "status"] {
         let output = postrider(&config, &[command]);
         assert_eq!(code(&output), Some(1), "{command}");
         let told = text(&output.stderr) + &text(&output.stdout);

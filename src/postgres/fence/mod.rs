@@ -12,6 +12,7 @@ mod position;
 #[cfg(test)]
 pub(super) mod tests;
 
+pub(super) use object::VERSION_MIN;
 pub use position::{AfterStart, check_after_start};
 
 use super::cursor::Cursor;
@@ -216,6 +217,18 @@ pub(super) fn check_table(facts: &Facts) -> Result<(), Halt> {
 /// The cursor row belongs to the slot of the configured name.
 pub(super) fn check_binding(facts: &Facts) -> Result<(), Halt> {
     check(&[position::cursor_binding], facts)
+}
+
+/// Whose history the row belongs to, and whether row, slot and WAL fit together: what `check` asks beside the objects.
+pub(super) fn check_positions(facts: &Facts) -> Result<(), Halt> {
+    const RULES: &[Rule] = &[
+        position::history,
+        position::cursor_binding,
+        position::ahead,
+        position::moved,
+        position::promoted,
+    ];
+    check(RULES, facts)
 }
 
 fn check(rules: &[Rule], facts: &Facts) -> Result<(), Halt> {

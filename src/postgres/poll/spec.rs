@@ -178,7 +178,7 @@ impl PollSpec {
     }
 
     /// Every column that SQL names.
-    pub(super) fn columns(&self) -> Vec<&str> {
+    pub(in crate::postgres) fn columns(&self) -> Vec<&str> {
         let mut columns = vec![&*self.id, &*self.aggregate_type, &*self.aggregate_id];
         columns.extend(self.time.as_deref());
         columns.extend(self.marks.columns());

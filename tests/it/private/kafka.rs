@@ -14,6 +14,8 @@ use std::time::Duration;
 /// A Kafka broker of the test's own.
 pub(crate) struct PrivateKafka {
     port: u16,
+    controller: u16,
+    cluster: String,
     dir: Dir,
     child: Option<Child>,
 }
@@ -21,19 +23,44 @@ pub(crate) struct PrivateKafka {
 impl PrivateKafka {
     /// Starts one with extra lines for `server.properties`.
     pub(crate) async fn start(extra_properties: &str) -> Self {
+        Self::start_on(|_, _| extra_properties.to_owned()).await
+    }
+
+    /// The same with lines that are made from the ports of its listeners: brokers' and controller's.
+    pub(crate) async fn start_on(extra_properties: impl FnOnce(u16, u16) -> String) -> Self {
+        Self::start_as(extra_properties, free_port(), cluster_id(), &["--standalone"]).await
+    }
+
+    /// A second broker of the same cluster.
+    pub(crate) async fn start_beside(&self) -> Self {
+        let properties = |port, _| {
+            format!(
+                "process.roles=broker\nnode.id=2\nlisteners=PLAINTEXT://127.0.0.1:{port}\n\
+                 advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n"
+            )
+        };
+        Self::start_as(properties, self.controller, self.cluster.clone(), &[]).await
+    }
+
+    async fn start_as(
+        extra_properties: impl FnOnce(u16, u16) -> String,
+        controller: u16,
+        cluster: String,
+        format_as: &[&str],
+    ) -> Self {
         let dir = Dir::create("kafka");
-        let (port, controller) = (free_port(), free_port());
+        let port = free_port();
         let properties = format!(
             include_str!("kafka.properties"),
             data = dir.0.join("data").display(),
             port = port,
             controller = controller,
-            extra = extra_properties
+            extra = extra_properties(port, controller)
         );
         fs::write(dir.0.join("server.properties"), properties).expect("server.properties");
-        let mut broker = Self { port, dir, child: None };
+        let mut broker = Self { port, controller, cluster, dir, child: None };
         let mut format = broker.java("kafka.tools.StorageTool");
-        format.args(["format", "--standalone", "-t", &cluster_id(), "-c"]);
+        format.arg("format").args(format_as).args(["-t", &broker.cluster, "-c"]);
         format.arg(broker.dir.0.join("server.properties"));
         let mut format = broker.dir.spawn(&mut format);
         let status = exit_of(&mut format, START_DEADLINE).await;

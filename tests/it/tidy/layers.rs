@@ -13,6 +13,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("words", "record", "lsn event"),
     ("words", "error", "lsn event"),
     ("words", "status", "lsn event error"),
+    ("words", "finding", ""),
     ("words", "parked", "lsn event record"),
     ("pure", "pgoutput", "words"),
     ("pure", "outbox", "words pgoutput"),
@@ -30,7 +31,8 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("services", "admin", "words metrics"),
     ("edge", "config", "words pure core adapters services"),
     ("edge", "demo", "words pure core adapters services config"),
-    ("edge", "cli", "words pure core adapters services config demo"),
+    ("edge", "init", "words pure core adapters services config"),
+    ("edge", "cli", "words pure core adapters services config demo init"),
 ];
 
 /// The top-level module that a file of `src` belongs to; none for `lib.rs` and `main.rs`, which may use everything.

@@ -1,0 +1,148 @@
+//! `postrider check`: looks at file, database and broker, and tells what bites later with the lines that mend it.
+//!
+//! Joins what the adapters find. What only file and layout know is found here; what stands on the servers is theirs.
+
+mod columns;
+mod file;
+mod json;
+mod table;
+
+use super::args::{CheckArgs, Global};
+use super::error::CliError;
+use super::exit::Exit;
+use super::output::Output;
+use crate::config::{Config, Env, PipelineConfig};
+use crate::driver::{Mode, PipelineSpec};
+use crate::finding::{Finding, MendKind, Severity};
+use crate::outbox::TopicPiece;
+use crate::postgres::Conninfo;
+use crate::postgres::preflight::{self, Ask, TopicPart};
+use crate::sink;
+use std::io::IsTerminal as _;
+
+/// What was found of one pipeline.
+struct Report {
+    pipeline: String,
+    /// Where from and where to, for people.
+    route: String,
+    findings: Vec<Finding>,
+}
+
+pub(super) async fn run(
+    config: &Config,
+    global: &Global,
+    args: &CheckArgs,
+    env: Env<'_>,
+) -> Result<Exit, CliError> {
+    let login = args.url.as_deref().map(|url| Conninfo::parse(url, env)).transpose()?;
+    let mut reports = Vec::new();
+    for (pipeline, spec) in config.pipelines.iter().zip(&config.specs) {
+        let mut findings = file::findings(config, pipeline, spec);
+        if !args.offline {
+            look(pipeline, spec, login.as_ref(), &mut findings).await;
+        }
+        for finding in &mut findings {
+            name_the_file(finding, global);
+        }
+        let route = format!("{} → {}", spec.conninfo.hosts(), destination(pipeline));
+        reports.push(Report { pipeline: spec.name().to_owned(), route, findings });
+    }
+    let is_terminal = std::io::stdout().is_terminal();
+    let text = if args.json {
+        json::render(&reports)
+    } else {
+        table::render(&reports, &config.file, is_terminal, global.color(env, is_terminal))
+    };
+    Output::stdout().line(&text).map_err(CliError::Output)?;
+    let worst = reports.iter().flat_map(|report| &report.findings).map(|f| f.severity).max();
+    Ok(if worst == Some(Severity::Error) { Exit::NotWell } else { Exit::Done })
+}
+
+fn destination(pipeline: &PipelineConfig) -> String {
+    match pipeline.sink.kind {
+        crate::config::SinkKind::Kafka => pipeline.sink.brokers.clone(),
+        crate::config::SinkKind::Stdout => "standard output".to_owned(),
+        crate::config::SinkKind::Discard => "nowhere".to_owned(),
+    }
+}
+
+/// Database, then broker: which topics there are stands in the database.
+async fn look(
+    pipeline: &PipelineConfig,
+    spec: &PipelineSpec,
+    login: Option<&Conninfo>,
+    findings: &mut Vec<Finding>,
+) {
+    let columns: Vec<_> = spec.outbox.required_columns().into_iter().map(str::to_owned).collect();
+    let parts: Option<Vec<TopicPart>> =
+        spec.outbox.topic_pieces().map(|pieces| pieces.into_iter().map(part).collect());
+    let ask = Ask {
+        names: &spec.names,
+        conninfo: &spec.conninfo,
+        login,
+        columns: &columns,
+        streams: spec.mode != Mode::Poll,
+        poll: spec.poll.table.as_ref().filter(|_| spec.mode != Mode::Wal),
+        messages: spec.messages(),
+        failover: spec.failover,
+        topic: parts.as_deref(),
+    };
+    let mut seen = preflight::look(&ask).await;
+    if let Some(table) = &seen.table {
+        let of_columns =
+            columns::findings(pipeline, spec, table, seen.published.as_deref(), seen.version);
+        // Behind the table, before what wants it to be well.
+        let behind = seen.findings.iter().position(|finding| finding.id.starts_with("publication"));
+        let behind = behind.unwrap_or(seen.findings.len());
+        seen.findings.splice(behind..behind, of_columns);
+    }
+    findings.append(&mut seen.findings);
+    if matches!(spec.sink, sink::SinkSpec::Stdout | sink::SinkSpec::Discard) {
+        return;
+    }
+    let constant = parts.as_deref().and_then(constant);
+    let topics = constant.map(|topic| vec![topic]).or(seen.topics);
+    if topics.as_ref().is_none_or(Vec::is_empty) {
+        let seen =
+            if topics.is_some() { "no row tells of one" } else { "rows could not be looked at" };
+        findings.push(
+            Finding::info(
+                "topics",
+                format!("topics are made by {:?}, and {seen}", spec.outbox.topic),
+            )
+            .why("make the topics before the first events: a missing one holds the stream up"),
+        );
+    }
+    let (kafka, topics) = (spec.sink.clone(), topics.unwrap_or_default());
+    let keyed = !spec.outbox.key.is_empty();
+    let asked = tokio::task::spawn_blocking(move || sink::preflight(&kafka, &topics, keyed)).await;
+    // It does not panic, and nobody aborts it.
+    findings.append(&mut asked.unwrap_or_default());
+}
+
+fn part(piece: TopicPiece) -> TopicPart {
+    match piece {
+        TopicPiece::Text(text) => TopicPart::Text(text),
+        TopicPiece::Columns(columns) => TopicPart::Columns(columns),
+    }
+}
+
+/// The one topic of a template without fields.
+fn constant(parts: &[TopicPart]) -> Option<String> {
+    let text = |part: &TopicPart| match part {
+        TopicPart::Text(text) => Some(text.clone()),
+        TopicPart::Columns(_) => None,
+    };
+    parts.iter().map(text).collect()
+}
+
+/// A command of ours names the file that this one was told to read.
+fn name_the_file(finding: &mut Finding, global: &Global) {
+    let Some(file) = &global.config else { return };
+    for mend in finding.mend.iter_mut().filter(|mend| mend.kind == MendKind::Shell) {
+        if let Some(rest) = mend.line.strip_prefix("postrider ") {
+            let file = file.display().to_string().replace('\'', "'\\''");
+            mend.line = format!("postrider -c '{file}' {rest}");
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! The table's columns against what the layout wants of them: there, of a type that fits, not NULL, and streamed.
+
+use crate::config::PipelineConfig;
+use crate::driver::PipelineSpec;
+use crate::finding::Finding;
+use crate::outbox::{Layout, OutboxSpec, Role, TimestampSource};
+use crate::postgres::names::{TableName, ident};
+use crate::postgres::table::{ColumnFacts, TableFacts};
+
+/// What a table is called and has, and what is wanted.
+struct Look<'a> {
+    pipeline: &'a PipelineConfig,
+    spec: &'a PipelineSpec,
+    name: &'a TableName,
+    table: &'a TableFacts,
+    published: Option<&'a [String]>,
+    version: u32,
+}
+
+pub(super) fn findings(
+    pipeline: &PipelineConfig,
+    spec: &PipelineSpec,
+    table: &TableFacts,
+    published: Option<&[String]>,
+    version: Option<u32>,
+) -> Vec<Finding> {
+    let Some(name) = &spec.names.table else { return Vec::new() };
+    let look = Look { pipeline, spec, name, table, published, version: version.unwrap_or(0) };
+    let mut found = Vec::new();
+    look.missing(&mut found);
+    for (role, column) in spec.outbox.roles() {
+        if let Some(facts) = look.facts(column) {
+            look.of_role(role, facts, &mut found);
+        }
+    }
+    look.generated(&mut found);
+    if found.is_empty() {
+        found.push(Finding::ok(
+            "columns",
+            format!("all {} columns are there, and fit", spec.outbox.required_columns().len()),
+        ));
+    }
+    found
+}
+
+impl Look<'_> {
+    fn facts(&self, column: &str) -> Option<&ColumnFacts> {
+        self.table.columns.iter().find(|have| have.name == column)
+    }
+
+    fn config(&self, key: &str, value: &str) -> String {
+        format!(
+            "pipelines.{}.{key} = {}",
+            self.pipeline.name,
+            toml::Value::String(value.to_owned())
+        )
+    }
+
+    fn missing(&self, found: &mut Vec<Finding>) {
+        let outbox = &self.spec.outbox;
+        let missing: Vec<&str> = outbox
+            .required_columns()
+            .into_iter()
+            .filter(|column| self.facts(column).is_none())
+            .collect();
+        let layout = if missing.is_empty() { None } else { self.other_layout() };
+        for column in missing {
+            let finding = Finding::error(
+                "column_missing",
+                format!("table {} has no column {}", self.name, ident(column)),
+            )
+            .why(format!(
+                "layout \"{}\" needs it: no event can be made of a row (PR009)",
+                outbox.layout.name()
+            ));
+            let role = outbox.roles().find(|(_, known)| *known == column).map(|(role, _)| role);
+            found.push(match (layout, role) {
+                (Some(layout), _) => finding.config(self.config("outbox.layout", layout.name())),
+                (None, Some(role)) => self.mapped(finding, role, column),
+                (None, None) => finding.config(format!(
+                    "pipelines.{}.outbox.extra.{} = {{ ignore = true }}",
+                    self.pipeline.name,
+                    toml::Value::String(column.to_owned())
+                )),
+            });
+        }
+    }
+
+    /// A layout whose columns are all there, where nothing was mapped by hand.
+    fn other_layout(&self) -> Option<Layout> {
+        if !self.pipeline.outbox.columns.is_empty() || !self.pipeline.outbox.extra.is_empty() {
+            return None;
+        }
+        let fits = |layout: &Layout| {
+            let spec = OutboxSpec::for_layout(*layout);
+            spec.required_columns().into_iter().all(|column| self.facts(column).is_some())
+        };
+        Layout::ALL.iter().copied().find(fits)
+    }
+
+    /// Another column for the role, or none where it can do without, or the column itself.
+    fn mapped(&self, finding: Finding, role: Role, column: &str) -> Finding {
+        let key = format!("outbox.columns.{role}");
+        let taken: Vec<&str> = self.spec.outbox.roles().map(|(_, column)| column).collect();
+        let free = || {
+            let columns = self.table.columns.iter().map(|have| have.name.as_str());
+            columns.filter(|have| !taken.contains(have))
+        };
+        let usual = || {
+            let plain = |name: &str| name.to_ascii_lowercase().replace('_', "");
+            free().find(|have| {
+                Layout::ALL.iter().any(|layout| layout.column(role) == Some(*have))
+                    || usual_names(role).contains(&plain(have).as_str())
+            })
+        };
+        let alike = || {
+            let distance = |have: &&str| strsim::damerau_levenshtein(have, column);
+            let near = free().min_by_key(distance)?;
+            let inside = free().find(|have| have.contains(role.name()) || column.contains(*have));
+            (distance(&near) * 3 <= column.len()).then_some(near).or(inside)
+        };
+        let by_type = || {
+            let json = |have: &&ColumnFacts| matches!(have.type_name.as_str(), "json" | "jsonb");
+            let mut free = self
+                .table
+                .columns
+                .iter()
+                .filter(|h| !taken.contains(&h.name.as_str()))
+                .filter(json);
+            let only = free.next().filter(|_| role == Role::Payload)?;
+            free.next().is_none().then_some(only.name.as_str())
+        };
+        if let Some(other) = usual().or_else(alike).or_else(by_type) {
+            return finding.config(self.config(&key, other));
+        }
+        match role {
+            Role::Headers
+            | Role::Time
+            | Role::Trace
+            | Role::PartitionKey
+            | Role::AvailableAt
+            | Role::ExpiresAt => finding.config(self.config(&key, "")),
+            Role::Payload => {
+                finding.sql(format!("ALTER TABLE {} ADD COLUMN {} json;", self.name, ident(column)))
+            }
+            Role::Id => finding.sql(format!(
+                "ALTER TABLE {} ADD COLUMN {} bigint GENERATED ALWAYS AS IDENTITY;",
+                self.name,
+                ident(column)
+            )),
+            Role::AggregateType | Role::AggregateId | Role::EventType | Role::Topic => {
+                finding.sql(format!(
+                    "ALTER TABLE {} ADD COLUMN {} text NOT NULL DEFAULT 'unknown';",
+                    self.name,
+                    ident(column)
+                ))
+            }
+        }
+    }
+
+    fn of_role(&self, role: Role, column: &ColumnFacts, found: &mut Vec<Finding>) {
+        let (table, name, kind) = (self.name, ident(&column.name), &column.type_name);
+        let key = format!("outbox.columns.{role}");
+        let wants_time = role == Role::Time && self.spec.outbox.timestamp == TimestampSource::Event;
+        if wants_time && !can_be_time(kind) || role == Role::Headers && !can_be_object(kind) {
+            let wanted = if role == Role::Time { "a time" } else { "a JSON object" };
+            found.push(
+                Finding::error(
+                    "column_type",
+                    format!(
+                        "column {name} of table {table} is {kind}, and \"{role}\" is to be {wanted}"
+                    ),
+                )
+                .why("no event can be made of a row (PR009)")
+                .config(self.config(&key, "")),
+            );
+        }
+        let debezium = self.spec.outbox.layout == Layout::Debezium;
+        let needed = match role {
+            Role::Id | Role::AggregateType => true,
+            Role::AggregateId | Role::EventType => !debezium,
+            Role::Topic => self.spec.outbox.topic == "{topic}",
+            Role::Payload
+            | Role::Headers
+            | Role::PartitionKey
+            | Role::Time
+            | Role::Trace
+            | Role::AvailableAt
+            | Role::ExpiresAt => false,
+        };
+        if needed && !column.not_null {
+            found.push(
+                Finding::warning(
+                    "column_null",
+                    format!("column {name} of table {table} may be NULL"),
+                )
+                .why(
+                    "an event with NULL there is parked, and its aggregate waits; better the insert fails",
+                )
+                .sql(format!("ALTER TABLE {table} ALTER COLUMN {name} SET NOT NULL;")),
+            );
+        }
+    }
+
+    /// Generated columns are not in the stream, unless 18 is told to send them.
+    fn generated(&self, found: &mut Vec<Finding>) {
+        let needed = self.spec.outbox.required_columns();
+        let unsent = |column: &&ColumnFacts| {
+            // Before 18 the view lists them, and the stream has them not.
+            let sent = self.version >= 180_000
+                && self.published.is_some_and(|published| published.contains(&column.name));
+            column.generated && needed.contains(&column.name.as_str()) && !sent
+        };
+        for column in self.table.columns.iter().filter(unsent) {
+            let (table, name) = (self.name, ident(&column.name));
+            let finding = Finding::error(
+                "column_generated",
+                format!("column {name} of table {table} is generated"),
+            )
+            .why("the stream does not have it: no event can be made of a row (PR009)");
+            found.push(if self.version >= 180_000 && self.published.is_some() {
+                finding.sql(format!(
+                    "ALTER PUBLICATION {} SET (publish_generated_columns = stored);",
+                    ident(&self.spec.names.publication)
+                ))
+            } else {
+                finding.sql(format!("ALTER TABLE {table} ALTER COLUMN {name} DROP EXPRESSION;"))
+            });
+        }
+    }
+}
+
+/// Names that people give to what an event has, lower case and without `_`.
+const fn usual_names(role: Role) -> &'static [&'static str] {
+    match role {
+        Role::Id => &["eventid", "messageid", "uuid", "eventuuid", "outboxid"],
+        Role::AggregateType => {
+            &["aggregate", "aggregatename", "entitytype", "entity", "streamtype", "objecttype"]
+        }
+        Role::AggregateId => {
+            &["aggregatekey", "entityid", "streamid", "objectid", "eventkey", "key"]
+        }
+        Role::EventType => &["type", "kind", "eventname", "messagetype", "event"],
+        Role::Payload => &["body", "data", "content", "message", "eventdata", "eventpayload"],
+        Role::Headers => &["metadata", "meta", "attributes"],
+        Role::Topic => &["destination", "channel"],
+        Role::PartitionKey => &["routingkey"],
+        Role::Time => &[
+            "occurredat",
+            "occurredon",
+            "created",
+            "createdon",
+            "eventtime",
+            "timestamp",
+            "insertedat",
+        ],
+        Role::Trace => &["traceparent", "traceid", "tracecontext"],
+        Role::AvailableAt => &["notbefore", "deliverat"],
+        Role::ExpiresAt => &["expiry", "notafter"],
+    }
+}
+
+/// As `outbox` decides by OID: everything but what can't be read as a time.
+fn can_be_time(kind: &str) -> bool {
+    let refused = [
+        "boolean",
+        "bytea",
+        "smallint",
+        "integer",
+        "bigint",
+        "real",
+        "double precision",
+        "json",
+        "jsonb",
+        "uuid",
+    ];
+    let begins = ["numeric", "time(", "time without", "interval"];
+    !refused.contains(&kind) && !begins.iter().any(|begin| kind.starts_with(begin))
+}
+
+/// As `outbox` decides by OID: JSON and text, and what it does not know.
+fn can_be_object(kind: &str) -> bool {
+    let refused = [
+        "boolean",
+        "bytea",
+        "smallint",
+        "integer",
+        "bigint",
+        "real",
+        "double precision",
+        "uuid",
+        "date",
+    ];
+    let begins = ["numeric", "time", "interval"];
+    !refused.contains(&kind) && !begins.iter().any(|begin| kind.starts_with(begin))
+}

@@ -1,0 +1,143 @@
+//! What `check` has to say: one finding for each thing it looked at, with the lines that mend it.
+//!
+//! Plain words. The adapters find, the command line prints; neither knows the other. A finding never holds a payload
+//! or a secret.
+
+use serde::Serialize;
+
+/// How much it matters.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Looked at, and well.
+    Ok,
+    /// Worth knowing; nothing has to be done.
+    Info,
+    /// Works now, and bites later.
+    Warning,
+    /// The pipeline can't run, or would lose, leave out or hold up events.
+    Error,
+}
+
+impl Severity {
+    /// The name, as in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Info => "info",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// Where a mending line belongs.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MendKind {
+    /// Statements for the source database, as an administrator: psql takes them as they are.
+    Sql,
+    /// `key.path = value` of the configuration file.
+    Config,
+    /// A command.
+    Shell,
+}
+
+impl MendKind {
+    /// The name, as in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sql => "sql",
+            Self::Config => "config",
+            Self::Shell => "shell",
+        }
+    }
+}
+
+/// One line that mends, or a part of what mends; done in order.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Mend {
+    /// Where it belongs.
+    pub kind: MendKind,
+    /// The line itself, ready to be executed.
+    pub line: String,
+    /// Whether PostgreSQL must be restarted before it has an effect.
+    pub restart: bool,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Finding {
+    /// A stable name: `wal_level`. Every one stands in `docs/operations.md`.
+    pub id: &'static str,
+    /// How much it matters.
+    pub severity: Severity,
+    /// What was found, with the names of the objects: a fragment without full stop.
+    pub what: String,
+    /// Why it matters; empty where it is well.
+    pub why: String,
+    /// What mends it, in order. Empty where nothing has to be done or no line can do it.
+    pub mend: Vec<Mend>,
+}
+
+impl Finding {
+    fn new(severity: Severity, id: &'static str, what: impl Into<String>) -> Self {
+        Self { id, severity, what: what.into(), why: String::new(), mend: Vec::new() }
+    }
+
+    /// Looked at, and well.
+    pub fn ok(id: &'static str, what: impl Into<String>) -> Self {
+        Self::new(Severity::Ok, id, what)
+    }
+
+    /// Worth knowing.
+    pub fn info(id: &'static str, what: impl Into<String>) -> Self {
+        Self::new(Severity::Info, id, what)
+    }
+
+    /// Bites later.
+    pub fn warning(id: &'static str, what: impl Into<String>) -> Self {
+        Self::new(Severity::Warning, id, what)
+    }
+
+    /// Bites now.
+    pub fn error(id: &'static str, what: impl Into<String>) -> Self {
+        Self::new(Severity::Error, id, what)
+    }
+
+    /// Why it matters.
+    #[must_use]
+    pub fn why(mut self, why: impl Into<String>) -> Self {
+        self.why = why.into();
+        self
+    }
+
+    /// Statements for an administrator.
+    #[must_use]
+    pub fn sql(self, line: impl Into<String>) -> Self {
+        self.with(MendKind::Sql, line.into(), false)
+    }
+
+    /// Statements after which PostgreSQL must be restarted.
+    #[must_use]
+    pub fn sql_and_restart(self, line: impl Into<String>) -> Self {
+        self.with(MendKind::Sql, line.into(), true)
+    }
+
+    /// A key of the configuration file and its new value.
+    #[must_use]
+    pub fn config(self, line: impl Into<String>) -> Self {
+        self.with(MendKind::Config, line.into(), false)
+    }
+
+    /// A command.
+    #[must_use]
+    pub fn shell(self, line: impl Into<String>) -> Self {
+        self.with(MendKind::Shell, line.into(), false)
+    }
+
+    fn with(mut self, kind: MendKind, line: String, restart: bool) -> Self {
+        self.mend.push(Mend { kind, line, restart });
+        self
+    }
+}

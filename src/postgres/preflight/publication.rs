@@ -1,0 +1,204 @@
+//! Rules about the publication: that it publishes every insert of the outbox, whole, and not much else.
+
+use super::Scene;
+use crate::finding::Finding;
+use crate::postgres::names::{TableName, ident};
+use crate::postgres::publication::{PublicationFacts, PublishedTable};
+use crate::postgres::table::{Persistence, RelationKind, TableFacts};
+
+const LEFT_OUT: &str = "what it leaves out is passed over in WAL without a trace";
+
+pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    let name = &scene.ask.names.publication;
+    let Some(publication) = &scene.publication else {
+        out.push(missing(scene));
+        return;
+    };
+    let before = out.len();
+    events(scene, publication, out);
+    if publication.all_tables {
+        out.push(all_tables(scene));
+    }
+    if let (Some(table_name), Some(table)) = (&scene.ask.names.table, &scene.table) {
+        of_table(scene, publication, table_name, table, out);
+    }
+    if out.len() == before {
+        out.push(Finding::ok(
+            "publication",
+            format!("publication {name:?} publishes every insert, whole"),
+        ));
+    }
+}
+
+/// WAL is decoded with the publication as it was at the time: one that is made now does not help a slot that stands.
+fn missing(scene: &Scene<'_>) -> Finding {
+    let lines = &scene.lines;
+    let what = format!(
+        "publication {:?} does not exist in database {:?}",
+        scene.ask.names.publication, scene.server.database
+    );
+    let finding = Finding::error("publication_missing", what);
+    if scene.slot.is_none() {
+        return finding.why("the stream is made of what it publishes").shell(lines.setup.clone());
+    }
+    let finding = finding
+        .why(
+            "the server decodes with the publication as it was at each commit: rows committed while there was none are \
+             skipped (18) or stop the stream (15 to 17), even if it is made again. A new slot begins behind a new \
+             publication; insert again what consumers miss",
+        )
+        .sql(lines.drop_slot());
+    let finding = match lines.forget() {
+        Some(forget) => finding.sql(forget),
+        None => finding,
+    };
+    finding.shell(lines.setup.clone())
+}
+
+fn alter(scene: &Scene<'_>) -> String {
+    format!("ALTER PUBLICATION {}", ident(&scene.ask.names.publication))
+}
+
+/// Which statements it publishes.
+fn events(scene: &Scene<'_>, publication: &PublicationFacts, out: &mut Vec<Finding>) {
+    let name = &scene.ask.names.publication;
+    let inserts = format!("{} SET (publish = 'insert');", alter(scene));
+    if !publication.insert {
+        out.push(
+            Finding::error(
+                "publication_insert",
+                format!("publication {name:?} does not publish inserts"),
+            )
+            .why(format!("no event is ever seen: {LEFT_OUT}"))
+            .sql(inserts),
+        );
+    } else if publication.more_than_insert {
+        let identity = scene.around.as_ref().is_none_or(|around| around.has_identity);
+        let what = format!("publication {name:?} publishes more than inserts");
+        out.push(if identity {
+            Finding::warning("publication_more", what)
+                .why("what the application deletes is decoded and sent for nothing")
+                .sql(inserts)
+        } else {
+            Finding::error("publication_more", what)
+                .why("the outbox has no primary key: the application's own DELETE and UPDATE fail (55000)")
+                .sql(inserts)
+        });
+    }
+}
+
+/// FOR ALL TABLES can't be altered: another publication takes its place, and a slot behind it.
+fn all_tables(scene: &Scene<'_>) -> Finding {
+    let (names, lines) = (&scene.ask.names, &scene.lines);
+    let name = &names.publication;
+    let finding = Finding::warning("publication_all_tables", format!("publication {name:?} is FOR ALL TABLES"))
+        .why(
+            "every table of the database is decoded and sent for nothing, the relay's own cursor among them. It can't \
+             be altered: a publication of another name, and a new slot behind it. Do it with the writers stopped and \
+             everything published, or insert again what comes between",
+        );
+    let Some(table) = &names.table else { return finding };
+    let mut finding = finding.config(lines.config("source.publication", &format!("{name}_outbox")));
+    if scene.slot.is_some() {
+        finding = finding.sql(lines.drop_slot());
+        if let Some(forget) = lines.forget() {
+            finding = finding.sql(forget);
+        }
+    }
+    finding
+        .sql(format!(
+            "CREATE PUBLICATION {} FOR TABLE {table} WITH (publish = 'insert', publish_via_partition_root = true);",
+            ident(&format!("{name}_outbox"))
+        ))
+        .shell(lines.setup.clone())
+}
+
+fn of_table(
+    scene: &Scene<'_>,
+    publication: &PublicationFacts,
+    name: &TableName,
+    table: &TableFacts,
+    out: &mut Vec<Finding>,
+) {
+    let called = format!("publication {:?}", scene.ask.names.publication);
+    let alter = alter(scene);
+    // A view and a partition have a finding of their own, which mends the publication too.
+    let other = table.kind == RelationKind::Other
+        || table.persistence == Persistence::Temporary
+        || scene.around.as_ref().is_some_and(|around| around.root.is_some());
+    match &publication.table {
+        Some(published) => whole(scene, published, name, table, out),
+        None if other => return,
+        None => out.push(
+            Finding::error("publication_table", format!("{called} does not publish table {name}"))
+                .why(format!(
+                    "no event is ever seen: {LEFT_OUT}. The lock waits for open writers, whose earlier rows would \
+                     be left out"
+                ))
+                .sql(format!("BEGIN; LOCK TABLE {name} IN SHARE MODE; {alter} ADD TABLE {name}; COMMIT;")),
+        ),
+    }
+    if table.kind == RelationKind::Partitioned && !publication.via_root {
+        out.push(
+            Finding::error(
+                "publication_via_root",
+                format!("{called} publishes the partitions of {name} under their own names"),
+            )
+            .why("rows are told by the name of the table: under a partition's they would be passed over")
+            .sql(format!("{alter} SET (publish_via_partition_root = true);")),
+        );
+    } else if !publication.all_tables && publication.other_tables > 0 {
+        out.push(
+            Finding::warning(
+                "publication_other_tables",
+                format!("{called} publishes {} tables beside {name}", publication.other_tables),
+            )
+            .why("their rows are decoded, sent and passed over")
+            .sql(format!("{alter} SET TABLE {name};")),
+        );
+    }
+}
+
+/// Every row of the table, and every column that is needed.
+fn whole(
+    scene: &Scene<'_>,
+    published: &PublishedTable,
+    name: &TableName,
+    table: &TableFacts,
+    out: &mut Vec<Finding>,
+) {
+    let called = format!("publication {:?}", scene.ask.names.publication);
+    let alter = alter(scene);
+    let again = format!(
+        "BEGIN; LOCK TABLE {name} IN SHARE MODE; {alter} DROP TABLE {name}; {alter} ADD TABLE {name}; COMMIT;"
+    );
+    if published.row_filter.is_some() {
+        out.push(
+            Finding::error(
+                "publication_row_filter",
+                format!("{called} has a row filter on table {name}"),
+            )
+            .why(LEFT_OUT)
+            .sql(again.clone()),
+        );
+    }
+    let streamed = |column: &&String| {
+        table.columns.iter().any(|have| have.name == **column && !have.generated)
+    };
+    let needed = scene.ask.columns.iter().filter(streamed);
+    let hidden: Vec<String> = needed
+        .filter(|column| !published.columns.contains(column))
+        .map(|column| ident(column))
+        .collect();
+    if !hidden.is_empty() {
+        let list = hidden.join(", ");
+        out.push(
+            Finding::error(
+                "publication_columns",
+                format!("{called} hides column {list} of table {name}"),
+            )
+            .why("no event can be made of a row without it (PR008)")
+            .sql(again),
+        );
+    }
+}

@@ -1,0 +1,135 @@
+//! Everything the rules are functions of, and how it is asked for.
+
+use super::Ask;
+use super::facts::{self, AnySlot, Around, RoleFacts, Sessions};
+use super::lines::Lines;
+use crate::postgres::cursor::Cursor;
+use crate::postgres::error::SourceError;
+use crate::postgres::fence;
+use crate::postgres::names::TableName;
+use crate::postgres::publication::PublicationFacts;
+use crate::postgres::schema::SchemaState;
+use crate::postgres::server::ServerFacts;
+use crate::postgres::slot::SlotRow;
+use crate::postgres::table::TableFacts;
+use std::collections::BTreeMap;
+use tokio_postgres::Client;
+
+/// Everything the rules are functions of.
+pub(super) struct Scene<'a> {
+    pub(super) ask: Ask<'a>,
+    pub(super) lines: Lines,
+    pub(super) server: ServerFacts,
+    pub(super) settings: BTreeMap<String, String>,
+    pub(super) sessions: Sessions,
+    pub(super) our_clock: Option<f64>,
+    pub(super) slots: Vec<AnySlot>,
+    pub(super) role: Option<RoleFacts>,
+    pub(super) own_role_exists: bool,
+    pub(super) table: Option<TableFacts>,
+    pub(super) around: Option<Around>,
+    pub(super) namesakes: Vec<TableName>,
+    pub(super) publication: Option<PublicationFacts>,
+    pub(super) slot: Option<SlotRow>,
+    /// Who reads the slot: application, and role and address.
+    pub(super) holder: Option<(String, String)>,
+    /// `None` where it may not be read.
+    pub(super) schema: Option<SchemaState>,
+    pub(super) cursor: Option<Cursor>,
+    pub(super) cursor_usable: bool,
+}
+
+impl Scene<'_> {
+    pub(super) fn setting(&self, name: &str) -> &str {
+        self.settings.get(name).map_or("", String::as_str)
+    }
+
+    /// A setting as a number; 0 where the version has none of that name.
+    pub(super) fn number(&self, name: &str) -> i64 {
+        self.setting(name).parse().unwrap_or(0)
+    }
+
+    /// What `run` would decide on; `None` where the schema can't be read.
+    pub(super) fn fence(&self) -> Option<fence::Facts> {
+        Some(fence::Facts {
+            names: self.ask.names.clone(),
+            identity: None,
+            server: self.server.clone(),
+            schema: self.schema?,
+            slot: self.slot.clone(),
+            cursor: self.cursor.clone(),
+            publication: self.publication.clone(),
+            table: self.table.clone(),
+            columns: self.ask.columns.to_vec(),
+            messages: self.ask.messages,
+            failover: self.ask.failover,
+        })
+    }
+}
+
+/// Asks everything that the rules want to know.
+pub(super) async fn read<'a>(
+    ask: &Ask<'a>,
+    client: &Client,
+    server: ServerFacts,
+) -> Result<Scene<'a>, SourceError> {
+    let (names, user) = (ask.names, ask.conninfo.user());
+    let settings = facts::settings(client).await?;
+    let sessions = facts::sessions(client).await?;
+    let our_clock = super::server::our_clock();
+    let slots = facts::slots(client).await?;
+    let role = facts::role(client, user).await?;
+    let looks = facts::role(client, &server.role).await?;
+    let slot = crate::postgres::slot::read(client, server.version, &names.slot).await?;
+    let holder = match slot.as_ref().and_then(|slot| slot.active_pid) {
+        Some(pid) => Some(facts::who(client, pid).await?),
+        None => None,
+    };
+    // A schema that may not be read is a finding, and no failure.
+    let schema = crate::postgres::schema::read(client).await.ok();
+    let cursor = match schema {
+        Some(SchemaState::Version(number)) if number == crate::postgres::schema::VERSION => {
+            crate::postgres::cursor::read(client, &names.pipeline).await.ok().flatten()
+        }
+        Some(_) | None => None,
+    };
+    let (mut table, mut around, mut namesakes) = (None, None, Vec::new());
+    if let Some(name) = &names.table {
+        table = crate::postgres::table::read(client, name).await?;
+        let viewer = role.as_ref().map_or(server.role.as_str(), |role| role.name.as_str());
+        match &table {
+            Some(table) => around = Some(facts::around(client, table.oid, viewer).await?),
+            None => namesakes = facts::namesakes(client, name).await?,
+        }
+    }
+    let owned = around.as_ref().is_none_or(|around| around.owned);
+    let able = looks.is_some_and(|r| r.superuser || r.may_create && r.replication && owned);
+    Ok(Scene {
+        ask: *ask,
+        lines: Lines::new(ask, &sessions.admin, able, cursor.is_some()),
+        settings,
+        sessions,
+        our_clock,
+        slots,
+        own_role_exists: facts::role(client, super::role::own_role()).await?.is_some(),
+        cursor_usable: match &role {
+            Some(role) => facts::cursor_usable(client, &role.name).await?,
+            None => true,
+        },
+        publication: crate::postgres::publication::read(
+            client,
+            &names.publication,
+            names.table.as_ref(),
+        )
+        .await?,
+        role,
+        table,
+        around,
+        namesakes,
+        slot,
+        holder,
+        schema,
+        cursor,
+        server,
+    })
+}

@@ -1,0 +1,125 @@
+//! What `postrider check` asks the brokers: do they answer, do they take us, and would each topic take our records.
+//!
+//! Nothing is published and nothing changed: metadata, a topic's configuration, and the broker's own word on what we
+//! may do. Made of the same producer and the same questions as the sink, so that what is well here is well there.
+
+mod topic;
+
+use super::Producer;
+use super::context::Context;
+use super::properties;
+use super::shared::{Shared, Suspicion};
+use super::trouble::{self, Trouble};
+use crate::error::Chain;
+use crate::finding::Finding;
+use crate::sink::{KafkaSpec, Mailbox, SinkError};
+use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::producer::Producer as _;
+use rdkafka::types::RDKafkaErrorCode as Code;
+use std::sync::Arc;
+use std::time::Duration;
+use topic::Ask;
+
+/// How long the brokers may take to answer the first question: name, TCP, TLS and login are in it.
+const FIRST_ANSWER_MAX: Duration = Duration::from_secs(8);
+/// How long each further answer may take.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// What the properties say, without a look at the brokers.
+pub(in crate::sink) fn settings(spec: &KafkaSpec, pipeline: &str) -> Vec<Finding> {
+    let is = |name: &str, value: &str| {
+        spec.properties.get(name).is_some_and(|known| known.trim().eq_ignore_ascii_case(value))
+    };
+    let set = |name: &str, value: &str| {
+        format!("pipelines.{pipeline}.sink.properties.\"{name}\" = \"{value}\"")
+    };
+    let mut found = Vec::new();
+    let protocol = "security.protocol";
+    let plain = !spec.properties.contains_key(protocol) || is(protocol, "plaintext");
+    let sasl = is(protocol, "sasl_plaintext");
+    let local = |broker: &str| {
+        let host = broker.trim().rsplit_once(':').map_or(broker, |(host, _)| host.trim());
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        host == "localhost"
+            || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
+    };
+    if (plain || sasl) && !spec.brokers.split(',').all(local) {
+        found.push(
+            Finding::warning(
+                "broker_plaintext",
+                format!("the connection to {} is not encrypted", spec.brokers),
+            )
+            .why("whoever is on the way reads every event and, with SASL PLAIN, the password")
+            .config(set(protocol, if sasl { "SASL_SSL" } else { "SSL" })),
+        );
+    }
+    for (name, off, on) in [
+        ("enable.ssl.certificate.verification", "false", "true"),
+        ("ssl.endpoint.identification.algorithm", "none", "https"),
+    ] {
+        if is(name, off) {
+            found.push(
+                Finding::warning("broker_verify", format!("`{name}` is {off}"))
+                    .why("whoever gets in between can take the broker's place")
+                    .config(set(name, on)),
+            );
+        }
+    }
+    found
+}
+
+/// Looks. Whatever fails is a finding.
+pub(in crate::sink) fn look(spec: &KafkaSpec, topics: &[String], keyed: bool) -> Vec<Finding> {
+    let shared = Arc::new(Shared::new(Mailbox::default()));
+    let producer = match producer(spec, &shared) {
+        Ok(producer) => producer,
+        Err(error) => {
+            return vec![
+                Finding::error("sink_settings", Chain(&error).to_string()).why(error.hint()),
+            ];
+        }
+    };
+    let mut found = Vec::new();
+    let Some(cluster) = producer.client().fetch_cluster_id(FIRST_ANSWER_MAX) else {
+        found.push(unreachable(spec, shared.heard().as_ref()));
+        return found;
+    };
+    found.push(Finding::ok(
+        "broker",
+        format!("cluster {cluster} at {} answers, and takes us", spec.brokers),
+    ));
+    for topic in topics {
+        let ask = Ask { spec, producer: &producer, topic, keyed };
+        ask.look(&mut found);
+    }
+    found
+}
+
+fn producer(spec: &KafkaSpec, shared: &Arc<Shared>) -> Result<Producer, SinkError> {
+    let mut config = properties::client_config(spec)?;
+    // What librdkafka has to say comes by its error callback; its log would stand between the findings.
+    config.set_log_level(RDKafkaLogLevel::Emerg);
+    config.set("log_level", "0");
+    Producer::from_config_and_context(&config, Context::new(Arc::clone(shared)))
+        .map_err(SinkError::Create)
+}
+
+fn unreachable(spec: &KafkaSpec, heard: Option<&Suspicion>) -> Finding {
+    let Trouble { reason, hint, .. } = trouble::of_broker(&spec.brokers, heard);
+    let id = match heard.map(|heard| heard.code) {
+        Some(Code::Authentication | Code::SaslAuthenticationFailed) => "broker_login",
+        Some(Code::SSL) => "broker_tls",
+        Some(_) | None => "broker_unreachable",
+    };
+    let why = format!(
+        "nothing can be published; events wait in the database. {}",
+        hint.unwrap_or_default()
+    );
+    let finding = Finding::error(id, reason).why(why);
+    if id == "broker_unreachable" {
+        let first = spec.brokers.split(',').next().unwrap_or_default().trim();
+        let (host, port) = first.rsplit_once(':').unwrap_or((first, "9092"));
+        return finding.shell(format!("nc -vz '{host}' {port}"));
+    }
+    finding
+}

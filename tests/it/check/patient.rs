@@ -1,0 +1,189 @@
+//! A configuration that is checked, and mended by the lines that `check` prints: in the database as an administrator,
+//! in the file, and by a shell in which `postrider` is the binary under test.
+
+use crate::server::{Client, brokers};
+use crate::sink_caller::alter;
+use crate::topic::{Topic, create_topic};
+use serde_json::Value;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+
+/// A configuration file in a directory of its own.
+pub(super) struct Patient {
+    dir: TempDir,
+    /// The administrator's login.
+    admin: String,
+}
+
+/// What one look said.
+#[derive(Debug)]
+pub(super) struct Checked {
+    pub(super) code: Option<i32>,
+    pub(super) findings: Vec<Value>,
+}
+
+impl std::fmt::Display for Checked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for finding in &self.findings {
+            writeln!(f, "{} {}: {}", finding["severity"], finding["id"], finding["what"])?;
+        }
+        write!(f, "exit {:?}", self.code)
+    }
+}
+
+impl Checked {
+    /// The finding of this name, that is not about something being well.
+    pub(super) fn find(&self, id: &str) -> Option<&Value> {
+        self.findings.iter().find(|finding| finding["id"] == id && finding["severity"] != "ok")
+    }
+
+    /// Names of what is of one of these severities.
+    pub(super) fn ids(&self, severities: &[&str]) -> Vec<&str> {
+        let is =
+            |finding: &&Value| severities.iter().any(|severity| finding["severity"] == *severity);
+        self.findings.iter().filter(is).filter_map(|finding| finding["id"].as_str()).collect()
+    }
+
+    /// The finding, which must be of this severity and say something.
+    pub(super) fn expect(&self, id: &str, severity: &str) -> &Value {
+        let finding = self.find(id).unwrap_or_else(|| panic!("no {id}: {self}"));
+        assert_eq!(finding["severity"], severity, "{finding:#}");
+        assert!(finding["what"].as_str().is_some_and(|what| what.len() > 5), "{finding:#}");
+        assert!(finding["why"].as_str().is_some_and(|why| why.len() > 5), "{finding:#}");
+        finding
+    }
+}
+
+/// A mending line: its kind, itself, and whether the server must be restarted.
+pub(super) fn mends(finding: &Value) -> Vec<(String, String, bool)> {
+    let mends = finding["mend"].as_array().expect("an array");
+    mends
+        .iter()
+        .map(|mend| {
+            let text = |name: &str| mend[name].as_str().expect("a text").to_owned();
+            (text("kind"), text("line"), mend["restart"].as_bool().expect("a truth"))
+        })
+        .collect()
+}
+
+impl Patient {
+    pub(super) fn new(config: &str, admin: &str) -> Self {
+        let patient = Self { dir: TempDir::new().expect("a directory"), admin: admin.to_owned() };
+        patient.write(config);
+        patient
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.path("postrider.toml")
+    }
+
+    pub(super) fn write(&self, config: &str) {
+        fs::write(self.file(), config).expect("a configuration");
+    }
+
+    pub(super) fn config(&self) -> String {
+        fs::read_to_string(self.file()).expect("a configuration")
+    }
+
+    /// `postrider check --json`, and what it said.
+    pub(super) fn check(&self, more: &[&str]) -> Checked {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
+        command.arg("-c").arg(self.file()).args(["check", "--json"]).args(more);
+        let output = command.stdin(Stdio::null()).output().expect("postrider");
+        let said = String::from_utf8_lossy(&output.stdout);
+        let findings = serde_json::from_str(&said).unwrap_or_else(|error| {
+            panic!("{error}: {said}\n{}", String::from_utf8_lossy(&output.stderr))
+        });
+        Checked { code: output.status.code(), findings }
+    }
+
+    /// Executes every mending line of a finding. None of them may want a restart.
+    pub(super) async fn mend(&self, finding: &Value) {
+        let lines = mends(finding);
+        assert!(!lines.is_empty(), "nothing mends it: {finding:#}");
+        for (kind, line, restart) in lines {
+            assert!(!restart, "{finding:#}");
+            self.execute(&kind, &line).await;
+        }
+    }
+
+    /// Executes one line where it belongs.
+    pub(super) async fn execute(&self, kind: &str, line: &str) {
+        match kind {
+            "sql" => {
+                let admin = Client::connect(&self.admin).await.expect("an administrator");
+                admin.batch(line).await;
+            }
+            "config" => self.edit(line),
+            "shell" if line.starts_with("kafka-") => kafka_command(line).await,
+            "shell" => {
+                let output = self.shell(line);
+                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                assert!(output.status.success(), "{line}: {}\n{said}", output.status);
+            }
+            other => panic!("a kind of line that nobody knows: {other}"),
+        }
+    }
+
+    fn shell(&self, line: &str) -> Output {
+        let binary = PathBuf::from(env!("CARGO_BIN_EXE_postrider"));
+        let folder = binary.parent().expect("a folder").display().to_string();
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        Command::new("sh")
+            .args(["-c", line])
+            .env("PATH", format!("{folder}:{}", path.to_string_lossy()))
+            .current_dir(self.dir.path())
+            .stdin(Stdio::null())
+            .output()
+            .expect("a shell")
+    }
+
+    /// Sets a key in the file, as an editor would: everything else stays.
+    fn edit(&self, line: &str) {
+        let mut config: toml::Table = self.config().parse().expect("TOML");
+        let edit: toml::Table = line.parse().unwrap_or_else(|error| panic!("{line}: {error}"));
+        merge(&mut config, edit);
+        self.write(&config.to_string());
+    }
+}
+
+fn merge(into: &mut toml::Table, from: toml::Table) {
+    for (key, value) in from {
+        match (into.get_mut(&key), value) {
+            (Some(toml::Value::Table(inner)), toml::Value::Table(more)) => merge(inner, more),
+            (_, value) => {
+                into.insert(key, value);
+            }
+        }
+    }
+}
+
+/// What Kafka's own scripts would do, which are not part of a test's servers.
+async fn kafka_command(line: &str) {
+    let words: Vec<&str> = line.split(' ').collect();
+    let after = |name: &str| {
+        let at = words.iter().position(|word| *word == name);
+        at.and_then(|at| words.get(at + 1)).copied().unwrap_or_else(|| panic!("no {name}: {line}"))
+    };
+    assert_eq!(after("--bootstrap-server"), brokers());
+    match words[0] {
+        "kafka-topics.sh" => {
+            assert!(words.contains(&"--create"), "{line}");
+            let number = |name| after(name).parse::<i32>().expect("a number");
+            assert_eq!(number("--replication-factor"), 1, "as many as there are brokers");
+            create_topic(&brokers(), after("--topic"), number("--partitions"), &[]).await;
+        }
+        "kafka-configs.sh" => {
+            let (name, value) = after("--add-config").split_once('=').expect("a setting");
+            let topic = Topic { brokers: brokers(), name: after("--entity-name").to_owned() };
+            alter(&topic, name, value).await;
+        }
+        other => panic!("{other}: {line}"),
+    }
+}

@@ -1,0 +1,147 @@
+//! `mode = "auto"`: from the stream to polling when the slot is gone, and back, under load.
+
+use crate::await_that::await_that;
+use crate::load::Load;
+use crate::pipeline::{Pipeline, show};
+use crate::server::Version;
+use serde_json::Value;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_mins(1);
+
+/// Events a second of each of the two writers, and events in a transaction.
+const RATE: (u32, usize) = (1_000, 10);
+
+async fn auto(version: Version, test: &str) -> Pipeline {
+    let mut pipeline = Pipeline::shared(version, test).await;
+    let head = format!("[pipelines.{}]\n", pipeline.name);
+    let lines = "mode = \"auto\"\npoll = { interval = \"50ms\" }\n";
+    pipeline.config = pipeline.config.replacen(&head, &format!("{head}{lines}"), 1);
+    pipeline
+}
+
+/// Takes the slot away: whoever streams from it is ended first.
+async fn drop_slot(pipeline: &Pipeline) {
+    let slot = pipeline.slot();
+    let sql = format!(
+        "do $$ begin for i in 1..200 loop \
+           perform pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = '{slot}' and active; \
+           begin perform pg_drop_replication_slot('{slot}'); return; \
+           exception when object_in_use then perform pg_sleep(0.01); end; \
+         end loop; raise 'the slot stays active'; end $$"
+    );
+    pipeline.sql.batch(&sql).await;
+}
+
+async fn committed(load: &Load, more: usize) {
+    let wanted = load.committed() + more;
+    await_that(&format!("{wanted} committed"), SOON, || async {
+        let now = load.committed();
+        if now >= wanted { Ok(()) } else { Err(now.to_string()) }
+    })
+    .await;
+}
+
+/// 2,000 events a second; the slot is dropped twice, and made anew each time by the relay itself.
+#[tokio::test]
+async fn stream_to_polling_and_back_under_load_loses_and_swaps_nothing() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let pipeline = auto(version, "handover").await;
+        let mut plan = pipeline.plan();
+        (plan.rate, plan.transaction_events) = RATE;
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        let load = Load::start(&plan, 2);
+        for times in 1..=2 {
+            committed(&load, 2_000).await;
+            drop_slot(&pipeline).await;
+            let again = format!("streaming again, the {times}. time");
+            await_that(&again, SOON, || async {
+                let log = relay.stderr();
+                let (polled, streams) = (
+                    log.matches("polling the table until").count(),
+                    log.matches(": streaming ").count(),
+                );
+                if polled == times && streams > times {
+                    Ok(())
+                } else {
+                    Err(format!("{polled} {streams}"))
+                }
+            })
+            .await;
+            committed(&load, 2_000).await;
+        }
+        let ledger = load.stop().await;
+        let all = |status: &Value| {
+            let pipeline = &status["pipelines"][0];
+            pipeline["in_flight_events"] == 0 && pipeline["lag_seconds"] == 0.0
+        };
+        pipeline.topic.await_records(ledger.committed(), SOON).await;
+        relay.await_status("all published", SOON, all).await;
+        let ended = relay.terminate(SOON).await;
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let records = pipeline.topic.read_all().await;
+        let findings = ledger.check(&records);
+        // What was in flight when the slot was dropped comes twice; what was polled while the new slot stood does not.
+        show(&format!(
+            "PostgreSQL {}: {} committed, {} duplicates in two hand-overs each way",
+            version.major(),
+            findings.committed,
+            findings.duplicates
+        ));
+        findings.assert_balanced(2 * 4_000);
+        let left = "select count(*)::text from outbox";
+        assert_eq!(
+            pipeline.sql.text(left).await.as_deref(),
+            Some("0"),
+            "published rows are marked"
+        );
+    }
+}
+
+/// Without the right to have a slot it polls, and says why it does not stream.
+#[tokio::test]
+async fn role_without_replication_polls() {
+    let pipeline = auto(Version::Pg17, "norepl").await;
+    let (name, database) = (&pipeline.name, "select current_database()");
+    let database = pipeline.sql.text(database).await.expect("a database");
+    pipeline
+        .sql
+        .batch(&format!(
+            "create role {name} login; grant usage on schema postrider to {name}; \
+             grant all on all tables in schema postrider to {name}; grant all on outbox to {name}"
+        ))
+        .await;
+    let config = pipeline.config.replace("user=postgres", &format!("user={name}"));
+    let config = config.replace("postgres@", &format!("{name}@"));
+    let relay = crate::relay::Relay::spawn(&config);
+    relay.await_state("polling", SOON).await;
+    pipeline.insert(100).await;
+    assert_eq!(pipeline.topic.await_records(100, SOON).await.len(), 100);
+    let ended = relay.terminate(SOON).await;
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    drop_slot(&pipeline).await;
+    pipeline.sql.batch(&format!("drop owned by {name}; drop role {name}")).await;
+    drop(database);
+}
+
+/// Killed while it polls in the stream's stead: what it had published is marked, and the rest follows in order.
+#[tokio::test]
+async fn killed_while_polling_in_the_streams_stead() {
+    let pipeline = auto(Version::Pg18, "handkill").await;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    let load = Load::start(&pipeline.plan(), 2);
+    committed(&load, 1_000).await;
+    drop_slot(&pipeline).await;
+    relay.await_log("polling the table until", SOON).await;
+    drop(relay.kill().await);
+    committed(&load, 1_000).await;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    committed(&load, 500).await;
+    let ledger = load.stop().await;
+    let records = pipeline.topic.await_records(ledger.committed(), SOON).await;
+    ledger.check(&records).assert_balanced(3 * 4_000);
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
