@@ -14,6 +14,7 @@ const DESTINATIONS_MAX: usize = 1_000;
 /// The destinations in trouble.
 #[derive(Debug, Default)]
 pub(super) struct Destinations {
+    pipeline: String,
     park_after: Option<Duration>,
     /// Since when, by the relay's clock, and whether it is given up.
     since: HashMap<String, (Duration, bool)>,
@@ -21,7 +22,7 @@ pub(super) struct Destinations {
 
 /// What to do with an event of a destination that takes none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Patience {
+enum Patience {
     /// Wait.
     Wait,
     /// Park it; from here on, where `news` says so.
@@ -29,8 +30,8 @@ pub(super) enum Patience {
 }
 
 impl Destinations {
-    pub(super) fn new(park_after: Option<Duration>) -> Self {
-        Self { park_after, since: HashMap::new() }
+    pub(super) fn new(pipeline: &str, park_after: Option<Duration>) -> Self {
+        Self { pipeline: pipeline.to_owned(), park_after, since: HashMap::new() }
     }
 
     /// The destination took a record.
@@ -42,7 +43,7 @@ impl Destinations {
     }
 
     /// The destination took no record.
-    pub(super) fn takes_none(&mut self, topic: &str, now: Duration) -> Patience {
+    fn takes_none(&mut self, topic: &str, now: Duration) -> Patience {
         let Some(park_after) = self.park_after else { return Patience::Wait };
         if let Some((since, given_up)) = self.since.get_mut(topic) {
             if now.saturating_sub(*since) < park_after {
@@ -54,6 +55,16 @@ impl Destinations {
             self.since.insert(topic.to_owned(), (now, false));
         }
         Patience::Wait
+    }
+
+    /// Whether an event of a destination that took none is to be parked.
+    /// Whether an event of this destination, which took it not, is parked.
+    pub(super) fn lost(&mut self, topic: &str, now: Duration) -> bool {
+        let patience = self.takes_none(topic, now);
+        if patience == (Patience::Park { news: true }) {
+            say::destination_given_up(&self.pipeline, topic, self.park_after);
+        }
+        patience != Patience::Wait
     }
 
     /// Whether the pipeline goes on without this destination.
@@ -69,6 +80,8 @@ impl Pipeline {
             self.spec.dead_topic.as_deref() == Some(topic) || self.destinations.is_given_up(topic)
         });
         if holds_up_nobody {
+            // It did, until it was given up.
+            self.tell.sink = None;
             say::destination_down(self, reason, hint);
         } else {
             say::sink_down(self, reason, hint);
@@ -83,7 +96,7 @@ mod tests {
     #[test]
     fn destination_is_given_up_after_its_time_and_taken_back_with_its_first_record() {
         let seconds = Duration::from_secs;
-        let mut destinations = Destinations::new(Some(seconds(10)));
+        let mut destinations = Destinations::new("p", Some(seconds(10)));
         assert_eq!(destinations.takes_none("a", seconds(1)), Patience::Wait);
         assert_eq!(destinations.takes_none("a", seconds(10)), Patience::Wait);
         assert_eq!(destinations.takes_none("b", seconds(11)), Patience::Wait, "each by itself");
@@ -93,7 +106,7 @@ mod tests {
         assert!(destinations.is_given_up("a") && !destinations.is_given_up("b"));
         destinations.takes("a");
         assert_eq!(destinations.takes_none("a", seconds(50)), Patience::Wait, "anew");
-        let mut never = Destinations::new(None);
+        let mut never = Destinations::new("p", None);
         assert_eq!(never.takes_none("a", seconds(1)), Patience::Wait);
         assert_eq!(never.takes_none("a", seconds(1_000_000)), Patience::Wait);
     }

@@ -3,7 +3,6 @@
 //! Nothing here allocates for an event or waits. It stops where the intake shuts or the sink is busy, remembers the
 //! place, and goes on from there: the batch stays where it was read.
 
-use super::destinations::Patience;
 use super::halts;
 use super::pipeline::Pipeline;
 use super::say;
@@ -168,50 +167,37 @@ impl Pipeline {
             }
             Answer::Nothing => return Step::Next,
         };
-        match self.sink.enqueue(ticket, &record) {
+        let refused = match self.sink.enqueue(ticket, &record) {
             Ok(()) => {
                 self.destinations.takes(record.topic);
                 note(&mut self.claim_ids, mapped.event_id);
                 self.marking.sent(ticket, mapped.event_id);
                 self.tell.clamped_total += u64::from(mapped.clamped);
-                Step::Next
+                return Step::Next;
             }
-            Err(NotTaken::Unavailable)
-                if let Patience::Park { news } =
-                    self.destinations.takes_none(record.topic, now) =>
-            {
-                note(&mut self.claim_ids, mapped.event_id);
-                let first = self.effects.len();
-                self.relay.apply(now, Input::Unavailable { ticket }, &mut self.effects);
-                if let Answer::Park(entry) = take_answer(&mut self.effects, first) {
-                    self.shelf.keep_unavailable(entry, &mapped, at);
-                    self.tell.parked_total += 1;
-                    if news {
-                        say::destination_given_up(&self.spec, record.topic);
-                        self.tell.sink = None;
-                    }
-                }
-                Step::Next
-            }
+            Err(NotTaken::Refused(reason)) => Some(reason),
+            Err(NotTaken::Unavailable) if self.destinations.lost(record.topic, now) => None,
             Err(NotTaken::Full | NotTaken::Destination | NotTaken::Unavailable) => {
                 self.apply(now, Input::NotTaken { ticket });
-                Step::Stay
+                return Step::Stay;
             }
-            Err(NotTaken::Refused(reason)) => {
-                note(&mut self.claim_ids, mapped.event_id);
-                self.metrics.failed(mapped.event_type);
-                let halt = Box::new(halts::refused_event(&mapped, at, reason));
-                let first = self.effects.len();
-                let refused = Input::Refused { ticket, reason, halt };
-                self.relay.apply(now, refused, &mut self.effects);
-                if let Answer::Park(entry) = take_answer(&mut self.effects, first) {
-                    let row = self.shelf.keep_refused(entry, &mapped, at, reason);
-                    self.tell.parked_total += 1;
-                    say::parked(&mut self.tell, &self.spec, row);
-                }
-                Step::Next
+        };
+        note(&mut self.claim_ids, mapped.event_id);
+        let input = refused.map_or(Input::Unavailable { ticket }, |reason| {
+            self.metrics.failed(mapped.event_type);
+            let halt = Box::new(halts::refused_event(&mapped, at, reason));
+            Input::Refused { ticket, reason, halt }
+        });
+        let first = self.effects.len();
+        self.relay.apply(now, input, &mut self.effects);
+        if let Answer::Park(entry) = take_answer(&mut self.effects, first) {
+            let row = self.shelf.keep_refused(entry, &mapped, at, refused);
+            self.tell.parked_total += 1;
+            if refused.is_some() {
+                say::parked(&mut self.tell, &self.spec, row);
             }
         }
+        Step::Next
     }
 
     fn skip(&mut self, now: Duration) -> Step {

@@ -115,7 +115,7 @@ impl Pipeline {
             rules: spec.parking,
         };
         let marking = Marking::new(spec.poll.mark_streamed || spec.mode == Mode::Auto);
-        let destinations = Destinations::new(spec.park_after);
+        let destinations = Destinations::new(spec.name(), spec.park_after);
         Ok(Self {
             spec: Arc::new(spec),
             relay: Relay::new(settings),

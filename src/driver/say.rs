@@ -4,20 +4,20 @@
 //! line has an `event`, a stable name for machines; `docs/operations.md` lists them with their fields. Owns the wall
 //! clock, which serves latencies and lag, and no decision.
 
+mod destination;
 mod parked;
 
+pub(super) use destination::{destination_down, destination_given_up, undelivered};
 pub(super) use parked::{marked, parked, released};
 
 use super::pipeline::Pipeline;
 use super::run::Exit;
-use super::spec::PipelineSpec;
 use super::trouble::{Due, Few, Trouble, span};
 use crate::error::{Chain, Halt};
-use crate::event::{PgTime, Position};
+use crate::event::PgTime;
 use crate::postgres::SourceError;
 use crate::postgres::action;
 use crate::postgres::cursor::Written;
-use crate::record::Refusal;
 use crate::relay::Restart;
 use crate::status::{self, Board};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -260,55 +260,6 @@ pub(super) fn sink_down(pipeline: &mut Pipeline, reason: &str, hint: Option<&str
         };
         let pipeline = pipeline.spec.name();
         warn!(event = "broker_down", pipeline, seconds, tries, reason, hint, "{words}");
-    }
-}
-
-/// A destination takes no records, and the pipeline goes on without it.
-pub(super) fn destination_down(pipeline: &mut Pipeline, reason: &str, hint: Option<&str>) {
-    let (told, now) = (&mut pipeline.tell.destination, Instant::now());
-    let due = Trouble::note(told, reason.to_owned(), hint.map(str::to_owned), now);
-    if let Some(Due { seconds, tries }) = due {
-        warn!(
-            event = "destination_down",
-            pipeline = pipeline.spec.name(),
-            seconds,
-            tries,
-            reason,
-            hint,
-            "a topic takes no records: its events wait, parked"
-        );
-    }
-}
-
-/// Events of a destination are parked from here on.
-pub(super) fn destination_given_up(spec: &PipelineSpec, topic: &str) {
-    let park_after = spec.park_after.unwrap_or_default();
-    warn!(
-        event = "destination_given_up",
-        pipeline = spec.name(),
-        topic,
-        ?park_after,
-        hint = "mend the topic: its parked events are tried again by themselves",
-        "the topic has taken no records for parking.park_after: its events are parked, all others go on"
-    );
-}
-
-/// The dead-letter topic did not take a record.
-pub(super) fn undelivered(pipeline: &mut Pipeline, position: Position, reason: Refusal) {
-    let said = reason.code().to_owned();
-    let (told, now) = (&mut pipeline.tell.letters, Instant::now());
-    if let Some(Due { seconds, tries }) = Trouble::note(told, said, None, now) {
-        warn!(
-            event = "letter_not_sent",
-            pipeline = pipeline.spec.name(),
-            seconds,
-            tries,
-            %position,
-            topic = pipeline.spec.dead_topic,
-            %reason,
-            hint = "see that parking.dead_topic exists and takes records as large as the other topics",
-            "dead event not sent to the dead-letter topic: it stays parked, and is offered again"
-        );
     }
 }
 

@@ -113,25 +113,20 @@ impl Shelf {
         self.kept.push_back(parked(entry, mapped, at.commit_time));
     }
 
-    /// Keeps the record of an event that the sink will not take.
+    /// Keeps the record of an event that the sink will not take, or, without a reason, whose destination takes none.
     pub(super) fn keep_refused(
         &mut self,
         entry: Entry,
         mapped: &Mapped<'_>,
         at: At,
-        reason: Refusal,
+        reason: Option<Refusal>,
     ) -> &Parked {
         let mut row = parked(entry, mapped, at.commit_time);
-        (row.error_code, row.error) = (Some(reason.code()), Some(reason.to_string()));
+        row.error_code = Some(reason.map_or("destination", Refusal::code));
+        let unavailable =
+            || "the topic takes no records: it is missing, or not open to us".to_owned();
+        row.error = Some(reason.map_or_else(unavailable, |reason| reason.to_string()));
         push(&mut self.kept, row)
-    }
-
-    /// Keeps the record of an event whose destination takes none.
-    pub(super) fn keep_unavailable(&mut self, entry: Entry, mapped: &Mapped<'_>, at: At) {
-        let mut row = parked(entry, mapped, at.commit_time);
-        let error = "the topic takes no records: it is missing, or not open to us".to_owned();
-        (row.error_code, row.error) = (Some("destination"), Some(error));
-        self.kept.push_back(row);
     }
 
     /// Keeps what is known of an event that can't be made a record.

@@ -23,7 +23,6 @@ mod feedback;
 mod flow;
 mod input;
 mod lanes;
-mod letters;
 mod parking;
 mod phase;
 mod stream;

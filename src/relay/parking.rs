@@ -4,13 +4,15 @@
 //! before, and a lane is live then and not before. One write is under way at a time, and takes all that has gathered.
 //! Knows tickets and positions; the records are the driver's.
 
+mod letters;
+
 use super::effect::Effect;
 use super::lanes::{Counts, Lanes};
-use super::letters::Letters;
 use crate::ack::bug::{Bug, injected};
 use crate::event::Position;
 use crate::parked::{Became, Entry, Lane, Mark, State, Wish};
 use crate::record::{Refusal, Ticket};
+use letters::Letters;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
@@ -339,54 +341,10 @@ impl Parking {
         }
     }
 
-    fn send_letter(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        while let Some(position) = self.letters.next(now) {
-            if !self.lanes.row(position).is_some_and(|row| row.state == State::Dead) {
-                self.letters.forget(position);
-                continue;
-            }
-            let ticket = self.ticket();
-            self.letters.goes(ticket, position);
-            effects.push(Effect::Letter { ticket, position });
-        }
-    }
-
     fn ticket(&mut self) -> Ticket {
         let ticket = Ticket(TRY | self.next_try);
         self.next_try += 1;
         ticket
-    }
-
-    /// A row is committed: if it is dead now, its record is to be sent.
-    fn may_be_a_letter(&mut self, position: Position) {
-        if self.lanes.row(position).is_some_and(|row| row.state == State::Dead) {
-            self.letters.dead(position);
-        }
-    }
-
-    /// A row read at the start is dead and was not sent.
-    pub(super) fn unsent(&mut self, position: Position) {
-        self.may_be_a_letter(position);
-    }
-
-    /// Whether a ticket is the letter's that is out.
-    pub(super) fn is_letter(&self, ticket: Ticket) -> bool {
-        self.letters.is_out(ticket)
-    }
-
-    /// The dead-letter topic has the record.
-    pub(super) fn delivered(&mut self, ticket: Ticket) {
-        let Some(position) = self.letters.ended(ticket) else { return };
-        self.letters.sent(position);
-        self.mark(position, Became::DeadSent, None);
-    }
-
-    /// The dead-letter topic did not take the record; whose.
-    pub(super) fn undelivered(&mut self, now: Duration, ticket: Ticket) -> Option<Position> {
-        let position = self.letters.ended(ticket)?;
-        let due = now.saturating_add(self.rules.wait(self.rules.steps_max));
-        self.letters.send_at(position, due);
-        Some(position)
     }
 
     /// When something falls due.

@@ -230,6 +230,7 @@ fn event_of_a_destination_that_is_given_up_is_parked_with_no_attempt_and_its_fol
          parked
          parked
          acked 2
+         written
          wait 1000
          notopic t0
          wait 1000

@@ -4,8 +4,11 @@
 //! there, and a crash before the mark sends it again. What is refused is put off and never given up; nothing waits for
 //! it but the letters themselves. Knows no lane: `parking` says who is dead.
 
+use super::Parking;
 use crate::event::Position;
+use crate::parked::{Became, State};
 use crate::record::Ticket;
+use crate::relay::Effect;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
@@ -107,5 +110,55 @@ impl Letters {
     /// When the next falls due.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.order.first().filter(|_| self.out.is_none()).map(|(due, _)| *due)
+    }
+}
+
+impl Parking {
+    pub(super) fn send_letter(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        while let Some(position) = self.letters.next(now) {
+            if self.lanes.row(position).is_none_or(|row| row.state != State::Dead) {
+                self.letters.forget(position);
+                continue;
+            }
+            let ticket = self.ticket();
+            self.letters.goes(ticket, position);
+            effects.push(Effect::Letter { ticket, position });
+        }
+    }
+
+    /// A row is committed: if it is dead now, its record is to be sent.
+    pub(super) fn may_be_a_letter(&mut self, position: Position) {
+        if self.lanes.row(position).is_some_and(|row| row.state == State::Dead) {
+            self.letters.dead(position);
+        }
+    }
+
+    /// A row read at the start is dead and was not sent.
+    pub(in crate::relay) fn unsent(&mut self, position: Position) {
+        self.may_be_a_letter(position);
+    }
+
+    /// Whether a ticket is the letter's that is out.
+    pub(in crate::relay) fn is_letter(&self, ticket: Ticket) -> bool {
+        self.letters.is_out(ticket)
+    }
+
+    /// The dead-letter topic has the record.
+    pub(in crate::relay) fn delivered(&mut self, ticket: Ticket) {
+        let Some(position) = self.letters.ended(ticket) else { return };
+        self.letters.sent(position);
+        self.mark(position, Became::DeadSent, None);
+    }
+
+    /// The dead-letter topic did not take the record; whose.
+    pub(in crate::relay) fn undelivered(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+    ) -> Option<Position> {
+        let position = self.letters.ended(ticket)?;
+        let due = now.saturating_add(self.rules.wait(self.rules.steps_max));
+        self.letters.send_at(position, due);
+        Some(position)
     }
 }
