@@ -251,10 +251,11 @@ fn event_of_a_destination_that_is_given_up_is_parked_with_no_attempt_and_its_fol
             parked            │ write 1 rows [], write cursor 0/10+0/20:1
             parked            │ 
             acked 2           │ published
-            wait 1000         │ 
+            written           │ 
+            wait 1000         │ try t0 0/20:0, write cursor 0/30
             notopic t0        │ 
-            wait 1000         │ 
-            acked t1          │ 
+            wait 1000         │ try t1 0/20:0
+            acked t1          │ released 0/20:0, write 0 rows [0/20:0 done]
             parked            │ 
             acked t2          │ 
             parked            │ 
