@@ -38,3 +38,4 @@ mod sim;
 pub mod cli;
 pub mod config;
 pub mod demo;
+pub mod init;

@@ -80,6 +80,8 @@ pub struct Parked {
     pub aggregates: u64,
     /// Whether `parking.rows_max` is reached, so that the intake is shut.
     pub full: bool,
+    /// How long the oldest has been parked, as last seen; 0 where none is.
+    pub oldest_seconds: f64,
     /// The first events that others wait behind, at most ten.
     pub heads: Vec<Head>,
 }

@@ -71,4 +71,4 @@ CREATE INDEX parked_requested ON postrider.parked (pipeline) WHERE requested_act
 CREATE INDEX parked_event_id ON postrider.parked (pipeline, event_id);
 
 -- Who owns the pipeline: raised by each relay that takes it over, so that one which lost it writes nothing more.
-ALTER TABLE postrider.cursor ADD owner_epoch bigint NOT NULL DEFAULT 0;
+ALTER TABLE postrider.cursor ADD COLUMN IF NOT EXISTS owner_epoch bigint NOT NULL DEFAULT 0;

@@ -2,6 +2,7 @@
 
 use super::parked::ParkedArgs;
 use crate::config::Env;
+use crate::outbox::Layout;
 use clap::{ColorChoice, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -101,6 +102,8 @@ pub enum Command {
     Demo(DemoArgs),
     /// Look for everything that would bite later, in file, database and broker; changes nothing
     Check(CheckArgs),
+    /// Write a first configuration: from nothing, from the tables of a database, or from a Debezium connector's
+    Init(InitArgs),
     /// Create what is missing in the database: publication, slot, Postrider's schema
     Setup(SetupArgs),
     /// Stream until told to stop: the service
@@ -109,6 +112,10 @@ pub enum Command {
     Status(StatusArgs),
     /// Events that could not be published: list, show, retry, skip, replace
     Parked(ParkedArgs),
+    /// Look at the configuration: the values in effect, or the schema for editors
+    Config(ConfigArgs),
+    /// Print the completions of a shell
+    Completions(CompletionsArgs),
 }
 
 /// `postrider demo`
@@ -118,9 +125,12 @@ pub enum Command {
                         --url. Exits 0 when the ledger balances, else 1. What it starts or creates is gone afterwards."
 )]
 pub struct DemoArgs {
-    /// How long events are written [default: until Ctrl-C on a terminal, else 15]
+    /// How long events are written [default: until Ctrl-C on a terminal, else 15; with --chaos 30]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: Option<u32>,
+    /// Break things in turn: kill -9 of the relay, a frozen broker, a restart of the database
+    #[arg(long, conflicts_with = "kill")]
+    pub chaos: bool,
     /// Kill the relay with -9 and start it again, N times while it runs
     #[arg(long, value_name = "N", default_value = "0", value_parser = clap::value_parser!(u32).range(..=100))]
     pub kill: u32,
@@ -161,11 +171,50 @@ pub struct CheckArgs {
     pub url: Option<String>,
 }
 
+/// `postrider init`
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Passwords are never written: not that of a URL, and none of a connector's file. What was found, what \
+                        is left to do and what has no counterpart is told on standard error."
+)]
+pub struct InitArgs {
+    /// The file to write; - is standard output
+    #[arg(short, long, value_name = "FILE", default_value = "./postrider.toml")]
+    pub output: PathBuf,
+    /// Overwrite the file where it is there
+    #[arg(long)]
+    pub force: bool,
+    /// The pipeline's name: a-z, 0-9 and _
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// The layout of the table
+    #[arg(long, value_name = "LAYOUT", value_parser = clap::builder::PossibleValuesParser::new(Layout::NAMES))]
+    #[arg(conflicts_with = "from_debezium")]
+    pub layout: Option<String>,
+    /// The outbox table, as SQL writes it
+    #[arg(long, value_name = "TABLE")]
+    pub table: Option<String>,
+    /// What source.url is to be
+    #[arg(long, value_name = "URL")]
+    pub url: Option<String>,
+    /// What sink.brokers is to be
+    #[arg(long, value_name = "LIST")]
+    pub brokers: Option<String>,
+    /// Look at the tables of this database, and propose layout and columns
+    #[arg(long, value_name = "URL", conflicts_with = "from_debezium")]
+    pub from_database: Option<String>,
+    /// Translate this configuration of a Debezium connector: properties or JSON; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub from_debezium: Option<PathBuf>,
+}
+
 /// `postrider setup`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "Running it again does no harm: what stands and fits is left as it is, nothing is ever dropped."
+    after_help = "It says what it is about to do, then does it. Running it again does no harm: what stands and fits is \
+                  left as it is. Only --undo drops, after naming what is lost."
 )]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag that can be typed")]
 pub struct SetupArgs {
     /// Only print the SQL that is needed, for a DBA to run
     #[arg(long)]
@@ -173,6 +222,12 @@ pub struct SetupArgs {
     /// Create the outbox table too, as the layout has it
     #[arg(long)]
     pub create_table: bool,
+    /// Drop slot, publication and Postrider's rows again, after naming what is lost; never the outbox
+    #[arg(long, conflicts_with = "create_table")]
+    pub undo: bool,
+    /// Don't ask before --undo
+    #[arg(long)]
+    pub yes: bool,
     /// Create the trigger by which inserts wake a polling relay at once
     #[arg(long)]
     pub notify: bool,
@@ -206,4 +261,53 @@ pub struct StatusArgs {
     /// JSON, as /status has it
     #[arg(long)]
     pub json: bool,
+    /// Look again and again until Ctrl-C.
+    #[arg(
+        help = "Look again every SECONDS until Ctrl-C [default: 2]; with --json one object a line"
+    )]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub watch: Option<u32>,
+}
+
+/// `postrider config`
+#[derive(clap::Args, Debug)]
+pub struct ConfigArgs {
+    /// What to print.
+    #[command(subcommand)]
+    pub command: ConfigCommand,
+}
+
+/// What `postrider config` prints.
+#[derive(Subcommand, Debug)]
+pub enum ConfigCommand {
+    /// The values in effect, each with where it comes from; secrets are masked
+    Show(ConfigShowArgs),
+    /// JSON Schema of the file, for editors
+    Schema,
+}
+
+/// `postrider config show`
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "Text is TOML, with where each value comes from behind it: the line of the file and the variables \
+                        it was filled in from, the layout, or the default."
+)]
+pub struct ConfigShowArgs {
+    /// JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `postrider completions`
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "bash: postrider completions bash > ~/.local/share/bash-completion/completions/postrider\n\
+                        zsh:  postrider completions zsh > \"${fpath[1]}/_postrider\"\n\
+                        fish: postrider completions fish > ~/.config/fish/completions/postrider.fish"
+)]
+pub struct CompletionsArgs {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
 }

@@ -10,11 +10,14 @@ use std::time::Duration;
 
 /// How long a demo runs where nobody sits before it. Unit: seconds.
 const SECONDS_WITHOUT_TERMINAL: u32 = 15;
+/// The same with `--chaos`: each of three acts takes some seconds to overcome.
+const SECONDS_OF_CHAOS: u32 = 30;
 
 pub(super) fn run(args: &DemoArgs, global: &Global, env: Env<'_>) -> Result<Exit, CliError> {
     let is_dumb = env("TERM").is_some_and(|term| term == "dumb");
     let is_terminal = std::io::stdout().is_terminal() && !is_dumb;
-    let seconds = args.seconds.or((!is_terminal).then_some(SECONDS_WITHOUT_TERMINAL));
+    let alone = if args.chaos { SECONDS_OF_CHAOS } else { SECONDS_WITHOUT_TERMINAL };
+    let seconds = args.seconds.or((!is_terminal).then_some(alone));
     let executable = std::env::current_exe();
     let executable =
         executable.map_err(|source| DemoError::Spawn { path: "postrider".into(), source })?;
@@ -23,6 +26,7 @@ pub(super) fn run(args: &DemoArgs, global: &Global, env: Env<'_>) -> Result<Exit
         brokers: args.brokers.clone(),
         limit: seconds.map(|seconds| Duration::from_secs(seconds.into())),
         kills: args.kill,
+        chaos: args.chaos,
         rate: args.rate,
         is_terminal,
         color: global.color(env, is_terminal),

@@ -5,12 +5,14 @@ use crate::admin::AdminError;
 use crate::config::ConfigError;
 use crate::demo::DemoError;
 use crate::error::{Chain, Halt};
+use crate::init::InitError;
 use crate::postgres::action;
 use crate::postgres::setup::SetupError;
 use crate::postgres::{ConninfoError, SourceError};
 use std::fmt::Write as _;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 /// What ends a command before or instead of its result.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +47,10 @@ pub(super) enum CliError {
     Url(#[from] ConninfoError),
     #[error("--create-table can't be used: pipeline \"{pipeline}\" {why}")]
     CreateTable { pipeline: String, why: &'static str },
+    #[error(
+        "--undo drops things and asks first, but standard input is no terminal: nothing was changed"
+    )]
+    NotAgreed,
     #[error(transparent)]
     Setup(#[from] SetupError),
     #[error(transparent)]
@@ -69,6 +75,20 @@ pub(super) enum CliError {
     Input(#[source] io::Error),
     #[error(transparent)]
     Demo(#[from] DemoError),
+    #[error("could not read \"{}\"", .path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("could not write \"{}\"", .path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Init(#[from] InitError),
     #[error("could not write to standard output")]
     Output(#[source] io::Error),
 }
@@ -76,17 +96,22 @@ pub(super) enum CliError {
 impl CliError {
     pub(super) fn exit(&self) -> Exit {
         match self {
+            Self::Init(error) if error.is_of_database() => Exit::NotWell,
             Self::Config(_)
             | Self::Pipeline { .. }
             | Self::Log { .. }
             | Self::AdminOff
             | Self::Admin(_)
             | Self::Url(_)
+            | Self::NotAgreed
             | Self::WhichPipeline { .. }
             | Self::NothingSelected
             | Self::Ambiguous { .. }
             | Self::PayloadFile { .. }
-            | Self::CreateTable { .. } => Exit::Usage,
+            | Self::CreateTable { .. }
+            | Self::Read { .. }
+            | Self::Write { .. }
+            | Self::Init(_) => Exit::Usage,
             Self::Setup(SetupError::Halt(_)) => Exit::Halted,
             Self::Runtime(_)
             | Self::Ask { .. }
@@ -120,12 +145,18 @@ impl CliError {
         text
     }
 
+    /// The chain of causes alone.
+    pub(super) fn one_line(&self) -> String {
+        Chain(self).to_string()
+    }
+
     /// Detail, meaning and hint, where there are any.
     fn notes(&self) -> Vec<(&'static str, String)> {
         match self {
             Self::Setup(SetupError::Halt(halt)) => of_halt(halt),
             Self::Setup(SetupError::Step { error, .. } | SetupError::Source(error))
-            | Self::Source(error) => of_server(error),
+            | Self::Source(error)
+            | Self::Init(InitError::Source(error)) => of_server(error),
             Self::Admin(error) => hint(error.hint()),
             Self::Log { .. } => {
                 hint("write a level such as debug, or a filter such as info,postrider=debug")
@@ -134,6 +165,7 @@ impl CliError {
             Self::Ask { .. } => hint(
                 "is postrider run running, with this configuration? Or it has halted: its log says why",
             ),
+            Self::NotAgreed => hint("read what is lost above, and say --yes"),
             Self::Stranger(_) => hint("give admin.listen a port of its own"),
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
             Self::WhichPipeline { .. } => hint("name one of them with -p"),
@@ -143,6 +175,10 @@ impl CliError {
                 hint(&format!("postrider setup -p {pipeline} makes it"))
             }
             Self::Demo(error) => error.hint().map(hint).unwrap_or_default(),
+            Self::Init(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
+            Self::Write { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
+                hint("give -o another FILE, or --force to overwrite this one")
+            }
             Self::Config(_)
             | Self::Pipeline { .. }
             | Self::Runtime(_)
@@ -151,6 +187,8 @@ impl CliError {
             | Self::NothingSelected
             | Self::PayloadFile { .. }
             | Self::Input(_)
+            | Self::Read { .. }
+            | Self::Write { .. }
             | Self::Setup(SetupError::NoEffect { .. })
             | Self::Output(_) => Vec::new(),
         }

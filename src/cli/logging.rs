@@ -1,5 +1,7 @@
 //! The log: text or JSON on standard error. Started once, before anything else happens.
 
+mod text;
+
 use super::args::{Global, LogFormat};
 use super::error::CliError;
 use crate::config::Env;
@@ -17,9 +19,17 @@ pub(super) fn start(global: &Global, env: Env<'_>) -> Result<(), CliError> {
     let log = tracing_subscriber::fmt().with_env_filter(parsed).with_writer(io::stderr);
     // A second start, as tests have it, keeps the first log.
     let started = match global.log_format {
-        LogFormat::Text => log.with_ansi(color).try_init(),
+        LogFormat::Text => {
+            let log = log.with_ansi(color).fmt_fields(text::Fields);
+            log.with_target(shows_modules(filter)).try_init()
+        }
         LogFormat::Json => log.json().flatten_event(true).with_current_span(false).try_init(),
     };
     drop(started);
     Ok(())
+}
+
+/// Which module speaks is for those who look for a bug, or filter by module.
+fn shows_modules(filter: &str) -> bool {
+    ["debug", "trace", "="].iter().any(|word| filter.contains(word))
 }

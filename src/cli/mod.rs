@@ -5,9 +5,12 @@
 
 mod args;
 mod check;
+mod completions;
+mod config_file;
 mod demo;
 mod error;
 mod exit;
+mod init;
 mod logging;
 mod output;
 mod parked;
@@ -16,7 +19,8 @@ mod setup;
 mod status;
 
 pub use args::{
-    Args, CheckArgs, Color, Command, DemoArgs, Global, LogFormat, RunArgs, SetupArgs, StatusArgs,
+    Args, CheckArgs, Color, Command, CompletionsArgs, ConfigArgs, ConfigCommand, ConfigShowArgs,
+    DemoArgs, Global, InitArgs, LogFormat, RunArgs, SetupArgs, StatusArgs,
 };
 pub use exit::Exit;
 pub use parked::{
@@ -59,6 +63,7 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             let config = read(&args.global, env)?;
             block_on(check::run(&config, &args.global, check, env))?
         }
+        Command::Init(init) => block_on(init::run(init, env))?,
         Command::Setup(setup) => {
             let config = load(&args.global, env)?;
             block_on(setup::run(&config, setup, env))?
@@ -77,6 +82,11 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             block_on(parked::run(&config, parked, env))?
         }
         Command::Demo(demo) => demo::run(demo, &args.global, env),
+        Command::Config(config) => match &config.command {
+            ConfigCommand::Show(show) => config_file::show(&load(&args.global, env)?, show, env),
+            ConfigCommand::Schema => config_file::schema(),
+        },
+        Command::Completions(completions) => completions::run(completions),
     }
 }
 
@@ -84,7 +94,7 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
 fn load(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
     let config = read(global, env)?;
     for warning in &config.warnings {
-        tracing::warn!("{}:{warning}", config.file);
+        tracing::warn!(event = "config_warning", "{}:{warning}", config.file);
     }
     Ok(config)
 }

@@ -16,10 +16,15 @@ impl Output {
 
     /// Writes a text and a line feed.
     pub(super) fn line(&mut self, text: &str) -> io::Result<()> {
+        self.line_if_read(text).map(|_read| ())
+    }
+
+    /// The same; false once the reader has gone away.
+    pub(super) fn line_if_read(&mut self, text: &str) -> io::Result<bool> {
         let written = writeln!(self.0, "{text}").and_then(|()| self.0.flush());
         match written {
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-            written => written,
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+            written => written.map(|()| true),
         }
     }
 

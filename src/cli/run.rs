@@ -50,14 +50,19 @@ async fn aside(
         if let Some(admin) = admin
             && let Err(error) = admin.serve(view, std::future::pending()).await
         {
-            tracing::error!(error = %Chain(&error), hint = error.hint(), "the admin endpoint ended");
+            let (reason, hint) = (Chain(&error), error.hint());
+            tracing::error!(event = "admin_ended", %reason, hint, "the admin endpoint ended");
         }
         std::future::pending::<Never>().await
     };
     let obey = async {
         loop {
             let name = signals.next().await;
-            tracing::info!(signal = name, "told to stop; once more leaves at once");
+            tracing::info!(
+                event = "told_to_stop",
+                signal = name,
+                "told to stop; once more leaves at once"
+            );
             handle.stop();
         }
     };
@@ -80,10 +85,10 @@ async fn pipelines_end(
         left = left.saturating_sub(1);
         // The pipeline has told its own end, unless it was a panic.
         if let driver::Exit::Bug = exit {
-            tracing::error!(pipeline, "ended by a bug in Postrider");
+            tracing::error!(event = "bug", pipeline, "ended by a bug in Postrider");
         }
         if stop && left > 0 {
-            tracing::warn!(pipeline, "stopping the other pipelines");
+            tracing::warn!(event = "stopping_all", pipeline, "stopping the other pipelines");
             handle.stop();
         }
     }
@@ -137,6 +142,7 @@ fn announce(config: &Config, admin: Option<&Admin>) {
     let address = admin.and_then(|admin| admin.address().ok());
     let address = address.map_or_else(|| "off".to_owned(), |address| address.to_string());
     tracing::info!(
+        event = "starting",
         version = env!("CARGO_PKG_VERSION"),
         config = config.file,
         pipelines = names.join(","),

@@ -1,6 +1,8 @@
-//! `postrider setup`: makes what is missing in the database, or prints the SQL for it.
+//! `postrider setup`: tells what is missing in the database and makes it, or prints the SQL; `--undo` the other way.
 
 mod layout_sql;
+mod undo;
+mod words;
 
 use super::args::SetupArgs;
 use super::error::CliError;
@@ -42,6 +44,9 @@ async fn one(
         messages: spec.messages(),
         failover: spec.failover,
     };
+    if args.undo {
+        return undo::one(spec.name(), &control, &ask, args).await;
+    }
     let sql = args.create_table.then_some(spec.names.table.as_ref()).flatten();
     let sql = sql.map(|table| layout_sql::for_table(spec.outbox.layout, &table.name));
     // A DBA who reads the SQL runs it as somebody else: then the relay's role needs its rights.
@@ -70,6 +75,9 @@ async fn one(
         let text = format!("-- Pipeline {}\n{first}{plan}", spec.name());
         return out.line(text.trim_end()).map_err(CliError::Output);
     }
+    let plan =
+        setup::plan(&control.facts(&ask).await?, &options).map_err(setup::SetupError::from)?;
+    out.line(&words::of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
     let watch = Control::connect(conninfo, APPLICATION_NAME).await?;
     let done = setup::apply(&control, &watch, &ask, &options, &mut tell(spec.name())).await?;
     let mut lines = Vec::new();

@@ -1,4 +1,4 @@
-//! `postrider status`: asks the running process, and shows what it says.
+//! `postrider status`: asks the running process, and shows what it says, once or again and again.
 
 mod ask;
 mod table;
@@ -9,6 +9,12 @@ use super::exit::Exit;
 use super::output::Output;
 use crate::config::Config;
 use serde_json::Value;
+use std::io::IsTerminal as _;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// To the upper left, and everything below it away: what a terminal shows is replaced in place.
+const REPLACE: &str = "\x1b[H\x1b[J";
 
 pub(super) async fn run(
     config: &Config,
@@ -17,6 +23,52 @@ pub(super) async fn run(
     color: bool,
 ) -> Result<Exit, CliError> {
     let address = ask::reachable(config.admin.listen.ok_or(CliError::AdminOff)?);
+    let Some(seconds) = args.watch else {
+        let look = look(address, global).await?;
+        let text = if args.json { format!("{:#}", look.status) } else { look.table(color) };
+        Output::stdout().line(&text).map_err(CliError::Output)?;
+        return Ok(look.exit());
+    };
+    tokio::select! {
+        biased;
+        stopped = tokio::signal::ctrl_c() => stopped.map(|()| Exit::Done).map_err(CliError::Runtime),
+        ended = watch(address, global, args, color, seconds) => ended,
+    }
+}
+
+/// Looks until the reader of what is printed has gone away. Nobody answering is news like any other.
+async fn watch(
+    address: SocketAddr,
+    global: &Global,
+    args: &StatusArgs,
+    color: bool,
+    seconds: u32,
+) -> Result<Exit, CliError> {
+    let mut ticks = tokio::time::interval(Duration::from_secs(seconds.into()));
+    let before = if std::io::stdout().is_terminal() && !args.json { REPLACE } else { "" };
+    loop {
+        ticks.tick().await;
+        let text = match (look(address, global).await, args.json) {
+            (Ok(look), true) => look.status.to_string(),
+            (Ok(look), false) => look.table(color),
+            (Err(error), true) => serde_json::json!({ "error": error.one_line() }).to_string(),
+            (Err(error), false) => error.report(),
+        };
+        // A blank line between two tables that stand one below the other.
+        let after = if before.is_empty() && !args.json { "\n" } else { "" };
+        let text = format!("{before}{text}{after}");
+        if !Output::stdout().line_if_read(&text).map_err(CliError::Output)? {
+            return Ok(Exit::Done);
+        }
+    }
+}
+
+/// One answer.
+struct Look {
+    status: Value,
+}
+
+async fn look(address: SocketAddr, global: &Global) -> Result<Look, CliError> {
     let body = ask::status(address).await?;
     let mut status: Value =
         serde_json::from_str(&body).map_err(|_not_json| CliError::Stranger(address))?;
@@ -26,9 +78,22 @@ pub(super) async fn run(
     if let Some(name) = &global.pipeline {
         pipelines.retain(|pipeline| pipeline["pipeline"] == name.as_str());
     }
-    let is_ready = |pipeline: &Value| pipeline["ready"] == Value::Bool(true);
-    let well = !pipelines.is_empty() && pipelines.iter().all(is_ready);
-    let text = if args.json { format!("{status:#}") } else { table::render(pipelines, color) };
-    Output::stdout().line(&text).map_err(CliError::Output)?;
-    Ok(if well { Exit::Done } else { Exit::NotWell })
+    Ok(Look { status })
+}
+
+impl Look {
+    fn pipelines(&self) -> &[Value] {
+        self.status["pipelines"].as_array().map_or(&[], Vec::as_slice)
+    }
+
+    fn table(&self, color: bool) -> String {
+        table::render(self.pipelines(), color)
+    }
+
+    fn exit(&self) -> Exit {
+        let is_ready = |pipeline: &Value| pipeline["ready"] == Value::Bool(true);
+        let pipelines = self.pipelines();
+        let well = !pipelines.is_empty() && pipelines.iter().all(is_ready);
+        if well { Exit::Done } else { Exit::NotWell }
+    }
 }

@@ -30,13 +30,19 @@ fn help_is_short() {
         Usage: postrider [OPTIONS] <COMMAND>
 
         Commands:
-          demo    See it work: a throwaway database, an in-process broker, a writer and a reader, one screen
-          check   Look for everything that would bite later, in file, database and broker; changes nothing
-          setup   Create what is missing in the database: publication, slot, Postrider's schema
-          run     Stream until told to stop: the service
-          status  One look at every pipeline of the running process
-          parked  Events that could not be published: list, show, retry, skip, replace
-          help    Print this message or the help of the given subcommand(s)
+          demo         See it work: a throwaway database, an in-process broker, a writer and a reader, one
+                       screen
+          check        Look for everything that would bite later, in file, database and broker; changes
+                       nothing
+          init         Write a first configuration: from nothing, from the tables of a database, or from a
+                       Debezium connector's
+          setup        Create what is missing in the database: publication, slot, Postrider's schema
+          run          Stream until told to stop: the service
+          status       One look at every pipeline of the running process
+          parked       Events that could not be published: list, show, retry, skip, replace
+          config       Look at the configuration: the values in effect, or the schema for editors
+          completions  Print the completions of a shell
+          help         Print this message or the help of the given subcommand(s)
 
         Options:
           -c, --config <FILE>        The configuration [default: $POSTRIDER_CONFIG, ./postrider.toml,

@@ -4,7 +4,7 @@
 //! know is a mistake of the file like any other, with its place.
 
 use super::context::Context;
-use super::section::quoted;
+use super::names::quoted;
 use super::types::{Mark, Ordering, PipelineConfig, SinkKind, SizeMax};
 use crate::driver::{PipelineSpec, PollSettings, poll_spec};
 use crate::error::Chain;
@@ -55,6 +55,8 @@ pub(super) fn spec(
             bytes_max: pipeline.flow.in_flight_bytes,
         },
         parking: rules(pipeline),
+        dead_topic: pipeline.parking.dead_topic.clone(),
+        park_after: pipeline.parking.park_after,
         mode: pipeline.mode,
         poll,
         cursor_interval: pipeline.flow.cursor_interval,
@@ -88,6 +90,7 @@ fn rules(pipeline: &PipelineConfig) -> Rules {
         steps_max: parking.backoff.steps_max,
         rows_max: parking.rows_max,
         strict: pipeline.flow.ordering == Ordering::Strict,
+        letters: parking.dead_topic.is_some(),
     }
 }
 
@@ -124,6 +127,8 @@ fn outbox(pipeline: &PipelineConfig) -> OutboxSpec {
         headers: route.headers.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
         standard_headers: route.standard_headers.unwrap_or(layout.standard_headers),
         null_payload: pipeline.payload.null,
+        blank_is_tombstone: pipeline.payload.blank_is_tombstone,
+        expand_json: pipeline.payload.expand_json,
         envelope: pipeline.payload.envelope.clone(),
         ..layout
     }

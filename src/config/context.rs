@@ -2,9 +2,10 @@
 
 use super::env::Env;
 use super::error::Finding;
+use super::kind::Kind;
 use super::place::{Lines, Place, Places};
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
@@ -17,8 +18,9 @@ pub(super) struct Context<'c> {
     errors: RefCell<Vec<Finding>>,
     warnings: RefCell<Vec<Finding>>,
     places: RefCell<Places>,
-    /// Every key the code asked for, with `*` for names the user chooses: what the reference file is held against.
-    asked: RefCell<BTreeSet<String>>,
+    /// Every key the code asked for, with `*` for names the user chooses, and what it takes: the schema, and what the
+    /// reference file is held against.
+    asked: RefCell<BTreeMap<String, Kind>>,
 }
 
 /// What a reading found.
@@ -26,8 +28,7 @@ pub(super) struct Found {
     pub(super) errors: Vec<Finding>,
     pub(super) warnings: Vec<Finding>,
     pub(super) places: Places,
-    #[cfg_attr(not(test), expect(dead_code, reason = "the reference file's test reads it"))]
-    pub(super) asked: BTreeSet<String>,
+    pub(super) asked: BTreeMap<String, Kind>,
 }
 
 impl<'c> Context<'c> {
@@ -54,13 +55,20 @@ impl<'c> Context<'c> {
         self.lines.place(span.start)
     }
 
-    pub(super) fn asked(&self, pattern: String) {
-        self.asked.borrow_mut().insert(pattern);
+    pub(super) fn asked(&self, pattern: String, kind: Kind) {
+        self.asked.borrow_mut().insert(pattern, kind);
+    }
+
+    /// Remembers which variables the value of a key was filled in from.
+    pub(super) fn filled(&self, path: &str, variables: Vec<String>) {
+        if !variables.is_empty() {
+            self.places.borrow_mut().fill(path, variables);
+        }
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "messages are made in place")]
     pub(super) fn error(&self, place: Place, key: &str, message: impl ToString) {
-        let finding = Finding { place, key: key.to_owned(), message: message.to_string() };
+        let finding = Finding::new(place, key, message.to_string());
         self.errors.borrow_mut().push(finding);
     }
 
@@ -83,7 +91,7 @@ impl<'c> Context<'c> {
     #[expect(clippy::needless_pass_by_value, reason = "messages are made in place")]
     pub(super) fn warn_at(&self, key: &str, message: impl ToString) {
         let place = self.places.borrow().nearest(key);
-        let finding = Finding { place, key: key.to_owned(), message: message.to_string() };
+        let finding = Finding::new(place, key, message.to_string());
         self.warnings.borrow_mut().push(finding);
     }
 

@@ -1,6 +1,7 @@
 //! What can be wrong with a configuration.
 
-use super::place::Place;
+use super::excerpt::Excerpt;
+use super::place::{Lines, Place};
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -34,6 +35,14 @@ pub struct Finding {
     pub key: String,
     /// What is wrong and what mends it: a lowercase fragment without full stop, without the value of a variable.
     pub message: String,
+    /// The line of the file, as far as it may be shown.
+    pub excerpt: Option<Excerpt>,
+}
+
+impl Finding {
+    pub(super) fn new(place: Place, key: &str, message: String) -> Self {
+        Self { place, key: key.to_owned(), message, excerpt: None }
+    }
 }
 
 impl fmt::Display for Finding {
@@ -46,7 +55,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Everything there is to say about a file, in the order of its lines: one line each.
+/// Everything there is to say about a file, in the order of its lines: one line each, and the file's own below it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Findings {
     /// The file's name as the user gave it.
@@ -56,8 +65,13 @@ pub struct Findings {
 }
 
 impl Findings {
-    pub(super) fn new(file: &str, mut list: Vec<Finding>) -> Self {
+    pub(super) fn new(file: &str, text: &str, mut list: Vec<Finding>) -> Self {
         list.sort_by(|a, b| (a.place, &a.key).cmp(&(b.place, &b.key)));
+        let lines = Lines::new(text);
+        for finding in &mut list {
+            let line = lines.line(finding.place.line);
+            finding.excerpt = line.and_then(|line| Excerpt::of(line, finding.place));
+        }
         Self { file: file.to_owned(), list }
     }
 }
@@ -69,6 +83,9 @@ impl fmt::Display for Findings {
                 writeln!(f)?;
             }
             write!(f, "{}:{finding}", self.file)?;
+            if let Some(excerpt) = &finding.excerpt {
+                write!(f, "\n{excerpt}")?;
+            }
         }
         Ok(())
     }

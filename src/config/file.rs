@@ -44,9 +44,9 @@ pub fn load(path: &Path, env: Env<'_>) -> Result<Config, ConfigError> {
 pub fn parse(file: &str, directory: &Path, text: &str, env: Env<'_>) -> Result<Config, Findings> {
     let (mut config, found) = read(file, directory, text, env)?;
     if !found.errors.is_empty() {
-        return Err(Findings::new(file, found.errors));
+        return Err(Findings::new(file, text, found.errors));
     }
-    config.warnings = Findings::new(file, found.warnings).list;
+    config.warnings = Findings::new(file, text, found.warnings).list;
     config.places = found.places;
     Ok(config)
 }
@@ -61,12 +61,11 @@ pub(super) fn read(
     let (table, mistakes) = DeTable::parse_recoverable(text);
     if !mistakes.is_empty() {
         let lines = Lines::new(text);
-        let finding = |mistake: &toml::de::Error| Finding {
-            place: lines.place(mistake.span().map_or(0, |span| span.start)),
-            key: String::new(),
-            message: mistake.message().to_owned(),
+        let finding = |mistake: &toml::de::Error| {
+            let place = lines.place(mistake.span().map_or(0, |span| span.start));
+            Finding::new(place, "", mistake.message().to_owned())
         };
-        return Err(Findings::new(file, mistakes.iter().map(finding).collect()));
+        return Err(Findings::new(file, text, mistakes.iter().map(finding).collect()));
     }
     let context = Context::new(text, directory, env);
     let config = root(file, Section::root(&context, table.get_ref()));

@@ -34,6 +34,26 @@ pub(super) fn interpolate(text: &str, env: Env<'_>) -> Result<String, Interpolat
     Ok(filled)
 }
 
+/// The variables that `text` names, in order, each once.
+pub(super) fn variables(text: &str) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("${") {
+        rest = after;
+        if before.ends_with('$') {
+            continue;
+        }
+        let Some((reference, after)) = after.split_once('}') else { break };
+        let name = reference.split_once(":-").map_or(reference, |(name, _)| name);
+        let is_group = name.bytes().all(|b| b.is_ascii_digit());
+        if !is_group && !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
+        }
+        rest = after;
+    }
+    names
+}
+
 fn resolve(reference: &str, env: Env<'_>) -> Result<String, InterpolateError> {
     let (name, default) = match reference.split_once(":-") {
         Some((name, default)) => (name, Some(default)),
@@ -71,6 +91,12 @@ mod tests {
     fn variables_are_filled_in() {
         assert_eq!(filled("pg://${HOST}/x${HOST}").as_deref(), Ok("pg://db1/xdb1"));
         assert_eq!(filled("${NONE:-a:-b}${EMPTY:-c}${EMPTY}").as_deref(), Ok("a:-bc"));
+    }
+
+    #[test]
+    fn variables_are_named_once_and_groups_are_none() {
+        let names = variables("${A}-${B:-x}-${A}-$${C}-${1}-$D");
+        assert_eq!(names, ["A", "B"]);
     }
 
     #[test]

@@ -9,20 +9,28 @@ mod check;
 mod context;
 pub mod env;
 mod error;
+mod excerpt;
 mod file;
 mod interpolate;
+mod kind;
+mod names;
 mod outbox;
 mod pipeline;
 mod place;
+pub mod schema;
 mod secret;
 mod section;
+pub mod show;
 mod sink;
 mod types;
 mod units;
 
 pub use env::Env;
 pub use error::{ConfigError, Finding, Findings};
+pub use excerpt::Excerpt;
 pub use file::{find, load, parse};
+pub use names::quoted as key_as_toml;
+pub use outbox::table_name;
 pub use place::{Place, Places};
 pub use secret::{Properties, Secret, Url};
 pub use types::{

@@ -1,7 +1,9 @@
 //! `[pipelines.NAME.outbox]`: the table, its layout, its columns, and logical messages.
 
+use super::kind::Kind;
+use super::names::{nearest, quoted};
 use super::pipeline::{NAME_BYTES_MAX, texts};
-use super::section::{Entry, Section, nearest, quoted, wrong_kind};
+use super::section::{Entry, Section, wrong_kind};
 use super::types::OutboxConfig;
 use crate::outbox::{Extra, Layout, Placement, Role, TableName};
 
@@ -60,7 +62,7 @@ fn columns(section: &Section<'_>, layout: Layout) -> Vec<(Role, String)> {
 
 fn extra(section: &Section<'_>) -> Vec<Extra> {
     let mut columns = Vec::new();
-    for entry in section.entries() {
+    for entry in section.entries(Kind::Table) {
         if !is_column(entry.name) {
             section.context.error(
                 entry.place,
@@ -68,14 +70,14 @@ fn extra(section: &Section<'_>) -> Vec<Extra> {
                 "expected a column's name of 1 to 63 bytes",
             );
         }
-        if let Some(placement) = extra_column(section, &entry) {
-            columns.push(Extra { column: entry.name.to_owned(), placement, may_lack: false });
+        if let Some((placement, may_lack)) = extra_column(section, &entry) {
+            columns.push(Extra { column: entry.name.to_owned(), placement, may_lack });
         }
     }
     columns
 }
 
-fn extra_column<'a>(section: &Section<'a>, entry: &Entry<'a>) -> Option<Placement> {
+fn extra_column<'a>(section: &Section<'a>, entry: &Entry<'a>) -> Option<(Placement, bool)> {
     const WAYS: &str = "expected one of { header = \"NAME\" }, { envelope = \"NAME\" }, \
                         { partition = true }, { ignore = true }";
     let Some(inner) = section.inner(entry) else {
@@ -96,8 +98,9 @@ fn extra_column<'a>(section: &Section<'a>, entry: &Entry<'a>) -> Option<Placemen
     if count != 1 || found.is_none() {
         section.context.error(entry.place, &entry.path, WAYS);
     }
+    let may_lack = inner.boolean("optional", false);
     inner.finish();
-    found
+    Some((found?, may_lack))
 }
 
 fn is_column(name: &str) -> bool {
@@ -106,7 +109,7 @@ fn is_column(name: &str) -> bool {
 
 /// Reads `name` or `schema.name` as PostgreSQL does: folded to lower case unless in double quotes. The schema of a bare
 /// name is `public`.
-fn table_name(text: &str) -> Option<TableName> {
+pub fn table_name(text: &str) -> Option<TableName> {
     let (first, rest) = identifier(text)?;
     if rest.is_empty() {
         return Some(TableName { schema: "public".to_owned(), name: first });

@@ -1,5 +1,6 @@
 //! `[pipelines.NAME]`: source, route, payload, flow, parking and poll.
 
+use super::kind::Kind;
 use super::outbox;
 use super::secret::{Secret, Url};
 use super::section::{Section, wrong_kind};
@@ -24,7 +25,7 @@ const NAME_PREFIX: &str = "postrider_";
 
 pub(super) fn all(pipelines: &Section<'_>) -> Vec<PipelineConfig> {
     let mut all = Vec::new();
-    for entry in pipelines.entries() {
+    for entry in pipelines.entries(Kind::Table) {
         if !is_pipeline_name(entry.name) {
             let max = NAME_BYTES_MAX - NAME_PREFIX.len();
             let rule = format!(
@@ -81,9 +82,10 @@ fn one(name: &str, section: Section<'_>) -> PipelineConfig {
 
 fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
     let url = section.required("url", "postgresql://postrider@localhost/app").unwrap_or_default();
-    let password = section
-        .text("password_file")
-        .and_then(|file| section.context.secret_file(&section.path_of("password_file"), &file));
+    let password_file = section.text("password_file");
+    let password = password_file
+        .as_deref()
+        .and_then(|file| section.context.secret_file(&section.path_of("password_file"), file));
     let default = format!("{NAME_PREFIX}{pipeline}");
     let slot = section.text("slot").unwrap_or_else(|| default.clone());
     if section.has("slot") && !((1..=NAME_BYTES_MAX).contains(&slot.len()) && is_plain(&slot)) {
@@ -98,7 +100,7 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
     let failover = section.boolean("failover", true);
     section.finish();
     let password = password.map(Secret::new);
-    SourceConfig { url: Url::new(url), password, slot, publication, failover }
+    SourceConfig { url: Url::new(url), password_file, password, slot, publication, failover }
 }
 
 fn route(section: Section<'_>) -> RouteConfig {
@@ -158,7 +160,7 @@ fn replace(section: Section<'_>) -> Option<Replace> {
 /// A table of strings.
 pub(super) fn texts(section: &Section<'_>) -> BTreeMap<String, String> {
     let mut texts = BTreeMap::new();
-    for entry in section.entries() {
+    for entry in section.entries(Kind::Text) {
         let value = entry.value.get_ref();
         match value.as_str() {
             Some(text) => {
@@ -185,7 +187,10 @@ fn payload(section: Section<'_>) -> PayloadConfig {
             .size_of("size_max", &text, &(1..=1024 * MIB))
             .map_or(SizeMax::Auto, SizeMax::Bytes),
     };
+    let blanks = [("keep", false), ("tombstone", true)];
     let config = PayloadConfig {
+        blank_is_tombstone: section.one_of("empty", &blanks, &[], false),
+        expand_json: section.boolean("expand_json", false),
         null: section.one_of("null", &nulls, &[], NullPayload::Tombstone),
         size_max,
         envelope: section.optional("envelope"),

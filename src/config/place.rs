@@ -18,34 +18,46 @@ impl fmt::Display for Place {
     }
 }
 
-/// The places of all keys that stand in a file, by key path.
+/// The places of all keys that stand in a file, by key path, and the variables their values were filled in from.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Places(BTreeMap<String, Place>);
+pub struct Places {
+    keys: BTreeMap<String, Place>,
+    variables: BTreeMap<String, Vec<String>>,
+}
 
 impl Places {
     /// Remembers a key.
     pub(super) fn insert(&mut self, path: &str, place: Place) {
-        self.0.insert(path.to_owned(), place);
+        self.keys.insert(path.to_owned(), place);
     }
 
-    /// Whether `path` stands in the file.
-    #[cfg(test)]
-    pub(super) fn has(&self, path: &str) -> bool {
-        self.0.contains_key(path)
+    /// Remembers the variables of a key's value.
+    pub(super) fn fill(&mut self, path: &str, variables: Vec<String>) {
+        self.variables.insert(path.to_owned(), variables);
+    }
+
+    /// Where `path` stands in the file.
+    pub fn get(&self, path: &str) -> Option<Place> {
+        self.keys.get(path).copied()
+    }
+
+    /// The environment variables that the value of `path` was filled in from.
+    pub fn variables(&self, path: &str) -> &[String] {
+        self.variables.get(path).map_or(&[], Vec::as_slice)
     }
 
     /// The paths inside the table `path`.
     #[cfg(test)]
     pub(super) fn under(&self, path: &str) -> impl Iterator<Item = &str> {
         let prefix = format!("{path}.");
-        self.0.keys().map(String::as_str).filter(move |key| key.starts_with(&prefix))
+        self.keys.keys().map(String::as_str).filter(move |key| key.starts_with(&prefix))
     }
 
     /// Where `path` stands, or the nearest table around it that stands in the file.
     pub fn nearest(&self, path: &str) -> Place {
         let mut path = path;
         loop {
-            if let Some(place) = self.0.get(path) {
+            if let Some(place) = self.keys.get(path) {
                 return *place;
             }
             match path.rsplit_once('.') {
@@ -67,6 +79,12 @@ impl<'t> Lines<'t> {
         let after_breaks =
             text.bytes().enumerate().filter(|(_, b)| *b == b'\n').map(|(i, _)| i + 1);
         Self { text, starts: std::iter::once(0).chain(after_breaks).collect() }
+    }
+
+    /// The text of a line, counted from 1, without its line feed.
+    pub(super) fn line(&self, number: usize) -> Option<&'t str> {
+        let start = *self.starts.get(number.checked_sub(1)?)?;
+        self.text.get(start..)?.lines().next()
     }
 
     pub(super) fn place(&self, offset: usize) -> Place {

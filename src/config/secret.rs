@@ -1,10 +1,11 @@
 //! Values that must not be printed.
 
+use crate::postgres::conninfo;
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// What is printed in place of a secret.
-const MASK: &str = "***";
+pub(super) const MASK: &str = "***";
 
 /// A secret. Neither `Debug` nor anything else prints it; [`Secret::reveal`] is the only way to it.
 #[derive(Clone, PartialEq, Eq)]
@@ -42,6 +43,11 @@ impl Url {
     pub fn reveal(&self) -> &str {
         &self.0
     }
+
+    /// The whole of it with `***` for its secrets; nothing but that where it is not understood.
+    pub fn masked(&self) -> String {
+        conninfo::masked(&self.0, Some(MASK)).unwrap_or_else(|_not_understood| MASK.to_owned())
+    }
 }
 
 impl fmt::Debug for Url {
@@ -69,8 +75,14 @@ impl fmt::Display for Url {
 pub struct Properties(pub BTreeMap<String, String>);
 
 impl Properties {
+    /// Names and values, with `***` for secrets.
+    pub fn masked(&self) -> impl Iterator<Item = (&str, &str)> {
+        let shown = |(name, value)| (name, if Self::is_secret(name) { MASK } else { value });
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str())).map(shown)
+    }
+
     /// Whether a property of this name is a secret.
-    fn is_secret(name: &str) -> bool {
+    pub fn is_secret(name: &str) -> bool {
         const WORDS: [&str; 6] = ["pass", "secret", "token", "pem", "credential", "config"];
         let name = name.to_ascii_lowercase();
         WORDS.iter().any(|word| name.contains(word))
@@ -79,9 +91,6 @@ impl Properties {
 
 impl fmt::Debug for Properties {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = |(name, value)| (name, if Self::is_secret(name) { MASK } else { value });
-        f.debug_map()
-            .entries(self.0.iter().map(|(k, v)| (k.as_str(), v.as_str())).map(shown))
-            .finish()
+        f.debug_map().entries(self.masked()).finish()
     }
 }

@@ -4,7 +4,9 @@
 //! nobody asked for. So the keys are named once, where they are read.
 
 use super::context::Context;
-use super::interpolate::interpolate;
+use super::interpolate::{interpolate, variables};
+use super::kind::Kind;
+use super::names::{nearest, quoted};
 use super::place::Place;
 use super::units::{self, ShowDuration, ShowSize};
 use std::cell::RefCell;
@@ -73,16 +75,16 @@ impl<'a> Section<'a> {
         self.table.is_some_and(|table| table.contains_key(key))
     }
 
-    fn get(&self, key: &'static str) -> Option<(Place, &'a DeValue<'a>)> {
+    fn get(&self, key: &'static str, kind: Kind) -> Option<(Place, &'a DeValue<'a>)> {
         self.known.borrow_mut().push(key);
-        self.context.asked(join(&self.pattern, key));
+        self.context.asked(join(&self.pattern, key), kind);
         let (name, value) = self.table?.get_key_value(key)?;
         Some((self.context.found(&self.path_of(key), name.span()), value.get_ref()))
     }
 
     /// The table `key`.
     pub(super) fn section(&self, key: &'static str) -> Section<'a> {
-        let found = self.get(key);
+        let found = self.get(key, Kind::Table);
         let table = found.and_then(|(_, value)| value.as_table());
         let section =
             Section::new(self.context, self.path_of(key), join(&self.pattern, key), table);
@@ -97,11 +99,11 @@ impl<'a> Section<'a> {
 
     /// A string with its variables filled in; `None` where absent or wrong.
     pub(super) fn text(&self, key: &'static str) -> Option<String> {
-        self.text_as(key, "a string")
+        self.text_as(key, Kind::Text, "a string")
     }
 
-    fn text_as(&self, key: &'static str, expected: &str) -> Option<String> {
-        let (place, value) = self.get(key)?;
+    fn text_as(&self, key: &'static str, kind: Kind, expected: &str) -> Option<String> {
+        let (place, value) = self.get(key, kind)?;
         let Some(text) = value.as_str() else {
             self.wrong(place, key, expected, value);
             return None;
@@ -127,7 +129,7 @@ impl<'a> Section<'a> {
     }
 
     pub(super) fn boolean(&self, key: &'static str, default: bool) -> bool {
-        let Some((place, value)) = self.get(key) else { return default };
+        let Some((place, value)) = self.get(key, Kind::Boolean) else { return default };
         value.as_bool().unwrap_or_else(|| {
             self.wrong(place, key, "true or false", value);
             default
@@ -140,7 +142,8 @@ impl<'a> Section<'a> {
         default: u64,
         range: RangeInclusive<u64>,
     ) -> u64 {
-        let Some((place, value)) = self.get(key) else { return default };
+        let kind = Kind::Integer { min: *range.start(), max: *range.end() };
+        let Some((place, value)) = self.get(key, kind) else { return default };
         let number = value.as_integer().map(|digits| {
             i128::from_str_radix(digits.as_str(), digits.radix()).unwrap_or(i128::MAX)
         });
@@ -170,7 +173,7 @@ impl<'a> Section<'a> {
         default: Duration,
         range: RangeInclusive<Duration>,
     ) -> Duration {
-        let text = self.text_as(key, "a duration such as \"10s\"");
+        let text = self.text_as(key, Kind::Duration, "a duration such as \"10s\"");
         text.and_then(|text| self.duration_of(key, &text, &range)).unwrap_or(default)
     }
 
@@ -180,7 +183,8 @@ impl<'a> Section<'a> {
         key: &'static str,
         range: RangeInclusive<Duration>,
     ) -> Option<Duration> {
-        let text = self.text_as(key, "a duration such as \"10m\", or \"0\"")?;
+        let text =
+            self.text_as(key, Kind::DurationOrNever, "a duration such as \"10m\", or \"0\"")?;
         if text == "0" { None } else { self.duration_of(key, &text, &range) }
     }
 
@@ -205,7 +209,9 @@ impl<'a> Section<'a> {
     }
 
     pub(super) fn size(&self, key: &'static str, default: u64, range: &RangeInclusive<u64>) -> u64 {
-        let Some(text) = self.text_as(key, "a size such as \"64MiB\"") else { return default };
+        let Some(text) = self.text_as(key, Kind::Size, "a size such as \"64MiB\"") else {
+            return default;
+        };
         self.size_of(key, &text, range).unwrap_or(default)
     }
 
@@ -238,7 +244,8 @@ impl<'a> Section<'a> {
         later: &[&str],
         default: T,
     ) -> T {
-        let Some(text) = self.text(key) else { return default };
+        let kind = Kind::Word(words.iter().map(|(word, _)| (*word).to_owned()).collect());
+        let Some(text) = self.text_as(key, kind, "a string") else { return default };
         if let Some((_, value)) = words.iter().find(|(word, _)| *word == text) {
             return *value;
         }
@@ -263,7 +270,8 @@ impl<'a> Section<'a> {
         key: &'static str,
         words: &[(&str, T)],
     ) -> Option<Vec<T>> {
-        let (place, value) = self.get(key)?;
+        let kind = Kind::Words(words.iter().map(|(word, _)| (*word).to_owned()).collect());
+        let (place, value) = self.get(key, kind)?;
         let all = || words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join("\", \"");
         let Some(array) = value.as_array() else {
             self.wrong(place, key, &format!("an array with any of \"{}\"", all()), value);
@@ -280,9 +288,9 @@ impl<'a> Section<'a> {
         Some(found)
     }
 
-    /// All entries of a table whose keys the user chooses, in the order of their names.
-    pub(super) fn entries(&self) -> Vec<Entry<'a>> {
-        self.context.asked(join(&self.pattern, "*"));
+    /// All entries of a table whose keys the user chooses, each of this kind, in the order of the file.
+    pub(super) fn entries(&self, kind: Kind) -> Vec<Entry<'a>> {
+        self.context.asked(join(&self.pattern, "*"), kind);
         let Some(table) = self.table else { return Vec::new() };
         let entry =
             |(name, value): (&'a Spanned<std::borrow::Cow<'a, str>>, &'a Spanned<DeValue<'a>>)| {
@@ -290,7 +298,9 @@ impl<'a> Section<'a> {
                 let place = self.context.found(&path, name.span());
                 Entry { name: name.get_ref().as_ref(), path, place, value }
             };
-        table.iter().map(entry).collect()
+        let mut entries: Vec<_> = table.iter().map(entry).collect();
+        entries.sort_by_key(|entry| entry.place);
+        entries
     }
 
     /// An entry as a table of its own.
@@ -328,7 +338,10 @@ impl Context<'_> {
     /// Fills in the variables of a string.
     pub(super) fn fill(&self, place: Place, path: &str, text: &str) -> Option<String> {
         match interpolate(text, self.env) {
-            Ok(text) => Some(text),
+            Ok(filled) => {
+                self.filled(path, variables(text));
+                Some(filled)
+            }
             Err(error) => {
                 self.error(place, path, error);
                 None
@@ -349,19 +362,6 @@ pub(super) fn wrong_kind(
     context.error(place, path, format_args!("expected {expected}, found a value of type {found}"));
 }
 
-/// The nearest of `words`, where one is near enough to have been meant.
-pub(super) fn nearest<'w>(text: &str, words: impl Iterator<Item = &'w str>) -> Option<&'w str> {
-    let distance = |word: &'w str| (strsim::damerau_levenshtein(text, word), word);
-    let (distance, word) = words.map(distance).min()?;
-    (distance <= 1 + word.len().max(text.len()) / 4).then_some(word)
-}
-
 fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
-}
-
-/// A key as TOML would have it.
-pub(super) fn quoted(key: &str) -> String {
-    let bare = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
-    if !key.is_empty() && key.bytes().all(bare) { key.to_owned() } else { format!("{key:?}") }
 }

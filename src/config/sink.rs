@@ -1,6 +1,7 @@
 //! `[pipelines.NAME.sink]`: the broker and its settings.
 
 use super::context::Context;
+use super::kind::Kind;
 use super::secret::Properties;
 use super::section::Section;
 use super::types::{Delivery, SinkConfig, SinkKind};
@@ -61,7 +62,7 @@ fn check_brokers(section: &Section<'_>, brokers: &str) {
 /// librdkafka's names have dots: `"linger.ms"` in quotes is meant, a bare `linger.ms` is taken as the same.
 fn properties(section: &Section<'_>) -> Properties {
     let mut properties = BTreeMap::new();
-    for entry in section.entries() {
+    for entry in section.entries(Kind::Scalar) {
         let mut leaves = Vec::new();
         flatten(entry.name.to_owned(), entry.value.get_ref(), &mut leaves);
         for (name, value) in leaves {

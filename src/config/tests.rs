@@ -2,6 +2,7 @@
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them so")]
 
 use super::file::read;
+use super::schema::{REFERENCE, uncommented};
 use super::*;
 use crate::relay::OnPoison;
 use expect_test::{expect, expect_file};
@@ -79,8 +80,12 @@ outbox = {}
 fn mistakes_of_syntax_have_their_place() {
     expect![[r#"
         postrider.toml:1:7: unclosed table, expected `]`
+          1 | [admin
         postrider.toml:3:5: extra `=`, expected nothing
+          3 | x = …
+            |     ^
         postrider.toml:3:7: unexpected key or value, expected newline, `#`
+          3 | x = …
     "#]]
     .assert_eq(&mistakes("[admin\nlisten = 1\nx = = 2\n"));
 }
@@ -275,20 +280,6 @@ fn parking_is_as_the_file_says() {
     }
 }
 
-const REFERENCE: &str = include_str!("../../config/postrider.reference.toml");
-
-/// The reference file with everything in it that stands in comments.
-fn uncommented() -> String {
-    let is_toml = |line: &str| {
-        line.starts_with('[') || line.split_once(" = ").is_some_and(|(key, _)| !key.contains(' '))
-    };
-    let line = |line: &'static str| match line.strip_prefix("# ") {
-        Some(rest) if is_toml(rest) => rest,
-        Some(_) | None => line,
-    };
-    REFERENCE.lines().map(line).collect::<Vec<_>>().join("\n")
-}
-
 #[test]
 fn the_reference_file_has_the_defaults() {
     let values = |text| {
@@ -304,13 +295,73 @@ fn the_reference_file_has_every_key() {
     std::fs::write(directory.path().join("pg-password"), "hush").unwrap();
     let (_, found) = read("f", directory.path(), &uncommented(), &none).unwrap();
     assert_eq!(found.errors, []);
-    for key in &found.asked {
+    for key in found.asked.keys() {
         let key = key.replace("pipelines.*", "pipelines.orders");
         if key.contains('*') {
             let (table, _) = key.split_once(".*").unwrap();
             assert!(found.places.under(table).next().is_some(), "no example of {key}");
         } else {
-            assert!(found.places.has(&key), "{key} is not in the reference file");
+            assert!(found.places.get(&key).is_some(), "{key} is not in the reference file");
         }
     }
+}
+
+#[test]
+fn every_key_is_shown_with_where_it_comes_from() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("pg-password"), "hush").unwrap();
+    let (_, found) = read("f", directory.path(), &uncommented(), &none).unwrap();
+    let config = parse("f", directory.path(), &uncommented(), &none).unwrap();
+    let rows = show::show(&config);
+    let path =
+        |row: &show::Shown| format!("{}.{}", row.table, row.key).trim_matches('.').to_owned();
+    let shown: Vec<_> = rows.iter().map(path).collect();
+    for (key, kind) in &found.asked {
+        let key = key.replace("pipelines.*", "pipelines.orders");
+        if key.contains(".extra.*.") || *kind == kind::Kind::Table {
+            continue;
+        }
+        let is = |shown: &String| match key.split_once(".*") {
+            Some((table, _)) => shown.starts_with(table),
+            None => *shown == key,
+        };
+        assert!(shown.iter().any(is), "{key} is not shown");
+    }
+    assert!(
+        rows.iter().all(|row| row.origin != show::Origin::Default),
+        "all of it stands in the file"
+    );
+}
+
+#[test]
+fn values_are_shown_with_their_origin_and_without_their_secrets() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("pg"), "hush-pg").unwrap();
+    std::fs::write(directory.path().join("kafka"), "hush-kafka").unwrap();
+    let text = r#"
+[pipelines.orders]
+source.url = "postgresql://postrider:hush-url@${DB_HOST}/app?sslmode=require&sslpassword=hush-key"
+source.password_file = "pg"
+outbox.table = 'App."Out box"'
+outbox.layout = "debezium"
+outbox.columns.payload = "body"
+outbox.extra.tenant = { header = "tenant" }
+[pipelines.orders.sink]
+brokers = "localhost:9092"
+properties = { "sasl.password_file" = "kafka", linger.ms = 5, "ssl.key.password" = "hush-key" }
+"#;
+    let text = text.replace("sslpassword=hush-key", "connect_timeout=5");
+    let env = |name: &str| (name == "DB_HOST").then(|| "db1".to_owned());
+    let config = parse("f", directory.path(), &text, &env).unwrap();
+    let line = |row: show::Shown| {
+        let origin = match row.origin {
+            show::Origin::File { place, variables } => format!("{place} {variables:?}"),
+            show::Origin::Layout(layout) => format!("layout {layout}"),
+            show::Origin::Default => "default".to_owned(),
+        };
+        format!("{}.{} = {}  {origin}\n", row.table, row.key, row.value)
+    };
+    let shown: String = show::show(&config).into_iter().map(line).collect();
+    assert!(!shown.contains("hush"), "{shown}");
+    expect_file!["snapshots/shown.txt"].assert_eq(&shown);
 }

@@ -70,7 +70,9 @@ pub struct PipelineConfig {
 pub struct SourceConfig {
     /// URI or `key=value` pairs, as libpq takes them.
     pub url: Url,
-    /// The content of `password_file`.
+    /// The file that holds the password.
+    pub password_file: Option<String>,
+    /// Its content.
     pub password: Option<Secret>,
     /// The replication slot.
     pub slot: String,
@@ -119,10 +121,14 @@ pub struct RouteConfig {
 pub struct PayloadConfig {
     /// What a NULL payload becomes.
     pub null: NullPayload,
+    /// Whether a payload of nothing but white space is a null value too.
+    pub blank_is_tombstone: bool,
     /// The largest payload that is published.
     pub size_max: SizeMax,
     /// The field the payload is put in, with the extra fields beside it; `None` publishes it as it is.
     pub envelope: Option<String>,
+    /// In an envelope, payload text that is a JSON object or array stands as JSON.
+    pub expand_json: bool,
 }
 
 /// `payload.size_max`

@@ -16,6 +16,12 @@ use std::time::Duration;
 /// Partitions of the demo's topic.
 pub(super) const PARTITIONS: i32 = 12;
 
+/// The mock's brokers are numbered from 1.
+const THE_BROKER: i32 = 1;
+
+/// Delays on their way to the mock's thread: it takes each at once.
+const DELAYS_MAX: usize = 4;
+
 /// How long the user's broker may take to make or delete a topic.
 const ADMIN_DEADLINE: Duration = Duration::from_secs(15);
 
@@ -55,6 +61,14 @@ impl Broker {
     /// something.
     pub(super) fn fetch_wait(&self) -> Duration {
         Duration::from_millis(if self.mock.is_some() { 5 } else { 500 })
+    }
+
+    /// Lets the mock answer nobody for so long, whatever is asked meanwhile; zero lets it answer at once again.
+    pub(super) fn answer_after(&self, delay: Duration) {
+        if let Some(delays) = self.mock.as_ref().and_then(|mock| mock.delays.as_ref()) {
+            // A thread that has ended shows as a broker that is gone.
+            delays.send(delay).unwrap_or_default();
+        }
     }
 
     async fn create_topic(&self) -> Result<(), DemoError> {
@@ -97,26 +111,26 @@ impl Broker {
 #[derive(Debug)]
 struct Mock {
     brokers: String,
-    /// Gone: the thread ends, and the mock with it.
-    stop: Option<SyncSender<()>>,
+    /// How long the broker is to take for each answer. Gone: the thread ends, and the mock with it.
+    delays: Option<SyncSender<Duration>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Mock {
     fn start(topic: &str) -> Result<Self, DemoError> {
-        let (stop, stopped) = sync_channel(0);
+        let (delays, told) = sync_channel(DELAYS_MAX);
         let (ready, started) = sync_channel(1);
         let topic = topic.to_owned();
         let thread = std::thread::Builder::new().name("demo-broker".to_owned());
-        let thread = thread.spawn(move || serve(&topic, &ready, &stopped));
+        let thread = thread.spawn(move || serve(&topic, &ready, &told));
         let thread = thread.map_err(DemoError::Thread)?;
         let brokers = started.recv().map_err(|_gone| DemoError::Died("broker"))?;
         let brokers = brokers.map_err(DemoError::Mock)?;
-        Ok(Self { brokers, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { brokers, delays: Some(delays), thread: Some(thread) })
     }
 }
 
-fn serve(topic: &str, ready: &SyncSender<Result<String, KafkaError>>, stopped: &Receiver<()>) {
+fn serve(topic: &str, ready: &SyncSender<Result<String, KafkaError>>, told: &Receiver<Duration>) {
     let made = MockCluster::new(1).and_then(|cluster| {
         cluster.create_topic(topic, PARTITIONS, 1)?;
         Ok(cluster)
@@ -128,15 +142,20 @@ fn serve(topic: &str, ready: &SyncSender<Result<String, KafkaError>>, stopped: &
         }
         Err(error) => (None, Err(error)),
     };
-    if ready.send(answer).is_ok() && cluster.is_some() {
-        // Nothing is ever sent: the wait ends when the other end is dropped.
-        stopped.recv().unwrap_or_default();
+    if ready.send(answer).is_ok()
+        && let Some(cluster) = cluster
+    {
+        // The wait ends when the other end is dropped.
+        while let Ok(delay) = told.recv() {
+            // A mock that can't be slowed down shows as one that is never frozen.
+            cluster.broker_round_trip_time(THE_BROKER, delay).unwrap_or_default();
+        }
     }
 }
 
 impl Drop for Mock {
     fn drop(&mut self) {
-        drop(self.stop.take());
+        drop(self.delays.take());
         if let Some(thread) = self.thread.take() {
             drop(thread.join());
         }

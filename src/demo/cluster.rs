@@ -5,7 +5,7 @@
 
 use super::binaries::{Binaries, server_user};
 use super::dir::{Dir, tail};
-use super::process::{end_now, ended};
+use super::process::{end_now, ended, signal};
 use super::{DemoError, database};
 use crate::config::Env;
 use rustix::process::Signal;
@@ -22,6 +22,8 @@ const INITDB_DEADLINE: Duration = Duration::from_mins(2);
 const START_DEADLINE: Duration = Duration::from_mins(1);
 /// How long a fast shutdown may take before the server is killed: its data are thrown away.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a fast shutdown may take that is to be followed by a start.
+const RESTART_DEADLINE: Duration = Duration::from_secs(30);
 /// Between two attempts to connect.
 const ATTEMPT_EVERY: Duration = Duration::from_millis(50);
 /// Lines of a log that an error shows.
@@ -48,6 +50,11 @@ pub(super) struct Cluster {
     /// `15.18`.
     pub(super) version: String,
     log: PathBuf,
+    binaries: Binaries,
+    user: Option<(u32, u32)>,
+    dir: PathBuf,
+    /// Told to stop, and to be started again: since then.
+    stopping: Option<Instant>,
 }
 
 impl Cluster {
@@ -67,14 +74,37 @@ impl Cluster {
         std::fs::write(&file, settings)
             .map_err(|source| DemoError::Directory { path: file, source })?;
         let log = dir.join("postgres.log");
-        let mut command = server_command(&binaries, "postgres", dir, user, &log)?;
-        let child = command.arg("-D").arg(dir.join("data")).spawn();
-        let child = child.map_err(|source| cannot_run(&binaries, "postgres", source))?;
+        let child = serve(&binaries, user, dir.path(), &log)?;
         let host = database::quoted(&socket);
         let conninfo = format!("host={host} port=5432 user=postgres dbname=postgres");
-        let mut cluster = Self { child, conninfo, version: binaries.version, log };
+        let (version, dir) = (binaries.version.clone(), dir.path().to_owned());
+        let mut cluster =
+            Self { child, conninfo, version, log, binaries, user, dir, stopping: None };
         cluster.await_connections().await?;
         Ok(cluster)
+    }
+
+    /// Tells the server to stop fast; [`Self::step_restart`] starts it again.
+    pub(super) fn begin_restart(&mut self) -> Result<(), DemoError> {
+        signal(&self.child, Signal::INT).map_err(DemoError::Wait)?;
+        self.stopping = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Starts the server again once it has stopped; whether that was done.
+    pub(super) fn step_restart(&mut self) -> Result<bool, DemoError> {
+        let Some(since) = self.stopping else { return Ok(true) };
+        if self.child.try_wait().map_err(DemoError::Wait)?.is_none() {
+            let seconds = RESTART_DEADLINE.as_secs();
+            return if since.elapsed() > RESTART_DEADLINE {
+                Err(DemoError::ServerStop { seconds, log: self.log_tail() })
+            } else {
+                Ok(false)
+            };
+        }
+        self.child = serve(&self.binaries, self.user, &self.dir, &self.log)?;
+        self.stopping = None;
+        Ok(true)
     }
 
     async fn await_connections(&mut self) -> Result<(), DemoError> {
@@ -99,7 +129,7 @@ impl Cluster {
 
     /// Whether it still runs.
     pub(super) fn is_running(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
+        self.stopping.is_some() || matches!(self.child.try_wait(), Ok(None))
     }
 }
 
@@ -110,9 +140,21 @@ impl Drop for Cluster {
     }
 }
 
+/// The server itself, on the data in `dir`.
+fn serve(
+    binaries: &Binaries,
+    user: Option<(u32, u32)>,
+    dir: &Path,
+    log: &Path,
+) -> Result<Child, DemoError> {
+    let mut command = server_command(binaries, "postgres", dir, user, log)?;
+    let child = command.arg("-D").arg(dir.join("data")).spawn();
+    child.map_err(|source| cannot_run(binaries, "postgres", source))
+}
+
 async fn initdb(dir: &Dir, binaries: &Binaries, user: Option<(u32, u32)>) -> Result<(), DemoError> {
     let log = dir.join("initdb.log");
-    let mut command = server_command(binaries, "initdb", dir, user, &log)?;
+    let mut command = server_command(binaries, "initdb", dir.path(), user, &log)?;
     command.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync", "-D"]);
     let child = command.arg(dir.join("data")).spawn();
     let child = child.map_err(|source| cannot_run(binaries, "initdb", source))?;
@@ -141,16 +183,17 @@ fn cannot_run(binaries: &Binaries, name: &'static str, source: std::io::Error) -
 fn server_command(
     binaries: &Binaries,
     name: &'static str,
-    dir: &Dir,
+    dir: &Path,
     user: Option<(u32, u32)>,
     log: &Path,
 ) -> Result<Command, DemoError> {
-    let opened = File::create(log).and_then(|log| Ok((log.try_clone()?, log)));
+    let opened = File::options().create(true).append(true).open(log);
+    let opened = opened.and_then(|log| Ok((log.try_clone()?, log)));
     let (output, errors) =
         opened.map_err(|source| DemoError::Directory { path: log.to_owned(), source })?;
     let mut command = Command::new(binaries.program(name));
     command.stdin(Stdio::null()).stdout(output).stderr(errors);
-    command.current_dir(dir.path()).process_group(0);
+    command.current_dir(dir).process_group(0);
     database::without_pg_variables(&mut command);
     command.env("LC_ALL", "C");
     if let Some((uid, gid)) = user {

@@ -73,6 +73,16 @@ impl Database {
         self.cluster.as_mut().is_some_and(|cluster| !cluster.is_running())
     }
 
+    /// Tells the throwaway server to stop, and to be started again by [`Self::step_restart`].
+    pub(super) fn begin_restart(&mut self) -> Result<(), DemoError> {
+        self.cluster.as_mut().map_or(Ok(()), Cluster::begin_restart)
+    }
+
+    /// Whether it was started again.
+    pub(super) fn step_restart(&mut self) -> Result<bool, DemoError> {
+        self.cluster.as_mut().map_or(Ok(true), Cluster::step_restart)
+    }
+
     /// The error of its end.
     pub(super) fn ended(&self) -> DemoError {
         let log = self.cluster.as_ref().map(Cluster::log_tail);

@@ -30,6 +30,8 @@ pub enum DemoError {
     ServerStart { log: String },
     #[error("the throwaway PostgreSQL has ended by itself; its last words:{log}")]
     ServerEnded { log: String },
+    #[error("the throwaway PostgreSQL did not stop within {seconds} s; its last words:{log}")]
+    ServerStop { seconds: u64, log: String },
     #[error("--url can't be used")]
     Url(#[source] ConninfoError),
     #[error("could not connect to the database")]
@@ -114,6 +116,7 @@ impl DemoError {
             | Self::Initdb { .. }
             | Self::ServerStart { .. }
             | Self::ServerEnded { .. }
+            | Self::ServerStop { .. }
             | Self::Closed
             | Self::Sql(_)
             | Self::Mock(_)

@@ -7,6 +7,7 @@
 
 mod binaries;
 mod broker;
+mod chaos;
 mod cluster;
 mod database;
 mod dir;
@@ -49,6 +50,8 @@ pub struct Options {
     pub limit: Option<Duration>,
     /// How many times the relay is killed.
     pub kills: u32,
+    /// Break relay, broker and database in turn.
+    pub chaos: bool,
     /// Events a second.
     pub rate: u32,
     /// Whether standard output is a terminal: then there is a live screen.
@@ -116,9 +119,12 @@ async fn show(
         writer::AGGREGATES
     );
     parts.push(part("writer", writer)?);
+    if options.chaos {
+        parts.push(part("chaos", show::promise(options))?);
+    }
     unless(interrupts, show.warm_up(database)).await?;
     say("")?;
-    let report = show.run(database, interrupts, &parts).await?;
+    let report = show.run(database, broker, interrupts, &parts).await?;
     say(report.text(options.color).trim_end())?;
     Ok(report)
 }

@@ -1,5 +1,6 @@
 //! The ledger as it is printed at the end, and what to do next.
 
+use super::chaos::{self, Played};
 use super::ledger::Totals;
 use super::view::Quantiles;
 use super::words;
@@ -9,8 +10,11 @@ use std::fmt::Write as _;
 #[derive(Clone, Debug)]
 pub(super) struct Report {
     pub(super) totals: Totals,
-    pub(super) kills: u32,
-    /// What the kills may have caused to be published again.
+    /// What was broken.
+    pub(super) played: Vec<Played>,
+    /// Whether by `--chaos`: then each is told.
+    pub(super) chaos: bool,
+    /// What that may have caused to be published again.
     pub(super) repeatable: u64,
     pub(super) acknowledged: Quantiles,
     pub(super) consumed: Quantiles,
@@ -22,9 +26,14 @@ pub(super) struct Report {
 impl Report {
     /// Whether the demo shows what it is to show.
     pub(super) fn balances(&self) -> bool {
-        // Only a crash repeats.
-        let once = self.kills > 0 || self.totals.duplicated == 0;
-        self.totals.balances() && once && self.totals.committed > 0 && self.trouble.is_none()
+        // Only what is broken repeats.
+        let once = !self.played.is_empty() || self.totals.duplicated == 0;
+        let overcome = self.played.iter().all(|played| played.back_after.is_some());
+        self.totals.balances()
+            && once
+            && overcome
+            && self.totals.committed > 0
+            && self.trouble.is_none()
     }
 
     /// The page.
@@ -34,8 +43,13 @@ impl Report {
         };
         let totals = &self.totals;
         let zero = |count: u64| if count == 0 { "32" } else { "31" };
-        let repeated = if self.kills > 0 { "0" } else { zero(totals.duplicated) };
-        let mut text = format!("\n{}\n", paint("1", "Ledger"));
+        let calm = self.played.is_empty();
+        let repeated = if calm { zero(totals.duplicated) } else { "0" };
+        let mut text = String::new();
+        if self.chaos {
+            text = format!("\n{}\n{}", paint("1", "Chaos"), chaos::page(&self.played));
+        }
+        line(&mut text, &format!("\n{}", paint("1", "Ledger")));
         let rows = [
             ("committed", totals.committed, "0", "COMMIT was answered".to_owned()),
             (
@@ -64,7 +78,7 @@ impl Report {
             line(&mut text, &format!("  {name:<13}{count}   {}", paint("2", &note)));
         }
         text.push('\n');
-        let own = if self.kills > 0 { "the relay's, repeats too" } else { "the relay's histogram" };
+        let own = if calm { "the relay's histogram" } else { "the relay's, repeats too" };
         let latencies = [
             ("commit → acknowledged", &self.acknowledged, own),
             ("commit → consumed", &self.consumed, "from COMMIT to the reader"),
@@ -94,7 +108,7 @@ impl Report {
 
     fn verdict(&self, paint: &impl Fn(&str, &str) -> String) -> String {
         if self.balances() {
-            let often = if self.kills > 0 { "at least once" } else { "once" };
+            let often = if self.played.is_empty() { "once" } else { "at least once" };
             let good =
                 format!("Balanced: all that was committed came {often}, in order, nothing else.");
             return paint("1;32", &good);
@@ -117,8 +131,9 @@ impl Report {
 
     fn duplicates(&self) -> String {
         let bound = words::count(self.repeatable);
-        match self.kills {
+        match self.played.len() {
             0 => "delivered again".to_owned(),
+            _ if self.chaos => format!("again, at most {bound} expected"),
             1 => format!("again after the kill, at most {bound} expected"),
             kills => format!("again after {kills} kills, at most {bound} expected"),
         }
@@ -133,10 +148,10 @@ fn line(text: &mut String, line: &str) {
 /// Where to go from here.
 pub(super) const NEXT: &str = "
 What next
-  README.md                 point it at a database and a broker of your own
+  docs/getting-started.md   point it at a database and a broker of your own
   postrider setup -c FILE   make slot, publication, tables; --print-sql: print
   postrider run -c FILE     stream until told to stop
-  postrider demo --kill 3   the same under kill -9; more: postrider demo --help
+  postrider demo --chaos    kill -9, a frozen broker, a database restart
 ";
 
 #[cfg(test)]

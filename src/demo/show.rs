@@ -1,6 +1,7 @@
-//! One run: write, kill, deliver the rest, stop cleanly, add up.
+//! One run: write, break things, deliver the rest, stop cleanly, add up.
 
 use super::broker::Broker;
+use super::chaos::{Act, Chaos, FREEZE, Played};
 use super::database::Database;
 use super::dir::Dir;
 use super::interrupts::Interrupts;
@@ -24,10 +25,8 @@ const READY_DEADLINE: Duration = Duration::from_secs(30);
 const WARM_UP_DEADLINE: Duration = Duration::from_secs(5);
 /// How long the last events may take.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(30);
-/// How far kills that could not be done in time may put the end off.
-const KILLS_DEADLINE: Duration = Duration::from_secs(30);
-/// Between two kills where nobody said how long the demo lasts.
-const KILL_EVERY: Duration = Duration::from_secs(5);
+/// How far acts that could not be done in time may put the end off.
+const ACTS_DEADLINE: Duration = Duration::from_secs(45);
 /// Once the relay has ended, the reader has everything when nothing came for so long.
 const QUIET: Duration = Duration::from_millis(400);
 
@@ -42,8 +41,9 @@ pub(super) struct Show<'o> {
     ledger: SharedLedger,
     meter: Meter,
     phase: Phase,
-    kills: u32,
-    restarting: bool,
+    chaos: Chaos,
+    /// What was delivered when the act at hand was done; `None` while it is being done.
+    delivered_before: Option<u64>,
     repeatable: u64,
     started: Instant,
     phase_since: Instant,
@@ -73,8 +73,8 @@ impl<'o> Show<'o> {
             ledger,
             meter,
             phase: Phase::Writing,
-            kills: 0,
-            restarting: false,
+            chaos: Chaos::new(acts(options), options.limit, options.chaos),
+            delivered_before: None,
             repeatable: 0,
             started: now,
             phase_since: now,
@@ -128,6 +128,7 @@ impl<'o> Show<'o> {
     pub(super) async fn run(
         &mut self,
         database: &mut Database,
+        broker: &Broker,
         interrupts: &mut Interrupts,
         parts: &[(&str, String)],
     ) -> Result<Report, DemoError> {
@@ -144,7 +145,8 @@ impl<'o> Show<'o> {
             if database.is_gone() {
                 return Err(database.ended());
             }
-            if self.turn(interrupted)? {
+            self.play(database, broker)?;
+            if self.turn(interrupted) {
                 break;
             }
             let view = self.view();
@@ -161,52 +163,86 @@ impl<'o> Show<'o> {
     }
 
     /// One step; true when there is nothing left to wait for.
-    fn turn(&mut self, interrupted: bool) -> Result<bool, DemoError> {
+    fn turn(&mut self, interrupted: bool) -> bool {
         let totals = self.meter.sample();
-        self.restarting &= !self.is_streaming();
         match self.phase {
             Phase::Writing => {
-                self.kill_when_due()?;
                 if interrupted || self.is_over() {
                     self.writers.iter().for_each(Writers::stop);
                     self.enter(Phase::Draining);
                 }
-                Ok(false)
+                false
             }
             Phase::Draining => {
                 let written = self.writers.as_ref().is_none_or(Writers::are_done);
                 let late = self.phase_since.elapsed() > DRAIN_DEADLINE;
-                Ok((written && totals.outstanding == 0) || late || interrupted)
+                (written && totals.outstanding == 0) || late || interrupted
             }
         }
     }
 
     fn is_over(&self) -> bool {
         let elapsed = self.started.elapsed();
-        self.options.limit.is_some_and(|limit| {
-            let killed = self.kills >= self.options.kills;
-            elapsed >= limit && (killed || elapsed >= limit + KILLS_DEADLINE)
-        })
+        let patient = |limit| self.chaos.is_over() || elapsed >= limit + ACTS_DEADLINE;
+        self.options.limit.is_some_and(|limit| elapsed >= limit && patient(limit))
     }
 
-    /// The kills are spread over the run; each waits until the relay streams again, so that each hits a working one.
-    fn kill_when_due(&mut self) -> Result<(), DemoError> {
-        if self.kills >= self.options.kills {
+    /// Begins the next act when it is due; each waits until events flow again, so that each hits a working relay.
+    fn play(&mut self, database: &mut Database, broker: &Broker) -> Result<(), DemoError> {
+        let elapsed = self.started.elapsed();
+        if let Some(played) = self.chaos.current() {
+            return self.go_on(played, elapsed, database, broker);
+        }
+        let writing = self.phase == Phase::Writing && self.is_streaming();
+        let Some(act) = self.chaos.due(elapsed).filter(|_| writing) else { return Ok(()) };
+        self.chaos.begin(act, elapsed);
+        self.delivered_before = None;
+        match act {
+            Act::KillRelay => {
+                self.repeatable += self.meter.repeatable() + self.probe.look().in_flight_peak;
+                self.probe.watch(None);
+                self.relay.kill_and_restart()?;
+                self.probe.watch(self.relay.pid());
+                Ok(())
+            }
+            Act::FreezeBroker => {
+                broker.answer_after(FREEZE);
+                Ok(())
+            }
+            Act::RestartDatabase => database.begin_restart(),
+        }
+    }
+
+    /// The act at hand: until it is done, and then until events flow again.
+    fn go_on(
+        &mut self,
+        played: Played,
+        elapsed: Duration,
+        database: &mut Database,
+        broker: &Broker,
+    ) -> Result<(), DemoError> {
+        let delivered = self.ledger.lock().totals().delivered;
+        if let Some(before) = self.delivered_before {
+            if delivered > before && self.is_streaming() {
+                self.chaos.overcome(elapsed);
+            }
             return Ok(());
         }
-        let step = match self.options.limit {
-            Some(limit) => limit / (self.options.kills + 1),
-            None => KILL_EVERY,
+        let done = match played.act {
+            Act::KillRelay => true,
+            Act::FreezeBroker => {
+                // All answers come at the same time: at the thaw.
+                let left = FREEZE.saturating_sub(elapsed.saturating_sub(played.at));
+                broker.answer_after(left);
+                left.is_zero()
+            }
+            Act::RestartDatabase => database.step_restart()?,
         };
-        if self.started.elapsed() < step * (self.kills + 1) || !self.is_streaming() {
-            return Ok(());
+        if done {
+            let status = self.probe.look().status;
+            self.repeatable += status.map_or(0, |status| status.in_flight_events);
+            self.delivered_before = Some(delivered);
         }
-        self.repeatable += self.meter.repeatable() + self.probe.look().in_flight_peak;
-        self.probe.watch(None);
-        self.relay.kill_and_restart()?;
-        self.probe.watch(self.relay.pid());
-        self.kills += 1;
-        self.restarting = true;
         Ok(())
     }
 
@@ -225,9 +261,10 @@ impl<'o> Show<'o> {
             consumed: self.meter.consumed(),
             totals: self.ledger.lock().totals(),
             look,
-            kills: self.kills,
-            kills_planned: self.options.kills,
-            restarting: self.restarting,
+            breaking: self.chaos.current().map(|played| played.act),
+            broken: self.chaos.begun(),
+            planned: self.chaos.planned(),
+            chaos: self.options.chaos,
             trouble: self.writers.as_ref().and_then(Writers::trouble),
         }
     }
@@ -250,7 +287,8 @@ impl<'o> Show<'o> {
         };
         Ok(Report {
             totals,
-            kills: self.kills,
+            played: self.chaos.played.clone(),
+            chaos: self.options.chaos,
             repeatable: self.repeatable,
             acknowledged: Quantiles {
                 p50: look.total.quantile(0.5),
@@ -291,4 +329,26 @@ impl<'o> Show<'o> {
     fn records(&self) -> u64 {
         self.ledger.lock().totals().records
     }
+}
+
+/// What a run is to break, where it is the demo's own.
+fn acts(options: &Options) -> Vec<Act> {
+    if !options.chaos {
+        let kills = usize::try_from(options.kills).unwrap_or(usize::MAX);
+        return vec![Act::KillRelay; kills];
+    }
+    let all = [Act::KillRelay, Act::FreezeBroker, Act::RestartDatabase];
+    let own = |act: &Act| match act {
+        Act::KillRelay => true,
+        Act::FreezeBroker => options.brokers.is_none(),
+        Act::RestartDatabase => options.url.is_none(),
+    };
+    all.into_iter().filter(own).collect()
+}
+
+/// What `--chaos` will do, in one line.
+pub(super) fn promise(options: &Options) -> String {
+    let acts: Vec<&str> = acts(options).iter().map(|act| act.words()).collect();
+    let left = if acts.len() < 3 { "; servers of yours are left alone" } else { "" };
+    format!("{}{left}", acts.join(", then "))
 }

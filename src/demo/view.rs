@@ -1,5 +1,6 @@
 //! What is shown: figures of the last seconds, made of the ledger's sums and of what the probe saw.
 
+use super::chaos::Act;
 use super::ledger::{SharedLedger, Totals};
 use super::probe::Look;
 use super::quantile::Spread;
@@ -58,10 +59,13 @@ pub(super) struct View {
     pub(super) consumed: Quantiles,
     pub(super) totals: Totals,
     pub(super) look: Look,
-    pub(super) kills: u32,
-    pub(super) kills_planned: u32,
-    /// Killed, and not streaming again yet.
-    pub(super) restarting: bool,
+    /// What is broken at this moment, and not overcome yet.
+    pub(super) breaking: Option<Act>,
+    /// How often something was broken, and how often it is to be in one round.
+    pub(super) broken: usize,
+    pub(super) planned: usize,
+    /// Whether it is `--chaos` that breaks.
+    pub(super) chaos: bool,
     /// Why nothing is written, where nothing is.
     pub(super) trouble: Option<String>,
 }
@@ -70,7 +74,7 @@ impl View {
     /// The relay's state in a word.
     pub(super) fn state(&self) -> &str {
         match (&self.look.status, self.phase) {
-            (None, _) if self.restarting => "restarting",
+            (None, _) if self.breaking == Some(Act::KillRelay) => "restarting",
             (None, _) => "no answer",
             (Some(_), Phase::Draining) => "draining",
             (Some(status), Phase::Writing) => &status.state,

@@ -2,7 +2,8 @@
 
 use super::looks::Looks;
 use super::pipeline::Pipeline;
-use super::say::{REPORT_SOON, Trouble};
+use super::say::{self, REPORT_SOON};
+use super::trouble::Trouble;
 use crate::event::Position;
 use crate::parked;
 use crate::status::{Head, Parked, State};
@@ -31,9 +32,10 @@ impl Pipeline {
         let watermark = self.relay.progress().watermark;
         let lag = self.relay.oldest_unresolved().map_or(Duration::ZERO, |at| self.tell.since(at));
         let (state, reason, hint) = self.state(lag);
+        say::lag(self, state, lag);
         let parked = self.parked();
-        let tell = &self.tell;
-        let relay = &self.relay;
+        let (tell, relay) = (&self.tell, &self.relay);
+        let parked_any = relay.parked().total() > 0;
         self.board.update(|snapshot| {
             snapshot.state = state;
             (snapshot.reason, snapshot.hint) = (reason, hint);
@@ -49,6 +51,9 @@ impl Pipeline {
             snapshot.lag_seconds = lag.as_secs_f64();
             snapshot.turned_at = tell.reported_at;
             let Some(look) = looks.and_then(Looks::latest) else { return };
+            // A look is older than what the relay knows.
+            snapshot.parked.oldest_seconds =
+                look.oldest_parked.filter(|_| parked_any).map_or(0.0, |age| age.as_secs_f64());
             snapshot.lag_bytes = look.wal_end.bytes_since(watermark.lsn());
             let slot = look.slot.as_ref();
             let restart = slot.and_then(|slot| slot.restart_lsn);
@@ -77,6 +82,7 @@ impl Pipeline {
             dead: counts.dead,
             aggregates: self.relay.blocked_lanes() as u64,
             full: self.relay.parking_is_full(),
+            oldest_seconds: 0.0,
             heads: self.relay.heads(HEADS_MAX).into_iter().map(head).collect(),
         }
     }
@@ -91,7 +97,7 @@ impl Pipeline {
         if tell.draining {
             return (State::Draining, Some("told to stop".into()), None);
         }
-        if tell.standing_by {
+        if tell.standing_by.is_some() {
             let reason = format!("slot {:?} is held by another process", self.spec.names.slot);
             return (State::StandingBy, Some(reason), None);
         }

@@ -167,32 +167,37 @@ impl Pipeline {
             }
             Answer::Nothing => return Step::Next,
         };
-        match self.sink.enqueue(ticket, &record) {
+        let refused = match self.sink.enqueue(ticket, &record) {
             Ok(()) => {
+                self.destinations.takes(record.topic);
                 note(&mut self.claim_ids, mapped.event_id);
                 self.marking.sent(ticket, mapped.event_id);
                 self.tell.clamped_total += u64::from(mapped.clamped);
-                Step::Next
+                return Step::Next;
             }
-            Err(NotTaken::Full | NotTaken::Destination) => {
+            Err(NotTaken::Refused(reason)) => Some(reason),
+            Err(NotTaken::Unavailable) if self.destinations.lost(record.topic, now) => None,
+            Err(NotTaken::Full | NotTaken::Destination | NotTaken::Unavailable) => {
                 self.apply(now, Input::NotTaken { ticket });
-                Step::Stay
+                return Step::Stay;
             }
-            Err(NotTaken::Refused(reason)) => {
-                note(&mut self.claim_ids, mapped.event_id);
-                self.metrics.failed(mapped.event_type);
-                let halt = Box::new(halts::refused_event(&mapped, at, reason));
-                let first = self.effects.len();
-                let refused = Input::Refused { ticket, reason, halt };
-                self.relay.apply(now, refused, &mut self.effects);
-                if let Answer::Park(entry) = take_answer(&mut self.effects, first) {
-                    let row = self.shelf.keep_refused(entry, &mapped, at, reason);
-                    self.tell.parked_total += 1;
-                    say::parked(&self.spec, row);
-                }
-                Step::Next
+        };
+        note(&mut self.claim_ids, mapped.event_id);
+        let input = refused.map_or(Input::Unavailable { ticket }, |reason| {
+            self.metrics.failed(mapped.event_type);
+            let halt = Box::new(halts::refused_event(&mapped, at, reason));
+            Input::Refused { ticket, reason, halt }
+        });
+        let first = self.effects.len();
+        self.relay.apply(now, input, &mut self.effects);
+        if let Answer::Park(entry) = take_answer(&mut self.effects, first) {
+            let row = self.shelf.keep_refused(entry, &mapped, at, refused);
+            self.tell.parked_total += 1;
+            if refused.is_some() {
+                say::parked(&mut self.tell, &self.spec, row);
             }
         }
+        Step::Next
     }
 
     fn skip(&mut self, now: Duration) -> Step {
@@ -219,7 +224,7 @@ impl Pipeline {
                 if let Answer::Park(entry) = take_answer(&mut self.effects, first) {
                     let row = self.shelf.keep_poison(entry, &poison, at.commit_time);
                     self.tell.parked_total += 1;
-                    say::parked(&self.spec, row);
+                    say::parked(&mut self.tell, &self.spec, row);
                 }
                 Step::Next
             }
@@ -255,6 +260,8 @@ fn take_answer(effects: &mut Vec<Effect>, first: usize) -> Answer {
         Effect::Published { .. }
         | Effect::WriteParking { .. }
         | Effect::Try { .. }
+        | Effect::Letter { .. }
+        | Effect::Undelivered { .. }
         | Effect::Released { .. }
         | Effect::WriteCursor(_)
         | Effect::Confirm(_)

@@ -9,7 +9,7 @@ use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;
 use crate::postgres::control::{self, Ask};
 use crate::postgres::slot::SlotRow;
-use crate::postgres::{SourceError, fence};
+use crate::postgres::{SourceError, fence, parked};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
@@ -18,12 +18,20 @@ use tokio_postgres::Client;
 /// Pause between two looks: a handful of catalog queries of a millisecond together.
 const INTERVAL: Duration = Duration::from_secs(5);
 
+/// Pause between two times that resolved parked events are deleted.
+const PRUNE_INTERVAL: Duration = Duration::from_mins(1);
+
+/// How long resolved parked events are kept, for people; those the stream may bring again are kept in any case.
+const KEPT: Duration = Duration::from_hours(7 * 24);
+
 /// What a look saw.
 #[derive(Debug)]
 pub(super) struct Look {
     pub(super) slot: Option<SlotRow>,
     /// End of the server's WAL.
     pub(super) wal_end: Lsn,
+    /// How long the oldest parked event has been parked.
+    pub(super) oldest_parked: Option<Duration>,
     halt: Option<Halt>,
 }
 
@@ -32,12 +40,14 @@ pub(super) struct Looks {
     spec: Arc<PipelineSpec>,
     running: Option<Job<Look>>,
     next_at: Instant,
+    prune_at: Instant,
     latest: Option<Look>,
 }
 
 impl Looks {
     pub(super) fn new(client: Arc<Client>, spec: Arc<PipelineSpec>) -> Self {
-        Self { client, spec, running: None, next_at: Instant::now(), latest: None }
+        let now = Instant::now();
+        Self { client, spec, running: None, next_at: now, prune_at: now, latest: None }
     }
 
     /// Waits for the next look. Cancel-safe.
@@ -45,7 +55,16 @@ impl Looks {
         if self.running.is_none() {
             sleep_until(self.next_at).await;
             let (client, spec) = (Arc::clone(&self.client), Arc::clone(&self.spec));
-            self.running = Some(Box::pin(async move { look(&client, &spec).await }));
+            let prune = self.prune_at <= Instant::now();
+            if prune {
+                self.prune_at = Instant::now() + PRUNE_INTERVAL;
+            }
+            self.running = Some(Box::pin(async move {
+                if prune {
+                    parked::prune(&client, spec.name(), Lsn::from_wire(u64::MAX), KEPT).await?;
+                }
+                look(&client, &spec).await
+            }));
         }
         let outcome = job(&mut self.running).await;
         self.running = None;
@@ -77,7 +96,8 @@ async fn look(client: &Client, spec: &PipelineSpec) -> Result<Look, SourceError>
     };
     let facts = control::facts(client, &ask).await?;
     let halt = fence::check_running(&facts).err().map(seen_late);
-    Ok(Look { slot: facts.slot, wal_end: facts.server.wal_end, halt })
+    let oldest_parked = parked::counts(client, spec.name()).await?.oldest;
+    Ok(Look { slot: facts.slot, wal_end: facts.server.wal_end, oldest_parked, halt })
 }
 
 /// A publication that was changed under the stream left rows out from then on, and nothing in the stream says so.

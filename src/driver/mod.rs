@@ -12,6 +12,7 @@ mod board;
 mod claim;
 mod connect;
 mod cut;
+mod destinations;
 mod feed;
 mod halts;
 mod history;
@@ -27,6 +28,7 @@ mod say;
 mod session;
 mod shelf;
 mod spec;
+mod trouble;
 
 pub use poll_spec::poll_spec;
 pub use run::{Exit, Service, Stop, StopHandle};

@@ -4,13 +4,16 @@ use super::cut::cut;
 use super::pipeline::Pipeline;
 use super::say;
 use super::session::{Job, job};
+use super::shelf::Wanted;
 use crate::event::Position;
 use crate::parked::{Mark, OwnedRecord, Wish};
 use crate::postgres::SourceError;
 use crate::postgres::control::{Control, Notifications};
 use crate::postgres::cursor::Written;
-use crate::postgres::parked::{self, Stored};
+use crate::postgres::parked::{self, Loaded, Stored};
+use crate::record::Ticket;
 use crate::relay::Input;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
@@ -18,8 +21,8 @@ use tokio::time::{Instant, sleep_until};
 /// Pause between two looks for requests: a notification that got lost costs no more than this.
 const REQUESTS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Records that were asked for, and those that were there.
-type Fetched = (Vec<Position>, Vec<(Position, OwnedRecord)>);
+/// What was asked for, and the records that were there.
+type Fetched = (Vec<Wanted>, Vec<(Ticket, OwnedRecord)>);
 
 /// The control connection, our right to write on it, and what is under way.
 pub(super) struct Desk {
@@ -86,12 +89,41 @@ impl Pipeline {
         if desk.jobs.fetching.is_some() || !self.shelf.wants_records() {
             return;
         }
-        let positions = self.shelf.missing();
+        let wanted = self.shelf.missing();
         let (client, spec) = (desk.control.shared_client(), Arc::clone(&self.spec));
         desk.jobs.fetching = Some(Box::pin(async move {
-            let records = parked::fetch(&client, spec.name(), &positions).await?;
-            Ok((positions, records))
+            let of = |letter: bool| {
+                let those = wanted.iter().filter(move |wanted| wanted.letter == letter);
+                those.map(|wanted| (wanted.position, wanted.ticket)).collect::<HashMap<_, _>>()
+            };
+            let (tries, letters) = (of(false), of(true));
+            let mut found = Vec::with_capacity(wanted.len());
+            if !tries.is_empty() {
+                let positions: Vec<Position> = tries.keys().copied().collect();
+                let records = parked::fetch(&client, spec.name(), &positions).await?;
+                found.extend(records.into_iter().map(|(at, record)| (tries[&at], record)));
+            }
+            if let Some(topic) = spec.dead_topic.as_deref().filter(|_| !letters.is_empty()) {
+                let positions: Vec<Position> = letters.keys().copied().collect();
+                let records =
+                    parked::fetch_letters(&client, spec.name(), &positions, topic).await?;
+                found.extend(records.into_iter().map(|(at, record)| (letters[&at], record)));
+            }
+            Ok((wanted, found))
         }));
+    }
+
+    /// Goes on with what a start has found in the table: requests, and letters that were not sent.
+    pub(super) fn go_on_with(&mut self, loaded: &[Loaded]) {
+        for row in loaded {
+            let position = row.entry.position;
+            if row.dead_unsent {
+                self.apply(self.now(), Input::Unsent { position });
+            }
+            if let Some(wish) = row.wish {
+                self.apply(self.now(), Input::Wish { position, wish });
+            }
+        }
     }
 
     /// Takes what came of a job. An error is the connection's.

@@ -2,6 +2,7 @@
 
 use super::connect::{self, Failure};
 use super::cut::cut;
+use super::destinations::Destinations;
 use super::halts;
 use super::history::History;
 use super::marking::{Handed, Marking};
@@ -54,6 +55,7 @@ pub(super) struct Pipeline {
     pub(super) tell: say::Tell,
     /// Records of parked events.
     pub(super) shelf: Shelf,
+    pub(super) destinations: Destinations,
     pub(super) marking: Marking,
     pub(super) handed: Handed,
     /// The ids of the claim at hand, while a slot stands that will bring its rows too.
@@ -113,6 +115,7 @@ impl Pipeline {
             rules: spec.parking,
         };
         let marking = Marking::new(spec.poll.mark_streamed || spec.mode == Mode::Auto);
+        let destinations = Destinations::new(spec.name(), spec.park_after);
         Ok(Self {
             spec: Arc::new(spec),
             relay: Relay::new(settings),
@@ -126,6 +129,7 @@ impl Pipeline {
             metrics,
             tell: say::Tell::default(),
             shelf: Shelf::default(),
+            destinations,
             marking,
             handed: Handed::default(),
             claim_ids: None,
@@ -328,11 +332,15 @@ impl Pipeline {
                 Effect::Drained => exit = Some(Exit::Stopped),
                 Effect::Halt(halt) => exit = Some(Exit::Halted(halt)),
                 Effect::Released { position } => self.released(position),
+                Effect::Undelivered { position, reason } => {
+                    say::undelivered(self, position, reason);
+                }
                 // Without a stream there is nothing to write or to confirm to; the relay asks again when there is one.
                 Effect::Publish(_)
                 | Effect::Park { .. }
                 | Effect::WriteParking { .. }
                 | Effect::Try { .. }
+                | Effect::Letter { .. }
                 | Effect::WriteCursor(_)
                 | Effect::Confirm(_) => {}
             }
@@ -372,7 +380,9 @@ impl Pipeline {
                     self.apply(now, Input::Report { ticket, outcome });
                 }
                 Post::Retry => {}
-                Post::Down { reason, hint } => say::sink_down(self, &reason, hint.as_deref()),
+                Post::Down { reason, hint, topic } => {
+                    self.sink_down(&reason, hint.as_deref(), topic.as_deref());
+                }
                 Post::Up => say::sink_up(self),
                 Post::Broken { reason } => {
                     say::sink_broken(self, &reason);
@@ -414,6 +424,8 @@ impl Pipeline {
             | Effect::Park { .. }
             | Effect::WriteParking { .. }
             | Effect::Try { .. }
+            | Effect::Letter { .. }
+            | Effect::Undelivered { .. }
             | Effect::Released { .. }
             | Effect::Published { .. }
             | Effect::WriteCursor(_)

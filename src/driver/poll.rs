@@ -154,12 +154,7 @@ impl Pipeline {
         let started =
             Input::Started { cursor, same_history: false, same_owner: false, parked: &entries };
         self.relay.apply(self.now(), started, &mut self.effects);
-        for row in &polling.parked {
-            if let Some(wish) = row.wish {
-                let position = row.entry.position;
-                self.apply(self.now(), Input::Wish { position, wish });
-            }
-        }
+        self.go_on_with(&polling.parked);
         say::polling(self);
         None
     }
@@ -237,6 +232,12 @@ impl Pipeline {
                     Effect::Publish(_) | Effect::Park { .. } | Effect::Confirm(_) => {}
                     Effect::Published { ticket, commit_time } => {
                         self.published(ticket, commit_time);
+                    }
+                    Effect::Letter { ticket, position } => {
+                        self.shelf.send_letter(ticket, position, self.now());
+                    }
+                    Effect::Undelivered { position, reason } => {
+                        say::undelivered(self, position, reason);
                     }
                     Effect::Released { position } => self.released(position),
                     Effect::Try { ticket, position } => {

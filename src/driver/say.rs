@@ -1,21 +1,27 @@
 //! What a pipeline says of itself: one log line for each change of state, and the board.
 //!
-//! No line for an event. What lasts is said again at growing intervals, with how long and how often. Owns the wall
+//! No line for an event. What lasts is said again at growing intervals (`trouble`), with how long and how often. Each
+//! line has an `event`, a stable name for machines; `docs/operations.md` lists them with their fields. Owns the wall
 //! clock, which serves latencies and lag, and no decision.
+
+mod destination;
+mod parked;
+
+pub(super) use destination::{destination_down, destination_given_up, undelivered};
+pub(super) use parked::{marked, parked, released};
 
 use super::pipeline::Pipeline;
 use super::run::Exit;
-use super::spec::PipelineSpec;
+use super::trouble::{Due, Few, Trouble, span};
 use crate::error::{Chain, Halt};
-use crate::event::{PgTime, Position};
-use crate::parked::{Became, Mark, Parked, State};
+use crate::event::PgTime;
 use crate::postgres::SourceError;
 use crate::postgres::action;
 use crate::postgres::cursor::Written;
 use crate::relay::Restart;
 use crate::status::{self, Board};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tracing::{debug, error, info, warn};
+use tracing::{error, info, warn};
 
 /// How often the board is brought up to date.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(100);
@@ -23,13 +29,14 @@ pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 /// The same, while events are published.
 pub(super) const REPORT_SOON: Duration = Duration::from_millis(20);
 
-/// What lasts is said again after this long, then after twice as long, up to an hour.
-const REPEAT_FIRST: Duration = Duration::from_secs(30);
-const REPEAT_LAST: Duration = Duration::from_hours(1);
+/// A lag below this ends a backlog.
+const CLOSE: Duration = Duration::from_secs(1);
+
+/// For so long, before it is said.
+const CLOSE_FOR: Duration = Duration::from_secs(1);
 
 /// What a pipeline remembers in order to speak.
 #[derive(Debug, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "what was said last, each of its own")]
 pub(super) struct Tell {
     pub(super) published_total: u64,
     pub(super) skipped_total: u64,
@@ -39,9 +46,17 @@ pub(super) struct Tell {
     pub(super) resets_total: u64,
     pub(super) source: Option<Trouble>,
     pub(super) sink: Option<Trouble>,
+    /// With a destination that holds up nobody.
+    pub(super) destination: Option<Trouble>,
+    /// With the dead-letter topic.
+    pub(super) letters: Option<Trouble>,
     /// Why there is no slot, while polling in its stead.
     pub(super) slot: Option<Trouble>,
-    pub(super) standing_by: bool,
+    pub(super) standing_by: Option<Trouble>,
+    behind: Option<Trouble>,
+    close_since: Option<Instant>,
+    parked: Few,
+    dead: Few,
     pub(super) streaming: bool,
     pub(super) polling: bool,
     pub(super) draining: bool,
@@ -49,46 +64,6 @@ pub(super) struct Tell {
     pub(super) reported_total: u64,
     pub(super) reported_at: Option<Instant>,
     pub(super) wall: PgTime,
-}
-
-/// Something that is wrong and lasts.
-#[derive(Debug)]
-pub(super) struct Trouble {
-    pub(super) reason: String,
-    pub(super) hint: Option<String>,
-    since: Instant,
-    times: u64,
-    said_at: Instant,
-    repeat: Duration,
-}
-
-impl Trouble {
-    fn new(reason: String, hint: Option<String>) -> Self {
-        let now = Instant::now();
-        Self { reason, hint, since: now, times: 1, said_at: now, repeat: REPEAT_FIRST }
-    }
-
-    /// Notes that it is still so; whether it is time to say it again.
-    fn again(&mut self, reason: String, hint: Option<String>) -> bool {
-        let news = self.reason != reason;
-        self.times += 1;
-        (self.reason, self.hint) = (reason, hint);
-        let due = news || self.said_at.elapsed() >= self.repeat;
-        if due {
-            self.said_at = Instant::now();
-            self.repeat = if news { REPEAT_FIRST } else { (self.repeat * 2).min(REPEAT_LAST) };
-        }
-        due
-    }
-}
-
-/// Whether it is time to speak of a trouble that may be new.
-fn trouble(slot: &mut Option<Trouble>, reason: String, hint: Option<String>) -> bool {
-    if let Some(trouble) = slot {
-        return trouble.again(reason, hint);
-    }
-    *slot = Some(Trouble::new(reason, hint));
-    true
 }
 
 impl Tell {
@@ -114,22 +89,66 @@ impl Tell {
 
 pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::fence::Resume) {
     let outage = pipeline.tell.source.take();
-    pipeline.tell.standing_by = false;
+    pipeline.tell.standing_by = None;
     pipeline.tell.streaming = true;
     pipeline.tell.polling = false;
     let name = pipeline.spec.name();
     for note in &resume.notes {
-        warn!(pipeline = name, note = note.name, "{}", note.message);
+        warn!(event = "note", pipeline = name, note = note.name, "{}", note.message);
     }
-    let outage_seconds = outage.map(|trouble| trouble.since.elapsed().as_secs());
-    info!(pipeline = name, slot = pipeline.spec.names.slot, from = %resume.start, outage_seconds, "streaming");
+    let seconds = outage.map(|trouble| trouble.seconds(Instant::now()));
+    let after = seconds
+        .map_or_else(String::new, |seconds| format!(" again, after {} without", span(seconds)));
+    info!(
+        event = "streaming",
+        pipeline = name,
+        slot = pipeline.spec.names.slot,
+        from = %resume.start,
+        seconds,
+        "streaming{after}"
+    );
     pipeline.report(None);
+}
+
+/// Far behind, and close again: a backlog that drains is a state too.
+pub(super) fn lag(pipeline: &mut Pipeline, state: status::State, lag: Duration) {
+    let now = Instant::now();
+    let name = pipeline.spec.name();
+    let lag_seconds = lag.as_secs();
+    let (behind, close) = (&mut pipeline.tell.behind, &mut pipeline.tell.close_since);
+    let well = matches!(state, status::State::Streaming | status::State::Polling) && lag < CLOSE;
+    *close = if well { close.or(Some(now)) } else { None };
+    if state == status::State::CatchingUp {
+        if let Some(Due { seconds, .. }) = Trouble::note(behind, String::new(), None, now) {
+            let far = span(lag_seconds);
+            info!(
+                event = "catching_up",
+                pipeline = name,
+                lag_seconds,
+                seconds,
+                "catching up: {far} behind"
+            );
+        }
+    } else if close.is_some_and(|since| now.duration_since(since) >= CLOSE_FOR) {
+        // Not at the same mark, and not at once: between two transactions of a backlog nothing is behind either.
+        if let Some(trouble) = behind.take() {
+            let seconds = trouble.seconds(now);
+            let after = span(seconds);
+            info!(
+                event = "caught_up",
+                pipeline = name,
+                seconds,
+                "close behind again, after {after}"
+            );
+        }
+    }
 }
 
 /// The slot can't be used, and the table can be polled.
 pub(super) fn falling_back(pipeline: &mut Pipeline, halt: &Halt) {
     pipeline.tell.streaming = false;
     warn!(
+        event = "falling_back",
         pipeline = pipeline.spec.name(),
         code = halt.reason.code(),
         reason = halt.reason.name(),
@@ -142,24 +161,36 @@ pub(super) fn falling_back(pipeline: &mut Pipeline, halt: &Halt) {
 /// A slot stands again: what is committed from now on comes by it.
 pub(super) fn slot_stands(pipeline: &Pipeline) {
     let (name, slot) = (pipeline.spec.name(), &pipeline.spec.names.slot);
-    info!(pipeline = name, slot, "the slot stands: polling what is older, then streaming");
+    let words = "the slot stands: polling what is older, then streaming";
+    info!(event = "slot_stands", pipeline = name, slot, "{words}");
 }
 
 /// It can't be made yet.
 pub(super) fn slot_not_yet(pipeline: &mut Pipeline, reason: &str) {
-    if trouble(&mut pipeline.tell.slot, reason.to_owned(), None) {
-        warn!(pipeline = pipeline.spec.name(), reason, "no slot yet: going on polling");
+    let (told, now) = (&mut pipeline.tell.slot, Instant::now());
+    if let Some(due) = Trouble::note(told, reason.to_owned(), None, now) {
+        let Due { seconds, tries } = due;
+        let words = if tries == 1 {
+            format!("no slot yet, going on polling: {reason}")
+        } else {
+            format!("still no slot, {}, last: {reason}", due.words())
+        };
+        let pipeline = pipeline.spec.name();
+        warn!(event = "slot_not_yet", pipeline, seconds, tries, reason, "{words}");
     }
 }
 
 pub(super) fn polling(pipeline: &mut Pipeline) {
     let outage = pipeline.tell.source.take();
-    pipeline.tell.standing_by = false;
+    pipeline.tell.standing_by = None;
     pipeline.tell.streaming = true;
     if !std::mem::replace(&mut pipeline.tell.polling, true) || outage.is_some() {
-        let outage_seconds = outage.map(|trouble| trouble.since.elapsed().as_secs());
+        let seconds = outage.map(|trouble| trouble.seconds(Instant::now()));
+        let after = seconds
+            .map_or_else(String::new, |seconds| format!(" again, after {} without", span(seconds)));
         let table = pipeline.spec.names.table.as_ref().map(ToString::to_string);
-        info!(pipeline = pipeline.spec.name(), table, outage_seconds, "polling");
+        let name = pipeline.spec.name();
+        info!(event = "polling", pipeline = name, table, seconds, "polling{after}");
     }
     pipeline.report(None);
 }
@@ -169,150 +200,124 @@ pub(super) fn source_down(pipeline: &mut Pipeline, error: &SourceError) {
     let hint = action::hint(error);
     pipeline.tell.reconnects_total += 1;
     pipeline.tell.streaming = false;
-    if trouble(&mut pipeline.tell.source, reason.clone(), hint.clone()) {
-        let (seconds, tries) = pipeline
-            .tell
-            .source
-            .as_ref()
-            .map_or((0, 1), |trouble| (trouble.since.elapsed().as_secs(), trouble.times));
-        warn!(
-            pipeline = pipeline.spec.name(),
-            seconds,
-            tries,
-            error = reason,
-            hint,
-            "database not available: trying again until it is"
-        );
+    let told =
+        Trouble::note(&mut pipeline.tell.source, reason.clone(), hint.clone(), Instant::now());
+    if let Some(due) = told {
+        let Due { seconds, tries } = due;
+        let words = if tries == 1 {
+            format!("database not available, trying again until it is: {reason}")
+        } else {
+            format!("still waiting for database, {}, last: {reason}", due.words())
+        };
+        let pipeline = pipeline.spec.name();
+        warn!(event = "source_down", pipeline, seconds, tries, reason, hint, "{words}");
     }
     pipeline.report(None);
 }
 
 pub(super) fn waiting(pipeline: &mut Pipeline, message: &str) {
     pipeline.tell.streaming = false;
-    if trouble(&mut pipeline.tell.source, message.to_owned(), None) {
-        info!(pipeline = pipeline.spec.name(), reason = message, "not streaming yet");
+    let now = Instant::now();
+    if let Some(due) = Trouble::note(&mut pipeline.tell.source, message.to_owned(), None, now) {
+        let Due { seconds, tries } = due;
+        let words = if tries == 1 {
+            format!("not streaming yet: {message}")
+        } else {
+            format!("still not streaming, {}, last: {message}", due.words())
+        };
+        let (pipeline, reason) = (pipeline.spec.name(), message);
+        info!(event = "source_not_ready", pipeline, seconds, tries, reason, "{words}");
     }
     pipeline.report(None);
 }
 
 pub(super) fn standing_by(pipeline: &mut Pipeline, active_pid: Option<u32>) {
     pipeline.tell.streaming = false;
-    if !std::mem::replace(&mut pipeline.tell.standing_by, true) {
-        info!(
-            pipeline = pipeline.spec.name(),
-            slot = pipeline.spec.names.slot,
-            active_pid,
+    let (told, now) = (&mut pipeline.tell.standing_by, Instant::now());
+    if let Some(Due { seconds, tries }) = Trouble::note(told, String::new(), None, now) {
+        let slot = &pipeline.spec.names.slot;
+        let words = if tries == 1 {
             "another process streams from the slot: standing by to take over when it is free"
-        );
+                .to_owned()
+        } else {
+            format!("still standing by, {}", span(seconds))
+        };
+        let pipeline = pipeline.spec.name();
+        info!(event = "standing_by", pipeline, slot, active_pid, seconds, tries, "{words}");
     }
     pipeline.report(None);
 }
 
 pub(super) fn sink_down(pipeline: &mut Pipeline, reason: &str, hint: Option<&str>) {
-    if trouble(&mut pipeline.tell.sink, reason.to_owned(), hint.map(str::to_owned)) {
-        let seconds = pipeline.tell.sink.as_ref().map_or(0, |t| t.since.elapsed().as_secs());
-        warn!(
-            pipeline = pipeline.spec.name(),
-            seconds,
-            reason,
-            hint,
-            "broker not available: nothing is lost, PostgreSQL keeps the WAL"
-        );
+    let (told, now) = (&mut pipeline.tell.sink, Instant::now());
+    let told = Trouble::note(told, reason.to_owned(), hint.map(str::to_owned), now);
+    if let Some(due) = told {
+        let Due { seconds, tries } = due;
+        let words = if tries == 1 {
+            format!("broker not available, nothing is lost, PostgreSQL keeps the WAL: {reason}")
+        } else {
+            format!("still waiting for broker, {}, last: {reason}", due.words())
+        };
+        let pipeline = pipeline.spec.name();
+        warn!(event = "broker_down", pipeline, seconds, tries, reason, hint, "{words}");
     }
 }
 
 pub(super) fn sink_up(pipeline: &mut Pipeline) {
+    pipeline.tell.destination = None;
     if let Some(trouble) = pipeline.tell.sink.take() {
-        let seconds = trouble.since.elapsed().as_secs();
-        info!(pipeline = pipeline.spec.name(), seconds, "broker available again");
+        let seconds = trouble.seconds(Instant::now());
+        let (pipeline, after) = (pipeline.spec.name(), span(seconds));
+        info!(event = "broker_up", pipeline, seconds, "broker available again after {after}");
     }
 }
 
 pub(super) fn sink_broken(pipeline: &Pipeline, reason: &str) {
-    warn!(pipeline = pipeline.spec.name(), reason, "the producer's state can't be trusted");
+    let pipeline = pipeline.spec.name();
+    warn!(event = "producer_broken", pipeline, reason, "the producer's state can't be trusted");
 }
 
 pub(super) fn resetting(pipeline: &mut Pipeline, why: Restart) {
     pipeline.tell.resets_total += 1;
     let cursor = pipeline.relay.progress().watermark;
     warn!(
+        event = "producer_reset",
         pipeline = pipeline.spec.name(),
-        why = why.name(),
+        reason = why.name(),
         from = %cursor,
         "throwing away what is in flight and streaming it again"
     );
 }
 
 pub(super) fn row_taken(pipeline: &Pipeline, written: &Written) {
-    let found = match written {
+    let reason = match written {
         Written::Stored => return,
         Written::Behind(_) => "it is further on",
         Written::Rebound(_) => "it belongs to another slot or cluster now",
         Written::TakenOver => "it has another owner now",
         Written::Missing => "it is gone",
     };
-    warn!(pipeline = pipeline.spec.name(), found, "another process changed the cursor row");
-}
-
-/// An event was set aside because something is wrong with it.
-pub(super) fn parked(spec: &PipelineSpec, row: &Parked) {
-    warn!(
-        pipeline = spec.name(),
-        position = %row.entry.position,
-        event = row.event_id,
-        code = row.error_code,
-        reason = row.error,
-        state = row.entry.state.name(),
-        blocks = row.entry.lane.is_some(),
-        hint = format!("postrider parked show {}", row.entry.position),
-        "event parked: the later ones of its aggregate wait, all others go on"
-    );
-}
-
-/// A parked event was published.
-pub(super) fn released(pipeline: &Pipeline, position: Position) {
-    debug!(pipeline = pipeline.spec.name(), %position, "parked event published");
-}
-
-/// What became of parked events.
-pub(super) fn marked(pipeline: &Pipeline, marks: &[Mark]) {
-    let name = pipeline.spec.name();
-    for Mark { position, became } in marks {
-        match became {
-            Became::Refused { state: State::Dead, attempts, reason, .. } => warn!(
-                pipeline = name,
-                %position,
-                attempts,
-                %reason,
-                hint = format!("postrider parked show {position}"),
-                "parked event is dead: only a person moves it now (parked retry, skip or replace)"
-            ),
-            Became::Skipped | Became::Again => {
-                info!(pipeline = name, %position, ?became, "parked event: done as asked");
-            }
-            Became::Done
-            | Became::Refused { .. }
-            | Became::Declined
-            | Became::DeadSent
-            | Became::Overtaken { .. } => debug!(pipeline = name, %position, "parked event marked"),
-        }
-    }
+    let pipeline = pipeline.spec.name();
+    warn!(event = "cursor_taken", pipeline, reason, "another process changed the cursor row");
 }
 
 pub(super) fn look_failed(pipeline: &Pipeline, error: &SourceError) {
-    warn!(pipeline = pipeline.spec.name(), error = %Chain(error), "could not look at the slot");
+    let (pipeline, reason) = (pipeline.spec.name(), Chain(error));
+    warn!(event = "look_failed", pipeline, %reason, "could not look at the slot");
 }
 
 pub(super) fn draining(pipeline: &mut Pipeline) {
     pipeline.tell.draining = true;
     let (in_flight, _) = pipeline.relay.in_flight();
-    info!(pipeline = pipeline.spec.name(), in_flight, "stopping: finishing what is in flight");
+    let name = pipeline.spec.name();
+    info!(event = "draining", pipeline = name, in_flight, "stopping: finishing what is in flight");
     pipeline.report(None);
 }
 
 pub(super) fn left_behind(pipeline: &Pipeline) {
     let (in_flight, _) = pipeline.relay.in_flight();
     warn!(
+        event = "left_behind",
         pipeline = pipeline.spec.name(),
         in_flight,
         "leaving before everything is acknowledged: it is published again at the next start"
@@ -321,8 +326,9 @@ pub(super) fn left_behind(pipeline: &Pipeline) {
 
 pub(super) fn farewell_failed(pipeline: &Pipeline, error: &SourceError) {
     warn!(
+        event = "farewell_failed",
         pipeline = pipeline.spec.name(),
-        error = %Chain(error),
+        reason = %Chain(error),
         "the stream did not end in good order: the cursor row still bounds what is repeated"
     );
 }
@@ -341,8 +347,9 @@ pub(super) fn ended(name: &str, board: &Board, exit: &Exit) {
         Exit::Bug => snapshot.state = status::State::Halted,
     });
     match exit {
-        Exit::Stopped => info!(pipeline = name, "stopped"),
+        Exit::Stopped => info!(event = "stopped", pipeline = name, "stopped"),
         Exit::Halted(halt) => error!(
+            event = "halted",
             pipeline = name,
             code = halt.reason.code(),
             reason = halt.reason.name(),
@@ -351,6 +358,6 @@ pub(super) fn ended(name: &str, board: &Board, exit: &Exit) {
             "halted: {}",
             halt.message
         ),
-        Exit::Bug => error!(pipeline = name, "a bug in Postrider"),
+        Exit::Bug => error!(event = "bug", pipeline = name, "a bug in Postrider"),
     }
 }

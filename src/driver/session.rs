@@ -128,12 +128,7 @@ impl Pipeline {
         let same_owner = owned == Some(session.connected.epoch_before);
         let started = Input::Started { cursor, same_history, same_owner, parked: &entries };
         self.relay.apply(self.now(), started, &mut self.effects);
-        for row in loaded {
-            if let Some(wish) = row.wish {
-                let position = row.entry.position;
-                self.apply(self.now(), Input::Wish { position, wish });
-            }
-        }
+        self.go_on_with(loaded);
         say::streaming(self, &session.connected.resume);
     }
 
@@ -252,6 +247,12 @@ impl Pipeline {
                 }
                 Effect::Try { ticket, position } => {
                     self.shelf.try_again(ticket, position, self.now());
+                }
+                Effect::Letter { ticket, position } => {
+                    self.shelf.send_letter(ticket, position, self.now());
+                }
+                Effect::Undelivered { position, reason } => {
+                    say::undelivered(self, position, reason);
                 }
                 Effect::Released { position } => self.released(position),
                 Effect::Published { ticket, commit_time } => self.published(ticket, commit_time),

@@ -10,7 +10,7 @@ use crate::parked::{Entry, OwnedRecord, Parked};
 use crate::record::{Header, Outcome, Record, Refusal, Scope, Ticket};
 use crate::relay::Input;
 use crate::sink::NotTaken;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +40,17 @@ pub(super) struct Try {
     record: Option<OwnedRecord>,
     /// When it was asked for, by the relay's clock.
     since: Duration,
+    /// It goes to the dead-letter topic.
+    letter: bool,
+}
+
+/// A record that has to be read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) ticket: Ticket,
+    pub(super) position: Position,
+    /// As it goes to the dead-letter topic.
+    pub(super) letter: bool,
 }
 
 impl Shelf {
@@ -75,7 +86,11 @@ impl Shelf {
     }
 
     pub(super) fn try_again(&mut self, ticket: Ticket, position: Position, since: Duration) {
-        self.tries.push_back(Try { ticket, position, record: None, since });
+        self.tries.push_back(Try { ticket, position, record: None, since, letter: false });
+    }
+
+    pub(super) fn send_letter(&mut self, ticket: Ticket, position: Position, since: Duration) {
+        self.tries.push_back(Try { ticket, position, record: None, since, letter: true });
     }
 
     /// Whether records have to be read.
@@ -83,10 +98,12 @@ impl Shelf {
         self.tries.iter().any(|a_try| a_try.record.is_none())
     }
 
-    /// The positions whose records have to be read.
-    pub(super) fn missing(&self) -> Vec<Position> {
+    /// The records that have to be read.
+    pub(super) fn missing(&self) -> Vec<Wanted> {
         let missing = self.tries.iter().filter(|a_try| a_try.record.is_none());
-        missing.map(|a_try| a_try.position).collect()
+        missing
+            .map(|&Try { ticket, position, letter, .. }| Wanted { ticket, position, letter })
+            .collect()
     }
 }
 
@@ -96,16 +113,19 @@ impl Shelf {
         self.kept.push_back(parked(entry, mapped, at.commit_time));
     }
 
-    /// Keeps the record of an event that the sink will not take.
+    /// Keeps the record of an event that the sink will not take, or, without a reason, whose destination takes none.
     pub(super) fn keep_refused(
         &mut self,
         entry: Entry,
         mapped: &Mapped<'_>,
         at: At,
-        reason: Refusal,
+        reason: Option<Refusal>,
     ) -> &Parked {
         let mut row = parked(entry, mapped, at.commit_time);
-        (row.error_code, row.error) = (Some(reason.code()), Some(reason.to_string()));
+        row.error_code = Some(reason.map_or("destination", Refusal::code));
+        let unavailable =
+            || "the topic takes no records: it is missing, or not open to us".to_owned();
+        row.error = Some(reason.map_or_else(unavailable, |reason| reason.to_string()));
         push(&mut self.kept, row)
     }
 
@@ -134,14 +154,15 @@ impl Shelf {
 
 impl Pipeline {
     /// Takes the records that were read for tries; `asked` are all that were asked for.
-    pub(super) fn fetched(&mut self, asked: &[Position], found: Vec<(Position, OwnedRecord)>) {
-        for (position, record) in found {
-            let wanted = self.shelf.tries.iter_mut().find(|a_try| a_try.position == position);
+    pub(super) fn fetched(&mut self, asked: &[Wanted], found: Vec<(Ticket, OwnedRecord)>) {
+        for (ticket, record) in found {
+            let wanted = self.shelf.tries.iter_mut().find(|a_try| a_try.ticket == ticket);
             if let Some(a_try) = wanted {
                 a_try.record = Some(record);
             }
         }
-        let gone = |a_try: &&Try| a_try.record.is_none() && asked.contains(&a_try.position);
+        let asked: HashSet<Ticket> = asked.iter().map(|wanted| wanted.ticket).collect();
+        let gone = |a_try: &&Try| a_try.record.is_none() && asked.contains(&a_try.ticket);
         let gone: Vec<Ticket> =
             self.shelf.tries.iter().filter(gone).map(|a_try| a_try.ticket).collect();
         self.shelf.tries.retain(|a_try| !gone.contains(&a_try.ticket));
@@ -156,14 +177,17 @@ impl Pipeline {
         tries.retain(|a_try| {
             let Some(record) = &a_try.record else { return true };
             let outcome = match with(record, |record| self.sink.enqueue(a_try.ticket, record)) {
-                Ok(()) => return false,
+                Ok(()) => {
+                    self.destinations.takes(&record.topic);
+                    return false;
+                }
                 Err(NotTaken::Full) => return true,
-                Err(NotTaken::Destination)
+                Err(NotTaken::Destination | NotTaken::Unavailable)
                     if now.saturating_sub(a_try.since) < DESTINATION_PATIENCE =>
                 {
                     return true;
                 }
-                Err(NotTaken::Destination) => {
+                Err(NotTaken::Destination | NotTaken::Unavailable) => {
                     let reason = Refusal::TopicName;
                     Outcome::Rejected { scope: Scope::Destination, reason }
                 }

@@ -48,6 +48,10 @@ pub struct PipelineSpec {
     pub limits: Limits,
     /// How events are parked and tried again.
     pub parking: Rules,
+    /// A topic that dead events also go to.
+    pub dead_topic: Option<String>,
+    /// How long a destination may take no records before its events are parked; `None` for as long as it lasts.
+    pub park_after: Option<Duration>,
     /// Where events are read from.
     pub mode: Mode,
     /// How the table is polled, and marked.

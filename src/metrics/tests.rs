@@ -87,6 +87,9 @@ fn a_scrape_shows_everything() {
         # HELP postrider_parked_attempts Most tries of an event that others may wait behind
         # TYPE postrider_parked_attempts gauge
         postrider_parked_attempts{pipeline="orders"} 0.0
+        # HELP postrider_parked_oldest_seconds How long the oldest event that is set aside has been so
+        # TYPE postrider_parked_oldest_seconds gauge
+        postrider_parked_oldest_seconds{pipeline="orders"} 0.0
         # HELP outbox_dlq_depth Events that only a person moves
         # TYPE outbox_dlq_depth gauge
         outbox_dlq_depth{pipeline="orders"} 0.0
@@ -109,6 +112,9 @@ fn a_scrape_shows_everything() {
         postrider_state{pipeline="orders",state="draining"} 0
         postrider_state{pipeline="orders",state="halted"} 0
         postrider_state{pipeline="orders",state="stopped"} 0
+        # HELP postrider_halted Whether the pipeline waits for an operator, and the code of the halt
+        # TYPE postrider_halted gauge
+        postrider_halted{pipeline="orders"} 0
         # HELP postrider_reconnects Connections lost and made anew since the start
         # TYPE postrider_reconnects counter
         postrider_reconnects_total{pipeline="orders",side="source",class="transient"} 1
@@ -145,6 +151,25 @@ fn every_metric_of_the_catalog_is_shown_and_explained() {
         let known = |name: &str| CATALOG.iter().any(|(known, _)| *known == name);
         assert!(known(word) || base.is_some_and(known), "docs/metrics.md has {word}, no metric");
     }
+}
+
+#[test]
+fn a_halt_has_its_code_in_a_label() {
+    let metrics = Metrics::default();
+    let board = Board::new("orders");
+    metrics.pipeline(&board);
+    let halted = || {
+        metrics
+            .text()
+            .unwrap()
+            .lines()
+            .find(|l| l.starts_with("postrider_halted{"))
+            .unwrap()
+            .to_owned()
+    };
+    assert_eq!(halted(), "postrider_halted{pipeline=\"orders\"} 0");
+    board.update(|snapshot| snapshot.halt_code = Some("PR002"));
+    assert_eq!(halted(), "postrider_halted{pipeline=\"orders\",code=\"PR002\"} 1");
 }
 
 #[test]

@@ -18,10 +18,12 @@ pub const CATALOG: &[(&str, &str)] = &[
     ("postrider_in_flight_bytes", "Bytes handed to the broker without a report"),
     ("postrider_parked_events", "Events that are set aside, by state"),
     ("postrider_parked_attempts", "Most tries of an event that others may wait behind"),
+    ("postrider_parked_oldest_seconds", "How long the oldest event that is set aside has been so"),
     ("postrider_slot_retained_bytes", "WAL the slot holds back"),
     ("postrider_slot_safe_bytes", "WAL that can be written before the slot is lost"),
     ("postrider_slot_state", "The slot's wal_status: 1 for the one that holds"),
     ("postrider_state", "What the pipeline is doing: 1 for the one that holds"),
+    ("postrider_halted", "Whether the pipeline waits for an operator, and the code of the halt"),
     ("postrider_reconnects_total", "Connections lost and made anew since the start"),
     ("outbox_lag_seconds", "The same as postrider_lag_seconds"),
     ("outbox_throughput", "Events published since the start, a counter"),
@@ -158,6 +160,9 @@ impl Scrape {
             let attempts = snapshot.parked.heads.iter().map(|head| u64::from(head.attempts));
             Some(real(attempts.max().unwrap_or(0)))
         })?;
+        self.gauge(encoder, "postrider_parked_oldest_seconds", |snapshot| {
+            Some(snapshot.parked.oldest_seconds)
+        })?;
         self.gauge(encoder, "outbox_dlq_depth", |snapshot| Some(real(snapshot.parked.dead)))
     }
 
@@ -176,6 +181,17 @@ impl Scrape {
                 let labels = [look.pipeline(), ("state", state.name())];
                 let holds = u32::from(*state == look.snapshot.state);
                 family.encode_family(&labels)?.encode_gauge(&holds)?;
+            }
+        }
+        let mut family = describe(encoder, "postrider_halted", MetricType::Gauge)?;
+        for look in &self.0 {
+            match look.snapshot.halt_code {
+                Some(code) => {
+                    family
+                        .encode_family(&[look.pipeline(), ("code", code)])?
+                        .encode_gauge(&1_u32)?;
+                }
+                None => family.encode_family(&[look.pipeline()])?.encode_gauge(&0_u32)?,
             }
         }
         Ok(())

@@ -108,9 +108,19 @@ fn double(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
 /// Digits of a `numeric` that are converted; the work grows with their square, and `numeric` has up to 147,455.
 const DIGITS_MAX: usize = 1000;
 
-/// `numeric` without a declared scale: Debezium's `VariableScaleDecimal` as JSON, the unscaled number's bytes
-/// big-endian in two's complement.
+/// `numeric` without a declared scale: Debezium's `VariableScaleDecimal` as JSON.
 fn numeric(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
+    let (scale, bytes) = unscaled(text)?;
+    out.extend_from_slice(br#"{"scale":"#);
+    written(out, scale)?;
+    out.extend_from_slice(br#","value":""#);
+    append_base64(&bytes, out);
+    out.extend_from_slice(br#""}"#);
+    Some(())
+}
+
+/// Scale and unscaled number, its bytes big-endian in two's complement.
+fn unscaled(text: &[u8]) -> Option<(usize, Vec<u8>)> {
     let (negative, digits) = text.strip_prefix(b"-").map_or((false, text), |rest| (true, rest));
     if digits.len() > DIGITS_MAX {
         return None;
@@ -134,12 +144,57 @@ fn numeric(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
     }
     twos_complement(&mut bytes, negative);
     bytes.reverse();
-    out.extend_from_slice(br#"{"scale":"#);
-    written(out, scale)?;
-    out.extend_from_slice(br#","value":""#);
-    append_base64(&bytes, out);
-    out.extend_from_slice(br#""}"#);
-    Some(())
+    Some((scale, bytes))
+}
+
+/// A member of the envelope as Debezium's JSON converter writes its type (`decimal.handling.mode = precise`,
+/// `time.precision.mode = adaptive`); `None`, and nothing written, where it is a string as PostgreSQL renders it.
+pub(super) fn member(row: &Row<'_>, field: FieldId, out: &mut Vec<u8>) -> Option<()> {
+    let text = row.text(field)?;
+    let start = out.len();
+    let done = match row.kind(field) {
+        Kind::Date | Kind::Time { .. } | Kind::Timestamp { .. } | Kind::Interval => {
+            in_scratch(header(row, field, out))
+        }
+        Kind::Numeric { scale: None } if text != b"NaN" => in_scratch(header(row, field, out)),
+        Kind::Numeric { .. } if text == b"NaN" => written(out, "null"),
+        Kind::Numeric { .. } => unscaled(text).map(|(_, bytes)| {
+            out.push(b'"');
+            append_base64(&bytes, out);
+            out.push(b'"');
+        }),
+        Kind::Timestamptz { .. } => {
+            out.push(b'"');
+            let done = in_scratch(header(row, field, out));
+            out.push(b'"');
+            done
+        }
+        // NaN and Infinity are no JSON numbers.
+        Kind::Float4 | Kind::Float8 if text.last().is_some_and(u8::is_ascii_digit) => {
+            in_scratch(header(row, field, out))
+        }
+        Kind::Bool
+        | Kind::Bytea
+        | Kind::Int
+        | Kind::Float4
+        | Kind::Float8
+        | Kind::Json
+        | Kind::Text
+        | Kind::Uuid
+        | Kind::Other => None,
+    };
+    if done.is_none() {
+        out.truncate(start);
+    }
+    done
+}
+
+/// Whether the header's text was made, and not left as the row has it.
+fn in_scratch(span: Span) -> Option<()> {
+    match span {
+        Span::Scratch(_) => Some(()),
+        Span::Null | Span::Row(_) | Span::Fixed(_) => None,
+    }
 }
 
 /// The shortest two's complement of a magnitude, little-endian, as `BigInteger.toByteArray`.

@@ -1,5 +1,6 @@
 //! A record's value: the payload's bytes, or an object around them.
 
+use super::debezium;
 use super::route::Envelope;
 use super::span::{Extent, FieldId, Row, Span};
 use super::types::Kind;
@@ -51,13 +52,43 @@ pub(super) fn wrap(
 ) -> Option<Span> {
     let start = scratch.len();
     scratch.extend_from_slice(envelope.open.of(fixed.as_bytes()));
-    member(envelope, payload, row.kind(payload_field), row, scratch)?;
-    for (name, field) in &envelope.placed {
+    let text = payload.map(|extent| row.at(extent)).filter(|_| envelope.expand);
+    match text.filter(|text| is_json(text, row.kind(payload_field))) {
+        Some(json) => scratch.extend_from_slice(json),
+        None => member(envelope, payload, row.kind(payload_field), row, scratch)?,
+    }
+    for (name, field) in envelope.placed.iter().filter(|(_, field)| row.has(*field)) {
         scratch.extend_from_slice(name.of(fixed.as_bytes()));
-        member(envelope, row.extent(*field), row.kind(*field), row, scratch)?;
+        if envelope.json || debezium::member(row, *field, scratch).is_none() {
+            member(envelope, row.extent(*field), row.kind(*field), row, scratch)?;
+        }
     }
     scratch.push(b'}');
     Some(Span::since(start, scratch))
+}
+
+/// The text of a JSON object or array. What the column's type does not promise is read.
+fn is_json(text: &[u8], kind: Kind) -> bool {
+    let begins = matches!(text.first(), Some(b'{' | b'['));
+    begins
+        && match kind {
+            Kind::Json => true,
+            Kind::Text | Kind::Other => {
+                serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok()
+            }
+            Kind::Bool
+            | Kind::Bytea
+            | Kind::Int
+            | Kind::Float4
+            | Kind::Float8
+            | Kind::Numeric { .. }
+            | Kind::Uuid
+            | Kind::Date
+            | Kind::Time { .. }
+            | Kind::Timestamp { .. }
+            | Kind::Timestamptz { .. }
+            | Kind::Interval => false,
+        }
 }
 
 /// One value as JSON: numbers and booleans as they are, JSON as the configuration says, bytes in base64, else a string.

@@ -45,6 +45,8 @@ pub(super) struct Envelope {
     pub(super) placed: Vec<(Extent, FieldId)>,
     /// JSON columns stand as JSON.
     pub(super) json: bool,
+    /// A payload that is JSON text stands as JSON.
+    pub(super) expand: bool,
 }
 
 /// The fields which every event has.
@@ -75,6 +77,7 @@ pub(super) struct Route {
     pub(super) headers: Vec<HeaderRule>,
     pub(super) timestamp: TimestampSource,
     pub(super) null_payload: NullPayload,
+    pub(super) blank_is_tombstone: bool,
     pub(super) envelope: Option<Envelope>,
     /// Debezium's meanings where they differ from ours: NULL in key and event type, and the topic's replacement.
     pub(super) debezium: bool,
@@ -115,6 +118,7 @@ impl Route {
             headers,
             timestamp: spec.timestamp,
             null_payload: spec.null_payload,
+            blank_is_tombstone: spec.blank_is_tombstone,
             envelope,
             debezium: spec.layout == Layout::Debezium,
             fields: compiler.fields,
@@ -296,6 +300,6 @@ impl<'s> Compiler<'s> {
         let payload = spec.envelope.as_deref().unwrap_or("payload");
         self.check_name(payload, "payload.envelope");
         let open = self.constant(&format!("{{{}:", serde_json::json!(payload)));
-        Some(Envelope { open, placed, json: spec.envelope_json })
+        Some(Envelope { open, placed, json: spec.envelope_json, expand: spec.expand_json })
     }
 }

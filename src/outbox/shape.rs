@@ -220,6 +220,14 @@ impl Shaper<'_> {
                 NullPayload::Empty => {}
             }
         }
+        // As Java trims: everything up to the space. Bytes are never blank.
+        let is_blank = |text: &[u8]| text.iter().all(|byte| *byte <= b' ');
+        if self.route.blank_is_tombstone
+            && self.row.kind(field) != Kind::Bytea
+            && payload.is_some_and(|extent| is_blank(self.row.at(extent)))
+        {
+            return Ok(Span::Null);
+        }
         let scratch = &mut self.work.scratch;
         if let Some(envelope) = &self.route.envelope {
             let wrapped =
@@ -260,6 +268,9 @@ impl Shaper<'_> {
         let fixed = &self.route.fixed;
         for rule in &self.route.headers {
             match rule {
+                // A column that may lack and does is placed nowhere.
+                HeaderRule::Field { field, .. } | HeaderRule::Typed { field, .. }
+                    if !self.row.has(*field) => {}
                 HeaderRule::Field { name, field } => {
                     headers.push((Span::Fixed(*name), self.row.extent(*field).into()));
                 }

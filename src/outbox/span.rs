@@ -92,6 +92,11 @@ impl<'r> Row<'r> {
         self.cells[self.columns[field.0].column?]
     }
 
+    /// Whether the relation has a column for the field.
+    pub(super) fn has(&self, field: FieldId) -> bool {
+        self.columns[field.0].column.is_some()
+    }
+
     /// The bytes at `extent`.
     pub(super) fn at(&self, extent: Extent) -> &'r [u8] {
         extent.of(self.bytes)

@@ -47,12 +47,16 @@ pub struct OutboxSpec {
     pub standard_headers: StandardHeaders,
     /// What a NULL payload becomes.
     pub null_payload: NullPayload,
+    /// A payload of nothing but white space is a null value, as Debezium's `route.tombstone.on.empty.payload` has it.
+    pub blank_is_tombstone: bool,
     /// The payload's name inside an object that becomes the value; `None`: the value is the payload alone, unless an
     /// extra column is placed in the envelope, and then the name is `payload`.
     pub envelope: Option<String>,
-    /// Inside an envelope, JSON columns stand as JSON; off, they are strings of escaped JSON as Debezium's converter
-    /// writes them.
+    /// Inside an envelope, JSON columns stand as JSON, and other types as PostgreSQL renders them; off, all are as
+    /// Debezium's JSON converter writes them: JSON a string of it, times numbers, decimals base64.
     pub envelope_json: bool,
+    /// Inside an envelope, a payload that is the text of a JSON object or array stands as JSON, whatever its column.
+    pub expand_json: bool,
 }
 
 /// A column beyond the layout's roles.
@@ -146,8 +150,10 @@ impl OutboxSpec {
             headers: Vec::new(),
             standard_headers: StandardHeaders { event_type: ours, position: ours },
             null_payload: NullPayload::Tombstone,
+            blank_is_tombstone: false,
             envelope: None,
             envelope_json: ours,
+            expand_json: false,
         }
     }
 

@@ -7,11 +7,13 @@
 //! `prefer`), but a failed handshake is an error and never a second attempt in the clear.
 
 mod keys;
+mod masked;
 pub(super) mod passfile;
 mod settings;
 mod syntax;
 mod types;
 
+pub use masked::masked;
 pub use types::{ChannelBinding, SslMode, TargetSessionAttrs};
 pub(super) use types::{Keepalive, Root, Secret, Ssl, TlsVersions};
 
@@ -129,6 +131,13 @@ pub enum ConninfoError {
         /// Its name.
         key: &'static str,
     },
+}
+
+/// The names of the `PG*` variables that are set, and that a connection string leaves room for. Never their values.
+pub fn variables(env: &dyn Fn(&str) -> Option<String>) -> Vec<&'static str> {
+    let set = |name: &&str| env(name).is_some_and(|value| !value.is_empty());
+    let applied = keys::KEYS.iter().filter(|key| key.support == Support::Applied);
+    applied.filter_map(|key| key.env).filter(set).collect()
 }
 
 fn did_you_mean(nearest: Option<&str>) -> String {

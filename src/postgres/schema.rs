@@ -26,6 +26,9 @@ pub const MIGRATIONS: &[Migration] = &[
 /// The version this binary works with.
 pub const VERSION: u32 = 2;
 
+/// The last version without the parked table.
+const BEFORE_PARKED: u32 = 1;
+
 /// Makes the place where versions are kept.
 pub const MIGRATION_TABLE: &str = "\
 CREATE TABLE postrider.migration (
@@ -74,12 +77,20 @@ pub async fn read(client: &Client) -> Result<SchemaState, SourceError> {
         Some(true) => {
             let row = client
                 .query_one(
-                    "SELECT coalesce(pg_catalog.max(number), 0) FROM postrider.migration",
+                    "SELECT coalesce(pg_catalog.max(number), 0), EXISTS ( \
+                       SELECT FROM pg_catalog.pg_class c \
+                       JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+                       WHERE n.nspname = 'postrider' AND c.relname = 'parked') \
+                     FROM postrider.migration",
                     &[],
                 )
                 .await
                 .map_err(failed)?;
-            Ok(SchemaState::Version(row.try_get::<_, i32>(0).map_err(failed)?.cast_unsigned()))
+            let number = row.try_get::<_, i32>(0).map_err(failed)?.cast_unsigned();
+            let parked: bool = row.try_get(1).map_err(failed)?;
+            // Somebody dropped the table: setup makes it anew.
+            let without = if number > VERSION { number } else { number.min(BEFORE_PARKED) };
+            Ok(SchemaState::Version(if parked { number } else { without }))
         }
     }
 }

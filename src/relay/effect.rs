@@ -36,6 +36,21 @@ pub enum Effect {
         /// Whose record.
         position: Position,
     },
+    /// Hand the record of a dead event to the sink under this ticket, for the dead-letter topic. Answered as
+    /// [`Effect::Try`] is.
+    Letter {
+        /// A ticket of its own.
+        ticket: Ticket,
+        /// Whose record.
+        position: Position,
+    },
+    /// The dead-letter topic did not take the record of a dead event: it is offered again later.
+    Undelivered {
+        /// Whose record.
+        position: Position,
+        /// Why.
+        reason: Refusal,
+    },
     /// A parked event reached the broker.
     Released {
         /// Which.

@@ -24,6 +24,9 @@ impl Relay {
     ) -> Result<(), Broken> {
         match input {
             Input::Change(change) => self.change(now, change, effects)?,
+            Input::Report { ticket, outcome } if self.parking.is_letter(ticket) => {
+                self.report_letter(now, ticket, outcome, effects);
+            }
             Input::Report { ticket, outcome } if Parking::is_try(ticket) => {
                 self.report_try(now, ticket, outcome, effects);
             }
@@ -56,6 +59,8 @@ impl Relay {
             Input::CursorWritten => self.feedback.written(),
             Input::ParkingWritten => self.parking_written(),
             Input::Gone { ticket } => self.parking.gone(ticket),
+            Input::Unsent { position } => self.parking.unsent(position),
+            Input::Unavailable { ticket } => self.unavailable(now, ticket, effects),
             Input::Wish { position, wish } => {
                 self.parking.wish(now, position, wish, self.resolved());
             }
@@ -177,6 +182,15 @@ impl Relay {
         self.park(now, ticket, entry, slot.size_bytes(), effects);
     }
 
+    /// The destination of the event just handed over takes no records, and one waits for it no longer.
+    fn unavailable(&mut self, now: Duration, ticket: Ticket, effects: &mut Vec<Effect>) {
+        let Some(slot) = self.flow.get(ticket) else { return };
+        self.flow.put_aside(ticket);
+        let mut entry = self.parking.rules.unavailable(slot.position, slot.lane);
+        entry.overtaken_by = self.flow.overtaken(slot.position);
+        self.park(now, ticket, entry, slot.size_bytes(), effects);
+    }
+
     fn park(
         &mut self,
         now: Duration,
@@ -280,6 +294,26 @@ impl Relay {
         let low = self.tracker.low();
         if injected(Bug::TimeOutIsAcked) && self.flow.flies(low) {
             self.report(low, Outcome::Acked, effects);
+        }
+    }
+
+    fn report_letter(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        outcome: Outcome,
+        effects: &mut Vec<Effect>,
+    ) {
+        match outcome {
+            Outcome::Acked => self.parking.delivered(ticket),
+            Outcome::Rejected { scope: Scope::Event | Scope::Destination, reason } => {
+                if let Some(position) = self.parking.undelivered(now, ticket) {
+                    effects.push(Effect::Undelivered { position, reason });
+                }
+            }
+            Outcome::Rejected { scope: Scope::Broker, reason: _ } | Outcome::Unknown => {
+                self.restart(Restart::Unknown, effects);
+            }
         }
     }
 

@@ -76,9 +76,20 @@ pub enum Input<'a> {
     CursorWritten,
     /// The write of the last [`Effect::WriteParking`](super::Effect::WriteParking) is committed.
     ParkingWritten,
+    /// A row read at the start is dead, and its record did not go to the dead-letter topic yet.
+    Unsent {
+        /// Which.
+        position: Position,
+    },
+    /// The destination of the event just handed over takes no records, and has not for as long as one waits for it:
+    /// it is parked, though nothing is wrong with it. Its record is still at hand.
+    Unavailable {
+        /// Whose.
+        ticket: Ticket,
+    },
     /// The row of a try is not in the table: somebody deleted it.
     Gone {
-        /// The ticket of [`Effect::Try`](super::Effect::Try).
+        /// The ticket of [`Effect::Try`](super::Effect::Try) or [`Effect::Letter`](super::Effect::Letter).
         ticket: Ticket,
     },
     /// A person asks for something to be done with a parked event.

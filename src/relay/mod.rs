@@ -12,7 +12,8 @@
 //! Begin Change* Commit ─▶ stream ─▶ tracker ─▶ feedback ─▶ WriteCursor ─▶ (written) ─▶ Confirm
 //!                            ├────▶ flow ─▶ Publish ─▶ (report) ─▶ tracker
 //!                            └────▶ parking ─▶ Park, WriteParking ─▶ (written) ─▶ tracker
-//!                                      └─ lanes ─▶ Try ─▶ (report) ─▶ WriteParking
+//!                                      ├─ lanes ─▶ Try ─▶ (report) ─▶ WriteParking
+//!                                      └─ letters ─▶ Letter ─▶ (report) ─▶ WriteParking
 //! ```
 
 mod effect;

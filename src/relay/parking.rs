@@ -4,12 +4,15 @@
 //! before, and a lane is live then and not before. One write is under way at a time, and takes all that has gathered.
 //! Knows tickets and positions; the records are the driver's.
 
+mod letters;
+
 use super::effect::Effect;
 use super::lanes::{Counts, Lanes};
 use crate::ack::bug::{Bug, injected};
 use crate::event::Position;
 use crate::parked::{Became, Entry, Lane, Mark, State, Wish};
 use crate::record::{Refusal, Ticket};
+use letters::Letters;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
@@ -54,6 +57,8 @@ pub struct Rules {
     pub rows_max: u64,
     /// One event of an aggregate in flight at a time (`flow.ordering = "strict"`).
     pub strict: bool,
+    /// Dead events are also sent to a topic (`parking.dead_topic`).
+    pub letters: bool,
 }
 
 impl Rules {
@@ -71,6 +76,18 @@ impl Rules {
             lane,
             state: if dead { State::Dead } else { State::Waiting },
             attempts: 1,
+            wait: self.wait(1),
+            overtaken_by: None,
+        }
+    }
+
+    /// The entry of an event that waits for its destination: nothing is wrong with it, so its aggregate always waits.
+    pub(super) fn unavailable(&self, position: Position, lane: Lane) -> Entry {
+        Entry {
+            position,
+            lane: Some(lane),
+            state: State::Waiting,
+            attempts: 0,
             wait: self.wait(1),
             overtaken_by: None,
         }
@@ -98,6 +115,7 @@ pub(super) struct Parking {
     marking: usize,
     under_way: bool,
     tries: HashMap<Ticket, Position>,
+    letters: Letters,
     next_try: u64,
     /// Rows that were in a batch a broker refused.
     suspects: BTreeSet<Position>,
@@ -118,6 +136,7 @@ impl Parking {
             marking: 0,
             under_way: false,
             tries: HashMap::new(),
+            letters: Letters::new(rules.letters),
             next_try: 0,
             suspects: BTreeSet::new(),
             condemned: BTreeMap::new(),
@@ -138,14 +157,14 @@ impl Parking {
         self.lanes.counts()
     }
 
-    /// Tries that are out.
+    /// Tries and letters that are out.
     pub(super) fn tries(&self) -> usize {
-        self.tries.len()
+        self.tries.len() + self.letters.flying()
     }
 
     /// Whether nothing is being tried and everything decided is committed.
     pub(super) fn quiet(&self) -> bool {
-        self.tries.is_empty() && self.pending.is_empty() && self.marks.is_empty()
+        self.tries() == 0 && self.pending.is_empty() && self.marks.is_empty()
     }
 
     /// Sets an event aside: its row has to be written before it counts as resolved.
@@ -190,16 +209,23 @@ impl Parking {
     pub(super) fn written(&mut self) -> Vec<Ticket> {
         self.under_way = false;
         let mut resolved = Vec::with_capacity(self.writing);
-        for pending in self.pending.drain(..self.writing) {
+        let written: Vec<_> = self.pending.drain(..self.writing).collect();
+        for pending in written {
             self.pending_bytes -= pending.size_bytes;
             self.lanes.written(pending.entry.position);
+            self.may_be_a_letter(pending.entry.position);
             resolved.push(pending.ticket);
         }
-        for (mark, lane) in self.marks.drain(..self.marking) {
+        let marks: Vec<_> = self.marks.drain(..self.marking).collect();
+        for (mark, lane) in marks {
             match mark.became {
                 Became::Done | Became::Skipped => self.lanes.marked(lane),
-                Became::Refused { .. } | Became::Again => self.lanes.written(mark.position),
-                Became::Declined | Became::DeadSent | Became::Overtaken { .. } => {}
+                Became::Refused { .. } | Became::Again => {
+                    self.lanes.written(mark.position);
+                    self.may_be_a_letter(mark.position);
+                }
+                Became::DeadSent => self.letters.marked(mark.position),
+                Became::Declined | Became::Overtaken { .. } => {}
             }
         }
         (self.writing, self.marking) = (0, 0);
@@ -227,6 +253,7 @@ impl Parking {
         }
         self.pending_bytes = 0;
         self.tries.clear();
+        self.letters.given_up();
         self.lanes.stop_trying();
     }
 
@@ -236,6 +263,7 @@ impl Parking {
         self.lost();
         self.given_up();
         self.marks.clear();
+        self.letters.clear();
         self.suspects.clear();
         if !same_history {
             self.condemned.clear();
@@ -247,6 +275,7 @@ impl Parking {
     pub(super) fn load(&mut self, now: Duration, rows: &[Entry]) {
         self.lost();
         self.connected = true;
+        self.letters.reload();
         self.lanes.clear();
         for entry in rows {
             self.lanes.insert(now, entry, true);
@@ -298,21 +327,30 @@ impl Parking {
         self.lanes.forget_below(resolved);
         self.lanes.ripen(now);
         while self.connected && self.tries.len() < TRIES_MAX && !self.trying_alone() {
-            let nothing = in_flight == 0 && self.tries.is_empty();
-            let Some(position) = self.lanes.next_due(durable, nothing) else { return };
-            let ticket = Ticket(TRY | self.next_try);
-            self.next_try += 1;
+            let nothing = in_flight == 0 && self.tries() == 0;
+            let Some(position) = self.lanes.next_due(durable, nothing) else { break };
+            let ticket = self.ticket();
             self.tries.insert(ticket, position);
             if let Some(row) = self.lanes.row_mut(position) {
                 row.trying = Some(ticket);
             }
             effects.push(Effect::Try { ticket, position });
         }
+        if self.connected && !self.needs_quiet(resolved) {
+            self.send_letter(now, effects);
+        }
+    }
+
+    fn ticket(&mut self) -> Ticket {
+        let ticket = Ticket(TRY | self.next_try);
+        self.next_try += 1;
+        ticket
     }
 
     /// When something falls due.
     pub(super) fn deadline(&self) -> Option<Duration> {
-        self.lanes.deadline().filter(|_| self.connected)
+        let due = [self.lanes.deadline(), self.letters.deadline()];
+        due.into_iter().flatten().min().filter(|_| self.connected)
     }
 
     /// Whether a try is out, or is next, that must have nothing else in flight.
@@ -397,6 +435,9 @@ impl Parking {
 
     /// The row of a try is not in the table any more: somebody deleted it.
     pub(super) fn gone(&mut self, ticket: Ticket) {
+        if self.letters.ended(ticket).is_some() {
+            return;
+        }
         let Some((position, _)) = self.end_try(ticket) else { return };
         self.lanes.remove(position, false, false);
     }
@@ -420,6 +461,7 @@ impl Parking {
         let Some(row) = self.lanes.row_mut(position) else { return };
         row.wish = None;
         let lane = row.lane;
+        self.letters.forget(position);
         match wish {
             Wish::Retry | Wish::Replace => {
                 self.lanes.becomes(position, State::Waiting, 0, now);

@@ -7,6 +7,7 @@
 mod again;
 mod ends;
 mod flow;
+mod letters;
 mod park;
 mod tries;
 
@@ -44,7 +45,8 @@ fn progress(watermark: u64, partial: Option<(u64, u64)>) -> Progress {
 
 fn rules(on_poison: OnPoison) -> Rules {
     let step = Duration::from_secs(1);
-    Rules { on_poison, attempts_max: 3, step, steps_max: 2, rows_max: 5, strict: false }
+    let (strict, letters) = (false, false);
+    Rules { on_poison, attempts_max: 3, step, steps_max: 2, rows_max: 5, strict, letters }
 }
 
 /// Runs a script where poison stops, a line an input, and compares the transcript.
@@ -129,6 +131,8 @@ impl Script {
             "lost" => Input::SourceLost,
             "written" => Input::CursorWritten,
             "parked" => Input::ParkingWritten,
+            "unsent" => Input::Unsent { position: position() },
+            "unavailable" => Input::Unavailable { ticket: ticket(1) },
             "gone" => Input::Gone { ticket: ticket(1) },
             "wish" => Input::Wish { position: position(), wish: Wish::parse(words[3]).unwrap() },
             "unfit" => Input::Halt(Box::new(halt("no reader"))),
@@ -189,6 +193,10 @@ fn show(effect: &Effect) -> String {
             format!("write {rows} rows [{}]", marks.join("; "))
         }
         Effect::Try { ticket, position } => format!("try t{} {position}", ticket.0 & !(1 << 63)),
+        Effect::Letter { ticket, position } => {
+            format!("letter t{} {position}", ticket.0 & !(1 << 63))
+        }
+        Effect::Undelivered { position, reason: _ } => format!("undelivered {position}"),
         Effect::Released { position } => format!("released {position}"),
         Effect::Published { .. } => "published".into(),
         Effect::WriteCursor(progress) => format!("write cursor {}", row(progress)),

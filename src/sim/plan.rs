@@ -263,6 +263,8 @@ impl Knobs {
             steps_max: 3,
             rows_max: [2, 5, 1_000][rng.index(3)],
             strict: rng.chance(250),
+            // Copies of dead events for people: no order, and no resolution, hangs on them.
+            letters: false,
         };
         let limits = Limits {
             events_max: [1, 4, 16, 100][rng.index(4)],

@@ -215,6 +215,9 @@ impl World {
                     let a_try = Try { ticket, position, record: None, since: self.now };
                     self.procs[i].shelf.tries.push_back(a_try);
                 }
+                Effect::Letter { .. } | Effect::Undelivered { .. } => {
+                    return wrong("a letter, though there are none".into());
+                }
                 Effect::Released { .. } | Effect::Published { .. } => {}
                 Effect::WriteCursor(progress) => {
                     self.send(i, |epoch| Statement::Cursor { progress, epoch });
@@ -251,6 +254,8 @@ impl World {
                 | Effect::Park { .. }
                 | Effect::WriteParking { .. }
                 | Effect::Try { .. }
+                | Effect::Letter { .. }
+                | Effect::Undelivered { .. }
                 | Effect::WriteCursor(_)
                 | Effect::Confirm(_) => {}
             }

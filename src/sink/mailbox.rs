@@ -26,6 +26,8 @@ pub enum Post {
         reason: String,
         /// The line that mends it, where there is one.
         hint: Option<String>,
+        /// The destination that is meant, where it is one alone.
+        topic: Option<String>,
     },
     /// The broker answers again.
     Up,

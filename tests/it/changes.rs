@@ -1,5 +1,6 @@
 //! What an operator or a migration does while the stream runs: told, and nothing lost.
 
+use crate::answers::{Answer, answer};
 use crate::await_that::await_that;
 use crate::halted::{Halted, halt_of, run_to_halt, spawn};
 use crate::pipeline::Pipeline;
@@ -47,6 +48,7 @@ async fn slot_dropped_while_running_halts_and_is_not_made_again() {
         pipeline.insert(5).await;
         let halted = halt_of(relay).await;
         halted.assert_says("PR002", &[&pipeline.slot(), "does not exist"], &["DELETE FROM"]);
+        answer("slot dropped while running", &pipeline, &halted);
         assert!(halted.meaning.contains("their rows are still in"), "{halted:#?}");
         assert_eq!(pipeline.confirmed_lsn().await, None);
         assert_eq!(pipeline.topic.read_all().await.len(), 10);
@@ -71,6 +73,9 @@ async fn publication_dropped(version: Version) {
     pipeline.insert(5).await;
     let halted = run_to_halt(&pipeline.config).await;
     halted.assert_says("PR007", &[&pipeline.slot()], &["pg_drop_replication_slot", "setup"]);
+    if version == Version::Pg18 {
+        answer("publication dropped while running", &pipeline, &halted);
+    }
     not_past(&pipeline, &before, &after).await;
     assert_eq!(pipeline.topic.read_all().await.len(), 10);
     way_out(&pipeline, &halted).await;
@@ -126,6 +131,7 @@ async fn publication_without_the_table_halts_while_running() {
         pipeline.sql("alter publication {publication} drop table outbox").await;
         let halted = halt_of(relay).await;
         halted.assert_says("PR008", &["does not publish table"], &["ADD TABLE"]);
+        answer("table taken out of the publication while running", &pipeline, &halted);
         assert!(halted.meaning.contains("since it was changed"), "{halted:#?}");
         pipeline.sql("alter publication {publication} add table outbox").await;
         let relay = pipeline.run();
@@ -179,6 +185,7 @@ async fn needed_column_renamed_while_streaming_halts_and_goes_on_when_it_is_mapp
             .await;
         let halted = halt_of(relay).await;
         halted.assert_says("PR009", &["no column", "payload"], &["outbox.columns"]);
+        answer("column renamed", &pipeline, &run_to_halt(&pipeline.config).await);
         let config = format!(
             "{}\n[pipelines.{}.outbox.columns]\npayload = \"body\"\n",
             pipeline.config, pipeline.name
@@ -221,6 +228,7 @@ async fn table_dropped_while_streaming_halts_after_what_it_held() {
         pipeline.sql("drop table outbox").await;
         let halted = halt_of(relay).await;
         halted.assert_says("PR009", &["outbox", "does not exist"], &["setup --create-table"]);
+        answer("table dropped", &pipeline, &halted);
         assert_eq!(pipeline.topic.read_all().await.len(), 1_010);
     }
 }
@@ -260,7 +268,8 @@ async fn password_changed_while_running_is_waited_for() {
         pipeline["reason"].as_str().unwrap_or_default().contains("28P01")
             && hint.contains("password_file")
     };
-    relay.await_status(&format!("28P01 (was {reason})"), SOON, refused).await;
+    let status = relay.await_status(&format!("28P01 (was {reason})"), SOON, refused).await;
+    answer("password changed while running", &pipeline, Answer::waits(&status));
     pipeline.insert(10).await;
     pipeline.sql.batch("alter role carrier password 'first-one'").await;
     assert_eq!(pipeline.topic.await_records(10, SOON).await.len(), 10);

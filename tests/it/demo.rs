@@ -73,6 +73,28 @@ async fn a_demo_under_kill_9_balances_and_leaves_nothing_behind() {
 }
 
 #[tokio::test]
+async fn chaos_breaks_three_things_in_turn_and_the_ledger_balances() {
+    let demo = Demo::start(&["--chaos", "--seconds", "12", "--rate", "200"], &[]);
+    let (code, page, errors) = demo.end().await;
+    assert_eq!(code, Some(0), "{page}\n{errors}");
+    let acts = ["kill -9 of the relay", "the broker is frozen", "the database is restarted"];
+    let at = acts.map(|act| {
+        page.find(&format!("chaos: {act}\n")).unwrap_or_else(|| panic!("{act}: {page}"))
+    });
+    assert!(at.is_sorted(), "{page}");
+    assert_eq!(page.matches("chaos: events flow again").count(), 3, "{page}");
+    let (_, closing) = page.split_once("\nChaos\n").expect("the closing report");
+    for act in acts {
+        let line = closing.lines().find(|line| line.contains(act)).expect("a line of the report");
+        assert!(line.contains("events flowed again after "), "{page}");
+    }
+    for name in ["lost", "out of order", "invented"] {
+        assert_eq!(count(&page, name), 0, "{page}");
+    }
+    assert_eq!(count(&page, "committed"), count(&page, "delivered"), "{page}");
+}
+
+#[tokio::test]
 async fn a_demo_without_kills_delivers_nothing_twice() {
     let (code, page, errors) = Demo::start(&["--seconds", "2", "--rate", "200"], &[]).end().await;
     assert_eq!(code, Some(0), "{page}\n{errors}");

@@ -49,7 +49,8 @@ pub(crate) async fn halt_of(relay: Relay) -> Halted {
 /// The lines of halts in a log.
 pub(crate) fn halt_lines(log: &str) -> Vec<Value> {
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    lines.filter(|line| line["code"].is_string()).collect()
+    // A parked event has a code too, and no meaning for the data.
+    lines.filter(|line| line["code"].is_string() && line["meaning"].is_string()).collect()
 }
 
 impl Halted {

@@ -13,6 +13,8 @@
 
 // The harness.
 
+/// What was answered to bad input, held against the page that documents it.
+mod answers;
 /// Waits for a state, with a deadline and what was seen instead.
 mod await_that;
 /// A run that halts, and what it says.
@@ -39,22 +41,32 @@ mod topic;
 mod alerts;
 /// What measures, and runs alone: memory, idleness.
 mod alone;
+/// The long list of bad input, where no other module has it.
+mod bad;
 /// What is done to slot, publication, table and login while the stream runs.
 mod changes;
 /// `postrider check`: findings, and their own mending lines executed.
 mod check;
 /// The binary without servers: exit codes, what goes to which stream, secrets.
 mod cli;
+/// `postrider config` and `completions`, and mistakes of a file, without servers.
+mod config_commands;
 /// The control side: setup, the fence, the cursor row, the session's end.
 mod control;
 /// `postrider demo` as a user runs it: the ledger balances, also under kill -9, and nothing stays behind.
 mod demo;
+/// Every command, statement and setting that the documents show, run in their order.
+mod docs_commands;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
+/// `postrider init`: what it writes runs as it is, also from a Debezium connector's configuration.
+mod init;
 /// What a bad day of the broker looks like.
 mod kafka_outages;
 /// The Kafka sink against a real broker.
 mod kafka_sink;
+/// The log: which lines, with which fields.
+mod logs;
 /// Several pipelines in one process; sinks without a broker; messages; partitions.
 mod many;
 /// What the operations page tells an operator to do.
@@ -64,6 +76,8 @@ mod parked_cli;
 /// The parked table: rows, marks, tombstones, and who may write them.
 mod parked_table;
 mod parking;
+/// Bad events wherever they can stand, and what is done to parked ones behind the relay's back.
+mod parking_bad;
 /// Events that can never be published.
 mod poison;
 /// Polling's adapter: claims, their order, their marks, the session.
@@ -79,6 +93,8 @@ mod resume;
 mod secrets;
 /// The shared servers answer, and a produced record is read back with header and key.
 mod servers_answer;
+/// `postrider setup` as it is typed, and `--undo`.
+mod setup;
 /// A caller of a sink, for its tests.
 mod sink_caller;
 /// The way of an event: layouts, statements, sizes.

@@ -11,33 +11,42 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-const SOON: Duration = Duration::from_secs(40);
+pub(crate) const SOON: Duration = Duration::from_secs(40);
 
 /// Stands in every payload that must not be shown.
-const SECRET: &str = "planted-8c2e";
+pub(crate) const SECRET: &str = "planted-8c2e";
 
 /// Bytes the topic takes at first, and after somebody has raised it.
 const LIMIT: (&str, &str) = ("3000", "100000");
 
 /// A pipeline whose topic takes 3,000 bytes, and which tries a parked event every 300 ms.
-struct Scene {
-    pipeline: Pipeline,
-    config: String,
+pub(crate) struct Scene {
+    pub(crate) pipeline: Pipeline,
+    pub(crate) config: String,
     numbers: u32,
 }
 
 impl Scene {
-    async fn set(version: Version, test: &str) -> Self {
-        let pipeline = Pipeline::shared(version, test).await;
-        alter(&pipeline.topic, "max.message.bytes", LIMIT.0).await;
+    pub(crate) async fn set(version: Version, test: &str) -> Self {
         let lines = "attempts_max = 1000\nbackoff = { step = \"300ms\", steps_max = 1 }";
+        Self::set_with(version, test, lines).await
+    }
+
+    /// The same with other lines for `[parking]`.
+    pub(crate) async fn set_with(version: Version, test: &str, lines: &str) -> Self {
+        Self::of(Pipeline::shared(version, test).await, lines).await
+    }
+
+    /// The same with a pipeline on other servers.
+    pub(crate) async fn of(pipeline: Pipeline, lines: &str) -> Self {
+        alter(&pipeline.topic, "max.message.bytes", LIMIT.0).await;
         let config = pipeline.with_parking(&pipeline.config, lines);
         Self { pipeline, config, numbers: 0 }
     }
 
     /// Inserts events of these aggregates in one transaction, numbered on; `!` before one makes it larger than the
     /// topic takes.
-    async fn insert(&mut self, aggregates: &[&str]) {
+    pub(crate) async fn insert(&mut self, aggregates: &[&str]) {
         let mut rows = Vec::new();
         for aggregate in aggregates {
             self.numbers += 1;
@@ -61,16 +70,16 @@ impl Scene {
             .await;
     }
 
-    fn run(&self) -> Relay {
+    pub(crate) fn run(&self) -> Relay {
         Relay::spawn(&self.config)
     }
 
-    async fn raise_the_limit(&self) {
+    pub(crate) async fn raise_the_limit(&self) {
         alter(&self.pipeline.topic, "max.message.bytes", LIMIT.1).await;
     }
 
     /// Waits until `state` of the parked table's rows, in order, is this.
-    async fn await_rows(&self, wanted: &str) {
+    pub(crate) async fn await_rows(&self, wanted: &str) {
         let sql = "select coalesce(string_agg(aggregate_id || ' ' || state, ', ' order by commit_lsn, ordinal), '') \
                    from postrider.parked where state not in ('done', 'skipped')";
         await_that(&format!("parked: {wanted:?}"), SOON, || async {
@@ -81,7 +90,7 @@ impl Scene {
     }
 
     /// Every number of an aggregate as often as it came, in order of offset.
-    async fn delivered(&self) -> BTreeMap<String, Vec<u64>> {
+    pub(crate) async fn delivered(&self) -> BTreeMap<String, Vec<u64>> {
         let mut by_aggregate: BTreeMap<String, Vec<u64>> = BTreeMap::new();
         for record in self.pipeline.topic.read_all().await {
             let key = record.key_text().expect("a key").to_owned();
@@ -91,7 +100,7 @@ impl Scene {
     }
 
     /// Waits until an aggregate has delivered `last`.
-    async fn await_last(&self, aggregate: &str, last: u64) {
+    pub(crate) async fn await_last(&self, aggregate: &str, last: u64) {
         await_that(&format!("{last} of {aggregate}"), SOON, || async {
             let delivered = self.delivered().await;
             let numbers = delivered.get(aggregate).cloned().unwrap_or_default();
@@ -101,14 +110,14 @@ impl Scene {
     }
 }
 
-fn number(record: &ReadRecord) -> u64 {
+pub(crate) fn number(record: &ReadRecord) -> u64 {
     let value: Value =
         serde_json::from_slice(record.value.as_deref().expect("a payload")).expect("JSON");
     value["n"].as_u64().expect("a number")
 }
 
 /// Each number comes, for the first time, after all smaller ones; and a repetition goes on without a gap.
-fn assert_in_order(delivered: &[u64], wanted: &[u64]) {
+pub(crate) fn assert_in_order(delivered: &[u64], wanted: &[u64]) {
     let mut first = Vec::new();
     for number in delivered {
         if !first.contains(number) {
@@ -254,7 +263,7 @@ async fn killed_after_the_slot_has_passed_the_parked_event() {
 async fn killed_after_a_skip_and_before_the_cursor_has_passed_it() {
     let mut scene = Scene::set(Version::Pg17, "skip").await;
     scene.insert(&["a", "!a", "a"]).await;
-    let relay = Relay::spawn_with(&scene.config, &[], &[("POSTRIDER_CUT", "cursor_due")]);
+    let relay = Relay::spawn_with(&scene.config, &[], &[("POSTRIDER_CUT", "parked_row_committed")]);
     drop(relay.ended(SOON).await);
     let ask = "update postrider.parked set requested_action = 'skip', requested_at = now(), requested_by = 'test' \
                where aggregate_id = 'a' and state = 'waiting'";

@@ -1,6 +1,7 @@
 //! An event that can't be published, where poison stops the pipeline: it halts before it, says which and why, and
 //! nothing of its payload.
 
+use crate::answers::answer;
 use crate::halted::{Halted, halt_of, run_to_halt, spawn};
 use crate::pipeline::Pipeline;
 use crate::server::Version;
@@ -82,6 +83,7 @@ async fn null_aggregate_id_halts_before_it() {
             format!("{INSERT}('order', null, 'T', '{{\"n\": 4, \"c\": \"{SECRET}\"}}', null)");
         let halted = halted_by(&pipeline, &poison, &pipeline.stops()).await;
         says(&halted, &["event \"4\"", "\"aggregate_id\" is NULL"], "SET NOT NULL");
+        answer("NULL aggregate_id, with parking.on_poison = stop", &pipeline, &halted);
         let before = pipeline.confirmed_lsn().await;
         // The log has it whatever becomes of the row: a mended row is another event.
         pipeline.sql.batch("update outbox set aggregate_id = 'a' where id = 4").await;

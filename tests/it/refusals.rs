@@ -1,5 +1,6 @@
 //! A wrong start: told with its code and what mends it; nothing is confirmed, and when it is mended nothing is lost.
 
+use crate::answers::{Answer, answer};
 use crate::halted::{Halted, run_to_halt};
 use crate::pipeline::Pipeline;
 use crate::private::free_port;
@@ -9,12 +10,19 @@ use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// What is done to the database, what mends it, the code, words of the message, and words of the hint.
-type Case =
-    (&'static str, &'static str, &'static str, &'static [&'static str], &'static [&'static str]);
+/// Its name, what is done to the database, what mends it, the code, words of the message, and words of the hint.
+type Case = (
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static str,
+    &'static [&'static str],
+    &'static [&'static str],
+);
 
 const MENDABLE: &[Case] = &[
     (
+        "table missing",
         "alter table outbox rename to aside",
         "alter table aside rename to outbox",
         "PR009",
@@ -22,6 +30,7 @@ const MENDABLE: &[Case] = &[
         &["outbox.table", "setup --create-table"],
     ),
     (
+        "column missing",
         "alter table outbox rename payload to body",
         "alter table outbox rename body to payload",
         "PR009",
@@ -29,6 +38,7 @@ const MENDABLE: &[Case] = &[
         &["outbox.columns"],
     ),
     (
+        "publication without the table",
         "alter publication {publication} drop table outbox",
         "alter publication {publication} add table outbox",
         "PR008",
@@ -36,6 +46,7 @@ const MENDABLE: &[Case] = &[
         &["ALTER PUBLICATION", "ADD TABLE"],
     ),
     (
+        "publication with a row filter",
         "alter publication {publication} set table outbox where (id > 5)",
         "alter publication {publication} set table outbox",
         "PR008",
@@ -43,6 +54,7 @@ const MENDABLE: &[Case] = &[
         &["ALTER PUBLICATION", "SET TABLE"],
     ),
     (
+        "publication without inserts",
         "alter publication {publication} set (publish = 'delete')",
         "alter publication {publication} set (publish = 'insert')",
         "PR008",
@@ -50,6 +62,7 @@ const MENDABLE: &[Case] = &[
         &["publish = 'insert'"],
     ),
     (
+        "schema postrider missing",
         "alter schema postrider rename to aside",
         "alter schema aside rename to postrider",
         "PR010",
@@ -57,6 +70,7 @@ const MENDABLE: &[Case] = &[
         &["postrider setup"],
     ),
     (
+        "database of another cluster",
         "update postrider.cursor set system_identifier = '1' || system_identifier",
         "update postrider.cursor set system_identifier = substr(system_identifier, 2)",
         "PR004",
@@ -70,7 +84,7 @@ async fn told_and_mended(version: Version) {
     let pipeline = Pipeline::shared(version, "refusals").await;
     pipeline.insert(10).await;
     let before = pipeline.confirmed_lsn().await;
-    for (hurt, mend, code, message, hint) in MENDABLE {
+    for (input, hurt, mend, code, message, hint) in MENDABLE {
         pipeline.sql(hurt).await;
         let halted = run_to_halt(&pipeline.config).await;
         let message: Vec<String> =
@@ -78,6 +92,7 @@ async fn told_and_mended(version: Version) {
         let message: Vec<&str> = message.iter().map(String::as_str).collect();
         halted.assert_says(code, &message, hint);
         assert_eq!(pipeline.confirmed_lsn().await, before, "{hurt}");
+        answer(input, &pipeline, &halted);
         pipeline.sql(mend).await;
     }
     all_arrive(&pipeline, 10).await;
@@ -114,10 +129,14 @@ async fn wrong_names_in_the_configuration_are_told() {
         let before = pipeline.confirmed_lsn().await;
 
         let config = pipeline.with_line("source", "slot = \"nobodys\"");
-        run_to_halt(&config).await.assert_says("PR002", &["\"nobodys\""], &["postrider setup"]);
+        let halted = run_to_halt(&config).await;
+        halted.assert_says("PR002", &["\"nobodys\""], &["postrider setup"]);
+        answer("slot missing", &pipeline, &halted);
 
         let config = pipeline.with_line("source", "publication = \"nobodys\"");
-        run_to_halt(&config).await.assert_says("PR007", &["\"nobodys\""], &["setup"]);
+        let halted = run_to_halt(&config).await;
+        halted.assert_says("PR007", &["\"nobodys\""], &["setup"]);
+        answer("publication missing", &pipeline, &halted);
 
         let other = format!("{}_other", pipeline.slot());
         let make = format!("select pg_create_logical_replication_slot('{other}', 'test_decoding')");
@@ -125,14 +144,18 @@ async fn wrong_names_in_the_configuration_are_told() {
         let config = pipeline.with_line("source", &format!("slot = \"{other}\""));
         let halted = run_to_halt(&config).await;
         halted.assert_says("PR003", &[&other, "test_decoding"], &["source.slot"]);
+        answer("slot of test_decoding", &pipeline, &halted);
 
         let database = pipeline.url.split("dbname=").nth(1).expect("a database");
         let config = pipeline.config.replace(database, "no_such_database");
         let halted = run_to_halt(&config).await;
         halted.assert_says("PR014", &["no_such_database", "3D000"], &["source.url"]);
+        answer("wrong database", &pipeline, &halted);
 
         let config = pipeline.config.replace("user=postgres", "user=nobody");
-        run_to_halt(&config).await.assert_says("PR014", &["nobody"], &["user"]);
+        let halted = run_to_halt(&config).await;
+        halted.assert_says("PR014", &["nobody"], &["user"]);
+        answer("wrong user", &pipeline, &halted);
 
         assert_eq!(pipeline.confirmed_lsn().await, before);
         all_arrive(&pipeline, 10).await;
@@ -145,13 +168,14 @@ async fn wrong_host_or_port_is_waited_for_and_told() {
     let pipeline = Pipeline::shared(Version::Pg17, "host").await;
     let database = pipeline.url.split("dbname=").nth(1).expect("a database");
     let nowhere = [
-        format!("postgresql://postgres@127.0.0.1:{}/{database}", free_port()),
-        format!("postgresql://postgres@no-such-host.invalid/{database}"),
-        format!("host=/no/such/directory user=postgres dbname={database}"),
+        ("wrong port", format!("postgresql://postgres@127.0.0.1:{}/{database}", free_port())),
+        ("wrong host", format!("postgresql://postgres@no-such-host.invalid/{database}")),
+        ("wrong socket", format!("host=/no/such/directory user=postgres dbname={database}")),
     ];
-    for url in nowhere {
+    for (input, url) in nowhere {
         let relay = Relay::spawn(&pipeline.config.replace(&pipeline.url, &url));
         let status = relay.await_state("source_down", SOON).await;
+        answer(input, &pipeline, Answer::waits(&status));
         let pipeline = &status["pipelines"][0];
         let reason = pipeline["reason"].as_str().expect("a reason");
         let host = ["127.0.0.1", "no-such-host.invalid", "/no/such/directory"];
@@ -171,10 +195,16 @@ async fn wrong_host_or_port_is_waited_for_and_told() {
 #[tokio::test]
 async fn a_slot_that_was_moved_or_made_again_halts_with_the_way_out() {
     for version in Version::ALL {
-        for hurt in [
-            "select pg_replication_slot_advance('{slot}', pg_current_wal_lsn())",
-            "select pg_drop_replication_slot('{slot}'); \
+        for (input, hurt) in [
+            (
+                "slot moved by somebody else",
+                "select pg_replication_slot_advance('{slot}', pg_current_wal_lsn())",
+            ),
+            (
+                "slot made anew",
+                "select pg_drop_replication_slot('{slot}'); \
              select pg_create_logical_replication_slot('{slot}', 'pgoutput')",
+            ),
         ] {
             let pipeline = Pipeline::shared(version, "moved").await;
             pipeline.insert(10).await;
@@ -183,6 +213,7 @@ async fn a_slot_that_was_moved_or_made_again_halts_with_the_way_out() {
             let halted = run_to_halt(&pipeline.config).await;
             halted.assert_says("PR006", &[&pipeline.slot(), "stands at"], &["DELETE FROM"]);
             assert!(halted.meaning.contains("may never have been published"), "{halted:#?}");
+            answer(input, &pipeline, &halted);
             assert_eq!(pipeline.confirmed_lsn().await, before);
             assert_eq!(pipeline.topic.read_all().await.len(), 0);
             follow(&pipeline, &halted).await;
@@ -198,6 +229,7 @@ async fn a_slot_that_is_gone_halts_and_is_not_made_again() {
     pipeline.insert(10).await;
     let halted = run_to_halt(&pipeline.config).await;
     halted.assert_says("PR002", &[&pipeline.slot(), "does not exist"], &["DELETE FROM"]);
+    answer("slot dropped", &pipeline, &halted);
     assert!(halted.meaning.contains("their rows are still in"), "{halted:#?}");
     assert_eq!(pipeline.confirmed_lsn().await, None, "nobody made it again");
     follow(&pipeline, &halted).await;
@@ -229,4 +261,5 @@ async fn a_slot_of_another_database_halts() {
     other.connect().await.batch(&make).await;
     let halted = run_to_halt(&pipeline.config).await;
     halted.assert_says("PR003", &[&other.name], &["source.slot"]);
+    answer("slot of another database", &pipeline, &halted);
 }

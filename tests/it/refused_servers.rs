@@ -1,5 +1,6 @@
 //! A wrong start that needs a server of its own: logins, certificates, WAL that is gone, `wal_level`.
 
+use crate::answers::answer;
 use crate::halted::run_to_halt;
 use crate::pipeline::Pipeline;
 use crate::private::PrivatePostgres;
@@ -26,8 +27,11 @@ async fn wrong_password_halts_and_is_not_told() {
     let halted = run_to_halt(&with(":the-wrong-one")).await;
     halted.assert_says("PR014", &["carrier", "28P01"], &["password_file", "pg_hba.conf"]);
     assert!(!halted.ended.stderr.contains("the-wrong-one"), "{}", halted.ended.stderr);
+    answer("wrong password", &pipeline, &halted);
     // None at all.
-    run_to_halt(&with("")).await.assert_says("PR014", &["password"], &["password_file"]);
+    let halted = run_to_halt(&with("")).await;
+    halted.assert_says("PR014", &["password"], &["password_file"]);
+    answer("no password", &pipeline, &halted);
     // `setup` says the same, and ends as a look that found something wrong.
     let setup = postrider(&with(":the-wrong-one"), &["setup"]);
     let told = String::from_utf8_lossy(&setup.stderr).into_owned();
@@ -47,7 +51,9 @@ async fn role_without_replication_halts_with_the_grant() {
     let pipeline = Pipeline::on(&server.url(), &brokers(), "rights").await;
     pipeline.sql.batch("create role carrier login").await;
     let config = pipeline.config.replace("postgresql://postgres@", "postgresql://carrier@");
-    run_to_halt(&config).await.assert_says("PR014", &["42501"], &["REPLICATION"]);
+    let halted = run_to_halt(&config).await;
+    halted.assert_says("PR014", &["42501"], &["REPLICATION"]);
+    answer("role without REPLICATION", &pipeline, &halted);
 }
 
 #[tokio::test]
@@ -73,9 +79,11 @@ async fn untrusted_certificate_halts_and_nothing_is_sent_in_the_clear() {
     };
     let halted = run_to_halt(&with("other.crt")).await;
     halted.assert_says("PR014", &["TLS", "127.0.0.1"], &["sslrootcert"]);
+    answer("certificate of an authority that is not trusted", &pipeline, &halted);
     // A root that is not there.
     let halted = run_to_halt(&with("nothing.crt")).await;
     halted.assert_says("PR014", &["nothing.crt"], &["source.url"]);
+    answer("sslrootcert that is not there", &pipeline, &halted);
     assert_eq!(pipeline.confirmed_lsn().await, before);
     let relay = Relay::spawn(&with("root.crt"));
     assert_eq!(pipeline.topic.await_records(10, SOON).await.len(), 10);
@@ -102,6 +110,7 @@ async fn invalidated_slot_halts_with_what_it_means_and_the_way_out() {
             &["pg_drop_replication_slot", "max_slot_wal_keep_size"],
         );
         assert!(halted.meaning.contains("their rows are still in"), "{halted:#?}");
+        answer("slot invalidated: wal_removed", &pipeline, &halted);
         pipeline.sql("select pg_drop_replication_slot('{slot}')").await;
         crate::refusals::follow(&pipeline, &halted).await;
     }
@@ -118,6 +127,7 @@ async fn server_without_logical_wal_halts_with_the_setting() {
     server.restart().await;
     let halted = run_to_halt(&pipeline.config).await;
     halted.assert_says("PR013", &["wal_level", "replica"], &["ALTER SYSTEM SET wal_level"]);
+    answer("wal_level = replica", &pipeline, &halted);
     let setup = postrider(&pipeline.config, &["setup"]);
     assert_eq!(setup.status.code(), Some(3), "{}", String::from_utf8_lossy(&setup.stderr));
 }

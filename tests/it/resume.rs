@@ -1,6 +1,7 @@
 //! Stop, kill and restart each of the three parties: what is sent again, and what is not. Nothing is ever lost or
 //! swapped.
 
+use crate::answers::{Answer, answer};
 use crate::await_that::await_that;
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
@@ -141,7 +142,8 @@ async fn broker_down_at_the_start_is_waited_for() {
     kafka.stop().await;
     pipeline.insert(100).await;
     let relay = pipeline.run();
-    relay.await_state("broker_down", SOON).await;
+    let status = relay.await_state("broker_down", SOON).await;
+    answer("broker down at the start", &pipeline, Answer::waits(&status));
     let (ready, why) = relay.get("/ready").await.expect("an answer");
     assert_eq!(ready, 503, "{why}");
     kafka.restart().await;

@@ -1,9 +1,11 @@
-//! Planted secrets appear nowhere: not in the log at its most talkative, not at any address of the endpoint.
+//! Planted secrets appear nowhere: not in the log at its most talkative, not at any address of the endpoint, not in
+//! what any command writes.
 
 use crate::pipeline::Pipeline;
 use crate::private::PrivatePostgres;
 use crate::relay::{Ended, Relay, postrider};
 use crate::server::{Version, brokers};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -29,6 +31,148 @@ fn silent_on_secrets(text: &str) {
         let at = text.find(secret);
         let around = at.and_then(|at| text.get(at.saturating_sub(200)..at + secret.len()));
         assert_eq!(around, None, "{secret} is told");
+    }
+}
+
+/// Every place a secret of an event can be in.
+const KEY: &str = "planted-key-77";
+const HEADER: &str = "planted-header-88";
+
+/// The commands that the program says it has, with the arguments that make each say most. One that is not listed here
+/// is run without.
+fn commands(url: &str) -> Vec<Vec<String>> {
+    let help = String::from_utf8(postrider("", &["--help"]).stdout).expect("UTF-8");
+    let (_, list) = help.split_once("Commands:\n").expect("the commands");
+    let names = list.lines().take_while(|line| !line.is_empty());
+    let names = names.filter_map(|line| line.split_whitespace().next());
+    let mut all = Vec::new();
+    for name in names {
+        let arguments: &[&[&str]] = match name {
+            // It has tests of its own, since it does not end by itself.
+            "run" => continue,
+            "help" => &[&["setup"]],
+            "demo" => &[&["--seconds", "1", "--rate", "50", "--url", url]],
+            "setup" => &[
+                &[],
+                &["--print-sql"],
+                &["--url", url],
+                &["--undo"],
+                &["--undo", "--print-sql"],
+                &["--undo", "--url", url, "--yes"],
+                &["--create-table", "--url", url],
+            ],
+            "status" => &[&[], &["--json"]],
+            "check" => &[&[], &["--json"], &["--offline"]],
+            "init" => &[
+                &["-o", "-", "--url", url, "--brokers", "127.0.0.1:1"],
+                &["-o", "-", "--from-database", url],
+            ],
+            "config" => &[&["show"], &["schema"]],
+            "parked" | "bookmark" => &[&["list"], &["list", "--json"]],
+            "completions" => &[&["bash"]],
+            _ => &[&[]],
+        };
+        let with_name = |rest: &&[&str]| {
+            let words = [name].into_iter().chain(rest.iter().copied());
+            words.map(str::to_owned).collect()
+        };
+        all.extend(arguments.iter().map(with_name));
+    }
+    all
+}
+
+/// Runs every command on a configuration, in both forms of the log; none may tell a secret. What was run.
+fn none_tells(config: &str, url: &str, env: &[(&str, &str)]) -> usize {
+    let dir = TempDir::new().expect("a directory");
+    let file = dir.path().join("postrider.toml");
+    std::fs::write(&file, config).expect("a configuration");
+    std::fs::write(dir.path().join("kafka-password"), SASL).expect("a secret");
+    let commands = commands(url);
+    for (number, arguments) in commands.iter().enumerate() {
+        let format = if number % 2 == 0 { "text" } else { "json" };
+        let output = Command::new(env!("CARGO_BIN_EXE_postrider"))
+            .args(["--log", "trace", "--log-format", format, "-c"])
+            .arg(&file)
+            .args(arguments)
+            .envs(env.iter().copied())
+            .current_dir(dir.path())
+            .stdin(Stdio::null())
+            .output()
+            .expect("postrider");
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text).replace(&format!("--url {url}"), "");
+        for secret in [PASSWORD, SASL, PAYLOAD, KEY, HEADER] {
+            let at = text.find(secret);
+            let around = at.and_then(|at| text.get(at.saturating_sub(300)..at + secret.len()));
+            assert_eq!(around, None, "{secret} is told by {arguments:?}");
+        }
+    }
+    commands.len()
+}
+
+/// Secrets in every place that takes one, and what every command makes of it: when all is well, while the service
+/// runs, and when the line with the secret has a mistake in it.
+#[tokio::test]
+async fn planted_secrets_are_told_by_no_command() {
+    let pipeline = Pipeline::shared(Version::Pg17, "planted").await;
+    let port = crate::private::free_port();
+    let url = format!(
+        "postgresql://postgres:{PASSWORD}@127.0.0.1:{}/{}",
+        Version::Pg17.variable("PORT"),
+        pipeline.sql.text("select current_database()").await.expect("a name"),
+    );
+    let from_variable = url.replace(PASSWORD, "${PLANTED}");
+    let config = format!(
+        "{}\n[pipelines.{}.sink.properties]\n\"sasl.password\" = \"{SASL}\"\n\
+         \"ssl.key.password\" = \"{SASL}\"\n\"client.id\" = \"planted\"\n",
+        pipeline.config.replace(&pipeline.url, &from_variable),
+        pipeline.name
+    );
+    let file = config.replace(
+        &format!("\"sasl.password\" = \"{SASL}\""),
+        "\"sasl.password_file\" = \"kafka-password\"",
+    );
+    let with_admin = |config: &str| format!("{config}\n[admin]\nlisten = \"127.0.0.1:{port}\"\n");
+    let env = [("PLANTED", PASSWORD), ("PGPASSWORD", PASSWORD), ("PGSSLPASSWORD", PASSWORD)];
+
+    let relay = Relay::spawn_at(&config.replace("${PLANTED}", PASSWORD), port, &["--log", "trace"]);
+    relay.await_state("streaming", SOON).await;
+    pipeline
+        .sql(&format!(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload, headers) \
+             values ('order', '{KEY}', 'T', '\"{PAYLOAD}\"', '{{\"h\": \"{HEADER}\"}}')"
+        ))
+        .await;
+    pipeline.topic.await_records(1, SOON).await;
+    assert!(none_tells(&with_admin(&config), &url, &env) >= 8);
+    let text = said(relay).await;
+    for secret in [PASSWORD, SASL, PAYLOAD, KEY, HEADER] {
+        assert!(!text.contains(secret), "{secret} is told by run");
+    }
+    none_tells(&with_admin(&file), &url, &env);
+
+    // The mistake is in the line that holds the secret.
+    let literal = with_admin(&config.replace("${PLANTED}", PASSWORD));
+    for (right, wrong) in [
+        ("url = ", "urll = "),
+        ("url = ", "password = "),
+        ("127.0.0.1:", "127.0.0.1:x"),
+        ("postgresql://", "postgres//"),
+        ("\"sasl.password\"", "\"sasl.pasword\""),
+        ("\"sasl.password\" =", "\"sasl.password\" = ["),
+        ("\"ssl.key.password\"", "\"acks\""),
+        ("url = \"", "url = "),
+    ] {
+        let spoiled = literal.replacen(right, wrong, 1);
+        assert_ne!(spoiled, literal, "{right}");
+        for command in ["setup", "run", "status", "check", "config"] {
+            let output = postrider(&spoiled, &[command, "--log", "trace"]);
+            let text = [output.stdout, output.stderr].concat();
+            let text = String::from_utf8_lossy(&text);
+            for secret in [PASSWORD, SASL] {
+                assert!(!text.contains(secret), "{command}, {wrong}: {text}");
+            }
+        }
     }
 }
 

@@ -64,7 +64,7 @@ impl Caller {
                     assert_eq!(before, None, "{ticket:?} was reported twice");
                 }
                 Post::Retry => retry = true,
-                Post::Down { reason, hint } => {
+                Post::Down { reason, hint, topic: _ } => {
                     self.said.push(reason);
                     self.hints.extend(hint);
                 }

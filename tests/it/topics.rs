@@ -1,5 +1,6 @@
 //! Topics that are not there: told with the command that makes them, and all goes on when they are.
 
+use crate::answers::{Answer, answer};
 use crate::pipeline::Pipeline;
 use crate::relay::Relay;
 use crate::server::Version;
@@ -11,7 +12,7 @@ use std::time::Duration;
 const SOON: Duration = Duration::from_secs(30);
 
 /// Waits until the relay says that this topic is missing, and what makes it.
-async fn told_missing(relay: &Relay, topic: &str) {
+async fn told_missing(relay: &Relay, topic: &str) -> Answer {
     let status = relay.await_state("broker_down", 2 * SOON).await;
     let pipeline = &status["pipelines"][0];
     let reason = pipeline["reason"].as_str().unwrap_or_default();
@@ -21,6 +22,7 @@ async fn told_missing(relay: &Relay, topic: &str) {
     let (ready, why) = relay.get("/ready").await.expect("an answer");
     assert_eq!(ready, 503);
     assert!(why.contains("broker_down") && why.contains(topic), "{why}");
+    Answer::waits(&status)
 }
 
 #[tokio::test]
@@ -32,7 +34,7 @@ async fn missing_topic_is_told_and_events_wait_until_it_is_created() {
         pipeline.insert(10).await;
         let before = pipeline.confirmed_lsn().await;
         let relay = Relay::spawn(&config);
-        told_missing(&relay, &name).await;
+        answer("topic missing", &pipeline, told_missing(&relay, &name).await);
         assert_eq!(pipeline.confirmed_lsn().await, before, "nothing is confirmed");
         create_topic(&pipeline.topic.brokers, &name, 4, &[]).await;
         let topic = Topic { brokers: pipeline.topic.brokers.clone(), name };
@@ -85,7 +87,7 @@ async fn topic_deleted_while_running_is_told_and_goes_on_when_it_is_made_again()
              select 'order', 'a', 'T', to_json(i) from generate_series(101, 120) i",
         )
         .await;
-    told_missing(&relay, name).await;
+    answer("topic deleted while running", &pipeline, told_missing(&relay, name).await);
     create_topic(brokers, name, 8, &[]).await;
     let records = pipeline.topic.await_records(20, 2 * SOON).await;
     let values: Vec<u64> =

@@ -5,6 +5,8 @@ use crate::private::{PrivateKafka, free_port};
 use crate::relay::{Relay, postrider};
 use crate::server::Version;
 use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(30);
@@ -100,5 +102,37 @@ async fn status_says_what_the_endpoint_says() {
     let table = postrider(&config, &["status"]);
     let table = String::from_utf8_lossy(&table.stdout).into_owned();
     assert!(table.contains(&pipeline.name) && table.contains("streaming"), "{table}");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// Looks go on while the process is away, and end when nobody reads them any more.
+#[tokio::test]
+async fn watched_status_follows_the_process_and_ends_with_its_reader() {
+    let pipeline = Pipeline::shared(Version::Pg15, "watch").await;
+    let port = free_port();
+    let config = format!("{}\n[admin]\nlisten = \"127.0.0.1:{port}\"\n", pipeline.config);
+    let dir = tempfile::TempDir::new().expect("a directory");
+    let file = dir.path().join("postrider.toml");
+    std::fs::write(&file, config).expect("a configuration");
+    let mut watch = Command::new(env!("CARGO_BIN_EXE_postrider"))
+        .arg("-c")
+        .arg(&file)
+        .args(["status", "--watch=1", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("postrider");
+    let mut lines = BufReader::new(watch.stdout.take().expect("a pipe")).lines();
+    let mut next = || -> Value {
+        let line = lines.next().expect("a line").expect("text");
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"))
+    };
+    assert!(next()["error"].as_str().is_some_and(|error| error.contains("could not ask")));
+    let relay = Relay::spawn_at(&pipeline.config, port, &[]);
+    relay.await_state("streaming", SOON).await;
+    let seen = (0..20).map(|_| next()).find(|look| look["pipelines"][0]["state"] == "streaming");
+    assert!(seen.is_some(), "never seen to stream");
+    drop(lines);
+    let status = crate::private::exit_of(&mut watch, SOON).await;
+    assert_eq!(status.code(), Some(0));
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }

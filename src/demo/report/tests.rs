@@ -2,6 +2,11 @@ use super::*;
 use expect_test::expect;
 use std::time::Duration;
 
+fn kill(seconds: u64) -> Played {
+    let back_after = Some(Duration::from_millis(1500));
+    Played { act: chaos::Act::KillRelay, at: Duration::from_secs(seconds), back_after }
+}
+
 fn report() -> Report {
     let millis = |p50, p99| Quantiles {
         p50: Some(Duration::from_millis(p50)),
@@ -16,7 +21,8 @@ fn report() -> Report {
             duplicated: 41,
             ..Totals::default()
         },
-        kills: 2,
+        played: vec![kill(1), kill(2)],
+        chaos: false,
         repeatable: 1_203,
         acknowledged: millis(2, 9),
         consumed: millis(4, 16),
@@ -49,12 +55,13 @@ fn a_balanced_ledger_says_so() {
 
 #[test]
 fn what_is_lost_swapped_or_invented_does_not_balance() {
-    let spoil: [fn(&mut Report); 6] = [
+    let spoil: [fn(&mut Report); 7] = [
         |report| report.totals.outstanding = 1,
         |report| report.totals.out_of_order = 1,
         |report| report.totals.invented = 1,
         |report| report.totals.committed = 0,
-        |report| report.kills = 0,
+        |report| report.played.clear(),
+        |report| report.played[1].back_after = None,
         |report| report.trouble = Some("it did not end".to_owned()),
     ];
     for spoil in spoil {
@@ -68,7 +75,8 @@ fn what_is_lost_swapped_or_invented_does_not_balance() {
 #[test]
 fn without_kills_each_event_comes_once_and_the_page_fits_80_columns() {
     let mut calm = report();
-    (calm.kills, calm.totals.duplicated, calm.totals.unknown) = (0, 0, 12);
+    calm.played.clear();
+    (calm.totals.duplicated, calm.totals.unknown) = (0, 12);
     let page = calm.text(false);
     assert!(page.contains("came once, in order"), "{page}");
     let widths = [page, report().text(false), NEXT.to_owned()];

@@ -149,9 +149,10 @@ fn relay(frame: &mut Frame<'_>, area: Rect, paint: Paint, view: &View) {
         let [p50, p99] = [quantiles.p50, quantiles.p99].map(words::duration);
         format!("p50 {p50}  p99 {p99}")
     };
-    let kills = match view.kills_planned {
-        0 => "none planned (--kill N)".to_owned(),
-        planned => format!("{} of {planned}", view.kills),
+    let (label, broken) = match (view.chaos, view.planned) {
+        (true, _) => ("broken", format!("{} times (--chaos)", view.broken)),
+        (false, 0) => ("kill -9", "none planned (--kill N)".to_owned()),
+        (false, planned) => ("kill -9", format!("{} of {planned}", view.broken)),
     };
     let memory = format!(
         "{} (peak {})",
@@ -162,14 +163,14 @@ fn relay(frame: &mut Frame<'_>, area: Rect, paint: Paint, view: &View) {
         format!("{:.1} s, {} of WAL", status.lag_seconds, words::bytes(status.lag_bytes))
     });
     let in_flight = status.map_or_else(unknown, |status| words::count(status.in_flight_events));
-    let killed = if view.kills > 0 { paint.fg(Color::Red) } else { plain };
+    let hurt = if view.broken > 0 { paint.fg(Color::Red) } else { plain };
     let lines = vec![
         figure(paint, "acknowledged", pair(&view.acknowledged), paint.fg(Color::Green)),
         figure(paint, "consumed", pair(&view.consumed), plain),
         figure(paint, "lag", lag, plain),
         figure(paint, "in flight", in_flight, plain),
         figure(paint, "memory", memory, plain),
-        figure(paint, "kill -9", kills, killed),
+        figure(paint, label, broken, hurt),
     ];
     frame.render_widget(Paragraph::new(lines).block(paint.block("relay")), area);
 }
@@ -197,7 +198,9 @@ fn ledger(frame: &mut Frame<'_>, area: Rect, paint: Paint, view: &View) {
 /// What is wrong, where something is; else what the keys do.
 fn footer(paint: Paint, view: &View) -> Paragraph<'static> {
     let reason = view.look.status.as_ref().and_then(|status| status.reason.clone());
+    let breaking = view.breaking.map(|act| format!(" chaos: {}", act.words()));
     let text = match (&view.trouble, reason, view.phase) {
+        _ if let Some(act) = breaking => Span::styled(act, paint.fg(Color::Red).patch(STRONG)),
         (Some(trouble), _, _) => Span::styled(format!(" writer: {trouble}"), paint.fg(Color::Red)),
         (None, Some(reason), _) => Span::styled(format!(" {reason}"), paint.fg(Color::Yellow)),
         (None, None, Phase::Writing) => Span::styled(

@@ -1,5 +1,6 @@
 //! One line a second, under a head that comes again now and then.
 
+use crate::demo::chaos::Act;
 use crate::demo::view::View;
 use crate::demo::words;
 use std::io::{self, Write as _};
@@ -12,11 +13,18 @@ pub(in crate::demo) struct Plain {
     lines: u64,
     /// The second that was written last.
     second: Option<u64>,
+    /// What was told to be broken last, and that it is overcome.
+    told: Option<Act>,
 }
 
 impl Plain {
     /// Writes a line when a new second has begun.
     pub(super) fn line(&mut self, view: &View) -> io::Result<()> {
+        if view.chaos && view.breaking != self.told {
+            self.told = view.breaking;
+            let what = view.breaking.map_or("events flow again", Act::words);
+            write(&format!("{:>5} chaos: {what}", words::clock(view.elapsed)))?;
+        }
         let second = view.elapsed.as_secs();
         if second == 0 || self.second == Some(second) {
             return Ok(());
@@ -68,9 +76,10 @@ fn render(view: &View) -> String {
             .map(words::duration);
     let status = view.look.status.as_ref();
     let unknown = || "-".to_owned();
-    let kills = match view.kills_planned {
+    let kills = match view.planned {
         0 => String::new(),
-        planned => format!("{}/{planned}", view.kills),
+        _ if view.chaos => String::new(),
+        planned => format!("{}/{planned}", view.broken),
     };
     let (written, read) = (words::rate(view.written), words::rate(view.delivered));
     let (time, state) = (words::clock(view.elapsed), view.state().to_owned());

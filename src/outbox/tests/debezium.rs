@@ -29,6 +29,60 @@ fn check(oid: u32, modifier: i32, cases: &[(&str, &str)]) {
     }
 }
 
+/// The member of the envelope that a column of this type and text becomes.
+fn member(oid: u32, modifier: i32, value: &str) -> String {
+    let column: ColumnSpec<'_> = ("x", oid, modifier, Some(value));
+    let columns = [
+        typed("id", 2950, "0b6c8a4e-1111-4222-8333-944444444444"),
+        text("aggregatetype", "Order"),
+        text("aggregateid", "42"),
+        typed("payload", 3802, "{}"),
+        column,
+    ];
+    let mut spec = OutboxSpec::for_layout(Layout::Debezium);
+    let placement = Placement::Envelope("x".to_owned());
+    spec.extra.push(Extra { column: "x".to_owned(), placement, may_lack: false });
+    map_with(spec, &columns, |mapped| {
+        let mapped = mapped.unwrap().unwrap();
+        let value = String::from_utf8_lossy(mapped.record().value.unwrap()).into_owned();
+        let x = value.strip_prefix(r#"{"payload":"{}","x":"#).unwrap();
+        x.strip_suffix('}').unwrap().to_owned()
+    })
+}
+
+#[test]
+fn members_of_the_envelope_are_as_the_json_converter_writes_them() {
+    for (oid, modifier, value, expected) in [
+        (1114, -1, "2024-01-02 03:04:05.678901", "1704164645678901"),
+        (1114, 3, "2024-01-02 03:04:05.678", "1704164645678"),
+        (1184, 3, "2024-01-02 03:04:05.67+02", r#""2024-01-02T01:04:05.670Z""#),
+        (1114, -1, "infinity", r#""infinity""#),
+        (1184, -1, "infinity", r#""infinity""#),
+        (1082, -1, "2024-02-29", "19782"),
+        (1083, -1, "03:04:05.678901", "11045678901"),
+        (1186, -1, "1 day 02:03:04.5", "93784500000"),
+        (1700, (5 << 16 | 2) + 4, "123.45", r#""MDk=""#),
+        (1700, -1, "123.45", r#"{"scale":2,"value":"MDk="}"#),
+        (1700, -1, "NaN", "null"),
+        (701, -1, "100", "100.0"),
+        (701, -1, "NaN", r#""NaN""#),
+        (23, -1, "7", "7"),
+        (16, -1, "t", "true"),
+        (17, -1, "\\x00ff10", r#""AP8Q""#),
+        (3802, -1, r#"{"a": 1}"#, r#""{\"a\": 1}""#),
+        (
+            2950,
+            -1,
+            "0b6c8a4e-1111-4222-8333-944444444444",
+            r#""0b6c8a4e-1111-4222-8333-944444444444""#,
+        ),
+        (25, -1, "a\"b", r#""a\"b""#),
+    ] {
+        assert_eq!(member(oid, modifier, value), expected, "{oid} {value}");
+        serde_json::from_str::<serde_json::Value>(&member(oid, modifier, value)).unwrap();
+    }
+}
+
 #[test]
 fn doubles_are_printed_as_java_does() {
     check(

@@ -117,7 +117,8 @@ fn placed_columns_stand_in_the_envelope_in_order() {
           ,\"COUNT\":7
           ,\"OK\":true
           ,\"RATIO\":\"NaN\"
-          ,\"PRICE\":\"1.50\"
+          ,\"PRICE\":{\"scale\":2
+          ,\"value\":\"AJY=\"}
           ,\"META\":\"{\\\"a\\\": 1}\"
           ,\"RAW\":\"AP8=\"
           ,\"NOTHING\":null}"#]]
@@ -145,4 +146,34 @@ fn a_null_payload_is_a_tombstone_also_with_an_envelope() {
           ,\"RAW\":\"AP8=\"
           ,\"NOTHING\":null}"#]]
     .assert_eq(&object(empty, null("payload", 114)));
+}
+
+#[test]
+fn payload_text_that_is_json_may_stand_in_the_envelope_as_json() {
+    let spec = || OutboxSpec {
+        envelope: Some("payload".to_owned()),
+        envelope_json: false,
+        expand_json: true,
+        ..spec()
+    };
+    for (oid, payload, expected) in [
+        (25, r#"{"n":  1.50}"#, r#"{\"payload\":{\"n\":  1.50}}"#),
+        (3802, r#"[{"": null}]"#, r#"{\"payload\":[{\"\": null}]}"#),
+        (25, r#"{"n": 1"#, r#"{\"payload\":\"{\\\"n\\\": 1\"}"#),
+        (25, "7", r#"{\"payload\":\"7\"}"#),
+    ] {
+        assert_eq!(object(spec(), typed("payload", oid, payload)), expected, "{payload}");
+    }
+}
+
+#[test]
+fn a_payload_of_white_space_may_be_a_tombstone() {
+    let spec = || OutboxSpec { blank_is_tombstone: true, ..spec() };
+    for (oid, payload) in [(25, ""), (25, " \t\r\n"), (1043, "  ")] {
+        assert_eq!(value(spec(), typed("payload", oid, payload)), "null", "{payload:?}");
+    }
+    assert_eq!(value(spec(), typed("payload", 3802, "{}")), "{}");
+    assert_eq!(value(spec(), typed("payload", 17, "\\x")), "");
+    let kept = OutboxSpec { blank_is_tombstone: false, ..spec() };
+    assert_eq!(value(kept, typed("payload", 25, " ")), " ");
 }

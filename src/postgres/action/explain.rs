@@ -60,6 +60,18 @@ pub fn explain(reason: HaltReason, error: &SourceError, names: &Names) -> Halt {
     Halt { reason, message: Chain(error).to_string(), meaning, hint }
 }
 
+const READ_ONLY: &str = "name the primary in source.url (target_session_attrs=read-write finds it among several \
+    hosts); or default_transaction_read_only is on: reset it for the role, the database or the server";
+
+const USED_UP: &str = "every connection or walsender is taken: raise max_connections or max_wal_senders (a restart), \
+    or end one of SELECT pid, application_name FROM pg_stat_activity WHERE backend_type IN ('walsender', 'client \
+    backend')";
+
+/// PgBouncer's word for a parameter that it does not pass on, and the server's for a replication command in a session
+/// that is none, since the pooler left `replication` out (measured with 1.18).
+const POOLER: &str = "name PostgreSQL itself in source.url: a connection pooler such as PgBouncer is in between, and \
+    replication does not pass it";
+
 /// What to look at while an error is waited out; `None` where waiting is all there is to do, or the server has said it.
 pub fn hint(error: &SourceError) -> Option<String> {
     match error.kind() {
@@ -76,7 +88,15 @@ pub fn hint(error: &SourceError) -> Option<String> {
         SourceErrorKind::Server(report) => {
             let access = matches!(report.sqlstate.class(), "28" | "3D")
                 || report.sqlstate.as_str() == "42501";
-            if access { Some(access_hint(error)) } else { report.hint.clone() }
+            if access {
+                return Some(access_hint(error));
+            }
+            match report.sqlstate.as_str() {
+                "25006" => Some(READ_ONLY.to_owned()),
+                "53300" => Some(USED_UP.to_owned()),
+                "08P01" | "42601" => Some(POOLER.to_owned()),
+                _ => report.hint.clone(),
+            }
         }
         SourceErrorKind::Protocol
         | SourceErrorKind::Closed
@@ -91,7 +111,8 @@ pub fn hint(error: &SourceError) -> Option<String> {
 fn access_hint(error: &SourceError) -> String {
     let hint = match error.kind() {
         SourceErrorKind::Tls => {
-            "check sslmode, sslrootcert and the name in the server's certificate; the server may not offer TLS at all"
+            "check sslmode, sslrootcert, and name and dates of the server's certificate; the server may not offer TLS \
+             at all"
         }
         SourceErrorKind::Settings => "check the files and names of source.url",
         SourceErrorKind::AuthRefused => {
@@ -104,7 +125,8 @@ fn access_hint(error: &SourceError) -> String {
                  REPLICATION (RDS: GRANT rds_replication TO …)"
             }
             _ => {
-                "check the user and password_file, and pg_hba.conf: its line names the database, not \"replication\""
+                "check the user and password_file, the role's VALID UNTIL, and pg_hba.conf: its line names the \
+                 database, not \"replication\""
             }
         },
         SourceErrorKind::Unreachable

@@ -4,10 +4,12 @@ use super::{Facts, halt};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::names::{TableName, ident, literal};
 use crate::postgres::schema::{self, SchemaState};
-use crate::postgres::table::{Persistence, RelationKind};
+use crate::postgres::table::{Persistence, RelationKind, TableFacts};
 
 /// The oldest server we know: 15 is the first with row filters and column lists in the views.
 pub(in crate::postgres) const VERSION_MIN: u32 = 150_000;
+/// The first server with `publish_generated_columns`.
+const GENERATED_SINCE: u32 = 180_000;
 
 pub(super) fn version(facts: &Facts) -> Option<Halt> {
     (facts.server.version < VERSION_MIN).then(|| {
@@ -39,7 +41,11 @@ pub(super) fn wal_level(facts: &Facts) -> Option<Halt> {
 /// What may pass without anybody's help.
 pub(super) fn not_now(facts: &Facts) -> Option<String> {
     if facts.server.in_recovery {
-        return Some("the server is a standby: waiting for a primary".to_owned());
+        return Some(
+            "the server is a standby: waiting for its promotion, or for a primary among the hosts of source.url \
+             (target_session_attrs=read-write finds it)"
+                .to_owned(),
+        );
     }
     let identity = facts.identity.as_ref()?;
     let same = identity.system_identifier == facts.server.system_identifier
@@ -241,8 +247,15 @@ pub(super) fn table(facts: &Facts) -> Option<Halt> {
     match table.persistence {
         Persistence::Logged => {}
         Persistence::Unlogged => {
-            let what = format!("table {name} is unlogged: WAL has no rows of it");
-            return Some(unfit(what, format!("ALTER TABLE {name} SET LOGGED;")));
+            return Some(halt(
+                HaltReason::TableUnfit,
+                format!("table {name} is unlogged: WAL has no rows of it"),
+                "rows inserted while it is unlogged are never streamed; what came before is in the slot",
+                format!(
+                    "ALTER TABLE {name} SET LOGGED; make sure that the publication has it; then insert again the \
+                     rows of the time in between"
+                ),
+            ));
         }
         Persistence::Temporary => {
             let what = format!("table {name} is temporary: WAL has no rows of it");
@@ -337,19 +350,37 @@ fn add_table(alter: &str, name: &TableName) -> String {
 pub(super) fn published_columns(facts: &Facts) -> Option<Halt> {
     let name = facts.names.table.as_ref()?;
     let published = facts.publication.as_ref()?.table.as_ref()?;
-    let hidden: Vec<String> = facts
+    let table = facts.table.as_ref()?;
+    // Before 18 the catalog counts generated columns among the published ones, and the stream has none of them.
+    let generated = |name: &String| {
+        facts.server.version < GENERATED_SINCE
+            && table.columns.iter().any(|column| column.generated && column.name == *name)
+    };
+    let hidden: Vec<&String> = facts
         .columns
         .iter()
-        .filter(|column| !published.columns.contains(column))
-        .map(|column| ident(column))
+        .filter(|column| !published.columns.contains(column) || generated(column))
         .collect();
     if hidden.is_empty() {
         return None;
     }
-    let alter = format!("ALTER PUBLICATION {}", ident(&facts.names.publication));
+    let quoted: Vec<String> = hidden.iter().map(|column| ident(column)).collect();
     Some(unfit(
         facts,
-        &format!("does not publish column {} of table {name}", hidden.join(", ")),
-        format!("{alter} SET TABLE {name};"),
+        &format!("does not publish column {} of table {name}", quoted.join(", ")),
+        show_columns(facts, table, name, &hidden),
     ))
+}
+
+/// What publishes these columns. A generated one is made by the server from others, which the stream has.
+fn show_columns(facts: &Facts, table: &TableFacts, name: &TableName, hidden: &[&String]) -> String {
+    let alter = format!("ALTER PUBLICATION {}", ident(&facts.names.publication));
+    if !table.columns.iter().any(|column| column.generated && hidden.contains(&&column.name)) {
+        return format!("{alter} SET TABLE {name};");
+    }
+    let map = "a generated column is not streamed: map an ordinary column in outbox.columns";
+    if facts.server.version < GENERATED_SINCE {
+        return map.to_owned();
+    }
+    format!("{map}; or, if it is STORED: {alter} SET (publish_generated_columns = stored);")
 }

@@ -232,6 +232,14 @@ const OBJECTS: &[(&str, Change)] = &[
     }),
     ("a row filter", |f| published(f).row_filter = Some("(id > 0)".to_owned())),
     ("a column list", |f| published(f).columns.retain(|c| c != "payload")),
+    ("a generated column", |f| {
+        f.server.version = 170_000;
+        generate(f);
+    }),
+    ("a generated column, 18", |f| {
+        f.server.version = 180_000;
+        generate(f);
+    }),
     ("partitions under their own names", |f| {
         table(f).kind = RelationKind::Partitioned;
         publication(f).via_root = false;
@@ -251,6 +259,16 @@ const OBJECTS: &[(&str, Change)] = &[
         slot(f).wal_status = Some("lost".to_owned());
     }),
 ];
+
+/// Before 18 it shows among the published columns all the same.
+fn generate(facts: &mut Facts) {
+    if facts.server.version >= 180_000 {
+        published(facts).columns.retain(|column| column != "payload");
+    }
+    for column in table(facts).columns.iter_mut().filter(|column| column.name == "payload") {
+        column.generated = true;
+    }
+}
 
 fn tell(changes: &[(&str, Change)]) -> String {
     let mut out = String::new();

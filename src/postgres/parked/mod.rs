@@ -7,11 +7,13 @@
 //! Payloads go in and out as bytes and are in no error, log or `Debug`.
 
 pub mod desk;
+mod letters;
 mod marks;
 mod read;
 mod rows;
 mod write;
 
+pub use letters::fetch_letters;
 pub use read::{Loaded, fetch, load, requests};
 pub use write::{ROUND_BYTES_MAX, ROUND_ROWS_MAX, Stored, write};
 

@@ -118,7 +118,7 @@ async fn fetch_where(
     rows.iter().map(|row| record_of(row).map_err(failed)).collect()
 }
 
-fn record_of(row: &Row) -> Result<(Position, OwnedRecord), tokio_postgres::Error> {
+pub(super) fn record_of(row: &Row) -> Result<(Position, OwnedRecord), tokio_postgres::Error> {
     let names: Vec<String> = row.try_get(7)?;
     let values: Vec<Option<Vec<u8>>> = row.try_get(8)?;
     let record = OwnedRecord {

@@ -159,18 +159,36 @@ async fn at_server(ask: &Ask<'_>, client: &Client, seen: &mut Seen) -> Result<()
     let scene = scene::read(ask, client, server).await?;
     // Behind the look, in whose lists it would stand.
     let replication = if ask.streams { replication(ask, client).await } else { None };
-    let mut out = std::mem::take(&mut seen.findings);
+    let mut out = Vec::new();
     rules(&scene, &mut out);
     if let Some(finding) = replication
         && !is_told(&finding, &out)
     {
         out.insert(0, finding);
     }
-    seen.findings = out;
+    if ask.streams && ask.poll.is_some() {
+        out.iter_mut().filter(|finding| is_of_the_log(finding.id)).for_each(polled_meanwhile);
+    }
+    seen.findings.append(&mut out);
     seen.topics = topics::seen(ask, &scene, client).await;
     seen.published = scene.publication.and_then(|publication| publication.table).map(|t| t.columns);
     seen.table = scene.table;
     Ok(())
+}
+
+/// Whether a finding is about reading the log alone.
+fn is_of_the_log(id: &str) -> bool {
+    ["wal_level", "max_replication_slots", "max_wal_senders", "role_replication"].contains(&id)
+        || id.starts_with("slot_")
+        || id.starts_with("publication")
+}
+
+/// `mode = "auto"` polls where it can't stream.
+fn polled_meanwhile(finding: &mut Finding) {
+    if finding.severity == Severity::Error {
+        finding.severity = Severity::Warning;
+        finding.why.push_str("; until it is mended the table is polled (mode = \"auto\")");
+    }
 }
 
 fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {

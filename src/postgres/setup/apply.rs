@@ -115,7 +115,7 @@ fn given(done: &SetupPlan) -> bool {
     done.steps.iter().any(|step| step.kind == StepKind::Rights)
 }
 
-async fn run(client: &Client, sql: &str) -> Result<(), SourceError> {
+pub(super) async fn run(client: &Client, sql: &str) -> Result<(), SourceError> {
     let Err(error) = client.batch_execute(sql).await else { return Ok(()) };
     // The session is left in the failed transaction; whether this works is the next statement's to find out.
     drop(client.batch_execute("ROLLBACK").await);

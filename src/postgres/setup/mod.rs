@@ -5,8 +5,8 @@
 //! with the slot's own position. [`plan`] is pure and prints as SQL for a DBA; [`apply`] runs the same text, step by
 //! step.
 //!
-//! Nothing is ever dropped, and no slot is made where a cursor says that one was: that is a gap, and a human's to
-//! accept.
+//! Setting up drops nothing ([`undo`] does, and says what is lost first). No slot is made where a cursor says that one
+//! was: that is a gap, and a human's to accept.
 
 mod apply;
 mod notify;
@@ -15,11 +15,13 @@ mod print;
 mod renew;
 #[cfg(test)]
 mod tests;
+pub mod undo;
 
 pub use apply::{Blocker, Progress, SetupError, apply};
 pub use notify::{TRIGGER, notify_sql, notify_undo_sql};
 pub use plan::plan;
 pub use renew::{Renewed, renew};
+pub use undo::UndoPlan;
 
 use super::control::Control;
 use super::error::SourceError;
@@ -96,4 +98,15 @@ pub async fn role_exists(control: &Control, role: &str) -> Result<bool, SourceEr
 /// The statement that makes the role; the password is for the reader to fill in.
 pub fn role_sql(role: &str) -> String {
     format!("CREATE ROLE {} LOGIN REPLICATION PASSWORD '…';", ident(role))
+}
+
+/// Locks are waited for this long: setup never queues in front of the application for longer.
+const LOCK_TIMEOUT: &str = "5s";
+
+/// Statements as a transaction of their own, with a bound on waiting for locks.
+fn transaction(sql: &str) -> String {
+    let sql = sql.trim_end();
+    // On a line of its own: the text may end with a comment.
+    let end = if sql.ends_with(';') { "" } else { "\n;" };
+    format!("BEGIN;\nSET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\n{sql}{end}\nCOMMIT;")
 }

@@ -1,15 +1,12 @@
 //! From facts to steps.
 
-use super::{Options, SetupPlan, Step, StepKind, TRIGGER, notify_sql, role_sql};
+use super::{Options, SetupPlan, Step, StepKind, TRIGGER, notify_sql, role_sql, transaction};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::cursor::OVER_POLLING;
 use crate::postgres::fence::{self, Facts};
 use crate::postgres::names::{ident, literal};
 use crate::postgres::schema::{MIGRATION_TABLE, SchemaState, VERSION};
 use crate::postgres::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL};
-
-/// Locks are waited for this long: setup never queues in front of the application for longer.
-const LOCK_TIMEOUT: &str = "5s";
 
 /// What is missing, in order.
 ///
@@ -41,13 +38,7 @@ pub fn plan(facts: &Facts, options: &Options<'_>) -> Result<SetupPlan, Halt> {
 /// What `check_objects` leaves open, since it concerns what is *not* there.
 fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
     if facts.server.in_recovery {
-        return Err(Halt {
-            reason: HaltReason::ServerUnfit,
-            message: "the server is a standby: nothing can be made on it".to_owned(),
-            meaning: "nothing was changed".to_owned(),
-            hint: "point source.url at the primary, or name all hosts in it with target_session_attrs=read-write"
-                .to_owned(),
-        });
+        return Err(standby());
     }
     if let Some(role) = options.role.filter(|_| options.role_missing) {
         return Err(Halt {
@@ -77,6 +68,16 @@ fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
     }
 }
 
+pub(super) fn standby() -> Halt {
+    Halt {
+        reason: HaltReason::ServerUnfit,
+        message: "the server is a standby: nothing can be changed on it".to_owned(),
+        meaning: "nothing was changed".to_owned(),
+        hint: "point source.url at the primary, or name all hosts in it with target_session_attrs=read-write"
+            .to_owned(),
+    }
+}
+
 /// Somebody creates it at this moment, or began to and went away: then it goes with the transaction it waits for.
 fn half_made(slot: &str) -> Halt {
     Halt {
@@ -87,13 +88,6 @@ fn half_made(slot: &str) -> Halt {
                FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;"
             .to_owned(),
     }
-}
-
-fn transaction(sql: &str) -> String {
-    let sql = sql.trim_end();
-    // On a line of its own: the text may end with a comment.
-    let end = if sql.ends_with(';') { "" } else { "\n;" };
-    format!("BEGIN;\nSET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\n{sql}{end}\nCOMMIT;")
 }
 
 fn table(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
@@ -153,7 +147,8 @@ fn schema(facts: &Facts, plan: &mut SetupPlan) {
         let row = format!("({}, {})", migration.number, literal(migration.name));
         sql.push_str("\nINSERT INTO postrider.migration (number, name) VALUES ");
         sql.push_str(&row);
-        sql.push_str(";\n");
+        // Its number stands there where a table of it was dropped.
+        sql.push_str(" ON CONFLICT DO NOTHING;\n");
     }
     plan.steps.push(Step {
         kind: StepKind::Schema,
@@ -245,25 +240,29 @@ fn insert_cursor(facts: &Facts, lsn: &str, source: &str) -> String {
     )
 }
 
-/// `sql/role.sql`, filled in.
+/// `sql/role.sql`, filled in: what psql would do with its variables.
 fn rights(facts: &Facts, role: &str) -> Step {
-    let (all, table) = include_str!("../../../sql/role.sql")
-        .split_once("-- table:\n")
-        .unwrap_or((include_str!("../../../sql/role.sql"), ""));
-    let table = facts.names.table.as_ref().map_or_else(String::new, |name| {
-        table.replace("{schema}", &ident(&name.schema)).replace("{table}", &name.to_string())
-    });
-    let statements: Vec<&str> =
-        all.lines().chain(table.lines()).filter(|line| !line.starts_with("--")).collect();
-    let statements = statements
+    const ROLE: &str = include_str!("../../../sql/role.sql");
+    let (all, of_table) = ROLE.split_once("-- The table:\n").unwrap_or((ROLE, ""));
+    let mut statements: Vec<&str> = all.lines().collect();
+    let (mut schema, mut table) = (String::new(), String::new());
+    if let Some(name) = &facts.names.table {
+        statements.extend(of_table.lines());
+        (schema, table) = (ident(&name.schema), ident(&name.name));
+    }
+    statements.retain(|line| !line.starts_with("--") && !line.starts_with('\\'));
+    let database = ident(&facts.server.database);
+    let filled = statements
         .join("\n")
-        .replace("{role}", &ident(role))
-        .replace("{database}", &ident(&facts.server.database));
+        .replace(":\"role\"", &ident(role))
+        .replace(":\"database\"", &database)
+        .replace(":\"schema\"", &schema)
+        .replace(":\"table\"", &table);
     Step {
         kind: StepKind::Rights,
         title: format!("give role {role:?} its rights"),
         why: "REPLICATION reads every published table of the cluster: treat its password accordingly. On Amazon RDS \
               and Aurora GRANT rds_replication instead of ALTER ROLE.",
-        sql: transaction(&statements),
+        sql: transaction(&filled),
     }
 }

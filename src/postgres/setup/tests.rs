@@ -136,3 +136,53 @@ fn what_can_not_be_used_is_not_adopted() {
     facts.server.in_recovery = true;
     assert_eq!(refused(&facts).reason, HaltReason::ServerUnfit);
 }
+
+#[test]
+fn role_sql_is_filled_in_whole() {
+    let options = Options { role: Some("rider"), ..Options::default() };
+    let plan = plan(&bare(), &options).unwrap();
+    let rights = plan.steps.last().unwrap();
+    assert_eq!(rights.kind, StepKind::Rights);
+    for left in [":\"", "{", "\\", "-- "] {
+        assert!(!rights.sql.contains(left), "{left}: {}", rights.sql);
+    }
+    assert!(rights.sql.contains("GRANT SELECT ON TABLE \"public\".\"outbox\" TO \"rider\";"));
+}
+
+fn holdings(others: bool) -> undo::Holdings {
+    undo::Holdings { rows: vec![("cursor".to_owned(), 1), ("parked".to_owned(), 3)], others }
+}
+
+#[test]
+fn undoing_the_last_pipeline_says_what_is_lost_and_drops_the_schema() {
+    let plan = undo::plan(&good(), &holdings(false)).unwrap();
+    expect_file!["snapshots/undo.sql"].assert_eq(&plan.to_string());
+}
+
+#[test]
+fn undoing_takes_our_trigger_off_the_table() {
+    let mut facts = good();
+    facts.table.as_mut().unwrap().notifies = true;
+    let plan = undo::plan(&facts, &holdings(true)).unwrap();
+    assert!(plan.steps.iter().any(|step| step.kind == StepKind::Notify));
+    assert!(plan.to_string().contains("DROP TRIGGER"), "{plan}");
+}
+
+#[test]
+fn undoing_leaves_what_others_use() {
+    let mut facts = good();
+    facts.publication.as_mut().unwrap().other_tables = 2;
+    facts.slot.as_mut().unwrap().plugin = Some("wal2json".to_owned());
+    let plan = undo::plan(&facts, &holdings(true)).unwrap();
+    expect_file!["snapshots/undo_shared.sql"].assert_eq(&plan.to_string());
+}
+
+#[test]
+fn a_slot_in_use_is_not_dropped() {
+    let mut facts = good();
+    facts.slot.as_mut().unwrap().active_pid = Some(42);
+    let error = undo::plan(&facts, &holdings(false)).unwrap_err();
+    assert!(
+        crate::error::Chain(&error).to_string().contains("is in use by the server's process 42")
+    );
+}

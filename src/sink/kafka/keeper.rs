@@ -175,6 +175,11 @@ impl Keeper {
             Err(why) => {
                 let about_topic = trouble::of_topic(&topic, why, &self.brokers);
                 let answered = about_topic.is_some();
+                if answered {
+                    self.shared.refuse(&topic);
+                } else {
+                    self.shared.refuse_none();
+                }
                 let trouble = about_topic.unwrap_or_else(|| self.broker_trouble());
                 self.say(trouble);
                 answered
@@ -254,8 +259,9 @@ impl Keeper {
         {
             return;
         }
-        let Trouble { reason, hint, .. } = trouble.clone();
-        self.shared.mailbox.post(Post::Down { reason, hint });
+        let Trouble { about, reason, hint } = trouble.clone();
+        let topic = self.wanted.clone().filter(|_| about == About::Topic);
+        self.shared.mailbox.post(Post::Down { reason, hint, topic });
         self.said = Some((trouble, Instant::now()));
     }
 

@@ -31,7 +31,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use topic::Facts;
 
-/// How old what is known of a topic may be when a record is refused for it.
+/// How long it serves that a topic was asked for because of a record that does not fit it.
 const FRESH: Duration = Duration::from_secs(5);
 
 /// librdkafka's producer with its polling thread.
@@ -52,6 +52,8 @@ pub(super) struct KafkaSink {
     emptying: Option<Arc<Producer>>,
     topics: BTreeMap<String, Arc<Facts>>,
     topics_version: u64,
+    /// When a record last did not fit its topic as it was known, and the topic was asked for anew.
+    doubts: BTreeMap<String, Instant>,
 }
 
 /// Looks at the settings as [`KafkaSink::open`] does.
@@ -74,6 +76,7 @@ impl KafkaSink {
             emptying: None,
             topics: BTreeMap::new(),
             topics_version: 0,
+            doubts: BTreeMap::new(),
         };
         sink.renew()?;
         let keeper = Keeper::new(shared, spec.brokers.clone());
@@ -118,6 +121,20 @@ impl KafkaSink {
             self.shared.want(topic);
         }
         known
+    }
+
+    /// Asks anew for a topic that a record does not fit: somebody may have mended it since. `None` where that was done
+    /// just now, and the record is to be refused.
+    fn doubt(&mut self, topic: &str, asked_at: Instant) -> Option<NotTaken> {
+        let now = Instant::now();
+        let since = self.doubts.entry(topic.to_owned()).or_insert(now);
+        if since.elapsed() > FRESH {
+            *since = now;
+        }
+        (asked_at <= *since).then(|| {
+            self.shared.want(topic);
+            NotTaken::Destination
+        })
     }
 
     /// The sizes a producer must have to send this record to this topic: batches under the topic's limit, as one
@@ -204,15 +221,13 @@ impl Sink for KafkaSink {
             return Err(NotTaken::Refused(Refusal::TopicName));
         }
         let Some(facts) = self.facts(record.topic) else {
-            return Err(NotTaken::Destination);
+            let refused = self.shared.is_refused(record.topic);
+            return Err(if refused { NotTaken::Unavailable } else { NotTaken::Destination });
         };
         if let Err(reason) = topic::fits(record, &facts, self.spec.size_max) {
-            if facts.asked_at.elapsed() > FRESH {
-                // Somebody may have mended the topic since: nothing is refused on old news.
-                self.shared.want(record.topic);
-                return Err(NotTaken::Destination);
-            }
-            return Err(NotTaken::Refused(reason));
+            return Err(self
+                .doubt(record.topic, facts.asked_at)
+                .unwrap_or(NotTaken::Refused(reason)));
         }
         let sizes = self.sizes_for(record, &facts);
         if sizes != self.sizes {

@@ -4,13 +4,16 @@ use super::Producer;
 use super::topic::Facts;
 use crate::sink::{Mailbox, Post};
 use rdkafka::types::RDKafkaErrorCode as Code;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Bytes of librdkafka's own words that are kept of an error.
 const REASON_BYTES_MAX: usize = 300;
+
+/// Topics remembered as taking no records.
+const REFUSED_TOPICS_MAX: usize = 1_000;
 
 pub(super) struct Shared {
     pub(super) mailbox: Mailbox,
@@ -26,6 +29,8 @@ pub(super) struct Shared {
     topics: Mutex<BTreeMap<String, Arc<Facts>>>,
     /// Rises with every change of `topics`.
     pub(super) topics_version: AtomicU64,
+    /// Topics of which a broker says that they take no records.
+    refused: Mutex<BTreeSet<String>>,
     inbox: Mutex<Inbox>,
     bell: Condvar,
 }
@@ -95,6 +100,7 @@ impl Shared {
             settling: AtomicBool::new(false),
             topics: Mutex::default(),
             topics_version: AtomicU64::new(0),
+            refused: Mutex::default(),
             inbox: Mutex::default(),
             bell: Condvar::new(),
         }
@@ -120,6 +126,28 @@ impl Shared {
         inbox.wanted_anew = true;
         drop(inbox);
         self.bell.notify_one();
+    }
+
+    fn refused(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A broker says that the topic takes no records.
+    pub(super) fn refuse(&self, topic: &str) {
+        let mut refused = self.refused();
+        if refused.len() < REFUSED_TOPICS_MAX {
+            refused.insert(topic.to_owned());
+        }
+    }
+
+    /// No broker answers: nothing is known of any topic.
+    pub(super) fn refuse_none(&self) {
+        self.refused().clear();
+    }
+
+    /// Whether a broker says that the topic takes no records.
+    pub(super) fn is_refused(&self, topic: &str) -> bool {
+        self.refused().contains(topic)
     }
 
     /// The topic is known now.
@@ -183,6 +211,7 @@ impl Shared {
 
     /// Remembers what was found of a topic, and gives back what was known before.
     pub(super) fn learn(&self, topic: &str, mut facts: Facts) -> Option<Arc<Facts>> {
+        self.refused().remove(topic);
         let mut topics = self.topics();
         if let Some(before) = topics.get(topic).filter(|before| before.configured)
             && !facts.configured

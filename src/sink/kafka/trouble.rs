@@ -69,9 +69,11 @@ pub(super) fn of_topic(topic: &str, why: Unusable, brokers: &str) -> Option<Trou
 )]
 pub(super) fn of_broker(brokers: &str, said: Option<&Suspicion>) -> Trouble {
     let (reason, hint) = match said {
-        None => (
+        // A listener that wants TLS or SASL closes a connection that begins without, and nothing else is heard.
+        None | Some(Suspicion { code: Code::AllBrokersDown, .. }) => (
             format!("no answer from the brokers at {brokers}"),
-            "check `sink.brokers`, the network, and that the brokers run".to_owned(),
+            "check `sink.brokers`, `security.protocol`, the network, and that the brokers run"
+                .to_owned(),
         ),
         Some(Suspicion { code, reason }) => match code {
             Code::Authentication | Code::SaslAuthenticationFailed => (

@@ -205,6 +205,14 @@ async fn polling_needs_marks_and_the_right_to_write_them() {
     assert_eq!(errors(&checked), Vec::<&str>::new(), "{checked}");
     patient.mend(checked.expect("poll", "info")).await;
     let well = patient.check(&[]);
+    // What keeps it from streaming is no error where it may poll meanwhile.
+    patient.write(&patient.config().replace("mode = \"poll\"", "mode = \"auto\""));
+    pipeline.sql("select pg_drop_replication_slot('{slot}')").await;
+    pipeline.sql(&format!("alter role {role} noreplication")).await;
+    let auto = patient.check(&[]);
+    auto.expect("slot_missing", "warning");
+    auto.expect("role_replication", "warning");
+    assert_eq!(auto.code, Some(0), "{auto}");
     pipeline.sql(&format!("drop owned by {role} cascade; drop role {role}")).await;
     assert_eq!(well.ids(&["error", "warning", "info"]), ["topics"; 0], "{well}");
 }

@@ -6,12 +6,16 @@ use crate::server::servers;
 use crate::topic;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::{Child, Command};
 use std::time::Duration;
 
 /// A Kafka broker of the test's own.
 pub(crate) struct PrivateKafka {
     port: u16,
+    controller: u16,
+    cluster: String,
     dir: Dir,
     child: Option<Child>,
 }
@@ -24,8 +28,28 @@ impl PrivateKafka {
 
     /// The same with lines that are made from the ports of its listeners: brokers' and controller's.
     pub(crate) async fn start_on(extra_properties: impl FnOnce(u16, u16) -> String) -> Self {
+        Self::start_as(extra_properties, free_port(), cluster_id(), &["--standalone"]).await
+    }
+
+    /// A second broker of the same cluster.
+    pub(crate) async fn start_beside(&self) -> Self {
+        let properties = |port, _| {
+            format!(
+                "process.roles=broker\nnode.id=2\nlisteners=PLAINTEXT://127.0.0.1:{port}\n\
+                 advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n"
+            )
+        };
+        Self::start_as(properties, self.controller, self.cluster.clone(), &[]).await
+    }
+
+    async fn start_as(
+        extra_properties: impl FnOnce(u16, u16) -> String,
+        controller: u16,
+        cluster: String,
+        format_as: &[&str],
+    ) -> Self {
         let dir = Dir::create("kafka");
-        let (port, controller) = (free_port(), free_port());
+        let port = free_port();
         let properties = format!(
             include_str!("kafka.properties"),
             data = dir.0.join("data").display(),
@@ -34,9 +58,9 @@ impl PrivateKafka {
             extra = extra_properties(port, controller)
         );
         fs::write(dir.0.join("server.properties"), properties).expect("server.properties");
-        let mut broker = Self { port, dir, child: None };
+        let mut broker = Self { port, controller, cluster, dir, child: None };
         let mut format = broker.java("kafka.tools.StorageTool");
-        format.args(["format", "--standalone", "-t", &cluster_id(), "-c"]);
+        format.arg("format").args(format_as).args(["-t", &broker.cluster, "-c"]);
         format.arg(broker.dir.0.join("server.properties"));
         let mut format = broker.dir.spawn(&mut format);
         let status = exit_of(&mut format, START_DEADLINE).await;
@@ -58,6 +82,43 @@ impl PrivateKafka {
         command.arg(format!("{}/*", servers().get("KAFKA_LIB"))).arg(class);
         command.current_dir(&self.dir.0);
         command
+    }
+
+    /// Denies everybody everything on a topic, or takes that back. By the protocol: the tools are not everywhere.
+    pub(crate) fn deny(&self, topic: &str, deny: bool) {
+        let text = |text: &str| {
+            let length = i16::try_from(text.len()).expect("a short name").to_be_bytes();
+            [&length[..], text.as_bytes()].concat()
+        };
+        // One creation, or one filter: the resource is a topic by its literal name; all operations; deny.
+        let (api, rest) = if deny {
+            (30_i16, [text("User:ANONYMOUS"), text("*"), vec![2, 2]].concat())
+        } else {
+            // Any principal, any host (null), any operation, any permission.
+            (31_i16, vec![0xff, 0xff, 0xff, 0xff, 1, 1])
+        };
+        let parts: [&[u8]; 8] = [
+            &api.to_be_bytes(),
+            // Version 1, correlation 7, client "t", one element.
+            &[0, 1, 0, 0, 0, 7],
+            &text("t"),
+            &[0, 0, 0, 1],
+            &[2],
+            &text(topic),
+            &[3],
+            &rest,
+        ];
+        let request = parts.concat();
+        let mut stream = TcpStream::connect(self.brokers()).expect("a connection");
+        let length = u32::try_from(request.len()).expect("a short request").to_be_bytes();
+        stream.write_all(&[&length[..], &request].concat()).expect("a request");
+        let mut length = [0; 4];
+        stream.read_exact(&mut length).expect("an answer");
+        let mut answer = vec![0; usize::try_from(u32::from_be_bytes(length)).expect("a length")];
+        stream.read_exact(&mut answer).expect("an answer");
+        // Correlation, throttle, one result, its error code.
+        assert_eq!(answer[..4], [0, 0, 0, 7], "{answer:?}");
+        assert_eq!(answer[8..14], [0, 0, 0, 1, 0, 0], "{answer:?}");
     }
 
     /// Its address.

@@ -32,7 +32,8 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("test only", "sim", "words ack relay"),
     ("edge", "config", "words pure core adapters services"),
     ("edge", "demo", "words pure core adapters services config"),
-    ("edge", "cli", "words pure core adapters services config demo"),
+    ("edge", "init", "words pure core adapters services config"),
+    ("edge", "cli", "words pure core adapters services config demo init"),
 ];
 
 /// The top-level module that a file of `src` belongs to; none for `lib.rs` and `main.rs`, which may use everything.

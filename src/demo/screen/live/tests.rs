@@ -34,14 +34,19 @@ pub(in crate::demo) fn view() -> View {
             memory_peak: Some(25_000_000),
             ..Look::default()
         },
-        kills: 1,
-        kills_planned: 2,
-        restarting: false,
+        breaking: None,
+        broken: 1,
+        planned: 2,
+        chaos: false,
         trouble: None,
     }
 }
 
 fn screen(width: u16, height: u16, color: bool) -> Terminal<TestBackend> {
+    screen_of(&view(), width, height, color)
+}
+
+fn screen_of(view: &View, width: u16, height: u16, color: bool) -> Terminal<TestBackend> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     let parts = [("database", "PostgreSQL 15.18, throwaway"), ("broker", "a mock at 127.0.0.1:1")];
     let parts = parts.map(|(name, text)| (name.to_owned(), text.to_owned()));
@@ -57,7 +62,7 @@ fn screen(width: u16, height: u16, color: bool) -> Terminal<TestBackend> {
             }
         })
         .collect();
-    terminal.draw(|frame| render(frame, Paint { color }, &parts, &view(), &points)).unwrap();
+    terminal.draw(|frame| render(frame, Paint { color }, &parts, view, &points)).unwrap();
     terminal
 }
 
@@ -90,6 +95,15 @@ fn the_screen_fits_80_by_24() {
         " q or Ctrl-C: stop writing, deliver the rest, print the ledger                  "
     "#]]
     .assert_eq(&screen(80, 24, true).backend().to_string());
+}
+
+#[test]
+fn what_is_broken_at_the_moment_stands_at_the_foot() {
+    let breaking = Some(crate::demo::chaos::Act::FreezeBroker);
+    let chaos = View { chaos: true, breaking, broken: 2, planned: 3, ..view() };
+    let text = screen_of(&chaos, 80, 24, false).backend().to_string();
+    assert!(text.contains(" chaos: the broker is frozen "), "{text}");
+    assert!(text.contains("broken       2 times (--chaos)"), "{text}");
 }
 
 #[test]

@@ -61,7 +61,7 @@ CREATE TABLE postrider.cursor (
 )
 -- Rewritten every second: room for the new version on the same page, so that no index is touched.
 WITH (fillfactor = 10);
-INSERT INTO postrider.migration (number, name) VALUES (1, 'cursor');
+INSERT INTO postrider.migration (number, name) VALUES (1, 'cursor') ON CONFLICT DO NOTHING;
 -- The events that were set aside: what each would have been published as, why it was not, and what becomes of it.
 --
 -- A row is written before its event counts as resolved, and stays behind as a tombstone once it is published or
@@ -135,8 +135,8 @@ CREATE INDEX parked_requested ON postrider.parked (pipeline) WHERE requested_act
 CREATE INDEX parked_event_id ON postrider.parked (pipeline, event_id);
 
 -- Who owns the pipeline: raised by each relay that takes it over, so that one which lost it writes nothing more.
-ALTER TABLE postrider.cursor ADD owner_epoch bigint NOT NULL DEFAULT 0;
-INSERT INTO postrider.migration (number, name) VALUES (2, 'parked');
+ALTER TABLE postrider.cursor ADD COLUMN IF NOT EXISTS owner_epoch bigint NOT NULL DEFAULT 0;
+INSERT INTO postrider.migration (number, name) VALUES (2, 'parked') ON CONFLICT DO NOTHING;
 COMMIT;
 
 -- 4. create slot "postrider_orders" and its cursor

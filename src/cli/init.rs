@@ -1,0 +1,132 @@
+//! `postrider init`: reads what it is made from, writes the file, and tells what is left to do.
+
+use super::args::InitArgs;
+use super::error::CliError;
+use super::exit::Exit;
+use super::output::Output;
+use crate::config::Env;
+use crate::init::debezium::{self, Overrides, Verdict, answer};
+use crate::init::{self, Draft, InitError, database};
+use crate::outbox::Layout;
+use crate::postgres::{Conninfo, conninfo};
+use std::fs::OpenOptions;
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+/// What stands for a standard stream.
+const STREAM: &str = "-";
+
+pub(super) async fn run(args: &InitArgs, env: Env<'_>) -> Result<Exit, CliError> {
+    let layout = args.layout.as_deref().and_then(Layout::from_name);
+    let (mut draft, mut told) = match (&args.from_debezium, &args.from_database) {
+        (Some(file), _) => from_debezium(args, file)?,
+        (None, Some(url)) => {
+            let parsed = Conninfo::parse(url, env).map_err(InitError::from)?;
+            let proposal = database::propose(url, &parsed, args.table.as_deref(), layout).await?;
+            (proposal.draft, proposal.found)
+        }
+        (None, None) => (init::plain(layout.unwrap_or(Layout::Postrider)), Vec::new()),
+    };
+    fill_in(&mut draft, args)?;
+    let text = init::text(&draft);
+    init::check(&text)?;
+    if args.output == Path::new(STREAM) {
+        Output::stdout().line(text.trim_end()).map_err(CliError::Output)?;
+    } else {
+        write(&args.output, &text, args.force)?;
+        told.extend(next(args, &draft));
+    }
+    if !told.is_empty() {
+        Output::stderr().say(&told.join("\n"));
+    }
+    Ok(Exit::Done)
+}
+
+/// What was typed wins over what was found.
+fn fill_in(draft: &mut Draft, args: &InitArgs) -> Result<(), CliError> {
+    if let Some(name) = &args.name {
+        // As typed: what is wrong with it is told.
+        draft.name.clone_from(name);
+    }
+    if let Some(url) = &args.url {
+        draft.set("source", "url", conninfo::masked(url, None).map_err(InitError::from)?);
+    }
+    if let Some(brokers) = &args.brokers {
+        draft.set("sink", "brokers", brokers.as_str());
+    }
+    if let (Some(table), None) = (&args.table, &args.from_database) {
+        draft.set("outbox", "table", table.as_str());
+    }
+    Ok(())
+}
+
+fn from_debezium(args: &InitArgs, file: &Path) -> Result<(Draft, Vec<String>), CliError> {
+    let text = read(file).map_err(|source| CliError::Read { path: file.to_owned(), source })?;
+    let overrides = Overrides { table: args.table.clone(), brokers: args.brokers.clone() };
+    let translation = debezium::translate(&text, &overrides)?;
+    let count = |verdict: Verdict| {
+        translation.answers.iter().filter(|answer| answer.verdict == verdict).count()
+    };
+    let mut told = vec![format!(
+        "{} options: {} translated, {} not needed, {} without a counterpart; the answer to each stands at the end of \
+         the file",
+        translation.answers.len(),
+        count(Verdict::Translated),
+        count(Verdict::NotNeeded),
+        count(Verdict::NoCounterpart),
+    )];
+    told.extend(answer::lines(&translation.answers, &[Verdict::NoCounterpart]));
+    if !translation.hints.is_empty() {
+        told.push("to do:".to_owned());
+        told.extend(translation.hints.iter().map(|hint| format!("  {hint}")));
+    }
+    Ok((translation.draft, told))
+}
+
+fn read(file: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    let limit = debezium::FILE_BYTES_MAX;
+    let bytes = if file == Path::new(STREAM) {
+        io::stdin().lock().take(limit + 1).read_to_string(&mut text)?
+    } else {
+        std::fs::File::open(file)?.take(limit + 1).read_to_string(&mut text)?
+    };
+    if u64::try_from(bytes).is_ok_and(|bytes| bytes <= limit) {
+        Ok(text)
+    } else {
+        Err(io::Error::from(io::ErrorKind::FileTooLarge))
+    }
+}
+
+/// Writes the file, and never over another unless told to.
+fn write(path: &PathBuf, text: &str, force: bool) -> Result<(), CliError> {
+    let failed = |source| CliError::Write { path: path.clone(), source };
+    let mut options = OpenOptions::new();
+    options.write(true).truncate(force).create(force).create_new(!force);
+    let mut file = options.open(path).map_err(failed)?;
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)
+}
+
+/// The commands that come next.
+fn next(args: &InitArgs, draft: &Draft) -> Vec<String> {
+    let path = args.output.display();
+    let file = if args.output == Path::new("./postrider.toml") {
+        String::new()
+    } else {
+        format!(" -c {path}")
+    };
+    let create = if args.from_database.is_none() && args.from_debezium.is_none() {
+        " (--create-table where the table is not there yet)"
+    } else {
+        ""
+    };
+    let mut lines = vec![format!("wrote {path}: pipeline {}", draft.name)];
+    if args.from_debezium.is_none() && args.brokers.is_none() {
+        lines.push("to do: fill in sink.brokers".to_owned());
+    }
+    if args.from_database.is_none() && args.from_debezium.is_none() && args.url.is_none() {
+        lines.push("to do: fill in source.url".to_owned());
+    }
+    lines.push(format!("then: postrider{file} setup{create}, and postrider{file} run"));
+    lines
+}

@@ -1,0 +1,176 @@
+//! The JSON Schema of the file, for editors: what the reader asks for, with the words of the reference file.
+//!
+//! Nothing is listed here by hand but which keys must be there: keys, kinds, words and bounds come from one reading of
+//! the reference file, descriptions and defaults from its text.
+
+use super::file::read;
+use super::kind::Kind;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The reference file.
+pub const REFERENCE: &str = include_str!("../../config/postrider.reference.toml");
+
+/// Keys without which a file is refused in any case.
+const REQUIRED: [&str; 6] = [
+    "pipelines",
+    "pipelines.*.source",
+    "pipelines.*.outbox",
+    "pipelines.*.source.url",
+    "pipelines.*.route.replace.pattern",
+    "pipelines.*.route.replace.with",
+];
+
+/// A string with a variable in it is any string.
+const VARIABLE: &str = r"\$\{";
+
+/// The schema, in the words of JSON Schema 2020-12.
+pub fn schema() -> Value {
+    let text = uncommented();
+    let unset = |_: &str| None;
+    // Only the keys that were asked for matter, not what is said of their values.
+    let asked = read("", Path::new(""), &text, &unset).map(|(_, found)| found.asked);
+    let keys = Keys { asked: asked.unwrap_or_default(), notes: notes() };
+    let mut schema = keys.table("");
+    let head = json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "postrider.toml",
+        "description": "The configuration of Postrider, which carries events from a PostgreSQL outbox table to Kafka.",
+    });
+    if let (Some(schema), Value::Object(mut head)) = (schema.as_object_mut(), head) {
+        head.append(schema);
+        return Value::Object(head);
+    }
+    schema
+}
+
+/// The reference file with everything in it that stands in comments.
+pub(super) fn uncommented() -> String {
+    let line = |line: &'static str| match line.strip_prefix("# ") {
+        Some(rest) if is_toml(rest) => rest,
+        Some(_) | None => line,
+    };
+    REFERENCE.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn is_toml(line: &str) -> bool {
+    line.starts_with('[') || line.split_once(" = ").is_some_and(|(key, _)| !key.contains(' '))
+}
+
+/// What the reference file says of a key.
+#[derive(Default)]
+struct Note {
+    description: String,
+    default: Option<Value>,
+}
+
+/// Descriptions and defaults, by key path with `*` for the pipeline's name.
+fn notes() -> BTreeMap<String, Note> {
+    let mut notes = BTreeMap::new();
+    let (mut table, mut words) = (String::new(), Vec::new());
+    for line in REFERENCE.lines() {
+        let (bare, commented) = line.strip_prefix("# ").map_or((line, false), |rest| (rest, true));
+        if !is_toml(bare) {
+            match line.strip_prefix("# ") {
+                Some(comment) => words.push(comment),
+                None => words.clear(),
+            }
+            continue;
+        }
+        let description = std::mem::take(&mut words).join(" ");
+        if let Some(name) = bare.strip_prefix('[') {
+            table = name.trim_end_matches(']').replace("pipelines.orders", "pipelines.*");
+            notes.insert(table.clone(), Note { description, default: None });
+        } else if let Some((key, value)) = bare.split_once(" = ") {
+            // A default is what the line has, unless the line is an example, or named after the pipeline.
+            let said =
+                !commented && !description.contains("No default") && !value.contains("_orders");
+            let default = said.then(|| value_of(value)).flatten();
+            let path = if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") };
+            notes.insert(path, Note { description, default });
+        }
+    }
+    notes
+}
+
+/// A TOML value as JSON.
+fn value_of(text: &str) -> Option<Value> {
+    let table: toml::Table = toml::from_str(&format!("value = {text}")).ok()?;
+    serde_json::to_value(table.get("value")?).ok()
+}
+
+struct Keys {
+    asked: BTreeMap<String, Kind>,
+    notes: BTreeMap<String, Note>,
+}
+
+impl Keys {
+    /// The schema of the table at `path`, with everything in it.
+    fn table(&self, path: &str) -> Value {
+        let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
+        let inside =
+            |key: &&String| key.strip_prefix(&prefix).is_some_and(|rest| !rest.contains('.'));
+        let (mut properties, mut required) = (Map::new(), Vec::new());
+        let mut others = Value::Bool(false);
+        for key in self.asked.keys().filter(inside) {
+            let name = key.strip_prefix(&prefix).unwrap_or(key);
+            if name == "*" {
+                others = self.key(key);
+                continue;
+            }
+            properties.insert(name.to_owned(), self.key(key));
+            if REQUIRED.contains(&key.as_str()) {
+                required.push(name);
+            }
+        }
+        let mut schema = json!({"type": "object"});
+        if !properties.is_empty() {
+            schema["properties"] = Value::Object(properties);
+        }
+        schema["additionalProperties"] = others;
+        if !required.is_empty() {
+            schema["required"] = json!(required);
+        }
+        schema
+    }
+
+    fn key(&self, path: &str) -> Value {
+        let mut schema = match self.asked.get(path) {
+            Some(Kind::Table) => self.table(path),
+            Some(kind) => scalar(kind),
+            None => Value::Bool(true),
+        };
+        if let Some(note) = self.notes.get(path) {
+            if !note.description.is_empty() {
+                schema["description"] = json!(note.description);
+            }
+            if let Some(default) = &note.default {
+                schema["default"] = default.clone();
+            }
+        }
+        schema
+    }
+}
+
+fn scalar(kind: &Kind) -> Value {
+    let pattern =
+        |pattern: &str| json!({"type": "string", "pattern": format!("{pattern}|{VARIABLE}")});
+    match kind {
+        Kind::Table => json!({"type": "object"}),
+        Kind::Text => json!({"type": "string"}),
+        Kind::Boolean => json!({"type": "boolean"}),
+        Kind::Integer { min, max } => json!({"type": "integer", "minimum": min, "maximum": max}),
+        Kind::Duration => pattern("^[0-9]+ *(ms|s|m|h|d)$"),
+        Kind::DurationOrNever => pattern("^(0|[0-9]+ *(ms|s|m|h|d))$"),
+        Kind::Size => pattern("^[0-9]+ *(B|KiB|MiB|GiB|kB|KB|MB|GB)$"),
+        Kind::Word(words) => {
+            json!({"anyOf": [{"enum": words}, {"type": "string", "pattern": VARIABLE}]})
+        }
+        Kind::Words(words) => json!({"type": "array", "items": {"enum": words}}),
+        Kind::Scalar => json!({"type": ["string", "integer", "number", "boolean", "object"]}),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,255 @@
+//! The values in effect, each with where it comes from, as `postrider config show` prints them.
+//!
+//! Secrets are masked here and nowhere later: what leaves this module may be printed.
+
+use super::names::quoted;
+use super::place::Place;
+use super::secret::MASK;
+use super::types::{Config, Delivery, Mark, Ordering, PipelineConfig, SinkKind, SizeMax};
+use super::units::{ShowDuration, ShowSize};
+use crate::driver::Mode;
+use crate::outbox::{NullPayload, OutboxSpec, Placement, TimestampSource};
+use crate::relay::OnPoison;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Where a value comes from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// The file.
+    File {
+        /// Where it stands.
+        place: Place,
+        /// The environment variables it was filled in from.
+        variables: Vec<String>,
+    },
+    /// Nobody said otherwise.
+    Default,
+    /// The layout's default.
+    Layout(&'static str),
+}
+
+/// One key with its value.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Shown {
+    /// The table, `pipelines.orders.flow`; empty for the file itself.
+    pub table: String,
+    /// The key in it.
+    pub key: String,
+    /// The value, as JSON has it; null where there is none.
+    pub value: Value,
+    /// Where it comes from.
+    pub origin: Origin,
+}
+
+/// Every key of a configuration, in the order of the reference file.
+pub fn show(config: &Config) -> Vec<Shown> {
+    let mut rows = Rows { config, rows: Vec::new() };
+    rows.add("", "shutdown_grace", duration(config.shutdown_grace));
+    let listen = config.admin.listen.map_or_else(String::new, |address| address.to_string());
+    rows.add("admin", "listen", json!(listen));
+    rows.add("admin", "ready_lag_max", duration(config.admin.ready_lag_max));
+    for (pipeline, spec) in config.pipelines.iter().zip(&config.specs) {
+        rows.pipeline(pipeline, &spec.outbox);
+    }
+    rows.rows
+}
+
+struct Rows<'c> {
+    config: &'c Config,
+    rows: Vec<Shown>,
+}
+
+impl Rows<'_> {
+    fn add(&mut self, table: &str, key: &str, value: Value) {
+        self.add_or(table, key, value, Origin::Default);
+    }
+
+    /// Adds a row, with where it comes from unless it stands in the file.
+    fn add_or(&mut self, table: &str, key: &str, value: Value, otherwise: Origin) {
+        let path = if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") };
+        let places = &self.config.places;
+        let origin = places.get(&path).map_or(otherwise, |place| {
+            let variables = places.variables(&path).to_vec();
+            Origin::File { place, variables }
+        });
+        self.rows.push(Shown { table: table.to_owned(), key: key.to_owned(), value, origin });
+    }
+
+    fn pipeline(&mut self, pipeline: &PipelineConfig, spec: &OutboxSpec) {
+        let of = |table: &str| format!("pipelines.{}.{table}", pipeline.name);
+        let mode = match pipeline.mode {
+            Mode::Wal => "wal",
+            Mode::Poll => "poll",
+            Mode::Auto => "auto",
+        };
+        self.add(&format!("pipelines.{}", pipeline.name), "mode", json!(mode));
+        let (source, table) = (&pipeline.source, of("source"));
+        self.add(&table, "url", json!(source.url.masked()));
+        self.add(&table, "password_file", json!(source.password_file));
+        self.add(&table, "slot", json!(source.slot));
+        self.add(&table, "publication", json!(source.publication));
+        self.add(&table, "failover", json!(source.failover));
+        self.outbox(pipeline, &of("outbox"));
+        self.route(pipeline, spec, &of("route"));
+        let (payload, table) = (&pipeline.payload, of("payload"));
+        let of_null = match payload.null {
+            NullPayload::Tombstone => "tombstone",
+            NullPayload::Empty => "empty",
+            NullPayload::Park => "park",
+        };
+        self.add(&table, "null", json!(of_null));
+        let empty = if payload.blank_is_tombstone { "tombstone" } else { "keep" };
+        self.add(&table, "empty", json!(empty));
+        let size = match payload.size_max {
+            SizeMax::Auto => "auto".to_owned(),
+            SizeMax::Bytes(bytes) => ShowSize(bytes).to_string(),
+        };
+        self.add(&table, "size_max", json!(size));
+        self.add(&table, "envelope", json!(payload.envelope.as_deref().unwrap_or_default()));
+        self.add(&table, "expand_json", json!(payload.expand_json));
+        self.sink(pipeline, &of("sink"));
+        self.flow(pipeline, &of);
+    }
+
+    fn outbox(&mut self, pipeline: &PipelineConfig, table: &str) {
+        let outbox = &pipeline.outbox;
+        let name = outbox.table.as_ref().map(|t| format!("{}.{}", name(&t.schema), name(&t.name)));
+        self.add(table, "table", json!(name));
+        self.add(table, "layout", json!(outbox.layout.name()));
+        self.add(
+            table,
+            "message_prefix",
+            json!(outbox.message_prefix.as_deref().unwrap_or_default()),
+        );
+        let columns = format!("{table}.columns");
+        for (role, column) in &outbox.columns {
+            // The layout's own name of the column may stand in the file.
+            let own = outbox.layout.column(*role).unwrap_or(role.name());
+            let by_role = self.config.places.get(&format!("{columns}.{role}")).is_some();
+            let key = if by_role { role.name() } else { own };
+            self.add(&columns, &quoted(key), json!(column));
+        }
+        for extra in &outbox.extra {
+            let mut value = match &extra.placement {
+                Placement::Header(name) => json!({"header": name}),
+                Placement::Envelope(name) => json!({"envelope": name}),
+                Placement::Partition => json!({"partition": true}),
+                Placement::Ignore => json!({"ignore": true}),
+            };
+            if extra.may_lack {
+                value["optional"] = json!(true);
+            }
+            self.add(&format!("{table}.extra"), &quoted(&extra.column), value);
+        }
+    }
+
+    fn route(&mut self, pipeline: &PipelineConfig, spec: &OutboxSpec, table: &str) {
+        let route = &pipeline.route;
+        let layout = Origin::Layout(pipeline.outbox.layout.name());
+        self.add_or(table, "topic", json!(spec.topic), layout.clone());
+        self.add_or(table, "key", json!(spec.key), layout.clone());
+        self.add(table, "partition", json!(route.partition.as_deref().unwrap_or_default()));
+        let timestamp = match route.timestamp {
+            TimestampSource::Event => "event",
+            TimestampSource::Commit => "commit",
+            TimestampSource::Broker => "broker",
+        };
+        self.add(table, "timestamp", json!(timestamp));
+        let sent = spec.standard_headers;
+        let headers = [("type", sent.event_type), ("position", sent.position)];
+        let headers: Vec<_> =
+            headers.iter().filter(|(_, sent)| *sent).map(|(name, _)| name).collect();
+        self.add_or(table, "standard_headers", json!(headers), layout);
+        if let Some(replace) = &route.replace {
+            let table = format!("{table}.replace");
+            self.add(&table, "pattern", json!(replace.pattern));
+            self.add(&table, "with", json!(replace.with));
+        }
+        for (header, template) in &route.headers {
+            self.add(&format!("{table}.headers"), &quoted(header), json!(template));
+        }
+    }
+
+    fn sink(&mut self, pipeline: &PipelineConfig, table: &str) {
+        let sink = &pipeline.sink;
+        let kind = match sink.kind {
+            SinkKind::Kafka => "kafka",
+            SinkKind::Stdout => "stdout",
+            SinkKind::Discard => "discard",
+        };
+        self.add(table, "kind", json!(kind));
+        self.add(table, "brokers", json!(sink.brokers));
+        let delivery = match sink.delivery {
+            Delivery::AtLeastOnce => "at-least-once",
+        };
+        self.add(table, "delivery", json!(delivery));
+        self.add(table, "shards", json!(sink.shards));
+        let table = format!("{table}.properties");
+        for (property, value) in sink.properties.masked() {
+            // In quotes, from a file, or with bare dots, where the first part is the key of a table.
+            let (first, _) = property.split_once('.').unwrap_or((property, ""));
+            let keys = [quoted(property), quoted(&format!("{property}_file")), quoted(first)];
+            let stands =
+                |key: &&String| self.config.places.get(&format!("{table}.{key}")).is_some();
+            let key = keys.iter().find(stands).unwrap_or(&keys[0]).clone();
+            self.add(&table, &key, json!(value));
+            if let Some(row) = self.rows.last_mut() {
+                row.key.clone_from(&keys[0]);
+            }
+        }
+    }
+
+    fn flow(&mut self, pipeline: &PipelineConfig, of: &dyn Fn(&str) -> String) {
+        let (flow, table) = (&pipeline.flow, of("flow"));
+        self.add(&table, "in_flight_bytes", json!(ShowSize(flow.in_flight_bytes).to_string()));
+        self.add(&table, "in_flight_events", json!(flow.in_flight_events));
+        self.add(&table, "confirm_interval", duration(flow.confirm_interval));
+        self.add(&table, "cursor_interval", duration(flow.cursor_interval));
+        let ordering = match flow.ordering {
+            Ordering::Pipelined => "pipelined",
+            Ordering::Strict => "strict",
+        };
+        self.add(&table, "ordering", json!(ordering));
+        let (parking, table) = (&pipeline.parking, of("parking"));
+        let on_poison = match parking.on_poison {
+            OnPoison::BlockKey => "block_key",
+            OnPoison::SkipEvent => "skip_event",
+            OnPoison::Stop => "stop",
+        };
+        self.add(&table, "on_poison", json!(on_poison));
+        self.add(&table, "attempts_max", json!(parking.attempts_max));
+        self.add(&table, "rows_max", json!(parking.rows_max));
+        let dead_topic = parking.dead_topic.as_deref().unwrap_or_default();
+        self.add(&table, "dead_topic", json!(dead_topic));
+        self.add(&table, "park_after", parking.park_after.map_or_else(|| json!("0"), duration));
+        let backoff = format!("{table}.backoff");
+        self.add(&backoff, "step", duration(parking.backoff.step));
+        self.add(&backoff, "steps_max", json!(parking.backoff.steps_max));
+        let (poll, table) = (&pipeline.poll, of("poll"));
+        self.add(&table, "interval", duration(poll.interval));
+        self.add(&table, "batch", json!(poll.batch));
+        let mark = match poll.mark {
+            Mark::Layout => "layout",
+            Mark::Delete => "delete",
+        };
+        self.add(&table, "mark", json!(mark));
+        self.add(&table, "mark_streamed", json!(poll.mark_streamed));
+    }
+}
+
+fn duration(value: Duration) -> Value {
+    json!(ShowDuration(value).to_string())
+}
+
+/// A part of a table's name, as SQL writes it.
+fn name(part: &str) -> String {
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
+    let bare = part.bytes().all(plain) && !part.starts_with(|c: char| c.is_ascii_digit());
+    if bare { part.to_owned() } else { format!("\"{}\"", part.replace('"', "\"\"")) }
+}
+
+/// Whether a shown value is masked.
+pub fn is_masked(value: &Value) -> bool {
+    value.as_str().is_some_and(|text| text.contains(MASK))
+}

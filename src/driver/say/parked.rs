@@ -1,0 +1,80 @@
+//! What is said of parked events: a few lines a minute, for they may come by the thousand.
+
+use super::Tell;
+use crate::driver::pipeline::Pipeline;
+use crate::driver::spec::PipelineSpec;
+use crate::event::Position;
+use crate::parked::{Became, Mark, Parked, State};
+use std::time::Instant;
+use tracing::{debug, info, warn};
+
+/// An event was set aside because something is wrong with it. A few a minute are told one by one.
+pub(in crate::driver) fn parked(tell: &mut Tell, spec: &PipelineSpec, row: &Parked) {
+    let Some(unsaid) = tell.parked.admit(Instant::now()) else { return };
+    let blocks = row.entry.lane.is_some();
+    let rest = if blocks {
+        "the later ones of its aggregate wait, all others go on"
+    } else {
+        "all others go on, those of its aggregate too"
+    };
+    warn!(
+        event = "parked",
+        pipeline = spec.name(),
+        position = %row.entry.position,
+        id = row.event_id,
+        unsaid,
+        code = row.error_code,
+        reason = row.error,
+        state = row.entry.state.name(),
+        blocks,
+        hint = format!("postrider parked show {}", row.entry.position),
+        "event parked: {rest}"
+    );
+}
+
+/// A parked event was published.
+pub(in crate::driver) fn released(pipeline: &Pipeline, position: Position) {
+    let pipeline = pipeline.spec.name();
+    debug!(event = "parked_published", pipeline, %position, "parked event published");
+}
+
+/// What became of parked events.
+pub(in crate::driver) fn marked(pipeline: &mut Pipeline, marks: &[Mark]) {
+    let (name, few) = (pipeline.spec.name(), &mut pipeline.tell.dead);
+    for Mark { position, became } in marks {
+        match became {
+            Became::Refused { state: State::Dead, attempts, reason, .. } => {
+                let Some(unsaid) = few.admit(Instant::now()) else { continue };
+                warn!(
+                    event = "parked_dead",
+                    pipeline = name,
+                    %position,
+                    attempts,
+                    %reason,
+                    unsaid,
+                    hint = format!("postrider parked show {position}"),
+                    "parked event is dead: only a person moves it now (parked retry, skip or replace)"
+                );
+            }
+            Became::Skipped | Became::Again => {
+                let Some(unsaid) = few.admit(Instant::now()) else { continue };
+                let asked = format!("{became:?}");
+                info!(
+                    event = "parked_answered",
+                    pipeline = name,
+                    %position,
+                    asked,
+                    unsaid,
+                    "parked event: done as asked"
+                );
+            }
+            Became::Done
+            | Became::Refused { .. }
+            | Became::Declined
+            | Became::DeadSent
+            | Became::Overtaken { .. } => {
+                debug!(event = "parked_marked", pipeline = name, %position, "parked event marked");
+            }
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! A proposal from the tables of a database: which is the outbox, in which layout, with which columns.
+//!
+//! Reads the catalog and nothing else. [`guess`] decides, and sees only names and types.
+
+mod guess;
+
+pub use guess::{Column, Fit, fit};
+
+use super::{Draft, InitError};
+use crate::outbox::{Layout, TableName};
+use crate::postgres::control::Control;
+use crate::postgres::{Conninfo, SourceError, conninfo};
+use toml::Value;
+
+/// What the server knows the session by.
+const APPLICATION_NAME: &str = "postrider init";
+
+/// Tables that are looked at, at most.
+const TABLES_MAX: usize = 10_000;
+
+/// Names of tables that a message lists, at most.
+const NAMES_MAX: usize = 10;
+
+/// Ordinary and partitioned tables that are written to WAL, without partitions, and their columns.
+const SQL: &str = "\
+SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text, \
+       pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attnum), \
+       pg_catalog.array_agg(pg_catalog.format_type(a.atttypid, NULL) ORDER BY a.attnum) \
+FROM pg_catalog.pg_class c \
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
+WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition \
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'postrider') \
+GROUP BY n.nspname, c.relname ORDER BY n.nspname, c.relname LIMIT $1";
+
+/// A table and its columns.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Table {
+    /// Its name.
+    pub name: TableName,
+    /// Its columns, in order.
+    pub columns: Vec<Column>,
+}
+
+/// A proposal.
+#[derive(Debug)]
+pub struct Proposal {
+    /// The configuration.
+    pub draft: Draft,
+    /// What was found, for people.
+    pub found: Vec<String>,
+}
+
+/// Looks at the tables of a database. `table`, as SQL writes it, and `layout` narrow it down.
+///
+/// # Errors
+/// The database can't be looked at, or it does not say which table is the outbox.
+pub async fn propose(
+    url: &str,
+    conninfo: &Conninfo,
+    table: Option<&str>,
+    layout: Option<Layout>,
+) -> Result<Proposal, InitError> {
+    let tables = read(conninfo).await?;
+    let (chosen, fit) = match table {
+        Some(name) => named(&tables, name, conninfo.dbname(), layout)?,
+        None => only(&tables, conninfo.dbname(), layout)?,
+    };
+    let mut draft = Draft::new(chosen.name.name.trim_end_matches("_events"));
+    draft.set("source", "url", conninfo::masked(url, None)?);
+    draft.set("outbox", "table", sql_name(&chosen.name));
+    draft.set("outbox", "layout", fit.layout.name());
+    for (role, column) in &fit.columns {
+        draft.set("outbox.columns", role.name(), column.replace("${", "$${"));
+    }
+    draft.set("sink", "brokers", "localhost:9092");
+    super::explain(&mut draft, fit.layout);
+    let mut found = vec![format!("table {}, layout {}", sql_name(&chosen.name), fit.layout.name())];
+    for (role, column) in &fit.columns {
+        let what = if column.is_empty() {
+            "no such column".to_owned()
+        } else {
+            format!("column {column}")
+        };
+        found.push(format!("{role}: {what}"));
+    }
+    if !fit.left.is_empty() {
+        let names: Vec<_> = fit.left.iter().map(|column| column.name.as_str()).collect();
+        found.push(format!("not published: {}; outbox.extra places them", names.join(", ")));
+        draft.note(
+            "outbox",
+            "Columns that go nowhere; each may be a header, by such a line in [….outbox.extra]:",
+        );
+        for column in &fit.left {
+            let placed = Value::String(column.name.clone());
+            draft.note(
+                "outbox",
+                format!("  {} = {{ header = {placed} }}", crate::config::key_as_toml(&column.name)),
+            );
+        }
+    }
+    Ok(Proposal { draft, found })
+}
+
+async fn read(conninfo: &Conninfo) -> Result<Vec<Table>, InitError> {
+    let control = Control::connect(conninfo, APPLICATION_NAME).await?;
+    let failed = |e| SourceError::control("read the tables of the database", e);
+    let limit = i64::try_from(TABLES_MAX).unwrap_or(i64::MAX);
+    let rows = control.client().query(SQL, &[&limit]).await.map_err(failed)?;
+    let table = |row: &tokio_postgres::Row| {
+        let names: Vec<String> = row.try_get(2)?;
+        let types: Vec<String> = row.try_get(3)?;
+        let columns = names.into_iter().zip(types);
+        let columns = columns.map(|(name, type_name)| Column { name, type_name }).collect();
+        Ok(Table { name: TableName { schema: row.try_get(0)?, name: row.try_get(1)? }, columns })
+    };
+    let tables: Result<Vec<_>, _> = rows.iter().map(table).collect();
+    Ok(tables.map_err(failed)?)
+}
+
+/// The one table that looks like an outbox.
+fn only<'t>(
+    tables: &'t [Table],
+    database: &str,
+    layout: Option<Layout>,
+) -> Result<(&'t Table, Fit), InitError> {
+    let fits = tables.iter().map(|table| (table, fit(table, layout)));
+    let mut fits: Vec<_> = fits.filter(|(_, fit)| fit.missing.is_empty()).collect();
+    match fits.len() {
+        0 => Err(InitError::NoCandidate { database: database.to_owned(), tables: tables.len() }),
+        1 => Ok(fits.swap_remove(0)),
+        _ => {
+            let told = fits.iter().take(NAMES_MAX);
+            let told = told.map(|(table, fit)| {
+                format!("{} (layout {})", sql_name(&table.name), fit.layout.name())
+            });
+            Err(InitError::Candidates(told.collect()))
+        }
+    }
+}
+
+/// The table that was named.
+fn named<'t>(
+    tables: &'t [Table],
+    name: &str,
+    database: &str,
+    layout: Option<Layout>,
+) -> Result<(&'t Table, Fit), InitError> {
+    let wanted = crate::config::table_name(name);
+    let is = |table: &&Table| wanted.as_ref() == Some(&table.name);
+    let Some(table) = tables.iter().find(is) else {
+        let known = tables.iter().take(NAMES_MAX).map(|table| sql_name(&table.name)).collect();
+        return Err(InitError::NoTable {
+            database: database.to_owned(),
+            table: name.to_owned(),
+            known,
+        });
+    };
+    let fit = fit(table, layout);
+    if fit.missing.is_empty() {
+        return Ok((table, fit));
+    }
+    Err(InitError::Unplaced {
+        table: sql_name(&table.name),
+        missing: fit.missing.iter().map(|role| role.name()).collect(),
+        columns: table.columns.iter().map(|column| column.name.clone()).collect(),
+    })
+}
+
+/// The name as the configuration takes it: in quotes where it must be.
+fn sql_name(table: &TableName) -> String {
+    let one = |part: &str| {
+        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
+        let bare = part.bytes().all(plain) && !part.starts_with(|c: char| c.is_ascii_digit());
+        if bare { part.to_owned() } else { format!("\"{}\"", part.replace('"', "\"\"")) }
+    };
+    format!("{}.{}", one(&table.schema), one(&table.name))
+}

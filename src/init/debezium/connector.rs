@@ -1,0 +1,236 @@
+//! The options of the connector: where the database is, the slot, the table.
+
+use super::answer::Verdict::{NoCounterpart, Translated};
+use super::translate::Translator;
+use super::{Overrides, value};
+use crate::init::InitError;
+use crate::init::draft::pipeline_name;
+use std::fmt::Write as _;
+
+const DEFAULT_SLOT: &str = "debezium";
+const DEFAULT_PUBLICATION: &str = "dbz_publication";
+
+pub(super) fn translate(t: &mut Translator<'_>, overrides: &Overrides) -> Result<(), InitError> {
+    if let Some(class) =
+        t.get("connector.class").filter(|class| !class.to_ascii_lowercase().contains("postgres"))
+    {
+        return Err(InitError::NotOurs {
+            what: format!("the connector is {class}, and Postrider reads PostgreSQL alone"),
+            hint: "translate the connector of a PostgreSQL database".to_owned(),
+        });
+    }
+    if let Some(sink) = t.get("debezium.sink.type").filter(|sink| *sink != "kafka") {
+        return Err(InitError::NotOurs {
+            what: format!("the server publishes to {sink}, and Postrider to Kafka"),
+            hint: "write a file without --from-debezium, once the events are to go to Kafka"
+                .to_owned(),
+        });
+    }
+    if let Some(name) = t.get("name") {
+        t.draft.name = pipeline_name(name);
+    }
+    let url = url(t);
+    t.draft.set("source", "url", url);
+    password(t);
+    slot(t);
+    let table = match &overrides.table {
+        Some(table) => table.clone(),
+        None => table(t)?,
+    };
+    t.draft.set("outbox", "table", table);
+    brokers(t);
+    Ok(())
+}
+
+fn url(t: &mut Translator<'_>) -> String {
+    let mut text = "postgresql://".to_owned();
+    let part = |option: &str, variable: &str| {
+        t.get(option).map(|given| encoded(&value::named(given, variable)))
+    };
+    let host = part("database.hostname", "PGHOST");
+    let parameters = [
+        ("database.sslmode", "sslmode"),
+        ("database.sslrootcert", "sslrootcert"),
+        ("database.sslcert", "sslcert"),
+        ("database.sslkey", "sslkey"),
+    ];
+    let is_known = |option: &str| {
+        option != "database.sslmode" || !t.get(option).is_some_and(|v| v.contains("${"))
+    };
+    let parameters =
+        parameters.iter().filter(|(option, _)| is_known(option)).filter_map(|(option, name)| {
+            let given = encoded(&value::plain(t.get(option)?));
+            Some(format!(
+                "{name}={}",
+                if *name == "sslmode" { given.to_ascii_lowercase() } else { given }
+            ))
+        });
+    let parameters: Vec<_> = parameters.collect();
+    // Writing to a String does not fail.
+    if let Some(user) = part("database.user", "PGUSER") {
+        write!(text, "{user}@").unwrap_or_default();
+    }
+    text.push_str(host.as_deref().unwrap_or("localhost"));
+    if let Some(port) = part("database.port", "PGPORT") {
+        write!(text, ":{port}").unwrap_or_default();
+    }
+    if let Some(name) = part("database.dbname", "PGDATABASE") {
+        write!(text, "/{name}").unwrap_or_default();
+    }
+    if !parameters.is_empty() {
+        write!(text, "?{}", parameters.join("&")).unwrap_or_default();
+    }
+    if !is_known("database.sslmode") {
+        t.hint("database.sslmode is filled in from elsewhere: write it into source.url");
+    }
+    for option in ["database.hostname", "database.user", "database.dbname"] {
+        match t.get(option) {
+            None => t.hint(format!("{option} is not given: complete source.url")),
+            Some(given) if value::is_foreign(given) => {
+                t.hint(format!("{option} is filled in from elsewhere: set the variable that stands in source.url"));
+            }
+            Some(_) => {}
+        }
+    }
+    text
+}
+
+/// Percent-encoded, but for variables and the brackets of IPv6.
+fn encoded(text: &str) -> String {
+    if text.contains("${") {
+        return text.to_owned();
+    }
+    if text.matches(':').count() > 1 && !text.starts_with('[') {
+        return format!("[{text}]");
+    }
+    let mut encoded = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/[]:,".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            // Writing to a String does not fail.
+            write!(encoded, "%{byte:02X}").unwrap_or_default();
+        }
+    }
+    encoded
+}
+
+fn password(t: &mut Translator<'_>) {
+    let Some(given) = t.get("database.password") else { return };
+    t.draft.note("source", "The connector's password was not copied: see password_file.");
+    t.hint(match value::variable(given) {
+        Some(variable) => {
+            format!("the password is not copied: start with PGPASSWORD=\"${variable}\", or write password_file")
+        }
+        None => "the password is not copied: write it to a file for password_file, or set PGPASSWORD".to_owned(),
+    });
+}
+
+/// A slot of pgoutput is taken over, so that nothing is missed and nobody has to stop writing.
+fn slot(t: &mut Translator<'_>) {
+    if let Some(failover) = t.get("slot.failover") {
+        t.draft.set("source", "failover", failover.eq_ignore_ascii_case("true"));
+    }
+    if !t.get("plugin.name").is_some_and(|plugin| plugin.starts_with("pgoutput")) {
+        let text = "the connector's slot is decoderbufs', which can't be taken over: a slot of its own is made";
+        for option in ["plugin.name", "slot.name", "publication.name"] {
+            t.answer(option, NoCounterpart, text);
+        }
+        t.hint(
+            "plugin.name is not pgoutput: postrider setup makes a slot of its own; switch over as docs/debezium.md \
+             says, with the writers stopped",
+        );
+        return;
+    }
+    t.answer("plugin.name", Translated, "source.slot: the connector's slot is taken over");
+    let slot = value::named(t.get("slot.name").unwrap_or(DEFAULT_SLOT), "SLOT_NAME");
+    let publication =
+        value::named(t.get("publication.name").unwrap_or(DEFAULT_PUBLICATION), "PUBLICATION_NAME");
+    t.draft.set("source", "slot", slot);
+    t.draft.set("source", "publication", publication);
+    t.draft.note(
+        "source",
+        "The connector's own slot and publication: stop the connector before postrider run.",
+    );
+}
+
+/// The outbox table: the one of the list, or the one of the transform's predicate, or the default.
+fn table(t: &mut Translator<'_>) -> Result<String, InitError> {
+    let list = t.get("table.include.list").or_else(|| t.get("table.whitelist")).unwrap_or_default();
+    let listed: Vec<&str> =
+        list.split(',').map(str::trim).filter(|entry| !entry.is_empty()).collect();
+    let predicate =
+        t.router("predicate").and_then(|name| t.get(&format!("predicates.{name}.pattern")));
+    // `<prefix>.<schema>.<table>`
+    let predicate = predicate.and_then(parts).filter(|parts| parts.len() > 1);
+    let by_predicate =
+        predicate.map(|parts| sql_name(parts.get(parts.len() - 2..).unwrap_or(&parts)));
+    let like_outbox = |entry: &&&str| entry.to_ascii_lowercase().contains("outbox");
+    let chosen = match listed.as_slice() {
+        [] => None,
+        [one] => Some(*one),
+        _ => match listed.iter().filter(like_outbox).collect::<Vec<_>>().as_slice() {
+            [one] => Some(**one),
+            _ => None,
+        },
+    };
+    if listed.len() > 1 {
+        t.hint(
+            "the connector reads other tables too: their changes are no events, and not carried; keep a connector \
+             for them",
+        );
+    }
+    if let Some(table) =
+        chosen.and_then(parts).filter(|parts| parts.len() <= 2).map(|parts| sql_name(&parts))
+    {
+        if table.contains('"') {
+            t.hint(format!("the table's name is taken as it is written, {table}: Debezium does not look at its case"));
+        }
+        return Ok(table);
+    }
+    match by_predicate {
+        Some(table) => Ok(table),
+        None if listed.is_empty() => {
+            t.hint("no option names the outbox table: public.outboxevent is taken; --table says another");
+            Ok("public.outboxevent".to_owned())
+        }
+        None => Err(InitError::NotOurs {
+            what: "table.include.list does not say which table is the outbox".to_owned(),
+            hint: "name it with --table SCHEMA.NAME".to_owned(),
+        }),
+    }
+}
+
+/// The names in an expression that matches one table; `None` where it may match others.
+fn parts(pattern: &str) -> Option<Vec<String>> {
+    let pattern = pattern
+        .trim_start_matches('^')
+        .trim_end_matches('$')
+        .replace("\\.", ".")
+        .replace("[.]", ".");
+    let fits = |c: char| c.is_alphanumeric() || c == '_' || c == '-' || c == ' ';
+    let parts: Vec<String> = pattern.split('.').map(str::to_owned).collect();
+    parts.iter().all(|part| !part.is_empty() && part.chars().all(fits)).then_some(parts)
+}
+
+fn sql_name(parts: &[String]) -> String {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let one = |part: &String| {
+        let bare = part.chars().all(plain) && !part.starts_with(|c: char| c.is_ascii_digit());
+        if bare { part.clone() } else { format!("\"{part}\"") }
+    };
+    let parts: Vec<_> = parts.iter().map(one).collect();
+    if parts.len() == 1 { format!("public.{}", parts.join("")) } else { parts.join(".") }
+}
+
+/// The brokers, where the connector's own file has them; the producer's option comes later and wins.
+fn brokers(t: &mut Translator<'_>) {
+    const OPTIONS: [&str; 3] = [
+        "bootstrap.servers",
+        "signal.kafka.bootstrap.servers",
+        "schema.history.internal.kafka.bootstrap.servers",
+    ];
+    let given = OPTIONS.iter().find_map(|option| t.get(option));
+    t.draft.set("sink", "brokers", given.map_or_else(|| "localhost:9092".to_owned(), value::plain));
+    t.draft.set("sink", "kind", "kafka");
+}

@@ -1,0 +1,232 @@
+//! The Java producer's settings as librdkafka's.
+
+use super::answer::Verdict::{NoCounterpart, NotNeeded, Translated};
+use super::options::{Known, find};
+use super::translate::Translator;
+use super::value;
+use crate::config::Finding;
+use crate::init::InitError;
+
+const fn same(name: &'static str) -> Known {
+    Known { name, verdict: Translated, same: &[], text: "sink.properties, by the same name" }
+}
+
+const fn renamed(name: &'static str, text: &'static str) -> Known {
+    Known { name, verdict: Translated, same: &[], text }
+}
+
+const fn needless(name: &'static str, text: &'static str) -> Known {
+    Known { name, verdict: NotNeeded, same: &[], text }
+}
+
+const fn without(name: &'static str, text: &'static str) -> Known {
+    Known { name, verdict: NoCounterpart, same: &[], text }
+}
+
+const PROMISE: &str = "set as the promises need it";
+const NO_QUEUE: &str = "flow.in_flight_bytes is the bound";
+
+/// Every setting of the Java producer that matters.
+pub(super) const TABLE: &[Known] = &[
+    renamed("bootstrap.servers", "sink.brokers"),
+    same("client.id"),
+    same("client.dns.lookup"),
+    same("client.rack"),
+    same("linger.ms"),
+    same("batch.size"),
+    same("compression.type"),
+    renamed("compression.gzip.level", "compression.level"),
+    renamed("compression.lz4.level", "compression.level"),
+    renamed("compression.zstd.level", "compression.level"),
+    renamed("max.request.size", "message.max.bytes"),
+    same("request.timeout.ms"),
+    same("retry.backoff.ms"),
+    same("retry.backoff.max.ms"),
+    same("reconnect.backoff.ms"),
+    same("reconnect.backoff.max.ms"),
+    same("metadata.max.age.ms"),
+    same("connections.max.idle.ms"),
+    same("socket.connection.setup.timeout.ms"),
+    renamed("send.buffer.bytes", "socket.send.buffer.bytes"),
+    renamed("receive.buffer.bytes", "socket.receive.buffer.bytes"),
+    same("security.protocol"),
+    same("sasl.mechanism"),
+    same("sasl.kerberos.service.name"),
+    renamed("sasl.jaas.config", "sasl.username; the password is not copied: set KAFKA_PASSWORD"),
+    without("sasl.login.*", "librdkafka has its own logins: sasl.oauthbearer.method and the like"),
+    without(
+        "sasl.oauthbearer.*",
+        "librdkafka has its own: sasl.oauthbearer.method=oidc and the like",
+    ),
+    without("sasl.client.callback.handler.class", "librdkafka has its own logins"),
+    renamed("ssl.endpoint.identification.algorithm", "the same name; empty is none"),
+    renamed("ssl.truststore.location", "ssl.ca.location, where it is PEM"),
+    renamed("ssl.truststore.type", "says whether the trust store is PEM"),
+    needless("ssl.truststore.password", "a PEM file of certificates has none"),
+    without("ssl.truststore.certificates", "write them to a file, and name it by ssl.ca.location"),
+    renamed(
+        "ssl.keystore.location",
+        "ssl.keystore.location, where it is PKCS#12; PEM: ssl.certificate.location, ssl.key.location",
+    ),
+    renamed("ssl.keystore.type", "says whether the key store is PKCS#12 or PEM"),
+    renamed("ssl.keystore.password", "not copied: set KAFKA_KEYSTORE_PASSWORD"),
+    renamed("ssl.key.password", "not copied: set KAFKA_KEY_PASSWORD"),
+    without("ssl.keystore.key", "write it to a file, and name it by ssl.key.location"),
+    without(
+        "ssl.keystore.certificate.chain",
+        "write it to a file, and name it by ssl.certificate.location",
+    ),
+    without("ssl.cipher.suites", "OpenSSL has other names for them"),
+    needless("ssl.*", "OpenSSL's defaults"),
+    needless("acks", PROMISE),
+    needless("retries", PROMISE),
+    needless("delivery.timeout.ms", PROMISE),
+    needless("enable.idempotence", PROMISE),
+    needless("max.in.flight.requests.per.connection", PROMISE),
+    needless("transactional.id", PROMISE),
+    needless("transaction.timeout.ms", PROMISE),
+    needless("buffer.memory", NO_QUEUE),
+    needless("max.block.ms", NO_QUEUE),
+    needless("key.serializer", "keys are plain text"),
+    needless("value.serializer", "values are the payload's own text or bytes"),
+    without("partitioner.class", "keys go where Java's default partitioner sends them"),
+    needless("partitioner.*", "keys go where Java's default partitioner sends them"),
+    without("interceptor.classes", "nothing is called on the way"),
+    needless("metric.reporters", "docs/metrics.md"),
+    needless("metrics.*", "docs/metrics.md"),
+    needless("enable.metrics.push", "docs/metrics.md"),
+    needless("auto.include.jmx.reporter", "docs/metrics.md"),
+];
+
+const SINK: &str = "sink.properties";
+
+/// The part of an option's name that is the producer's, where it is one.
+pub(super) fn name_of(option: &str) -> Option<&str> {
+    option.strip_prefix("producer.override.").or_else(|| option.strip_prefix("producer."))
+}
+
+/// Translates every setting of the producer.
+pub(super) fn translate(t: &mut Translator<'_>) {
+    let settings: Vec<(String, String)> = t.given_with(|option| name_of(option).map(str::to_owned));
+    let get = |name: &str| {
+        settings.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+    };
+    for (name, given) in &settings {
+        let Some(known) = find(TABLE, name) else { continue };
+        if known.verdict != Translated {
+            continue;
+        }
+        match name.as_str() {
+            "bootstrap.servers" => t.draft.set("sink", "brokers", value::plain(given)),
+            "sasl.jaas.config" => jaas(t, given),
+            "ssl.truststore.location" => truststore(t, given, get("ssl.truststore.type")),
+            "ssl.keystore.location" => keystore(t, given, get("ssl.keystore.type")),
+            "ssl.keystore.password"
+                if !is_pem(get("ssl.keystore.location"), get("ssl.keystore.type")) =>
+            {
+                secret(t, "ssl.keystore.password", given, "KAFKA_KEYSTORE_PASSWORD");
+            }
+            "ssl.key.password" => secret(t, "ssl.key.password", given, "KAFKA_KEY_PASSWORD"),
+            "ssl.keystore.password" | "ssl.keystore.type" | "ssl.truststore.type" => {}
+            "ssl.endpoint.identification.algorithm" => {
+                let given = if given.trim().is_empty() { "none" } else { given };
+                t.draft.set(SINK, name, value::plain(given));
+            }
+            "send.buffer.bytes" | "receive.buffer.bytes" => {
+                // -1 is the system's own; librdkafka calls that 0.
+                let given = if given.trim() == "-1" { "0" } else { given };
+                t.draft.set(SINK, &format!("socket.{name}"), value::plain(given));
+            }
+            "max.request.size" => t.draft.set(SINK, "message.max.bytes", value::plain(given)),
+            "compression.gzip.level" | "compression.lz4.level" | "compression.zstd.level" => {
+                t.draft.set(SINK, "compression.level", value::plain(given));
+            }
+            name => t.draft.set(SINK, name, value::plain(given)),
+        }
+    }
+}
+
+/// Leaves out what librdkafka does not take: a value that only the Java producer knows is no reason to write nothing.
+pub(super) fn drop_refused(t: &mut Translator<'_>) {
+    let Err(InitError::Refused(findings)) = crate::init::check(&crate::init::text(&t.draft)) else {
+        return;
+    };
+    let of = |finding: &Finding| {
+        finding.key.split_once(".sink.properties.").map(|(_, name)| name.replace('"', ""))
+    };
+    for name in findings.list.iter().filter_map(of) {
+        t.draft.unset(SINK, &name);
+        t.hint(format!(
+            "sink.properties has no \"{name}\": librdkafka does not take the connector's value"
+        ));
+    }
+}
+
+/// A secret becomes a variable: the one it was, where it was one.
+fn secret(t: &mut Translator<'_>, name: &str, given: &str, variable: &str) {
+    let variable = value::variable(given).unwrap_or_else(|| variable.to_owned());
+    t.draft.set(SINK, name, format!("${{{variable}}}"));
+    t.hint(format!(
+        "set the environment variable {variable}, or write \"{name}_file\" = a file that holds it"
+    ));
+}
+
+/// `….ScramLoginModule required username="u" password="p";`
+fn jaas(t: &mut Translator<'_>, given: &str) {
+    let module = given.split_whitespace().next().unwrap_or_default();
+    if !(module.ends_with("ScramLoginModule") || module.ends_with("PlainLoginModule")) {
+        let text =
+            "only PLAIN and SCRAM are translated: write librdkafka's sasl.* into sink.properties";
+        t.answer_where(|option| name_of(option) == Some("sasl.jaas.config"), NoCounterpart, text);
+        return;
+    }
+    let field = |name: &str| {
+        let (_, rest) = given.split_once(&format!("{name}="))?;
+        let quote = rest.chars().next().filter(|c| matches!(c, '"' | '\''))?;
+        rest.get(1..)?.split(quote).next().map(str::to_owned)
+    };
+    let user = field("username").unwrap_or_default();
+    t.draft.set(SINK, "sasl.username", value::named(&user, "KAFKA_USERNAME"));
+    secret(t, "sasl.password", &field("password").unwrap_or_default(), "KAFKA_PASSWORD");
+}
+
+fn is_pem(location: Option<&str>, kind: Option<&str>) -> bool {
+    let named =
+        location.is_some_and(|path| [".pem", ".crt", ".cer"].iter().any(|end| path.ends_with(end)));
+    kind.map_or(named, |kind| kind.eq_ignore_ascii_case("PEM"))
+}
+
+fn truststore(t: &mut Translator<'_>, path: &str, kind: Option<&str>) {
+    if is_pem(Some(path), kind) {
+        t.draft.set(SINK, "ssl.ca.location", value::plain(path));
+        return;
+    }
+    let text = "a Java key store: keytool -exportcert -rfc -keystore FILE -alias NAME > ca.pem, and name it by \
+                ssl.ca.location";
+    t.answer_where(
+        |option| name_of(option) == Some("ssl.truststore.location"),
+        NoCounterpart,
+        text,
+    );
+}
+
+fn keystore(t: &mut Translator<'_>, path: &str, kind: Option<&str>) {
+    let is_pkcs12 = kind.map_or_else(
+        || [".p12", ".pfx"].iter().any(|end| path.ends_with(end)),
+        |kind| kind.eq_ignore_ascii_case("PKCS12"),
+    );
+    if is_pem(Some(path), kind) {
+        t.draft.set(SINK, "ssl.certificate.location", value::plain(path));
+        t.draft.set(SINK, "ssl.key.location", value::plain(path));
+    } else if is_pkcs12 {
+        t.draft.set(SINK, "ssl.keystore.location", value::plain(path));
+    } else {
+        let text = "a Java key store: keytool -importkeystore -deststoretype PKCS12, and name the result by \
+                    ssl.keystore.location";
+        t.answer_where(
+            |option| name_of(option) == Some("ssl.keystore.location"),
+            NoCounterpart,
+            text,
+        );
+    }
+}

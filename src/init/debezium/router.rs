@@ -1,0 +1,259 @@
+//! The options of the outbox event router.
+
+use super::answer::Verdict::{NoCounterpart, NotNeeded, Translated};
+use super::java_regex;
+use super::read::Flavour;
+use super::translate::Translator;
+use crate::init::InitError;
+use crate::init::draft::verbatim;
+use crate::outbox::{Layout, Mapper, OutboxSpec, Replace, Role};
+use toml::Value;
+
+const DEFAULT_REGEX: &str = "(?<routedByValue>.*)";
+const DEFAULT_REPLACEMENT: &str = "outbox.event.${routedByValue}";
+
+pub(super) fn translate(t: &mut Translator<'_>) -> Result<(), InitError> {
+    t.draft.set("outbox", "layout", Layout::Debezium.name());
+    column(t, Role::Id, &["table.field.event.id"]);
+    column(t, Role::AggregateType, &["route.by.field"]);
+    column(t, Role::AggregateId, &["table.field.event.key", "table.field.payload.id"]);
+    column(t, Role::Payload, &["table.field.event.payload", "table.field.payload"]);
+    column(t, Role::Time, &["table.field.event.timestamp"]);
+    let has_envelope = placement(t)?;
+    topic(t)?;
+    payload(t, has_envelope);
+    value_converter(t, has_envelope);
+    key_converter(t);
+    Ok(())
+}
+
+/// A column that is called otherwise than in the layout.
+fn column(t: &mut Translator<'_>, role: Role, options: &[&str]) {
+    let Some(column) = options.iter().find_map(|option| t.router(option)) else { return };
+    if Layout::Debezium.column(role) != Some(column) {
+        t.draft.set("outbox.columns", role.name(), verbatim(column));
+    }
+}
+
+/// `column:header:alias,column:envelope,column:partition`; whether something is placed in the envelope.
+fn placement(t: &mut Translator<'_>) -> Result<bool, InitError> {
+    let may_lack = t
+        .router("table.field.additional.missing")
+        .is_some_and(|v| v.eq_ignore_ascii_case("ignore"))
+        || t.router("table.fields.additional.error.on.missing")
+            .is_some_and(|v| v.eq_ignore_ascii_case("false"));
+    let list = t.router("table.fields.additional.placement").unwrap_or_default();
+    let mut has_envelope = false;
+    for entry in list.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
+        let parts: Vec<&str> = entry.split(':').map(str::trim).collect();
+        let (column, way, alias) = match parts.as_slice() {
+            [column, way] => (*column, *way, *column),
+            [column, way, alias] => (*column, *way, *alias),
+            _ => return Err(bad_placement(entry)),
+        };
+        match way.to_ascii_lowercase().as_str() {
+            "header" => header(t, column, alias, may_lack),
+            "envelope" => {
+                has_envelope = true;
+                envelope(t, column, alias, may_lack);
+            }
+            "partition" if t.draft.get("outbox.extra", column).is_none() => {
+                t.draft.place(column, "partition", Value::Boolean(true), may_lack);
+            }
+            "partition" => t.draft.set("route", "partition", format!("{{{column}}}")),
+            _ => return Err(bad_placement(entry)),
+        }
+    }
+    Ok(has_envelope)
+}
+
+fn bad_placement(entry: &str) -> InitError {
+    InitError::NotOurs {
+        what: format!("\"{entry}\" in table.fields.additional.placement places nothing"),
+        hint: "write column:header, column:envelope or column:partition, with :alias behind the first two; Debezium \
+               itself takes the word and fails at the first record"
+            .to_owned(),
+    }
+}
+
+fn header(t: &mut Translator<'_>, column: &str, alias: &str, may_lack: bool) {
+    if t.draft.get("outbox.extra", column).is_none() {
+        t.draft.place(column, "header", Value::String(verbatim(alias)), may_lack);
+    } else {
+        by_template(t, column, alias);
+    }
+}
+
+/// A column that is placed twice is a further header as PostgreSQL writes it.
+fn by_template(t: &mut Translator<'_>, column: &str, alias: &str) {
+    t.draft.set("route.headers", alias, format!("{{{column}}}"));
+    t.hint(format!(
+        "header \"{alias}\" has the text of column \"{column}\" as PostgreSQL writes it, since it is placed twice"
+    ));
+}
+
+fn envelope(t: &mut Translator<'_>, column: &str, alias: &str, may_lack: bool) {
+    let before =
+        t.draft.get("outbox.extra", column).and_then(|placed| placed.get("header")).cloned();
+    if let Some(name) = before.as_ref().and_then(Value::as_str) {
+        by_template(t, column, name);
+    }
+    t.draft.place(column, "envelope", Value::String(verbatim(alias)), may_lack);
+}
+
+fn topic(t: &mut Translator<'_>) -> Result<(), InitError> {
+    let regex = t.router("route.topic.regex").unwrap_or(DEFAULT_REGEX);
+    let replacement = t.router("route.topic.replacement").unwrap_or(DEFAULT_REPLACEMENT);
+    if regex == DEFAULT_REGEX {
+        let template = template(replacement).ok_or_else(|| InitError::NotOurs {
+            what: "route.topic.replacement can't be read".to_owned(),
+            hint: "with the default regex it may name ${routedByValue}, and nothing else"
+                .to_owned(),
+        })?;
+        t.draft.set("route", "topic", template);
+        return Ok(());
+    }
+    let pattern = java_regex::translate(regex).map_err(|what| InitError::NotOurs {
+        what: format!("route.topic.regex has {what}, which no expression here can have"),
+        hint: "rewrite it without, in a copy of the connector's file; (a|b|c) often says the same"
+            .to_owned(),
+    })?;
+    let replace = Replace { pattern: pattern.clone(), with: replacement.to_owned() };
+    let spec = OutboxSpec { replace: Some(replace), ..OutboxSpec::for_layout(Layout::Debezium) };
+    if let Err(errors) = Mapper::new(spec) {
+        let errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
+        return Err(InitError::NotOurs {
+            what: format!("route.topic.replacement does not go with route.topic.regex: {}", errors.join("; ")),
+            hint: "mend it in a copy of the connector's file; Debezium itself fails at the first record".to_owned(),
+        });
+    }
+    t.draft.set("route.replace", "pattern", verbatim(&pattern));
+    t.draft.set("route.replace", "with", verbatim(replacement));
+    t.draft.note(
+        "route.replace",
+        "A value that it does not match is the topic as it is, as in Debezium.",
+    );
+    Ok(())
+}
+
+/// A replacement of the default regex, of which every group is the whole value, as a template.
+fn template(replacement: &str) -> Option<String> {
+    let mut template = String::new();
+    let mut chars = replacement.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => template.push(chars.next()?),
+            '{' => template.push_str("{{"),
+            '}' => template.push_str("}}"),
+            '$' => {
+                if chars.next_if_eq(&'{').is_some() {
+                    let name: String = chars.by_ref().take_while(|c| *c != '}').collect();
+                    (name == "routedByValue").then_some(())?;
+                } else {
+                    chars.next_if(|c| matches!(c, '0' | '1'))?;
+                }
+                template.push_str("{aggregate_type}");
+            }
+            other => template.push(other),
+        }
+    }
+    Some(template)
+}
+
+fn payload(t: &mut Translator<'_>, has_envelope: bool) {
+    let tombstone = Translator::is_true(t.router("route.tombstone.on.empty.payload"));
+    if tombstone {
+        t.draft.set("payload", "empty", "tombstone");
+    } else if has_envelope {
+        // `{"payload":null,…}`, as Debezium has it.
+        t.draft.set("payload", "null", "empty");
+    }
+    if Translator::is_true(t.router("table.expand.json.payload")) {
+        if has_envelope {
+            t.draft.set("payload", "expand_json", true);
+        } else {
+            let text = "JSON passes as it was written; Debezium drops nulls and empty arrays, and rounds large numbers";
+            t.answer_router("table.expand.json.payload", NotNeeded, text);
+        }
+    }
+}
+
+/// The option that says how keys or values are written, whether it is JSON, and whether with a schema.
+fn converter(t: &Translator<'_>, of: &str) -> (String, Option<String>, bool) {
+    let (option, schemas) = match t.flavour {
+        Flavour::Connect => (format!("{of}.converter"), format!("{of}.converter.schemas.enable")),
+        Flavour::Server => {
+            (format!("debezium.format.{of}"), format!("debezium.format.{of}.schemas.enable"))
+        }
+    };
+    // Debezium Server writes JSON where nothing is said; of Kafka Connect it is the worker's to say.
+    let name = t
+        .get(&option)
+        .map(str::to_owned)
+        .or((t.flavour == Flavour::Server).then(|| "json".to_owned()));
+    let has_schema = !t.get(&schemas).is_some_and(|value| value.eq_ignore_ascii_case("false"));
+    (option, name, has_schema)
+}
+
+fn is_json(name: &str) -> bool {
+    name == "json" || name.ends_with(".JsonConverter")
+}
+
+fn value_converter(t: &mut Translator<'_>, has_envelope: bool) {
+    let (option, name, has_schema) = converter(t, "value");
+    let Some(name) = name else {
+        t.hint(
+            "key.converter and value.converter are the worker's, which this file does not have: they are taken to be \
+             StringConverter",
+        );
+        return;
+    };
+    let expanded = Translator::is_true(t.router("table.expand.json.payload"));
+    let (verdict, text) = if is_json(&name) && has_schema {
+        (
+            NoCounterpart,
+            "the value was {\"schema\": …, \"payload\": …}; here the payload stands alone: consumers must read it so",
+        )
+    } else if is_json(&name) && has_envelope {
+        (NotNeeded, "the value is the same JSON object")
+    } else if is_json(&name) && expanded {
+        (NotNeeded, "the value is the payload's JSON, as it was written")
+    } else if is_json(&name) {
+        (
+            NoCounterpart,
+            "the value was a JSON string with JSON in it, or base64; here it is the payload itself: consumers parse \
+             once, not twice",
+        )
+    } else if name.ends_with(".StringConverter") && has_envelope {
+        (
+            NotNeeded,
+            "the value was Struct{payload=…}, which nobody can read; here it is a JSON object",
+        )
+    } else {
+        return;
+    };
+    t.answer(&option, verdict, text);
+    if verdict == NoCounterpart && t.get(&option).is_none() {
+        t.hint(format!("{option} is not given, so it is json: {text}"));
+    }
+}
+
+fn key_converter(t: &mut Translator<'_>) {
+    let (option, name, has_schema) = converter(t, "key");
+    if !name.is_some_and(|name| is_json(&name)) {
+        return;
+    }
+    let text = if has_schema {
+        "the key was {\"schema\": …, \"payload\": …}; here it is plain text: keys change, and with them partitions"
+    } else {
+        t.draft.set("route", "key", "\"{aggregate_id}\"");
+        let note = "The key in quotes, as the JSON string that it was; delete the line where the column is a number.";
+        t.draft.note("route", note);
+        t.answer(&option, Translated, "route.key, in quotes: the JSON string that it was");
+        return;
+    };
+    t.answer(&option, NoCounterpart, text);
+    if t.get(&option).is_none() {
+        t.hint(format!("{option} is not given, so it is json: {text}"));
+    }
+}

@@ -1,0 +1,353 @@
+//! A connector's configuration goes in; a file that our own reader takes comes out, with an answer to every option.
+
+use super::answer::page;
+use super::options::{CONNECTOR, Known, ROUTER};
+use super::*;
+use expect_test::{expect, expect_file};
+use proptest::prelude::*;
+
+/// The least that is a connector with the router.
+const LEAST: &str = "connector.class=io.debezium.connector.postgresql.PostgresConnector\n\
+                     plugin.name=pgoutput\n\
+                     transforms=outbox\n\
+                     transforms.outbox.type=io.debezium.transforms.outbox.EventRouter\n";
+
+fn translated(text: &str) -> Translation {
+    let translation = translate(text, &Overrides::default()).unwrap();
+    crate::init::check(&crate::init::text(&translation.draft)).unwrap();
+    translation
+}
+
+/// The keys of the written file, without its comments.
+fn keys(text: &str) -> String {
+    let text = crate::init::text(&translated(text).draft);
+    text.lines()
+        .filter(|line| !line.starts_with('#') && !line.is_empty())
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+fn answer_to(translation: &Translation, option: &str) -> Answer {
+    translation.answers.iter().find(|answer| answer.option == option).unwrap().clone()
+}
+
+/// A value with which an option is not what it is by default.
+fn sample(name: &str) -> &'static str {
+    match name {
+        "database.port" => "5433",
+        "database.sslmode" => "require",
+        "database.sslcert" | "database.sslkey" | "database.sslrootcert" => "/etc/tls/some.pem",
+        "plugin.name" => "decoderbufs",
+        "slot.failover" | "table.expand.json.payload" | "route.tombstone.on.empty.payload" => {
+            "true"
+        }
+        "table.fields.additional.error.on.missing" => "false",
+        "table.include.list" | "table.whitelist" => "shop.events",
+        "table.fields.additional.placement" => "type:header:eventType",
+        "table.field.additional.missing" => "ignore",
+        "route.topic.regex" => "(.*)Event",
+        "route.topic.replacement" => "all.${routedByValue}",
+        "bootstrap.servers" => "k1:9092",
+        "compression.type" => "gzip",
+        "security.protocol" => "SASL_SSL",
+        "sasl.mechanism" => "SCRAM-SHA-512",
+        "sasl.jaas.config" => "x.ScramLoginModule required username=\"u\" password=\"hush\";",
+        "ssl.truststore.location" => "/etc/tls/ca.pem",
+        "ssl.keystore.location" => "/etc/tls/client.p12",
+        "client.dns.lookup" => "resolve_canonical_bootstrap_servers_only",
+        "ssl.endpoint.identification.algorithm" => "",
+        _ => match name.rsplit('.').next() {
+            Some("ms" | "bytes" | "size") => "4711",
+            Some("level") => "3",
+            _ => "some_name",
+        },
+    }
+}
+
+/// What an option says only together with others.
+fn beside(name: &str) -> &'static str {
+    match name {
+        "table.expand.json.payload" => {
+            "transforms.outbox.table.fields.additional.placement=a:envelope\n"
+        }
+        "table.field.additional.missing" | "table.fields.additional.error.on.missing" => {
+            "transforms.outbox.table.fields.additional.placement=a:header\n"
+        }
+        "route.topic.regex" => "transforms.outbox.route.topic.replacement=events.$1\n",
+        "ssl.truststore.type" => "producer.override.ssl.truststore.location=/etc/tls/trust\n",
+        "ssl.keystore.type" => "producer.override.ssl.keystore.location=/etc/tls/keys\n",
+        _ => "",
+    }
+}
+
+/// The table tells no lies: what it calls translated changes the file, what it calls needless does not.
+#[test]
+fn every_option_is_what_the_table_says() {
+    let least = keys(LEAST);
+    let check = |known: &Known, prefix: &str| {
+        // What stands for many is shown by its members; of these the value decides, or other options.
+        let elsewhere =
+            ["type", "transforms", "predicates", "debezium.sink.type", "connector.class"];
+        if known.name.ends_with('*') || elsewhere.contains(&known.name) {
+            return;
+        }
+        let value = match known.name {
+            "ssl.truststore.type" | "ssl.keystore.type" => "PEM",
+            name => sample(name),
+        };
+        let option = format!("{prefix}{}", known.name);
+        let text = format!("{LEAST}{}{option}={value}\n", beside(known.name));
+        let without = keys(&format!("{LEAST}{}", beside(known.name)));
+        let changed = keys(&text) != without;
+        assert_eq!(
+            changed,
+            known.verdict == Verdict::Translated,
+            "{option}={value}:\n{}",
+            keys(&text)
+        );
+        let answer = answer_to(&translated(&text), &option);
+        if known.name != "plugin.name" {
+            assert_eq!(answer.verdict, known.verdict, "{option}: {}", answer.text);
+        }
+    };
+    let producer = super::producer::TABLE;
+    for (table, prefix) in
+        [(ROUTER, "transforms.outbox."), (CONNECTOR, ""), (producer, "producer.override.")]
+    {
+        for known in table {
+            check(known, prefix);
+        }
+    }
+    assert!(least.contains("layout = \"debezium\""), "{least}");
+}
+
+#[test]
+fn values_that_make_no_difference_are_not_complained_of() {
+    for known in CONNECTOR
+        .iter()
+        .filter(|known| !known.same.is_empty() && !known.name.starts_with("debezium."))
+    {
+        for value in known.same {
+            let translation = translated(&format!("{LEAST}{}={value}\n", known.name));
+            assert_eq!(
+                answer_to(&translation, known.name).verdict,
+                Verdict::NotNeeded,
+                "{}",
+                known.name
+            );
+        }
+    }
+}
+
+const CONNECT: &str = r#"{
+  "name": "orders-outbox",
+  "config": {
+    "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+    "tasks.max": 1,
+    "plugin.name": "pgoutput",
+    "slot.name": "orders",
+    "publication.name": "orders_pub",
+    "publication.autocreate.mode": "filtered",
+    "database.hostname": "db.internal",
+    "database.port": "5432",
+    "database.user": "${env:DB_USER}",
+    "database.password": "hush-pg",
+    "database.dbname": "shop",
+    "database.sslmode": "verify-full",
+    "database.sslrootcert": "/etc/tls/ca.pem",
+    "topic.prefix": "shop",
+    "table.include.list": "public\\.outbox_orders",
+    "heartbeat.interval.ms": "10000",
+    "snapshot.mode": "no_data",
+    "decimal.handling.mode": "string",
+    "slot.drop.on.stop": "true",
+    "key.converter": "org.apache.kafka.connect.storage.StringConverter",
+    "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+    "value.converter.schemas.enable": false,
+    "transforms": "mask,ob",
+    "transforms.mask.type": "org.apache.kafka.connect.transforms.MaskField$Value",
+    "transforms.mask.fields": "x",
+    "transforms.ob.type": "io.debezium.transforms.outbox.EventRouter",
+    "transforms.ob.table.field.event.id": "event_id",
+    "transforms.ob.table.field.event.key": "order_id",
+    "transforms.ob.table.field.event.timestamp": "created",
+    "transforms.ob.route.by.field": "stream",
+    "transforms.ob.route.topic.regex": "(.*)\\.v\\d+",
+    "transforms.ob.route.topic.replacement": "events.$1",
+    "transforms.ob.table.fields.additional.placement": "type:header:eventType,tenant:envelope,type:envelope:kind,bucket:partition",
+    "transforms.ob.table.expand.json.payload": "true",
+    "producer.override.security.protocol": "SASL_SSL",
+    "producer.override.sasl.mechanism": "SCRAM-SHA-512",
+    "producer.override.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required username=\"relay\" password=\"hush-kafka\";",
+    "producer.override.ssl.truststore.location": "/etc/tls/trust.jks",
+    "producer.override.ssl.truststore.password": "hush-trust",
+    "producer.override.acks": "all",
+    "nonsense": "hush-unknown"
+  }
+}"#;
+
+#[test]
+fn a_connector_of_kafka_connect_is_translated() {
+    let translation = translated(CONNECT);
+    let text = crate::init::text(&translation.draft);
+    assert!(!text.contains("hush") && !format!("{translation:?}").contains("hush"), "{text}");
+    let told = translation.hints.join("\n");
+    expect_file!["../snapshots/connect.toml"]
+        .assert_eq(&format!("{text}\n# to do:\n{}\n", commented(&told)));
+}
+
+fn commented(text: &str) -> String {
+    text.lines().map(|line| format!("#   {line}")).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn debezium_server_is_translated() {
+    let text = "debezium.sink.type=kafka\n\
+                debezium.sink.kafka.producer.bootstrap.servers=k1:9092,k2:9092\n\
+                debezium.sink.kafka.producer.key.serializer=org.apache.kafka.common.serialization.StringSerializer\n\
+                debezium.format.key=simplestring\n\
+                debezium.format.value.schemas.enable=false\n\
+                debezium.source.connector.class=io.debezium.connector.postgresql.PostgresConnector\n\
+                debezium.source.offset.storage.file.filename=data/offsets.dat\n\
+                debezium.source.database.hostname=${DB_HOST:localhost}\n\
+                debezium.source.database.user=debezium\n\
+                debezium.source.database.password=hush\n\
+                debezium.source.database.dbname=shop\n\
+                debezium.source.plugin.name=pgoutput\n\
+                debezium.source.table.include.list=inventory.outboxevent\n\
+                debezium.transforms=outbox\n\
+                debezium.transforms.outbox.type=io.debezium.transforms.outbox.EventRouter\n\
+                debezium.transforms.outbox.route.topic.replacement=${routedByValue}.events\n\
+                quarkus.log.console.json=false\n";
+    expect![[r#"
+        [pipelines.outbox.source]
+        url = "postgresql://debezium@${DB_HOST:-localhost}/shop"
+        slot = "debezium"
+        publication = "dbz_publication"
+        [pipelines.outbox.outbox]
+        table = "inventory.outboxevent"
+        layout = "debezium"
+        [pipelines.outbox.route]
+        topic = "{aggregate_type}.events"
+        [pipelines.outbox.sink]
+        kind = "kafka"
+        brokers = "k1:9092,k2:9092""#]]
+    .assert_eq(&keys(text));
+    let hints = translated(text).hints.join("\n");
+    assert!(hints.contains("debezium.format.value is not given, so it is json"), "{hints}");
+    assert!(!format!("{:?}", translated(text)).contains("hush"));
+}
+
+#[test]
+fn what_nobody_can_translate_is_refused_with_what_to_do() {
+    let refused = |text: &str| {
+        let error = translate(text, &Overrides::default()).unwrap_err();
+        format!("{error}; {}\n", error.hint().unwrap())
+    };
+    let mut all = String::new();
+    for text in [
+        "connector.class=io.debezium.connector.mysql.MySqlConnector\ntransforms=o\ntransforms.o.type=io.debezium.transforms.outbox.EventRouter\n".to_owned(),
+        LEAST.replace("EventRouter", "Other"),
+        format!("{LEAST}transforms.outbox.route.topic.regex=(?!x).*\n"),
+        format!("{LEAST}transforms.outbox.route.topic.replacement=$${{other}}\n"),
+        format!("{LEAST}transforms.outbox.route.topic.regex=a(.*)\n"),
+        format!("{LEAST}transforms.outbox.table.fields.additional.placement=a:heder\n"),
+        format!("{LEAST}table.include.list=public.orders,public.items\n"),
+        format!("{LEAST}table.include.list=public\\\\..*\n"),
+        "{\"a\": [1]}".to_owned(),
+    ] {
+        all.push_str(&refused(&text));
+    }
+    expect_file!["../snapshots/refused.txt"].assert_eq(&all);
+}
+
+#[test]
+fn the_outbox_table_is_found() {
+    let table = |more: &str| {
+        translated(&format!("{LEAST}{more}\n"))
+            .draft
+            .get("outbox", "table")
+            .unwrap()
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    for (more, expected) in [
+        ("", "public.outboxevent"),
+        ("table.include.list=shop.Outbox", "shop.\"Outbox\""),
+        ("table.include.list=^shop[.]outbox$", "shop.outbox"),
+        ("table.include.list=public.orders, public.outbox", "public.outbox"),
+        (
+            "transforms.outbox.predicate=p\npredicates=p\npredicates.p.type=x.TopicNameMatches\n\
+             predicates.p.pattern=shop\\\\.app\\\\.events",
+            "app.events",
+        ),
+    ] {
+        assert_eq!(table(more), expected, "{more}");
+    }
+    let overrides = Overrides { table: Some("app.x".to_owned()), brokers: None };
+    let text = format!("{LEAST}table.include.list=a.*\n");
+    let translation = translate(&text, &overrides).unwrap();
+    assert_eq!(translation.draft.get("outbox", "table").unwrap().as_str(), Some("app.x"));
+}
+
+#[test]
+fn a_value_that_librdkafka_does_not_take_is_left_out_and_told() {
+    let translation = translated(&format!(
+        "{LEAST}producer.override.batch.size=0\ndatabase.sslmode=${{env:MODE}}\n"
+    ));
+    assert_eq!(translation.draft.get("sink.properties", "batch.size"), None);
+    let hints = translation.hints.join("\n");
+    assert!(
+        hints.contains("no \"batch.size\"") && hints.contains("database.sslmode is filled in"),
+        "{hints}"
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 64, ..ProptestConfig::default() })]
+
+    /// Whatever the values are, nothing panics, what is written is TOML, and no password is in it.
+    #[test]
+    fn whatever_the_values_are_the_file_is_toml(
+        values in proptest::collection::vec(("[a-z${}()\\\\.:,*+?\"'=\\[\\] \\PC]{0,12}", 0..200_usize), 1..12)
+    ) {
+        let all = ROUTER.iter().map(|known| format!("transforms.outbox.{}", known.name));
+        let all: Vec<_> = all.chain(CONNECTOR.iter().map(|known| known.name.to_owned())).collect();
+        let mut options = serde_json::Map::new();
+        for (value, at) in &values {
+            options.insert(all[at % all.len()].clone(), (*value).clone().into());
+        }
+        options.insert("a\nb = 1\u{1b}[2J".to_owned(), "x".into());
+        options.insert("database.password".to_owned(), "hush-hush".into());
+        options.insert("transforms".to_owned(), "outbox".into());
+        options.insert("transforms.outbox.type".to_owned(), ROUTER_CLASS.into());
+        if let Ok(translation) = translate(&serde_json::Value::Object(options).to_string(), &Overrides::default()) {
+            let text = crate::init::text(&translation.draft);
+            prop_assert!(toml::from_str::<toml::Table>(&text).is_ok(), "{text}");
+            let found = ["hush-hush", "\u{1b}", "\nb = 1"].iter().any(|bad| text.contains(bad));
+            prop_assert!(!found, "{text}");
+        }
+    }
+}
+
+const BEGIN: &str = "<!-- options: begin -->\n";
+const END: &str = "<!-- options: end -->";
+
+/// `UPDATE_EXPECT=1` writes the page anew.
+#[test]
+fn the_page_has_every_option() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/debezium.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let (before, rest) = text.split_once(BEGIN).unwrap();
+    let (within, after) = rest.split_once(END).unwrap();
+    let made = format!("\n{}", page());
+    if within != made && std::env::var_os("UPDATE_EXPECT").is_some() {
+        std::fs::write(path, format!("{before}{BEGIN}{made}{END}{after}")).unwrap();
+        return;
+    }
+    assert_eq!(
+        within, made,
+        "docs/debezium.md is not what src/init/debezium has; UPDATE_EXPECT=1 writes it anew"
+    );
+}

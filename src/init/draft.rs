@@ -1,0 +1,94 @@
+//! A configuration that is being made: keys by table, in the order in which they were set.
+
+use toml::Table;
+pub use toml::Value;
+
+/// A configuration of one pipeline, not yet written.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Draft {
+    /// The pipeline's name.
+    pub name: String,
+    /// Lines for the head of the file, without `#`.
+    pub head: Vec<String>,
+    /// Lines for the end of the file, without `#`.
+    pub tail: Vec<String>,
+    keys: Vec<(String, String, Value)>,
+    /// Lines below a table's keys, without `#`.
+    notes: Vec<(String, String)>,
+}
+
+impl Draft {
+    /// An empty one. The name is made fit for a pipeline.
+    pub fn new(name: &str) -> Self {
+        let (head, tail) = (Vec::new(), Vec::new());
+        Self { name: pipeline_name(name), head, tail, keys: Vec::new(), notes: Vec::new() }
+    }
+
+    /// Sets `key` of `[pipelines.NAME.table]`, in place of what it had. Strings are as the file has them: `${NAME}` is
+    /// a variable.
+    pub fn set(&mut self, table: &str, key: &str, value: impl Into<Value>) {
+        let value = value.into();
+        match self.keys.iter_mut().find(|(t, k, _)| t == table && k == key) {
+            Some((_, _, old)) => *old = value,
+            None => self.keys.push((table.to_owned(), key.to_owned(), value)),
+        }
+    }
+
+    /// Takes a key away again.
+    pub(super) fn unset(&mut self, table: &str, key: &str) {
+        self.keys.retain(|(t, k, _)| !(t == table && k == key));
+    }
+
+    /// Places a further column: `key = { way = name }`.
+    pub fn place(&mut self, column: &str, way: &str, name: Value, optional: bool) {
+        let mut table = Table::new();
+        table.insert(way.to_owned(), name);
+        if optional {
+            table.insert("optional".to_owned(), Value::Boolean(true));
+        }
+        // Behind the others, also where it was placed before: the order is the record's.
+        self.keys.retain(|(known, key, _)| !(known == "outbox.extra" && key == column));
+        self.set("outbox.extra", column, Value::Table(table));
+    }
+
+    /// Writes a comment below the keys of a table.
+    pub fn note(&mut self, table: &str, line: impl Into<String>) {
+        self.notes.push((table.to_owned(), line.into()));
+    }
+
+    /// The value of a key.
+    pub fn get(&self, table: &str, key: &str) -> Option<&Value> {
+        self.keys.iter().find(|(t, k, _)| t == table && k == key).map(|(.., value)| value)
+    }
+
+    /// The keys of a table, in order.
+    pub fn keys_of<'d>(&'d self, table: &'d str) -> impl Iterator<Item = (&'d str, &'d Value)> {
+        self.keys
+            .iter()
+            .filter(move |(t, ..)| t == table)
+            .map(|(_, key, value)| (key.as_str(), value))
+    }
+
+    /// The comments of a table, in order.
+    pub(super) fn notes_of<'d>(&'d self, table: &'d str) -> impl Iterator<Item = &'d str> {
+        self.notes.iter().filter(move |(t, _)| t == table).map(|(_, line)| line.as_str())
+    }
+}
+
+/// Characters that a pipeline's name has at most: a slot's name, without the prefix.
+const NAME_CHARS_MAX: usize = 53;
+
+/// `name` with what a pipeline's name can't have replaced by `_`.
+pub(super) fn pipeline_name(name: &str) -> String {
+    let fit = |c: char| {
+        let c = c.to_ascii_lowercase();
+        if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '_' }
+    };
+    let name: String = name.chars().map(fit).take(NAME_CHARS_MAX).collect();
+    if name.chars().all(|c| c == '_') { "outbox".to_owned() } else { name }
+}
+
+/// A text in which `${` stands for itself.
+pub(super) fn verbatim(text: &str) -> String {
+    text.replace("${", "$${")
+}

@@ -1,0 +1,28 @@
+-- Run with: psql -X -v ON_ERROR_STOP=1 -f FILE, and without --single-transaction:
+-- each step is a transaction of its own, and their order matters.
+-- Lost: slot "postrider_orders", standing at 0/5000: events in the 16384 bytes of WAL behind it that
+-- are not published yet are never streamed; a slot made later begins at its own time.
+-- Lost: 1 row(s) of postrider.cursor: how far the pipeline has got, and in which history.
+-- Lost: 3 row(s) of postrider.parked: events that were set aside, and what is known of those
+-- published since.
+-- Lost: publication "postrider_orders".
+-- Stays: table "public"."outbox" with its rows.
+-- Stays: roles and their rights; what is in the broker.
+
+-- 1. drop slot "postrider_orders"
+-- From here on the server keeps no WAL for this pipeline.
+SELECT pg_catalog.pg_drop_replication_slot('postrider_orders');
+
+-- 2. drop schema "postrider"
+-- No other pipeline has rows in it.
+BEGIN;
+SET LOCAL lock_timeout = '5s';
+DROP SCHEMA postrider CASCADE;
+COMMIT;
+
+-- 3. drop publication "postrider_orders"
+-- Last, since a slot can't be read without it.
+BEGIN;
+SET LOCAL lock_timeout = '5s';
+DROP PUBLICATION "postrider_orders";
+COMMIT;

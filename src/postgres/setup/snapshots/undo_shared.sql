@@ -1,0 +1,18 @@
+-- Run with: psql -X -v ON_ERROR_STOP=1 -f FILE, and without --single-transaction:
+-- each step is a transaction of its own, and their order matters.
+-- Lost: 1 row(s) of postrider.cursor: how far the pipeline has got, and in which history.
+-- Lost: 3 row(s) of postrider.parked: events that were set aside, and what is known of those
+-- published since.
+-- Stays: slot "postrider_orders": it is of plugin "wal2json".
+-- Stays: schema "postrider": other pipelines have rows in it.
+-- Stays: publication "postrider_orders": it publishes other tables too.
+-- Stays: table "public"."outbox" with its rows.
+-- Stays: roles and their rights; what is in the broker.
+
+-- 1. delete the rows of pipeline "orders"
+-- Postrider's own tables; those of other pipelines are left alone.
+BEGIN;
+SET LOCAL lock_timeout = '5s';
+DELETE FROM postrider."cursor" WHERE pipeline = 'orders';
+DELETE FROM postrider."parked" WHERE pipeline = 'orders';
+COMMIT;

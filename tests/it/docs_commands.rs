@@ -1,0 +1,194 @@
+//! Every command, statement and setting that the documents show, run in the order a reader would.
+//!
+//! A document is followed from its first block to its last in a world of its own, with the names that documents use
+//! (`db.internal`, `k1:9092` …) standing for real servers. What can't be run here is in `answers`, with what holds it
+//! instead; a block without an answer fails.
+
+mod answers;
+mod blocks;
+mod compose;
+mod world;
+
+use answers::ANSWERS;
+use blocks::{commands, root};
+use clap::Parser;
+use postrider::cli::Args;
+use std::collections::BTreeSet;
+use std::fs;
+use world::World;
+
+/// Pages that begin otherwise than set up and streaming.
+const OWN_TESTS: [&str; 6] = [
+    "README.md",
+    "docs/getting-started.md",
+    "docs/layouts.md",
+    "docs/operations.md",
+    "docs/polling.md",
+    "docs/security.md",
+];
+
+async fn follow(document: &str, mut world: World) {
+    let blocks = blocks::of(document);
+    assert!(!blocks.is_empty(), "{document} shows nothing");
+    for block in &blocks {
+        world.follow(block).await;
+    }
+    world.end(document).await;
+}
+
+#[tokio::test]
+async fn readme_runs() {
+    follow("README.md", World::bare().await).await;
+}
+
+#[tokio::test]
+async fn getting_started_runs() {
+    follow("docs/getting-started.md", World::bare().await).await;
+}
+
+#[tokio::test]
+async fn layouts_page_runs() {
+    let world = World::bare().await;
+    world.a_role_that_reads_everything().await;
+    follow("docs/layouts.md", world).await;
+}
+
+#[tokio::test]
+async fn security_page_runs() {
+    let mut world = World::bare().await;
+    world.configured().await;
+    follow("docs/security.md", world).await;
+}
+
+#[tokio::test]
+async fn operations_page_runs() {
+    follow("docs/operations.md", World::set_up().await).await;
+}
+
+#[tokio::test]
+async fn polling_page_runs() {
+    let mut world = World::bare().await;
+    world.a_role_that_reads_everything().await;
+    world.polled().await;
+    follow("docs/polling.md", world).await;
+}
+
+/// The rest: pages to come too.
+#[tokio::test]
+async fn every_other_page_runs() {
+    for document in documents() {
+        let own = OWN_TESTS.contains(&&*document);
+        if own || blocks::of(&document).is_empty() {
+            continue;
+        }
+        let mut world = World::set_up().await;
+        world.running().await;
+        follow(&document, world).await;
+    }
+}
+
+fn documents() -> Vec<String> {
+    let pages = fs::read_dir(root().join("docs")).expect("docs");
+    let paths = pages.map(|page| page.expect("a page").path());
+    let pages = paths.filter(|path| path.extension().is_some_and(|known| known == "md"));
+    let pages = pages.map(|path| path.strip_prefix(root()).expect("below").display().to_string());
+    let mut all: Vec<String> = pages.chain(["README.md".to_owned()]).collect();
+    all.sort();
+    all
+}
+
+/// The words of a command, those in double quotes whole.
+fn words(command: &str) -> Vec<String> {
+    let parts = command.split('"').enumerate();
+    let words = parts.flat_map(|(number, part)| {
+        let whole = [part.to_owned()];
+        let split = part.split_whitespace().map(str::to_owned);
+        if number % 2 == 1 { whole.to_vec() } else { split.collect() }
+    });
+    words.collect()
+}
+
+/// What is not run is still what can be typed: the scripts are there, and their options are the command's.
+#[test]
+fn what_is_not_run_is_parsed_and_every_answer_is_still_needed() {
+    let mut used = BTreeSet::new();
+    for document in documents() {
+        for block in blocks::of(&document) {
+            used.extend(answers::to(&block.text).map(|answer| answer.matches));
+            for command in commands(&block.text) {
+                let Some(answer) = answers::to(&command).filter(|_| block.language == "sh") else {
+                    continue;
+                };
+                used.insert(answer.matches);
+                let typed = command.replacen("scripts/demo", "postrider demo", 1);
+                if typed.starts_with("postrider ") {
+                    let parsed = Args::try_parse_from(words(&typed));
+                    parsed.unwrap_or_else(|error| panic!("{}: {error}", block.place));
+                }
+                assert!(root().join("scripts/demo").is_file());
+            }
+        }
+    }
+    let stale: Vec<&str> =
+        ANSWERS.iter().map(|answer| answer.matches).filter(|text| !used.contains(text)).collect();
+    assert!(stale.is_empty(), "no document shows {stale:?} any more");
+    assert!(ANSWERS.iter().all(|answer| !answer.why.is_empty()));
+}
+
+/// A heading as a link names it.
+fn anchor(heading: &str) -> String {
+    let text = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = text.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+    kept.collect::<String>().replace(' ', "-")
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut broken = Vec::new();
+    for document in documents() {
+        let text = fs::read_to_string(root().join(&document)).expect("a page");
+        let here = root().join(&document);
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if target.starts_with("http") {
+                continue;
+            }
+            let (path, name) = target.split_once('#').unwrap_or((target, ""));
+            let file = if path.is_empty() {
+                here.clone()
+            } else {
+                here.parent().expect("a directory").join(path)
+            };
+            let page = if name.is_empty() {
+                String::new()
+            } else {
+                fs::read_to_string(&file).unwrap_or_default()
+            };
+            let found = page.lines().any(|line| line.starts_with('#') && anchor(line) == name)
+                || page.contains(&format!("<a id=\"{name}\">"));
+            if !file.exists() || !name.is_empty() && !found {
+                broken.push(format!("{document}: {target}"));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
+}
+
+/// Whoever is called at night finds three answers under each code, and something to type.
+#[test]
+fn every_halt_has_symptom_meaning_and_commands() {
+    let page = fs::read_to_string(root().join("docs/operations.md")).expect("the page");
+    let sections: Vec<&str> =
+        page.split("\n### ").filter(|section| section.starts_with("PR0")).collect();
+    assert_eq!(sections.len(), postrider::error::HaltReason::ALL.len());
+    for section in sections {
+        // The last one ends where the next chapter begins.
+        let section = section.split("\n## ").next().expect("a section");
+        let code = section.lines().next().expect("a heading");
+        for part in ["**Symptom.**", "**Data.**", "**Do.**"] {
+            assert!(section.contains(part), "{code} lacks {part}");
+        }
+        let (_, act) = section.split_once("**Do.**").expect("what to do");
+        let typed = act.contains("```") || act.contains("](#") || act.contains("`sink.properties`");
+        assert!(typed, "{code} says nothing to type");
+    }
+}

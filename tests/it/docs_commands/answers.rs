@@ -1,0 +1,52 @@
+//! What can't be run where the others run, and what holds it instead.
+
+/// One such command or statement.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Answer {
+    /// What it contains.
+    pub(super) matches: &'static str,
+    /// Why it is not run here, and by which test, or check below, it is.
+    pub(super) why: &'static str,
+}
+
+pub(super) const ANSWERS: &[Answer] = &[
+    Answer {
+        matches: "scripts/demo",
+        why: "the tests of `demo` run the same program; its options are parsed below",
+    },
+    Answer {
+        matches: "postrider init",
+        why: "writes a file where the page has one already; the tests of `init` run it, its options are parsed below",
+    },
+    Answer { matches: "cargo install", why: "builds the binary that all other blocks run" },
+    Answer { matches: "kafka-acls.sh", why: "the broker here has no authorizer" },
+    Answer {
+        matches: "postrider parked show",
+        why: "parked_cli::show_has_headers_and_key_and_the_payload_only_when_asked",
+    },
+    Answer {
+        matches: "postrider parked retry",
+        why: "parked_cli::a_request_names_its_ids_first_and_is_kept_with_who_and_why",
+    },
+    Answer {
+        matches: "postrider parked replace",
+        why: "parked_cli::replace_keeps_the_new_payload_in_the_request",
+    },
+    Answer {
+        matches: "postrider parked skip",
+        why: "parked_cli::what_can_not_be_done_is_named_and_the_rest_is_done",
+    },
+    Answer {
+        matches: "pg_get_wal_record_info",
+        why: "operations::a_transaction_that_can_not_be_decoded_is_passed_over_in_the_cursor_row",
+    },
+    Answer {
+        matches: "partial_ordinal = 1 + 1",
+        why: "operations::an_event_that_can_not_be_published_is_passed_over_by_its_position",
+    },
+];
+
+/// The answer to a command or a block of SQL, where it is one of those.
+pub(super) fn to(text: &str) -> Option<&'static Answer> {
+    ANSWERS.iter().find(|answer| text.contains(answer.matches))
+}

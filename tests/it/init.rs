@@ -1,0 +1,203 @@
+//! `postrider init`: what it writes is taken by `setup` and `run` as it is, and its records are what they should be.
+
+use crate::relay::{Relay, postrider_ok};
+use crate::server::{Client, Database, Version, brokers, unique};
+use crate::topic::{ReadRecord, Topic, create_topic};
+use std::fs;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+mod debezium;
+
+const SOON: Duration = Duration::from_mins(1);
+
+/// Runs `postrider init ARGS…` in a directory with one file, and gives the directory.
+fn init(file: (&str, &str), args: &[&str]) -> (TempDir, Output) {
+    let dir = TempDir::new().expect("a directory");
+    fs::write(dir.path().join(file.0), file.1).expect("a file");
+    let output = run_in(&dir, args);
+    (dir, output)
+}
+
+fn run_in(dir: &TempDir, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
+    command.arg("init").args(args).current_dir(dir.path()).stdin(Stdio::null());
+    command.output().expect("postrider")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("UTF-8")
+}
+
+/// The file that was written, or what was told instead.
+fn written(dir: &TempDir, output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    fs::read_to_string(dir.path().join("postrider.toml")).expect("the file that was written")
+}
+
+/// Sets up and runs a written configuration, executes the statements, and reads the topics.
+async fn records_of(
+    config: &str,
+    sql: &Client,
+    statements: &str,
+    topics: &[(&Topic, usize)],
+) -> Vec<Vec<ReadRecord>> {
+    postrider_ok(config, &["setup"]);
+    let relay = Relay::spawn(config);
+    sql.batch(statements).await;
+    let mut all = Vec::new();
+    for (topic, count) in topics {
+        all.push(topic.await_records(*count, SOON).await);
+    }
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    all
+}
+
+async fn topic(name: &str, partitions: i32) -> Topic {
+    create_topic(&brokers(), name, partitions, &[]).await;
+    Topic { brokers: brokers(), name: name.to_owned() }
+}
+
+#[test]
+fn init_writes_a_file_of_every_layout_that_is_taken() {
+    for layout in ["postrider", "debezium", "commerce", "gcx", "sqlgarden", "adr30"] {
+        let url = "postgresql://relay:hush@db/shop?password=hush2";
+        let (dir, output) = init(
+            ("x", ""),
+            &[
+                "--layout",
+                layout,
+                "--name",
+                "orders",
+                "--url",
+                url,
+                "--brokers",
+                "k1:9092",
+                "--table",
+                "app.events",
+            ],
+        );
+        let config = written(&dir, &output);
+        assert!(!config.contains("hush"), "{config}");
+        assert!(config.contains("url = \"postgresql://relay@db/shop\""), "{config}");
+        let shown = postrider_ok(&config, &["config", "show"]);
+        for line in
+            [&format!("layout = \"{layout}\""), "table = \"app.events\"", "brokers = \"k1:9092\""]
+        {
+            assert!(shown.contains(line), "{line}: {shown}");
+        }
+        assert!(text(&output.stderr).contains("then: postrider setup"), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn init_overwrites_nothing_unless_told_to() {
+    let (dir, output) = init(("postrider.toml", "# mine\n"), &[]);
+    assert_eq!(output.status.code(), Some(2));
+    let told = text(&output.stderr);
+    assert!(told.contains("could not write") && told.contains("--force"), "{told}");
+    assert_eq!(
+        fs::read_to_string(dir.path().join("postrider.toml")).expect("the file"),
+        "# mine\n"
+    );
+    assert_eq!(run_in(&dir, &["--force"]).status.code(), Some(0));
+    let other = run_in(&dir, &["-o", "other.toml"]);
+    assert!(text(&other.stderr).contains("then: postrider -c other.toml setup"));
+    let stream = run_in(&dir, &["-o", "-"]);
+    let all = [dir.path().join("postrider.toml"), dir.path().join("other.toml")];
+    for file in all {
+        assert_eq!(fs::read_to_string(file).expect("the file"), text(&stream.stdout));
+    }
+    for args in [
+        ["--name", "Orders!"],
+        ["--layout", "nonsense"],
+        ["--url", "mysql://h"],
+        ["--table", "a.b.c"],
+    ] {
+        let refused = run_in(&dir, &[&args[..], &["-o", "third.toml"]].concat());
+        let told = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{args:?}: {told}");
+        assert!(!args.contains(&"Orders!") || told.contains("a-z, 0-9 and _"), "{told}");
+        assert!(!dir.path().join("third.toml").exists(), "{args:?}");
+    }
+}
+
+/// A table that nobody wrote for us: its columns are found, and its rows are published.
+#[tokio::test]
+async fn a_proposed_configuration_runs_as_it_is() {
+    let database = Database::create(Version::Pg17, "propose").await;
+    let sql = database.connect().await;
+    sql.batch(
+        "create schema shop; \
+         create table shop.\"Events\" (event_id bigint generated always as identity primary key, \
+           entity_type text not null, event_key text not null, kind text not null, body jsonb, \
+           tenant_id bigint, created_at timestamptz not null default now()); \
+         create table shop.orders (id bigint primary key, type text, status text, data jsonb); \
+         create view shop.outbox as select * from shop.\"Events\"; \
+         create unlogged table shop.unlogged (id bigint, aggregate_type text, aggregate_id text, event_type text, payload json)",
+    )
+    .await;
+    let url = database.url();
+    let name = unique("proposed");
+    let args = ["--from-database", &url, "--brokers", &brokers(), "--name", &name];
+    let (dir, output) = init(("x", ""), &args);
+    let config = written(&dir, &output);
+    let told = text(&output.stderr);
+    for line in [
+        "table shop.\"Events\", layout postrider",
+        "payload: column body",
+        "not published: tenant_id",
+    ] {
+        assert!(told.contains(line), "{line}: {told}");
+    }
+    assert!(config.contains("#   tenant_id = { header = \"tenant_id\" }"), "{config}");
+    let topic = topic(&name, 1).await;
+    let insert = format!(
+        "insert into shop.\"Events\" (entity_type, event_key, kind, body) values ('{name}', '42', 'Made', '{{\"n\": 1}}')"
+    );
+    let records = records_of(&config, &sql, &insert, &[(&topic, 1)]).await.remove(0);
+    assert_eq!(records[0].key_text(), Some("42"));
+    assert_eq!(records[0].value_text(), Some("{\"n\": 1}"));
+    assert_eq!(records[0].header("type"), Some("Made"));
+}
+
+#[tokio::test]
+async fn tables_that_leave_a_choice_or_none_are_told() {
+    let database = Database::create(Version::Pg15, "choice").await;
+    let sql = database.connect().await;
+    let url = database.url();
+    let ask = |more: &[&str]| {
+        let args = [&["--from-database", &url, "-o", "-"], more].concat();
+        let (_dir, output) = init(("x", ""), &args);
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    sql.batch("create table orders (id bigint primary key, total numeric)").await;
+    let (code, _, told) = ask(&[]);
+    assert_eq!(code, Some(1), "{told}");
+    assert!(told.contains("none of the 1 tables") && told.contains("--table"), "{told}");
+    let (code, _, told) = ask(&["--table", "orders"]);
+    assert_eq!(code, Some(2), "{told}");
+    assert!(told.contains("has no column for") && told.contains("payload"), "{told}");
+    let (code, _, told) = ask(&["--table", "outbox"]);
+    assert_eq!(code, Some(2), "{told}");
+    assert!(told.contains("has no table outbox; it has public.orders"), "{told}");
+    sql.batch(
+        "create table outbox (id bigint, aggregate_type text, aggregate_id text, event_type text, payload json); \
+         create table outboxevent (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)",
+    )
+    .await;
+    let (code, _, told) = ask(&[]);
+    assert_eq!(code, Some(2), "{told}");
+    assert!(
+        told.contains("public.outbox (layout postrider), public.outboxevent (layout debezium)"),
+        "{told}"
+    );
+    let (code, config, told) = ask(&["--table", "outboxevent"]);
+    assert_eq!(code, Some(0), "{told}");
+    assert!(config.contains("layout = \"debezium\""), "{config}");
+    let gone = url.replace(&database.name, "not_there");
+    let (_dir, output) = init(("x", ""), &["--from-database", &gone]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("not_there"), "{}", text(&output.stderr));
+}

@@ -1,0 +1,186 @@
+//! The log: a line for a change of state and none for an event; for machines the names that `docs/operations.md` has.
+
+use crate::halted;
+use crate::pipeline::Pipeline;
+use crate::private::{PrivatePostgres, free_port};
+use crate::relay::Relay;
+use crate::server::{Version, brokers};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(40);
+
+/// What every line has, as the subscriber writes it.
+const EVERY_LINE: [&str; 4] = ["timestamp", "level", "message", "target"];
+
+/// The table of `docs/operations.md`: each event with its fields.
+fn documented() -> Vec<(String, BTreeSet<String>)> {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md");
+    let page = fs::read_to_string(page).expect("the page");
+    let (_, section) = page.split_once("### Events and their fields").expect("the section");
+    let rows = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
+    let rows = rows.take_while(|line| line.starts_with("| `"));
+    let quoted =
+        |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    rows.flat_map(|row| {
+        let cells: Vec<&str> = row.split('|').collect();
+        let fields: BTreeSet<String> = quoted(cells[3]).into_iter().collect();
+        quoted(cells[1]).into_iter().map(move |name| (name, fields.clone()))
+    })
+    .collect()
+}
+
+/// The lines with an event; every field of every line must be documented.
+fn events(log: &str) -> Vec<Value> {
+    let table = documented();
+    let lines = log.lines().map(|line| {
+        serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{error}: {line}"))
+    });
+    let lines: Vec<Value> = lines.filter(|line| line["event"].is_string()).collect();
+    for line in &lines {
+        let event = line["event"].as_str().expect("an event");
+        let fields = table.iter().find(|(name, _)| name == event);
+        let (_, fields) = fields.unwrap_or_else(|| panic!("docs/operations.md has no {event}"));
+        for name in line.as_object().expect("an object").keys() {
+            let known = name == "event" || EVERY_LINE.contains(&&**name) || fields.contains(name);
+            assert!(known, "{event} has an undocumented field {name}: {line}");
+        }
+    }
+    lines
+}
+
+fn names(events: &[Value]) -> Vec<&str> {
+    events.iter().filter_map(|event| event["event"].as_str()).collect()
+}
+
+/// Every name in the code is in the table, and the other way.
+#[test]
+fn every_event_of_the_code_is_documented_and_no_other() {
+    fn visit(dir: &Path, found: &mut BTreeSet<String>) {
+        for entry in fs::read_dir(dir).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                visit(&path, found);
+            } else if !path.ends_with("tests.rs") {
+                let source = fs::read_to_string(&path).unwrap_or_default();
+                let names =
+                    source.split("event = \"").skip(1).filter_map(|rest| rest.split('"').next());
+                found.extend(names.map(str::to_owned));
+            }
+        }
+    }
+    let mut code = BTreeSet::new();
+    visit(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut code);
+    let page: BTreeSet<String> = documented().into_iter().map(|(name, _)| name).collect();
+    // A configuration's `timestamp = "event"` is no event of the log; nor is what follows it.
+    let code: BTreeSet<String> = code.into_iter().filter(|name| !name.contains(' ')).collect();
+    assert_eq!(code, page);
+}
+
+#[tokio::test]
+async fn a_run_says_a_line_for_each_change_of_state_and_none_for_an_event() {
+    let pipeline = Pipeline::shared(Version::Pg18, "lines").await;
+    let relay = halted::spawn(&pipeline.config);
+    relay.await_state("streaming", SOON).await;
+    for _ in 0..5 {
+        pipeline.insert(200).await;
+    }
+    pipeline.topic.await_records(1000, SOON).await;
+    let ended = relay.terminate(SOON).await;
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let events = events(&ended.stderr);
+    // A busy machine may fall behind, and an old server has its note.
+    let aside = ["note", "catching_up", "caught_up"];
+    let told: Vec<&str> = names(&events).into_iter().filter(|name| !aside.contains(name)).collect();
+    assert_eq!(
+        told,
+        ["starting", "streaming", "told_to_stop", "draining", "stopped"],
+        "{}",
+        ended.stderr
+    );
+    for event in &events {
+        let of_process =
+            ["starting", "told_to_stop"].contains(&event["event"].as_str().expect("a name"));
+        assert!(of_process || event["pipeline"] == pipeline.name.as_str(), "{event}");
+    }
+}
+
+/// A backlog is told when it is found and when it is gone, not in between.
+#[tokio::test]
+async fn a_backlog_is_two_lines() {
+    let pipeline = Pipeline::shared(Version::Pg18, "backlog").await;
+    pipeline.insert(1000).await;
+    // The events are old when the relay finds them.
+    pipeline.sql("select pg_sleep(6)").await;
+    let relay = halted::spawn(&pipeline.config);
+    pipeline.topic.await_records(1000, SOON).await;
+    relay.await_log("\"caught_up\"", SOON).await;
+    let ended = relay.terminate(SOON).await;
+    let events = events(&ended.stderr);
+    let told: Vec<&str> = names(&events).into_iter().filter(|name| name.starts_with('c')).collect();
+    assert_eq!(told, ["catching_up", "caught_up"], "{}", ended.stderr);
+}
+
+/// The text is for people: the same in words, without what only machines read.
+#[tokio::test]
+async fn text_says_why_and_what_mends_it_and_not_which_module_speaks() {
+    let pipeline = Pipeline::to_broker(Version::Pg17, &brokers(), "text").await;
+    let nobody = format!("127.0.0.1:{}", free_port());
+    let relay = Relay::spawn(&pipeline.config.replace(&brokers(), &nobody));
+    relay.await_log("broker not available", SOON).await;
+    let log = relay.terminate(SOON).await.stderr;
+    let line = log.lines().find(|line| line.contains("broker not available")).expect("the line");
+    assert!(line.contains("WARN") && line.contains(&nobody) && line.contains("hint="), "{line}");
+    assert!(line.contains(&format!("pipeline=\"{}\"", pipeline.name)), "{line}");
+    for machine in ["event=", "seconds=", "postrider::"] {
+        assert!(!line.contains(machine), "{line}");
+    }
+}
+
+/// A database that stops and comes back: two lines, whatever the number of tries.
+#[tokio::test]
+async fn an_outage_of_the_database_is_two_lines() {
+    let mut server = PrivatePostgres::start(Version::Pg15, "").await;
+    let pipeline = Pipeline::on(&server.url(), &brokers(), "outage").await;
+    let relay = halted::spawn(&pipeline.config);
+    relay.await_state("streaming", SOON).await;
+    server.stop_fast(SOON).await;
+    let tried =
+        |status: &Value| status["pipelines"][0]["source_reconnects_total"].as_u64() >= Some(4);
+    relay.await_status("four tries", SOON, tried).await;
+    server.restart().await;
+    relay.await_state("streaming", SOON).await;
+    let ended = relay.terminate(SOON).await;
+    let events = events(&ended.stderr);
+    let outage: Vec<&Value> = events
+        .iter()
+        .filter(|event| {
+            ["source_down", "streaming"].contains(&event["event"].as_str().unwrap_or(""))
+        })
+        .collect();
+    let told = outage.len();
+    // The end of the stream and the refused connections are two reasons.
+    assert!((3..=5).contains(&told), "{}", ended.stderr);
+    assert_eq!(outage[1]["tries"], 1, "{}", outage[1]);
+    assert!(outage[1]["reason"].is_string() && outage[1]["seconds"].is_u64(), "{}", outage[1]);
+    let back = outage[told - 1];
+    assert_eq!(back["event"], "streaming");
+    assert!(
+        back["message"].as_str().unwrap_or("").starts_with("streaming again, after "),
+        "{back}"
+    );
+}
+
+#[tokio::test]
+async fn a_halt_has_code_meaning_and_hint_in_fields_of_its_own() {
+    let pipeline = Pipeline::shared(Version::Pg17, "halt_line").await;
+    pipeline.sql("select pg_drop_replication_slot('{slot}')").await;
+    let halted = halted::run_to_halt(&pipeline.config).await;
+    let events = events(&halted.ended.stderr);
+    let halt = events.last().expect("a line");
+    assert_eq!((&halt["event"], &halt["code"]), (&"halted".into(), &"PR002".into()), "{halt}");
+    assert_eq!((&halt["level"], &halt["reason"]), (&"ERROR".into(), &"slot_missing".into()));
+}

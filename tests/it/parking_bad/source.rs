@@ -1,0 +1,128 @@
+//! The database while events are parked: the table missing, read-only, killed.
+
+use super::OFTEN;
+use crate::halted::{halt_of, run_to_halt, spawn};
+use crate::parking::{SOON, Scene, assert_in_order};
+use crate::pipeline::Pipeline;
+use crate::private::PrivatePostgres;
+use crate::relay::postrider_ok;
+use crate::server::{Version, brokers};
+
+#[tokio::test]
+async fn missing_parked_table_halts_with_the_line_that_mends_it() {
+    let mut scene = Scene::set_with(Version::Pg18, "table", OFTEN).await;
+    scene.insert(&["a", "!a", "a", "b"]).await;
+    scene.pipeline.sql("alter table postrider.parked rename to aside").await;
+    let halted = run_to_halt(&scene.config).await;
+    halted.assert_says("PR010", &["schema \"postrider\""], &["postrider setup"]);
+    scene.pipeline.sql("alter table postrider.aside rename to parked").await;
+
+    // The same while it runs.
+    let relay = spawn(&scene.config);
+    scene.await_rows("a waiting, a behind").await;
+    scene.pipeline.sql("alter table postrider.parked rename to aside").await;
+    let halted = halt_of(relay).await;
+    halted.assert_says("PR010", &["schema \"postrider\""], &["postrider setup"]);
+    scene.pipeline.sql("alter table postrider.aside rename to parked").await;
+    scene.raise_the_limit().await;
+    let relay = scene.run();
+    scene.await_last("a", 3).await;
+    scene.await_rows("").await;
+    scene.await_passed().await;
+    scene.end(relay).await;
+    assert_in_order(&scene.delivered().await["a"], &[1, 2, 3]);
+}
+
+/// The hint is right: setup makes the table anew, and what the cursor has not passed is parked again.
+#[tokio::test]
+async fn setup_makes_a_missing_parked_table_anew() {
+    let mut scene = Scene::set_with(Version::Pg15, "anew", OFTEN).await;
+    scene.pipeline.sql("drop table postrider.parked").await;
+    scene.insert(&["a", "!a", "a", "b"]).await;
+    run_to_halt(&scene.config).await.assert_says(
+        "PR010",
+        &["schema \"postrider\""],
+        &["postrider setup"],
+    );
+    postrider_ok(&scene.config, &["setup"]);
+    let relay = scene.run();
+    scene.await_rows("a waiting, a behind").await;
+    scene.raise_the_limit().await;
+    scene.await_last("a", 3).await;
+    scene.end(relay).await;
+    assert_in_order(&scene.delivered().await["a"], &[1, 2, 3]);
+}
+
+/// A read-only database can store neither rows nor the cursor: nothing goes on, and nothing is lost.
+#[tokio::test]
+async fn read_only_database_is_waited_for() {
+    let mut scene = Scene::set_with(Version::Pg17, "readonly", OFTEN).await;
+    let relay = scene.run();
+    scene.insert(&["a", "!a", "a", "b"]).await;
+    scene.await_rows("a waiting, a behind").await;
+    let database = scene.value("select current_database()").await;
+    let read_only = |on: &str| {
+        format!(
+            "alter database {database} set default_transaction_read_only = {on}; \
+             select pg_terminate_backend(pid) from pg_stat_activity \
+               where datname = current_database() and pid <> pg_backend_pid()"
+        )
+    };
+    scene.pipeline.sql(&read_only("on")).await;
+    let told = |status: &serde_json::Value| {
+        let pipeline = &status["pipelines"][0];
+        let reason = pipeline["reason"].as_str().unwrap_or_default();
+        pipeline["state"] == "source_down" && reason.contains("read-only")
+    };
+    relay.await_status("the reason", SOON, told).await;
+    scene.insert(&["!c", "c", "b"]).await;
+    scene.raise_the_limit().await;
+    scene.pipeline.sql(&read_only("off")).await;
+    for (aggregate, last) in [("a", 3), ("b", 7), ("c", 6)] {
+        scene.await_last(aggregate, last).await;
+    }
+    scene.await_rows("").await;
+    scene.await_passed().await;
+    scene.end(relay).await;
+    let delivered = scene.delivered().await;
+    assert_in_order(&delivered["a"], &[1, 2, 3]);
+    assert_in_order(&delivered["b"], &[4, 7]);
+    assert_in_order(&delivered["c"], &[5, 6]);
+}
+
+#[tokio::test]
+async fn postgresql_killed_while_hundreds_are_being_parked() {
+    const AGGREGATES: usize = 300;
+    let mut postgres = PrivatePostgres::start(Version::Pg18, "").await;
+    let pipeline = Pipeline::on(&postgres.url(), &brokers(), "restarted").await;
+    let mut scene = Scene::of(pipeline, OFTEN).await;
+    let relay = scene.run();
+    relay.await_state("streaming", SOON).await;
+    let crowd: Vec<String> = (0..AGGREGATES)
+        .flat_map(|i| [format!("h{i}"), format!("!p{i}"), format!("p{i}")])
+        .collect();
+    let crowd: Vec<&str> = crowd.iter().map(String::as_str).collect();
+    for part in crowd.chunks(90) {
+        scene.insert(part).await;
+    }
+    for _ in 0..2 {
+        postgres.kill().await;
+        postgres.restart().await;
+    }
+    scene.pipeline.sql = postgres.connect().await;
+    let count = format!("select (count(*) = {})::text from postrider.parked", 2 * AGGREGATES);
+    crate::await_that::await_that("all parked", SOON, || async {
+        let all = scene.value(&count).await;
+        if all == "true" { Ok(()) } else { Err(all) }
+    })
+    .await;
+    scene.await_passed().await;
+    scene.raise_the_limit().await;
+    scene.await_rows("").await;
+    scene.end(relay).await;
+    let delivered = scene.delivered().await;
+    for i in 0..AGGREGATES as u64 {
+        assert_in_order(&delivered[&format!("h{i}")], &[3 * i + 1]);
+        assert_in_order(&delivered[&format!("p{i}")], &[3 * i + 2, 3 * i + 3]);
+    }
+}
