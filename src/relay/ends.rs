@@ -8,7 +8,7 @@ use crate::ack::{Broken, Progress};
 
 impl Relay {
     /// Another owner of the slot has published what we have in flight, and may have published again what we had
-    /// resolved: so its events come once more from the row on, or an aggregate could end with one of those. The same where
+    /// resolved: so events come once more from the row on, or an aggregate could end with one of those. The same where
     /// the row is ahead of our own progress.
     /// In another history our progress means nothing: what we took for a repetition there would be a new event.
     pub(super) fn start(

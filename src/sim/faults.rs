@@ -100,7 +100,7 @@ impl World {
         Ok(())
     }
 
-    /// The process has come to its end by itself. It is started again; where poison stops it, somebody mends that first.
+    /// The process has come to its end by itself. It is started again, with what stopped it mended.
     pub(super) fn exit(&mut self, i: usize) -> Check {
         self.tell(i, "exits");
         if self.plan.knobs.settings.rules.on_poison == OnPoison::Stop {

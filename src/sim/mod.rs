@@ -1,8 +1,8 @@
 //! The simulator: the relay in a world of fake servers, where everything that can go wrong does.
 //!
-//! One seed makes a [`Plan`](plan::Plan): transactions, faults, and how often the world misbehaves (each seed draws its
-//! own weights). A run drives [`Relay::apply`](crate::relay::Relay::apply) through a fake PostgreSQL ([`postgres`]), a
-//! fake broker ([`broker`]) and a fake driver ([`process`], [`feed`], [`session`]), which does what `driver` does, in the
+//! One seed makes a [`Plan`](plan::Plan): transactions, faults, and how often the world misbehaves; each seed draws its
+//! own weights. A run drives [`Relay::apply`](crate::relay::Relay::apply) through a fake PostgreSQL ([`postgres`]), a
+//! fake broker ([`broker`]) and a fake driver ([`process`], [`feed`], [`session`]) that does what `driver` does, in the
 //! same order. Time is virtual. What holds at every step and at the end is checked against what really happened
 //! ([`truth`]), never against what the relay believes.
 //!
