@@ -75,6 +75,7 @@ fn run(rules: Rules, script: &str, expected: &Expect) {
 }
 
 impl Script {
+    #[expect(clippy::too_many_lines, reason = "a line for each input there is")]
     fn line(&mut self, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();
         let number = |index: usize| words[index].parse::<u64>().unwrap();
