@@ -213,6 +213,8 @@ impl Flow {
         let slot = *slot;
         if state == Handed::Landed && self.alone {
             self.suspects.remove(&slot.position);
+        }
+        if state == Handed::Landed && !self.overtaken.is_empty() {
             self.overtaken.remove(&slot.position);
         }
         self.left(&slot);
@@ -230,7 +232,8 @@ impl Flow {
         }
     }
 
-    /// Remembers who was in a refused batch, and which of them a later event of its lane has overtaken.
+    /// Remembers who was in a refused batch, and whom a later event of its lane has overtaken: of a batch that was
+    /// refused some may have no report yet, and one of those can be the culprit.
     pub(super) fn suspect_the_refused(&mut self) {
         let mut landed: HashMap<Lane, Position> = HashMap::new();
         for slot in self.slots.iter().rev() {
@@ -238,15 +241,17 @@ impl Flow {
                 Handed::Landed => {
                     landed.entry(slot.lane).or_insert(slot.position);
                 }
-                Handed::Refused => {
-                    self.suspects.insert(slot.position);
+                Handed::Refused | Handed::Over => {
+                    if slot.state == Handed::Refused {
+                        self.suspects.insert(slot.position);
+                    }
                     if let Some(&later) =
                         landed.get(&slot.lane).filter(|_| !injected(Bug::ForgetsOvertaken))
                     {
                         self.overtaken.insert(slot.position, later);
                     }
                 }
-                Handed::Over | Handed::Aside | Handed::Never => {}
+                Handed::Aside | Handed::Never => {}
             }
         }
     }

@@ -373,6 +373,56 @@ fn broker_refusal_names_a_batch_and_the_culprit_is_found_alone() {
 }
 
 #[test]
+fn culprit_that_was_not_reported_with_its_batch_is_told_as_overtaken_all_the_same() {
+    check_parking(
+        "start 16
+         begin 32
+         event a
+         event b
+         event a
+         refused 1
+         acked 2
+         broken
+         start 16
+         begin 32
+         event a
+         refused 3
+         broken
+         start 16
+         begin 32
+         event a
+         refused 4
+         broken
+         start 16
+         begin 32
+         event a",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            event a           │ publish #2
+            refused 1         │  (shut)
+            acked 2           │ published (shut)
+            broken            │ restart: Refused(Kafka(10))
+            start 16          │ 
+            begin 32          │ 
+            event a           │ publish #3 (shut)
+            refused 3         │ restart: Refused(Kafka(10))
+            broken            │ restart: SinkBroken
+            start 16          │ 
+            begin 32          │ 
+            event a           │ publish #4 (shut)
+            refused 4         │ restart: Refused(Kafka(10))
+            broken            │ restart: SinkBroken
+            start 16          │ 
+            begin 32          │ 
+            event a           │ park #5 waiting 1000 overtaken by 0/20:2, write 1 rows []
+        "#]],
+    );
+}
+
+#[test]
 fn strict_order_has_one_event_of_an_aggregate_in_flight() {
     use crate::event::Aggregate;
     use crate::relay::{Change, Input, Relay, Rules};
