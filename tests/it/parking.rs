@@ -263,7 +263,7 @@ async fn killed_after_the_slot_has_passed_the_parked_event() {
 async fn killed_after_a_skip_and_before_the_cursor_has_passed_it() {
     let mut scene = Scene::set(Version::Pg17, "skip").await;
     scene.insert(&["a", "!a", "a"]).await;
-    let relay = Relay::spawn_with(&scene.config, &[], &[("POSTRIDER_CUT", "cursor_due")]);
+    let relay = Relay::spawn_with(&scene.config, &[], &[("POSTRIDER_CUT", "parked_row_committed")]);
     drop(relay.ended(SOON).await);
     let ask = "update postrider.parked set requested_action = 'skip', requested_at = now(), requested_by = 'test' \
                where aggregate_id = 'a' and state = 'waiting'";
