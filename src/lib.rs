@@ -30,6 +30,10 @@ pub mod admin;
 pub mod driver;
 pub mod metrics;
 
+// Test only.
+#[cfg(test)]
+mod sim;
+
 // Edge.
 pub mod cli;
 pub mod config;

@@ -9,11 +9,13 @@
 //! does.
 #![deny(clippy::indexing_slicing, clippy::as_conversions, clippy::arithmetic_side_effects)]
 
+pub(crate) mod bug;
 mod window;
 
 use crate::event::Position;
 use crate::lsn::{Lsn, Watermark};
 use crate::record::Ticket;
+use bug::{Bug, injected};
 use std::collections::VecDeque;
 use window::{Answer, Window};
 
@@ -26,6 +28,14 @@ pub struct Progress {
     pub watermark: Watermark,
     /// Of the first transaction that is not, the changes below this position are resolved too.
     pub partial: Option<Position>,
+}
+
+impl Progress {
+    /// Every change below it is resolved.
+    pub fn position(&self) -> Position {
+        let start = Position { commit_lsn: self.watermark.lsn(), ordinal: 0 };
+        self.partial.unwrap_or(start)
+    }
 }
 
 /// What came of resolving a ticket.
@@ -191,8 +201,8 @@ impl Tracker {
         }
         let safe = Watermark::from_keepalive(wal_end);
         match self.units.back_mut() {
-            Some(unit) => unit.safe = unit.safe.max(safe),
-            None => self.watermark = self.watermark.max(safe),
+            Some(unit) if !injected(Bug::KeepaliveConfirms) => unit.safe = unit.safe.max(safe),
+            Some(_) | None => self.watermark = self.watermark.max(safe),
         }
     }
 
@@ -221,7 +231,8 @@ impl Tracker {
 
     /// What a cursor row should say.
     pub fn progress(&self) -> Progress {
-        let low = self.window.low();
+        let sent = injected(Bug::PartialCountsSent);
+        let low = if sent { self.window.next() } else { self.window.low() };
         let front = self.units.front().map(|unit| Open {
             first: unit.first,
             first_ordinal: unit.first_ordinal,
@@ -231,6 +242,10 @@ impl Tracker {
             let done = low.checked_sub(front.first)?.checked_add(front.first_ordinal)?;
             (done > 0).then_some(Position { commit_lsn: front.commit_lsn, ordinal: done })
         });
+        let early = self.units.front().filter(|_| injected(Bug::ConfirmsOneEarly));
+        if let Some(unit) = early {
+            return Progress { watermark: unit.safe, partial: None };
+        }
         Progress { watermark: self.watermark, partial: partial.or(self.carried) }
     }
 

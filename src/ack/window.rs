@@ -3,6 +3,7 @@
 //! Owns the numbering: tickets rise by one and are never used twice, so a ticket below `given_up` is of an earlier
 //! session.
 
+use super::bug::{Bug, injected};
 use std::collections::VecDeque;
 
 const WORD_BITS: u64 = 64;
@@ -60,6 +61,7 @@ impl Window {
 
     pub(super) fn give_up(&mut self) {
         self.words.clear();
+        self.next = if injected(Bug::ForgetsSessions) { 0 } else { self.next };
         self.low = self.next;
         self.given_up = self.next;
         // Bits below `low` in its word stand for tickets of before and must read as resolved.

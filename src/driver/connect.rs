@@ -17,6 +17,7 @@ use crate::event::Position;
 use crate::lsn::Lsn;
 use crate::postgres::action::Phase;
 use crate::postgres::control::{Ask, Control};
+use crate::postgres::cursor::Seized;
 use crate::postgres::fence::{self, AfterStart, Decision, Identity, Resume};
 use crate::postgres::parked::Loaded;
 use crate::postgres::poll::{Opened, Poller};
@@ -49,13 +50,10 @@ pub(super) struct Connected {
     pub(super) table_oid: Option<u32>,
     /// The parked table's rows.
     pub(super) parked: Vec<Loaded>,
-}
-
-impl Connected {
-    /// What the cursor row says.
-    pub(super) fn progress(&self) -> Progress {
-        Progress { watermark: self.resume.start, partial: self.resume.skip_before }
-    }
+    /// What the cursor row says now that nobody else writes it.
+    pub(super) progress: Progress,
+    /// The epoch of the owner before us.
+    pub(super) epoch_before: i64,
 }
 
 /// Why a try came to nothing.
@@ -127,9 +125,10 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
         .map_err(at(Phase::Control))?;
     match fence::check_after_start(row.as_ref(), backend_pid, &resume) {
         AfterStart::Held => {
-            let (epoch, parked) = take_over(spec, &control, &resume).await?;
-            let desk = Desk { control, epoch, jobs: Jobs::default() };
-            Ok(Connected { wal, desk, resume, version, table_oid, parked })
+            let (seized, progress, parked) = take_over(spec, &control, &resume).await?;
+            let epoch_before = seized.before;
+            let desk = Desk { control, epoch: seized.epoch, jobs: Jobs::default() };
+            Ok(Connected { wal, desk, resume, version, table_oid, parked, progress, epoch_before })
         }
         AfterStart::Again { message } => match last_word(&mut wal).await {
             Some(error) => Err(Failure::Source(error, Phase::Stream)),
@@ -144,15 +143,19 @@ async fn take_over(
     spec: &PipelineSpec,
     control: &Control,
     resume: &Resume,
-) -> Result<(i64, Vec<Loaded>), Failure> {
+) -> Result<(Seized, Progress, Vec<Loaded>), Failure> {
     let failed = |error| Failure::Source(error, Phase::Control);
     let (client, name) = (control.client(), spec.name());
-    let epoch = cursor::take_over(client, name).await.map_err(failed)?;
-    let start = Position { commit_lsn: resume.start.lsn(), ordinal: 0 };
-    let from = resume.skip_before.unwrap_or(start);
-    let parked = parked::load(client, name, from).await.map_err(failed)?;
+    let seized = cursor::seize(client, name).await.map_err(failed)?;
+    // What the fence made of the row it read, or the row where it has moved on since.
+    let read = Progress { watermark: resume.start, partial: resume.skip_before };
+    let same_stream =
+        seized.messages == spec.messages() && seized.publication == spec.names.publication;
+    let partial = seized.partial.filter(|_| same_stream);
+    let progress = read.max(Progress { watermark: seized.watermark, partial });
+    let parked = parked::load(client, name, progress.position()).await.map_err(failed)?;
     control.listen(name).await.map_err(failed)?;
-    Ok((epoch, parked))
+    Ok((seized, progress, parked))
 }
 
 /// What is parked, where no stream will bring anything again.

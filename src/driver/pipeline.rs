@@ -68,6 +68,8 @@ pub(super) struct Pipeline {
     /// When what is in flight is no longer ours to send, while there is no stream.
     /// What the positions we remember belong to.
     pub(super) history: Option<History>,
+    /// The epoch under which we streamed last.
+    pub(super) owned: Option<i64>,
     lease_ends: Instant,
     /// What the server refused last, to be looked at again by the fence.
     rechecked: Option<HaltReason>,
@@ -136,6 +138,7 @@ impl Pipeline {
             epoch: Instant::now(),
             ever_streamed: false,
             history: None,
+            owned: None,
             lease_ends: Instant::now(),
             rechecked: None,
             repeats: Repeats::default(),

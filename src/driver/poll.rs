@@ -151,7 +151,8 @@ impl Pipeline {
         let cursor =
             Progress { watermark: Watermark::from_keepalive(polling.start), partial: None };
         let entries: Vec<Entry> = polling.parked.iter().map(|row| row.entry).collect();
-        let started = Input::Started { cursor, same_history: false, parked: &entries };
+        let started =
+            Input::Started { cursor, same_history: false, same_owner: false, parked: &entries };
         self.relay.apply(self.now(), started, &mut self.effects);
         self.go_on_with(&polling.parked);
         say::polling(self);

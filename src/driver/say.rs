@@ -32,6 +32,9 @@ pub(super) const REPORT_SOON: Duration = Duration::from_millis(20);
 /// A lag below this ends a backlog.
 const CLOSE: Duration = Duration::from_secs(1);
 
+/// For so long, before it is said.
+const CLOSE_FOR: Duration = Duration::from_secs(1);
+
 /// What a pipeline remembers in order to speak.
 #[derive(Debug, Default)]
 pub(super) struct Tell {
@@ -51,6 +54,7 @@ pub(super) struct Tell {
     pub(super) slot: Option<Trouble>,
     pub(super) standing_by: Option<Trouble>,
     behind: Option<Trouble>,
+    close_since: Option<Instant>,
     parked: Few,
     dead: Few,
     pub(super) streaming: bool,
@@ -108,9 +112,12 @@ pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::fence
 
 /// Far behind, and close again: a backlog that drains is a state too.
 pub(super) fn lag(pipeline: &mut Pipeline, state: status::State, lag: Duration) {
-    let (behind, now) = (&mut pipeline.tell.behind, Instant::now());
+    let now = Instant::now();
     let name = pipeline.spec.name();
     let lag_seconds = lag.as_secs();
+    let (behind, close) = (&mut pipeline.tell.behind, &mut pipeline.tell.close_since);
+    let well = matches!(state, status::State::Streaming | status::State::Polling) && lag < CLOSE;
+    *close = if well { close.or(Some(now)) } else { None };
     if state == status::State::CatchingUp {
         if let Some(Due { seconds, .. }) = Trouble::note(behind, String::new(), None, now) {
             let far = span(lag_seconds);
@@ -122,8 +129,8 @@ pub(super) fn lag(pipeline: &mut Pipeline, state: status::State, lag: Duration) 
                 "catching up: {far} behind"
             );
         }
-    } else if matches!(state, status::State::Streaming | status::State::Polling) && lag < CLOSE {
-        // Not at the same mark: a lag about it would be told at every crossing.
+    } else if close.is_some_and(|since| now.duration_since(since) >= CLOSE_FOR) {
+        // Not at the same mark, and not at once: between two transactions of a backlog nothing is behind either.
         if let Some(trouble) = behind.take() {
             let seconds = trouble.seconds(now);
             let after = span(seconds);

@@ -117,14 +117,16 @@ impl Pipeline {
 
     fn begin(&mut self, session: &Session) {
         self.mapper.forget_relations(session.connected.table_oid);
-        let cursor = session.connected.progress();
+        let cursor = session.connected.progress;
         let history = History::of(&session.connected.resume.cursor);
         let same_history = self.history.replace(history.clone()) == Some(history);
         self.confirmed =
             if same_history { self.confirmed.max(cursor.watermark) } else { cursor.watermark };
         let loaded = &session.connected.parked;
         let entries: Vec<Entry> = loaded.iter().map(|row| row.entry).collect();
-        let started = Input::Started { cursor, same_history, parked: &entries };
+        let owned = self.owned.replace(session.connected.desk.epoch);
+        let same_owner = owned == Some(session.connected.epoch_before);
+        let started = Input::Started { cursor, same_history, same_owner, parked: &entries };
         self.relay.apply(self.now(), started, &mut self.effects);
         self.go_on_with(loaded);
         say::streaming(self, &session.connected.resume);

@@ -89,6 +89,54 @@ async fn read_columns(
     row.map(|row| from_row(&row, 0).map_err(failed)).transpose()
 }
 
+/// What a [`seize`] found and made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Seized {
+    /// The epoch of the owner before.
+    pub before: i64,
+    /// Ours.
+    pub epoch: i64,
+    /// The row's watermark: nobody with an older epoch moves it any more.
+    pub watermark: Watermark,
+    /// The row's partial transaction, by the ordinals of the two options below.
+    pub partial: Option<Position>,
+    /// The publication that was streamed.
+    pub publication: String,
+    /// Whether logical messages were asked for.
+    pub messages: bool,
+}
+
+/// Takes the pipeline over as [`take_over`] does, and reads how far the owner before has got: a write of it that was
+/// under way when the row was first read is in this.
+///
+/// # Errors
+/// As [`take_over`].
+pub async fn seize(client: &Client, pipeline: &str) -> Result<Seized, SourceError> {
+    let failed = |e| SourceError::control(format!("take pipeline {pipeline:?} over"), e);
+    let sql = "WITH before AS ( \
+                 SELECT owner_epoch AS epoch FROM postrider.cursor WHERE pipeline = $1 FOR UPDATE) \
+               UPDATE postrider.cursor c SET updated_at = pg_catalog.now(), \
+                 owner_epoch = greatest(before.epoch + 1, (pg_catalog.date_part('epoch', \
+                   pg_catalog.clock_timestamp()) * 1e6)::pg_catalog.int8) \
+               FROM before WHERE c.pipeline = $1 \
+               RETURNING before.epoch, c.owner_epoch, c.watermark, c.partial_commit_lsn, \
+                 c.partial_ordinal, c.publication, c.messages";
+    let row = client.query_one(sql, &[&pipeline]).await.map_err(failed)?;
+    let commit_lsn: Option<PgLsn> = row.try_get(3).map_err(failed)?;
+    let ordinal: Option<i64> = row.try_get(4).map_err(failed)?;
+    Ok(Seized {
+        before: row.try_get(0).map_err(failed)?,
+        epoch: row.try_get(1).map_err(failed)?,
+        watermark: Watermark::resumed(lsn(row.try_get(2).map_err(failed)?)),
+        partial: commit_lsn.zip(ordinal).map(|(commit_lsn, ordinal)| Position {
+            commit_lsn: lsn(commit_lsn),
+            ordinal: ordinal.cast_unsigned(),
+        }),
+        publication: row.try_get(5).map_err(failed)?,
+        messages: row.try_get(6).map_err(failed)?,
+    })
+}
+
 /// Takes the pipeline over: raises the owner's epoch and returns it. From then on whoever writes with an older one
 /// stores nothing. A write of the old owner that is under way is waited for (it holds the row's lock), so what is read
 /// after this is all there will be.

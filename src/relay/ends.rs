@@ -3,24 +3,31 @@
 use super::Relay;
 use super::effect::{Effect, Restart};
 use super::phase::{Phase, Until, violation};
+use crate::ack::bug::{Bug, injected};
 use crate::ack::{Broken, Progress};
 
 impl Relay {
-    /// A row ahead of our own progress was written by another owner of the slot, who published what we have in flight.
+    /// Another owner of the slot has published what we have in flight, and may have published again what we had
+    /// resolved: so events come once more from the row on, or an aggregate could end with one of those. The same where
+    /// the row is ahead of our own progress.
     /// In another history our progress means nothing: what we took for a repetition there would be a new event.
     pub(super) fn start(
         &mut self,
         cursor: Progress,
-        same_history: bool,
+        (same_history, same_owner): (bool, bool),
         effects: &mut Vec<Effect>,
     ) {
         self.feedback.lost();
-        let ours = self.stream.started() && same_history;
-        if !ours || cursor > self.tracker.progress() {
+        let ours = self.stream.started() && same_history && same_owner;
+        let ours = ours || (self.stream.started() && injected(Bug::IgnoresOtherOwner));
+        let ahead = cursor > self.tracker.progress() && !injected(Bug::IgnoresOtherOwner);
+        if !ours || ahead {
             let busy = self.flow.in_flight().0 > 0 || !self.parking.quiet();
             self.tracker.adopt(cursor);
             self.flow.clear();
-            self.parking.forget();
+            if !injected(Bug::KeepsPending) {
+                self.parking.forget(same_history);
+            }
             self.stream.expect(cursor);
             self.feedback.resumed(cursor);
             if busy {
@@ -33,16 +40,24 @@ impl Relay {
     pub(super) fn restart(&mut self, why: Restart, effects: &mut Vec<Effect>) {
         let progress = self.tracker.progress();
         self.refused = None;
+        #[cfg(test)]
+        if injected(Bug::ResendsTheFailed) {
+            self.flow.remember_the_landed();
+        }
         self.flow.suspect_the_refused();
         self.tracker.give_up();
         self.flow.clear();
         self.parking.given_up();
         self.stream.expect(progress);
         match self.phase {
-            Phase::Running => effects.push(Effect::Restart { why }),
+            Phase::Running => {
+                self.parking.lost();
+                effects.push(Effect::Restart { why });
+            }
             // It may not say that all before it is published when that is in doubt. The stream brings it again.
             Phase::Halting { until: Until::Lowest(_), .. } => {
                 self.phase = Phase::Running;
+                self.parking.lost();
                 effects.push(Effect::Restart { why });
             }
             // Nothing more will be resolved, so the end is here.

@@ -6,6 +6,7 @@ use super::input::{Change, Input};
 use super::parking::{OnPoison, Parking};
 use super::phase::{Phase, Until, poison};
 use super::{Relay, Upcoming};
+use crate::ack::bug::{Bug, injected};
 use crate::ack::{Broken, Resolution};
 use crate::error::Halt;
 use crate::event::Aggregate;
@@ -45,8 +46,8 @@ impl Relay {
                 self.stream.commit(&mut self.tracker, commit_lsn, end_lsn)?;
             }
             Input::Keepalive { wal_end } => self.stream.keepalive(&mut self.tracker, wal_end),
-            Input::Started { cursor, same_history, parked } => {
-                self.start(cursor, same_history, effects);
+            Input::Started { cursor, same_history, same_owner, parked } => {
+                self.start(cursor, (same_history, same_owner), effects);
                 self.parking.load(now, parked);
             }
             Input::SinkBroken => {
@@ -70,7 +71,10 @@ impl Relay {
                     self.phase = Phase::Halting { halt, until: Until::Quiet };
                 }
             }
-            Input::Tick => {}
+            Input::Tick => {
+                #[cfg(test)]
+                self.acknowledge_by_time(effects);
+            }
         }
         Ok(())
     }
@@ -83,6 +87,12 @@ impl Relay {
     ) -> Result<(), Broken> {
         let Some(upcoming) = self.stream.change()? else { return Ok(()) };
         let ticket = self.tracker.change();
+        #[cfg(test)]
+        if self.flow.remembered.contains(&upcoming.position) {
+            self.flow.skip(ticket);
+            self.resolve(ticket);
+            return Ok(());
+        }
         if self.parking.lanes.knows(upcoming.position) {
             self.flow.skip(ticket);
             self.resolve(ticket);
@@ -190,11 +200,17 @@ impl Relay {
         effects: &mut Vec<Effect>,
     ) {
         self.parking.park(now, ticket, entry, size_bytes as u64);
+        if injected(Bug::ParkedBeforeCommit) {
+            self.resolve(ticket);
+        }
         effects.push(Effect::Park { ticket, entry });
     }
 
     fn parking_written(&mut self) {
         for ticket in self.parking.written() {
+            if injected(Bug::ParkedBeforeCommit) {
+                continue;
+            }
             self.resolve(ticket);
             self.feedback.delivered();
         }
@@ -203,6 +219,9 @@ impl Relay {
     fn report(&mut self, ticket: Ticket, outcome: Outcome, effects: &mut Vec<Effect>) {
         let Some(slot) = self.flow.get(ticket) else { return };
         match outcome {
+            Outcome::Unknown if injected(Bug::UnknownIsAcked) => {
+                self.report(ticket, Outcome::Acked, effects);
+            }
             Outcome::Acked => {
                 self.flow.landed(ticket);
                 self.resolve(ticket);
@@ -221,7 +240,7 @@ impl Relay {
     /// are streamed again, one at a time. One that was alone is streamed again too, and parked when it comes: by then
     /// its record is at hand, and the producer is a new one.
     fn refused(&mut self, ticket: Ticket, slot: Slot, reason: Refusal, effects: &mut Vec<Effect>) {
-        let certain = self.flow.was_alone();
+        let certain = self.flow.was_alone() || injected(Bug::BlamesTheInnocent);
         if self.parking.rules.on_poison == OnPoison::Stop && (certain || names_one(reason)) {
             let halt = Box::new(poison(slot.position, reason));
             self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
@@ -267,6 +286,14 @@ impl Relay {
                     self.restart(Restart::Unknown, effects);
                 }
             }
+        }
+    }
+
+    #[cfg(test)]
+    fn acknowledge_by_time(&mut self, effects: &mut Vec<Effect>) {
+        let low = self.tracker.low();
+        if injected(Bug::TimeOutIsAcked) && self.flow.flies(low) {
+            self.report(low, Outcome::Acked, effects);
         }
     }
 

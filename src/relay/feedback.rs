@@ -5,6 +5,7 @@
 //! remembers.
 
 use crate::ack::Progress;
+use crate::ack::bug::{Bug, injected};
 use crate::lsn::Watermark;
 use std::time::Duration;
 
@@ -57,6 +58,11 @@ impl Feedback {
         self.delivered = 0;
     }
 
+    /// What the row says.
+    pub(super) fn row(&self) -> Progress {
+        self.row
+    }
+
     pub(super) fn delivered(&mut self) {
         self.delivered += 1;
     }
@@ -76,22 +82,25 @@ impl Feedback {
         }
     }
 
-    /// The row to write now, if one is due. `last` wants it whatever the time.
+    /// The row to write now, if one is due. `at_once` wants it whatever the time.
     pub(super) fn cursor_due(
         &mut self,
         now: Duration,
         progress: Progress,
-        last: bool,
+        at_once: bool,
     ) -> Option<Progress> {
         if self.writing.is_some() || progress == self.row {
             return None;
         }
         let due = self.due_at(progress).is_some_and(|due| due <= now);
-        if !due && !last {
+        if !due && !at_once {
             return None;
         }
         self.writing = Some(progress);
         self.written_at = Some(now);
+        if injected(Bug::ConfirmsBeforeRow) {
+            self.row = progress;
+        }
         self.delivered = 0;
         Some(progress)
     }

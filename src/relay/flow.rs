@@ -4,6 +4,7 @@
 //! subtraction.
 
 use super::stream::Upcoming;
+use crate::ack::bug::{Bug, injected};
 use crate::event::{PgTime, Position};
 use crate::parked::Lane;
 use crate::record::Ticket;
@@ -77,6 +78,8 @@ pub(super) struct Flow {
     overtaken: BTreeMap<Position, Position>,
     /// Lanes with an event in flight, where a lane may have only one.
     flying: Option<HashSet<Lane>>,
+    #[cfg(test)]
+    pub(super) remembered: BTreeSet<Position>,
 }
 
 impl Flow {
@@ -93,19 +96,28 @@ impl Flow {
             alone: false,
             overtaken: BTreeMap::new(),
             flying: strict.then(HashSet::new),
+            #[cfg(test)]
+            remembered: BTreeSet::new(),
         }
     }
 
-    pub(super) fn has_room(&self, next: Position) -> bool {
+    /// Whether the next event may be handed over, while `tries` of parked events are out.
+    pub(super) fn has_room(&self, next: Position, tries: usize) -> bool {
         if self.alone || self.suspects.contains(&next) {
-            return self.events == 0;
+            return self.events == 0 && (tries == 0 || injected(Bug::SuspectInCompany));
         }
-        !self.shut
+        !self.shut || injected(Bug::NoBound)
+    }
+
+    /// Whether this event is sent with nothing else in flight, or one that is has not been reported.
+    pub(super) fn is_suspicious(&self, next: Position) -> bool {
+        (self.alone || self.suspects.contains(&next)) && !injected(Bug::SuspectInCompany)
     }
 
     /// Whether the lane may have another event in flight.
     pub(super) fn admits(&self, lane: Lane) -> bool {
-        self.flying.as_ref().is_none_or(|flying| !flying.contains(&lane))
+        let free = |flying: &HashSet<Lane>| !flying.contains(&lane) || injected(Bug::NotStrict);
+        self.flying.as_ref().is_none_or(free)
     }
 
     pub(super) fn hand_over(&mut self, ticket: Ticket, slot: Slot) {
@@ -146,6 +158,20 @@ impl Flow {
         let slot = self.slots.get(self.index(ticket)?)?;
         assert!(slot.state == Handed::Over, "a second report for {ticket:?}");
         Some(*slot)
+    }
+
+    /// Whether the event of a ticket is in flight.
+    #[cfg(test)]
+    pub(super) fn flies(&self, ticket: Ticket) -> bool {
+        let slot = self.index(ticket).and_then(|index| self.slots.get(index));
+        slot.is_some_and(|slot| slot.state == Handed::Over)
+    }
+
+    /// See [`Bug::ResendsTheFailed`].
+    #[cfg(test)]
+    pub(super) fn remember_the_landed(&mut self) {
+        let landed = self.slots.iter().filter(|slot| slot.state == Handed::Landed);
+        self.remembered.extend(landed.map(|slot| slot.position));
     }
 
     /// The event of a ticket reached the broker.
@@ -214,7 +240,9 @@ impl Flow {
                 }
                 Handed::Refused => {
                     self.suspects.insert(slot.position);
-                    if let Some(&later) = landed.get(&slot.lane) {
+                    if let Some(&later) =
+                        landed.get(&slot.lane).filter(|_| !injected(Bug::ForgetsOvertaken))
+                    {
                         self.overtaken.insert(slot.position, later);
                     }
                 }

@@ -18,6 +18,8 @@ pub enum Input<'a> {
         /// Whether positions mean what they meant in the stream before: the same cluster, timeline and slot. After a
         /// failover they do not, and nothing we remember counts any more.
         same_history: bool,
+        /// Whether nobody else has owned the pipeline since the stream before.
+        same_owner: bool,
         /// The parked table's rows, in order of the stream: unresolved ones, and resolved ones the stream may bring
         /// again. Read after everybody else's writes were fenced off.
         parked: &'a [Entry],

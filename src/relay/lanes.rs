@@ -3,9 +3,10 @@
 //! One owner decides here; the table is its durability and is read once, when a stream starts. Knows no record and no
 //! sink: `parking` turns what is decided into rows, marks and tries.
 //!
-//! Only the head of a lane is ever tried, and only when everything before it in the stream is resolved. A lane is live
-//! again when no row of it is left and every mark of it is committed.
+//! Only the head of a lane is ever tried, and only when the cursor row has passed it. A lane is live again when no row
+//! of it is left and every mark of it is committed.
 
+use crate::ack::bug::{Bug, injected};
 use crate::event::Position;
 use crate::parked::{Entry, Lane, State, Wish};
 use crate::record::Ticket;
@@ -106,6 +107,11 @@ impl Lanes {
         any && (self.rows.contains_key(&position) || self.settled.contains(&position))
     }
 
+    /// Whether a parked event stands here or further on.
+    pub(super) fn any_from(&self, position: Position) -> bool {
+        self.rows.last_key_value().is_some_and(|(last, _)| *last >= position)
+    }
+
     pub(super) fn row(&self, position: Position) -> Option<&Row> {
         self.rows.get(&position)
     }
@@ -126,7 +132,9 @@ impl Lanes {
     pub(super) fn insert(&mut self, now: Duration, entry: &Entry, written: bool) {
         let Entry { position, lane, state, attempts, wait, overtaken_by: _ } = *entry;
         if state.resolved() {
-            self.settled.insert(position);
+            if !injected(Bug::ForgetsTombstones) {
+                self.settled.insert(position);
+            }
             return;
         }
         if let Some(row) = self.rows.get_mut(&position) {
@@ -200,7 +208,7 @@ impl Lanes {
         } else if let Ok(at) = queue.rows.binary_search(&position) {
             queue.rows.remove(at);
         }
-        queue.unmarked += u32::from(unmarked);
+        queue.unmarked += u32::from(unmarked && !injected(Bug::LiveBeforeMarks));
         let next = queue.rows.front().copied();
         self.free(lane);
         if let Some(next) = next {
@@ -230,10 +238,10 @@ impl Lanes {
         }
     }
 
-    /// The next row to try: due, at the head of its lane, with nothing unresolved before it. `alone_allowed` where
+    /// The next row to try: due, at the head of its lane, and below the cursor row, `durable`. `alone_allowed` where
     /// nothing is in flight. `None` where there is none, or the next one has to wait to be alone.
-    pub(super) fn next_due(&mut self, resolved: Position, alone_allowed: bool) -> Option<Position> {
-        let position = self.now.first().copied().filter(|position| *position < resolved)?;
+    pub(super) fn next_due(&mut self, durable: Position, alone_allowed: bool) -> Option<Position> {
+        let position = self.now.first().copied().filter(|position| *position < durable)?;
         let alone = self.rows.get(&position).is_some_and(|row| row.alone);
         if alone && !alone_allowed {
             return None;
@@ -243,9 +251,14 @@ impl Lanes {
     }
 
     /// Whether the next row to try must have nothing else in flight.
-    pub(super) fn wants_to_be_alone(&self, resolved: Position) -> bool {
-        let first = self.now.first().filter(|position| **position < resolved);
+    pub(super) fn wants_to_be_alone(&self, durable: Position) -> bool {
+        let first = self.now.first().filter(|position| **position < durable);
         first.and_then(|position| self.rows.get(position)).is_some_and(|row| row.alone)
+    }
+
+    /// Whether a head is due that stands at `durable` or behind it, and before `resolved`.
+    pub(super) fn is_due_between(&self, durable: Position, resolved: Position) -> bool {
+        durable < resolved && self.now.range(durable..resolved).next().is_some()
     }
 
     /// When the next row falls due.
@@ -298,7 +311,8 @@ impl Lanes {
     }
 
     fn is_head(&self, position: Position, row: &Row) -> bool {
-        row.lane.is_none_or(|lane| {
+        let any = injected(Bug::TriesOutOfOrder);
+        any || row.lane.is_none_or(|lane| {
             self.queues.get(&lane).is_none_or(|queue| queue.rows.front() == Some(&position))
         })
     }
@@ -306,7 +320,8 @@ impl Lanes {
     /// Puts a row where its time finds it, if it is at the head and nothing keeps it.
     fn schedule(&mut self, position: Position) {
         let Some(row) = self.rows.get(&position) else { return };
-        let free = row.trying.is_none() && row.unwritten == 0 && row.state != State::Dead;
+        let written = row.unwritten == 0 || injected(Bug::TriesUncommitted);
+        let free = row.trying.is_none() && written && row.state != State::Dead;
         if free && self.is_head(position, row) {
             self.later.insert((row.due, position));
         }

@@ -34,6 +34,7 @@ pub use lanes::Counts;
 pub use parking::{OnPoison, Rules};
 pub use stream::Upcoming;
 
+use crate::ack::bug::{Bug, injected};
 use crate::ack::{Progress, Tracker};
 use crate::error::Halt;
 use crate::event::{Aggregate, PgTime, Position};
@@ -100,10 +101,14 @@ impl Relay {
     pub fn intake_open(&self) -> bool {
         matches!(self.phase, Phase::Running)
             && self.refused.is_none()
-            && self.flow.has_room(self.stream.expected())
-            && self.tracker.span() < flow::SPAN_MAX
-            && self.parking.has_room()
-            && !self.parking.needs_quiet(self.resolved())
+            && self.flow.has_room(self.stream.expected(), self.parking.tries())
+            && self.may_go_on()
+    }
+
+    fn may_go_on(&self) -> bool {
+        self.tracker.span() < flow::SPAN_MAX
+            && self.parking.has_room(self.stream.expected())
+            && !self.parking.needs_quiet(self.durable())
     }
 
     /// Whether an event of this aggregate may be handed over now; while it may not, the driver keeps its place.
@@ -113,7 +118,7 @@ impl Relay {
 
     /// Whether parked events have reached their bound, so that the intake is shut.
     pub fn parking_is_full(&self) -> bool {
-        !self.parking.has_room()
+        !self.parking.has_room(self.stream.expected())
     }
 
     /// How many events are parked.
@@ -185,14 +190,27 @@ impl Relay {
 
     /// Every change of the stream below it is resolved.
     fn resolved(&self) -> Position {
-        let progress = self.tracker.progress();
-        let start = Position { commit_lsn: progress.watermark.lsn(), ordinal: 0 };
-        progress.partial.unwrap_or(start)
+        self.tracker.progress().position()
     }
 
-    /// Whether parked events may be tried.
+    /// The cursor row says that every change below it is resolved: no restart brings it again.
+    ///
+    /// Parked events below it may be tried. One above it would be published, marked as done, and passed over when a
+    /// restart brings the events before it once more: its aggregate would end with one of those.
+    fn durable(&self) -> Position {
+        if injected(Bug::TriesAhead) {
+            return Position { commit_lsn: Lsn::from_wire(u64::MAX), ordinal: 0 };
+        }
+        if injected(Bug::TriesAboveRow) {
+            return self.resolved();
+        }
+        self.feedback.row().position()
+    }
+
+    /// Whether parked events may be tried: not beside an event of the stream that a refusal has to be certain of.
     fn tries_allowed(&self) -> bool {
-        matches!(self.phase, Phase::Running) && self.refused.is_none()
+        let one_at_a_time = self.flow.is_suspicious(self.stream.expected()) && self.may_go_on();
+        matches!(self.phase, Phase::Running) && self.refused.is_none() && !one_at_a_time
     }
 
     /// What holds after every input: parked rows are written, heads are tried, the cursor follows the watermark, the
@@ -203,7 +221,8 @@ impl Relay {
             self.restart(Restart::Refused(reason), effects);
         }
         if self.tries_allowed() {
-            self.parking.tick(now, self.resolved(), self.flow.in_flight().0, effects);
+            let in_flight = self.flow.in_flight().0;
+            self.parking.tick(now, (self.resolved(), self.durable()), in_flight, effects);
         }
         effects.extend(self.parking.write_due());
         let progress = self.tracker.progress();
@@ -215,7 +234,8 @@ impl Relay {
             Phase::Halting { until: Until::Now, .. } => true,
             Phase::Ended => return,
         };
-        if let Some(row) = self.feedback.cursor_due(now, progress, last) {
+        let wanted = self.parking.waits_for_row(self.durable(), progress.position());
+        if let Some(row) = self.feedback.cursor_due(now, progress, last || wanted) {
             effects.push(Effect::WriteCursor(row));
         }
         if let Some(watermark) = self.feedback.confirmable() {

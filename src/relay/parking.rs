@@ -8,6 +8,7 @@ mod letters;
 
 use super::effect::Effect;
 use super::lanes::{Counts, Lanes};
+use crate::ack::bug::{Bug, injected};
 use crate::event::Position;
 use crate::parked::{Became, Entry, Lane, Mark, State, Wish};
 use crate::record::{Refusal, Ticket};
@@ -143,9 +144,11 @@ impl Parking {
         }
     }
 
-    /// Whether another event may be parked.
-    pub(super) fn has_room(&self) -> bool {
-        self.lanes.counts().total() < self.rules.rows_max
+    /// Whether the next change may come, and be parked. Rows that the stream has not reached again since the last start
+    /// must not shut it out: they are tried only when it has passed them.
+    pub(super) fn has_room(&self, next: Position) -> bool {
+        (self.lanes.counts().total() < self.rules.rows_max
+            || (self.lanes.any_from(next) && !injected(Bug::FullShutsOut)))
             && self.pending.len() < PENDING_EVENTS_MAX
             && self.pending_bytes < PENDING_BYTES_MAX
     }
@@ -238,8 +241,13 @@ impl Parking {
     }
 
     /// Everything in flight is given up: the stream brings again what has no row, and no try will be reported.
+    ///
+    /// The session may go on, for a last row and the last marks: a write that is under way stays so.
     pub(super) fn given_up(&mut self) {
-        self.lost();
+        self.writing = 0;
+        if injected(Bug::DrainForgetsWrite) {
+            self.lost();
+        }
         for pending in std::mem::take(&mut self.pending) {
             self.lanes.remove(pending.entry.position, false, false);
         }
@@ -249,13 +257,17 @@ impl Parking {
         self.lanes.stop_trying();
     }
 
-    /// What is decided and not committed is another owner's to decide again.
-    pub(super) fn forget(&mut self) {
+    /// What is decided and not committed is another owner's to decide again. That a broker refused an event alone stays
+    /// true, where positions mean the same: else two processes that take turns would each begin anew with every turn.
+    pub(super) fn forget(&mut self, same_history: bool) {
+        self.lost();
         self.given_up();
         self.marks.clear();
         self.letters.clear();
         self.suspects.clear();
-        self.condemned.clear();
+        if !same_history {
+            self.condemned.clear();
+        }
         self.lanes.clear();
     }
 
@@ -304,11 +316,11 @@ impl Parking {
         self.tries.retain(|ticket, position| lanes.try_again(*position, *ticket));
     }
 
-    /// Tries what is due. `in_flight` events of the stream have no report yet.
+    /// Tries what is due and below `durable`. `in_flight` events of the stream have no report yet.
     pub(super) fn tick(
         &mut self,
         now: Duration,
-        resolved: Position,
+        (resolved, durable): (Position, Position),
         in_flight: u64,
         effects: &mut Vec<Effect>,
     ) {
@@ -316,7 +328,7 @@ impl Parking {
         self.lanes.ripen(now);
         while self.connected && self.tries.len() < TRIES_MAX && !self.trying_alone() {
             let nothing = in_flight == 0 && self.tries() == 0;
-            let Some(position) = self.lanes.next_due(resolved, nothing) else { break };
+            let Some(position) = self.lanes.next_due(durable, nothing) else { break };
             let ticket = self.ticket();
             self.tries.insert(ticket, position);
             if let Some(row) = self.lanes.row_mut(position) {
@@ -342,8 +354,13 @@ impl Parking {
     }
 
     /// Whether a try is out, or is next, that must have nothing else in flight.
-    pub(super) fn needs_quiet(&self, resolved: Position) -> bool {
-        self.connected && (self.trying_alone() || self.lanes.wants_to_be_alone(resolved))
+    pub(super) fn needs_quiet(&self, durable: Position) -> bool {
+        self.connected && (self.trying_alone() || self.lanes.wants_to_be_alone(durable))
+    }
+
+    /// Whether a try waits for nothing but a cursor row that says `resolved` instead of `durable`.
+    pub(super) fn waits_for_row(&self, durable: Position, resolved: Position) -> bool {
+        self.connected && self.lanes.is_due_between(durable, resolved)
     }
 
     fn trying_alone(&self) -> bool {

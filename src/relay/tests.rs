@@ -75,6 +75,7 @@ fn run(rules: Rules, script: &str, expected: &Expect) {
 }
 
 impl Script {
+    #[expect(clippy::too_many_lines, reason = "a line for each input there is")]
     fn line(&mut self, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();
         let number = |index: usize| words[index].parse::<u64>().unwrap();
@@ -87,15 +88,19 @@ impl Script {
         let report = |outcome| Input::Report { ticket: ticket(1), outcome };
         let position = || Position { commit_lsn: lsn(number(1)), ordinal: number(2) };
         let parked = std::mem::take(&mut self.table);
-        let started =
-            |cursor, same_history| Input::Started { cursor, same_history, parked: &parked };
+        let started = |cursor, same_history| Input::Started {
+            cursor,
+            same_history,
+            same_owner: words[0] != "other",
+            parked: &parked,
+        };
         let input = match words[0] {
             "row" => {
                 self.table = parked;
                 self.table.push(row(position(), words[3], words[4]));
                 return;
             }
-            "start" => started(progress(number(1), None), true),
+            "start" | "other" => started(progress(number(1), None), true),
             "promoted" => started(progress(number(1), None), false),
             "resume" => started(progress(number(1), Some((number(2), number(3)))), true),
             "begin" => Input::Begin { commit_lsn: lsn(number(1)), commit_time: PgTime::default() },

@@ -4,8 +4,11 @@
 use crate::await_that::await_that;
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
+use crate::relay::{Relay, postrider_ok};
 use crate::server::Version;
+use crate::sink_caller::alter;
 use crate::stream::published;
+use serde_json::Value;
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(30);
@@ -73,5 +76,84 @@ async fn idle_relay_leaves_the_processor_alone() {
     let ticks = relay.cpu_ticks() - before;
     show(&format!("idle for {long_enough:?}: {ticks} clock ticks of 10 ms"));
     assert!(ticks < 20, "{ticks} ticks of 10 ms in {long_enough:?}");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// The publish latency's buckets: upper bound in seconds, and how many so far.
+async fn latencies(relay: &Relay) -> Vec<(f64, f64)> {
+    let (_, text) = relay.get("/metrics").await.expect("an answer");
+    let bucket = |line: &str| {
+        let (bound, rest) =
+            line.strip_prefix("postrider_publish_latency_seconds_bucket{le=\"")?.split_once('"')?;
+        let bound = if bound == "+Inf" { f64::INFINITY } else { bound.parse().ok()? };
+        Some((bound, rest.rsplit(' ').next()?.parse().ok()?))
+    };
+    text.lines().filter_map(bucket).collect()
+}
+
+/// The 99th percentile in milliseconds of what came between two looks, even inside a bucket.
+fn p99_between(before: &[(f64, f64)], after: &[(f64, f64)]) -> f64 {
+    let counts: Vec<(f64, f64)> =
+        before.iter().zip(after).map(|(old, new)| (new.0, new.1 - old.1)).collect();
+    let wanted = counts.last().map_or(0.0, |(_, all)| all * 0.99);
+    let (mut low, mut below) = (0.0, 0.0);
+    for (bound, count) in counts {
+        if count >= wanted {
+            return (low + (bound - low) * (wanted - below) / (count - below)) * 1000.0;
+        }
+        (low, below) = (bound, count);
+    }
+    f64::INFINITY
+}
+
+/// A 2 MB event amid 100,000 others: they go on as fast as before, the slot passes it, and what is behind it in its
+/// aggregate follows in order once the topic takes it and somebody says `parked retry`.
+#[tokio::test]
+async fn event_of_two_megabytes_slows_nobody_but_its_aggregate() {
+    const EVENTS: u64 = 100_000;
+    let pipeline = Pipeline::shared(Version::Pg15, "twomb").await;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    let mut plan = pipeline.plan();
+    (plan.rate, plan.transaction_events, plan.rollback_every) = (5_000, 50, 0);
+    let load = Load::start(&plan, 2);
+    let warm = 30_000;
+    relay.await_status("warm", SOON, |status| published(status) >= warm).await;
+    let start = latencies(&relay).await;
+    relay.await_status("before", SOON, |status| published(status) >= warm + EVENTS / 2).await;
+    let before = latencies(&relay).await;
+    let event = |payload: &str| {
+        format!(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+             values ('order', 'large', 'T', {payload})"
+        )
+    };
+    let large =
+        "to_json((select string_agg(md5(random()::text), '') from generate_series(1, 65536)))";
+    for payload in ["'1'", large, "'3'", "'4'"] {
+        pipeline.sql.batch(&event(payload)).await;
+    }
+    let parked = |status: &Value| status["pipelines"][0]["parked"]["behind"] == 2;
+    relay.await_status("two behind it", SOON, parked).await;
+    let end = pipeline.wal_end().await;
+    await_that("the slot past it", SOON, || pipeline.confirmed(&end)).await;
+    let so_far = published(&relay.status().await.expect("a status"));
+    relay.await_status("amid others", SOON, |status| published(status) >= so_far + EVENTS).await;
+    let (without, with) =
+        (p99_between(&start, &before), p99_between(&before, &latencies(&relay).await));
+    show(&format!(
+        "p99 commit to acknowledgement: {without:.1} ms before, {with:.1} ms while parked"
+    ));
+    let ledger = load.stop().await;
+    assert!(with <= 2.0 * without, "p99 was {without} ms, and is {with} ms");
+
+    alter(&pipeline.topic, "max.message.bytes", "4000000").await;
+    let retry =
+        ["parked", "retry", "--aggregate", "order:large", "--reason", "limit raised", "--yes"];
+    show(&postrider_ok(&pipeline.config, &retry));
+    let records = pipeline.topic.await_records(ledger.committed() + 4, SOON).await;
+    let of_large = records.iter().filter(|record| record.key_text() == Some("large"));
+    let sizes: Vec<usize> = of_large.map(|r| r.value.as_ref().map_or(0, Vec::len)).collect();
+    assert_eq!(sizes, [1, 2_097_154, 1, 1], "in order, none twice");
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }

@@ -60,7 +60,7 @@ async fn stream_to_polling_and_back_under_load_loses_and_swaps_nothing() {
                 let log = relay.stderr();
                 let (polled, streams) = (
                     log.matches("polling the table until").count(),
-                    log.matches(": streaming ").count(),
+                    log.matches("INFO streaming ").count(),
                 );
                 if polled == times && streams > times {
                     Ok(())

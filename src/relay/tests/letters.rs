@@ -230,6 +230,7 @@ fn event_of_a_destination_that_is_given_up_is_parked_with_no_attempt_and_its_fol
          parked
          parked
          acked 2
+         written
          wait 1000
          notopic t0
          wait 1000
@@ -250,15 +251,16 @@ fn event_of_a_destination_that_is_given_up_is_parked_with_no_attempt_and_its_fol
             parked            │ write 1 rows [], write cursor 0/10+0/20:1
             parked            │ 
             acked 2           │ published
-            wait 1000         │ try t0 0/20:0
+            written           │ 
+            wait 1000         │ try t0 0/20:0, write cursor 0/30
             notopic t0        │ 
             wait 1000         │ try t1 0/20:0
-            acked t1          │ released 0/20:0, try t2 0/20:1, write 0 rows [0/20:0 done]
+            acked t1          │ released 0/20:0, write 0 rows [0/20:0 done]
             parked            │ 
-            acked t2          │ released 0/20:1, write 0 rows [0/20:1 done]
+            acked t2          │ 
             parked            │ 
             begin 96          │ 
-            event a           │ publish #3
+            event a           │ park #3 behind 0, write 1 rows []
         "#]],
     );
 }

@@ -41,6 +41,7 @@ fn followers_go_in_order_and_the_lane_is_live_when_all_marks_are_committed() {
          acked t1
          parked
          parked
+         written
          acked t2
          parked
          event a
@@ -53,7 +54,8 @@ fn followers_go_in_order_and_the_lane_is_live_when_all_marks_are_committed() {
             event a           │ park #0 behind 0
             acked t1          │ released 0/20:1
             parked            │ write 1 rows [0/20:1 done]
-            parked            │ try t2 0/60:0, write cursor 0/40+0/60:1
+            parked            │ write cursor 0/40+0/60:1
+            written           │ try t2 0/60:0
             acked t2          │ released 0/60:0, write 0 rows [0/60:0 done]
             parked            │ 
             event a           │ publish #1
@@ -64,7 +66,7 @@ fn followers_go_in_order_and_the_lane_is_live_when_all_marks_are_committed() {
 }
 
 #[test]
-fn nothing_is_tried_before_the_stream_has_passed_it() {
+fn nothing_is_tried_before_the_cursor_row_has_passed_it() {
     check_parking(
         "row 32 1 a waiting
          start 16
@@ -72,14 +74,16 @@ fn nothing_is_tried_before_the_stream_has_passed_it() {
          event a
          event a
          commit 32 48
-         parked",
+         parked
+         written",
         &expect![[r#"
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ park #0 behind 0, write 1 rows []
             event a           │ 
             commit 32 48      │ 
-            parked            │ try t0 0/20:0, write cursor 0/30
+            parked            │ write cursor 0/30
+            written           │ try t0 0/20:0, confirm 0/30
         "#]],
     );
 }
@@ -223,6 +227,7 @@ fn try_in_flight_outlives_the_connection_and_its_mark_is_written_later() {
          event a
          parked
          parked
+         written
          acked t1",
         &expect![[r#"
             start 64          │ try t0 0/20:0, confirm 0/40
@@ -232,7 +237,8 @@ fn try_in_flight_outlives_the_connection_and_its_mark_is_written_later() {
             begin 96          │ 
             event a           │ park #0 behind 0
             parked            │ write 1 rows []
-            parked            │ try t1 0/60:0, write cursor 0/40+0/60:1
+            parked            │ write cursor 0/40+0/60:1
+            written           │ try t1 0/60:0
             acked t1          │ released 0/60:0, write 0 rows [0/60:0 done]
         "#]],
     );
@@ -250,6 +256,109 @@ fn drain_waits_for_tries_and_their_marks() {
             start 64          │ try t0 0/20:0, confirm 0/40
             drain             │  (shut)
             acked t0          │ released 0/20:0, write 0 rows [0/20:0 done] (shut)
+            parked            │ drained (shut)
+        "#]],
+    );
+}
+
+/// Found by `sim`: such a head was published and marked as done, and after a crash the events before it came again and
+/// it did not, so that its aggregate ended with an older event.
+#[test]
+fn head_is_not_tried_before_a_restart_can_not_bring_again_what_stands_before_it() {
+    check_parking(
+        "start 16
+         begin 32
+         event a
+         event a
+         nottaken 1
+         commit 32 48
+         acked 0
+         parked
+         wait 1000
+         written
+         written",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            event a           │ publish #1
+            nottaken 1        │ park #1 waiting 1000, write 1 rows []
+            commit 32 48      │ 
+            acked 0           │ published, write cursor 0/10+0/20:1
+            parked            │ 
+            wait 1000         │ 
+            written           │ write cursor 0/30
+            written           │ try t0 0/20:1, confirm 0/30
+        "#]],
+    );
+}
+
+/// Found by `sim`: the refusal of a batch with both in it was taken for the suspect's own.
+#[test]
+fn suspect_is_not_sent_beside_a_try() {
+    check_parking(
+        "row 16 0 b waiting
+         start 32
+         begin 48
+         event a
+         event c
+         commit 48 64
+         refused 0
+         refused 1
+         acked t0
+         broken
+         row 16 0 b waiting
+         row 16 1 d waiting
+         start 32
+         parked
+         begin 48
+         acked t1
+         event a
+         parked
+         acked 2
+         event c",
+        &expect![[r#"
+            start 32          │ try t0 0/10:0, confirm 0/20
+            begin 48          │ 
+            event a           │ publish #0
+            event c           │ publish #1
+            commit 48 64      │ 
+            refused 0         │  (shut)
+            refused 1         │  (shut)
+            acked t0          │ released 0/10:0, restart: Refused(Kafka(10))
+            broken            │ restart: SinkBroken
+            start 32          │ try t1 0/10:1, write 0 rows [0/10:0 done]
+            parked            │ 
+            begin 48          │  (shut)
+            acked t1          │ released 0/10:1, write 0 rows [0/10:1 done]
+            event a           │ publish #2 (shut)
+            parked            │  (shut)
+            acked 2           │ published, write cursor 0/20+0/30:1
+            event c           │ publish #3 (shut)
+        "#]],
+    );
+}
+
+/// Found by `sim`: the marks were never written, and the drain took all the time it was given.
+#[test]
+fn drain_whose_producer_breaks_still_writes_its_marks() {
+    check_parking(
+        "row 32 0 a waiting
+         row 32 1 b waiting
+         start 64
+         drain
+         acked t0
+         toolarge t1
+         broken
+         parked
+         parked",
+        &expect![[r#"
+            start 64          │ try t0 0/20:0, try t1 0/20:1, confirm 0/40
+            drain             │  (shut)
+            acked t0          │ released 0/20:0, write 0 rows [0/20:0 done] (shut)
+            toolarge t1       │  (shut)
+            broken            │  (shut)
+            parked            │ write 0 rows [0/20:1 waiting after 2] (shut)
             parked            │ drained (shut)
         "#]],
     );

@@ -29,6 +29,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("services", "retention", "words pure core adapters metrics driver"),
     // Reads a snapshot and the metrics, and calls into nothing.
     ("services", "admin", "words metrics"),
+    ("test only", "sim", "words ack relay"),
     ("edge", "config", "words pure core adapters services"),
     ("edge", "demo", "words pure core adapters services config"),
     ("edge", "init", "words pure core adapters services config"),

@@ -1,0 +1,143 @@
+//! Frames of the stream into the relay, and its records into the sink: what `driver::feed` does.
+
+use super::Check;
+use super::broker::{NotTaken, Record};
+use super::plan::Bad;
+use super::postgres::{Change, at};
+use super::session::{Frame, Stage};
+use super::world::World;
+use crate::error::{Halt, HaltReason};
+use crate::event::{Aggregate, PgTime};
+use crate::parked::Entry;
+use crate::record::Ticket;
+use crate::relay::{Change as RelayChange, Effect, Input};
+use std::time::Duration;
+
+/// Names of aggregates; the last is nobody's.
+const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "fresh", "nobody"];
+
+/// What is to be done with the record at hand.
+enum Answer {
+    Publish(Ticket),
+    Park(Entry),
+    Nothing,
+}
+
+#[expect(clippy::unnecessary_box_returns, reason = "every input that halts wants a box")]
+pub(super) fn halt(reason: HaltReason) -> Box<Halt> {
+    let (message, meaning, hint) = (String::new(), String::new(), String::new());
+    Box::new(Halt { reason, message, meaning, hint })
+}
+
+fn take_answer(effects: &mut Vec<Effect>, first: usize) -> Answer {
+    let at_hand = |effect: &Effect| matches!(effect, Effect::Publish(_) | Effect::Park { .. });
+    let Some(at) = effects.iter().skip(first).position(at_hand) else { return Answer::Nothing };
+    let effect = effects.remove(first + at);
+    if let Effect::Park { ticket: _, entry } = effect {
+        return Answer::Park(entry);
+    }
+    if let Effect::Publish(ticket) = effect { Answer::Publish(ticket) } else { Answer::Nothing }
+}
+
+impl World {
+    /// Feeds frames until something stops it.
+    pub(super) fn feed(&mut self, i: usize) -> Check {
+        for _ in 0..self.rng.range(1, self.plan.knobs.frames_max) {
+            let process = &self.procs[i];
+            if process.relay.stopping() || process.ending() {
+                return Ok(());
+            }
+            let Stage::Streaming(session) = &process.stage else { return Ok(()) };
+            let Some(frame) = session.frames.front().copied() else { return Ok(()) };
+            if !self.frame(i, frame)? {
+                return Ok(());
+            }
+            if let Stage::Streaming(session) = &mut self.procs[i].stage {
+                session.frames.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the frame is done with.
+    fn frame(&mut self, i: usize, frame: Frame) -> Check<bool> {
+        match frame {
+            Frame::Keepalive { wal_end } => {
+                self.apply(i, Input::Keepalive { wal_end: at(wal_end) })?;
+            }
+            Frame::Begin { commit } => {
+                let commit_time = PgTime::default();
+                self.apply(i, Input::Begin { commit_lsn: at(commit), commit_time })?;
+            }
+            Frame::Commit { commit, end } => {
+                self.apply(i, Input::Commit { commit_lsn: at(commit), end_lsn: at(end) })?;
+            }
+            Frame::Change(change) => return self.change(i, change),
+        }
+        Ok(true)
+    }
+
+    fn change(&mut self, i: usize, change: Change) -> Check<bool> {
+        let relay = &self.procs[i].relay;
+        let known = relay.upcoming().is_none();
+        if !known && !relay.intake_open() {
+            return Ok(false);
+        }
+        let Change::Event(event) = change else {
+            self.apply(i, Input::Change(RelayChange::Skipped))?;
+            return Ok(true);
+        };
+        if known {
+            self.apply(i, Input::Change(RelayChange::Skipped))?;
+            return Ok(true);
+        }
+        let what = &self.truth.events[event];
+        let id = NAMES[what.aggregate.unwrap_or(NAMES.len() - 1)];
+        let aggregate = Aggregate { kind: "order", id };
+        if let Bad::Poison { known } = self.truth.bad(event, self.now) {
+            let aggregate = known.then_some(aggregate);
+            self.truth.events[event].refused += 1;
+            let halt = halt(HaltReason::PoisonEvent);
+            return self.refused(i, event, Input::Change(RelayChange::Poison { aggregate, halt }));
+        }
+        if !relay.admits(aggregate) {
+            return Ok(false);
+        }
+        let size_bytes = usize::try_from(what.size).unwrap();
+        let wait = Duration::from_millis(what.not_before.saturating_sub(self.now));
+        let first = self.procs[i].effects.len();
+        self.apply(i, Input::Change(RelayChange::Event { aggregate, size_bytes, wait }))?;
+        let ticket = match take_answer(&mut self.procs[i].effects, first) {
+            Answer::Publish(ticket) => ticket,
+            Answer::Park(entry) => {
+                self.procs[i].keep(&mut self.truth, entry, event)?;
+                return Ok(true);
+            }
+            Answer::Nothing => return Ok(true),
+        };
+        self.boundary(i)?;
+        let taken = self.enqueue(i, Record { ticket, event, version: 0 });
+        self.boundary(i)?;
+        match taken {
+            Ok(()) => Ok(true),
+            Err(NotTaken::Full | NotTaken::Destination) => {
+                self.apply(i, Input::NotTaken { ticket })?;
+                Ok(false)
+            }
+            Err(NotTaken::Refused(reason)) => {
+                let halt = halt(HaltReason::PoisonEvent);
+                self.refused(i, event, Input::Refused { ticket, reason, halt })
+            }
+        }
+    }
+
+    /// The event at hand can't be published.
+    fn refused(&mut self, i: usize, event: usize, input: Input<'_>) -> Check<bool> {
+        let first = self.procs[i].effects.len();
+        self.apply(i, input)?;
+        if let Answer::Park(entry) = take_answer(&mut self.procs[i].effects, first) {
+            self.procs[i].keep(&mut self.truth, entry, event)?;
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,54 @@
+//! The simulator: the relay in a world of fake servers, where everything that can go wrong does.
+//!
+//! One seed makes a [`Plan`](plan::Plan): transactions, faults, and how often the world misbehaves; each seed draws its
+//! own weights. A run drives [`Relay::apply`](crate::relay::Relay::apply) through a fake PostgreSQL ([`postgres`]), a
+//! fake broker ([`broker`]) and a fake driver ([`process`], [`feed`], [`session`]) that does what `driver` does, in the
+//! same order. Time is virtual. What holds at every step and at the end is checked against what really happened
+//! ([`truth`]), never against what the relay believes.
+//!
+//! After the last fault everything is mended ([`heal`]): then all that was committed must be delivered, parked for a
+//! person, or given up by one, and what is committed next must flow. A plan that fails is cut down ([`shrink`]).
+
+mod broker;
+mod faults;
+mod feed;
+mod heal;
+mod plan;
+mod postgres;
+mod process;
+mod rng;
+mod session;
+mod shrink;
+mod tests;
+mod truth;
+mod world;
+
+/// Why something does not go on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Stop {
+    /// The process died, as planned.
+    Died,
+    /// What may not happen has happened.
+    Wrong(String),
+}
+
+type Check<T = ()> = Result<T, Stop>;
+
+fn wrong<T>(message: String) -> Check<T> {
+    Err(Stop::Wrong(message))
+}
+
+/// What a run came to.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Run {
+    /// What went wrong.
+    failure: Option<String>,
+    /// Inputs applied to relays.
+    inputs: u64,
+    faults: u64,
+    /// Records written, and how many of them were repetitions.
+    written: u64,
+    repeated: u64,
+    /// What happened, a line each, where it was asked for.
+    transcript: String,
+}

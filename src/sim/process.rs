@@ -1,0 +1,406 @@
+//! The fake driver's process: one relay, its producer, its records, and what it does with effects.
+//!
+//! Does what `driver::pipeline`, `driver::session`, `driver::parking` and `driver::shelf` do, in the same order.
+
+use super::broker::{NotTaken, Post, Producer, Record};
+use super::postgres::{Answer, Statement, at, watermark};
+use super::session::Stage;
+use super::truth::Truth;
+use super::world::World;
+use super::{Check, Stop, wrong};
+use crate::event::Position;
+use crate::parked::{Entry, State};
+use crate::record::{Outcome, Refusal, Scope, Ticket};
+use crate::relay::{Effect, Input, Relay, Restart};
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+/// As in `driver::pipeline`, in a world that is ten times as fast. Unit: milliseconds.
+pub(super) const LEASE: u64 = 300;
+/// As in `driver::shelf`.
+const DESTINATION_PATIENCE: u64 = 100;
+
+/// A try on its way to the sink.
+#[derive(Clone, Copy, Debug)]
+struct Try {
+    ticket: Ticket,
+    position: Position,
+    record: Option<(usize, u32)>,
+    since: u64,
+}
+
+/// Records of parked events.
+#[derive(Debug, Default)]
+pub(super) struct Shelf {
+    pub(super) kept: VecDeque<(Entry, usize)>,
+    writing: Vec<(Entry, usize)>,
+    tries: VecDeque<Try>,
+}
+
+#[derive(Debug)]
+pub(super) struct Process {
+    pub(super) relay: Relay,
+    pub(super) producer: Producer,
+    pub(super) mailbox: Vec<Post>,
+    pub(super) shelf: Shelf,
+    pub(super) effects: Vec<Effect>,
+    pub(super) confirmed: u64,
+    pub(super) stage: Stage,
+    /// Of its last stream.
+    pub(super) epoch: Option<u64>,
+    pub(super) lease_ends: u64,
+    born_at: u64,
+    /// Boundaries of effects until it dies.
+    pub(super) dies_after: Option<u64>,
+    /// Of this producer: events acknowledged, and events of refused batches.
+    acked: Vec<usize>,
+    refused: Vec<usize>,
+    /// Events whose row has to say that they were overtaken.
+    pub(super) overtaken: BTreeSet<usize>,
+    /// What may be parked: what the stream brings again counts on top.
+    pub(super) rows_max: u64,
+}
+
+impl Process {
+    pub(super) fn new(world_now: u64, relay: Relay, producer: Producer) -> Self {
+        Self {
+            relay,
+            producer,
+            mailbox: Vec::new(),
+            shelf: Shelf::default(),
+            effects: Vec::new(),
+            confirmed: 0,
+            stage: Stage::Off { until: world_now },
+            epoch: None,
+            lease_ends: world_now,
+            born_at: world_now,
+            dies_after: None,
+            acked: Vec::new(),
+            refused: Vec::new(),
+            overtaken: BTreeSet::new(),
+            rows_max: 0,
+        }
+    }
+
+    /// The relay's clock.
+    pub(super) fn clock(&self, now: u64) -> Duration {
+        Duration::from_millis(now - self.born_at)
+    }
+
+    /// When the relay wants to be called, by the world's clock.
+    pub(super) fn due(&self) -> Option<u64> {
+        let due = self.relay.deadline()?;
+        // Rounded up: at the deadline it is over.
+        Some(self.born_at + u64::try_from(due.as_nanos().div_ceil(1_000_000)).unwrap())
+    }
+
+    /// Whether an effect waits that ends the stream.
+    pub(super) fn ending(&self) -> bool {
+        let ends = |effect: &Effect| {
+            matches!(effect, Effect::Restart { .. } | Effect::Drained | Effect::Halt(_))
+        };
+        self.effects.iter().any(ends)
+    }
+
+    pub(super) fn wants_records(&self) -> bool {
+        self.shelf.tries.iter().any(|a_try| a_try.record.is_none())
+    }
+
+    /// What the parked row of an event must say.
+    pub(super) fn keep(&mut self, truth: &mut Truth, entry: Entry, event: usize) -> Check {
+        let refused = matches!(entry.state, State::Waiting | State::Dead);
+        if refused && self.overtaken.remove(&event) && entry.overtaken_by.is_none() {
+            return wrong(format!("{} was overtaken, and its row does not say so", entry.position));
+        }
+        self.shelf.kept.push_back((entry, event));
+        truth.events[event].overtaken |= entry.lane.is_none();
+        Ok(())
+    }
+}
+
+/// How a session ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum End {
+    Over,
+    Restart,
+}
+
+impl World {
+    pub(super) fn apply(&mut self, i: usize, input: Input<'_>) -> Check {
+        self.run.inputs += 1;
+        let now = self.now;
+        let mark = self.procs[i].effects.len();
+        if self.telling {
+            let line = format!("{input:?}");
+            self.tell(i, &line);
+        }
+        let process = &mut self.procs[i];
+        let clock = process.clock(now);
+        process.relay.apply(clock, input, &mut process.effects);
+        if self.telling {
+            let told: Vec<String> =
+                self.procs[i].effects[mark..].iter().map(|effect| format!("{effect:?}")).collect();
+            for effect in told {
+                self.tell(i, &format!("    {effect}"));
+            }
+        }
+        self.check_bounds(i)
+    }
+
+    fn check_bounds(&self, i: usize) -> Check {
+        let relay = &self.procs[i].relay;
+        let settings = &self.plan.knobs.settings;
+        let (events, bytes) = relay.in_flight();
+        // Tries are counted among them.
+        let (most, parked) = (settings.limits.events_max + 32, relay.parked().total());
+        if events > most || bytes > settings.limits.bytes_max + 120 {
+            return wrong(format!("{events} events and {bytes} bytes are in flight"));
+        }
+        // What the stream brings again may be parked again, beside what is parked behind it.
+        if parked > self.procs[i].rows_max.max(settings.rules.rows_max) {
+            return wrong(format!("{parked} events are parked"));
+        }
+        Ok(())
+    }
+
+    /// A boundary of an effect: here the process may die.
+    pub(super) fn boundary(&mut self, i: usize) -> Check {
+        match &mut self.procs[i].dies_after {
+            None => Ok(()),
+            Some(0) => Err(Stop::Died),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// Hands the relay everything the sink has said.
+    pub(super) fn take_posts(&mut self, i: usize) -> Check {
+        for post in std::mem::take(&mut self.procs[i].mailbox) {
+            match post {
+                Post::Report { record, outcome } => {
+                    let process = &mut self.procs[i];
+                    if record.version == 0 && record.ticket.0 >> 63 == 0 && !process.ending() {
+                        match outcome {
+                            Outcome::Acked => process.acked.push(record.event),
+                            Outcome::Rejected { scope: Scope::Event, .. } => {
+                                process.refused.push(record.event);
+                            }
+                            Outcome::Rejected { .. } | Outcome::Unknown => {}
+                        }
+                    }
+                    self.apply(i, Input::Report { ticket: record.ticket, outcome })?;
+                }
+                Post::Broken => self.apply(i, Input::SinkBroken)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Performs the effects, in order, on a session.
+    pub(super) fn perform(&mut self, i: usize) -> Check<Option<End>> {
+        let mut end = None;
+        for effect in std::mem::take(&mut self.procs[i].effects) {
+            self.boundary(i)?;
+            match effect {
+                Effect::Publish(_) | Effect::Park { .. } => {
+                    return wrong("a record is asked for that is not at hand".into());
+                }
+                Effect::WriteParking { rows, marks } => {
+                    let rows = self.procs[i].shelf.take_rows(rows);
+                    self.send(i, |epoch| Statement::Parking { rows, marks, epoch });
+                }
+                Effect::Try { ticket, position } => {
+                    let a_try = Try { ticket, position, record: None, since: self.now };
+                    self.procs[i].shelf.tries.push_back(a_try);
+                }
+                Effect::Letter { .. } | Effect::Undelivered { .. } => {
+                    return wrong("a letter, though there are none".into());
+                }
+                Effect::Released { .. } | Effect::Published { .. } => {}
+                Effect::WriteCursor(progress) => {
+                    self.send(i, |epoch| Statement::Cursor { progress, epoch });
+                }
+                Effect::Confirm(watermark) => {
+                    self.procs[i].confirmed = watermark.lsn().to_wire();
+                }
+                Effect::Restart { why } => {
+                    self.reset_sink(i, why)?;
+                    end = Some(End::Restart);
+                }
+                Effect::Drained | Effect::Halt(_) => end = Some(End::Over),
+            }
+            self.boundary(i)?;
+        }
+        let confirmed = self.procs[i].confirmed;
+        if let Stage::Streaming(session) = &mut self.procs[i].stage {
+            session.tell(confirmed);
+        }
+        self.fetch_for_tries(i);
+        Ok(end)
+    }
+
+    /// Performs the effects that need no session; whether the relay has come to its end.
+    pub(super) fn outcome(&mut self, i: usize) -> Check<bool> {
+        let mut over = false;
+        for effect in std::mem::take(&mut self.procs[i].effects) {
+            match effect {
+                Effect::Restart { why } => self.reset_sink(i, why)?,
+                Effect::Drained | Effect::Halt(_) => over = true,
+                Effect::Published { .. }
+                | Effect::Released { .. }
+                | Effect::Publish(_)
+                | Effect::Park { .. }
+                | Effect::WriteParking { .. }
+                | Effect::Try { .. }
+                | Effect::Letter { .. }
+                | Effect::Undelivered { .. }
+                | Effect::WriteCursor(_)
+                | Effect::Confirm(_) => {}
+            }
+        }
+        Ok(over)
+    }
+
+    fn reset_sink(&mut self, i: usize, why: Restart) -> Check {
+        self.tell(i, &format!("reset {}", why.name()));
+        let settles = Producer::settles(&mut self.rng, self.now);
+        let (knobs, now) = (&self.plan.knobs, self.now);
+        let process = &mut self.procs[i];
+        process.shelf = Shelf::default();
+        let (acked, refused) = (&process.acked, &process.refused);
+        for event in refused {
+            if acked.iter().any(|later| self.truth.is_behind(*later, *event)) {
+                process.overtaken.insert(*event);
+            }
+        }
+        process.acked.clear();
+        process.refused.clear();
+        // What it posted before it was muted is still in the box.
+        while self.rng.chance(500)
+            && let Some(post) = process.producer.report(knobs, &mut self.rng)
+        {
+            process.mailbox.push(post);
+        }
+        process.producer.cut(&mut self.truth, (knobs, &mut self.rng, now))?;
+        process.producer = Producer::new(knobs, settles);
+        Ok(())
+    }
+
+    fn fetch_for_tries(&mut self, i: usize) {
+        let process = &self.procs[i];
+        let Stage::Streaming(session) = &process.stage else { return };
+        if session.fetching || !process.wants_records() {
+            return;
+        }
+        let missing = process.shelf.tries.iter().filter(|a_try| a_try.record.is_none());
+        let positions = missing.map(|a_try| a_try.position).collect();
+        self.send(i, |_| Statement::Fetch { positions });
+    }
+
+    /// Offers the sink what is to be tried.
+    pub(super) fn offer_tries(&mut self, i: usize) -> Check {
+        let mut left = VecDeque::new();
+        for a_try in std::mem::take(&mut self.procs[i].shelf.tries) {
+            let Some((event, version)) = a_try.record else {
+                left.push_back(a_try);
+                continue;
+            };
+            let record = Record { ticket: a_try.ticket, event, version };
+            let outcome = match self.enqueue(i, record) {
+                Ok(()) => continue,
+                Err(NotTaken::Full) => {
+                    left.push_back(a_try);
+                    continue;
+                }
+                Err(NotTaken::Destination) if self.now - a_try.since < DESTINATION_PATIENCE => {
+                    left.push_back(a_try);
+                    continue;
+                }
+                Err(NotTaken::Destination) => {
+                    let reason = Refusal::TopicName;
+                    Outcome::Rejected { scope: Scope::Destination, reason }
+                }
+                Err(NotTaken::Refused(reason)) => Outcome::Rejected { scope: Scope::Event, reason },
+            };
+            self.apply(i, Input::Report { ticket: a_try.ticket, outcome })?;
+        }
+        let tries = &mut self.procs[i].shelf.tries;
+        left.append(tries);
+        *tries = left;
+        Ok(())
+    }
+
+    pub(super) fn enqueue(&mut self, i: usize, record: Record) -> Result<(), NotTaken> {
+        let knobs = (&self.plan.knobs, &mut self.rng, self.now);
+        self.procs[i].producer.enqueue(&mut self.truth, knobs, record)
+    }
+
+    /// Takes what a statement came to; an end where the session can't go on.
+    pub(super) fn answered(&mut self, i: usize, answer: Answer) -> Check {
+        let process = &mut self.procs[i];
+        let Stage::Streaming(session) = &mut process.stage else { return Ok(()) };
+        match answer {
+            Answer::Cursor(true) => self.apply(i, Input::CursorWritten),
+            Answer::Cursor(false) | Answer::Parking(false) => self.apply(i, Input::SlotTaken),
+            Answer::Parking(true) => {
+                process.shelf.writing.clear();
+                self.apply(i, Input::ParkingWritten)
+            }
+            Answer::Fetched(asked, found) => {
+                session.fetching = false;
+                let mut gone = Vec::new();
+                process.shelf.tries.retain_mut(|a_try| {
+                    let row = found.iter().find(|(position, ..)| *position == a_try.position);
+                    if let Some((_, event, version)) = row {
+                        a_try.record = Some((*event, *version));
+                    }
+                    let stays = a_try.record.is_some() || !asked.contains(&a_try.position);
+                    if !stays {
+                        gone.push((a_try.ticket, a_try.position));
+                    }
+                    stays
+                });
+                for (ticket, position) in gone {
+                    self.check_gone(position)?;
+                    self.apply(i, Input::Gone { ticket })?;
+                }
+                self.offer_tries(i)
+            }
+            Answer::Asked(wishes) => {
+                session.asking = false;
+                for (position, wish) in wishes {
+                    self.apply(i, Input::Wish { position, wish })?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// A row that nobody deleted and nothing resolved is not gone.
+    fn check_gone(&self, position: Position) -> Check {
+        let event = self.truth.events.iter().position(|event| event.position == position);
+        if event.is_none_or(|event| !self.truth.settled(event)) {
+            return wrong(format!("{position} is tried, and has no row"));
+        }
+        Ok(())
+    }
+
+    /// What is known of a position in the table and in the relay, for the transcript.
+    pub(super) fn tell_positions(&mut self, i: usize) {
+        let (row, relay) = (watermark(self.server.row), self.procs[i].relay.progress());
+        self.tell(i, &format!("row {} relay {relay:?}", at(row)));
+    }
+}
+
+impl Shelf {
+    fn take_rows(&mut self, count: usize) -> Vec<(Entry, usize)> {
+        for row in std::mem::take(&mut self.writing).into_iter().rev() {
+            self.kept.push_front(row);
+        }
+        assert!(count <= self.kept.len(), "{count} rows to write, {} are kept", self.kept.len());
+        self.writing = self.kept.drain(..count).collect();
+        self.writing.clone()
+    }
+}

@@ -1,0 +1,103 @@
+//! Cuts a failing plan down: fewer faults, transactions and changes, calmer knobs, while it still fails alike.
+
+use super::plan::{Bad, Plan, PlannedChange};
+use super::world::run;
+
+/// Orders of turns that are tried for each smaller plan.
+const SCHEDULES: u64 = 12;
+
+/// What went wrong, without positions and numbers.
+fn kind(failure: &str) -> String {
+    let words = failure.split(|c: char| c.is_whitespace());
+    let plain = words.filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
+    plain.collect::<Vec<_>>().join(" ")
+}
+
+/// The smaller plan that still fails in the same way.
+pub(super) fn shrink(plan: &Plan) -> Plan {
+    let Some(failure) = run(plan, false).failure else { return plan.clone() };
+    let kind_of = kind(&failure);
+    let mut best = plan.clone();
+    let mut smaller = true;
+    while smaller {
+        smaller = false;
+        for candidate in candidates(&best) {
+            if size(&candidate) < size(&best)
+                && let Some(found) = still_fails(&candidate, &kind_of)
+            {
+                (best, smaller) = (found, true);
+                break;
+            }
+        }
+    }
+    best
+}
+
+fn still_fails(candidate: &Plan, kind_of: &str) -> Option<Plan> {
+    (0..SCHEDULES).find_map(|n| {
+        let schedule = if n == 0 { candidate.schedule } else { n };
+        let plan = Plan { schedule, ..candidate.clone() };
+        let failure = run(&plan, false).failure?;
+        (kind(&failure) == kind_of).then_some(plan)
+    })
+}
+
+/// What a reader has to look at.
+fn size(plan: &Plan) -> u64 {
+    let k = &plan.knobs;
+    let changes: usize = plan.transactions.iter().map(|t| 2 + t.changes.len()).sum();
+    let bad = plan.transactions.iter().flat_map(|t| &t.changes).filter(|change| {
+        matches!(change, PlannedChange::Event { bad, kept_back, .. } if *bad != Bad::No || *kept_back > 0)
+    });
+    let knobs = [k.sink_full, k.destination_down, k.unknown, k.refused_wider, k.report_lost];
+    let knobs = knobs.iter().chain([&k.overtakes, &k.keepalive]).filter(|knob| **knob > 0).count();
+    (changes + bad.count() + plan.faults.len() * 2 + knobs + k.processes * 3) as u64
+}
+
+fn candidates(plan: &Plan) -> Vec<Plan> {
+    let mut all = Vec::new();
+    let mut add = |change: &dyn Fn(&mut Plan)| {
+        let mut smaller = plan.clone();
+        change(&mut smaller);
+        all.push(smaller);
+    };
+    let knobs: [fn(&mut Plan); 8] = [
+        |p| p.knobs.processes = 1,
+        |p| p.knobs.sink_full = 0,
+        |p| p.knobs.destination_down = 0,
+        |p| p.knobs.unknown = 0,
+        |p| p.knobs.refused_wider = 0,
+        |p| p.knobs.report_lost = 0,
+        |p| p.knobs.overtakes = 0,
+        |p| p.knobs.keepalive = 0,
+    ];
+    for knob in &knobs {
+        add(knob);
+    }
+    for parts in [2, 4, 8, 16, usize::MAX] {
+        let step = |len: usize| (len / parts).max(1);
+        for at in (0..plan.faults.len()).step_by(step(plan.faults.len())) {
+            let upto = (at + step(plan.faults.len())).min(plan.faults.len());
+            add(&|p| drop(p.faults.drain(at..upto)));
+        }
+        for at in (0..plan.transactions.len()).step_by(step(plan.transactions.len())) {
+            let upto = (at + step(plan.transactions.len())).min(plan.transactions.len());
+            add(&|p| drop(p.transactions.drain(at..upto)));
+        }
+    }
+    for (t, transaction) in plan.transactions.iter().enumerate() {
+        for c in 0..transaction.changes.len() {
+            add(&|p| {
+                p.transactions[t].changes.remove(c);
+            });
+            add(&|p| {
+                if let PlannedChange::Event { bad, kept_back, .. } =
+                    &mut p.transactions[t].changes[c]
+                {
+                    (*bad, *kept_back) = (Bad::No, 0);
+                }
+            });
+        }
+    }
+    all
+}

@@ -1,0 +1,133 @@
+//! Seeds that must pass, and faults of the relay that must be found.
+
+use super::Run;
+use super::plan::Plan;
+use super::shrink::shrink;
+use super::world::run;
+use crate::ack::bug::{Bug, inject};
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+/// Seeds of every run of the tests.
+const SEEDS: u64 = 600;
+
+/// Seeds within which each injected bug must be noticed.
+const BUG_SEEDS: u64 = 2_000;
+
+/// How long the long run takes, where nothing else is asked for.
+const LONG_RUN: Duration = Duration::from_secs(30);
+
+/// Each bug, all of which must be noticed.
+const BUGS: &[Bug] = &[
+    Bug::ConfirmsOneEarly,
+    Bug::UnknownIsAcked,
+    Bug::TimeOutIsAcked,
+    Bug::KeepaliveConfirms,
+    Bug::PartialCountsSent,
+    Bug::ParkedBeforeCommit,
+    Bug::TriesOutOfOrder,
+    Bug::ResendsTheFailed,
+    Bug::ConfirmsBeforeRow,
+    Bug::BlamesTheInnocent,
+    Bug::TriesAhead,
+    Bug::TriesAboveRow,
+    Bug::ForgetsTombstones,
+    Bug::IgnoresOtherOwner,
+    Bug::KeepsPending,
+    Bug::NoBound,
+    Bug::FullShutsOut,
+    Bug::NotStrict,
+    Bug::ForgetsOvertaken,
+];
+
+/// Runs a seed that must pass; a failure is told by the shortest plan that fails alike.
+fn check(seed: u64) -> Run {
+    let result = run(&Plan::new(seed), false);
+    if let Some(failure) = &result.failure {
+        let small = shrink(&Plan::new(seed));
+        let told = run(&small, true);
+        panic!("seed {seed}: {failure}\n{small:#?}\n{}{:?}", told.transcript, told.failure);
+    }
+    result
+}
+
+fn say(what: &str, seeds: u64, sum: &Run, took: Duration) {
+    let Run { inputs, faults, written, repeated, .. } = sum;
+    let per_second = u128::from(*inputs) * 1_000 / took.as_millis().max(1);
+    println!(
+        "{what}: {seeds} seeds, {inputs} events ({per_second} a second), {faults} faults, {written} records, \
+         {repeated} of them repetitions"
+    );
+}
+
+fn add(sum: &mut Run, run: &Run) {
+    sum.inputs += run.inputs;
+    sum.faults += run.faults;
+    sum.written += run.written;
+    sum.repeated += run.repeated;
+}
+
+#[test]
+fn nothing_is_lost_or_swapped_whatever_fails() {
+    let (began, mut sum) = (Instant::now(), Run::default());
+    for seed in 0..SEEDS {
+        add(&mut sum, &check(seed));
+    }
+    say("simulator", SEEDS, &sum, began.elapsed());
+}
+
+#[test]
+fn seeds_that_failed_once_pass() {
+    for line in include_str!("seeds.txt").lines().filter(|line| !line.starts_with('#')) {
+        let seed = line.split_whitespace().next().and_then(|word| word.parse().ok());
+        if let Some(seed) = seed {
+            check(seed);
+        }
+    }
+}
+
+#[test]
+fn same_seed_has_the_same_transcript() {
+    for seed in [1, 25, 307] {
+        let (one, other) = (run(&Plan::new(seed), true), run(&Plan::new(seed), true));
+        assert!(!one.transcript.is_empty());
+        assert_eq!(one, other);
+    }
+}
+
+#[test]
+fn injected_bugs_are_noticed() {
+    let mut table = String::new();
+    let mut missed = Vec::new();
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    for &bug in BUGS {
+        inject(Some(bug));
+        let fails = |seed: u64| Some((seed + 1, run(&Plan::new(seed), false).failure?));
+        let found = (0..BUG_SEEDS).find_map(fails);
+        inject(None);
+        match found {
+            Some((seeds, how)) => writeln!(table, "{seeds:>5} seeds  {bug:?}: {how}").unwrap(),
+            None => missed.push(bug),
+        }
+    }
+    std::panic::set_hook(hook);
+    println!("{table}");
+    assert!(missed.is_empty(), "not noticed within {BUG_SEEDS} seeds: {missed:?}");
+}
+
+/// `scripts/test` runs it with a seed of the commit.
+#[test]
+#[ignore = "takes as long as it is given"]
+#[expect(clippy::disallowed_methods, reason = "a test's own knobs")]
+fn long_run() {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let first = number("POSTRIDER_SIM_SEED").unwrap_or(0);
+    let lasts = number("POSTRIDER_SIM_SECONDS").map_or(LONG_RUN, Duration::from_secs);
+    let (began, mut sum, mut seeds) = (Instant::now(), Run::default(), 0);
+    while began.elapsed() < lasts {
+        add(&mut sum, &check(first.wrapping_add(seeds)));
+        seeds += 1;
+    }
+    say(&format!("simulator, from seed {first}"), seeds, &sum, began.elapsed());
+}
