@@ -57,7 +57,6 @@ impl Destinations {
         Patience::Wait
     }
 
-    /// Whether an event of a destination that took none is to be parked.
     /// Whether an event of this destination, which took it not, is parked.
     pub(super) fn lost(&mut self, topic: &str, now: Duration) -> bool {
         let patience = self.takes_none(topic, now);

@@ -47,7 +47,14 @@ pub(super) struct Looks {
 impl Looks {
     pub(super) fn new(client: Arc<Client>, spec: Arc<PipelineSpec>) -> Self {
         let now = Instant::now();
-        Self { client, spec, running: None, next_at: now, prune_at: now, latest: None }
+        Self {
+            client,
+            spec,
+            running: None,
+            next_at: now,
+            prune_at: now + PRUNE_INTERVAL,
+            latest: None,
+        }
     }
 
     /// Waits for the next look. Cancel-safe.

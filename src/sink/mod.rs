@@ -45,8 +45,8 @@ pub enum NotTaken {
     Full,
     /// What the sink must know of the destination is still being asked for. A post says when to offer the record again.
     Destination,
-    /// The broker answers, and says that the destination takes no records: it is missing, or not open to us. A post says
-    /// when that is over.
+    /// The broker answers, and says that the destination takes no records: it is missing, or not open to us. A post
+    /// says when that is over.
     Unavailable,
     /// It can never be published as it is.
     Refused(Refusal),
