@@ -96,6 +96,11 @@ impl Lanes {
     }
 
     #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.rows.is_empty() && self.queues.is_empty() && self.settled.is_empty()
+    }
+
+    #[inline]
     pub(super) fn is_blocked(&self, lane: Lane) -> bool {
         !self.queues.is_empty() && self.queues.contains_key(&lane)
     }

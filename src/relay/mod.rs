@@ -107,8 +107,9 @@ impl Relay {
 
     fn may_go_on(&self) -> bool {
         self.tracker.span() < flow::SPAN_MAX
-            && self.parking.has_room(self.stream.expected())
-            && !self.parking.needs_quiet(self.durable())
+            && (self.parking.idle()
+                || (self.parking.has_room(self.stream.expected())
+                    && !self.parking.needs_quiet(self.durable())))
     }
 
     /// Whether an event of this aggregate may be handed over now; while it may not, the driver keeps its place.
@@ -220,11 +221,15 @@ impl Relay {
         if let Some(reason) = self.refused.filter(|_| nothing_flies) {
             self.restart(Restart::Refused(reason), effects);
         }
-        if self.tries_allowed() {
+        // Nothing is parked: the events of a day without trouble pay for no more than this.
+        let parks = !self.parking.idle();
+        if parks && self.tries_allowed() {
             let in_flight = self.flow.in_flight().0;
             self.parking.tick(now, (self.resolved(), self.durable()), in_flight, effects);
         }
-        effects.extend(self.parking.write_due());
+        if parks {
+            effects.extend(self.parking.write_due());
+        }
         let progress = self.tracker.progress();
         let quiet = self.flow.in_flight().0 == 0 && self.parking.quiet();
         let last = match &self.phase {
@@ -234,7 +239,7 @@ impl Relay {
             Phase::Halting { until: Until::Now, .. } => true,
             Phase::Ended => return,
         };
-        let wanted = self.parking.waits_for_row(self.durable(), progress.position());
+        let wanted = parks && self.parking.waits_for_row(self.durable(), progress.position());
         if let Some(row) = self.feedback.cursor_due(now, progress, last || wanted) {
             effects.push(Effect::WriteCursor(row));
         }

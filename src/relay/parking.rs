@@ -153,6 +153,15 @@ impl Parking {
             && self.pending_bytes < PENDING_BYTES_MAX
     }
 
+    /// Whether there is nothing to decide: no row, no mark, no try.
+    #[inline]
+    pub(super) fn idle(&self) -> bool {
+        self.lanes.is_empty()
+            && self.pending.is_empty()
+            && self.marks.is_empty()
+            && self.tries() == 0
+    }
+
     pub(super) fn counts(&self) -> Counts {
         self.lanes.counts()
     }

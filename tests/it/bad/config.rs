@@ -91,7 +91,11 @@ fn what_can_not_be_meant_is_refused_with_line_and_key_before_anything_is_touched
     refused("no pipeline", "[admin]\nlisten = \"\"\n", &["pipelines", "[pipelines.NAME]"]);
     let other = GOOD.replace("pipelines.orders", "pipelines.invoices");
     let two = format!("{GOOD}source.slot = \"relay\"\n{other}source.slot = \"relay\"\n");
-    refused("two pipelines on one slot", &two, &[":12:", "\"orders\"", "\"invoices\"", "\"relay\""]);
+    refused(
+        "two pipelines on one slot",
+        &two,
+        &[":12:", "\"orders\"", "\"invoices\"", "\"relay\""],
+    );
 
     let nobody = postrider(GOOD, &["setup", "-p", "invoices"]);
     told(&nobody, &["invoices", "orders"]);

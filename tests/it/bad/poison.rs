@@ -47,8 +47,7 @@ fn told(log: &str, id: &str) -> Answer {
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let mut parked = lines
         .filter(|line| line["message"].as_str().is_some_and(|m| m.starts_with("event parked")));
-    let line =
-        parked.find(|line| line["id"].as_str().map_or(id == "NULL id", |event| event == id));
+    let line = parked.find(|line| line["id"].as_str().map_or(id == "NULL id", |event| event == id));
     let line = line.unwrap_or_else(|| panic!("nothing of {id:?}:\n{log}"));
     let field = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
     let state = field("state");
