@@ -217,7 +217,12 @@ impl Relay {
     }
 
     fn report(&mut self, ticket: Ticket, outcome: Outcome, effects: &mut Vec<Effect>) {
-        let Some(slot) = self.flow.get(ticket) else { return };
+        let Some(slot) = self.flow.get(ticket) else {
+            if outcome == Outcome::Acked {
+                self.flow.landed_late(ticket);
+            }
+            return;
+        };
         match outcome {
             Outcome::Unknown if injected(Bug::UnknownIsAcked) => {
                 self.report(ticket, Outcome::Acked, effects);

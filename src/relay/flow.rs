@@ -76,6 +76,10 @@ pub(super) struct Flow {
     alone: bool,
     /// Of a suspect, a later event of its lane that reached the broker before it.
     overtaken: BTreeMap<Position, Position>,
+    /// What was given up without a report that it landed: one that comes late can still tell of overtaking.
+    given_up: HashMap<Ticket, (Position, Lane)>,
+    /// The same by lane, newest first.
+    behind: HashMap<Lane, Vec<Position>>,
     /// Lanes with an event in flight, where a lane may have only one.
     flying: Option<HashSet<Lane>>,
     #[cfg(test)]
@@ -95,6 +99,8 @@ impl Flow {
             suspects: BTreeSet::new(),
             alone: false,
             overtaken: BTreeMap::new(),
+            given_up: HashMap::new(),
+            behind: HashMap::new(),
             flying: strict.then(HashSet::new),
             #[cfg(test)]
             remembered: BTreeSet::new(),
@@ -236,12 +242,18 @@ impl Flow {
     /// refused some may have no report yet, and one of those can be the culprit.
     pub(super) fn suspect_the_refused(&mut self) {
         let mut landed: HashMap<Lane, Position> = HashMap::new();
+        self.given_up.clear();
+        self.behind.clear();
+        let mut ticket = self.base + self.slots.len() as u64;
         for slot in self.slots.iter().rev() {
+            ticket -= 1;
             match slot.state {
                 Handed::Landed => {
                     landed.entry(slot.lane).or_insert(slot.position);
                 }
                 Handed::Refused | Handed::Over => {
+                    self.given_up.insert(Ticket(ticket), (slot.position, slot.lane));
+                    self.behind.entry(slot.lane).or_default().push(slot.position);
                     if slot.state == Handed::Refused {
                         self.suspects.insert(slot.position);
                     }
@@ -252,6 +264,19 @@ impl Flow {
                     }
                 }
                 Handed::Aside | Handed::Never => {}
+            }
+        }
+    }
+
+    /// An event that was given up had reached the broker: whoever is before it in its lane was overtaken.
+    pub(super) fn landed_late(&mut self, ticket: Ticket) {
+        let Some((position, lane)) = self.given_up.remove(&ticket) else { return };
+        if injected(Bug::ForgetsOvertaken) {
+            return;
+        }
+        for &before in self.behind.get(&lane).into_iter().flatten() {
+            if before < position {
+                self.overtaken.entry(before).or_insert(position);
             }
         }
     }

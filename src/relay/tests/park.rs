@@ -423,6 +423,44 @@ fn culprit_that_was_not_reported_with_its_batch_is_told_as_overtaken_all_the_sam
 }
 
 #[test]
+fn event_that_landed_before_the_restart_and_is_told_after_it_has_overtaken_too() {
+    check_parking(
+        "start 16
+         begin 32
+         event a
+         event a
+         refused 0
+         broken
+         acked 1
+         start 16
+         begin 32
+         event a
+         refused 2
+         broken
+         start 16
+         begin 32
+         event a",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            event a           │ publish #1
+            refused 0         │  (shut)
+            broken            │ restart: Refused(Kafka(10))
+            acked 1           │ 
+            start 16          │ 
+            begin 32          │ 
+            event a           │ publish #2 (shut)
+            refused 2         │ restart: Refused(Kafka(10))
+            broken            │ restart: SinkBroken
+            start 16          │ 
+            begin 32          │ 
+            event a           │ park #3 waiting 1000 overtaken by 0/20:1, write 1 rows []
+        "#]],
+    );
+}
+
+#[test]
 fn strict_order_has_one_event_of_an_aggregate_in_flight() {
     use crate::event::Aggregate;
     use crate::relay::{Change, Input, Relay, Rules};
