@@ -4,7 +4,7 @@ use super::connect::{self, Failure};
 use super::cut::cut;
 use super::destinations::Destinations;
 use super::halts;
-use super::history::History;
+use super::history::{History, Seen};
 use super::marking::{Handed, Marking};
 use super::run::{Exit, Stop};
 use super::say;
@@ -161,7 +161,13 @@ impl Pipeline {
                 Waited::Done(Err(failure)) => failure,
                 Waited::Done(Ok(connected)) => {
                     let next = History::of(&connected.resume.cursor);
-                    let refused = self.history.as_ref().and_then(|before| before.refuses(&next));
+                    let seen = Seen { confirmed: self.confirmed, received: self.relay.received() };
+                    let refused = self.history.as_ref().and_then(|before| {
+                        let start = connected.resume.start;
+                        before
+                            .refuses(&next, &connected.past)
+                            .or_else(|| before.rewound(&next, &connected.past, seen, start))
+                    });
                     if let Some(halt) = refused {
                         return Exit::Halted(Box::new(halt));
                     }

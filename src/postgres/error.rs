@@ -27,6 +27,8 @@ impl SqlState {
     /// `09000`, `triggered_action_exception`: ours, where a table's own triggers undo what is written.
     pub const TRIGGERED_ACTION_EXCEPTION: Self = Self(*b"09000");
     /// `28P01`, `invalid_password`.
+    pub const UNDEFINED_FILE: Self = Self(*b"58P01");
+    /// The password is wrong.
     pub const INVALID_PASSWORD: Self = Self(*b"28P01");
     /// `3D000`, `invalid_catalog_name`: no such database.
     pub const INVALID_CATALOG_NAME: Self = Self(*b"3D000");

@@ -97,6 +97,8 @@ mod servers_answer;
 mod setup;
 /// A caller of a sink, for its tests.
 mod sink_caller;
+/// A real standby: promotion, restored backups.
+mod standby;
 /// The way of an event: layouts, statements, sizes.
 mod stream;
 /// No servers: the layers, the limits of files and lines, names that documents promise.

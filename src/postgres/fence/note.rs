@@ -35,9 +35,12 @@ pub(super) fn all(facts: &Facts, slot: &SlotRow) -> Vec<Note> {
         note(
             "promoted",
             format!(
-                "the server went from timeline {} to {}: events published from the old one after the switch may \
+                "the server went from timeline {} to {}{}: events published from the old one after the switch may \
                  not be in the database",
-                cursor.timeline, facts.server.timeline
+                cursor.timeline,
+                facts.server.timeline,
+                super::history::switch(facts, cursor)
+                    .map_or_else(String::new, |switch| format!(" at {}", switch.at))
             ),
         );
     }

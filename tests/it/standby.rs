@@ -1,0 +1,5 @@
+//! A real primary and a real physical standby: promotion under load with the slot and without it, restored backups, and
+//! what `check` says of the pair.
+
+mod pair;
+mod promotion;
