@@ -35,6 +35,14 @@ pub(super) struct Look {
     halt: Option<Halt>,
 }
 
+impl Look {
+    /// WAL that the slot holds back. Unit: bytes.
+    pub(super) fn retained(&self) -> Option<u64> {
+        let restart = self.slot.as_ref()?.restart_lsn?;
+        Some(self.wal_end.bytes_since(restart))
+    }
+}
+
 pub(super) struct Looks {
     client: Arc<Client>,
     spec: Arc<PipelineSpec>,

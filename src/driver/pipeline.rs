@@ -1,5 +1,6 @@
 //! One pipeline: its parts, and its life from the first connection to its exit.
 
+use super::budget::Budget;
 use super::connect::{self, Failure};
 use super::cut::cut;
 use super::destinations::Destinations;
@@ -62,6 +63,10 @@ pub(super) struct Pipeline {
     pub(super) claim_ids: Option<Vec<String>>,
     /// The slot can't be used: the table is polled next.
     polls_next: bool,
+    /// The slot is to be let go as soon as the table is polled.
+    pub(super) lets_go: bool,
+    /// `source.wal_retain_max`
+    pub(super) budget: Option<Budget>,
     posts: Vec<Post>,
     epoch: Instant,
     ever_streamed: bool,
@@ -115,6 +120,7 @@ impl Pipeline {
             rules: spec.parking,
         };
         let marking = Marking::new(spec.poll.mark_streamed || spec.mode == Mode::Auto);
+        let budget = spec.wal_retain_max.map(|max| Budget::new(max, spec.polls_in_its_stead()));
         let destinations = Destinations::new(spec.name(), spec.park_after);
         Ok(Self {
             spec: Arc::new(spec),
@@ -134,6 +140,8 @@ impl Pipeline {
             handed: Handed::default(),
             claim_ids: None,
             polls_next: false,
+            lets_go: false,
+            budget,
             posts: Vec::new(),
             epoch: Instant::now(),
             ever_streamed: false,
@@ -183,6 +191,10 @@ impl Pipeline {
                         End::Over(exit) => return exit,
                         End::Lost(error) => Failure::Source(error, Phase::Stream),
                         End::Restart => Failure::Reset,
+                        End::LetGo(halt) => {
+                            self.lets_go = true;
+                            Failure::Halt(halt)
+                        }
                     }
                 }
             };
@@ -210,6 +222,7 @@ impl Pipeline {
                     End::Over(exit) => return Some(exit),
                     End::Lost(error) => Failure::Source(error, Phase::Stream),
                     End::Restart => Failure::Reset,
+                    End::LetGo(halt) => Failure::Halt(halt),
                 }
             }
         };
@@ -446,6 +459,7 @@ const fn polling_helps(reason: HaltReason) -> bool {
         reason,
         HaltReason::SlotLost
             | HaltReason::SlotMissing
+            | HaltReason::WalBudget
             | HaltReason::SlotUnusable
             | HaltReason::ServerUnfit
             | HaltReason::AccessDenied
@@ -456,6 +470,6 @@ const fn polling_helps(reason: HaltReason) -> bool {
 fn lease(end: &End) -> Duration {
     match end {
         End::Lost(error) if matches!(error.kind(), SourceErrorKind::Silent(_)) => Duration::ZERO,
-        End::Lost(_) | End::Restart | End::Over(_) => LEASE,
+        End::Lost(_) | End::Restart | End::LetGo(_) | End::Over(_) => LEASE,
     }
 }

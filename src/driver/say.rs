@@ -4,9 +4,11 @@
 //! line has an `event`, a stable name for machines; `docs/operations.md` lists them with their fields. Owns the wall
 //! clock, which serves latencies and lag, and no decision.
 
+mod budget;
 mod destination;
 mod parked;
 
+pub(super) use budget::{slot_held, slot_let_go, wal_budget_half, wal_budget_well};
 pub(super) use destination::{destination_down, destination_given_up, undelivered};
 pub(super) use parked::{marked, parked, released};
 
@@ -52,6 +54,8 @@ pub(super) struct Tell {
     pub(super) letters: Option<Trouble>,
     /// Why there is no slot, while polling in its stead.
     pub(super) slot: Option<Trouble>,
+    /// With how much WAL the slot holds back.
+    pub(super) budget: Option<Trouble>,
     pub(super) standing_by: Option<Trouble>,
     behind: Option<Trouble>,
     close_since: Option<Instant>,

@@ -107,5 +107,7 @@ mod tidy;
 mod topics;
 /// What the endpoint and `status` say, against what is so.
 mod truth;
+/// How much WAL the slot may hold back, and what happens past it.
+mod wal_budget;
 /// The replication connection: login, stream, and every way it ends.
 mod wal_connection;
