@@ -32,7 +32,7 @@ impl Pipeline {
         let watermark = self.relay.progress().watermark;
         let lag = self.relay.oldest_unresolved().map_or(Duration::ZERO, |at| self.tell.since(at));
         let (state, reason, hint) = self.state(lag);
-        let (reason, hint) = match &self.tell.budget {
+        let (reason, hint) = match self.tell.standby.as_ref().or(self.tell.budget.as_ref()) {
             Some(spent) if reason.is_none() => (Some(spent.reason.clone()), spent.hint.clone()),
             Some(_) | None => (reason, hint),
         };

@@ -44,8 +44,8 @@ impl History {
         }
     }
 
-    /// Why nothing may be streamed from `next` after this: it is another cluster, an older timeline, or one that does not
-    /// have ours behind it.
+    /// Why nothing may be streamed from `next` after this: it is another cluster, an older timeline, or one that does
+    /// not have ours behind it.
     pub(super) fn refuses(&self, next: &Self, past: &Past) -> Option<Halt> {
         let behind = || past.switches.iter().any(|switch| switch.timeline == self.timeline);
         let message = if self.system_identifier != next.system_identifier {
@@ -72,8 +72,8 @@ impl History {
     /// Why nothing may be streamed from `next` after this though it is the same timeline: the server knows less than we
     /// have seen of it. Its next events would stand at positions that are another event's to us.
     ///
-    /// A crash loses nothing that was streamed or confirmed, since both come after the flush: only a restored copy of the
-    /// files does, or a crash of the machine with `fsync = off`.
+    /// A crash loses nothing that was streamed or confirmed, since both come after the flush: only a restored copy of
+    /// the files does, or a crash of the machine with `fsync = off`.
     pub(super) fn rewound(
         &self,
         next: &Self,

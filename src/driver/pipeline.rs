@@ -15,7 +15,7 @@ use super::spec::{Mode, PipelineSpec};
 use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
 use crate::event::{PgTime, Position};
-use crate::lsn::Watermark;
+use crate::lsn::{Lsn, Watermark};
 use crate::metrics::{PipelineMetrics, Side};
 use crate::outbox::Mapper;
 use crate::postgres::action::{self, Action, Class, Phase, Repeats};
@@ -65,6 +65,8 @@ pub(super) struct Pipeline {
     polls_next: bool,
     /// The slot is to be let go as soon as the table is polled.
     pub(super) lets_go: bool,
+    /// What was received when the stream was last seen to wait for a standby.
+    pub(super) stalled_at: Option<Lsn>,
     /// `source.wal_retain_max`
     pub(super) budget: Option<Budget>,
     posts: Vec<Post>,
@@ -141,6 +143,7 @@ impl Pipeline {
             claim_ids: None,
             polls_next: false,
             lets_go: false,
+            stalled_at: None,
             budget,
             posts: Vec::new(),
             epoch: Instant::now(),

@@ -4,13 +4,13 @@
 //! line has an `event`, a stable name for machines; `docs/operations.md` lists them with their fields. Owns the wall
 //! clock, which serves latencies and lag, and no decision.
 
-mod budget;
 mod destination;
 mod parked;
+mod slot;
 
-pub(super) use budget::{slot_held, slot_let_go, wal_budget_half, wal_budget_well};
 pub(super) use destination::{destination_down, destination_given_up, undelivered};
 pub(super) use parked::{marked, parked, released};
+pub(super) use slot::{slot_held, slot_let_go, wal_budget_half, wal_budget_well};
 
 use super::pipeline::Pipeline;
 use super::run::Exit;
@@ -56,6 +56,8 @@ pub(super) struct Tell {
     pub(super) slot: Option<Trouble>,
     /// With how much WAL the slot holds back.
     pub(super) budget: Option<Trouble>,
+    /// With a standby that the stream waits for.
+    pub(super) standby: Option<Trouble>,
     pub(super) standing_by: Option<Trouble>,
     behind: Option<Trouble>,
     close_since: Option<Instant>,

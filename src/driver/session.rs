@@ -225,6 +225,7 @@ impl Pipeline {
                 return Some(End::Lost(error));
             }
             Turn::Looked(Ok(look)) => {
+                self.awaits_standby(look.waits_for_standby);
                 let spent = look.retained().filter(|_| !self.relay.stopping());
                 if let Some(halt) = spent.and_then(|retained| self.spend(retained)) {
                     let halt = Box::new(halt);

@@ -3,4 +3,6 @@
 
 mod backups;
 mod pair;
+mod phantom;
 mod promotion;
+mod readiness;

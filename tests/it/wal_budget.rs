@@ -75,8 +75,8 @@ async fn await_event(relay: &Relay, event: &str) -> Value {
     await_or_dump(event, SOON, look, || relay.stderr()).await
 }
 
-/// `mode = "wal"`: warned at half in log, metric and status; past it a halt that leaves the slot to a person. Started again
-/// with the broker back, the backlog is drained though it is past the budget.
+/// `mode = "wal"`: warned at half in log, metric and status; past it a halt that leaves the slot to a person. Started
+/// again with the broker back, the backlog is drained though it is past the budget.
 #[tokio::test]
 async fn past_the_budget_the_stream_halts_and_drains_when_started_again() {
     for version in [Version::Pg15, Version::Pg18] {
@@ -123,8 +123,8 @@ async fn past_the_budget_the_stream_halts_and_drains_when_started_again() {
     }
 }
 
-/// `mode = "auto"`: past the budget the slot is let go while the broker is still away, and the WAL with it; the table is
-/// polled when it is back, and then streamed from a new slot. Nothing is lost or swapped.
+/// `mode = "auto"`: past the budget the slot is let go while the broker is still away, and the WAL with it; the table
+/// is polled when it is back, and then streamed from a new slot. Nothing is lost or swapped.
 #[tokio::test]
 async fn past_the_budget_auto_lets_the_slot_go_polls_and_streams_again() {
     for version in [Version::Pg15, Version::Pg18] {

@@ -2,7 +2,7 @@
 //!
 //! A timeline ends where a standby was promoted or a backup's recovery ended. What goes on by itself is a promoted
 //! standby to which the slot was carried over: the server says so of its slots (`synced`), from PostgreSQL 17 on.
-//! Whatever else has a higher timeline could be a restored backup, and is a person's to judge wherever that can be told.
+//! Whatever else has a higher timeline could be a restored backup, and is a person's to judge where that can be told.
 
 use super::object::{accept_gap, repair};
 use super::{Facts, halt};
@@ -48,8 +48,8 @@ pub(super) fn same(facts: &Facts) -> Option<Halt> {
     })
 }
 
-/// The server has the cursor's timeline behind it. A higher number alone says little: a backup that is restored beside a
-/// standby that was promoted gets the next free one.
+/// The server has the cursor's timeline behind it. A higher number alone says little: a backup that is restored beside
+/// a standby that was promoted gets the next free one.
 pub(super) fn ancestor(facts: &Facts) -> Option<Halt> {
     let cursor = facts.cursor.as_ref()?;
     let switches = &facts.identity.as_ref()?.switches;
@@ -113,7 +113,7 @@ pub(super) fn promoted(facts: &Facts) -> Option<Halt> {
 /// A server of a higher timeline is the other half of a pair, not a backup that somebody restored.
 ///
 /// Two things tell a backup: recovery that was told where to end, and a failover slot that nobody carried over, which
-/// means that its files came with the data directory. Before PostgreSQL 17 the second is how every slot is carried over.
+/// means that its files came with the data directory. Before PostgreSQL 17 every slot that is carried over looks so.
 pub(super) fn restored(facts: &Facts) -> Option<Halt> {
     let cursor = facts.cursor.as_ref()?;
     let slot = facts.slot.as_ref()?;

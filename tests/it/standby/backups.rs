@@ -1,8 +1,8 @@
 //! Restored backups: the same cluster, an earlier state.
 //!
-//! The backup is a copy of the stopped server's files, as a snapshot of its disk would be. Restored with archive recovery
-//! it gets a timeline of its own; started as it is, it can't be told from the server it once was, but by a process that
-//! has seen that server further on.
+//! The backup is a copy of the stopped server's files, as a snapshot of its disk would be. Restored with archive
+//! recovery it gets a timeline of its own; started as it is, it can't be told from the server it once was, but by a
+//! process that has seen that server further on.
 
 use crate::halted::{Halted, halt_of, run_to_halt, spawn};
 use crate::pipeline::{Pipeline, show};
@@ -116,7 +116,8 @@ async fn restored_backup_without_slots_halts_with_the_command() {
     }
 }
 
-/// The files of an earlier day behind the same address and on the same timeline, under a process that saw the later day.
+/// The files of an earlier day behind the same address and on the same timeline, under a process that saw the later
+/// day.
 #[tokio::test]
 async fn server_set_back_under_a_running_process_halts() {
     for version in Version::ALL {

@@ -56,7 +56,7 @@ impl Pair {
     }
 
     async fn await_streaming(&self) {
-        let sql = "select string_agg(state || ' ' || sync_state, ', ') from pg_stat_replication where state = 'streaming'";
+        let sql = "select sync_state from pg_stat_replication where state = 'streaming'";
         let look =
             || async { self.primary.connect().await.text(sql).await.ok_or("nobody streams") };
         await_or_dump("the standby to stream", SOON, look, || self.standby.log()).await;

@@ -1,7 +1,7 @@
 //! Promotion under load.
 //!
-//! What must not be lost is what a writer was told is committed. The pair commits synchronously, so that all of it is on
-//! the standby when the primary is killed; a commit without an answer may be there or not. Beside the ledger the
+//! What must not be lost is what a writer was told is committed. The pair commits synchronously, so that all of it is
+//! on the standby when the primary is killed; a commit without an answer may be there or not. Beside the ledger the
 //! promoted server's own table is asked: what was published is in it, row for row.
 
 use super::pair::Pair;
@@ -20,15 +20,15 @@ const RATE: u32 = 1_000;
 /// What may come twice: what was in flight, and what was published since the last cursor row that the standby has.
 const DUPLICATES_MAX: usize = 5_000;
 
-pub(super) async fn pipeline(pair: &Pair, test: &str, more: &str) -> Pipeline {
+/// A pipeline on the primary, with a connection string that finds whichever of the two takes writes.
+pub(super) async fn pipeline(pair: &Pair, test: &str) -> Pipeline {
     let mut pipeline = Pipeline::on(&pair.primary.url(), &brokers(), test).await;
     pipeline.url = pair.url();
-    let source = pipeline.config.replace(&pair.primary.url(), &pair.url());
-    pipeline.config = source.replacen("[pipelines.", &format!("{more}[pipelines."), 1);
+    pipeline.config = pipeline.config.replace(&pair.primary.url(), &pair.url());
     pipeline
 }
 
-async fn committed(load: &Load, more: usize) {
+pub(super) async fn committed(load: &Load, more: usize) {
     let wanted = load.committed() + more;
     await_that(&format!("{wanted} committed"), SOON, || async {
         let now = load.committed();
@@ -37,7 +37,7 @@ async fn committed(load: &Load, more: usize) {
     .await;
 }
 
-async fn ids_in(client: &Client) -> BTreeSet<String> {
+pub(super) async fn ids_in(client: &Client) -> BTreeSet<String> {
     let rows = client.query("select id::text from outbox", &[]).await.expect("the outbox");
     rows.iter().map(|row| row.get(0)).collect()
 }
@@ -45,7 +45,7 @@ async fn ids_in(client: &Client) -> BTreeSet<String> {
 /// 1,000 events a second; the primary is killed with -9, the standby promoted, and the relay left alone.
 async fn promoted_with_the_slot(version: Version) {
     let mut pair = Pair::start(version, true).await;
-    let pipeline = pipeline(&pair, "promotion", "").await;
+    let pipeline = pipeline(&pair, "promotion").await;
     let relay = pipeline.run();
     relay.await_state("streaming", SOON).await;
     let load = Load::start(&Plan { rate: RATE, ..pipeline.plan() }, 1);
@@ -103,7 +103,7 @@ async fn promotion_with_the_synchronised_slot_goes_on_by_itself_on_18() {
 /// Without the slot it halts with the command, and confirms nothing.
 async fn promoted_without_the_slot(version: Version) {
     let mut pair = Pair::start(version, true).await;
-    let mut pipeline = pipeline(&pair, "noslot", "").await;
+    let mut pipeline = pipeline(&pair, "noslot").await;
     pipeline.sql.batch(&format!("select pg_drop_replication_slot('{}')", pipeline.slot())).await;
     let made =
         format!("select pg_create_logical_replication_slot('{}', 'pgoutput')", pipeline.slot());
@@ -131,7 +131,6 @@ async fn promoted_without_the_slot(version: Version) {
         findings.committed,
         halted.hint,
     ));
-    assert!(findings.swapped.is_empty() || !findings.lost.is_empty(), "{findings}");
     assert!(findings.invented.is_empty(), "{findings}");
 }
 

@@ -1,7 +1,8 @@
-//! What is said of the WAL that the slot holds back, where `source.wal_retain_max` bounds it.
+//! What is said of the slot: the WAL it holds back, where `source.wal_retain_max` bounds it, and the standby it waits
+//! for.
 
-use super::super::pipeline::Pipeline;
-use super::super::trouble::{Due, Trouble};
+use crate::driver::pipeline::Pipeline;
+use crate::driver::trouble::{Due, Trouble};
 use std::time::Instant;
 use tracing::{info, warn};
 
@@ -61,8 +62,39 @@ pub(in crate::driver) fn slot_held(pipeline: &Pipeline, retained: Option<u64>) {
     pipeline.board.update(|snapshot| {
         snapshot.slot_retained_bytes = retained;
         if retained.is_none() {
-            snapshot.slot_state = Some("missing".to_owned());
+            snapshot.slot_state = None;
             snapshot.slot_safe_bytes = None;
         }
     });
+}
+
+impl Pipeline {
+    /// Each commit waits for the standby for a moment; with nothing received from one look to the next it is a state.
+    pub(in crate::driver) fn awaits_standby(&mut self, waits: bool) {
+        let received = self.relay.received();
+        let before = self.stalled_at.replace(received).filter(|_| waits);
+        if !waits {
+            self.stalled_at = None;
+            if let Some(trouble) = self.tell.standby.take() {
+                let (pipeline, seconds) = (self.spec.name(), trouble.seconds(Instant::now()));
+                info!(
+                    event = "standby_back",
+                    pipeline, seconds, "the stream waits for no standby any more"
+                );
+            }
+            return;
+        }
+        if before != Some(received) {
+            return;
+        }
+        let reason =
+            "the stream waits for a standby in synchronized_standby_slots: nothing is published";
+        let hint = "bring the standby back, or take it out of synchronized_standby_slots: postrider check has the lines";
+        let told = &mut self.tell.standby;
+        let due = Trouble::note(told, reason.to_owned(), Some(hint.to_owned()), Instant::now());
+        if let Some(Due { seconds, tries }) = due {
+            let pipeline = self.spec.name();
+            warn!(event = "standby_awaited", pipeline, seconds, tries, hint, "{reason}");
+        }
+    }
 }
