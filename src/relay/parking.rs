@@ -459,11 +459,21 @@ impl Parking {
         wish: Wish,
         resolved: Position,
     ) {
+        // The request is still in the row because the mark that takes it off is on its way: a second mark would take
+        // off the next request.
+        if self.takes_a_request(position) {
+            return;
+        }
         match self.lanes.row_mut(position) {
             None => self.mark(position, Became::Declined, None),
             Some(row) if row.trying.is_some() => row.wish = Some(wish),
             Some(_) => self.grant(now, position, wish, resolved),
         }
+    }
+
+    fn takes_a_request(&self, position: Position) -> bool {
+        let takes = |became| matches!(became, Became::Again | Became::Skipped | Became::Declined);
+        self.marks.iter().any(|(mark, _)| mark.position == position && takes(mark.became))
     }
 
     fn grant(&mut self, now: Duration, position: Position, wish: Wish, resolved: Position) {

@@ -478,6 +478,7 @@ fn strict_order_has_one_event_of_an_aggregate_in_flight() {
         same_history: true,
         same_owner: true,
         parked: &[],
+        wishes: &[],
     };
     let begin =
         Input::Begin { commit_lsn: super::lsn(32), commit_time: crate::event::PgTime::default() };
@@ -520,6 +521,37 @@ fn rows_that_the_stream_has_not_reached_again_do_not_shut_it_out() {
             event a           │ 
             acked 0           │ published, write cursor 0/10+0/20:5
             event a           │  (shut)
+        "#]],
+    );
+}
+
+/// Found by `sim`: an owner had given it up and published what came behind, and died before the mark was committed.
+#[test]
+fn what_a_person_gave_up_is_not_tried_before_the_next_owner_hears_of_it() {
+    check_parking(
+        "row 32 1 a waiting skip
+         row 32 2 a behind
+         start 48",
+        &expect![[r#"
+            start 48          │ try t0 0/20:2, write 0 rows [0/20:1 skipped], confirm 0/30
+        "#]],
+    );
+}
+
+/// The mark that takes off a request may be on its way as the request is read again.
+#[test]
+fn request_that_is_read_twice_is_carried_out_once() {
+    check_parking(
+        "row 32 1 a dead
+         start 48
+         wish 32 1 retry
+         wish 32 1 retry
+         parked",
+        &expect![[r#"
+            start 48          │ confirm 0/30
+            wish 32 1 retry   │ write 0 rows [0/20:1 again]
+            wish 32 1 retry   │ 
+            parked            │ try t0 0/20:1
         "#]],
     );
 }
