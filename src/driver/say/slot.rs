@@ -89,7 +89,8 @@ impl Pipeline {
         }
         let reason =
             "the stream waits for a standby in synchronized_standby_slots: nothing is published";
-        let hint = "bring the standby back, or take it out of synchronized_standby_slots: postrider check has the lines";
+        let hint =
+            "bring the standby back, or take it out of that list: postrider check has the lines";
         let told = &mut self.tell.standby;
         let due = Trouble::note(told, reason.to_owned(), Some(hint.to_owned()), Instant::now());
         if let Some(Due { seconds, tries }) = due {

@@ -144,9 +144,9 @@ async fn server_set_back_under_a_running_process_halts() {
 
 /// The statement of the hint, word for word.
 async fn vouch(pipeline: &Pipeline, halted: &Halted) {
-    let start = halted.hint.find("UPDATE").expect("a statement");
-    let statement = halted.hint[start..].split(';').next().expect("its end");
-    pipeline.sql.batch(statement).await;
+    let (_, rest) = halted.hint.split_once("UPDATE").expect("a statement");
+    let statement = rest.split(';').next().expect("its end");
+    pipeline.sql.batch(&format!("UPDATE{statement}")).await;
 }
 
 fn tell(version: Version, what: &str, halted: &Halted) {

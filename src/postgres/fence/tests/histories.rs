@@ -103,6 +103,6 @@ pub(super) const HISTORIES: &[(&str, Change)] = &[
         switch(f, 1, "0/5900", "before 2026-03-01 04:00:00+00");
     }),
     ("the slot below the point of its creation", |f| {
-        slot(f).confirmed_flush_lsn = Some(at("0/0F00"))
+        slot(f).confirmed_flush_lsn = Some(at("0/0F00"));
     }),
 ];
