@@ -48,6 +48,8 @@ pub(super) fn spec(
         },
         conninfo,
         failover: pipeline.source.failover,
+        on_slot_lost: pipeline.source.on_slot_lost,
+        only_repair: false,
         outbox,
         sink,
         limits: Limits {

@@ -15,6 +15,7 @@ const OPEN: &[&str] = &[
     "slot",
     "publication",
     "failover",
+    "on_slot_lost",
     "table",
     "layout",
     "message_prefix",

@@ -9,7 +9,7 @@ use super::types::{
     BackoffConfig, FlowConfig, Mark, Ordering, ParkingConfig, PayloadConfig, PipelineConfig,
     PollConfig, RouteConfig, SizeMax, SourceConfig,
 };
-use crate::driver::Mode;
+use crate::driver::{Mode, OnSlotLost};
 use crate::outbox::{NullPayload, Replace, StandardHeaders, TimestampSource};
 use crate::record::is_topic_name;
 use crate::relay::OnPoison;
@@ -98,9 +98,19 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
         section.error("publication", "a publication's name has 1 to 63 bytes");
     }
     let failover = section.boolean("failover", true);
+    let losses = [("halt", OnSlotLost::Halt), ("repair", OnSlotLost::Repair)];
+    let on_slot_lost = section.one_of("on_slot_lost", &losses, &[], OnSlotLost::Halt);
     section.finish();
     let password = password.map(Secret::new);
-    SourceConfig { url: Url::new(url), password_file, password, slot, publication, failover }
+    SourceConfig {
+        url: Url::new(url),
+        password_file,
+        password,
+        slot,
+        publication,
+        failover,
+        on_slot_lost,
+    }
 }
 
 fn route(section: Section<'_>) -> RouteConfig {

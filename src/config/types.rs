@@ -3,7 +3,7 @@
 use super::error::Finding;
 use super::place::Places;
 use super::secret::{Properties, Secret, Url};
-use crate::driver::{Mode, PipelineSpec};
+use crate::driver::{Mode, OnSlotLost, PipelineSpec};
 use crate::outbox::{
     Extra, Layout, NullPayload, Replace, Role, StandardHeaders, TableName, TimestampSource,
 };
@@ -80,6 +80,8 @@ pub struct SourceConfig {
     pub publication: String,
     /// Whether the slot is made as one that follows a failover (PostgreSQL 17 and later).
     pub failover: bool,
+    /// What is done when the slot is gone.
+    pub on_slot_lost: OnSlotLost,
 }
 
 /// `[pipelines.NAME.outbox]`

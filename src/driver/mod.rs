@@ -22,7 +22,9 @@ mod parking;
 mod pipeline;
 mod poll;
 mod poll_spec;
+mod reader;
 mod renewal;
+mod repair;
 mod run;
 mod say;
 mod session;
@@ -31,5 +33,6 @@ mod spec;
 mod trouble;
 
 pub use poll_spec::poll_spec;
+pub use repair::{repair_table, selection};
 pub use run::{Exit, Service, Stop, StopHandle};
-pub use spec::{Mode, PipelineSpec, PollSettings};
+pub use spec::{Mode, OnSlotLost, PipelineSpec, PollSettings};

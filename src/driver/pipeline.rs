@@ -6,11 +6,12 @@ use super::destinations::Destinations;
 use super::halts;
 use super::history::History;
 use super::marking::{Handed, Marking};
+use super::repair;
 use super::run::{Exit, Stop};
 use super::say;
 use super::session::End;
 use super::shelf::Shelf;
-use super::spec::{Mode, PipelineSpec};
+use super::spec::{Mode, OnSlotLost, PipelineSpec};
 use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
 use crate::event::{PgTime, Position};
@@ -60,8 +61,10 @@ pub(super) struct Pipeline {
     pub(super) handed: Handed,
     /// The ids of the claim at hand, while a slot stands that will bring its rows too.
     pub(super) claim_ids: Option<Vec<String>>,
-    /// The slot can't be used: the table is polled next.
-    polls_next: bool,
+    /// What is tried next.
+    next: Next,
+    /// A repair came to its end, or there was nothing to repair.
+    pub(super) repaired: bool,
     posts: Vec<Post>,
     epoch: Instant,
     ever_streamed: bool,
@@ -75,6 +78,18 @@ pub(super) struct Pipeline {
     rechecked: Option<HaltReason>,
     repeats: Repeats,
     pause_min: Duration,
+}
+
+/// How events are read next.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+enum Next {
+    /// By the mode.
+    #[default]
+    Stream,
+    /// From the table, since the slot can't be used.
+    Poll,
+    /// From the list of a repair.
+    Repair,
 }
 
 /// What waiting came to.
@@ -133,7 +148,8 @@ impl Pipeline {
             marking,
             handed: Handed::default(),
             claim_ids: None,
-            polls_next: false,
+            next: Next::Stream,
+            repaired: false,
             posts: Vec::new(),
             epoch: Instant::now(),
             ever_streamed: false,
@@ -149,8 +165,13 @@ impl Pipeline {
     async fn run(&mut self, stop: &Stop) -> Exit {
         let mut backoff = Backoff::new(RECONNECT_MIN, RECONNECT_MAX);
         loop {
-            if self.spec.mode == Mode::Poll || std::mem::take(&mut self.polls_next) {
-                match self.poll_once(stop, &mut backoff).await {
+            if self.spec.only_repair && self.repaired {
+                return Exit::Stopped;
+            }
+            let next = std::mem::take(&mut self.next);
+            let repairs = next == Next::Repair || self.spec.only_repair;
+            if repairs || self.spec.mode == Mode::Poll || next == Next::Poll {
+                match self.poll_once(repairs, stop, &mut backoff).await {
                     Some(exit) => return exit,
                     None => continue,
                 }
@@ -186,9 +207,17 @@ impl Pipeline {
         }
     }
 
-    /// One session of polling, and the pause after it; the exit, if the pipeline is over.
-    async fn poll_once(&mut self, stop: &Stop, backoff: &mut Backoff) -> Option<Exit> {
-        let attempt = connect::open_poll(Arc::clone(&self.spec));
+    /// One session of polling, or of a repair, and the pause after it; the exit, if the pipeline is over.
+    async fn poll_once(
+        &mut self,
+        repairs: bool,
+        stop: &Stop,
+        backoff: &mut Backoff,
+    ) -> Option<Exit> {
+        let spec = Arc::clone(&self.spec);
+        let attempt = async move {
+            if repairs { repair::open(spec).await } else { connect::open_poll(spec).await }
+        };
         let failure = match self.waiting(attempt, stop).await {
             Waited::Over(exit) => return Some(exit),
             Waited::Done(Err(failure)) => failure,
@@ -232,7 +261,16 @@ impl Pipeline {
         if let Some(halt) = self.judge(failure) {
             if self.spec.mode == Mode::Auto && polling_helps(halt.reason) {
                 say::falling_back(self, &halt);
-                self.polls_next = true;
+                self.next = Next::Poll;
+                return None;
+            }
+            let repairs = self.spec.on_slot_lost == OnSlotLost::Repair;
+            if repairs && self.spec.mode == Mode::Wal && repair::repair_helps(halt.reason) {
+                say::repair_next(self, &halt);
+                if self.relay.in_flight().0 > 0 {
+                    self.apply(self.now(), Input::SlotTaken);
+                }
+                self.next = Next::Repair;
                 return None;
             }
             self.apply(self.now(), Input::SourceLost);
@@ -257,6 +295,8 @@ impl Pipeline {
             Failure::StandBy { active_pid } => self.stand_by(Some(active_pid)),
             Failure::Wait { message } => say::waiting(self, &message),
             Failure::Reset => {}
+            Failure::Unrepaired => self.next = Next::Repair,
+            Failure::Sound => self.repaired = true,
             Failure::Source(error, phase) => {
                 match action::action(&error, phase, self.ever_streamed) {
                     Action::Reconnect(class) => return self.reconnect(class, &error),

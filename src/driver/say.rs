@@ -6,9 +6,13 @@
 
 mod destination;
 mod parked;
+mod repair;
 
 pub(super) use destination::{destination_down, destination_given_up, undelivered};
 pub(super) use parked::{marked, parked, released};
+pub(super) use repair::{
+    repair_begins, repair_next, repair_progress, repair_told, repaired, repairing, slot_gone_again,
+};
 
 use super::pipeline::Pipeline;
 use super::run::Exit;
@@ -53,6 +57,8 @@ pub(super) struct Tell {
     /// Why there is no slot, while polling in its stead.
     pub(super) slot: Option<Trouble>,
     pub(super) standing_by: Option<Trouble>,
+    /// When a repair last told how far it is.
+    pub(super) repair_at: Option<Instant>,
     behind: Option<Trouble>,
     close_since: Option<Instant>,
     parked: Few,
