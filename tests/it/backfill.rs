@@ -129,7 +129,6 @@ async fn backfill_of_unpublished_leaves_marked_rows_out() {
             while !stop.load(Ordering::Relaxed) {
                 client.batch(&sql).await;
                 rows += 3;
-                tokio::time::sleep(Duration::from_millis(2)).await;
             }
             rows
         })

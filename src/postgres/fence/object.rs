@@ -120,8 +120,9 @@ pub(super) fn missing(facts: &Facts) -> Halt {
             rows_remain(facts)
         ),
         format!(
-            "after a failover, if another server has the slot, go to that one. Otherwise {}",
-            mend(facts)
+            "after a failover to a server without the slot, go back to the one that has it. Otherwise accept the gap \
+             and begin a new slot: {}",
+            accept_gap(facts)
         ),
     )
 }
@@ -187,23 +188,14 @@ pub(super) fn slot_lost(facts: &Facts) -> Option<Halt> {
                 "events committed {after} that were not published can't be streamed any more; {}",
                 rows_remain(facts)
             ),
-            format!("{}. To keep it from happening again look at {prevent}", mend(facts)),
+            format!(
+                "accept the gap and begin a new slot: SELECT pg_drop_replication_slot({}); {}. To keep it from \
+                 happening again look at {prevent}",
+                literal(&slot.name),
+                accept_gap(facts)
+            ),
         )
     })
-}
-
-/// What closes the gap, or where there is no table, accepts it.
-fn mend(facts: &Facts) -> String {
-    if facts.names.table.is_some() {
-        let command = facts.command("repair");
-        return format!(
-            "make a new slot, and publish from the table what it won't bring: {command} --dry-run; {command}"
-        );
-    }
-    let drop = facts.slot.as_ref().map_or_else(String::new, |slot| {
-        format!("SELECT pg_drop_replication_slot({}); ", literal(&slot.name))
-    });
-    format!("accept the gap and begin a new slot: {drop}{}", accept_gap(facts))
 }
 
 fn rows_remain(facts: &Facts) -> String {
