@@ -5,6 +5,7 @@
 
 use super::pipeline::Pipeline;
 use super::poll::Polling;
+use super::say;
 use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;
 use crate::parked::{Mark, Parked, State};
@@ -137,6 +138,11 @@ impl Pipeline {
             if matches!(outcome, Settled::Published | Settled::Moved) {
                 self.handed.note(&id);
             }
+        }
+        if polling.poller.repairs().is_some() {
+            // The list's own session marks them.
+            self.marking.forget();
+            say::repair_progress(self);
         }
         polling.poller.settle(open.claim, &outcomes).await
     }

@@ -30,6 +30,7 @@ pub mod parked;
 pub mod poll;
 pub mod preflight;
 pub mod publication;
+pub mod repair;
 pub mod schema;
 pub mod server;
 pub mod setup;
