@@ -102,7 +102,14 @@ impl Polling {
 
 impl Pipeline {
     /// Polls until something ends it.
-    pub(super) async fn poll(&mut self, mut polling: Polling, stop: &Stop) -> End {
+    pub(super) async fn poll(&mut self, polling: Polling, stop: &Stop) -> End {
+        self.shelf.failures_stay = polling.keeps_failures;
+        let end = self.poll_on(polling, stop).await;
+        self.shelf.failures_stay = false;
+        end
+    }
+
+    async fn poll_on(&mut self, mut polling: Polling, stop: &Stop) -> End {
         if let Err(halt) = self.renew_mapper(true) {
             return End::Over(Exit::Halted(halt));
         }
