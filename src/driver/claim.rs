@@ -68,6 +68,7 @@ impl Pipeline {
             if self.relay.stopping() || self.ending() || !self.relay.intake_open() {
                 return;
             }
+            self.handed.feeds(open.fed);
             match pgoutput::decode(row) {
                 Ok(message) if self.feed_row(now, &message) => open.fed += 1,
                 Ok(_) => return,
@@ -132,12 +133,9 @@ impl Pipeline {
             None => Settled::Held,
         };
         let outcomes: Vec<Settled> = open.outcomes.into_iter().enumerate().map(outcome).collect();
-        for (id, outcome) in self.claim_ids.iter_mut().flat_map(|ids| ids.drain(..)).zip(&outcomes)
-        {
-            if matches!(outcome, Settled::Published | Settled::Moved) {
-                self.handed.note(&id);
-            }
-        }
+        let settled =
+            |row: usize| matches!(outcomes.get(row), Some(Settled::Published | Settled::Moved));
+        self.handed.settled(settled);
         polling.poller.settle(open.claim, &outcomes).await
     }
 }

@@ -160,7 +160,7 @@ impl Pipeline {
         let ticket = match take_answer(&mut self.effects, first) {
             Answer::Publish(ticket) => ticket,
             Answer::Park(entry) => {
-                note(&mut self.claim_ids, mapped.event_id);
+                self.handed.claimed(mapped.event_id);
                 self.shelf.keep(entry, &mapped, at);
                 self.tell.parked_total += 1;
                 return Step::Next;
@@ -169,7 +169,7 @@ impl Pipeline {
         };
         let Err(not_taken) = self.sink.enqueue(ticket, &record) else {
             self.destinations.takes(record.topic);
-            note(&mut self.claim_ids, mapped.event_id);
+            self.handed.claimed(mapped.event_id);
             self.marking.sent(ticket, mapped.event_id);
             self.tell.clamped_total += u64::from(mapped.clamped);
             return Step::Next;
@@ -181,7 +181,7 @@ impl Pipeline {
             self.apply(now, Input::NotTaken { ticket });
             return Step::Stay;
         };
-        note(&mut self.claim_ids, mapped.event_id);
+        self.handed.claimed(mapped.event_id);
         if refused.is_some() {
             self.metrics.failed(mapped.event_type);
         }
@@ -210,7 +210,7 @@ impl Pipeline {
                 if self.handed.has(event_id, at.position.commit_lsn) {
                     return self.skip(now);
                 }
-                note(&mut self.claim_ids, event_id);
+                self.handed.claimed(event_id);
                 self.metrics.failed(remains.event_type.as_deref().unwrap_or_default());
                 let aggregate = remains.aggregate.as_ref();
                 let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
@@ -230,13 +230,6 @@ impl Pipeline {
                 Step::Stay
             }
         }
-    }
-}
-
-/// Remembers the id of a claimed row, where that is asked for.
-fn note(claimed: &mut Option<Vec<String>>, id: &str) {
-    if let Some(ids) = claimed {
-        ids.push(id.to_owned());
     }
 }
 

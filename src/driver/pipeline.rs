@@ -58,8 +58,6 @@ pub(super) struct Pipeline {
     pub(super) destinations: Destinations,
     pub(super) marking: Marking,
     pub(super) handed: Handed,
-    /// The ids of the claim at hand, while a slot stands that will bring its rows too.
-    pub(super) claim_ids: Option<Vec<String>>,
     /// The slot can't be used: the table is polled next.
     polls_next: bool,
     posts: Vec<Post>,
@@ -132,7 +130,6 @@ impl Pipeline {
             destinations,
             marking,
             handed: Handed::default(),
-            claim_ids: None,
             polls_next: false,
             posts: Vec::new(),
             epoch: Instant::now(),

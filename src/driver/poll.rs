@@ -118,6 +118,7 @@ impl Pipeline {
         }
         if self.spec.mode == Mode::Auto {
             polling.renewal = Some(Renewal::default());
+            self.handed.begins();
             if let Err(error) = self.mark_streamed(&polling).await {
                 return End::Lost(error);
             }
@@ -210,9 +211,7 @@ impl Pipeline {
 
     async fn claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
         let settings = &self.spec.poll;
-        if let Some(ids) = &mut self.claim_ids {
-            ids.clear();
-        }
+        self.handed.claims();
         let limit = polling.limit.max(settings.batch);
         let claim = polling.poller.claim(limit, None).await?;
         self.tell.skipped_total += claim.expired;

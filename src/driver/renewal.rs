@@ -2,7 +2,7 @@
 //!
 //! A slot is made, or found, while polling goes on. What was committed before it is in the table; so once a claim that
 //! began after it has taken all there was, nothing is left that the stream will not bring. What polling publishes from
-//! the slot on comes by the stream as well, and is passed over there by its id ([`Handed`](super::marking::Handed)).
+//! the slot's point on comes by the stream as well, and is passed over there by its id ([`Handed`](super::marking::Handed)).
 //!
 //! The other way, from the stream to polling, needs no hand-over: published rows are marked before the cursor passes
 //! them, so the table says what is left.
@@ -96,7 +96,7 @@ impl Pipeline {
             Ok(Renewed::Stands) => {
                 renewal.stands = true;
                 renewal.drained = false;
-                self.claim_ids = Some(Vec::new());
+                self.handed.slot_stands();
                 self.tell.slot = None;
                 say::slot_stands(self);
             }
@@ -113,7 +113,6 @@ impl Pipeline {
         }
         let wal_end = server::read(polling.desk.control.client()).await?.wal_end;
         self.handed.ends(wal_end);
-        self.claim_ids = None;
         Ok(true)
     }
 }
