@@ -75,7 +75,10 @@ async fn one(
         let facts = control.facts(&ask).await?;
         let plan = setup::plan(&facts, &options).map_err(setup::SetupError::from)?;
         let first = absent.map_or_else(String::new, |role| {
-            format!("-- First, since the role does not exist: {}\n", setup::role_sql(role, options.polls))
+            format!(
+                "-- First, since the role does not exist: {}\n",
+                setup::role_sql(role, options.polls)
+            )
         });
         let text = format!("-- Pipeline {}\n{first}{plan}", spec.name());
         return out.line(text.trim_end()).map_err(CliError::Output);

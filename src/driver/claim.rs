@@ -99,7 +99,7 @@ impl Pipeline {
         marks: Vec<Mark>,
     ) -> Result<Stored, SourceError> {
         let rows = self.shelf.take_rows(rows);
-        let keeps = polling.keeps_failures;
+        let keeps = polling.keeps_now;
         if let Some(open) = &mut polling.open {
             for row in rows.iter() {
                 let index = usize::try_from(row.entry.position.ordinal).unwrap_or(usize::MAX);
@@ -117,9 +117,12 @@ impl Pipeline {
         Ok(stored)
     }
 
-    /// Marks the claim's rows as far as their outcomes are known, and commits.
-    pub(super) async fn settle_claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
-        let Some(open) = polling.open.take() else { return Ok(()) };
+    /// Marks the claim's rows as far as their outcomes are known, and commits. Whether any took a mark.
+    pub(super) async fn settle_claim(
+        &mut self,
+        polling: &mut Polling,
+    ) -> Result<bool, SourceError> {
+        let Some(open) = polling.open.take() else { return Ok(false) };
         let progress = self.relay.progress();
         let done = if progress.watermark.lsn() >= open.end {
             open.outcomes.len()
@@ -136,7 +139,8 @@ impl Pipeline {
         let settled =
             |row: usize| matches!(outcomes.get(row), Some(Settled::Published | Settled::Moved));
         self.handed.settled(settled);
-        polling.poller.settle(open.claim, &outcomes).await
+        polling.poller.settle(open.claim, &outcomes).await?;
+        Ok(outcomes.iter().any(|outcome| *outcome != Settled::Held))
     }
 }
 

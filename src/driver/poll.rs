@@ -42,6 +42,8 @@ pub(super) struct Polling {
     pub(super) start: Lsn,
     /// Failures are kept in the outbox table itself.
     pub(super) keeps_failures: bool,
+    /// The same for the claim at hand.
+    pub(super) keeps_now: bool,
     pub(super) open: Option<Open>,
     /// A row failed, and the table says so: the relay's memory of it is over with the claim.
     pub(super) failed: bool,
@@ -89,6 +91,7 @@ impl Polling {
             parked,
             start,
             keeps_failures,
+            keeps_now: keeps_failures,
             open: None,
             failed: false,
             floor: start,
@@ -197,7 +200,7 @@ impl Pipeline {
     /// Settles a claim that is done, and looks for the next at once.
     async fn end_claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
         polling.floor = polling.open.as_ref().map_or(polling.floor, Open::end);
-        self.settle_claim(polling).await?;
+        let any = self.settle_claim(polling).await?;
         if std::mem::take(&mut polling.failed) {
             // The table holds failed rows and their followers back: the next claim is a new beginning.
             let client = polling.desk.control.client();
@@ -205,7 +208,9 @@ impl Pipeline {
             polling.start = polling.floor;
             drop(self.begin_polling(polling));
         }
-        polling.next_at = Instant::now();
+        // Where everything waits for something else, the next claim finds the same.
+        let pause = if any { Duration::ZERO } else { self.spec.poll.interval };
+        polling.next_at = Instant::now() + pause;
         Ok(())
     }
 
@@ -213,7 +218,13 @@ impl Pipeline {
         let settings = &self.spec.poll;
         self.handed.claims();
         let limit = polling.limit.max(settings.batch);
-        let claim = polling.poller.claim(limit, None).await?;
+        let all = polling.renewal.as_ref().is_some_and(Renewal::takes_all);
+        polling.keeps_now = polling.keeps_failures && !all;
+        let claim = if all {
+            polling.poller.claim_all(limit).await?
+        } else {
+            polling.poller.claim(limit, None).await?
+        };
         self.tell.skipped_total += claim.expired;
         if let Some(renewal) = &mut polling.renewal {
             renewal.claimed(&claim);

@@ -1,7 +1,8 @@
 //! `mode = "auto"`: from polling back to streaming.
 //!
 //! A slot is made, or found, while polling goes on. What was committed before it is in the table; so once a claim that
-//! began after it has taken all there was, nothing is left that the stream will not bring. What polling publishes from
+//! began after it has taken all there was, nothing is left that the stream will not bring. All means also what is
+//! delayed (`available_at`) or has failed before: that is parked, as it would be had the stream brought it. What polling publishes from
 //! the slot's point on comes by the stream as well, and is passed over there by its id ([`Handed`](super::marking::Handed)).
 //!
 //! The other way, from the stream to polling, needs no hand-over: published rows are marked before the cursor passes
@@ -29,20 +30,29 @@ pub(super) struct Renewal {
     job: Option<Job<Renewed>>,
     next_at: Instant,
     stands: bool,
+    /// A claim that began with the slot standing took everything that was ready: the next ones take the rest as well.
+    last: bool,
     /// A claim that began with the slot standing took everything.
     drained: bool,
 }
 
 impl Default for Renewal {
     fn default() -> Self {
-        Self { job: None, next_at: Instant::now(), stands: false, drained: false }
+        Self { job: None, next_at: Instant::now(), stands: false, last: false, drained: false }
     }
 }
 
 impl Renewal {
     /// A claim was made: it has all there was, or something is left for another one.
     pub(super) fn claimed(&mut self, claim: &Claim) {
-        self.drained = self.stands && !claim.more && claim.withheld == 0;
+        self.drained = self.last && !claim.more && claim.withheld == 0;
+        self.last |= self.stands && !claim.more;
+    }
+
+    /// Whether claims take what is not ready too: the stream will not bring it, so it is parked, and its table is told
+    /// that it is kept elsewhere.
+    pub(super) fn takes_all(&self) -> bool {
+        self.last
     }
 }
 
@@ -95,7 +105,7 @@ impl Pipeline {
         match outcome {
             Ok(Renewed::Stands) => {
                 renewal.stands = true;
-                renewal.drained = false;
+                (renewal.last, renewal.drained) = (false, false);
                 self.handed.slot_stands();
                 self.tell.slot = None;
                 say::slot_stands(self);

@@ -31,6 +31,8 @@ pub(super) struct Shelf {
     tries: VecDeque<Try>,
     /// Failures go into the outbox table itself (polling): only what is sure may become one.
     pub(super) failures_stay: bool,
+    /// How long the oldest event has been parked, as the last look had it; `None` where a stream's own looks say so.
+    pub(super) oldest: Option<Duration>,
 }
 
 /// One try on its way to the sink.

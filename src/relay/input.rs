@@ -100,6 +100,11 @@ pub enum Input<'a> {
         /// The ticket of [`Effect::Try`](super::Effect::Try) or [`Effect::Letter`](super::Effect::Letter).
         ticket: Ticket,
     },
+    /// The row of a dead event is not in the table: somebody deleted it.
+    Deleted {
+        /// Which.
+        position: Position,
+    },
     /// A person asks for something to be done with a parked event.
     Wish {
         /// Which.

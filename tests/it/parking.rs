@@ -197,6 +197,21 @@ async fn retry_right_after_the_limit_was_raised_succeeds_and_counts_no_attempt()
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
+/// Its aggregate goes on without it, and nobody has to start the relay anew.
+#[tokio::test]
+async fn dead_head_that_is_deleted_by_hand_is_noticed_while_running() {
+    let mut scene = Scene::set_with(Version::Pg18, "deleted", "attempts_max = 1").await;
+    let relay = scene.run();
+    scene.insert(&["!a", "a", "b"]).await;
+    scene.await_rows("a dead, a behind").await;
+    scene.pipeline.sql.batch("delete from postrider.parked where state = 'dead'").await;
+    scene.await_last("a", 2).await;
+    scene.insert(&["a"]).await;
+    scene.await_last("a", 4).await;
+    assert_eq!(scene.delivered().await["a"], [2, 4], "in order, none twice");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
 /// Runs into the cut, starts again, and lets the large event through: in order whatever was cut.
 async fn survives(version: Version, cut: &str) {
     let mut scene = Scene::set(version, "cut").await;

@@ -7,6 +7,7 @@ use crate::relay::{Relay, postrider, postrider_ok};
 use crate::server::Version;
 use crate::sink_caller::alter;
 use crate::topic::ReadRecord;
+use serde_json::Value;
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(40);
@@ -148,7 +149,8 @@ impl Least {
         let mut pipeline = polling(Version::Pg17, test, layout).await;
         pipeline.sql.batch("drop schema postrider cascade").await;
         let role = pipeline.name.clone();
-        let before = "revoke all on schema public from public; grant create on schema public to postgres";
+        let before =
+            "revoke all on schema public from public; grant create on schema public to postgres";
         pipeline.sql.batch(&format!("{before}; create role {role} login")).await;
         let admin = pipeline.url.clone();
         let user = pipeline.config.replace("user=postgres", &format!("user={role}"));
@@ -183,7 +185,13 @@ async fn role_that_setup_gave_its_rights_polls_each_layout() {
     let text = "select 'order', (i % 3)::text, 'T', to_jsonb(i) from generate_series(1, 20) i";
     for (layout, table, columns, rows, rights) in [
         ("postrider", "outbox", "", text, "DELETE SELECT UPDATE"),
-        ("debezium", "outboxevent", "aggregatetype, aggregateid, type", text, "DELETE SELECT UPDATE"),
+        (
+            "debezium",
+            "outboxevent",
+            "aggregatetype, aggregateid, type",
+            text,
+            "DELETE SELECT UPDATE",
+        ),
         ("sqlgarden", "outbox_events", "", text, "SELECT UPDATE"),
         ("adr30", "outbox", "", uuid, "SELECT UPDATE"),
         ("gcx", "outbox", "", uuid, "SELECT UPDATE"),
@@ -193,18 +201,18 @@ async fn role_that_setup_gave_its_rights_polls_each_layout() {
             rights.split(' ').map(|right| format!("{table} {right}")).collect();
         assert_eq!(least.rights().await, wanted.join(", "), "{layout}");
         let pipeline = &least.pipeline;
-        let columns = if columns.is_empty() {
-            "aggregate_type, aggregate_id, event_type"
-        } else {
-            columns
-        };
+        let columns =
+            if columns.is_empty() { "aggregate_type, aggregate_id, event_type" } else { columns };
         let rows = if layout == "gcx" {
             rows.replace("to_jsonb(i)", "to_jsonb(i), 't'")
         } else {
             rows.to_owned()
         };
         let topic = if layout == "gcx" { ", topic" } else { "" };
-        pipeline.sql.batch(&format!("insert into {table} ({columns}, payload{topic}) {rows}")).await;
+        pipeline
+            .sql
+            .batch(&format!("insert into {table} ({columns}, payload{topic}) {rows}"))
+            .await;
         let found = postrider(&pipeline.config, &["check"]);
         let said = String::from_utf8_lossy(&found.stdout).into_owned();
         assert!(found.status.success() && !said.contains("rights"), "{layout}: {said}");
@@ -236,7 +244,8 @@ async fn role_that_setup_gave_its_rights_moves_dead_rows() {
         .await;
     let relay = pipeline.run();
     count(pipeline, "select string_agg(id::text, ',') from outbox_messages_dlq", "2").await;
-    count(pipeline, "select count(*)::text from outbox_messages where processed_at is null", "0").await;
+    count(pipeline, "select count(*)::text from outbox_messages where processed_at is null", "0")
+        .await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
     pipeline.sql.batch(&format!("revoke insert on outbox_messages_dlq from {}", least.role)).await;
     let found = postrider(&pipeline.config, &["check"]);
@@ -266,11 +275,20 @@ async fn bad_event_is_parked_and_its_row_goes() {
     let states = "select string_agg(event_id || ' ' || (state in ('waiting', 'dead'))::text, ', ' order by commit_lsn, ordinal) \
                   from postrider.parked";
     count(&pipeline, states, "2 true, 4 false").await;
+    let aged = |status: &Value| {
+        status["pipelines"][0]["parked"]["oldest_seconds"].as_f64().is_some_and(|age| age > 0.0)
+    };
+    relay.await_status("the age of the oldest", SOON, aged).await;
     alter(&pipeline.topic, "max.message.bytes", "100000").await;
     let again = "update postrider.parked set requested_action = 'retry', requested_at = now() where event_id = '2'";
     pipeline.sql.batch(again).await;
     let records = pipeline.topic.await_records(5, SOON).await;
     assert_eq!(ids(&records, "a"), ["1", "2", "4"], "in order");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    // Long ago: pruned, though no stream moves the cursor past them.
+    pipeline.sql.batch("update postrider.parked set resolved_at = now() - interval '8 days'").await;
+    let relay = pipeline.run();
+    count(&pipeline, "select count(*)::text from postrider.parked", "0").await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
@@ -307,6 +325,32 @@ async fn bad_event_is_marked_in_a_table_that_keeps_failures() {
     alter(&pipeline.topic, "max.message.bytes", "100000").await;
     let records = pipeline.topic.await_records(5, 2 * SOON).await;
     assert_eq!(ids(&records, "1"), ["1", "2", "4"], "in order");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// In mode `wal` as in mode `poll`: an event whose time has passed is skipped, and counted.
+#[tokio::test]
+async fn expired_event_is_skipped_by_the_stream_too() {
+    let pipeline = Pipeline::in_layout(Version::Pg18, "expired", "gcx").await;
+    pipeline
+        .sql
+        .batch(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload, topic, expires_at) \
+             select 'order', gen_random_uuid(), 'T', to_jsonb(i), 't', \
+               case i % 2 when 0 then now() - interval '1 second' else now() + interval '1 hour' end \
+             from generate_series(1, 20) i",
+        )
+        .await;
+    let relay = pipeline.run();
+    let skipped = |status: &Value| status["pipelines"][0]["skipped_total"] == 10;
+    relay.await_status("ten skipped", SOON, skipped).await;
+    let records = pipeline.topic.await_records(10, SOON).await;
+    assert!(
+        records
+            .iter()
+            .all(|r| r.value_text().is_some_and(|n| n.ends_with(['1', '3', '5', '7', '9'])))
+    );
+    assert_eq!(records.len(), 10);
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 

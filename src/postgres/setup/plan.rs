@@ -46,7 +46,10 @@ fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
             reason: HaltReason::AccessDenied,
             message: format!("role {role:?} does not exist"),
             meaning: "nothing was changed".to_owned(),
-            hint: format!("as an administrator: {} then run setup again", role_sql(role, options.polls)),
+            hint: format!(
+                "as an administrator: {} then run setup again",
+                role_sql(role, options.polls)
+            ),
         });
     }
     if let SchemaState::Version(number) = facts.schema

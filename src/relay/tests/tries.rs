@@ -397,3 +397,28 @@ fn drain_whose_producer_breaks_still_writes_its_marks() {
         "#]],
     );
 }
+
+#[test]
+fn dead_event_that_is_deleted_lets_its_aggregate_go_on() {
+    check_parking(
+        "row 32 0 a dead
+         row 32 1 a behind
+         row 32 2 b waiting
+         start 64
+         deleted 32 2
+         deleted 32 0
+         begin 96
+         event b
+         acked t1
+         event a",
+        &expect![[r#"
+            start 64          │ try t0 0/20:2, confirm 0/40
+            deleted 32 2      │ 
+            deleted 32 0      │ try t1 0/20:1
+            begin 96          │ 
+            event b           │ park #0 behind 0, write 1 rows []
+            acked t1          │ released 0/20:1
+            event a           │ park #1 behind 0
+        "#]],
+    );
+}
