@@ -60,8 +60,6 @@ pub(super) struct Pipeline {
     pub(super) destinations: Destinations,
     pub(super) marking: Marking,
     pub(super) handed: Handed,
-    /// The ids of the claim at hand, while a slot stands that will bring its rows too.
-    pub(super) claim_ids: Option<Vec<String>>,
     /// The slot is to be let go as soon as the table is polled.
     pub(super) lets_go: bool,
     /// What was received when the stream was last seen to wait for a standby.
@@ -155,7 +153,6 @@ impl Pipeline {
             destinations,
             marking,
             handed: Handed::default(),
-            claim_ids: None,
             lets_go: false,
             stalled_at: None,
             budget,
