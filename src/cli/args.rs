@@ -1,5 +1,6 @@
 //! What the user can type.
 
+use super::bookmark::BookmarkArgs;
 use super::parked::ParkedArgs;
 use crate::config::Env;
 use crate::outbox::Layout;
@@ -112,6 +113,8 @@ pub enum Command {
     Status(StatusArgs),
     /// Events that could not be published: list, show, retry, skip, replace
     Parked(ParkedArgs),
+    /// Saved positions to replay from: create, list, drop
+    Bookmark(BookmarkArgs),
     /// Look at the configuration: the values in effect, or the schema for editors
     Config(ConfigArgs),
     /// Print the completions of a shell

@@ -7,6 +7,7 @@ use crate::demo::DemoError;
 use crate::error::{Chain, Halt};
 use crate::init::InitError;
 use crate::postgres::action;
+use crate::postgres::bookmark::BookmarkError;
 use crate::postgres::setup::SetupError;
 use crate::postgres::{ConninfoError, SourceError};
 use std::fmt::Write as _;
@@ -89,6 +90,10 @@ pub(super) enum CliError {
     },
     #[error(transparent)]
     Init(#[from] InitError),
+    #[error(transparent)]
+    Bookmark(#[from] BookmarkError),
+    #[error("the database of pipeline \"{pipeline}\" has no tables of this version")]
+    OldSchema { pipeline: String },
     #[error("could not write to standard output")]
     Output(#[source] io::Error),
 }
@@ -97,7 +102,8 @@ impl CliError {
     pub(super) fn exit(&self) -> Exit {
         match self {
             Self::Init(error) if error.is_of_database() => Exit::NotWell,
-            Self::Config(_)
+            Self::Bookmark(BookmarkError::Name { .. })
+            | Self::Config(_)
             | Self::Pipeline { .. }
             | Self::Log { .. }
             | Self::AdminOff
@@ -120,6 +126,8 @@ impl CliError {
             | Self::Setup(_)
             | Self::Source(_)
             | Self::NotParked { .. }
+            | Self::Bookmark(_)
+            | Self::OldSchema { .. }
             | Self::NoParkedTable { .. }
             | Self::Input(_)
             | Self::Demo(_)
@@ -156,6 +164,7 @@ impl CliError {
             Self::Setup(SetupError::Halt(halt)) => of_halt(halt),
             Self::Setup(SetupError::Step { error, .. } | SetupError::Source(error))
             | Self::Source(error)
+            | Self::Bookmark(BookmarkError::Source(error))
             | Self::Init(InitError::Source(error)) => of_server(error),
             Self::Admin(error) => hint(error.hint()),
             Self::Log { .. } => {
@@ -171,7 +180,8 @@ impl CliError {
             Self::WhichPipeline { .. } => hint("name one of them with -p"),
             Self::Ambiguous { .. } => hint("name the one that is meant by its position"),
             Self::NotParked { .. } => hint("see what is: postrider parked list --all"),
-            Self::NoParkedTable { pipeline } => {
+            Self::Bookmark(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
+            Self::NoParkedTable { pipeline } | Self::OldSchema { pipeline } => {
                 hint(&format!("postrider setup -p {pipeline} makes it"))
             }
             Self::Demo(error) => error.hint().map(hint).unwrap_or_default(),

@@ -4,6 +4,7 @@
 //! standard error. Joins the configuration to the services, and does no work of its own.
 
 mod args;
+mod bookmark;
 mod check;
 mod completions;
 mod config_file;
@@ -22,6 +23,7 @@ pub use args::{
     Args, CheckArgs, Color, Command, CompletionsArgs, ConfigArgs, ConfigCommand, ConfigShowArgs,
     DemoArgs, Global, InitArgs, LogFormat, RunArgs, SetupArgs, StatusArgs,
 };
+pub use bookmark::{BookmarkArgs, BookmarkCommand, CreateArgs, DropArgs, ListBookmarksArgs};
 pub use exit::Exit;
 pub use parked::{
     ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
@@ -80,6 +82,10 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
         Command::Parked(parked) => {
             let config = load(&args.global, env)?;
             block_on(parked::run(&config, parked, env))?
+        }
+        Command::Bookmark(bookmark) => {
+            let config = load(&args.global, env)?;
+            block_on(bookmark::run(&config, bookmark))?
         }
         Command::Demo(demo) => demo::run(demo, &args.global, env),
         Command::Config(config) => match &config.command {

@@ -43,6 +43,8 @@ mod alerts;
 mod alone;
 /// The long list of bad input, where no other module has it.
 mod bad;
+/// `postrider bookmark`: what stands afterwards, what it costs, what is refused.
+mod bookmarks;
 /// What is done to slot, publication, table and login while the stream runs.
 mod changes;
 /// `postrider check`: findings, and their own mending lines executed.

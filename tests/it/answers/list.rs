@@ -230,6 +230,18 @@ pub(super) const LIST: &[Group] = &[
         left_out: &[],
     },
     Group {
+        name: "Bookmarks and replay",
+        about: "Commands of a person: nothing of it touches the live stream.",
+        inputs: &[
+            "bookmark named twice",
+            "bookmark with a name of other characters",
+            "bookmark that there is not",
+            "bookmark of a dropped slot",
+            "bookmark on a server out of slots",
+        ],
+        left_out: &[],
+    },
+    Group {
         name: "Broker",
         about: "What is not acknowledged waits in the database, for as long as it takes.",
         inputs: &[
