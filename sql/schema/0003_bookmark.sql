@@ -31,8 +31,6 @@ CREATE TABLE IF NOT EXISTS postrider.replay (
     -- wal or table; of the log the bookmark whose slot is read.
     source            text        NOT NULL CHECK (source IN ('wal', 'table')),
     bookmark          text,
-    system_identifier text        NOT NULL,
-    timeline          bigint      NOT NULL,
     -- Of the log: where it begins, where it ends (what commits at it or later is not replayed), and the first position
     -- that is not done.
     from_lsn          pg_lsn,
@@ -41,6 +39,8 @@ CREATE TABLE IF NOT EXISTS postrider.replay (
     next_ordinal      bigint      CHECK (next_ordinal >= 0),
     -- Of the table: the id of the last row that is done.
     last_id           text,
+    -- Of the ids that were asked for, those that were met.
+    found             text[]      NOT NULL DEFAULT '{}',
     published         bigint      NOT NULL DEFAULT 0,
     refused           bigint      NOT NULL DEFAULT 0,
     started_at        timestamptz NOT NULL DEFAULT now(),

@@ -2,6 +2,7 @@
 
 use super::bookmark::BookmarkArgs;
 use super::parked::ParkedArgs;
+use super::replay::ReplayArgs;
 use crate::config::Env;
 use crate::outbox::Layout;
 use clap::{ColorChoice, Parser, Subcommand, ValueEnum};
@@ -115,6 +116,8 @@ pub enum Command {
     Parked(ParkedArgs),
     /// Saved positions to replay from: create, list, drop
     Bookmark(BookmarkArgs),
+    /// Publish again: from a bookmark, an LSN, a time, by ids or of one aggregate
+    Replay(Box<ReplayArgs>),
     /// Look at the configuration: the values in effect, or the schema for editors
     Config(ConfigArgs),
     /// Print the completions of a shell

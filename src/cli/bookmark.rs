@@ -8,6 +8,8 @@ mod print;
 
 pub use args::{BookmarkArgs, BookmarkCommand, CreateArgs, DropArgs, ListBookmarksArgs};
 
+pub(super) use print::size;
+
 use super::error::CliError;
 use super::exit::Exit;
 use super::output::Output;

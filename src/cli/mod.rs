@@ -15,6 +15,7 @@ mod init;
 mod logging;
 mod output;
 mod parked;
+mod replay;
 mod run;
 mod setup;
 mod status;
@@ -29,6 +30,8 @@ pub use parked::{
     ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
     SelectArgs, ShowArgs, SkipArgs,
 };
+
+pub use replay::{ReplayArgs, SourceArg};
 
 use crate::config::{self, Config, Env};
 use clap::{CommandFactory as _, FromArgMatches as _};
@@ -86,6 +89,10 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
         Command::Bookmark(bookmark) => {
             let config = load(&args.global, env)?;
             block_on(bookmark::run(&config, bookmark))?
+        }
+        Command::Replay(replay) => {
+            let config = load(&args.global, env)?;
+            block_on(Box::pin(replay::run(&config, replay)))?
         }
         Command::Demo(demo) => demo::run(demo, &args.global, env),
         Command::Config(config) => match &config.command {

@@ -89,6 +89,8 @@ mod polling;
 mod refusals;
 /// A wrong start that needs a server of its own.
 mod refused_servers;
+/// `postrider replay`: which events, in which order, how far after a kill, and what is refused.
+mod replay;
 /// Stop, kill, restart, freeze: what is sent again, and what is not.
 mod resume;
 /// What nothing that is written for people or machines may hold.

@@ -27,3 +27,5 @@ pub use session::{CHANNEL, CLAIM_ROWS_MAX, Opened, Poller};
 pub use settle::ERROR_CHARS_MAX;
 pub use spec::{Backoff, Marks, PollSpec};
 pub use sql::CLAIM_BYTES_MAX;
+pub(in crate::postgres) use sql::order;
+pub(in crate::postgres) use table::{Shape, shape};
