@@ -124,7 +124,8 @@ impl Job {
         Ok(())
     }
 
-    /// Runs it to its end, or until `stop` comes. Gives back what was done, and the ids that were asked for and not met.
+    /// Runs it to its end, or until `stop` comes. Gives back what was done, and the ids that were asked for and not
+    /// met.
     ///
     /// # Errors
     /// What ended it before its end. What was acknowledged is noted as far as the database could be told; `--resume`

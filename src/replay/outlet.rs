@@ -138,8 +138,8 @@ impl Outlet {
         Ok(Offered::Done)
     }
 
-    /// Takes one change of the source: sends it, leaves it out, or says when to offer it again. `positioned`: the source
-    /// knows positions.
+    /// Takes one change of the source: sends it, leaves it out, or says when to offer it again. `positioned`: the
+    /// source knows positions.
     pub(super) fn offer(
         &mut self,
         mapped: Result<Option<Mapped<'_>>, MapError>,

@@ -1,5 +1,5 @@
-//! From what is asked for to where it is read: the log through a bookmark's slot where one reaches back far enough, else
-//! the rows of the table.
+//! From what is asked for to where it is read: the log through a bookmark's slot where one reaches back far enough,
+//! else the rows of the table.
 
 use super::ReplayError;
 use super::request::{From, Request, SourceChoice, Until};

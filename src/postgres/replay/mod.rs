@@ -15,7 +15,8 @@ use crate::event::PgTime;
 use tokio_postgres::Client;
 
 /// One replay of a pipeline at a time: held by the session, gone with it.
-const LOCK: &str = "SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended('postrider replay ' || $1::text, 0))";
+const LOCK: &str =
+    "SELECT pg_try_advisory_lock(hashtextextended('postrider replay ' || $1::text, 0))";
 
 const HOLDER: &str = "\
 SELECT l.pid FROM pg_catalog.pg_locks l, pg_catalog.hashtextextended('postrider replay ' || $1::text, 0) AS k(key) \
@@ -23,8 +24,8 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 \
   AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) \
   AND l.classid::int8 = (k.key >> 32) & 4294967295 AND l.objid::int8 = k.key & 4294967295";
 
-/// Takes the lock of the pipeline's replays for this session. The backend that has it, where that is another; 0 where it
-/// has just gone.
+/// Takes the lock of the pipeline's replays for this session. The backend that has it, where that is another; 0 where
+/// it has just gone.
 ///
 /// # Errors
 /// What the server says.

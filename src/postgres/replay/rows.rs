@@ -69,8 +69,8 @@ pub struct Met {
     pub found: Vec<String>,
 }
 
-const COLUMNS: &str = "name, request, bookmark, from_lsn, until_lsn, next_lsn, next_ordinal, last_id, found, published, \
-                       refused, finished_at IS NOT NULL";
+const COLUMNS: &str = "name, request, bookmark, from_lsn, until_lsn, next_lsn, next_ordinal, last_id, found, \
+                       published, refused, finished_at IS NOT NULL";
 
 /// The row, `None` where there is none of that name.
 ///
@@ -99,8 +99,8 @@ pub async fn names(client: &Client, pipeline: &str) -> Result<Vec<String>, Sourc
     rows.iter().map(|row| row.try_get(0).map_err(failed)).collect()
 }
 
-/// Writes the row of a replay that begins, and fixes its end: the WAL that is written by now. The row's own commit comes
-/// behind it, so the stream passes the end also where nobody writes. `None` where the name is taken.
+/// Writes the row of a replay that begins, and fixes its end: the WAL that is written by now. The row's own commit
+/// comes behind it, so the stream passes the end also where nobody writes. `None` where the name is taken.
 ///
 /// # Errors
 /// What the server says.

@@ -1,7 +1,7 @@
 //! The outbox table's rows, in the order of the layout's key, as the stream would send them.
 //!
-//! The server sorts them once and keeps the result (a cursor `WITH HOLD`), so that no snapshot stays open however slowly
-//! they are taken, and nothing that comes later is among them. No row is locked or changed.
+//! The server sorts them once and keeps the result (a cursor `WITH HOLD`), so that no snapshot stays open however
+//! slowly they are taken, and nothing that comes later is among them. No row is locked or changed.
 
 use crate::event::PgTime;
 use crate::postgres::conninfo::Conninfo;
@@ -205,7 +205,8 @@ fn declare(spec: &PollSpec, shape: &Shape, select: &Select<'_>, is_number: bool)
     }
     let filter = if filter.is_empty() { "true".to_owned() } else { filter.join("\n    AND ") };
     format!(
-        "BEGIN READ ONLY;\nDECLARE postrider_replay NO SCROLL CURSOR WITH HOLD FOR\n  SELECT {id}, {}\n  FROM {} AS o\n  \
+        "BEGIN READ ONLY;\nDECLARE postrider_replay NO SCROLL CURSOR WITH HOLD FOR\n  SELECT {id}, {}\n  \
+         FROM {} AS o\n  \
          WHERE {filter}\n  ORDER BY {};\nCOMMIT",
         columns.join(", "),
         spec.table,
