@@ -29,6 +29,7 @@ pub mod sink;
 pub mod admin;
 pub mod driver;
 pub mod metrics;
+pub mod replay;
 
 // Test only.
 #[cfg(test)]
