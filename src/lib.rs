@@ -32,6 +32,8 @@ pub mod metrics;
 
 // Test only.
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod sim;
 
 // Edge.

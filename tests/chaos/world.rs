@@ -1,6 +1,5 @@
 //! What runs, together: servers, relays, proxies, writers, a reader.
 
-use crate::await_that::await_or_dump;
 use crate::cluster::Cluster;
 use crate::disk::Disk;
 use crate::plan::{Act, Lane};
@@ -140,8 +139,21 @@ impl World {
         }
     }
 
-    /// Everything whole: waits until all that was committed is confirmed and nothing is parked.
-    pub(crate) async fn settle(&mut self, deadline: Duration) {
+    /// Waits until all that was committed by now is confirmed, and nothing is parked.
+    pub(crate) async fn settled(&self) {
+        drop(self.settled_within(Duration::MAX).await);
+    }
+
+    /// The same, and fails at the deadline.
+    pub(crate) async fn settle(&self, deadline: Duration) {
+        self.cluster.limit(&self.main(), RAISED_LIMIT).await;
+        if let Err(seen) = self.settled_within(deadline).await {
+            let logs: Vec<String> = self.relays.iter().map(|r| last_lines(&r.log(), 12)).collect();
+            panic!("not all is confirmed after {deadline:?}: {seen}\n{}", logs.join("\n"));
+        }
+    }
+
+    async fn settled_within(&self, deadline: Duration) -> Result<(), String> {
         let sql = self.sql().await;
         let end = sql.text("select pg_current_wal_lsn()::text").await.expect("a position");
         let question = format!(
@@ -150,19 +162,19 @@ impl World {
              (select count(*) from postrider.parked where state not in ('done', 'skipped')) \
              from pg_replication_slots where slot_name = 'postrider_{PIPELINE}'"
         );
-        let logs = self.relays.iter().map(Relay::log);
-        let logs: Vec<String> = logs.map(|log| last_lines(&log, 12)).collect();
-        await_or_dump(
-            "all to be confirmed, and nothing parked",
-            deadline,
-            || async {
-                let row = sql.query_one(&question, &[]).await.map_err(|e| e.to_string())?;
-                let (settled, what): (bool, String) = (row.get(0), row.get(1));
-                if settled { Ok(()) } else { Err(what) }
-            },
-            || logs.join("\n"),
-        )
-        .await;
+        let began = Instant::now();
+        let mut ticks = tokio::time::interval(Duration::from_millis(200));
+        loop {
+            ticks.tick().await;
+            let row = sql.query_one(&question, &[]).await.expect("the slot");
+            let (settled, seen): (bool, String) = (row.get(0), row.get(1));
+            if settled {
+                return Ok(());
+            }
+            if began.elapsed() > deadline {
+                return Err(seen);
+            }
+        }
     }
 
     /// Ends writers and relays, and reads every topic to its end.

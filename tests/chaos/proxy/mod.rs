@@ -125,7 +125,7 @@ async fn carry(client: TcpStream, to: u16, controls: Arc<Controls>) {
     let cut = tokio::select! {
         _ = cuts.changed() => true,
         // One side's end is passed on by its pump, and the other is waited for.
-        ends = async { tokio::join!(up, down) } => ends.0.is_err() || ends.1.is_err(),
+        ends = async { tokio::try_join!(up, down) } => ends.is_err(),
     };
     if cut {
         reset(&client);
