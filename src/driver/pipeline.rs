@@ -65,11 +65,11 @@ pub(super) struct Pipeline {
     posts: Vec<Post>,
     epoch: Instant,
     ever_streamed: bool,
-    /// When what is in flight is no longer ours to send, while there is no stream.
     /// What the positions we remember belong to.
     pub(super) history: Option<History>,
     /// The epoch under which we streamed last.
     pub(super) owned: Option<i64>,
+    /// When what is in flight is no longer ours to send, while there is no stream.
     lease_ends: Instant,
     /// What the server refused last, to be looked at again by the fence.
     rechecked: Option<HaltReason>,
