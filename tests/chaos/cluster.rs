@@ -30,7 +30,7 @@ pub(crate) struct Cluster {
 pub(crate) struct Broker {
     pub(crate) proxies: Vec<Proxy>,
     direct: u16,
-    dir: PathBuf,
+    pub(crate) dir: PathBuf,
     child: Option<Child>,
 }
 

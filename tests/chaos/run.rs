@@ -90,8 +90,13 @@ fn out_dir(name: &str) -> PathBuf {
     out
 }
 
-/// Plays the steps; logs, page and picture are in `target/chaos/<name>`.
-pub(crate) async fn play(seed: u64, version: Version, plan: &[Step], name: &str) -> Outcome {
+/// Plays the steps, until all are played or the time is over; logs, page and picture are in `target/chaos/<name>`.
+pub(crate) async fn play(
+    seed: u64,
+    version: Version,
+    (plan, length): (&[Step], Duration),
+    name: &str,
+) -> Outcome {
     let out = out_dir(name);
     let schedule: Vec<String> = plan.iter().map(|step| format!("{step:?}")).collect();
     fs::write(out.join("schedule"), schedule.join("\n")).expect("a schedule");
@@ -103,6 +108,9 @@ pub(crate) async fn play(seed: u64, version: Version, plan: &[Step], name: &str)
     looker.spawn(sample(ports, world.began, counters, Arc::clone(&samples)));
 
     for step in plan {
+        if world.began.elapsed() >= length {
+            break;
+        }
         world.step(step).await;
     }
     world.writers.stop().await;
@@ -126,6 +134,7 @@ pub(crate) async fn play(seed: u64, version: Version, plan: &[Step], name: &str)
     if !records.iter().any(|record| record.id == fresh) {
         world.findings.push("a fresh event did not flow".to_owned());
     }
+    world.keep_logs(&out);
     let samples = samples.lock().expect("the samples").clone();
     let outcome = outcome(seed, took, &mut world, &truth, &records, samples);
     report::write(&outcome, &out);
@@ -228,8 +237,9 @@ async fn whatever_happens_to_whom_the_ledger_balances() {
         "seed {seed}, {seconds} s, PostgreSQL {}, slot postrider_{PIPELINE}",
         version.major()
     );
-    let plan = steps(seed, Duration::from_secs(seconds));
-    let outcome = play(seed, version, &plan, &format!("seed-{seed}")).await;
+    let length = Duration::from_secs(seconds);
+    let outcome =
+        play(seed, version, (&steps(seed, length), length), &format!("seed-{seed}")).await;
     eprintln!("{}", outcome.findings);
     outcome.assert_balanced();
 }

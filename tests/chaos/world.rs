@@ -46,6 +46,8 @@ pub(crate) struct World {
     pub(crate) tail: Tail,
     /// What every topic's name begins with.
     pub(crate) topics: String,
+    /// Where logs go.
+    out: PathBuf,
     /// Records of topics that were deleted.
     pub(crate) archive: Vec<Read>,
     pub(crate) deeds: Vec<Deed>,
@@ -58,7 +60,8 @@ impl World {
     pub(crate) async fn start(seed: u64, version: Version, out: &Path) -> Self {
         let dir: PathBuf = servers().private_dir().join(unique("chaos"));
         fs::create_dir_all(&dir).expect("a directory");
-        let durable = "fsync = on\nfull_page_writes = on\nmax_wal_size = 2GB";
+        let durable = "fsync = on\nfull_page_writes = on\nmax_wal_size = 2GB\n\
+                       log_replication_commands = on\nlog_line_prefix = '%m [%p] '";
         let (postgres, cluster) =
             tokio::join!(PrivatePostgres::start(version, durable), Cluster::start(&dir));
         let sql = postgres.connect().await;
@@ -102,6 +105,7 @@ impl World {
             writers,
             tail,
             topics,
+            out: out.to_owned(),
             archive,
             deeds,
             findings,
@@ -148,6 +152,7 @@ impl World {
     pub(crate) async fn settle(&self, deadline: Duration) {
         self.cluster.limit(&self.main(), RAISED_LIMIT).await;
         if let Err(seen) = self.settled_within(deadline).await {
+            self.keep_logs(&self.out);
             let logs: Vec<String> = self.relays.iter().map(|r| last_lines(&r.log(), 12)).collect();
             panic!("not all is confirmed after {deadline:?}: {seen}\n{}", logs.join("\n"));
         }
@@ -174,6 +179,17 @@ impl World {
             if began.elapsed() > deadline {
                 return Err(seen);
             }
+        }
+    }
+
+    /// The servers' logs, for whoever asks what happened.
+    pub(crate) fn keep_logs(&self, out: &Path) {
+        let log = |dir: &Path| dir.join("log");
+        if let Some(dir) = self.postgres.data().parent() {
+            drop(fs::copy(log(dir), out.join("postgres.log")));
+        }
+        for (number, broker) in self.cluster.brokers.iter().enumerate() {
+            drop(fs::copy(log(&broker.dir), out.join(format!("broker-{}.log", number + 1))));
         }
     }
 
