@@ -15,7 +15,7 @@ fn look(mapped: &Mapped<'_>) {
 }
 
 fn feed(mapper: &mut Mapper, bytes: &[u8]) {
-    let mapped = match decode(bytes) {
+    let answer = match decode(bytes) {
         Ok(Message::Relation(described)) => {
             if let Err(error) = mapper.relation(&described) {
                 assert!(!error.to_string().is_empty());
@@ -26,8 +26,8 @@ fn feed(mapper: &mut Mapper, bytes: &[u8]) {
         Ok(Message::Message(message)) => mapper.message(&message, AT),
         Ok(_) | Err(_) => return,
     };
-    match mapped {
-        Ok(Some(mapped)) => look(&mapped),
+    match answer {
+        Ok(Some(event)) => look(&event),
         Ok(None) => {}
         Err(MapError::Poison(poison)) => assert!(!poison.problem.to_string().is_empty()),
         Err(error) => assert!(!error.to_string().is_empty()),
