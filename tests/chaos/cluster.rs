@@ -11,6 +11,7 @@ use crate::server::servers;
 use crate::topic;
 use rdkafka::admin::{AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication};
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::types::RDKafkaErrorCode;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -94,6 +95,7 @@ impl Cluster {
                 .set("message.timestamp.type", "LogAppendTime");
             let created = admin.create_topics([&topic], &AdminOptions::new()).await;
             match created.map_err(|error| error.to_string())?.pop() {
+                Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => Ok(()),
                 Some(Err((_, code))) => Err(code.to_string()),
                 Some(Ok(_)) | None => Ok(()),
             }

@@ -16,6 +16,8 @@ use std::time::Duration;
 const DELAY: Duration = Duration::from_millis(150);
 /// Bytes a second of a connection that is slow.
 const SLOW: u32 = 64_000;
+/// How long a deleted topic is gone at least: until whoever writes to it has heard of it.
+const GONE: Duration = Duration::from_secs(10);
 /// How long the topic takes large events at most, before the next act.
 const UNPARK: Duration = Duration::from_secs(20);
 
@@ -252,7 +254,11 @@ impl World {
                 self.disk.empty(&self.sql().await).await;
                 return self.let_poison_through().await;
             }
-            Act::DeleteTopic => self.cluster.create_topic(&self.side()).await,
+            Act::DeleteTopic => {
+                let gone = crate::run::setting("POSTRIDER_CHAOS_GONE_MS");
+                self.rest(gone.map_or(GONE, Duration::from_millis)).await;
+                self.cluster.create_topic(&self.side()).await;
+            }
             Act::SlowConsumer => self.tail.rest(false),
             _ if act.lane() == Lane::Network => {
                 self.relays[whom].proxy.heal();

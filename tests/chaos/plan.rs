@@ -199,11 +199,16 @@ pub(crate) struct Step {
 
 /// Steps for so long. Every act comes once before one comes twice, in an order that the seed draws.
 pub(crate) fn steps(seed: u64, length: Duration) -> Vec<Step> {
+    steps_of(&Act::ALL, seed, length)
+}
+
+/// The same with these acts alone.
+pub(crate) fn steps_of(acts: &[Act], seed: u64, length: Duration) -> Vec<Step> {
     let mut rng = Rng::with_seed(seed);
     let (mut deck, mut steps, mut at) = (Vec::new(), Vec::new(), Duration::ZERO);
     while at < length {
         if deck.is_empty() {
-            deck = Act::ALL.to_vec();
+            deck = acts.to_vec();
             rng.shuffle(&mut deck);
         }
         let act = deck.pop().expect("a full deck");
@@ -215,7 +220,7 @@ pub(crate) fn steps(seed: u64, length: Duration) -> Vec<Step> {
             _ => Duration::from_millis(rng.u64(8_000..24_000)),
         };
         let second = (rng.u32(..3) == 0).then(|| Act::SECOND[rng.usize(..Act::SECOND.len())]);
-        let second = second.filter(|second| *second != act);
+        let second = second.filter(|second| *second != act && acts.contains(second));
         steps.push(Step { pause, act, second, hold, pick: rng.u32(..) });
         // What it takes to begin and to end it, on the average.
         at += pause + hold + Duration::from_secs(3);

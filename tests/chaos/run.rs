@@ -1,7 +1,7 @@
 //! The run: start, steps, heal, drain, read, judge, report.
 
 use crate::ledger::{Findings, check};
-use crate::plan::{Step, steps};
+use crate::plan::{Act, Step, steps_of};
 use crate::proxy::hold;
 use crate::reader::Read;
 use crate::relays::{IN_FLIGHT_EVENTS, PIPELINE, Relay, status};
@@ -222,9 +222,20 @@ async fn sample(
 }
 
 /// A number from the environment, as `scripts/chaos` gives it.
-fn setting(name: &str) -> Option<u64> {
+pub(crate) fn setting(name: &str) -> Option<u64> {
     let value = std::env::var_os(name)?.into_string().expect("UTF-8");
     Some(value.parse().unwrap_or_else(|error| panic!("{name}={value}: {error}")))
+}
+
+/// All acts, or those that `scripts/chaos --only` names.
+fn acts() -> Vec<Act> {
+    let only = std::env::var_os("POSTRIDER_CHAOS_ONLY").unwrap_or_default();
+    let only = only.into_string().expect("UTF-8");
+    let named =
+        |act: &Act| only.is_empty() || only.split(',').any(|name| name == format!("{act:?}"));
+    let acts: Vec<Act> = Act::ALL.into_iter().filter(named).collect();
+    assert!(!acts.is_empty(), "none of {:?} is called {only}", Act::ALL);
+    acts
 }
 
 /// Three minutes, or as long as `scripts/chaos --minutes` says; the seed is told, and makes the same schedule again.
@@ -238,8 +249,8 @@ async fn whatever_happens_to_whom_the_ledger_balances() {
         version.major()
     );
     let length = Duration::from_secs(seconds);
-    let outcome =
-        play(seed, version, (&steps(seed, length), length), &format!("seed-{seed}")).await;
+    let plan = steps_of(&acts(), seed, length);
+    let outcome = play(seed, version, (&plan, length), &format!("seed-{seed}")).await;
     eprintln!("{}", outcome.findings);
     outcome.assert_balanced();
 }
