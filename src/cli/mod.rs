@@ -14,6 +14,7 @@ mod init;
 mod logging;
 mod output;
 mod parked;
+mod repair;
 mod run;
 mod setup;
 mod status;
@@ -27,6 +28,8 @@ pub use parked::{
     ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
     SelectArgs, ShowArgs, SkipArgs,
 };
+pub use repair::RepairArgs;
+pub use setup::Backfill;
 
 use crate::config::{self, Config, Env};
 use clap::{CommandFactory as _, FromArgMatches as _};
@@ -80,6 +83,10 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
         Command::Parked(parked) => {
             let config = load(&args.global, env)?;
             block_on(parked::run(&config, parked, env))?
+        }
+        Command::Repair(repair) => {
+            let config = load(&args.global, env)?;
+            block_on(repair::run(config, repair))?
         }
         Command::Demo(demo) => demo::run(demo, &args.global, env),
         Command::Config(config) => match &config.command {

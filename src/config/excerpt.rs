@@ -15,6 +15,8 @@ const OPEN: &[&str] = &[
     "slot",
     "publication",
     "failover",
+    "wal_retain_max",
+    "on_slot_lost",
     "table",
     "layout",
     "message_prefix",

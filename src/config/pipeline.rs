@@ -9,7 +9,7 @@ use super::types::{
     BackoffConfig, FlowConfig, Mark, Ordering, ParkingConfig, PayloadConfig, PipelineConfig,
     PollConfig, RouteConfig, SizeMax, SourceConfig,
 };
-use crate::driver::Mode;
+use crate::driver::{Mode, OnSlotLost};
 use crate::outbox::{NullPayload, Replace, StandardHeaders, TimestampSource};
 use crate::record::is_topic_name;
 use crate::relay::OnPoison;
@@ -17,6 +17,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
+
+/// `source.wal_retain_max`: two segments of WAL, below which a slot always stands somewhere; to 1 PiB. Unit: bytes.
+const WAL_RETAIN_MAX: std::ops::RangeInclusive<u64> = 32 * MIB..=(1 << 30) * MIB;
 
 /// Bytes of a slot's and a publication's name: `NAMEDATALEN - 1`.
 pub(super) const NAME_BYTES_MAX: usize = 63;
@@ -98,9 +101,24 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
         section.error("publication", "a publication's name has 1 to 63 bytes");
     }
     let failover = section.boolean("failover", true);
+    let wal_retain_max = section
+        .text("wal_retain_max")
+        .filter(|text| text != "off")
+        .and_then(|text| section.size_of("wal_retain_max", &text, &WAL_RETAIN_MAX));
+    let losses = [("halt", OnSlotLost::Halt), ("repair", OnSlotLost::Repair)];
+    let on_slot_lost = section.one_of("on_slot_lost", &losses, &[], OnSlotLost::Halt);
     section.finish();
     let password = password.map(Secret::new);
-    SourceConfig { url: Url::new(url), password_file, password, slot, publication, failover }
+    SourceConfig {
+        url: Url::new(url),
+        password_file,
+        password,
+        slot,
+        publication,
+        failover,
+        wal_retain_max,
+        on_slot_lost,
+    }
 }
 
 fn route(section: Section<'_>) -> RouteConfig {

@@ -8,8 +8,10 @@
 //! A slot is never made here. Nothing is kept from one try to the next.
 
 use super::halts;
+use super::history::Past;
 use super::parking::{Desk, Jobs};
 use super::poll::Polling;
+use super::reader::Reader;
 use super::spec::PipelineSpec;
 use crate::ack::Progress;
 use crate::error::Halt;
@@ -21,8 +23,10 @@ use crate::postgres::cursor::Seized;
 use crate::postgres::fence::{self, AfterStart, Decision, Identity, Resume};
 use crate::postgres::parked::Loaded;
 use crate::postgres::poll::{Opened, Poller};
+use crate::postgres::schema::SchemaState;
 use crate::postgres::{
-    SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, cursor, parked, slot,
+    SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, cursor, parked,
+    repair, schema, slot,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +48,8 @@ pub(super) struct Connected {
     pub(super) wal: WalStream,
     pub(super) desk: Desk,
     pub(super) resume: Box<Resume>,
+    /// What the server says of its own past.
+    pub(super) past: Past,
     /// `server_version_num`.
     pub(super) version: u32,
     /// The outbox table's OID.
@@ -66,6 +72,10 @@ pub(super) enum Failure {
     Wait { message: String },
     /// The producer was thrown away: nothing is wrong with the database.
     Reset,
+    /// A repair or a backfill was begun, and comes first.
+    Unrepaired,
+    /// There is nothing to repair.
+    Sound,
     /// A human must act.
     Halt(Box<Halt>),
 }
@@ -88,8 +98,7 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
     let system = wal.identify_system().await.map_err(at(Phase::Connect))?;
     let control = Control::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
 
-    let identity = Identity { system_identifier: system.system_id, timeline: system.timeline };
-    let identity = Some(identity);
+    let identity = Some(Identity::from(&system));
     let columns = spec.columns();
     let ask = Ask {
         names: &spec.names,
@@ -99,6 +108,13 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
         failover: spec.failover,
     };
     let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
+    if facts.schema == SchemaState::Version(schema::VERSION) {
+        let row =
+            repair::read(control.client(), spec.name()).await.map_err(at(Phase::Handshake))?;
+        if row.is_some_and(|row| row.unfinished()) {
+            return Err(Failure::Unrepaired);
+        }
+    }
     let resume = match fence::decide(&facts) {
         Ok(Decision::Resume(resume)) => resume,
         Ok(Decision::StandBy { pid }) => return Err(Failure::StandBy { active_pid: pid }),
@@ -118,6 +134,7 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
         ..StartReplication::new(&spec.names.slot, &spec.names.publication)
     };
     let mut wal = wal.start(&start).await.map_err(at(Phase::Start))?;
+    let past = Past { wal_end: facts.server.wal_end, switches: system.switches };
     let version = facts.server.version;
     let table_oid = facts.table.as_ref().map(|table| table.oid);
     let row = slot::read(control.client(), version, &spec.names.slot)
@@ -128,7 +145,18 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
             let (seized, progress, parked) = take_over(spec, &control, &resume).await?;
             let epoch_before = seized.before;
             let desk = Desk { control, epoch: seized.epoch, jobs: Jobs::default() };
-            Ok(Connected { wal, desk, resume, version, table_oid, parked, progress, epoch_before })
+            let resumed = Connected {
+                wal,
+                desk,
+                resume,
+                past,
+                version,
+                table_oid,
+                parked,
+                progress,
+                epoch_before,
+            };
+            Ok(resumed)
         }
         AfterStart::Again { message } => match last_word(&mut wal).await {
             Some(error) => Err(Failure::Source(error, Phase::Stream)),
@@ -202,7 +230,7 @@ async fn poll_handshake(spec: &PipelineSpec) -> Result<Polling, Failure> {
     let opened =
         Poller::open(&spec.conninfo, &name, poll_spec).await.map_err(at(Phase::Handshake))?;
     let poller = match opened {
-        Opened::Polling(poller) => *poller,
+        Opened::Polling(poller) => Reader::Poll(poller),
         Opened::StandBy { pid } => {
             return Err(Failure::StandBy { active_pid: pid.unwrap_or_default() });
         }

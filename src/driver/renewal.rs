@@ -1,8 +1,9 @@
 //! `mode = "auto"`: from polling back to streaming.
 //!
 //! A slot is made, or found, while polling goes on. What was committed before it is in the table; so once a claim that
-//! began after it has taken all there was, nothing is left that the stream will not bring. What polling publishes from
-//! the slot on comes by the stream as well, and is passed over there by its id ([`Handed`](super::marking::Handed)).
+//! began after it has taken all there was, nothing is left that the stream will not bring. All means also what is
+//! delayed (`available_at`) or has failed before: that is parked, as it would be had the stream brought it. What polling publishes from
+//! the slot's point on comes by the stream as well, and is passed over there by its id ([`Handed`](super::marking::Handed)).
 //!
 //! The other way, from the stream to polling, needs no hand-over: published rows are marked before the cursor passes
 //! them, so the table says what is left.
@@ -24,25 +25,53 @@ use tokio::time::{Instant, sleep_until};
 /// Pause between two tries to have a slot.
 const RENEW_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Pause between two tries to let a slot go: its stream ended just now.
+const LET_GO_INTERVAL: Duration = Duration::from_millis(200);
+
 /// How far the way back is.
 pub(super) struct Renewal {
     job: Option<Job<Renewed>>,
     next_at: Instant,
-    stands: bool,
+    step: Step,
+    /// A claim that began with the slot standing took everything that was ready: the next ones take the rest as well.
+    last: bool,
     /// A claim that began with the slot standing took everything.
     drained: bool,
 }
 
-impl Default for Renewal {
-    fn default() -> Self {
-        Self { job: None, next_at: Instant::now(), stands: false, drained: false }
-    }
+/// What is to be done next about the slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    /// It holds back too much WAL: it goes.
+    LetGo,
+    /// It is gone. A new one would hold WAL back for as long as the table takes to be published: that comes first.
+    Empty,
+    /// A new one is made, or one that stands is taken.
+    Make,
+    /// It stands, and holds WAL back until it is streamed from.
+    Stands,
 }
 
 impl Renewal {
+    /// A way back that begins with a slot that is to be let go, or with the one there is.
+    pub(super) fn new(lets_go: bool) -> Self {
+        let step = if lets_go { Step::LetGo } else { Step::Make };
+        Self { job: None, next_at: Instant::now(), step, last: false, drained: false }
+    }
+
     /// A claim was made: it has all there was, or something is left for another one.
     pub(super) fn claimed(&mut self, claim: &Claim) {
-        self.drained = self.stands && !claim.more && claim.withheld == 0;
+        self.drained = self.last && !claim.more && claim.withheld == 0;
+        self.last |= self.step == Step::Stands && !claim.more;
+        if self.step == Step::Empty && !claim.more {
+            (self.step, self.next_at) = (Step::Make, Instant::now());
+        }
+    }
+
+    /// Whether claims take what is not ready too: the stream will not bring it, so it is parked, and its table is told
+    /// that it is kept elsewhere.
+    pub(super) fn takes_all(&self) -> bool {
+        self.last
     }
 }
 
@@ -50,7 +79,7 @@ impl Renewal {
 pub(super) async fn renewing(renewal: &mut Option<Renewal>) -> Turn {
     match renewal {
         Some(renewal) if renewal.job.is_some() => Turn::Renewed(job(&mut renewal.job).await),
-        Some(renewal) if !renewal.stands => {
+        Some(renewal) if renewal.step != Step::Empty => {
             sleep_until(renewal.next_at).await;
             Turn::Renew
         }
@@ -74,8 +103,14 @@ impl Pipeline {
     pub(super) fn renew(&mut self, polling: &mut Polling) {
         let (spec, epoch) = (Arc::clone(&self.spec), polling.desk.epoch);
         let Some(renewal) = &mut polling.renewal else { return };
+        let step = renewal.step;
         renewal.job = Some(Box::pin(async move {
             let control = Control::connect(&spec.conninfo, &application_name(&spec)).await?;
+            match step {
+                Step::LetGo => return setup::let_go(&control, &spec.names.slot).await,
+                Step::Stands => return setup::held(&control, &spec.names.slot).await,
+                Step::Empty | Step::Make => {}
+            }
             let columns = spec.columns();
             let ask = Ask {
                 names: &spec.names,
@@ -94,26 +129,49 @@ impl Pipeline {
         renewal.next_at = Instant::now() + RENEW_INTERVAL;
         match outcome {
             Ok(Renewed::Stands) => {
-                renewal.stands = true;
-                renewal.drained = false;
-                self.claim_ids = Some(Vec::new());
+                renewal.step = Step::Stands;
+                (renewal.last, renewal.drained) = (false, false);
+                self.handed.slot_stands();
                 self.tell.slot = None;
                 say::slot_stands(self);
             }
-            Ok(Renewed::NotYet(reason)) => say::slot_not_yet(self, &reason),
+            Ok(Renewed::Gone) => {
+                renewal.step = Step::Empty;
+                say::slot_let_go(self);
+            }
+            Ok(Renewed::Holds(bytes)) => self.held(polling, bytes),
+            Ok(Renewed::NotYet(reason)) => {
+                if renewal.step == Step::LetGo {
+                    renewal.next_at = Instant::now() + LET_GO_INTERVAL;
+                }
+                say::slot_not_yet(self, &reason);
+            }
             Err(error) => say::slot_not_yet(self, &Chain(&error).to_string()),
         }
     }
 
+    /// The new slot waits for the table to be published, and holds back so much meanwhile.
+    fn held(&mut self, polling: &mut Polling, bytes: u64) {
+        say::slot_held(self, Some(bytes));
+        if !self.spec.polls_in_its_stead() || self.spend(bytes).is_none() {
+            return;
+        }
+        let Some(renewal) = &mut polling.renewal else { return };
+        (renewal.step, renewal.last, renewal.drained) = (Step::LetGo, false, false);
+        renewal.next_at = Instant::now();
+    }
+
     /// Whether the stream may go on from the slot; then polling is over.
     pub(super) async fn hands_over(&mut self, polling: &mut Polling) -> Result<bool, SourceError> {
+        if polling.poller.repairs().is_some() {
+            return self.repair_ends(polling).await;
+        }
         let drained = polling.renewal.as_ref().is_some_and(|renewal| renewal.drained);
         if !drained || polling.open.is_some() {
             return Ok(false);
         }
         let wal_end = server::read(polling.desk.control.client()).await?.wal_end;
         self.handed.ends(wal_end);
-        self.claim_ids = None;
         Ok(true)
     }
 }

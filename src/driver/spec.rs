@@ -18,6 +18,16 @@ pub enum Mode {
     Auto,
 }
 
+/// What a running relay does when its slot is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum OnSlotLost {
+    /// Halt, for an operator.
+    #[default]
+    Halt,
+    /// What `postrider repair` does.
+    Repair,
+}
+
 /// How a table is polled.
 #[derive(Clone, Debug)]
 pub struct PollSettings {
@@ -40,6 +50,8 @@ pub struct PipelineSpec {
     pub names: Names,
     /// Whether a failover slot is wanted where the server has them.
     pub failover: bool,
+    /// How much WAL the slot may hold back; `None` for as much as there is. Unit: bytes.
+    pub wal_retain_max: Option<u64>,
     /// The table, its columns, and what records are made of.
     pub outbox: OutboxSpec,
     /// Where records go.
@@ -54,6 +66,10 @@ pub struct PipelineSpec {
     pub park_after: Option<Duration>,
     /// Where events are read from.
     pub mode: Mode,
+    /// What is done when the slot is gone, in mode `wal`.
+    pub on_slot_lost: OnSlotLost,
+    /// `postrider repair`: end when there is nothing to repair any more.
+    pub only_repair: bool,
     /// How the table is polled, and marked.
     pub poll: PollSettings,
     /// Pause between two cursor rows while events are delivered.
@@ -68,6 +84,11 @@ impl PipelineSpec {
     /// The pipeline's name.
     pub fn name(&self) -> &str {
         &self.names.pipeline
+    }
+
+    /// Whether everything the slot would bring is found in the table too, so that the slot may be let go.
+    pub(super) fn polls_in_its_stead(&self) -> bool {
+        self.mode == Mode::Auto && self.poll.table.is_some() && !self.messages()
     }
 
     /// Whether logical messages are asked for; they take part in ordinals.

@@ -21,10 +21,11 @@ pub struct Migration {
 pub const MIGRATIONS: &[Migration] = &[
     Migration { number: 1, name: "cursor", sql: include_str!("../../sql/schema/0001_cursor.sql") },
     Migration { number: 2, name: "parked", sql: include_str!("../../sql/schema/0002_parked.sql") },
+    Migration { number: 3, name: "repair", sql: include_str!("../../sql/schema/0003_repair.sql") },
 ];
 
 /// The version this binary works with.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The last version without the parked table.
 const BEFORE_PARKED: u32 = 1;

@@ -30,6 +30,8 @@ mod pipeline;
 mod private;
 /// The real binary, its configuration, its admin endpoint, its end.
 mod relay;
+/// `postrider repair` and `source.on_slot_lost`: a slot that is gone, and nothing else.
+mod repair;
 /// The shared servers: a database of a test's own.
 mod server;
 /// Topics of a test's own, and an independent reader of them.
@@ -41,6 +43,8 @@ mod topic;
 mod alerts;
 /// What measures, and runs alone: memory, idleness.
 mod alone;
+/// `postrider setup --backfill`: a first start on a table that has rows.
+mod backfill;
 /// The long list of bad input, where no other module has it.
 mod bad;
 /// What is done to slot, publication, table and login while the stream runs.
@@ -97,6 +101,8 @@ mod servers_answer;
 mod setup;
 /// A caller of a sink, for its tests.
 mod sink_caller;
+/// A real standby: promotion, restored backups.
+mod standby;
 /// The way of an event: layouts, statements, sizes.
 mod stream;
 /// No servers: the layers, the limits of files and lines, names that documents promise.
@@ -105,5 +111,7 @@ mod tidy;
 mod topics;
 /// What the endpoint and `status` say, against what is so.
 mod truth;
+/// How much WAL the slot may hold back, and what happens past it.
+mod wal_budget;
 /// The replication connection: login, stream, and every way it ends.
 mod wal_connection;

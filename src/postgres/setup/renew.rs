@@ -19,6 +19,10 @@ pub enum Renewed {
     Stands,
     /// It can't be made now, and why.
     NotYet(String),
+    /// It is gone, as asked for ([`super::let_go`]).
+    Gone,
+    /// It stands, and holds back so many bytes of WAL ([`super::held`]).
+    Holds(u64),
 }
 
 /// Sees that a usable slot stands: drops a lost one of ours, makes a new one, and binds the cursor row to it. It has a
@@ -87,7 +91,8 @@ fn bind(facts: &Facts, epoch: i64) -> String {
         "UPDATE postrider.cursor c SET system_identifier = {SYSTEM_IDENTIFIER_SQL}, timeline = {TIMELINE_SQL}, \
            slot = s.slot_name, slot_created_lsn = s.confirmed_flush_lsn, publication = {publication}, \
            messages = {}, watermark = s.confirmed_flush_lsn, flush_limit = s.confirmed_flush_lsn, \
-           partial_commit_lsn = NULL, partial_ordinal = NULL, updated_at = pg_catalog.now() \
+           partial_commit_lsn = NULL, partial_ordinal = NULL, updated_at = pg_catalog.now(), \
+           resolved_snapshot = NULL, pending_snapshot = NULL, pending_lsn = NULL \
          FROM {} AND c.pipeline = {pipeline} AND c.owner_epoch = {epoch}",
         facts.messages,
         standing_slot(slot)
