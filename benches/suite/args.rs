@@ -31,14 +31,15 @@ impl Args {
             value(name).map(|v| v.split(',').map(str::to_owned).collect()).unwrap_or_default()
         };
         let quick = has("--quick");
+        let guard = value("--guard").map(PathBuf::from);
         Self {
             quick,
             rows: number("--rows").unwrap_or(if quick { 200_000 } else { 1_000_000 }),
-            rounds: number("--rounds").unwrap_or(3),
+            rounds: number("--rounds").unwrap_or(if guard.is_some() { 5 } else { 3 }),
             only: list("--only"),
             workloads: list("--workload"),
             with_debezium: !has("--no-debezium"),
-            guard: value("--guard").map(PathBuf::from),
+            guard,
             out: value("--out").map(PathBuf::from),
         }
     }

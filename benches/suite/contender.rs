@@ -3,7 +3,7 @@
 use crate::debezium;
 use crate::process::{self, Watch, Who};
 use crate::servers::{Database, Servers, wait_for};
-use crate::wal::PUBLICATION;
+use crate::wal::{PREFIX, PUBLICATION};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -62,6 +62,7 @@ pub(crate) struct Job<'a> {
     /// Where the WAL ends, for `pg_recvlogical`.
     pub(crate) end: String,
     pub(crate) tcp: bool,
+    pub(crate) messages: bool,
     /// Further lines of Postrider's configuration.
     pub(crate) more: &'static str,
 }
@@ -161,6 +162,9 @@ fn recvlogical(job: &Job<'_>) -> Command {
         .args(["--slot", &job.slot, "--start", "--no-loop", "--endpos", &job.end])
         .args(["-f", "/dev/null", "-o", "proto_version=1"])
         .args(["-o", &format!("publication_names={PUBLICATION}")]);
+    if job.messages {
+        command.args(["-o", "messages=true"]);
+    }
     command
 }
 
@@ -175,13 +179,15 @@ fn configure(job: &Job<'_>, sink: &str, listen: &str) -> PathBuf {
     let Servers { socket, port, brokers, scratch, .. } = job.servers;
     let Job { database, slot, topic, more, .. } = job;
     let host = if job.tcp { "127.0.0.1" } else { socket.as_str() };
+    let messages =
+        if job.messages { format!("message_prefix = \"{PREFIX}\"") } else { String::new() };
     let brokers = if sink == "kafka" { format!("brokers = \"{brokers}\"") } else { String::new() };
     let text = format!(
         "[admin]\nlisten = \"{listen}\"\n\
          [pipelines.{slot}.source]\n\
          url = \"host={host} port={port} user=postgres dbname={database}\"\nslot = \"{slot}\"\n\
          publication = \"{PUBLICATION}\"\n\
-         [pipelines.{slot}.outbox]\ntable = \"public.outbox\"\n\
+         [pipelines.{slot}.outbox]\ntable = \"public.outbox\"\n{messages}\n\
          [pipelines.{slot}.route]\ntopic = \"{topic}\"\n\
          [pipelines.{slot}.sink]\nkind = \"{sink}\"\n{brokers}\n\
          {}\n",
@@ -201,6 +207,7 @@ pub(crate) fn setup(servers: &Servers, database: &str, slot: &str) {
         topic: "none".to_owned(),
         end: String::new(),
         tcp: false,
+        messages: false,
         more: "",
     };
     let file = configure(&job, "discard", "");

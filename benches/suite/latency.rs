@@ -68,6 +68,7 @@ pub(crate) fn run(
         topic: name,
         end: String::new(),
         tcp: false,
+        messages: false,
         more: "",
     };
     quiet.slot_here(&job.slot);

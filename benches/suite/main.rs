@@ -42,9 +42,7 @@ fn main() -> ExitCode {
         phases::all(&args, &servers, &mut page);
         true
     };
-    if let Some(out) = &args.out {
-        page.write(out);
-    }
+    page.write();
     if !passed {
         println!("\nslower than the baseline by more than {} %", phases::GUARD_PERCENT);
         return ExitCode::FAILURE;

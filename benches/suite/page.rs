@@ -3,7 +3,7 @@
 use crate::args::Args;
 use std::fmt::Write;
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 
 pub(crate) struct Table {
     title: String,
@@ -67,7 +67,9 @@ fn fold(text: &str) -> String {
     folded
 }
 
+/// Written after each table, so that a run which fails late leaves what it found.
 pub(crate) struct Page {
+    out: Option<PathBuf>,
     text: String,
     plots: Vec<(String, String)>,
 }
@@ -82,12 +84,13 @@ impl Page {
             "# Performance\n\nWritten by `{command}`, which runs it all again; not by hand.\n\n{}\n",
             fold(&about(args))
         );
-        Self { text, plots: Vec::new() }
+        Self { out: args.out.clone(), text, plots: Vec::new() }
     }
 
     pub(crate) fn table(&mut self, table: &Table) {
         table.print();
         self.text += &table.markdown();
+        self.write();
     }
 
     pub(crate) fn plot(&mut self, name: &str, svg: &str) {
@@ -95,14 +98,14 @@ impl Page {
         self.plots.push((name.to_owned(), svg.to_owned()));
     }
 
-    pub(crate) fn write(&self, out: &Path) {
+    pub(crate) fn write(&self) {
+        let Some(out) = &self.out else { return };
         let plots = out.join("plots");
         fs::create_dir_all(&plots).expect("a directory");
         for (name, svg) in &self.plots {
             fs::write(plots.join(format!("{name}.svg")), svg).expect("a plot");
         }
         fs::write(out.join("performance.md"), &self.text).expect("a page");
-        println!("\nwritten: performance.md, {} plots", self.plots.len());
     }
 }
 

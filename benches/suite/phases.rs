@@ -89,7 +89,8 @@ fn drains(
     with_debezium: bool,
     memory: &mut Memory,
 ) {
-    let contenders = contenders(servers, with_debezium);
+    // Its router takes rows alone.
+    let contenders = contenders(servers, with_debezium && !workload.messages);
     let runs = rounds(args, servers, workload, &contenders);
     let rows = workload.rows as f64;
     let mut table = Table::new(

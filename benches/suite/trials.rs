@@ -188,7 +188,7 @@ pub(crate) fn crash(args: &Args, servers: &Servers, page: &mut Page) {
 
 /// Whether the cost of an event grows with what there is besides.
 pub(crate) fn slope(args: &Args, servers: &Servers, page: &mut Page, memory: &mut Memory) {
-    let base = Workload { name: "slope", ..Workload::main(args.rows).swap_remove(0) };
+    let base = Workload { name: "slope", steady: true, ..Workload::main(args.rows).swap_remove(0) };
     let many = Workload { name: "slope-aggregates", aggregates: 1_000_000, ..base.clone() };
     let parked = Workload { name: "slope-parked", parked: 100_000, ..base.clone() };
     let named = [

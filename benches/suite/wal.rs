@@ -4,6 +4,8 @@ use crate::contender::setup;
 use crate::servers::{Database, Servers};
 
 pub(crate) const PUBLICATION: &str = "postrider_bench";
+/// Of logical messages.
+pub(crate) const PREFIX: &str = "outbox";
 
 #[derive(Clone)]
 pub(crate) struct Workload {
@@ -20,8 +22,12 @@ pub(crate) struct Workload {
     pub(crate) partitions: i32,
     /// Rows of another table for each of ours.
     pub(crate) busy: usize,
+    /// Logical messages instead of rows.
+    pub(crate) messages: bool,
     /// Events of other aggregates that are parked before it starts.
     pub(crate) parked: usize,
+    /// Counted from the first look at which events were published: what a start costs besides is left out.
+    pub(crate) steady: bool,
     /// Postrider reads by TCP, not by unix socket.
     pub(crate) tcp: bool,
 }
@@ -43,7 +49,9 @@ impl Workload {
             column: "json",
             partitions: 8,
             busy: 0,
+            messages: false,
             parked: 0,
+            steady: false,
             tcp: false,
         }
     }
@@ -82,6 +90,7 @@ impl Workload {
                 busy: 10,
                 ..Self::new("busy", "10 rows of another table for each", rows / 4, 1_000)
             },
+            Self { messages: true, ..plain("messages", "logical messages") },
             Self { tcp: true, ..plain("tcp", "TCP instead of the unix socket") },
         ]
     }
@@ -167,8 +176,9 @@ pub(crate) struct Backlog {
 impl Backlog {
     /// Rows with the numbers from `first` to `last`.
     pub(crate) fn fill(&self, first: usize, last: usize) {
-        let Workload { per_transaction, aggregates, payload: bytes, column, busy, .. } =
-            self.workload;
+        let Workload {
+            per_transaction, aggregates, payload: bytes, column, busy, messages, ..
+        } = self.workload;
         let value = payload("i", bytes, column);
         let others = if busy == 0 {
             String::new()
@@ -178,11 +188,21 @@ impl Backlog {
                  from generate_series(1, {busy} * {per_transaction}) i;"
             )
         };
+        let series = format!("generate_series(t, least({last}, t + {per_transaction} - 1)) i");
+        let ours = if messages {
+            format!(
+                "perform pg_logical_emit_message(true, '{PREFIX}', json_build_object('aggregate_type', 'order', \
+                 'aggregate_id', (i % {aggregates})::text, 'event_type', 'OrderChanged', 'payload', {value})::text) \
+                 from {series};"
+            )
+        } else {
+            format!(
+                "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+                 select 'order', (i % {aggregates})::text, 'OrderChanged', {value} from {series};"
+            )
+        };
         self.database.run(&format!(
-            "do $$ declare t bigint := {first}; begin while t <= {last} loop {others} \
-             insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
-             select 'order', (i % {aggregates})::text, 'OrderChanged', {value} \
-             from generate_series(t, least({last}, t + {per_transaction} - 1)) i; \
+            "do $$ declare t bigint := {first}; begin while t <= {last} loop {others} {ours} \
              commit; t := t + {per_transaction}; end loop; end $$"
         ));
         self.database.run("checkpoint");
