@@ -21,7 +21,6 @@ pub(crate) const ALL: &[Case] = &[
     ("relay-100k-parked", 20_000, relay_beside_parked),
     ("relay-1M-behind-one", 1_000_000, relay_behind_one),
     ("tracker-1M-backwards", 1_000_000, tracker_backwards),
-    ("parked-lookup", 20_000, parked_lookup),
 ];
 
 const TABLE: u32 = 16_433;
@@ -173,9 +172,12 @@ fn dead(number: u64) -> Entry {
     }
 }
 
+/// What it costs more than [`relay`] is looking for the aggregate among those that are held up.
 fn relay_beside_parked(events: usize) {
     let parked: Vec<Entry> = (0..100_000).map(dead).collect();
-    through(&mut started(50_000, &parked), events);
+    let mut relay = started(50_000, &parked);
+    assert_eq!(relay.parked().dead, 100_000, "parked");
+    through(&mut relay, events);
 }
 
 /// The same, but all reports wait for the first.
@@ -208,16 +210,4 @@ fn tracker_backwards(events: usize) {
         black_box(tracker.resolve(ticket).expect("a ticket that is out"));
     }
     assert!(tracker.all_resolved(), "all are reported");
-}
-
-/// An event's aggregate is looked up among 100,000 that are held up: from the text to the answer.
-fn parked_lookup(events: usize) {
-    let parked: Vec<Entry> = (0..100_000).map(dead).collect();
-    let relay = started(50_000, &parked);
-    assert_eq!(relay.parked().dead, 100_000, "parked");
-    let names = aggregates();
-    for number in 0..events {
-        let aggregate = Aggregate { kind: "order", id: &names[number % names.len()] };
-        black_box((relay.admits(black_box(aggregate)), Lane::of(aggregate)));
-    }
 }

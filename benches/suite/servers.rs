@@ -7,7 +7,7 @@ use tokio::runtime::Runtime;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage, Statement};
 
 /// Anything that takes longer than this has failed.
-pub(crate) const DEADLINE: Duration = Duration::from_mins(5);
+pub(crate) const DEADLINE: Duration = Duration::from_mins(10);
 
 #[derive(Clone)]
 pub(crate) struct Servers {
