@@ -9,6 +9,8 @@ mod ends;
 mod flow;
 mod letters;
 mod park;
+mod refused;
+mod reread;
 mod tries;
 
 use super::*;
