@@ -143,8 +143,7 @@ impl Keeper {
         let (empty, full): (Vec<_>, Vec<_>) =
             gone.into_iter().partition(|(old, _)| old.producer.in_flight_count() == 0);
         drop(full);
-        if self.leaving.is_empty() {
-            self.shared.settling.store(false, Ordering::SeqCst);
+        if self.leaving.is_empty() && self.shared.settles() {
             self.shared.mailbox.post(Post::Retry);
         }
         drop(empty);

@@ -149,10 +149,9 @@ impl KafkaSink {
     /// Goes over to a producer of other sizes, once what the present one has is acknowledged.
     fn resize(&mut self, sizes: Sizes) {
         self.sizes = sizes;
-        self.shared.settling.store(true, Ordering::SeqCst);
         if let Some(old) = self.renew_or_say() {
             self.emptying = Some(Arc::clone(&old));
-            self.shared.tell(|inbox| inbox.leaving.push(Leaving { producer: old }));
+            self.shared.sees_out(Leaving { producer: old });
         }
     }
 
@@ -261,7 +260,6 @@ impl Sink for KafkaSink {
         if let Some(old) = self.producer.as_ref().filter(|_| !fresh) {
             old.client().context().mute();
             native::purge(old, false);
-            self.shared.settling.store(true, Ordering::SeqCst);
         }
         // After the old producers were muted: nothing of theirs comes into the inbox any more.
         self.shared.failed.store(false, Ordering::SeqCst);
@@ -273,7 +271,7 @@ impl Sink for KafkaSink {
             return;
         }
         if let Some(old) = self.renew_or_say() {
-            self.shared.tell(|inbox| inbox.leaving.push(Leaving { producer: old }));
+            self.shared.sees_out(Leaving { producer: old });
         }
     }
 

@@ -116,6 +116,24 @@ impl Shared {
         self.bell.notify_one();
     }
 
+    /// Hands an old producer over. Nothing is sent from here on until the keeper has let all of them go.
+    pub(super) fn sees_out(&self, old: Leaving) {
+        self.tell(|inbox| {
+            inbox.leaving.push(old);
+            self.settling.store(true, Ordering::SeqCst);
+        });
+    }
+
+    /// Lets the new producer send, if no other was handed over since the keeper looked; whether it may.
+    pub(super) fn settles(&self) -> bool {
+        let inbox = self.inbox();
+        let last = inbox.leaving.is_empty();
+        if last {
+            self.settling.store(false, Ordering::SeqCst);
+        }
+        last
+    }
+
     /// Asks for a topic. Asking again for the one that is being asked for costs no wake-up.
     pub(super) fn want(&self, topic: &str) {
         let mut inbox = self.inbox();
