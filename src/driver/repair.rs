@@ -62,8 +62,10 @@ pub fn selection(
 fn unknown() -> Halt {
     Halt {
         reason: HaltReason::SlotMissing,
-        message: "the cursor row does not say yet which transactions are resolved, and rows have no marks".to_owned(),
-        meaning: "nothing was changed; the row was written by an earlier version, or nothing was ever streamed".to_owned(),
+        message: "the cursor row does not say yet which transactions are resolved, and rows have no marks"
+            .to_owned(),
+        meaning: "nothing was changed; an earlier version wrote the row, or nothing was ever streamed"
+            .to_owned(),
         hint: "DELETE FROM postrider.cursor of this pipeline; then postrider setup --backfill none, or all: every row \
                of the table"
             .to_owned(),
