@@ -50,6 +50,7 @@ pub(super) fn spec(
         failover: pipeline.source.failover,
         on_slot_lost: pipeline.source.on_slot_lost,
         only_repair: false,
+        wal_retain_max: pipeline.source.wal_retain_max,
         outbox,
         sink,
         limits: Limits {

@@ -16,6 +16,7 @@ const OPEN: &[&str] = &[
     "publication",
     "failover",
     "on_slot_lost",
+    "wal_retain_max",
     "table",
     "layout",
     "message_prefix",

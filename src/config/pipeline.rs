@@ -18,6 +18,9 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
+/// `source.wal_retain_max`: two segments of WAL, below which a slot always stands somewhere; to 1 PiB. Unit: bytes.
+const WAL_RETAIN_MAX: std::ops::RangeInclusive<u64> = 32 * MIB..=(1 << 30) * MIB;
+
 /// Bytes of a slot's and a publication's name: `NAMEDATALEN - 1`.
 pub(super) const NAME_BYTES_MAX: usize = 63;
 /// What the names of slot and publication begin with when they are not given.
@@ -100,6 +103,10 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
     let failover = section.boolean("failover", true);
     let losses = [("halt", OnSlotLost::Halt), ("repair", OnSlotLost::Repair)];
     let on_slot_lost = section.one_of("on_slot_lost", &losses, &[], OnSlotLost::Halt);
+    let wal_retain_max = section
+        .text("wal_retain_max")
+        .filter(|text| text != "off")
+        .and_then(|text| section.size_of("wal_retain_max", &text, &WAL_RETAIN_MAX));
     section.finish();
     let password = password.map(Secret::new);
     SourceConfig {
@@ -110,6 +117,7 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
         publication,
         failover,
         on_slot_lost,
+        wal_retain_max,
     }
 }
 

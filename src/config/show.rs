@@ -95,6 +95,9 @@ impl Rows<'_> {
             OnSlotLost::Repair => "repair",
         };
         self.add(&table, "on_slot_lost", json!(on_slot_lost));
+        let retained =
+            source.wal_retain_max.map_or("off".to_owned(), |max| ShowSize(max).to_string());
+        self.add(&table, "wal_retain_max", json!(retained));
         self.outbox(pipeline, &of("outbox"));
         self.route(pipeline, spec, &of("route"));
         let (payload, table) = (&pipeline.payload, of("payload"));

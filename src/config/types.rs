@@ -82,6 +82,8 @@ pub struct SourceConfig {
     pub failover: bool,
     /// What is done when the slot is gone.
     pub on_slot_lost: OnSlotLost,
+    /// How much WAL the slot may hold back; `None` for as much as there is. Unit: bytes.
+    pub wal_retain_max: Option<u64>,
 }
 
 /// `[pipelines.NAME.outbox]`

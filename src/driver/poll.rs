@@ -111,7 +111,8 @@ impl Pipeline {
             return End::Over(Exit::Halted(halt));
         }
         if self.spec.mode == Mode::Auto && polling.poller.repairs().is_none() {
-            polling.renewal = Some(Renewal::default());
+            let lets_go = std::mem::take(&mut self.lets_go);
+            polling.renewal = Some(Renewal::new(lets_go));
             if let Err(error) = self.mark_streamed(&polling).await {
                 return End::Lost(error);
             }

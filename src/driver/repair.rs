@@ -14,11 +14,12 @@ use super::spec::PipelineSpec;
 use crate::error::{Halt, HaltReason};
 use crate::postgres::action::Phase;
 use crate::postgres::control::{self, Control};
+use crate::postgres::fence::Identity;
 use crate::postgres::poll::{Marks, PollSpec};
 use crate::postgres::repair::{
     self, Ask, Finished, Kind, Reader as List, Row, Selection, State, Told, Verdict,
 };
-use crate::postgres::{SourceError, cursor};
+use crate::postgres::{Conninfo, SourceError, WalConnection, cursor};
 use std::sync::Arc;
 
 /// The table as a repair reads it: without marking, the columns of marks are not asked for.
@@ -90,10 +91,11 @@ pub(super) async fn open(spec: Arc<PipelineSpec>) -> Result<Polling, Failure> {
     let list = list
         .map_err(at(Phase::Handshake))?
         .map_err(|pid| Failure::StandBy { active_pid: pid.unwrap_or_default() })?;
+    let identity = identity(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
     let columns = spec.columns();
     let ask = control::Ask {
         names: &spec.names,
-        identity: &None,
+        identity: &identity,
         columns: &columns,
         messages: spec.messages(),
         failover: spec.failover,
@@ -138,6 +140,15 @@ pub(super) async fn open(spec: Arc<PipelineSpec>) -> Result<Polling, Failure> {
     }
     let desk = Desk { control, epoch, jobs: Jobs::default() };
     Ok(Polling::new(Reader::Repair(Box::new(list)), desk, parked, start, false))
+}
+
+/// Who the server is, and which history it has behind it: the replication protocol says so.
+///
+/// # Errors
+/// What the server says.
+pub async fn identity(conninfo: &Conninfo, name: &str) -> Result<Option<Identity>, SourceError> {
+    let system = WalConnection::connect(conninfo, name).await?.identify_system().await?;
+    Ok(Some(Identity::from(&system)))
 }
 
 impl Pipeline {

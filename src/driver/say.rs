@@ -7,12 +7,14 @@
 mod destination;
 mod parked;
 mod repair;
+mod slot;
 
 pub(super) use destination::{destination_down, destination_given_up, undelivered};
 pub(super) use parked::{marked, parked, released};
 pub(super) use repair::{
     repair_begins, repair_next, repair_progress, repair_told, repaired, repairing, slot_gone_again,
 };
+pub(super) use slot::{slot_held, slot_let_go, wal_budget_half, wal_budget_well};
 
 use super::pipeline::Pipeline;
 use super::run::Exit;
@@ -56,6 +58,10 @@ pub(super) struct Tell {
     pub(super) letters: Option<Trouble>,
     /// Why there is no slot, while polling in its stead.
     pub(super) slot: Option<Trouble>,
+    /// With how much WAL the slot holds back.
+    pub(super) budget: Option<Trouble>,
+    /// With a standby that the stream waits for.
+    pub(super) standby: Option<Trouble>,
     pub(super) standing_by: Option<Trouble>,
     /// When a repair last told how far it is.
     pub(super) repair_at: Option<Instant>,

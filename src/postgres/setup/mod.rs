@@ -10,6 +10,7 @@
 
 pub(in crate::postgres) mod apply;
 mod backfill;
+mod let_go;
 mod notify;
 pub(in crate::postgres) mod plan;
 mod print;
@@ -20,6 +21,7 @@ pub mod undo;
 
 pub use apply::{Blocker, Progress, SetupError, apply};
 pub use backfill::{Backfilled, backfill, check_backfill};
+pub use let_go::{held, let_go};
 pub use notify::{TRIGGER, notify_sql, notify_undo_sql};
 pub use plan::plan;
 pub use renew::{Renewed, renew};
