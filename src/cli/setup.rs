@@ -71,6 +71,11 @@ async fn one(
         notify: args.notify,
         polls: spec.mode == Mode::Poll,
         backfill: selection.is_some(),
+        marks: spec
+            .poll
+            .table
+            .as_ref()
+            .filter(|_| spec.mode != Mode::Wal || spec.poll.mark_streamed),
     };
     let mut out = Output::stdout();
     if args.print_sql {
@@ -79,7 +84,10 @@ async fn one(
         let facts = control.facts(&ask).await?;
         let plan = setup::plan(&facts, &options).map_err(setup::SetupError::from)?;
         let first = absent.map_or_else(String::new, |role| {
-            format!("-- First, since the role does not exist: {}\n", setup::role_sql(role))
+            format!(
+                "-- First, since the role does not exist: {}\n",
+                setup::role_sql(role, options.polls)
+            )
         });
         let text = format!("-- Pipeline {}\n{first}{plan}", spec.name());
         return out.line(text.trim_end()).map_err(CliError::Output);

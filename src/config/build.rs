@@ -48,9 +48,9 @@ pub(super) fn spec(
         },
         conninfo,
         failover: pipeline.source.failover,
+        wal_retain_max: pipeline.source.wal_retain_max,
         on_slot_lost: pipeline.source.on_slot_lost,
         only_repair: false,
-        wal_retain_max: pipeline.source.wal_retain_max,
         outbox,
         sink,
         limits: Limits {

@@ -101,12 +101,12 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
         section.error("publication", "a publication's name has 1 to 63 bytes");
     }
     let failover = section.boolean("failover", true);
-    let losses = [("halt", OnSlotLost::Halt), ("repair", OnSlotLost::Repair)];
-    let on_slot_lost = section.one_of("on_slot_lost", &losses, &[], OnSlotLost::Halt);
     let wal_retain_max = section
         .text("wal_retain_max")
         .filter(|text| text != "off")
         .and_then(|text| section.size_of("wal_retain_max", &text, &WAL_RETAIN_MAX));
+    let losses = [("halt", OnSlotLost::Halt), ("repair", OnSlotLost::Repair)];
+    let on_slot_lost = section.one_of("on_slot_lost", &losses, &[], OnSlotLost::Halt);
     section.finish();
     let password = password.map(Secret::new);
     SourceConfig {
@@ -116,8 +116,8 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
         slot,
         publication,
         failover,
-        on_slot_lost,
         wal_retain_max,
+        on_slot_lost,
     }
 }
 

@@ -90,14 +90,14 @@ impl Rows<'_> {
         self.add(&table, "slot", json!(source.slot));
         self.add(&table, "publication", json!(source.publication));
         self.add(&table, "failover", json!(source.failover));
+        let retained =
+            source.wal_retain_max.map_or("off".to_owned(), |max| ShowSize(max).to_string());
+        self.add(&table, "wal_retain_max", json!(retained));
         let on_slot_lost = match source.on_slot_lost {
             OnSlotLost::Halt => "halt",
             OnSlotLost::Repair => "repair",
         };
         self.add(&table, "on_slot_lost", json!(on_slot_lost));
-        let retained =
-            source.wal_retain_max.map_or("off".to_owned(), |max| ShowSize(max).to_string());
-        self.add(&table, "wal_retain_max", json!(retained));
         self.outbox(pipeline, &of("outbox"));
         self.route(pipeline, spec, &of("route"));
         let (payload, table) = (&pipeline.payload, of("payload"));

@@ -80,10 +80,10 @@ pub struct SourceConfig {
     pub publication: String,
     /// Whether the slot is made as one that follows a failover (PostgreSQL 17 and later).
     pub failover: bool,
-    /// What is done when the slot is gone.
-    pub on_slot_lost: OnSlotLost,
     /// How much WAL the slot may hold back; `None` for as much as there is. Unit: bytes.
     pub wal_retain_max: Option<u64>,
+    /// What is done when the slot is gone.
+    pub on_slot_lost: OnSlotLost,
 }
 
 /// `[pipelines.NAME.outbox]`

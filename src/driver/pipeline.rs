@@ -60,18 +60,16 @@ pub(super) struct Pipeline {
     pub(super) destinations: Destinations,
     pub(super) marking: Marking,
     pub(super) handed: Handed,
-    /// The ids of the claim at hand, while a slot stands that will bring its rows too.
-    pub(super) claim_ids: Option<Vec<String>>,
-    /// What is tried next.
-    next: Next,
-    /// A repair came to its end, or there was nothing to repair.
-    pub(super) repaired: bool,
     /// The slot is to be let go as soon as the table is polled.
     pub(super) lets_go: bool,
     /// What was received when the stream was last seen to wait for a standby.
     pub(super) stalled_at: Option<Lsn>,
     /// `source.wal_retain_max`
     pub(super) budget: Option<Budget>,
+    /// What is tried next.
+    next: Next,
+    /// A repair came to its end, or there was nothing to repair.
+    pub(super) repaired: bool,
     posts: Vec<Post>,
     epoch: Instant,
     ever_streamed: bool,
@@ -155,12 +153,11 @@ impl Pipeline {
             destinations,
             marking,
             handed: Handed::default(),
-            claim_ids: None,
-            next: Next::Stream,
-            repaired: false,
             lets_go: false,
             stalled_at: None,
             budget,
+            next: Next::Stream,
+            repaired: false,
             posts: Vec::new(),
             epoch: Instant::now(),
             ever_streamed: false,

@@ -43,6 +43,8 @@ pub(super) struct Polling {
     pub(super) start: Lsn,
     /// Failures are kept in the outbox table itself.
     pub(super) keeps_failures: bool,
+    /// The same for the claim at hand.
+    pub(super) keeps_now: bool,
     pub(super) open: Option<Open>,
     /// A row failed, and the table says so: the relay's memory of it is over with the claim.
     pub(super) failed: bool,
@@ -90,6 +92,7 @@ impl Polling {
             parked,
             start,
             keeps_failures,
+            keeps_now: keeps_failures,
             open: None,
             failed: false,
             floor: start,
@@ -103,7 +106,14 @@ impl Polling {
 
 impl Pipeline {
     /// Polls until something ends it.
-    pub(super) async fn poll(&mut self, mut polling: Polling, stop: &Stop) -> End {
+    pub(super) async fn poll(&mut self, polling: Polling, stop: &Stop) -> End {
+        self.shelf.failures_stay = polling.keeps_failures;
+        let end = self.poll_on(polling, stop).await;
+        self.shelf.failures_stay = false;
+        end
+    }
+
+    async fn poll_on(&mut self, mut polling: Polling, stop: &Stop) -> End {
         if let Err(halt) = self.renew_mapper(true) {
             return End::Over(Exit::Halted(halt));
         }
@@ -113,6 +123,7 @@ impl Pipeline {
         if self.spec.mode == Mode::Auto && polling.poller.repairs().is_none() {
             let lets_go = std::mem::take(&mut self.lets_go);
             polling.renewal = Some(Renewal::new(lets_go));
+            self.handed.begins();
             if let Err(error) = self.mark_streamed(&polling).await {
                 return End::Lost(error);
             }
@@ -191,7 +202,7 @@ impl Pipeline {
     /// Settles a claim that is done, and looks for the next at once.
     async fn end_claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
         polling.floor = polling.open.as_ref().map_or(polling.floor, Open::end);
-        self.settle_claim(polling).await?;
+        let any = self.settle_claim(polling).await?;
         if std::mem::take(&mut polling.failed) {
             // The table holds failed rows and their followers back: the next claim is a new beginning.
             let client = polling.desk.control.client();
@@ -199,17 +210,23 @@ impl Pipeline {
             polling.start = polling.floor;
             drop(self.begin_polling(polling));
         }
-        polling.next_at = Instant::now();
+        // Where everything waits for something else, the next claim finds the same.
+        let pause = if any { Duration::ZERO } else { self.spec.poll.interval };
+        polling.next_at = Instant::now() + pause;
         Ok(())
     }
 
     async fn claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
         let settings = &self.spec.poll;
-        if let Some(ids) = &mut self.claim_ids {
-            ids.clear();
-        }
+        self.handed.claims();
         let limit = polling.limit.max(settings.batch);
-        let claim = polling.poller.claim(limit).await?;
+        let all = polling.renewal.as_ref().is_some_and(Renewal::takes_all);
+        polling.keeps_now = polling.keeps_failures && !all;
+        let claim = if all {
+            polling.poller.claim_all(limit).await?
+        } else {
+            polling.poller.claim(limit).await?
+        };
         self.tell.skipped_total += claim.expired;
         if let Some(renewal) = &mut polling.renewal {
             renewal.claimed(&claim);

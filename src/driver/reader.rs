@@ -46,6 +46,14 @@ impl Reader {
         }
     }
 
+    /// The next rows, whether they are ready or not; a list has no others.
+    pub(super) async fn claim_all(&mut self, limit: usize) -> Result<Claim, SourceError> {
+        match self {
+            Self::Poll(poller) => poller.claim_all(limit).await,
+            Self::Repair(reader) => reader.claim().await,
+        }
+    }
+
     pub(super) async fn settle(
         &mut self,
         claim: Claim,

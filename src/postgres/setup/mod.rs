@@ -30,6 +30,7 @@ pub use undo::UndoPlan;
 use super::control::Control;
 use super::error::SourceError;
 use super::names::ident;
+use super::poll::PollSpec;
 
 /// What is to be done, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -86,6 +87,8 @@ pub struct Options<'a> {
     pub polls: bool,
     /// `--backfill`: the slot is made with its snapshot, by [`backfill`], after these steps.
     pub backfill: bool,
+    /// Rows of the table are marked as this says: by polling, or behind the stream.
+    pub marks: Option<&'a PollSpec>,
     /// That role does not exist: nothing is begun ([`role_exists`]).
     pub role_missing: bool,
 }
@@ -102,8 +105,9 @@ pub async fn role_exists(control: &Control, role: &str) -> Result<bool, SourceEr
 }
 
 /// The statement that makes the role; the password is for the reader to fill in.
-pub fn role_sql(role: &str) -> String {
-    format!("CREATE ROLE {} LOGIN REPLICATION PASSWORD '…';", ident(role))
+pub fn role_sql(role: &str, polls: bool) -> String {
+    let streams = if polls { "" } else { " REPLICATION" };
+    format!("CREATE ROLE {} LOGIN{streams} PASSWORD '…';", ident(role))
 }
 
 /// Locks are waited for this long: setup never queues in front of the application for longer.

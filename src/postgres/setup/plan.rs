@@ -5,6 +5,7 @@ use crate::error::{Halt, HaltReason};
 use crate::postgres::cursor::OVER_POLLING;
 use crate::postgres::fence::{self, Facts};
 use crate::postgres::names::{ident, literal};
+use crate::postgres::poll::PollSpec;
 use crate::postgres::schema::{MIGRATION_TABLE, SchemaState, VERSION};
 use crate::postgres::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL};
 
@@ -30,7 +31,7 @@ pub fn plan(facts: &Facts, options: &Options<'_>) -> Result<SetupPlan, Halt> {
         notify(facts, &mut plan);
     }
     if let Some(role) = options.role {
-        plan.steps.push(rights(facts, role));
+        plan.steps.push(rights(facts, role, options));
     }
     Ok(plan)
 }
@@ -45,7 +46,10 @@ fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
             reason: HaltReason::AccessDenied,
             message: format!("role {role:?} does not exist"),
             meaning: "nothing was changed".to_owned(),
-            hint: format!("as an administrator: {} then run setup again", role_sql(role)),
+            hint: format!(
+                "as an administrator: {} then run setup again",
+                role_sql(role, options.polls)
+            ),
         });
     }
     if let SchemaState::Version(number) = facts.schema
@@ -249,28 +253,49 @@ fn insert_cursor(facts: &Facts, lsn: &str, resolved: &str, source: &str) -> Stri
 }
 
 /// `sql/role.sql`, filled in: what psql would do with its variables.
-fn rights(facts: &Facts, role: &str) -> Step {
+fn rights(facts: &Facts, role: &str, options: &Options<'_>) -> Step {
     const ROLE: &str = include_str!("../../../sql/role.sql");
-    let (all, of_table) = ROLE.split_once("-- The table:\n").unwrap_or((ROLE, ""));
-    let mut statements: Vec<&str> = all.lines().collect();
-    let (mut schema, mut table) = (String::new(), String::new());
-    if let Some(name) = &facts.names.table {
-        statements.extend(of_table.lines());
-        (schema, table) = (ident(&name.schema), ident(&name.name));
+    let table = facts.names.table.as_ref();
+    let marks = options.marks.filter(|_| table.is_some());
+    let dlq = marks.and_then(PollSpec::dlq);
+    let wanted = |section: &str| match section {
+        "always" => true,
+        "streams" => !options.polls,
+        "table" => table.is_some(),
+        "polls" => marks.is_some(),
+        "deletes" => marks.is_some_and(PollSpec::deletes),
+        "dlq" => dlq.is_some(),
+        _ => false,
+    };
+    let (mut section, mut statements) = ("", Vec::new());
+    for line in ROLE.lines() {
+        if let Some(name) = line.strip_prefix("-- [") {
+            section = name.trim_end_matches(']');
+        } else if !line.starts_with("--") && !line.starts_with('\\') && wanted(section) {
+            // The table of dead letters is the application's, and may not be there.
+            statements.push(match dlq.filter(|_| section == "dlq") {
+                Some(dlq) => format!(
+                    "DO $$ BEGIN IF to_regclass({}) IS NOT NULL THEN\n  {line}\nEND IF; END $$;",
+                    literal(&dlq.to_string())
+                ),
+                None => line.to_owned(),
+            });
+        }
     }
-    statements.retain(|line| !line.starts_with("--") && !line.starts_with('\\'));
-    let database = ident(&facts.server.database);
+    let name = |name: Option<&str>| name.map_or_else(String::new, ident);
     let filled = statements
         .join("\n")
         .replace(":\"role\"", &ident(role))
-        .replace(":\"database\"", &database)
-        .replace(":\"schema\"", &schema)
-        .replace(":\"table\"", &table);
-    Step {
-        kind: StepKind::Rights,
-        title: format!("give role {role:?} its rights"),
-        why: "REPLICATION reads every published table of the cluster: treat its password accordingly. On Amazon RDS \
-              and Aurora GRANT rds_replication instead of ALTER ROLE.",
-        sql: transaction(&filled),
-    }
+        .replace(":\"database\"", &ident(&facts.server.database))
+        .replace(":\"schema\"", &name(table.map(|table| table.schema.as_str())))
+        .replace(":\"table\"", &name(table.map(|table| table.name.as_str())))
+        .replace(":\"dlq\"", &name(dlq.map(|dlq| dlq.name.as_str())));
+    let why = if options.polls {
+        "It owns the schema \"postrider\", and may do with the outbox what polling does."
+    } else {
+        "REPLICATION reads every published table of the cluster: treat its password accordingly. On Amazon RDS and \
+         Aurora GRANT rds_replication instead of ALTER ROLE."
+    };
+    let kind = StepKind::Rights;
+    Step { kind, title: format!("give role {role:?} its rights"), why, sql: transaction(&filled) }
 }
