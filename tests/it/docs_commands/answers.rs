@@ -38,6 +38,10 @@ pub(super) const ANSWERS: &[Answer] = &[
         why: "parked_cli::what_can_not_be_done_is_named_and_the_rest_is_done",
     },
     Answer {
+        matches: "postrider repair",
+        why: "refused beside a live relay, as here; repair::slot_that_was_dropped_is_repaired_under_load",
+    },
+    Answer {
         matches: "pg_get_wal_record_info",
         why: "operations::a_transaction_that_can_not_be_decoded_is_passed_over_in_the_cursor_row",
     },
