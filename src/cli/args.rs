@@ -1,7 +1,9 @@
 //! What the user can type.
 
+use super::bookmark::BookmarkArgs;
 use super::parked::ParkedArgs;
 use super::repair::RepairArgs;
+use super::replay::ReplayArgs;
 use super::setup::Backfill;
 use crate::config::Env;
 use crate::outbox::Layout;
@@ -116,6 +118,10 @@ pub enum Command {
     Parked(ParkedArgs),
     /// Make a lost slot anew and publish from the table what it won't bring
     Repair(RepairArgs),
+    /// Saved positions to replay from: create, list, drop
+    Bookmark(BookmarkArgs),
+    /// Publish again: from a bookmark, an LSN, a time, by ids or of one aggregate
+    Replay(Box<ReplayArgs>),
     /// Look at the configuration: the values in effect, or the schema for editors
     Config(ConfigArgs),
     /// Print the completions of a shell

@@ -62,6 +62,7 @@ pub(super) fn spec(
         park_after: pipeline.parking.park_after,
         mode: pipeline.mode,
         poll,
+        bookmarks_retain_max: pipeline.bookmarks.retain_max,
         cursor_interval: pipeline.flow.cursor_interval,
         confirm_interval: pipeline.flow.confirm_interval,
         shutdown_grace,

@@ -6,8 +6,8 @@ use super::secret::{Secret, Url};
 use super::section::{Section, wrong_kind};
 use super::sink;
 use super::types::{
-    BackoffConfig, FlowConfig, Mark, Ordering, ParkingConfig, PayloadConfig, PipelineConfig,
-    PollConfig, RouteConfig, SizeMax, SourceConfig,
+    BackoffConfig, BookmarksConfig, FlowConfig, Mark, Ordering, ParkingConfig, PayloadConfig,
+    PipelineConfig, PollConfig, RouteConfig, SizeMax, SourceConfig,
 };
 use crate::driver::{Mode, OnSlotLost};
 use crate::outbox::{NullPayload, Replace, StandardHeaders, TimestampSource};
@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
 
 /// `source.wal_retain_max`: two segments of WAL, below which a slot always stands somewhere; to 1 PiB. Unit: bytes.
 const WAL_RETAIN_MAX: std::ops::RangeInclusive<u64> = 32 * MIB..=(1 << 30) * MIB;
@@ -78,6 +79,7 @@ fn one(name: &str, section: Section<'_>) -> PipelineConfig {
         flow: flow(section.section("flow")),
         parking: parking(section.section("parking")),
         poll: poll(section.section("poll")),
+        bookmarks: bookmarks(section.section("bookmarks")),
     };
     section.finish();
     config
@@ -293,6 +295,13 @@ fn poll(section: Section<'_>) -> PollConfig {
         ),
         mark_streamed: section.boolean("mark_streamed", false),
     };
+    section.finish();
+    config
+}
+
+fn bookmarks(section: Section<'_>) -> BookmarksConfig {
+    let range = MIB..=(1 << 20) * GIB;
+    let config = BookmarksConfig { retain_max: section.size("retain_max", 10 * GIB, &range) };
     section.finish();
     config
 }

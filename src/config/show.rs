@@ -243,6 +243,8 @@ impl Rows<'_> {
         };
         self.add(&table, "mark", json!(mark));
         self.add(&table, "mark_streamed", json!(poll.mark_streamed));
+        let retain_max = ShowSize(pipeline.bookmarks.retain_max).to_string();
+        self.add(&of("bookmarks"), "retain_max", json!(retain_max));
     }
 }
 

@@ -63,6 +63,15 @@ pub struct PipelineConfig {
     pub parking: ParkingConfig,
     /// How the table is polled.
     pub poll: PollConfig,
+    /// What saved positions may cost.
+    pub bookmarks: BookmarksConfig,
+}
+
+/// `[pipelines.NAME.bookmarks]`
+#[derive(Clone, PartialEq, Debug)]
+pub struct BookmarksConfig {
+    /// Bytes of WAL that all bookmarks together may hold back; past it the oldest is let go.
+    pub retain_max: u64,
 }
 
 /// `[pipelines.NAME.source]`

@@ -10,7 +10,7 @@ use super::pipeline::Pipeline;
 use super::poll::Polling;
 use super::reader::Reader;
 use super::say;
-use super::spec::PipelineSpec;
+use super::spec::{Mode, OnSlotLost, PipelineSpec};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::action::Phase;
 use crate::postgres::control::{self, Control};
@@ -20,6 +20,7 @@ use crate::postgres::repair::{
     self, Ask, Finished, Kind, Reader as List, Row, Selection, State, Told, Verdict,
 };
 use crate::postgres::{Conninfo, SourceError, WalConnection, cursor};
+use crate::relay::Input;
 use std::sync::Arc;
 
 /// The table as a repair reads it: without marking, the columns of marks are not asked for.
@@ -34,7 +35,7 @@ pub fn repair_table(spec: &PipelineSpec, marks: bool) -> Option<PollSpec> {
 
 /// Whether published rows get their layout's mark.
 fn marks(spec: &PipelineSpec) -> bool {
-    spec.poll.mark_streamed || spec.mode == super::Mode::Auto
+    spec.poll.mark_streamed || spec.mode == Mode::Auto
 }
 
 /// Which rows are unpublished, by all that is known: the cursor's snapshot, and marks where there are any.
@@ -152,6 +153,19 @@ pub async fn identity(conninfo: &Conninfo, name: &str) -> Result<Option<Identity
 }
 
 impl Pipeline {
+    /// Whether a repair is next, where the stream has come to this halt.
+    pub(super) fn repairs_instead(&mut self, halt: &Halt) -> bool {
+        let wanted = self.spec.on_slot_lost == OnSlotLost::Repair && self.spec.mode == Mode::Wal;
+        if !wanted || !repair_helps(halt.reason) {
+            return false;
+        }
+        say::repair_next(self, halt);
+        if self.relay.in_flight().0 > 0 {
+            self.apply(self.now(), Input::SlotTaken);
+        }
+        true
+    }
+
     /// Whether the list is at its end and the cursor set; then the repair is over, one way or another.
     pub(super) async fn repair_ends(&mut self, polling: &Polling) -> Result<bool, SourceError> {
         let Some(list) = polling.poller.repairs().filter(|list| list.drained()) else {
@@ -170,6 +184,6 @@ impl Pipeline {
 }
 
 /// Whether a repair may help where the stream has come to this.
-pub(super) const fn repair_helps(reason: HaltReason) -> bool {
+const fn repair_helps(reason: HaltReason) -> bool {
     matches!(reason, HaltReason::SlotLost | HaltReason::SlotMissing)
 }

@@ -4,11 +4,13 @@
 //! line has an `event`, a stable name for machines; `docs/operations.md` lists them with their fields. Owns the wall
 //! clock, which serves latencies and lag, and no decision.
 
+mod bookmark;
 mod destination;
 mod parked;
 mod repair;
 mod slot;
 
+pub(super) use bookmark::bookmark_let_go;
 pub(super) use destination::{destination_down, destination_given_up, undelivered};
 pub(super) use parked::{marked, parked, released};
 pub(super) use repair::{

@@ -72,6 +72,8 @@ pub struct PipelineSpec {
     pub only_repair: bool,
     /// How the table is polled, and marked.
     pub poll: PollSettings,
+    /// Bytes of WAL that bookmarks may hold back together.
+    pub bookmarks_retain_max: u64,
     /// Pause between two cursor rows while events are delivered.
     pub cursor_interval: Duration,
     /// Pause between two status updates while the watermark moves.

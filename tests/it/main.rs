@@ -47,6 +47,8 @@ mod alone;
 mod backfill;
 /// The long list of bad input, where no other module has it.
 mod bad;
+/// `postrider bookmark`: what stands afterwards, what it costs, what is refused.
+mod bookmarks;
 /// What is done to slot, publication, table and login while the stream runs.
 mod changes;
 /// `postrider check`: findings, and their own mending lines executed.
@@ -91,6 +93,8 @@ mod polling;
 mod refusals;
 /// A wrong start that needs a server of its own.
 mod refused_servers;
+/// `postrider replay`: which events, in which order, how far after a kill, and what is refused.
+mod replay;
 /// Stop, kill, restart, freeze: what is sent again, and what is not.
 mod resume;
 /// What nothing that is written for people or machines may hold.

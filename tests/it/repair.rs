@@ -163,8 +163,8 @@ async fn slot_that_was_dropped_is_repaired_under_load() {
     }
 }
 
-/// A row of a savepoint has a number of its own, which no snapshot lists as in progress: it must not be taken for one of
-/// a transaction that had ended.
+/// A row of a savepoint has a number of its own, which no snapshot lists as in progress: it must not be taken for one
+/// of a transaction that had ended.
 #[tokio::test]
 async fn rows_of_a_savepoint_that_was_open_are_not_taken_for_published() {
     for commit_times in ["off", "on"] {

@@ -28,3 +28,5 @@ pub use session::{CHANNEL, CLAIM_ROWS_MAX, Locked, Opened, Poller, lock};
 pub use settle::ERROR_CHARS_MAX;
 pub use spec::{Backoff, Marks, PollSpec};
 pub use sql::CLAIM_BYTES_MAX;
+pub(in crate::postgres) use sql::order;
+pub(in crate::postgres) use table::{Shape, shape};

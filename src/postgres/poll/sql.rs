@@ -214,7 +214,7 @@ fn expired(marks: &Marks) -> Option<String> {
 /// A number is assigned in order by whoever holds the aggregate. Other ids say nothing, so it is the row's time; and
 /// among rows of one time, which are mostly of one transaction: what has failed before was the first, then as they were
 /// inserted (transaction, command, place).
-pub(super) fn order(spec: &PollSpec, shape: &Shape, row: &str) -> Vec<String> {
+pub(in crate::postgres) fn order(spec: &PollSpec, shape: &Shape, row: &str) -> Vec<String> {
     let id = format!("{row}.{}", ident(&spec.id));
     if shape.column(&spec.id).is_some_and(|column| column.number) {
         return vec![id];

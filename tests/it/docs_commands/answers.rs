@@ -42,6 +42,14 @@ pub(super) const ANSWERS: &[Answer] = &[
         why: "refused beside a live relay, as here; repair::slot_that_was_dropped_is_repaired_under_load",
     },
     Answer {
+        matches: "postrider replay --id",
+        why: "selectors::ids_and_an_aggregate_are_found_in_the_log_and_the_rest_is_listed",
+    },
+    Answer {
+        matches: "postrider replay --resume",
+        why: "interrupted::a_killed_replay_goes_on_where_it_was",
+    },
+    Answer {
         matches: "pg_get_wal_record_info",
         why: "operations::a_transaction_that_can_not_be_decoded_is_passed_over_in_the_cursor_row",
     },
