@@ -93,17 +93,18 @@ struct Look {
 }
 
 async fn look(spec: &PipelineSpec, control: &Control) -> Result<Result<Look, Halt>, CliError> {
+    if let Some(halt) = of_mode(spec) {
+        return Ok(Err(halt));
+    }
+    let identity = driver::identity(&spec.conninfo, APPLICATION_NAME).await?;
     let columns: Vec<_> = spec.outbox.required_columns().into_iter().map(str::to_owned).collect();
     let ask = Ask {
         names: &spec.names,
-        identity: &None,
+        identity: &identity,
         columns: &columns,
         messages: spec.messages(),
         failover: spec.failover,
     };
-    if let Some(halt) = of_mode(spec) {
-        return Ok(Err(halt));
-    }
     let facts = control.facts(&ask).await?;
     if let Err(halt) = repair::fit(&facts) {
         return Ok(Err(halt));

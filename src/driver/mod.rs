@@ -34,6 +34,6 @@ mod spec;
 mod trouble;
 
 pub use poll_spec::poll_spec;
-pub use repair::{repair_table, selection};
+pub use repair::{identity, repair_table, selection};
 pub use run::{Exit, Service, Stop, StopHandle};
 pub use spec::{Mode, OnSlotLost, PipelineSpec, PollSettings};

@@ -7,12 +7,13 @@ use super::destinations::Destinations;
 use super::halts;
 use super::history::{History, Seen};
 use super::marking::{Handed, Marking};
+use super::renewal;
 use super::repair;
 use super::run::{Exit, Stop};
 use super::say;
 use super::session::End;
 use super::shelf::Shelf;
-use super::spec::{Mode, OnSlotLost, PipelineSpec};
+use super::spec::{Mode, PipelineSpec};
 use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
 use crate::event::{PgTime, Position};
@@ -278,17 +279,12 @@ impl Pipeline {
         backoff: &mut Backoff,
     ) -> Option<Exit> {
         if let Some(halt) = self.judge(failure) {
-            if self.spec.mode == Mode::Auto && polling_helps(halt.reason) {
+            if self.spec.mode == Mode::Auto && renewal::polling_helps(halt.reason) {
                 say::falling_back(self, &halt);
                 self.next = Next::Poll;
                 return None;
             }
-            let repairs = self.spec.on_slot_lost == OnSlotLost::Repair;
-            if repairs && self.spec.mode == Mode::Wal && repair::repair_helps(halt.reason) {
-                say::repair_next(self, &halt);
-                if self.relay.in_flight().0 > 0 {
-                    self.apply(self.now(), Input::SlotTaken);
-                }
+            if self.repairs_instead(&halt) {
                 self.next = Next::Repair;
                 return None;
             }
@@ -491,19 +487,6 @@ impl Pipeline {
             | Effect::Confirm(_) => false,
         })
     }
-}
-
-/// Whether the table can be polled though the log can't be streamed.
-const fn polling_helps(reason: HaltReason) -> bool {
-    matches!(
-        reason,
-        HaltReason::SlotLost
-            | HaltReason::SlotMissing
-            | HaltReason::WalBudget
-            | HaltReason::SlotUnusable
-            | HaltReason::ServerUnfit
-            | HaltReason::AccessDenied
-    )
 }
 
 /// How long what is in flight may go on after a stream that ended so.

@@ -13,7 +13,7 @@ use super::pipeline::Pipeline;
 use super::poll::{Polling, Turn};
 use super::say;
 use super::session::{Job, job};
-use crate::error::Chain;
+use crate::error::{Chain, HaltReason};
 use crate::postgres::control::{Ask, Control};
 use crate::postgres::poll::Claim;
 use crate::postgres::setup::{self, Renewed};
@@ -174,4 +174,17 @@ impl Pipeline {
         self.handed.ends(wal_end);
         Ok(true)
     }
+}
+
+/// Whether the table can be polled though the log can't be streamed.
+pub(super) const fn polling_helps(reason: HaltReason) -> bool {
+    matches!(
+        reason,
+        HaltReason::SlotLost
+            | HaltReason::SlotMissing
+            | HaltReason::WalBudget
+            | HaltReason::SlotUnusable
+            | HaltReason::ServerUnfit
+            | HaltReason::AccessDenied
+    )
 }

@@ -10,15 +10,17 @@ use super::pipeline::Pipeline;
 use super::poll::Polling;
 use super::reader::Reader;
 use super::say;
-use super::spec::PipelineSpec;
+use super::spec::{Mode, OnSlotLost, PipelineSpec};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::action::Phase;
 use crate::postgres::control::{self, Control};
+use crate::postgres::fence::Identity;
 use crate::postgres::poll::{Marks, PollSpec};
 use crate::postgres::repair::{
     self, Ask, Finished, Kind, Reader as List, Row, Selection, State, Told, Verdict,
 };
-use crate::postgres::{SourceError, cursor};
+use crate::postgres::{Conninfo, SourceError, WalConnection, cursor};
+use crate::relay::Input;
 use std::sync::Arc;
 
 /// The table as a repair reads it: without marking, the columns of marks are not asked for.
@@ -33,7 +35,7 @@ pub fn repair_table(spec: &PipelineSpec, marks: bool) -> Option<PollSpec> {
 
 /// Whether published rows get their layout's mark.
 fn marks(spec: &PipelineSpec) -> bool {
-    spec.poll.mark_streamed || spec.mode == super::Mode::Auto
+    spec.poll.mark_streamed || spec.mode == Mode::Auto
 }
 
 /// Which rows are unpublished, by all that is known: the cursor's snapshot, and marks where there are any.
@@ -62,8 +64,10 @@ pub fn selection(
 fn unknown() -> Halt {
     Halt {
         reason: HaltReason::SlotMissing,
-        message: "the cursor row does not say yet which transactions are resolved, and rows have no marks".to_owned(),
-        meaning: "nothing was changed; the row was written by an earlier version, or nothing was ever streamed".to_owned(),
+        message: "the cursor row does not say yet which transactions are resolved, and rows have no marks"
+            .to_owned(),
+        meaning: "nothing was changed; an earlier version wrote the row, or nothing was ever streamed"
+            .to_owned(),
         hint: "DELETE FROM postrider.cursor of this pipeline; then postrider setup --backfill none, or all: every row \
                of the table"
             .to_owned(),
@@ -88,10 +92,11 @@ pub(super) async fn open(spec: Arc<PipelineSpec>) -> Result<Polling, Failure> {
     let list = list
         .map_err(at(Phase::Handshake))?
         .map_err(|pid| Failure::StandBy { active_pid: pid.unwrap_or_default() })?;
+    let identity = identity(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
     let columns = spec.columns();
     let ask = control::Ask {
         names: &spec.names,
-        identity: &None,
+        identity: &identity,
         columns: &columns,
         messages: spec.messages(),
         failover: spec.failover,
@@ -138,7 +143,29 @@ pub(super) async fn open(spec: Arc<PipelineSpec>) -> Result<Polling, Failure> {
     Ok(Polling::new(Reader::Repair(Box::new(list)), desk, parked, start, false))
 }
 
+/// Who the server is, and which history it has behind it: the replication protocol says so.
+///
+/// # Errors
+/// What the server says.
+pub async fn identity(conninfo: &Conninfo, name: &str) -> Result<Option<Identity>, SourceError> {
+    let system = WalConnection::connect(conninfo, name).await?.identify_system().await?;
+    Ok(Some(Identity::from(&system)))
+}
+
 impl Pipeline {
+    /// Whether a repair is next, where the stream has come to this halt.
+    pub(super) fn repairs_instead(&mut self, halt: &Halt) -> bool {
+        let wanted = self.spec.on_slot_lost == OnSlotLost::Repair && self.spec.mode == Mode::Wal;
+        if !wanted || !repair_helps(halt.reason) {
+            return false;
+        }
+        say::repair_next(self, halt);
+        if self.relay.in_flight().0 > 0 {
+            self.apply(self.now(), Input::SlotTaken);
+        }
+        true
+    }
+
     /// Whether the list is at its end and the cursor set; then the repair is over, one way or another.
     pub(super) async fn repair_ends(&mut self, polling: &Polling) -> Result<bool, SourceError> {
         let Some(list) = polling.poller.repairs().filter(|list| list.drained()) else {
@@ -157,6 +184,6 @@ impl Pipeline {
 }
 
 /// Whether a repair may help where the stream has come to this.
-pub(super) const fn repair_helps(reason: HaltReason) -> bool {
+const fn repair_helps(reason: HaltReason) -> bool {
     matches!(reason, HaltReason::SlotLost | HaltReason::SlotMissing)
 }

@@ -67,7 +67,7 @@ pub struct SystemIdentity {
 pub struct CreatedSlot {
     /// Where it begins: what commits below it is in the snapshot, what commits above it comes by the stream.
     pub consistent_point: Lsn,
-    /// The snapshot's name, for `SET TRANSACTION SNAPSHOT`: it can be taken until the connection's next command, or end.
+    /// The snapshot's name, for `SET TRANSACTION SNAPSHOT`: to be taken before the connection's next command, or end.
     pub snapshot: String,
 }
 

@@ -1,5 +1,6 @@
 //! `postrider setup --backfill`: a first start on a table that has rows, while writers go on.
 
+use crate::answers::answer;
 use crate::await_that::await_that;
 use crate::ledger::{Ledger, Outcome};
 use crate::load::Load;
@@ -166,6 +167,7 @@ async fn backfill_is_for_the_first_start_alone() {
     assert_eq!(output.status.code(), Some(3), "{errors}");
     assert!(errors.contains("has begun already"), "{errors}");
     assert!(errors.contains("postrider repair"), "{errors}");
+    answer("backfill of a pipeline that has begun", &pipeline, &output);
     postrider_ok(&pipeline.config, &["setup", "--undo", "--yes"]);
     pipeline.insert(10).await;
     let once = postrider_ok(&pipeline.config, &["setup", "--backfill", "all"]);

@@ -3,6 +3,7 @@
 mod bad;
 mod parked;
 
+use crate::answers::{Answer, answer};
 use crate::await_that::await_that;
 use crate::ledger::Findings;
 use crate::load::Load;
@@ -162,6 +163,54 @@ async fn slot_that_was_dropped_is_repaired_under_load() {
     }
 }
 
+/// A row of a savepoint has a number of its own, which no snapshot lists as in progress: it must not be taken for one
+/// of a transaction that had ended.
+#[tokio::test]
+async fn rows_of_a_savepoint_that_was_open_are_not_taken_for_published() {
+    for commit_times in ["off", "on"] {
+        let settings = format!("track_commit_timestamp = {commit_times}");
+        let server = PrivatePostgres::start(Version::Pg17, &settings).await;
+        let pipeline = Pipeline::on(&server.url(), &brokers(), "savepoint").await;
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        let open = Client::connect(&pipeline.url).await.expect("a session");
+        let row = |payload: &str| {
+            format!(
+                "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+                 values ('order', 'long', 'T', '\"{payload}\"')"
+            )
+        };
+        let (one, two) = (row("of the transaction"), row("of its savepoint"));
+        open.batch(&format!("begin; {one}; savepoint s; {two}; release s")).await;
+        // The ledger goes on meanwhile, past both.
+        let xid =
+            "select pg_snapshot_xmax(resolved_snapshot)::text::int8 - 1 from postrider.cursor";
+        let ours = "select pg_snapshot_xmin(pg_current_snapshot())::text::int8 + 1";
+        let ours: i64 = pipeline.sql.query(ours, &[]).await.expect("a number")[0].get(0);
+        await_that("the ledger to go past the open transaction", SOON, || async {
+            pipeline.insert(1).await;
+            let rows = pipeline.sql.query(xid, &[]).await.map_err(|error| error.to_string())?;
+            let at: Option<i64> = rows[0].get(0);
+            if at.is_some_and(|at| at > ours) { Ok(()) } else { Err(format!("{at:?} of {ours}")) }
+        })
+        .await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        open.batch("commit").await;
+        drop_slot(&pipeline).await;
+        let value = repaired(&pipeline.config);
+        let records = pipeline.topic.read_all().await;
+        let long: Vec<_> =
+            records.iter().filter(|record| record.key_text() == Some("long")).collect();
+        let values: Vec<_> = long.iter().filter_map(|record| record.value_text()).collect();
+        assert_eq!(values, ["\"of the transaction\"", "\"of its savepoint\""], "{value}");
+        show(&format!(
+            "a transaction with a savepoint that was open when the ledger was written, track_commit_timestamp \
+             {commit_times}: both its rows published, {} of others that can't be told",
+            number(&value, "published") - 2
+        ));
+    }
+}
+
 /// A repair as a process of its own, to be killed.
 struct Repairing {
     child: Child,
@@ -227,6 +276,11 @@ async fn repair_that_is_killed_goes_on_where_it_was() {
         };
         // A page that was published and not settled comes again, each time it was killed.
         let findings = streams_on(&pipeline, load, uncertain + 2 * 1_000).await;
+        answer(
+            "repair killed half way and run again",
+            &pipeline,
+            Answer::published("published: it goes on where it was, and so does `postrider run`"),
+        );
         show(&format!(
             "killed with -9 at {published} of {total} rows, then postrider {again}: {} lost, {} swapped, {} duplicates",
             findings.lost.len(),

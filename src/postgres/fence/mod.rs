@@ -216,7 +216,7 @@ pub(super) fn check_repair(facts: &Facts) -> Result<(), Halt> {
     check(RULES, facts)
 }
 
-/// Why the slot is not the one the cursor goes on from, where it is not: moved, or made again.
+/// Why the slot is not the one the cursor goes on from, where it is not: moved, made again, or a backup's.
 pub(super) fn slot_moved(facts: &Facts) -> Option<Halt> {
     check(&[position::moved, history::promoted, history::restored], facts).err()
 }

@@ -3,7 +3,7 @@
 use super::row::{Row, State};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::fence::{self, Facts};
-use crate::postgres::names::ident;
+use crate::postgres::names::{ident, literal};
 use crate::postgres::setup::plan::standby;
 
 /// What is the matter.
@@ -76,7 +76,24 @@ pub fn fit(facts: &Facts) -> Result<(), Halt> {
     if facts.server.in_recovery {
         return Err(standby());
     }
-    fence::check_repair(facts)
+    fence::check_repair(facts).map_err(|halt| of_another_cluster(facts, halt))
+}
+
+/// The row tells nothing of this cluster; which of its rows are to be published is a person's to say.
+fn of_another_cluster(facts: &Facts, halt: Halt) -> Halt {
+    let ours = &facts.server.system_identifier;
+    let other = facts.cursor.as_ref().is_some_and(|cursor| cursor.system_identifier != *ours);
+    if !other || halt.reason != HaltReason::OtherHistory {
+        return halt;
+    }
+    let pipeline = &facts.names.pipeline;
+    let hint = format!(
+        "if source.url is wrong, correct it. If this database was restored, copied or upgraded and is to be the \
+         source now: DELETE FROM postrider.cursor WHERE pipeline = {}; then postrider setup -p {pipeline} --backfill \
+         none, or unpublished (rows without their layout's mark), or all",
+        literal(pipeline)
+    );
+    Halt { hint, ..halt }
 }
 
 /// Another relay of the pipeline is at work.

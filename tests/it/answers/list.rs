@@ -142,6 +142,20 @@ pub(super) const LIST: &[Group] = &[
         ],
     },
     Group {
+        name: "Repair and backfill",
+        about: "[repair.md](repair.md). What is refused changes nothing.",
+        inputs: &[
+            "repair beside a live relay",
+            "repair with a cursor row of another system",
+            "repair without a cursor row",
+            "repair without the publication",
+            "repair of a pipeline that polls",
+            "repair killed half way and run again",
+            "backfill of a pipeline that has begun",
+        ],
+        left_out: &[],
+    },
+    Group {
         name: "Data",
         about: "What can be published is, as it is.",
         inputs: &[

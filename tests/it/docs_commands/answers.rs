@@ -38,6 +38,10 @@ pub(super) const ANSWERS: &[Answer] = &[
         why: "parked_cli::what_can_not_be_done_is_named_and_the_rest_is_done",
     },
     Answer {
+        matches: "postrider repair",
+        why: "refused beside a live relay, as here; repair::slot_that_was_dropped_is_repaired_under_load",
+    },
+    Answer {
         matches: "postrider replay --id",
         why: "selectors::ids_and_an_aggregate_are_found_in_the_log_and_the_rest_is_listed",
     },

@@ -1,19 +1,21 @@
 //! What a repair refuses, and what it says.
 
 use super::{SOON, drop_slot, number, repair, repaired};
+use crate::answers::answer;
 use crate::pipeline::{Pipeline, show};
 use crate::relay::postrider;
 use crate::server::Version;
 
-/// It ended with 3, and says this.
-fn refused(config: &str, args: &[&str], says: &[&str]) {
-    let (output, _) = repair(config, args);
+/// It ended with 3, says this, and what the page has for `input`.
+fn refused(pipeline: &Pipeline, input: &str, says: &[&str]) {
+    let (output, _) = repair(&pipeline.config, &[]);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{errors}");
     for text in says {
         assert!(errors.contains(text), "{text:?} is not in: {errors}");
     }
     show(&errors);
+    answer(input, pipeline, &output);
 }
 
 #[tokio::test]
@@ -21,12 +23,10 @@ async fn repair_beside_a_live_relay_is_refused() {
     let pipeline = Pipeline::shared(Version::Pg17, "beside").await;
     let relay = pipeline.run();
     relay.await_state("streaming", SOON).await;
-    refused(
-        &pipeline.config,
-        &[],
-        &["another relay of this pipeline is live", "stop postrider run"],
-    );
-    refused(&pipeline.config, &["--dry-run"], &["another relay of this pipeline is live"]);
+    let says = ["another relay of this pipeline is live", "stop postrider run"];
+    refused(&pipeline, "repair beside a live relay", &says);
+    let (output, _) = repair(&pipeline.config, &["--dry-run"]);
+    assert_eq!(output.status.code(), Some(3), "a dry run beside a live relay");
     pipeline.insert(50).await;
     assert_eq!(pipeline.topic.await_records(50, SOON).await.len(), 50);
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
@@ -85,17 +85,11 @@ async fn cursor_that_is_missing_or_of_another_system_is_told_with_what_is_possib
     pipeline.insert(10).await;
     drop_slot(&pipeline).await;
     pipeline.sql.batch("update postrider.cursor set system_identifier = '1'").await;
-    refused(&pipeline.config, &[], &["belongs to cluster 1", "DELETE FROM postrider.cursor"]);
+    let input = "repair with a cursor row of another system";
+    refused(&pipeline, input, &["belongs to cluster 1", "DELETE FROM postrider.cursor"]);
     pipeline.sql.batch("delete from postrider.cursor").await;
-    refused(
-        &pipeline.config,
-        &[],
-        &[
-            "has no cursor row",
-            "nothing in the database tells which rows were published",
-            "--backfill none",
-        ],
-    );
+    let says = ["has no cursor row", "nothing in the database tells", "--backfill none"];
+    refused(&pipeline, "repair without a cursor row", &says);
 }
 
 /// A slot that somebody made again by hand, and one that somebody moved, leave a gap: the repair closes it.
@@ -119,4 +113,22 @@ async fn slot_made_again_by_hand_is_repaired() {
     pipeline.insert(5).await;
     assert_eq!(pipeline.topic.await_records(105, SOON).await.len(), 105);
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+#[tokio::test]
+async fn repair_without_a_publication_or_without_a_stream_is_refused() {
+    let mut pipeline = Pipeline::shared(Version::Pg18, "nopub").await;
+    drop_slot(&pipeline).await;
+    pipeline.insert(20).await;
+    let publication = pipeline.slot();
+    pipeline.sql.batch(&format!("drop publication {publication}")).await;
+    let says = ["CREATE PUBLICATION", "then repair again"];
+    refused(&pipeline, "repair without the publication", &says);
+    let made =
+        format!("create publication {publication} for table outbox with (publish = 'insert')");
+    pipeline.sql.batch(&made).await;
+    assert_eq!(number(&repaired(&pipeline.config), "published"), 20);
+    let head = format!("[pipelines.{}]\n", pipeline.name);
+    pipeline.config = pipeline.config.replacen(&head, &format!("{head}mode = \"poll\"\n"), 1);
+    refused(&pipeline, "repair of a pipeline that polls", &["has no slot"]);
 }
