@@ -113,16 +113,10 @@ impl Pipeline {
         }));
     }
 
-    /// Goes on with what a start has found in the table: requests, and letters that were not sent.
+    /// Goes on with what a start has found in the table: letters that were not sent.
     pub(super) fn go_on_with(&mut self, loaded: &[Loaded]) {
-        for row in loaded {
-            let position = row.entry.position;
-            if row.dead_unsent {
-                self.apply(self.now(), Input::Unsent { position });
-            }
-            if let Some(wish) = row.wish {
-                self.apply(self.now(), Input::Wish { position, wish });
-            }
+        for row in loaded.iter().filter(|row| row.dead_unsent) {
+            self.apply(self.now(), Input::Unsent { position: row.entry.position });
         }
     }
 
@@ -173,4 +167,9 @@ impl Pipeline {
             }
         }
     }
+}
+
+/// What persons asked for before a start.
+pub(super) fn wishes(loaded: &[Loaded]) -> Vec<(Position, Wish)> {
+    loaded.iter().filter_map(|row| Some((row.entry.position, row.wish?))).collect()
 }

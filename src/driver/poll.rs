@@ -5,7 +5,7 @@
 
 use super::claim::Open;
 use super::connect;
-use super::parking::{Desk, Said};
+use super::parking::{Desk, Said, wishes};
 use super::pipeline::Pipeline;
 use super::renewal::{Renewal, renewing};
 use super::run::{Exit, Stop};
@@ -110,7 +110,8 @@ impl Pipeline {
             return End::Over(Exit::Halted(halt));
         }
         if self.spec.mode == Mode::Auto {
-            polling.renewal = Some(Renewal::default());
+            let lets_go = std::mem::take(&mut self.lets_go);
+            polling.renewal = Some(Renewal::new(lets_go));
             if let Err(error) = self.mark_streamed(&polling).await {
                 return End::Lost(error);
             }
@@ -151,8 +152,10 @@ impl Pipeline {
         let cursor =
             Progress { watermark: Watermark::from_keepalive(polling.start), partial: None };
         let entries: Vec<Entry> = polling.parked.iter().map(|row| row.entry).collect();
-        let started =
-            Input::Started { cursor, same_history: false, same_owner: false, parked: &entries };
+        let wishes = wishes(&polling.parked);
+        let (parked, wishes) = (entries.as_slice(), wishes.as_slice());
+        let (same_history, same_owner) = (false, false);
+        let started = Input::Started { cursor, same_history, same_owner, parked, wishes };
         self.relay.apply(self.now(), started, &mut self.effects);
         self.go_on_with(&polling.parked);
         say::polling(self);

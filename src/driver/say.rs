@@ -7,10 +7,12 @@
 mod bookmark;
 mod destination;
 mod parked;
+mod slot;
 
 pub(super) use bookmark::bookmark_let_go;
 pub(super) use destination::{destination_down, destination_given_up, undelivered};
 pub(super) use parked::{marked, parked, released};
+pub(super) use slot::{slot_held, slot_let_go, wal_budget_half, wal_budget_well};
 
 use super::pipeline::Pipeline;
 use super::run::Exit;
@@ -54,6 +56,10 @@ pub(super) struct Tell {
     pub(super) letters: Option<Trouble>,
     /// Why there is no slot, while polling in its stead.
     pub(super) slot: Option<Trouble>,
+    /// With how much WAL the slot holds back.
+    pub(super) budget: Option<Trouble>,
+    /// With a standby that the stream waits for.
+    pub(super) standby: Option<Trouble>,
     pub(super) standing_by: Option<Trouble>,
     behind: Option<Trouble>,
     close_since: Option<Instant>,

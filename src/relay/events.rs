@@ -46,9 +46,12 @@ impl Relay {
                 self.stream.commit(&mut self.tracker, commit_lsn, end_lsn)?;
             }
             Input::Keepalive { wal_end } => self.stream.keepalive(&mut self.tracker, wal_end),
-            Input::Started { cursor, same_history, same_owner, parked } => {
+            Input::Started { cursor, same_history, same_owner, parked, wishes } => {
                 self.start(cursor, (same_history, same_owner), effects);
                 self.parking.load(now, parked);
+                for (position, wish) in wishes {
+                    self.parking.wish(now, *position, *wish, self.resolved());
+                }
             }
             Input::SinkBroken => {
                 let why = self.refused.map_or(Restart::SinkBroken, Restart::Refused);

@@ -23,6 +23,8 @@ pub enum Input<'a> {
         /// The parked table's rows, in order of the stream: unresolved ones, and resolved ones the stream may bring
         /// again. Read after everybody else's writes were fenced off.
         parked: &'a [Entry],
+        /// What persons ask for, as the rows say: carried out before anything is tried.
+        wishes: &'a [(Position, Wish)],
     },
     /// A transaction begins.
     Begin {

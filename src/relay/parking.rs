@@ -5,15 +5,19 @@
 //! Knows tickets and positions; the records are the driver's.
 
 mod letters;
+mod rules;
+mod tries;
+mod wishes;
+mod writes;
 
-use super::effect::Effect;
 use super::lanes::{Counts, Lanes};
 use crate::ack::bug::{Bug, injected};
 use crate::event::Position;
-use crate::parked::{Became, Entry, Lane, Mark, State, Wish};
-use crate::record::{Refusal, Ticket};
+use crate::parked::{Became, Entry, Lane, Mark, State};
+use crate::record::Ticket;
 use letters::Letters;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+pub use rules::{OnPoison, Rules};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 /// Tries that are out at once.
@@ -30,69 +34,6 @@ const PENDING_BYTES_MAX: u64 = 16 << 20;
 
 /// Tickets of tries have this bit, tickets of the stream do not.
 const TRY: u64 = 1 << 63;
-
-/// What a poison event does to the events behind it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum OnPoison {
-    /// Later events of its aggregate wait.
-    BlockKey,
-    /// It alone is set aside; its aggregate goes on without it.
-    SkipEvent,
-    /// The pipeline halts.
-    Stop,
-}
-
-/// How events are parked and tried again.
-#[derive(Clone, Copy, Debug)]
-pub struct Rules {
-    /// What a poison event does to the events behind it.
-    pub on_poison: OnPoison,
-    /// Tries before an event is dead.
-    pub attempts_max: u32,
-    /// Attempt n waits `min(n, steps_max)` times this.
-    pub step: Duration,
-    /// See `step`.
-    pub steps_max: u32,
-    /// Parked events; reaching it shuts the intake.
-    pub rows_max: u64,
-    /// One event of an aggregate in flight at a time (`flow.ordering = "strict"`).
-    pub strict: bool,
-    /// Dead events are also sent to a topic (`parking.dead_topic`).
-    pub letters: bool,
-}
-
-impl Rules {
-    fn wait(&self, attempts: u32) -> Duration {
-        self.step.saturating_mul(attempts.clamp(1, self.steps_max.max(1)))
-    }
-
-    /// The entry of an event that was refused for the first time. One whose refusal no later try can change is dead.
-    pub(super) fn refused(&self, position: Position, lane: Option<Lane>, hopeless: bool) -> Entry {
-        let lane = lane.filter(|_| self.on_poison == OnPoison::BlockKey);
-        // Without a lane its time is over: what comes after it is published already.
-        let dead = hopeless || lane.is_none() || self.attempts_max <= 1;
-        Entry {
-            position,
-            lane,
-            state: if dead { State::Dead } else { State::Waiting },
-            attempts: 1,
-            wait: self.wait(1),
-            overtaken_by: None,
-        }
-    }
-
-    /// The entry of an event that waits for its destination: nothing is wrong with it, so its aggregate always waits.
-    pub(super) fn unavailable(&self, position: Position, lane: Lane) -> Entry {
-        Entry {
-            position,
-            lane: Some(lane),
-            state: State::Waiting,
-            attempts: 0,
-            wait: self.wait(1),
-            overtaken_by: None,
-        }
-    }
-}
 
 /// An event whose row is not committed.
 #[derive(Clone, Copy, Debug)]
@@ -193,54 +134,6 @@ impl Parking {
         if self.condemned.is_empty() { None } else { self.condemned.get(&position).copied() }
     }
 
-    /// The write that is due, if one is.
-    pub(super) fn write_due(&mut self) -> Option<Effect> {
-        let idle = self.connected && !self.under_way;
-        if !idle || (self.pending.is_empty() && self.marks.is_empty()) {
-            return None;
-        }
-        self.under_way = true;
-        self.writing = self.pending.len().min(WRITE_MAX);
-        self.marking = self.marks_of_one_write();
-        let marks = self.marks.iter().take(self.marking).map(|(mark, _)| *mark).collect();
-        Some(Effect::WriteParking { rows: self.writing, marks })
-    }
-
-    /// How many marks go together: one statement changes a row once, and not one that it also makes.
-    fn marks_of_one_write(&self) -> usize {
-        let rows = self.pending.iter().take(self.writing).map(|pending| pending.entry.position);
-        let mut taken: HashSet<Position> = rows.collect();
-        let marks = self.marks.iter().take(WRITE_MAX);
-        marks.take_while(|(mark, _)| taken.insert(mark.position)).count()
-    }
-
-    /// The write is committed; gives the tickets that are resolved by it.
-    pub(super) fn written(&mut self) -> Vec<Ticket> {
-        self.under_way = false;
-        let mut resolved = Vec::with_capacity(self.writing);
-        let written: Vec<_> = self.pending.drain(..self.writing).collect();
-        for pending in written {
-            self.pending_bytes -= pending.size_bytes;
-            self.lanes.written(pending.entry.position);
-            self.may_be_a_letter(pending.entry.position);
-            resolved.push(pending.ticket);
-        }
-        let marks: Vec<_> = self.marks.drain(..self.marking).collect();
-        for (mark, lane) in marks {
-            match mark.became {
-                Became::Done | Became::Skipped => self.lanes.marked(lane),
-                Became::Refused { .. } | Became::Again => {
-                    self.lanes.written(mark.position);
-                    self.may_be_a_letter(mark.position);
-                }
-                Became::DeadSent => self.letters.marked(mark.position),
-                Became::Declined | Became::Overtaken { .. } => {}
-            }
-        }
-        (self.writing, self.marking) = (0, 0);
-        resolved
-    }
-
     /// The connection is gone, and with it the answer to a write: it is written again, which changes nothing where it
     /// had arrived.
     pub(super) fn lost(&mut self) {
@@ -323,172 +216,6 @@ impl Parking {
         }
         let lanes = &mut self.lanes;
         self.tries.retain(|ticket, position| lanes.try_again(*position, *ticket));
-    }
-
-    /// Tries what is due and below `durable`. `in_flight` events of the stream have no report yet.
-    pub(super) fn tick(
-        &mut self,
-        now: Duration,
-        (resolved, durable): (Position, Position),
-        in_flight: u64,
-        effects: &mut Vec<Effect>,
-    ) {
-        self.lanes.forget_below(resolved);
-        self.lanes.ripen(now);
-        while self.connected && self.tries.len() < TRIES_MAX && !self.trying_alone() {
-            let nothing = in_flight == 0 && self.tries() == 0;
-            let Some(position) = self.lanes.next_due(durable, nothing) else { break };
-            let ticket = self.ticket();
-            self.tries.insert(ticket, position);
-            if let Some(row) = self.lanes.row_mut(position) {
-                row.trying = Some(ticket);
-            }
-            effects.push(Effect::Try { ticket, position });
-        }
-        if self.connected && !self.needs_quiet(resolved) {
-            self.send_letter(now, effects);
-        }
-    }
-
-    fn ticket(&mut self) -> Ticket {
-        let ticket = Ticket(TRY | self.next_try);
-        self.next_try += 1;
-        ticket
-    }
-
-    /// When something falls due.
-    pub(super) fn deadline(&self) -> Option<Duration> {
-        let due = [self.lanes.deadline(), self.letters.deadline()];
-        due.into_iter().flatten().min().filter(|_| self.connected)
-    }
-
-    /// Whether a try is out, or is next, that must have nothing else in flight.
-    pub(super) fn needs_quiet(&self, durable: Position) -> bool {
-        self.connected && (self.trying_alone() || self.lanes.wants_to_be_alone(durable))
-    }
-
-    /// Whether a try waits for nothing but a cursor row that says `resolved` instead of `durable`.
-    pub(super) fn waits_for_row(&self, durable: Position, resolved: Position) -> bool {
-        self.connected && self.lanes.is_due_between(durable, resolved)
-    }
-
-    fn trying_alone(&self) -> bool {
-        // One that is alone is alone.
-        let mut tries = self.tries.values();
-        let first = tries.next().and_then(|position| self.lanes.row(*position));
-        first.is_some_and(|row| row.alone)
-    }
-
-    /// Whether a ticket is a try's, of this session or of an earlier one.
-    pub(super) fn is_try(ticket: Ticket) -> bool {
-        ticket.0 & TRY != 0
-    }
-
-    /// A try reached the broker; where it was parked.
-    pub(super) fn released(&mut self, ticket: Ticket, resolved: Position) -> Option<Position> {
-        let (position, row) = self.end_try(ticket)?;
-        self.suspects.remove(&position);
-        if row.wish.is_some() {
-            self.mark(position, Became::Declined, row.lane);
-        }
-        self.lanes.remove(position, true, position >= resolved);
-        self.mark(position, Became::Done, row.lane);
-        Some(position)
-    }
-
-    /// A try was refused for what the event itself is.
-    pub(super) fn refused_again(&mut self, now: Duration, ticket: Ticket, reason: Refusal) {
-        let Some((position, row)) = self.end_try(ticket) else { return };
-        if let Some(wish) = row.wish {
-            self.grant(now, position, wish, position);
-            return;
-        }
-        let attempts = row.attempts.saturating_add(1);
-        let dead = attempts >= self.rules.attempts_max;
-        let state = if dead { State::Dead } else { State::Waiting };
-        let wait = self.rules.wait(attempts);
-        self.lanes.becomes(position, state, attempts, now.saturating_add(wait));
-        self.lanes.writing(position);
-        self.mark(position, Became::Refused { state, attempts, wait, reason }, row.lane);
-    }
-
-    /// A try came to nothing, for a reason that is not the event's: no attempt is counted.
-    pub(super) fn put_off(&mut self, now: Duration, ticket: Ticket) {
-        let Some((position, row)) = self.end_try(ticket) else { return };
-        if let Some(wish) = row.wish {
-            self.grant(now, position, wish, position);
-            return;
-        }
-        let due = now.saturating_add(self.rules.wait(1));
-        self.lanes.becomes(position, row.state, row.attempts, due);
-    }
-
-    /// A batch with a try in it was refused: the try is repeated alone.
-    pub(super) fn suspect(&mut self, now: Duration, ticket: Ticket) {
-        let Some((position, row)) = self.end_try(ticket) else { return };
-        self.suspects.insert(position);
-        self.lanes.set_alone(position);
-        self.lanes.becomes(position, row.state, row.attempts, now);
-    }
-
-    /// Whether this try is out.
-    pub(super) fn tried(&self, ticket: Ticket) -> bool {
-        self.tries.contains_key(&ticket)
-    }
-
-    /// Whether a try was made with nothing else in flight, so that a refusal can mean nothing else.
-    pub(super) fn was_alone(&self, ticket: Ticket) -> bool {
-        let row = self.tries.get(&ticket).and_then(|position| self.lanes.row(*position));
-        row.is_some_and(|row| row.alone)
-    }
-
-    /// The row of a try is not in the table any more: somebody deleted it.
-    pub(super) fn gone(&mut self, ticket: Ticket) {
-        if self.letters.ended(ticket).is_some() {
-            return;
-        }
-        let Some((position, _)) = self.end_try(ticket) else { return };
-        self.lanes.remove(position, false, false);
-    }
-
-    /// Carries out what a person asks for. Everything below `resolved` never comes again.
-    pub(super) fn wish(
-        &mut self,
-        now: Duration,
-        position: Position,
-        wish: Wish,
-        resolved: Position,
-    ) {
-        match self.lanes.row_mut(position) {
-            None => self.mark(position, Became::Declined, None),
-            Some(row) if row.trying.is_some() => row.wish = Some(wish),
-            Some(_) => self.grant(now, position, wish, resolved),
-        }
-    }
-
-    fn grant(&mut self, now: Duration, position: Position, wish: Wish, resolved: Position) {
-        let Some(row) = self.lanes.row_mut(position) else { return };
-        row.wish = None;
-        let lane = row.lane;
-        self.letters.forget(position);
-        match wish {
-            Wish::Retry | Wish::Replace => {
-                self.lanes.becomes(position, State::Waiting, 0, now);
-                self.lanes.writing(position);
-                self.mark(position, Became::Again, lane);
-            }
-            Wish::Skip => {
-                self.lanes.remove(position, true, position >= resolved);
-                self.mark(position, Became::Skipped, lane);
-            }
-        }
-    }
-
-    fn end_try(&mut self, ticket: Ticket) -> Option<(Position, super::lanes::Row)> {
-        let position = self.tries.remove(&ticket)?;
-        let row = self.lanes.row_mut(position)?;
-        row.trying = None;
-        Some((position, *row))
     }
 
     fn mark(&mut self, position: Position, became: Became, lane: Option<Lane>) {

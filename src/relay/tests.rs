@@ -9,6 +9,8 @@ mod ends;
 mod flow;
 mod letters;
 mod park;
+mod refused;
+mod reread;
 mod tries;
 
 use super::*;
@@ -27,6 +29,7 @@ struct Script {
     transcript: String,
     /// The parked table's rows for the next start.
     table: Vec<Entry>,
+    wishes: Vec<(Position, Wish)>,
 }
 
 fn lsn(value: u64) -> Lsn {
@@ -67,6 +70,7 @@ fn run(rules: Rules, script: &str, expected: &Expect) {
         now: Duration::ZERO,
         transcript: String::new(),
         table: Vec::new(),
+        wishes: Vec::new(),
     };
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
         run.line(line);
@@ -88,16 +92,21 @@ impl Script {
         let report = |outcome| Input::Report { ticket: ticket(1), outcome };
         let position = || Position { commit_lsn: lsn(number(1)), ordinal: number(2) };
         let parked = std::mem::take(&mut self.table);
+        let wishes = std::mem::take(&mut self.wishes);
         let started = |cursor, same_history| Input::Started {
             cursor,
             same_history,
             same_owner: words[0] != "other",
             parked: &parked,
+            wishes: &wishes,
         };
         let input = match words[0] {
             "row" => {
                 self.table = parked;
                 self.table.push(row(position(), words[3], words[4]));
+                self.wishes = wishes;
+                let wish = words.get(5).map(|wish| (position(), Wish::parse(wish).unwrap()));
+                self.wishes.extend(wish);
                 return;
             }
             "start" | "other" => started(progress(number(1), None), true),

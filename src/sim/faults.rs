@@ -59,7 +59,8 @@ impl World {
         let nth = self.rng.index(self.server.table.len());
         let wish = [Wish::Retry, Wish::Skip, Wish::Replace][self.rng.index(3)];
         let Some((_, row)) = self.server.table.iter_mut().nth(nth) else { return };
-        if row.state.resolved() {
+        // One at a time: what is asked stays until the relay has taken it off.
+        if row.state.resolved() || row.request.is_some() {
             return;
         }
         row.request = Some(wish);

@@ -214,10 +214,7 @@ impl World {
         let rows = parked.iter().filter(|entry| !entry.state.resolved()).count() as u64;
         let rows_max = self.plan.knobs.settings.rules.rows_max;
         process.rows_max = rows.max(rows_max) + again.count() as u64;
-        self.apply(i, Input::Started { cursor: row, same_history, same_owner, parked })?;
-        for (position, wish) in wishes {
-            self.apply(i, Input::Wish { position: *position, wish: *wish })?;
-        }
+        self.apply(i, Input::Started { cursor: row, same_history, same_owner, parked, wishes })?;
         match self.perform(i)? {
             Some(end) => self.end(i, end),
             None => Ok(()),

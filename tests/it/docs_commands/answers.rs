@@ -14,6 +14,7 @@ pub(super) const ANSWERS: &[Answer] = &[
         matches: "scripts/demo",
         why: "the tests of `demo` run the same program; its options are parsed below",
     },
+    Answer { matches: "scripts/test", why: "runs this test" },
     Answer {
         matches: "postrider init",
         why: "writes a file where the page has one already; the tests of `init` run it, its options are parsed below",

@@ -1,0 +1,148 @@
+//! What a broker refuses: a batch of which one is guilty, and who was overtaken meanwhile.
+
+use super::check_parking;
+use expect_test::expect;
+
+#[test]
+fn broker_refusal_names_a_batch_and_the_culprit_is_found_alone() {
+    check_parking(
+        "start 16
+         begin 32
+         event a
+         event b
+         event a
+         refused 0
+         acked 2
+         refused 1
+         start 16
+         begin 32
+         event a
+         refused 3
+         broken
+         start 16
+         begin 32
+         event a
+         event b
+         acked 5
+         event a
+         event c
+         commit 32 48
+         parked
+         parked
+         acked 7",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            event a           │ publish #2
+            refused 0         │  (shut)
+            acked 2           │ published (shut)
+            refused 1         │ restart: Refused(Kafka(10))
+            start 16          │ 
+            begin 32          │ 
+            event a           │ publish #3 (shut)
+            refused 3         │ restart: Refused(Kafka(10))
+            broken            │ restart: SinkBroken
+            start 16          │ 
+            begin 32          │ 
+            event a           │ park #4 waiting 1000 overtaken by 0/20:2, write 1 rows []
+            event b           │ publish #5 (shut)
+            acked 5           │ published
+            event a           │ park #6 behind 0
+            event c           │ publish #7
+            commit 32 48      │ 
+            parked            │ write 1 rows [], write cursor 0/10+0/20:2
+            parked            │ 
+            acked 7           │ published
+        "#]],
+    );
+}
+
+#[test]
+fn culprit_that_was_not_reported_with_its_batch_is_told_as_overtaken_all_the_same() {
+    check_parking(
+        "start 16
+         begin 32
+         event a
+         event b
+         event a
+         refused 1
+         acked 2
+         broken
+         start 16
+         begin 32
+         event a
+         refused 3
+         broken
+         start 16
+         begin 32
+         event a
+         refused 4
+         broken
+         start 16
+         begin 32
+         event a",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            event a           │ publish #2
+            refused 1         │  (shut)
+            acked 2           │ published (shut)
+            broken            │ restart: Refused(Kafka(10))
+            start 16          │ 
+            begin 32          │ 
+            event a           │ publish #3 (shut)
+            refused 3         │ restart: Refused(Kafka(10))
+            broken            │ restart: SinkBroken
+            start 16          │ 
+            begin 32          │ 
+            event a           │ publish #4 (shut)
+            refused 4         │ restart: Refused(Kafka(10))
+            broken            │ restart: SinkBroken
+            start 16          │ 
+            begin 32          │ 
+            event a           │ park #5 waiting 1000 overtaken by 0/20:2, write 1 rows []
+        "#]],
+    );
+}
+
+#[test]
+fn event_that_landed_before_the_restart_and_is_told_after_it_has_overtaken_too() {
+    check_parking(
+        "start 16
+         begin 32
+         event a
+         event a
+         refused 0
+         broken
+         acked 1
+         start 16
+         begin 32
+         event a
+         refused 2
+         broken
+         start 16
+         begin 32
+         event a",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            event a           │ publish #1
+            refused 0         │  (shut)
+            broken            │ restart: Refused(Kafka(10))
+            acked 1           │ 
+            start 16          │ 
+            begin 32          │ 
+            event a           │ publish #2 (shut)
+            refused 2         │ restart: Refused(Kafka(10))
+            broken            │ restart: SinkBroken
+            start 16          │ 
+            begin 32          │ 
+            event a           │ park #3 waiting 1000 overtaken by 0/20:1, write 1 rows []
+        "#]],
+    );
+}
