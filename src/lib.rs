@@ -33,6 +33,8 @@ pub mod replay;
 
 // Test only.
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod sim;
 
 // Edge.

@@ -91,6 +91,12 @@ pub(super) enum CliError {
     },
     #[error(transparent)]
     Init(#[from] InitError),
+    #[error("could not repair pipeline \"{pipeline}\"")]
+    Repair {
+        pipeline: String,
+        #[source]
+        halt: Box<Halt>,
+    },
     #[error(transparent)]
     Bookmark(#[from] BookmarkError),
     #[error(transparent)]
@@ -131,7 +137,7 @@ impl CliError {
             | Self::Read { .. }
             | Self::Write { .. }
             | Self::Init(_) => Exit::Usage,
-            Self::Setup(SetupError::Halt(_)) => Exit::Halted,
+            Self::Setup(SetupError::Halt(_)) | Self::Repair { .. } => Exit::Halted,
             Self::Runtime(_)
             | Self::Ask { .. }
             | Self::Stranger(_)
@@ -176,7 +182,7 @@ impl CliError {
     /// Detail, meaning and hint, where there are any.
     fn notes(&self) -> Vec<(&'static str, String)> {
         match self {
-            Self::Setup(SetupError::Halt(halt)) => of_halt(halt),
+            Self::Setup(SetupError::Halt(halt)) | Self::Repair { halt, .. } => of_halt(halt),
             Self::Setup(SetupError::Step { error, .. } | SetupError::Source(error))
             | Self::Source(error)
             | Self::Bookmark(BookmarkError::Source(error))

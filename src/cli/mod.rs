@@ -15,6 +15,7 @@ mod init;
 mod logging;
 mod output;
 mod parked;
+mod repair;
 mod replay;
 mod run;
 mod setup;
@@ -30,6 +31,8 @@ pub use parked::{
     ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
     SelectArgs, ShowArgs, SkipArgs,
 };
+pub use repair::RepairArgs;
+pub use setup::Backfill;
 
 pub use replay::{ReplayArgs, SourceArg};
 
@@ -85,6 +88,10 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
         Command::Parked(parked) => {
             let config = load(&args.global, env)?;
             block_on(parked::run(&config, parked, env))?
+        }
+        Command::Repair(repair) => {
+            let config = load(&args.global, env)?;
+            block_on(repair::run(config, repair))?
         }
         Command::Bookmark(bookmark) => {
             let config = load(&args.global, env)?;

@@ -49,6 +49,8 @@ pub(super) fn spec(
         conninfo,
         failover: pipeline.source.failover,
         wal_retain_max: pipeline.source.wal_retain_max,
+        on_slot_lost: pipeline.source.on_slot_lost,
+        only_repair: false,
         outbox,
         sink,
         limits: Limits {

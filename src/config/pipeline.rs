@@ -9,7 +9,7 @@ use super::types::{
     BackoffConfig, BookmarksConfig, FlowConfig, Mark, Ordering, ParkingConfig, PayloadConfig,
     PipelineConfig, PollConfig, RouteConfig, SizeMax, SourceConfig,
 };
-use crate::driver::Mode;
+use crate::driver::{Mode, OnSlotLost};
 use crate::outbox::{NullPayload, Replace, StandardHeaders, TimestampSource};
 use crate::record::is_topic_name;
 use crate::relay::OnPoison;
@@ -107,6 +107,8 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
         .text("wal_retain_max")
         .filter(|text| text != "off")
         .and_then(|text| section.size_of("wal_retain_max", &text, &WAL_RETAIN_MAX));
+    let losses = [("halt", OnSlotLost::Halt), ("repair", OnSlotLost::Repair)];
+    let on_slot_lost = section.one_of("on_slot_lost", &losses, &[], OnSlotLost::Halt);
     section.finish();
     let password = password.map(Secret::new);
     SourceConfig {
@@ -117,6 +119,7 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
         publication,
         failover,
         wal_retain_max,
+        on_slot_lost,
     }
 }
 

@@ -3,7 +3,7 @@
 use super::error::Finding;
 use super::place::Places;
 use super::secret::{Properties, Secret, Url};
-use crate::driver::{Mode, PipelineSpec};
+use crate::driver::{Mode, OnSlotLost, PipelineSpec};
 use crate::outbox::{
     Extra, Layout, NullPayload, Replace, Role, StandardHeaders, TableName, TimestampSource,
 };
@@ -91,6 +91,8 @@ pub struct SourceConfig {
     pub failover: bool,
     /// How much WAL the slot may hold back; `None` for as much as there is. Unit: bytes.
     pub wal_retain_max: Option<u64>,
+    /// What is done when the slot is gone.
+    pub on_slot_lost: OnSlotLost,
 }
 
 /// `[pipelines.NAME.outbox]`

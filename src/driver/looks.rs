@@ -20,10 +20,10 @@ use tokio_postgres::Client;
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// Pause between two times that resolved parked events are deleted.
-const PRUNE_INTERVAL: Duration = Duration::from_mins(1);
+pub(super) const PRUNE_INTERVAL: Duration = Duration::from_mins(1);
 
 /// How long resolved parked events are kept, for people; those the stream may bring again are kept in any case.
-const KEPT: Duration = Duration::from_hours(7 * 24);
+pub(super) const KEPT: Duration = Duration::from_hours(7 * 24);
 
 /// What a look saw.
 #[derive(Debug)]

@@ -31,6 +31,7 @@ pub mod parked;
 pub mod poll;
 pub mod preflight;
 pub mod publication;
+pub mod repair;
 pub mod replay;
 pub mod schema;
 pub mod server;

@@ -21,21 +21,25 @@ pub struct Migration {
 pub const MIGRATIONS: &[Migration] = &[
     Migration { number: 1, name: "cursor", sql: include_str!("../../sql/schema/0001_cursor.sql") },
     Migration { number: 2, name: "parked", sql: include_str!("../../sql/schema/0002_parked.sql") },
+    Migration { number: 3, name: "repair", sql: include_str!("../../sql/schema/0003_repair.sql") },
     Migration {
-        number: 3,
+        number: 4,
         name: "bookmark",
-        sql: include_str!("../../sql/schema/0003_bookmark.sql"),
+        sql: include_str!("../../sql/schema/0004_bookmark.sql"),
     },
 ];
 
 /// The version this binary works with.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// The last version without the parked table.
 const BEFORE_PARKED: u32 = 1;
 
+/// The last version without the tables of a repair.
+const BEFORE_REPAIR: u32 = 2;
+
 /// The last version without the tables of bookmarks and replays.
-const BEFORE_BOOKMARKS: u32 = 2;
+const BEFORE_BOOKMARKS: u32 = 3;
 
 /// Makes the place where versions are kept.
 pub const MIGRATION_TABLE: &str = "\
@@ -108,6 +112,8 @@ fn standing(number: u32, tables: &[String]) -> u32 {
         number
     } else if !has("parked") {
         number.min(BEFORE_PARKED)
+    } else if !(has("repair") && has("repair_page")) {
+        number.min(BEFORE_REPAIR)
     } else if !(has("bookmark") && has("replay")) {
         number.min(BEFORE_BOOKMARKS)
     } else {
@@ -121,9 +127,11 @@ mod tests {
 
     #[test]
     fn a_table_that_is_gone_is_made_again() {
-        let all = ["cursor", "parked", "bookmark", "replay"].map(str::to_owned);
+        let all =
+            ["cursor", "parked", "repair", "repair_page", "bookmark", "replay"].map(str::to_owned);
         assert_eq!(standing(VERSION, &all), VERSION);
-        assert_eq!(standing(VERSION, &all[..3]), BEFORE_BOOKMARKS);
+        assert_eq!(standing(VERSION, &all[..5]), BEFORE_BOOKMARKS);
+        assert_eq!(standing(VERSION, &all[..3]), BEFORE_REPAIR);
         assert_eq!(standing(VERSION, &all[..1]), BEFORE_PARKED);
         assert_eq!(standing(VERSION + 1, &all[..1]), VERSION + 1, "a newer program's affair");
         assert_eq!(standing(0, &[]), 0);

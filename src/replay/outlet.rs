@@ -224,7 +224,7 @@ impl Outlet {
                 self.tracker.retract(ticket);
                 self.refused_by(topic, now)
             }
-            Err(NotTaken::Full | NotTaken::Destination) => {
+            Err(NotTaken::Full | NotTaken::Destination | NotTaken::Doubted(_)) => {
                 self.tracker.retract(ticket);
                 Ok(Offered::Wait(None))
             }

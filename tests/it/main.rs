@@ -30,6 +30,8 @@ mod pipeline;
 mod private;
 /// The real binary, its configuration, its admin endpoint, its end.
 mod relay;
+/// `postrider repair` and `source.on_slot_lost`: a slot that is gone, and nothing else.
+mod repair;
 /// The shared servers: a database of a test's own.
 mod server;
 /// Topics of a test's own, and an independent reader of them.
@@ -41,6 +43,8 @@ mod topic;
 mod alerts;
 /// What measures, and runs alone: memory, idleness.
 mod alone;
+/// `postrider setup --backfill`: a first start on a table that has rows.
+mod backfill;
 /// The long list of bad input, where no other module has it.
 mod bad;
 /// `postrider bookmark`: what stands afterwards, what it costs, what is refused.

@@ -8,6 +8,7 @@ use crate::postgres::cursor::Cursor;
 use crate::postgres::error::SourceError;
 use crate::postgres::fence;
 use crate::postgres::names::TableName;
+use crate::postgres::poll::PollSpec;
 use crate::postgres::publication::PublicationFacts;
 use crate::postgres::schema::SchemaState;
 use crate::postgres::server::ServerFacts;
@@ -103,11 +104,12 @@ pub(super) async fn read<'a>(
         Some(_) | None => Vec::new(),
     };
     let (mut table, mut around, mut namesakes) = (None, None, Vec::new());
+    let dlq = ask.poll.and_then(PollSpec::dlq);
     if let Some(name) = &names.table {
         table = crate::postgres::table::read(client, name).await?;
         let viewer = role.as_ref().map_or(server.role.as_str(), |role| role.name.as_str());
         match &table {
-            Some(table) => around = Some(facts::around(client, table.oid, viewer).await?),
+            Some(table) => around = Some(facts::around(client, table.oid, viewer, dlq).await?),
             None => namesakes = facts::namesakes(client, name).await?,
         }
     }
