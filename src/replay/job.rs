@@ -102,6 +102,7 @@ impl Job {
         let plan = Plan { name, request, source };
         let job = Self { spec, control, row, plan };
         job.refuse_parked().await?;
+        job.check_topic()?;
         Ok(job)
     }
 
@@ -136,7 +137,6 @@ impl Job {
         stop: impl Future<Output = ()>,
         tell: &mut dyn FnMut(Tell<'_>),
     ) -> Result<Ended, ReplayError> {
-        self.check_topic()?;
         if !options.dry_run {
             self.begin().await?;
         }
