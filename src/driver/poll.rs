@@ -204,9 +204,9 @@ impl Pipeline {
 
     async fn claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
         let settings = &self.spec.poll;
-        if let Some(ids) = &mut self.claim_ids {
-            ids.clear();
-        }
+        // For a whole claim or not at all: its ids are told apart by their places.
+        let comes_again = polling.renewal.as_ref().is_some_and(Renewal::brings_again);
+        self.claim_ids = comes_again.then(Vec::new);
         let limit = polling.limit.max(settings.batch);
         let claim = polling.poller.claim(limit, None).await?;
         self.tell.skipped_total += claim.expired;

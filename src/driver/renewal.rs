@@ -8,6 +8,7 @@
 //! them, so the table says what is left.
 
 use super::connect::application_name;
+use super::marking::Handed;
 use super::pipeline::Pipeline;
 use super::poll::{Polling, Turn};
 use super::say;
@@ -54,6 +55,12 @@ impl Renewal {
     pub(super) fn new(lets_go: bool) -> Self {
         let step = if lets_go { Step::LetGo } else { Step::Make };
         Self { job: None, next_at: Instant::now(), step, drained: false }
+    }
+
+    /// Whether what is claimed now may come by the new slot too. From the moment it is asked for: where its stream
+    /// begins is known to the server long before it is to us.
+    pub(super) fn brings_again(&self) -> bool {
+        matches!(self.step, Step::Make | Step::Stands)
     }
 
     /// A claim was made: it has all there was, or something is left for another one.
@@ -122,7 +129,6 @@ impl Pipeline {
             Ok(Renewed::Stands) => {
                 renewal.step = Step::Stands;
                 renewal.drained = false;
-                self.claim_ids = Some(Vec::new());
                 self.tell.slot = None;
                 say::slot_stands(self);
             }
@@ -132,6 +138,8 @@ impl Pipeline {
             }
             Ok(Renewed::Holds(bytes)) => self.held(polling, bytes),
             Ok(Renewed::NotYet(reason)) => {
+                // None was made, so nothing that was claimed comes by one.
+                self.handed = Handed::default();
                 if renewal.step == Step::LetGo {
                     renewal.next_at = Instant::now() + LET_GO_INTERVAL;
                 }
@@ -150,7 +158,7 @@ impl Pipeline {
         let Some(renewal) = &mut polling.renewal else { return };
         (renewal.step, renewal.drained) = (Step::LetGo, false);
         renewal.next_at = Instant::now();
-        self.claim_ids = None;
+        (self.claim_ids, self.handed) = (None, Handed::default());
     }
 
     /// Whether the stream may go on from the slot; then polling is over.
