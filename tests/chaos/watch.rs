@@ -21,8 +21,8 @@ pub(crate) struct Verdict {
     pub(crate) broken: Vec<String>,
 }
 
-/// Judges the claims of one relay. `appended` has the first time each event was appended, in milliseconds since the Unix
-/// epoch, as the truth's times are.
+/// Judges the claims of one relay. `appended` has the first time each event was appended, in milliseconds since the
+/// Unix epoch, as the truth's times are.
 pub(crate) fn judge(seen: &[Seen], truth: &Truth, appended: &HashMap<String, i64>) -> Verdict {
     let mut verdict = Verdict { claims: seen.len(), ..Verdict::default() };
     let resolved = resolved(truth, appended);

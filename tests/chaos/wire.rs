@@ -1,5 +1,5 @@
-//! The wire watched: under load, with reconnects and brokers that freeze and die, no status update passes what Kafka does
-//! not have.
+//! The wire watched: under load, with reconnects and brokers that freeze and die, no status update passes what Kafka
+//! does not have.
 
 use crate::plan::{Act, Step};
 use crate::run::play;

@@ -36,12 +36,13 @@ pub(crate) struct Deed {
 
 /// Everything.
 pub(crate) struct World {
+    /// Let go of first: what is mounted can't be removed.
+    pub(crate) disk: Disk,
     pub(crate) version: Version,
     pub(crate) began: Instant,
     pub(crate) postgres: PrivatePostgres,
     pub(crate) cluster: Cluster,
     pub(crate) relays: Vec<Relay>,
-    pub(crate) disk: Disk,
     pub(crate) writers: Writers,
     pub(crate) tail: Tail,
     /// What every topic's name begins with.
