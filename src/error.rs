@@ -101,4 +101,6 @@ halt_reasons! {
     SinkUnfit = "PR015" "sink_unfit",
     /// The server fails on the same WAL position each time.
     Wedged = "PR016" "wedged",
+    /// The slot holds back more WAL than the operator allows.
+    WalBudget = "PR017" "wal_budget",
 }

@@ -138,6 +138,8 @@ pub struct Snapshot {
     pub lag_bytes: u64,
     /// Bytes of WAL the slot holds back, as last seen.
     pub slot_retained_bytes: Option<u64>,
+    /// Bytes of WAL it may hold back, where `source.wal_retain_max` says so.
+    pub slot_retain_max_bytes: Option<u64>,
     /// Bytes of WAL that may still be written before the slot is lost, where the server sets a limit.
     pub slot_safe_bytes: Option<i64>,
     /// `wal_status` of the slot as last seen.

@@ -48,6 +48,7 @@ pub(super) fn spec(
         },
         conninfo,
         failover: pipeline.source.failover,
+        wal_retain_max: pipeline.source.wal_retain_max,
         outbox,
         sink,
         limits: Limits {

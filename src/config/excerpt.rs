@@ -15,6 +15,7 @@ const OPEN: &[&str] = &[
     "slot",
     "publication",
     "failover",
+    "wal_retain_max",
     "table",
     "layout",
     "message_prefix",

@@ -18,6 +18,9 @@ use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
+/// `source.wal_retain_max`: two segments of WAL, below which a slot always stands somewhere; to 1 PiB. Unit: bytes.
+const WAL_RETAIN_MAX: std::ops::RangeInclusive<u64> = 32 * MIB..=(1 << 30) * MIB;
+
 /// Bytes of a slot's and a publication's name: `NAMEDATALEN - 1`.
 pub(super) const NAME_BYTES_MAX: usize = 63;
 /// What the names of slot and publication begin with when they are not given.
@@ -98,9 +101,21 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
         section.error("publication", "a publication's name has 1 to 63 bytes");
     }
     let failover = section.boolean("failover", true);
+    let wal_retain_max = section
+        .text("wal_retain_max")
+        .filter(|text| text != "off")
+        .and_then(|text| section.size_of("wal_retain_max", &text, &WAL_RETAIN_MAX));
     section.finish();
     let password = password.map(Secret::new);
-    SourceConfig { url: Url::new(url), password_file, password, slot, publication, failover }
+    SourceConfig {
+        url: Url::new(url),
+        password_file,
+        password,
+        slot,
+        publication,
+        failover,
+        wal_retain_max,
+    }
 }
 
 fn route(section: Section<'_>) -> RouteConfig {

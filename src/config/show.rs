@@ -90,6 +90,9 @@ impl Rows<'_> {
         self.add(&table, "slot", json!(source.slot));
         self.add(&table, "publication", json!(source.publication));
         self.add(&table, "failover", json!(source.failover));
+        let retained =
+            source.wal_retain_max.map_or("off".to_owned(), |max| ShowSize(max).to_string());
+        self.add(&table, "wal_retain_max", json!(retained));
         self.outbox(pipeline, &of("outbox"));
         self.route(pipeline, spec, &of("route"));
         let (payload, table) = (&pipeline.payload, of("payload"));

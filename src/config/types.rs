@@ -80,6 +80,8 @@ pub struct SourceConfig {
     pub publication: String,
     /// Whether the slot is made as one that follows a failover (PostgreSQL 17 and later).
     pub failover: bool,
+    /// How much WAL the slot may hold back; `None` for as much as there is. Unit: bytes.
+    pub wal_retain_max: Option<u64>,
 }
 
 /// `[pipelines.NAME.outbox]`

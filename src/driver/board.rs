@@ -32,10 +32,15 @@ impl Pipeline {
         let watermark = self.relay.progress().watermark;
         let lag = self.relay.oldest_unresolved().map_or(Duration::ZERO, |at| self.tell.since(at));
         let (state, reason, hint) = self.state(lag);
+        let (reason, hint) = match self.tell.standby.as_ref().or(self.tell.budget.as_ref()) {
+            Some(spent) if reason.is_none() => (Some(spent.reason.clone()), spent.hint.clone()),
+            Some(_) | None => (reason, hint),
+        };
         say::lag(self, state, lag);
         let parked = self.parked();
         let (tell, relay) = (&self.tell, &self.relay);
         let parked_any = relay.parked().total() > 0;
+        let retain_max = self.spec.wal_retain_max;
         self.board.update(|snapshot| {
             snapshot.state = state;
             (snapshot.reason, snapshot.hint) = (reason, hint);
@@ -56,8 +61,8 @@ impl Pipeline {
                 look.oldest_parked.filter(|_| parked_any).map_or(0.0, |age| age.as_secs_f64());
             snapshot.lag_bytes = look.wal_end.bytes_since(watermark.lsn());
             let slot = look.slot.as_ref();
-            let restart = slot.and_then(|slot| slot.restart_lsn);
-            snapshot.slot_retained_bytes = restart.map(|at| look.wal_end.bytes_since(at));
+            snapshot.slot_retained_bytes = look.retained();
+            snapshot.slot_retain_max_bytes = retain_max;
             snapshot.slot_safe_bytes = slot.and_then(|slot| slot.safe_wal_size);
             snapshot.slot_state = slot.and_then(|slot| slot.wal_status.clone());
             let confirmed = slot.and_then(|slot| slot.confirmed_flush_lsn);

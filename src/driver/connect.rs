@@ -8,6 +8,7 @@
 //! A slot is never made here. Nothing is kept from one try to the next.
 
 use super::halts;
+use super::history::Past;
 use super::parking::{Desk, Jobs};
 use super::poll::Polling;
 use super::spec::PipelineSpec;
@@ -44,6 +45,8 @@ pub(super) struct Connected {
     pub(super) wal: WalStream,
     pub(super) desk: Desk,
     pub(super) resume: Box<Resume>,
+    /// What the server says of its own past.
+    pub(super) past: Past,
     /// `server_version_num`.
     pub(super) version: u32,
     /// The outbox table's OID.
@@ -88,8 +91,7 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
     let system = wal.identify_system().await.map_err(at(Phase::Connect))?;
     let control = Control::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
 
-    let identity = Identity { system_identifier: system.system_id, timeline: system.timeline };
-    let identity = Some(identity);
+    let identity = Some(Identity::from(&system));
     let columns = spec.columns();
     let ask = Ask {
         names: &spec.names,
@@ -118,6 +120,7 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
         ..StartReplication::new(&spec.names.slot, &spec.names.publication)
     };
     let mut wal = wal.start(&start).await.map_err(at(Phase::Start))?;
+    let past = Past { wal_end: facts.server.wal_end, switches: system.switches };
     let version = facts.server.version;
     let table_oid = facts.table.as_ref().map(|table| table.oid);
     let row = slot::read(control.client(), version, &spec.names.slot)
@@ -128,7 +131,18 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
             let (seized, progress, parked) = take_over(spec, &control, &resume).await?;
             let epoch_before = seized.before;
             let desk = Desk { control, epoch: seized.epoch, jobs: Jobs::default() };
-            Ok(Connected { wal, desk, resume, version, table_oid, parked, progress, epoch_before })
+            let resumed = Connected {
+                wal,
+                desk,
+                resume,
+                past,
+                version,
+                table_oid,
+                parked,
+                progress,
+                epoch_before,
+            };
+            Ok(resumed)
         }
         AfterStart::Again { message } => match last_word(&mut wal).await {
             Some(error) => Err(Failure::Source(error, Phase::Stream)),

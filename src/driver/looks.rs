@@ -8,7 +8,7 @@ use super::spec::PipelineSpec;
 use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;
 use crate::postgres::control::{self, Ask};
-use crate::postgres::slot::SlotRow;
+use crate::postgres::slot::{self, SlotRow};
 use crate::postgres::{SourceError, fence, parked};
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,17 @@ pub(super) struct Look {
     pub(super) wal_end: Lsn,
     /// How long the oldest parked event has been parked.
     pub(super) oldest_parked: Option<Duration>,
+    /// The stream waits for a standby.
+    pub(super) waits_for_standby: bool,
     halt: Option<Halt>,
+}
+
+impl Look {
+    /// WAL that the slot holds back. Unit: bytes.
+    pub(super) fn retained(&self) -> Option<u64> {
+        let restart = self.slot.as_ref()?.restart_lsn?;
+        Some(self.wal_end.bytes_since(restart))
+    }
 }
 
 pub(super) struct Looks {
@@ -104,7 +114,12 @@ async fn look(client: &Client, spec: &PipelineSpec) -> Result<Look, SourceError>
     let facts = control::facts(client, &ask).await?;
     let halt = fence::check_running(&facts).err().map(seen_late);
     let oldest_parked = parked::counts(client, spec.name()).await?.oldest;
-    Ok(Look { slot: facts.slot, wal_end: facts.server.wal_end, oldest_parked, halt })
+    let waits_for_standby = match facts.slot.as_ref().and_then(|slot| slot.active_pid) {
+        Some(pid) => slot::waits_for_standby(client, pid).await?,
+        None => false,
+    };
+    let wal_end = facts.server.wal_end;
+    Ok(Look { slot: facts.slot, wal_end, oldest_parked, waits_for_standby, halt })
 }
 
 /// A publication that was changed under the stream left rows out from then on, and nothing in the stream says so.

@@ -126,6 +126,11 @@ impl Handed {
         self.since_slot = Some(0);
     }
 
+    /// It goes again: another one will bring only what is polled later.
+    pub(super) fn slot_goes(&mut self) {
+        self.since_slot = None;
+    }
+
     /// A claim begins.
     pub(super) fn claims(&mut self) {
         self.claim.clear();

@@ -9,6 +9,7 @@
 //! another.
 
 mod board;
+mod budget;
 mod claim;
 mod connect;
 mod cut;

@@ -1,10 +1,11 @@
 //! One pipeline: its parts, and its life from the first connection to its exit.
 
+use super::budget::Budget;
 use super::connect::{self, Failure};
 use super::cut::cut;
 use super::destinations::Destinations;
 use super::halts;
-use super::history::History;
+use super::history::{History, Seen};
 use super::marking::{Handed, Marking};
 use super::run::{Exit, Stop};
 use super::say;
@@ -14,7 +15,7 @@ use super::spec::{Mode, PipelineSpec};
 use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
 use crate::event::{PgTime, Position};
-use crate::lsn::Watermark;
+use crate::lsn::{Lsn, Watermark};
 use crate::metrics::{PipelineMetrics, Side};
 use crate::outbox::Mapper;
 use crate::postgres::action::{self, Action, Class, Phase, Repeats};
@@ -60,6 +61,12 @@ pub(super) struct Pipeline {
     pub(super) handed: Handed,
     /// The slot can't be used: the table is polled next.
     polls_next: bool,
+    /// The slot is to be let go as soon as the table is polled.
+    pub(super) lets_go: bool,
+    /// What was received when the stream was last seen to wait for a standby.
+    pub(super) stalled_at: Option<Lsn>,
+    /// `source.wal_retain_max`
+    pub(super) budget: Option<Budget>,
     posts: Vec<Post>,
     epoch: Instant,
     ever_streamed: bool,
@@ -113,6 +120,7 @@ impl Pipeline {
             rules: spec.parking,
         };
         let marking = Marking::new(spec.poll.mark_streamed || spec.mode == Mode::Auto);
+        let budget = spec.wal_retain_max.map(|max| Budget::new(max, spec.polls_in_its_stead()));
         let destinations = Destinations::new(spec.name(), spec.park_after);
         Ok(Self {
             spec: Arc::new(spec),
@@ -131,6 +139,9 @@ impl Pipeline {
             marking,
             handed: Handed::default(),
             polls_next: false,
+            lets_go: false,
+            stalled_at: None,
+            budget,
             posts: Vec::new(),
             epoch: Instant::now(),
             ever_streamed: false,
@@ -158,7 +169,13 @@ impl Pipeline {
                 Waited::Done(Err(failure)) => failure,
                 Waited::Done(Ok(connected)) => {
                     let next = History::of(&connected.resume.cursor);
-                    let refused = self.history.as_ref().and_then(|before| before.refuses(&next));
+                    let seen = Seen { confirmed: self.confirmed, received: self.relay.received() };
+                    let refused = self.history.as_ref().and_then(|before| {
+                        let start = connected.resume.start;
+                        before
+                            .refuses(&next, &connected.past)
+                            .or_else(|| before.rewound(&next, &connected.past, seen, start))
+                    });
                     if let Some(halt) = refused {
                         return Exit::Halted(Box::new(halt));
                     }
@@ -174,6 +191,10 @@ impl Pipeline {
                         End::Over(exit) => return exit,
                         End::Lost(error) => Failure::Source(error, Phase::Stream),
                         End::Restart => Failure::Reset,
+                        End::LetGo(halt) => {
+                            self.lets_go = true;
+                            Failure::Halt(halt)
+                        }
                     }
                 }
             };
@@ -201,6 +222,7 @@ impl Pipeline {
                     End::Over(exit) => return Some(exit),
                     End::Lost(error) => Failure::Source(error, Phase::Stream),
                     End::Restart => Failure::Reset,
+                    End::LetGo(halt) => Failure::Halt(halt),
                 }
             }
         };
@@ -437,6 +459,7 @@ const fn polling_helps(reason: HaltReason) -> bool {
         reason,
         HaltReason::SlotLost
             | HaltReason::SlotMissing
+            | HaltReason::WalBudget
             | HaltReason::SlotUnusable
             | HaltReason::ServerUnfit
             | HaltReason::AccessDenied
@@ -447,6 +470,6 @@ const fn polling_helps(reason: HaltReason) -> bool {
 fn lease(end: &End) -> Duration {
     match end {
         End::Lost(error) if matches!(error.kind(), SourceErrorKind::Silent(_)) => Duration::ZERO,
-        End::Lost(_) | End::Restart | End::Over(_) => LEASE,
+        End::Lost(_) | End::Restart | End::LetGo(_) | End::Over(_) => LEASE,
     }
 }

@@ -120,7 +120,8 @@ impl Pipeline {
             return End::Over(Exit::Halted(halt));
         }
         if self.spec.mode == Mode::Auto {
-            polling.renewal = Some(Renewal::default());
+            let lets_go = std::mem::take(&mut self.lets_go);
+            polling.renewal = Some(Renewal::new(lets_go));
             self.handed.begins();
             if let Err(error) = self.mark_streamed(&polling).await {
                 return End::Lost(error);

@@ -25,28 +25,49 @@ use tokio::time::{Instant, sleep_until};
 /// Pause between two tries to have a slot.
 const RENEW_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Pause between two tries to let a slot go: its stream ended just now.
+const LET_GO_INTERVAL: Duration = Duration::from_millis(200);
+
 /// How far the way back is.
 pub(super) struct Renewal {
     job: Option<Job<Renewed>>,
     next_at: Instant,
-    stands: bool,
+    step: Step,
     /// A claim that began with the slot standing took everything that was ready: the next ones take the rest as well.
     last: bool,
     /// A claim that began with the slot standing took everything.
     drained: bool,
 }
 
-impl Default for Renewal {
-    fn default() -> Self {
-        Self { job: None, next_at: Instant::now(), stands: false, last: false, drained: false }
-    }
+/// What is to be done next about the slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Step {
+    /// It holds back too much WAL: it goes.
+    LetGo,
+    /// It is gone. A new one would hold WAL back for as long as the table takes to be published: that comes first.
+    Empty,
+    /// A new one is made, or one that stands is taken.
+    Make,
+    /// It stands, and holds WAL back until it is streamed from.
+    Stands,
 }
 
 impl Renewal {
+    /// A way back that begins with a slot that is to be let go, or with the one there is.
+    pub(super) fn new(lets_go: bool) -> Self {
+        let step = if lets_go { Step::LetGo } else { Step::Make };
+        Self { job: None, next_at: Instant::now(), step, last: false, drained: false }
+    }
+
     /// A claim was made: it has all there was, or something is left for another one.
     pub(super) fn claimed(&mut self, claim: &Claim) {
-        self.drained = self.last && !claim.more && claim.withheld == 0;
-        self.last |= self.stands && !claim.more;
+        let all = !claim.more;
+        self.drained = self.last && all && claim.withheld == 0;
+        self.last |= all && self.step == Step::Stands;
+        // What is delayed, or has failed, does not count: it is taken along when the slot stands.
+        if all && self.step == Step::Empty {
+            (self.step, self.next_at) = (Step::Make, Instant::now());
+        }
     }
 
     /// Whether claims take what is not ready too: the stream will not bring it, so it is parked, and its table is told
@@ -60,7 +81,7 @@ impl Renewal {
 pub(super) async fn renewing(renewal: &mut Option<Renewal>) -> Turn {
     match renewal {
         Some(renewal) if renewal.job.is_some() => Turn::Renewed(job(&mut renewal.job).await),
-        Some(renewal) if !renewal.stands => {
+        Some(renewal) if renewal.step != Step::Empty => {
             sleep_until(renewal.next_at).await;
             Turn::Renew
         }
@@ -84,8 +105,14 @@ impl Pipeline {
     pub(super) fn renew(&mut self, polling: &mut Polling) {
         let (spec, epoch) = (Arc::clone(&self.spec), polling.desk.epoch);
         let Some(renewal) = &mut polling.renewal else { return };
+        let step = renewal.step;
         renewal.job = Some(Box::pin(async move {
             let control = Control::connect(&spec.conninfo, &application_name(&spec)).await?;
+            match step {
+                Step::LetGo => return setup::let_go(&control, &spec.names.slot).await,
+                Step::Stands => return setup::held(&control, &spec.names.slot).await,
+                Step::Empty | Step::Make => {}
+            }
             let columns = spec.columns();
             let ask = Ask {
                 names: &spec.names,
@@ -104,15 +131,37 @@ impl Pipeline {
         renewal.next_at = Instant::now() + RENEW_INTERVAL;
         match outcome {
             Ok(Renewed::Stands) => {
-                renewal.stands = true;
+                renewal.step = Step::Stands;
                 (renewal.last, renewal.drained) = (false, false);
                 self.handed.slot_stands();
                 self.tell.slot = None;
                 say::slot_stands(self);
             }
-            Ok(Renewed::NotYet(reason)) => say::slot_not_yet(self, &reason),
+            Ok(Renewed::Gone) => {
+                renewal.step = Step::Empty;
+                say::slot_let_go(self);
+            }
+            Ok(Renewed::Holds(bytes)) => self.held(polling, bytes),
+            Ok(Renewed::NotYet(reason)) => {
+                if renewal.step == Step::LetGo {
+                    renewal.next_at = Instant::now() + LET_GO_INTERVAL;
+                }
+                say::slot_not_yet(self, &reason);
+            }
             Err(error) => say::slot_not_yet(self, &Chain(&error).to_string()),
         }
+    }
+
+    /// The new slot waits for the table to be published, and holds back so much meanwhile.
+    fn held(&mut self, polling: &mut Polling, bytes: u64) {
+        say::slot_held(self, Some(bytes));
+        if !self.spec.polls_in_its_stead() || self.spend(bytes).is_none() {
+            return;
+        }
+        let Some(renewal) = &mut polling.renewal else { return };
+        (renewal.step, renewal.last, renewal.drained) = (Step::LetGo, false, false);
+        renewal.next_at = Instant::now();
+        self.handed.slot_goes();
     }
 
     /// Whether the stream may go on from the slot; then polling is over.

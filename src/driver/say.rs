@@ -6,9 +6,11 @@
 
 mod destination;
 mod parked;
+mod slot;
 
 pub(super) use destination::{destination_down, destination_given_up, undelivered};
 pub(super) use parked::{marked, parked, released};
+pub(super) use slot::{slot_held, slot_let_go, wal_budget_half, wal_budget_well};
 
 use super::pipeline::Pipeline;
 use super::run::Exit;
@@ -52,6 +54,10 @@ pub(super) struct Tell {
     pub(super) letters: Option<Trouble>,
     /// Why there is no slot, while polling in its stead.
     pub(super) slot: Option<Trouble>,
+    /// With how much WAL the slot holds back.
+    pub(super) budget: Option<Trouble>,
+    /// With a standby that the stream waits for.
+    pub(super) standby: Option<Trouble>,
     pub(super) standing_by: Option<Trouble>,
     behind: Option<Trouble>,
     close_since: Option<Instant>,
@@ -78,6 +84,11 @@ impl Tell {
     pub(super) fn until(&self, at: PgTime) -> Duration {
         let micros = at.micros.saturating_sub(self.wall.micros);
         Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+    }
+
+    /// Whether an event's time (`expires_at`) is over. The claims of polling judge that themselves, by the server's clock.
+    pub(super) fn has_passed(&self, at: PgTime) -> bool {
+        !self.polling && at.micros <= self.wall.micros
     }
 
     /// Seconds since a commit, by our clock; 0 if the server's is ahead.

@@ -11,6 +11,7 @@ use super::run::{Exit, Stop};
 use super::say;
 use super::spec::PipelineSpec;
 use crate::ack::Progress;
+use crate::error::Halt;
 use crate::lsn::Watermark;
 use crate::parked::Entry;
 use crate::postgres::cursor::{self, Cursor, Written};
@@ -41,6 +42,8 @@ pub(super) enum End {
     Restart,
     /// The connection is gone.
     Lost(SourceError),
+    /// The slot holds back more than it may, and the table is polled in its stead.
+    LetGo(Box<Halt>),
 }
 
 /// A stream and what is under way on it.
@@ -106,7 +109,7 @@ impl Pipeline {
                 self.farewell(session).await;
                 return End::Over(exit);
             }
-            End::Restart | End::Lost(_) => session.connected.wal.abandon(),
+            End::Restart | End::Lost(_) | End::LetGo(_) => session.connected.wal.abandon(),
         }
         self.apply(self.now(), Input::SourceLost);
         match self.outcome() {
@@ -224,6 +227,17 @@ impl Pipeline {
                 return Some(End::Lost(error));
             }
             Turn::Looked(Ok(look)) => {
+                self.awaits_standby(look.waits_for_standby);
+                let spent = look.retained().filter(|_| !self.relay.stopping());
+                if let Some(halt) = spent.and_then(|retained| self.spend(retained)) {
+                    let halt = Box::new(halt);
+                    if self.spec.polls_in_its_stead() {
+                        return Some(End::LetGo(halt));
+                    }
+                    // The broker may be what it waits for.
+                    session.leave_at = Some(Instant::now() + self.spec.shutdown_grace);
+                    self.apply(now, Input::Halt(halt));
+                }
                 if let Some(halt) = session.looks.keep(*look) {
                     self.apply(now, Input::Halt(Box::new(halt)));
                 }

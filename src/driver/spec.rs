@@ -40,6 +40,8 @@ pub struct PipelineSpec {
     pub names: Names,
     /// Whether a failover slot is wanted where the server has them.
     pub failover: bool,
+    /// How much WAL the slot may hold back; `None` for as much as there is. Unit: bytes.
+    pub wal_retain_max: Option<u64>,
     /// The table, its columns, and what records are made of.
     pub outbox: OutboxSpec,
     /// Where records go.
@@ -68,6 +70,11 @@ impl PipelineSpec {
     /// The pipeline's name.
     pub fn name(&self) -> &str {
         &self.names.pipeline
+    }
+
+    /// Whether everything the slot would bring is found in the table too, so that the slot may be let go.
+    pub(super) fn polls_in_its_stead(&self) -> bool {
+        self.mode == Mode::Auto && self.poll.table.is_some() && !self.messages()
     }
 
     /// Whether logical messages are asked for; they take part in ordinals.

@@ -1,16 +1,20 @@
 //! Something that is wrong and lasts: when to speak of it, and in which words.
 //!
 //! The first time at once; a new reason soon; the same again at growing intervals, with how long and how often. Reasons
-//! are compared without their digits, since times and counts in them change with every try.
+//! are compared without digits and without what stands in brackets: times and counts change with every try.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// What lasts is said again after this long, then after twice as long, up to an hour.
 const REPEAT_FIRST: Duration = Duration::from_secs(30);
 const REPEAT_LAST: Duration = Duration::from_hours(1);
 
-/// A reason that changes is told this seldom: two that alternate are no news each time.
+/// A new reason is told this seldom.
 const NEWS_PAUSE: Duration = Duration::from_secs(5);
+
+/// Reasons that are remembered as told, each trouble: those that alternate are no news each time.
+const TOLD_MAX: usize = 8;
 
 /// Something that is wrong and lasts.
 #[derive(Debug)]
@@ -19,7 +23,7 @@ pub(super) struct Trouble {
     pub(super) hint: Option<String>,
     since: Instant,
     tries: u64,
-    said: String,
+    told: VecDeque<String>,
     said_at: Instant,
     repeat: Duration,
 }
@@ -51,21 +55,25 @@ impl Trouble {
         if let Some(trouble) = slot {
             return trouble.again(reason, hint, now);
         }
-        let (said, repeat) = (without_digits(&reason), REPEAT_FIRST);
-        *slot = Some(Self { reason, hint, since: now, tries: 1, said, said_at: now, repeat });
+        let (told, repeat) = (VecDeque::from([essence(&reason)]), REPEAT_FIRST);
+        *slot = Some(Self { reason, hint, since: now, tries: 1, told, said_at: now, repeat });
         Some(Due { seconds: 0, tries: 1 })
     }
 
     fn again(&mut self, reason: String, hint: Option<String>, now: Instant) -> Option<Due> {
         self.tries += 1;
         (self.reason, self.hint) = (reason, hint);
-        let said = without_digits(&self.reason);
+        let essence = essence(&self.reason);
         let silent = now.saturating_duration_since(self.said_at);
-        let news = self.said != said && silent >= NEWS_PAUSE;
+        let news = silent >= NEWS_PAUSE && !self.told.contains(&essence);
         if !news && silent < self.repeat {
             return None;
         }
-        (self.said, self.said_at) = (said, now);
+        self.said_at = now;
+        if news {
+            self.told.truncate(TOLD_MAX - 1);
+            self.told.push_front(essence);
+        }
         self.repeat = if news { REPEAT_FIRST } else { (self.repeat * 2).min(REPEAT_LAST) };
         Some(Due { seconds: self.seconds(now), tries: self.tries })
     }
@@ -103,8 +111,18 @@ impl Few {
     }
 }
 
-fn without_digits(text: &str) -> String {
-    text.chars().filter(|c| !c.is_ascii_digit()).collect()
+/// A reason without what changes from try to try.
+fn essence(reason: &str) -> String {
+    let mut depth = 0_u32;
+    let lasting = |c: &char| {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            _ => return depth == 0 && !c.is_ascii_digit(),
+        }
+        false
+    };
+    reason.chars().filter(lasting).collect()
 }
 
 /// `40 s`, `12 min`, `3 h 5 min`
@@ -159,6 +177,22 @@ mod tests {
         assert!(at(6_000, "refused"));
         assert!(!at(7_000, "refused"));
         assert!(!at(8_000, "no address"));
+    }
+
+    /// As librdkafka words a broker that is down, found in an outage of an hour.
+    #[test]
+    fn reasons_that_alternate_are_no_news_each_time() {
+        let reason = |second: u64| {
+            let (of, more) = (["bootstrap", "1"][usize::from(second % 2 == 1)], second / 3);
+            match second % 45 {
+                0 => format!("host:9092/{of}: refused (after 0ms in state CONNECT)"),
+                _ => format!(
+                    "host:9092/{of}: refused (after 3ms, {more} identical error(s) suppressed)"
+                ),
+            }
+        };
+        let told = spoken(1, reason);
+        assert!(told.len() <= spoken(1, |_| "refused".to_owned()).len() + 1, "{told:?}");
     }
 
     #[test]

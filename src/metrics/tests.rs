@@ -19,6 +19,7 @@ fn metrics() -> Metrics {
         snapshot.in_flight_events = 3;
         snapshot.in_flight_bytes = 900;
         snapshot.slot_retained_bytes = Some(16 << 20);
+        snapshot.slot_retain_max_bytes = Some(64 << 20);
         snapshot.slot_safe_bytes = Some(-1);
         snapshot.slot_state = Some("reserved".to_owned());
     });
@@ -75,6 +76,9 @@ fn a_scrape_shows_everything() {
         # HELP postrider_slot_retained_bytes WAL the slot holds back
         # TYPE postrider_slot_retained_bytes gauge
         postrider_slot_retained_bytes{pipeline="orders"} 16777216.0
+        # HELP postrider_slot_retain_max_bytes WAL the slot may hold back
+        # TYPE postrider_slot_retain_max_bytes gauge
+        postrider_slot_retain_max_bytes{pipeline="orders"} 67108864.0
         # HELP postrider_slot_safe_bytes WAL that can be written before the slot is lost
         # TYPE postrider_slot_safe_bytes gauge
         postrider_slot_safe_bytes{pipeline="orders"} 0.0

@@ -20,6 +20,7 @@ pub const CATALOG: &[(&str, &str)] = &[
     ("postrider_parked_attempts", "Most tries of an event that others may wait behind"),
     ("postrider_parked_oldest_seconds", "How long the oldest event that is set aside has been so"),
     ("postrider_slot_retained_bytes", "WAL the slot holds back"),
+    ("postrider_slot_retain_max_bytes", "WAL the slot may hold back"),
     ("postrider_slot_safe_bytes", "WAL that can be written before the slot is lost"),
     ("postrider_slot_state", "The slot's wal_status: 1 for the one that holds"),
     ("postrider_state", "What the pipeline is doing: 1 for the one that holds"),
@@ -118,6 +119,9 @@ impl Scrape {
         })?;
         self.gauge(encoder, "postrider_slot_retained_bytes", |snapshot| {
             snapshot.slot_retained_bytes.map(real)
+        })?;
+        self.gauge(encoder, "postrider_slot_retain_max_bytes", |snapshot| {
+            snapshot.slot_retain_max_bytes.map(real)
         })?;
         self.gauge(encoder, "postrider_slot_safe_bytes", |snapshot| {
             let bytes = snapshot.slot_safe_bytes?;

@@ -27,6 +27,8 @@ impl SqlState {
     /// `09000`, `triggered_action_exception`: ours, where a table's own triggers undo what is written.
     pub const TRIGGERED_ACTION_EXCEPTION: Self = Self(*b"09000");
     /// `28P01`, `invalid_password`.
+    pub const UNDEFINED_FILE: Self = Self(*b"58P01");
+    /// The password is wrong.
     pub const INVALID_PASSWORD: Self = Self(*b"28P01");
     /// `3D000`, `invalid_catalog_name`: no such database.
     pub const INVALID_CATALOG_NAME: Self = Self(*b"3D000");
@@ -126,6 +128,11 @@ impl ServerReport {
             self.detail = None;
         }
         self
+    }
+
+    /// The function of the server's source that reports: the one field beside the SQLSTATE that no locale changes.
+    pub fn routine(body: &[u8]) -> Option<&[u8]> {
+        body.split(|byte| *byte == 0).find_map(|field| field.strip_prefix(b"R"))
     }
 
     /// Whether it is a WARNING (a notice that matters).
@@ -311,6 +318,14 @@ mod tests {
             "could not stream from slot \"s\": publication \"p\" does not exist (SQLSTATE 42704): d"
         );
         assert_eq!(error.sqlstate(), Some(SqlState::UNDEFINED_OBJECT));
+    }
+
+    #[test]
+    fn the_routine_is_told_apart_from_all_else() {
+        let fields =
+            b"SWARNING\0VWARNING\0C55000\0MRoutine\0Fslot.c\0L2700\0RStandbySlotsHaveCaughtup\0\0";
+        assert_eq!(ServerReport::routine(fields), Some(&b"StandbySlotsHaveCaughtup"[..]));
+        assert_eq!(ServerReport::routine(b"C55000\0MRoutine\0\0"), None);
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub use conninfo::{Conninfo, ConninfoError};
 pub use error::{ServerReport, SourceError, SourceErrorKind, SqlState};
 pub use names::{Names, TableName};
 pub use transport::Transport;
-pub use wal::{Batch, Frame, StartReplication, WalConnection, WalStream};
+pub use wal::{Batch, Frame, StartReplication, Switch, WalConnection, WalStream};
 
 // Control: what stands on the server, whether and where a stream may start, and how it is set up.
 pub mod action;

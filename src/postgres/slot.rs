@@ -84,6 +84,16 @@ pub async fn read(
     row.map(|row| from_row(name, &row).map_err(|e| SourceError::control(doing(), e))).transpose()
 }
 
+/// Whether the walsender `pid` waits for a standby in `synchronized_standby_slots` (17 and later): it sends keepalives
+/// meanwhile and nothing else.
+pub async fn waits_for_standby(client: &Client, pid: u32) -> Result<bool, SourceError> {
+    let failed = |error| SourceError::control("look at what the stream waits for", error);
+    let sql = "SELECT wait_event = 'WaitForStandbyConfirmation' FROM pg_catalog.pg_stat_activity WHERE pid = $1";
+    let row = client.query_opt(sql, &[&pid.cast_signed()]).await.map_err(failed)?;
+    let waits: Option<bool> = row.map(|row| row.try_get(0)).transpose().map_err(failed)?.flatten();
+    Ok(waits.unwrap_or(false))
+}
+
 fn from_row(name: &str, row: &Row) -> Result<SlotRow, tokio_postgres::Error> {
     Ok(SlotRow {
         name: name.to_owned(),

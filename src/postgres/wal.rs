@@ -11,11 +11,13 @@ mod batch;
 mod busy;
 mod command;
 mod feedback;
+mod history;
 mod queue;
 mod session;
 mod stream;
 
 pub use batch::{Batch, Frame, Frames};
+pub use history::Switch;
 pub use stream::WalStream;
 
 use super::conninfo::Conninfo;
@@ -26,6 +28,9 @@ use std::time::Duration;
 
 /// Longest wait for the answer to one command before the stream has started.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A cluster begins on it, and it has no history.
+const FIRST_TIMELINE: u32 = 1;
 
 /// Most bytes of WAL read and not yet taken by the caller. Then the socket is not read, and the server waits.
 pub const QUEUE_BYTES_MAX: usize = 8 << 20;
@@ -52,6 +57,9 @@ pub struct SystemIdentity {
     pub flush_lsn: Lsn,
     /// The database of this connection.
     pub database: String,
+    /// The timelines before this one and where each was left, oldest first; empty on the first timeline, and where the
+    /// server no longer has the file.
+    pub switches: Vec<Switch>,
 }
 
 /// What to stream, and within which bounds.
@@ -130,11 +138,18 @@ impl WalConnection {
         self.session.parameters.get("server_version").map(String::as_str)
     }
 
-    /// Asks the server who it is.
+    /// Asks the server who it is, and which timelines it has behind it.
     pub async fn identify_system(&mut self) -> Result<SystemIdentity, SourceError> {
         let doing = "identify the system";
         let asked = command::identify_system(&mut self.session.wire, doing);
-        within(COMMAND_TIMEOUT, doing, asked).await
+        let mut identity = within(COMMAND_TIMEOUT, doing, asked).await?;
+        if identity.timeline > FIRST_TIMELINE {
+            let doing = "read the timeline's history";
+            let asked = command::timeline_history(&mut self.session.wire, doing, identity.timeline);
+            let text = within(COMMAND_TIMEOUT, doing, asked).await?;
+            identity.switches = history::parse(text.as_deref().unwrap_or_default());
+        }
+        Ok(identity)
     }
 
     /// Starts streaming, and moves the connection to a thread of its own.

@@ -109,6 +109,8 @@ pub(super) struct Knobs {
     pub(super) overtakes: u64,
     /// Of what a producer had in its queue when it was thrown away: it is written.
     pub(super) written_late: u64,
+    /// Of a report of a producer that was thrown away: it comes all the same, and late.
+    pub(super) stragglers: u64,
     pub(super) keepalive: u64,
     pub(super) frames_max: u64,
     /// How often each thing has its turn: the server, the broker, reports, the control connection, processes, time.
@@ -288,6 +290,7 @@ impl Knobs {
             keepalive: swarm(rng, 300),
             frames_max: [1, 3, 30][rng.index(3)],
             turns: std::array::from_fn(|_| rng.range(1, 8)),
+            stragglers: swarm(&mut rng.clone(), 600),
         }
     }
 }

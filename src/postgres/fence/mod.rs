@@ -6,9 +6,11 @@
 //! The rules come in an order: who the server is, then what stands on it, then who holds the slot, then positions.
 //! The first that fails speaks, so that a wrong host is not told as a missing slot.
 
+mod history;
 mod note;
 mod object;
 mod position;
+mod publication;
 #[cfg(test)]
 pub(super) mod tests;
 
@@ -22,7 +24,7 @@ use super::schema::SchemaState;
 use super::server::ServerFacts;
 use super::slot::SlotRow;
 use super::table::TableFacts;
-use super::wal::SystemIdentity;
+use super::wal::{Switch, SystemIdentity};
 use crate::error::{Halt, HaltReason};
 use crate::event::Position;
 use crate::lsn::{Lsn, Watermark};
@@ -34,11 +36,17 @@ pub struct Identity {
     pub system_identifier: String,
     /// The current timeline.
     pub timeline: u32,
+    /// The timelines before it, oldest first; empty where there is none or nothing is known of them.
+    pub switches: Vec<Switch>,
 }
 
 impl From<&SystemIdentity> for Identity {
     fn from(identity: &SystemIdentity) -> Self {
-        Self { system_identifier: identity.system_id.clone(), timeline: identity.timeline }
+        Self {
+            system_identifier: identity.system_id.clone(),
+            timeline: identity.timeline,
+            switches: identity.switches.clone(),
+        }
     }
 }
 
@@ -118,7 +126,7 @@ type Rule = fn(&Facts) -> Option<Halt>;
 /// # Errors
 /// Going on could lose or reorder events, or would never work: a human must act.
 pub fn decide(facts: &Facts) -> Result<Decision, Halt> {
-    const IDENTITY: &[Rule] = &[object::version, position::history];
+    const IDENTITY: &[Rule] = &[object::version, history::same, history::ancestor];
     const OBJECTS: &[Rule] = &[
         object::wal_level,
         object::schema,
@@ -126,12 +134,17 @@ pub fn decide(facts: &Facts) -> Result<Decision, Halt> {
         object::slot_kind,
         object::slot_lost,
         object::table,
-        object::publication,
-        object::published_rows,
-        object::published_columns,
+        publication::exists,
+        publication::rows,
+        publication::columns,
     ];
-    const POSITIONS: &[Rule] =
-        &[position::cursor_binding, position::ahead, position::moved, position::promoted];
+    const POSITIONS: &[Rule] = &[
+        position::cursor_binding,
+        position::ahead,
+        position::moved,
+        history::promoted,
+        history::restored,
+    ];
 
     check(IDENTITY, facts)?;
     if let Some(message) = object::not_now(facts) {
@@ -156,7 +169,7 @@ pub fn decide(facts: &Facts) -> Result<Decision, Halt> {
 /// # Errors
 /// An object of the configured name exists and can't be used.
 pub fn check_objects(facts: &Facts) -> Result<(), Halt> {
-    const ALWAYS: &[Rule] = &[object::version, position::history, object::wal_level];
+    const ALWAYS: &[Rule] = &[object::version, history::same, object::wal_level];
     check(ALWAYS, facts)?;
     if facts.slot.is_some() {
         check(&[object::slot_kind, object::slot_lost], facts)?;
@@ -165,7 +178,7 @@ pub fn check_objects(facts: &Facts) -> Result<(), Halt> {
         check(&[object::table], facts)?;
     }
     if facts.publication.is_some() && facts.table.is_some() {
-        check(&[object::published_rows, object::published_columns], facts)?;
+        check(&[publication::rows, publication::columns], facts)?;
     }
     Ok(())
 }
@@ -190,7 +203,7 @@ pub fn check_polling(facts: &Facts) -> Result<Option<String>, Halt> {
 /// The stream would pass over events from here on.
 pub fn check_running(facts: &Facts) -> Result<(), Halt> {
     const RULES: &[Rule] =
-        &[object::table, object::publication, object::published_rows, object::published_columns];
+        &[object::table, publication::exists, publication::rows, publication::columns];
     check(RULES, facts)
 }
 
@@ -201,7 +214,7 @@ pub(super) fn slot_missing(facts: &Facts) -> Halt {
 
 /// The halt of a publication that is not there.
 pub(super) fn publication_missing(facts: &Facts) -> Halt {
-    object::no_publication(facts)
+    publication::missing(facts)
 }
 
 /// The halt of a schema that is not ours.
@@ -222,11 +235,12 @@ pub(super) fn check_binding(facts: &Facts) -> Result<(), Halt> {
 /// Whose history the row belongs to, and whether row, slot and WAL fit together: what `check` asks beside the objects.
 pub(super) fn check_positions(facts: &Facts) -> Result<(), Halt> {
     const RULES: &[Rule] = &[
-        position::history,
+        history::same,
         position::cursor_binding,
         position::ahead,
         position::moved,
-        position::promoted,
+        history::promoted,
+        history::restored,
     ];
     check(RULES, facts)
 }

@@ -1,6 +1,7 @@
 //! What is not wrong, but should be known: said once at each start.
 
 use super::{Facts, Note};
+use crate::lsn::Lsn;
 use crate::postgres::publication::PublicationFacts;
 use crate::postgres::slot::SlotRow;
 
@@ -35,9 +36,22 @@ pub(super) fn all(facts: &Facts, slot: &SlotRow) -> Vec<Note> {
         note(
             "promoted",
             format!(
-                "the server went from timeline {} to {}: events published from the old one after the switch may \
+                "the server went from timeline {} to {}{}: events published from the old one after the switch may \
                  not be in the database",
-                cursor.timeline, facts.server.timeline
+                cursor.timeline,
+                facts.server.timeline,
+                super::history::switch(facts, cursor)
+                    .map_or_else(String::new, |switch| format!(" at {}", switch.at))
+            ),
+        );
+    }
+    if let Some((confirmed, row)) = unseen(facts, slot) {
+        note(
+            "promoted_behind",
+            format!(
+                "slot {:?} was carried over at {confirmed}, the cursor row at {row}: an event that was parked in \
+                 between is in neither, its row is still in the outbox unless the application deleted it",
+                slot.name
             ),
         );
     }
@@ -56,6 +70,15 @@ pub(super) fn all(facts: &Facts, slot: &SlotRow) -> Vec<Note> {
     notes
         .extend(facts.publication.iter().flat_map(|p| of_publication(p, &facts.names.publication)));
     notes
+}
+
+/// Promoted with a slot further on than the row: what is between was confirmed, and so published, or parked in rows
+/// that this server never had.
+fn unseen(facts: &Facts, slot: &SlotRow) -> Option<(Lsn, Lsn)> {
+    let cursor = facts.cursor.as_ref().filter(|c| c.timeline < facts.server.timeline)?;
+    let (confirmed, row) = (slot.confirmed_flush_lsn?, cursor.watermark.lsn());
+    // Up to the limit the slot went while nothing happened.
+    (confirmed > cursor.flush_limit.max(row)).then_some((confirmed, row))
 }
 
 fn of_publication(publication: &PublicationFacts, name: &str) -> Vec<Note> {

@@ -1,15 +1,13 @@
-//! Rules about what stands on the server: version, settings, schema, slot, table, publication.
+//! Rules about what stands on the server: version, settings, schema, slot, table.
 
 use super::{Facts, halt};
 use crate::error::{Halt, HaltReason};
-use crate::postgres::names::{TableName, ident, literal};
+use crate::postgres::names::{ident, literal};
 use crate::postgres::schema::{self, SchemaState};
-use crate::postgres::table::{Persistence, RelationKind, TableFacts};
+use crate::postgres::table::{Persistence, RelationKind};
 
 /// The oldest server we know: 15 is the first with row filters and column lists in the views.
 pub(in crate::postgres) const VERSION_MIN: u32 = 150_000;
-/// The first server with `publish_generated_columns`.
-const GENERATED_SINCE: u32 = 180_000;
 
 pub(super) fn version(facts: &Facts) -> Option<Halt> {
     (facts.server.version < VERSION_MIN).then(|| {
@@ -120,9 +118,8 @@ pub(super) fn missing(facts: &Facts) -> Halt {
             rows_remain(facts)
         ),
         format!(
-            "after a failover to a server without the slot, go back to the one that has it. Otherwise accept the gap \
-             and begin a new slot: {}",
-            accept_gap(facts)
+            "after a failover to a server without the slot, go back to the one that has it. Otherwise {}",
+            repair(facts)
         ),
     )
 }
@@ -188,12 +185,7 @@ pub(super) fn slot_lost(facts: &Facts) -> Option<Halt> {
                 "events committed {after} that were not published can't be streamed any more; {}",
                 rows_remain(facts)
             ),
-            format!(
-                "accept the gap and begin a new slot: SELECT pg_drop_replication_slot({}); {}. To keep it from \
-                 happening again look at {prevent}",
-                literal(&slot.name),
-                accept_gap(facts)
-            ),
+            format!("{}. To keep it from happening again look at {prevent}", repair(facts)),
         )
     })
 }
@@ -202,6 +194,25 @@ fn rows_remain(facts: &Facts) -> String {
     facts.names.table.as_ref().map_or_else(
         || "logical messages leave no row: they are lost".to_owned(),
         |table| format!("their rows are still in {table} unless the application deleted them"),
+    )
+}
+
+/// The command that publishes what no slot brings any more and begins a new one; and, for whoever wants to leave that
+/// out, the lines that do. Logical messages leave no row to find.
+pub(super) fn repair(facts: &Facts) -> String {
+    let drop_slot = match facts.slot {
+        Some(_) => {
+            format!("SELECT pg_drop_replication_slot({}); ", literal(&facts.names.slot))
+        }
+        None => String::new(),
+    };
+    let accept = format!("accept the gap and begin a new slot: {drop_slot}{}", accept_gap(facts));
+    if facts.names.table.is_none() {
+        return accept;
+    }
+    format!(
+        "{} (it publishes the rows that no slot brings any more, and begins a new slot); or {accept}",
+        facts.command("repair")
     )
 }
 
@@ -272,115 +283,4 @@ pub(super) fn table(facts: &Facts) -> Option<Halt> {
                 .to_owned(),
         )
     })
-}
-
-pub(super) fn publication(facts: &Facts) -> Option<Halt> {
-    facts.publication.is_none().then(|| no_publication(facts))
-}
-
-pub(super) fn no_publication(facts: &Facts) -> Halt {
-    let name = &facts.names.publication;
-    halt(
-        HaltReason::PublicationMissing,
-        format!("publication {name:?} does not exist in database {:?}", facts.server.database),
-        "the server decodes with the publication as it was at each commit: rows committed while it did not exist \
-             are skipped (18) or stop the stream (15 to 17), even if it is made again now",
-        if facts.slot.is_some() {
-            format!(
-                "begin a new slot behind a new publication, since WAL from before it can't be used: SELECT \
-                     pg_drop_replication_slot({}); {}",
-                literal(&facts.names.slot),
-                accept_gap(facts)
-            )
-        } else {
-            facts.command("setup")
-        },
-    )
-}
-
-fn unfit(facts: &Facts, what: &str, hint: String) -> Halt {
-    halt(
-        HaltReason::PublicationUnfit,
-        format!("publication {:?} {what}", facts.names.publication),
-        "rows it leaves out would be passed over without a trace; nothing is confirmed while halted",
-        hint,
-    )
-}
-
-/// Inserts of the table, all of them, under its own name.
-pub(super) fn published_rows(facts: &Facts) -> Option<Halt> {
-    let publication = facts.publication.as_ref()?;
-    let alter = format!("ALTER PUBLICATION {}", ident(&facts.names.publication));
-    if !publication.insert {
-        let hint = format!("{alter} SET (publish = 'insert');");
-        return Some(unfit(facts, "does not publish inserts", hint));
-    }
-    let name = facts.names.table.as_ref()?;
-    let facts_of_table = facts.table.as_ref()?;
-    let Some(published) = &publication.table else {
-        let hint = if facts_of_table.is_partition {
-            "name the partitioned table in outbox.table, not its partition".to_owned()
-        } else {
-            add_table(&alter, name)
-        };
-        return Some(unfit(facts, &format!("does not publish table {name}"), hint));
-    };
-    if facts_of_table.kind == RelationKind::Partitioned && !publication.via_root {
-        return Some(unfit(
-            facts,
-            &format!("publishes the partitions of {name} under their own names"),
-            format!("{alter} SET (publish_via_partition_root = true);"),
-        ));
-    }
-    published.row_filter.as_ref().map(|_| {
-        unfit(
-            facts,
-            &format!("has a row filter on table {name}"),
-            format!("{alter} SET TABLE {name};"),
-        )
-    })
-}
-
-/// Rows that open transactions wrote before the change would be left out: the lock waits for them.
-fn add_table(alter: &str, name: &TableName) -> String {
-    format!("BEGIN; LOCK TABLE {name} IN SHARE MODE; {alter} ADD TABLE {name}; COMMIT;")
-}
-
-/// Every column the layout needs.
-pub(super) fn published_columns(facts: &Facts) -> Option<Halt> {
-    let name = facts.names.table.as_ref()?;
-    let published = facts.publication.as_ref()?.table.as_ref()?;
-    let table = facts.table.as_ref()?;
-    // Before 18 the catalog counts generated columns among the published ones, and the stream has none of them.
-    let generated = |name: &String| {
-        facts.server.version < GENERATED_SINCE
-            && table.columns.iter().any(|column| column.generated && column.name == *name)
-    };
-    let hidden: Vec<&String> = facts
-        .columns
-        .iter()
-        .filter(|column| !published.columns.contains(column) || generated(column))
-        .collect();
-    if hidden.is_empty() {
-        return None;
-    }
-    let quoted: Vec<String> = hidden.iter().map(|column| ident(column)).collect();
-    Some(unfit(
-        facts,
-        &format!("does not publish column {} of table {name}", quoted.join(", ")),
-        show_columns(facts, table, name, &hidden),
-    ))
-}
-
-/// What publishes these columns. A generated one is made by the server from others, which the stream has.
-fn show_columns(facts: &Facts, table: &TableFacts, name: &TableName, hidden: &[&String]) -> String {
-    let alter = format!("ALTER PUBLICATION {}", ident(&facts.names.publication));
-    if !table.columns.iter().any(|column| column.generated && hidden.contains(&&column.name)) {
-        return format!("{alter} SET TABLE {name};");
-    }
-    let map = "a generated column is not streamed: map an ordinary column in outbox.columns";
-    if facts.server.version < GENERATED_SINCE {
-        return map.to_owned();
-    }
-    format!("{map}; or, if it is STORED: {alter} SET (publish_generated_columns = stored);")
 }

@@ -1,49 +1,15 @@
-//! Rules about positions: whose history the cursor belongs to, and whether slot, cursor and WAL fit together.
+//! Rules about positions: whether slot, cursor and WAL fit together, and where a stream starts.
 //!
 //! What they rest on: the row lives in the database it speaks of, so a row that can be read proves that this server's
 //! WAL holds everything below its watermark, on this timeline; and no position above the row's `flush_limit` is ever
 //! confirmed before the row says so.
 
-use super::object::accept_gap;
-use super::{Facts, Note, Resume, halt};
+use super::object::repair;
+use super::{Facts, Note, Resume, halt, history};
 use crate::error::{Halt, HaltReason};
 use crate::lsn::{Lsn, Watermark};
 use crate::postgres::cursor::Cursor;
-use crate::postgres::names::literal;
 use crate::postgres::slot::SlotRow;
-
-/// The cluster is the cursor's, and its timeline has not gone back.
-pub(super) fn history(facts: &Facts) -> Option<Halt> {
-    let cursor = facts.cursor.as_ref()?;
-    let found = facts.system_identifier();
-    if cursor.system_identifier != found {
-        return Some(halt(
-            HaltReason::OtherHistory,
-            format!(
-                "the cursor of pipeline {:?} belongs to cluster {}, this is cluster {found}",
-                cursor.pipeline, cursor.system_identifier
-            ),
-            "positions of one cluster mean nothing in another: going on could skip events or publish another \
-             system's",
-            format!(
-                "if source.url is wrong, correct it. If this database was restored, copied or upgraded and is to be \
-                 the source now: {}",
-                accept_gap(facts)
-            ),
-        ));
-    }
-    (facts.server.timeline < cursor.timeline).then(|| {
-        halt(
-            HaltReason::OtherHistory,
-            format!(
-                "the server is on timeline {}, the cursor of pipeline {:?} was on timeline {}",
-                facts.server.timeline, cursor.pipeline, cursor.timeline
-            ),
-            "this is most likely the old primary after a failover: what it commits now is not part of the database",
-            "point source.url at the current primary, or name all hosts in it with target_session_attrs=read-write",
-        )
-    })
-}
 
 /// The row is this slot's.
 pub(super) fn cursor_binding(facts: &Facts) -> Option<Halt> {
@@ -60,11 +26,7 @@ pub(super) fn cursor_binding(facts: &Facts) -> Option<Halt> {
                 "events between {} and the start of the new slot could be left out",
                 cursor.watermark
             ),
-            format!(
-                "set source.slot back to {:?}; or, to leave out what the new slot does not have: {}",
-                cursor.slot,
-                accept_gap(facts)
-            ),
+            format!("set source.slot back to {:?}; or {}", cursor.slot, repair(facts)),
         )
     })
 }
@@ -84,17 +46,15 @@ pub(super) fn ahead(facts: &Facts) -> Option<Halt> {
         "the server has lost WAL (restored, or a crash without fsync): events it commits below that position would \
          be skipped",
         format!(
-            "find out which events were published that the database no longer has; then begin a new slot: SELECT \
-             pg_drop_replication_slot({}); {}",
-            literal(&facts.names.slot),
-            accept_gap(facts)
+            "find out which events were published that the database no longer has; then {}",
+            repair(facts)
         ),
     ))
 }
 
 /// The slot is no further on than this pipeline ever confirmed.
 ///
-/// After a promotion the row can be older than a slot that was synchronised: [`promoted`] judges that.
+/// After a promotion the row can be older than a slot that was synchronised: [`history::promoted`] judges that.
 pub(super) fn moved(facts: &Facts) -> Option<Halt> {
     let cursor = facts.cursor.as_ref()?;
     let confirmed = facts.confirmed()?;
@@ -116,49 +76,7 @@ pub(super) fn moved(facts: &Facts) -> Option<Halt> {
                     "logical messages leave no row"
                 }
             ),
-            format!(
-                "find out who moved it; then accept the gap: {}",
-                accept_gap(facts)
-            ),
-        )
-    })
-}
-
-/// After a promotion: the slot is the one that was there before it.
-///
-/// The watermark is right on the new timeline, since the row that holds it was written below the switch. So a slot at
-/// or below it leaves nothing out. A slot above it must be a synchronised one, which can't have been made after the
-/// switch and stands no further than the old primary had confirmed. Any other could have been made again by hand,
-/// with a gap before it.
-pub(super) fn promoted(facts: &Facts) -> Option<Halt> {
-    let cursor = facts.cursor.as_ref()?;
-    let slot = facts.slot.as_ref()?;
-    let confirmed = slot.confirmed_flush_lsn?;
-    let unproven = facts.server.timeline > cursor.timeline
-        && confirmed > cursor.watermark.lsn()
-        && !slot.synced;
-    unproven.then(|| {
-        halt(
-            HaltReason::OtherHistory,
-            format!(
-                "the server went from timeline {} to {}, and slot {:?} stands at {confirmed}, beyond the cursor at {}",
-                cursor.timeline, facts.server.timeline, slot.name, cursor.watermark
-            ),
-            format!(
-                "nothing tells whether the slot was carried over or made again after the failover; made again, it \
-                 leaves out events between {} and {confirmed}",
-                cursor.watermark
-            ),
-            format!(
-                "carried over (Patroni, pg_failover_slots, block storage): UPDATE postrider.cursor SET timeline = {}, \
-                 watermark = {}, flush_limit = {}, partial_commit_lsn = NULL, partial_ordinal = NULL WHERE \
-                 pipeline = {}; made again: {}",
-                facts.server.timeline,
-                literal(&confirmed.to_string()),
-                literal(&confirmed.to_string()),
-                literal(&cursor.pipeline),
-                accept_gap(facts)
-            ),
+            format!("find out who moved it; then {}", repair(facts)),
         )
     })
 }
@@ -178,8 +96,8 @@ pub(super) fn resume(facts: &Facts, slot: &SlotRow, confirmed: Lsn) -> Resume {
         return Resume { start: cursor.watermark, skip_before: None, cursor, adopt: true, notes };
     };
     // Above the row's watermark the slot stands only by idle advance or after a promotion: nothing of ours lies
-    // between.
-    let start = Watermark::resumed(row.watermark.lsn().max(confirmed));
+    // between. Behind it the slot stands after every crash, since the server keeps its position in memory.
+    let start = Watermark::resumed(history::cursor_at(facts, row).max(confirmed));
     let same_stream = row.messages == facts.messages && row.publication == facts.names.publication;
     let skip_before =
         row.partial.filter(|partial| same_stream && partial.commit_lsn >= start.lsn());

@@ -1,10 +1,13 @@
 //! Every rule's message as a snapshot, each from one change to facts that are good.
 
+mod histories;
+
 use super::*;
 use crate::postgres::names::TableName;
 use crate::postgres::publication::PublishedTable;
 use crate::postgres::table::{ColumnFacts, Persistence, RelationKind, TableFacts};
 use expect_test::expect_file;
+use histories::HISTORIES;
 use std::fmt::Write;
 
 pub(in crate::postgres) fn at(text: &str) -> Lsn {
@@ -27,7 +30,11 @@ pub(in crate::postgres) fn good() -> Facts {
             publication: "postrider_orders".to_owned(),
             table: Some(TableName::new("public", "outbox")),
         },
-        identity: Some(Identity { system_identifier: "7000".to_owned(), timeline: 1 }),
+        identity: Some(Identity {
+            system_identifier: "7000".to_owned(),
+            timeline: 1,
+            switches: Vec::new(),
+        }),
         server: ServerFacts {
             version: 180_006,
             in_recovery: false,
@@ -124,11 +131,6 @@ fn table(facts: &mut Facts) -> &mut TableFacts {
     facts.table.as_mut().unwrap()
 }
 
-fn promote(facts: &mut Facts) {
-    facts.server.timeline = 2;
-    facts.identity.as_mut().unwrap().timeline = 2;
-}
-
 const SERVER: &[(&str, Change)] = &[
     ("nothing changed", |_| {}),
     ("an old server", |f| f.server.version = 140_020),
@@ -197,16 +199,6 @@ const POSITIONS: &[(&str, Change)] = &[
     ("a transaction partly published, other publication since", |f| {
         cursor(f).partial = Some(Position { commit_lsn: at("0/5000"), ordinal: 7 });
         cursor(f).publication = "other".to_owned();
-    }),
-    ("promoted, the slot at the cursor", promote),
-    ("promoted, the slot beyond the cursor", |f| {
-        promote(f);
-        slot(f).confirmed_flush_lsn = Some(at("0/5100"));
-    }),
-    ("promoted, a synchronised slot beyond the limit", |f| {
-        promote(f);
-        slot(f).confirmed_flush_lsn = Some(at("0/6000"));
-        slot(f).synced = true;
     }),
 ];
 
@@ -307,11 +299,12 @@ fn every_rule_says_what_it_means_and_what_mends_it() {
     expect_file!["snapshots/slot.md"].assert_eq(&tell(SLOT));
     expect_file!["snapshots/positions.md"].assert_eq(&tell(POSITIONS));
     expect_file!["snapshots/objects.md"].assert_eq(&tell(OBJECTS));
+    expect_file!["snapshots/histories.md"].assert_eq(&tell(HISTORIES));
 }
 
 #[test]
 fn a_start_is_never_below_the_slot_nor_above_the_wal() {
-    for (what, change) in [SERVER, SLOT, POSITIONS, OBJECTS].concat() {
+    for (what, change) in [SERVER, SLOT, POSITIONS, OBJECTS, HISTORIES].concat() {
         let mut facts = good();
         change(&mut facts);
         if let Ok(Decision::Resume(resume)) = decide(&facts) {

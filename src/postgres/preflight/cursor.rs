@@ -93,7 +93,8 @@ fn of_halt(scene: &Scene<'_>, halt: Halt) -> Finding {
         | HaltReason::ServerUnfit
         | HaltReason::AccessDenied
         | HaltReason::SinkUnfit
-        | HaltReason::Wedged => "cursor",
+        | HaltReason::Wedged
+        | HaltReason::WalBudget => "cursor",
     };
     let why = format!("{} ({}); {}", halt.meaning, halt.reason.code(), halt.hint);
     let mut finding = Finding::error(id, halt.message).why(why);

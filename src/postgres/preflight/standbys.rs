@@ -5,6 +5,7 @@ use crate::finding::Finding;
 use crate::postgres::names::literal;
 
 pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    let before = out.len();
     stalled(scene, out);
     let physical: Vec<&str> =
         scene.slots.iter().filter(|s| !s.logical && s.active).map(|s| s.name.as_str()).collect();
@@ -22,6 +23,12 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     }
     if scene.ask.failover {
         carried_over(scene, &physical, out);
+        if out.len() == before {
+            out.push(Finding::ok(
+                "failover",
+                "standbys carry the slot over, as far as it is seen from here",
+            ));
+        }
     }
 }
 
@@ -53,7 +60,6 @@ fn listed(scene: &Scene<'_>) -> Vec<String> {
 }
 
 fn carried_over(scene: &Scene<'_>, physical: &[&str], out: &mut Vec<Finding>) {
-    let before = out.len();
     if listed(scene).is_empty() && !physical.is_empty() {
         out.push(
             Finding::warning(
@@ -98,11 +104,5 @@ fn carried_over(scene: &Scene<'_>, physical: &[&str], out: &mut Vec<Finding>) {
                 .sql("ALTER SYSTEM SET sync_replication_slots = on;")
                 .sql("SELECT pg_reload_conf();"),
         );
-    }
-    if out.len() == before {
-        out.push(Finding::ok(
-            "failover",
-            "standbys carry the slot over, as far as it is seen from here",
-        ));
     }
 }

@@ -9,6 +9,7 @@
 //! was: that is a gap, and a human's to accept.
 
 mod apply;
+mod let_go;
 mod notify;
 mod plan;
 mod print;
@@ -18,6 +19,7 @@ mod tests;
 pub mod undo;
 
 pub use apply::{Blocker, Progress, SetupError, apply};
+pub use let_go::{held, let_go};
 pub use notify::{TRIGGER, notify_sql, notify_undo_sql};
 pub use plan::plan;
 pub use renew::{Renewed, renew};

@@ -19,6 +19,10 @@ pub enum Renewed {
     Stands,
     /// It can't be made now, and why.
     NotYet(String),
+    /// It is gone, as asked for ([`super::let_go`]).
+    Gone,
+    /// It stands, and holds back so many bytes of WAL ([`super::held`]).
+    Holds(u64),
 }
 
 /// Sees that a usable slot stands: drops a lost one of ours, makes a new one, and binds the cursor row to it. It has a

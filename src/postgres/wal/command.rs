@@ -1,9 +1,9 @@
-//! The two replication commands we send, as text, and their answers.
+//! The replication commands we send, as text, and their answers.
 //!
 //! The replication grammar has no parameters, so names are quoted here, in one place.
 
 use super::{StartReplication, SystemIdentity};
-use crate::postgres::error::{SourceError, SourceErrorKind};
+use crate::postgres::error::{SourceError, SourceErrorKind, SqlState};
 use crate::postgres::wire::Wire;
 use bytes::{Buf, Bytes, BytesMut};
 use postgres_protocol::message::frontend;
@@ -77,6 +77,34 @@ pub(super) async fn identify_system(
     identity(row.as_deref()).ok_or_else(|| broken(doing))
 }
 
+/// Sends `TIMELINE_HISTORY` and gives back the file's text; `None` where the server does not have it any more, which a
+/// copy of its files may lack.
+pub(super) async fn timeline_history(
+    wire: &mut Wire,
+    doing: &str,
+    timeline: u32,
+) -> Result<Option<String>, SourceError> {
+    query(wire, doing, &format!("TIMELINE_HISTORY {timeline}")).await?;
+    let mut text = None;
+    loop {
+        let frame = match wire.receive(doing).await {
+            Ok(frame) => frame,
+            // The connection stays as it is: the end of the command follows.
+            Err(error) if error.sqlstate() == Some(SqlState::UNDEFINED_FILE) => continue,
+            Err(error) => return Err(error),
+        };
+        match frame.tag {
+            b'D' => {
+                let row = columns(frame.body).ok_or_else(|| broken(doing))?;
+                text = row.into_iter().nth(1).flatten();
+            }
+            b'T' | b'C' | b'S' => {}
+            b'Z' => return Ok(text),
+            _ => return Err(broken(doing)),
+        }
+    }
+}
+
 fn identity(row: Option<&[Option<String>]>) -> Option<SystemIdentity> {
     let [Some(system_id), Some(timeline), Some(flush_lsn), Some(database), ..] = row? else {
         return None;
@@ -86,6 +114,7 @@ fn identity(row: Option<&[Option<String>]>) -> Option<SystemIdentity> {
         timeline: timeline.parse().ok()?,
         flush_lsn: flush_lsn.parse().ok()?,
         database: database.clone(),
+        switches: Vec::new(),
     })
 }
 

@@ -19,6 +19,10 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Notify;
 
+/// What warns, with the same SQLSTATE as a publication that is skipped, that a standby in `synchronized_standby_slots`
+/// is not there: the stream waits for it (`src/backend/replication/slot.c`, 17 and 18).
+const WAITS_FOR_STANDBY: &[u8] = b"StandbySlotsHaveCaughtup";
+
 /// Room asked for when the read buffer is nearly used up. Unit: bytes.
 const READ_BYTES: usize = 256 << 10;
 
@@ -241,7 +245,8 @@ impl WalSession {
                 let notice = ServerReport::from_fields(body);
                 // "skipped loading publication" (PostgreSQL 18): its rows would be passed over in silence.
                 let skipped = SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE;
-                if notice.is_warning() && notice.sqlstate == skipped {
+                let waits = ServerReport::routine(body) == Some(WAITS_FOR_STANDBY);
+                if notice.is_warning() && notice.sqlstate == skipped && !waits {
                     return Err(self.server(notice));
                 }
                 tracing::debug!(sqlstate = %notice.sqlstate, "notice in the stream");

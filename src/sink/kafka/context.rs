@@ -16,9 +16,14 @@ use rdkafka::producer::ProducerContext;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// librdkafka's warnings that reach the log, a second and producer.
 const LOG_LINES_PER_SECOND: u32 = 5;
+
+/// Pause between two of its lines on a connection that failed, each producer. A cluster that can't be reached is told
+/// by ourselves, with what mends it; this is for the one broker of several that is gone.
+const CONNECTION_PAUSE: Duration = Duration::from_mins(15);
 
 /// The callbacks of one producer.
 pub(super) struct Context {
@@ -27,7 +32,8 @@ pub(super) struct Context {
     muted: AtomicBool,
     /// `Broken` was asked for.
     broken: AtomicBool,
-    throttle: Throttle,
+    lines: Throttle,
+    connections: Throttle,
 }
 
 impl Context {
@@ -36,7 +42,8 @@ impl Context {
             shared,
             muted: AtomicBool::new(false),
             broken: AtomicBool::new(false),
-            throttle: Throttle::new(LOG_LINES_PER_SECOND),
+            lines: Throttle::new(LOG_LINES_PER_SECOND, Duration::from_secs(1)),
+            connections: Throttle::new(1, CONNECTION_PAUSE),
         }
     }
 
@@ -115,12 +122,13 @@ impl ClientContext for Context {
         // Remarks on settings are about ours (`enable.gapless.guarantee` is called experimental, and is meant) or
         // about those of the operator, who reads CONFIGURATION.md: not worth a warning at every start.
         let level = if facility == "CONFWARN" { RDKafkaLogLevel::Debug } else { level };
+        let throttle = if facility == "FAIL" { &self.connections } else { &self.lines };
         match level {
             RDKafkaLogLevel::Emerg
             | RDKafkaLogLevel::Alert
             | RDKafkaLogLevel::Critical
             | RDKafkaLogLevel::Error
-            | RDKafkaLogLevel::Warning => match self.throttle.admit() {
+            | RDKafkaLogLevel::Warning => match throttle.admit() {
                 None => tracing::debug!(target: "postrider::kafka", facility, "{line}"),
                 Some(0) => tracing::warn!(target: "postrider::kafka", facility, "{line}"),
                 Some(dropped) => {

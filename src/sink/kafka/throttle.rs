@@ -1,11 +1,12 @@
-//! Lets so many lines a second through, and counts the rest.
+//! Lets so many lines in so long a time through, and counts the rest.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A window of a second.
+/// So many in each window.
 pub(super) struct Throttle {
-    per_second: u32,
+    lines: u32,
+    window: Duration,
     state: Mutex<State>,
 }
 
@@ -16,9 +17,9 @@ struct State {
 }
 
 impl Throttle {
-    pub(super) fn new(per_second: u32) -> Self {
+    pub(super) fn new(lines: u32, window: Duration) -> Self {
         let state = State { since: Instant::now(), passed: 0, dropped: 0 };
-        Self { per_second, state: Mutex::new(state) }
+        Self { lines, window, state: Mutex::new(state) }
     }
 
     /// `Some(n)` lets a line through, after `n` that were not; `None` does not.
@@ -28,11 +29,11 @@ impl Throttle {
 
     fn admit_at(&self, now: Instant) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if now.saturating_duration_since(state.since) >= Duration::from_secs(1) {
+        if now.saturating_duration_since(state.since) >= self.window {
             state.since = now;
             state.passed = 0;
         }
-        if state.passed == self.per_second {
+        if state.passed == self.lines {
             state.dropped += 1;
             return None;
         }
@@ -47,7 +48,7 @@ mod tests {
 
     #[test]
     fn a_flood_is_cut_and_counted() {
-        let throttle = Throttle::new(2);
+        let throttle = Throttle::new(2, Duration::from_secs(1));
         let start = Instant::now();
         let seen: Vec<_> = (0..4).map(|_| throttle.admit_at(start)).collect();
         assert_eq!(seen, [Some(0), Some(0), None, None]);

@@ -70,6 +70,42 @@ impl PrivatePostgres {
         server
     }
 
+    /// A copy of its files while it does not run, as a server of its own on another port, with extra settings: what a
+    /// backup is, or the beginning of a standby. [`Self::restart`] starts it.
+    pub(crate) fn cold_copy(&self, extra_conf: &str) -> Self {
+        assert!(self.child.is_none(), "the server runs: its files would not fit together");
+        let dir = Dir::create(&format!("pg{}", self.version.major()));
+        let copied = Command::new("cp").arg("-a").arg(self.data()).arg(dir.0.join("data")).status();
+        assert!(copied.is_ok_and(|status| status.success()), "a copy of {}", self.data().display());
+        fs::create_dir(dir.0.join("s")).expect("a directory for the socket");
+        give(&dir.0.join("s"), self.owner);
+        give(&dir.0, self.owner);
+        let (version, owner) = (self.version, self.owner);
+        let copy = Self { version, port: free_port(), dir, child: None, owner };
+        drop(fs::remove_file(copy.data().join("postmaster.pid")));
+        let (port, socket) = (copy.port, copy.socket());
+        copy.configure(&format!(
+            "port = {port}\nunix_socket_directories = '{}'\n{extra_conf}",
+            socket.display()
+        ));
+        copy
+    }
+
+    /// Adds lines to `postgresql.conf`; the last one of a setting counts. They hold from the next start, or
+    /// [`Self::reload`].
+    pub(crate) fn configure(&self, lines: &str) {
+        let file = self.data().join("postgresql.conf");
+        let settings = fs::read_to_string(&file).expect("postgresql.conf");
+        fs::write(&file, format!("{settings}\n{lines}\n")).expect("settings");
+    }
+
+    /// Puts a file into its data directory: `standby.signal`, `recovery.signal`.
+    pub(crate) fn place(&self, name: &str) {
+        let file = self.data().join(name);
+        fs::write(&file, "").unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        give(&file, self.owner);
+    }
+
     /// Its data directory.
     pub(crate) fn data(&self) -> PathBuf {
         self.dir.0.join("data")

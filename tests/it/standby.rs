@@ -1,0 +1,8 @@
+//! A real primary and a real physical standby: promotion under load with the slot and without it, restored backups, and
+//! what `check` says of the pair.
+
+mod backups;
+mod pair;
+mod phantom;
+mod promotion;
+mod readiness;
