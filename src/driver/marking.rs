@@ -95,8 +95,8 @@ impl Marking {
 
 /// Events that polling has published though the stream will bring them.
 ///
-/// All that was polled counts, also before a slot is known to stand: it stands a while before that is heard, and somebody
-/// else may have made it.
+/// All that was polled counts, also before a slot is known to stand: it stands a while before that is heard, and
+/// somebody else may have made it.
 #[derive(Debug, Default)]
 pub(super) struct Handed {
     /// Polling is to end in streaming.

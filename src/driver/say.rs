@@ -86,7 +86,8 @@ impl Tell {
         Duration::from_micros(u64::try_from(micros).unwrap_or(0))
     }
 
-    /// Whether an event's time (`expires_at`) is over. The claims of polling judge that themselves, by the server's clock.
+    /// Whether an event's time (`expires_at`) is over. The claims of polling judge that themselves, by the server's
+    /// clock.
     pub(super) fn has_passed(&self, at: PgTime) -> bool {
         !self.polling && at.micros <= self.wall.micros
     }
