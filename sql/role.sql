@@ -21,6 +21,10 @@ ALTER SCHEMA postrider OWNER TO :"role";
 ALTER TABLE postrider.migration OWNER TO :"role";
 ALTER TABLE postrider.cursor OWNER TO :"role";
 ALTER TABLE postrider.parked OWNER TO :"role";
+ALTER TABLE postrider.repair OWNER TO :"role";
+ALTER TABLE postrider.repair_page OWNER TO :"role";
+ALTER TABLE postrider.bookmark OWNER TO :"role";
+ALTER TABLE postrider.replay OWNER TO :"role";
 -- [table]
 GRANT USAGE ON SCHEMA :"schema" TO :"role";
 GRANT SELECT ON TABLE :"schema".:"table" TO :"role";

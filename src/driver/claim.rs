@@ -5,6 +5,7 @@
 
 use super::pipeline::Pipeline;
 use super::poll::Polling;
+use super::say;
 use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;
 use crate::parked::{Mark, Parked, State};
@@ -139,6 +140,11 @@ impl Pipeline {
         let settled =
             |row: usize| matches!(outcomes.get(row), Some(Settled::Published | Settled::Moved));
         self.handed.settled(settled);
+        if polling.poller.repairs().is_some() {
+            // The list's own session marks them.
+            self.marking.forget();
+            say::repair_progress(self);
+        }
         polling.poller.settle(open.claim, &outcomes).await?;
         Ok(outcomes.iter().any(|outcome| *outcome != Settled::Held))
     }

@@ -61,6 +61,12 @@ impl Marking {
         self.flying.clear();
     }
 
+    /// What is published was marked otherwise.
+    pub(super) fn forget(&mut self) {
+        self.flying.clear();
+        self.done.clear();
+    }
+
     /// Prepares the mark on a session.
     pub(super) async fn prepare(
         &mut self,

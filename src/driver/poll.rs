@@ -7,6 +7,7 @@ use super::claim::Open;
 use super::connect;
 use super::parking::{Desk, Said, wishes};
 use super::pipeline::Pipeline;
+use super::reader::Reader;
 use super::renewal::{Renewal, renewing};
 use super::run::{Exit, Stop};
 use super::say;
@@ -19,7 +20,7 @@ use crate::pgoutput::{self, Message};
 use crate::postgres::SourceError;
 use crate::postgres::cursor::Written;
 use crate::postgres::parked::{Loaded, Stored};
-use crate::postgres::poll::{CLAIM_ROWS_MAX, Poller};
+use crate::postgres::poll::CLAIM_ROWS_MAX;
 use crate::postgres::setup::Renewed;
 use crate::relay::{Effect, Input};
 use std::time::Duration;
@@ -35,7 +36,7 @@ const _: () = assert!(BACKLOG_ROWS <= CLAIM_ROWS_MAX);
 
 /// The sessions of a pipeline that polls, and the claim at hand.
 pub(super) struct Polling {
-    pub(super) poller: Poller,
+    pub(super) poller: Reader,
     pub(super) desk: Desk,
     pub(super) parked: Vec<Loaded>,
     /// The server's end of WAL when this began.
@@ -79,7 +80,7 @@ pub(super) enum Over {
 
 impl Polling {
     pub(super) fn new(
-        poller: Poller,
+        poller: Reader,
         desk: Desk,
         parked: Vec<Loaded>,
         start: Lsn,
@@ -119,7 +120,7 @@ impl Pipeline {
         if let Some(halt) = self.begin_polling(&polling) {
             return End::Over(Exit::Halted(halt));
         }
-        if self.spec.mode == Mode::Auto {
+        if self.spec.mode == Mode::Auto && polling.poller.repairs().is_none() {
             let lets_go = std::mem::take(&mut self.lets_go);
             polling.renewal = Some(Renewal::new(lets_go));
             self.handed.begins();
@@ -153,7 +154,7 @@ impl Pipeline {
     /// Tells mapper and relay that positions mean something else from now on; a halt where the table does not fit.
     fn begin_polling(&mut self, polling: &Polling) -> Option<Box<crate::error::Halt>> {
         self.mapper.forget_relations(Some(polling.poller.table_oid()));
-        if let Ok(Message::Relation(relation)) = pgoutput::decode(polling.poller.relation())
+        if let Ok(Message::Relation(relation)) = pgoutput::decode(&polling.poller.relation())
             && let Err(error) = self.mapper.relation(&relation)
         {
             return Some(Box::new(super::halts::unfit_table(&error)));
@@ -224,7 +225,7 @@ impl Pipeline {
         let claim = if all {
             polling.poller.claim_all(limit).await?
         } else {
-            polling.poller.claim(limit, None).await?
+            polling.poller.claim(limit).await?
         };
         self.tell.skipped_total += claim.expired;
         if let Some(renewal) = &mut polling.renewal {

@@ -167,6 +167,9 @@ impl Pipeline {
 
     /// Whether the stream may go on from the slot; then polling is over.
     pub(super) async fn hands_over(&mut self, polling: &mut Polling) -> Result<bool, SourceError> {
+        if polling.poller.repairs().is_some() {
+            return self.repair_ends(polling).await;
+        }
         let drained = polling.renewal.as_ref().is_some_and(|renewal| renewal.drained);
         if !drained || polling.open.is_some() {
             return Ok(false);

@@ -80,7 +80,7 @@ async fn idle_relay_leaves_the_processor_alone() {
 }
 
 /// The publish latency's buckets: upper bound in seconds, and how many so far.
-async fn latencies(relay: &Relay) -> Vec<(f64, f64)> {
+pub(crate) async fn latencies(relay: &Relay) -> Vec<(f64, f64)> {
     let (_, text) = relay.get("/metrics").await.expect("an answer");
     let bucket = |line: &str| {
         let (bound, rest) =
@@ -92,7 +92,7 @@ async fn latencies(relay: &Relay) -> Vec<(f64, f64)> {
 }
 
 /// The 99th percentile in milliseconds of what came between two looks, even inside a bucket.
-fn p99_between(before: &[(f64, f64)], after: &[(f64, f64)]) -> f64 {
+pub(crate) fn p99_between(before: &[(f64, f64)], after: &[(f64, f64)]) -> f64 {
     let counts: Vec<(f64, f64)> =
         before.iter().zip(after).map(|(old, new)| (new.0, new.1 - old.1)).collect();
     let wanted = counts.last().map_or(0.0, |(_, all)| all * 0.99);

@@ -79,6 +79,33 @@ impl fmt::Debug for Poller {
     }
 }
 
+/// Whether the pipeline's lock is ours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Locked {
+    /// It is, for as long as the session lasts.
+    Ours,
+    /// Another session has it.
+    By {
+        /// Its backend; `None` where it has just gone.
+        pid: Option<u32>,
+    },
+}
+
+/// Takes the pipeline's lock, if it is free.
+///
+/// # Errors
+/// What the server says.
+pub async fn lock(client: &Client, pipeline: &str) -> Result<Locked, SourceError> {
+    let failed = |e| SourceError::control("take the polling lock", e);
+    let row = client.query_one(LOCK, &[&pipeline]).await.map_err(failed)?;
+    if row.try_get::<_, bool>(0).map_err(failed)? {
+        return Ok(Locked::Ours);
+    }
+    let holder = client.query_opt(HOLDER, &[&pipeline]).await.map_err(failed)?;
+    let pid = holder.map(|row| row.try_get::<_, i32>(0)).transpose().map_err(failed)?;
+    Ok(Locked::By { pid: pid.map(i32::cast_unsigned) })
+}
+
 impl Poller {
     /// Opens a session, takes the pipeline's lock, and reads what the table looks like.
     ///
@@ -101,11 +128,8 @@ impl Poller {
         let control = Control::start(client, connection).await?;
         let failed = |e| SourceError::control("take the polling lock", e);
         let client = control.client();
-        let row = client.query_one(LOCK, &[&spec.pipeline]).await.map_err(failed)?;
-        if !row.try_get::<_, bool>(0).map_err(failed)? {
-            let holder = client.query_opt(HOLDER, &[&spec.pipeline]).await.map_err(failed)?;
-            let pid = holder.map(|row| row.try_get::<_, i32>(0)).transpose().map_err(failed)?;
-            return Ok(Opened::StandBy { pid: pid.map(i32::cast_unsigned) });
+        if let Locked::By { pid } = lock(client, &spec.pipeline).await? {
+            return Ok(Opened::StandBy { pid });
         }
         client.batch_execute(PINNED).await.map_err(failed)?;
         let shape = table::read(client, spec).await?;

@@ -90,7 +90,7 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
 }
 
 /// An aggregate as one text, as [`super::claim::Claim`] remembers it.
-fn key(spec: &PollSpec, row: &str) -> String {
+pub(super) fn key(spec: &PollSpec, row: &str) -> String {
     format!(
         "concat({row}.{}, chr(31), {row}.{})",
         ident(&spec.aggregate_type),
@@ -214,7 +214,7 @@ fn expired(marks: &Marks) -> Option<String> {
 /// A number is assigned in order by whoever holds the aggregate. Other ids say nothing, so it is the row's time; and
 /// among rows of one time, which are mostly of one transaction: what has failed before was the first, then as they were
 /// inserted (transaction, command, place).
-fn order(spec: &PollSpec, shape: &Shape, row: &str) -> Vec<String> {
+pub(in crate::postgres) fn order(spec: &PollSpec, shape: &Shape, row: &str) -> Vec<String> {
     let id = format!("{row}.{}", ident(&spec.id));
     if shape.column(&spec.id).is_some_and(|column| column.number) {
         return vec![id];
@@ -247,7 +247,7 @@ fn visible(spec: &PollSpec, snapshot: &str) -> String {
 }
 
 /// Bytes of a row's values. The size of what is compressed is known only when it is read.
-fn size(shape: &Shape) -> String {
+pub(super) fn size(shape: &Shape) -> String {
     let fixed: usize = 8 * shape.columns.len();
     let varying = shape.columns.iter().filter(|column| column.varies).map(|column| {
         let name = ident(&column.name);

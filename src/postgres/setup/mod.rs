@@ -8,10 +8,11 @@
 //! Setting up drops nothing ([`undo`] does, and says what is lost first). No slot is made where a cursor says that one
 //! was: that is a gap, and a human's to accept.
 
-mod apply;
+pub(in crate::postgres) mod apply;
+mod backfill;
 mod let_go;
 mod notify;
-mod plan;
+pub(in crate::postgres) mod plan;
 mod print;
 mod renew;
 #[cfg(test)]
@@ -19,6 +20,7 @@ mod tests;
 pub mod undo;
 
 pub use apply::{Blocker, Progress, SetupError, apply};
+pub use backfill::{Backfilled, backfill, check_backfill};
 pub use let_go::{held, let_go};
 pub use notify::{TRIGGER, notify_sql, notify_undo_sql};
 pub use plan::plan;
@@ -72,6 +74,7 @@ pub enum StepKind {
 }
 
 /// What the operator asked for beside the facts.
+#[expect(clippy::struct_excessive_bools, reason = "options of the command line")]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options<'a> {
     /// `--create-table`: the layout's SQL, already with the table's name in it. It may name the table without its
@@ -83,6 +86,8 @@ pub struct Options<'a> {
     pub notify: bool,
     /// `mode = "poll"`: neither publication nor slot.
     pub polls: bool,
+    /// `--backfill`: the slot is made with its snapshot, by [`backfill`], after these steps.
+    pub backfill: bool,
     /// Rows of the table are marked as this says: by polling, or behind the stream.
     pub marks: Option<&'a PollSpec>,
     /// That role does not exist: nothing is begun ([`role_exists`]).

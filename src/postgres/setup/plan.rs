@@ -24,7 +24,7 @@ pub fn plan(facts: &Facts, options: &Options<'_>) -> Result<SetupPlan, Halt> {
         publication(facts, &mut plan);
     }
     schema(facts, &mut plan);
-    if !options.polls {
+    if !options.polls && !options.backfill {
         slot_and_cursor(facts, &mut plan);
     }
     if options.notify {
@@ -61,7 +61,7 @@ fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
         fence::check_table(facts)?;
     }
     match (&facts.slot, &facts.cursor) {
-        _ if options.polls => Ok(()),
+        _ if options.polls || options.backfill => Ok(()),
         // A slot was there, and is gone: making one again leaves out what came between.
         (None, Some(_)) => Err(fence::slot_missing(facts)),
         // WAL from before the publication can't be used.
@@ -72,7 +72,7 @@ fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
     }
 }
 
-pub(super) fn standby() -> Halt {
+pub(in crate::postgres) fn standby() -> Halt {
     Halt {
         reason: HaltReason::ServerUnfit,
         message: "the server is a standby: nothing can be changed on it".to_owned(),
@@ -172,9 +172,9 @@ fn slot_and_cursor(facts: &Facts, plan: &mut SetupPlan) {
                   running now, in any database of the cluster, so it may take as long as the longest of them; no lock \
                   is held meanwhile. The row is made with the slot's own position.",
             sql: format!(
-                "BEGIN;\nSET LOCAL lock_timeout = 0;\nSET LOCAL statement_timeout = 0;\n{};\n{};\nCOMMIT;",
+                "BEGIN;\nSET LOCAL lock_timeout = 0;\nSET LOCAL statement_timeout = 0;\n{BEFORE};\n{};\n{};\nCOMMIT;",
                 creation(facts),
-                insert_cursor(facts, "s.confirmed_flush_lsn", &standing(name))
+                insert_cursor(facts, "s.confirmed_flush_lsn", BEFORE_VALUE, &standing(name))
             ),
         });
         return;
@@ -192,7 +192,10 @@ fn slot_and_cursor(facts: &Facts, plan: &mut SetupPlan) {
         kind: StepKind::Cursor,
         title: format!("adopt slot {name:?}: make its cursor"),
         why: "The slot stands already: the relay goes on from where it stands.",
-        sql: transaction(&format!("{};", insert_cursor(facts, "s.confirmed_flush_lsn", &source))),
+        sql: transaction(&format!(
+            "{};",
+            insert_cursor(facts, "s.confirmed_flush_lsn", "NULL", &source)
+        )),
     });
 }
 
@@ -232,15 +235,20 @@ pub(super) fn creation(facts: &Facts) -> String {
     )
 }
 
-fn insert_cursor(facts: &Facts, lsn: &str, source: &str) -> String {
+/// What was committed before the slot was made is not the stream's, and nobody's to repair.
+const BEFORE: &str = "SELECT pg_catalog.set_config('postrider.before', \
+                      pg_catalog.pg_current_snapshot()::pg_catalog.text, true)";
+const BEFORE_VALUE: &str = "pg_catalog.current_setting('postrider.before')::pg_catalog.pg_snapshot";
+
+fn insert_cursor(facts: &Facts, lsn: &str, resolved: &str, source: &str) -> String {
     let pipeline = literal(&facts.names.pipeline);
     let publication = literal(&facts.names.publication);
     let messages = facts.messages;
     format!(
         "INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn,\n    \
-         publication, messages, watermark, flush_limit)\n\
+         publication, messages, watermark, flush_limit, resolved_snapshot)\n\
          SELECT {pipeline}, {SYSTEM_IDENTIFIER_SQL},\n    {TIMELINE_SQL},\n    \
-         s.slot_name, {lsn}, {publication}, {messages}, {lsn}, {lsn}\nFROM {source}\n{OVER_POLLING}"
+         s.slot_name, {lsn}, {publication}, {messages}, {lsn}, {lsn},\n    {resolved}\nFROM {source}\n{OVER_POLLING}"
     )
 }
 

@@ -1,0 +1,213 @@
+//! The steps of the hot path, without sockets: each does `events` events.
+
+use postrider::ack::{Progress, Tracker};
+use postrider::event::{Aggregate, PgTime, Position};
+use postrider::lsn::{Lsn, Watermark};
+use postrider::outbox::{At, Layout, Mapper, OutboxSpec};
+use postrider::parked::{Entry, Lane, State};
+use postrider::pgoutput::{self, Message};
+use postrider::record::{Outcome, Ticket};
+use postrider::relay::{Change, Effect, Input, Limits, OnPoison, Relay, Rules, Settings};
+use std::hint::black_box;
+use std::time::Duration;
+
+/// Name, events, and what it does.
+pub(crate) type Case = (&'static str, usize, fn(usize));
+
+pub(crate) const ALL: &[Case] = &[
+    ("frame-to-message", 20_000, decode),
+    ("tuple-to-record", 20_000, map),
+    ("relay", 20_000, relay),
+    ("relay-100k-parked", 20_000, relay_beside_parked),
+    ("relay-1M-behind-one", 1_000_000, relay_behind_one),
+    ("tracker-1M-backwards", 1_000_000, tracker_backwards),
+];
+
+const TABLE: u32 = 16_433;
+const TRANSACTION_EVENTS: usize = 1_000;
+
+fn text(frame: &mut Vec<u8>, value: &str) {
+    frame.push(b't');
+    frame.extend_from_slice(&u32::try_from(value.len()).expect("a length").to_be_bytes());
+    frame.extend_from_slice(value.as_bytes());
+}
+
+/// As the server sends a row of layout `postrider` with a payload of 300 B.
+fn insert() -> Vec<u8> {
+    let payload = format!("{{\"n\": 4711, \"note\": \"{}\"}}", "as it was ordered ".repeat(15));
+    let mut frame = vec![b'I'];
+    frame.extend_from_slice(&TABLE.to_be_bytes());
+    frame.extend_from_slice(b"N\x00\x07");
+    for value in ["4711", "order", "711", "OrderChanged", &payload] {
+        text(&mut frame, value);
+    }
+    frame.push(b'n');
+    text(&mut frame, "2026-11-21 03:04:05.678123+00");
+    frame
+}
+
+fn relation() -> Vec<u8> {
+    let mut frame = vec![b'R'];
+    frame.extend_from_slice(&TABLE.to_be_bytes());
+    frame.extend_from_slice(b"public\0outbox\0d\x00\x07");
+    let columns: [(&str, u32); 7] = [
+        ("id", 20),
+        ("aggregate_type", 25),
+        ("aggregate_id", 25),
+        ("event_type", 25),
+        ("payload", 114),
+        ("headers", 114),
+        ("created_at", 1184),
+    ];
+    for (name, oid) in columns {
+        frame.push(u8::from(name == "id"));
+        frame.extend_from_slice(name.as_bytes());
+        frame.push(0);
+        frame.extend_from_slice(&oid.to_be_bytes());
+        frame.extend_from_slice(&u32::MAX.to_be_bytes());
+    }
+    frame
+}
+
+fn decode(events: usize) {
+    let frame = insert();
+    for _ in 0..events {
+        let Ok(Message::Insert(insert)) = pgoutput::decode(black_box(&frame)) else {
+            panic!("an insert")
+        };
+        black_box(insert.new.len());
+    }
+}
+
+fn map(events: usize) {
+    let (frame, relation) = (insert(), relation());
+    let mut mapper = Mapper::new(OutboxSpec::for_layout(Layout::Postrider)).expect("a mapper");
+    let Ok(Message::Relation(relation)) = pgoutput::decode(&relation) else { panic!("a relation") };
+    mapper.relation(&relation).expect("a table that fits");
+    let Ok(Message::Insert(insert)) = pgoutput::decode(&frame) else { panic!("an insert") };
+    for ordinal in 0..events as u64 {
+        let position = Position { commit_lsn: lsn(4_711), ordinal };
+        let at = At { position, commit_time: PgTime { micros: 848_599_143_833_097 } };
+        let event = mapper.insert(black_box(&insert), at).expect("no poison").expect("our table");
+        black_box(event.record().size_bytes());
+    }
+}
+
+fn lsn(value: u64) -> Lsn {
+    Lsn::from_wire(value)
+}
+
+fn rules() -> Rules {
+    Rules {
+        on_poison: OnPoison::BlockKey,
+        attempts_max: 10,
+        step: Duration::from_secs(30),
+        steps_max: 8,
+        rows_max: 1_000_000,
+        strict: false,
+        letters: false,
+    }
+}
+
+/// A relay that has started behind these rows.
+fn started(events_max: u64, parked: &[Entry]) -> Relay {
+    let limits = Limits { events_max, bytes_max: u64::MAX };
+    let cursor_interval = Duration::from_secs(1);
+    let mut relay = Relay::new(Settings { limits, cursor_interval, rules: rules() });
+    let cursor = Progress { watermark: Watermark::resumed(lsn(1_000_000)), partial: None };
+    let input =
+        Input::Started { cursor, same_history: true, same_owner: true, parked, wishes: &[] };
+    relay.apply(Duration::ZERO, input, &mut Vec::new());
+    relay
+}
+
+fn aggregates() -> Vec<String> {
+    (0..1_000).map(|number| number.to_string()).collect()
+}
+
+fn event(id: &str) -> Input<'_> {
+    let aggregate = Aggregate { kind: "order", id };
+    Input::Change(Change::Event { aggregate, size_bytes: 350, wait: Duration::ZERO })
+}
+
+/// Whole transactions; every event is published, then all of a transaction are reported.
+fn through(relay: &mut Relay, events: usize) {
+    let (names, mut effects, mut tickets) = (aggregates(), Vec::new(), Vec::new());
+    for transaction in 0..(events / TRANSACTION_EVENTS) as u64 {
+        let commit_lsn = lsn(2_000_000 + transaction * 1_000_000);
+        let end_lsn = lsn(2_000_100 + transaction * 1_000_000);
+        // Behind the interval of the cursor row: it is written once a transaction at most.
+        let now = Duration::from_millis(transaction);
+        let commit_time = PgTime { micros: 0 };
+        relay.apply(now, Input::Begin { commit_lsn, commit_time }, &mut effects);
+        for id in &names {
+            relay.apply(now, event(black_box(id)), &mut effects);
+            tickets.extend(effects.drain(..).filter_map(|effect| {
+                if let Effect::Publish(ticket) = effect { Some(ticket) } else { None }
+            }));
+        }
+        relay.apply(now, Input::Commit { commit_lsn, end_lsn }, &mut effects);
+        assert_eq!(tickets.len(), TRANSACTION_EVENTS, "events published");
+        for ticket in tickets.drain(..) {
+            relay.apply(now, Input::Report { ticket, outcome: Outcome::Acked }, &mut effects);
+            effects.clear();
+        }
+    }
+    assert_eq!(relay.in_flight().0, 0, "all are reported");
+}
+
+fn relay(events: usize) {
+    through(&mut started(50_000, &[]), events);
+}
+
+fn dead(number: u64) -> Entry {
+    let id = number.to_string();
+    Entry {
+        position: Position { commit_lsn: lsn(number + 1), ordinal: 0 },
+        lane: Some(Lane::of(Aggregate { kind: "stuck", id: &id })),
+        state: State::Dead,
+        attempts: 10,
+        wait: Duration::ZERO,
+        overtaken_by: None,
+    }
+}
+
+/// What it costs more than [`relay`] is looking for the aggregate among those that are held up.
+fn relay_beside_parked(events: usize) {
+    let parked: Vec<Entry> = (0..100_000).map(dead).collect();
+    let mut relay = started(50_000, &parked);
+    assert_eq!(relay.parked().dead, 100_000, "parked");
+    through(&mut relay, events);
+}
+
+/// The same, but all reports wait for the first.
+fn relay_behind_one(events: usize) {
+    let mut relay = started(2_000_000, &[]);
+    let (names, mut effects) = (aggregates(), Vec::new());
+    let (commit_lsn, end_lsn) = (lsn(2_000_000), lsn(2_000_100));
+    let now = Duration::ZERO;
+    relay.apply(now, Input::Begin { commit_lsn, commit_time: PgTime { micros: 0 } }, &mut effects);
+    for number in 0..events {
+        relay.apply(now, event(&names[number % names.len()]), &mut effects);
+        effects.clear();
+    }
+    relay.apply(now, Input::Commit { commit_lsn, end_lsn }, &mut effects);
+    for ticket in (1..events as u64).chain([0]).map(Ticket) {
+        relay.apply(now, Input::Report { ticket, outcome: Outcome::Acked }, &mut effects);
+        effects.clear();
+    }
+    assert_eq!(relay.in_flight().0, 0, "all are reported");
+}
+
+fn tracker_backwards(events: usize) {
+    let mut tracker = Tracker::new(Progress::default());
+    tracker.begin(lsn(1_000), 0).expect("a transaction");
+    for _ in 0..events {
+        black_box(tracker.change());
+    }
+    tracker.commit(lsn(1_000), lsn(2_000)).expect("a commit");
+    for ticket in (0..events as u64).rev().map(Ticket) {
+        black_box(tracker.resolve(ticket).expect("a ticket that is out"));
+    }
+    assert!(tracker.all_resolved(), "all are reported");
+}

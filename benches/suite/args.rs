@@ -1,0 +1,52 @@
+//! The command line, which `scripts/bench` passes on.
+
+use std::path::PathBuf;
+
+#[derive(Clone)]
+pub(crate) struct Args {
+    pub(crate) quick: bool,
+    pub(crate) rows: usize,
+    pub(crate) rounds: usize,
+    /// Phases that run; all where none is named.
+    only: Vec<String>,
+    /// Workloads beside the main ones.
+    pub(crate) workloads: Vec<String>,
+    pub(crate) with_debezium: bool,
+    /// Another build of Postrider, to be no slower than.
+    pub(crate) guard: Option<PathBuf>,
+    /// Where `performance.md` and the plots go.
+    pub(crate) out: Option<PathBuf>,
+}
+
+impl Args {
+    pub(crate) fn parse() -> Self {
+        let words: Vec<String> = std::env::args().skip(1).collect();
+        let value = |name: &str| {
+            let at = words.iter().position(|word| word == name)?;
+            Some(words.get(at + 1).unwrap_or_else(|| panic!("{name} needs a value")).clone())
+        };
+        let has = |name: &str| words.iter().any(|word| word == name);
+        let number = |name: &str| value(name).map(|v| v.parse().expect("a number"));
+        let list = |name: &str| -> Vec<String> {
+            value(name).map(|v| v.split(',').map(str::to_owned).collect()).unwrap_or_default()
+        };
+        let quick = has("--quick");
+        let guard = value("--guard").map(PathBuf::from);
+        Self {
+            quick,
+            rows: number("--rows").unwrap_or(if quick { 200_000 } else { 1_000_000 }),
+            rounds: number("--rounds").unwrap_or(if guard.is_some() { 5 } else { 3 }),
+            only: list("--only"),
+            workloads: list("--workload"),
+            with_debezium: !has("--no-debezium"),
+            guard,
+            out: value("--out").map(PathBuf::from),
+        }
+    }
+
+    /// Whether a phase runs.
+    pub(crate) fn does(&self, phase: &str) -> bool {
+        self.only.is_empty() && self.workloads.is_empty()
+            || self.only.iter().any(|only| only == phase)
+    }
+}

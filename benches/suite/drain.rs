@@ -1,0 +1,150 @@
+//! How fast a backlog drains, and what it costs: one run of one contender over a copy of the slot.
+
+use crate::contender::{Contender, Job, Kind, Running};
+use crate::debezium;
+use crate::process::{self, Samples, Watch, Who};
+use crate::servers::{Servers, wait_for};
+use crate::topic::{Content, Topic};
+use crate::wal::Backlog;
+use std::time::Duration;
+
+/// CPU seconds of each process.
+#[derive(Clone, Copy)]
+pub(crate) struct Cpu {
+    pub(crate) relay: f64,
+    pub(crate) walsender: f64,
+    pub(crate) broker: f64,
+}
+
+#[derive(Clone)]
+pub(crate) struct Run {
+    /// For records in Kafka, from the first to the last by the broker's clock; else from the start of the stream.
+    pub(crate) seconds: f64,
+    /// From the start of the process to there.
+    pub(crate) start: f64,
+    pub(crate) cpu: Cpu,
+    pub(crate) peak_mib: f64,
+    pub(crate) samples: Samples,
+    pub(crate) disturbed: Option<String>,
+}
+
+impl Run {
+    /// As if it had been so much longer.
+    fn times(self, factor: f64) -> Self {
+        let Cpu { relay, walsender, broker } = self.cpu;
+        let cpu =
+            Cpu { relay: relay * factor, walsender: walsender * factor, broker: broker * factor };
+        Self { seconds: self.seconds * factor, cpu, ..self }
+    }
+}
+
+/// Runs it again when it was disturbed, up to `tries` times in all; the last stays, and says that it was.
+pub(crate) fn undisturbed(tries: usize, mut run: impl FnMut() -> Run) -> Run {
+    let mut last = run();
+    for _ in 1..tries {
+        let Some(why) = &last.disturbed else { break };
+        println!("    once more: {why}");
+        last = run();
+    }
+    last
+}
+
+pub(crate) fn job<'a>(
+    servers: &'a Servers,
+    backlog: &'a Backlog,
+    contender: &Contender,
+) -> Job<'a> {
+    let name = format!("{}_{}", backlog.name, contender.short());
+    Job {
+        servers,
+        database: &backlog.name,
+        slot: name.clone(),
+        topic: name,
+        end: backlog.end(),
+        tcp: backlog.workload.tcp,
+        messages: backlog.workload.messages,
+        // Room beside those that are parked already.
+        more: if backlog.workload.parked > 0 {
+            "[pipelines.SLOT.parking]\nrows_max = 1000000"
+        } else {
+            ""
+        },
+    }
+}
+
+pub(crate) fn drain(servers: &Servers, backlog: &Backlog, contender: &Contender) -> Run {
+    let job = job(servers, backlog, contender);
+    backlog.slot(&job.slot);
+    debezium::forget(&job);
+    let rows = backlog.workload.rows;
+    let run = if contender.writes_to_kafka() {
+        to_kafka(&job, backlog, contender, rows)
+    } else {
+        to_nowhere(&job, backlog, contender, rows)
+    };
+    backlog.database.drop_slot(&job.slot);
+    run
+}
+
+fn to_nowhere(job: &Job<'_>, backlog: &Backlog, contender: &Contender, rows: usize) -> Run {
+    let watch = Watch::start();
+    let mut running = Running::start(contender, job, &watch);
+    let mut from = running.streams(job, &backlog.database, &watch);
+    let mut before = 0;
+    if backlog.workload.steady {
+        before = wait_for("the first event", Duration::from_millis(2), || {
+            Some(running.published()).filter(|published| *published > 0)
+        });
+        from = process::now();
+        assert!(before < rows, "too few rows to see them go by");
+    }
+    wait_for("the last event", Duration::from_millis(10), || {
+        let done =
+            running.ended() || contender.kind == Kind::Discard && running.published() >= rows;
+        done.then_some(())
+    });
+    let until = process::now();
+    if contender.kind == Kind::Discard {
+        assert_eq!(running.published(), rows, "events published");
+    }
+    let (samples, started) = (watch.end(), running.started);
+    running.end();
+    let run = measured(samples, started, from, until);
+    run.times(rows as f64 / (rows - before) as f64)
+}
+
+fn to_kafka(job: &Job<'_>, backlog: &Backlog, contender: &Contender, rows: usize) -> Run {
+    let topic = Topic::make(job.servers, &job.topic, backlog.workload.partitions);
+    let watch = Watch::start();
+    let mut running = Running::start(contender, job, &watch);
+    running.streams(job, &backlog.database, &watch);
+    wait_for("the last event", Duration::from_millis(100), || {
+        assert!(!running.ended());
+        (topic.count() >= rows).then_some(())
+    });
+    let samples = watch.end();
+    let started = running.started;
+    running.end();
+    let content: Content = topic.read();
+    topic.remove();
+    let again = content.check(rows);
+    assert_eq!(again, 0, "events came twice");
+    let (from, until) = (content.first(), content.last());
+    measured(samples, started, from, until)
+}
+
+fn measured(samples: Samples, started: f64, from: f64, until: f64) -> Run {
+    let cpu = |who| samples.cpu(who, from, until);
+    Run {
+        seconds: until - from,
+        start: from - started,
+        cpu: Cpu {
+            relay: cpu(Who::Relay),
+            walsender: cpu(Who::Walsender),
+            broker: cpu(Who::Broker),
+        },
+        peak_mib: samples.peak_mib(),
+        disturbed: samples.disturbed(from, until),
+        samples,
+    }
+}

@@ -1,0 +1,275 @@
+//! From the commit's answer to a consumer's hands, at fixed rates; what the relay uses meanwhile, and at rest.
+
+use crate::contender::{Contender, Job, Running};
+use crate::debezium;
+use crate::process::{self, Samples, Watch, Who};
+use crate::servers::{DEADLINE, Database, Servers};
+use crate::topic::{Topic, number};
+use crate::wal::{Backlog, Workload, payload};
+use rdkafka::Message;
+use rdkafka::consumer::BaseConsumer;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Rows of a transaction.
+const TRANSACTION_ROWS: u32 = 10;
+/// Not counted: the first seconds of a rate.
+const WARM: f64 = 1.0;
+
+/// What of one rate.
+#[derive(Clone)]
+pub(crate) struct Rate {
+    pub(crate) per_second: u32,
+    pub(crate) achieved: f64,
+    /// Milliseconds, in order.
+    pub(crate) latencies: Vec<f64>,
+    pub(crate) relay_cores: f64,
+    pub(crate) walsender_cores: f64,
+    pub(crate) broker_cores: f64,
+    pub(crate) rss_mib: f64,
+    pub(crate) disturbed: Option<String>,
+}
+
+/// One start of one contender.
+#[derive(Clone)]
+pub(crate) struct Session {
+    pub(crate) rates: Vec<Rate>,
+    pub(crate) idle_cores: f64,
+    pub(crate) idle_mib: f64,
+    /// The first event after the idle time, in milliseconds.
+    pub(crate) after_idle: f64,
+}
+
+pub(crate) struct Plan {
+    pub(crate) partitions: i32,
+    pub(crate) rates: Vec<u32>,
+    pub(crate) seconds: f64,
+    pub(crate) idle: Duration,
+}
+
+/// A database without a backlog.
+pub(crate) fn prepare(servers: &Servers) -> Backlog {
+    Workload::new("latency", "a trickle", 0, 1).make(servers)
+}
+
+pub(crate) fn run(
+    servers: &Servers,
+    quiet: &Backlog,
+    contender: &Contender,
+    plan: &Plan,
+) -> Session {
+    let name = format!("{}_{}_{}", quiet.name, contender.short(), plan.partitions);
+    let job = Job {
+        servers,
+        database: &quiet.name,
+        slot: name.clone(),
+        topic: name,
+        end: String::new(),
+        tcp: false,
+        messages: false,
+        more: "",
+    };
+    quiet.slot_here(&job.slot);
+    debezium::forget(&job);
+    let topic = Topic::make(servers, &job.topic, plan.partitions);
+    let mut reader = Reader::start(&topic);
+    let watch = Watch::start();
+    let mut running = Running::start(contender, &job, &watch);
+    running.streams(&job, &quiet.database, &watch);
+    let mut writer = Writer::open(servers, &quiet.name);
+    watch.look_at(Who::Writer, writer.database.backend());
+    // The first event has to wait for connections: it says that all stand.
+    writer.write(&reader);
+    let idle_from = process::now() + 0.5;
+    std::thread::sleep(plan.idle);
+    let idle_until = process::now();
+    let after_idle = writer.write(&reader);
+    let mut parts = Vec::new();
+    for &per_second in &plan.rates {
+        parts.push(writer.rate(per_second, plan.seconds, &reader));
+        assert!(!running.ended());
+    }
+    let samples = watch.end();
+    running.end();
+    reader.end();
+    topic.remove();
+    quiet.database.drop_slot(&job.slot);
+    let cores = |who, from: f64, until: f64| samples.cpu(who, from, until) / (until - from);
+    Session {
+        rates: parts.into_iter().map(|part| part.judge(&samples)).collect(),
+        idle_cores: cores(Who::Relay, idle_from, idle_until),
+        idle_mib: samples.rss_mib(idle_from, idle_until),
+        after_idle,
+    }
+}
+
+/// Reads on a thread of its own, and says when each number came.
+struct Reader {
+    /// By number, nanoseconds since `base`.
+    came: Arc<Mutex<Vec<u64>>>,
+    base: Instant,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reader {
+    fn start(topic: &Topic) -> Self {
+        let (came, stop) = (Arc::<Mutex<Vec<u64>>>::default(), Arc::<AtomicBool>::default());
+        let base = Instant::now();
+        let consumer = topic.consumer();
+        let (to, end) = (Arc::clone(&came), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || read(&consumer, base, &to, &end));
+        Self { came, base, stop, thread: Some(thread) }
+    }
+
+    fn came(&self, number: u32) -> u64 {
+        self.came.lock().expect("no panic").get(number as usize).copied().unwrap_or(0)
+    }
+
+    fn wait(&self, numbers: std::ops::RangeInclusive<u32>) {
+        for number in numbers {
+            let since = Instant::now();
+            while self.came(number) == 0 {
+                assert!(since.elapsed() < DEADLINE, "event {number} did not come");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().expect("one end").join().expect("no panic");
+    }
+}
+
+fn read(consumer: &BaseConsumer, base: Instant, came: &Mutex<Vec<u64>>, stop: &AtomicBool) {
+    let mut newest = vec![0; 1_000];
+    while !stop.load(Ordering::Relaxed) {
+        let Some(message) = consumer.poll(Duration::from_millis(50)) else { continue };
+        let nanos = u64::try_from(base.elapsed().as_nanos()).expect("a time");
+        let number = number(message.expect("a record").payload().unwrap_or_default());
+        let mut came = came.lock().expect("no panic");
+        let index = number as usize;
+        if came.len() <= index {
+            came.resize(index + 1, 0);
+        }
+        assert_eq!(came[index], 0, "event {number} came twice");
+        came[index] = nanos.max(1);
+        let newest = &mut newest[index % 1_000];
+        assert!(*newest < number, "{number} came after {newest}");
+        *newest = number;
+    }
+}
+
+struct Writer {
+    database: Database,
+    statement: tokio_postgres::Statement,
+    next: u32,
+}
+
+/// One rate, written and read.
+struct Part {
+    per_second: u32,
+    achieved: f64,
+    latencies: Vec<f64>,
+    from: f64,
+    until: f64,
+}
+
+impl Writer {
+    fn open(servers: &Servers, name: &str) -> Self {
+        let database = Database::open(servers, name);
+        let last = TRANSACTION_ROWS - 1;
+        let value = payload("$1::bigint + i", 300, "json");
+        let statement = database.prepare(&format!(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+             select 'order', (($1::bigint + i) % 1000)::text, 'OrderChanged', {value} \
+             from generate_series(0, {last}) i"
+        ));
+        Self { database, statement, next: 1 }
+    }
+
+    /// One transaction; gives milliseconds from its answer to its last event in the reader's hands.
+    fn write(&mut self, reader: &Reader) -> f64 {
+        let first = self.next;
+        let answered = self.transaction(reader.base);
+        let last = first + TRANSACTION_ROWS - 1;
+        reader.wait(first..=last);
+        (first..=last).map(|number| millis(reader.came(number), answered)).fold(0.0, f64::max)
+    }
+
+    /// Nanoseconds since `base` when the server had answered.
+    fn transaction(&mut self, base: Instant) -> u64 {
+        self.database.execute(&self.statement, i64::from(self.next));
+        self.next += TRANSACTION_ROWS;
+        u64::try_from(base.elapsed().as_nanos()).expect("a time")
+    }
+
+    fn rate(&mut self, per_second: u32, seconds: f64, reader: &Reader) -> Part {
+        let every = Duration::from_secs_f64(f64::from(TRANSACTION_ROWS) / f64::from(per_second));
+        let whole = Duration::from_secs_f64(WARM + seconds);
+        let begun = Instant::now();
+        let (mut from, mut first_counted, mut due) = (0.0, 0, Duration::ZERO);
+        let (first, mut answers) = (self.next, Vec::new());
+        while due < whole {
+            if let Some(pause) = due.checked_sub(begun.elapsed()) {
+                std::thread::sleep(pause);
+            }
+            if from == 0.0 && due.as_secs_f64() >= WARM {
+                (from, first_counted) = (process::now(), answers.len());
+            }
+            answers.push(self.transaction(reader.base));
+            due += every;
+        }
+        let until = process::now();
+        let last = self.next - 1;
+        reader.wait(first..=last);
+        let counted =
+            answers.iter().zip((first..).step_by(TRANSACTION_ROWS as usize)).skip(first_counted);
+        let mut latencies: Vec<f64> = counted
+            .flat_map(|(&answered, first)| {
+                (first..first + TRANSACTION_ROWS)
+                    .map(move |number| millis(reader.came(number), answered))
+            })
+            .collect();
+        latencies.sort_by(f64::total_cmp);
+        let achieved = latencies.len() as f64 / (until - from);
+        Part { per_second, achieved, latencies, from, until }
+    }
+}
+
+/// A record may be in the reader's hands before the server's answer is in the writer's.
+fn millis(came: u64, answered: u64) -> f64 {
+    came.saturating_sub(answered) as f64 / 1e6
+}
+
+impl Part {
+    fn judge(self, samples: &Samples) -> Rate {
+        let Self { per_second, achieved, latencies, from, until } = self;
+        let cores = |who| samples.cpu(who, from, until) / (until - from);
+        Rate {
+            per_second,
+            achieved,
+            latencies,
+            relay_cores: cores(Who::Relay),
+            walsender_cores: cores(Who::Walsender),
+            broker_cores: cores(Who::Broker),
+            rss_mib: samples.rss_mib(from, until),
+            disturbed: samples.disturbed(from, until),
+        }
+    }
+}
+
+/// Of values in order.
+pub(crate) fn quantile(values: &[f64], part: f64) -> f64 {
+    let index = (values.len() as f64 * part).ceil() - 1.0;
+    let (mut low, mut high) = (0, values.len().saturating_sub(1));
+    // The index as an integer, without a cast that may cut.
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        if (middle as f64) < index { low = middle + 1 } else { high = middle }
+    }
+    values.get(low).copied().unwrap_or(0.0)
+}

@@ -1,0 +1,51 @@
+//! Postrider beside what one would use instead, over the same WAL, in one run: `scripts/bench` starts it.
+//!
+//! Contenders take turns, each on a copy of one slot; a round that others disturbed is run again; what comes out are
+//! medians and ratios. What reaches Kafka is read back: nothing counts that is not complete and in order.
+#![expect(
+    clippy::expect_used,
+    clippy::print_stdout,
+    clippy::panic,
+    clippy::cast_precision_loss,
+    clippy::as_conversions,
+    clippy::indexing_slicing,
+    reason = "a bench prints, reads its environment, and stops at the first thing that is not as it should be"
+)]
+
+mod args;
+mod contender;
+mod crash;
+mod debezium;
+mod drain;
+mod latency;
+mod page;
+mod phases;
+mod plot;
+mod process;
+mod servers;
+mod topic;
+mod trials;
+mod wal;
+
+use args::Args;
+use page::Page;
+use servers::Servers;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let servers = Servers::find();
+    let mut page = Page::new(&args);
+    let passed = if let Some(baseline) = &args.guard {
+        phases::guard(&args, &servers, baseline, &mut page)
+    } else {
+        phases::all(&args, &servers, &mut page);
+        true
+    };
+    page.write();
+    if !passed {
+        println!("\nslower than the baseline by more than {} %", phases::GUARD_PERCENT);
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,175 @@
+//! Topics: made, counted while they fill, and read back: nothing counts that is not all there and in order.
+
+use crate::servers::{Servers, wait_for};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::{ClientConfig, Message, Offset, TopicPartitionList};
+use std::time::Duration;
+
+/// Of one request to the broker.
+const REQUEST: Duration = Duration::from_secs(20);
+
+pub(crate) struct Topic {
+    brokers: String,
+    pub(crate) name: String,
+    partitions: i32,
+    counter: BaseConsumer,
+}
+
+/// One record, as far as it is looked at.
+pub(crate) struct Seen {
+    /// The number in its payload, from 1.
+    pub(crate) number: u32,
+    pub(crate) aggregate: u32,
+    /// Seconds since 1970, by the broker.
+    pub(crate) appended: f64,
+}
+
+/// What a topic holds, all of it.
+#[derive(Default)]
+pub(crate) struct Content {
+    /// In order of the broker's clock.
+    pub(crate) seen: Vec<Seen>,
+}
+
+impl Topic {
+    /// A topic of that name without records, stamped by the broker.
+    pub(crate) fn make(servers: &Servers, name: &str, partitions: i32) -> Self {
+        let topic = Self {
+            brokers: servers.brokers.clone(),
+            name: name.to_owned(),
+            partitions,
+            counter: consumer(&servers.brokers),
+        };
+        topic.remove();
+        let (admin, options) = topic.admin();
+        wait_for("a topic", Duration::from_millis(200), || {
+            let new = NewTopic::new(name, partitions, TopicReplication::Fixed(1))
+                .set("message.timestamp.type", "LogAppendTime");
+            let made = block_on(admin.create_topics([&new], &options)).expect("an answer");
+            made.first().is_some_and(Result::is_ok).then_some(())
+        });
+        // Its leaders are known a moment later.
+        wait_for("leaders", Duration::from_millis(50), || {
+            let first = topic.counter.fetch_watermarks(name, partitions - 1, REQUEST);
+            first.is_ok().then_some(())
+        });
+        topic
+    }
+
+    /// Throws it away; what was measured needs no disk any more.
+    pub(crate) fn remove(&self) {
+        let (admin, options) = self.admin();
+        drop(block_on(admin.delete_topics(&[&self.name], &options)).expect("an answer"));
+    }
+
+    fn admin(&self) -> (AdminClient<DefaultClientContext>, AdminOptions) {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", &self.brokers);
+        let options = AdminOptions::new().operation_timeout(Some(REQUEST));
+        (config.create().expect("an admin client"), options)
+    }
+
+    /// Records so far.
+    pub(crate) fn count(&self) -> usize {
+        let end = |partition| {
+            let marks = self.counter.fetch_watermarks(&self.name, partition, REQUEST);
+            usize::try_from(marks.map_or(0, |(_, high)| high)).expect("an offset")
+        };
+        (0..self.partitions).map(end).sum()
+    }
+
+    /// A consumer of all partitions, from their beginning.
+    pub(crate) fn consumer(&self) -> BaseConsumer {
+        let consumer = consumer(&self.brokers);
+        let mut list = TopicPartitionList::new();
+        for partition in 0..self.partitions {
+            list.add_partition_offset(&self.name, partition, Offset::Beginning).expect("an offset");
+        }
+        consumer.assign(&list).expect("an assignment");
+        consumer
+    }
+
+    /// Reads what is there now.
+    pub(crate) fn read(&self) -> Content {
+        let expected = self.count();
+        let consumer = self.consumer();
+        let mut seen = Vec::with_capacity(expected);
+        while seen.len() < expected {
+            let message = consumer.poll(REQUEST).expect("a record").expect("a record");
+            let millis = message.timestamp().to_millis().unwrap_or(0) as f64;
+            seen.push(Seen {
+                number: number(message.payload().unwrap_or_default()),
+                aggregate: ascii(message.key().unwrap_or_default()),
+                appended: millis / 1e3,
+            });
+        }
+        Content { seen }
+    }
+}
+
+impl Content {
+    pub(crate) fn first(&self) -> f64 {
+        self.seen.iter().map(|seen| seen.appended).fold(f64::INFINITY, f64::min)
+    }
+
+    pub(crate) fn last(&self) -> f64 {
+        self.seen.iter().map(|seen| seen.appended).fold(0.0, f64::max)
+    }
+
+    /// Every number from 1 to `rows` is there, and those of an aggregate come in order; gives how many came again.
+    ///
+    /// A consumer sees one partition in order, and an aggregate is in one partition.
+    pub(crate) fn check(&self, rows: usize) -> usize {
+        let mut known = vec![false; rows + 1];
+        let aggregates = self.seen.iter().map(|seen| seen.aggregate).max().unwrap_or(0) as usize;
+        let mut newest = vec![0; aggregates + 1];
+        let mut again = 0;
+        for seen in &self.seen {
+            let known = &mut known[seen.number as usize];
+            if std::mem::replace(known, true) {
+                again += 1;
+                continue;
+            }
+            let newest = &mut newest[seen.aggregate as usize];
+            assert!(*newest < seen.number, "{} came after {newest}", seen.number);
+            *newest = seen.number;
+        }
+        let missing = known.iter().skip(1).filter(|known| !**known).count();
+        assert_eq!(missing, 0, "events are missing");
+        again
+    }
+}
+
+fn consumer(brokers: &str) -> BaseConsumer {
+    let mut config = ClientConfig::new();
+    config
+        .set("bootstrap.servers", brokers)
+        .set("group.id", "postrider-bench")
+        .set("enable.auto.commit", "false")
+        .set("fetch.min.bytes", "1")
+        .set("fetch.wait.max.ms", "500")
+        .set("fetch.queue.backoff.ms", "1")
+        .set("queued.max.messages.kbytes", "65536");
+    config.create().expect("a consumer")
+}
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(future)
+}
+
+/// The number behind `"n":` at the beginning of a payload.
+pub(crate) fn number(payload: &[u8]) -> u32 {
+    let at = payload.windows(4).position(|window| window == b"\"n\":");
+    let at = at.unwrap_or_else(|| panic!("a payload without number"));
+    let rest = &payload[at + 4..];
+    let start = rest.iter().position(u8::is_ascii_digit).expect("a number");
+    ascii(&rest[start..])
+}
+
+fn ascii(text: &[u8]) -> u32 {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit());
+    digits.fold(0, |number, digit| number * 10 + u32::from(digit - b'0'))
+}
