@@ -2,8 +2,8 @@
 //!
 //! A slot is made, or found, while polling goes on. What was committed before it is in the table; so once a claim that
 //! began after it has taken all there was, nothing is left that the stream will not bring. All means also what is
-//! delayed (`available_at`) or has failed before: that is parked, as it would be had the stream brought it. What polling
-//! publishes from the slot's point on comes by the stream as well, and is passed over there by its id
+//! delayed (`available_at`) or has failed before: that is parked, as it would be had the stream brought it. What
+//! polling publishes from the slot's point on comes by the stream as well, and is passed over there by its id
 //! ([`Handed`](super::marking::Handed)).
 //!
 //! The other way, from the stream to polling, needs no hand-over: published rows are marked before the cursor passes
