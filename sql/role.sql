@@ -1,9 +1,11 @@
 -- The least that the relay's role needs. `postrider setup` as an administrator does the same; a DBA can run it by hand,
 -- behind `postrider setup --print-sql`, which makes the schema:
 --   psql -v role=postrider -v database=shop -v schema=public -v table=outbox -f sql/role.sql
--- With mode = "poll" add -v only_polls=1, with "poll" or "auto", or poll.mark_streamed, -v polls=1; where rows are deleted
--- (layouts postrider, debezium, commerce, or poll.mark = "delete") -v deletes=1; for commerce -v dlq=outbox_messages_dlq.
--- The role itself, first: CREATE ROLE postrider LOGIN REPLICATION PASSWORD '...'; without REPLICATION where it only polls.
+-- With mode = "poll" add -v only_polls=1; with "poll" or "auto", or poll.mark_streamed, -v polls=1; where rows are
+-- deleted (layouts postrider, debezium, commerce, or poll.mark = "delete") -v deletes=1; for commerce
+-- -v dlq=outbox_messages_dlq.
+-- The role itself, first: CREATE ROLE postrider LOGIN REPLICATION PASSWORD '...'; without REPLICATION where it only
+-- polls.
 -- It owns the schema "postrider" and nothing else, and reads the outbox. REPLICATION lets it read every published table
 -- of the cluster: treat its password accordingly. Amazon RDS and Aurora instead of ALTER ROLE: GRANT rds_replication TO
 -- postrider;

@@ -141,15 +141,12 @@ impl Pipeline {
             }
             Err(error) => return self.not_mapped(now, at, error),
         };
-        // The claims of polling see to it themselves, by the server's clock.
-        if mapped.expires_at.is_some_and(|at| self.tell.until(at).is_zero()) && !self.tell.polling {
-            self.tell.skipped_total += 1;
-            return self.skip(now);
-        }
         if !self.relay.admits(mapped.aggregate) {
             return Step::Stay;
         }
-        if self.handed.has(mapped.event_id, at.position.commit_lsn) {
+        let expired = mapped.expires_at.is_some_and(|at| self.tell.has_passed(at));
+        if expired || self.handed.has(mapped.event_id, at.position.commit_lsn) {
+            self.tell.skipped_total += u64::from(expired);
             return self.skip(now);
         }
         let record = mapped.record();

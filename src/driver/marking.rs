@@ -101,8 +101,8 @@ impl Marking {
 
 /// Events that polling has published though the stream will bring them.
 ///
-/// All that was polled counts, also before a slot is known to stand: it stands a while before that is heard, and somebody
-/// else may have made it.
+/// All that was polled counts, also before a slot is known to stand: it stands a while before that is heard, and
+/// somebody else may have made it.
 #[derive(Debug, Default)]
 pub(super) struct Handed {
     /// Polling is to end in streaming.
@@ -130,6 +130,11 @@ impl Handed {
     /// A slot stands that will bring what is polled from here on, and maybe some of what was polled before.
     pub(super) fn slot_stands(&mut self) {
         self.since_slot = Some(0);
+    }
+
+    /// It goes again: another one will bring only what is polled later.
+    pub(super) fn slot_goes(&mut self) {
+        self.since_slot = None;
     }
 
     /// A claim begins.

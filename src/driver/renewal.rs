@@ -2,8 +2,9 @@
 //!
 //! A slot is made, or found, while polling goes on. What was committed before it is in the table; so once a claim that
 //! began after it has taken all there was, nothing is left that the stream will not bring. All means also what is
-//! delayed (`available_at`) or has failed before: that is parked, as it would be had the stream brought it. What polling publishes from
-//! the slot's point on comes by the stream as well, and is passed over there by its id ([`Handed`](super::marking::Handed)).
+//! delayed (`available_at`) or has failed before: that is parked, as it would be had the stream brought it. What
+//! polling publishes from the slot's point on comes by the stream as well, and is passed over there by its id
+//! ([`Handed`](super::marking::Handed)).
 //!
 //! The other way, from the stream to polling, needs no hand-over: published rows are marked before the cursor passes
 //! them, so the table says what is left.
@@ -61,9 +62,11 @@ impl Renewal {
 
     /// A claim was made: it has all there was, or something is left for another one.
     pub(super) fn claimed(&mut self, claim: &Claim) {
-        self.drained = self.last && !claim.more && claim.withheld == 0;
-        self.last |= self.step == Step::Stands && !claim.more;
-        if self.step == Step::Empty && !claim.more {
+        let all = !claim.more;
+        self.drained = self.last && all && claim.withheld == 0;
+        self.last |= all && self.step == Step::Stands;
+        // What is delayed, or has failed, does not count: it is taken along when the slot stands.
+        if all && self.step == Step::Empty {
             (self.step, self.next_at) = (Step::Make, Instant::now());
         }
     }
@@ -159,6 +162,7 @@ impl Pipeline {
         let Some(renewal) = &mut polling.renewal else { return };
         (renewal.step, renewal.last, renewal.drained) = (Step::LetGo, false, false);
         renewal.next_at = Instant::now();
+        self.handed.slot_goes();
     }
 
     /// Whether the stream may go on from the slot; then polling is over.

@@ -94,6 +94,12 @@ impl Tell {
         Duration::from_micros(u64::try_from(micros).unwrap_or(0))
     }
 
+    /// Whether an event's time (`expires_at`) is over. The claims of polling judge that themselves, by the server's
+    /// clock.
+    pub(super) fn has_passed(&self, at: PgTime) -> bool {
+        !self.polling && at.micros <= self.wall.micros
+    }
+
     /// Seconds since a commit, by our clock; 0 if the server's is ahead.
     pub(super) fn since(&self, commit_time: PgTime) -> Duration {
         let micros = self.wall.micros.saturating_sub(commit_time.micros);

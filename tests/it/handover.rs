@@ -149,8 +149,8 @@ async fn killed_while_polling_in_the_streams_stead() {
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
-/// What is delayed, or waits behind it, is neither lost to the new slot nor keeps the relay polling until its time: it is
-/// parked, as it would be had the stream brought it.
+/// What is delayed, or waits behind it, is neither lost to the new slot nor keeps the relay polling until its time: it
+/// is parked, as it would be had the stream brought it.
 #[tokio::test]
 async fn delayed_rows_do_not_keep_the_relay_polling_and_are_not_left_behind() {
     let pipeline = auto_of(Pipeline::in_layout(Version::Pg17, "handlate", "commerce").await);

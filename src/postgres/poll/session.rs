@@ -176,8 +176,8 @@ impl Poller {
         self.claim_what(limit, visible_in, false).await
     }
 
-    /// As [`Self::claim`], and also rows that are delayed or have failed, for whoever keeps them elsewhere: only what is
-    /// locked is held back.
+    /// As [`Self::claim`], and also rows that are delayed or have failed, for whoever keeps them elsewhere: only what
+    /// is locked is held back.
     ///
     /// # Errors
     /// What the server says. Nothing is marked then.
