@@ -1,17 +1,42 @@
 -- The least that the relay's role needs. `postrider setup` as an administrator does the same; a DBA can run it by hand,
 -- behind `postrider setup --print-sql`, which makes the schema:
 --   psql -v role=postrider -v database=shop -v schema=public -v table=outbox -f sql/role.sql
--- The role itself, first: CREATE ROLE postrider LOGIN REPLICATION PASSWORD '...';
+-- With mode = "poll" add -v only_polls=1, with "poll" or "auto", or poll.mark_streamed, -v polls=1; where rows are deleted
+-- (layouts postrider, debezium, commerce, or poll.mark = "delete") -v deletes=1; for commerce -v dlq=outbox_messages_dlq.
+-- The role itself, first: CREATE ROLE postrider LOGIN REPLICATION PASSWORD '...'; without REPLICATION where it only polls.
 -- It owns the schema "postrider" and nothing else, and reads the outbox. REPLICATION lets it read every published table
 -- of the cluster: treat its password accordingly. Amazon RDS and Aurora instead of ALTER ROLE: GRANT rds_replication TO
 -- postrider;
 \set ON_ERROR_STOP on
+\if :{?only_polls}
+\else
+-- [streams]
 ALTER ROLE :"role" REPLICATION;
+\endif
+-- [always]
 GRANT CONNECT ON DATABASE :"database" TO :"role";
 ALTER SCHEMA postrider OWNER TO :"role";
 ALTER TABLE postrider.migration OWNER TO :"role";
 ALTER TABLE postrider.cursor OWNER TO :"role";
 ALTER TABLE postrider.parked OWNER TO :"role";
--- The table:
+ALTER TABLE postrider.repair OWNER TO :"role";
+ALTER TABLE postrider.repair_page OWNER TO :"role";
+ALTER TABLE postrider.bookmark OWNER TO :"role";
+ALTER TABLE postrider.replay OWNER TO :"role";
+-- [table]
 GRANT USAGE ON SCHEMA :"schema" TO :"role";
 GRANT SELECT ON TABLE :"schema".:"table" TO :"role";
+-- Rows are locked while they are on their way, and then marked.
+\if :{?polls}
+-- [polls]
+GRANT UPDATE ON TABLE :"schema".:"table" TO :"role";
+\endif
+\if :{?deletes}
+-- [deletes]
+GRANT DELETE ON TABLE :"schema".:"table" TO :"role";
+\endif
+-- What failed for good is moved there, and never read.
+\if :{?dlq}
+-- [dlq]
+GRANT INSERT ON TABLE :"schema".:"dlq" TO :"role";
+\endif

@@ -29,8 +29,11 @@ pub mod sink;
 pub mod admin;
 pub mod driver;
 pub mod metrics;
+pub mod replay;
 
 // Test only.
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 mod sim;
 

@@ -1,6 +1,10 @@
 //! What the user can type.
 
+use super::bookmark::BookmarkArgs;
 use super::parked::ParkedArgs;
+use super::repair::RepairArgs;
+use super::replay::ReplayArgs;
+use super::setup::Backfill;
 use crate::config::Env;
 use crate::outbox::Layout;
 use clap::{ColorChoice, Parser, Subcommand, ValueEnum};
@@ -112,6 +116,12 @@ pub enum Command {
     Status(StatusArgs),
     /// Events that could not be published: list, show, retry, skip, replace
     Parked(ParkedArgs),
+    /// Make a lost slot anew and publish from the table what it won't bring
+    Repair(RepairArgs),
+    /// Saved positions to replay from: create, list, drop
+    Bookmark(BookmarkArgs),
+    /// Publish again: from a bookmark, an LSN, a time, by ids or of one aggregate
+    Replay(Box<ReplayArgs>),
     /// Look at the configuration: the values in effect, or the schema for editors
     Config(ConfigArgs),
     /// Print the completions of a shell
@@ -231,6 +241,9 @@ pub struct SetupArgs {
     /// Create the trigger by which inserts wake a polling relay at once
     #[arg(long)]
     pub notify: bool,
+    /// Which rows that are in the table already are published before the stream
+    #[arg(long, value_name = "WHICH", conflicts_with_all = ["print_sql", "undo"])]
+    pub backfill: Option<Backfill>,
     /// Another login for the work.
     #[arg(
         help = "Log in by this instead of source.url, as a role that may create; the role of source.url gets its rights"

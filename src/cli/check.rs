@@ -85,6 +85,7 @@ async fn look(
         poll: spec.poll.table.as_ref().filter(|_| spec.mode != Mode::Wal),
         messages: spec.messages(),
         failover: spec.failover,
+        bookmarks_retain_max: spec.bookmarks_retain_max,
         topic: parts.as_deref(),
     };
     let mut seen = preflight::look(&ask).await;

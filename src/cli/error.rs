@@ -7,8 +7,10 @@ use crate::demo::DemoError;
 use crate::error::{Chain, Halt};
 use crate::init::InitError;
 use crate::postgres::action;
+use crate::postgres::bookmark::BookmarkError;
 use crate::postgres::setup::SetupError;
 use crate::postgres::{ConninfoError, SourceError};
+use crate::replay::ReplayError;
 use std::fmt::Write as _;
 use std::io;
 use std::net::SocketAddr;
@@ -89,6 +91,26 @@ pub(super) enum CliError {
     },
     #[error(transparent)]
     Init(#[from] InitError),
+    #[error("could not repair pipeline \"{pipeline}\"")]
+    Repair {
+        pipeline: String,
+        #[source]
+        halt: Box<Halt>,
+    },
+    #[error(transparent)]
+    Bookmark(#[from] BookmarkError),
+    #[error(transparent)]
+    Replay(#[from] ReplayError),
+    #[error("replay \"{name}\" ended before its end")]
+    ReplayEnded {
+        name: String,
+        #[source]
+        source: Box<ReplayError>,
+    },
+    #[error("the {flag} that was given, \"{text}\", is not a time")]
+    NotATime { flag: &'static str, text: String },
+    #[error("the database of pipeline \"{pipeline}\" has no tables of this version")]
+    OldSchema { pipeline: String },
     #[error("could not write to standard output")]
     Output(#[source] io::Error),
 }
@@ -97,7 +119,10 @@ impl CliError {
     pub(super) fn exit(&self) -> Exit {
         match self {
             Self::Init(error) if error.is_of_database() => Exit::NotWell,
-            Self::Config(_)
+            Self::Replay(error) if error.is_usage() => Exit::Usage,
+            Self::NotATime { .. }
+            | Self::Bookmark(BookmarkError::Name { .. })
+            | Self::Config(_)
             | Self::Pipeline { .. }
             | Self::Log { .. }
             | Self::AdminOff
@@ -112,7 +137,7 @@ impl CliError {
             | Self::Read { .. }
             | Self::Write { .. }
             | Self::Init(_) => Exit::Usage,
-            Self::Setup(SetupError::Halt(_)) => Exit::Halted,
+            Self::Setup(SetupError::Halt(_)) | Self::Repair { .. } => Exit::Halted,
             Self::Runtime(_)
             | Self::Ask { .. }
             | Self::Stranger(_)
@@ -120,6 +145,10 @@ impl CliError {
             | Self::Setup(_)
             | Self::Source(_)
             | Self::NotParked { .. }
+            | Self::Bookmark(_)
+            | Self::Replay(_)
+            | Self::ReplayEnded { .. }
+            | Self::OldSchema { .. }
             | Self::NoParkedTable { .. }
             | Self::Input(_)
             | Self::Demo(_)
@@ -153,9 +182,10 @@ impl CliError {
     /// Detail, meaning and hint, where there are any.
     fn notes(&self) -> Vec<(&'static str, String)> {
         match self {
-            Self::Setup(SetupError::Halt(halt)) => of_halt(halt),
+            Self::Setup(SetupError::Halt(halt)) | Self::Repair { halt, .. } => of_halt(halt),
             Self::Setup(SetupError::Step { error, .. } | SetupError::Source(error))
             | Self::Source(error)
+            | Self::Bookmark(BookmarkError::Source(error))
             | Self::Init(InitError::Source(error)) => of_server(error),
             Self::Admin(error) => hint(error.hint()),
             Self::Log { .. } => {
@@ -171,7 +201,17 @@ impl CliError {
             Self::WhichPipeline { .. } => hint("name one of them with -p"),
             Self::Ambiguous { .. } => hint("name the one that is meant by its position"),
             Self::NotParked { .. } => hint("see what is: postrider parked list --all"),
-            Self::NoParkedTable { pipeline } => {
+            Self::Replay(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
+            Self::ReplayEnded { name, source } => {
+                let mends = source.hint().map(|text| ("hint", text));
+                let goes_on = ("go on", format!("postrider replay --resume {name}"));
+                mends.into_iter().chain([goes_on]).collect()
+            }
+            Self::NotATime { .. } => {
+                hint("write it as 2026-03-01T04:00:00Z, or how long ago, as 90m or 2d")
+            }
+            Self::Bookmark(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
+            Self::NoParkedTable { pipeline } | Self::OldSchema { pipeline } => {
                 hint(&format!("postrider setup -p {pipeline} makes it"))
             }
             Self::Demo(error) => error.hint().map(hint).unwrap_or_default(),

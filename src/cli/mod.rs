@@ -4,6 +4,7 @@
 //! standard error. Joins the configuration to the services, and does no work of its own.
 
 mod args;
+mod bookmark;
 mod check;
 mod completions;
 mod config_file;
@@ -14,6 +15,8 @@ mod init;
 mod logging;
 mod output;
 mod parked;
+mod repair;
+mod replay;
 mod run;
 mod setup;
 mod status;
@@ -22,11 +25,16 @@ pub use args::{
     Args, CheckArgs, Color, Command, CompletionsArgs, ConfigArgs, ConfigCommand, ConfigShowArgs,
     DemoArgs, Global, InitArgs, LogFormat, RunArgs, SetupArgs, StatusArgs,
 };
+pub use bookmark::{BookmarkArgs, BookmarkCommand, CreateArgs, DropArgs, ListBookmarksArgs};
 pub use exit::Exit;
 pub use parked::{
     ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
     SelectArgs, ShowArgs, SkipArgs,
 };
+pub use repair::RepairArgs;
+pub use setup::Backfill;
+
+pub use replay::{ReplayArgs, SourceArg};
 
 use crate::config::{self, Config, Env};
 use clap::{CommandFactory as _, FromArgMatches as _};
@@ -80,6 +88,18 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
         Command::Parked(parked) => {
             let config = load(&args.global, env)?;
             block_on(parked::run(&config, parked, env))?
+        }
+        Command::Repair(repair) => {
+            let config = load(&args.global, env)?;
+            block_on(repair::run(config, repair))?
+        }
+        Command::Bookmark(bookmark) => {
+            let config = load(&args.global, env)?;
+            block_on(bookmark::run(&config, bookmark))?
+        }
+        Command::Replay(replay) => {
+            let config = load(&args.global, env)?;
+            block_on(Box::pin(replay::run(&config, replay)))?
         }
         Command::Demo(demo) => demo::run(demo, &args.global, env),
         Command::Config(config) => match &config.command {

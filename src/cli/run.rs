@@ -152,7 +152,7 @@ fn announce(config: &Config, admin: Option<&Admin>) {
 }
 
 /// SIGTERM and SIGINT.
-struct Signals {
+pub(super) struct Signals {
     #[cfg(unix)]
     terminate: tokio::signal::unix::Signal,
     #[cfg(unix)]
@@ -161,7 +161,7 @@ struct Signals {
 
 impl Signals {
     #[cfg(unix)]
-    fn listen() -> std::io::Result<Self> {
+    pub(super) fn listen() -> std::io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -171,7 +171,7 @@ impl Signals {
 
     /// Waits for the next one, and gives its name.
     #[cfg(unix)]
-    async fn next(&mut self) -> &'static str {
+    pub(super) async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.interrupt.recv() => "SIGINT",
@@ -179,12 +179,12 @@ impl Signals {
     }
 
     #[cfg(not(unix))]
-    fn listen() -> std::io::Result<Self> {
+    pub(super) fn listen() -> std::io::Result<Self> {
         Ok(Self {})
     }
 
     #[cfg(not(unix))]
-    async fn next(&mut self) -> &'static str {
+    pub(super) async fn next(&mut self) -> &'static str {
         match tokio::signal::ctrl_c().await {
             Ok(()) => "Ctrl-C",
             Err(_) => std::future::pending().await,

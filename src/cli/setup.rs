@@ -1,8 +1,12 @@
 //! `postrider setup`: tells what is missing in the database and makes it, or prints the SQL; `--undo` the other way.
 
+mod backfill;
 mod layout_sql;
 mod undo;
 mod words;
+
+pub use backfill::Backfill;
+pub(super) use words::folded;
 
 use super::args::SetupArgs;
 use super::error::CliError;
@@ -47,6 +51,10 @@ async fn one(
     if args.undo {
         return undo::one(spec.name(), &control, &ask, args).await;
     }
+    let selection = backfill::wanted(args.backfill);
+    if selection.is_some() {
+        backfill::check(spec, &control, &ask).await?;
+    }
     let sql = args.create_table.then_some(spec.names.table.as_ref()).flatten();
     let sql = sql.map(|table| layout_sql::for_table(spec.outbox.layout, &table.name));
     // A DBA who reads the SQL runs it as somebody else: then the relay's role needs its rights.
@@ -62,6 +70,12 @@ async fn one(
         role_missing: absent.is_some(),
         notify: args.notify,
         polls: spec.mode == Mode::Poll,
+        backfill: selection.is_some(),
+        marks: spec
+            .poll
+            .table
+            .as_ref()
+            .filter(|_| spec.mode != Mode::Wal || spec.poll.mark_streamed),
     };
     let mut out = Output::stdout();
     if args.print_sql {
@@ -70,7 +84,10 @@ async fn one(
         let facts = control.facts(&ask).await?;
         let plan = setup::plan(&facts, &options).map_err(setup::SetupError::from)?;
         let first = absent.map_or_else(String::new, |role| {
-            format!("-- First, since the role does not exist: {}\n", setup::role_sql(role))
+            format!(
+                "-- First, since the role does not exist: {}\n",
+                setup::role_sql(role, options.polls)
+            )
         });
         let text = format!("-- Pipeline {}\n{first}{plan}", spec.name());
         return out.line(text.trim_end()).map_err(CliError::Output);
@@ -83,6 +100,9 @@ async fn one(
     let mut lines = Vec::new();
     lines.extend(done.steps.iter().map(|step| format!("done           {}", step.title)));
     lines.extend(done.adopted.iter().map(|object| format!("there already  {object}")));
+    if let Some(selection) = selection {
+        lines.extend(backfill::make(spec, conninfo, &control, &ask, selection).await?);
+    }
     lines.push(format!("{} is set up; start it with: postrider run", spec.name()));
     out.line(&lines.join("\n")).map_err(CliError::Output)
 }

@@ -40,6 +40,9 @@ fn help_is_short() {
           run          Stream until told to stop: the service
           status       One look at every pipeline of the running process
           parked       Events that could not be published: list, show, retry, skip, replace
+          repair       Make a lost slot anew and publish from the table what it won't bring
+          bookmark     Saved positions to replay from: create, list, drop
+          replay       Publish again: from a bookmark, an LSN, a time, by ids or of one aggregate
           config       Look at the configuration: the values in effect, or the schema for editors
           completions  Print the completions of a shell
           help         Print this message or the help of the given subcommand(s)

@@ -49,6 +49,8 @@ pub(super) fn spec(
         conninfo,
         failover: pipeline.source.failover,
         wal_retain_max: pipeline.source.wal_retain_max,
+        on_slot_lost: pipeline.source.on_slot_lost,
+        only_repair: false,
         outbox,
         sink,
         limits: Limits {
@@ -60,6 +62,7 @@ pub(super) fn spec(
         park_after: pipeline.parking.park_after,
         mode: pipeline.mode,
         poll,
+        bookmarks_retain_max: pipeline.bookmarks.retain_max,
         cursor_interval: pipeline.flow.cursor_interval,
         confirm_interval: pipeline.flow.confirm_interval,
         shutdown_grace,

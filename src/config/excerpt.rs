@@ -16,6 +16,7 @@ const OPEN: &[&str] = &[
     "publication",
     "failover",
     "wal_retain_max",
+    "on_slot_lost",
     "table",
     "layout",
     "message_prefix",

@@ -34,9 +34,9 @@ pub use outbox::table_name;
 pub use place::{Place, Places};
 pub use secret::{Properties, Secret, Url};
 pub use types::{
-    AdminConfig, BackoffConfig, Config, Delivery, FlowConfig, Mark, Ordering, OutboxConfig,
-    ParkingConfig, PayloadConfig, PipelineConfig, PollConfig, RouteConfig, SinkConfig, SinkKind,
-    SizeMax, SourceConfig,
+    AdminConfig, BackoffConfig, BookmarksConfig, Config, Delivery, FlowConfig, Mark, Ordering,
+    OutboxConfig, ParkingConfig, PayloadConfig, PipelineConfig, PollConfig, RouteConfig,
+    SinkConfig, SinkKind, SizeMax, SourceConfig,
 };
 
 /// Reads `"250ms"`, `"10s"`, `"5m"`, `"2h"`, `"1d"`, as the file has them.

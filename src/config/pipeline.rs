@@ -6,10 +6,10 @@ use super::secret::{Secret, Url};
 use super::section::{Section, wrong_kind};
 use super::sink;
 use super::types::{
-    BackoffConfig, FlowConfig, Mark, Ordering, ParkingConfig, PayloadConfig, PipelineConfig,
-    PollConfig, RouteConfig, SizeMax, SourceConfig,
+    BackoffConfig, BookmarksConfig, FlowConfig, Mark, Ordering, ParkingConfig, PayloadConfig,
+    PipelineConfig, PollConfig, RouteConfig, SizeMax, SourceConfig,
 };
-use crate::driver::Mode;
+use crate::driver::{Mode, OnSlotLost};
 use crate::outbox::{NullPayload, Replace, StandardHeaders, TimestampSource};
 use crate::record::is_topic_name;
 use crate::relay::OnPoison;
@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
 
 /// `source.wal_retain_max`: two segments of WAL, below which a slot always stands somewhere; to 1 PiB. Unit: bytes.
 const WAL_RETAIN_MAX: std::ops::RangeInclusive<u64> = 32 * MIB..=(1 << 30) * MIB;
@@ -78,6 +79,7 @@ fn one(name: &str, section: Section<'_>) -> PipelineConfig {
         flow: flow(section.section("flow")),
         parking: parking(section.section("parking")),
         poll: poll(section.section("poll")),
+        bookmarks: bookmarks(section.section("bookmarks")),
     };
     section.finish();
     config
@@ -105,6 +107,8 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
         .text("wal_retain_max")
         .filter(|text| text != "off")
         .and_then(|text| section.size_of("wal_retain_max", &text, &WAL_RETAIN_MAX));
+    let losses = [("halt", OnSlotLost::Halt), ("repair", OnSlotLost::Repair)];
+    let on_slot_lost = section.one_of("on_slot_lost", &losses, &[], OnSlotLost::Halt);
     section.finish();
     let password = password.map(Secret::new);
     SourceConfig {
@@ -115,6 +119,7 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
         publication,
         failover,
         wal_retain_max,
+        on_slot_lost,
     }
 }
 
@@ -290,6 +295,13 @@ fn poll(section: Section<'_>) -> PollConfig {
         ),
         mark_streamed: section.boolean("mark_streamed", false),
     };
+    section.finish();
+    config
+}
+
+fn bookmarks(section: Section<'_>) -> BookmarksConfig {
+    let range = MIB..=(1 << 20) * GIB;
+    let config = BookmarksConfig { retain_max: section.size("retain_max", 10 * GIB, &range) };
     section.finish();
     config
 }

@@ -7,7 +7,7 @@ use super::place::Place;
 use super::secret::MASK;
 use super::types::{Config, Delivery, Mark, Ordering, PipelineConfig, SinkKind, SizeMax};
 use super::units::{ShowDuration, ShowSize};
-use crate::driver::Mode;
+use crate::driver::{Mode, OnSlotLost};
 use crate::outbox::{NullPayload, OutboxSpec, Placement, TimestampSource};
 use crate::relay::OnPoison;
 use serde_json::{Value, json};
@@ -93,6 +93,11 @@ impl Rows<'_> {
         let retained =
             source.wal_retain_max.map_or("off".to_owned(), |max| ShowSize(max).to_string());
         self.add(&table, "wal_retain_max", json!(retained));
+        let on_slot_lost = match source.on_slot_lost {
+            OnSlotLost::Halt => "halt",
+            OnSlotLost::Repair => "repair",
+        };
+        self.add(&table, "on_slot_lost", json!(on_slot_lost));
         self.outbox(pipeline, &of("outbox"));
         self.route(pipeline, spec, &of("route"));
         let (payload, table) = (&pipeline.payload, of("payload"));
@@ -238,6 +243,8 @@ impl Rows<'_> {
         };
         self.add(&table, "mark", json!(mark));
         self.add(&table, "mark_streamed", json!(poll.mark_streamed));
+        let retain_max = ShowSize(pipeline.bookmarks.retain_max).to_string();
+        self.add(&of("bookmarks"), "retain_max", json!(retain_max));
     }
 }
 

@@ -1,6 +1,8 @@
 //! A file is read whole: its values, or all of its mistakes.
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them so")]
 
+mod fuzz;
+
 use super::file::read;
 use super::schema::{REFERENCE, uncommented};
 use super::*;

@@ -3,7 +3,7 @@
 use super::error::Finding;
 use super::place::Places;
 use super::secret::{Properties, Secret, Url};
-use crate::driver::{Mode, PipelineSpec};
+use crate::driver::{Mode, OnSlotLost, PipelineSpec};
 use crate::outbox::{
     Extra, Layout, NullPayload, Replace, Role, StandardHeaders, TableName, TimestampSource,
 };
@@ -63,6 +63,15 @@ pub struct PipelineConfig {
     pub parking: ParkingConfig,
     /// How the table is polled.
     pub poll: PollConfig,
+    /// What saved positions may cost.
+    pub bookmarks: BookmarksConfig,
+}
+
+/// `[pipelines.NAME.bookmarks]`
+#[derive(Clone, PartialEq, Debug)]
+pub struct BookmarksConfig {
+    /// Bytes of WAL that all bookmarks together may hold back; past it the oldest is let go.
+    pub retain_max: u64,
 }
 
 /// `[pipelines.NAME.source]`
@@ -82,6 +91,8 @@ pub struct SourceConfig {
     pub failover: bool,
     /// How much WAL the slot may hold back; `None` for as much as there is. Unit: bytes.
     pub wal_retain_max: Option<u64>,
+    /// What is done when the slot is gone.
+    pub on_slot_lost: OnSlotLost,
 }
 
 /// `[pipelines.NAME.outbox]`

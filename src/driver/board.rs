@@ -87,7 +87,7 @@ impl Pipeline {
             dead: counts.dead,
             aggregates: self.relay.blocked_lanes() as u64,
             full: self.relay.parking_is_full(),
-            oldest_seconds: 0.0,
+            oldest_seconds: self.shelf.oldest.map_or(0.0, |age| age.as_secs_f64()),
             heads: self.relay.heads(HEADS_MAX).into_iter().map(head).collect(),
         }
     }

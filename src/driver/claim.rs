@@ -5,6 +5,7 @@
 
 use super::pipeline::Pipeline;
 use super::poll::Polling;
+use super::say;
 use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;
 use crate::parked::{Mark, Parked, State};
@@ -68,6 +69,7 @@ impl Pipeline {
             if self.relay.stopping() || self.ending() || !self.relay.intake_open() {
                 return;
             }
+            self.handed.feeds(open.fed);
             match pgoutput::decode(row) {
                 Ok(message) if self.feed_row(now, &message) => open.fed += 1,
                 Ok(_) => return,
@@ -98,7 +100,7 @@ impl Pipeline {
         marks: Vec<Mark>,
     ) -> Result<Stored, SourceError> {
         let rows = self.shelf.take_rows(rows);
-        let keeps = polling.keeps_failures;
+        let keeps = polling.keeps_now;
         if let Some(open) = &mut polling.open {
             for row in rows.iter() {
                 let index = usize::try_from(row.entry.position.ordinal).unwrap_or(usize::MAX);
@@ -116,9 +118,12 @@ impl Pipeline {
         Ok(stored)
     }
 
-    /// Marks the claim's rows as far as their outcomes are known, and commits.
-    pub(super) async fn settle_claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
-        let Some(open) = polling.open.take() else { return Ok(()) };
+    /// Marks the claim's rows as far as their outcomes are known, and commits. Whether any took a mark.
+    pub(super) async fn settle_claim(
+        &mut self,
+        polling: &mut Polling,
+    ) -> Result<bool, SourceError> {
+        let Some(open) = polling.open.take() else { return Ok(false) };
         let progress = self.relay.progress();
         let done = if progress.watermark.lsn() >= open.end {
             open.outcomes.len()
@@ -132,13 +137,16 @@ impl Pipeline {
             None => Settled::Held,
         };
         let outcomes: Vec<Settled> = open.outcomes.into_iter().enumerate().map(outcome).collect();
-        for (id, outcome) in self.claim_ids.iter_mut().flat_map(|ids| ids.drain(..)).zip(&outcomes)
-        {
-            if matches!(outcome, Settled::Published | Settled::Moved) {
-                self.handed.note(&id);
-            }
+        let settled =
+            |row: usize| matches!(outcomes.get(row), Some(Settled::Published | Settled::Moved));
+        self.handed.settled(settled);
+        if polling.poller.repairs().is_some() {
+            // The list's own session marks them.
+            self.marking.forget();
+            say::repair_progress(self);
         }
-        polling.poller.settle(open.claim, &outcomes).await
+        polling.poller.settle(open.claim, &outcomes).await?;
+        Ok(outcomes.iter().any(|outcome| *outcome != Settled::Held))
     }
 }
 

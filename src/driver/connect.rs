@@ -11,6 +11,7 @@ use super::halts;
 use super::history::Past;
 use super::parking::{Desk, Jobs};
 use super::poll::Polling;
+use super::reader::Reader;
 use super::spec::PipelineSpec;
 use crate::ack::Progress;
 use crate::error::Halt;
@@ -22,8 +23,10 @@ use crate::postgres::cursor::Seized;
 use crate::postgres::fence::{self, AfterStart, Decision, Identity, Resume};
 use crate::postgres::parked::Loaded;
 use crate::postgres::poll::{Opened, Poller};
+use crate::postgres::schema::SchemaState;
 use crate::postgres::{
-    SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, cursor, parked, slot,
+    SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, cursor, parked,
+    repair, schema, slot,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,6 +72,10 @@ pub(super) enum Failure {
     Wait { message: String },
     /// The producer was thrown away: nothing is wrong with the database.
     Reset,
+    /// A repair or a backfill was begun, and comes first.
+    Unrepaired,
+    /// There is nothing to repair.
+    Sound,
     /// A human must act.
     Halt(Box<Halt>),
 }
@@ -101,6 +108,13 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
         failover: spec.failover,
     };
     let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
+    if facts.schema == SchemaState::Version(schema::VERSION) {
+        let row =
+            repair::read(control.client(), spec.name()).await.map_err(at(Phase::Handshake))?;
+        if row.is_some_and(|row| row.unfinished()) {
+            return Err(Failure::Unrepaired);
+        }
+    }
     let resume = match fence::decide(&facts) {
         Ok(Decision::Resume(resume)) => resume,
         Ok(Decision::StandBy { pid }) => return Err(Failure::StandBy { active_pid: pid }),
@@ -216,7 +230,7 @@ async fn poll_handshake(spec: &PipelineSpec) -> Result<Polling, Failure> {
     let opened =
         Poller::open(&spec.conninfo, &name, poll_spec).await.map_err(at(Phase::Handshake))?;
     let poller = match opened {
-        Opened::Polling(poller) => *poller,
+        Opened::Polling(poller) => Reader::Poll(poller),
         Opened::StandBy { pid } => {
             return Err(Failure::StandBy { active_pid: pid.unwrap_or_default() });
         }

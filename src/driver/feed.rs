@@ -12,7 +12,7 @@ use crate::outbox::{At, MapError};
 use crate::parked::Entry;
 use crate::pgoutput::{self, Insert, LogicalMessage, Message};
 use crate::postgres::{Batch, Frame};
-use crate::record::Ticket;
+use crate::record::{Refusal, Ticket};
 use crate::relay::{Change, Effect, Input};
 use crate::sink::NotTaken;
 use std::time::Duration;
@@ -145,6 +145,11 @@ impl Pipeline {
             }
             Err(error) => return self.not_mapped(now, at, error),
         };
+        // The claims of polling see to it themselves, by the server's clock.
+        if mapped.expires_at.is_some_and(|at| self.tell.until(at).is_zero()) && !self.tell.polling {
+            self.tell.skipped_total += 1;
+            return self.skip(now);
+        }
         if !self.relay.admits(mapped.aggregate) {
             return Step::Stay;
         }
@@ -160,34 +165,31 @@ impl Pipeline {
         let ticket = match take_answer(&mut self.effects, first) {
             Answer::Publish(ticket) => ticket,
             Answer::Park(entry) => {
-                note(&mut self.claim_ids, mapped.event_id);
+                self.handed.claimed(mapped.event_id);
                 self.shelf.keep(entry, &mapped, at);
                 self.tell.parked_total += 1;
                 return Step::Next;
             }
             Answer::Nothing => return Step::Next,
         };
-        let refused = match self.sink.enqueue(ticket, &record) {
-            Ok(()) => {
-                self.destinations.takes(record.topic);
-                note(&mut self.claim_ids, mapped.event_id);
-                self.marking.sent(ticket, mapped.event_id);
-                self.tell.clamped_total += u64::from(mapped.clamped);
-                return Step::Next;
-            }
-            Err(NotTaken::Refused(reason)) => Some(reason),
-            Err(NotTaken::Unavailable) if self.destinations.lost(record.topic, now) => None,
-            Err(NotTaken::Full | NotTaken::Destination | NotTaken::Unavailable) => {
-                self.apply(now, Input::NotTaken { ticket });
-                return Step::Stay;
-            }
+        let Err(not_taken) = self.sink.enqueue(ticket, &record) else {
+            self.destinations.takes(record.topic);
+            self.handed.claimed(mapped.event_id);
+            self.marking.sent(ticket, mapped.event_id);
+            self.tell.clamped_total += u64::from(mapped.clamped);
+            return Step::Next;
         };
-        note(&mut self.claim_ids, mapped.event_id);
-        let input = refused.map_or(Input::Unavailable { ticket }, |reason| {
+        let doubted = self.shelf.takes_doubted(self.spec.parking.on_poison);
+        let lost = || self.destinations.lost(record.topic, now);
+        let halt = |reason| Box::new(halts::refused_event(&mapped, at, reason));
+        let Some((input, refused)) = set_aside(not_taken, ticket, (doubted, lost), halt) else {
+            self.apply(now, Input::NotTaken { ticket });
+            return Step::Stay;
+        };
+        self.handed.claimed(mapped.event_id);
+        if refused.is_some() {
             self.metrics.failed(mapped.event_type);
-            let halt = Box::new(halts::refused_event(&mapped, at, reason));
-            Input::Refused { ticket, reason, halt }
-        });
+        }
         let first = self.effects.len();
         self.relay.apply(now, input, &mut self.effects);
         if let Answer::Park(entry) = take_answer(&mut self.effects, first) {
@@ -213,7 +215,7 @@ impl Pipeline {
                 if self.handed.has(event_id, at.position.commit_lsn) {
                     return self.skip(now);
                 }
-                note(&mut self.claim_ids, event_id);
+                self.handed.claimed(event_id);
                 self.metrics.failed(remains.event_type.as_deref().unwrap_or_default());
                 let aggregate = remains.aggregate.as_ref();
                 let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
@@ -236,10 +238,21 @@ impl Pipeline {
     }
 }
 
-/// Remembers the id of a claimed row, where that is asked for.
-fn note(claimed: &mut Option<Vec<String>>, id: &str) {
-    if let Some(ids) = claimed {
-        ids.push(id.to_owned());
+/// Whether an event that the sink did not take is parked, and why; `None` where it is offered again before any other.
+/// `doubted` and `lost`: whether that is so for one that may not fit, and for one whose destination takes none.
+fn set_aside(
+    not_taken: NotTaken,
+    ticket: Ticket,
+    (doubted, lost): (bool, impl FnOnce() -> bool),
+    halt: impl FnOnce(Refusal) -> Box<Halt>,
+) -> Option<(Input<'static>, Option<Refusal>)> {
+    match not_taken {
+        NotTaken::Refused(reason) => {
+            Some((Input::Refused { ticket, reason, halt: halt(reason) }, Some(reason)))
+        }
+        NotTaken::Doubted(reason) => doubted.then_some((Input::Doubted { ticket }, Some(reason))),
+        NotTaken::Unavailable => lost().then_some((Input::Unavailable { ticket }, None)),
+        NotTaken::Full | NotTaken::Destination => None,
     }
 }
 

@@ -3,13 +3,14 @@
 //! One look at a time, on the control connection, never in the way of the stream. What is seen goes to the board; a
 //! publication that no longer publishes the outbox is a halt, since PostgreSQL 18 skips its rows with a mere warning.
 
+use super::say;
 use super::session::{Job, job};
 use super::spec::PipelineSpec;
 use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;
 use crate::postgres::control::{self, Ask};
 use crate::postgres::slot::{self, SlotRow};
-use crate::postgres::{SourceError, fence, parked};
+use crate::postgres::{SourceError, bookmark, fence, parked};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
@@ -19,10 +20,10 @@ use tokio_postgres::Client;
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// Pause between two times that resolved parked events are deleted.
-const PRUNE_INTERVAL: Duration = Duration::from_mins(1);
+pub(super) const PRUNE_INTERVAL: Duration = Duration::from_mins(1);
 
 /// How long resolved parked events are kept, for people; those the stream may bring again are kept in any case.
-const KEPT: Duration = Duration::from_hours(7 * 24);
+pub(super) const KEPT: Duration = Duration::from_hours(7 * 24);
 
 /// What a look saw.
 #[derive(Debug)]
@@ -79,6 +80,10 @@ impl Looks {
             self.running = Some(Box::pin(async move {
                 if prune {
                     parked::prune(&client, spec.name(), Lsn::from_wire(u64::MAX), KEPT).await?;
+                    let max = spec.bookmarks_retain_max;
+                    for swept in bookmark::sweep(&client, spec.name(), max).await? {
+                        say::bookmark_let_go(spec.name(), &swept, max);
+                    }
                 }
                 look(&client, &spec).await
             }));

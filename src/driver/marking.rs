@@ -10,12 +10,12 @@ use crate::postgres::SourceError;
 use crate::postgres::poll::PollSpec;
 use crate::postgres::poll::marks::Marker;
 use crate::record::Ticket;
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use tokio_postgres::Client;
 
-/// Events remembered as polled; further ones come twice.
-const HANDED_MAX: usize = 200_000;
+/// Events remembered as polled. Of about 100 bytes each.
+const HANDED_MAX: usize = 100_000;
 
 /// What is to be marked.
 #[derive(Debug, Default)]
@@ -61,6 +61,12 @@ impl Marking {
         self.flying.clear();
     }
 
+    /// What is published was marked otherwise.
+    pub(super) fn forget(&mut self) {
+        self.flying.clear();
+        self.done.clear();
+    }
+
     /// Prepares the mark on a session.
     pub(super) async fn prepare(
         &mut self,
@@ -94,23 +100,87 @@ impl Marking {
 }
 
 /// Events that polling has published though the stream will bring them.
+///
+/// All that was polled counts, also before a slot is known to stand: it stands a while before that is heard, and somebody
+/// else may have made it.
 #[derive(Debug, Default)]
 pub(super) struct Handed {
-    ids: HashSet<String>,
+    /// Polling is to end in streaming.
+    on: bool,
+    ids: HashSet<Arc<str>>,
+    /// The same, the oldest first.
+    order: VecDeque<Arc<str>>,
+    /// Those noted since a slot stands.
+    since_slot: Option<usize>,
+    /// Rows of the claim at hand, and their ids.
+    claim: Vec<(usize, Arc<str>)>,
+    row: usize,
     /// What commits from here on was never polled; `None` while polling goes on.
     until: Option<Lsn>,
 }
 
 impl Handed {
-    pub(super) fn note(&mut self, id: &str) {
-        self.until = None;
-        if self.ids.len() < HANDED_MAX {
-            self.ids.insert(id.to_owned());
+    /// Polling begins, to end in streaming, or goes on after a lost connection.
+    pub(super) fn begins(&mut self) {
+        if !self.on {
+            *self = Self { on: true, ..Self::default() };
+        }
+    }
+
+    /// A slot stands that will bring what is polled from here on, and maybe some of what was polled before.
+    pub(super) fn slot_stands(&mut self) {
+        self.since_slot = Some(0);
+    }
+
+    /// A claim begins.
+    pub(super) fn claims(&mut self) {
+        self.claim.clear();
+    }
+
+    /// The row of the claim that is fed next.
+    pub(super) fn feeds(&mut self, row: usize) {
+        self.row = row;
+    }
+
+    /// The row that is fed is the event of this id.
+    pub(super) fn claimed(&mut self, id: &str) {
+        if self.on {
+            self.claim.push((self.row, id.into()));
+        }
+    }
+
+    /// The claim is settled; `done` says which of its rows are done with.
+    pub(super) fn settled(&mut self, done: impl Fn(usize) -> bool) {
+        for (row, id) in std::mem::take(&mut self.claim) {
+            if done(row) {
+                self.note(id);
+            }
+        }
+    }
+
+    fn note(&mut self, id: Arc<str>) {
+        if let Some(since_slot) = &mut self.since_slot {
+            *since_slot += 1;
+            if *since_slot > HANDED_MAX {
+                // All of them come twice then, in order: to pass over only some would swap them with the others.
+                let since_slot = self.since_slot;
+                *self = Self { on: true, since_slot, ..Self::default() };
+                return;
+            }
+        }
+        if self.ids.insert(Arc::clone(&id)) {
+            self.order.push_back(id);
+        }
+        if self.order.len() > HANDED_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.ids.remove(&oldest);
         }
     }
 
     /// Polling ends here.
     pub(super) fn ends(&mut self, until: Lsn) {
+        self.on = false;
         self.until = Some(until);
     }
 
@@ -122,9 +192,72 @@ impl Handed {
         }
         let Some(until) = self.until else { return false };
         if commit_lsn > until {
-            self.ids = HashSet::new();
+            *self = Self::default();
             return false;
         }
         self.ids.contains(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn polled(handed: &mut Handed, ids: impl Iterator<Item = usize>) {
+        for id in ids {
+            handed.claims();
+            handed.feeds(0);
+            handed.claimed(&id.to_string());
+            handed.settled(|_| true);
+        }
+    }
+
+    #[test]
+    fn rows_keep_their_outcomes_where_one_between_them_is_no_event() {
+        let mut handed = Handed::default();
+        handed.begins();
+        handed.claims();
+        for (row, id) in [(0, Some("a")), (1, None), (2, Some("c")), (3, Some("d"))] {
+            handed.feeds(row);
+            if let Some(id) = id {
+                handed.claimed(id);
+            }
+        }
+        handed.settled(|row| row != 2);
+        assert!(!handed.has("a", Lsn::from_wire(1)), "polling goes on");
+        handed.ends(Lsn::from_wire(10));
+        let at = Lsn::from_wire(10);
+        assert_eq!(["a", "c", "d"].map(|id| handed.has(id, at)), [true, false, true]);
+        assert!(!handed.has("a", Lsn::from_wire(11)), "never polled");
+    }
+
+    #[test]
+    fn what_was_polled_before_the_slot_was_heard_of_is_passed_over_too() {
+        let mut handed = Handed::default();
+        handed.begins();
+        polled(&mut handed, 0..=HANDED_MAX);
+        handed.slot_stands();
+        polled(&mut handed, HANDED_MAX + 1..HANDED_MAX + 3);
+        handed.ends(Lsn::from_wire(10));
+        let at = Lsn::from_wire(1);
+        assert!(!handed.has("2", at), "the oldest are forgotten");
+        assert!(handed.has("3", at) && handed.has(&(HANDED_MAX + 2).to_string(), at));
+    }
+
+    #[test]
+    fn more_than_can_be_remembered_all_come_twice() {
+        let mut handed = Handed::default();
+        handed.begins();
+        handed.slot_stands();
+        polled(&mut handed, 0..HANDED_MAX + 5);
+        handed.ends(Lsn::from_wire(10));
+        assert!(!handed.has(&(HANDED_MAX + 4).to_string(), Lsn::from_wire(1)));
+    }
+
+    #[test]
+    fn polling_for_good_remembers_nothing() {
+        let mut handed = Handed::default();
+        polled(&mut handed, 0..5);
+        assert!(handed.ids.is_empty());
     }
 }

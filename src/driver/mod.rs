@@ -23,7 +23,9 @@ mod parking;
 mod pipeline;
 mod poll;
 mod poll_spec;
+mod reader;
 mod renewal;
+mod repair;
 mod run;
 mod say;
 mod session;
@@ -32,5 +34,6 @@ mod spec;
 mod trouble;
 
 pub use poll_spec::poll_spec;
+pub use repair::{repair_table, selection};
 pub use run::{Exit, Service, Stop, StopHandle};
-pub use spec::{Mode, PipelineSpec, PollSettings};
+pub use spec::{Mode, OnSlotLost, PipelineSpec, PollSettings};

@@ -1,11 +1,14 @@
 //! Statements on the parked table, as jobs beside the stream: the write, the records of tries, people's requests.
 
 use super::cut::cut;
+use super::looks::{KEPT, PRUNE_INTERVAL};
 use super::pipeline::Pipeline;
 use super::say;
 use super::session::{Job, job};
 use super::shelf::Wanted;
+use super::spec::Mode;
 use crate::event::Position;
+use crate::lsn::Lsn;
 use crate::parked::{Mark, OwnedRecord, Wish};
 use crate::postgres::SourceError;
 use crate::postgres::control::{Control, Notifications};
@@ -24,6 +27,19 @@ const REQUESTS_INTERVAL: Duration = Duration::from_secs(5);
 /// What was asked for, and the records that were there.
 type Fetched = (Vec<Wanted>, Vec<(Ticket, OwnedRecord)>);
 
+/// Dead events whose rows are looked for at once.
+const DEAD_MAX: usize = 10_000;
+
+/// What people did to the table.
+#[derive(Default)]
+pub(super) struct Asked {
+    wishes: Vec<(Position, Wish)>,
+    /// Dead events whose rows were deleted.
+    deleted: Vec<Position>,
+    /// How long the oldest has been parked, where nothing else looks.
+    oldest: Option<Duration>,
+}
+
 /// The control connection, our right to write on it, and what is under way.
 pub(super) struct Desk {
     pub(super) control: Control,
@@ -36,23 +52,25 @@ pub(super) struct Desk {
 pub(super) struct Jobs {
     writing: Option<Job<Stored>>,
     fetching: Option<Job<Fetched>>,
-    asking: Option<Job<Vec<(Position, Wish)>>>,
+    asking: Option<Job<Asked>>,
     /// When requests are looked for, though nobody has said that there are any.
     ask_at: Instant,
+    prune_at: Instant,
 }
 
 /// What came of one.
 pub(super) enum Said {
     Stored(Result<Stored, SourceError>),
     Fetched(Result<Fetched, SourceError>),
-    Asked(Result<Vec<(Position, Wish)>, SourceError>),
+    Asked(Result<Asked, SourceError>),
     /// It is time to look for requests.
     Ask,
 }
 
 impl Default for Jobs {
     fn default() -> Self {
-        Self { writing: None, fetching: None, asking: None, ask_at: Instant::now() }
+        let now = Instant::now();
+        Self { writing: None, fetching: None, asking: None, ask_at: now, prune_at: now }
     }
 }
 
@@ -136,19 +154,49 @@ impl Pipeline {
             }
             Said::Ask => {
                 jobs.ask_at = Instant::now() + REQUESTS_INTERVAL;
-                let client = desk.control.shared_client();
-                let spec = Arc::clone(&self.spec);
-                jobs.asking =
-                    Some(Box::pin(async move { parked::requests(&client, spec.name()).await }));
+                self.ask(desk);
             }
-            Said::Asked(wishes) => {
+            Said::Asked(asked) => {
                 jobs.asking = None;
-                for (position, wish) in wishes? {
+                let Asked { wishes, deleted, oldest } = asked?;
+                self.shelf.oldest = oldest;
+                for position in deleted {
+                    self.apply(now, Input::Deleted { position });
+                }
+                for (position, wish) in wishes {
                     self.apply(now, Input::Wish { position, wish });
                 }
             }
         }
         Ok(())
+    }
+
+    /// Looks for what people did to the table; where the outbox is polled, also what a stream's looks would see to.
+    fn ask(&self, desk: &mut Desk) {
+        let (client, spec) = (desk.control.shared_client(), Arc::clone(&self.spec));
+        let dead = self.relay.dead(DEAD_MAX);
+        let polls = self.tell.polling;
+        let prune = polls && desk.jobs.prune_at <= Instant::now();
+        if prune {
+            desk.jobs.prune_at = Instant::now() + PRUNE_INTERVAL;
+        }
+        let any = self.relay.parked().total() > 0;
+        desk.jobs.asking = Some(Box::pin(async move {
+            let (name, mut asked) = (spec.name(), Asked::default());
+            if prune && spec.mode == Mode::Poll {
+                parked::prune_polled(&client, name, KEPT).await?;
+            } else if prune {
+                parked::prune(&client, name, Lsn::from_wire(u64::MAX), KEPT).await?;
+            }
+            if !dead.is_empty() {
+                asked.deleted = parked::missing(&client, name, &dead).await?;
+            }
+            if polls && any {
+                asked.oldest = parked::counts(&client, name).await?.oldest;
+            }
+            asked.wishes = parked::requests(&client, name).await?;
+            Ok(asked)
+        }));
     }
 
     fn stored(&mut self, now: Duration, stored: Stored) {

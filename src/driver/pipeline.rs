@@ -7,11 +7,12 @@ use super::destinations::Destinations;
 use super::halts;
 use super::history::{History, Seen};
 use super::marking::{Handed, Marking};
+use super::repair;
 use super::run::{Exit, Stop};
 use super::say;
 use super::session::End;
 use super::shelf::Shelf;
-use super::spec::{Mode, PipelineSpec};
+use super::spec::{Mode, OnSlotLost, PipelineSpec};
 use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
 use crate::event::{PgTime, Position};
@@ -59,16 +60,16 @@ pub(super) struct Pipeline {
     pub(super) destinations: Destinations,
     pub(super) marking: Marking,
     pub(super) handed: Handed,
-    /// The ids of the claim at hand, while a slot stands that will bring its rows too.
-    pub(super) claim_ids: Option<Vec<String>>,
-    /// The slot can't be used: the table is polled next.
-    polls_next: bool,
     /// The slot is to be let go as soon as the table is polled.
     pub(super) lets_go: bool,
     /// What was received when the stream was last seen to wait for a standby.
     pub(super) stalled_at: Option<Lsn>,
     /// `source.wal_retain_max`
     pub(super) budget: Option<Budget>,
+    /// What is tried next.
+    next: Next,
+    /// A repair came to its end, or there was nothing to repair.
+    pub(super) repaired: bool,
     posts: Vec<Post>,
     epoch: Instant,
     ever_streamed: bool,
@@ -82,6 +83,18 @@ pub(super) struct Pipeline {
     rechecked: Option<HaltReason>,
     repeats: Repeats,
     pause_min: Duration,
+}
+
+/// How events are read next.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+enum Next {
+    /// By the mode.
+    #[default]
+    Stream,
+    /// From the table, since the slot can't be used.
+    Poll,
+    /// From the list of a repair.
+    Repair,
 }
 
 /// What waiting came to.
@@ -140,11 +153,11 @@ impl Pipeline {
             destinations,
             marking,
             handed: Handed::default(),
-            claim_ids: None,
-            polls_next: false,
             lets_go: false,
             stalled_at: None,
             budget,
+            next: Next::Stream,
+            repaired: false,
             posts: Vec::new(),
             epoch: Instant::now(),
             ever_streamed: false,
@@ -160,8 +173,13 @@ impl Pipeline {
     async fn run(&mut self, stop: &Stop) -> Exit {
         let mut backoff = Backoff::new(RECONNECT_MIN, RECONNECT_MAX);
         loop {
-            if self.spec.mode == Mode::Poll || std::mem::take(&mut self.polls_next) {
-                match self.poll_once(stop, &mut backoff).await {
+            if self.spec.only_repair && self.repaired {
+                return Exit::Stopped;
+            }
+            let next = std::mem::take(&mut self.next);
+            let repairs = next == Next::Repair || self.spec.only_repair;
+            if repairs || self.spec.mode == Mode::Poll || next == Next::Poll {
+                match self.poll_once(repairs, stop, &mut backoff).await {
                     Some(exit) => return exit,
                     None => continue,
                 }
@@ -207,9 +225,17 @@ impl Pipeline {
         }
     }
 
-    /// One session of polling, and the pause after it; the exit, if the pipeline is over.
-    async fn poll_once(&mut self, stop: &Stop, backoff: &mut Backoff) -> Option<Exit> {
-        let attempt = connect::open_poll(Arc::clone(&self.spec));
+    /// One session of polling, or of a repair, and the pause after it; the exit, if the pipeline is over.
+    async fn poll_once(
+        &mut self,
+        repairs: bool,
+        stop: &Stop,
+        backoff: &mut Backoff,
+    ) -> Option<Exit> {
+        let spec = Arc::clone(&self.spec);
+        let attempt = async move {
+            if repairs { repair::open(spec).await } else { connect::open_poll(spec).await }
+        };
         let failure = match self.waiting(attempt, stop).await {
             Waited::Over(exit) => return Some(exit),
             Waited::Done(Err(failure)) => failure,
@@ -254,7 +280,16 @@ impl Pipeline {
         if let Some(halt) = self.judge(failure) {
             if self.spec.mode == Mode::Auto && polling_helps(halt.reason) {
                 say::falling_back(self, &halt);
-                self.polls_next = true;
+                self.next = Next::Poll;
+                return None;
+            }
+            let repairs = self.spec.on_slot_lost == OnSlotLost::Repair;
+            if repairs && self.spec.mode == Mode::Wal && repair::repair_helps(halt.reason) {
+                say::repair_next(self, &halt);
+                if self.relay.in_flight().0 > 0 {
+                    self.apply(self.now(), Input::SlotTaken);
+                }
+                self.next = Next::Repair;
                 return None;
             }
             self.apply(self.now(), Input::SourceLost);
@@ -279,6 +314,8 @@ impl Pipeline {
             Failure::StandBy { active_pid } => self.stand_by(Some(active_pid)),
             Failure::Wait { message } => say::waiting(self, &message),
             Failure::Reset => {}
+            Failure::Unrepaired => self.next = Next::Repair,
+            Failure::Sound => self.repaired = true,
             Failure::Source(error, phase) => {
                 match action::action(&error, phase, self.ever_streamed) {
                     Action::Reconnect(class) => return self.reconnect(class, &error),

@@ -7,6 +7,7 @@ use super::claim::Open;
 use super::connect;
 use super::parking::{Desk, Said, wishes};
 use super::pipeline::Pipeline;
+use super::reader::Reader;
 use super::renewal::{Renewal, renewing};
 use super::run::{Exit, Stop};
 use super::say;
@@ -19,7 +20,7 @@ use crate::pgoutput::{self, Message};
 use crate::postgres::SourceError;
 use crate::postgres::cursor::Written;
 use crate::postgres::parked::{Loaded, Stored};
-use crate::postgres::poll::{CLAIM_ROWS_MAX, Poller};
+use crate::postgres::poll::CLAIM_ROWS_MAX;
 use crate::postgres::setup::Renewed;
 use crate::relay::{Effect, Input};
 use std::time::Duration;
@@ -35,13 +36,15 @@ const _: () = assert!(BACKLOG_ROWS <= CLAIM_ROWS_MAX);
 
 /// The sessions of a pipeline that polls, and the claim at hand.
 pub(super) struct Polling {
-    pub(super) poller: Poller,
+    pub(super) poller: Reader,
     pub(super) desk: Desk,
     pub(super) parked: Vec<Loaded>,
     /// The server's end of WAL when this began.
     pub(super) start: Lsn,
     /// Failures are kept in the outbox table itself.
     pub(super) keeps_failures: bool,
+    /// The same for the claim at hand.
+    pub(super) keeps_now: bool,
     pub(super) open: Option<Open>,
     /// A row failed, and the table says so: the relay's memory of it is over with the claim.
     pub(super) failed: bool,
@@ -77,7 +80,7 @@ pub(super) enum Over {
 
 impl Polling {
     pub(super) fn new(
-        poller: Poller,
+        poller: Reader,
         desk: Desk,
         parked: Vec<Loaded>,
         start: Lsn,
@@ -89,6 +92,7 @@ impl Polling {
             parked,
             start,
             keeps_failures,
+            keeps_now: keeps_failures,
             open: None,
             failed: false,
             floor: start,
@@ -102,16 +106,24 @@ impl Polling {
 
 impl Pipeline {
     /// Polls until something ends it.
-    pub(super) async fn poll(&mut self, mut polling: Polling, stop: &Stop) -> End {
+    pub(super) async fn poll(&mut self, polling: Polling, stop: &Stop) -> End {
+        self.shelf.failures_stay = polling.keeps_failures;
+        let end = self.poll_on(polling, stop).await;
+        self.shelf.failures_stay = false;
+        end
+    }
+
+    async fn poll_on(&mut self, mut polling: Polling, stop: &Stop) -> End {
         if let Err(halt) = self.renew_mapper(true) {
             return End::Over(Exit::Halted(halt));
         }
         if let Some(halt) = self.begin_polling(&polling) {
             return End::Over(Exit::Halted(halt));
         }
-        if self.spec.mode == Mode::Auto {
+        if self.spec.mode == Mode::Auto && polling.poller.repairs().is_none() {
             let lets_go = std::mem::take(&mut self.lets_go);
             polling.renewal = Some(Renewal::new(lets_go));
+            self.handed.begins();
             if let Err(error) = self.mark_streamed(&polling).await {
                 return End::Lost(error);
             }
@@ -142,7 +154,7 @@ impl Pipeline {
     /// Tells mapper and relay that positions mean something else from now on; a halt where the table does not fit.
     fn begin_polling(&mut self, polling: &Polling) -> Option<Box<crate::error::Halt>> {
         self.mapper.forget_relations(Some(polling.poller.table_oid()));
-        if let Ok(Message::Relation(relation)) = pgoutput::decode(polling.poller.relation())
+        if let Ok(Message::Relation(relation)) = pgoutput::decode(&polling.poller.relation())
             && let Err(error) = self.mapper.relation(&relation)
         {
             return Some(Box::new(super::halts::unfit_table(&error)));
@@ -190,7 +202,7 @@ impl Pipeline {
     /// Settles a claim that is done, and looks for the next at once.
     async fn end_claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
         polling.floor = polling.open.as_ref().map_or(polling.floor, Open::end);
-        self.settle_claim(polling).await?;
+        let any = self.settle_claim(polling).await?;
         if std::mem::take(&mut polling.failed) {
             // The table holds failed rows and their followers back: the next claim is a new beginning.
             let client = polling.desk.control.client();
@@ -198,17 +210,23 @@ impl Pipeline {
             polling.start = polling.floor;
             drop(self.begin_polling(polling));
         }
-        polling.next_at = Instant::now();
+        // Where everything waits for something else, the next claim finds the same.
+        let pause = if any { Duration::ZERO } else { self.spec.poll.interval };
+        polling.next_at = Instant::now() + pause;
         Ok(())
     }
 
     async fn claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
         let settings = &self.spec.poll;
-        if let Some(ids) = &mut self.claim_ids {
-            ids.clear();
-        }
+        self.handed.claims();
         let limit = polling.limit.max(settings.batch);
-        let claim = polling.poller.claim(limit, None).await?;
+        let all = polling.renewal.as_ref().is_some_and(Renewal::takes_all);
+        polling.keeps_now = polling.keeps_failures && !all;
+        let claim = if all {
+            polling.poller.claim_all(limit).await?
+        } else {
+            polling.poller.claim(limit).await?
+        };
         self.tell.skipped_total += claim.expired;
         if let Some(renewal) = &mut polling.renewal {
             renewal.claimed(&claim);

@@ -1,8 +1,9 @@
 //! `mode = "auto"`: from polling back to streaming.
 //!
 //! A slot is made, or found, while polling goes on. What was committed before it is in the table; so once a claim that
-//! began after it has taken all there was, nothing is left that the stream will not bring. What polling publishes from
-//! the slot on comes by the stream as well, and is passed over there by its id ([`Handed`](super::marking::Handed)).
+//! began after it has taken all there was, nothing is left that the stream will not bring. All means also what is
+//! delayed (`available_at`) or has failed before: that is parked, as it would be had the stream brought it. What polling publishes from
+//! the slot's point on comes by the stream as well, and is passed over there by its id ([`Handed`](super::marking::Handed)).
 //!
 //! The other way, from the stream to polling, needs no hand-over: published rows are marked before the cursor passes
 //! them, so the table says what is left.
@@ -32,6 +33,8 @@ pub(super) struct Renewal {
     job: Option<Job<Renewed>>,
     next_at: Instant,
     step: Step,
+    /// A claim that began with the slot standing took everything that was ready: the next ones take the rest as well.
+    last: bool,
     /// A claim that began with the slot standing took everything.
     drained: bool,
 }
@@ -53,16 +56,22 @@ impl Renewal {
     /// A way back that begins with a slot that is to be let go, or with the one there is.
     pub(super) fn new(lets_go: bool) -> Self {
         let step = if lets_go { Step::LetGo } else { Step::Make };
-        Self { job: None, next_at: Instant::now(), step, drained: false }
+        Self { job: None, next_at: Instant::now(), step, last: false, drained: false }
     }
 
     /// A claim was made: it has all there was, or something is left for another one.
     pub(super) fn claimed(&mut self, claim: &Claim) {
-        let all = !claim.more && claim.withheld == 0;
-        self.drained = all && self.step == Step::Stands;
-        if all && self.step == Step::Empty {
+        self.drained = self.last && !claim.more && claim.withheld == 0;
+        self.last |= self.step == Step::Stands && !claim.more;
+        if self.step == Step::Empty && !claim.more {
             (self.step, self.next_at) = (Step::Make, Instant::now());
         }
+    }
+
+    /// Whether claims take what is not ready too: the stream will not bring it, so it is parked, and its table is told
+    /// that it is kept elsewhere.
+    pub(super) fn takes_all(&self) -> bool {
+        self.last
     }
 }
 
@@ -121,8 +130,8 @@ impl Pipeline {
         match outcome {
             Ok(Renewed::Stands) => {
                 renewal.step = Step::Stands;
-                renewal.drained = false;
-                self.claim_ids = Some(Vec::new());
+                (renewal.last, renewal.drained) = (false, false);
+                self.handed.slot_stands();
                 self.tell.slot = None;
                 say::slot_stands(self);
             }
@@ -148,20 +157,21 @@ impl Pipeline {
             return;
         }
         let Some(renewal) = &mut polling.renewal else { return };
-        (renewal.step, renewal.drained) = (Step::LetGo, false);
+        (renewal.step, renewal.last, renewal.drained) = (Step::LetGo, false, false);
         renewal.next_at = Instant::now();
-        self.claim_ids = None;
     }
 
     /// Whether the stream may go on from the slot; then polling is over.
     pub(super) async fn hands_over(&mut self, polling: &mut Polling) -> Result<bool, SourceError> {
+        if polling.poller.repairs().is_some() {
+            return self.repair_ends(polling).await;
+        }
         let drained = polling.renewal.as_ref().is_some_and(|renewal| renewal.drained);
         if !drained || polling.open.is_some() {
             return Ok(false);
         }
         let wal_end = server::read(polling.desk.control.client()).await?.wal_end;
         self.handed.ends(wal_end);
-        self.claim_ids = None;
         Ok(true)
     }
 }

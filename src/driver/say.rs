@@ -4,12 +4,18 @@
 //! line has an `event`, a stable name for machines; `docs/operations.md` lists them with their fields. Owns the wall
 //! clock, which serves latencies and lag, and no decision.
 
+mod bookmark;
 mod destination;
 mod parked;
+mod repair;
 mod slot;
 
+pub(super) use bookmark::bookmark_let_go;
 pub(super) use destination::{destination_down, destination_given_up, undelivered};
 pub(super) use parked::{marked, parked, released};
+pub(super) use repair::{
+    repair_begins, repair_next, repair_progress, repair_told, repaired, repairing, slot_gone_again,
+};
 pub(super) use slot::{slot_held, slot_let_go, wal_budget_half, wal_budget_well};
 
 use super::pipeline::Pipeline;
@@ -59,6 +65,8 @@ pub(super) struct Tell {
     /// With a standby that the stream waits for.
     pub(super) standby: Option<Trouble>,
     pub(super) standing_by: Option<Trouble>,
+    /// When a repair last told how far it is.
+    pub(super) repair_at: Option<Instant>,
     behind: Option<Trouble>,
     close_since: Option<Instant>,
     parked: Few,

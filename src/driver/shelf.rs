@@ -8,7 +8,7 @@ use crate::event::{PgTime, Position};
 use crate::outbox::{At, Mapped, Poison};
 use crate::parked::{Entry, OwnedRecord, Parked};
 use crate::record::{Header, Outcome, Record, Refusal, Scope, Ticket};
-use crate::relay::Input;
+use crate::relay::{Input, OnPoison};
 use crate::sink::NotTaken;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -29,6 +29,10 @@ pub(super) struct Shelf {
     writing: Arc<Vec<Parked>>,
     /// Tries that the sink has not taken yet.
     tries: VecDeque<Try>,
+    /// Failures go into the outbox table itself (polling): only what is sure may become one.
+    pub(super) failures_stay: bool,
+    /// How long the oldest event has been parked, as the last look had it; `None` where a stream's own looks say so.
+    pub(super) oldest: Option<Duration>,
 }
 
 /// One try on its way to the sink.
@@ -42,6 +46,8 @@ pub(super) struct Try {
     since: Duration,
     /// It goes to the dead-letter topic.
     letter: bool,
+    /// What is known of its destination was doubted for its sake: what is heard after that may refuse it.
+    doubted: bool,
 }
 
 /// A record that has to be read.
@@ -86,11 +92,22 @@ impl Shelf {
     }
 
     pub(super) fn try_again(&mut self, ticket: Ticket, position: Position, since: Duration) {
-        self.tries.push_back(Try { ticket, position, record: None, since, letter: false });
+        self.push_try(ticket, position, since, false);
     }
 
     pub(super) fn send_letter(&mut self, ticket: Ticket, position: Position, since: Duration) {
-        self.tries.push_back(Try { ticket, position, record: None, since, letter: true });
+        self.push_try(ticket, position, since, true);
+    }
+
+    fn push_try(&mut self, ticket: Ticket, position: Position, since: Duration, letter: bool) {
+        let (record, doubted) = (None, false);
+        self.tries.push_back(Try { ticket, position, record, since, letter, doubted });
+    }
+
+    /// Whether an event that may not fit its destination is set aside until that is known, and nobody but its aggregate
+    /// waits. Where a refusal would end more than a try, everything waits for the destination's answer.
+    pub(super) fn takes_doubted(&self, on_poison: OnPoison) -> bool {
+        on_poison == OnPoison::BlockKey && !self.failures_stay
     }
 
     /// Whether records have to be read.
@@ -171,23 +188,31 @@ impl Pipeline {
         }
     }
 
-    /// Offers the sink what is to be tried.
+    /// Offers the sink what is to be tried. It is refused only on what was heard since it was offered first: it may be
+    /// tried because somebody has just mended its destination.
     pub(super) fn offer_tries(&mut self, now: Duration) {
         let mut tries = std::mem::take(&mut self.shelf.tries);
-        tries.retain(|a_try| {
+        tries.retain_mut(|a_try| {
             let Some(record) = &a_try.record else { return true };
-            let outcome = match with(record, |record| self.sink.enqueue(a_try.ticket, record)) {
+            let mut answer = with(record, |record| self.sink.enqueue(a_try.ticket, record));
+            if let Err(NotTaken::Refused(Refusal::TooLarge { .. } | Refusal::Partition(_))) = answer
+                && !std::mem::replace(&mut a_try.doubted, true)
+            {
+                self.sink.doubt(&record.topic);
+                answer = with(record, |record| self.sink.enqueue(a_try.ticket, record));
+            }
+            let outcome = match answer {
                 Ok(()) => {
                     self.destinations.takes(&record.topic);
                     return false;
                 }
                 Err(NotTaken::Full) => return true,
-                Err(NotTaken::Destination | NotTaken::Unavailable)
+                Err(NotTaken::Destination | NotTaken::Unavailable | NotTaken::Doubted(_))
                     if now.saturating_sub(a_try.since) < DESTINATION_PATIENCE =>
                 {
                     return true;
                 }
-                Err(NotTaken::Destination | NotTaken::Unavailable) => {
+                Err(NotTaken::Destination | NotTaken::Unavailable | NotTaken::Doubted(_)) => {
                     let reason = Refusal::TopicName;
                     Outcome::Rejected { scope: Scope::Destination, reason }
                 }

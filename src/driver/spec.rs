@@ -18,6 +18,16 @@ pub enum Mode {
     Auto,
 }
 
+/// What a running relay does when its slot is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum OnSlotLost {
+    /// Halt, for an operator.
+    #[default]
+    Halt,
+    /// What `postrider repair` does.
+    Repair,
+}
+
 /// How a table is polled.
 #[derive(Clone, Debug)]
 pub struct PollSettings {
@@ -56,8 +66,14 @@ pub struct PipelineSpec {
     pub park_after: Option<Duration>,
     /// Where events are read from.
     pub mode: Mode,
+    /// What is done when the slot is gone, in mode `wal`.
+    pub on_slot_lost: OnSlotLost,
+    /// `postrider repair`: end when there is nothing to repair any more.
+    pub only_repair: bool,
     /// How the table is polled, and marked.
     pub poll: PollSettings,
+    /// Bytes of WAL that bookmarks may hold back together.
+    pub bookmarks_retain_max: u64,
     /// Pause between two cursor rows while events are delivered.
     pub cursor_interval: Duration,
     /// Pause between two status updates while the watermark moves.

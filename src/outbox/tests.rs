@@ -6,6 +6,7 @@
 )]
 
 mod debezium;
+mod fuzz;
 mod headers;
 mod layouts;
 mod message;

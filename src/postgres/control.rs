@@ -193,7 +193,8 @@ pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<fence::Facts, Sourc
     let slot = slot::read(client, version, &names.slot).await?;
     let schema = schema::read(client).await?;
     let cursor = match schema {
-        schema::SchemaState::Version(schema::VERSION) => {
+        // Versions 2 and 3 have the same columns, as far as they are read.
+        schema::SchemaState::Version(2 | 3 | schema::VERSION) => {
             cursor::read(client, &names.pipeline).await?
         }
         schema::SchemaState::Version(1) => cursor::read_version_1(client, &names.pipeline).await?,

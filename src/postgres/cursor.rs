@@ -64,6 +64,18 @@ const COLUMNS: &str = "pipeline, system_identifier, timeline, slot, slot_created
                        messages, watermark, flush_limit, partial_commit_lsn, partial_ordinal, \
                        owner_epoch";
 
+/// What a table can be asked for when the slot is gone (`repair`): a snapshot all of whose transactions are resolved.
+///
+/// A transaction that a statement's snapshot sees has written its commit record, so that record lies before an end of
+/// WAL that is read later; once the watermark (`$8`) has reached that end, all that the snapshot sees is resolved. One
+/// snapshot waits for its turn at a time, so the row's size does not depend on the lag.
+const LEDGER: &str = "\
+resolved_snapshot = CASE WHEN pending_lsn <= $8 THEN pending_snapshot ELSE resolved_snapshot END, \
+pending_snapshot = CASE WHEN pending_lsn > $8 THEN pending_snapshot \
+                        ELSE pg_catalog.pg_current_snapshot() END, \
+pending_lsn = CASE WHEN pending_lsn > $8 THEN pending_lsn \
+                   ELSE pg_catalog.pg_current_wal_insert_lsn() END";
+
 /// The row of `pipeline`, `None` if there is none.
 pub async fn read(client: &Client, pipeline: &str) -> Result<Option<Cursor>, SourceError> {
     read_columns(client, pipeline, COLUMNS).await
@@ -165,7 +177,7 @@ pub async fn write(client: &Client, cursor: &Cursor) -> Result<Written, SourceEr
         "WITH stored AS ( \
            UPDATE postrider.cursor SET timeline = $3, publication = $6, messages = $7, \
              watermark = $8, flush_limit = greatest(flush_limit, $9::pg_catalog.pg_lsn, $8), \
-             partial_commit_lsn = $10, partial_ordinal = $11, updated_at = pg_catalog.now() \
+             partial_commit_lsn = $10, partial_ordinal = $11, updated_at = pg_catalog.now(), {LEDGER} \
            WHERE pipeline = $1 AND system_identifier = $2 AND slot = $4 \
              AND slot_created_lsn = $5 AND watermark <= $8 AND owner_epoch = $12 \
            RETURNING 1) \
@@ -231,7 +243,8 @@ ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identif
     timeline = excluded.timeline, slot = excluded.slot, slot_created_lsn = excluded.slot_created_lsn,
     publication = excluded.publication, messages = excluded.messages,
     watermark = excluded.watermark, flush_limit = excluded.flush_limit,
-    partial_commit_lsn = excluded.partial_commit_lsn, partial_ordinal = excluded.partial_ordinal
+    partial_commit_lsn = excluded.partial_commit_lsn, partial_ordinal = excluded.partial_ordinal,
+    resolved_snapshot = excluded.resolved_snapshot, pending_snapshot = NULL, pending_lsn = NULL
     WHERE postrider.cursor.slot = ''";
 
 /// What the server's types want otherwise than [`Cursor`] has it.

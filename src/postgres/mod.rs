@@ -22,6 +22,7 @@ pub use wal::{Batch, Frame, StartReplication, Switch, WalConnection, WalStream};
 
 // Control: what stands on the server, whether and where a stream may start, and how it is set up.
 pub mod action;
+pub mod bookmark;
 pub mod control;
 pub mod cursor;
 pub mod fence;
@@ -30,6 +31,8 @@ pub mod parked;
 pub mod poll;
 pub mod preflight;
 pub mod publication;
+pub mod repair;
+pub mod replay;
 pub mod schema;
 pub mod server;
 pub mod setup;

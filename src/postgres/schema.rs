@@ -21,13 +21,25 @@ pub struct Migration {
 pub const MIGRATIONS: &[Migration] = &[
     Migration { number: 1, name: "cursor", sql: include_str!("../../sql/schema/0001_cursor.sql") },
     Migration { number: 2, name: "parked", sql: include_str!("../../sql/schema/0002_parked.sql") },
+    Migration { number: 3, name: "repair", sql: include_str!("../../sql/schema/0003_repair.sql") },
+    Migration {
+        number: 4,
+        name: "bookmark",
+        sql: include_str!("../../sql/schema/0004_bookmark.sql"),
+    },
 ];
 
 /// The version this binary works with.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 4;
 
 /// The last version without the parked table.
 const BEFORE_PARKED: u32 = 1;
+
+/// The last version without the tables of a repair.
+const BEFORE_REPAIR: u32 = 2;
+
+/// The last version without the tables of bookmarks and replays.
+const BEFORE_BOOKMARKS: u32 = 3;
 
 /// Makes the place where versions are kept.
 pub const MIGRATION_TABLE: &str = "\
@@ -77,27 +89,53 @@ pub async fn read(client: &Client) -> Result<SchemaState, SourceError> {
         Some(true) => {
             let row = client
                 .query_one(
-                    "SELECT coalesce(pg_catalog.max(number), 0), EXISTS ( \
-                       SELECT FROM pg_catalog.pg_class c \
+                    "SELECT coalesce(pg_catalog.max(number), 0), ARRAY( \
+                       SELECT c.relname::pg_catalog.text FROM pg_catalog.pg_class c \
                        JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-                       WHERE n.nspname = 'postrider' AND c.relname = 'parked') \
+                       WHERE n.nspname = 'postrider' AND c.relkind = 'r') \
                      FROM postrider.migration",
                     &[],
                 )
                 .await
                 .map_err(failed)?;
             let number = row.try_get::<_, i32>(0).map_err(failed)?.cast_unsigned();
-            let parked: bool = row.try_get(1).map_err(failed)?;
-            // Somebody dropped the table: setup makes it anew.
-            let without = if number > VERSION { number } else { number.min(BEFORE_PARKED) };
-            Ok(SchemaState::Version(if parked { number } else { without }))
+            let tables: Vec<String> = row.try_get(1).map_err(failed)?;
+            Ok(SchemaState::Version(standing(number, &tables)))
         }
+    }
+}
+
+/// The version that is whole. Where somebody dropped a table, setup makes it anew.
+fn standing(number: u32, tables: &[String]) -> u32 {
+    let has = |name: &str| tables.iter().any(|table| table == name);
+    if number > VERSION {
+        number
+    } else if !has("parked") {
+        number.min(BEFORE_PARKED)
+    } else if !(has("repair") && has("repair_page")) {
+        number.min(BEFORE_REPAIR)
+    } else if !(has("bookmark") && has("replay")) {
+        number.min(BEFORE_BOOKMARKS)
+    } else {
+        number
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_table_that_is_gone_is_made_again() {
+        let all =
+            ["cursor", "parked", "repair", "repair_page", "bookmark", "replay"].map(str::to_owned);
+        assert_eq!(standing(VERSION, &all), VERSION);
+        assert_eq!(standing(VERSION, &all[..5]), BEFORE_BOOKMARKS);
+        assert_eq!(standing(VERSION, &all[..3]), BEFORE_REPAIR);
+        assert_eq!(standing(VERSION, &all[..1]), BEFORE_PARKED);
+        assert_eq!(standing(VERSION + 1, &all[..1]), VERSION + 1, "a newer program's affair");
+        assert_eq!(standing(0, &[]), 0);
+    }
 
     #[test]
     fn migrations_are_numbered_without_gaps_up_to_our_version() {

@@ -62,8 +62,15 @@ impl Relay {
             Input::CursorWritten => self.feedback.written(),
             Input::ParkingWritten => self.parking_written(),
             Input::Gone { ticket } => self.parking.gone(ticket),
+            Input::Deleted { position } => self.parking.deleted(position),
             Input::Unsent { position } => self.parking.unsent(position),
-            Input::Unavailable { ticket } => self.unavailable(now, ticket, effects),
+            Input::Unavailable { ticket } => {
+                let (state, wait) = self.parking.rules.unavailable();
+                self.wait_aside(now, ticket, (state, wait), effects);
+            }
+            Input::Doubted { ticket } => {
+                self.wait_aside(now, ticket, (State::Due, Duration::ZERO), effects);
+            }
             Input::Wish { position, wish } => {
                 self.parking.wish(now, position, wish, self.resolved());
             }
@@ -185,12 +192,19 @@ impl Relay {
         self.park(now, ticket, entry, slot.size_bytes(), effects);
     }
 
-    /// The destination of the event just handed over takes no records, and one waits for it no longer.
-    fn unavailable(&mut self, now: Duration, ticket: Ticket, effects: &mut Vec<Effect>) {
+    /// Nothing is known to be wrong with the event just handed over, and yet it is parked: its aggregate waits.
+    fn wait_aside(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        (state, wait): (State, Duration),
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(slot) = self.flow.get(ticket) else { return };
         self.flow.put_aside(ticket);
-        let mut entry = self.parking.rules.unavailable(slot.position, slot.lane);
-        entry.overtaken_by = self.flow.overtaken(slot.position);
+        let overtaken_by = self.flow.overtaken(slot.position);
+        let (position, lane) = (slot.position, Some(slot.lane));
+        let entry = Entry { position, lane, state, attempts: 0, wait, overtaken_by };
         self.park(now, ticket, entry, slot.size_bytes(), effects);
     }
 

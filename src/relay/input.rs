@@ -89,10 +89,21 @@ pub enum Input<'a> {
         /// Whose.
         ticket: Ticket,
     },
+    /// The event just handed over does not fit what was last heard of its destination: it is set aside, and tried as
+    /// soon as its row is committed. Its record is still at hand.
+    Doubted {
+        /// Whose.
+        ticket: Ticket,
+    },
     /// The row of a try is not in the table: somebody deleted it.
     Gone {
         /// The ticket of [`Effect::Try`](super::Effect::Try) or [`Effect::Letter`](super::Effect::Letter).
         ticket: Ticket,
+    },
+    /// The row of a dead event is not in the table: somebody deleted it.
+    Deleted {
+        /// Which.
+        position: Position,
     },
     /// A person asks for something to be done with a parked event.
     Wish {

@@ -34,6 +34,13 @@ pub(super) struct Row {
     pub(super) alone: bool,
 }
 
+impl Row {
+    /// Whether nothing is being done with it: the table has it as it is.
+    pub(super) fn at_rest(&self) -> bool {
+        self.trying.is_none() && self.unwritten == 0
+    }
+}
+
 /// A blocked lane.
 #[derive(Debug, Default)]
 struct Queue {
@@ -131,6 +138,12 @@ impl Lanes {
             self.is_head(*position, row).then_some((*position, row.state, row.attempts, row.due))
         };
         self.rows.iter().take(HEADS_SCAN_ROWS).filter_map(head).take(most).collect()
+    }
+
+    /// Dead rows, whose lanes wait for a person.
+    pub(super) fn dead(&self, most: usize) -> Vec<Position> {
+        let dead = self.rows.iter().filter(|(_, row)| row.state == State::Dead && row.at_rest());
+        dead.map(|(position, _)| *position).take(most).collect()
     }
 
     /// A row that is new to us. `written` where the table has it already.

@@ -138,6 +138,14 @@ impl Relay {
         self.parking.lanes.heads(most)
     }
 
+    /// The first dead events: only a person moves them, maybe by deleting their rows.
+    pub fn dead(&self, most: usize) -> Vec<Position> {
+        if self.parking.counts().dead == 0 {
+            return Vec::new();
+        }
+        self.parking.lanes.dead(most)
+    }
+
     /// What the next change of the stream is, or `None` where an earlier session has dealt with it.
     pub fn upcoming(&self) -> Option<Upcoming> {
         self.stream.upcoming()

@@ -143,6 +143,8 @@ impl Script {
             "parked" => Input::ParkingWritten,
             "unsent" => Input::Unsent { position: position() },
             "unavailable" => Input::Unavailable { ticket: ticket(1) },
+            "doubted" => Input::Doubted { ticket: ticket(1) },
+            "deleted" => Input::Deleted { position: position() },
             "gone" => Input::Gone { ticket: ticket(1) },
             "wish" => Input::Wish { position: position(), wish: Wish::parse(words[3]).unwrap() },
             "unfit" => Input::Halt(Box::new(halt("no reader"))),

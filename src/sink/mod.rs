@@ -28,6 +28,9 @@ pub trait Sink: Send {
     /// overtake it.
     fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken>;
 
+    /// What is known of the destination may be old: it is asked for again before a record is refused because of it.
+    fn doubt(&mut self, _topic: &str) {}
+
     /// Throws away everything in flight and starts anew; reports of what was in flight may still come, or not.
     ///
     /// What was in flight is then `Unknown`, all of it: the caller starts again from its cursor.
@@ -48,6 +51,9 @@ pub enum NotTaken {
     /// The broker answers, and says that the destination takes no records: it is missing, or not open to us. A post
     /// says when that is over.
     Unavailable,
+    /// It does not fit what was last heard of the destination, which is old news and is being asked for again. Nothing
+    /// else waits for the answer: others may be offered meanwhile. A post says when to offer this one again.
+    Doubted(Refusal),
     /// It can never be published as it is.
     Refused(Refusal),
 }

@@ -80,7 +80,7 @@ async fn idle_relay_leaves_the_processor_alone() {
 }
 
 /// The publish latency's buckets: upper bound in seconds, and how many so far.
-async fn latencies(relay: &Relay) -> Vec<(f64, f64)> {
+pub(crate) async fn latencies(relay: &Relay) -> Vec<(f64, f64)> {
     let (_, text) = relay.get("/metrics").await.expect("an answer");
     let bucket = |line: &str| {
         let (bound, rest) =
@@ -92,7 +92,7 @@ async fn latencies(relay: &Relay) -> Vec<(f64, f64)> {
 }
 
 /// The 99th percentile in milliseconds of what came between two looks, even inside a bucket.
-fn p99_between(before: &[(f64, f64)], after: &[(f64, f64)]) -> f64 {
+pub(crate) fn p99_between(before: &[(f64, f64)], after: &[(f64, f64)]) -> f64 {
     let counts: Vec<(f64, f64)> =
         before.iter().zip(after).map(|(old, new)| (new.0, new.1 - old.1)).collect();
     let wanted = counts.last().map_or(0.0, |(_, all)| all * 0.99);
@@ -106,58 +106,102 @@ fn p99_between(before: &[(f64, f64)], after: &[(f64, f64)]) -> f64 {
     f64::INFINITY
 }
 
-/// The longest stall by one event that is too large.
-const STALL_MAX_MILLIS: f64 = 1_000.0;
+/// The upper bound of the slowest one's bucket, in milliseconds.
+fn slowest_between(before: &[(f64, f64)], after: &[(f64, f64)]) -> f64 {
+    let all = before.iter().zip(after).map(|(old, new)| (new.0, new.1 - old.1));
+    let all: Vec<(f64, f64)> = all.collect();
+    let most = all.last().map_or(0.0, |(_, count)| *count);
+    all.iter().find(|(_, count)| *count >= most).map_or(0.0, |(bound, _)| bound * 1000.0)
+}
 
-/// A 2 MB event amid 100,000 others: they go on after one short stall, the slot passes it, and what is behind it in its
-/// aggregate follows in order once the topic takes it and somebody says `parked retry`.
+/// Below this a percentile, and a slowest one, is the machine's noise. Milliseconds.
+const NOISE_MILLIS: (f64, f64) = (10.0, 250.0);
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
+/// A 2 MB event amid 100,000 others: they go on as if it were not there, the slot passes it, and what is behind it in
+/// its aggregate follows in order once the topic takes it and somebody says `parked retry`.
+///
+/// Five times, each beside a stretch without: what else the machine does meanwhile is not measured.
 #[tokio::test]
 async fn event_of_two_megabytes_slows_nobody_but_its_aggregate() {
-    const EVENTS: u64 = 100_000;
+    const ROUNDS: usize = 5;
+    const EVENTS: u64 = 20_000;
     let pipeline = Pipeline::shared(Version::Pg15, "twomb").await;
     let relay = pipeline.run();
     relay.await_state("streaming", SOON).await;
     let mut plan = pipeline.plan();
-    (plan.rate, plan.transaction_events, plan.rollback_every) = (5_000, 50, 0);
+    // Half of what a build that is not optimised manages: its queues are empty, and every stall is seen.
+    (plan.rate, plan.transaction_events, plan.rollback_every) = (2_500, 10, 0);
     let load = Load::start(&plan, 2);
-    let warm = 30_000;
-    relay.await_status("warm", SOON, |status| published(status) >= warm).await;
-    let start = latencies(&relay).await;
-    relay.await_status("before", SOON, |status| published(status) >= warm + EVENTS / 2).await;
-    let before = latencies(&relay).await;
-    let event = |payload: &str| {
-        format!(
-            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
-             values ('order', 'large', 'T', {payload})"
-        )
+    let more = async |what: &str| {
+        let so_far = published(&relay.status().await.expect("a status"));
+        relay.await_status(what, SOON, |status| published(status) >= so_far + EVENTS).await;
+        latencies(&relay).await
     };
+    let [mut p99, mut slowest] = [const { (Vec::new(), Vec::new()) }; 2];
+    for round in 1..=ROUNDS {
+        let aggregate = format!("large{round}");
+        let start = if round == 1 { more("warm").await } else { latencies(&relay).await };
+        let before = more("without").await;
+        insert_large(&pipeline, &aggregate).await;
+        let parked = |status: &Value| {
+            let parked = &status["pipelines"][0]["parked"];
+            parked["behind"] == 2 && parked["waiting"] == 1
+        };
+        let after = more("while it is parked").await;
+        relay.await_status("two behind it", SOON, parked).await;
+        let end = pipeline.wal_end().await;
+        await_that("the slot past it", SOON, || pipeline.confirmed(&end)).await;
+        p99.0.push(p99_between(&start, &before));
+        p99.1.push(p99_between(&before, &after));
+        slowest.0.push(slowest_between(&start, &before));
+        slowest.1.push(slowest_between(&before, &after));
+        if round < ROUNDS {
+            act_on(&pipeline, "skip", &aggregate);
+            let live = |status: &Value| status["pipelines"][0]["parked"]["aggregates"] == 0;
+            relay.await_status("nothing parked", SOON, live).await;
+        }
+    }
+    show(&format!("commit to acknowledgement, ms: p99 {p99:.1?}, slowest {slowest:.0?}"));
+    let ledger = load.stop().await;
+    let (without, with) = (median(p99.0), median(p99.1));
+    assert!(with <= (2.0 * without).max(NOISE_MILLIS.0), "p99 was {without} ms, and is {with} ms");
+    let (without, with) = (median(slowest.0), median(slowest.1));
+    assert!(with <= (2.0 * without).max(NOISE_MILLIS.1), "it was {without} ms, and is {with} ms");
+
+    alter(&pipeline.topic, "max.message.bytes", "4000000").await;
+    act_on(&pipeline, "retry", &format!("large{ROUNDS}"));
+    let wanted = ledger.committed() + 3 * ROUNDS + 1;
+    let records = pipeline.topic.await_records(wanted, SOON).await;
+    for round in 1..=ROUNDS {
+        let aggregate = format!("large{round}");
+        let of_large = records.iter().filter(|record| record.key_text() == Some(&aggregate));
+        let sizes: Vec<usize> = of_large.map(|r| r.value.as_ref().map_or(0, Vec::len)).collect();
+        let whole: &[usize] = if round < ROUNDS { &[1, 1, 1] } else { &[1, 2_097_154, 1, 1] };
+        assert_eq!(sizes, whole, "in order, none twice");
+    }
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// One of 2 MB between small ones.
+async fn insert_large(pipeline: &Pipeline, aggregate: &str) {
     let large =
         "to_json((select string_agg(md5(random()::text), '') from generate_series(1, 65536)))";
     for payload in ["'1'", large, "'3'", "'4'"] {
-        pipeline.sql.batch(&event(payload)).await;
+        let sql = format!(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+             values ('order', '{aggregate}', 'T', {payload})"
+        );
+        pipeline.sql.batch(&sql).await;
     }
-    let parked = |status: &Value| status["pipelines"][0]["parked"]["behind"] == 2;
-    relay.await_status("two behind it", SOON, parked).await;
-    let end = pipeline.wal_end().await;
-    await_that("the slot past it", SOON, || pipeline.confirmed(&end)).await;
-    let so_far = published(&relay.status().await.expect("a status"));
-    relay.await_status("amid others", SOON, |status| published(status) >= so_far + EVENTS).await;
-    let (without, with) =
-        (p99_between(&start, &before), p99_between(&before, &latencies(&relay).await));
-    show(&format!(
-        "p99 commit to acknowledgement: {without:.1} ms before, {with:.1} ms while parked"
-    ));
-    let ledger = load.stop().await;
-    // One stall, while the sink asks for the topic's limit again: what is wanted is twice what it was before.
-    assert!(with <= STALL_MAX_MILLIS, "p99 was {without} ms, and is {with} ms");
+}
 
-    alter(&pipeline.topic, "max.message.bytes", "4000000").await;
-    let retry =
-        ["parked", "retry", "--aggregate", "order:large", "--reason", "limit raised", "--yes"];
-    show(&postrider_ok(&pipeline.config, &retry));
-    let records = pipeline.topic.await_records(ledger.committed() + 4, SOON).await;
-    let of_large = records.iter().filter(|record| record.key_text() == Some("large"));
-    let sizes: Vec<usize> = of_large.map(|r| r.value.as_ref().map_or(0, Vec::len)).collect();
-    assert_eq!(sizes, [1, 2_097_154, 1, 1], "in order, none twice");
-    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+fn act_on(pipeline: &Pipeline, action: &str, aggregate: &str) {
+    let aggregate = format!("order:{aggregate}");
+    let words = ["parked", action, "--aggregate", &aggregate, "--reason", "a test", "--yes"];
+    show(&postrider_ok(&pipeline.config, &words));
 }

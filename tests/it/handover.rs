@@ -3,7 +3,7 @@
 use crate::await_that::await_that;
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
-use crate::server::Version;
+use crate::server::{Client, Version};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -13,7 +13,10 @@ const SOON: Duration = Duration::from_mins(1);
 const RATE: (u32, usize) = (1_000, 10);
 
 async fn auto(version: Version, test: &str) -> Pipeline {
-    let mut pipeline = Pipeline::shared(version, test).await;
+    auto_of(Pipeline::shared(version, test).await)
+}
+
+fn auto_of(mut pipeline: Pipeline) -> Pipeline {
     let head = format!("[pipelines.{}]\n", pipeline.name);
     let lines = "mode = \"auto\"\npoll = { interval = \"50ms\" }\n";
     pipeline.config = pipeline.config.replacen(&head, &format!("{head}{lines}"), 1);
@@ -143,5 +146,60 @@ async fn killed_while_polling_in_the_streams_stead() {
     let ledger = load.stop().await;
     let records = pipeline.topic.await_records(ledger.committed(), SOON).await;
     ledger.check(&records).assert_balanced(3 * 4_000);
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// What is delayed, or waits behind it, is neither lost to the new slot nor keeps the relay polling until its time: it is
+/// parked, as it would be had the stream brought it.
+#[tokio::test]
+async fn delayed_rows_do_not_keep_the_relay_polling_and_are_not_left_behind() {
+    let pipeline = auto_of(Pipeline::in_layout(Version::Pg17, "handlate", "commerce").await);
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    // No slot is made while a transaction is open.
+    let open = Client::connect(&pipeline.url).await.expect("a session");
+    open.batch("begin; select txid_current()").await;
+    drop_slot(&pipeline).await;
+    relay.await_state("polling", SOON).await;
+    let rows = "insert into outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, \
+                event_version, payload, occurred_at, available_at) values \
+                (1, 'order', 1, 'T', 1, '1', now(), now() + interval '15 seconds'), \
+                (1, 'order', 1, 'T', 1, '2', now(), now()), \
+                (1, 'order', 2, 'T', 1, '3', now(), now()), \
+                (1, 'order', 3, 'T', 1, '4', now(), now() + interval '1 year'), \
+                (1, 'order', 3, 'T', 1, '5', now(), now())";
+    pipeline.sql.batch(rows).await;
+    pipeline.topic.await_records(1, SOON).await;
+    open.batch("commit").await;
+    let streams = |status: &Value| {
+        let pipeline = &status["pipelines"][0];
+        pipeline["state"] == "streaming" && pipeline["parked"]["due"].as_u64() >= Some(1)
+    };
+    relay.await_status("streaming, with what is delayed parked", SOON, streams).await;
+    pipeline
+        .sql
+        .batch(
+            "insert into outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, \
+             occurred_at) values (1, 'order', 1, 'T', 1, '6', now()), (1, 'order', 3, 'T', 1, '7', now())",
+        )
+        .await;
+    let records = pipeline.topic.await_records(4, SOON).await;
+    let of = |key: &str| -> Vec<String> {
+        let of_key = records.iter().filter(|record| record.key_text() == Some(key));
+        of_key.map(|record| record.value_text().unwrap_or_default().to_owned()).collect()
+    };
+    assert_eq!(
+        (of("1"), of("2")),
+        (["1", "2", "6"].map(str::to_owned).into(), vec!["3".to_owned()])
+    );
+    let waiting = "select string_agg(convert_from(value, 'UTF8') || ' ' || state, ', ' order by commit_lsn, ordinal) \
+                   from postrider.parked where state not in ('done', 'skipped')";
+    await_that("the others parked for a year", SOON, || async {
+        match pipeline.sql.text(waiting).await.as_deref() {
+            Some("4 due, 5 behind, 7 behind") => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }

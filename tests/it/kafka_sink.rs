@@ -1,10 +1,11 @@
 //! The Kafka sink against a real broker in good health: what arrives, what is refused, and how it closes.
 
+use crate::await_that::await_that;
 use crate::server::brokers;
 use crate::sink_caller::{Caller, SOON, alter, by_key, noise, numbers, record, spec};
 use crate::topic::{Topics, client_config};
 use postrider::record::{Header, Outcome, Record, Refusal, Scope};
-use postrider::sink::KafkaSpec;
+use postrider::sink::{KafkaSpec, NotTaken};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use std::collections::BTreeMap;
@@ -203,24 +204,39 @@ async fn a_record_far_over_the_usual_limit_arrives_where_the_topic_takes_it() {
 }
 
 #[tokio::test]
-async fn a_record_is_not_refused_on_old_news_of_its_topic() {
+async fn a_record_is_not_refused_on_old_news_of_its_topic_and_keeps_no_other_waiting() {
     let settings = [("max.message.bytes", "20000")];
     let topic = Topics::new(&brokers(), "sink_news").create_with("t", 1, &settings).await;
     let mut caller = Caller::open(spec(&brokers()));
     caller.send(&record(&topic.name, "k", b"0")).await;
     caller.reported().await;
-    let learnt = Instant::now();
-    alter(&topic, "max.message.bytes", "100000").await;
-    // News is old after five seconds: until then the record is refused, and after that it is taken.
     let large = noise().repeat(50);
-    let mut last;
-    loop {
-        last = caller.send(&record(&topic.name, "k", large.as_bytes())).await;
-        caller.reported().await;
-        if caller.outcomes[&last] == Outcome::Acked || learnt.elapsed() > SOON {
-            break;
+    let (large, small) =
+        (record(&topic.name, "k", large.as_bytes()), record(&topic.name, "k", b"small"));
+    // News is old after five seconds: until then the record is refused.
+    await_that("old news", SOON, || {
+        let answer = caller.offer(&large);
+        async move {
+            match answer {
+                Err(NotTaken::Doubted(Refusal::TooLarge { limit: 20_000, .. })) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
         }
-    }
+    })
+    .await;
+    assert_eq!(caller.offer(&small), Ok(1), "others go on meanwhile");
+    caller.until_retry().await;
+    let refused = caller.offer(&large);
+    assert!(matches!(refused, Err(NotTaken::Refused(_))), "on the answer: {refused:?}");
+    // Raised a moment after that: whoever knows of it says so, and the record is taken.
+    alter(&topic, "max.message.bytes", "100000").await;
+    caller.sink.doubt(&topic.name);
+    let doubted = caller.offer(&large);
+    assert!(matches!(doubted, Err(NotTaken::Doubted(_))), "{doubted:?}");
+    assert_eq!(caller.offer(&small), Ok(2), "others go on meanwhile");
+    caller.until_retry().await;
+    let last = caller.send(&large).await;
+    caller.reported().await;
     assert_eq!(caller.outcomes[&last], Outcome::Acked);
 }
 

@@ -30,6 +30,8 @@ mod pipeline;
 mod private;
 /// The real binary, its configuration, its admin endpoint, its end.
 mod relay;
+/// `postrider repair` and `source.on_slot_lost`: a slot that is gone, and nothing else.
+mod repair;
 /// The shared servers: a database of a test's own.
 mod server;
 /// Topics of a test's own, and an independent reader of them.
@@ -41,8 +43,12 @@ mod topic;
 mod alerts;
 /// What measures, and runs alone: memory, idleness.
 mod alone;
+/// `postrider setup --backfill`: a first start on a table that has rows.
+mod backfill;
 /// The long list of bad input, where no other module has it.
 mod bad;
+/// `postrider bookmark`: what stands afterwards, what it costs, what is refused.
+mod bookmarks;
 /// What is done to slot, publication, table and login while the stream runs.
 mod changes;
 /// `postrider check`: findings, and their own mending lines executed.
@@ -87,6 +93,8 @@ mod polling;
 mod refusals;
 /// A wrong start that needs a server of its own.
 mod refused_servers;
+/// `postrider replay`: which events, in which order, how far after a kill, and what is refused.
+mod replay;
 /// Stop, kill, restart, freeze: what is sent again, and what is not.
 mod resume;
 /// What nothing that is written for people or machines may hold.

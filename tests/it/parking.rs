@@ -3,7 +3,7 @@
 
 use crate::await_that::await_that;
 use crate::pipeline::Pipeline;
-use crate::relay::Relay;
+use crate::relay::{Relay, postrider_ok};
 use crate::server::Version;
 use crate::sink_caller::alter;
 use crate::topic::ReadRecord;
@@ -172,6 +172,44 @@ async fn large_event_holds_up_its_own_aggregate_alone() {
         let left = "select count(*)::text from postrider.parked where value is not null";
         assert_eq!(scene.pipeline.sql.text(left).await.as_deref(), Some("0"), "no payload is left");
     }
+}
+
+/// What the relay knows of the topic is seconds old then: it asks again before it judges.
+#[tokio::test]
+async fn retry_right_after_the_limit_was_raised_succeeds_and_counts_no_attempt() {
+    let mut scene = Scene::set_with(Version::Pg17, "raised", "").await;
+    let relay = scene.run();
+    for round in 1..=5 {
+        alter(&scene.pipeline.topic, "max.message.bytes", LIMIT.0).await;
+        scene.insert(&["a"]).await;
+        scene.await_last("a", round * 3 - 2).await;
+        scene.insert(&["!a", "a"]).await;
+        scene.await_rows("a waiting, a behind").await;
+        scene.raise_the_limit().await;
+        let words =
+            ["parked", "retry", "--aggregate", "order:a", "--reason", "limit raised", "--yes"];
+        drop(postrider_ok(&scene.config, &words));
+        scene.await_last("a", round * 3).await;
+        scene.await_rows("").await;
+        let attempts = "select max(attempts)::text from postrider.parked";
+        assert_eq!(scene.pipeline.sql.text(attempts).await.as_deref(), Some("0"));
+    }
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// Its aggregate goes on without it, and nobody has to start the relay anew.
+#[tokio::test]
+async fn dead_head_that_is_deleted_by_hand_is_noticed_while_running() {
+    let mut scene = Scene::set_with(Version::Pg18, "deleted", "attempts_max = 1").await;
+    let relay = scene.run();
+    scene.insert(&["!a", "a", "b"]).await;
+    scene.await_rows("a dead, a behind").await;
+    scene.pipeline.sql.batch("delete from postrider.parked where state = 'dead'").await;
+    scene.await_last("a", 2).await;
+    scene.insert(&["a"]).await;
+    scene.await_last("a", 4).await;
+    assert_eq!(scene.delivered().await["a"], [2, 4], "in order, none twice");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
 /// Runs into the cut, starts again, and lets the large event through: in order whatever was cut.

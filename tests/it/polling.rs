@@ -3,10 +3,11 @@
 use crate::await_that::await_that;
 use crate::load::Load;
 use crate::pipeline::Pipeline;
-use crate::relay::{Relay, postrider_ok};
+use crate::relay::{Relay, postrider, postrider_ok};
 use crate::server::Version;
 use crate::sink_caller::alter;
 use crate::topic::ReadRecord;
+use serde_json::Value;
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(40);
@@ -137,6 +138,122 @@ async fn debezium_rows_go() {
     .await;
 }
 
+/// A role that has what `setup` gives it, and nothing else.
+struct Least {
+    pipeline: Pipeline,
+    role: String,
+}
+
+impl Least {
+    async fn polls(test: &str, layout: &str) -> Self {
+        let mut pipeline = polling(Version::Pg17, test, layout).await;
+        pipeline.sql.batch("drop schema postrider cascade").await;
+        let role = pipeline.name.clone();
+        let before =
+            "revoke all on schema public from public; grant create on schema public to postgres";
+        pipeline.sql.batch(&format!("{before}; create role {role} login")).await;
+        let admin = pipeline.url.clone();
+        let user = pipeline.config.replace("user=postgres", &format!("user={role}"));
+        pipeline.config = user.replace("postgres@", &format!("{role}@"));
+        assert_ne!(admin, pipeline.config);
+        postrider_ok(&pipeline.config, &["setup", "--url", &admin]);
+        Self { pipeline, role }
+    }
+
+    /// What the role may do with tables outside of its own schema.
+    async fn rights(&self) -> String {
+        let sql = format!(
+            "select string_agg(table_name || ' ' || privilege_type, ', ' order by table_name, privilege_type) \
+             from information_schema.role_table_grants \
+             where grantee = '{}' and table_schema <> 'postrider'",
+            self.role
+        );
+        self.pipeline.sql.text(&sql).await.unwrap_or_default()
+    }
+
+    async fn gone(self) {
+        let role = &self.role;
+        let sql = format!("drop owned by {role} cascade; drop role {role}");
+        self.pipeline.sql.batch(&sql).await;
+    }
+}
+
+/// Rows are locked, published and marked by a role without REPLICATION; `check` finds nothing to say.
+#[tokio::test]
+async fn role_that_setup_gave_its_rights_polls_each_layout() {
+    let uuid = "select 'order', gen_random_uuid(), 'T', to_jsonb(i) from generate_series(1, 20) i";
+    let text = "select 'order', (i % 3)::text, 'T', to_jsonb(i) from generate_series(1, 20) i";
+    for (layout, table, columns, rows, rights) in [
+        ("postrider", "outbox", "", text, "DELETE SELECT UPDATE"),
+        (
+            "debezium",
+            "outboxevent",
+            "aggregatetype, aggregateid, type",
+            text,
+            "DELETE SELECT UPDATE",
+        ),
+        ("sqlgarden", "outbox_events", "", text, "SELECT UPDATE"),
+        ("adr30", "outbox", "", uuid, "SELECT UPDATE"),
+        ("gcx", "outbox", "", uuid, "SELECT UPDATE"),
+    ] {
+        let least = Least::polls("pollleast", layout).await;
+        let wanted: Vec<String> =
+            rights.split(' ').map(|right| format!("{table} {right}")).collect();
+        assert_eq!(least.rights().await, wanted.join(", "), "{layout}");
+        let pipeline = &least.pipeline;
+        let columns =
+            if columns.is_empty() { "aggregate_type, aggregate_id, event_type" } else { columns };
+        let rows = if layout == "gcx" {
+            rows.replace("to_jsonb(i)", "to_jsonb(i), 't'")
+        } else {
+            rows.to_owned()
+        };
+        let topic = if layout == "gcx" { ", topic" } else { "" };
+        pipeline
+            .sql
+            .batch(&format!("insert into {table} ({columns}, payload{topic}) {rows}"))
+            .await;
+        let found = postrider(&pipeline.config, &["check"]);
+        let said = String::from_utf8_lossy(&found.stdout).into_owned();
+        assert!(found.status.success() && !said.contains("rights"), "{layout}: {said}");
+        let relay = pipeline.run();
+        assert_eq!(pipeline.topic.await_records(20, SOON).await.len(), 20, "{layout}");
+        assert_eq!(relay.terminate(SOON).await.code, Some(0), "{layout}");
+        least.gone().await;
+    }
+}
+
+/// The same for the layout that also moves rows to a table of dead letters, which the role may not read.
+#[tokio::test]
+async fn role_that_setup_gave_its_rights_moves_dead_rows() {
+    let mut least = Least::polls("pollbury", "commerce").await;
+    assert_eq!(
+        least.rights().await,
+        "outbox_messages DELETE, outbox_messages SELECT, outbox_messages UPDATE, outbox_messages_dlq INSERT"
+    );
+    least.pipeline.config = least.pipeline.config.replace("attempts_max = 3", "attempts_max = 1");
+    let pipeline = &least.pipeline;
+    alter(&pipeline.topic, "max.message.bytes", "3000").await;
+    pipeline
+        .sql
+        .batch(
+            "insert into outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at) \
+             select 1, 'order', i, 'T', 1, to_jsonb(case when i = 2 then (select string_agg(md5(random()::text), '') \
+             from generate_series(1, 600)) else 'x' end), now() from generate_series(1, 3) i",
+        )
+        .await;
+    let relay = pipeline.run();
+    count(pipeline, "select string_agg(id::text, ',') from outbox_messages_dlq", "2").await;
+    count(pipeline, "select count(*)::text from outbox_messages where processed_at is null", "0")
+        .await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    pipeline.sql.batch(&format!("revoke insert on outbox_messages_dlq from {}", least.role)).await;
+    let found = postrider(&pipeline.config, &["check"]);
+    let said = String::from_utf8_lossy(&found.stdout).into_owned();
+    assert!(said.contains("GRANT INSERT ON TABLE"), "{said}");
+    least.gone().await;
+}
+
 /// An event too large for its topic: parked where the table keeps no failures, and its followers behind it.
 #[tokio::test]
 async fn bad_event_is_parked_and_its_row_goes() {
@@ -158,11 +275,20 @@ async fn bad_event_is_parked_and_its_row_goes() {
     let states = "select string_agg(event_id || ' ' || (state in ('waiting', 'dead'))::text, ', ' order by commit_lsn, ordinal) \
                   from postrider.parked";
     count(&pipeline, states, "2 true, 4 false").await;
+    let aged = |status: &Value| {
+        status["pipelines"][0]["parked"]["oldest_seconds"].as_f64().is_some_and(|age| age > 0.0)
+    };
+    relay.await_status("the age of the oldest", SOON, aged).await;
     alter(&pipeline.topic, "max.message.bytes", "100000").await;
     let again = "update postrider.parked set requested_action = 'retry', requested_at = now() where event_id = '2'";
     pipeline.sql.batch(again).await;
     let records = pipeline.topic.await_records(5, SOON).await;
     assert_eq!(ids(&records, "a"), ["1", "2", "4"], "in order");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    // Long ago: pruned, though no stream moves the cursor past them.
+    pipeline.sql.batch("update postrider.parked set resolved_at = now() - interval '8 days'").await;
+    let relay = pipeline.run();
+    count(&pipeline, "select count(*)::text from postrider.parked", "0").await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
@@ -199,6 +325,32 @@ async fn bad_event_is_marked_in_a_table_that_keeps_failures() {
     alter(&pipeline.topic, "max.message.bytes", "100000").await;
     let records = pipeline.topic.await_records(5, 2 * SOON).await;
     assert_eq!(ids(&records, "1"), ["1", "2", "4"], "in order");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// In mode `wal` as in mode `poll`: an event whose time has passed is skipped, and counted.
+#[tokio::test]
+async fn expired_event_is_skipped_by_the_stream_too() {
+    let pipeline = Pipeline::in_layout(Version::Pg18, "expired", "gcx").await;
+    pipeline
+        .sql
+        .batch(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload, topic, expires_at) \
+             select 'order', gen_random_uuid(), 'T', to_jsonb(i), 't', \
+               case i % 2 when 0 then now() - interval '1 second' else now() + interval '1 hour' end \
+             from generate_series(1, 20) i",
+        )
+        .await;
+    let relay = pipeline.run();
+    let skipped = |status: &Value| status["pipelines"][0]["skipped_total"] == 10;
+    relay.await_status("ten skipped", SOON, skipped).await;
+    let records = pipeline.topic.await_records(10, SOON).await;
+    assert!(
+        records
+            .iter()
+            .all(|r| r.value_text().is_some_and(|n| n.ends_with(['1', '3', '5', '7', '9'])))
+    );
+    assert_eq!(records.len(), 10);
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 

@@ -36,6 +36,8 @@ pub(crate) enum Signal {
     Cont,
     /// Read the configuration again.
     Hup,
+    /// PostgreSQL's immediate shutdown: no checkpoint, and recovery at the next start.
+    Quit,
 }
 
 /// Sends a signal; false when there is no such process any more.
@@ -47,6 +49,7 @@ pub(crate) fn signal(pid: u32, signal: Signal) -> bool {
         Signal::Stop => "STOP",
         Signal::Cont => "CONT",
         Signal::Hup => "HUP",
+        Signal::Quit => "QUIT",
     };
     // The shell's own `kill`: a minimal system has no other.
     Command::new("sh")

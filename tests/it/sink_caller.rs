@@ -101,6 +101,22 @@ impl Caller {
         }
     }
 
+    /// Waits until something says `Retry`.
+    pub(crate) async fn until_retry(&mut self) {
+        while !self.look() {
+            let mailbox = self.mailbox.clone();
+            let arrived = tokio::time::timeout(SOON, mailbox.arrived()).await;
+            arrived.unwrap_or_else(|_elapsed| panic!("no `Retry`, said: {:?}", self.said));
+        }
+    }
+
+    /// Hands over a record once.
+    pub(crate) fn offer(&mut self, record: &Record<'_>) -> Result<u64, NotTaken> {
+        self.sink.enqueue(Ticket(self.next), record)?;
+        self.next += 1;
+        Ok(self.next - 1)
+    }
+
     /// Hands over a record, as often as it takes; `None` when that is not done by the deadline.
     pub(crate) async fn try_send(
         &mut self,

@@ -97,7 +97,9 @@ pub(crate) async fn create_topic(
     partitions: i32,
     settings: &[(&str, &str)],
 ) {
-    let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+    // Tests write records of long ago, which the broker would delete whenever it next looks.
+    let forever = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+    let mut topic = forever.set("retention.ms", "-1");
     for (setting, value) in settings {
         topic = topic.set(setting, value);
     }

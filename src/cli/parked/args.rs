@@ -207,6 +207,7 @@ fn state(text: &str) -> Result<State, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parked::Wish;
 
     #[test]
     fn a_position_is_told_from_an_id_by_its_form() {
@@ -221,5 +222,27 @@ mod tests {
         assert_eq!(aggregate("order:a:b"), Ok(("order".to_owned(), "a:b".to_owned())));
         assert!(aggregate("order").is_err());
         assert!(state("waitng").unwrap_err().contains("waiting"));
+    }
+
+    #[test]
+    fn any_text_is_a_parked_row_or_a_refusal() {
+        let memory = crate::fuzz::Memory { base: 4 << 10, each: 16 };
+        crate::fuzz::hammer(&crate::fuzz::lines("parked"), memory, |input| {
+            let text = String::from_utf8_lossy(input);
+            match id(&text).unwrap() {
+                // As it is printed it is read again.
+                Id::Position(position) => {
+                    assert!(
+                        matches!(id(&position.to_string()), Ok(Id::Position(p)) if p == position)
+                    );
+                }
+                Id::Event(event) => assert_eq!(event, text),
+            }
+            if let Ok((kind, of)) = aggregate(&text) {
+                assert_eq!(format!("{kind}:{of}"), text);
+            }
+            assert!(state(&text).is_ok_and(|state| state.name() == text) || state(&text).is_err());
+            assert!(Wish::parse(&text).is_none_or(|wish| wish.name() == text));
+        });
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn steps(steps: &[Step]) -> impl Iterator<Item = String> {
 }
 
 /// A text behind a mark, its further lines under the first.
-pub(super) fn folded(mark: &str, text: &str) -> String {
+pub(in crate::cli) fn folded(mark: &str, text: &str) -> String {
     let indent = " ".repeat(mark.chars().count());
     let mut lines = Vec::new();
     let mut line = mark.to_owned();

@@ -161,3 +161,19 @@ fn password_file_is_searched_from_above() {
         assert_eq!(lookup(text, host, 5432, "d", user).as_deref(), expected, "{host} {user}");
     }
 }
+
+#[test]
+fn any_text_is_a_connection_string_or_a_mistake() {
+    let memory = crate::fuzz::Memory { base: 64 << 10, each: 200 };
+    crate::fuzz::hammer(&crate::fuzz::lines("conninfo"), memory, |input| {
+        let text = String::from_utf8_lossy(input);
+        match Conninfo::parse(&text, &|_| None) {
+            Ok(conninfo) => {
+                assert!((1..=HOSTS_MAX).contains(&conninfo.hosts.len()));
+                assert!(!format!("{conninfo:?}").is_empty());
+            }
+            Err(mistake) => assert!(!mistake.to_string().is_empty()),
+        }
+        drop(masked(&text, Some("***")));
+    });
+}

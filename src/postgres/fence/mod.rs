@@ -196,6 +196,36 @@ pub fn check_polling(facts: &Facts) -> Result<Option<String>, Halt> {
     Ok(None)
 }
 
+/// What a new slot behind an old cursor asks: our cluster, our schema, a table and a publication that are fit, and
+/// where a slot of the name stands, one that is of our kind.
+///
+/// # Errors
+/// A human must act.
+pub(super) fn check_repair(facts: &Facts) -> Result<(), Halt> {
+    const RULES: &[Rule] = &[
+        object::version,
+        history::same,
+        history::ancestor,
+        object::wal_level,
+        object::schema,
+        object::slot_kind,
+        object::table,
+        publication::rows,
+        publication::columns,
+    ];
+    check(RULES, facts)
+}
+
+/// Why the slot is not the one the cursor goes on from, where it is not: moved, or made again.
+pub(super) fn slot_moved(facts: &Facts) -> Option<Halt> {
+    check(&[position::moved, history::promoted, history::restored], facts).err()
+}
+
+/// The cursor row names the configured slot, and stands within the server's WAL.
+pub(super) fn check_cursor(facts: &Facts) -> Result<(), Halt> {
+    check(&[position::cursor_binding, position::ahead], facts)
+}
+
 /// What may be asked while a stream runs: the objects it reads through, without positions and without who holds the
 /// slot.
 ///

@@ -14,7 +14,7 @@ mod rows;
 mod write;
 
 pub use letters::fetch_letters;
-pub use read::{Loaded, fetch, load, requests};
+pub use read::{Loaded, fetch, load, missing, requests};
 pub use write::{ROUND_BYTES_MAX, ROUND_ROWS_MAX, Stored, write};
 
 use super::error::SourceError;
@@ -52,6 +52,28 @@ pub async fn prune(
     watermark: Lsn,
     keep: Duration,
 ) -> Result<u64, SourceError> {
+    prune_where(client, pipeline, watermark, keep, false).await
+}
+
+/// The same where there is no stream that could bring an event again (`mode = "poll"`): age alone counts.
+///
+/// # Errors
+/// What the server says. What was deleted before stays deleted.
+pub async fn prune_polled(
+    client: &Client,
+    pipeline: &str,
+    keep: Duration,
+) -> Result<u64, SourceError> {
+    prune_where(client, pipeline, Lsn::default(), keep, true).await
+}
+
+async fn prune_where(
+    client: &Client,
+    pipeline: &str,
+    watermark: Lsn,
+    keep: Duration,
+    polled: bool,
+) -> Result<u64, SourceError> {
     let failed =
         |e| SourceError::control(format!("prune the parked events of pipeline {pipeline:?}"), e);
     let sql = "DELETE FROM postrider.parked p USING ( \
@@ -59,14 +81,14 @@ pub async fn prune(
                  WHERE t.pipeline = $1 AND t.state IN ('done', 'skipped') \
                    AND t.resolved_at < pg_catalog.now() - $3::pg_catalog.int8 * interval '1 microsecond' \
                    AND t.requested_action IS NULL \
-                   AND t.commit_lsn < least($2::pg_catalog.pg_lsn, \
-                     (SELECT c.watermark FROM postrider.cursor c WHERE c.pipeline = $1)) \
+                   AND ($5 OR t.commit_lsn < least($2::pg_catalog.pg_lsn, \
+                     (SELECT c.watermark FROM postrider.cursor c WHERE c.pipeline = $1))) \
                  ORDER BY t.resolved_at LIMIT $4) old \
                WHERE p.pipeline = $1 AND p.commit_lsn = old.commit_lsn AND p.ordinal = old.ordinal";
     let mut total = 0;
     loop {
         let deleted = client
-            .execute(sql, &[&pipeline, &pg_lsn(watermark), &micros(keep), &PRUNE_ROWS])
+            .execute(sql, &[&pipeline, &pg_lsn(watermark), &micros(keep), &PRUNE_ROWS, &polled])
             .await
             .map_err(failed)?;
         total += deleted;

@@ -132,6 +132,27 @@ pub(super) fn record_of(row: &Row) -> Result<(Position, OwnedRecord), tokio_post
     Ok((position(row.try_get(0)?, row.try_get(1)?), record))
 }
 
+/// Those of these events that have no row any more: somebody deleted it.
+///
+/// # Errors
+/// What the server says.
+pub async fn missing(
+    client: &Client,
+    pipeline: &str,
+    positions: &[Position],
+) -> Result<Vec<Position>, SourceError> {
+    let failed =
+        |e| SourceError::control(format!("look for parked events of pipeline {pipeline:?}"), e);
+    let sql = "SELECT w.commit_lsn, w.ordinal \
+               FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \
+               WHERE NOT EXISTS (SELECT FROM postrider.parked p WHERE p.pipeline = $1 \
+                 AND p.commit_lsn = w.commit_lsn AND p.ordinal = w.ordinal)";
+    let (lsns, ordinals) = columns(positions);
+    let rows = client.query(sql, &[&pipeline, &lsns, &ordinals]).await.map_err(failed)?;
+    let position_of = |row: &Row| Ok(position(row.try_get(0)?, row.try_get(1)?));
+    rows.iter().map(position_of).collect::<Result<_, _>>().map_err(failed)
+}
+
 /// What people ask for and nobody has carried out, in order.
 ///
 /// # Errors

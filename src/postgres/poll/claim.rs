@@ -73,6 +73,8 @@ pub enum Settled {
 #[derive(Default)]
 pub(super) struct Look {
     pub(super) rows: Vec<Bytes>,
+    /// Where each of the rows stands in the order.
+    pub(super) numbers: Vec<u64>,
     pub(super) places: Vec<Place>,
     pub(super) keys: Vec<String>,
     pub(super) expired: Vec<Place>,
@@ -136,6 +138,7 @@ impl Look {
             Some(_) if self.blocked.contains(row.key) => self.withheld += 1,
             Some(place) => {
                 self.rows.push(buffer.slice(row.message));
+                self.numbers.push(row.n);
                 self.places.push(place);
                 self.keys.push(row.key.to_owned());
             }

@@ -79,6 +79,33 @@ impl fmt::Debug for Poller {
     }
 }
 
+/// Whether the pipeline's lock is ours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Locked {
+    /// It is, for as long as the session lasts.
+    Ours,
+    /// Another session has it.
+    By {
+        /// Its backend; `None` where it has just gone.
+        pid: Option<u32>,
+    },
+}
+
+/// Takes the pipeline's lock, if it is free.
+///
+/// # Errors
+/// What the server says.
+pub async fn lock(client: &Client, pipeline: &str) -> Result<Locked, SourceError> {
+    let failed = |e| SourceError::control("take the polling lock", e);
+    let row = client.query_one(LOCK, &[&pipeline]).await.map_err(failed)?;
+    if row.try_get::<_, bool>(0).map_err(failed)? {
+        return Ok(Locked::Ours);
+    }
+    let holder = client.query_opt(HOLDER, &[&pipeline]).await.map_err(failed)?;
+    let pid = holder.map(|row| row.try_get::<_, i32>(0)).transpose().map_err(failed)?;
+    Ok(Locked::By { pid: pid.map(i32::cast_unsigned) })
+}
+
 impl Poller {
     /// Opens a session, takes the pipeline's lock, and reads what the table looks like.
     ///
@@ -101,11 +128,8 @@ impl Poller {
         let control = Control::start(client, connection).await?;
         let failed = |e| SourceError::control("take the polling lock", e);
         let client = control.client();
-        let row = client.query_one(LOCK, &[&spec.pipeline]).await.map_err(failed)?;
-        if !row.try_get::<_, bool>(0).map_err(failed)? {
-            let holder = client.query_opt(HOLDER, &[&spec.pipeline]).await.map_err(failed)?;
-            let pid = holder.map(|row| row.try_get::<_, i32>(0)).transpose().map_err(failed)?;
-            return Ok(Opened::StandBy { pid: pid.map(i32::cast_unsigned) });
+        if let Locked::By { pid } = lock(client, &spec.pipeline).await? {
+            return Ok(Opened::StandBy { pid });
         }
         client.batch_execute(PINNED).await.map_err(failed)?;
         let shape = table::read(client, spec).await?;
@@ -149,6 +173,24 @@ impl Poller {
         limit: usize,
         visible_in: Option<&str>,
     ) -> Result<Claim, SourceError> {
+        self.claim_what(limit, visible_in, false).await
+    }
+
+    /// As [`Self::claim`], and also rows that are delayed or have failed, for whoever keeps them elsewhere: only what is
+    /// locked is held back.
+    ///
+    /// # Errors
+    /// What the server says. Nothing is marked then.
+    pub async fn claim_all(&mut self, limit: usize) -> Result<Claim, SourceError> {
+        self.claim_what(limit, None, true).await
+    }
+
+    async fn claim_what(
+        &mut self,
+        limit: usize,
+        visible_in: Option<&str>,
+        unready: bool,
+    ) -> Result<Claim, SourceError> {
         self.abandon().await?;
         let limit = limit.clamp(1, CLAIM_ROWS_MAX);
         let now = Instant::now();
@@ -156,7 +198,7 @@ impl Poller {
         let mut look = Look::default();
         let (mut expired, mut withheld) = (0, 0);
         for _ in 0..LOOKS_MAX {
-            look = self.look(limit, visible_in, now, &blocked).await?;
+            look = self.look(limit, (visible_in, unready), now, &blocked).await?;
             expired += self.expire(&look).await?;
             withheld += look.withheld;
             let in_vain = !look.blocked.is_empty() || !look.expired.is_empty();
@@ -182,13 +224,15 @@ impl Poller {
     async fn look(
         &mut self,
         limit: usize,
-        visible_in: Option<&str>,
+        (visible_in, unready): (Option<&str>, bool),
         now: Instant,
         blocked: &[String],
     ) -> Result<Look, SourceError> {
-        let resting = self.pauses.iter().filter(|(_, (until, _))| *until > now).map(|(key, _)| key);
+        let rests = |until: &Instant| *until > now && !unready;
+        let resting = self.pauses.iter().filter(|(_, (until, _))| rests(until)).map(|(key, _)| key);
         let without = resting.chain(blocked).map(String::as_str).collect();
-        let text = sql::claim(&self.spec, &self.shape, &Ask { limit, visible_in, without });
+        let ask = Ask { limit, visible_in, without, unready };
+        let text = sql::claim(&self.spec, &self.shape, &ask);
         // Looking again is in the same transaction.
         let text = if self.open { text.trim_start_matches(BEGIN) } else { &text };
         self.open = true;

@@ -177,6 +177,25 @@ impl PollSpec {
         self.marks.failures().is_some()
     }
 
+    /// Whether rows are deleted.
+    pub fn deletes(&self) -> bool {
+        match &self.marks {
+            Marks::Delete | Marks::Commerce { .. } => true,
+            Marks::PublishedAt { .. } | Marks::Gcx { .. } | Marks::Sqlgarden { .. } => self.delete,
+        }
+    }
+
+    /// Where rows that have failed for good are moved.
+    pub fn dlq(&self) -> Option<&TableName> {
+        match &self.marks {
+            Marks::Commerce { dlq, .. } => Some(dlq),
+            Marks::Delete
+            | Marks::PublishedAt { .. }
+            | Marks::Gcx { .. }
+            | Marks::Sqlgarden { .. } => None,
+        }
+    }
+
     /// Every column that SQL names.
     pub(in crate::postgres) fn columns(&self) -> Vec<&str> {
         let mut columns = vec![&*self.id, &*self.aggregate_type, &*self.aggregate_id];

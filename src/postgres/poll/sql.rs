@@ -20,6 +20,8 @@ pub(super) struct Ask<'a> {
     pub(super) visible_in: Option<&'a str>,
     /// Aggregates to leave out.
     pub(super) without: Vec<&'a str>,
+    /// Also rows that are delayed, or have failed: nothing waits for another row.
+    pub(super) unready: bool,
 }
 
 /// Begins the transaction, claims, and reads the clock.
@@ -31,7 +33,8 @@ pub(super) struct Ask<'a> {
 /// `NOT IN` and no join, since the planner underrates how many rows are locked, and would compare each with each.
 pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
     let table = &spec.table;
-    let (ready, order) = (ready(spec, "o"), order(spec, shape, "o"));
+    let ready = if ask.unready { unpublished(spec, "o") } else { ready(spec, "o") };
+    let order = order(spec, shape, "o");
     let mut filter = ready.clone();
     if let Some(snapshot) = ask.visible_in {
         let _infallible = write!(filter, "\n    AND {}", visible(spec, snapshot));
@@ -48,6 +51,7 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
         (0..).zip(&shape.columns).map(|(at, c)| format!("o.{} AS c{at}", ident(&c.name))).collect();
     let names: Vec<String> = (0..shape.columns.len()).map(|at| format!(", g.c{at}")).collect();
     let blocker = blocker(spec, shape)
+        .filter(|_| !ask.unready)
         .map_or_else(String::new, |blocker| format!("NOT EXISTS (\n    {blocker})\n    AND "));
     format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;\n\
@@ -86,7 +90,7 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
 }
 
 /// An aggregate as one text, as [`super::claim::Claim`] remembers it.
-fn key(spec: &PollSpec, row: &str) -> String {
+pub(super) fn key(spec: &PollSpec, row: &str) -> String {
     format!(
         "concat({row}.{}, chr(31), {row}.{})",
         ident(&spec.aggregate_type),
@@ -114,6 +118,22 @@ pub(super) fn ready(spec: &PollSpec, row: &str) -> String {
                 "{status} <> 'PUBLISHED' AND ({status} IN ('PENDING', 'PUBLISHING') OR {status} = 'FAILED' AND {again})"
             )
         }
+    }
+}
+
+/// Rows that are not published, whatever keeps them from it. What expired stays as it is.
+fn unpublished(spec: &PollSpec, row: &str) -> String {
+    let column = |name: &str| format!("{row}.{}", ident(name));
+    match &spec.marks {
+        Marks::Delete | Marks::PublishedAt { .. } => ready(spec, row),
+        Marks::Commerce { processed_at, .. } => format!("{} IS NULL", column(processed_at)),
+        Marks::Gcx { status, expires_at, .. } => {
+            let (status, expires_at) = (column(status), column(expires_at));
+            format!(
+                "({status} = 'pending' OR {status} = 'failed' AND coalesce({expires_at} > now(), true))"
+            )
+        }
+        Marks::Sqlgarden { status, .. } => format!("{} <> 'PUBLISHED'", column(status)),
     }
 }
 
@@ -194,7 +214,7 @@ fn expired(marks: &Marks) -> Option<String> {
 /// A number is assigned in order by whoever holds the aggregate. Other ids say nothing, so it is the row's time; and
 /// among rows of one time, which are mostly of one transaction: what has failed before was the first, then as they were
 /// inserted (transaction, command, place).
-fn order(spec: &PollSpec, shape: &Shape, row: &str) -> Vec<String> {
+pub(in crate::postgres) fn order(spec: &PollSpec, shape: &Shape, row: &str) -> Vec<String> {
     let id = format!("{row}.{}", ident(&spec.id));
     if shape.column(&spec.id).is_some_and(|column| column.number) {
         return vec![id];
@@ -227,7 +247,7 @@ fn visible(spec: &PollSpec, snapshot: &str) -> String {
 }
 
 /// Bytes of a row's values. The size of what is compressed is known only when it is read.
-fn size(shape: &Shape) -> String {
+pub(super) fn size(shape: &Shape) -> String {
     let fixed: usize = 8 * shape.columns.len();
     let varying = shape.columns.iter().filter(|column| column.varies).map(|column| {
         let name = ident(&column.name);

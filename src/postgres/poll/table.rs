@@ -8,19 +8,19 @@ use tokio_postgres::Client;
 
 /// What polling knows of the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Shape {
+pub(in crate::postgres) struct Shape {
     /// Its OID.
-    pub(super) oid: u32,
+    pub(in crate::postgres) oid: u32,
     /// Its columns, in order.
-    pub(super) columns: Vec<Column>,
+    pub(in crate::postgres) columns: Vec<Column>,
     /// The columns that the dead-letter table has as well; `None` where there is no such table.
     pub(super) dlq: Option<Vec<String>>,
 }
 
 /// A column.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Column {
-    pub(super) name: String,
+pub(in crate::postgres) struct Column {
+    pub(in crate::postgres) name: String,
     type_oid: u32,
     type_modifier: i32,
     /// The type as SQL writes it, without modifier.
@@ -28,7 +28,7 @@ pub(super) struct Column {
     /// Its values have no fixed size.
     pub(super) varies: bool,
     /// Whole numbers, or a domain over them.
-    pub(super) number: bool,
+    pub(in crate::postgres) number: bool,
 }
 
 const SQL: &str = "\
@@ -67,6 +67,25 @@ pub(super) async fn read(client: &Client, spec: &PollSpec) -> Result<Shape, Sour
     Ok(Shape { oid, columns, dlq })
 }
 
+/// The same for whoever only reads the table: of its columns `id` alone has to be there.
+///
+/// # Errors
+/// As [`read`].
+pub(in crate::postgres) async fn shape(
+    client: &Client,
+    table: &TableName,
+    id: &str,
+) -> Result<Shape, SourceError> {
+    let (oid, columns) = columns(client, table).await?;
+    if columns.is_empty() {
+        return Err(refused(table, "42P01", format!("table {table} does not exist")));
+    }
+    if columns.iter().all(|column| column.name != id) {
+        return Err(refused(table, "42703", format!("it has no column \"{id}\"")));
+    }
+    Ok(Shape { oid, columns, dlq: None })
+}
+
 fn refused(table: &TableName, sqlstate: &str, message: String) -> SourceError {
     let report = ServerReport {
         severity: "ERROR".to_owned(),
@@ -100,12 +119,12 @@ async fn columns(client: &Client, table: &TableName) -> Result<(u32, Vec<Column>
 
 impl Shape {
     /// The column of this name; [`read`] has seen that every name of the spec is one.
-    pub(super) fn column(&self, name: &str) -> Option<&Column> {
+    pub(in crate::postgres) fn column(&self, name: &str) -> Option<&Column> {
         self.columns.iter().find(|column| column.name == name)
     }
 
     /// The table's description as a pgoutput Relation message (manual, "Logical Replication Message Formats").
-    pub(super) fn relation(&self, table: &TableName) -> Bytes {
+    pub(in crate::postgres) fn relation(&self, table: &TableName) -> Bytes {
         let mut out = BytesMut::new();
         out.put_u8(b'R');
         out.put_u32(self.oid);

@@ -10,7 +10,7 @@ use crate::postgres::names::TableName;
 use expect_test::{expect, expect_file};
 use std::time::Duration;
 
-const ASK: Ask<'_> = Ask { limit: 100, visible_in: None, without: Vec::new() };
+const ASK: Ask<'_> = Ask { limit: 100, visible_in: None, without: Vec::new(), unready: false };
 
 fn spec(marks: Marks) -> PollSpec {
     PollSpec {
@@ -46,7 +46,12 @@ fn a_number_is_the_order() {
 
 #[test]
 fn a_random_id_is_ordered_by_its_time_and_what_is_unready_blocks() {
-    let ask = Ask { limit: 5, visible_in: Some("10:20:10,14"), without: vec!["order\u{1f}it's"] };
+    let ask = Ask {
+        limit: 5,
+        visible_in: Some("10:20:10,14"),
+        without: vec!["order\u{1f}it's"],
+        unready: false,
+    };
     let sql = claim(&spec(Marks::gcx()), &shape("uuid"), &ask);
     expect_file!["snapshots/gcx.sql"].assert_eq(&sql);
 }

@@ -223,6 +223,8 @@ pub(super) struct Around {
     /// Our role may mark its rows, and delete them.
     pub(super) markable: bool,
     pub(super) deletable: bool,
+    /// It may move rows to the table of dead letters; `None` where there is none.
+    pub(super) buriable: Option<bool>,
     /// The role that looks owns it.
     pub(super) owned: bool,
     /// The table a view is made of, where it is one alone.
@@ -230,9 +232,15 @@ pub(super) struct Around {
 }
 
 /// Reads [`Around`] for the table with this OID, as `role` (which exists) sees it.
-pub(super) async fn around(client: &Client, oid: u32, role: &str) -> Read<Around> {
+pub(super) async fn around(
+    client: &Client,
+    oid: u32,
+    role: &str,
+    dlq: Option<&TableName>,
+) -> Read<Around> {
     let failed = |e| SourceError::control("read what stands around the outbox table", e);
-    let row = client.query_one(AROUND, &[&oid, &role]).await.map_err(failed)?;
+    let dlq = dlq.map(ToString::to_string);
+    let row = client.query_one(AROUND, &[&oid, &role, &dlq]).await.map_err(failed)?;
     let pair = |schema: Option<String>, name: Option<String>| Some(TableName::new(schema?, name?));
     let read = || {
         let (schemas, names): (Vec<String>, Vec<String>) = (row.try_get(6)?, row.try_get(7)?);
@@ -250,6 +258,7 @@ pub(super) async fn around(client: &Client, oid: u32, role: &str) -> Read<Around
             beneath: pair(row.try_get(12)?, row.try_get(13)?),
             markable: row.try_get(14)?,
             deletable: row.try_get(15)?,
+            buriable: row.try_get(16)?,
         })
     };
     read().map_err(failed)
@@ -277,7 +286,8 @@ SELECT CASE c.relkind WHEN 'v' THEN 'view' WHEN 'm' THEN 'materialized view' \
     WHERE w.ev_class = c.oid AND w.ev_type = '3' AND w.is_instead AND w.ev_enabled IN ('O', 'A')), \
   has_schema_privilege(r.oid, c.relnamespace, 'USAGE') AND has_table_privilege(r.oid, c.oid, 'SELECT'), \
   pg_has_role(current_user, c.relowner, 'USAGE'), bn.nspname::text, bc.relname::text, \
-  has_table_privilege(r.oid, c.oid, 'UPDATE'), has_table_privilege(r.oid, c.oid, 'DELETE') \
+  has_table_privilege(r.oid, c.oid, 'UPDATE'), has_table_privilege(r.oid, c.oid, 'DELETE'), \
+  has_table_privilege(r.oid, to_regclass($3::text)::oid, 'INSERT') \
 FROM pg_catalog.pg_class c \
 JOIN pg_catalog.pg_roles r ON r.rolname = $2 \
 LEFT JOIN pg_catalog.pg_class rc ON c.relispartition AND rc.oid = pg_partition_root(c.oid) \

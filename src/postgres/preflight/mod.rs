@@ -5,6 +5,7 @@
 //! functions of the facts, in the order in which their mending lines can be executed one after the other. What a layout
 //! needs of columns is not known here: the table's facts are handed on.
 
+mod bookmarks;
 mod cursor;
 mod facts;
 mod lines;
@@ -62,6 +63,8 @@ pub struct Ask<'a> {
     pub messages: bool,
     /// Whether a failover slot is wanted where the server has them.
     pub failover: bool,
+    /// Bytes of WAL that bookmarks may hold back together.
+    pub bookmarks_retain_max: u64,
     /// How a topic is made from a row, where it is made from columns alone.
     pub topic: Option<&'a [TopicPart]>,
 }
@@ -208,6 +211,7 @@ fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
         slot::failover(scene, out);
     }
     cursor::rules(scene, out);
+    bookmarks::rules(scene, out);
     role::rights(scene, out);
     role::superuser(scene, out);
 }

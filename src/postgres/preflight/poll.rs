@@ -72,15 +72,25 @@ fn kind(marks: &Marks, column: &str) -> &'static str {
 /// Rows are locked while they are on their way, and then marked or deleted.
 fn rights(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
     let (Some(role), Some(around)) = (&scene.role, &scene.around) else { return };
-    let deletes = match &poll.marks {
-        Marks::Delete | Marks::Commerce { .. } => true,
-        Marks::PublishedAt { .. } | Marks::Gcx { .. } | Marks::Sqlgarden { .. } => poll.delete,
-    };
+    let deletes = poll.deletes();
+    let name = ident(&role.name);
+    if around.buriable == Some(false)
+        && let Some(dlq) = poll.dlq()
+    {
+        out.push(
+            Finding::error(
+                "poll_rights",
+                format!("role {:?} may not move rows to {dlq}", role.name),
+            )
+            .why("a row that has failed for good is moved there; else its claim fails, again and again")
+            .sql(format!("GRANT USAGE ON SCHEMA {} TO {name};", ident(&dlq.schema)))
+            .sql(format!("GRANT INSERT ON TABLE {dlq} TO {name};")),
+        );
+    }
     if around.readable && around.markable && (around.deletable || !deletes) {
         return;
     }
-    let (rights, name) =
-        (if deletes { "SELECT, UPDATE, DELETE" } else { "SELECT, UPDATE" }, ident(&role.name));
+    let rights = if deletes { "SELECT, UPDATE, DELETE" } else { "SELECT, UPDATE" };
     out.push(
         Finding::error(
             "poll_rights",

@@ -3,10 +3,12 @@
 use super::Ask;
 use super::facts::{self, AnySlot, Around, RoleFacts, Sessions};
 use super::lines::Lines;
+use crate::postgres::bookmark::{self, Bookmark};
 use crate::postgres::cursor::Cursor;
 use crate::postgres::error::SourceError;
 use crate::postgres::fence;
 use crate::postgres::names::TableName;
+use crate::postgres::poll::PollSpec;
 use crate::postgres::publication::PublicationFacts;
 use crate::postgres::schema::SchemaState;
 use crate::postgres::server::ServerFacts;
@@ -37,6 +39,7 @@ pub(super) struct Scene<'a> {
     pub(super) schema: Option<SchemaState>,
     pub(super) cursor: Option<Cursor>,
     pub(super) cursor_usable: bool,
+    pub(super) bookmarks: Vec<Bookmark>,
 }
 
 impl Scene<'_> {
@@ -93,12 +96,20 @@ pub(super) async fn read<'a>(
         }
         Some(_) | None => None,
     };
+    let bookmarks = match schema {
+        Some(SchemaState::Version(number)) if number == crate::postgres::schema::VERSION => {
+            // Rows that may not be read are told by the rights.
+            bookmark::list(client, &names.pipeline).await.unwrap_or_default()
+        }
+        Some(_) | None => Vec::new(),
+    };
     let (mut table, mut around, mut namesakes) = (None, None, Vec::new());
+    let dlq = ask.poll.and_then(PollSpec::dlq);
     if let Some(name) = &names.table {
         table = crate::postgres::table::read(client, name).await?;
         let viewer = role.as_ref().map_or(server.role.as_str(), |role| role.name.as_str());
         match &table {
-            Some(table) => around = Some(facts::around(client, table.oid, viewer).await?),
+            Some(table) => around = Some(facts::around(client, table.oid, viewer, dlq).await?),
             None => namesakes = facts::namesakes(client, name).await?,
         }
     }
@@ -128,6 +139,7 @@ pub(super) async fn read<'a>(
         namesakes,
         slot,
         holder,
+        bookmarks,
         schema,
         cursor,
         server,

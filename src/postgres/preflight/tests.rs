@@ -23,6 +23,7 @@ fn told(url: &str, change: impl FnOnce(&mut Scene<'_>), expected: &Expect) {
         poll: None,
         messages: false,
         failover: true,
+        bookmarks_retain_max: 10 << 30,
         topic: None,
     };
     let mut scene = well(ask, &facts);
@@ -98,6 +99,7 @@ fn well<'a>(ask: Ask<'a>, facts: &fence::Facts) -> Scene<'a> {
         schema: Some(facts.schema),
         cursor: facts.cursor.clone(),
         cursor_usable: true,
+        bookmarks: Vec::new(),
         server: facts.server.clone(),
         ask,
     }

@@ -148,7 +148,10 @@ async fn waiting(
 }
 
 /// The transactions that the backend `pid` waits for: the lock it asks for is the transaction's own.
-async fn blockers(watch: &Client, pid: i32) -> Result<Vec<Blocker>, tokio_postgres::Error> {
+pub(in crate::postgres) async fn blockers(
+    watch: &Client,
+    pid: i32,
+) -> Result<Vec<Blocker>, tokio_postgres::Error> {
     let rows = watch
         .query(
             "SELECT l.transactionid::pg_catalog.text, nullif(b.pid, 0), \

@@ -8,10 +8,11 @@
 //! Setting up drops nothing ([`undo`] does, and says what is lost first). No slot is made where a cursor says that one
 //! was: that is a gap, and a human's to accept.
 
-mod apply;
+pub(in crate::postgres) mod apply;
+mod backfill;
 mod let_go;
 mod notify;
-mod plan;
+pub(in crate::postgres) mod plan;
 mod print;
 mod renew;
 #[cfg(test)]
@@ -19,6 +20,7 @@ mod tests;
 pub mod undo;
 
 pub use apply::{Blocker, Progress, SetupError, apply};
+pub use backfill::{Backfilled, backfill, check_backfill};
 pub use let_go::{held, let_go};
 pub use notify::{TRIGGER, notify_sql, notify_undo_sql};
 pub use plan::plan;
@@ -28,6 +30,7 @@ pub use undo::UndoPlan;
 use super::control::Control;
 use super::error::SourceError;
 use super::names::ident;
+use super::poll::PollSpec;
 
 /// What is to be done, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -82,6 +85,10 @@ pub struct Options<'a> {
     pub notify: bool,
     /// `mode = "poll"`: neither publication nor slot.
     pub polls: bool,
+    /// `--backfill`: the slot is made with its snapshot, by [`backfill`], after these steps.
+    pub backfill: bool,
+    /// Rows of the table are marked as this says: by polling, or behind the stream.
+    pub marks: Option<&'a PollSpec>,
     /// That role does not exist: nothing is begun ([`role_exists`]).
     pub role_missing: bool,
 }
@@ -98,8 +105,9 @@ pub async fn role_exists(control: &Control, role: &str) -> Result<bool, SourceEr
 }
 
 /// The statement that makes the role; the password is for the reader to fill in.
-pub fn role_sql(role: &str) -> String {
-    format!("CREATE ROLE {} LOGIN REPLICATION PASSWORD '…';", ident(role))
+pub fn role_sql(role: &str, polls: bool) -> String {
+    let streams = if polls { "" } else { " REPLICATION" };
+    format!("CREATE ROLE {} LOGIN{streams} PASSWORD '…';", ident(role))
 }
 
 /// Locks are waited for this long: setup never queues in front of the application for longer.

@@ -5,6 +5,7 @@ use crate::error::{Halt, HaltReason};
 use crate::postgres::cursor::OVER_POLLING;
 use crate::postgres::fence::{self, Facts};
 use crate::postgres::names::{ident, literal};
+use crate::postgres::poll::PollSpec;
 use crate::postgres::schema::{MIGRATION_TABLE, SchemaState, VERSION};
 use crate::postgres::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL};
 
@@ -23,14 +24,14 @@ pub fn plan(facts: &Facts, options: &Options<'_>) -> Result<SetupPlan, Halt> {
         publication(facts, &mut plan);
     }
     schema(facts, &mut plan);
-    if !options.polls {
+    if !options.polls && !options.backfill {
         slot_and_cursor(facts, &mut plan);
     }
     if options.notify {
         notify(facts, &mut plan);
     }
     if let Some(role) = options.role {
-        plan.steps.push(rights(facts, role));
+        plan.steps.push(rights(facts, role, options));
     }
     Ok(plan)
 }
@@ -45,7 +46,10 @@ fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
             reason: HaltReason::AccessDenied,
             message: format!("role {role:?} does not exist"),
             meaning: "nothing was changed".to_owned(),
-            hint: format!("as an administrator: {} then run setup again", role_sql(role)),
+            hint: format!(
+                "as an administrator: {} then run setup again",
+                role_sql(role, options.polls)
+            ),
         });
     }
     if let SchemaState::Version(number) = facts.schema
@@ -57,7 +61,7 @@ fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
         fence::check_table(facts)?;
     }
     match (&facts.slot, &facts.cursor) {
-        _ if options.polls => Ok(()),
+        _ if options.polls || options.backfill => Ok(()),
         // A slot was there, and is gone: making one again leaves out what came between.
         (None, Some(_)) => Err(fence::slot_missing(facts)),
         // WAL from before the publication can't be used.
@@ -68,7 +72,7 @@ fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
     }
 }
 
-pub(super) fn standby() -> Halt {
+pub(in crate::postgres) fn standby() -> Halt {
     Halt {
         reason: HaltReason::ServerUnfit,
         message: "the server is a standby: nothing can be changed on it".to_owned(),
@@ -168,9 +172,9 @@ fn slot_and_cursor(facts: &Facts, plan: &mut SetupPlan) {
                   running now, in any database of the cluster, so it may take as long as the longest of them; no lock \
                   is held meanwhile. The row is made with the slot's own position.",
             sql: format!(
-                "BEGIN;\nSET LOCAL lock_timeout = 0;\nSET LOCAL statement_timeout = 0;\n{};\n{};\nCOMMIT;",
+                "BEGIN;\nSET LOCAL lock_timeout = 0;\nSET LOCAL statement_timeout = 0;\n{BEFORE};\n{};\n{};\nCOMMIT;",
                 creation(facts),
-                insert_cursor(facts, "s.confirmed_flush_lsn", &standing(name))
+                insert_cursor(facts, "s.confirmed_flush_lsn", BEFORE_VALUE, &standing(name))
             ),
         });
         return;
@@ -188,7 +192,10 @@ fn slot_and_cursor(facts: &Facts, plan: &mut SetupPlan) {
         kind: StepKind::Cursor,
         title: format!("adopt slot {name:?}: make its cursor"),
         why: "The slot stands already: the relay goes on from where it stands.",
-        sql: transaction(&format!("{};", insert_cursor(facts, "s.confirmed_flush_lsn", &source))),
+        sql: transaction(&format!(
+            "{};",
+            insert_cursor(facts, "s.confirmed_flush_lsn", "NULL", &source)
+        )),
     });
 }
 
@@ -228,41 +235,67 @@ pub(super) fn creation(facts: &Facts) -> String {
     )
 }
 
-fn insert_cursor(facts: &Facts, lsn: &str, source: &str) -> String {
+/// What was committed before the slot was made is not the stream's, and nobody's to repair.
+const BEFORE: &str = "SELECT pg_catalog.set_config('postrider.before', \
+                      pg_catalog.pg_current_snapshot()::pg_catalog.text, true)";
+const BEFORE_VALUE: &str = "pg_catalog.current_setting('postrider.before')::pg_catalog.pg_snapshot";
+
+fn insert_cursor(facts: &Facts, lsn: &str, resolved: &str, source: &str) -> String {
     let pipeline = literal(&facts.names.pipeline);
     let publication = literal(&facts.names.publication);
     let messages = facts.messages;
     format!(
         "INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn,\n    \
-         publication, messages, watermark, flush_limit)\n\
+         publication, messages, watermark, flush_limit, resolved_snapshot)\n\
          SELECT {pipeline}, {SYSTEM_IDENTIFIER_SQL},\n    {TIMELINE_SQL},\n    \
-         s.slot_name, {lsn}, {publication}, {messages}, {lsn}, {lsn}\nFROM {source}\n{OVER_POLLING}"
+         s.slot_name, {lsn}, {publication}, {messages}, {lsn}, {lsn},\n    {resolved}\nFROM {source}\n{OVER_POLLING}"
     )
 }
 
 /// `sql/role.sql`, filled in: what psql would do with its variables.
-fn rights(facts: &Facts, role: &str) -> Step {
+fn rights(facts: &Facts, role: &str, options: &Options<'_>) -> Step {
     const ROLE: &str = include_str!("../../../sql/role.sql");
-    let (all, of_table) = ROLE.split_once("-- The table:\n").unwrap_or((ROLE, ""));
-    let mut statements: Vec<&str> = all.lines().collect();
-    let (mut schema, mut table) = (String::new(), String::new());
-    if let Some(name) = &facts.names.table {
-        statements.extend(of_table.lines());
-        (schema, table) = (ident(&name.schema), ident(&name.name));
+    let table = facts.names.table.as_ref();
+    let marks = options.marks.filter(|_| table.is_some());
+    let dlq = marks.and_then(PollSpec::dlq);
+    let wanted = |section: &str| match section {
+        "always" => true,
+        "streams" => !options.polls,
+        "table" => table.is_some(),
+        "polls" => marks.is_some(),
+        "deletes" => marks.is_some_and(PollSpec::deletes),
+        "dlq" => dlq.is_some(),
+        _ => false,
+    };
+    let (mut section, mut statements) = ("", Vec::new());
+    for line in ROLE.lines() {
+        if let Some(name) = line.strip_prefix("-- [") {
+            section = name.trim_end_matches(']');
+        } else if !line.starts_with("--") && !line.starts_with('\\') && wanted(section) {
+            // The table of dead letters is the application's, and may not be there.
+            statements.push(match dlq.filter(|_| section == "dlq") {
+                Some(dlq) => format!(
+                    "DO $$ BEGIN IF to_regclass({}) IS NOT NULL THEN\n  {line}\nEND IF; END $$;",
+                    literal(&dlq.to_string())
+                ),
+                None => line.to_owned(),
+            });
+        }
     }
-    statements.retain(|line| !line.starts_with("--") && !line.starts_with('\\'));
-    let database = ident(&facts.server.database);
+    let name = |name: Option<&str>| name.map_or_else(String::new, ident);
     let filled = statements
         .join("\n")
         .replace(":\"role\"", &ident(role))
-        .replace(":\"database\"", &database)
-        .replace(":\"schema\"", &schema)
-        .replace(":\"table\"", &table);
-    Step {
-        kind: StepKind::Rights,
-        title: format!("give role {role:?} its rights"),
-        why: "REPLICATION reads every published table of the cluster: treat its password accordingly. On Amazon RDS \
-              and Aurora GRANT rds_replication instead of ALTER ROLE.",
-        sql: transaction(&filled),
-    }
+        .replace(":\"database\"", &ident(&facts.server.database))
+        .replace(":\"schema\"", &name(table.map(|table| table.schema.as_str())))
+        .replace(":\"table\"", &name(table.map(|table| table.name.as_str())))
+        .replace(":\"dlq\"", &name(dlq.map(|dlq| dlq.name.as_str())));
+    let why = if options.polls {
+        "It owns the schema \"postrider\", and may do with the outbox what polling does."
+    } else {
+        "REPLICATION reads every published table of the cluster: treat its password accordingly. On Amazon RDS and \
+         Aurora GRANT rds_replication instead of ALTER ROLE."
+    };
+    let kind = StepKind::Rights;
+    Step { kind, title: format!("give role {role:?} its rights"), why, sql: transaction(&filled) }
 }

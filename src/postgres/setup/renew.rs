@@ -91,7 +91,8 @@ fn bind(facts: &Facts, epoch: i64) -> String {
         "UPDATE postrider.cursor c SET system_identifier = {SYSTEM_IDENTIFIER_SQL}, timeline = {TIMELINE_SQL}, \
            slot = s.slot_name, slot_created_lsn = s.confirmed_flush_lsn, publication = {publication}, \
            messages = {}, watermark = s.confirmed_flush_lsn, flush_limit = s.confirmed_flush_lsn, \
-           partial_commit_lsn = NULL, partial_ordinal = NULL, updated_at = pg_catalog.now() \
+           partial_commit_lsn = NULL, partial_ordinal = NULL, updated_at = pg_catalog.now(), \
+           resolved_snapshot = NULL, pending_snapshot = NULL, pending_lsn = NULL \
          FROM {} AND c.pipeline = {pipeline} AND c.owner_epoch = {epoch}",
         facts.messages,
         standing_slot(slot)

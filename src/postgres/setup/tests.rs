@@ -150,7 +150,9 @@ fn role_sql_is_filled_in_whole() {
 }
 
 fn holdings(others: bool) -> undo::Holdings {
-    undo::Holdings { rows: vec![("cursor".to_owned(), 1), ("parked".to_owned(), 3)], others }
+    let rows = vec![("cursor".to_owned(), 1), ("parked".to_owned(), 3)];
+    let bookmark_slots = vec!["postrider_bm_before_fix_000abc".to_owned()];
+    undo::Holdings { rows, bookmark_slots, others }
 }
 
 #[test]

@@ -29,6 +29,8 @@ pub struct UndoPlan {
 pub struct Holdings {
     /// Rows of this pipeline: the table's name in schema `postrider`, and how many.
     pub rows: Vec<(String, i64)>,
+    /// Slots of its bookmarks.
+    pub bookmark_slots: Vec<String>,
     /// Whether other pipelines have rows.
     pub others: bool,
 }
@@ -100,6 +102,14 @@ async fn holdings(control: &Control, facts: &Facts) -> Result<Holdings, SourceEr
         let (own, others): (i64, i64) =
             (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
         holdings.others |= others > 0;
+        if own > 0 && table == "bookmark" {
+            let sql = "SELECT b.slot FROM postrider.bookmark b \
+                       JOIN pg_catalog.pg_replication_slots s ON s.slot_name = b.slot \
+                       WHERE b.pipeline = $1 ORDER BY b.slot";
+            let rows = control.client().query(sql, &[name]).await.map_err(failed)?;
+            let slots = rows.iter().map(|row| row.try_get(0).map_err(failed));
+            holdings.bookmark_slots = slots.collect::<Result<_, _>>()?;
+        }
         if own > 0 {
             holdings.rows.push((table, own));
         }
@@ -117,6 +127,7 @@ pub fn plan(facts: &Facts, holdings: &Holdings) -> Result<UndoPlan, SetupError> 
     }
     let mut plan = UndoPlan { lost: Vec::new(), steps: Vec::new(), stays: Vec::new() };
     slot(facts, &mut plan)?;
+    bookmarks(holdings, &mut plan);
     trigger(facts, &mut plan);
     rows(facts, holdings, &mut plan);
     publication(facts, &mut plan);
@@ -151,6 +162,20 @@ fn slot(facts: &Facts, plan: &mut UndoPlan) -> Result<(), SetupError> {
         sql: format!("SELECT pg_catalog.pg_drop_replication_slot({});", literal(&slot.name)),
     });
     Ok(())
+}
+
+/// The slots of the pipeline's bookmarks, which nobody would know of without their rows.
+fn bookmarks(holdings: &Holdings, plan: &mut UndoPlan) {
+    for slot in &holdings.bookmark_slots {
+        plan.lost
+            .push(format!("slot {slot:?}, a bookmark's: nothing is replayed from it any more"));
+        plan.steps.push(Step {
+            kind: StepKind::Slot,
+            title: format!("drop slot {slot:?}"),
+            why: "A bookmark's, which keeps WAL too.",
+            sql: format!("SELECT pg_catalog.pg_drop_replication_slot({});", literal(slot)),
+        });
+    }
 }
 
 /// Why a slot of the configured name is not this pipeline's.
@@ -196,6 +221,8 @@ fn rows(facts: &Facts, holdings: &Holdings, plan: &mut UndoPlan) {
         let what = match table.as_str() {
             "cursor" => "how far the pipeline has got, and in which history",
             "parked" => "events that were set aside, and what is known of those published since",
+            "bookmark" => "saved positions",
+            "replay" => "replays, and how far each has got",
             _ => "what Postrider noted there",
         };
         plan.lost.push(format!("{count} row(s) of postrider.{table}: {what}"));

@@ -2,7 +2,7 @@
 //!
 //! The replication grammar has no parameters, so names are quoted here, in one place.
 
-use super::{StartReplication, SystemIdentity};
+use super::{CreatedSlot, StartReplication, SystemIdentity};
 use crate::postgres::error::{SourceError, SourceErrorKind, SqlState};
 use crate::postgres::wire::Wire;
 use bytes::{Buf, Bytes, BytesMut};
@@ -28,8 +28,7 @@ pub(super) enum NameError {
 /// `START_REPLICATION SLOT "s" LOGICAL 0/0 (proto_version '1', publication_names '"p"', messages 'false')`
 pub(super) fn start_replication(start: &StartReplication) -> Result<String, NameError> {
     let slot = &start.slot;
-    let slot_fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
-    if slot.is_empty() || slot.len() > NAME_BYTES_MAX || !slot.bytes().all(slot_fits) {
+    if !slot_fits(slot) {
         return Err(NameError::Slot);
     }
     if start.publications.is_empty() {
@@ -51,6 +50,11 @@ pub(super) fn start_replication(start: &StartReplication) -> Result<String, Name
     ))
 }
 
+fn slot_fits(slot: &str) -> bool {
+    let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
+    !slot.is_empty() && slot.len() <= NAME_BYTES_MAX && slot.bytes().all(fits)
+}
+
 /// Sends `START_REPLICATION` and waits for `CopyBothResponse`.
 pub(super) async fn copy_both(wire: &mut Wire, doing: &str, sql: &str) -> Result<(), SourceError> {
     query(wire, doing, sql).await?;
@@ -63,18 +67,54 @@ pub(super) async fn identify_system(
     wire: &mut Wire,
     doing: &str,
 ) -> Result<SystemIdentity, SourceError> {
-    query(wire, doing, "IDENTIFY_SYSTEM").await?;
+    let row = one_row(wire, doing, "IDENTIFY_SYSTEM").await?;
+    identity(row.as_deref()).ok_or_else(|| broken(doing))
+}
+
+/// `CREATE_REPLICATION_SLOT "s" LOGICAL pgoutput (SNAPSHOT 'export', FAILOVER true)`: in this form since 15, with
+/// `FAILOVER` since 17 (manual, 54.4).
+pub(super) fn create_slot(slot: &str, failover: bool) -> Result<String, NameError> {
+    if !slot_fits(slot) {
+        return Err(NameError::Slot);
+    }
+    let failover = if failover { ", FAILOVER true" } else { "" };
+    Ok(format!("CREATE_REPLICATION_SLOT \"{slot}\" LOGICAL pgoutput (SNAPSHOT 'export'{failover})"))
+}
+
+/// Sends it and reads its one row.
+pub(super) async fn created_slot(
+    wire: &mut Wire,
+    doing: &str,
+    sql: &str,
+) -> Result<CreatedSlot, SourceError> {
+    let row = one_row(wire, doing, sql).await?;
+    let created = match row.as_deref() {
+        Some([_, Some(at), Some(snapshot), ..]) => at
+            .parse()
+            .ok()
+            .map(|consistent_point| CreatedSlot { consistent_point, snapshot: snapshot.clone() }),
+        _ => None,
+    };
+    created.ok_or_else(|| broken(doing))
+}
+
+/// Sends a command and reads the one row of its answer.
+async fn one_row(
+    wire: &mut Wire,
+    doing: &str,
+    sql: &str,
+) -> Result<Option<Vec<Option<String>>>, SourceError> {
+    query(wire, doing, sql).await?;
     let mut row = None;
     loop {
         let frame = wire.receive(doing).await?;
         match frame.tag {
             b'D' => row = Some(columns(frame.body).ok_or_else(|| broken(doing))?),
             b'T' | b'C' | b'S' => {}
-            b'Z' => break,
+            b'Z' => return Ok(row),
             _ => return Err(broken(doing)),
         }
     }
-    identity(row.as_deref()).ok_or_else(|| broken(doing))
 }
 
 /// Sends `TIMELINE_HISTORY` and gives back the file's text; `None` where the server does not have it any more, which a
@@ -162,6 +202,15 @@ mod tests {
             "START_REPLICATION SLOT \"9_slot\" LOGICAL 1/AB (proto_version '1', \
              publication_names '\"Pub''\"\"s\",\"b,c\"', messages 'true')"
         );
+    }
+
+    #[test]
+    fn a_slot_is_made_with_a_snapshot() {
+        assert_eq!(
+            create_slot("s", true).unwrap(),
+            "CREATE_REPLICATION_SLOT \"s\" LOGICAL pgoutput (SNAPSHOT 'export', FAILOVER true)"
+        );
+        assert_eq!(create_slot("S\"", false), Err(NameError::Slot));
     }
 
     #[test]

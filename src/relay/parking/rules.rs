@@ -59,15 +59,8 @@ impl Rules {
         }
     }
 
-    /// The entry of an event that waits for its destination: nothing is wrong with it, so its aggregate always waits.
-    pub(in crate::relay) fn unavailable(&self, position: Position, lane: Lane) -> Entry {
-        Entry {
-            position,
-            lane: Some(lane),
-            state: State::Waiting,
-            attempts: 0,
-            wait: self.wait(1),
-            overtaken_by: None,
-        }
+    /// How an event waits for its destination: nothing is wrong with it, so no attempt is counted.
+    pub(in crate::relay) fn unavailable(&self) -> (State, Duration) {
+        (State::Waiting, self.wait(1))
     }
 }

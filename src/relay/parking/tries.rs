@@ -144,6 +144,16 @@ impl Parking {
         self.lanes.remove(position, false, false);
     }
 
+    /// The row of a dead event is not in the table any more. Where more has become of it meanwhile, that counts.
+    pub(in crate::relay) fn deleted(&mut self, position: Position) {
+        let row = self.lanes.row(position).copied();
+        let still = row.is_some_and(|row| row.state == State::Dead && row.at_rest());
+        if still {
+            self.letters.forget(position);
+            self.lanes.remove(position, false, false);
+        }
+    }
+
     fn end_try(&mut self, ticket: Ticket) -> Option<(Position, Row)> {
         let position = self.tries.remove(&ticket)?;
         let row = self.lanes.row_mut(position)?;

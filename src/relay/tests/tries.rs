@@ -4,6 +4,40 @@ use super::check_parking;
 use expect_test::expect;
 
 #[test]
+fn doubted_event_is_tried_at_once_and_its_first_refusal_is_its_first_attempt() {
+    check_parking(
+        "start 16
+         begin 32
+         event a
+         doubted 0
+         event a
+         event b
+         commit 32 48
+         acked 2
+         parked
+         parked
+         written
+         toolarge t0
+         parked",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            doubted 0         │ park #0 due 0, write 1 rows []
+            event a           │ park #1 behind 0
+            event b           │ publish #2
+            commit 32 48      │ 
+            acked 2           │ published
+            parked            │ write 1 rows [], write cursor 0/10+0/20:1
+            parked            │ 
+            written           │ try t0 0/20:0
+            toolarge t0       │ write 0 rows [0/20:0 waiting after 1]
+            parked            │ 
+        "#]],
+    );
+}
+
+#[test]
 fn head_is_tried_with_growing_pauses_and_is_dead_after_the_last() {
     check_parking(
         "row 32 0 a waiting
@@ -360,6 +394,31 @@ fn drain_whose_producer_breaks_still_writes_its_marks() {
             broken            │  (shut)
             parked            │ write 0 rows [0/20:1 waiting after 2] (shut)
             parked            │ drained (shut)
+        "#]],
+    );
+}
+
+#[test]
+fn dead_event_that_is_deleted_lets_its_aggregate_go_on() {
+    check_parking(
+        "row 32 0 a dead
+         row 32 1 a behind
+         row 32 2 b waiting
+         start 64
+         deleted 32 2
+         deleted 32 0
+         begin 96
+         event b
+         acked t1
+         event a",
+        &expect![[r#"
+            start 64          │ try t0 0/20:2, confirm 0/40
+            deleted 32 2      │ 
+            deleted 32 0      │ try t1 0/20:1
+            begin 96          │ 
+            event b           │ park #0 behind 0, write 1 rows []
+            acked t1          │ released 0/20:1
+            event a           │ park #1 behind 0
         "#]],
     );
 }

@@ -31,7 +31,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use topic::Facts;
 
-/// How long it serves that a topic was asked for because of a record that does not fit it.
+/// How long it serves to have asked for a topic, where a record does not fit it. Longer than a question takes.
 const FRESH: Duration = Duration::from_secs(5);
 
 /// librdkafka's producer with its polling thread.
@@ -52,7 +52,7 @@ pub(super) struct KafkaSink {
     emptying: Option<Arc<Producer>>,
     topics: BTreeMap<String, Arc<Facts>>,
     topics_version: u64,
-    /// When a record last did not fit its topic as it was known, and the topic was asked for anew.
+    /// When the caller last doubted what is known of a topic.
     doubts: BTreeMap<String, Instant>,
 }
 
@@ -123,18 +123,15 @@ impl KafkaSink {
         known
     }
 
-    /// Asks anew for a topic that a record does not fit: somebody may have mended it since. `None` where that was done
-    /// just now, and the record is to be refused.
-    fn doubt(&mut self, topic: &str, asked_at: Instant) -> Option<NotTaken> {
-        let now = Instant::now();
-        let since = self.doubts.entry(topic.to_owned()).or_insert(now);
-        if since.elapsed() > FRESH {
-            *since = now;
+    /// What to say of a record that does not fit its topic. Somebody may have mended the topic since it was asked for:
+    /// then it is asked for anew, and the record is refused for good only on the answer.
+    fn unfit(&mut self, topic: &str, asked_at: Instant, reason: Refusal) -> NotTaken {
+        let doubted = self.doubts.get(topic).is_some_and(|since| asked_at <= *since);
+        if !doubted && asked_at.elapsed() < FRESH {
+            return NotTaken::Refused(reason);
         }
-        (asked_at <= *since).then(|| {
-            self.shared.want(topic);
-            NotTaken::Destination
-        })
+        self.shared.want(topic);
+        NotTaken::Doubted(reason)
     }
 
     /// The sizes a producer must have to send this record to this topic: batches under the topic's limit, as one
@@ -224,10 +221,9 @@ impl Sink for KafkaSink {
             let refused = self.shared.is_refused(record.topic);
             return Err(if refused { NotTaken::Unavailable } else { NotTaken::Destination });
         };
-        if let Err(reason) = topic::fits(record, &facts, self.spec.size_max) {
-            return Err(self
-                .doubt(record.topic, facts.asked_at)
-                .unwrap_or(NotTaken::Refused(reason)));
+        topic::within(record, self.spec.size_max).map_err(NotTaken::Refused)?;
+        if let Err(reason) = topic::fits(record, &facts) {
+            return Err(self.unfit(record.topic, facts.asked_at, reason));
         }
         let sizes = self.sizes_for(record, &facts);
         if sizes != self.sizes {
@@ -235,6 +231,13 @@ impl Sink for KafkaSink {
             return Err(NotTaken::Full);
         }
         self.produce(&facts, ticket, record)
+    }
+
+    fn doubt(&mut self, topic: &str) {
+        if self.topics.contains_key(topic) {
+            self.doubts.insert(topic.to_owned(), Instant::now());
+            self.shared.want(topic);
+        }
     }
 
     /// Gives up the producer and everything in it.

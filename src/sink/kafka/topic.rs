@@ -32,7 +32,7 @@ pub(super) struct Facts {
     pub(super) min_insync: Option<u32>,
     /// Whether limit and replicas are the topic's own; else they are the broker's defaults.
     pub(super) configured: bool,
-    /// When the broker said so.
+    /// When the broker was asked.
     pub(super) asked_at: Instant,
 }
 
@@ -54,6 +54,8 @@ pub(super) fn look_up(
     topic: &str,
     timeout: Duration,
 ) -> Result<Facts, Unusable> {
+    // Before the question: what is changed while it is under way is not yet known.
+    let asked_at = Instant::now();
     let unasked = |code| Unusable { code, brokers: 0 };
     let name = CString::new(topic).map_err(|_nul| unasked(Code::InvalidTopic))?;
     let unclear = Code::LeaderNotAvailable;
@@ -87,27 +89,23 @@ pub(super) fn look_up(
             .unwrap_or(BROKER_DEFAULT_BYTES),
         min_insync: entry("min.insync.replicas").and_then(|value| value.parse().ok()),
         configured,
-        asked_at: Instant::now(),
+        asked_at,
     })
 }
 
-/// Whether the topic takes the record, alone in a batch and not compressed. `size_max` is the operator's own limit on
-/// key, value and headers.
-pub(super) fn fits(
-    record: &Record<'_>,
-    facts: &Facts,
-    size_max: Option<usize>,
-) -> Result<(), Refusal> {
+/// Whether key, value and headers are within the operator's own limit, if there is one.
+pub(super) fn within(record: &Record<'_>, size_max: Option<usize>) -> Result<(), Refusal> {
+    let Some(limit) = size_max else { return Ok(()) };
+    let size = record.size_bytes();
+    if size > limit { Err(Refusal::TooLarge { size, limit }) } else { Ok(()) }
+}
+
+/// Whether the topic takes the record, alone in a batch and not compressed.
+pub(super) fn fits(record: &Record<'_>, facts: &Facts) -> Result<(), Refusal> {
     if let Some(partition) = record.partition
         && !(0..facts.partitions).contains(&partition)
     {
         return Err(Refusal::Partition(partition));
-    }
-    let size = record.size_bytes();
-    if let Some(limit) = size_max
-        && size > limit
-    {
-        return Err(Refusal::TooLarge { size, limit });
     }
     let limit = facts.limit;
     // The exact size is only worth its loop near the limit.

@@ -28,6 +28,8 @@ static OF_A_RUN: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         // A record's size has the length of its position in it.
         (r"(record has |max\.message\.bytes=)\d+", "${1}30149"),
         (r"active_pid=\d+", "active_pid=4711"),
+        (r"\bprocess \d+", "process 4711"),
+        (r"\b20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", "2026-03-01T04:00:00Z"),
     ]
     .into_iter()
     .map(|(pattern, word)| {

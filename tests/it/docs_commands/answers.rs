@@ -38,6 +38,14 @@ pub(super) const ANSWERS: &[Answer] = &[
         why: "parked_cli::what_can_not_be_done_is_named_and_the_rest_is_done",
     },
     Answer {
+        matches: "postrider replay --id",
+        why: "selectors::ids_and_an_aggregate_are_found_in_the_log_and_the_rest_is_listed",
+    },
+    Answer {
+        matches: "postrider replay --resume",
+        why: "interrupted::a_killed_replay_goes_on_where_it_was",
+    },
+    Answer {
         matches: "pg_get_wal_record_info",
         why: "operations::a_transaction_that_can_not_be_decoded_is_passed_over_in_the_cursor_row",
     },

@@ -116,6 +116,11 @@ impl PrivatePostgres {
         self.dir.0.join("s")
     }
 
+    /// User and group it runs as.
+    pub(crate) fn owner(&self) -> (u32, u32) {
+        self.owner
+    }
+
     /// Gives a file to the server's user: keys of TLS must be its own.
     pub(crate) fn hand_over(&self, file: &Path) {
         give(file, self.owner);
@@ -166,6 +171,13 @@ impl PrivatePostgres {
         signal(child.id(), Signal::Int);
         exit_of(&mut child, deadline).await;
         start.elapsed()
+    }
+
+    /// `pg_ctl stop -m immediate`.
+    pub(crate) async fn stop_immediately(&mut self) {
+        let mut child = self.child.take().expect("a running server");
+        signal(child.id(), Signal::Quit);
+        exit_of(&mut child, END_DEADLINE).await;
     }
 
     /// SIGSTOP of every process of it: connections stay open and nothing answers.

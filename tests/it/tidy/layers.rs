@@ -14,6 +14,8 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("words", "error", "lsn event"),
     ("words", "status", "lsn event error"),
     ("words", "finding", ""),
+    // Test only: beside each reader, its tests use it.
+    ("words", "fuzz", ""),
     ("words", "parked", "lsn event record"),
     ("pure", "pgoutput", "words"),
     ("pure", "outbox", "words pgoutput"),

@@ -11,7 +11,7 @@ CREATE PUBLICATION "postrider_orders"
     WITH (publish = 'insert', publish_via_partition_root = true);
 COMMIT;
 
--- 2. bring schema "postrider" to version 2
+-- 2. bring schema "postrider" to version 3
 -- The relay's own tables. They are never part of the publication.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
@@ -127,6 +127,52 @@ CREATE INDEX parked_event_id ON postrider.parked (pipeline, event_id);
 -- Who owns the pipeline: raised by each relay that takes it over, so that one which lost it writes nothing more.
 ALTER TABLE postrider.cursor ADD COLUMN IF NOT EXISTS owner_epoch bigint NOT NULL DEFAULT 0;
 INSERT INTO postrider.migration (number, name) VALUES (2, 'parked') ON CONFLICT DO NOTHING;
+-- What a table can be asked for when its slot is gone: which transactions were resolved, by their ids.
+--
+-- Every transaction that resolved_snapshot sees is resolved. pending_snapshot was taken before the log's end stood at
+-- pending_lsn: all that it sees is resolved once the watermark has reached that.
+ALTER TABLE postrider.cursor
+    ADD COLUMN IF NOT EXISTS resolved_snapshot pg_snapshot,
+    ADD COLUMN IF NOT EXISTS pending_snapshot  pg_snapshot,
+    ADD COLUMN IF NOT EXISTS pending_lsn       pg_lsn;
+
+-- One row a pipeline: the repair, or the first backfill, that is under way or was the last.
+CREATE TABLE IF NOT EXISTS postrider.repair (
+    pipeline         text        PRIMARY KEY,
+    kind             text        NOT NULL CHECK (kind IN ('repair', 'backfill')),
+    -- making: the slot, and the list of rows; publishing: the list; done: the cursor stands at the slot.
+    state            text        NOT NULL CHECK (state IN ('making', 'publishing', 'done')),
+    -- Which rows: unresolved (by the snapshot below, or the marks), unmarked, all.
+    selection        text        NOT NULL,
+    -- What was resolved before, and until when a relay may have published more.
+    ledger           pg_snapshot,
+    ledger_at        timestamptz,
+    -- The new slot, where it begins, and what its snapshot sees: each row is in the list, or comes by the stream.
+    slot             text        NOT NULL,
+    slot_created_lsn pg_lsn,
+    snapshot         pg_snapshot,
+    -- How rows were told apart and put in order, in words.
+    method           text        NOT NULL DEFAULT '',
+    rows_total       bigint      NOT NULL DEFAULT 0,
+    rows_published   bigint      NOT NULL DEFAULT 0,
+    -- Of the total: may have been published before.
+    rows_uncertain   bigint      NOT NULL DEFAULT 0,
+    -- Deleted from the outbox after they were listed.
+    rows_gone        bigint      NOT NULL DEFAULT 0,
+    -- Numbers between the lowest and the highest that no row has; NULL where ids are no numbers.
+    ids_missing      bigint,
+    started_at       timestamptz NOT NULL DEFAULT now(),
+    finished_at      timestamptz
+);
+
+-- The rows still to be published, by their ids, in order: a page goes when all of it is published or parked.
+CREATE TABLE IF NOT EXISTS postrider.repair_page (
+    pipeline text   NOT NULL,
+    number   bigint NOT NULL,
+    ids      text[] NOT NULL,
+    PRIMARY KEY (pipeline, number)
+);
+INSERT INTO postrider.migration (number, name) VALUES (3, 'repair') ON CONFLICT DO NOTHING;
 COMMIT;
 
 -- 3. create slot "postrider_orders" and its cursor
@@ -136,19 +182,22 @@ COMMIT;
 BEGIN;
 SET LOCAL lock_timeout = 0;
 SET LOCAL statement_timeout = 0;
+SELECT pg_catalog.set_config('postrider.before', pg_catalog.pg_current_snapshot()::pg_catalog.text, true);
 SELECT pg_catalog.pg_create_logical_replication_slot('postrider_orders', 'pgoutput', false, false);
 INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn,
-    publication, messages, watermark, flush_limit)
+    publication, messages, watermark, flush_limit, resolved_snapshot)
 SELECT 'orders', (SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_control_system()),
     ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::pg_catalog.bit(32)::pg_catalog.int4,
-    s.slot_name, s.confirmed_flush_lsn, 'postrider_orders', true, s.confirmed_flush_lsn, s.confirmed_flush_lsn
+    s.slot_name, s.confirmed_flush_lsn, 'postrider_orders', true, s.confirmed_flush_lsn, s.confirmed_flush_lsn,
+    pg_catalog.current_setting('postrider.before')::pg_catalog.pg_snapshot
 FROM pg_catalog.pg_replication_slots AS s
 WHERE s.slot_name = 'postrider_orders' AND s.confirmed_flush_lsn IS NOT NULL
 ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identifier,
     timeline = excluded.timeline, slot = excluded.slot, slot_created_lsn = excluded.slot_created_lsn,
     publication = excluded.publication, messages = excluded.messages,
     watermark = excluded.watermark, flush_limit = excluded.flush_limit,
-    partial_commit_lsn = excluded.partial_commit_lsn, partial_ordinal = excluded.partial_ordinal
+    partial_commit_lsn = excluded.partial_commit_lsn, partial_ordinal = excluded.partial_ordinal,
+    resolved_snapshot = excluded.resolved_snapshot, pending_snapshot = NULL, pending_lsn = NULL
     WHERE postrider.cursor.slot = '';
 COMMIT;
 
@@ -163,4 +212,6 @@ ALTER SCHEMA postrider OWNER TO "postrider";
 ALTER TABLE postrider.migration OWNER TO "postrider";
 ALTER TABLE postrider.cursor OWNER TO "postrider";
 ALTER TABLE postrider.parked OWNER TO "postrider";
+ALTER TABLE postrider.repair OWNER TO "postrider";
+ALTER TABLE postrider.repair_page OWNER TO "postrider";
 COMMIT;

@@ -2,6 +2,7 @@
 -- each step is a transaction of its own, and their order matters.
 -- Lost: slot "postrider_orders", standing at 0/5000: events in the 16384 bytes of WAL behind it that
 -- are not published yet are never streamed; a slot made later begins at its own time.
+-- Lost: slot "postrider_bm_before_fix_000abc", a bookmark's: nothing is replayed from it any more.
 -- Lost: 1 row(s) of postrider.cursor: how far the pipeline has got, and in which history.
 -- Lost: 3 row(s) of postrider.parked: events that were set aside, and what is known of those
 -- published since.
@@ -13,14 +14,18 @@
 -- From here on the server keeps no WAL for this pipeline.
 SELECT pg_catalog.pg_drop_replication_slot('postrider_orders');
 
--- 2. drop schema "postrider"
+-- 2. drop slot "postrider_bm_before_fix_000abc"
+-- A bookmark's, which keeps WAL too.
+SELECT pg_catalog.pg_drop_replication_slot('postrider_bm_before_fix_000abc');
+
+-- 3. drop schema "postrider"
 -- No other pipeline has rows in it.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
 DROP SCHEMA postrider CASCADE;
 COMMIT;
 
--- 3. drop publication "postrider_orders"
+-- 4. drop publication "postrider_orders"
 -- Last, since a slot can't be read without it.
 BEGIN;
 SET LOCAL lock_timeout = '5s';

@@ -1,5 +1,6 @@
 -- Run with: psql -X -v ON_ERROR_STOP=1 -f FILE, and without --single-transaction:
 -- each step is a transaction of its own, and their order matters.
+-- Lost: slot "postrider_bm_before_fix_000abc", a bookmark's: nothing is replayed from it any more.
 -- Lost: 1 row(s) of postrider.cursor: how far the pipeline has got, and in which history.
 -- Lost: 3 row(s) of postrider.parked: events that were set aside, and what is known of those
 -- published since.
@@ -9,7 +10,11 @@
 -- Stays: table "public"."outbox" with its rows.
 -- Stays: roles and their rights; what is in the broker.
 
--- 1. delete the rows of pipeline "orders"
+-- 1. drop slot "postrider_bm_before_fix_000abc"
+-- A bookmark's, which keeps WAL too.
+SELECT pg_catalog.pg_drop_replication_slot('postrider_bm_before_fix_000abc');
+
+-- 2. delete the rows of pipeline "orders"
 -- Postrider's own tables; those of other pipelines are left alone.
 BEGIN;
 SET LOCAL lock_timeout = '5s';

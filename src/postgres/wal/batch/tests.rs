@@ -1,4 +1,6 @@
 use super::*;
+use crate::fuzz::{Memory, hammer, hex};
+use crate::postgres::error::ServerReport;
 
 const LIMIT: usize = 1 << 20;
 
@@ -135,4 +137,47 @@ fn debug_shows_sizes_only() {
     };
     let shown = format!("{batch:?} {:?}", batch.frames().next());
     assert_eq!(shown, "Batch(36 B) Some(XLogData(0/1, 0/1, 6 B))");
+}
+
+/// Whatever comes, and wherever the pieces end.
+#[test]
+fn any_bytes_are_frames_or_an_error() {
+    let memory = Memory { base: 8 << 10, each: 8 };
+    hammer(&hex("frames"), memory, |input| {
+        for size in [1, 7, input.len().max(1)] {
+            let (mut inbox, mut taken) = (BytesMut::new(), 0);
+            'input: for piece in input.chunks(size) {
+                inbox.extend_from_slice(piece);
+                loop {
+                    match cut(&mut inbox, LIMIT) {
+                        Ok(Cut::Frames(batch, seen)) => {
+                            taken += batch.size_bytes();
+                            for frame in batch.frames() {
+                                assert!(position(frame) <= seen.highest);
+                            }
+                        }
+                        Ok(Cut::Other(tag, body)) => {
+                            taken += HEADER_BYTES + body.len();
+                            if matches!(tag, b'E' | b'N') {
+                                drop(format!("{:?}", ServerReport::from_fields(&body)));
+                            }
+                        }
+                        Ok(Cut::Missing(missing)) => {
+                            assert!(missing > 0 && missing <= LIMIT);
+                            break;
+                        }
+                        Err(_) => break 'input,
+                    }
+                    assert!(taken <= input.len(), "the same bytes twice");
+                }
+            }
+        }
+    });
+}
+
+fn position(frame: Frame<'_>) -> Lsn {
+    match frame {
+        Frame::XLogData { wal_start, wal_end, .. } => wal_start.max(wal_end),
+        Frame::Keepalive { wal_end, .. } => wal_end,
+    }
 }

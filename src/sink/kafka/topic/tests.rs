@@ -46,18 +46,19 @@ fn a_record_fits_up_to_the_limit_and_not_beyond() {
         let value = vec![0; len];
         let record = record(&value, &[]);
         let size = batch_bytes(&record);
-        assert_eq!(fits(&record, &facts(size), None), Ok(()));
+        assert_eq!(fits(&record, &facts(size)), Ok(()));
         let refusal = Refusal::TooLarge { size, limit: size - 1 };
-        assert_eq!(fits(&record, &facts(size - 1), None), Err(refusal));
+        assert_eq!(fits(&record, &facts(size - 1)), Err(refusal));
         assert!(batch_bytes_at_most(&record) >= size);
     }
 }
 
 #[test]
 fn an_operators_limit_counts_key_value_and_headers() {
-    assert_eq!(fits(&record(&[0; 9], &[]), &facts(1 << 20), Some(10)), Ok(()));
+    assert_eq!(within(&record(&[0; 9], &[]), Some(10)), Ok(()));
+    assert_eq!(within(&record(&[0; 10], &[]), None), Ok(()));
     let refusal = Refusal::TooLarge { size: 11, limit: 10 };
-    assert_eq!(fits(&record(&[0; 10], &[]), &facts(1 << 20), Some(10)), Err(refusal));
+    assert_eq!(within(&record(&[0; 10], &[]), Some(10)), Err(refusal));
 }
 
 #[test]
@@ -65,7 +66,7 @@ fn a_partition_the_topic_does_not_have_is_refused() {
     for (partition, fine) in [(-1, false), (0, true), (2, true), (3, false)] {
         let record = Record { partition: Some(partition), ..record(b"", &[]) };
         let expected = if fine { Ok(()) } else { Err(Refusal::Partition(partition)) };
-        assert_eq!(fits(&record, &facts(1 << 20), None), expected);
+        assert_eq!(fits(&record, &facts(1 << 20)), expected);
     }
 }
 

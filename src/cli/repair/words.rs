@@ -1,0 +1,149 @@
+//! A repair in words, and as JSON.
+
+use crate::cli::setup::folded;
+use crate::postgres::repair::{Row, State, Survey, Verdict};
+use serde_json::{Value, json};
+
+/// What a dry run has found.
+pub(super) struct Found<'a> {
+    /// Rows on the list of a repair that was begun before.
+    pub(super) listed: u64,
+    /// Aggregates with a parked event.
+    pub(super) parked: u64,
+    pub(super) method: &'a str,
+    pub(super) survey: &'a Survey,
+}
+
+fn why(verdict: &Verdict) -> &str {
+    match verdict {
+        Verdict::Sound => "nothing is the matter",
+        Verdict::GoesOn => "a repair or backfill that was begun before goes on",
+        Verdict::NewSlot(why) => why,
+    }
+}
+
+pub(super) fn of_verdict(pipeline: &str, verdict: &Verdict) -> String {
+    format!("{pipeline}: {}", why(verdict))
+}
+
+/// What would be done.
+pub(super) fn of_dry_run(pipeline: &str, verdict: &Verdict, found: &Found<'_>) -> String {
+    let mut lines = vec![of_verdict(pipeline, verdict)];
+    let survey = found.survey;
+    if *verdict == Verdict::GoesOn {
+        lines.push(format!("  listed     {} rows still to be published", found.listed));
+        lines.push(folded("  method     ", found.method));
+        lines.push("nothing was changed".to_owned());
+        return lines.join("\n");
+    }
+    if found.listed > 0 {
+        lines.push(format!("  listed     {} rows of the repair before", found.listed));
+    }
+    let ids = survey.ids.as_ref();
+    let ids = ids.map_or_else(String::new, |(first, last)| format!(", ids {first} to {last}"));
+    lines.push(format!(
+        "  publish    {} rows of {} aggregates{ids}, {} bytes",
+        survey.rows, survey.aggregates, survey.bytes
+    ));
+    lines.extend(uncertain(survey.uncertain));
+    lines.extend(missing(survey.missing));
+    if found.parked > 0 {
+        let text = format!(
+            "{} aggregates have parked events: those stay parked, and their rows wait behind them",
+            found.parked
+        );
+        lines.push(folded("  parked     ", &text));
+    }
+    lines.push(folded("  method     ", found.method));
+    lines.push(folded(
+        "  then       ",
+        "a new slot, these rows, and the stream from where the slot begins",
+    ));
+    lines.push("nothing was changed".to_owned());
+    lines.join("\n")
+}
+
+fn uncertain(rows: u64) -> Option<String> {
+    let text = format!(
+        "{rows} of them were committed while the relay was at work, after what its cursor row knows to be resolved: \
+         they may be published a second time"
+    );
+    (rows > 0).then(|| folded("  uncertain  ", &text))
+}
+
+fn missing(ids: Option<u64>) -> Option<String> {
+    let text = match ids {
+        None => {
+            "ids are no numbers: whether rows were deleted before they were published can't be known".to_owned()
+        }
+        Some(0) => return None,
+        Some(ids) => format!(
+            "{ids} ids have no row: rolled back, or deleted; what was deleted before it was published is lost, and \
+             can't be told apart"
+        ),
+    };
+    Some(folded("  missing    ", &text))
+}
+
+/// What was done.
+pub(super) fn of_row(pipeline: &str, row: &Row) -> String {
+    let mut lines = vec![match row.state {
+        State::Done => format!("{pipeline} is repaired; start it with: postrider run"),
+        State::Making | State::Publishing => {
+            format!("{pipeline} is not repaired yet; run postrider repair again, or postrider run")
+        }
+    }];
+    lines.push(format!(
+        "  published  {} of {} rows, or parked behind their aggregate's parked event",
+        row.rows_published, row.rows_total
+    ));
+    lines.extend(uncertain(row.rows_uncertain));
+    if row.rows_gone > 0 {
+        let text = format!(
+            "{} rows were deleted while they waited: they are not published",
+            row.rows_gone
+        );
+        lines.push(folded("  gone       ", &text));
+    }
+    lines.extend(missing(row.ids_missing));
+    lines.push(folded("  method     ", &row.method));
+    if let Some(at) = row.slot_created_lsn {
+        lines.push(format!("  slot       {:?} begins at {at}", row.slot));
+    }
+    lines.join("\n")
+}
+
+pub(super) fn json_of(pipeline: &str, row: &Row) -> Value {
+    json!({
+        "pipeline": pipeline,
+        "kind": row.kind.word(),
+        "state": row.state.word(),
+        "rows": row.rows_total,
+        "published": row.rows_published,
+        "uncertain": row.rows_uncertain,
+        "gone": row.rows_gone,
+        "ids_missing": row.ids_missing,
+        "method": row.method,
+        "slot": row.slot,
+        "slot_created_lsn": row.slot_created_lsn.map(|at| at.to_string()),
+    })
+}
+
+pub(super) fn json_of_dry_run(pipeline: &str, verdict: &Verdict, found: &Found<'_>) -> Value {
+    let survey = found.survey;
+    json!({
+        "pipeline": pipeline,
+        "state": "dry_run",
+        "reason": why(verdict),
+        "listed": found.listed,
+        "rows": survey.rows,
+        "aggregates": survey.aggregates,
+        "bytes": survey.bytes,
+        "uncertain": survey.uncertain,
+        "ids_missing": survey.missing,
+        "first_id": survey.ids.as_ref().map(|(first, _)| first),
+        "last_id": survey.ids.as_ref().map(|(_, last)| last),
+        "parked_aggregates": found.parked,
+        "method": found.method,
+    })
+}

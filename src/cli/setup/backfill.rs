@@ -1,0 +1,120 @@
+//! `postrider setup --backfill`: which rows that are there already go before the stream.
+
+use super::APPLICATION_NAME;
+use crate::cli::error::CliError;
+use crate::driver::{Mode, PipelineSpec, repair_table};
+use crate::error::{Halt, HaltReason};
+use crate::postgres::control::{Ask as Look, Control};
+use crate::postgres::repair::{self, Ask, Kind, Selection, Told};
+use crate::postgres::schema::{self, SchemaState};
+use crate::postgres::setup::{self, Backfilled, SetupError};
+use crate::postgres::{Conninfo, setup::check_backfill};
+use clap::ValueEnum;
+
+/// `--backfill`
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Backfill {
+    /// None of them: what commits from the slot on is published
+    None,
+    /// Those without their layout's mark of success; where published rows are deleted, all
+    Unpublished,
+    /// All of them
+    All,
+}
+
+impl Backfill {
+    fn selection(self) -> Option<Selection> {
+        match self {
+            Self::None => None,
+            Self::Unpublished => Some(Selection::Unmarked),
+            Self::All => Some(Selection::All),
+        }
+    }
+}
+
+/// Whether rows are to be listed at all.
+pub(super) fn wanted(backfill: Option<Backfill>) -> Option<Selection> {
+    backfill.and_then(Backfill::selection)
+}
+
+/// Before anything is made.
+pub(super) async fn check(
+    spec: &PipelineSpec,
+    control: &Control,
+    look: &Look<'_>,
+) -> Result<(), CliError> {
+    if spec.mode == Mode::Poll {
+        return Err(SetupError::Halt(Box::new(polls())).into());
+    }
+    let version = schema::read(control.client()).await?;
+    let row = if version == SchemaState::Version(schema::VERSION) {
+        repair::read(control.client(), spec.name()).await?
+    } else {
+        None
+    };
+    let facts = control.facts(look).await?;
+    check_backfill(&facts, row.as_ref()).map_err(SetupError::from).map_err(CliError::from)
+}
+
+fn polls() -> Halt {
+    Halt {
+        reason: HaltReason::SlotUnusable,
+        message: "mode = \"poll\" has no slot: there is nothing to backfill before it".to_owned(),
+        meaning: "nothing was changed; every row without a mark is published".to_owned(),
+        hint: "leave --backfill away".to_owned(),
+    }
+}
+
+/// Makes slot and list, and says what is on it.
+pub(super) async fn make(
+    spec: &PipelineSpec,
+    conninfo: &Conninfo,
+    control: &Control,
+    look: &Look<'_>,
+    selection: Selection,
+) -> Result<Vec<String>, CliError> {
+    let Some(table) = repair_table(spec, selection.by_marks()) else { return Ok(Vec::new()) };
+    let facts = control.facts(look).await?;
+    let ask = Ask {
+        conninfo,
+        application_name: APPLICATION_NAME,
+        names: &spec.names,
+        failover: spec.failover && facts.server.version >= 170_000,
+        kind: Kind::Backfill,
+        selection,
+        known: None,
+        known_at: None,
+        before: None,
+        drop_slot: false,
+    };
+    let pipeline = spec.name();
+    let mut told = |told: Told<'_>| match told {
+        Told::Waiting(blockers) => {
+            let xids: Vec<&str> = blockers.iter().map(|blocker| blocker.xid.as_str()).collect();
+            tracing::warn!(
+                pipeline,
+                xids = xids.join(","),
+                "the slot waits for transactions that run since before it"
+            );
+        }
+        Told::Listing(at) => tracing::debug!(pipeline, %at, "the slot stands; listing rows"),
+    };
+    match setup::backfill(control, &facts, table, ask, &mut told).await? {
+        Backfilled::Listed(row) => {
+            let left = repair::left(control.client(), pipeline).await?;
+            let at = row.slot_created_lsn.map(|at| at.to_string()).unwrap_or_default();
+            Ok(vec![
+                format!("done           create slot {:?} at {at}, with its snapshot", row.slot),
+                format!(
+                    "done           list {left} rows, which postrider run publishes before it streams"
+                ),
+                format!("method         {}", row.method),
+            ])
+        }
+        Backfilled::Locked { pid } => {
+            let by = pid.map_or_else(String::new, |pid| format!(": backend {pid}"));
+            let halt = repair::live(&format!("it has the pipeline's lock{by}"));
+            Err(SetupError::Halt(Box::new(halt)).into())
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Where rows are claimed: the table, by its marks, or the list of a repair.
+
+use crate::postgres::SourceError;
+use crate::postgres::poll::{Claim, Poller, Settled};
+use crate::postgres::repair;
+use bytes::Bytes;
+use std::sync::Arc;
+use tokio::sync::Notify;
+use tokio_postgres::Client;
+
+/// A session that claims rows, one claim at a time.
+pub(super) enum Reader {
+    Poll(Box<Poller>),
+    Repair(Box<repair::Reader>),
+}
+
+impl Reader {
+    /// The table as a pgoutput Relation message.
+    pub(super) fn relation(&self) -> Bytes {
+        match self {
+            Self::Poll(poller) => poller.relation().clone(),
+            Self::Repair(reader) => reader.relation(),
+        }
+    }
+
+    pub(super) fn table_oid(&self) -> u32 {
+        match self {
+            Self::Poll(poller) => poller.table_oid(),
+            Self::Repair(reader) => reader.table().oid(),
+        }
+    }
+
+    /// The session's client: while a claim is open, of its transaction.
+    pub(super) fn client(&self) -> &Client {
+        match self {
+            Self::Poll(poller) => poller.client(),
+            Self::Repair(reader) => reader.client(),
+        }
+    }
+
+    /// The next rows; a repair's pages have their own size.
+    pub(super) async fn claim(&mut self, limit: usize) -> Result<Claim, SourceError> {
+        match self {
+            Self::Poll(poller) => poller.claim(limit, None).await,
+            Self::Repair(reader) => reader.claim().await,
+        }
+    }
+
+    /// The next rows, whether they are ready or not; a list has no others.
+    pub(super) async fn claim_all(&mut self, limit: usize) -> Result<Claim, SourceError> {
+        match self {
+            Self::Poll(poller) => poller.claim_all(limit).await,
+            Self::Repair(reader) => reader.claim().await,
+        }
+    }
+
+    pub(super) async fn settle(
+        &mut self,
+        claim: Claim,
+        outcomes: &[Settled],
+    ) -> Result<(), SourceError> {
+        match self {
+            Self::Poll(poller) => poller.settle(claim, outcomes).await,
+            Self::Repair(reader) => reader.settle(&claim, outcomes).await,
+        }
+    }
+
+    pub(super) async fn abandon(&mut self) -> Result<(), SourceError> {
+        match self {
+            Self::Poll(poller) => poller.abandon().await,
+            Self::Repair(reader) => reader.abandon().await,
+        }
+    }
+
+    /// Word of new rows; a list has none.
+    pub(super) fn wake(&self) -> Arc<Notify> {
+        match self {
+            Self::Poll(poller) => poller.wake(),
+            Self::Repair(_) => Arc::default(),
+        }
+    }
+
+    /// Waits until the session ends and says why. Cancel-safe.
+    pub(super) async fn closed(&mut self) -> SourceError {
+        match self {
+            Self::Poll(poller) => poller.closed().await,
+            Self::Repair(reader) => reader.closed().await,
+        }
+    }
+
+    pub(super) fn repairs(&self) -> Option<&repair::Reader> {
+        match self {
+            Self::Poll(_) => None,
+            Self::Repair(reader) => Some(reader),
+        }
+    }
+}

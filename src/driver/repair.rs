@@ -1,0 +1,162 @@
+//! Repair: the slot is made anew, what it won't bring is published from the table, and then it is streamed from.
+//!
+//! To the relay it is polling, from a list instead of by marks: so order, parking and aggregates that wait behind a
+//! parked head are the same. Their positions lie between those of the old slot and those of the new one.
+
+use super::connect::{Failure, application_name, load_all};
+use super::halts;
+use super::parking::{Desk, Jobs};
+use super::pipeline::Pipeline;
+use super::poll::Polling;
+use super::reader::Reader;
+use super::say;
+use super::spec::PipelineSpec;
+use crate::error::{Halt, HaltReason};
+use crate::postgres::action::Phase;
+use crate::postgres::control::{self, Control};
+use crate::postgres::poll::{Marks, PollSpec};
+use crate::postgres::repair::{
+    self, Ask, Finished, Kind, Reader as List, Row, Selection, State, Told, Verdict,
+};
+use crate::postgres::{SourceError, cursor};
+use std::sync::Arc;
+
+/// The table as a repair reads it: without marking, the columns of marks are not asked for.
+pub fn repair_table(spec: &PipelineSpec, marks: bool) -> Option<PollSpec> {
+    let mut table = spec.poll.table.clone()?;
+    if !marks {
+        table.marks = Marks::Delete;
+        table.delete = false;
+    }
+    Some(table)
+}
+
+/// Whether published rows get their layout's mark.
+fn marks(spec: &PipelineSpec) -> bool {
+    spec.poll.mark_streamed || spec.mode == super::Mode::Auto
+}
+
+/// Which rows are unpublished, by all that is known: the cursor's snapshot, and marks where there are any.
+///
+/// # Errors
+/// Nothing is known.
+pub fn selection(
+    row: Option<&Row>,
+    known: Option<&str>,
+    marks: bool,
+) -> Result<Selection, Box<Halt>> {
+    match (row.filter(|row| row.unfinished()), known) {
+        // What the list before had is still on it: only what its snapshot did not see is new.
+        (Some(row), _) if row.state == State::Publishing => Ok(match row.selection {
+            Selection::All | Selection::Unresolved => Selection::Unresolved,
+            Selection::Unmarked | Selection::Both => Selection::Both,
+        }),
+        (Some(row), _) => Ok(row.selection),
+        (None, Some(_)) if marks => Ok(Selection::Both),
+        (None, Some(_)) => Ok(Selection::Unresolved),
+        (None, None) if marks => Ok(Selection::Unmarked),
+        (None, None) => Err(Box::new(unknown())),
+    }
+}
+
+fn unknown() -> Halt {
+    Halt {
+        reason: HaltReason::SlotMissing,
+        message: "the cursor row does not say yet which transactions are resolved, and rows have no marks".to_owned(),
+        meaning: "nothing was changed; the row was written by an earlier version, or nothing was ever streamed".to_owned(),
+        hint: "DELETE FROM postrider.cursor of this pipeline; then postrider setup --backfill none, or all: every row \
+               of the table"
+            .to_owned(),
+    }
+}
+
+/// Gets the pipeline's lock, a slot, and the list of what is to be published. It takes as long as the longest
+/// transaction that is running.
+pub(super) async fn open(spec: Arc<PipelineSpec>) -> Result<Polling, Failure> {
+    let at = |phase| move |error| Failure::Source(error, phase);
+    let name = application_name(&spec);
+    let marks = marks(&spec);
+    let control = Control::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
+    let client = control.client();
+    // A backfill of unmarked rows asks for marks, whether they are kept or not.
+    let row = repair::read(client, spec.name()).await.map_err(at(Phase::Handshake))?;
+    let by_marks = row.is_some_and(|row| row.unfinished() && row.selection.by_marks());
+    let Some(table) = repair_table(&spec, marks || by_marks) else {
+        return Err(Failure::Halt(Box::new(halts::nothing_to_poll())));
+    };
+    let list = List::open(&spec.conninfo, &name, table, marks).await;
+    let list = list
+        .map_err(at(Phase::Handshake))?
+        .map_err(|pid| Failure::StandBy { active_pid: pid.unwrap_or_default() })?;
+    let columns = spec.columns();
+    let ask = control::Ask {
+        names: &spec.names,
+        identity: &None,
+        columns: &columns,
+        messages: spec.messages(),
+        failover: spec.failover,
+    };
+    let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
+    repair::fit(&facts).map_err(|halt| Failure::Halt(Box::new(halt)))?;
+    let row = repair::read(client, spec.name()).await.map_err(at(Phase::Handshake))?;
+    let verdict = repair::judge(&facts, row.as_ref());
+    let verdict = verdict.map_err(|halt| Failure::Halt(Box::new(halt)))?;
+    if verdict == Verdict::Sound {
+        return Err(Failure::Sound);
+    }
+    let ledger = repair::ledger(client, spec.name(), row.as_ref(), spec.cursor_interval).await;
+    let ledger = ledger.map_err(at(Phase::Control))?;
+    let selection =
+        selection(row.as_ref(), ledger.known.as_deref(), marks).map_err(Failure::Halt)?;
+    cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
+    let epoch = cursor::take_over(client, spec.name()).await.map_err(at(Phase::Control))?;
+    if let Verdict::NewSlot(why) = verdict {
+        say::repair_begins(&spec, &why);
+        let unfinished = row.as_ref().filter(|row| row.unfinished());
+        let ask = Ask {
+            conninfo: &spec.conninfo,
+            application_name: &name,
+            names: &spec.names,
+            failover: spec.failover && facts.server.version >= 170_000,
+            kind: unfinished.map_or(Kind::Repair, |row| row.kind),
+            selection,
+            known: ledger.known,
+            known_at: ledger.at,
+            before: unfinished,
+            drop_slot: facts.slot.is_some(),
+        };
+        let mut told = |told: Told<'_>| say::repair_told(&spec, &told);
+        repair::begin(&control, list.table(), &ask, &mut told).await.map_err(at(Phase::Control))?;
+    }
+    let start = list.start().await.map_err(at(Phase::Control))?;
+    let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
+    control.listen(spec.name()).await.map_err(at(Phase::Control))?;
+    if let Some(row) = repair::read(client, spec.name()).await.map_err(at(Phase::Control))? {
+        say::repairing(&spec, &row);
+    }
+    let desk = Desk { control, epoch, jobs: Jobs::default() };
+    Ok(Polling::new(Reader::Repair(Box::new(list)), desk, parked, start, false))
+}
+
+impl Pipeline {
+    /// Whether the list is at its end and the cursor set; then the repair is over, one way or another.
+    pub(super) async fn repair_ends(&mut self, polling: &Polling) -> Result<bool, SourceError> {
+        let Some(list) = polling.poller.repairs().filter(|list| list.drained()) else {
+            return Ok(false);
+        };
+        match list.finish(&self.spec.names, self.spec.messages(), polling.desk.epoch).await? {
+            Finished::Yes(row) => {
+                self.repaired = true;
+                say::repaired(self, &row);
+            }
+            Finished::SlotGone => say::slot_gone_again(self),
+            Finished::TakenOver => say::row_taken(self, &cursor::Written::TakenOver),
+        }
+        Ok(true)
+    }
+}
+
+/// Whether a repair may help where the stream has come to this.
+pub(super) const fn repair_helps(reason: HaltReason) -> bool {
+    matches!(reason, HaltReason::SlotLost | HaltReason::SlotMissing)
+}

@@ -1,0 +1,148 @@
+//! Rows by their ids: what a repair reads, in the order of a list that was made before.
+//!
+//! It locks nothing and marks nothing. The rows leave as pgoutput Insert messages in a [`Claim`], as polling's do.
+
+use super::claim::{Claim, Look};
+use super::spec::PollSpec;
+use super::sql::{CLAIM_BYTES_MAX, key, order, size};
+use super::table::{self, Shape};
+use crate::lsn::Lsn;
+use crate::postgres::error::SourceError;
+use crate::postgres::names::{ident, literal};
+use bytes::Bytes;
+use std::fmt::Write as _;
+use tokio_postgres::Client;
+
+/// The outbox table as the catalog has it, and what SQL says of its rows (`o`).
+#[derive(Clone, Debug)]
+pub struct Table {
+    spec: PollSpec,
+    shape: Shape,
+}
+
+/// Some of the rows that were asked for.
+#[derive(Debug)]
+pub struct Page {
+    /// The rows. Its position is [`Lsn::ZERO`].
+    pub claim: Claim,
+    /// Which id each row has: its place among those asked for.
+    pub places: Vec<usize>,
+    /// How many of the ids were looked at: those among them that no row has are not in the table. The others are to be
+    /// asked for again.
+    pub looked_at: usize,
+}
+
+impl Table {
+    /// Reads what the table looks like.
+    ///
+    /// # Errors
+    /// What the server says; 42P01 and 42703 where table or columns are missing.
+    pub async fn read(client: &Client, spec: PollSpec) -> Result<Self, SourceError> {
+        let shape = table::read(client, &spec).await?;
+        Ok(Self { spec, shape })
+    }
+
+    /// The names it was read with.
+    pub fn spec(&self) -> &PollSpec {
+        &self.spec
+    }
+
+    /// As [`super::Poller::relation`].
+    pub fn relation(&self) -> Bytes {
+        self.shape.relation(&self.spec.table)
+    }
+
+    /// Its OID.
+    pub fn oid(&self) -> u32 {
+        self.shape.oid
+    }
+
+    /// Whether ids are numbers.
+    pub fn id_is_number(&self) -> bool {
+        self.shape.column(&self.spec.id).is_some_and(|id| id.number)
+    }
+
+    /// The order of an aggregate's rows, first key first, as polling has it.
+    pub fn order(&self) -> Vec<String> {
+        order(&self.spec, &self.shape, "o")
+    }
+
+    /// Rows without the layout's mark of success.
+    pub fn unmarked(&self) -> String {
+        super::marks::unmarked(&self.spec)
+    }
+
+    /// The bytes of a row's values.
+    pub fn size(&self) -> String {
+        size(&self.shape)
+    }
+
+    /// An aggregate as one text.
+    pub fn key(&self) -> String {
+        key(&self.spec, "o")
+    }
+
+    /// The time column, where it has one that is `timestamptz`.
+    pub fn time(&self) -> Option<String> {
+        let time = self.spec.time.as_deref()?;
+        let column = self.shape.column(time)?;
+        (column.type_name == "timestamp with time zone").then(|| format!("o.{}", ident(time)))
+    }
+
+    /// The rows of these ids, as far as [`CLAIM_BYTES_MAX`] goes; one row is always taken.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn fetch(&self, client: &Client, ids: &[String]) -> Result<Page, SourceError> {
+        let doing = || format!("read listed rows of table {}", self.spec.table);
+        let answer = client.simple_query(&self.fetch_sql(ids)).await;
+        let answer = answer.map_err(|error| SourceError::control(doing(), error))?;
+        let look = Look::read(&answer, &self.shape)?;
+        let places: Vec<usize> = look
+            .numbers
+            .iter()
+            .map(|number| usize::try_from(number.saturating_sub(1)).unwrap_or(usize::MAX))
+            .collect();
+        let whole = look.rows.len() >= look.candidates;
+        let looked_at = if whole { ids.len() } else { places.last().map_or(0, |place| place + 1) };
+        let Look { rows, places: tids, keys, claimed_at, .. } = look;
+        let claim = Claim {
+            rows,
+            at: Lsn::ZERO,
+            claimed_at,
+            expired: 0,
+            withheld: 0,
+            more: true,
+            places: tids,
+            keys,
+        };
+        Ok(Page { claim, places, looked_at })
+    }
+
+    /// As [`super::sql::claim`] answers.
+    fn fetch_sql(&self, ids: &[String]) -> String {
+        let id = ident(&self.spec.id);
+        let type_name = self.shape.column(&self.spec.id).map_or("text", |column| &column.type_name);
+        let wanted: Vec<String> = ids.iter().map(|id| literal(id)).collect();
+        let (mut values, mut names) = (String::new(), String::new());
+        for (at, column) in self.shape.columns.iter().enumerate() {
+            let _infallible = write!(values, ", o.{} AS c{at}", ident(&column.name));
+            let _infallible = write!(names, ", x.c{at}");
+        }
+        format!(
+            "SELECT x.n, x.key, x.oid, x.tid, false, x.candidates{names} FROM (\n  \
+               SELECT w.n, {key} AS key, o.tableoid AS oid, o.ctid AS tid, count(*) OVER () AS candidates,\n    \
+                 row_number() OVER v AS place, sum({size}) OVER v AS total{values}\n  \
+               FROM unnest((ARRAY[{wanted}]::text[])::{type_name}[]) WITH ORDINALITY AS w(id, n)\n  \
+               JOIN {table} AS o ON o.{id} = w.id\n  \
+               WINDOW v AS (ORDER BY w.n ROWS UNBOUNDED PRECEDING)\n\
+             ) AS x WHERE x.total <= {CLAIM_BYTES_MAX} OR x.place = 1;\n\
+             SELECT pg_current_wal_insert_lsn(), \
+               (extract(epoch FROM clock_timestamp()) * 1000000)::int8 - 946684800000000",
+            key = self.key(),
+            size = self.size(),
+            wanted = wanted.join(", "),
+            table = self.spec.table,
+        )
+    }
+}

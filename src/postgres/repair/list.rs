@@ -1,0 +1,188 @@
+//! Which rows are unpublished, and in which order they go: SQL as text, and the same in words.
+//!
+//! The stream's position can't be looked up in a table: a row does not know where its transaction committed. What the
+//! row knows is its transaction (`xmin`), and the cursor row keeps a snapshot whose transactions are all resolved. A
+//! transaction below the snapshot's `xmin` had ended when it was taken, whatever savepoints it had, and is resolved.
+//! One between `xmin` and `xmax` may be a savepoint's (its number is not among those in progress, though its
+//! transaction is): it counts as unresolved, unless commit times are kept, since a savepoint's is its transaction's.
+//!
+//! An update makes a row its updater's: it counts as unresolved then. Nothing here takes a row for published that was
+//! not.
+
+use super::row::Selection;
+use crate::postgres::error::SourceError;
+use crate::postgres::names::{ident, literal};
+use crate::postgres::poll::listed::Table;
+use std::fmt::Write as _;
+use tokio_postgres::Client;
+
+/// How rows are chosen and ordered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Method {
+    /// Which rows.
+    pub selection: Selection,
+    /// A `pg_snapshot` whose transactions are resolved.
+    pub known: Option<String>,
+    /// `track_commit_timestamp` is on.
+    pub commit_times: bool,
+}
+
+/// A `pg_snapshot` in its parts.
+#[derive(PartialEq, Eq, Debug)]
+struct Snapshot<'a> {
+    xmin: u64,
+    xmax: u64,
+    /// Transactions in progress.
+    running: Vec<&'a str>,
+}
+
+impl<'a> Snapshot<'a> {
+    /// `10:20:10,14`
+    fn parse(text: &'a str) -> Option<Self> {
+        let mut parts = text.splitn(3, ':');
+        let (xmin, xmax) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        let running = parts.next()?.split(',').filter(|xid| !xid.is_empty());
+        let running = running.filter(|xid| xid.bytes().all(|byte| byte.is_ascii_digit())).collect();
+        Some(Self { xmin, xmax, running })
+    }
+}
+
+impl Method {
+    /// Asks the server what it keeps.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn of(
+        client: &Client,
+        selection: Selection,
+        known: Option<&str>,
+    ) -> Result<Self, SourceError> {
+        let failed = |e| SourceError::control("look at track_commit_timestamp", e);
+        let sql = "SELECT pg_catalog.current_setting('track_commit_timestamp') = 'on'";
+        let commit_times = client.query_one(sql, &[]).await.and_then(|row| row.try_get(0));
+        Ok(Self {
+            selection,
+            known: known.map(str::to_owned),
+            commit_times: commit_times.map_err(failed)?,
+        })
+    }
+
+    /// The rows (`o`) to publish: nothing that is parked, and what the selection says.
+    pub(super) fn rows(&self, table: &Table) -> String {
+        let spec = table.spec();
+        let mut filter = format!(
+            "NOT EXISTS (SELECT FROM postrider.parked AS p WHERE p.pipeline = {} AND p.event_id = o.{}::text)",
+            literal(&spec.pipeline),
+            ident(&spec.id)
+        );
+        let unresolved = || self.known.as_deref().and_then(|known| self.unresolved(known));
+        let parts = match self.selection {
+            Selection::All => [None, None],
+            Selection::Unmarked => [Some(table.unmarked()), None],
+            Selection::Unresolved => [None, unresolved()],
+            Selection::Both => [Some(table.unmarked()), unresolved()],
+        };
+        for part in parts.into_iter().flatten() {
+            let _infallible = write!(filter, "\n  AND ({part})");
+        }
+        filter
+    }
+
+    fn unresolved(&self, known: &str) -> Option<String> {
+        let known = Snapshot::parse(known)?;
+        // The epoch of a row's transaction is the one that makes it past.
+        let past = "(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8)";
+        let xid = format!("({past} - (({past} - o.xmin::text::int8) & 4294967295))");
+        let mut resolved = format!("{xid} < {}", known.xmin);
+        if self.commit_times && known.xmax > known.xmin {
+            let running = known.running.join(",");
+            let _infallible = write!(
+                resolved,
+                " OR {xid} < {} AND {xid} <> ALL ('{{{running}}}'::int8[]) AND \
+                 coalesce(pg_xact_commit_timestamp(o.xmin) <> ALL (SELECT r.at FROM (SELECT \
+                 pg_xact_commit_timestamp((t.xid & 4294967295)::text::xid) AS at FROM \
+                 unnest('{{{running}}}'::int8[]) AS t(xid)) AS r WHERE r.at IS NOT NULL), false)",
+                known.xmax
+            );
+        }
+        Some(format!("NOT ({resolved})"))
+    }
+
+    /// The order, first key first.
+    pub(super) fn order(&self, table: &Table) -> String {
+        let mut keys = table.order();
+        if self.commit_times {
+            keys.insert(0, "pg_xact_commit_timestamp(o.xmin) NULLS FIRST".to_owned());
+        }
+        keys.join(", ")
+    }
+
+    /// Both in words: which rows, and in which order; for a person.
+    pub fn words(&self, table: &Table) -> String {
+        let known = self.known.as_deref().and_then(Snapshot::parse);
+        let ledger = match (&known, self.commit_times) {
+            (Some(known), true) => format!(
+                "rows whose transaction is not known to be resolved (those before {} are, and by \
+                 commit times most before {})",
+                known.xmin, known.xmax
+            ),
+            (Some(known), false) => format!(
+                "rows whose transaction is not known to be resolved (those before {} are)",
+                known.xmin
+            ),
+            (None, _) => "every row".to_owned(),
+        };
+        let rows = match self.selection {
+            Selection::All => "every row of the table".to_owned(),
+            Selection::Unmarked => "rows without their layout's mark".to_owned(),
+            Selection::Unresolved => ledger,
+            Selection::Both => format!("rows without their layout's mark, and of these {ledger}"),
+        };
+        let by = match (self.commit_times, table.id_is_number()) {
+            (true, true) => {
+                "by commit time, then id: commit order, as far as the clock never went back"
+            }
+            (true, false) => {
+                "by commit time, then as inserted: commit order, as far as the clock never went back"
+            }
+            (false, true) => {
+                "by id: commit order where writers of one aggregate exclude each other; \
+                 track_commit_timestamp = on would tell more"
+            }
+            (false, false) => {
+                "by the time column, then as inserted: commit order where writers of one aggregate \
+                 exclude each other; track_commit_timestamp = on would tell more"
+            }
+        };
+        format!("{rows}; {by}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_has_three_parts() {
+        let parsed = Snapshot::parse("10:20:10,14").unwrap();
+        assert_eq!(parsed, Snapshot { xmin: 10, xmax: 20, running: vec!["10", "14"] });
+        assert_eq!(Snapshot::parse("7:7:").unwrap().running, Vec::<&str>::new());
+        for bad in ["", "7", "7:8", "a:8:"] {
+            assert_eq!(Snapshot::parse(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn what_may_be_a_savepoints_is_unresolved_unless_commit_times_tell() {
+        let known = Some("10:20:10,14".to_owned());
+        let method = |commit_times| Method {
+            selection: Selection::Unresolved,
+            known: known.clone(),
+            commit_times,
+        };
+        let without = method(false).unresolved("10:20:10,14").unwrap();
+        assert!(without.ends_with(" < 10)"), "{without}");
+        let with = method(true).unresolved("10:20:10,14").unwrap();
+        assert!(with.contains(" < 20 AND ") && with.contains("'{10,14}'"), "{with}");
+    }
+}

@@ -1,0 +1,281 @@
+//! The session that reads the list: one page at a time, which goes when its rows are published or parked.
+//!
+//! It looks to the driver as a poller does: a claim is a transaction, open until its rows have their outcomes, and what
+//! is parked is written in it.
+
+use super::row::{self, Row};
+use crate::lsn::Lsn;
+use crate::postgres::conninfo::Conninfo;
+use crate::postgres::control::Control;
+use crate::postgres::error::SourceError;
+use crate::postgres::names::Names;
+use crate::postgres::poll::listed::{Page, Table};
+use crate::postgres::poll::marks::Marker;
+use crate::postgres::poll::{Claim, Locked, PollSpec, Settled, lock};
+use crate::postgres::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn};
+use bytes::Bytes;
+use std::collections::BTreeSet;
+use tokio_postgres::Client;
+use tokio_postgres::types::PgLsn;
+
+/// Rows of one page of the list.
+pub const PAGE_ROWS: usize = 1_000;
+
+/// How it ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Finished {
+    /// The cursor stands at the slot.
+    Yes(Box<Row>),
+    /// The slot is not what it was when the list was made: another one is needed.
+    SlotGone,
+    /// Another process has taken the pipeline over.
+    TakenOver,
+}
+
+/// The session. Dropping it frees the pipeline's lock; an open claim comes again.
+#[derive(Debug)]
+pub struct Reader {
+    control: Control,
+    table: Table,
+    marker: Option<Marker>,
+    pipeline: String,
+    page: Option<Listed>,
+    open: bool,
+    drained: bool,
+}
+
+/// The page at hand.
+#[derive(Debug)]
+struct Listed {
+    number: i64,
+    ids: Vec<String>,
+    /// Which id each row of the claim has.
+    places: Vec<usize>,
+    looked_at: usize,
+}
+
+impl Reader {
+    /// Opens the session and takes the pipeline's lock. `marks`: published rows get their layout's mark.
+    ///
+    /// `Err` of the inner result: the backend that has the lock, where it is known.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn open(
+        conninfo: &Conninfo,
+        application_name: &str,
+        spec: PollSpec,
+        marks: bool,
+    ) -> Result<Result<Self, Option<u32>>, SourceError> {
+        let control = Control::connect(conninfo, application_name).await?;
+        if let Locked::By { pid } = lock(control.client(), &spec.pipeline).await? {
+            return Ok(Err(pid));
+        }
+        let pipeline = spec.pipeline.clone();
+        let marker =
+            if marks { Some(Marker::prepare(control.client(), &spec).await?) } else { None };
+        let table = Table::read(control.client(), spec).await?;
+        let (page, open, drained) = (None, false, false);
+        Ok(Ok(Self { control, table, marker, pipeline, page, open, drained }))
+    }
+
+    /// The table's columns, as pgoutput would describe them, and its OID.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// As [`Table::relation`].
+    pub fn relation(&self) -> Bytes {
+        self.table.relation()
+    }
+
+    /// The session's client: while a claim is open, of its transaction.
+    pub fn client(&self) -> &Client {
+        self.control.client()
+    }
+
+    /// The session.
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// Whether the last claim found the list empty.
+    pub fn drained(&self) -> bool {
+        self.drained
+    }
+
+    /// The first position that a claim may have: behind everything of the old slot that is in the tables.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn start(&self) -> Result<Lsn, SourceError> {
+        let failed = |e| SourceError::control("look where positions begin", e);
+        let sql = "SELECT greatest(\
+                     (SELECT max(p.commit_lsn) FROM postrider.parked p WHERE p.pipeline = r.pipeline \
+                        AND p.commit_lsn < r.slot_created_lsn), \
+                     (SELECT c.watermark FROM postrider.cursor c WHERE c.pipeline = r.pipeline \
+                        AND c.watermark < r.slot_created_lsn), '0/1') \
+                   FROM postrider.repair r WHERE r.pipeline = $1";
+        let row = self.client().query_one(sql, &[&self.pipeline]).await.map_err(failed)?;
+        let last: PgLsn = row.try_get(0).map_err(failed)?;
+        // No position of the server's: any number above will do, and the new slot's are higher still.
+        Ok(Lsn::from_wire(lsn(last).to_wire() + 1))
+    }
+
+    /// The next rows of the list, in a transaction that stays open until they are settled. Without rows there is none,
+    /// and the list is at its end.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn claim(&mut self) -> Result<Claim, SourceError> {
+        self.abandon().await?;
+        self.run("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
+        self.open = true;
+        loop {
+            let Some((number, ids)) = self.next_page().await? else {
+                self.drained = true;
+                self.run("COMMIT").await?;
+                self.open = false;
+                return Ok(self.table.fetch(self.client(), &[]).await?.claim);
+            };
+            let Page { claim, places, looked_at } = self.table.fetch(self.client(), &ids).await?;
+            let nothing = places.is_empty();
+            self.page = Some(Listed { number, ids, places, looked_at });
+            if !nothing {
+                return Ok(claim);
+            }
+            // Every row of the page is gone.
+            self.keep(&[]).await?;
+        }
+    }
+
+    async fn next_page(&self) -> Result<Option<(i64, Vec<String>)>, SourceError> {
+        let failed = |e| SourceError::control("read the list of rows to publish", e);
+        let sql = "SELECT number, ids FROM postrider.repair_page WHERE pipeline = $1 ORDER BY number LIMIT 1";
+        let row = self.client().query_opt(sql, &[&self.pipeline]).await.map_err(failed)?;
+        row.map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose().map_err(failed)
+    }
+
+    /// Takes the rows that are published or parked off the list, marks them where that is asked for, and commits.
+    ///
+    /// # Errors
+    /// What the server says: then nothing is taken off, and all of it comes again.
+    ///
+    /// # Panics
+    /// Where the outcomes are not as many as the rows.
+    pub async fn settle(&mut self, claim: &Claim, outcomes: &[Settled]) -> Result<(), SourceError> {
+        assert_eq!(claim.rows.len(), outcomes.len(), "one outcome a row");
+        if !self.open {
+            return Ok(());
+        }
+        self.keep(outcomes).await?;
+        self.run("COMMIT").await?;
+        self.open = false;
+        Ok(())
+    }
+
+    /// Shortens the page at hand by what is done with.
+    async fn keep(&mut self, outcomes: &[Settled]) -> Result<(), SourceError> {
+        let failed = |e| SourceError::control("take rows off the list", e);
+        let Some(page) = self.page.take() else { return Ok(()) };
+        let settled = |outcome: &&Settled| matches!(outcome, Settled::Published | Settled::Moved);
+        let done: BTreeSet<usize> = page
+            .places
+            .iter()
+            .zip(outcomes)
+            .filter(|(_, outcome)| settled(outcome))
+            .map(|(place, _)| *place)
+            .collect();
+        let there: BTreeSet<usize> = page.places.iter().copied().collect();
+        let gone = (0..page.looked_at).filter(|place| !there.contains(place)).count();
+        let of = |place: usize| page.ids.get(place).cloned();
+        let left: Vec<String> = (0..page.ids.len())
+            .filter(|place| {
+                *place >= page.looked_at || there.contains(place) && !done.contains(place)
+            })
+            .filter_map(of)
+            .collect();
+        let ids: Vec<String> = done.iter().copied().filter_map(of).collect();
+        if let Some(marker) = &self.marker {
+            marker.mark(self.client(), &ids).await?;
+        }
+        let (done, gone) = (count(ids.len()), count(gone));
+        let sql = "WITH cut AS (UPDATE postrider.repair_page SET ids = $3 \
+                     WHERE pipeline = $1 AND number = $2 AND cardinality($3::text[]) > 0), \
+                   ended AS (DELETE FROM postrider.repair_page \
+                     WHERE pipeline = $1 AND number = $2 AND cardinality($3::text[]) = 0) \
+                   UPDATE postrider.repair SET rows_published = rows_published + $4, \
+                     rows_gone = rows_gone + $5 WHERE pipeline = $1";
+        self.client()
+            .execute(sql, &[&self.pipeline, &page.number, &left, &done, &gone])
+            .await
+            .map(drop)
+            .map_err(failed)
+    }
+
+    /// Gives the claim up: nothing is taken off the list. Does nothing where there is none.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn abandon(&mut self) -> Result<(), SourceError> {
+        self.page = None;
+        if self.open {
+            self.run("ROLLBACK").await?;
+            self.open = false;
+        }
+        Ok(())
+    }
+
+    async fn run(&self, sql: &str) -> Result<(), SourceError> {
+        let ended = self.client().batch_execute(sql).await;
+        ended.map_err(|error| SourceError::control("begin or end a page of the list", error))
+    }
+
+    /// Sets the cursor row to the new slot, if the list is empty and the slot is what it was. `epoch`: the owner's.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn finish(
+        &self,
+        names: &Names,
+        messages: bool,
+        epoch: i64,
+    ) -> Result<Finished, SourceError> {
+        let failed = |e| SourceError::control("set the cursor to the new slot", e);
+        let sql = format!(
+            "WITH ours AS (SELECT FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $4 FOR UPDATE), \
+             done AS ( \
+               UPDATE postrider.repair r SET state = 'done', finished_at = now() FROM pg_replication_slots s, ours \
+               WHERE r.pipeline = $1 AND r.state = 'publishing' AND s.slot_name = r.slot \
+                 AND s.confirmed_flush_lsn = r.slot_created_lsn AND s.wal_status IS DISTINCT FROM 'lost' \
+                 AND NOT EXISTS (SELECT FROM postrider.repair_page p WHERE p.pipeline = $1) \
+               RETURNING r.slot, r.slot_created_lsn AS at, r.snapshot), \
+             bound AS ( \
+               UPDATE postrider.cursor c SET system_identifier = {SYSTEM_IDENTIFIER_SQL}, \
+                 timeline = {TIMELINE_SQL}, slot = done.slot, slot_created_lsn = done.at, publication = $2, \
+                 messages = $3, watermark = done.at, flush_limit = done.at, partial_commit_lsn = NULL, \
+                 partial_ordinal = NULL, resolved_snapshot = done.snapshot, pending_snapshot = NULL, \
+                 pending_lsn = NULL, updated_at = now() \
+               FROM done WHERE c.pipeline = $1 RETURNING 1) \
+             SELECT EXISTS (SELECT FROM bound), EXISTS (SELECT FROM ours)"
+        );
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
+            [&names.pipeline, &names.publication, &messages, &epoch];
+        let answer = self.client().query_one(&sql, &parameters).await.map_err(failed)?;
+        if !answer.try_get::<_, bool>(1).map_err(failed)? {
+            return Ok(Finished::TakenOver);
+        }
+        let bound: bool = answer.try_get(0).map_err(failed)?;
+        let row = row::read(self.client(), &names.pipeline).await?;
+        Ok(row.filter(|_| bound).map_or(Finished::SlotGone, |row| Finished::Yes(Box::new(row))))
+    }
+
+    /// Waits until the session ends and says why. Cancel-safe.
+    pub async fn closed(&mut self) -> SourceError {
+        self.control.closed().await
+    }
+}
+
+fn count(rows: usize) -> i64 {
+    i64::try_from(rows).unwrap_or(i64::MAX)
+}

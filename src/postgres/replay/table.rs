@@ -1,0 +1,222 @@
+//! The outbox table's rows, in the order of the layout's key, as the stream would send them.
+//!
+//! The server sorts them once and keeps the result (a cursor `WITH HOLD`), so that no snapshot stays open however
+//! slowly they are taken, and nothing that comes later is among them. No row is locked or changed.
+
+use crate::event::PgTime;
+use crate::postgres::conninfo::Conninfo;
+use crate::postgres::control::Control;
+use crate::postgres::error::{SourceError, SourceErrorKind};
+use crate::postgres::names::{ident, literal};
+use crate::postgres::poll::{PollSpec, Shape, order, shape};
+use bytes::{BufMut, Bytes, BytesMut};
+use std::fmt;
+use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow};
+
+/// Bytes of rows that are fetched at a time, by the size of those before.
+const FETCH_BYTES: usize = 4 << 20;
+
+/// Rows that are fetched at a time at most, and first, when no size is known.
+const FETCH_ROWS_MAX: usize = 1000;
+const FETCH_ROWS_FIRST: usize = 20;
+
+/// Which rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Select<'a> {
+    /// Of these ids; empty for any.
+    pub ids: &'a [String],
+    /// Of this aggregate, type and id.
+    pub aggregate: Option<&'a (String, String)>,
+    /// Not older than this, by the layout's time column.
+    pub since: Option<PgTime>,
+    /// Older than this.
+    pub until: Option<PgTime>,
+    /// Behind the row of this id.
+    pub after: Option<&'a str>,
+}
+
+/// One row.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TableRow {
+    /// The event's id.
+    pub id: String,
+    /// A pgoutput Insert message.
+    pub message: Bytes,
+}
+
+impl fmt::Debug for TableRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TableRow({} B)", self.message.len())
+    }
+}
+
+/// The rows that were there. Dropping it ends the session.
+pub struct Rows {
+    control: Control,
+    shape: Shape,
+    relation: Bytes,
+    /// Rows to fetch next.
+    count: usize,
+    /// Rows up to and with this id are passed over: the table's order has no place to begin at.
+    skip_to: Option<String>,
+}
+
+impl fmt::Debug for Rows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rows").field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
+impl Rows {
+    /// Opens a session, and has the server gather the rows.
+    ///
+    /// # Errors
+    /// What the server says; a table that is not there.
+    pub async fn open(
+        conninfo: &Conninfo,
+        application_name: &str,
+        spec: &PollSpec,
+        select: &Select<'_>,
+    ) -> Result<Self, SourceError> {
+        let failed = |e| SourceError::control(format!("read table {}", spec.table), e);
+        let control = Control::connect(conninfo, application_name).await?;
+        let client = control.client();
+        let shape = shape(client, &spec.table, &spec.id).await?;
+        // Sorting a large table takes its time, and holds up nobody.
+        let pinned = "SET statement_timeout = 0; SET default_transaction_read_only = on";
+        client.batch_execute(pinned).await.map_err(failed)?;
+        let is_number = shape.column(&spec.id).is_some_and(|column| column.number);
+        client.batch_execute(&declare(spec, &shape, select, is_number)).await.map_err(failed)?;
+        let relation = shape.relation(&spec.table);
+        let skip_to = select.after.filter(|_| !is_number).map(str::to_owned);
+        Ok(Self { control, shape, relation, count: FETCH_ROWS_FIRST, skip_to })
+    }
+
+    /// The table as a pgoutput Relation message, for `Mapper::relation`.
+    pub fn relation(&self) -> &Bytes {
+        &self.relation
+    }
+
+    /// The table's OID, for `Mapper::forget_relations`.
+    pub fn table_oid(&self) -> u32 {
+        self.shape.oid
+    }
+
+    /// The next rows; none at the end.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn next(&mut self) -> Result<Vec<TableRow>, SourceError> {
+        loop {
+            let failed = |e| SourceError::control("fetch rows of the outbox table", e);
+            let sql = format!("FETCH {} FROM postrider_replay", self.count);
+            let answer = self.control.client().simple_query(&sql).await.map_err(failed)?;
+            let mut rows = Vec::with_capacity(self.count);
+            let mut bytes = 0;
+            for message in &answer {
+                if let SimpleQueryMessage::Row(row) = message {
+                    let row = self.read(row)?;
+                    bytes += row.message.len();
+                    rows.push(row);
+                }
+            }
+            if rows.is_empty() {
+                return Ok(rows);
+            }
+            self.count = (FETCH_BYTES * rows.len() / bytes.max(1)).clamp(1, FETCH_ROWS_MAX);
+            if let Some(id) = &self.skip_to {
+                let Some(at) = rows.iter().position(|row| row.id == *id) else { continue };
+                rows.drain(..=at);
+                self.skip_to = None;
+                if rows.is_empty() {
+                    continue;
+                }
+            }
+            return Ok(rows);
+        }
+    }
+
+    /// Whether the row behind which it was to begin was never met: it is gone, and everything before it was passed over
+    /// too.
+    pub fn lost_its_place(&self) -> bool {
+        self.skip_to.is_some()
+    }
+
+    fn read(&self, row: &SimpleQueryRow) -> Result<TableRow, SourceError> {
+        let mut message = BytesMut::new();
+        message.put_u8(b'I');
+        message.put_u32(self.shape.oid);
+        message.put_u8(b'N');
+        message.put_u16(u16::try_from(self.shape.columns.len()).unwrap_or(u16::MAX));
+        for index in 1..row.len() {
+            match text(row, index)? {
+                None => message.put_u8(b'n'),
+                Some(text) => {
+                    message.put_u8(b't');
+                    message.put_u32(u32::try_from(text.len()).unwrap_or(u32::MAX));
+                    message.put_slice(text.as_bytes());
+                }
+            }
+        }
+        let id = text(row, 0)?.unwrap_or_default().to_owned();
+        Ok(TableRow { id, message: message.freeze() })
+    }
+}
+
+/// The order of the rows in words.
+///
+/// # Errors
+/// What the server says; a table that is not there.
+pub async fn order_in_words(client: &Client, spec: &PollSpec) -> Result<String, SourceError> {
+    let shape = shape(client, &spec.table, &spec.id).await?;
+    let is_number = shape.column(&spec.id).is_some_and(|column| column.number);
+    Ok(match (&spec.time, is_number) {
+        (_, true) => format!("by column {}", spec.id),
+        (Some(time), false) => format!("by column {time}, then as inserted"),
+        (None, false) => "as inserted".to_owned(),
+    })
+}
+
+fn declare(spec: &PollSpec, shape: &Shape, select: &Select<'_>, is_number: bool) -> String {
+    let column = |name: &str| format!("o.{}", ident(name));
+    let columns: Vec<String> = shape.columns.iter().map(|c| column(&c.name)).collect();
+    let id = format!("{}::text", column(&spec.id));
+    let mut filter = Vec::new();
+    if !select.ids.is_empty() {
+        let ids: Vec<String> = select.ids.iter().map(|id| literal(id)).collect();
+        filter.push(format!("{id} IN ({})", ids.join(", ")));
+    }
+    if let Some((kind, of)) = select.aggregate {
+        for (name, value) in [(&spec.aggregate_type, kind), (&spec.aggregate_id, of)] {
+            filter.push(format!("{}::text = {}", column(name), literal(value)));
+        }
+    }
+    for (bound, sign) in [(select.since, ">="), (select.until, "<")] {
+        if let (Some(bound), Some(time)) = (bound, &spec.time) {
+            let micros = bound.unix_micros();
+            filter.push(format!(
+                "{}::timestamptz {sign} 'epoch'::timestamptz + interval '{micros} microseconds'",
+                column(time)
+            ));
+        }
+    }
+    if let Some(after) = select.after.filter(|_| is_number) {
+        filter.push(format!("{} > {}::numeric", column(&spec.id), literal(after)));
+    }
+    let filter = if filter.is_empty() { "true".to_owned() } else { filter.join("\n    AND ") };
+    format!(
+        "BEGIN READ ONLY;\nDECLARE postrider_replay NO SCROLL CURSOR WITH HOLD FOR\n  SELECT {id}, {}\n  \
+         FROM {} AS o\n  \
+         WHERE {filter}\n  ORDER BY {};\nCOMMIT",
+        columns.join(", "),
+        spec.table,
+        order(spec, shape, "o").join(", ")
+    )
+}
+
+fn text(row: &SimpleQueryRow, index: usize) -> Result<Option<&str>, SourceError> {
+    row.try_get(index).map_err(|error| {
+        SourceError::new(SourceErrorKind::Protocol, "read a row of the outbox table")
+            .caused_by(error)
+    })
+}

@@ -1,0 +1,100 @@
+//! `setup --backfill`: the first slot of a pipeline on a table that has rows, made together with the list of those that
+//! are to be published before its stream.
+//!
+//! The work is `repair`'s: one snapshot, which the slot exports; what it sees is listed, what it does not see comes by
+//! the stream. `postrider run` publishes the list first.
+
+use super::plan::standby;
+use crate::error::{Halt, HaltReason};
+use crate::postgres::control::Control;
+use crate::postgres::error::SourceError;
+use crate::postgres::fence::Facts;
+use crate::postgres::names::literal;
+use crate::postgres::poll::PollSpec;
+use crate::postgres::repair::{self, Ask, Reader, Row, Told, Verdict};
+
+/// What came of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Backfilled {
+    /// The slot stands, and this is the list.
+    Listed(Box<Row>),
+    /// Another process has the pipeline's lock.
+    Locked {
+        /// Its backend, where it is known.
+        pid: Option<u32>,
+    },
+}
+
+/// Whether a backfill can begin: nothing was ever streamed, or one was begun before. `row`: the pipeline's repair.
+///
+/// # Errors
+/// The pipeline has begun already, or a slot stands from which the rows before it could not be told apart.
+pub fn check_backfill(facts: &Facts, row: Option<&Row>) -> Result<(), Halt> {
+    if facts.server.in_recovery {
+        return Err(standby());
+    }
+    if row.is_some_and(Row::unfinished) {
+        return Ok(());
+    }
+    let (pipeline, slot) = (&facts.names.pipeline, &facts.names.slot);
+    let halt = |message: String, meaning: &str, hint: String| Halt {
+        reason: HaltReason::SlotUnusable,
+        message,
+        meaning: meaning.to_owned(),
+        hint,
+    };
+    if facts.names.table.is_none() {
+        let message = "there is no outbox table to backfill from".to_owned();
+        return Err(halt(message, "nothing was changed", "leave --backfill away".to_owned()));
+    }
+    if facts.cursor.is_some() {
+        return Err(halt(
+            format!("pipeline {pipeline:?} has begun already: its cursor row is there"),
+            "nothing was changed; --backfill is for the first start, and would publish rows twice",
+            format!(
+                "if its slot was lost: postrider repair -p {pipeline}. To begin anew: postrider setup --undo -p \
+                 {pipeline}"
+            ),
+        ));
+    }
+    if facts.slot.is_some() {
+        return Err(halt(
+            format!("slot {slot:?} stands already"),
+            "nothing was changed; which rows of the table it will bring can't be told any more",
+            format!(
+                "if nothing reads it: SELECT pg_drop_replication_slot({}); then setup again",
+                literal(slot)
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Makes slot and list; publication and schema must stand. Killed, it goes on by the same call, or by `postrider run`.
+///
+/// # Errors
+/// What the server says.
+pub async fn backfill(
+    control: &Control,
+    facts: &Facts,
+    table: PollSpec,
+    ask: Ask<'_>,
+    told: &mut (dyn FnMut(Told<'_>) + Send),
+) -> Result<Backfilled, SourceError> {
+    let name = &ask.names.pipeline;
+    let list = Reader::open(ask.conninfo, ask.application_name, table, false).await?;
+    let list = match list {
+        Ok(list) => list,
+        Err(pid) => return Ok(Backfilled::Locked { pid }),
+    };
+    let before = repair::read(control.client(), name).await?;
+    let unfinished = before.as_ref().filter(|row| row.unfinished());
+    let listed = unfinished.is_some() && repair::judge(facts, unfinished) == Ok(Verdict::GoesOn);
+    if !listed {
+        let ask = Ask { before: unfinished, drop_slot: facts.slot.is_some(), ..ask };
+        repair::begin(control, list.table(), &ask, told).await?;
+    }
+    let row = repair::read(control.client(), name).await?;
+    let lost = || SourceError::new(crate::postgres::SourceErrorKind::Closed, "read the list");
+    row.map(|row| Backfilled::Listed(Box::new(row))).ok_or_else(lost)
+}

@@ -1,0 +1,219 @@
+//! Why something was not replayed, and the line that mends it.
+
+use crate::lsn::Lsn;
+use crate::outbox::{MapError, SpecError};
+use crate::pgoutput::DecodeError;
+use crate::postgres::SourceError;
+use crate::postgres::action;
+use crate::postgres::bookmark::BookmarkError;
+use crate::sink::SinkError;
+
+/// Why a replay did not begin, or ended before its end. What was acknowledged until then is noted.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the words of the message above them")]
+pub enum ReplayError {
+    /// The span is empty.
+    #[error("--until is not after --since")]
+    UntilBeforeSince,
+    /// The span is empty.
+    #[error("--until {until} is not after the position where the replay would begin, {from}")]
+    UntilBeforeFrom { until: Lsn, from: Lsn },
+    /// Nothing of that name, or another trouble of bookmarks.
+    #[error(transparent)]
+    Bookmark(#[from] BookmarkError),
+    /// The bookmark is there, and its WAL is not.
+    #[error("bookmark \"{name}\" can't be replayed from: {why}")]
+    Unusable { name: String, why: String, created_at: String },
+    /// Somebody moved the bookmark's slot.
+    #[error(
+        "the slot of bookmark \"{name}\" stands at {confirmed}, behind the position {at}: somebody moved it"
+    )]
+    Moved { name: String, at: Lsn, confirmed: Lsn },
+    /// A walsender has the slot, and does not let go.
+    #[error("bookmark \"{name}\" is being read by the server's process {pid}")]
+    InUse { name: String, pid: u32 },
+    /// No bookmark reaches back that far.
+    #[error("{lsn} is older than any WAL that is kept for replays{}", oldest(known.as_ref()))]
+    TooOld { lsn: Lsn, known: Option<(String, Lsn)> },
+    /// Nothing is written there yet.
+    #[error("{lsn} is in the future: the server's WAL ends at {wal_end}")]
+    Ahead { lsn: Lsn, wal_end: Lsn },
+    /// The position is of another history.
+    #[error("the position is of timeline {asked}, and the server is on timeline {now}")]
+    OtherTimeline { asked: u32, now: u32 },
+    /// `--source wal` without a bookmark that reaches back.
+    #[error("no bookmark reaches back that far, so the log can't be read")]
+    NoLog,
+    /// Neither log nor table.
+    #[error(
+        "there is nothing to replay from: no bookmark reaches back that far, and the pipeline has no table"
+    )]
+    NoSource,
+    /// The rows of the table have no time.
+    #[error(
+        "no bookmark reaches back that far, and the rows of table {table} have no time to go by"
+    )]
+    NoTime { table: String },
+    /// The rows of the table have no position.
+    #[error("the table's rows have no positions: --source table can't begin or end at an LSN")]
+    NoPositions,
+    /// Events of the aggregate that is asked for are parked.
+    #[error("aggregate \"{kind}:{id}\" has parked events: what is published now would pass them")]
+    Parked { kind: String, id: String },
+    /// The topic takes no records.
+    #[error("topic \"{topic}\" takes no records: {what}")]
+    Topic { topic: String, what: String, mend: Option<String> },
+    /// Not a name.
+    #[error("\"{name}\" can't be the name of a replay")]
+    Name { name: String },
+    /// There is one of this name.
+    #[error("there is a replay \"{name}\" already")]
+    Taken { name: String },
+    /// There is none of this name.
+    #[error("there is no replay \"{name}\" that could go on{}", list(known))]
+    Unknown { name: String, known: Vec<String> },
+    /// None waits for going on.
+    #[error("no replay was interrupted")]
+    NothingToResume,
+    /// Several do.
+    #[error("several replays were interrupted: {}", known.join(", "))]
+    WhichReplay { known: Vec<String> },
+    /// It is at its end.
+    #[error("replay \"{name}\" is at its end: {published} events were published")]
+    Finished { name: String, published: u64 },
+    /// The row says what we can't read.
+    #[error(
+        "the row of replay \"{name}\" can't be read: it is of another version, or was changed by hand"
+    )]
+    BadRow { name: String },
+    /// Another replay of the pipeline runs.
+    #[error("another replay of pipeline \"{pipeline}\" is running, on the server's process {pid}")]
+    Busy { pipeline: String, pid: u32 },
+    /// Progress can't be written there.
+    #[error("the server is a standby: a replay is run on the primary")]
+    Standby,
+    /// The row behind which the table was to be read on is gone.
+    #[error(
+        "the row of event \"{id}\", with which the replay was interrupted, is gone from the table"
+    )]
+    LostPlace { id: String },
+    /// What the configuration says of records does not hold together.
+    #[error("the outbox can't be read as it is configured")]
+    Spec(#[source] SpecError),
+    /// The table does not fit the layout.
+    #[error("the outbox can't be read")]
+    Unfit(#[source] MapError),
+    /// What the server sent can't be read.
+    #[error("the server sent a message that can't be read")]
+    Protocol(#[source] DecodeError),
+    /// The stream contradicts itself.
+    #[error("the stream contradicts itself")]
+    Broken(#[source] crate::ack::Broken),
+    /// No sink.
+    #[error("could not open the sink")]
+    Sink(#[from] SinkError),
+    /// The sink can't be used as it is configured.
+    #[error("the sink can't be used: {reason}")]
+    SinkUnfit { reason: String, hint: String },
+    /// What the server said, or that it is gone.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+}
+
+fn oldest(known: Option<&(String, Lsn)>) -> String {
+    known.map_or_else(
+        || ": there is no usable bookmark".to_owned(),
+        |(name, lsn)| format!(": the oldest is bookmark \"{name}\", from {lsn}"),
+    )
+}
+
+fn list(known: &[String]) -> String {
+    if known.is_empty() { String::new() } else { format!("; there is {}", known.join(", ")) }
+}
+
+const TABLE: &str =
+    "--since TIME --source table publishes the rows that are still in the outbox table";
+
+impl ReplayError {
+    /// Whether nothing was asked that could be done: wrong usage.
+    pub fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            Self::UntilBeforeSince
+                | Self::UntilBeforeFrom { .. }
+                | Self::NoPositions
+                | Self::Name { .. }
+                | Self::Taken { .. }
+                | Self::WhichReplay { .. }
+        )
+    }
+
+    /// What mends it.
+    pub fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::UntilBeforeSince | Self::UntilBeforeFrom { .. } => {
+                "give a later --until, or none: then it ends with what is committed now".to_owned()
+            }
+            Self::Bookmark(error) => return error.hint(),
+            Self::Unusable { name, created_at, .. } => format!(
+                "its WAL does not come back; --since {created_at} --source table publishes the rows of the outbox \
+                 table from the time of the bookmark on, as far as they are still there; then postrider bookmark drop \
+                 {name}"
+            ),
+            Self::Moved { name, .. } => {
+                format!("what lies between can't be read any more: postrider bookmark drop {name}. {TABLE}")
+            }
+            Self::InUse { .. } => {
+                "wait for it, or end it: SELECT pid, application_name FROM pg_stat_replication;".to_owned()
+            }
+            Self::TooOld { known: Some((name, _)), .. } => {
+                format!("begin there: --bookmark {name}. {TABLE}")
+            }
+            Self::TooOld { known: None, .. } | Self::NoLog => {
+                format!("{TABLE}; for the next time: postrider bookmark create NAME")
+            }
+            Self::Ahead { .. } => {
+                "see that it is of this cluster; an LSN of another one means nothing here".to_owned()
+            }
+            Self::OtherTimeline { .. } => format!(
+                "WAL of before the promotion is in no slot of this server: replay from a bookmark made since, or by \
+                 time. {TABLE}"
+            ),
+            Self::NoSource => "for the next time: postrider bookmark create NAME".to_owned(),
+            Self::NoTime { .. } => {
+                "name the column of the row's time: outbox.columns.time; or ask by --id or --aggregate".to_owned()
+            }
+            Self::NoPositions => "ask by --since TIME, --id or --aggregate".to_owned(),
+            Self::Parked { kind, id } => format!(
+                "look at them first: postrider parked list --aggregate {kind}:{id}; or --include-parked publishes \
+                 all the same"
+            ),
+            Self::Topic { mend, topic, .. } => mend.clone().unwrap_or_else(|| {
+                format!("see that topic {topic} exists and may be written to, or name another by --to")
+            }),
+            Self::Name { .. } => "use 1 to 63 of A-Z a-z 0-9 . _ -".to_owned(),
+            Self::Taken { name } => {
+                format!("choose another --name, or go on with it: postrider replay --resume {name}")
+            }
+            Self::Unknown { .. } | Self::NothingToResume | Self::Finished { .. } => {
+                "begin another one: postrider replay --bookmark NAME".to_owned()
+            }
+            Self::WhichReplay { .. } => "name the one that is meant: --resume NAME".to_owned(),
+            Self::BadRow { .. } => "begin another one, from the position in its row".to_owned(),
+            Self::Busy { .. } => "wait until it has ended, or end it; one runs at a time".to_owned(),
+            Self::Standby => {
+                "point source.url at the primary (target_session_attrs=read-write)".to_owned()
+            }
+            Self::LostPlace { .. } => {
+                "begin another one: rows that it has published before come again, with the same ids".to_owned()
+            }
+            Self::Spec(_) | Self::Unfit(_) => "postrider check says what does not fit".to_owned(),
+            Self::Protocol(_) | Self::Broken(_) => {
+                "report it with the server's version".to_owned()
+            }
+            Self::Sink(error) => error.hint(),
+            Self::SinkUnfit { hint, .. } => hint.clone(),
+            Self::Source(error) => return action::hint(error),
+        })
+    }
+}

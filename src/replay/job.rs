@@ -1,0 +1,340 @@
+//! A replay from its first question to its last word.
+
+use super::ReplayError;
+use super::choice::Choice;
+use super::outlet::{BYTES_MAX, EVENTS_MAX, Outlet, Parked, Parts};
+use super::plan::{Plan, Source, source};
+use super::request::{From, Request, SourceChoice, Until};
+use super::run::{Run, Turn};
+use super::tally::{Tally, Tell};
+use crate::ack::Progress;
+use crate::driver::PipelineSpec;
+use crate::event::{Aggregate, Position};
+use crate::finding::{Finding, Severity};
+use crate::lsn::{Lsn, Watermark};
+use crate::outbox::Mapper;
+use crate::parked::Lane;
+use crate::postgres::control::Control;
+use crate::postgres::replay::{self as rows, New};
+use crate::postgres::server::ServerFacts;
+use crate::postgres::{SourceError, bookmark, parked, server};
+use crate::record::is_topic_name;
+use crate::sink::{self, Mailbox, Sink, SinkSpec};
+use std::collections::HashSet;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_postgres::Client;
+
+/// How a replay is run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Events a second; 0 for as fast as it goes.
+    pub rate: u32,
+    /// Only count.
+    pub dry_run: bool,
+}
+
+/// What [`Job::prepare`] is to prepare.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Prepared {
+    /// A replay of this name.
+    New {
+        /// Its name.
+        name: String,
+        /// What is asked for.
+        request: Box<Request>,
+    },
+    /// Going on with the one of this name, or with the only one that was interrupted.
+    Resume(Option<String>),
+}
+
+/// A replay that can be run.
+pub struct Job {
+    spec: Arc<PipelineSpec>,
+    control: Control,
+    /// What stands in its row so far; `None` for one that begins.
+    row: Option<rows::Replay>,
+    plan: Plan,
+}
+
+impl Job {
+    /// Takes the lock, and finds out where to read from. Nothing is written. `control` is a session in the pipeline's
+    /// database, whose schema is ours.
+    ///
+    /// # Errors
+    /// Whatever stands in the way; see [`ReplayError`].
+    pub async fn prepare(
+        spec: Arc<PipelineSpec>,
+        control: Control,
+        what: Prepared,
+    ) -> Result<Self, ReplayError> {
+        let client = control.client();
+        let server = server::read(client).await?;
+        if server.in_recovery {
+            return Err(ReplayError::Standby);
+        }
+        if let Some(pid) = rows::lock(client, spec.name()).await? {
+            return Err(ReplayError::Busy { pipeline: spec.name().to_owned(), pid });
+        }
+        let (name, request, row) = match what {
+            Prepared::New { name, request } => {
+                if !bookmark::name_allowed(&name) {
+                    return Err(ReplayError::Name { name });
+                }
+                if rows::find(client, spec.name(), &name).await?.is_some() {
+                    return Err(ReplayError::Taken { name });
+                }
+                (name, *request, None)
+            }
+            Prepared::Resume(name) => {
+                let row = resumed(client, &spec, name).await?;
+                let request = Request::from_json(&row.request);
+                let name = row.name.clone();
+                let request = request.ok_or_else(|| ReplayError::BadRow { name: name.clone() })?;
+                (name, request, Some(row))
+            }
+        };
+        let source = match &row {
+            Some(row) => again(client, &spec, &server, &request, row).await?,
+            None => source(client, &spec, &server, &request).await?,
+        };
+        let plan = Plan { name, request, source };
+        let job = Self { spec, control, row, plan };
+        job.refuse_parked().await?;
+        Ok(job)
+    }
+
+    /// What it is going to do.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// An aggregate that is asked for by name, and has parked events.
+    async fn refuse_parked(&self) -> Result<(), ReplayError> {
+        let request = &self.plan.request;
+        let Some((kind, id)) = &request.aggregate else { return Ok(()) };
+        if request.include_parked {
+            return Ok(());
+        }
+        let lanes = lanes(self.control.client(), self.spec.name()).await?;
+        if lanes.contains(&Lane::of(Aggregate { kind, id })) {
+            return Err(ReplayError::Parked { kind: kind.clone(), id: id.clone() });
+        }
+        Ok(())
+    }
+
+    /// Runs it to its end, or until `stop` comes. Gives back what was done, and the ids that were asked for and not
+    /// met.
+    ///
+    /// # Errors
+    /// What ended it before its end. What was acknowledged is noted as far as the database could be told; `--resume`
+    /// goes on from there.
+    pub async fn run(
+        mut self,
+        options: Options,
+        stop: impl Future<Output = ()>,
+        tell: &mut dyn FnMut(Tell<'_>),
+    ) -> Result<Ended, ReplayError> {
+        self.check_topic()?;
+        if !options.dry_run {
+            self.begin().await?;
+        }
+        let mut outlet = self.outlet(options)?;
+        let mut mapper = self.mapper()?;
+        let row_done = self.row.as_ref().and_then(|row| row.last_id.clone());
+        let client = self.control.client();
+        let mut run = Run::new(client, &self.spec, &self.plan, row_done, options.dry_run);
+        let mut stop = std::pin::pin!(stop);
+        let stopped = loop {
+            let session = run.session(&mut mapper, &mut outlet, stop.as_mut(), tell);
+            match Box::pin(session).await? {
+                Turn::Over => break false,
+                Turn::Stopped => break true,
+                Turn::Again => outlet.start_again(),
+            }
+        };
+        if !stopped && !options.dry_run {
+            rows::finish(client, self.spec.name(), &self.plan.name).await?;
+        }
+        outlet.close();
+        let elapsed = run.elapsed();
+        Ok(Ended { missing: outlet.choice.missing(), tally: outlet.tally, elapsed, stopped })
+    }
+
+    /// A topic that is named by hand has to be there.
+    fn check_topic(&self) -> Result<(), ReplayError> {
+        let Some(topic) = &self.plan.request.to else { return Ok(()) };
+        let refused = |what: String, mend| ReplayError::Topic { topic: topic.clone(), what, mend };
+        if !is_topic_name(topic.as_bytes()) {
+            return Err(refused("it is not the name of a topic".to_owned(), None));
+        }
+        let found = sink::preflight(&self.spec.sink, std::slice::from_ref(topic), true);
+        let worst = |finding: &Finding| finding.severity == Severity::Error;
+        match found.into_iter().find(worst) {
+            None => Ok(()),
+            Some(finding) => {
+                let lines: Vec<String> =
+                    finding.mend.iter().map(|mend| mend.line.clone()).collect();
+                Err(refused(finding.what, (!lines.is_empty()).then(|| lines.join("\n"))))
+            }
+        }
+    }
+
+    /// Writes the row of a replay that begins.
+    async fn begin(&mut self) -> Result<(), ReplayError> {
+        if self.row.is_some() {
+            return Ok(());
+        }
+        let request = self.plan.request.to_json();
+        let until_asked = match self.plan.request.until {
+            Some(Until::Lsn(until)) => Some(until),
+            Some(Until::Time(_)) | None => None,
+        };
+        let (bookmark, from) = match &self.plan.source {
+            Source::Log { bookmark, from, .. } => (Some(bookmark.as_str()), Some(*from)),
+            Source::Table { .. } => (None, None),
+        };
+        let name = &self.plan.name;
+        let new = New { name, request: &request, bookmark, from, until: until_asked };
+        let row = rows::insert(self.control.client(), self.spec.name(), &new).await?;
+        let row = row.ok_or_else(|| ReplayError::Taken { name: name.clone() })?;
+        if let (Source::Log { until, .. }, Some(fixed)) = (&mut self.plan.source, row.until) {
+            *until = fixed;
+        }
+        self.row = Some(row);
+        Ok(())
+    }
+
+    fn mapper(&self) -> Result<Mapper, ReplayError> {
+        let mut outbox = self.spec.outbox.clone();
+        if matches!(self.plan.source, Source::Table { .. }) {
+            outbox.standard_headers.position = false;
+        }
+        Mapper::new(outbox).map_err(|mut errors| match errors.pop() {
+            Some(error) => ReplayError::Spec(error),
+            None => ReplayError::NoSource,
+        })
+    }
+
+    fn outlet(&self, options: Options) -> Result<Outlet, ReplayError> {
+        let mailbox = Mailbox::default();
+        let sink = if options.dry_run { None } else { Some(self.sink(&mailbox)?) };
+        let row = self.row.as_ref();
+        let found = row.map_or(&[][..], |row| &row.found);
+        let choice = Choice::new(&self.plan.request, found);
+        let (choice, start) = match &self.plan.source {
+            Source::Log { from, .. } => {
+                (choice, progress(row.and_then(|r| r.next).unwrap_or(*from)))
+            }
+            Source::Table { .. } => (choice.without_times(), Progress::default()),
+        };
+        let (published, refused) = row.map_or((0, 0), |row| (row.published, row.refused));
+        Ok(Outlet::new(Parts {
+            sink,
+            mailbox,
+            start,
+            rate: options.rate,
+            choice,
+            parked: (!self.plan.request.include_parked).then(Parked::default),
+            to: self.plan.request.to.clone(),
+            name: self.plan.name.clone(),
+            tally: Tally::going_on(published, refused),
+        }))
+    }
+
+    /// A sink of our own: nothing of the live stream's.
+    fn sink(&self, mailbox: &Mailbox) -> Result<Box<dyn Sink>, ReplayError> {
+        let spec = match &self.spec.sink {
+            SinkSpec::Kafka(kafka) => {
+                let mut kafka = kafka.clone();
+                kafka.client_id.push_str("-replay");
+                kafka.in_flight_events = EVENTS_MAX;
+                kafka.in_flight_bytes = BYTES_MAX;
+                SinkSpec::Kafka(kafka)
+            }
+            SinkSpec::Stdout => SinkSpec::Stdout,
+            SinkSpec::Discard => SinkSpec::Discard,
+        };
+        Ok(sink::open(&spec, mailbox.clone())?)
+    }
+}
+
+/// How a replay ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ended {
+    /// What was done.
+    pub tally: Tally,
+    /// The ids that were asked for and not met.
+    pub missing: Vec<String>,
+    /// How long it took.
+    pub elapsed: Duration,
+    /// It was told to stop before its end.
+    pub stopped: bool,
+}
+
+fn progress(next: Position) -> Progress {
+    let watermark = Watermark::resumed(next.commit_lsn);
+    Progress { watermark, partial: (next.ordinal > 0).then_some(next) }
+}
+
+/// The row to go on with.
+async fn resumed(
+    client: &Client,
+    spec: &PipelineSpec,
+    name: Option<String>,
+) -> Result<rows::Replay, ReplayError> {
+    let known = rows::names(client, spec.name()).await?;
+    let name = match (name, known.as_slice()) {
+        (Some(name), _) => name,
+        (None, []) => return Err(ReplayError::NothingToResume),
+        (None, [only]) => only.clone(),
+        (None, _) => return Err(ReplayError::WhichReplay { known }),
+    };
+    match rows::find(client, spec.name(), &name).await? {
+        None => Err(ReplayError::Unknown { name, known }),
+        Some(row) if row.finished => Err(ReplayError::Finished { name, published: row.published }),
+        Some(row) => Ok(row),
+    }
+}
+
+/// The source of a replay that goes on: the same, up to the same end.
+async fn again(
+    client: &Client,
+    spec: &PipelineSpec,
+    server: &ServerFacts,
+    request: &Request,
+    row: &rows::Replay,
+) -> Result<Source, ReplayError> {
+    let place = (row.bookmark.clone(), row.next, row.until);
+    let (Some(bookmark), Some(next), Some(until)) = place else {
+        let request = Request { source: SourceChoice::Table, ..request.clone() };
+        return source(client, spec, server, &request).await;
+    };
+    // The bookmark has to be there, and to reach back to where it goes on.
+    let from = match &request.from {
+        From::Bookmark(name) if *name == bookmark => request.from.clone(),
+        From::Bookmark(_) | From::Lsn { .. } | From::Since(_) | From::Anywhere => {
+            From::Bookmark(bookmark.clone())
+        }
+    };
+    let asked = Request { from, source: SourceChoice::Wal, until: None, ..request.clone() };
+    match source(client, spec, server, &asked).await? {
+        Source::Log { bookmark, slot, messages, from, .. } => {
+            let start = row.from.map_or(from, |lsn| Position { commit_lsn: lsn, ordinal: 0 });
+            if next.commit_lsn < from.commit_lsn.min(start.commit_lsn) {
+                return Err(ReplayError::BadRow { name: row.name.clone() });
+            }
+            Ok(Source::Log { bookmark, slot, messages, from: start, until })
+        }
+        table @ Source::Table { .. } => Ok(table),
+    }
+}
+
+/// The lanes of all parked events that are not resolved.
+pub(super) async fn lanes(client: &Client, pipeline: &str) -> Result<HashSet<Lane>, SourceError> {
+    let end = Position { commit_lsn: Lsn::from_wire(u64::MAX), ordinal: 0 };
+    let loaded = parked::load(client, pipeline, end).await?;
+    let open = loaded.iter().filter(|loaded| !loaded.entry.state.resolved());
+    Ok(open.filter_map(|loaded| loaded.entry.lane).collect())
+}

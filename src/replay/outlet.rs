@@ -1,0 +1,332 @@
+//! The way out: which event goes now, what is in flight, and what the broker said of it.
+//!
+//! Every change of the source has a ticket of the tracker, whether it is sent or not, so that what is done is one
+//! position: everything below it is acknowledged, or does not belong.
+
+use super::ReplayError;
+use super::choice::Choice;
+use super::pace::Pace;
+use super::tally::{Tally, Tell};
+use crate::ack::{Progress, Tracker};
+use crate::event::{Aggregate, Position};
+use crate::outbox::{At, MapError, Mapped};
+use crate::parked::Lane;
+use crate::record::{Header, Outcome, Record, Scope, Ticket};
+use crate::sink::{Mailbox, NotTaken, Post, Sink};
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+/// Events in flight at most.
+pub(super) const EVENTS_MAX: usize = 5_000;
+
+/// Bytes of keys, values and headers in flight at most; one event is always taken.
+pub(super) const BYTES_MAX: usize = 8 << 20;
+
+/// Tickets between the oldest in flight and the newest at most: changes that do not belong have tickets too.
+const SPAN_MAX: u64 = 4_000_000;
+
+/// How long a destination may refuse everything while its broker answers, before the replay gives up.
+const TOPIC_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The header that only replayed events have.
+const HEADER: &str = "replay";
+
+/// What became of an event that was offered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Offered {
+    /// It is dealt with.
+    Done,
+    /// Offer it again: at this time, or after a post.
+    Wait(Option<Instant>),
+}
+
+/// Whose events are not sent.
+#[derive(Debug, Default)]
+pub(super) struct Parked {
+    /// Lanes that have parked events now.
+    pub(super) now: HashSet<Lane>,
+    /// Lanes of which an event was left out: what follows would be out of order.
+    left_out: HashSet<Lane>,
+}
+
+/// An event that is on its way.
+struct Flying {
+    bytes: usize,
+    event: String,
+}
+
+/// A destination in trouble.
+struct Refusing {
+    topic: String,
+    what: String,
+    hint: Option<String>,
+    since: Instant,
+}
+
+pub(super) struct Outlet {
+    /// None in a dry run.
+    sink: Option<Box<dyn Sink>>,
+    mailbox: Mailbox,
+    posts: Vec<Post>,
+    pub(super) tracker: Tracker,
+    flight: HashMap<u64, Flying>,
+    flight_bytes: usize,
+    pace: Pace,
+    pub(super) choice: Choice,
+    /// `None` where parked events are no matter.
+    pub(super) parked: Option<Parked>,
+    to: Option<String>,
+    name: String,
+    pub(super) tally: Tally,
+    refusing: Option<Refusing>,
+    /// The producer was thrown away: everything that is not acknowledged has to be read again.
+    pub(super) reset: bool,
+}
+
+/// What an outlet is made from.
+pub(super) struct Parts {
+    pub(super) sink: Option<Box<dyn Sink>>,
+    pub(super) mailbox: Mailbox,
+    pub(super) start: Progress,
+    pub(super) rate: u32,
+    pub(super) choice: Choice,
+    pub(super) parked: Option<Parked>,
+    pub(super) to: Option<String>,
+    pub(super) name: String,
+    pub(super) tally: Tally,
+}
+
+impl Outlet {
+    pub(super) fn new(parts: Parts) -> Self {
+        Self {
+            sink: parts.sink,
+            mailbox: parts.mailbox,
+            posts: Vec::new(),
+            tracker: Tracker::new(parts.start),
+            flight: HashMap::new(),
+            flight_bytes: 0,
+            pace: Pace::new(parts.rate),
+            choice: parts.choice,
+            parked: parts.parked,
+            to: parts.to,
+            name: parts.name,
+            tally: parts.tally,
+            refusing: None,
+            reset: false,
+        }
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.flight.len()
+    }
+
+    /// Waits for something of the sink. Cancel-safe.
+    pub(super) async fn posted(&self) {
+        self.mailbox.arrived().await;
+    }
+
+    /// Passes over one change.
+    pub(super) fn pass(&mut self) -> Result<Offered, ReplayError> {
+        self.tally.passed += 1;
+        self.dealt_with()
+    }
+
+    /// One change needs nothing more.
+    fn dealt_with(&mut self) -> Result<Offered, ReplayError> {
+        let ticket = self.tracker.change();
+        self.tracker.resolve(ticket).map_err(ReplayError::Broken)?;
+        Ok(Offered::Done)
+    }
+
+    /// Takes one change of the source: sends it, leaves it out, or says when to offer it again. `positioned`: the
+    /// source knows positions.
+    pub(super) fn offer(
+        &mut self,
+        mapped: Result<Option<Mapped<'_>>, MapError>,
+        at: At,
+        positioned: bool,
+        now: Instant,
+    ) -> Result<Offered, ReplayError> {
+        if self.tracker.span() >= SPAN_MAX {
+            return Ok(Offered::Wait(None));
+        }
+        let mapped = match mapped {
+            Ok(Some(mapped)) => mapped,
+            Ok(None) => return self.pass(),
+            Err(MapError::Poison(poison)) => {
+                let remains = &poison.remains;
+                let aggregate = remains.aggregate.as_ref();
+                let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
+                let id = remains.event_id.as_deref().unwrap_or_default();
+                if !self.choice.takes(id, aggregate, at.commit_time) {
+                    return self.pass();
+                }
+                let event = name_of(positioned.then_some(at.position), id);
+                self.tally.refuse(event, poison.problem.to_string());
+                return self.dealt_with();
+            }
+            Err(error) => return Err(ReplayError::Unfit(error)),
+        };
+        if !self.choice.takes(mapped.event_id, Some(mapped.aggregate), at.commit_time) {
+            return self.pass();
+        }
+        let position = positioned.then_some(at.position);
+        if self.is_parked(mapped.aggregate) {
+            let why = "its aggregate has parked events".to_owned();
+            self.tally.refuse(name_of(position, mapped.event_id), why);
+            return self.dealt_with();
+        }
+        let full = self.flight.len() >= EVENTS_MAX || self.flight_bytes >= BYTES_MAX;
+        if full || self.reset {
+            return Ok(Offered::Wait(None));
+        }
+        if let Some(due) = self.pace.wait(now).filter(|_| self.sink.is_some()) {
+            return Ok(Offered::Wait(Some(due)));
+        }
+        self.send(&mapped, position, now)
+    }
+
+    fn send(
+        &mut self,
+        mapped: &Mapped<'_>,
+        position: Option<Position>,
+        now: Instant,
+    ) -> Result<Offered, ReplayError> {
+        let own = mapped.record();
+        let mut headers = Vec::with_capacity(own.headers.len() + 1);
+        headers.extend_from_slice(own.headers);
+        headers.push(Header { name: HEADER, value: Some(self.name.as_bytes()) });
+        let topic = self.to.as_deref().unwrap_or(own.topic);
+        let record = Record { topic, headers: &headers, ..own };
+        let bytes = record.size_bytes();
+        let Some(sink) = &mut self.sink else {
+            self.tally.sent(position, mapped.event_id, topic, bytes);
+            return self.dealt_with();
+        };
+        let ticket = self.tracker.change();
+        match sink.enqueue(ticket, &record) {
+            Ok(()) => {
+                self.pace.spend();
+                self.refusing = self.refusing.take().filter(|refusing| refusing.topic != topic);
+                self.tally.sent(position, mapped.event_id, topic, bytes);
+                let event = name_of(position, mapped.event_id);
+                self.flight.insert(ticket.0, Flying { bytes, event });
+                self.flight_bytes += bytes;
+                Ok(Offered::Done)
+            }
+            Err(NotTaken::Refused(reason)) => {
+                self.tracker.resolve(ticket).map_err(ReplayError::Broken)?;
+                self.tally.refuse(name_of(position, mapped.event_id), reason.to_string());
+                Ok(Offered::Done)
+            }
+            Err(NotTaken::Unavailable) => {
+                let topic = topic.to_owned();
+                self.tracker.retract(ticket);
+                self.refused_by(topic, now)
+            }
+            Err(NotTaken::Full | NotTaken::Destination | NotTaken::Doubted(_)) => {
+                self.tracker.retract(ticket);
+                Ok(Offered::Wait(None))
+            }
+        }
+    }
+
+    /// A broker answers, and says that the topic takes nothing.
+    fn refused_by(&mut self, topic: String, now: Instant) -> Result<Offered, ReplayError> {
+        match &self.refusing {
+            Some(known) if known.topic == topic => {
+                if now.duration_since(known.since) >= TOPIC_PATIENCE {
+                    let (what, mend) = (known.what.clone(), known.hint.clone());
+                    return Err(ReplayError::Topic { topic, what, mend });
+                }
+            }
+            Some(_) | None => {
+                let what = "it does not exist, or is not open to us".to_owned();
+                self.refusing = Some(Refusing { topic, what, hint: None, since: now });
+            }
+        }
+        Ok(Offered::Wait(Some(now + Duration::from_millis(200))))
+    }
+
+    fn is_parked(&mut self, aggregate: Aggregate<'_>) -> bool {
+        let Some(parked) = &mut self.parked else { return false };
+        if parked.now.is_empty() && parked.left_out.is_empty() {
+            return false;
+        }
+        let lane = Lane::of(aggregate);
+        let is = parked.now.contains(&lane) || parked.left_out.contains(&lane);
+        if is {
+            parked.left_out.insert(lane);
+        }
+        is
+    }
+
+    /// Takes what the sink has to say.
+    pub(super) fn take_posts(&mut self, tell: &mut dyn FnMut(Tell<'_>)) -> Result<(), ReplayError> {
+        let mut posts = std::mem::take(&mut self.posts);
+        posts.clear();
+        self.mailbox.take(&mut posts);
+        for post in posts.drain(..) {
+            match post {
+                Post::Report { ticket, outcome } => self.report(ticket, outcome)?,
+                Post::Retry => {}
+                Post::Down { reason, hint, topic } => {
+                    if let (Some(refusing), Some(topic)) = (&mut self.refusing, topic)
+                        && refusing.topic == topic
+                    {
+                        refusing.what.clone_from(&reason);
+                        refusing.hint.clone_from(&hint);
+                    }
+                    tell(Tell::Down(&reason, hint.as_deref()));
+                }
+                Post::Up => tell(Tell::Up),
+                Post::Broken { .. } => self.reset = true,
+                Post::Unfit { reason, hint } => {
+                    return Err(ReplayError::SinkUnfit { reason, hint });
+                }
+            }
+        }
+        self.posts = posts;
+        Ok(())
+    }
+
+    fn report(&mut self, ticket: Ticket, outcome: Outcome) -> Result<(), ReplayError> {
+        // One of a producer that was thrown away.
+        let Some(flying) = self.flight.remove(&ticket.0) else { return Ok(()) };
+        self.flight_bytes = self.flight_bytes.saturating_sub(flying.bytes);
+        match outcome {
+            Outcome::Acked => self.tally.published += 1,
+            Outcome::Rejected { scope: Scope::Event, reason } => {
+                self.tally.refuse(flying.event, reason.to_string());
+            }
+            Outcome::Rejected { scope: Scope::Destination | Scope::Broker, .. }
+            | Outcome::Unknown => {
+                self.reset = true;
+                return Ok(());
+            }
+        }
+        self.tracker.resolve(ticket).map(drop).map_err(ReplayError::Broken)
+    }
+
+    /// Gives up everything in flight: it is read and sent again, from what is done.
+    pub(super) fn start_again(&mut self) {
+        if let Some(sink) = &mut self.sink {
+            sink.reset();
+        }
+        self.tracker.give_up();
+        self.flight.clear();
+        self.flight_bytes = 0;
+        self.reset = false;
+    }
+
+    /// Lets go of the broker.
+    pub(super) fn close(&mut self) {
+        if let Some(sink) = &mut self.sink {
+            sink.close(Duration::from_secs(1));
+        }
+    }
+}
+
+fn name_of(position: Option<Position>, id: &str) -> String {
+    position.map_or_else(|| id.to_owned(), |at| at.to_string())
+}

@@ -1,0 +1,245 @@
+//! What arrived, against what was committed.
+//!
+//! The database's own log says what was committed and in which order; the writers' ledger says what they were told of
+//! it. Both must agree before the topic is held against them.
+
+use crate::reader::Read;
+use crate::truth::Truth;
+use crate::writer::{Entry, Outcome};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+
+/// What a run came to; a few of each kind are named.
+#[derive(Default, PartialEq, Eq, Debug)]
+pub(crate) struct Findings {
+    pub(crate) committed: usize,
+    pub(crate) rolled_back: usize,
+    /// Commits without an answer, in events; and how many of them the log has.
+    pub(crate) unknown: usize,
+    pub(crate) unknown_committed: usize,
+    /// Records read, repetitions too.
+    pub(crate) records: usize,
+    pub(crate) duplicates: usize,
+    /// Committed, and in no record.
+    pub(crate) lost: Vec<String>,
+    /// A record of what was rolled back or never written.
+    pub(crate) invented: Vec<String>,
+    /// Another payload, key or position than committed, or an aggregate in two partitions.
+    pub(crate) corrupted: Vec<String>,
+    /// An event whose first record stands before that of an earlier one of its aggregate.
+    pub(crate) swapped: Vec<String>,
+    /// A repetition that is not a suffix: of a process or a request that came too late (`docs/guarantees.md`, order).
+    /// Consumers that pass over positions below the highest never see it.
+    pub(crate) late: Vec<String>,
+    /// The ledger and the database's log disagree: the harness is wrong, or the database.
+    pub(crate) disagree: Vec<String>,
+}
+
+impl Findings {
+    /// Nothing that may never be.
+    pub(crate) fn balanced(&self) -> bool {
+        let never = [&self.lost, &self.invented, &self.corrupted, &self.swapped, &self.disagree];
+        self.committed > 0 && never.iter().all(|found| found.is_empty())
+    }
+}
+
+impl fmt::Display for Findings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "committed {}, records {}, duplicates {}",
+            self.committed, self.records, self.duplicates
+        )?;
+        let kinds = [
+            ("lost", &self.lost),
+            ("invented", &self.invented),
+            ("corrupted", &self.corrupted),
+            ("swapped", &self.swapped),
+            ("late", &self.late),
+            ("disagree", &self.disagree),
+        ];
+        for (kind, found) in kinds {
+            writeln!(f, "{kind} {}: {:?}", found.len(), found.iter().take(8).collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+}
+
+/// Holds the records of all topics, in order of partition and offset for each, against what was committed.
+pub(crate) fn check(entries: &[Entry], truth: &Truth, records: &[Read]) -> Findings {
+    let mut found = Findings { records: records.len(), ..Findings::default() };
+    let written: HashMap<&str, &Entry> = entries.iter().map(|e| (e.id.as_str(), e)).collect();
+    let committed = committed(entries, &written, truth, &mut found);
+    let mut lanes: BTreeMap<&str, Vec<&Read>> = BTreeMap::new();
+    for record in records {
+        let id = record.id.as_str();
+        let (Some(entry), Some((commit_lsn, _))) = (written.get(id), committed.get(id)) else {
+            found.invented.push(record.id.clone());
+            continue;
+        };
+        if !record.intact
+            || record.bytes != entry.bytes
+            || record.key != entry.aggregate
+            || record.commit_lsn != *commit_lsn
+        {
+            found.corrupted.push(record.id.clone());
+        }
+        let lane = lanes.entry(entry.aggregate.as_str()).or_default();
+        if lane.last().is_some_and(|last| last.partition != record.partition) {
+            found.corrupted.push(format!("{} in another partition", record.id));
+        }
+        lane.push(record);
+    }
+    let delivered: HashSet<&str> = records.iter().map(|record| record.id.as_str()).collect();
+    let lost = committed.keys().filter(|id| !delivered.contains(*id));
+    found.lost = lost.map(|id| (*id).to_owned()).collect();
+    found.lost.sort_unstable();
+    found.duplicates = records.len() - found.invented.len() - (committed.len() - found.lost.len());
+    for (aggregate, lane) in lanes {
+        let ranks: Vec<(usize, &str)> = lane
+            .iter()
+            .map(|record| (committed[record.id.as_str()].1, record.id.as_str()))
+            .collect();
+        order(aggregate, &ranks, &mut found);
+    }
+    found
+}
+
+/// What the log has: each event's transaction, and its rank in its aggregate.
+fn committed<'a>(
+    entries: &'a [Entry],
+    written: &HashMap<&'a str, &'a Entry>,
+    truth: &'a Truth,
+    found: &mut Findings,
+) -> HashMap<&'a str, (u64, usize)> {
+    let mut ranks: HashMap<&str, usize> = HashMap::new();
+    let mut committed = HashMap::new();
+    for transaction in truth.transactions.values() {
+        for id in &transaction.events {
+            let Some(entry) = written.get(id.as_str()) else {
+                found.disagree.push(format!("{id}: in the log, and nobody wrote it"));
+                continue;
+            };
+            let rank = ranks.entry(entry.aggregate.as_str()).or_default();
+            committed.insert(id.as_str(), (transaction.commit_lsn, *rank));
+            *rank += 1;
+        }
+    }
+    let mut last: HashMap<&str, (usize, &str)> = HashMap::new();
+    for entry in entries {
+        let place = committed.get(entry.id.as_str());
+        match (entry.outcome, place) {
+            (Outcome::Committed, None) => {
+                found.disagree.push(format!("{}: committed, and not in the log", entry.id));
+            }
+            (Outcome::RolledBack, Some(_)) => {
+                found.disagree.push(format!("{}: rolled back, and in the log", entry.id));
+            }
+            (Outcome::RolledBack, None) => found.rolled_back += 1,
+            (Outcome::Unknown, place) => {
+                found.unknown += 1;
+                found.unknown_committed += usize::from(place.is_some());
+            }
+            (Outcome::Committed, Some(_)) => {}
+        }
+        // One writer has the aggregate for its own: its order is the log's.
+        if let Some((_, rank)) = place {
+            let before = last.insert(entry.aggregate.as_str(), (*rank, entry.id.as_str()));
+            if before.is_some_and(|(before, _)| before >= *rank) {
+                found.disagree.push(format!("{}: the log has another order", entry.id));
+            }
+        }
+    }
+    found.committed = committed.len();
+    committed
+}
+
+/// One aggregate's records, by rank of the event.
+fn order(aggregate: &str, lane: &[(usize, &str)], found: &mut Findings) {
+    // The first rank that has not come yet.
+    let mut next = 0;
+    let mut before: Option<(usize, &str)> = None;
+    for &(rank, id) in lane {
+        let after = before.map_or("the start", |(_, id)| id);
+        let step = before.map_or(0, |(rank, _)| rank + 1);
+        if rank > next {
+            found.swapped.push(format!("{aggregate}: {id} after {after}"));
+        } else if rank > step {
+            // Forward over what had come already: the repetition before it was cut off.
+            found.late.push(format!("{aggregate}: {id} after {after}"));
+        }
+        next = next.max(rank + 1);
+        before = Some((rank, id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::truth::Transaction;
+
+    /// Committed are 1, 2 (unknown to its writer), 3 and 4; 5 was rolled back.
+    fn found(delivered: &str) -> Findings {
+        let entry = |id: &str, outcome| Entry {
+            id: id.to_owned(),
+            aggregate: "a".to_owned(),
+            bytes: 9,
+            outcome,
+        };
+        let entries = [
+            entry("1", Outcome::Committed),
+            entry("2", Outcome::Unknown),
+            entry("3", Outcome::Committed),
+            entry("4", Outcome::Committed),
+            entry("5", Outcome::RolledBack),
+            entry("6", Outcome::Unknown),
+        ];
+        let mut truth = Truth::default();
+        for (commit_lsn, events) in [(10, ["1", "2"]), (20, ["3", "4"])] {
+            let events = events.iter().map(|event| (*event).to_owned()).collect();
+            truth.transactions.insert(commit_lsn, Transaction { commit_lsn, events });
+        }
+        let records: Vec<Read> = delivered
+            .split_whitespace()
+            .map(|id| Read {
+                id: id.trim_end_matches('!').to_owned(),
+                key: "a".to_owned(),
+                partition: 0,
+                bytes: 9,
+                intact: !id.ends_with('!'),
+                commit_lsn: if matches!(id, "1" | "2") { 10 } else { 20 },
+                appended: 0,
+            })
+            .collect();
+        check(&entries, &truth, &records)
+    }
+
+    #[test]
+    fn suffixes_may_be_repeated() {
+        for (delivered, duplicates) in
+            [("1 2 3 4", 0), ("1 2 3 2 3 4", 2), ("1 1 2 3 4 1 2 3 4", 5)]
+        {
+            let found = found(delivered);
+            assert!(found.balanced() && found.late.is_empty(), "{delivered}: {found}");
+            assert_eq!(found.duplicates, duplicates, "{delivered}");
+            assert_eq!((found.unknown, found.unknown_committed), (2, 1));
+        }
+    }
+
+    #[test]
+    fn lost_invented_corrupted_and_swapped_are_found() {
+        assert_eq!(found("1 2 4").lost, ["3"]);
+        assert_eq!(found("1 2 4").swapped, ["a: 4 after 2"]);
+        assert_eq!(found("1 2 3 4 5").invented, ["5"]);
+        assert_eq!(found("1 2 3 4 7").invented, ["7"]);
+        assert_eq!(found("1 2 3! 4").corrupted, ["3"]);
+        assert_eq!(found("1 3 2 4").swapped, ["a: 3 after 1"]);
+    }
+
+    #[test]
+    fn a_repetition_that_is_cut_off_is_late_and_nothing_worse() {
+        let found = found("1 2 3 2 4");
+        assert!(found.balanced());
+        assert_eq!(found.late, ["a: 4 after 2"]);
+    }
+}

@@ -1,0 +1,256 @@
+//! The run: start, steps, heal, drain, read, judge, report.
+
+use crate::ledger::{Findings, check};
+use crate::plan::{Act, Step, steps_of};
+use crate::proxy::hold;
+use crate::reader::Read;
+use crate::relays::{IN_FLIGHT_EVENTS, PIPELINE, Relay, status};
+use crate::report;
+use crate::server::Version;
+use crate::truth::{self, Truth};
+use crate::watch::{Verdict, judge};
+use crate::world::{Deed, World};
+use crate::writer::Desk;
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// How long all may take to be as if nothing had been.
+const SETTLE: Duration = Duration::from_mins(3);
+/// Between two looks at the relays.
+const LOOK: Duration = Duration::from_millis(500);
+/// Events that a cursor row may lag behind by.
+const CURSOR_EVENTS: usize = 10_000;
+
+/// One look.
+#[derive(Clone, Debug)]
+pub(crate) struct Sample {
+    /// Since the start.
+    pub(crate) at: Duration,
+    /// The state of each relay; empty when it does not answer.
+    pub(crate) states: Vec<String>,
+    /// Events of the main topic, different ones.
+    pub(crate) committed: usize,
+    pub(crate) delivered: usize,
+}
+
+/// What a run came to.
+pub(crate) struct Outcome {
+    pub(crate) seed: u64,
+    pub(crate) version: Version,
+    pub(crate) took: Duration,
+    pub(crate) findings: Findings,
+    /// Of each relay's wire.
+    pub(crate) verdicts: Vec<Verdict>,
+    /// What else should not have been.
+    pub(crate) other: Vec<String>,
+    /// Streams that were started and producers that were thrown away: each may repeat something.
+    pub(crate) incidents: usize,
+    pub(crate) parked: usize,
+    pub(crate) deeds: Vec<Deed>,
+    pub(crate) samples: Vec<Sample>,
+    pub(crate) disk: &'static str,
+}
+
+impl Outcome {
+    pub(crate) const fn duplicates_max(&self) -> usize {
+        self.incidents * (IN_FLIGHT_EVENTS + CURSOR_EVENTS)
+    }
+
+    pub(crate) fn balanced(&self) -> bool {
+        self.findings.balanced()
+            && self.other.is_empty()
+            && self.findings.duplicates <= self.duplicates_max()
+            && self.verdicts.iter().all(|verdict| verdict.claims > 0 && verdict.broken.is_empty())
+    }
+
+    /// Fails with what was found unless all is well.
+    pub(crate) fn assert_balanced(&self) {
+        let broken: Vec<&String> = self.verdicts.iter().flat_map(|v| &v.broken).collect();
+        assert!(
+            self.balanced(),
+            "seed {}\n{}at most {} duplicates\nthe wire: {broken:#?}\nelse: {:#?}",
+            self.seed,
+            self.findings,
+            self.duplicates_max(),
+            self.other
+        );
+    }
+}
+
+/// Where the logs and the report of a run go; what an earlier one of this name left is removed.
+fn out_dir(name: &str) -> PathBuf {
+    let out = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/chaos").join(name);
+    drop(fs::remove_dir_all(&out));
+    fs::create_dir_all(&out).expect("a directory for the report");
+    out
+}
+
+/// Plays the steps, until all are played or the time is over; logs, page and picture are in `target/chaos/<name>`.
+pub(crate) async fn play(
+    seed: u64,
+    version: Version,
+    (plan, length): (&[Step], Duration),
+    name: &str,
+) -> Outcome {
+    let out = out_dir(name);
+    let schedule: Vec<String> = plan.iter().map(|step| format!("{step:?}")).collect();
+    fs::write(out.join("schedule"), schedule.join("\n")).expect("a schedule");
+    let mut world = World::start(seed, version, &out).await;
+    let samples = Arc::new(Mutex::new(Vec::new()));
+    let mut looker = JoinSet::new();
+    let ports = world.relays.iter().map(|relay| relay.port).collect();
+    let counters = (Arc::clone(&world.writers.desk), world.tail.delivered());
+    looker.spawn(sample(ports, world.began, counters, Arc::clone(&samples)));
+
+    for step in plan {
+        if world.began.elapsed() >= length {
+            break;
+        }
+        world.step(step).await;
+    }
+    world.writers.stop().await;
+    world.settle(SETTLE).await;
+    let fresh = world.fresh_event().await;
+    world.settle(SETTLE).await;
+    let took = world.began.elapsed();
+    world.look_after_relays();
+    for number in 0..world.relays.len() {
+        let code = world.relays[number].terminate().await;
+        if code != Some(0) {
+            world.findings.push(format!("relay {} left with {code:?}", number + 1));
+        }
+    }
+    drop(looker);
+
+    let sql = world.sql().await;
+    let truth = truth::read(&sql).await;
+    truth::end(&sql).await;
+    let records = world.read_all().await;
+    if !records.iter().any(|record| record.id == fresh) {
+        world.findings.push("a fresh event did not flow".to_owned());
+    }
+    world.keep_logs(&out);
+    let samples = samples.lock().expect("the samples").clone();
+    let outcome = outcome(seed, took, &mut world, &truth, &records, samples);
+    report::write(&outcome, &out);
+    outcome
+}
+
+fn outcome(
+    seed: u64,
+    took: Duration,
+    world: &mut World,
+    truth: &Truth,
+    records: &[Read],
+    samples: Vec<Sample>,
+) -> Outcome {
+    let entries = world.writers.desk.ledger.lock().expect("the ledger").clone();
+    let mut appended: HashMap<String, i64> = HashMap::new();
+    for record in records {
+        let first = appended.entry(record.id.clone()).or_insert(i64::MAX);
+        *first = record.appended.min(*first);
+    }
+    let verdicts =
+        world.relays.iter().map(|relay| judge(&relay.wire.seen(), truth, &appended)).collect();
+    Outcome {
+        seed,
+        version: world.version,
+        took,
+        findings: check(&entries, truth, records),
+        verdicts,
+        other: std::mem::take(&mut world.findings),
+        incidents: world.relays.iter().map(incidents).sum(),
+        parked: truth.parked.len(),
+        deeds: std::mem::take(&mut world.deeds),
+        samples,
+        disk: world.disk.words(),
+    }
+}
+
+/// Times that a relay may have repeated something, by its log.
+fn incidents(relay: &Relay) -> usize {
+    let log = relay.log();
+    let says = |event: &str| log.matches(&format!("\"event\":\"{event}\"")).count();
+    says("streaming") + says("producer_reset")
+}
+
+impl World {
+    /// One event more, when all is quiet; its id.
+    async fn fresh_event(&mut self) -> String {
+        use crate::writer::{Entry, Outcome, payload};
+        let (id, aggregate) = ("fresh-1".to_owned(), "fresh-a".to_owned());
+        let payload = payload(&id, 80);
+        let insert = format!(
+            "insert into outbox (id, aggregate_type, aggregate_id, event_type, payload) \
+             values ('{id}', 'main', '{aggregate}', 'Written', '{payload}')"
+        );
+        self.sql().await.batch(&insert).await;
+        let (bytes, outcome) = (payload.len(), Outcome::Committed);
+        let entry = Entry { id: id.clone(), aggregate, bytes, outcome };
+        self.writers.desk.ledger.lock().expect("the ledger").push(entry);
+        id
+    }
+}
+
+/// Looks at everything until it is dropped.
+async fn sample(
+    ports: Vec<u16>,
+    began: Instant,
+    (desk, delivered): (Arc<Desk>, Arc<AtomicUsize>),
+    samples: Arc<Mutex<Vec<Sample>>>,
+) {
+    loop {
+        let mut states = Vec::new();
+        for port in &ports {
+            let seen = status(*port).await.unwrap_or_default();
+            states.push(seen["state"].as_str().unwrap_or_default().to_owned());
+        }
+        let sample = Sample {
+            at: began.elapsed(),
+            states,
+            committed: desk.committed.load(Ordering::Relaxed),
+            delivered: delivered.load(Ordering::Relaxed),
+        };
+        samples.lock().expect("the samples").push(sample);
+        hold(LOOK).await;
+    }
+}
+
+/// A number from the environment, as `scripts/chaos` gives it.
+pub(crate) fn setting(name: &str) -> Option<u64> {
+    let value = std::env::var_os(name)?.into_string().expect("UTF-8");
+    Some(value.parse().unwrap_or_else(|error| panic!("{name}={value}: {error}")))
+}
+
+/// All acts, or those that `scripts/chaos --only` names.
+fn acts() -> Vec<Act> {
+    let only = std::env::var_os("POSTRIDER_CHAOS_ONLY").unwrap_or_default();
+    let only = only.into_string().expect("UTF-8");
+    let named =
+        |act: &Act| only.is_empty() || only.split(',').any(|name| name == format!("{act:?}"));
+    let acts: Vec<Act> = Act::ALL.into_iter().filter(named).collect();
+    assert!(!acts.is_empty(), "none of {:?} is called {only}", Act::ALL);
+    acts
+}
+
+/// Three minutes, or as long as `scripts/chaos --minutes` says; the seed is told, and makes the same schedule again.
+#[tokio::test]
+async fn whatever_happens_to_whom_the_ledger_balances() {
+    let seconds = setting("POSTRIDER_CHAOS_SECONDS").unwrap_or(180);
+    let seed = setting("POSTRIDER_CHAOS_SEED").unwrap_or_else(|| fastrand::u64(1..1_000_000));
+    let version = Version::ALL[usize::try_from(seed % 3).expect("a small number")];
+    eprintln!(
+        "seed {seed}, {seconds} s, PostgreSQL {}, slot postrider_{PIPELINE}",
+        version.major()
+    );
+    let length = Duration::from_secs(seconds);
+    let plan = steps_of(&acts(), seed, length);
+    let outcome = play(seed, version, (&plan, length), &format!("seed-{seed}")).await;
+    eprintln!("{}", outcome.findings);
+    outcome.assert_balanced();
+}

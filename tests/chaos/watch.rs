@@ -1,0 +1,136 @@
+//! Status updates judged: no relay may tell PostgreSQL a position below which something is neither in Kafka nor parked.
+//!
+//! PostgreSQL passes over a transaction when its commit record begins before what was confirmed. So at the moment of
+//! each claim, every event of every such transaction must have been appended to its topic (the broker's own clock, as
+//! an independent consumer reads it) or its parked row must have been committed.
+
+use crate::proxy::{Kind, Seen};
+use crate::truth::Truth;
+use std::collections::HashMap;
+
+/// Most findings that are told.
+const TOLD: usize = 20;
+
+/// What a wire's claims come to.
+#[derive(Default, Debug)]
+pub(crate) struct Verdict {
+    /// Claims that were judged.
+    pub(crate) claims: usize,
+    pub(crate) sessions: usize,
+    /// What was wrong.
+    pub(crate) broken: Vec<String>,
+}
+
+/// Judges the claims of one relay. `appended` has the first time each event was appended, in milliseconds since the Unix
+/// epoch, as the truth's times are.
+pub(crate) fn judge(seen: &[Seen], truth: &Truth, appended: &HashMap<String, i64>) -> Verdict {
+    let mut verdict = Verdict { claims: seen.len(), ..Verdict::default() };
+    let resolved = resolved(truth, appended);
+    let mut flushed: HashMap<u32, u64> = HashMap::new();
+    for claim in seen {
+        let Seen { session, lsn, received, .. } = *claim;
+        let before = flushed.insert(session, lsn).unwrap_or(0);
+        if lsn < before {
+            verdict.broken.push(format!("{} after {}: goes back", told(claim), hex(before)));
+        }
+        if lsn > received {
+            let text = format!("{}: the server has sent {} at most", told(claim), hex(received));
+            verdict.broken.push(text);
+        }
+        // The transactions that the server passes over from now on are a prefix of all.
+        let passed = resolved.partition_point(|(commit_lsn, _, _)| *commit_lsn < lsn);
+        let Some((_, at, latest)) = passed.checked_sub(1).map(|last| &resolved[last]) else {
+            continue;
+        };
+        if *at > claim.at {
+            let late = match *at {
+                i64::MAX => "never was".to_owned(),
+                at => format!("was {} ms later", at - claim.at),
+            };
+            let text = format!("{}: event {latest} was not resolved, and {late}", told(claim));
+            verdict.broken.push(text);
+        }
+    }
+    verdict.sessions = flushed.len();
+    verdict.broken.truncate(TOLD);
+    verdict
+}
+
+/// Each transaction's place, when it and all before it were resolved, and which event was the last.
+fn resolved(truth: &Truth, appended: &HashMap<String, i64>) -> Vec<(u64, i64, String)> {
+    let mut latest = (i64::MIN, String::new());
+    let transactions = truth.transactions.values();
+    let times = transactions.map(|transaction| {
+        for event in &transaction.events {
+            let times = [appended.get(event), truth.parked.get(event)];
+            let at = times.into_iter().flatten().min().copied().unwrap_or(i64::MAX);
+            if at > latest.0 {
+                latest = (at, event.clone());
+            }
+        }
+        (transaction.commit_lsn, latest.0, latest.1.clone())
+    });
+    times.collect()
+}
+
+fn hex(lsn: u64) -> String {
+    format!("{:X}/{:X}", lsn >> 32, lsn & 0xffff_ffff)
+}
+
+fn told(claim: &Seen) -> String {
+    let kind = match claim.kind {
+        Kind::Start => "start at",
+        Kind::Flush => "flush of",
+    };
+    format!("session {}, {kind} {} at {}", claim.session, hex(claim.lsn), claim.at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::truth::Transaction;
+
+    /// Two transactions, at 100 (events a, b) and 200 (c; parked at 70).
+    fn judged(claims: &[(u32, i64, u64)], appended: &[(&str, i64)]) -> Vec<String> {
+        let mut truth = Truth::default();
+        for (commit_lsn, events) in [(100, ["a", "b"].as_slice()), (200, &["c"])] {
+            let events = events.iter().map(|event| (*event).to_owned()).collect();
+            truth.transactions.insert(commit_lsn, Transaction { commit_lsn, events });
+        }
+        truth.parked.insert("c".to_owned(), 70);
+        let claims = claims.iter().map(|&(session, at, lsn)| Seen {
+            kind: Kind::Flush,
+            session,
+            at,
+            lsn,
+            received: 300,
+        });
+        let appended = appended.iter().map(|&(event, at)| (event.to_owned(), at)).collect();
+        judge(&claims.collect::<Vec<_>>(), &truth, &appended).broken
+    }
+
+    #[test]
+    fn claims_behind_what_is_resolved_pass() {
+        let appended = [("a", 50), ("b", 60)];
+        // The first transaction's own commit record may be confirmed: it is sent again.
+        assert_eq!(judged(&[(1, 10, 100), (1, 60, 200), (1, 70, 300)], &appended), [""; 0]);
+    }
+
+    #[test]
+    fn claims_before_their_time_are_found() {
+        let appended = [("a", 50), ("b", 60)];
+        let early = judged(&[(1, 59, 101)], &appended);
+        assert!(early[0].contains("event b was not resolved, and was 1 ms later"), "{early:?}");
+        assert_eq!(judged(&[(1, 69, 201)], &appended).len(), 1, "parked a moment later");
+        let never = judged(&[(1, 99, 101)], &[("a", 50)]);
+        assert!(never[0].contains("event b was not resolved, and never was"), "{never:?}");
+    }
+
+    #[test]
+    fn claims_that_go_back_or_beyond_what_was_sent_are_found() {
+        let back = judged(&[(1, 10, 100), (2, 20, 90), (1, 30, 99)], &[("a", 5), ("b", 5)]);
+        assert!(back.len() == 1 && back[0].contains("goes back"), "{back:?}");
+        let beyond = judged(&[(1, 80, 301)], &[("a", 5), ("b", 5)]);
+        assert!(beyond.len() == 1 && beyond[0].contains("has sent 0/12C at most"), "{beyond:?}");
+    }
+}

@@ -1,0 +1,306 @@
+//! `postrider repair` and `source.on_slot_lost`: the slot is gone, and nothing is.
+
+mod bad;
+mod parked;
+
+use crate::await_that::await_that;
+use crate::ledger::Findings;
+use crate::load::Load;
+use crate::pipeline::{Pipeline, show};
+use crate::private::{PrivatePostgres, Signal, exit_of, signal};
+use crate::relay::postrider;
+use crate::server::{Client, Version, brokers};
+use serde_json::Value;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+const SOON: Duration = Duration::from_mins(1);
+
+/// Events that are committed and not published when the slot is taken away.
+const UNPUBLISHED: usize = 20_000;
+
+/// `postrider repair --json`, and what it wrote.
+fn repair(config: &str, args: &[&str]) -> (Output, Value) {
+    let args: Vec<&str> = ["repair", "--json"].iter().chain(args).copied().collect();
+    let output = postrider(config, &args);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output, serde_json::from_str(&text).unwrap_or_default())
+}
+
+fn repaired(config: &str) -> Value {
+    let (output, value) = repair(config, &[]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{value}\n{errors}");
+    assert_eq!(value["state"], "done", "{value}\n{errors}");
+    value
+}
+
+fn number(value: &Value, name: &str) -> usize {
+    let number = value[name].as_u64().unwrap_or_else(|| panic!("no {name} in {value}"));
+    usize::try_from(number).expect("a small number")
+}
+
+async fn committed(load: &Load, more: usize) {
+    let wanted = load.committed() + more;
+    await_that(&format!("{wanted} committed"), SOON, || async {
+        let now = load.committed();
+        if now >= wanted { Ok(()) } else { Err(now) }
+    })
+    .await;
+}
+
+/// Takes the slot away: whoever streams from it is ended first.
+pub(crate) async fn drop_slot(pipeline: &Pipeline) {
+    let slot = pipeline.slot();
+    let sql = format!(
+        "do $$ begin for i in 1..200 loop \
+           perform pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = '{slot}' and active; \
+           begin perform pg_drop_replication_slot('{slot}'); return; \
+           exception when object_in_use then perform pg_sleep(0.01); end; \
+         end loop; raise 'the slot stays active'; end $$"
+    );
+    pipeline.sql.batch(&sql).await;
+}
+
+/// Writes WAL until the server lets the slot go.
+async fn outgrow(pipeline: &Pipeline) {
+    let sql = Client::connect(&pipeline.url).await.expect("a session");
+    let state = format!(
+        "select coalesce(wal_status, 'none') from pg_replication_slots where slot_name = '{}'",
+        pipeline.slot()
+    );
+    await_that("the slot to be lost", SOON, || async {
+        let filler = "select pg_logical_emit_message(false, 'filler', repeat('x', 4000000)) from generate_series(1, 5)";
+        sql.batch(filler).await;
+        sql.batch("checkpoint").await;
+        let now = sql.text(&state).await.unwrap_or_default();
+        if now == "lost" { Ok(()) } else { Err(now) }
+    })
+    .await;
+}
+
+/// The stream goes on, everything arrives, and the ledger is balanced.
+async fn streams_on(pipeline: &Pipeline, load: Load, uncertain: usize) -> Findings {
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    committed(&load, 2_000).await;
+    let ledger = load.stop().await;
+    await_that("every event to arrive", SOON, || async {
+        let records = pipeline.topic.read_all().await;
+        let lost = ledger.check(&records).lost.len();
+        if lost == 0 { Ok(()) } else { Err(format!("{lost} are missing")) }
+    })
+    .await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let findings = ledger.check(&pipeline.topic.read_all().await);
+    findings.assert_balanced(uncertain);
+    findings
+}
+
+fn told(what: &str, repair: &Value, findings: &Findings) {
+    show(&format!(
+        "{what}: {} committed, {} published by the repair, {} lost, {} swapped, {} duplicates \
+         (the repair said: at most {})",
+        findings.committed,
+        number(repair, "published"),
+        findings.lost.len(),
+        findings.swapped.len(),
+        findings.duplicates,
+        number(repair, "uncertain"),
+    ));
+}
+
+/// The issue's first: the WAL limit takes the slot while 20,000 rows are unpublished and writers go on.
+#[tokio::test]
+async fn slot_that_outgrew_the_wal_limit_is_repaired_under_load() {
+    for (version, commit_times) in [(Version::Pg15, "off"), (Version::Pg17, "on")] {
+        let settings = format!(
+            "max_slot_wal_keep_size = 32MB\nmin_wal_size = 32MB\nmax_wal_size = 64MB\n\
+             track_commit_timestamp = {commit_times}"
+        );
+        let server = PrivatePostgres::start(version, &settings).await;
+        let pipeline = Pipeline::on(&server.url(), &brokers(), "outgrown").await;
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        let load = Load::start(&pipeline.plan(), 4);
+        committed(&load, 4_000).await;
+        drop(relay.kill().await);
+        committed(&load, UNPUBLISHED).await;
+        outgrow(&pipeline).await;
+        let halted = pipeline.run().ended(SOON).await;
+        assert_eq!(halted.code, Some(3), "{}", halted.stderr);
+
+        let value = repaired(&pipeline.config);
+        assert!(number(&value, "published") >= UNPUBLISHED, "{value}");
+        let findings = streams_on(&pipeline, load, number(&value, "uncertain")).await;
+        let what = format!(
+            "PostgreSQL {}, slot lost to max_slot_wal_keep_size, track_commit_timestamp {commit_times}",
+            version.major()
+        );
+        told(&what, &value, &findings);
+        show(value["method"].as_str().unwrap_or_default());
+    }
+}
+
+/// The issue's second: the slot is dropped by hand.
+#[tokio::test]
+async fn slot_that_was_dropped_is_repaired_under_load() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let pipeline = Pipeline::shared(version, "dropped").await;
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        let load = Load::start(&pipeline.plan(), 4);
+        committed(&load, 4_000).await;
+        drop(relay.kill().await);
+        committed(&load, UNPUBLISHED).await;
+        drop_slot(&pipeline).await;
+        let value = repaired(&pipeline.config);
+        assert!(number(&value, "published") >= UNPUBLISHED, "{value}");
+        let findings = streams_on(&pipeline, load, number(&value, "uncertain")).await;
+        told(&format!("PostgreSQL {}, slot dropped", version.major()), &value, &findings);
+    }
+}
+
+/// A repair as a process of its own, to be killed.
+struct Repairing {
+    child: Child,
+    _dir: TempDir,
+}
+
+impl Repairing {
+    fn start(config: &str) -> Self {
+        let dir = TempDir::new().expect("a directory");
+        let file = dir.path().join("postrider.toml");
+        std::fs::write(&file, config).expect("a configuration");
+        let child = Command::new(env!("CARGO_BIN_EXE_postrider"))
+            .arg("-c")
+            .arg(&file)
+            .arg("repair")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("postrider");
+        Self { child, _dir: dir }
+    }
+
+    async fn kill(mut self) {
+        signal(self.child.id(), Signal::Kill);
+        exit_of(&mut self.child, SOON).await;
+    }
+}
+
+/// Killed with -9 half way, twice, and run again; and the third time `postrider run` carries it on.
+#[tokio::test]
+async fn repair_that_is_killed_goes_on_where_it_was() {
+    for again in ["repair", "run"] {
+        let pipeline = Pipeline::shared(Version::Pg17, "halfway").await;
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        let load = Load::start(&pipeline.plan(), 4);
+        committed(&load, 2_000).await;
+        drop(relay.kill().await);
+        committed(&load, UNPUBLISHED).await;
+        drop_slot(&pipeline).await;
+        let mut last = 0;
+        for _ in 1..=2 {
+            let repairing = Repairing::start(&pipeline.config);
+            await_that("some rows to be published", SOON, || async {
+                let published = progress(&pipeline).await.0;
+                if published > last { Ok(()) } else { Err(published) }
+            })
+            .await;
+            repairing.kill().await;
+            last = progress(&pipeline).await.0;
+        }
+        let (published, total) = progress(&pipeline).await;
+        assert!(published < total, "killed too late: {published} of {total}");
+        let uncertain = if again == "repair" {
+            let value = repaired(&pipeline.config);
+            assert_eq!(number(&value, "published"), number(&value, "rows"), "{value}");
+            number(&value, "uncertain")
+        } else {
+            let sql = "select rows_uncertain::text from postrider.repair";
+            let text = pipeline.sql.text(sql).await.expect("the repair's row");
+            text.parse().expect("a number")
+        };
+        // A page that was published and not settled comes again, each time it was killed.
+        let findings = streams_on(&pipeline, load, uncertain + 2 * 1_000).await;
+        show(&format!(
+            "killed with -9 at {published} of {total} rows, then postrider {again}: {} lost, {} swapped, {} duplicates",
+            findings.lost.len(),
+            findings.swapped.len(),
+            findings.duplicates
+        ));
+    }
+}
+
+/// Rows published so far, and of how many.
+async fn progress(pipeline: &Pipeline) -> (i64, i64) {
+    let sql = "select rows_published, rows_total from postrider.repair";
+    let rows = pipeline.sql.query(sql, &[]).await.expect("the repair's row");
+    rows.first().map_or((0, 0), |row| (row.get(0), row.get(1)))
+}
+
+/// `on_slot_lost = "repair"`: the running relay does it by itself, under load, twice.
+#[tokio::test]
+async fn running_relay_repairs_by_itself_where_it_is_told_to() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let mut pipeline = Pipeline::shared(version, "byitself").await;
+        let source = format!("[pipelines.{}.source]\n", pipeline.name);
+        pipeline.config =
+            pipeline.config.replacen(&source, &format!("{source}on_slot_lost = \"repair\"\n"), 1);
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        let load = Load::start(&pipeline.plan(), 2);
+        for times in 1..=2 {
+            committed(&load, 2_000).await;
+            drop_slot(&pipeline).await;
+            await_that("repaired, and streaming again", SOON, || async {
+                let log = relay.stderr();
+                let (repaired, streams) = (
+                    log.matches("the stream goes on").count(),
+                    log.matches("INFO streaming ").count(),
+                );
+                if repaired == times && streams > times {
+                    Ok(())
+                } else {
+                    Err(format!("{repaired} {streams}"))
+                }
+            })
+            .await;
+        }
+        committed(&load, 2_000).await;
+        let ledger = load.stop().await;
+        await_that("every event to arrive", SOON, || async {
+            let lost = ledger.check(&pipeline.topic.read_all().await).lost.len();
+            if lost == 0 { Ok(()) } else { Err(lost) }
+        })
+        .await;
+        let ended = relay.terminate(SOON).await;
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        let findings = ledger.check(&pipeline.topic.read_all().await);
+        let uncertain: usize = uncertain(&ended.stderr).iter().sum();
+        findings.assert_balanced(uncertain);
+        show(&format!(
+            "PostgreSQL {}, on_slot_lost = repair, slot dropped twice under load: {} committed, {} lost, {} swapped, \
+             {} duplicates (it said: at most {uncertain})",
+            version.major(),
+            findings.committed,
+            findings.lost.len(),
+            findings.swapped.len(),
+            findings.duplicates
+        ));
+    }
+}
+
+/// What the log's `repaired` lines say of rows that may come twice.
+fn uncertain(log: &str) -> Vec<usize> {
+    let lines = log.lines().filter(|line| line.contains("the stream goes on"));
+    let number = |line: &str| {
+        let (_, rest) = line.split_once("uncertain=").expect("a count");
+        rest.split_whitespace().next().expect("a count").parse().expect("a number")
+    };
+    lines.map(number).collect()
+}

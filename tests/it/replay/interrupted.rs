@@ -1,0 +1,122 @@
+//! Killed, stopped, resumed, and without a broker for a while.
+
+use super::{Going, SOON, another_topic, insert_many, numbers, position, replay};
+use crate::answers::{Answer, answer};
+use crate::await_that::await_that;
+use crate::pipeline::{Pipeline, show};
+use crate::private::{PrivateKafka, Signal};
+use crate::relay::{postrider, postrider_ok};
+use crate::server::Version;
+use crate::topic::{ReadRecord, Topic, create_topic};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// In every partition positions rise, but for repeated suffixes; how many came twice.
+fn repeated(records: &[ReadRecord]) -> usize {
+    let mut highest: BTreeMap<i32, (u64, u64)> = BTreeMap::new();
+    let mut seen = BTreeSet::new();
+    let mut twice = 0;
+    for record in records {
+        let at = position(record);
+        let known = !seen.insert(at);
+        twice += usize::from(known);
+        let top = highest.entry(record.partition).or_default();
+        assert!(known || at > *top, "{at:?} after {top:?} for the first time");
+        *top = at.max(*top);
+    }
+    twice
+}
+
+async fn holds(topic: &Topic, count: usize) -> Result<(), usize> {
+    let held = topic.read_all().await.len();
+    if held >= count { Ok(()) } else { Err(held) }
+}
+
+#[tokio::test]
+async fn a_killed_replay_goes_on_where_it_was() {
+    const EVENTS: usize = 6_000;
+    for version in Version::ALL {
+        let pipeline = Pipeline::shared(version, "replay_kill").await;
+        let again = another_topic(&pipeline).await;
+        postrider_ok(&pipeline.config, &["bookmark", "create", "b"]);
+        insert_many(&pipeline.sql, EVENTS / 500, 500).await;
+        let args = ["--bookmark", "b", "--to", &again.name, "--rate", "1000", "--name", "fix"];
+        let going = Going::start(&pipeline, &args);
+        await_that("a part of it", SOON, || holds(&again, 2_500)).await;
+        if version == Version::Pg17 {
+            let other = postrider(&pipeline.config, &["replay", "--bookmark", "b", "--dry-run"]);
+            answer("two replays at once", &pipeline, &other);
+        }
+        going.signal(Signal::Kill);
+        going.end(SOON).await;
+        // What is committed after the replay began is not of it.
+        insert_many(&pipeline.sql, 1, 50).await;
+        let (code, said) = Going::start(&pipeline, &["--resume", "--rate", "0"]).end(SOON).await;
+        assert_eq!(code, Some(0), "{said}");
+        let records = again.read_all().await;
+        let twice = repeated(&records);
+        let mut all = numbers(&records);
+        all.dedup();
+        assert_eq!(all.len(), EVENTS, "each at least once\n{said}");
+        show(&format!(
+            "{version:?}: killed at 1000/s and resumed: {twice} of {EVENTS} events came twice"
+        ));
+        // Two seconds of acknowledgements at most, on a machine that is late.
+        assert!(twice <= 2_500, "{twice} came twice");
+        assert!(records.iter().all(|record| record.header("replay") == Some("fix")));
+        if version == Version::Pg17 {
+            let told = "published: each at least once, in order but for a suffix that comes again";
+            answer("replay killed with kill -9, and resumed", &pipeline, Answer::published(told));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stopped_replay_repeats_nothing_when_it_goes_on() {
+    const EVENTS: usize = 3_000;
+    let pipeline = Pipeline::shared(Version::Pg18, "replay_stop").await;
+    let again = another_topic(&pipeline).await;
+    postrider_ok(&pipeline.config, &["bookmark", "create", "b"]);
+    insert_many(&pipeline.sql, 2, EVENTS / 2).await;
+    let args = ["--bookmark", "b", "--to", &again.name, "--rate", "1000", "--name", "calm"];
+    let going = Going::start(&pipeline, &args);
+    await_that("a part of it", SOON, || holds(&again, 1_000)).await;
+    going.signal(Signal::Int);
+    let (code, said) = going.end(SOON).await;
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("go on: postrider replay --resume calm"), "{said}");
+    let (code, last) = replay(&pipeline, &["--resume", "calm"]);
+    assert_eq!((code, &last["published"]), (Some(0), &EVENTS.into()), "{last}");
+    let records = again.read_all().await;
+    assert_eq!((repeated(&records), records.len()), (0, EVENTS));
+    let over = postrider(&pipeline.config, &["replay", "--resume", "calm"]);
+    assert_eq!(over.status.code(), Some(1));
+    answer("a replay that is at its end, resumed", &pipeline, &over);
+}
+
+#[tokio::test]
+async fn a_replay_waits_for_a_broker_that_is_away() {
+    const EVENTS: usize = 4_000;
+    let mut broker = PrivateKafka::start("").await;
+    let pipeline = Pipeline::to_broker(Version::Pg15, &broker.brokers(), "replay_broker").await;
+    create_topic(&broker.brokers(), "again", 2, &[]).await;
+    let again = Topic { brokers: broker.brokers(), name: "again".to_owned() };
+    postrider_ok(&pipeline.config, &["bookmark", "create", "b"]);
+    insert_many(&pipeline.sql, 4, EVENTS / 4).await;
+    let going = Going::start(&pipeline, &["--bookmark", "b", "--to", "again", "--rate", "1000"]);
+    await_that("a part of it", SOON, || holds(&again, 500)).await;
+    broker.kill().await;
+    await_that("a word of it", SOON, || {
+        let said = going.text("stderr");
+        std::future::ready(if said.contains("waiting: ") { Ok(()) } else { Err(said) })
+    })
+    .await;
+    broker.restart().await;
+    let (code, said) = going.end(Duration::from_mins(2)).await;
+    assert_eq!(code, Some(0), "{said}");
+    let records = again.read_all().await;
+    let mut all = numbers(&records);
+    all.dedup();
+    assert_eq!(all.len(), EVENTS, "{said}");
+    repeated(&records);
+}
