@@ -108,12 +108,8 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
         failover: spec.failover,
     };
     let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
-    if facts.schema == SchemaState::Version(schema::VERSION) {
-        let row =
-            repair::read(control.client(), spec.name()).await.map_err(at(Phase::Handshake))?;
-        if row.is_some_and(|row| row.unfinished()) {
-            return Err(Failure::Unrepaired);
-        }
+    if repair_is_unfinished(&control, spec, facts.schema).await.map_err(at(Phase::Handshake))? {
+        return Err(Failure::Unrepaired);
     }
     let resume = match fence::decide(&facts) {
         Ok(Decision::Resume(resume)) => resume,
@@ -163,6 +159,19 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
             None => Err(Failure::Wait { message }),
         },
     }
+}
+
+/// Whether a repair, or a backfill, was begun: it comes first.
+async fn repair_is_unfinished(
+    control: &Control,
+    spec: &PipelineSpec,
+    schema: SchemaState,
+) -> Result<bool, SourceError> {
+    if schema != SchemaState::Version(schema::VERSION) {
+        return Ok(false);
+    }
+    let row = repair::read(control.client(), spec.name()).await?;
+    Ok(row.is_some_and(|row| row.unfinished()))
 }
 
 /// Makes the pipeline's tables ours, now that the slot is, and reads what is parked. In this order: a write of the

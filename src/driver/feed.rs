@@ -8,7 +8,7 @@ use super::pipeline::Pipeline;
 use super::say;
 use crate::error::{Halt, HaltReason};
 use crate::event::Aggregate;
-use crate::outbox::{At, MapError};
+use crate::outbox::{At, MapError, Mapped, Mapper};
 use crate::parked::Entry;
 use crate::pgoutput::{self, Insert, LogicalMessage, Message};
 use crate::postgres::{Batch, Frame};
@@ -133,11 +133,7 @@ impl Pipeline {
             Some(next) => At { position: next.position, commit_time: next.commit_time },
             None => return self.skip(now),
         };
-        let mapped = match change {
-            Candidate::Row(insert) => self.mapper.insert(insert, at),
-            Candidate::Message(message) => self.mapper.message(message, at),
-        };
-        let mapped = match mapped {
+        let mapped = match map(&mut self.mapper, change, at) {
             Ok(Some(mapped)) => mapped,
             Ok(None) => {
                 self.tell.skipped_total += 1;
@@ -235,6 +231,17 @@ impl Pipeline {
                 Step::Stay
             }
         }
+    }
+}
+
+fn map<'a>(
+    mapper: &'a mut Mapper,
+    change: &Candidate<'a>,
+    at: At,
+) -> Result<Option<Mapped<'a>>, MapError> {
+    match change {
+        Candidate::Row(insert) => mapper.insert(insert, at),
+        Candidate::Message(message) => mapper.message(message, at),
     }
 }
 

@@ -95,6 +95,6 @@ pub async fn backfill(
         repair::begin(control, list.table(), &ask, told).await?;
     }
     let row = repair::read(control.client(), name).await?;
-    let lost = || SourceError::new(crate::postgres::SourceErrorKind::Closed, "read the list");
-    row.map(|row| Backfilled::Listed(Box::new(row))).ok_or_else(lost)
+    let none = || SourceError::new(crate::postgres::SourceErrorKind::Closed, "read the list");
+    row.map(|row| Backfilled::Listed(Box::new(row))).ok_or_else(none)
 }

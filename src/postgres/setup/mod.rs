@@ -74,6 +74,7 @@ pub enum StepKind {
 }
 
 /// What the operator asked for beside the facts.
+#[expect(clippy::struct_excessive_bools, reason = "options of the command line")]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options<'a> {
     /// `--create-table`: the layout's SQL, already with the table's name in it. It may name the table without its
