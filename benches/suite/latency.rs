@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Rows of a transaction.
 const TRANSACTION_ROWS: u32 = 10;
+/// Before the first rate, not counted: a Java machine compiles meanwhile what it will need.
+const REHEARSAL: (u32, f64) = (2_000, 6.0);
 /// Not counted: the first seconds of a rate.
 const WARM: f64 = 1.0;
 
@@ -86,6 +88,7 @@ pub(crate) fn run(
     std::thread::sleep(plan.idle);
     let idle_until = process::now();
     let after_idle = writer.write(&reader);
+    drop(writer.rate(REHEARSAL.0, REHEARSAL.1, &reader));
     let mut parts = Vec::new();
     for &per_second in &plan.rates {
         parts.push(writer.rate(per_second, plan.seconds, &reader));

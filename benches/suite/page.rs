@@ -45,7 +45,7 @@ impl Table {
         for row in &self.rows {
             text += &line(row);
         }
-        format!("{text}\n{}\n", fold(&self.note))
+        if self.note.is_empty() { text } else { format!("{text}\n{}\n", fold(&self.note)) }
     }
 }
 
@@ -115,13 +115,14 @@ fn about(args: &Args) -> String {
     let model = model.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("");
     let model = model.trim_start_matches([' ', '\t', ':']);
     format!(
-        "One machine of {cores} cores ({model}) has everything on it: PostgreSQL 15, the relay, the Kafka broker, writer \
-         and reader. So compare figures within a table, not with those of other machines. All contenders read the same \
-         WAL, each from a copy of one slot, in turn, {} rounds; figures are medians of the rounds in which others used \
-         less than a tenth of a core. Postrider and pg_recvlogical read by unix socket, Debezium by TCP since Java's \
-         driver knows nothing else. Rows are about 300 B of JSON for 1,000 aggregates, half of it random; topics have 8 \
-         partitions; records have three headers (Debezium's two), acks=all, lz4. What is in Kafka was read back, is \
-         complete, and in order for each aggregate. Debezium runs on Kafka Connect, tuned (`benches/suite/debezium.rs`).",
+        "One machine of {cores} cores ({model}) has everything on it: PostgreSQL 15, the relay, the Kafka broker, \
+         writer and reader. So compare figures within a table, not with those of other machines. All contenders read \
+         the same WAL, each from a copy of one slot, in turn, {} rounds; figures are medians of the rounds in which \
+         others used less than a tenth of a core. Postrider and pg_recvlogical read by unix socket, Debezium by TCP \
+         since Java's driver knows nothing else. Rows are about 300 B of JSON for 1,000 aggregates, half of it \
+         random; topics have 8 partitions; records have three headers (Debezium's two), acks=all, lz4. What is in \
+         Kafka was read back, is complete, and in order for each aggregate. Debezium runs on Kafka Connect, tuned \
+         (`benches/suite/debezium.rs`).",
         args.rounds
     )
 }

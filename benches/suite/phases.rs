@@ -19,6 +19,11 @@ pub(crate) fn tries(args: &Args) -> usize {
 /// How much slower than the baseline a build may be.
 pub(crate) const GUARD_PERCENT: f64 = 5.0;
 
+const DRAIN_NOTE: &str = "events/s of a process in Kafka are from the first to the last record by the broker's \
+    clock, of the others from the start of the stream; what is before that is in the column `start`. Ratios are to \
+    `pg_recvlogical`. CPU is in microseconds an event, of the relay, PostgreSQL's walsender and the broker; the \
+    limit is the process that used most of a core, and how much.";
+
 pub(crate) fn all(args: &Args, servers: &Servers, page: &mut Page) {
     let mut memory = Memory::new();
     if args.does("drain") {
@@ -95,47 +100,46 @@ fn drains(
     let rows = workload.rows as f64;
     let mut table = Table::new(
         &format!("Drain: {}, {}", thousands(rows), workload.label),
-        "events/s of a process in Kafka are from the first to the last record by the broker's clock, of the others from \
-         the start of the stream; what is before that is in the column `start`. Ratios are to `pg_recvlogical`. CPU is in \
-         microseconds an event, of the relay, PostgreSQL's walsender and the broker.",
+        if workload.name == "batch" { DRAIN_NOTE } else { "" },
         &[
             "",
             "events/s",
             "ratio",
+            "× Debezium",
             "relay µs",
             "walsender µs",
             "broker µs",
+            "limit",
             "peak RSS MiB",
             "start s",
             "disturbed",
         ],
     );
-    let reference = median(&runs[0], |run| run.seconds);
+    let seconds = |runs: &[Run]| median(runs, |run| run.seconds);
+    let reference = seconds(&runs[0]);
+    let slowest = (contenders.last().is_some_and(|last| last.kind == Kind::Debezium))
+        .then(|| runs.last().map_or(0.0, |runs| seconds(runs)));
     let mut bars = Vec::new();
     for (contender, runs) in contenders.iter().zip(&runs) {
-        let each = |field: fn(&Run) -> f64| median(runs, field);
-        let rate = rows / each(|run| run.seconds);
+        let peak = median(runs, |run| run.peak_mib);
+        let rate = rows / seconds(runs);
         bars.push((contender.label.clone(), rate));
-        memory.push((
-            format!("drain, {}", workload.label),
-            contender.label.clone(),
-            each(|run| run.peak_mib),
-        ));
-        let cost = |field: fn(&Run) -> f64| format!("{:.2}", each(field) / rows * 1e6);
+        memory.push((format!("drain, {}", workload.label), contender.label.clone(), peak));
+        let cost = |field: fn(&Run) -> f64| format!("{:.2}", median(runs, field) / rows * 1e6);
+        let is_in_kafka = contender.writes_to_kafka();
+        let times = slowest.filter(|_| is_in_kafka).map(|slowest| slowest / seconds(runs));
         table.row(vec![
             contender.label.clone(),
             thousands(rate),
-            format!("{:.2}", reference / each(|run| run.seconds)),
+            format!("{:.2}", reference / seconds(runs)),
+            times.map_or_else(|| "–".to_owned(), |times| format!("{times:.2}")),
             cost(|run| run.cpu.relay),
             cost(|run| run.cpu.walsender),
-            if contender.writes_to_kafka() { cost(|run| run.cpu.broker) } else { "–".to_owned() },
-            format!("{:.0}", each(|run| run.peak_mib)),
-            format!("{:.2}", each(|run| run.start)),
-            format!(
-                "{} of {}",
-                runs.iter().filter(|run| run.disturbed.is_some()).count(),
-                runs.len()
-            ),
+            if is_in_kafka { cost(|run| run.cpu.broker) } else { "–".to_owned() },
+            limit(runs),
+            format!("{peak:.0}"),
+            format!("{:.2}", median(runs, |run| run.start)),
+            disturbed(runs),
         ]);
     }
     page.table(&table);
@@ -152,6 +156,22 @@ fn drains(
         let title = format!("resident MiB over seconds, draining {}", thousands(rows));
         page.plot("rss-drain", &plot::curves(&title, "s", &curves));
     }
+}
+
+/// The process that used most of a core, and how much of it.
+fn limit(runs: &[Run]) -> String {
+    let share = |field: fn(&Run) -> f64| median(runs, |run| field(run) / run.seconds) * 100.0;
+    let shares = [
+        ("relay", share(|run| run.cpu.relay)),
+        ("walsender", share(|run| run.cpu.walsender)),
+        ("broker", share(|run| run.cpu.broker)),
+    ];
+    let (name, most) = shares.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_default();
+    format!("{name} {most:.0} %")
+}
+
+pub(crate) fn disturbed(runs: &[Run]) -> String {
+    format!("{} of {}", runs.iter().filter(|run| run.disturbed.is_some()).count(), runs.len())
 }
 
 /// This build against another, to `discard` and to Kafka; whether it is no slower and costs no more.

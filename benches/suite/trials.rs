@@ -6,7 +6,7 @@ use crate::crash::{self, Crash};
 use crate::drain::{self, Run};
 use crate::latency::{self, Plan, Rate, Session, quantile};
 use crate::page::{Page, Table};
-use crate::phases::{median, middle, thousands, tries};
+use crate::phases::{disturbed, median, middle, thousands, tries};
 use crate::plot;
 use crate::servers::Servers;
 use crate::wal::{self, Workload};
@@ -81,8 +81,9 @@ fn brief(session: &Session) -> String {
 fn latency_table(page: &mut Page, names: &[&str], sessions: &[Vec<Session>], rates: &[u32]) {
     let mut table = Table::new(
         "Latency, from the commit's answer to a consumer's hands",
-        "Milliseconds; 10 rows a transaction, one writer that keeps to its timetable, one consumer of all partitions. Each \
-         figure is the median of the rounds' own percentiles. CPU is in percent of a core.",
+        "Milliseconds; 10 rows a transaction, one writer that keeps to its timetable, one consumer of all \
+         partitions. Each figure is the median of the rounds' own percentiles. CPU is in percent of a core. \
+         Before it all, 6 seconds at 2,000/s are not counted.",
         &[
             "",
             "events/s",
@@ -105,7 +106,7 @@ fn latency_table(page: &mut Page, names: &[&str], sessions: &[Vec<Session>], rat
                 .map(|s| &s.rates[index])
                 .filter(|rate| rate.disturbed.is_none())
                 .collect();
-            let disturbed = sessions.len() - quiet.len();
+            let noisy = sessions.len() - quiet.len();
             let all = sessions.iter().map(|s| &s.rates[index]).collect();
             let rounds = if quiet.is_empty() { all } else { quiet };
             let each = |field: &dyn Fn(&Rate) -> f64| {
@@ -119,7 +120,7 @@ fn latency_table(page: &mut Page, names: &[&str], sessions: &[Vec<Session>], rat
             row.push(percent(each(&|rate| rate.relay_cores)));
             row.push(percent(each(&|rate| rate.walsender_cores)));
             row.push(percent(each(&|rate| rate.broker_cores)));
-            row.push(format!("{disturbed} of {}", sessions.len()));
+            row.push(format!("{noisy} of {}", sessions.len()));
             table.row(row);
             curves.push(((*name).to_owned(), values));
         }
@@ -169,8 +170,8 @@ pub(crate) fn crash(args: &Args, servers: &Servers, page: &mut Page) {
     wal::remove(servers, &workload.database());
     let mut table = Table::new(
         &format!("`kill -9` in the middle of draining {}", thousands(workload.rows as f64)),
-        "Seconds from the start of the next process, by the broker's clock. Nothing was lost, and the first copies are in \
-         order.",
+        "Seconds from the start of the next process, by the broker's clock. Nothing was lost, and the first copies \
+         are in order.",
         &["", "first record s", "first new one s", "all there s", "came twice"],
     );
     for (contender, crashes) in contenders.iter().zip(&crashes) {
@@ -232,11 +233,7 @@ pub(crate) fn slope(args: &Args, servers: &Servers, page: &mut Page, memory: &mu
                 format!("{:.2}", cpu / rows * 1e6),
                 format!("{:.2}", cpu / first.1),
                 format!("{mib:.0}"),
-                format!(
-                    "{} of {}",
-                    runs.iter().filter(|run| run.disturbed.is_some()).count(),
-                    runs.len()
-                ),
+                disturbed(runs),
             ]);
         }
     }

@@ -156,7 +156,8 @@ pub(crate) fn payload(number: &str, bytes: usize, column: &str) -> String {
         (0..random).map(|part| format!("md5(({number})::text || '{part}')")).collect();
     let filler = bytes.saturating_sub(random * 32 + 24);
     let text = format!(
-        "'{{\"n\": ' || ({number}) || ', \"note\": \"' || {} || left(repeat('as it was ordered ', {}), {filler}) || '\"}}'",
+        "'{{\"n\": ' || ({number}) || ', \"note\": \"' || {} || \
+         left(repeat('as it was ordered ', {}), {filler}) || '\"}}'",
         hashes.join(" || "),
         filler / 18 + 1,
     );
