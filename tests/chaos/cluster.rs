@@ -95,9 +95,10 @@ impl Cluster {
                 .set("message.timestamp.type", "LogAppendTime");
             let created = admin.create_topics([&topic], &AdminOptions::new()).await;
             match created.map_err(|error| error.to_string())?.pop() {
-                Some(Err((_, RDKafkaErrorCode::TopicAlreadyExists))) => Ok(()),
-                Some(Err((_, code))) => Err(code.to_string()),
-                Some(Ok(_)) | None => Ok(()),
+                Some(Err((_, code))) if code != RDKafkaErrorCode::TopicAlreadyExists => {
+                    Err(code.to_string())
+                }
+                Some(Ok(_) | Err(_)) | None => Ok(()),
             }
         })
         .await;

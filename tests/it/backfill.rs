@@ -113,6 +113,7 @@ async fn backfill_of_none_begins_with_the_stream() {
 
 /// Layout `adr30`: old rows that are marked stay away, those that are not are published, and so is what comes beside.
 #[tokio::test]
+#[expect(clippy::disallowed_methods, reason = "the handle is awaited")]
 async fn backfill_of_unpublished_leaves_marked_rows_out() {
     let pipeline = bare(Version::Pg17, "bfunpub", "adr30").await;
     let insert = "insert into outbox (id, aggregate_type, aggregate_id, event_type, payload) \

@@ -1,4 +1,4 @@
-//! How events are parked and tried again: what a configuration says of it. Decides nothing but the first entry of a row.
+//! How events are parked and tried again, as a configuration says. Decides nothing but the first entry of a row.
 
 use crate::event::Position;
 use crate::parked::{Entry, Lane, State};
