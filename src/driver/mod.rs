@@ -17,6 +17,7 @@ mod destinations;
 mod feed;
 mod halts;
 mod history;
+mod judge;
 mod looks;
 mod marking;
 mod parking;

@@ -7,7 +7,6 @@ use super::destinations::Destinations;
 use super::halts;
 use super::history::{History, Seen};
 use super::marking::{Handed, Marking};
-use super::renewal;
 use super::repair;
 use super::run::{Exit, Stop};
 use super::say;
@@ -20,8 +19,8 @@ use crate::event::{PgTime, Position};
 use crate::lsn::{Lsn, Watermark};
 use crate::metrics::{PipelineMetrics, Side};
 use crate::outbox::Mapper;
-use crate::postgres::action::{self, Action, Class, Phase, Repeats};
-use crate::postgres::{SourceError, SourceErrorKind};
+use crate::postgres::SourceErrorKind;
+use crate::postgres::action::{Phase, Repeats};
 use crate::record::Ticket;
 use crate::relay::{Effect, Input, Relay, Restart, Settings};
 use crate::sink::{self, Mailbox, Post, Sink};
@@ -68,12 +67,12 @@ pub(super) struct Pipeline {
     /// `source.wal_retain_max`
     pub(super) budget: Option<Budget>,
     /// What is tried next.
-    next: Next,
+    pub(super) next: Next,
     /// A repair came to its end, or there was nothing to repair.
     pub(super) repaired: bool,
     posts: Vec<Post>,
     epoch: Instant,
-    ever_streamed: bool,
+    pub(super) ever_streamed: bool,
     /// What the positions we remember belong to.
     pub(super) history: Option<History>,
     /// The epoch under which we streamed last.
@@ -81,14 +80,14 @@ pub(super) struct Pipeline {
     /// When what is in flight is no longer ours to send, while there is no stream.
     lease_ends: Instant,
     /// What the server refused last, to be looked at again by the fence.
-    rechecked: Option<HaltReason>,
-    repeats: Repeats,
-    pause_min: Duration,
+    pub(super) rechecked: Option<HaltReason>,
+    pub(super) repeats: Repeats,
+    pub(super) pause_min: Duration,
 }
 
 /// How events are read next.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-enum Next {
+pub(super) enum Next {
     /// By the mode.
     #[default]
     Stream,
@@ -99,7 +98,7 @@ enum Next {
 }
 
 /// What waiting came to.
-enum Waited<T> {
+pub(super) enum Waited<T> {
     Done(T),
     Over(Exit),
 }
@@ -271,85 +270,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Judges a failure and pauses; the exit, if the pipeline is over.
-    async fn after(
-        &mut self,
-        failure: Failure,
-        stop: &Stop,
-        backoff: &mut Backoff,
-    ) -> Option<Exit> {
-        if let Some(halt) = self.judge(failure) {
-            if self.spec.mode == Mode::Auto && renewal::polling_helps(halt.reason) {
-                say::falling_back(self, &halt);
-                self.next = Next::Poll;
-                return None;
-            }
-            if self.repairs_instead(&halt) {
-                self.next = Next::Repair;
-                return None;
-            }
-            self.apply(self.now(), Input::SourceLost);
-            return Some(Exit::Halted(halt));
-        }
-        self.pause(stop, backoff).await
-    }
-
-    async fn pause(&mut self, stop: &Stop, backoff: &mut Backoff) -> Option<Exit> {
-        let pause = backoff.next(fastrand::f64()).max(self.pause_min);
-        self.pause_min = Duration::ZERO;
-        match self.waiting(tokio::time::sleep(pause), stop).await {
-            Waited::Over(exit) => Some(exit),
-            Waited::Done(()) => None,
-        }
-    }
-
-    /// What a failed connection means: `None` to try again.
-    fn judge(&mut self, failure: Failure) -> Option<Box<Halt>> {
-        match failure {
-            Failure::Halt(halt) => return Some(halt),
-            Failure::StandBy { active_pid } => self.stand_by(Some(active_pid)),
-            Failure::Wait { message } => say::waiting(self, &message),
-            Failure::Reset => {}
-            Failure::Unrepaired => self.next = Next::Repair,
-            Failure::Sound => self.repaired = true,
-            Failure::Source(error, phase) => {
-                match action::action(&error, phase, self.ever_streamed) {
-                    Action::Reconnect(class) => return self.reconnect(class, &error),
-                    Action::StandBy => self.stand_by(None),
-                    Action::Recheck(reason) if self.rechecked != Some(reason) => {
-                        self.rechecked = Some(reason);
-                        say::source_down(self, &error);
-                    }
-                    Action::Recheck(reason) | Action::Halt(reason) => {
-                        return Some(Box::new(action::explain(reason, &error, &self.spec.names)));
-                    }
-                }
-            }
-        }
-        None
-    }
-
-    fn reconnect(&mut self, class: Class, error: &SourceError) -> Option<Box<Halt>> {
-        self.metrics.reconnected(Side::Source, class.name());
-        if self.repeats.wedged(error, self.relay.received()) {
-            let wedged = action::explain(HaltReason::Wedged, error, &self.spec.names);
-            return Some(Box::new(wedged));
-        }
-        self.pause_min = class.pause_min();
-        say::source_down(self, error);
-        None
-    }
-
-    /// Another process has the slot: what we have in flight is no longer ours to send.
-    fn stand_by(&mut self, active_pid: Option<u32>) {
-        say::standing_by(self, active_pid);
-        if self.relay.in_flight().0 > 0 {
-            self.apply(self.now(), Input::SlotTaken);
-        }
-    }
-
     /// Waits for `future` without a stream: reports still come, and a stop may.
-    async fn waiting<F: Future>(&mut self, future: F, stop: &Stop) -> Waited<F::Output> {
+    pub(super) async fn waiting<F: Future>(&mut self, future: F, stop: &Stop) -> Waited<F::Output> {
         let mut future = pin!(future);
         let lease = self.lease_ends;
         loop {

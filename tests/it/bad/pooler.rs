@@ -72,8 +72,16 @@ async fn pooler_in_between_is_told_and_nothing_is_lost() {
     let database = pipeline.url.split("dbname=").nth(1).expect("a database");
     let server = format!("127.0.0.1:{}", Version::Pg17.variable("PORT"));
     for (input, leaves_out, word) in [
-        ("PgBouncer in between", false, "unsupported startup parameter"),
-        ("PgBouncer in between, with ignore_startup_parameters", true, "IDENTIFY_SYSTEM"),
+        (
+            "PgBouncer in between (a stand-in with its words)",
+            false,
+            "unsupported startup parameter",
+        ),
+        (
+            "PgBouncer in between, with ignore_startup_parameters (a stand-in)",
+            true,
+            "IDENTIFY_SYSTEM",
+        ),
     ] {
         let (port, _task) = pooler(server.clone(), leaves_out).await;
         let url = format!("postgresql://postgres@127.0.0.1:{port}/{database}?sslmode=disable");

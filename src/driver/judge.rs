@@ -1,0 +1,96 @@
+//! What a connection that failed, or ended, leads to: another try, standing by, another way to read, or a halt.
+//!
+//! The table of errors is `postgres::action`'s; here it meets the pipeline's mode and what it has seen before.
+
+use super::connect::Failure;
+use super::pipeline::{Next, Pipeline, Waited};
+use super::renewal;
+use super::run::{Exit, Stop};
+use super::say;
+use super::spec::Mode;
+use crate::backoff::Backoff;
+use crate::error::{Halt, HaltReason};
+use crate::metrics::Side;
+use crate::postgres::SourceError;
+use crate::postgres::action::{self, Action, Class};
+use crate::relay::Input;
+use std::time::Duration;
+
+impl Pipeline {
+    /// Judges a failure and pauses; the exit, if the pipeline is over.
+    pub(super) async fn after(
+        &mut self,
+        failure: Failure,
+        stop: &Stop,
+        backoff: &mut Backoff,
+    ) -> Option<Exit> {
+        if let Some(halt) = self.judge(failure) {
+            if self.spec.mode == Mode::Auto && renewal::polling_helps(halt.reason) {
+                say::falling_back(self, &halt);
+                self.next = Next::Poll;
+                return None;
+            }
+            if self.repairs_instead(&halt) {
+                self.next = Next::Repair;
+                return None;
+            }
+            self.apply(self.now(), Input::SourceLost);
+            return Some(Exit::Halted(halt));
+        }
+        self.pause(stop, backoff).await
+    }
+
+    pub(super) async fn pause(&mut self, stop: &Stop, backoff: &mut Backoff) -> Option<Exit> {
+        let pause = backoff.next(fastrand::f64()).max(self.pause_min);
+        self.pause_min = Duration::ZERO;
+        match self.waiting(tokio::time::sleep(pause), stop).await {
+            Waited::Over(exit) => Some(exit),
+            Waited::Done(()) => None,
+        }
+    }
+
+    /// What a failed connection means: `None` to try again.
+    pub(super) fn judge(&mut self, failure: Failure) -> Option<Box<Halt>> {
+        match failure {
+            Failure::Halt(halt) => return Some(halt),
+            Failure::StandBy { active_pid } => self.stand_by(Some(active_pid)),
+            Failure::Wait { message } => say::waiting(self, &message),
+            Failure::Reset => {}
+            Failure::Unrepaired => self.next = Next::Repair,
+            Failure::Sound => self.repaired = true,
+            Failure::Source(error, phase) => {
+                match action::action(&error, phase, self.ever_streamed) {
+                    Action::Reconnect(class) => return self.reconnect(class, &error),
+                    Action::StandBy => self.stand_by(None),
+                    Action::Recheck(reason) if self.rechecked != Some(reason) => {
+                        self.rechecked = Some(reason);
+                        say::source_down(self, &error);
+                    }
+                    Action::Recheck(reason) | Action::Halt(reason) => {
+                        return Some(Box::new(action::explain(reason, &error, &self.spec.names)));
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    fn reconnect(&mut self, class: Class, error: &SourceError) -> Option<Box<Halt>> {
+        self.metrics.reconnected(Side::Source, class.name());
+        if self.repeats.wedged(error, self.relay.received()) {
+            let wedged = action::explain(HaltReason::Wedged, error, &self.spec.names);
+            return Some(Box::new(wedged));
+        }
+        self.pause_min = class.pause_min();
+        say::source_down(self, error);
+        None
+    }
+
+    /// Another process has the slot: what we have in flight is no longer ours to send.
+    fn stand_by(&mut self, active_pid: Option<u32>) {
+        say::standing_by(self, active_pid);
+        if self.relay.in_flight().0 > 0 {
+            self.apply(self.now(), Input::SlotTaken);
+        }
+    }
+}
