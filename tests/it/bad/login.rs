@@ -230,7 +230,8 @@ async fn role_that_may_only_read_is_told() {
 /// A standby takes no cursor row, and will perhaps be promoted: it is waited for, and told at every start.
 #[tokio::test]
 async fn read_only_standby_is_waited_for_until_it_is_promoted() {
-    let mut server = PrivatePostgres::start(Version::Pg17, "").await;
+    // From 17 on a slot that was not synchronised, as this one, is not taken for a promoted standby's.
+    let mut server = PrivatePostgres::start(Version::Pg15, "").await;
     let pipeline = Pipeline::on(&server.url(), &brokers(), "standby").await;
     pipeline.insert(10).await;
     server.stop_fast(SOON).await;
