@@ -140,6 +140,10 @@ async fn undo_by_a_role_that_owns_only_half_does_nothing() {
         "table postrider.cursor",
         "table postrider.migration",
         "table postrider.parked",
+        "table postrider.repair",
+        "table postrider.repair_page",
+        "table postrider.bookmark",
+        "table postrider.replay",
     ] {
         pipeline.sql.batch(&format!("alter {object} owner to {role}")).await;
     }
