@@ -74,6 +74,8 @@ pub(super) enum Failure {
     Reset,
     /// A repair or a backfill was begun, and comes first.
     Unrepaired,
+    /// The table has to be polled to its end first: the slot was made meanwhile.
+    Unpolled,
     /// There is nothing to repair.
     Sound,
     /// A human must act.
@@ -108,8 +110,10 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
         failover: spec.failover,
     };
     let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
-    if repair_is_unfinished(&control, spec, facts.schema).await.map_err(at(Phase::Handshake))? {
-        return Err(Failure::Unrepaired);
+    if facts.schema == SchemaState::Version(schema::VERSION)
+        && let Some(first) = comes_first(&control, spec).await.map_err(at(Phase::Handshake))?
+    {
+        return Err(first);
     }
     let resume = match fence::decide(&facts) {
         Ok(Decision::Resume(resume)) => resume,
@@ -161,17 +165,17 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
     }
 }
 
-/// Whether a repair, or a backfill, was begun: it comes first.
-async fn repair_is_unfinished(
+/// What was begun and comes before the stream: a repair, a backfill, or polling with the new slot standing already.
+async fn comes_first(
     control: &Control,
     spec: &PipelineSpec,
-    schema: SchemaState,
-) -> Result<bool, SourceError> {
-    if schema != SchemaState::Version(schema::VERSION) {
-        return Ok(false);
-    }
+) -> Result<Option<Failure>, SourceError> {
     let row = repair::read(control.client(), spec.name()).await?;
-    Ok(row.is_some_and(|row| row.unfinished()))
+    if row.is_some_and(|row| row.unfinished()) {
+        return Ok(Some(Failure::Unrepaired));
+    }
+    let polls_on = cursor::polls_on(control.client(), spec.name()).await?;
+    Ok(polls_on.then_some(Failure::Unpolled))
 }
 
 /// Makes the pipeline's tables ours, now that the slot is, and reads what is parked. In this order: a write of the

@@ -95,3 +95,17 @@ pub(super) fn unfit_table(error: &MapError) -> Halt {
         },
     }
 }
+
+/// Rows of before the slot are in the table alone, and this mode does not poll.
+pub(super) fn unpolled(pipeline: &str) -> Halt {
+    Halt {
+        reason: HaltReason::SlotMissing,
+        message: "the slot was made while the table was polled (mode = \"auto\"), and that is not at its end".into(),
+        meaning: "what was committed before the slot and is not marked is in the table alone; nothing is lost".into(),
+        hint: format!(
+            "start once with mode = \"auto\" until the log says that it streams again; to leave those rows out: UPDATE \
+             postrider.cursor SET polls_on = false WHERE pipeline = {}",
+            crate::postgres::names::literal(pipeline)
+        ),
+    }
+}

@@ -3,6 +3,7 @@
 //! The table of errors is `postgres::action`'s; here it meets the pipeline's mode and what it has seen before.
 
 use super::connect::Failure;
+use super::halts;
 use super::pipeline::{Next, Pipeline, Waited};
 use super::renewal;
 use super::run::{Exit, Stop};
@@ -57,6 +58,8 @@ impl Pipeline {
             Failure::Wait { message } => say::waiting(self, &message),
             Failure::Reset => {}
             Failure::Unrepaired => self.next = Next::Repair,
+            Failure::Unpolled if self.spec.mode == Mode::Auto => self.next = Next::Poll,
+            Failure::Unpolled => return Some(Box::new(halts::unpolled(self.spec.name()))),
             Failure::Sound => self.repaired = true,
             Failure::Source(error, phase) => {
                 match action::action(&error, phase, self.ever_streamed) {

@@ -18,7 +18,7 @@ use crate::error::{Chain, HaltReason};
 use crate::postgres::control::{Ask, Control};
 use crate::postgres::poll::Claim;
 use crate::postgres::setup::{self, Renewed};
-use crate::postgres::{SourceError, server};
+use crate::postgres::{SourceError, cursor, server};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
@@ -174,7 +174,9 @@ impl Pipeline {
         if !drained || polling.open.is_some() {
             return Ok(false);
         }
-        let wal_end = server::read(polling.desk.control.client()).await?.wal_end;
+        let client = polling.desk.control.client();
+        cursor::polled(client, self.spec.name(), polling.desk.epoch).await?;
+        let wal_end = server::read(client).await?.wal_end;
         self.handed.ends(wal_end);
         Ok(true)
     }

@@ -179,12 +179,13 @@ impl Pipeline {
             () = tokio::time::sleep_until(grace), if leave_at.is_some() => Turn::Grace,
             written = job(writing), if writing.is_some() => Turn::Written(written),
             error = control.closed() => Turn::ControlLost(error),
-            () = tokio::time::sleep_until(due) => Turn::Due,
             said = jobs.next(&notifications) => Turn::Parking(said),
             looked = looks.next() => Turn::Looked(looked.map(Box::new)),
             () = self.mailbox.arrived() => Turn::Posts,
             () = tokio::task::yield_now(), if more => Turn::Again,
             batch = connected.wal.next(), if hungry => Turn::Batch(batch),
+            // Last: what is due is looked at in every turn, and must not keep the others from theirs.
+            () = tokio::time::sleep_until(due) => Turn::Due,
         }
     }
 

@@ -101,6 +101,29 @@ async fn read_columns(
     row.map(|row| from_row(&row, 0).map_err(failed)).transpose()
 }
 
+/// Whether the slot was made while the table was polled, and polling has not come to its end: what was committed before
+/// the slot is in the table alone.
+///
+/// # Errors
+/// What the server says.
+pub async fn polls_on(client: &Client, pipeline: &str) -> Result<bool, SourceError> {
+    let failed = |e| SourceError::control(format!("read the cursor of pipeline {pipeline:?}"), e);
+    let sql = "SELECT polls_on FROM postrider.cursor WHERE pipeline = $1";
+    let row = client.query_opt(sql, &[&pipeline]).await.map_err(failed)?;
+    row.map_or(Ok(false), |row| row.try_get(0).map_err(failed))
+}
+
+/// Polling has published all that was committed before the slot. `epoch`: the owner's; another's row is not touched.
+///
+/// # Errors
+/// What the server says.
+pub async fn polled(client: &Client, pipeline: &str, epoch: i64) -> Result<(), SourceError> {
+    let failed = |e| SourceError::control(format!("end the polling of pipeline {pipeline:?}"), e);
+    let sql = "UPDATE postrider.cursor SET polls_on = false \
+               WHERE pipeline = $1 AND owner_epoch = $2 AND polls_on";
+    client.execute(sql, &[&pipeline, &epoch]).await.map(drop).map_err(failed)
+}
+
 /// What a [`seize`] found and made.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Seized {

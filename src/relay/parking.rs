@@ -63,6 +63,8 @@ pub(super) struct Parking {
     /// Events of the stream that a broker refused alone: they are parked when they come again.
     condemned: BTreeMap<Position, Entry>,
     connected: bool,
+    /// A try has to be alone: letters wait.
+    hushed: bool,
 }
 
 impl Parking {
@@ -82,6 +84,7 @@ impl Parking {
             suspects: BTreeSet::new(),
             condemned: BTreeMap::new(),
             connected: false,
+            hushed: false,
         }
     }
 

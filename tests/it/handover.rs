@@ -149,6 +149,42 @@ async fn killed_while_polling_in_the_streams_stead() {
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
+/// What was committed before the new slot is in the table alone, and whoever comes next has to know.
+#[tokio::test]
+async fn killed_while_the_new_slot_stands_and_the_table_is_not_published() {
+    const ROWS: usize = 40_000;
+    let pipeline = auto(Version::Pg17, "handowed").await;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    drop_slot(&pipeline).await;
+    pipeline.insert(ROWS).await;
+    let relay = pipeline.run();
+    relay.await_log("the slot stands", SOON).await;
+    drop(relay.kill().await);
+    let left =
+        || async { pipeline.sql.text("select count(*)::text from outbox").await.expect("a row") };
+    let behind: usize = left().await.parse().expect("a count");
+    assert!(behind > 0, "all was published before the kill: nothing is tried here");
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    await_that("an empty table", SOON, || async {
+        let rows = left().await;
+        if rows == "0" {
+            Ok(())
+        } else {
+            Err(format!("{rows} of {behind} rows\n{}", relay.stderr()))
+        }
+    })
+    .await;
+    let mut values: Vec<Option<Vec<u8>>> =
+        pipeline.topic.await_records(ROWS, SOON).await.into_iter().map(|one| one.value).collect();
+    values.sort();
+    values.dedup();
+    assert_eq!(values.len(), ROWS, "each is there");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
 /// What is delayed, or waits behind it, is neither lost to the new slot nor keeps the relay polling until its time: it
 /// is parked, as it would be had the stream brought it.
 #[tokio::test]

@@ -6,7 +6,7 @@
 
 use super::list::Method;
 use super::reader::PAGE_ROWS;
-use super::row::{Kind, Row, Selection, State};
+use super::row::{Kind, Row, Selection};
 use super::survey::survey;
 use crate::postgres::conninfo::Conninfo;
 use crate::postgres::control::Control;
@@ -88,8 +88,8 @@ pub async fn begin(
 async fn note(client: &Client, ask: &Ask<'_>) -> Result<(), SourceError> {
     let failed = |e| SourceError::control("note the repair", e);
     let pipeline = &ask.names.pipeline;
-    let goes_on = ask.before.is_some_and(|row| row.state == State::Publishing);
-    // What was listed before stays listed.
+    // What was listed before stays listed, also where a slot was being made for the rest of it.
+    let goes_on = ask.before.is_some_and(Row::unfinished);
     let pages = if goes_on { "number < 0" } else { "true" };
     // The list's positions lie between the last of the old slot and the first of the new: some WAL of our own makes
     // room for them.

@@ -99,6 +99,7 @@ impl Method {
             let _infallible = write!(
                 resolved,
                 " OR {xid} < {} AND {xid} <> ALL ('{{{running}}}'::int8[]) AND \
+                 pg_xact_commit_timestamp(o.xmin) IS NOT NULL AND \
                  coalesce(pg_xact_commit_timestamp(o.xmin) <> ALL (SELECT r.at FROM (SELECT \
                  pg_xact_commit_timestamp((t.xid & 4294967295)::text::xid) AS at FROM \
                  unnest('{{{running}}}'::int8[]) AS t(xid)) AS r WHERE r.at IS NOT NULL), false)",

@@ -29,7 +29,8 @@ impl Parking {
             }
             effects.push(Effect::Try { ticket, position });
         }
-        if self.connected && !self.needs_quiet(resolved) {
+        self.hushed = self.needs_quiet(resolved);
+        if self.connected && !self.hushed {
             self.send_letter(now, effects);
         }
     }
@@ -42,7 +43,9 @@ impl Parking {
 
     /// When something falls due.
     pub(in crate::relay) fn deadline(&self) -> Option<Duration> {
-        let due = [self.lanes.deadline(), self.letters.deadline()];
+        // A letter that waits for a try to be alone is not due: time alone does not bring it on.
+        let letter = self.letters.deadline().filter(|_| !self.hushed);
+        let due = [self.lanes.deadline(), letter];
         due.into_iter().flatten().min().filter(|_| self.connected)
     }
 

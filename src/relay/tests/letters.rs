@@ -264,3 +264,27 @@ fn event_of_a_destination_that_is_given_up_is_parked_with_no_attempt_and_its_fol
         "#]],
     );
 }
+
+/// The driver would have turned without an end, and never fetched the record of the try.
+#[test]
+fn letter_that_waits_for_a_try_to_be_alone_is_not_due() {
+    check(
+        "row 32 0 a dead
+         row 32 2 c waiting
+         start 48
+         refused t0
+         row 32 0 a dead
+         row 32 2 c waiting
+         start 48
+         unsent 32 0
+         calm
+         acked t1",
+        &expect![[r#"
+            start 48          │ try t0 0/20:2, confirm 0/30
+            refused t0        │ restart: Refused(Kafka(10))
+            start 48          │ try t1 0/20:2 (shut)
+            unsent 32 0       │  (shut)
+            acked t1          │ released 0/20:2, letter t2 0/20:0, write 0 rows [0/20:2 done]
+        "#]],
+    );
+}

@@ -192,7 +192,10 @@ impl Keeper {
             return;
         };
         let acked = self.shared.acked.load(Ordering::Relaxed);
-        if acked != self.acked || producer.in_flight_count() == 0 {
+        // What is being emptied keeps the new one waiting: where that is not acknowledged, nothing goes on.
+        let leaving = self.leaving.iter().map(|(leaving, _)| leaving.producer.in_flight_count());
+        let flying = leaving.sum::<i32>() + producer.in_flight_count();
+        if acked != self.acked || flying == 0 {
             self.acked = acked;
             self.acked_at = Instant::now();
             self.over(About::Stall);

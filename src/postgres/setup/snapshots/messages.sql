@@ -134,7 +134,9 @@ INSERT INTO postrider.migration (number, name) VALUES (2, 'parked') ON CONFLICT 
 ALTER TABLE postrider.cursor
     ADD COLUMN IF NOT EXISTS resolved_snapshot pg_snapshot,
     ADD COLUMN IF NOT EXISTS pending_snapshot  pg_snapshot,
-    ADD COLUMN IF NOT EXISTS pending_lsn       pg_lsn;
+    ADD COLUMN IF NOT EXISTS pending_lsn       pg_lsn,
+    -- The slot was made while the table was polled, and rows of before are not all published: polling goes on first.
+    ADD COLUMN IF NOT EXISTS polls_on          boolean NOT NULL DEFAULT false;
 
 -- One row a pipeline: the repair, or the first backfill, that is under way or was the last.
 CREATE TABLE IF NOT EXISTS postrider.repair (
