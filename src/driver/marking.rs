@@ -115,8 +115,6 @@ pub(super) struct Handed {
     /// Rows of the claim at hand, and their ids.
     claim: Vec<(usize, Arc<str>)>,
     row: usize,
-    /// Some ids are forgotten.
-    forgot: bool,
     /// What commits from here on was never polled; `None` while polling goes on.
     until: Option<Lsn>,
 }
@@ -130,12 +128,7 @@ impl Handed {
     }
 
     /// A slot stands that will bring what is polled from here on, and maybe some of what was polled before.
-    ///
-    /// Where some of that is forgotten, all of it is: to pass over only the rest would swap it with what comes twice.
     pub(super) fn slot_stands(&mut self) {
-        if std::mem::take(&mut self.forgot) {
-            (self.ids, self.order) = Default::default();
-        }
         self.since_slot = Some(0);
     }
 
@@ -187,7 +180,6 @@ impl Handed {
             && let Some(oldest) = self.order.pop_front()
         {
             self.ids.remove(&oldest);
-            self.forgot = true;
         }
     }
 
