@@ -27,6 +27,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_postgres::Client;
 
+/// How long events are gathered for a batch, where the configuration does not say: nobody waits for them, and each
+/// request of the brokers' work is one that the live stream waits behind. Unit: milliseconds.
+const LINGER_MILLIS: &str = "20";
+
 /// How a replay is run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
@@ -263,6 +267,8 @@ impl Job {
                 kafka.client_id.push_str("-replay");
                 kafka.in_flight_events = EVENTS_MAX;
                 kafka.in_flight_bytes = BYTES_MAX;
+                let linger = || LINGER_MILLIS.to_owned();
+                kafka.properties.entry("linger.ms".to_owned()).or_insert_with(linger);
                 SinkSpec::Kafka(kafka)
             }
             SinkSpec::Stdout => SinkSpec::Stdout,

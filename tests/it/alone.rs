@@ -117,7 +117,7 @@ fn slowest_between(before: &[(f64, f64)], after: &[(f64, f64)]) -> f64 {
 /// Below this a percentile, and a slowest one, is the machine's noise. Milliseconds.
 const NOISE_MILLIS: (f64, f64) = (10.0, 250.0);
 
-fn median(mut figures: Vec<f64>) -> f64 {
+pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures[figures.len() / 2]
 }

@@ -168,10 +168,12 @@ async fn slot_that_was_dropped_is_repaired_under_load() {
 /// of a transaction that had ended.
 #[tokio::test]
 async fn rows_of_a_savepoint_that_was_open_are_not_taken_for_published() {
-    for commit_times in ["off", "on"] {
-        let settings = format!("track_commit_timestamp = {commit_times}");
-        let server = PrivatePostgres::start(Version::Pg17, &settings).await;
-        let pipeline = Pipeline::on(&server.url(), &brokers(), "savepoint").await;
+    for commit_times in ["off", "on", "on, but not before"] {
+        let later = commit_times.contains("not before");
+        let settings =
+            format!("track_commit_timestamp = {}", if later { "off" } else { commit_times });
+        let mut server = PrivatePostgres::start(Version::Pg17, &settings).await;
+        let mut pipeline = Pipeline::on(&server.url(), &brokers(), "savepoint").await;
         let relay = pipeline.run();
         relay.await_state("streaming", SOON).await;
         let open = Client::connect(&pipeline.url).await.expect("a session");
@@ -197,6 +199,14 @@ async fn rows_of_a_savepoint_that_was_open_are_not_taken_for_published() {
         .await;
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
         open.batch("commit").await;
+        drop(open);
+        if later {
+            server.stop_fast(SOON).await;
+            server.configure("track_commit_timestamp = on");
+            server.restart().await;
+            pipeline.sql = Client::connect(&pipeline.url).await.expect("a session");
+            pipeline.insert(1).await;
+        }
         drop_slot(&pipeline).await;
         let value = repaired(&pipeline.config);
         let records = pipeline.topic.read_all().await;
@@ -304,6 +314,42 @@ async fn gone(pipeline: &Pipeline) {
         if left == "0" { Ok(()) } else { Err(left) }
     })
     .await;
+}
+
+/// The new slot is dropped in its turn, while the repair is at work on the list: it makes another one, and goes on.
+#[tokio::test]
+async fn slot_that_is_lost_again_half_way_is_made_again() {
+    let pipeline = Pipeline::shared(Version::Pg18, "twice").await;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    let load = Load::start(&pipeline.plan(), 2);
+    committed(&load, 2_000).await;
+    drop(relay.kill().await);
+    committed(&load, UNPUBLISHED / 2).await;
+    drop_slot(&pipeline).await;
+    let mut repairing = Repairing::start(&pipeline.config);
+    await_that("some rows to be published", SOON, || async {
+        let published = progress(&pipeline).await.0;
+        if published > 0 { Ok(()) } else { Err(published) }
+    })
+    .await;
+    drop_slot(&pipeline).await;
+    let (published, total) = progress(&pipeline).await;
+    assert!(published < total, "dropped too late: {published} of {total}");
+    assert_eq!(exit_of(&mut repairing.child, SOON).await.code(), Some(0));
+    let (all, listed) = progress(&pipeline).await;
+    assert!(all == listed && listed > total, "{all} of {listed}, {total} before");
+    let uncertain = "select rows_uncertain::text from postrider.repair";
+    let uncertain = pipeline.sql.text(uncertain).await.expect("the repair's row");
+    let uncertain = uncertain.parse().expect("a number");
+    let findings = streams_on(&pipeline, load, uncertain).await;
+    show(&format!(
+        "the new slot dropped at {published} of {total} rows: {listed} in the end, {} lost, {} swapped, {} duplicates \
+         (it said: at most {uncertain})",
+        findings.lost.len(),
+        findings.swapped.len(),
+        findings.duplicates
+    ));
 }
 
 /// Rows published so far, and of how many.
