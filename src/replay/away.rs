@@ -22,7 +22,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(15);
 
 /// A try to connect may take this long.
-const TRY_MAX: Duration = Duration::from_secs(60);
+const TRY_MAX: Duration = Duration::from_mins(1);
 
 /// What is gone on with.
 #[derive(Clone, Copy)]

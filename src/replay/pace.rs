@@ -59,6 +59,6 @@ mod tests {
         assert_eq!(at(&mut pace, 1000), 11 + 21, "20 ms of the pause, and the one that is due");
         assert_eq!(Pace::new(0).wait(start), None);
         let due = start + Duration::from_millis(1001);
-        assert_eq!(pace.wait(start + Duration::from_millis(1000)), Some(due + SLICE));
+        assert_eq!(pace.wait(start + Duration::from_secs(1)), Some(due + SLICE));
     }
 }

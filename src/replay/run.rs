@@ -133,7 +133,7 @@ impl<'a> Run<'a> {
         tell: &mut dyn FnMut(Tell<'_>),
     ) -> Result<Turn, ReplayError> {
         let mut reading = self.open(mapper, outlet).await?;
-        let turn = self.read_on(&mut reading, mapper, outlet, (stop, tell)).await;
+        let turn = self.read_on(&mut reading, mapper, outlet, stop, tell).await;
         // The connection goes, and what it was reading stays.
         reading.hang_up();
         self.before = Some(reading);
@@ -145,7 +145,8 @@ impl<'a> Run<'a> {
         reading: &mut Reading,
         mapper: &mut Mapper,
         outlet: &mut Outlet,
-        (mut stop, tell): (Pin<&mut S>, &mut dyn FnMut(Tell<'_>)),
+        mut stop: Pin<&mut S>,
+        tell: &mut dyn FnMut(Tell<'_>),
     ) -> Result<Turn, ReplayError> {
         loop {
             outlet.take_posts(tell)?;

@@ -136,8 +136,8 @@ async fn only_the_culprit_of_a_refused_batch_is_left_out() {
                  from generate_series(1, 600)";
     pipeline.sql.batch(large).await;
     insert_many(&pipeline.sql, 1, 500).await;
-    let mut slow = pipeline.config.clone();
-    slow.push_str(&format!("[pipelines.{}.sink.properties]\n\"linger.ms\" = 50\n", pipeline.name));
+    let properties = format!("[pipelines.{}.sink.properties]\n\"linger.ms\" = 50\n", pipeline.name);
+    let slow = format!("{}{properties}", pipeline.config);
     let args = ["--bookmark", "b", "--to", &again.name, "--rate", "1000", "--json"];
     let going = Going::start_with(&slow, &args);
     await_that("a part of it", SOON, || holds(&again, 200)).await;
