@@ -2,15 +2,13 @@
 //! swapped.
 
 use crate::answers::{Answer, answer};
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
 use crate::private::{PrivateKafka, PrivatePostgres};
 use crate::server::{Version, brokers};
 use crate::stream::published;
 use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(30);
 
 /// What a kill may repeat: what was in flight, the events a cursor row may lag behind by, and those that are
 /// delivered while a row is being written.
