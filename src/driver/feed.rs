@@ -5,6 +5,7 @@
 
 use super::halts;
 use super::pipeline::Pipeline;
+use super::returning;
 use super::say;
 use crate::error::{Halt, HaltReason};
 use crate::event::Aggregate;
@@ -145,13 +146,17 @@ impl Pipeline {
             return Step::Stay;
         }
         let expired = mapped.expires_at.is_some_and(|at| self.tell.has_passed(at));
-        if expired || self.handed.has(mapped.event_id, at.position.commit_lsn) {
+        let passes = self.returning.passes(mapped.event_id);
+        if expired || passes || self.handed.has(mapped.event_id, at.position.commit_lsn) {
             self.tell.skipped_total += u64::from(expired);
             return self.skip(now);
         }
         let record = mapped.record();
         let (aggregate, size_bytes) = (mapped.aggregate, record.size_bytes());
-        let wait = mapped.available_at.map_or(Duration::ZERO, |at| self.tell.until(at));
+        let mut wait = mapped.available_at.map_or(Duration::ZERO, |at| self.tell.until(at));
+        if self.returning.parks(mapped.event_id) {
+            wait = wait.max(returning::WAIT);
+        }
         let event = Change::Event { aggregate, size_bytes, wait };
         let first = self.effects.len();
         self.relay.apply(now, Input::Change(event), &mut self.effects);
@@ -205,7 +210,9 @@ impl Pipeline {
             MapError::Poison(poison) => {
                 let remains = &poison.remains;
                 let event_id = remains.event_id.as_deref().unwrap_or_default();
-                if self.handed.has(event_id, at.position.commit_lsn) {
+                if self.returning.passes(event_id)
+                    || self.handed.has(event_id, at.position.commit_lsn)
+                {
                     return self.skip(now);
                 }
                 self.handed.claimed(event_id);

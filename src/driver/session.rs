@@ -94,6 +94,9 @@ impl Pipeline {
         if let Err(error) = self.marking.prepare(&client, self.spec.poll.table.as_ref()).await {
             return End::Lost(error);
         }
+        if let Err(error) = self.marking.find_parked(&client, self.spec.name()).await {
+            return End::Lost(error);
+        }
         if let Err(halt) = self.renew_mapper(false) {
             return End::Over(Exit::Halted(halt));
         }
@@ -275,7 +278,8 @@ impl Pipeline {
                 Effect::Published { ticket, commit_time } => self.published(ticket, commit_time),
                 Effect::WriteCursor(row) => {
                     cut("cursor_due");
-                    session.write(row, self.marking.take());
+                    let marks = self.marking.take(Some(&row));
+                    session.write(row, marks);
                 }
                 Effect::Confirm(watermark) => self.confirmed = watermark,
                 Effect::Restart { why } => {

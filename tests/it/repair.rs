@@ -2,6 +2,7 @@
 
 mod bad;
 mod parked;
+mod returning;
 
 use crate::answers::{Answer, answer};
 use crate::await_that::{SOON, await_that};
@@ -253,6 +254,7 @@ async fn repair_that_is_killed_goes_on_where_it_was() {
             })
             .await;
             repairing.kill().await;
+            gone(&pipeline).await;
             last = progress(&pipeline).await.0;
         }
         let (published, total) = progress(&pipeline).await;
@@ -280,6 +282,20 @@ async fn repair_that_is_killed_goes_on_where_it_was() {
             findings.duplicates
         ));
     }
+}
+
+/// The server has seen that the killed one is gone: until then another is refused.
+async fn gone(pipeline: &Pipeline) {
+    let sql = format!(
+        "select count(*)::text from pg_stat_activity where application_name = 'postrider {}' \
+         and datname = current_database()",
+        pipeline.name
+    );
+    await_that("the killed one's sessions to end", SOON, || async {
+        let left = pipeline.sql.text(&sql).await.unwrap_or_default();
+        if left == "0" { Ok(()) } else { Err(left) }
+    })
+    .await;
 }
 
 /// Rows published so far, and of how many.

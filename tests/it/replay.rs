@@ -75,9 +75,13 @@ struct Going {
 
 impl Going {
     fn start(pipeline: &Pipeline, args: &[&str]) -> Self {
+        Self::start_with(&pipeline.config, args)
+    }
+
+    fn start_with(config: &str, args: &[&str]) -> Self {
         let dir = TempDir::new().expect("a directory");
         let file = dir.path().join("postrider.toml");
-        std::fs::write(&file, &pipeline.config).expect("a configuration");
+        std::fs::write(&file, config).expect("a configuration");
         let output = |name: &str| File::create(dir.path().join(name)).expect("an output file");
         let child = Command::new(env!("CARGO_BIN_EXE_postrider"))
             .arg("-c")
