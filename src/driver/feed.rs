@@ -181,9 +181,12 @@ impl Pipeline {
         let lost = || self.destinations.lost(record.topic, now);
         let halt = |reason| Box::new(halts::refused_event(&mapped, at, reason));
         let Some((input, refused)) = set_aside(not_taken, ticket, (doubted, lost), halt) else {
+            let nowhere = matches!(not_taken, NotTaken::Destination | NotTaken::Unavailable);
+            self.destinations.awaits(nowhere.then_some(record.topic));
             self.apply(now, Input::NotTaken { ticket });
             return Step::Stay;
         };
+        self.destinations.awaits(None);
         self.handed.claimed(mapped.event_id);
         if refused.is_some() {
             self.metrics.failed(mapped.event_type);
@@ -284,6 +287,7 @@ fn take_answer(effects: &mut Vec<Effect>, first: usize) -> Answer {
         Effect::Published { .. }
         | Effect::WriteParking { .. }
         | Effect::Try { .. }
+        | Effect::Sound { .. }
         | Effect::Letter { .. }
         | Effect::Undelivered { .. }
         | Effect::Released { .. }

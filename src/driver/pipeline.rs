@@ -321,6 +321,7 @@ impl Pipeline {
                 | Effect::Park { .. }
                 | Effect::WriteParking { .. }
                 | Effect::Try { .. }
+                | Effect::Sound { .. }
                 | Effect::Letter { .. }
                 | Effect::WriteCursor(_)
                 | Effect::Confirm(_) => {}
@@ -364,7 +365,7 @@ impl Pipeline {
                 Post::Down { reason, hint, topic } => {
                     self.sink_down(&reason, hint.as_deref(), topic.as_deref());
                 }
-                Post::Up => say::sink_up(self),
+                Post::Up { topic } => self.sink_up(topic.as_deref()),
                 Post::Broken { reason } => {
                     say::sink_broken(self, &reason);
                     self.apply(now, Input::SinkBroken);
@@ -405,6 +406,7 @@ impl Pipeline {
             | Effect::Park { .. }
             | Effect::WriteParking { .. }
             | Effect::Try { .. }
+            | Effect::Sound { .. }
             | Effect::Letter { .. }
             | Effect::Undelivered { .. }
             | Effect::Released { .. }

@@ -123,6 +123,7 @@ impl Pipeline {
 
     fn begin(&mut self, session: &Session) {
         self.mapper.forget_relations(session.connected.table_oid);
+        self.destinations.awaits(None);
         let cursor = session.connected.progress;
         let history = History::of(&session.connected.resume.cursor);
         let same_history = self.history.replace(history.clone()) == Some(history);
@@ -266,10 +267,11 @@ impl Pipeline {
                     self.write_parking(&mut session.connected.desk, rows, marks);
                 }
                 Effect::Try { ticket, position } => {
-                    self.shelf.try_again(ticket, position, self.now());
+                    self.shelf.try_again(ticket, position);
                 }
+                Effect::Sound { ticket, position } => self.shelf.sound(ticket, position),
                 Effect::Letter { ticket, position } => {
-                    self.shelf.send_letter(ticket, position, self.now());
+                    self.shelf.send_letter(ticket, position);
                 }
                 Effect::Undelivered { position, reason } => {
                     say::undelivered(self, position, reason);

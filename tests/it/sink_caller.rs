@@ -68,7 +68,7 @@ impl Caller {
                     self.said.push(reason);
                     self.hints.extend(hint);
                 }
-                Post::Up => self.said.push("up".to_owned()),
+                Post::Up { topic: _ } => self.said.push("up".to_owned()),
                 Post::Broken { reason } => self.said.push(format!("broken: {reason}")),
                 Post::Unfit { reason, .. } => panic!("unfit: {reason}"),
             }
