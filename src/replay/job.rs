@@ -1,6 +1,7 @@
 //! A replay from its first question to its last word.
 
 use super::ReplayError;
+use super::away::{Away, Place};
 use super::choice::Choice;
 use super::outlet::{BYTES_MAX, EVENTS_MAX, Outlet, Parked, Parts};
 use super::plan::{Plan, Source, source};
@@ -142,21 +143,32 @@ impl Job {
         }
         let mut outlet = self.outlet(options)?;
         let mut mapper = self.mapper()?;
-        let row_done = self.row.as_ref().and_then(|row| row.last_id.clone());
-        let client = self.control.client();
-        let mut run = Run::new(client, &self.spec, &self.plan, row_done, options.dry_run);
+        let Self { spec, control, row, plan } = self;
+        let row_done = row.and_then(|row| row.last_id);
+        let place = Place { spec: &spec, plan: &plan, dry: options.dry_run };
+        let mut run = Run::new(control, place, row_done);
+        let mut away = Away::new();
         let mut stop = std::pin::pin!(stop);
         let stopped = loop {
             let session = run.session(&mut mapper, &mut outlet, stop.as_mut(), tell);
-            match Box::pin(session).await? {
-                Turn::Over => break false,
-                Turn::Stopped => break true,
-                Turn::Again => outlet.start_again(),
-            }
+            let error = match Box::pin(session).await {
+                Ok(Turn::Over) => match run.finish().await {
+                    Ok(()) => break false,
+                    Err(error) => error,
+                },
+                Ok(Turn::Stopped) => break true,
+                Ok(Turn::Again) => {
+                    run.put_down(&mut outlet);
+                    continue;
+                }
+                Err(_) if run.stopping() => break true,
+                Err(error) => error,
+            };
+            let back = away.wait(error, place, &mut outlet, stop.as_mut(), tell);
+            let Some(control) = Box::pin(back).await? else { break true };
+            run.go_on_with(control);
+            run.put_down(&mut outlet);
         };
-        if !stopped && !options.dry_run {
-            rows::finish(client, self.spec.name(), &self.plan.name).await?;
-        }
         outlet.close();
         let elapsed = run.elapsed();
         Ok(Ended { missing: outlet.choice.missing(), tally: outlet.tally, elapsed, stopped })
@@ -299,7 +311,7 @@ async fn resumed(
 }
 
 /// The source of a replay that goes on: the same, up to the same end.
-async fn again(
+pub(super) async fn again(
     client: &Client,
     spec: &PipelineSpec,
     server: &ServerFacts,

@@ -344,7 +344,7 @@ impl Outlet {
 
     /// Gives up everything in flight: it is read and sent again, from what is done.
     pub(super) fn start_again(&mut self) {
-        if let Some(sink) = &mut self.sink {
+        if let Some(sink) = self.sink.as_mut().filter(|_| self.reset || !self.flight.is_empty()) {
             sink.reset();
         }
         self.tracker.give_up();

@@ -2,6 +2,7 @@
 
 mod alone;
 mod interrupted;
+mod lost;
 mod refused;
 mod selectors;
 
