@@ -52,9 +52,31 @@ enum Step {
 }
 
 impl Pipeline {
+    /// Feeds what is at hand, and what `more` has, until something stops it. One turn of the loop costs as much as
+    /// several events: what is there already is taken in one.
+    pub(super) fn feed_ready(
+        &mut self,
+        now: Duration,
+        at_hand: &mut Option<Feeding>,
+        more: impl Fn() -> Option<Batch>,
+    ) -> Fed {
+        let mut frames = FRAMES_MAX;
+        loop {
+            if at_hand.is_none() && !self.relay.stopping() {
+                *at_hand = more().map(|batch| Feeding { batch, offset: 0 });
+            }
+            let Some(feeding) = at_hand else { return Fed::Whole };
+            match self.feed(now, feeding, &mut frames) {
+                Fed::Whole => *at_hand = None,
+                stopped @ (Fed::Turn | Fed::Waiting | Fed::Ended) => return stopped,
+            }
+        }
+    }
+
     /// Feeds frames of `feeding` until something stops it.
-    pub(super) fn feed(&mut self, now: Duration, feeding: &mut Feeding) -> Fed {
-        for _ in 0..FRAMES_MAX {
+    fn feed(&mut self, now: Duration, feeding: &mut Feeding, frames: &mut usize) -> Fed {
+        while *frames > 0 {
+            *frames -= 1;
             let Some((frame, next)) = feeding.batch.frame_at(feeding.offset) else {
                 return Fed::Whole;
             };

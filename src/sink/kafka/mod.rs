@@ -52,6 +52,8 @@ pub(super) struct KafkaSink {
     emptying: Option<Arc<Producer>>,
     topics: BTreeMap<String, Arc<Facts>>,
     topics_version: u64,
+    /// The topic of the record before: mostly it is the next one's too.
+    last: Option<Arc<Facts>>,
     /// When the caller last doubted what is known of a topic.
     doubts: BTreeMap<String, Instant>,
 }
@@ -76,6 +78,7 @@ impl KafkaSink {
             emptying: None,
             topics: BTreeMap::new(),
             topics_version: 0,
+            last: None,
             doubts: BTreeMap::new(),
         };
         sink.renew()?;
@@ -121,6 +124,43 @@ impl KafkaSink {
             self.shared.want(topic);
         }
         known
+    }
+
+    /// The same for a record, with less to look for where its topic is the one before.
+    fn facts_for(&mut self, topic: &str) -> Result<Arc<Facts>, NotTaken> {
+        let is_current = self.shared.topics_version.load(Ordering::Acquire) == self.topics_version;
+        let last = self
+            .last
+            .take()
+            .filter(|facts| is_current && facts.name.to_bytes() == topic.as_bytes());
+        if let Some(last) = last {
+            return Ok(last);
+        }
+        if !is_topic_name(topic.as_bytes()) {
+            return Err(NotTaken::Refused(Refusal::TopicName));
+        }
+        self.facts(topic).ok_or_else(|| {
+            let refused = self.shared.is_refused(topic);
+            if refused { NotTaken::Unavailable } else { NotTaken::Destination }
+        })
+    }
+
+    fn enqueue_to(
+        &mut self,
+        facts: &Facts,
+        ticket: Ticket,
+        record: &Record<'_>,
+    ) -> Result<(), NotTaken> {
+        topic::within(record, self.spec.size_max).map_err(NotTaken::Refused)?;
+        if let Err(reason) = topic::fits(record, facts) {
+            return Err(self.unfit(record.topic, facts.asked_at, reason));
+        }
+        let sizes = self.sizes_for(record, facts);
+        if sizes != self.sizes {
+            self.resize(sizes);
+            return Err(NotTaken::Full);
+        }
+        self.produce(facts, ticket, record)
     }
 
     /// What to say of a record that does not fit its topic. Somebody may have mended the topic since it was asked for:
@@ -213,23 +253,10 @@ impl Sink for KafkaSink {
             return Err(NotTaken::Full);
         }
         self.emptying = None;
-        if !is_topic_name(record.topic.as_bytes()) {
-            return Err(NotTaken::Refused(Refusal::TopicName));
-        }
-        let Some(facts) = self.facts(record.topic) else {
-            let refused = self.shared.is_refused(record.topic);
-            return Err(if refused { NotTaken::Unavailable } else { NotTaken::Destination });
-        };
-        topic::within(record, self.spec.size_max).map_err(NotTaken::Refused)?;
-        if let Err(reason) = topic::fits(record, &facts) {
-            return Err(self.unfit(record.topic, facts.asked_at, reason));
-        }
-        let sizes = self.sizes_for(record, &facts);
-        if sizes != self.sizes {
-            self.resize(sizes);
-            return Err(NotTaken::Full);
-        }
-        self.produce(&facts, ticket, record)
+        let facts = self.facts_for(record.topic)?;
+        let taken = self.enqueue_to(&facts, ticket, record);
+        self.last = Some(facts);
+        taken
     }
 
     fn doubt(&mut self, topic: &str) {
