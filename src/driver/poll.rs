@@ -296,6 +296,7 @@ impl Pipeline {
             }
         }
         self.fetch_for_tries(&mut polling.desk);
+        self.observe_latency();
         Ok(exit)
     }
 

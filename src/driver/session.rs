@@ -149,13 +149,10 @@ impl Pipeline {
         if let Some(end) = self.perform(session) {
             return Some(end);
         }
-        let fed = match &mut session.feeding {
-            Some(feeding) => self.feed(now, feeding),
-            None => Fed::Whole,
-        };
-        if fed == Fed::Whole {
-            session.feeding = None;
-        }
+        let Session { feeding, connected, .. } = session;
+        let fed = self.feed_ready(now, feeding, || connected.wal.ready());
+        // A sink that needs no broker has answered already: another turn for that would cost more than this look.
+        self.take_posts(now);
         if let Some(end) = self.perform(session) {
             return Some(end);
         }
@@ -293,6 +290,7 @@ impl Pipeline {
             }
         }
         self.effects = effects;
+        self.observe_latency();
         session.tell(self.confirmed);
         self.fetch_for_tries(&mut session.connected.desk);
         end
