@@ -110,7 +110,7 @@ impl Pipeline {
             let (reason, hint) = say(trouble);
             return (State::SourceDown, reason, hint);
         }
-        if let Some(trouble) = &tell.sink {
+        if let Some(trouble) = self.sink_trouble() {
             let (reason, hint) = say(trouble);
             return (State::BrokerDown, reason, hint);
         }

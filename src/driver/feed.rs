@@ -5,7 +5,6 @@
 
 use super::halts;
 use super::pipeline::Pipeline;
-use super::returning;
 use super::say;
 use crate::error::{Halt, HaltReason};
 use crate::event::Aggregate;
@@ -53,9 +52,31 @@ enum Step {
 }
 
 impl Pipeline {
+    /// Feeds what is at hand, and what `more` has, until something stops it. One turn of the loop costs as much as
+    /// several events: what is there already is taken in one.
+    pub(super) fn feed_ready(
+        &mut self,
+        now: Duration,
+        at_hand: &mut Option<Feeding>,
+        more: impl Fn() -> Option<Batch>,
+    ) -> Fed {
+        let mut frames = FRAMES_MAX;
+        loop {
+            if at_hand.is_none() && !self.relay.stopping() {
+                *at_hand = more().map(|batch| Feeding { batch, offset: 0 });
+            }
+            let Some(feeding) = at_hand else { return Fed::Whole };
+            match self.feed(now, feeding, &mut frames) {
+                Fed::Whole => *at_hand = None,
+                stopped @ (Fed::Turn | Fed::Waiting | Fed::Ended) => return stopped,
+            }
+        }
+    }
+
     /// Feeds frames of `feeding` until something stops it.
-    pub(super) fn feed(&mut self, now: Duration, feeding: &mut Feeding) -> Fed {
-        for _ in 0..FRAMES_MAX {
+    fn feed(&mut self, now: Duration, feeding: &mut Feeding, frames: &mut usize) -> Fed {
+        while *frames > 0 {
+            *frames -= 1;
             let Some((frame, next)) = feeding.batch.frame_at(feeding.offset) else {
                 return Fed::Whole;
             };
@@ -153,10 +174,8 @@ impl Pipeline {
         }
         let record = mapped.record();
         let (aggregate, size_bytes) = (mapped.aggregate, record.size_bytes());
-        let mut wait = mapped.available_at.map_or(Duration::ZERO, |at| self.tell.until(at));
-        if self.returning.parks(mapped.event_id) {
-            wait = wait.max(returning::WAIT);
-        }
+        let wait = mapped.available_at.map_or(Duration::ZERO, |at| self.tell.until(at));
+        let wait = self.returning.wait(mapped.event_id, wait);
         let event = Change::Event { aggregate, size_bytes, wait };
         let first = self.effects.len();
         self.relay.apply(now, Input::Change(event), &mut self.effects);
@@ -181,9 +200,12 @@ impl Pipeline {
         let lost = || self.destinations.lost(record.topic, now);
         let halt = |reason| Box::new(halts::refused_event(&mapped, at, reason));
         let Some((input, refused)) = set_aside(not_taken, ticket, (doubted, lost), halt) else {
+            let nowhere = matches!(not_taken, NotTaken::Destination | NotTaken::Unavailable);
+            self.destinations.awaits(nowhere.then_some(record.topic));
             self.apply(now, Input::NotTaken { ticket });
             return Step::Stay;
         };
+        self.destinations.awaits(None);
         self.handed.claimed(mapped.event_id);
         if refused.is_some() {
             self.metrics.failed(mapped.event_type);
@@ -284,6 +306,7 @@ fn take_answer(effects: &mut Vec<Effect>, first: usize) -> Answer {
         Effect::Published { .. }
         | Effect::WriteParking { .. }
         | Effect::Try { .. }
+        | Effect::Sound { .. }
         | Effect::Letter { .. }
         | Effect::Undelivered { .. }
         | Effect::Released { .. }

@@ -74,6 +74,8 @@ pub(super) struct Pipeline {
     /// A repair came to its end, or there was nothing to repair.
     pub(super) repaired: bool,
     posts: Vec<Post>,
+    /// A commit's time, and how many of its events were published since the last look at the clock.
+    observed: (PgTime, u64),
     epoch: Instant,
     pub(super) ever_streamed: bool,
     /// What the positions we remember belong to.
@@ -163,6 +165,7 @@ impl Pipeline {
             next: Next::Stream,
             repaired: false,
             posts: Vec::new(),
+            observed: (PgTime::default(), 0),
             epoch: Instant::now(),
             ever_streamed: false,
             history: None,
@@ -321,11 +324,13 @@ impl Pipeline {
                 | Effect::Park { .. }
                 | Effect::WriteParking { .. }
                 | Effect::Try { .. }
+                | Effect::Sound { .. }
                 | Effect::Letter { .. }
                 | Effect::WriteCursor(_)
                 | Effect::Confirm(_) => {}
             }
         }
+        self.observe_latency();
         exit
     }
 
@@ -347,7 +352,20 @@ impl Pipeline {
     pub(super) fn published(&mut self, ticket: Ticket, commit_time: PgTime) {
         self.marking.published(ticket);
         self.tell.published_total += 1;
-        self.metrics.latency().observe(self.tell.since(commit_time));
+        // Events of one transaction share a latency, and are mostly reported together.
+        if self.observed.0 != commit_time {
+            self.observe_latency();
+            self.observed.0 = commit_time;
+        }
+        self.observed.1 += 1;
+    }
+
+    /// Counts what is not counted yet of what was published.
+    pub(super) fn observe_latency(&mut self) {
+        let (commit_time, times) = std::mem::take(&mut self.observed);
+        if times > 0 {
+            self.metrics.latency().observe_many(self.tell.since(commit_time), times);
+        }
     }
 
     /// Hands the relay everything the sink has said.
@@ -364,7 +382,7 @@ impl Pipeline {
                 Post::Down { reason, hint, topic } => {
                     self.sink_down(&reason, hint.as_deref(), topic.as_deref());
                 }
-                Post::Up => say::sink_up(self),
+                Post::Up { topic } => self.sink_up(topic.as_deref()),
                 Post::Broken { reason } => {
                     say::sink_broken(self, &reason);
                     self.apply(now, Input::SinkBroken);
@@ -405,6 +423,7 @@ impl Pipeline {
             | Effect::Park { .. }
             | Effect::WriteParking { .. }
             | Effect::Try { .. }
+            | Effect::Sound { .. }
             | Effect::Letter { .. }
             | Effect::Undelivered { .. }
             | Effect::Released { .. }

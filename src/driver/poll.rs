@@ -164,6 +164,7 @@ impl Pipeline {
             return Some(Box::new(super::halts::unfit_table(&error)));
         }
         self.history = None;
+        self.destinations.awaits(None);
         self.confirmed = Watermark::default();
         let cursor =
             Progress { watermark: Watermark::from_keepalive(polling.start), partial: None };
@@ -262,15 +263,16 @@ impl Pipeline {
                     Effect::Published { ticket, commit_time } => {
                         self.published(ticket, commit_time);
                     }
+                    Effect::Sound { ticket, position } => self.shelf.sound(ticket, position),
                     Effect::Letter { ticket, position } => {
-                        self.shelf.send_letter(ticket, position, self.now());
+                        self.shelf.send_letter(ticket, position);
                     }
                     Effect::Undelivered { position, reason } => {
                         say::undelivered(self, position, reason);
                     }
                     Effect::Released { position } => self.released(position),
                     Effect::Try { ticket, position } => {
-                        self.shelf.try_again(ticket, position, self.now());
+                        self.shelf.try_again(ticket, position);
                     }
                     // What is published stands in the table itself.
                     Effect::WriteCursor(_) => self.apply(self.now(), Input::CursorWritten),
@@ -294,6 +296,7 @@ impl Pipeline {
             }
         }
         self.fetch_for_tries(&mut polling.desk);
+        self.observe_latency();
         Ok(exit)
     }
 
@@ -319,7 +322,7 @@ impl Pipeline {
     async fn wait_polling(&self, polling: &mut Polling, stop: &Stop) -> Turn {
         let hungry = polling.open.is_none() && !self.relay.stopping() && self.relay.intake_open();
         // A broker that is down would only keep the rows locked.
-        let claim = hungry && self.tell.sink.is_none();
+        let claim = hungry && !self.broker_is_down();
         let hold = polling.open.as_ref().map(|open| open.since + CLAIM_HOLD_MAX);
         let due = self.due();
         let due = hold.map_or(due, |hold| due.min(hold));

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// How long an event that comes again is kept from being tried: longer than a claim may be open. Its row says what is
 /// true of it, and is read when the claim is settled.
-pub(super) const WAIT: Duration = Duration::from_secs(30);
+const WAIT: Duration = Duration::from_secs(30);
 
 /// The parked events that are to come again.
 #[derive(Debug, Default)]
@@ -46,6 +46,12 @@ impl Returning {
     #[inline]
     pub(super) fn parks(&self, id: &str) -> bool {
         !self.by_id.is_empty() && self.by_id.get(id).is_some_and(|(_, resolved)| !resolved)
+    }
+
+    /// How long the event of this id is kept back: longer than it would be where it is one to be parked again.
+    #[inline]
+    pub(super) fn wait(&self, id: &str, wait: Duration) -> Duration {
+        if self.parks(id) { wait.max(WAIT) } else { wait }
     }
 
     /// Whether the event of this id is one, and to be passed over.

@@ -28,6 +28,7 @@ use crate::postgres::action;
 use crate::postgres::cursor::Written;
 use crate::relay::Restart;
 use crate::status::{self, Board};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::{error, info, warn};
 
@@ -54,8 +55,8 @@ pub(super) struct Tell {
     pub(super) resets_total: u64,
     pub(super) source: Option<Trouble>,
     pub(super) sink: Option<Trouble>,
-    /// With a destination that holds up nobody.
-    pub(super) destination: Option<Trouble>,
+    /// With destinations that hold up nobody.
+    pub(super) destinations: BTreeMap<String, Option<Trouble>>,
     /// With the dead-letter topic.
     pub(super) letters: Option<Trouble>,
     /// Why there is no slot, while polling in its stead.
@@ -284,7 +285,6 @@ pub(super) fn sink_down(pipeline: &mut Pipeline, reason: &str, hint: Option<&str
 }
 
 pub(super) fn sink_up(pipeline: &mut Pipeline) {
-    pipeline.tell.destination = None;
     if let Some(trouble) = pipeline.tell.sink.take() {
         let seconds = trouble.seconds(Instant::now());
         let (pipeline, after) = (pipeline.spec.name(), span(seconds));

@@ -123,6 +123,7 @@ impl Pipeline {
 
     fn begin(&mut self, session: &Session) {
         self.mapper.forget_relations(session.connected.table_oid);
+        self.destinations.awaits(None);
         let cursor = session.connected.progress;
         let history = History::of(&session.connected.resume.cursor);
         let same_history = self.history.replace(history.clone()) == Some(history);
@@ -148,13 +149,10 @@ impl Pipeline {
         if let Some(end) = self.perform(session) {
             return Some(end);
         }
-        let fed = match &mut session.feeding {
-            Some(feeding) => self.feed(now, feeding),
-            None => Fed::Whole,
-        };
-        if fed == Fed::Whole {
-            session.feeding = None;
-        }
+        let Session { feeding, connected, .. } = session;
+        let fed = self.feed_ready(now, feeding, || connected.wal.ready());
+        // A sink that needs no broker has answered already: another turn for that would cost more than this look.
+        self.take_posts(now);
         if let Some(end) = self.perform(session) {
             return Some(end);
         }
@@ -266,10 +264,11 @@ impl Pipeline {
                     self.write_parking(&mut session.connected.desk, rows, marks);
                 }
                 Effect::Try { ticket, position } => {
-                    self.shelf.try_again(ticket, position, self.now());
+                    self.shelf.try_again(ticket, position);
                 }
+                Effect::Sound { ticket, position } => self.shelf.sound(ticket, position),
                 Effect::Letter { ticket, position } => {
-                    self.shelf.send_letter(ticket, position, self.now());
+                    self.shelf.send_letter(ticket, position);
                 }
                 Effect::Undelivered { position, reason } => {
                     say::undelivered(self, position, reason);
@@ -291,6 +290,7 @@ impl Pipeline {
             }
         }
         self.effects = effects;
+        self.observe_latency();
         session.tell(self.confirmed);
         self.fetch_for_tries(&mut session.connected.desk);
         end

@@ -6,10 +6,13 @@
 //! Only the head of a lane is ever tried, and only when the cursor row has passed it. A lane is live again when no row
 //! of it is left and every mark of it is committed.
 
+mod by_lane;
+
 use crate::ack::bug::{Bug, injected};
 use crate::event::Position;
 use crate::parked::{Entry, Lane, State, Wish};
 use crate::record::Ticket;
+use by_lane::ByLane;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
@@ -32,6 +35,8 @@ pub(super) struct Row {
     pub(super) wish: Option<Wish>,
     /// A broker refused a batch it was in: it is tried with nothing else in flight.
     pub(super) alone: bool,
+    /// Where it goes alone: its destination is known, so that nobody waits for that.
+    pub(super) sounded: bool,
 }
 
 impl Row {
@@ -82,7 +87,7 @@ impl Counts {
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     rows: BTreeMap<Position, Row>,
-    queues: HashMap<Lane, Queue>,
+    queues: HashMap<Lane, Queue, ByLane>,
     /// Resolved rows that the stream may bring again.
     settled: BTreeSet<Position>,
     /// Heads whose time has not come.
@@ -90,6 +95,8 @@ pub(super) struct Lanes {
     /// Heads whose time has come, in order of the stream.
     now: BTreeSet<Position>,
     counts: Counts,
+    /// No row, and nothing settled, stands behind it: one comparison for each new event, however many are parked.
+    last: Position,
 }
 
 impl Lanes {
@@ -115,13 +122,14 @@ impl Lanes {
     /// Whether an event the stream brings is parked, or was, and is committed as such.
     #[inline]
     pub(super) fn knows(&self, position: Position) -> bool {
-        let any = !self.rows.is_empty() || !self.settled.is_empty();
-        any && (self.rows.contains_key(&position) || self.settled.contains(&position))
+        position <= self.last
+            && (self.rows.contains_key(&position) || self.settled.contains(&position))
     }
 
     /// Whether a parked event stands here or further on.
     pub(super) fn any_from(&self, position: Position) -> bool {
-        self.rows.last_key_value().is_some_and(|(last, _)| *last >= position)
+        position <= self.last
+            && self.rows.last_key_value().is_some_and(|(last, _)| *last >= position)
     }
 
     pub(super) fn row(&self, position: Position) -> Option<&Row> {
@@ -146,9 +154,19 @@ impl Lanes {
         dead.map(|(position, _)| *position).take(most).collect()
     }
 
+    /// Whether neither time nor a report changes anything before something else does: no head is due, and no settled
+    /// row waits to be forgotten.
+    #[inline]
+    pub(super) fn asleep(&self, now: Duration) -> bool {
+        self.now.is_empty()
+            && self.settled.is_empty()
+            && self.later.first().is_none_or(|(due, _)| *due > now)
+    }
+
     /// A row that is new to us. `written` where the table has it already.
     pub(super) fn insert(&mut self, now: Duration, entry: &Entry, written: bool) {
         let Entry { position, lane, state, attempts, wait, overtaken_by: _ } = *entry;
+        self.last = self.last.max(position);
         if state.resolved() {
             if !injected(Bug::ForgetsTombstones) {
                 self.settled.insert(position);
@@ -169,8 +187,8 @@ impl Lanes {
             }
         }
         let (due, unwritten) = (now.saturating_add(wait), u32::from(!written));
-        let (trying, wish, alone) = (None, None, false);
-        let row = Row { lane, state, attempts, due, trying, unwritten, wish, alone };
+        let (trying, wish, alone, sounded) = (None, None, false, false);
+        let row = Row { lane, state, attempts, due, trying, unwritten, wish, alone, sounded };
         self.rows.insert(position, row);
         self.count(state, true);
         self.schedule(position);
@@ -256,11 +274,11 @@ impl Lanes {
         }
     }
 
-    /// The next row to try: due, at the head of its lane, and below the cursor row, `durable`. `alone_allowed` where
-    /// nothing is in flight. `None` where there is none, or the next one has to wait to be alone.
+    /// The next row to try, or to sound: due, at the head of its lane, and below the cursor row, `durable`.
+    /// `alone_allowed` where nothing is in flight. `None` where there is none, or the next one has to wait to be alone.
     pub(super) fn next_due(&mut self, durable: Position, alone_allowed: bool) -> Option<Position> {
         let position = self.now.first().copied().filter(|position| *position < durable)?;
-        let alone = self.rows.get(&position).is_some_and(|row| row.alone);
+        let alone = self.rows.get(&position).is_some_and(|row| row.alone && row.sounded);
         if alone && !alone_allowed {
             return None;
         }
@@ -271,7 +289,9 @@ impl Lanes {
     /// Whether the next row to try must have nothing else in flight.
     pub(super) fn wants_to_be_alone(&self, durable: Position) -> bool {
         let first = self.now.first().filter(|position| **position < durable);
-        first.and_then(|position| self.rows.get(position)).is_some_and(|row| row.alone)
+        first
+            .and_then(|position| self.rows.get(position))
+            .is_some_and(|row| row.alone && row.sounded)
     }
 
     /// Whether a head is due that stands at `durable` or behind it, and before `resolved`.

@@ -300,7 +300,7 @@ impl Outlet {
                     }
                     tell(Tell::Down(&reason, hint.as_deref()));
                 }
-                Post::Up => tell(Tell::Up),
+                Post::Up { topic: _ } => tell(Tell::Up),
                 Post::Broken { .. } => self.reset = true,
                 Post::Unfit { reason, hint } => {
                     return Err(ReplayError::SinkUnfit { reason, hint });

@@ -5,7 +5,7 @@ mod parked;
 mod returning;
 
 use crate::answers::{Answer, answer};
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::ledger::Findings;
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
@@ -14,10 +14,7 @@ use crate::relay::postrider;
 use crate::server::{Client, Version, brokers};
 use serde_json::Value;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
 use tempfile::TempDir;
-
-const SOON: Duration = Duration::from_mins(1);
 
 /// Events that are committed and not published when the slot is taken away.
 const UNPUBLISHED: usize = 20_000;
@@ -88,12 +85,7 @@ async fn streams_on(pipeline: &Pipeline, load: Load, uncertain: usize) -> Findin
     relay.await_state("streaming", SOON).await;
     committed(&load, 2_000).await;
     let ledger = load.stop().await;
-    await_that("every event to arrive", SOON, || async {
-        let records = pipeline.topic.read_all().await;
-        let lost = ledger.check(&records).lost.len();
-        if lost == 0 { Ok(()) } else { Err(format!("{lost} are missing")) }
-    })
-    .await;
+    ledger.arrived(&pipeline.topic).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
     let findings = ledger.check(&pipeline.topic.read_all().await);
     findings.assert_balanced(uncertain);
@@ -389,11 +381,7 @@ async fn running_relay_repairs_by_itself_where_it_is_told_to() {
         }
         committed(&load, 2_000).await;
         let ledger = load.stop().await;
-        await_that("every event to arrive", SOON, || async {
-            let lost = ledger.check(&pipeline.topic.read_all().await).lost.len();
-            if lost == 0 { Ok(()) } else { Err(lost) }
-        })
-        .await;
+        ledger.arrived(&pipeline.topic).await;
         let ended = relay.terminate(SOON).await;
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         let findings = ledger.check(&pipeline.topic.read_all().await);

@@ -6,6 +6,7 @@ mod lost;
 mod refused;
 mod selectors;
 
+use crate::await_that::SOON;
 use crate::pipeline::Pipeline;
 use crate::private::{Signal, exit_of, signal};
 use crate::relay::postrider;
@@ -16,8 +17,6 @@ use std::fs::File;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
-
-const SOON: Duration = Duration::from_mins(1);
 
 /// A second topic, for what is published again.
 async fn another_topic(pipeline: &Pipeline) -> Topic {
