@@ -145,7 +145,8 @@ impl Pipeline {
             return Step::Stay;
         }
         let expired = mapped.expires_at.is_some_and(|at| self.tell.has_passed(at));
-        if expired || self.handed.has(mapped.event_id, at.position.commit_lsn) {
+        let commit_lsn = at.position.commit_lsn;
+        if expired || self.handed.has(mapped.event_id, commit_lsn, Some(mapped.aggregate)) {
             self.tell.skipped_total += u64::from(expired);
             return self.skip(now);
         }
@@ -208,13 +209,13 @@ impl Pipeline {
             MapError::Poison(poison) => {
                 let remains = &poison.remains;
                 let event_id = remains.event_id.as_deref().unwrap_or_default();
-                if self.handed.has(event_id, at.position.commit_lsn) {
+                let aggregate = remains.aggregate.as_ref();
+                let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
+                if self.handed.has(event_id, at.position.commit_lsn, aggregate) {
                     return self.skip(now);
                 }
                 self.handed.claimed(event_id);
                 self.metrics.failed(remains.event_type.as_deref().unwrap_or_default());
-                let aggregate = remains.aggregate.as_ref();
-                let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
                 let halt = Box::new(halts::poison_event(&poison));
                 let first = self.effects.len();
                 let change = Input::Change(Change::Poison { aggregate, halt });
