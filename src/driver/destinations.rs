@@ -92,18 +92,15 @@ impl Destinations {
 impl Pipeline {
     /// The sink is in trouble. A destination that nothing but letters and parked events wait for holds up nobody.
     pub(super) fn sink_down(&mut self, reason: &str, hint: Option<&str>, topic: Option<&str>) {
-        match topic.filter(|topic| !self.destinations.is_awaited(topic)) {
-            Some(topic) => {
-                if self.destinations.told.as_deref() == Some(topic) {
-                    // It did, until it was given up.
-                    (self.tell.sink, self.destinations.told) = (None, None);
-                }
-                say::destination_down(self, (topic, reason), hint);
+        if let Some(topic) = topic.filter(|topic| !self.destinations.is_awaited(topic)) {
+            if self.destinations.told.as_deref() == Some(topic) {
+                // It did, until it was given up.
+                (self.tell.sink, self.destinations.told) = (None, None);
             }
-            None => {
-                self.destinations.told = topic.map(str::to_owned);
-                say::sink_down(self, reason, hint);
-            }
+            say::destination_down(self, (topic, reason), hint);
+        } else {
+            self.destinations.told = topic.map(str::to_owned);
+            say::sink_down(self, reason, hint);
         }
     }
 
