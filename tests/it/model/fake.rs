@@ -99,33 +99,14 @@ impl Fake {
             | Step::Slot
             | Step::Checkpoint
             | Step::Crash => self.stream(step),
-            Step::TakeOver => self.server.epoch += 1,
-            Step::Cursor(letter, by) => {
-                let statement = self.cursor(letter, by);
-                let Answer::Cursor(stored) = self.execute(statement) else { panic!("its answer") };
-                self.notes.say(format!("the cursor row to {letter}: stored {stored}"));
-            }
-            Step::Row => {
-                let row = self.notes.name(watermark(self.server.row));
-                self.notes.say(format!("the cursor row is {row}"));
-            }
-            Step::Lock => self.locked = true,
-            Step::Send(letter) => {
-                assert!(self.locked);
-                self.waiting = Some(self.cursor(letter, By::TheOwner));
-            }
-            // As `World::release`: what was sent may have arrived, and then somebody carries it out some time.
-            Step::Gone => {
-                let arrived = self.draw();
-                self.server.orphans.extend(self.waiting.take().filter(|_| arrived));
-            }
-            Step::TakeOverLocked => self.server.epoch += 1,
-            Step::Unlock => {
-                self.locked = false;
-                while let Some(statement) = self.server.orphans.pop_front() {
-                    self.execute(statement);
-                }
-            }
+            Step::TakeOver
+            | Step::Cursor(..)
+            | Step::Row
+            | Step::Lock
+            | Step::Send(_)
+            | Step::Gone
+            | Step::TakeOverLocked
+            | Step::Unlock => self.owning(step),
             Step::Park(rows, marks, by) => self.park(rows, marks, by),
             Step::AtOnce(event) => {
                 let (state, reason) = (State::Dead, Refusal::TopicName);
@@ -152,6 +133,39 @@ impl Fake {
                 let rows: Vec<_> = entries.iter().map(|entry| (*entry, wish(entry))).collect();
                 self.notes.table(&rows);
             }
+        }
+    }
+
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the caller has chosen")]
+    fn owning(&mut self, step: Step) {
+        match step {
+            Step::TakeOver | Step::TakeOverLocked => self.server.epoch += 1,
+            Step::Cursor(letter, by) => {
+                let statement = self.cursor(letter, by);
+                let Answer::Cursor(stored) = self.execute(statement) else { panic!("its answer") };
+                self.notes.say(format!("the cursor row to {letter}: stored {stored}"));
+            }
+            Step::Row => {
+                let row = self.notes.name(watermark(self.server.row));
+                self.notes.say(format!("the cursor row is {row}"));
+            }
+            Step::Lock => self.locked = true,
+            Step::Send(letter) => {
+                assert!(self.locked);
+                self.waiting = Some(self.cursor(letter, By::TheOwner));
+            }
+            // As `World::release`: what was sent may have arrived, and then somebody carries it out some time.
+            Step::Gone => {
+                let arrived = self.draw();
+                self.server.orphans.extend(self.waiting.take().filter(|_| arrived));
+            }
+            Step::Unlock => {
+                self.locked = false;
+                while let Some(statement) = self.server.orphans.pop_front() {
+                    self.execute(statement);
+                }
+            }
+            other => panic!("{other:?} is not about the owner"),
         }
     }
 
@@ -183,6 +197,7 @@ impl Fake {
         self.rows.insert(commit, rows);
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the caller has chosen")]
     fn stream(&mut self, step: Step) {
         match step {
             Step::Open(from) => {

@@ -154,6 +154,7 @@ impl Real {
         }
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the caller has chosen")]
     async fn streaming(&mut self, step: Step) {
         match step {
             Step::Open(from) => {
@@ -226,6 +227,7 @@ impl Real {
         .await;
     }
 
+    #[expect(clippy::wildcard_enum_match_arm, reason = "the caller has chosen")]
     async fn owning(&mut self, step: Step) {
         match step {
             Step::TakeOver => {
