@@ -102,18 +102,24 @@ impl Pipeline {
     ) -> Result<Stored, SourceError> {
         let rows = self.shelf.take_rows(rows);
         let keeps = polling.keeps_now;
+        let again =
+            |row: &Parked| row.event_id.as_deref().is_some_and(|id| self.returning.parks(id));
         if let Some(open) = &mut polling.open {
             for row in rows.iter() {
                 let index = usize::try_from(row.entry.position.ordinal).unwrap_or(usize::MAX);
                 if let Some(outcome) = open.outcomes.get_mut(index) {
-                    *outcome = Some(if keeps { failure(row) } else { Settled::Moved });
+                    *outcome =
+                        Some(if keeps && !again(row) { failure(row) } else { Settled::Moved });
                 }
             }
         }
+        // Its row is moved to where it stands now, and written only where somebody has deleted it.
+        let places = self.returning.places(&rows);
+        polling.failed |= keeps || !places.is_empty();
         let letters = if keeps { self.letters(polling, &rows) } else { Vec::new() };
         let rows: &[Parked] = if keeps { &letters } else { &rows };
-        polling.failed |= keeps;
         let client = polling.poller.client();
+        parked::place(client, self.spec.name(), &places).await?;
         let stored =
             parked::write(client, self.spec.name(), polling.desk.epoch, rows, &marks).await?;
         drop(self.shelf.stored());

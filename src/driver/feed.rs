@@ -52,9 +52,31 @@ enum Step {
 }
 
 impl Pipeline {
+    /// Feeds what is at hand, and what `more` has, until something stops it. One turn of the loop costs as much as
+    /// several events: what is there already is taken in one.
+    pub(super) fn feed_ready(
+        &mut self,
+        now: Duration,
+        at_hand: &mut Option<Feeding>,
+        more: impl Fn() -> Option<Batch>,
+    ) -> Fed {
+        let mut frames = FRAMES_MAX;
+        loop {
+            if at_hand.is_none() && !self.relay.stopping() {
+                *at_hand = more().map(|batch| Feeding { batch, offset: 0 });
+            }
+            let Some(feeding) = at_hand else { return Fed::Whole };
+            match self.feed(now, feeding, &mut frames) {
+                Fed::Whole => *at_hand = None,
+                stopped @ (Fed::Turn | Fed::Waiting | Fed::Ended) => return stopped,
+            }
+        }
+    }
+
     /// Feeds frames of `feeding` until something stops it.
-    pub(super) fn feed(&mut self, now: Duration, feeding: &mut Feeding) -> Fed {
-        for _ in 0..FRAMES_MAX {
+    fn feed(&mut self, now: Duration, feeding: &mut Feeding, frames: &mut usize) -> Fed {
+        while *frames > 0 {
+            *frames -= 1;
             let Some((frame, next)) = feeding.batch.frame_at(feeding.offset) else {
                 return Fed::Whole;
             };
@@ -145,14 +167,16 @@ impl Pipeline {
             return Step::Stay;
         }
         let expired = mapped.expires_at.is_some_and(|at| self.tell.has_passed(at));
-        let commit_lsn = at.position.commit_lsn;
-        if expired || self.handed.has(mapped.event_id, commit_lsn, Some(mapped.aggregate)) {
+        let passes = self.returning.passes(mapped.event_id);
+        let (commit_lsn, aggregate) = (at.position.commit_lsn, Some(mapped.aggregate));
+        if expired || passes || self.handed.has(mapped.event_id, commit_lsn, aggregate) {
             self.tell.skipped_total += u64::from(expired);
             return self.skip(now);
         }
         let record = mapped.record();
         let (aggregate, size_bytes) = (mapped.aggregate, record.size_bytes());
         let wait = mapped.available_at.map_or(Duration::ZERO, |at| self.tell.until(at));
+        let wait = self.returning.wait(mapped.event_id, wait);
         let event = Change::Event { aggregate, size_bytes, wait };
         let first = self.effects.len();
         self.relay.apply(now, Input::Change(event), &mut self.effects);
@@ -211,7 +235,9 @@ impl Pipeline {
                 let event_id = remains.event_id.as_deref().unwrap_or_default();
                 let aggregate = remains.aggregate.as_ref();
                 let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
-                if self.handed.has(event_id, at.position.commit_lsn, aggregate) {
+                if self.returning.passes(event_id)
+                    || self.handed.has(event_id, at.position.commit_lsn, aggregate)
+                {
                     return self.skip(now);
                 }
                 self.handed.claimed(event_id);

@@ -5,10 +5,12 @@
 //! brings, or brings again, and polling may take over at any moment. Ids are kept whole: a hash would one day pass over
 //! an event that was never published.
 
-use crate::event::Aggregate;
+use crate::ack::Progress;
+use crate::event::{Aggregate, Position};
 use crate::lsn::Lsn;
 use crate::parked::Lane;
 use crate::postgres::SourceError;
+use crate::postgres::parked;
 use crate::postgres::poll::PollSpec;
 use crate::postgres::poll::marks::Marker;
 use crate::record::Ticket;
@@ -26,6 +28,9 @@ pub(super) struct Marking {
     marker: Option<Marker>,
     flying: HashMap<Ticket, String>,
     done: Vec<String>,
+    /// Parked, and not yet passed by the cursor row: if the slot is lost before that, the table tells what comes before
+    /// them.
+    set_aside: Vec<(Position, String)>,
     /// Taken for a cursor row that is being written.
     taken: Arc<Vec<String>>,
 }
@@ -51,11 +56,23 @@ impl Marking {
         }
     }
 
-    /// It is kept in the parked table: its row in the outbox is done with.
-    pub(super) fn parked(&mut self, id: Option<&str>) {
+    /// It is kept in the parked table: its row in the outbox is done with once the cursor row has passed it.
+    pub(super) fn parked(&mut self, position: Position, id: Option<String>) {
         if self.on {
-            self.done.extend(id.map(str::to_owned));
+            self.set_aside.extend(id.map(|id| (position, id)));
         }
+    }
+
+    /// A stream begins: what was parked before, and is not passed, is marked when it is.
+    pub(super) async fn find_parked(
+        &mut self,
+        client: &Client,
+        pipeline: &str,
+    ) -> Result<(), SourceError> {
+        if self.on {
+            self.set_aside = parked::not_passed(client, pipeline).await?;
+        }
+        Ok(())
     }
 
     /// Nothing is in flight any more.
@@ -67,6 +84,7 @@ impl Marking {
     pub(super) fn forget(&mut self) {
         self.flying.clear();
         self.done.clear();
+        self.set_aside.clear();
     }
 
     /// Prepares the mark on a session.
@@ -82,9 +100,18 @@ impl Marking {
         Ok(())
     }
 
-    /// What is to be marked before the next cursor row, and with what.
-    pub(super) fn take(&mut self) -> Option<(Marker, Arc<Vec<String>>)> {
+    /// What is to be marked before the next cursor row, and with what. `row` is that row; `None` where the slot is lost:
+    /// what it has not passed comes again from the table.
+    pub(super) fn take(&mut self, row: Option<&Progress>) -> Option<(Marker, Arc<Vec<String>>)> {
         self.put_back();
+        let passed = row.map_or_else(Position::default, Progress::position);
+        for (position, id) in std::mem::take(&mut self.set_aside) {
+            if position < passed {
+                self.done.push(id);
+            } else if row.is_some() {
+                self.set_aside.push((position, id));
+            }
+        }
         let marker = self.marker.clone().filter(|_| !self.done.is_empty())?;
         self.taken = Arc::new(std::mem::take(&mut self.done));
         Some((marker, Arc::clone(&self.taken)))

@@ -28,6 +28,7 @@ mod poll_spec;
 mod reader;
 mod renewal;
 mod repair;
+mod returning;
 mod run;
 mod say;
 mod session;

@@ -172,6 +172,10 @@ impl Pipeline {
                     self.apply(now, Input::Deleted { position });
                 }
                 for (position, wish) in wishes {
+                    // Of one that is to come again: its row keeps the request until then.
+                    if self.returning.holds(position) {
+                        continue;
+                    }
                     self.apply(now, Input::Wish { position, wish });
                 }
             }
@@ -212,8 +216,8 @@ impl Pipeline {
             Stored::Yes => {
                 let rows = self.shelf.is_writing_rows();
                 cut(if rows { "parked_row_committed" } else { "mark_committed" });
-                for id in self.shelf.stored() {
-                    self.marking.parked(id.as_deref());
+                for (position, id) in self.shelf.stored() {
+                    self.marking.parked(position, id);
                 }
                 self.apply(now, Input::ParkingWritten);
             }

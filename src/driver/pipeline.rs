@@ -8,6 +8,7 @@ use super::halts;
 use super::history::{History, Seen};
 use super::marking::{Handed, Marking};
 use super::repair;
+use super::returning::Returning;
 use super::run::{Exit, Stop};
 use super::say;
 use super::session::End;
@@ -60,6 +61,8 @@ pub(super) struct Pipeline {
     pub(super) destinations: Destinations,
     pub(super) marking: Marking,
     pub(super) handed: Handed,
+    /// Parked events whose rows the table brings again.
+    pub(super) returning: Returning,
     /// The slot is to be let go as soon as the table is polled.
     pub(super) lets_go: bool,
     /// What was received when the stream was last seen to wait for a standby.
@@ -71,6 +74,8 @@ pub(super) struct Pipeline {
     /// A repair came to its end, or there was nothing to repair.
     pub(super) repaired: bool,
     posts: Vec<Post>,
+    /// A commit's time, and how many of its events were published since the last look at the clock.
+    observed: (PgTime, u64),
     epoch: Instant,
     pub(super) ever_streamed: bool,
     /// What the positions we remember belong to.
@@ -153,12 +158,14 @@ impl Pipeline {
             destinations,
             marking,
             handed: Handed::default(),
+            returning: Returning::default(),
             lets_go: false,
             stalled_at: None,
             budget,
             next: Next::Stream,
             repaired: false,
             posts: Vec::new(),
+            observed: (PgTime::default(), 0),
             epoch: Instant::now(),
             ever_streamed: false,
             history: None,
@@ -323,6 +330,7 @@ impl Pipeline {
                 | Effect::Confirm(_) => {}
             }
         }
+        self.observe_latency();
         exit
     }
 
@@ -344,7 +352,20 @@ impl Pipeline {
     pub(super) fn published(&mut self, ticket: Ticket, commit_time: PgTime) {
         self.marking.published(ticket);
         self.tell.published_total += 1;
-        self.metrics.latency().observe(self.tell.since(commit_time));
+        // Events of one transaction share a latency, and are mostly reported together.
+        if self.observed.0 != commit_time {
+            self.observe_latency();
+            self.observed.0 = commit_time;
+        }
+        self.observed.1 += 1;
+    }
+
+    /// Counts what is not counted yet of what was published.
+    pub(super) fn observe_latency(&mut self) {
+        let (commit_time, times) = std::mem::take(&mut self.observed);
+        if times > 0 {
+            self.metrics.latency().observe_many(self.tell.since(commit_time), times);
+        }
     }
 
     /// Hands the relay everything the sink has said.

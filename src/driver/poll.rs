@@ -4,11 +4,11 @@
 //! connection that is lost leaves the rows as they were: they are claimed and published again.
 
 use super::claim::Open;
-use super::connect;
 use super::parking::{Desk, Said, wishes};
 use super::pipeline::Pipeline;
 use super::reader::Reader;
 use super::renewal::{Renewal, renewing};
+use super::returning::Returning;
 use super::run::{Exit, Stop};
 use super::say;
 use super::session::End;
@@ -120,12 +120,16 @@ impl Pipeline {
         self.shelf.failures_stay = polling.keeps_failures;
         let end = self.poll_on(polling, stop).await;
         self.shelf.failures_stay = false;
+        self.returning = Returning::default();
         end
     }
 
     async fn poll_on(&mut self, mut polling: Polling, stop: &Stop) -> End {
         if let Err(halt) = self.renew_mapper(true) {
             return End::Over(Exit::Halted(halt));
+        }
+        if let Err(error) = self.find_returning(&mut polling).await {
+            return End::Lost(error);
         }
         if let Some(halt) = self.begin_polling(&polling) {
             return End::Over(Exit::Halted(halt));
@@ -246,6 +250,10 @@ impl Pipeline {
         if claim.rows.is_empty() {
             let pause = if claim.more { Duration::ZERO } else { settings.interval };
             polling.next_at = Instant::now() + pause;
+            if self.returning_are_fewer(polling).await? {
+                polling.anew = Anew::Due;
+                self.begin_anew(polling).await?;
+            }
         } else {
             polling.open = Some(Open::new(claim, polling.floor));
         }
@@ -298,6 +306,7 @@ impl Pipeline {
             }
         }
         self.fetch_for_tries(&mut polling.desk);
+        self.observe_latency();
         Ok(exit)
     }
 
@@ -324,8 +333,7 @@ impl Pipeline {
             return Ok(());
         }
         polling.anew = Anew::No;
-        let client = polling.desk.control.client();
-        polling.parked = connect::load_all(client, self.spec.name()).await?;
+        self.reload(polling).await?;
         polling.start = polling.floor;
         drop(self.begin_polling(polling));
         Ok(())

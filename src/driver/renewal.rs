@@ -95,7 +95,7 @@ impl Pipeline {
     pub(super) async fn mark_streamed(&mut self, polling: &Polling) -> Result<(), SourceError> {
         let client = polling.desk.control.client();
         self.marking.prepare(client, self.spec.poll.table.as_ref()).await?;
-        if let Some((marker, ids)) = self.marking.take() {
+        if let Some((marker, ids)) = self.marking.take(None) {
             marker.mark(client, &ids).await?;
             self.marking.marked();
         }

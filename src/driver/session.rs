@@ -95,6 +95,9 @@ impl Pipeline {
         if let Err(error) = self.marking.prepare(&client, self.spec.poll.table.as_ref()).await {
             return End::Lost(error);
         }
+        if let Err(error) = self.marking.find_parked(&client, self.spec.name()).await {
+            return End::Lost(error);
+        }
         if let Err(halt) = self.renew_mapper(false) {
             return End::Over(Exit::Halted(halt));
         }
@@ -147,13 +150,10 @@ impl Pipeline {
         if let Some(end) = self.perform(session) {
             return Some(end);
         }
-        let fed = match &mut session.feeding {
-            Some(feeding) => self.feed(now, feeding),
-            None => Fed::Whole,
-        };
-        if fed == Fed::Whole {
-            session.feeding = None;
-        }
+        let Session { feeding, connected, .. } = session;
+        let fed = self.feed_ready(now, feeding, || connected.wal.ready());
+        // A sink that needs no broker has answered already: another turn for that would cost more than this look.
+        self.take_posts(now);
         if let Some(end) = self.perform(session) {
             return Some(end);
         }
@@ -279,7 +279,8 @@ impl Pipeline {
                 Effect::Published { ticket, commit_time } => self.published(ticket, commit_time),
                 Effect::WriteCursor(row) => {
                     cut("cursor_due");
-                    session.write(row, self.marking.take());
+                    let marks = self.marking.take(Some(&row));
+                    session.write(row, marks);
                 }
                 Effect::Confirm(watermark) => self.confirmed = watermark,
                 Effect::Restart { why } => {
@@ -291,6 +292,7 @@ impl Pipeline {
             }
         }
         self.effects = effects;
+        self.observe_latency();
         session.tell(self.confirmed);
         self.fetch_for_tries(&mut session.connected.desk);
         end

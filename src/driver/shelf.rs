@@ -98,10 +98,10 @@ impl Shelf {
         !self.writing.is_empty()
     }
 
-    /// What was being written is committed; gives the events' ids.
-    pub(super) fn stored(&mut self) -> Vec<Option<String>> {
+    /// What was being written is committed; gives the events' places and ids.
+    pub(super) fn stored(&mut self) -> Vec<(Position, Option<String>)> {
         let rows = std::mem::take(&mut self.writing);
-        rows.iter().map(|row| row.event_id.clone()).collect()
+        rows.iter().map(|row| (row.entry.position, row.event_id.clone())).collect()
     }
 
     pub(super) fn try_again(&mut self, ticket: Ticket, position: Position) {

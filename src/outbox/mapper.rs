@@ -189,6 +189,10 @@ fn resolve<'a>(
 ) -> Result<Mapped<'a>, Problem> {
     let buffers = Buffers { row: row.bytes, scratch: &work.scratch, fixed: &route.fixed };
     let text = |span: Span, field: Option<FieldId>| {
+        // Most names of headers, and many topics: they were text when the route was built.
+        if let Span::Fixed(Extent { start, len }) = span {
+            return Ok(route.fixed.get(start..start + len).unwrap_or_default());
+        }
         let Ok(text) = std::str::from_utf8(buffers.get(span).unwrap_or_default()) else {
             let field = field.map(|field| route.fields[field.0].column.clone());
             return Err(Problem::NotText(field.unwrap_or_else(|| "headers".to_owned())));

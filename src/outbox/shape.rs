@@ -20,6 +20,8 @@ pub(super) struct Work {
     pub(super) scratch: Vec<u8>,
     /// Name and value of every header.
     pub(super) headers: Vec<(Span, Span)>,
+    /// The last event's topic: its name is one that Kafka allows.
+    pub(super) topic: Vec<u8>,
 }
 
 impl Work {
@@ -140,6 +142,7 @@ impl Shaper<'_> {
         })
     }
 
+    #[inline]
     fn bytes(&self, span: Span) -> &[u8] {
         match span {
             Span::Null => &[],
@@ -176,7 +179,16 @@ impl Shaper<'_> {
             }
         };
         let topic = topic.map_err(|field| Problem::Null(self.label(field)))?;
-        if crate::record::is_topic_name(self.bytes(topic)) {
+        let name = self.bytes(topic);
+        // Mostly it is the same as before.
+        if name == self.work.topic.as_slice() && !name.is_empty() {
+            return Ok(topic);
+        }
+        if crate::record::is_topic_name(name) {
+            let mut kept = std::mem::take(&mut self.work.topic);
+            kept.clear();
+            kept.extend_from_slice(self.bytes(topic));
+            self.work.topic = kept;
             Ok(topic)
         } else {
             Err(Problem::TopicName(self.route.topic_text.clone()))
@@ -264,7 +276,7 @@ impl Shaper<'_> {
     /// All headers, also behind one that can't be read, which is left out.
     fn headers(&mut self) -> Result<(), Problem> {
         let mut problem = Ok(());
-        let Work { scratch, headers } = &mut *self.work;
+        let Work { scratch, headers, .. } = &mut *self.work;
         let fixed = &self.route.fixed;
         for rule in &self.route.headers {
             match rule {
@@ -364,22 +376,33 @@ fn is_traceparent(text: &[u8]) -> bool {
 /// `0/1A2B3C8:5`, without the formatting machinery: once an event.
 pub(super) fn append_position(position: Position, out: &mut Vec<u8>) {
     let lsn = position.commit_lsn.to_wire();
-    append_number(lsn >> 32, 16, out);
-    out.push(b'/');
-    append_number(lsn & 0xFFFF_FFFF, 16, out);
-    out.push(b':');
-    append_number(position.ordinal, 10, out);
+    // 8 and 8 digits, 20 at most, and two marks; filled from the end.
+    let mut text = [0; 38];
+    let mut place = text.iter_mut().rev();
+    let mut put = |byte: u8| {
+        if let Some(place) = place.next() {
+            *place = byte;
+        }
+    };
+    digits::<10>(position.ordinal, &mut put);
+    put(b':');
+    digits::<16>(lsn & 0xFFFF_FFFF, &mut put);
+    put(b'/');
+    digits::<16>(lsn >> 32, &mut put);
+    let left = place.len();
+    out.extend_from_slice(text.get(left..).unwrap_or_default());
 }
 
-fn append_number(mut number: u64, base: u64, out: &mut Vec<u8>) {
-    let start = out.len();
+/// The digits of a number, last to first.
+#[inline]
+fn digits<const BASE: u64>(mut number: u64, put: &mut impl FnMut(u8)) {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
     loop {
-        let digit = usize::try_from(number % base).unwrap_or(0);
-        out.push(b"0123456789ABCDEF"[digit]);
-        number /= base;
+        let digit = usize::try_from(number % BASE).unwrap_or(0);
+        put(DIGITS.get(digit).copied().unwrap_or(b'0'));
+        number /= BASE;
         if number == 0 {
             break;
         }
     }
-    out[start..].reverse();
 }

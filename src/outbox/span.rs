@@ -16,6 +16,7 @@ pub(super) struct Extent {
 
 impl Extent {
     /// The bytes. Out of range is our own bug, and panics.
+    #[inline]
     pub(super) fn of(self, buffer: &[u8]) -> &[u8] {
         &buffer[self.start..self.start + self.len]
     }
@@ -57,6 +58,7 @@ pub(super) struct Buffers<'a> {
 
 impl<'a> Buffers<'a> {
     /// The bytes at `span`.
+    #[inline]
     pub(super) fn get(self, span: Span) -> Option<&'a [u8]> {
         match span {
             Span::Null => None,
@@ -88,26 +90,31 @@ pub(super) struct Source {
 
 impl<'r> Row<'r> {
     /// Where the field's text lies; `None` for NULL and for a column that is not there.
+    #[inline]
     pub(super) fn extent(&self, field: FieldId) -> Option<Extent> {
         self.cells[self.columns[field.0].column?]
     }
 
     /// Whether the relation has a column for the field.
+    #[inline]
     pub(super) fn has(&self, field: FieldId) -> bool {
         self.columns[field.0].column.is_some()
     }
 
     /// The bytes at `extent`.
+    #[inline]
     pub(super) fn at(&self, extent: Extent) -> &'r [u8] {
         extent.of(self.bytes)
     }
 
     /// The field's text.
+    #[inline]
     pub(super) fn text(&self, field: FieldId) -> Option<&'r [u8]> {
         self.extent(field).map(|extent| self.at(extent))
     }
 
     /// The field's type.
+    #[inline]
     pub(super) fn kind(&self, field: FieldId) -> super::types::Kind {
         self.columns[field.0].kind
     }

@@ -130,6 +130,7 @@ impl Template {
     }
 
     /// The text for `row`: where it lies, or the field that is NULL.
+    #[inline]
     pub(super) fn fill(
         &self,
         row: &Row<'_>,

@@ -8,6 +8,9 @@ pub(super) const AHEAD_MAX_MS: i64 = 3_600_000;
 
 const DAY_MICROS: i64 = 86_400_000_000;
 
+/// Microseconds of the last of so many digits after a second's point.
+const MICROS_OF_DIGITS: [i64; 7] = [1_000_000, 100_000, 10_000, 1_000, 100, 10, 1];
+
 /// Microseconds since the Unix epoch of a date, `timestamp` (read as UTC) or `timestamptz`; `None` for `infinity`, for
 /// what is not one, and beyond 64 bits.
 pub(super) fn parse(text: &[u8]) -> Option<i64> {
@@ -83,10 +86,17 @@ pub(super) fn civil_from_days(days: i64) -> (i64, i64, i64) {
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
+#[inline]
+fn digit(byte: u8) -> Option<i64> {
+    let digit = byte.wrapping_sub(b'0');
+    (digit < 10).then_some(i64::from(digit))
+}
+
 /// What is still to be read.
 struct Text<'t>(&'t [u8]);
 
 impl Text<'_> {
+    #[inline]
     fn byte(&mut self, wanted: u8) -> Option<()> {
         let (&first, rest) = self.0.split_first()?;
         if first != wanted {
@@ -98,18 +108,25 @@ impl Text<'_> {
 
     /// Up to nine digits: their value and how many there are.
     fn number(&mut self) -> Option<(i64, usize)> {
-        let count = self.0.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        if !(1..=9).contains(&count) {
-            return None;
+        let (mut value, mut count) = (0, 0);
+        while let Some(digit) = self.0.get(count).copied().and_then(digit) {
+            if count == 9 {
+                return None;
+            }
+            value = value * 10 + digit;
+            count += 1;
         }
-        let (digits, rest) = self.0.split_at(count);
-        self.0 = rest;
-        Some((digits.iter().fold(0, |sum, digit| sum * 10 + i64::from(digit - b'0')), count))
+        self.0 = self.0.get(count..)?;
+        (count > 0).then_some((value, count))
     }
 
+    /// Two digits; one more is left over, and the caller sees it.
+    #[inline]
     fn two_digits(&mut self, low: i64, high: i64) -> Option<i64> {
-        let (value, digits) = self.number()?;
-        (digits == 2 && (low..=high).contains(&value)).then_some(value)
+        let (&[tens, ones], rest) = self.0.split_first_chunk()?;
+        let value = digit(tens)? * 10 + digit(ones)?;
+        self.0 = rest;
+        (low..=high).contains(&value).then_some(value)
     }
 
     /// `03:04:05.678`, in microseconds. PostgreSQL prints 24:00:00 for the end of a day.
@@ -121,8 +138,10 @@ impl Text<'_> {
         let second = self.two_digits(0, 60)?;
         let micros = if self.byte(b'.').is_some() {
             let (fraction, digits) = self.number()?;
-            let exponent = u32::try_from(digits).ok()?;
-            fraction * 1_000_000 / 10_i64.pow(exponent)
+            match MICROS_OF_DIGITS.get(digits) {
+                Some(micros) => fraction * micros,
+                None => fraction / 10_i64.pow(u32::try_from(digits).ok()?.checked_sub(6)?),
+            }
         } else {
             0
         };

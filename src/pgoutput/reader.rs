@@ -33,11 +33,13 @@ impl<'a> Reader<'a> {
     }
 
     /// The bytes between this place and a later one.
+    #[inline]
     pub(super) fn up_to(&self, later: &Self) -> &'a [u8] {
         let taken = self.rest.len().saturating_sub(later.rest.len());
         self.rest.get(..taken).unwrap_or(self.rest)
     }
 
+    #[inline]
     pub(super) fn take(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
         let Some((taken, rest)) = self.rest.split_at_checked(count) else {
             return Err(self.error("the message ends early"));
@@ -46,6 +48,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
+    #[inline]
     fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
         let Some((taken, rest)) = self.rest.split_first_chunk() else {
             return Err(self.error("the message ends early"));
@@ -54,14 +57,17 @@ impl<'a> Reader<'a> {
         Ok(*taken)
     }
 
+    #[inline]
     pub(super) fn u8(&mut self) -> Result<u8, DecodeError> {
         self.array().map(u8::from_be_bytes)
     }
 
+    #[inline]
     pub(super) fn u32(&mut self) -> Result<u32, DecodeError> {
         self.array().map(u32::from_be_bytes)
     }
 
+    #[inline]
     pub(super) fn i32(&mut self) -> Result<i32, DecodeError> {
         self.array().map(i32::from_be_bytes)
     }

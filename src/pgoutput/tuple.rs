@@ -89,6 +89,7 @@ impl<'a> Tuple<'a> {
     }
 
     /// The places of all columns, first to last.
+    #[inline]
     pub fn cells(&self) -> impl Iterator<Item = Cell> + use<'a> {
         let length = self.bytes.len();
         let mut columns = self.columns();
@@ -138,6 +139,7 @@ impl<'a> Iterator for Columns<'a> {
     type Item = Column<'a>;
 
     // The bytes were checked by `Tuple::read`, so `?` only ever fires at the end.
+    #[inline]
     fn next(&mut self) -> Option<Column<'a>> {
         let (&kind, rest) = self.rest.split_first()?;
         if kind == b'n' || kind == b'u' {

@@ -6,10 +6,13 @@
 //! Only the head of a lane is ever tried, and only when the cursor row has passed it. A lane is live again when no row
 //! of it is left and every mark of it is committed.
 
+mod by_lane;
+
 use crate::ack::bug::{Bug, injected};
 use crate::event::Position;
 use crate::parked::{Entry, Lane, State, Wish};
 use crate::record::Ticket;
+use by_lane::ByLane;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
@@ -84,7 +87,7 @@ impl Counts {
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     rows: BTreeMap<Position, Row>,
-    queues: HashMap<Lane, Queue>,
+    queues: HashMap<Lane, Queue, ByLane>,
     /// Resolved rows that the stream may bring again.
     settled: BTreeSet<Position>,
     /// Heads whose time has not come.
@@ -92,6 +95,8 @@ pub(super) struct Lanes {
     /// Heads whose time has come, in order of the stream.
     now: BTreeSet<Position>,
     counts: Counts,
+    /// No row, and nothing settled, stands behind it: one comparison for each new event, however many are parked.
+    last: Position,
 }
 
 impl Lanes {
@@ -117,13 +122,14 @@ impl Lanes {
     /// Whether an event the stream brings is parked, or was, and is committed as such.
     #[inline]
     pub(super) fn knows(&self, position: Position) -> bool {
-        let any = !self.rows.is_empty() || !self.settled.is_empty();
-        any && (self.rows.contains_key(&position) || self.settled.contains(&position))
+        position <= self.last
+            && (self.rows.contains_key(&position) || self.settled.contains(&position))
     }
 
     /// Whether a parked event stands here or further on.
     pub(super) fn any_from(&self, position: Position) -> bool {
-        self.rows.last_key_value().is_some_and(|(last, _)| *last >= position)
+        position <= self.last
+            && self.rows.last_key_value().is_some_and(|(last, _)| *last >= position)
     }
 
     pub(super) fn row(&self, position: Position) -> Option<&Row> {
@@ -148,9 +154,19 @@ impl Lanes {
         dead.map(|(position, _)| *position).take(most).collect()
     }
 
+    /// Whether neither time nor a report changes anything before something else does: no head is due, and no settled
+    /// row waits to be forgotten.
+    #[inline]
+    pub(super) fn asleep(&self, now: Duration) -> bool {
+        self.now.is_empty()
+            && self.settled.is_empty()
+            && self.later.first().is_none_or(|(due, _)| *due > now)
+    }
+
     /// A row that is new to us. `written` where the table has it already.
     pub(super) fn insert(&mut self, now: Duration, entry: &Entry, written: bool) {
         let Entry { position, lane, state, attempts, wait, overtaken_by: _ } = *entry;
+        self.last = self.last.max(position);
         if state.resolved() {
             if !injected(Bug::ForgetsTombstones) {
                 self.settled.insert(position);

@@ -229,8 +229,8 @@ impl Relay {
         if let Some(reason) = self.refused.filter(|_| nothing_flies) {
             self.restart(Restart::Refused(reason), effects);
         }
-        // Nothing is parked: the events of a day without trouble pay for no more than this.
-        let parks = !self.parking.idle();
+        // Nothing is parked, or nothing of it is due: events pay for no more than this.
+        let parks = !self.parking.asleep(now);
         if parks && self.tries_allowed() {
             let in_flight = self.flow.in_flight().0;
             self.parking.tick(now, (self.resolved(), self.durable()), in_flight, effects);

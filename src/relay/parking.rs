@@ -109,6 +109,18 @@ impl Parking {
             && self.tries() == 0
     }
 
+    /// Whether there is nothing to decide before something of a parked event happens: no head is due, no write, mark,
+    /// try or letter waits. What is parked costs no more than this, however much it is.
+    #[inline]
+    pub(super) fn asleep(&self, now: Duration) -> bool {
+        self.lanes.asleep(now)
+            && self.pending.is_empty()
+            && self.marks.is_empty()
+            && self.tries.is_empty()
+            && self.letters.asleep(now)
+            && !self.hushed
+    }
+
     pub(super) fn counts(&self) -> Counts {
         self.lanes.counts()
     }

@@ -1,6 +1,6 @@
 //! Polling end to end: each layout to real Kafka, with the marks its seed writes, and the order of each aggregate.
 
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::load::Load;
 use crate::pipeline::Pipeline;
 use crate::relay::{Relay, postrider, postrider_ok};
@@ -8,9 +8,6 @@ use crate::server::Version;
 use crate::sink_caller::alter;
 use crate::topic::{ReadRecord, Topic, create_topic};
 use serde_json::Value;
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(40);
 
 /// A pipeline that polls. The one it is made from was set up to stream: its slot goes.
 async fn polling(version: Version, test: &str, layout: &str) -> Pipeline {

@@ -76,13 +76,19 @@ impl Queue {
         self.arrived.notify_one();
     }
 
+    /// A batch that is there already.
+    pub(super) fn ready(&self) -> Option<Batch> {
+        let batch = self.lock().pop()?;
+        self.room.notify_one();
+        Some(batch)
+    }
+
     /// The next batch, or the end when all batches are taken. Dropping the future loses nothing.
     pub(super) async fn next(&self) -> Next {
         loop {
             {
                 let mut inner = self.lock();
-                if let Some(batch) = inner.batches.pop_front() {
-                    inner.bytes -= batch.size_bytes();
+                if let Some(batch) = inner.pop() {
                     drop(inner);
                     self.room.notify_one();
                     return Next::Batch(batch);
@@ -94,6 +100,14 @@ impl Queue {
             }
             self.arrived.notified().await;
         }
+    }
+}
+
+impl Inner {
+    fn pop(&mut self) -> Option<Batch> {
+        let batch = self.batches.pop_front()?;
+        self.bytes -= batch.size_bytes();
+        Some(batch)
     }
 }
 

@@ -90,6 +90,11 @@ impl WalStream {
         }
     }
 
+    /// The next frames, if they are there already.
+    pub fn ready(&self) -> Option<Batch> {
+        self.shared.queue.ready()
+    }
+
     fn stopped(&self) -> SourceError {
         SourceError::new(SourceErrorKind::Stopped, self.doing.as_str())
     }

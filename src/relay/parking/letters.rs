@@ -107,6 +107,12 @@ impl Letters {
         *self = Self::new(self.on);
     }
 
+    /// Whether none is out or due.
+    #[inline]
+    pub(super) fn asleep(&self, now: Duration) -> bool {
+        self.out.is_none() && self.order.first().is_none_or(|(due, _)| *due > now)
+    }
+
     /// When the next falls due.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.order.first().filter(|_| self.out.is_none()).map(|(due, _)| *due)

@@ -52,6 +52,8 @@ pub(super) struct KafkaSink {
     emptying: Option<Arc<Producer>>,
     topics: BTreeMap<String, Arc<Facts>>,
     topics_version: u64,
+    /// The topic of the record before: mostly it is the next one's too.
+    last: Option<Arc<Facts>>,
 }
 
 /// Looks at the settings as [`KafkaSink::open`] does.
@@ -74,6 +76,7 @@ impl KafkaSink {
             emptying: None,
             topics: BTreeMap::new(),
             topics_version: 0,
+            last: None,
         };
         sink.renew()?;
         let keeper = Keeper::new(shared, spec.brokers.clone());
@@ -125,6 +128,41 @@ impl KafkaSink {
         let heard = self.shared.refused_at(topic);
         let counts = heard.is_some_and(|heard| since.is_none_or(|since| heard > since));
         if counts { NotTaken::Unavailable } else { NotTaken::Destination }
+    }
+
+    /// The same for a record, with less to look for where its topic is the one before.
+    fn facts_for(&mut self, topic: &str, since: Option<Instant>) -> Result<Arc<Facts>, NotTaken> {
+        let is_current = self.shared.topics_version.load(Ordering::Acquire) == self.topics_version;
+        let last = self
+            .last
+            .take()
+            .filter(|facts| is_current && facts.name.to_bytes() == topic.as_bytes());
+        if let Some(last) = last {
+            return Ok(last);
+        }
+        if !is_topic_name(topic.as_bytes()) {
+            return Err(NotTaken::Refused(Refusal::TopicName));
+        }
+        self.facts(topic).ok_or_else(|| self.unknown(topic, since))
+    }
+
+    fn enqueue_to(
+        &mut self,
+        facts: &Facts,
+        ticket: Ticket,
+        record: &Record<'_>,
+        since: Option<Instant>,
+    ) -> Result<(), NotTaken> {
+        topic::within(record, self.spec.size_max).map_err(NotTaken::Refused)?;
+        if let Err(reason) = topic::fits(record, facts) {
+            return Err(self.unfit(record.topic, (facts.asked_at, since), reason));
+        }
+        let sizes = self.sizes_for(record, facts);
+        if sizes != self.sizes {
+            self.resize(sizes);
+            return Err(NotTaken::Full);
+        }
+        self.produce(facts, ticket, record)
     }
 
     /// What to say of a record that does not fit its topic. Somebody may have mended the topic since it was asked for:
@@ -228,22 +266,10 @@ impl KafkaSink {
             return Err(NotTaken::Full);
         }
         self.emptying = None;
-        if !is_topic_name(record.topic.as_bytes()) {
-            return Err(NotTaken::Refused(Refusal::TopicName));
-        }
-        let Some(facts) = self.facts(record.topic) else {
-            return Err(self.unknown(record.topic, since));
-        };
-        topic::within(record, self.spec.size_max).map_err(NotTaken::Refused)?;
-        if let Err(reason) = topic::fits(record, &facts) {
-            return Err(self.unfit(record.topic, (facts.asked_at, since), reason));
-        }
-        let sizes = self.sizes_for(record, &facts);
-        if sizes != self.sizes {
-            self.resize(sizes);
-            return Err(NotTaken::Full);
-        }
-        self.produce(&facts, ticket, record)
+        let facts = self.facts_for(record.topic, since)?;
+        let taken = self.enqueue_to(&facts, ticket, record, since);
+        self.last = Some(facts);
+        taken
     }
 }
 
