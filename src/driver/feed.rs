@@ -167,9 +167,9 @@ impl Pipeline {
             return Step::Stay;
         }
         let expired = mapped.expires_at.is_some_and(|at| self.tell.has_passed(at));
-        let passes = self.returning.passes(mapped.event_id);
-        let (commit_lsn, aggregate) = (at.position.commit_lsn, Some(mapped.aggregate));
-        if expired || passes || self.handed.has(mapped.event_id, commit_lsn, aggregate) {
+        let (id, commit_lsn) = (mapped.event_id, at.position.commit_lsn);
+        let passes = self.returning.passes(id);
+        if expired || passes || self.handed.has(id, commit_lsn, Some(mapped.aggregate)) {
             self.tell.skipped_total += u64::from(expired);
             return self.skip(now);
         }
@@ -201,8 +201,7 @@ impl Pipeline {
         let lost = || self.destinations.lost(record.topic, now);
         let halt = |reason| Box::new(halts::refused_event(&mapped, at, reason));
         let Some((input, refused)) = set_aside(not_taken, ticket, (doubted, lost), halt) else {
-            let nowhere = matches!(not_taken, NotTaken::Destination | NotTaken::Unavailable);
-            self.destinations.awaits(nowhere.then_some(record.topic));
+            self.destinations.awaits(nowhere(not_taken).then_some(record.topic));
             self.apply(now, Input::NotTaken { ticket });
             return Step::Stay;
         };
@@ -295,6 +294,11 @@ enum Answer {
     Publish(Ticket),
     Park(Entry),
     Nothing,
+}
+
+/// Whether a record waits for its destination alone.
+fn nowhere(not_taken: NotTaken) -> bool {
+    matches!(not_taken, NotTaken::Destination | NotTaken::Unavailable)
 }
 
 /// The answer to the event just applied, taken out of the effects: its record is at hand only now.
