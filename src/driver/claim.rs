@@ -152,6 +152,7 @@ impl Pipeline {
             say::repair_progress(self);
         }
         polling.poller.settle(open.claim, &outcomes).await?;
+        self.returning.settled();
         Ok(outcomes.iter().any(|outcome| *outcome != Settled::Held))
     }
 }
