@@ -5,10 +5,11 @@
 
 use super::pipeline::Pipeline;
 use super::poll::Polling;
+use super::run::Stop;
 use super::say;
 use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;
-use crate::parked::{Mark, Parked, State};
+use crate::parked::{Entry, Mark, Parked, State};
 use crate::pgoutput;
 use crate::postgres::SourceError;
 use crate::postgres::parked::{self, Stored};
@@ -115,7 +116,8 @@ impl Pipeline {
         // Its row is moved to where it stands now, and written only where somebody has deleted it.
         let places = self.returning.places(&rows);
         polling.failed |= keeps || !places.is_empty();
-        let rows: &[Parked] = if keeps { &[] } else { &rows };
+        let letters = if keeps { self.letters(polling, &rows) } else { Vec::new() };
+        let rows: &[Parked] = if keeps { &letters } else { &rows };
         let client = polling.poller.client();
         parked::place(client, self.spec.name(), &places).await?;
         let stored =
@@ -124,10 +126,28 @@ impl Pipeline {
         Ok(stored)
     }
 
+    /// Of rows whose failure is their table's to keep, those that are dead with it and go to the dead-letter topic:
+    /// they stand in the parked table too, committed with the failure, so that no crash loses the letter. They hold up
+    /// nobody.
+    fn letters(&self, polling: &Polling, rows: &[Parked]) -> Vec<Parked> {
+        let Some(open) = polling.open.as_ref().filter(|_| self.spec.dead_topic.is_some()) else {
+            return Vec::new();
+        };
+        let letter = |row: &Parked| {
+            let index = usize::try_from(row.entry.position.ordinal).ok()?;
+            let failed = matches!(open.outcomes.get(index)?, Some(Settled::Failed { .. }));
+            let attempts = polling.poller.dies(open.claim.rows.get(index).filter(|_| failed)?)?;
+            let entry = Entry { state: State::Dead, lane: None, attempts, ..row.entry };
+            Some(Parked { entry, ..row.clone() })
+        };
+        rows.iter().filter_map(letter).collect()
+    }
+
     /// Marks the claim's rows as far as their outcomes are known, and commits. Whether any took a mark.
     pub(super) async fn settle_claim(
         &mut self,
         polling: &mut Polling,
+        stop: &Stop,
     ) -> Result<bool, SourceError> {
         let Some(open) = polling.open.take() else { return Ok(false) };
         let progress = self.relay.progress();
@@ -151,7 +171,7 @@ impl Pipeline {
             self.marking.forget();
             say::repair_progress(self);
         }
-        polling.poller.settle(open.claim, &outcomes).await?;
+        self.patiently(stop, polling.poller.settle(open.claim, &outcomes)).await?;
         self.returning.settled();
         Ok(outcomes.iter().any(|outcome| *outcome != Settled::Held))
     }

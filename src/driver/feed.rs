@@ -167,8 +167,9 @@ impl Pipeline {
             return Step::Stay;
         }
         let expired = mapped.expires_at.is_some_and(|at| self.tell.has_passed(at));
-        let passes = self.returning.passes(mapped.event_id);
-        if expired || passes || self.handed.has(mapped.event_id, at.position.commit_lsn) {
+        let (id, commit_lsn) = (mapped.event_id, at.position.commit_lsn);
+        let passes = self.returning.passes(id);
+        if expired || passes || self.handed.has(id, commit_lsn, Some(mapped.aggregate)) {
             self.tell.skipped_total += u64::from(expired);
             return self.skip(now);
         }
@@ -200,8 +201,7 @@ impl Pipeline {
         let lost = || self.destinations.lost(record.topic, now);
         let halt = |reason| Box::new(halts::refused_event(&mapped, at, reason));
         let Some((input, refused)) = set_aside(not_taken, ticket, (doubted, lost), halt) else {
-            let nowhere = matches!(not_taken, NotTaken::Destination | NotTaken::Unavailable);
-            self.destinations.awaits(nowhere.then_some(record.topic));
+            self.destinations.awaits(nowhere(not_taken).then_some(record.topic));
             self.apply(now, Input::NotTaken { ticket });
             return Step::Stay;
         };
@@ -232,15 +232,15 @@ impl Pipeline {
             MapError::Poison(poison) => {
                 let remains = &poison.remains;
                 let event_id = remains.event_id.as_deref().unwrap_or_default();
+                let aggregate = remains.aggregate.as_ref();
+                let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
                 if self.returning.passes(event_id)
-                    || self.handed.has(event_id, at.position.commit_lsn)
+                    || self.handed.has(event_id, at.position.commit_lsn, aggregate)
                 {
                     return self.skip(now);
                 }
                 self.handed.claimed(event_id);
                 self.metrics.failed(remains.event_type.as_deref().unwrap_or_default());
-                let aggregate = remains.aggregate.as_ref();
-                let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
                 let halt = Box::new(halts::poison_event(&poison));
                 let first = self.effects.len();
                 let change = Input::Change(Change::Poison { aggregate, halt });
@@ -294,6 +294,11 @@ enum Answer {
     Publish(Ticket),
     Park(Entry),
     Nothing,
+}
+
+/// Whether a record waits for its destination alone.
+fn nowhere(not_taken: NotTaken) -> bool {
+    matches!(not_taken, NotTaken::Destination | NotTaken::Unavailable)
 }
 
 /// The answer to the event just applied, taken out of the effects: its record is at hand only now.

@@ -21,6 +21,7 @@ mod judge;
 mod looks;
 mod marking;
 mod parking;
+mod patience;
 mod pipeline;
 mod poll;
 mod poll_spec;

@@ -50,11 +50,20 @@ pub(super) struct Polling {
     pub(super) failed: bool,
     /// The end of the claim before.
     floor: Lsn,
+    /// What is parked is to be read again, as soon as no write is under way.
+    anew: Anew,
     limit: usize,
     next_at: Instant,
     /// `mode = "auto"`: the slot that is to be streamed from again.
     pub(super) renewal: Option<Renewal>,
     leave_at: Option<Instant>,
+}
+
+/// Whether what is parked is to be read again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Anew {
+    No,
+    Due,
 }
 
 /// What happened first.
@@ -96,6 +105,7 @@ impl Polling {
             open: None,
             failed: false,
             floor: start,
+            anew: Anew::No,
             limit: 0,
             next_at: Instant::now(),
             renewal: None,
@@ -140,7 +150,7 @@ impl Pipeline {
                     return self.outcome().map_or(End::Restart, End::Over);
                 }
                 Ok(Some(Over::Exit(exit))) => {
-                    if let Err(error) = self.settle_claim(&mut polling).await {
+                    if let Err(error) = self.settle_claim(&mut polling, stop).await {
                         say::farewell_failed(self, &error);
                     }
                     return End::Over(exit);
@@ -194,25 +204,26 @@ impl Pipeline {
         if let Some(exit) = self.perform_polling(polling).await? {
             return Ok(Some(Over::Exit(exit)));
         }
+        self.begin_anew(polling).await?;
         let resolved = polling.open.as_ref().is_some_and(|open| self.claim_is_resolved(open));
         if resolved {
-            self.end_claim(polling).await?;
+            self.end_claim(polling, stop).await?;
             return Ok(self.hands_over(polling).await?.then_some(Over::Streams));
         }
+        self.writes_wait(polling.desk.jobs.written_since());
         self.report_sometimes(None);
         let turn = self.wait_polling(polling, stop).await;
         self.react_polling(polling, turn).await
     }
 
     /// Settles a claim that is done, and looks for the next at once.
-    async fn end_claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
+    async fn end_claim(&mut self, polling: &mut Polling, stop: &Stop) -> Result<(), SourceError> {
         polling.floor = polling.open.as_ref().map_or(polling.floor, Open::end);
-        let any = self.settle_claim(polling).await?;
+        let any = self.settle_claim(polling, stop).await?;
         if std::mem::take(&mut polling.failed) {
             // The table holds failed rows and their followers back: the next claim is a new beginning.
-            self.reload(polling).await?;
-            polling.start = polling.floor;
-            drop(self.begin_polling(polling));
+            polling.anew = Anew::Due;
+            self.begin_anew(polling).await?;
         }
         // Where everything waits for something else, the next claim finds the same.
         let pause = if any { Duration::ZERO } else { self.spec.poll.interval };
@@ -240,9 +251,8 @@ impl Pipeline {
             let pause = if claim.more { Duration::ZERO } else { settings.interval };
             polling.next_at = Instant::now() + pause;
             if self.returning_are_fewer(polling).await? {
-                self.reload(polling).await?;
-                polling.start = polling.floor;
-                drop(self.begin_polling(polling));
+                polling.anew = Anew::Due;
+                self.begin_anew(polling).await?;
             }
         } else {
             polling.open = Some(Open::new(claim, polling.floor));
@@ -311,16 +321,27 @@ impl Pipeline {
         if let Some(open) = polling.open.take() {
             polling.floor = open.end();
         }
+        (polling.failed, polling.anew) = (false, Anew::Due);
+        polling.next_at = Instant::now() + self.spec.poll.interval;
+        self.begin_anew(polling).await
+    }
+
+    /// Begins anew, if that is wanted, with what is parked now. A write that is under way comes first: the relay would
+    /// have it made a second time beside itself.
+    async fn begin_anew(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
+        if polling.anew == Anew::No || polling.desk.jobs.written_since().is_some() {
+            return Ok(());
+        }
+        polling.anew = Anew::No;
         self.reload(polling).await?;
         polling.start = polling.floor;
-        polling.failed = false;
-        polling.next_at = Instant::now() + self.spec.poll.interval;
         drop(self.begin_polling(polling));
         Ok(())
     }
 
     async fn wait_polling(&self, polling: &mut Polling, stop: &Stop) -> Turn {
-        let hungry = polling.open.is_none() && !self.relay.stopping() && self.relay.intake_open();
+        let idle = polling.open.is_none() && polling.anew == Anew::No;
+        let hungry = idle && !self.relay.stopping() && self.relay.intake_open();
         // A broker that is down would only keep the rows locked.
         let claim = hungry && !self.broker_is_down();
         let hold = polling.open.as_ref().map(|open| open.since + CLAIM_HOLD_MAX);

@@ -134,7 +134,6 @@ impl Pipeline {
             Ok(Renewed::Stands) => {
                 renewal.step = Step::Stands;
                 (renewal.last, renewal.drained) = (false, false);
-                self.handed.slot_stands();
                 self.tell.slot = None;
                 say::slot_stands(self);
             }
@@ -162,7 +161,6 @@ impl Pipeline {
         let Some(renewal) = &mut polling.renewal else { return };
         (renewal.step, renewal.last, renewal.drained) = (Step::LetGo, false, false);
         renewal.next_at = Instant::now();
-        self.handed.slot_goes();
     }
 
     /// Whether the stream may go on from the slot; then polling is over.

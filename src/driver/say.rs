@@ -9,6 +9,7 @@ mod destination;
 mod parked;
 mod repair;
 mod slot;
+mod write;
 
 pub(super) use bookmark::bookmark_let_go;
 pub(super) use destination::{destination_down, destination_given_up, undelivered};
@@ -17,6 +18,7 @@ pub(super) use repair::{
     repair_begins, repair_next, repair_progress, repair_told, repaired, repairing, slot_gone_again,
 };
 pub(super) use slot::{slot_held, slot_let_go, wal_budget_half, wal_budget_well};
+pub(super) use write::{write_done, write_waits};
 
 use super::pipeline::Pipeline;
 use super::run::Exit;
@@ -65,6 +67,9 @@ pub(super) struct Tell {
     pub(super) budget: Option<Trouble>,
     /// With a standby that the stream waits for.
     pub(super) standby: Option<Trouble>,
+    /// With a write that is not committed, and when it was last looked at.
+    pub(super) write: Option<Trouble>,
+    pub(super) write_at: Option<Instant>,
     pub(super) standing_by: Option<Trouble>,
     /// When a repair last told how far it is.
     pub(super) repair_at: Option<Instant>,

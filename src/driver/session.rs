@@ -51,7 +51,7 @@ pub(super) struct Session {
     pub(super) connected: Connected,
     feeding: Option<Feeding>,
     writing: Option<Job<Written>>,
-
+    writing_since: Instant,
     looks: Looks,
     leave_at: Option<Instant>,
     /// By the relay's clock.
@@ -80,6 +80,7 @@ impl Session {
             connected,
             feeding: None,
             writing: None,
+            writing_since: Instant::now(),
             looks,
             leave_at: None,
             yielded_at: Duration::ZERO,
@@ -156,6 +157,7 @@ impl Pipeline {
         if let Some(end) = self.perform(session) {
             return Some(end);
         }
+        self.writes_wait(session.written_since());
         self.report_sometimes(Some(&session.looks));
         if now.saturating_sub(session.yielded_at) >= YIELD_INTERVAL {
             session.yielded_at = now;
@@ -324,6 +326,12 @@ impl Session {
         }
     }
 
+    /// When the older of the writes began that are under way.
+    fn written_since(&self) -> Option<Instant> {
+        let row = self.writing.as_ref().map(|_| self.writing_since);
+        [row, self.connected.desk.jobs.written_since()].into_iter().flatten().min()
+    }
+
     fn write(&mut self, row: Progress, marks: Option<(Marker, Arc<Vec<String>>)>) {
         assert!(self.writing.is_none(), "two cursor rows at once");
         let resume = &self.connected.resume;
@@ -335,6 +343,7 @@ impl Session {
             ..resume.cursor.clone()
         };
         let client = self.connected.desk.control.shared_client();
+        self.writing_since = Instant::now();
         self.writing = Some(Box::pin(async move {
             if let Some((marker, ids)) = marks {
                 marker.mark(&client, &ids).await?;

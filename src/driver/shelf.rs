@@ -46,8 +46,8 @@ pub(super) struct Try {
     position: Position,
     /// `None` until it is read from the table.
     record: Option<OwnedRecord>,
-    /// When it was asked for: what was heard of its destination before that refuses nothing, for it may be tried because
-    /// somebody has just mended it.
+    /// When it was asked for: what was heard of its destination before that refuses nothing, for it may be tried
+    /// because somebody has just mended it.
     since: Instant,
     what: What,
 }
@@ -208,7 +208,8 @@ impl Pipeline {
         }
     }
 
-    /// Offers the sink what is to be tried. One answer of the broker about a destination decides all that waited for it.
+    /// Offers the sink what is to be tried. One answer of the broker about a destination decides all that waited for
+    /// it.
     pub(super) fn offer_tries(&mut self, now: Duration) {
         let mut tries = std::mem::take(&mut self.shelf.tries);
         tries.retain(|a_try| {

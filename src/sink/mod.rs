@@ -28,8 +28,8 @@ pub trait Sink: Send {
     /// overtake it.
     fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken>;
 
-    /// As `enqueue`, for a record that is tried again: what was heard of its destination before `since` refuses nothing,
-    /// for somebody may have mended it. One answer serves all that were tried before it was asked for.
+    /// As `enqueue`, for a record that is tried again: what was heard of its destination before `since` refuses
+    /// nothing, for somebody may have mended it. One answer serves all that were tried before it was asked for.
     ///
     /// # Errors
     /// As `enqueue`. [`NotTaken::Unavailable`] was heard after `since`.

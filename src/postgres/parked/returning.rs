@@ -50,11 +50,16 @@ pub async fn unpublished(
     pipeline: &str,
     table: &Table,
 ) -> Result<Vec<Again>, SourceError> {
-    let sql = "SELECT p.event_id, p.commit_lsn, p.ordinal, NOT p.blocks OR p.state IN ('done', 'skipped'), \
-                 p.aggregate_type, p.aggregate_id FROM postrider.parked AS p \
-               WHERE p.pipeline = $1 AND p.event_id IS NOT NULL AND (p.state NOT IN ('done', 'skipped') \
-                 OR p.commit_lsn >= (SELECT c.watermark FROM postrider.cursor AS c WHERE c.pipeline = $1))";
-    let candidates = read(client, pipeline, sql).await?;
+    // Where the table keeps failures, one that holds nothing back is the letter of a row that has failed for good.
+    let letters = table.spec().keeps_failures();
+    let sql = format!(
+        "SELECT p.event_id, p.commit_lsn, p.ordinal, NOT p.blocks OR p.state IN ('done', 'skipped'), \
+           p.aggregate_type, p.aggregate_id FROM postrider.parked AS p \
+         WHERE p.pipeline = $1 AND p.event_id IS NOT NULL AND (p.blocks OR NOT {letters}) \
+           AND (p.state NOT IN ('done', 'skipped') OR p.commit_lsn >= \
+             (SELECT c.watermark FROM postrider.cursor AS c WHERE c.pipeline = $1))"
+    );
+    let candidates = read(client, pipeline, &sql).await?;
     let ids: Vec<&str> = candidates.iter().map(|(again, _)| again.event_id.as_str()).collect();
     let stand = table.unpublished_of(client, &ids).await?;
     Ok(coming(candidates, &stand))

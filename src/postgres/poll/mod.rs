@@ -13,6 +13,7 @@
 //! later ones of its aggregate, and of no other.
 
 mod claim;
+mod dies;
 pub mod listed;
 pub mod marks;
 mod session;

@@ -152,8 +152,9 @@ impl Keeper {
             // Whoever waits all the same asks again.
             self.shared.mailbox.post(Post::Retry);
         }
+        let topics = self.shared.to_ask(ASKED_TOPICS, TICK);
         let Some(producer) = self.producer.clone() else { return true };
-        for topic in self.shared.to_ask(ASKED_TOPICS, TICK) {
+        for topic in topics {
             let asked_at = Instant::now();
             match topic::look_up(&producer, &topic, ANSWER_MAX) {
                 Ok(facts) => {
@@ -312,8 +313,8 @@ impl Keeper {
     }
 }
 
-/// Whether a trouble is told again. The hint names what is in trouble; the reason may carry times that change with every
-/// try.
+/// Whether a trouble is told again. The hint names what is in trouble; the reason may carry times that change with
+/// every try.
 fn is_news(said: Option<&(Trouble, Instant)>, trouble: &Trouble) -> bool {
     said.is_none_or(|(said, at)| {
         (said.about, &said.hint) != (trouble.about, &trouble.hint) || at.elapsed() >= REPEAT

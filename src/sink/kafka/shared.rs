@@ -41,8 +41,8 @@ pub(super) struct Shared {
     bell: Condvar,
 }
 
-/// What the keeper is asked to do. Everything in it is bounded: one of each, but for topics, and for producers, of which
-/// two can be on the way out.
+/// What the keeper is asked to do. Everything in it is bounded: one of each, but for topics, and for producers, of
+/// which two can be on the way out.
 #[derive(Default)]
 pub(super) struct Inbox {
     /// The producer to ask with.

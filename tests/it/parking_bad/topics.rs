@@ -111,8 +111,8 @@ async fn topic_that_is_missing_parks_its_events_alone_until_it_is_made_anew() {
     stage.scene.end(relay).await;
 }
 
-/// Events are parked for a topic that is missing. To the next process, whether it streams or polls, that is no trouble of
-/// the broker's: it tries them now and then, and all others flow.
+/// Events are parked for a topic that is missing. To the next process, whether it streams or polls, that is no trouble
+/// of the broker's: it tries them now and then, and all others flow.
 #[tokio::test]
 async fn parked_events_whose_topic_is_missing_hold_up_no_other() {
     let mut stage = Stage::set(Pipeline::shared(Version::Pg18, "nowhere").await).await;
