@@ -24,15 +24,16 @@ impl World {
                 }
             }
             Fault::ServerCrash => {
-                self.server.confirmed = self.server.saved;
+                self.server.crash();
                 for i in 0..self.procs.len() {
                     if !matches!(self.procs[i].stage, Stage::Off { .. }) {
                         self.lose(i)?;
                     }
                 }
+                // What the sessions had sent dies with the server.
                 self.server.orphans.clear();
             }
-            Fault::Checkpoint => self.server.saved = self.server.confirmed,
+            Fault::Checkpoint => self.server.save(),
             Fault::SinkFatal => self.procs[i].producer.fatal(),
             Fault::Drain => {
                 if matches!(self.procs[i].stage, Stage::Streaming(_)) {

@@ -6,6 +6,8 @@
 //! same order. Time is virtual. What holds at every step and at the end is checked against what really happened
 //! ([`truth`]), never against what the relay believes.
 //!
+//! What the fakes do is what real servers do: the integration tests `model` run the same scripts on both.
+//!
 //! After the last fault everything is mended ([`heal`]): then all that was committed must be delivered, parked for a
 //! person, or given up by one, and what is committed next must flow. A plan that fails is cut down ([`shrink`]).
 
@@ -21,7 +23,10 @@ mod session;
 mod shrink;
 mod tests;
 mod truth;
+mod walsender;
 mod world;
+
+use crate::relay::{Limits, OnPoison, Rules, Settings};
 
 /// Why something does not go on.
 #[derive(Clone, PartialEq, Eq, Debug)]

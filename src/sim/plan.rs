@@ -3,7 +3,7 @@
 //! A plan is plain data, so that a failing one can be cut down ([`shrink`](super::shrink)).
 
 use super::rng::Rng;
-use crate::relay::{Limits, OnPoison, Rules, Settings};
+use super::{Limits, OnPoison, Rules, Settings};
 use std::time::Duration;
 
 /// Aggregates there may be.

@@ -1,7 +1,8 @@
 //! The fake database: WAL, slot, cursor row, parked table, and the statements on them.
 //!
-//! As the real one where the relay can tell: the slot's advance is not durable until it is saved; a stream leaves out
-//! what commits below its start; a write is fenced by the owner's epoch; of one statement the marks don't see the rows.
+//! As the real one where the relay can tell (the integration tests `model` compare the two): the slot's advance is not
+//! durable until it is saved; a stream leaves out what commits below its start; a write is fenced by the owner's epoch;
+//! of one statement the marks don't see the rows.
 
 use super::truth::Truth;
 use super::{Check, wrong};
@@ -89,6 +90,25 @@ impl Server {
         let watermark = Watermark::resumed(at(16));
         let row = Progress { watermark, partial: None };
         Self { end: 16, confirmed: 16, saved: 16, row, ..Self::default() }
+    }
+
+    /// The end of a transaction is written, behind `gap` bytes of others: where it stands.
+    pub(super) fn write(&mut self, gap: u64) -> (u64, u64) {
+        let commit = self.end + gap;
+        self.end = commit + 48;
+        (commit, self.end)
+    }
+
+    /// It dies: the slot is where it was when it was last saved.
+    pub(super) fn crash(&mut self) {
+        self.confirmed = self.saved;
+        self.holder = None;
+        self.orphans.clear();
+    }
+
+    /// The slot is saved.
+    pub(super) fn save(&mut self) {
+        self.saved = self.confirmed;
     }
 
     /// Where a stream starts, and the changes to be passed over.
@@ -218,6 +238,9 @@ impl Server {
                 row.request = None;
             }
             if row.state.resolved() {
+                if let Became::Overtaken { by } = *became {
+                    row.overtaken_by = row.overtaken_by.or(Some(by));
+                }
                 continue;
             }
             match *became {

@@ -1,22 +1,15 @@
 //! A stream from the handshake to its end, the statements beside it, and the pauses between two streams.
 
 use super::Check;
-use super::postgres::{Answer, Change, Statement};
+use super::postgres::{Answer, Statement};
 use super::process::{End, LEASE};
+use super::walsender::{Frame, Walsender};
 use super::world::World;
 use crate::ack::Progress;
 use crate::event::Position;
 use crate::parked::{Entry, Wish};
 use crate::relay::Input;
 use std::collections::VecDeque;
-
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Frame {
-    Keepalive { wal_end: u64 },
-    Begin { commit: u64 },
-    Change(Change),
-    Commit { commit: u64, end: u64 },
-}
 
 /// What a process is at.
 #[derive(Debug)]
@@ -50,11 +43,8 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct Session {
     epoch: u64,
-    /// Where the server's end of the stream stands: transaction, and change of it once it has begun.
-    next: usize,
-    change: Option<usize>,
+    walsender: Walsender,
     pub(super) frames: VecDeque<Frame>,
-    pub(super) received: u64,
     /// What the server will be told.
     telling: u64,
     told: u64,
@@ -70,7 +60,7 @@ pub(super) struct Session {
 impl Session {
     /// Passes a confirmation on, if the stream has sent it.
     pub(super) fn tell(&mut self, confirmed: u64) {
-        if confirmed <= self.received {
+        if confirmed <= self.walsender.sent() {
             self.telling = self.telling.max(confirmed);
         }
     }
@@ -81,7 +71,7 @@ impl Session {
 
     /// Whether all is sent and taken.
     pub(super) fn idle(&self, transactions: usize) -> bool {
-        self.next == transactions && self.frames.is_empty() && self.calm()
+        self.walsender.idle(transactions) && self.frames.is_empty() && self.calm()
     }
 
     /// Whether nothing is under way beside the stream.
@@ -180,18 +170,14 @@ impl World {
         row: Progress,
         (parked, wishes): (&[Entry], &[(Position, Wish)]),
     ) -> Check {
-        let from = start.watermark.lsn().to_wire().max(self.server.confirmed);
-        let next = self.server.transactions.partition_point(|txn| txn.commit < from);
-        let first = Frame::Keepalive { wal_end: self.server.confirmed };
-        let received = self.server.confirmed;
+        let from = start.watermark.lsn().to_wire();
+        let (walsender, first) = Walsender::start(&self.server, from);
         let epoch = self.server.epoch;
         let process = &mut self.procs[i];
         process.stage = Stage::Streaming(Box::new(Session {
             epoch,
-            next,
-            change: None,
+            walsender,
             frames: VecDeque::from([first]),
-            received,
             telling: 0,
             told: 0,
             made: VecDeque::new(),
@@ -298,37 +284,10 @@ impl World {
 
     /// The server sends something.
     pub(super) fn serve(&mut self, i: usize) {
-        let (end, keepalive) = (self.server.end, self.plan.knobs.keepalive);
+        let keepalive = self.plan.knobs.keepalive;
         let Stage::Streaming(session) = &mut self.procs[i].stage else { return };
-        let Some(transaction) = self.server.transactions.get(session.next) else {
-            // Nothing to send: it tells how far it has read.
-            if session.received < end {
-                session.received = end;
-                session.frames.push_back(Frame::Keepalive { wal_end: end });
-            }
-            return;
-        };
-        if self.rng.chance(keepalive) {
-            // Of what was read before this transaction's commit.
-            let wal_end =
-                session.received + self.rng.below(transaction.commit - session.received + 1);
-            session.received = wal_end;
-            session.frames.push_back(Frame::Keepalive { wal_end });
-            return;
-        }
-        let frame = match session.change {
-            None => Frame::Begin { commit: transaction.commit },
-            Some(change) => match transaction.changes.get(change) {
-                Some(change) => Frame::Change(*change),
-                None => Frame::Commit { commit: transaction.commit, end: transaction.end },
-            },
-        };
-        session.change = Some(session.change.map_or(0, |change| change + 1));
-        if matches!(frame, Frame::Commit { .. }) {
-            session.received = transaction.end;
-            (session.next, session.change) = (session.next + 1, None);
-        }
-        session.frames.push_back(frame);
+        let frame = session.walsender.send(&self.server, &mut self.rng, keepalive);
+        session.frames.extend(frame);
     }
 
     /// A status update arrives.

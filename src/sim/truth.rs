@@ -19,6 +19,8 @@ pub(super) struct Event {
     pub(super) not_before: u64,
     /// Times the broker wrote it.
     delivered: u32,
+    /// The number of the newest of these writings, of all that there are.
+    pub(super) newest: u64,
     /// What may still be published of it: 0 its own value, n the n-th that took its place.
     pub(super) version: u32,
     /// Refusals that meant this event and no other.
@@ -84,6 +86,7 @@ impl Truth {
             size,
             not_before,
             delivered: 0,
+            newest: 0,
             version: 0,
             refused: 0,
             skipped: false,
@@ -125,6 +128,7 @@ impl Truth {
         self.written += 1;
         self.repeated += u64::from(what.delivered > 0);
         self.events[event].delivered += 1;
+        self.events[event].newest = self.written;
         if what.skipped {
             return wrong(format!("{} was skipped and is published", what.position));
         }

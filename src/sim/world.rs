@@ -173,9 +173,7 @@ impl World {
 
     /// A transaction commits, or is rolled back.
     pub(super) fn commit(&mut self, planned: &PlannedTransaction) {
-        let commit = self.server.end + planned.gap;
-        let end = commit + 48;
-        self.server.end = end;
+        let (commit, end) = self.server.write(planned.gap);
         if planned.rolled_back || planned.changes.is_empty() {
             return;
         }

@@ -11,6 +11,9 @@
     reason = "a test helper that fails stops its test with the reason"
 )]
 
+// The simulator's fakes are compiled in (`model`), and name these as their crate does.
+use postrider::{ack, event, lsn, parked, record};
+
 // The harness.
 
 /// What was answered to bad input, held against the page that documents it.
@@ -75,6 +78,8 @@ mod kafka_sink;
 mod logs;
 /// Several pipelines in one process; sinks without a broker; messages; partitions.
 mod many;
+/// The simulator's fakes against the servers that they stand for.
+mod model;
 /// What the operations page tells an operator to do.
 mod operations;
 /// The operators' words that need no relay.

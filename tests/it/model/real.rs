@@ -1,0 +1,382 @@
+//! Runs a script on a real PostgreSQL, by the crate's own adapters: what the relay does there.
+
+mod reader;
+
+use super::fake::entry;
+use super::notes::{Notes, marker};
+use super::script::{By, From, Step};
+use crate::await_that::{SOON, await_that};
+use crate::private::PrivatePostgres;
+use crate::server::{Client, Database, Version, unique};
+use postrider::event::{PgTime, Position};
+use postrider::lsn::{Lsn, Watermark};
+use postrider::parked::{Became, Mark, OwnedRecord, Parked, State, Wish};
+use postrider::postgres::control::Control;
+use postrider::postgres::cursor::{self, Cursor, Written};
+use postrider::postgres::parked::{self, Stored};
+use postrider::postgres::wal::WalStream;
+use postrider::postgres::{Conninfo, schema};
+use std::collections::BTreeMap;
+use tokio::task::JoinSet;
+
+/// The pipeline of every script.
+const PIPELINE: &str = "orders";
+
+/// An outbox and another table, in one publication.
+const TABLES: &str = "create table outbox (payload text); create table other (payload text);
+    create publication model for table outbox, other";
+
+/// A server with the pipeline of one script.
+pub(super) struct Real {
+    url: String,
+    slot: String,
+    control: Control,
+    client: Client,
+    /// Sessions of open transactions, and events written in each.
+    open: BTreeMap<char, (Client, u32)>,
+    stream: Option<WalStream>,
+    cursor: Cursor,
+    former: i64,
+    /// Who has locked the cursor row.
+    locker: Option<Client>,
+    sent: JoinSet<()>,
+    notes: Notes,
+    markers: u32,
+    // Last: they can't go while the sessions are there.
+    server: Option<PrivatePostgres>,
+    _database: Option<Database>,
+}
+
+impl Real {
+    /// The transcript of a script. One in which the server crashes gets a server of its own.
+    pub(super) async fn run(version: Version, script: &[Step]) -> Vec<String> {
+        let crashes = script.iter().any(|step| matches!(step, Step::Crash));
+        let mut real = if crashes {
+            let server = PrivatePostgres::start(version, "").await;
+            let real = Self::at(&server.url()).await;
+            Self { server: Some(server), ..real }
+        } else {
+            let database = Database::create(version, "model").await;
+            let real = Self::at(&database.url()).await;
+            Self { _database: Some(database), ..real }
+        };
+        for step in script {
+            real.step(*step).await;
+        }
+        real.notes.lines
+    }
+
+    async fn at(url: &str) -> Self {
+        let (control, client) = sessions(url).await;
+        let migrations = schema::MIGRATIONS.iter().map(|migration| migration.sql);
+        let sql: String = std::iter::once("CREATE SCHEMA postrider;").chain(migrations).collect();
+        client.batch(&sql).await;
+        client.batch(TABLES).await;
+        let slot = unique("model");
+        let made =
+            format!("select lsn from pg_create_logical_replication_slot('{slot}', 'pgoutput')");
+        let start: Lsn = client.text(&made).await.expect("a slot").parse().expect("a position");
+        let mut cursor = Cursor {
+            pipeline: PIPELINE.to_owned(),
+            system_identifier: "7000".to_owned(),
+            timeline: 1,
+            slot: slot.clone(),
+            slot_created_lsn: start,
+            publication: "model".to_owned(),
+            messages: false,
+            watermark: Watermark::resumed(start),
+            flush_limit: start,
+            partial: None,
+            owner_epoch: 0,
+        };
+        assert!(cursor::create(control.client(), &cursor).await.expect("the cursor row"));
+        cursor.owner_epoch = cursor::take_over(control.client(), PIPELINE).await.expect("an epoch");
+        Self {
+            url: url.to_owned(),
+            slot,
+            control,
+            client,
+            open: BTreeMap::new(),
+            stream: None,
+            cursor,
+            former: 0,
+            locker: None,
+            sent: JoinSet::new(),
+            notes: Notes::default(),
+            markers: 0,
+            server: None,
+            _database: None,
+        }
+    }
+
+    async fn step(&mut self, step: Step) {
+        match step {
+            Step::Begin(letter) => {
+                let client = Client::connect(&self.url).await.expect("a session");
+                client.batch("begin").await;
+                self.open.insert(letter, (client, 0));
+            }
+            Step::Write(letter) => {
+                let (client, written) = self.open.get_mut(&letter).unwrap();
+                *written += 1;
+                client.batch(&format!("insert into outbox values ('{letter}{written}')")).await;
+            }
+            Step::Other(letter) => {
+                let (client, _) = &self.open[&letter];
+                client.batch(&format!("insert into other values ('{letter}-other')")).await;
+            }
+            Step::Commit(letter) => self.open.remove(&letter).unwrap().0.batch("commit").await,
+            Step::RollBack(letter) => self.open.remove(&letter).unwrap().0.batch("rollback").await,
+            Step::Open(_)
+            | Step::Read
+            | Step::Second
+            | Step::Confirm(_)
+            | Step::Close
+            | Step::Slot
+            | Step::Checkpoint
+            | Step::Crash => self.streaming(step).await,
+            Step::TakeOver
+            | Step::Cursor(..)
+            | Step::Row
+            | Step::Lock
+            | Step::Send(_)
+            | Step::Gone
+            | Step::TakeOverLocked
+            | Step::Unlock => self.owning(step).await,
+            Step::Park(rows, marks, by) => self.park(rows, marks, by).await,
+            Step::AtOnce(event) => self.at_once(event).await,
+            Step::Overtaken(event, by) => {
+                let by = self.notes.position(by);
+                self.park(&[], &[(event, Became::Overtaken { by })], By::TheOwner).await;
+            }
+            Step::Ask(event, wish) => self.ask(event, wish).await,
+            Step::Table(from) => self.table(from).await,
+        }
+    }
+
+    async fn streaming(&mut self, step: Step) {
+        match step {
+            Step::Open(from) => {
+                let from = match from {
+                    From::Slot => 0,
+                    From::CommitOf(letter) => self.notes.commit_of(letter),
+                    From::PastCommitOf(letter) => self.notes.commit_of(letter) + 1,
+                    From::EndOf(letter) => self.notes.end_of(letter),
+                };
+                let stream = reader::open(&self.url, &self.slot, from).await;
+                self.stream = Some(stream.expect("a stream"));
+                self.notes.stream();
+            }
+            Step::Read => {
+                self.markers += 1;
+                let last = marker(self.markers);
+                self.client.batch(&format!("insert into outbox values ('{last}')")).await;
+                let stream = self.stream.as_mut().expect("a stream");
+                let frames = reader::read(stream, &last).await;
+                self.notes.read(&frames);
+            }
+            Step::Second => {
+                let answer = reader::open(&self.url, &self.slot, 0).await;
+                let refused = reader::is_in_use(&answer);
+                self.notes.say(format!("a second reader: refused {refused}"));
+            }
+            Step::Confirm(letter) => {
+                let end = Lsn::from_wire(self.notes.end_of(letter));
+                let stream = self.stream.as_ref().expect("a stream");
+                stream.confirm(Watermark::from_commit_end(end));
+            }
+            Step::Close => {
+                let stream = self.stream.take().expect("a stream");
+                stream.stop(SOON).await.expect("an end in good order");
+                self.slot_is_free().await;
+            }
+            Step::Slot => {
+                let slot = self.notes.name(self.confirmed().await);
+                self.notes.say(format!("the slot is {slot}"));
+            }
+            Step::Checkpoint => self.client.batch("checkpoint").await,
+            Step::Crash => {
+                self.stream = None;
+                let server = self.server.as_mut().expect("a server of the script's own");
+                server.stop_immediately().await;
+                server.restart().await;
+                (self.control, self.client) = sessions(&self.url).await;
+                self.notes.say("it crashes");
+            }
+            other => panic!("{other:?} is not about the stream"),
+        }
+    }
+
+    async fn confirmed(&self) -> u64 {
+        let slot = &self.slot;
+        let sql = format!(
+            "select confirmed_flush_lsn from pg_replication_slots where slot_name = '{slot}'"
+        );
+        let text = self.client.text(&sql).await.expect("a slot");
+        text.parse::<Lsn>().expect("a position").to_wire()
+    }
+
+    async fn slot_is_free(&self) {
+        let slot = &self.slot;
+        let sql = format!("select active from pg_replication_slots where slot_name = '{slot}'");
+        await_that("the slot is free", SOON, || async {
+            let active = self.client.text(&sql).await;
+            if active.as_deref() == Some("f") { Ok(()) } else { Err(format!("{active:?}")) }
+        })
+        .await;
+    }
+
+    async fn owning(&mut self, step: Step) {
+        match step {
+            Step::TakeOver => {
+                let epoch = cursor::take_over(self.control.client(), PIPELINE).await;
+                self.owned(epoch.expect("an epoch"));
+            }
+            Step::Cursor(letter, by) => {
+                let moved = self.moved(letter, by);
+                let written = cursor::write(self.control.client(), &moved).await.expect("a write");
+                let stored = written == Written::Stored;
+                self.notes.say(format!("the cursor row to {letter}: stored {stored}"));
+            }
+            Step::Row => {
+                let row = cursor::read(&self.client, PIPELINE).await.expect("a row").expect("one");
+                let row = self.notes.name(row.watermark.lsn().to_wire());
+                self.notes.say(format!("the cursor row is {row}"));
+            }
+            Step::Lock => {
+                let client = Client::connect(&self.url).await.expect("a session");
+                client.batch("begin; select from postrider.cursor for update").await;
+                self.locker = Some(client);
+            }
+            Step::Send(letter) => self.send(letter).await,
+            Step::Gone => {
+                self.sent.shutdown().await;
+                (self.control, _) = sessions(&self.url).await;
+            }
+            Step::TakeOverLocked => {
+                let client = self.locker.as_ref().expect("a lock");
+                let epoch = cursor::take_over(client, PIPELINE).await.expect("an epoch");
+                self.owned(epoch);
+            }
+            Step::Unlock => {
+                self.locker.take().expect("a lock").batch("commit").await;
+                self.no_orphan_runs().await;
+            }
+            other => panic!("{other:?} is not about the owner"),
+        }
+    }
+
+    fn owned(&mut self, epoch: i64) {
+        self.former = std::mem::replace(&mut self.cursor.owner_epoch, epoch);
+    }
+
+    fn epoch(&self, by: By) -> i64 {
+        match by {
+            By::TheOwner => self.cursor.owner_epoch,
+            By::TheFormer => self.former,
+        }
+    }
+
+    fn moved(&self, letter: char, by: By) -> Cursor {
+        let end = Lsn::from_wire(self.notes.end_of(letter));
+        let watermark = Watermark::from_commit_end(end);
+        Cursor { watermark, flush_limit: end, owner_epoch: self.epoch(by), ..self.cursor.clone() }
+    }
+
+    /// A session of its own writes, and waits for the lock.
+    async fn send(&mut self, letter: char) {
+        let moved = self.moved(letter, By::TheOwner);
+        let control = Control::connect(&conninfo(&self.url), "orphan").await.expect("a session");
+        // Its own patience with locks is not what is looked at.
+        control.client().batch_execute("set lock_timeout = 0").await.expect("a setting");
+        self.sent.spawn(async move {
+            drop(cursor::write(control.client(), &moved).await);
+        });
+        self.await_orphan("waits for the lock", "wait_event_type = 'Lock'", "1").await;
+    }
+
+    async fn no_orphan_runs(&self) {
+        self.await_orphan("is done", "true", "0").await;
+    }
+
+    async fn await_orphan(&self, what: &str, condition: &str, count: &str) {
+        let sql = format!(
+            "select count(*) from pg_stat_activity where datname = current_database() \
+             and application_name = 'orphan' and {condition}"
+        );
+        await_that(&format!("the statement {what}"), SOON, || async {
+            let found = self.client.text(&sql).await;
+            if found.as_deref() == Some(count) { Ok(()) } else { Err(format!("{found:?}")) }
+        })
+        .await;
+    }
+
+    async fn park(&mut self, rows: &[(&str, State)], marks: &[(&str, Became)], by: By) {
+        let rows: Vec<Parked> = rows
+            .iter()
+            .map(|(event, state)| Parked {
+                entry: entry(self.notes.position(event), *state),
+                commit_time: PgTime::default(),
+                event_id: None,
+                event_type: None,
+                aggregate: Some(("order".to_owned(), "7".to_owned())),
+                record: OwnedRecord { topic: "orders".to_owned(), ..OwnedRecord::default() },
+                error_code: None,
+                error: None,
+            })
+            .collect();
+        let marks: Vec<Mark> = marks
+            .iter()
+            .map(|(event, became)| Mark { position: self.notes.position(event), became: *became })
+            .collect();
+        let epoch = self.epoch(by);
+        let written = parked::write(self.control.client(), PIPELINE, epoch, &rows, &marks).await;
+        let stored = written.expect("a write") == Stored::Yes;
+        self.notes.say(format!("a parking write: stored {stored}"));
+    }
+
+    /// By hand: the adapter, which knows, makes it two statements.
+    async fn at_once(&mut self, event: &str) {
+        let Position { commit_lsn, ordinal } = self.notes.position(event);
+        let sql = format!(
+            "with parked as (insert into postrider.parked (pipeline, commit_lsn, ordinal, commit_time, \
+               aggregate_type, aggregate_id, blocks, topic, attempts, next_attempt_at, state) \
+               values ('{PIPELINE}', '{commit_lsn}', {ordinal}, now(), 'order', '7', true, 'orders', 1, \
+               now(), 'waiting')), \
+             marked as (update postrider.parked set state = 'dead', attempts = 2 \
+               where commit_lsn = '{commit_lsn}' and ordinal = {ordinal}) \
+             select 1"
+        );
+        self.client.batch(&sql).await;
+        self.notes.say("a parking write: stored true");
+    }
+
+    async fn ask(&self, event: &str, wish: Wish) {
+        let Position { commit_lsn, ordinal } = self.notes.position(event);
+        let wish = wish.name();
+        let sql = format!(
+            "update postrider.parked set requested_action = '{wish}', requested_by = 'ada', \
+             requested_at = now(), \
+             requested_value = case when '{wish}' = 'replace' then 'other'::bytea end \
+             where commit_lsn = '{commit_lsn}' and ordinal = {ordinal}"
+        );
+        self.client.batch(&sql).await;
+    }
+
+    async fn table(&mut self, from: Option<char>) {
+        let commit = from.map_or(0, |letter| self.notes.commit_of(letter));
+        let from = Position { commit_lsn: Lsn::from_wire(commit), ordinal: 0 };
+        let rows = parked::load(self.control.client(), PIPELINE, from).await.expect("the rows");
+        let rows: Vec<_> = rows.iter().map(|row| (row.entry, row.wish)).collect();
+        self.notes.table(&rows);
+    }
+}
+
+fn conninfo(url: &str) -> Conninfo {
+    Conninfo::parse(url, &|_| None).expect("a connection string")
+}
+
+async fn sessions(url: &str) -> (Control, Client) {
+    let control = Control::connect(&conninfo(url), "model").await.expect("a session");
+    (control, Client::connect(url).await.expect("a session"))
+}
