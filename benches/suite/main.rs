@@ -21,6 +21,7 @@ mod latency;
 mod page;
 mod phases;
 mod plot;
+mod poll;
 mod process;
 mod servers;
 mod topic;

@@ -6,6 +6,7 @@ use crate::debezium;
 use crate::drain::{self, Run};
 use crate::page::{Page, Table};
 use crate::plot;
+use crate::poll;
 use crate::servers::Servers;
 use crate::trials::{self, Memory};
 use crate::wal::{self, Workload};
@@ -38,6 +39,9 @@ pub(crate) fn all(args: &Args, servers: &Servers, page: &mut Page) {
         let workload = all.into_iter().find(|workload| workload.name == name);
         let workload = workload.unwrap_or_else(|| panic!("no workload {name}"));
         drains(args, servers, page, &workload, args.with_debezium, &mut memory);
+    }
+    if args.does("poll") {
+        poll::poll(args, servers, page);
     }
     if args.does("latency") {
         trials::latency(args, servers, page, &mut memory);

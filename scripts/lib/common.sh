@@ -72,6 +72,11 @@ need_promtool() {
   rm -rf "$work"
 }
 
+# The pooler of one test. Its own service is not started.
+need_pgbouncer() {
+  PATH="$PATH:/usr/sbin" command -v pgbouncer >/dev/null || RUNLEVEL=1 install_packages pgbouncer
+}
+
 need_rust() {
   [ -n "${HOME:-}" ] && [ -d "$HOME/.cargo/bin" ] && PATH="$HOME/.cargo/bin:$PATH"
   command -v cargo >/dev/null ||

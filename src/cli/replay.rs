@@ -26,7 +26,7 @@ const APPLICATION_NAME: &str = "postrider replay";
 
 /// How far the process gives way, as `nice` counts.
 #[cfg(unix)]
-const NICENESS: i32 = 10;
+const NICENESS: i32 = 19;
 
 pub(super) async fn run(config: &Config, args: &ReplayArgs) -> Result<Exit, CliError> {
     let spec = the_one(config)?;

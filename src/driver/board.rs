@@ -2,7 +2,7 @@
 
 use super::looks::Looks;
 use super::pipeline::Pipeline;
-use super::say::{self, REPORT_SOON};
+use super::say::{self, REPORT_SOON, Tell};
 use super::trouble::Trouble;
 use crate::event::Position;
 use crate::parked;
@@ -32,7 +32,8 @@ impl Pipeline {
         let watermark = self.relay.progress().watermark;
         let lag = self.relay.oldest_unresolved().map_or(Duration::ZERO, |at| self.tell.since(at));
         let (state, reason, hint) = self.state(lag);
-        let (reason, hint) = match self.tell.standby.as_ref().or(self.tell.budget.as_ref()) {
+        let Tell { write, standby, budget, .. } = &self.tell;
+        let (reason, hint) = match write.as_ref().or(standby.as_ref()).or(budget.as_ref()) {
             Some(spent) if reason.is_none() => (Some(spent.reason.clone()), spent.hint.clone()),
             Some(_) | None => (reason, hint),
         };
@@ -110,7 +111,7 @@ impl Pipeline {
             let (reason, hint) = say(trouble);
             return (State::SourceDown, reason, hint);
         }
-        if let Some(trouble) = &tell.sink {
+        if let Some(trouble) = self.sink_trouble() {
             let (reason, hint) = say(trouble);
             return (State::BrokerDown, reason, hint);
         }

@@ -5,10 +5,11 @@
 
 use super::pipeline::Pipeline;
 use super::poll::Polling;
+use super::run::Stop;
 use super::say;
 use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;
-use crate::parked::{Mark, Parked, State};
+use crate::parked::{Entry, Mark, Parked, State};
 use crate::pgoutput;
 use crate::postgres::SourceError;
 use crate::postgres::parked::{self, Stored};
@@ -101,27 +102,52 @@ impl Pipeline {
     ) -> Result<Stored, SourceError> {
         let rows = self.shelf.take_rows(rows);
         let keeps = polling.keeps_now;
+        let again =
+            |row: &Parked| row.event_id.as_deref().is_some_and(|id| self.returning.parks(id));
         if let Some(open) = &mut polling.open {
             for row in rows.iter() {
                 let index = usize::try_from(row.entry.position.ordinal).unwrap_or(usize::MAX);
                 if let Some(outcome) = open.outcomes.get_mut(index) {
-                    *outcome = Some(if keeps { failure(row) } else { Settled::Moved });
+                    *outcome =
+                        Some(if keeps && !again(row) { failure(row) } else { Settled::Moved });
                 }
             }
         }
-        let rows: &[Parked] = if keeps { &[] } else { &rows };
-        polling.failed |= keeps;
+        // Its row is moved to where it stands now, and written only where somebody has deleted it.
+        let places = self.returning.places(&rows);
+        polling.failed |= keeps || !places.is_empty();
+        let letters = if keeps { self.letters(polling, &rows) } else { Vec::new() };
+        let rows: &[Parked] = if keeps { &letters } else { &rows };
         let client = polling.poller.client();
+        parked::place(client, self.spec.name(), &places).await?;
         let stored =
             parked::write(client, self.spec.name(), polling.desk.epoch, rows, &marks).await?;
         drop(self.shelf.stored());
         Ok(stored)
     }
 
+    /// Of rows whose failure is their table's to keep, those that are dead with it and go to the dead-letter topic:
+    /// they stand in the parked table too, committed with the failure, so that no crash loses the letter. They hold up
+    /// nobody.
+    fn letters(&self, polling: &Polling, rows: &[Parked]) -> Vec<Parked> {
+        let Some(open) = polling.open.as_ref().filter(|_| self.spec.dead_topic.is_some()) else {
+            return Vec::new();
+        };
+        let letter = |row: &Parked| {
+            let index = usize::try_from(row.entry.position.ordinal).ok()?;
+            let failed = matches!(open.outcomes.get(index)?, Some(Settled::Failed { .. }));
+            let attempts = polling.poller.dies(open.claim.rows.get(index).filter(|_| failed)?)?;
+            let entry = Entry { state: State::Dead, lane: None, attempts, ..row.entry };
+            Some(Parked { entry, ..row.clone() })
+        };
+        rows.iter().filter_map(letter).collect()
+    }
+
     /// Marks the claim's rows as far as their outcomes are known, and commits. Whether any took a mark.
     pub(super) async fn settle_claim(
         &mut self,
         polling: &mut Polling,
+        stop: &Stop,
     ) -> Result<bool, SourceError> {
         let Some(open) = polling.open.take() else { return Ok(false) };
         let progress = self.relay.progress();
@@ -145,7 +171,7 @@ impl Pipeline {
             self.marking.forget();
             say::repair_progress(self);
         }
-        polling.poller.settle(open.claim, &outcomes).await?;
+        self.patiently(stop, polling.poller.settle(open.claim, &outcomes)).await?;
         Ok(outcomes.iter().any(|outcome| *outcome != Settled::Held))
     }
 }

@@ -5,19 +5,24 @@
 
 use super::pipeline::Pipeline;
 use super::say;
+use super::trouble::Trouble;
 use std::collections::HashMap;
 use std::time::Duration;
 
 /// Destinations in trouble that are remembered; events of further ones wait.
 const DESTINATIONS_MAX: usize = 1_000;
 
-/// The destinations in trouble.
+/// The destinations in trouble, and the one that the intake waits for.
 #[derive(Debug, Default)]
 pub(super) struct Destinations {
     pipeline: String,
     park_after: Option<Duration>,
     /// Since when, by the relay's clock, and whether it is given up.
     since: HashMap<String, (Duration, bool)>,
+    /// The event at hand has nowhere to go, and all behind it wait.
+    awaited: Option<String>,
+    /// What is told of the sink is about this one alone.
+    told: Option<String>,
 }
 
 /// What to do with an event of a destination that takes none.
@@ -31,15 +36,32 @@ enum Patience {
 
 impl Destinations {
     pub(super) fn new(pipeline: &str, park_after: Option<Duration>) -> Self {
-        Self { pipeline: pipeline.to_owned(), park_after, since: HashMap::new() }
+        Self { pipeline: pipeline.to_owned(), park_after, ..Self::default() }
+    }
+
+    /// The destination took the event at hand.
+    #[inline]
+    pub(super) fn takes(&mut self, topic: &str) {
+        if !self.since.is_empty() || self.awaited.is_some() {
+            self.awaited = None;
+            self.took(topic);
+        }
     }
 
     /// The destination took a record.
-    #[inline]
-    pub(super) fn takes(&mut self, topic: &str) {
-        if !self.since.is_empty() {
-            self.since.remove(topic);
+    pub(super) fn took(&mut self, topic: &str) {
+        self.since.remove(topic);
+    }
+
+    /// The event at hand waits for this destination, or for none.
+    pub(super) fn awaits(&mut self, topic: Option<&str>) {
+        if self.awaited.as_deref() != topic {
+            self.awaited = topic.map(str::to_owned);
         }
+    }
+
+    fn is_awaited(&self, topic: &str) -> bool {
+        self.awaited.as_deref() == Some(topic)
     }
 
     /// The destination took no record.
@@ -65,26 +87,44 @@ impl Destinations {
         }
         patience != Patience::Wait
     }
-
-    /// Whether the pipeline goes on without this destination.
-    fn is_given_up(&self, topic: &str) -> bool {
-        self.since.get(topic).is_some_and(|(_, given_up)| *given_up)
-    }
 }
 
 impl Pipeline {
-    /// The sink is in trouble. A destination that nothing but letters or parked events wait for holds up nobody.
+    /// The sink is in trouble. A destination that nothing but letters and parked events wait for holds up nobody.
     pub(super) fn sink_down(&mut self, reason: &str, hint: Option<&str>, topic: Option<&str>) {
-        let holds_up_nobody = topic.is_some_and(|topic| {
-            self.spec.dead_topic.as_deref() == Some(topic) || self.destinations.is_given_up(topic)
-        });
-        if holds_up_nobody {
-            // It did, until it was given up.
-            self.tell.sink = None;
-            say::destination_down(self, reason, hint);
+        if let Some(topic) = topic.filter(|topic| !self.destinations.is_awaited(topic)) {
+            if self.destinations.told.as_deref() == Some(topic) {
+                // It did, until it was given up.
+                (self.tell.sink, self.destinations.told) = (None, None);
+            }
+            say::destination_down(self, (topic, reason), hint);
         } else {
+            self.destinations.told = topic.map(str::to_owned);
             say::sink_down(self, reason, hint);
         }
+    }
+
+    /// It is out of it again: this destination, or the broker.
+    pub(super) fn sink_up(&mut self, topic: Option<&str>) {
+        if let Some(topic) = topic {
+            self.destinations.took(topic);
+            self.tell.destinations.remove(topic);
+        }
+        if self.destinations.told.as_deref() == topic {
+            self.destinations.told = None;
+            say::sink_up(self);
+        }
+    }
+
+    /// What keeps the intake from the sink: the broker, or the destination of the event at hand.
+    pub(super) fn sink_trouble(&self) -> Option<&Trouble> {
+        let Destinations { told, awaited, .. } = &self.destinations;
+        self.tell.sink.as_ref().filter(|_| told.is_none() || told == awaited)
+    }
+
+    /// Whether no broker takes anything.
+    pub(super) fn broker_is_down(&self) -> bool {
+        self.tell.sink.is_some() && self.destinations.told.is_none()
     }
 }
 
@@ -93,16 +133,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn destination_holds_up_the_intake_while_the_event_at_hand_waits_for_it() {
+        let mut destinations = Destinations::new("p", None);
+        destinations.awaits(Some("a"));
+        assert!(destinations.is_awaited("a") && !destinations.is_awaited("b"));
+        destinations.took("a");
+        assert!(destinations.is_awaited("a"), "a parked event was taken");
+        destinations.takes("c");
+        assert!(!destinations.is_awaited("a"), "the intake goes on");
+    }
+
+    #[test]
     fn destination_is_given_up_after_its_time_and_taken_back_with_its_first_record() {
         let seconds = Duration::from_secs;
         let mut destinations = Destinations::new("p", Some(seconds(10)));
         assert_eq!(destinations.takes_none("a", seconds(1)), Patience::Wait);
         assert_eq!(destinations.takes_none("a", seconds(10)), Patience::Wait);
         assert_eq!(destinations.takes_none("b", seconds(11)), Patience::Wait, "each by itself");
-        assert!(!destinations.is_given_up("a"));
         assert_eq!(destinations.takes_none("a", seconds(11)), Patience::Park { news: true });
         assert_eq!(destinations.takes_none("a", seconds(12)), Patience::Park { news: false });
-        assert!(destinations.is_given_up("a") && !destinations.is_given_up("b"));
         destinations.takes("a");
         assert_eq!(destinations.takes_none("a", seconds(50)), Patience::Wait, "anew");
         let mut never = Destinations::new("p", None);

@@ -167,13 +167,16 @@ impl Pipeline {
             return Step::Stay;
         }
         let expired = mapped.expires_at.is_some_and(|at| self.tell.has_passed(at));
-        if expired || self.handed.has(mapped.event_id, at.position.commit_lsn) {
+        let (id, commit_lsn) = (mapped.event_id, at.position.commit_lsn);
+        let passes = self.returning.passes(id);
+        if expired || passes || self.handed.has(id, commit_lsn, Some(mapped.aggregate)) {
             self.tell.skipped_total += u64::from(expired);
             return self.skip(now);
         }
         let record = mapped.record();
         let (aggregate, size_bytes) = (mapped.aggregate, record.size_bytes());
         let wait = mapped.available_at.map_or(Duration::ZERO, |at| self.tell.until(at));
+        let wait = self.returning.wait(mapped.event_id, wait);
         let event = Change::Event { aggregate, size_bytes, wait };
         let first = self.effects.len();
         self.relay.apply(now, Input::Change(event), &mut self.effects);
@@ -198,9 +201,11 @@ impl Pipeline {
         let lost = || self.destinations.lost(record.topic, now);
         let halt = |reason| Box::new(halts::refused_event(&mapped, at, reason));
         let Some((input, refused)) = set_aside(not_taken, ticket, (doubted, lost), halt) else {
+            self.destinations.awaits(nowhere(not_taken).then_some(record.topic));
             self.apply(now, Input::NotTaken { ticket });
             return Step::Stay;
         };
+        self.destinations.awaits(None);
         self.handed.claimed(mapped.event_id);
         if refused.is_some() {
             self.metrics.failed(mapped.event_type);
@@ -227,13 +232,15 @@ impl Pipeline {
             MapError::Poison(poison) => {
                 let remains = &poison.remains;
                 let event_id = remains.event_id.as_deref().unwrap_or_default();
-                if self.handed.has(event_id, at.position.commit_lsn) {
+                let aggregate = remains.aggregate.as_ref();
+                let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
+                if self.returning.passes(event_id)
+                    || self.handed.has(event_id, at.position.commit_lsn, aggregate)
+                {
                     return self.skip(now);
                 }
                 self.handed.claimed(event_id);
                 self.metrics.failed(remains.event_type.as_deref().unwrap_or_default());
-                let aggregate = remains.aggregate.as_ref();
-                let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
                 let halt = Box::new(halts::poison_event(&poison));
                 let first = self.effects.len();
                 let change = Input::Change(Change::Poison { aggregate, halt });
@@ -289,6 +296,11 @@ enum Answer {
     Nothing,
 }
 
+/// Whether a record waits for its destination alone.
+fn nowhere(not_taken: NotTaken) -> bool {
+    matches!(not_taken, NotTaken::Destination | NotTaken::Unavailable)
+}
+
 /// The answer to the event just applied, taken out of the effects: its record is at hand only now.
 fn take_answer(effects: &mut Vec<Effect>, first: usize) -> Answer {
     let at_hand = |effect: &Effect| matches!(effect, Effect::Publish(_) | Effect::Park { .. });
@@ -299,6 +311,7 @@ fn take_answer(effects: &mut Vec<Effect>, first: usize) -> Answer {
         Effect::Published { .. }
         | Effect::WriteParking { .. }
         | Effect::Try { .. }
+        | Effect::Sound { .. }
         | Effect::Letter { .. }
         | Effect::Undelivered { .. }
         | Effect::Released { .. }

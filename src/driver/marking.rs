@@ -5,8 +5,12 @@
 //! brings, or brings again, and polling may take over at any moment. Ids are kept whole: a hash would one day pass over
 //! an event that was never published.
 
+use crate::ack::Progress;
+use crate::event::{Aggregate, Position};
 use crate::lsn::Lsn;
+use crate::parked::Lane;
 use crate::postgres::SourceError;
+use crate::postgres::parked;
 use crate::postgres::poll::PollSpec;
 use crate::postgres::poll::marks::Marker;
 use crate::record::Ticket;
@@ -14,7 +18,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use tokio_postgres::Client;
 
-/// Events remembered as polled. Of about 100 bytes each.
+/// Events remembered as polled, of about 100 bytes each; and aggregates remembered as coming twice.
 const HANDED_MAX: usize = 100_000;
 
 /// What is to be marked.
@@ -24,6 +28,9 @@ pub(super) struct Marking {
     marker: Option<Marker>,
     flying: HashMap<Ticket, String>,
     done: Vec<String>,
+    /// Parked, and not yet passed by the cursor row: if the slot is lost before that, the table tells what comes before
+    /// them.
+    set_aside: Vec<(Position, String)>,
     /// Taken for a cursor row that is being written.
     taken: Arc<Vec<String>>,
 }
@@ -49,11 +56,23 @@ impl Marking {
         }
     }
 
-    /// It is kept in the parked table: its row in the outbox is done with.
-    pub(super) fn parked(&mut self, id: Option<&str>) {
+    /// It is kept in the parked table: its row in the outbox is done with once the cursor row has passed it.
+    pub(super) fn parked(&mut self, position: Position, id: Option<String>) {
         if self.on {
-            self.done.extend(id.map(str::to_owned));
+            self.set_aside.extend(id.map(|id| (position, id)));
         }
+    }
+
+    /// A stream begins: what was parked before, and is not passed, is marked when it is.
+    pub(super) async fn find_parked(
+        &mut self,
+        client: &Client,
+        pipeline: &str,
+    ) -> Result<(), SourceError> {
+        if self.on {
+            self.set_aside = parked::not_passed(client, pipeline).await?;
+        }
+        Ok(())
     }
 
     /// Nothing is in flight any more.
@@ -65,6 +84,7 @@ impl Marking {
     pub(super) fn forget(&mut self) {
         self.flying.clear();
         self.done.clear();
+        self.set_aside.clear();
     }
 
     /// Prepares the mark on a session.
@@ -80,9 +100,18 @@ impl Marking {
         Ok(())
     }
 
-    /// What is to be marked before the next cursor row, and with what.
-    pub(super) fn take(&mut self) -> Option<(Marker, Arc<Vec<String>>)> {
+    /// What is to be marked before the next cursor row, and with what. `row` is that row; `None` where the slot is lost:
+    /// what it has not passed comes again from the table.
+    pub(super) fn take(&mut self, row: Option<&Progress>) -> Option<(Marker, Arc<Vec<String>>)> {
         self.put_back();
+        let passed = row.map_or_else(Position::default, Progress::position);
+        for (position, id) in std::mem::take(&mut self.set_aside) {
+            if position < passed {
+                self.done.push(id);
+            } else if row.is_some() {
+                self.set_aside.push((position, id));
+            }
+        }
         let marker = self.marker.clone().filter(|_| !self.done.is_empty())?;
         self.taken = Arc::new(std::mem::take(&mut self.done));
         Some((marker, Arc::clone(&self.taken)))
@@ -102,7 +131,9 @@ impl Marking {
 /// Events that polling has published though the stream will bring them.
 ///
 /// All that was polled counts, also before a slot is known to stand: it stands a while before that is heard, and
-/// somebody else may have made it.
+/// somebody else may have made it. Only so many are remembered, and only by this process: what the stream brings and is
+/// not remembered comes twice, and then so does all of its aggregate that follows, or the two would be swapped
+/// (`docs/decisions/handing-back.md`).
 #[derive(Debug, Default)]
 pub(super) struct Handed {
     /// Polling is to end in streaming.
@@ -110,13 +141,13 @@ pub(super) struct Handed {
     ids: HashSet<Arc<str>>,
     /// The same, the oldest first.
     order: VecDeque<Arc<str>>,
-    /// Those noted since a slot stands.
-    since_slot: Option<usize>,
     /// Rows of the claim at hand, and their ids.
     claim: Vec<(usize, Arc<str>)>,
     row: usize,
     /// What commits from here on was never polled; `None` while polling goes on.
     until: Option<Lsn>,
+    /// Aggregates of which the stream has brought an event that is not remembered.
+    repeated: HashSet<Lane>,
 }
 
 impl Handed {
@@ -125,16 +156,6 @@ impl Handed {
         if !self.on {
             *self = Self { on: true, ..Self::default() };
         }
-    }
-
-    /// A slot stands that will bring what is polled from here on, and maybe some of what was polled before.
-    pub(super) fn slot_stands(&mut self) {
-        self.since_slot = Some(0);
-    }
-
-    /// It goes again: another one will bring only what is polled later.
-    pub(super) fn slot_goes(&mut self) {
-        self.since_slot = None;
     }
 
     /// A claim begins.
@@ -164,15 +185,6 @@ impl Handed {
     }
 
     fn note(&mut self, id: Arc<str>) {
-        if let Some(since_slot) = &mut self.since_slot {
-            *since_slot += 1;
-            if *since_slot > HANDED_MAX {
-                // All of them come twice then, in order: to pass over only some would swap them with the others.
-                let since_slot = self.since_slot;
-                *self = Self { on: true, since_slot, ..Self::default() };
-                return;
-            }
-        }
         if self.ids.insert(Arc::clone(&id)) {
             self.order.push_back(id);
         }
@@ -191,16 +203,34 @@ impl Handed {
 
     /// Whether the event is to be passed over.
     #[inline]
-    pub(super) fn has(&mut self, id: &str, commit_lsn: Lsn) -> bool {
-        if self.ids.is_empty() {
-            return false;
-        }
+    pub(super) fn has(
+        &mut self,
+        id: &str,
+        commit_lsn: Lsn,
+        aggregate: Option<Aggregate<'_>>,
+    ) -> bool {
+        !self.ids.is_empty() && self.passes_over(id, commit_lsn, aggregate)
+    }
+
+    fn passes_over(&mut self, id: &str, commit_lsn: Lsn, of: Option<Aggregate<'_>>) -> bool {
         let Some(until) = self.until else { return false };
         if commit_lsn > until {
             *self = Self::default();
             return false;
         }
-        self.ids.contains(id)
+        let lane = of.map(Lane::of);
+        let known = self.ids.contains(id);
+        if known && lane.is_none_or(|lane| !self.repeated.contains(&lane)) {
+            return true;
+        }
+        if let Some(lane) = lane.filter(|_| !known) {
+            self.repeated.insert(lane);
+            if self.repeated.len() > HANDED_MAX {
+                // All that comes from here on comes twice.
+                *self = Self::default();
+            }
+        }
+        false
     }
 }
 
@@ -217,6 +247,12 @@ mod tests {
         }
     }
 
+    /// Whether the stream passes over an event of aggregate `of`.
+    fn passed_over(handed: &mut Handed, id: usize, of: &str) -> bool {
+        let aggregate = Some(Aggregate { kind: "order", id: of });
+        handed.has(&id.to_string(), Lsn::from_wire(1), aggregate)
+    }
+
     #[test]
     fn rows_keep_their_outcomes_where_one_between_them_is_no_event() {
         let mut handed = Handed::default();
@@ -229,34 +265,41 @@ mod tests {
             }
         }
         handed.settled(|row| row != 2);
-        assert!(!handed.has("a", Lsn::from_wire(1)), "polling goes on");
+        assert!(!handed.has("a", Lsn::from_wire(1), None), "polling goes on");
         handed.ends(Lsn::from_wire(10));
         let at = Lsn::from_wire(10);
-        assert_eq!(["a", "c", "d"].map(|id| handed.has(id, at)), [true, false, true]);
-        assert!(!handed.has("a", Lsn::from_wire(11)), "never polled");
+        assert_eq!(["a", "c", "d"].map(|id| handed.has(id, at, None)), [true, false, true]);
+        assert!(!handed.has("a", Lsn::from_wire(11), None), "never polled");
     }
 
+    /// The oldest are forgotten; the stream brings them again, and would bring them behind their followers.
     #[test]
-    fn what_was_polled_before_the_slot_was_heard_of_is_passed_over_too() {
+    fn aggregate_of_a_forgotten_event_comes_twice_as_a_whole_and_no_other_does() {
         let mut handed = Handed::default();
         handed.begins();
-        polled(&mut handed, 0..=HANDED_MAX);
-        handed.slot_stands();
-        polled(&mut handed, HANDED_MAX + 1..HANDED_MAX + 3);
+        polled(&mut handed, 0..HANDED_MAX + 3);
         handed.ends(Lsn::from_wire(10));
-        let at = Lsn::from_wire(1);
-        assert!(!handed.has("2", at), "the oldest are forgotten");
-        assert!(handed.has("3", at) && handed.has(&(HANDED_MAX + 2).to_string(), at));
+        let last = HANDED_MAX + 2;
+        assert!(passed_over(&mut handed, 5, "a") && passed_over(&mut handed, 7, "b"));
+        assert!(!passed_over(&mut handed, 2, "a"), "forgotten");
+        assert!(!passed_over(&mut handed, 6, "a"), "else it would stand before the second");
+        assert!(!passed_over(&mut handed, last, "a"));
+        assert!(
+            passed_over(&mut handed, last, "b"),
+            "remembered, and nothing of its own came twice"
+        );
     }
 
+    /// What a process before this one has polled, or the stream had published before polling began.
     #[test]
-    fn more_than_can_be_remembered_all_come_twice() {
+    fn event_that_this_process_did_not_poll_is_published_and_so_are_its_followers() {
         let mut handed = Handed::default();
         handed.begins();
-        handed.slot_stands();
-        polled(&mut handed, 0..HANDED_MAX + 5);
+        polled(&mut handed, 10..20);
         handed.ends(Lsn::from_wire(10));
-        assert!(!handed.has(&(HANDED_MAX + 4).to_string(), Lsn::from_wire(1)));
+        assert!(!passed_over(&mut handed, 1, "a"));
+        assert!(!passed_over(&mut handed, 10, "a"));
+        assert!(passed_over(&mut handed, 11, "b"));
     }
 
     #[test]

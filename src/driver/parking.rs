@@ -51,6 +51,7 @@ pub(super) struct Desk {
 /// What is under way.
 pub(super) struct Jobs {
     writing: Option<Job<Stored>>,
+    writing_since: Instant,
     fetching: Option<Job<Fetched>>,
     asking: Option<Job<Asked>>,
     /// When requests are looked for, though nobody has said that there are any.
@@ -70,11 +71,17 @@ pub(super) enum Said {
 impl Default for Jobs {
     fn default() -> Self {
         let now = Instant::now();
-        Self { writing: None, fetching: None, asking: None, ask_at: now, prune_at: now }
+        let (writing, fetching, asking) = (None, None, None);
+        Self { writing, writing_since: now, fetching, asking, ask_at: now, prune_at: now }
     }
 }
 
 impl Jobs {
+    /// When the write began that is under way.
+    pub(super) fn written_since(&self) -> Option<Instant> {
+        self.writing.as_ref().map(|_| self.writing_since)
+    }
+
     /// Waits for whatever comes first. Cancel-safe.
     pub(super) async fn next(&mut self, notifications: &Notifications) -> Said {
         tokio::select! {
@@ -97,6 +104,7 @@ impl Pipeline {
         let rows = self.shelf.take_rows(rows);
         let (client, spec) = (desk.control.shared_client(), Arc::clone(&self.spec));
         let epoch = desk.epoch;
+        desk.jobs.writing_since = Instant::now();
         desk.jobs.writing = Some(Box::pin(async move {
             parked::write(&client, spec.name(), epoch, &rows, &marks).await
         }));
@@ -164,6 +172,10 @@ impl Pipeline {
                     self.apply(now, Input::Deleted { position });
                 }
                 for (position, wish) in wishes {
+                    // Of one that is to come again: its row keeps the request until then.
+                    if self.returning.holds(position) {
+                        continue;
+                    }
                     self.apply(now, Input::Wish { position, wish });
                 }
             }
@@ -204,8 +216,8 @@ impl Pipeline {
             Stored::Yes => {
                 let rows = self.shelf.is_writing_rows();
                 cut(if rows { "parked_row_committed" } else { "mark_committed" });
-                for id in self.shelf.stored() {
-                    self.marking.parked(id.as_deref());
+                for (position, id) in self.shelf.stored() {
+                    self.marking.parked(position, id);
                 }
                 self.apply(now, Input::ParkingWritten);
             }

@@ -8,6 +8,7 @@ use super::halts;
 use super::history::{History, Seen};
 use super::marking::{Handed, Marking};
 use super::repair;
+use super::returning::Returning;
 use super::run::{Exit, Stop};
 use super::say;
 use super::session::End;
@@ -60,6 +61,8 @@ pub(super) struct Pipeline {
     pub(super) destinations: Destinations,
     pub(super) marking: Marking,
     pub(super) handed: Handed,
+    /// Parked events whose rows the table brings again.
+    pub(super) returning: Returning,
     /// The slot is to be let go as soon as the table is polled.
     pub(super) lets_go: bool,
     /// What was received when the stream was last seen to wait for a standby.
@@ -155,6 +158,7 @@ impl Pipeline {
             destinations,
             marking,
             handed: Handed::default(),
+            returning: Returning::default(),
             lets_go: false,
             stalled_at: None,
             budget,
@@ -320,6 +324,7 @@ impl Pipeline {
                 | Effect::Park { .. }
                 | Effect::WriteParking { .. }
                 | Effect::Try { .. }
+                | Effect::Sound { .. }
                 | Effect::Letter { .. }
                 | Effect::WriteCursor(_)
                 | Effect::Confirm(_) => {}
@@ -377,7 +382,7 @@ impl Pipeline {
                 Post::Down { reason, hint, topic } => {
                     self.sink_down(&reason, hint.as_deref(), topic.as_deref());
                 }
-                Post::Up => say::sink_up(self),
+                Post::Up { topic } => self.sink_up(topic.as_deref()),
                 Post::Broken { reason } => {
                     say::sink_broken(self, &reason);
                     self.apply(now, Input::SinkBroken);
@@ -418,6 +423,7 @@ impl Pipeline {
             | Effect::Park { .. }
             | Effect::WriteParking { .. }
             | Effect::Try { .. }
+            | Effect::Sound { .. }
             | Effect::Letter { .. }
             | Effect::Undelivered { .. }
             | Effect::Released { .. }

@@ -4,11 +4,11 @@
 //! connection that is lost leaves the rows as they were: they are claimed and published again.
 
 use super::claim::Open;
-use super::connect;
 use super::parking::{Desk, Said, wishes};
 use super::pipeline::Pipeline;
 use super::reader::Reader;
 use super::renewal::{Renewal, renewing};
+use super::returning::Returning;
 use super::run::{Exit, Stop};
 use super::say;
 use super::session::End;
@@ -50,11 +50,20 @@ pub(super) struct Polling {
     pub(super) failed: bool,
     /// The end of the claim before.
     floor: Lsn,
+    /// What is parked is to be read again, as soon as no write is under way.
+    anew: Anew,
     limit: usize,
     next_at: Instant,
     /// `mode = "auto"`: the slot that is to be streamed from again.
     pub(super) renewal: Option<Renewal>,
     leave_at: Option<Instant>,
+}
+
+/// Whether what is parked is to be read again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Anew {
+    No,
+    Due,
 }
 
 /// What happened first.
@@ -96,6 +105,7 @@ impl Polling {
             open: None,
             failed: false,
             floor: start,
+            anew: Anew::No,
             limit: 0,
             next_at: Instant::now(),
             renewal: None,
@@ -110,12 +120,16 @@ impl Pipeline {
         self.shelf.failures_stay = polling.keeps_failures;
         let end = self.poll_on(polling, stop).await;
         self.shelf.failures_stay = false;
+        self.returning = Returning::default();
         end
     }
 
     async fn poll_on(&mut self, mut polling: Polling, stop: &Stop) -> End {
         if let Err(halt) = self.renew_mapper(true) {
             return End::Over(Exit::Halted(halt));
+        }
+        if let Err(error) = self.find_returning(&mut polling).await {
+            return End::Lost(error);
         }
         if let Some(halt) = self.begin_polling(&polling) {
             return End::Over(Exit::Halted(halt));
@@ -136,7 +150,7 @@ impl Pipeline {
                     return self.outcome().map_or(End::Restart, End::Over);
                 }
                 Ok(Some(Over::Exit(exit))) => {
-                    if let Err(error) = self.settle_claim(&mut polling).await {
+                    if let Err(error) = self.settle_claim(&mut polling, stop).await {
                         say::farewell_failed(self, &error);
                     }
                     return End::Over(exit);
@@ -160,6 +174,7 @@ impl Pipeline {
             return Some(Box::new(super::halts::unfit_table(&error)));
         }
         self.history = None;
+        self.destinations.awaits(None);
         self.confirmed = Watermark::default();
         let cursor =
             Progress { watermark: Watermark::from_keepalive(polling.start), partial: None };
@@ -189,26 +204,26 @@ impl Pipeline {
         if let Some(exit) = self.perform_polling(polling).await? {
             return Ok(Some(Over::Exit(exit)));
         }
+        self.begin_anew(polling).await?;
         let resolved = polling.open.as_ref().is_some_and(|open| self.claim_is_resolved(open));
         if resolved {
-            self.end_claim(polling).await?;
+            self.end_claim(polling, stop).await?;
             return Ok(self.hands_over(polling).await?.then_some(Over::Streams));
         }
+        self.writes_wait(polling.desk.jobs.written_since());
         self.report_sometimes(None);
         let turn = self.wait_polling(polling, stop).await;
         self.react_polling(polling, turn).await
     }
 
     /// Settles a claim that is done, and looks for the next at once.
-    async fn end_claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
+    async fn end_claim(&mut self, polling: &mut Polling, stop: &Stop) -> Result<(), SourceError> {
         polling.floor = polling.open.as_ref().map_or(polling.floor, Open::end);
-        let any = self.settle_claim(polling).await?;
+        let any = self.settle_claim(polling, stop).await?;
         if std::mem::take(&mut polling.failed) {
             // The table holds failed rows and their followers back: the next claim is a new beginning.
-            let client = polling.desk.control.client();
-            polling.parked = connect::load_all(client, self.spec.name()).await?;
-            polling.start = polling.floor;
-            drop(self.begin_polling(polling));
+            polling.anew = Anew::Due;
+            self.begin_anew(polling).await?;
         }
         // Where everything waits for something else, the next claim finds the same.
         let pause = if any { Duration::ZERO } else { self.spec.poll.interval };
@@ -235,6 +250,10 @@ impl Pipeline {
         if claim.rows.is_empty() {
             let pause = if claim.more { Duration::ZERO } else { settings.interval };
             polling.next_at = Instant::now() + pause;
+            if self.returning_are_fewer(polling).await? {
+                polling.anew = Anew::Due;
+                self.begin_anew(polling).await?;
+            }
         } else {
             polling.open = Some(Open::new(claim, polling.floor));
         }
@@ -254,15 +273,16 @@ impl Pipeline {
                     Effect::Published { ticket, commit_time } => {
                         self.published(ticket, commit_time);
                     }
+                    Effect::Sound { ticket, position } => self.shelf.sound(ticket, position),
                     Effect::Letter { ticket, position } => {
-                        self.shelf.send_letter(ticket, position, self.now());
+                        self.shelf.send_letter(ticket, position);
                     }
                     Effect::Undelivered { position, reason } => {
                         say::undelivered(self, position, reason);
                     }
                     Effect::Released { position } => self.released(position),
                     Effect::Try { ticket, position } => {
-                        self.shelf.try_again(ticket, position, self.now());
+                        self.shelf.try_again(ticket, position);
                     }
                     // What is published stands in the table itself.
                     Effect::WriteCursor(_) => self.apply(self.now(), Input::CursorWritten),
@@ -301,19 +321,29 @@ impl Pipeline {
         if let Some(open) = polling.open.take() {
             polling.floor = open.end();
         }
-        let client = polling.desk.control.client();
-        polling.parked = connect::load_all(client, self.spec.name()).await?;
-        polling.start = polling.floor;
-        polling.failed = false;
+        (polling.failed, polling.anew) = (false, Anew::Due);
         polling.next_at = Instant::now() + self.spec.poll.interval;
+        self.begin_anew(polling).await
+    }
+
+    /// Begins anew, if that is wanted, with what is parked now. A write that is under way comes first: the relay would
+    /// have it made a second time beside itself.
+    async fn begin_anew(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
+        if polling.anew == Anew::No || polling.desk.jobs.written_since().is_some() {
+            return Ok(());
+        }
+        polling.anew = Anew::No;
+        self.reload(polling).await?;
+        polling.start = polling.floor;
         drop(self.begin_polling(polling));
         Ok(())
     }
 
     async fn wait_polling(&self, polling: &mut Polling, stop: &Stop) -> Turn {
-        let hungry = polling.open.is_none() && !self.relay.stopping() && self.relay.intake_open();
+        let idle = polling.open.is_none() && polling.anew == Anew::No;
+        let hungry = idle && !self.relay.stopping() && self.relay.intake_open();
         // A broker that is down would only keep the rows locked.
-        let claim = hungry && self.tell.sink.is_none();
+        let claim = hungry && !self.broker_is_down();
         let hold = polling.open.as_ref().map(|open| open.since + CLAIM_HOLD_MAX);
         let due = self.due();
         let due = hold.map_or(due, |hold| due.min(hold));

@@ -65,6 +65,14 @@ impl Reader {
         }
     }
 
+    /// The failures of a row of a claim and one more, where its table keeps them and it is dead with that.
+    pub(super) fn dies(&self, row: &[u8]) -> Option<u32> {
+        match self {
+            Self::Poll(poller) => poller.dies(row),
+            Self::Repair(_) => None,
+        }
+    }
+
     pub(super) async fn abandon(&mut self) -> Result<(), SourceError> {
         match self {
             Self::Poll(poller) => poller.abandon().await,

@@ -95,7 +95,7 @@ impl Pipeline {
     pub(super) async fn mark_streamed(&mut self, polling: &Polling) -> Result<(), SourceError> {
         let client = polling.desk.control.client();
         self.marking.prepare(client, self.spec.poll.table.as_ref()).await?;
-        if let Some((marker, ids)) = self.marking.take() {
+        if let Some((marker, ids)) = self.marking.take(None) {
             marker.mark(client, &ids).await?;
             self.marking.marked();
         }
@@ -134,7 +134,6 @@ impl Pipeline {
             Ok(Renewed::Stands) => {
                 renewal.step = Step::Stands;
                 (renewal.last, renewal.drained) = (false, false);
-                self.handed.slot_stands();
                 self.tell.slot = None;
                 say::slot_stands(self);
             }
@@ -162,7 +161,6 @@ impl Pipeline {
         let Some(renewal) = &mut polling.renewal else { return };
         (renewal.step, renewal.last, renewal.drained) = (Step::LetGo, false, false);
         renewal.next_at = Instant::now();
-        self.handed.slot_goes();
     }
 
     /// Whether the stream may go on from the slot; then polling is over.

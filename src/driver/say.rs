@@ -9,6 +9,7 @@ mod destination;
 mod parked;
 mod repair;
 mod slot;
+mod write;
 
 pub(super) use bookmark::bookmark_let_go;
 pub(super) use destination::{destination_down, destination_given_up, undelivered};
@@ -17,6 +18,7 @@ pub(super) use repair::{
     repair_begins, repair_next, repair_progress, repair_told, repaired, repairing, slot_gone_again,
 };
 pub(super) use slot::{slot_held, slot_let_go, wal_budget_half, wal_budget_well};
+pub(super) use write::{write_done, write_waits};
 
 use super::pipeline::Pipeline;
 use super::run::Exit;
@@ -28,6 +30,7 @@ use crate::postgres::action;
 use crate::postgres::cursor::Written;
 use crate::relay::Restart;
 use crate::status::{self, Board};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::{error, info, warn};
 
@@ -54,8 +57,8 @@ pub(super) struct Tell {
     pub(super) resets_total: u64,
     pub(super) source: Option<Trouble>,
     pub(super) sink: Option<Trouble>,
-    /// With a destination that holds up nobody.
-    pub(super) destination: Option<Trouble>,
+    /// With destinations that hold up nobody.
+    pub(super) destinations: BTreeMap<String, Option<Trouble>>,
     /// With the dead-letter topic.
     pub(super) letters: Option<Trouble>,
     /// Why there is no slot, while polling in its stead.
@@ -64,6 +67,9 @@ pub(super) struct Tell {
     pub(super) budget: Option<Trouble>,
     /// With a standby that the stream waits for.
     pub(super) standby: Option<Trouble>,
+    /// With a write that is not committed, and when it was last looked at.
+    pub(super) write: Option<Trouble>,
+    pub(super) write_at: Option<Instant>,
     pub(super) standing_by: Option<Trouble>,
     /// When a repair last told how far it is.
     pub(super) repair_at: Option<Instant>,
@@ -284,7 +290,6 @@ pub(super) fn sink_down(pipeline: &mut Pipeline, reason: &str, hint: Option<&str
 }
 
 pub(super) fn sink_up(pipeline: &mut Pipeline) {
-    pipeline.tell.destination = None;
     if let Some(trouble) = pipeline.tell.sink.take() {
         let seconds = trouble.seconds(Instant::now());
         let (pipeline, after) = (pipeline.spec.name(), span(seconds));

@@ -51,7 +51,7 @@ pub(super) struct Session {
     pub(super) connected: Connected,
     feeding: Option<Feeding>,
     writing: Option<Job<Written>>,
-
+    writing_since: Instant,
     looks: Looks,
     leave_at: Option<Instant>,
     /// By the relay's clock.
@@ -80,6 +80,7 @@ impl Session {
             connected,
             feeding: None,
             writing: None,
+            writing_since: Instant::now(),
             looks,
             leave_at: None,
             yielded_at: Duration::ZERO,
@@ -92,6 +93,9 @@ impl Pipeline {
     pub(super) async fn stream(&mut self, connected: Connected, stop: &Stop) -> End {
         let client = connected.desk.control.shared_client();
         if let Err(error) = self.marking.prepare(&client, self.spec.poll.table.as_ref()).await {
+            return End::Lost(error);
+        }
+        if let Err(error) = self.marking.find_parked(&client, self.spec.name()).await {
             return End::Lost(error);
         }
         if let Err(halt) = self.renew_mapper(false) {
@@ -120,6 +124,7 @@ impl Pipeline {
 
     fn begin(&mut self, session: &Session) {
         self.mapper.forget_relations(session.connected.table_oid);
+        self.destinations.awaits(None);
         let cursor = session.connected.progress;
         let history = History::of(&session.connected.resume.cursor);
         let same_history = self.history.replace(history.clone()) == Some(history);
@@ -155,6 +160,7 @@ impl Pipeline {
         if let Some(end) = self.perform(session) {
             return Some(end);
         }
+        self.writes_wait(session.written_since());
         self.report_sometimes(Some(&session.looks));
         if now.saturating_sub(session.yielded_at) >= YIELD_INTERVAL {
             session.yielded_at = now;
@@ -263,10 +269,11 @@ impl Pipeline {
                     self.write_parking(&mut session.connected.desk, rows, marks);
                 }
                 Effect::Try { ticket, position } => {
-                    self.shelf.try_again(ticket, position, self.now());
+                    self.shelf.try_again(ticket, position);
                 }
+                Effect::Sound { ticket, position } => self.shelf.sound(ticket, position),
                 Effect::Letter { ticket, position } => {
-                    self.shelf.send_letter(ticket, position, self.now());
+                    self.shelf.send_letter(ticket, position);
                 }
                 Effect::Undelivered { position, reason } => {
                     say::undelivered(self, position, reason);
@@ -275,7 +282,8 @@ impl Pipeline {
                 Effect::Published { ticket, commit_time } => self.published(ticket, commit_time),
                 Effect::WriteCursor(row) => {
                     cut("cursor_due");
-                    session.write(row, self.marking.take());
+                    let marks = self.marking.take(Some(&row));
+                    session.write(row, marks);
                 }
                 Effect::Confirm(watermark) => self.confirmed = watermark,
                 Effect::Restart { why } => {
@@ -321,6 +329,12 @@ impl Session {
         }
     }
 
+    /// When the older of the writes began that are under way.
+    fn written_since(&self) -> Option<Instant> {
+        let row = self.writing.as_ref().map(|_| self.writing_since);
+        [row, self.connected.desk.jobs.written_since()].into_iter().flatten().min()
+    }
+
     fn write(&mut self, row: Progress, marks: Option<(Marker, Arc<Vec<String>>)>) {
         assert!(self.writing.is_none(), "two cursor rows at once");
         let resume = &self.connected.resume;
@@ -332,6 +346,7 @@ impl Session {
             ..resume.cursor.clone()
         };
         let client = self.connected.desk.control.shared_client();
+        self.writing_since = Instant::now();
         self.writing = Some(Box::pin(async move {
             if let Some((marker, ids)) = marks {
                 marker.mark(&client, &ids).await?;

@@ -12,10 +12,14 @@ use crate::relay::{Input, OnPoison};
 use crate::sink::NotTaken;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a try may wait for its destination before it is put off.
 const DESTINATION_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a try comes to whose destination takes none, or is not known: the reason is not told.
+const NO_DESTINATION: Outcome =
+    Outcome::Rejected { scope: Scope::Destination, reason: Refusal::TopicName };
 
 /// Characters of an event's id and of other names that a row keeps.
 const NAME_CHARS_MAX: usize = 400;
@@ -42,12 +46,21 @@ pub(super) struct Try {
     position: Position,
     /// `None` until it is read from the table.
     record: Option<OwnedRecord>,
-    /// When it was asked for, by the relay's clock.
-    since: Duration,
-    /// It goes to the dead-letter topic.
-    letter: bool,
-    /// What is known of its destination was doubted for its sake: what is heard after that may refuse it.
-    doubted: bool,
+    /// When it was asked for: what was heard of its destination before that refuses nothing, for it may be tried
+    /// because somebody has just mended it.
+    since: Instant,
+    what: What,
+}
+
+/// What is wanted of one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum What {
+    /// To be published.
+    Try,
+    /// Whether its destination is known.
+    Sound,
+    /// To go to the dead-letter topic.
+    Letter,
 }
 
 /// A record that has to be read.
@@ -85,23 +98,27 @@ impl Shelf {
         !self.writing.is_empty()
     }
 
-    /// What was being written is committed; gives the events' ids.
-    pub(super) fn stored(&mut self) -> Vec<Option<String>> {
+    /// What was being written is committed; gives the events' places and ids.
+    pub(super) fn stored(&mut self) -> Vec<(Position, Option<String>)> {
         let rows = std::mem::take(&mut self.writing);
-        rows.iter().map(|row| row.event_id.clone()).collect()
+        rows.iter().map(|row| (row.entry.position, row.event_id.clone())).collect()
     }
 
-    pub(super) fn try_again(&mut self, ticket: Ticket, position: Position, since: Duration) {
-        self.push_try(ticket, position, since, false);
+    pub(super) fn try_again(&mut self, ticket: Ticket, position: Position) {
+        self.push_try(ticket, position, What::Try);
     }
 
-    pub(super) fn send_letter(&mut self, ticket: Ticket, position: Position, since: Duration) {
-        self.push_try(ticket, position, since, true);
+    pub(super) fn sound(&mut self, ticket: Ticket, position: Position) {
+        self.push_try(ticket, position, What::Sound);
     }
 
-    fn push_try(&mut self, ticket: Ticket, position: Position, since: Duration, letter: bool) {
-        let (record, doubted) = (None, false);
-        self.tries.push_back(Try { ticket, position, record, since, letter, doubted });
+    pub(super) fn send_letter(&mut self, ticket: Ticket, position: Position) {
+        self.push_try(ticket, position, What::Letter);
+    }
+
+    fn push_try(&mut self, ticket: Ticket, position: Position, what: What) {
+        let (record, since) = (None, Instant::now());
+        self.tries.push_back(Try { ticket, position, record, since, what });
     }
 
     /// Whether an event that may not fit its destination is set aside until that is known, and nobody but its aggregate
@@ -124,7 +141,10 @@ impl Shelf {
     pub(super) fn missing(&self) -> Vec<Wanted> {
         let missing = self.tries.iter().filter(|a_try| a_try.record.is_none());
         missing
-            .map(|&Try { ticket, position, letter, .. }| Wanted { ticket, position, letter })
+            .map(|&Try { ticket, position, what, .. }| {
+                let letter = what == What::Letter;
+                Wanted { ticket, position, letter }
+            })
             .collect()
     }
 }
@@ -193,37 +213,44 @@ impl Pipeline {
         }
     }
 
-    /// Offers the sink what is to be tried. It is refused only on what was heard since it was offered first: it may be
-    /// tried because somebody has just mended its destination.
+    /// Offers the sink what is to be tried. One answer of the broker about a destination decides all that waited for
+    /// it.
     pub(super) fn offer_tries(&mut self, now: Duration) {
         let mut tries = std::mem::take(&mut self.shelf.tries);
-        tries.retain_mut(|a_try| {
+        tries.retain(|a_try| {
             let Some(record) = &a_try.record else { return true };
-            let mut answer = with(record, |record| self.sink.enqueue(a_try.ticket, record));
-            if let Err(NotTaken::Refused(Refusal::TooLarge { .. } | Refusal::Partition(_))) = answer
-                && !std::mem::replace(&mut a_try.doubted, true)
-            {
-                self.sink.doubt(&record.topic);
-                answer = with(record, |record| self.sink.enqueue(a_try.ticket, record));
-            }
+            let (ticket, since) = (a_try.ticket, a_try.since);
+            let sounds = a_try.what == What::Sound;
+            let answer = if sounds {
+                self.sink.sound(&record.topic, since)
+            } else {
+                with(record, |record| self.sink.enqueue_again(ticket, record, since))
+            };
             let outcome = match answer {
+                Ok(()) if sounds => {
+                    self.apply(now, Input::Sounded { ticket });
+                    return false;
+                }
                 Ok(()) => {
-                    self.destinations.takes(&record.topic);
+                    self.destinations.took(&record.topic);
                     return false;
                 }
                 Err(NotTaken::Full) => return true,
-                Err(NotTaken::Destination | NotTaken::Unavailable | NotTaken::Doubted(_))
-                    if now.saturating_sub(a_try.since) < DESTINATION_PATIENCE =>
+                Err(NotTaken::Destination | NotTaken::Doubted(_))
+                    if since.elapsed() < DESTINATION_PATIENCE =>
                 {
                     return true;
                 }
-                Err(NotTaken::Destination | NotTaken::Unavailable | NotTaken::Doubted(_)) => {
-                    let reason = Refusal::TopicName;
-                    Outcome::Rejected { scope: Scope::Destination, reason }
+                Err(NotTaken::Destination | NotTaken::Doubted(_)) => NO_DESTINATION,
+                Err(NotTaken::Unavailable) => {
+                    if a_try.what != What::Letter {
+                        self.destinations.lost(&record.topic, now);
+                    }
+                    NO_DESTINATION
                 }
                 Err(NotTaken::Refused(reason)) => Outcome::Rejected { scope: Scope::Event, reason },
             };
-            self.apply(now, Input::Report { ticket: a_try.ticket, outcome });
+            self.apply(now, Input::Report { ticket, outcome });
             false
         });
         // What the relay has asked for meanwhile stands behind.

@@ -87,7 +87,7 @@ pub(super) fn civil_from_days(days: i64) -> (i64, i64, i64) {
 }
 
 #[inline]
-fn digit(byte: &u8) -> Option<i64> {
+fn digit(byte: u8) -> Option<i64> {
     let digit = byte.wrapping_sub(b'0');
     (digit < 10).then_some(i64::from(digit))
 }
@@ -109,7 +109,7 @@ impl Text<'_> {
     /// Up to nine digits: their value and how many there are.
     fn number(&mut self) -> Option<(i64, usize)> {
         let (mut value, mut count) = (0, 0);
-        while let Some(digit) = self.0.get(count).and_then(digit) {
+        while let Some(digit) = self.0.get(count).copied().and_then(digit) {
             if count == 9 {
                 return None;
             }
@@ -124,7 +124,7 @@ impl Text<'_> {
     #[inline]
     fn two_digits(&mut self, low: i64, high: i64) -> Option<i64> {
         let (&[tens, ones], rest) = self.0.split_first_chunk()?;
-        let value = digit(&tens)? * 10 + digit(&ones)?;
+        let value = digit(tens)? * 10 + digit(ones)?;
         self.0 = rest;
         (low..=high).contains(&value).then_some(value)
     }

@@ -36,6 +36,15 @@ pub enum Effect {
         /// Whose record.
         position: Position,
     },
+    /// Ask whether the sink knows the destination of a parked record that is to be tried with nothing else in flight:
+    /// until it does, all others go on. The answer is [`Input::Sounded`](super::Input::Sounded), or one to
+    /// [`Effect::Try`].
+    Sound {
+        /// A ticket of its own.
+        ticket: Ticket,
+        /// Whose record.
+        position: Position,
+    },
     /// Hand the record of a dead event to the sink under this ticket, for the dead-letter topic. Answered as
     /// [`Effect::Try`] is.
     Letter {

@@ -62,6 +62,7 @@ impl Relay {
             Input::CursorWritten => self.feedback.written(),
             Input::ParkingWritten => self.parking_written(),
             Input::Gone { ticket } => self.parking.gone(ticket),
+            Input::Sounded { ticket } => self.parking.sounded(now, ticket),
             Input::Deleted { position } => self.parking.deleted(position),
             Input::Unsent { position } => self.parking.unsent(position),
             Input::Unavailable { ticket } => {

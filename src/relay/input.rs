@@ -100,6 +100,11 @@ pub enum Input<'a> {
         /// The ticket of [`Effect::Try`](super::Effect::Try) or [`Effect::Letter`](super::Effect::Letter).
         ticket: Ticket,
     },
+    /// The sink knows the destination of a record that is to be tried alone.
+    Sounded {
+        /// The ticket of [`Effect::Sound`](super::Effect::Sound).
+        ticket: Ticket,
+    },
     /// The row of a dead event is not in the table: somebody deleted it.
     Deleted {
         /// Which.

@@ -35,6 +35,8 @@ pub(super) struct Row {
     pub(super) wish: Option<Wish>,
     /// A broker refused a batch it was in: it is tried with nothing else in flight.
     pub(super) alone: bool,
+    /// Where it goes alone: its destination is known, so that nobody waits for that.
+    pub(super) sounded: bool,
 }
 
 impl Row {
@@ -185,8 +187,8 @@ impl Lanes {
             }
         }
         let (due, unwritten) = (now.saturating_add(wait), u32::from(!written));
-        let (trying, wish, alone) = (None, None, false);
-        let row = Row { lane, state, attempts, due, trying, unwritten, wish, alone };
+        let (trying, wish, alone, sounded) = (None, None, false, false);
+        let row = Row { lane, state, attempts, due, trying, unwritten, wish, alone, sounded };
         self.rows.insert(position, row);
         self.count(state, true);
         self.schedule(position);
@@ -272,11 +274,11 @@ impl Lanes {
         }
     }
 
-    /// The next row to try: due, at the head of its lane, and below the cursor row, `durable`. `alone_allowed` where
-    /// nothing is in flight. `None` where there is none, or the next one has to wait to be alone.
+    /// The next row to try, or to sound: due, at the head of its lane, and below the cursor row, `durable`.
+    /// `alone_allowed` where nothing is in flight. `None` where there is none, or the next one has to wait to be alone.
     pub(super) fn next_due(&mut self, durable: Position, alone_allowed: bool) -> Option<Position> {
         let position = self.now.first().copied().filter(|position| *position < durable)?;
-        let alone = self.rows.get(&position).is_some_and(|row| row.alone);
+        let alone = self.rows.get(&position).is_some_and(|row| row.alone && row.sounded);
         if alone && !alone_allowed {
             return None;
         }
@@ -287,7 +289,9 @@ impl Lanes {
     /// Whether the next row to try must have nothing else in flight.
     pub(super) fn wants_to_be_alone(&self, durable: Position) -> bool {
         let first = self.now.first().filter(|position| **position < durable);
-        first.and_then(|position| self.rows.get(position)).is_some_and(|row| row.alone)
+        first
+            .and_then(|position| self.rows.get(position))
+            .is_some_and(|row| row.alone && row.sounded)
     }
 
     /// Whether a head is due that stands at `durable` or behind it, and before `resolved`.

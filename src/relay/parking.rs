@@ -20,7 +20,7 @@ pub use rules::{OnPoison, Rules};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-/// Tries that are out at once.
+/// Tries that are out at once, and soundings.
 pub(super) const TRIES_MAX: usize = 32;
 
 /// Rows, and marks, of one write.
@@ -56,6 +56,8 @@ pub(super) struct Parking {
     marking: usize,
     under_way: bool,
     tries: HashMap<Ticket, Position>,
+    /// Rows that are to be tried alone, while their destinations are asked for.
+    soundings: HashMap<Ticket, Position>,
     letters: Letters,
     next_try: u64,
     /// Rows that were in a batch a broker refused.
@@ -79,6 +81,7 @@ impl Parking {
             marking: 0,
             under_way: false,
             tries: HashMap::new(),
+            soundings: HashMap::new(),
             letters: Letters::new(rules.letters),
             next_try: 0,
             suspects: BTreeSet::new(),
@@ -170,6 +173,7 @@ impl Parking {
         }
         self.pending_bytes = 0;
         self.tries.clear();
+        self.soundings.clear();
         self.letters.given_up();
         self.lanes.stop_trying();
     }
@@ -193,6 +197,7 @@ impl Parking {
         self.lost();
         self.connected = true;
         self.letters.reload();
+        self.soundings.clear();
         self.lanes.clear();
         for entry in rows {
             self.lanes.insert(now, entry, true);

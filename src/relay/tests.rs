@@ -145,6 +145,7 @@ impl Script {
             "unavailable" => Input::Unavailable { ticket: ticket(1) },
             "doubted" => Input::Doubted { ticket: ticket(1) },
             "deleted" => Input::Deleted { position: position() },
+            "sounded" => Input::Sounded { ticket: ticket(1) },
             "gone" => Input::Gone { ticket: ticket(1) },
             "wish" => Input::Wish { position: position(), wish: Wish::parse(words[3]).unwrap() },
             "unfit" => Input::Halt(Box::new(halt("no reader"))),
@@ -214,6 +215,9 @@ fn show(effect: &Effect) -> String {
             format!("write {rows} rows [{}]", marks.join("; "))
         }
         Effect::Try { ticket, position } => format!("try t{} {position}", ticket.0 & !(1 << 63)),
+        Effect::Sound { ticket, position } => {
+            format!("sound t{} {position}", ticket.0 & !(1 << 63))
+        }
         Effect::Letter { ticket, position } => {
             format!("letter t{} {position}", ticket.0 & !(1 << 63))
         }

@@ -81,6 +81,9 @@ pub enum ReplayError {
     /// It is at its end.
     #[error("replay \"{name}\" is at its end: {published} events were published")]
     Finished { name: String, published: u64 },
+    /// Another process resumed it while the database was away for this one.
+    #[error("another process has gone on with replay \"{name}\"")]
+    TakenOver { name: String },
     /// The row says what we can't read.
     #[error(
         "the row of replay \"{name}\" can't be read: it is of another version, or was changed by hand"
@@ -200,6 +203,9 @@ impl ReplayError {
             }
             Self::WhichReplay { .. } => "name the one that is meant: --resume NAME".to_owned(),
             Self::BadRow { .. } => "begin another one, from the position in its row".to_owned(),
+            Self::TakenOver { .. } => {
+                "let that one come to its end: this one published nothing since it lost the database".to_owned()
+            }
             Self::Busy { .. } => "wait until it has ended, or end it; one runs at a time".to_owned(),
             Self::Standby => {
                 "point source.url at the primary (target_session_attrs=read-write)".to_owned()

@@ -1,6 +1,7 @@
 //! A replay from its first question to its last word.
 
 use super::ReplayError;
+use super::away::{Away, Place};
 use super::choice::Choice;
 use super::outlet::{BYTES_MAX, EVENTS_MAX, Outlet, Parked, Parts};
 use super::plan::{Plan, Source, source};
@@ -25,6 +26,10 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_postgres::Client;
+
+/// How long events are gathered for a batch, where the configuration does not say: nobody waits for them, and each
+/// request of the brokers' work is one that the live stream waits behind. Unit: milliseconds.
+const LINGER_MILLIS: &str = "20";
 
 /// How a replay is run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -142,21 +147,32 @@ impl Job {
         }
         let mut outlet = self.outlet(options)?;
         let mut mapper = self.mapper()?;
-        let row_done = self.row.as_ref().and_then(|row| row.last_id.clone());
-        let client = self.control.client();
-        let mut run = Run::new(client, &self.spec, &self.plan, row_done, options.dry_run);
+        let Self { spec, control, row, plan } = self;
+        let row_done = row.and_then(|row| row.last_id);
+        let place = Place { spec: &spec, plan: &plan, dry: options.dry_run };
+        let mut run = Run::new(control, place, row_done);
+        let mut away = Away::new();
         let mut stop = std::pin::pin!(stop);
         let stopped = loop {
             let session = run.session(&mut mapper, &mut outlet, stop.as_mut(), tell);
-            match Box::pin(session).await? {
-                Turn::Over => break false,
-                Turn::Stopped => break true,
-                Turn::Again => outlet.start_again(),
-            }
+            let error = match Box::pin(session).await {
+                Ok(Turn::Over) => match run.finish().await {
+                    Ok(()) => break false,
+                    Err(error) => error,
+                },
+                Ok(Turn::Stopped) => break true,
+                Ok(Turn::Again) => {
+                    run.put_down(&mut outlet);
+                    continue;
+                }
+                Err(_) if run.stopping() => break true,
+                Err(error) => error,
+            };
+            let back = away.wait(error, place, &mut outlet, stop.as_mut(), tell);
+            let Some(control) = Box::pin(back).await? else { break true };
+            run.go_on_with(control);
+            run.put_down(&mut outlet);
         };
-        if !stopped && !options.dry_run {
-            rows::finish(client, self.spec.name(), &self.plan.name).await?;
-        }
         outlet.close();
         let elapsed = run.elapsed();
         Ok(Ended { missing: outlet.choice.missing(), tally: outlet.tally, elapsed, stopped })
@@ -251,6 +267,8 @@ impl Job {
                 kafka.client_id.push_str("-replay");
                 kafka.in_flight_events = EVENTS_MAX;
                 kafka.in_flight_bytes = BYTES_MAX;
+                let linger = || LINGER_MILLIS.to_owned();
+                kafka.properties.entry("linger.ms".to_owned()).or_insert_with(linger);
                 SinkSpec::Kafka(kafka)
             }
             SinkSpec::Stdout => SinkSpec::Stdout,
@@ -299,7 +317,7 @@ async fn resumed(
 }
 
 /// The source of a replay that goes on: the same, up to the same end.
-async fn again(
+pub(super) async fn again(
     client: &Client,
     spec: &PipelineSpec,
     server: &ServerFacts,

@@ -19,6 +19,10 @@ use tokio::time::sleep;
 /// time-out of 15 s passes.
 const SLOT_PATIENCE: Duration = Duration::from_secs(30);
 
+/// Log that is read ahead: beyond it the server waits for us. With more of it the server would decode as fast as it can
+/// for a while, whatever the rate, and take a processor from the live stream for as long. Unit: bytes.
+const READ_AHEAD_BYTES: usize = 256 << 10;
+
 /// Frames fed before everything else has its turn.
 const FRAMES_MAX: usize = 1024;
 
@@ -68,6 +72,7 @@ impl Log {
         let how = StartReplication {
             lsn: start.commit_lsn,
             messages: span.messages,
+            queue_bytes_max: READ_AHEAD_BYTES,
             ..StartReplication::new(&span.slot, &span.publication)
         };
         let wal = loop {

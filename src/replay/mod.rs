@@ -12,6 +12,7 @@
 //!                          postrider.replay ◀── what is done ──┘ └─── reports ◀───┘
 //! ```
 
+mod away;
 mod choice;
 mod error;
 mod job;

@@ -11,7 +11,7 @@ use crate::ack::{Progress, Tracker};
 use crate::event::{Aggregate, Position};
 use crate::outbox::{At, MapError, Mapped};
 use crate::parked::Lane;
-use crate::record::{Header, Outcome, Record, Scope, Ticket};
+use crate::record::{Header, Outcome, Record, Refusal, Scope, Ticket};
 use crate::sink::{Mailbox, NotTaken, Post, Sink};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -53,6 +53,8 @@ pub(super) struct Parked {
 struct Flying {
     bytes: usize,
     event: String,
+    /// Nothing else was in flight when it went, and nothing goes until it is answered.
+    alone: bool,
 }
 
 /// A destination in trouble.
@@ -71,6 +73,11 @@ pub(super) struct Outlet {
     pub(super) tracker: Tracker,
     flight: HashMap<u64, Flying>,
     flight_bytes: usize,
+    /// Events of batches that a broker refused: each is sent again with nothing else in flight, so that its answer is
+    /// for it. At most [`EVENTS_MAX`].
+    suspects: HashSet<String>,
+    /// One of them is on its way.
+    alone: bool,
     pace: Pace,
     pub(super) choice: Choice,
     /// `None` where parked events are no matter.
@@ -105,6 +112,8 @@ impl Outlet {
             tracker: Tracker::new(parts.start),
             flight: HashMap::new(),
             flight_bytes: 0,
+            suspects: HashSet::new(),
+            alone: false,
             pace: Pace::new(parts.rate),
             choice: parts.choice,
             parked: parts.parked,
@@ -177,7 +186,10 @@ impl Outlet {
             return self.dealt_with();
         }
         let full = self.flight.len() >= EVENTS_MAX || self.flight_bytes >= BYTES_MAX;
-        if full || self.reset {
+        if full || self.reset || self.alone {
+            return Ok(Offered::Wait(None));
+        }
+        if self.is_suspect(position, mapped.event_id) && !self.flight.is_empty() {
             return Ok(Offered::Wait(None));
         }
         if let Some(due) = self.pace.wait(now).filter(|_| self.sink.is_some()) {
@@ -209,14 +221,18 @@ impl Outlet {
                 self.pace.spend();
                 self.refusing = self.refusing.take().filter(|refusing| refusing.topic != topic);
                 self.tally.sent(position, mapped.event_id, topic, bytes);
+                let alone = self.is_suspect(position, mapped.event_id);
+                self.alone = alone;
                 let event = name_of(position, mapped.event_id);
-                self.flight.insert(ticket.0, Flying { bytes, event });
+                self.flight.insert(ticket.0, Flying { bytes, event, alone });
                 self.flight_bytes += bytes;
                 Ok(Offered::Done)
             }
             Err(NotTaken::Refused(reason)) => {
                 self.tracker.resolve(ticket).map_err(ReplayError::Broken)?;
-                self.tally.refuse(name_of(position, mapped.event_id), reason.to_string());
+                let event = name_of(position, mapped.event_id);
+                self.suspects.remove(&event);
+                self.tally.refuse(event, reason.to_string());
                 Ok(Offered::Done)
             }
             Err(NotTaken::Unavailable) => {
@@ -229,6 +245,11 @@ impl Outlet {
                 Ok(Offered::Wait(None))
             }
         }
+    }
+
+    /// Whether it was in a batch that was refused.
+    fn is_suspect(&self, position: Option<Position>, id: &str) -> bool {
+        !self.suspects.is_empty() && self.suspects.contains(&name_of(position, id))
     }
 
     /// A broker answers, and says that the topic takes nothing.
@@ -279,7 +300,7 @@ impl Outlet {
                     }
                     tell(Tell::Down(&reason, hint.as_deref()));
                 }
-                Post::Up => tell(Tell::Up),
+                Post::Up { topic: _ } => tell(Tell::Up),
                 Post::Broken { .. } => self.reset = true,
                 Post::Unfit { reason, hint } => {
                     return Err(ReplayError::SinkUnfit { reason, hint });
@@ -294,9 +315,22 @@ impl Outlet {
         // One of a producer that was thrown away.
         let Some(flying) = self.flight.remove(&ticket.0) else { return Ok(()) };
         self.flight_bytes = self.flight_bytes.saturating_sub(flying.bytes);
+        self.alone &= !flying.alone;
         match outcome {
-            Outcome::Acked => self.tally.published += 1,
+            Outcome::Acked => {
+                self.suspects.remove(&flying.event);
+                self.tally.published += 1;
+            }
+            // A broker refuses batches: its word counts for one event only where that was alone.
+            Outcome::Rejected { scope: Scope::Event, reason: Refusal::Kafka(_) }
+                if !flying.alone =>
+            {
+                self.suspects.insert(flying.event);
+                self.reset = true;
+                return Ok(());
+            }
             Outcome::Rejected { scope: Scope::Event, reason } => {
+                self.suspects.remove(&flying.event);
                 self.tally.refuse(flying.event, reason.to_string());
             }
             Outcome::Rejected { scope: Scope::Destination | Scope::Broker, .. }
@@ -310,12 +344,13 @@ impl Outlet {
 
     /// Gives up everything in flight: it is read and sent again, from what is done.
     pub(super) fn start_again(&mut self) {
-        if let Some(sink) = &mut self.sink {
+        if let Some(sink) = self.sink.as_mut().filter(|_| self.reset || !self.flight.is_empty()) {
             sink.reset();
         }
         self.tracker.give_up();
         self.flight.clear();
         self.flight_bytes = 0;
+        self.alone = false;
         self.reset = false;
     }
 

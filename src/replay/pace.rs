@@ -5,6 +5,10 @@ use std::time::{Duration, Instant};
 /// How much of what was not used may be made good: a timer wakes some milliseconds late.
 const BURST: Duration = Duration::from_millis(20);
 
+/// Events that become due within this go together: a wake for each takes the processor from the live stream more often
+/// than their work is worth.
+const SLICE: Duration = Duration::from_millis(5);
+
 /// The pace of a replay.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
@@ -20,12 +24,12 @@ impl Pace {
         Self { gap, next: None }
     }
 
-    /// When the next event may go, where that is not now.
+    /// When to ask again, where the next event may not go now.
     pub(super) fn wait(&mut self, now: Instant) -> Option<Instant> {
         let floor = now.checked_sub(BURST).unwrap_or(now);
         let next = self.next.map_or(now, |next| next.max(floor));
         self.next = Some(next);
-        (next > now && !self.gap.is_zero()).then_some(next)
+        (next > now && !self.gap.is_zero()).then(|| next + SLICE)
     }
 
     /// An event went.
@@ -54,5 +58,7 @@ mod tests {
         assert_eq!(at(&mut pace, 10), 11);
         assert_eq!(at(&mut pace, 1000), 11 + 21, "20 ms of the pause, and the one that is due");
         assert_eq!(Pace::new(0).wait(start), None);
+        let due = start + Duration::from_millis(1001);
+        assert_eq!(pace.wait(start + Duration::from_secs(1)), Some(due + SLICE));
     }
 }

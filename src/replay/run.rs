@@ -1,6 +1,7 @@
 //! The loop: feeds the outlet from the source, writes what is done, and is the only place that waits.
 
 use super::ReplayError;
+use super::away::Place;
 use super::job::lanes;
 use super::log::{Log, Span};
 use super::outlet::{Offered, Outlet};
@@ -11,12 +12,12 @@ use super::tally::{Moment, Tell};
 use crate::driver::PipelineSpec;
 use crate::event::Position;
 use crate::outbox::Mapper;
+use crate::postgres::control::Control;
 use crate::postgres::replay::{self as rows, Done, Met, Rows, Select};
 use crate::postgres::{SourceError, table};
 use std::future::Future;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
-use tokio_postgres::Client;
 
 /// Pause between two times that progress is written: what comes twice after a kill is what was in flight, and what was
 /// acknowledged within this.
@@ -32,7 +33,7 @@ const TELL_INTERVAL: Duration = Duration::from_millis(250);
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
 /// What the server knows the sessions by.
-const APPLICATION_NAME: &str = "postrider replay";
+pub(super) const APPLICATION_NAME: &str = "postrider replay";
 
 /// How a session with the source ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,7 +48,7 @@ pub(super) enum Turn {
 
 /// One run.
 pub(super) struct Run<'a> {
-    client: &'a Client,
+    control: Control,
     spec: &'a PipelineSpec,
     plan: &'a Plan,
     dry: bool,
@@ -58,25 +59,24 @@ pub(super) struct Run<'a> {
     saved: Option<(Done, Met)>,
     /// Of the table, what is done: a session that begins anew goes on there.
     row_done: Option<String>,
+    /// What the session before was reading: what is still reported counts for it.
+    before: Option<Reading>,
     stop_by: Option<Instant>,
 }
 
 enum Reading {
     Log(Box<Log>),
     Table(Box<Table>),
+    /// The log, after its connection.
+    Nothing,
 }
 
 impl<'a> Run<'a> {
-    pub(super) fn new(
-        client: &'a Client,
-        spec: &'a PipelineSpec,
-        plan: &'a Plan,
-        row_done: Option<String>,
-        dry: bool,
-    ) -> Self {
+    pub(super) fn new(control: Control, place: Place<'a>, row_done: Option<String>) -> Self {
         let now = Instant::now();
+        let Place { spec, plan, dry } = place;
         Self {
-            client,
+            control,
             spec,
             plan,
             dry,
@@ -86,6 +86,7 @@ impl<'a> Run<'a> {
             tell_at: now + TELL_INTERVAL,
             saved: None,
             row_done,
+            before: None,
             stop_by: None,
         }
     }
@@ -94,35 +95,78 @@ impl<'a> Run<'a> {
         self.started.elapsed()
     }
 
+    /// Whether it was told to stop.
+    pub(super) fn stopping(&self) -> bool {
+        self.stop_by.is_some()
+    }
+
+    /// Another session in the place of one that was lost.
+    pub(super) fn go_on_with(&mut self, control: Control) {
+        self.control = control;
+        self.saved = None;
+    }
+
+    /// Gives up what is in flight, and remembers how far the rows of the table are done.
+    pub(super) fn put_down(&mut self, outlet: &mut Outlet) {
+        if let Some(mut reading) = self.before.take() {
+            reading.settle(outlet);
+            self.row_done = reading.row_done();
+        }
+        outlet.start_again();
+    }
+
+    /// Notes that it is at its end.
+    pub(super) async fn finish(&self) -> Result<(), ReplayError> {
+        if self.dry {
+            return Ok(());
+        }
+        rows::finish(self.control.client(), self.spec.name(), &self.plan.name).await?;
+        Ok(())
+    }
+
     /// Reads from what is done to the end.
     pub(super) async fn session<S: Future<Output = ()>>(
         &mut self,
         mapper: &mut Mapper,
         outlet: &mut Outlet,
-        mut stop: Pin<&mut S>,
+        stop: Pin<&mut S>,
         tell: &mut dyn FnMut(Tell<'_>),
     ) -> Result<Turn, ReplayError> {
         let mut reading = self.open(mapper, outlet).await?;
+        let turn = self.read_on(&mut reading, mapper, outlet, stop, tell).await;
+        // The connection goes, and what it was reading stays.
+        reading.hang_up();
+        self.before = Some(reading);
+        turn
+    }
+
+    async fn read_on<S: Future<Output = ()>>(
+        &mut self,
+        reading: &mut Reading,
+        mapper: &mut Mapper,
+        outlet: &mut Outlet,
+        mut stop: Pin<&mut S>,
+        tell: &mut dyn FnMut(Tell<'_>),
+    ) -> Result<Turn, ReplayError> {
         loop {
             outlet.take_posts(tell)?;
             reading.settle(outlet);
-            self.tick(&reading, outlet, tell).await?;
+            self.tick(reading, outlet, tell).await?;
             if outlet.reset {
-                self.row_done = reading.row_done();
                 return Ok(Turn::Again);
             }
             if reading.over() && outlet.in_flight() == 0 {
-                self.save(&reading, outlet).await?;
-                self.tell(&reading, outlet, tell);
+                self.save(reading, outlet).await?;
+                self.tell(reading, outlet, tell);
                 return Ok(Turn::Over);
             }
             if let Some(by) = self.stop_by
                 && (outlet.in_flight() == 0 || Instant::now() >= by)
             {
-                self.save(&reading, outlet).await?;
+                self.save(reading, outlet).await?;
                 return Ok(Turn::Stopped);
             }
-            let wake = match self.feed(&mut reading, mapper, outlet).await? {
+            let wake = match self.feed(reading, mapper, outlet).await? {
                 Some(wake) => wake,
                 None => Instant::now(),
             };
@@ -133,6 +177,8 @@ impl<'a> Run<'a> {
                     self.stop_by = Some(Instant::now() + STOP_GRACE);
                 }
                 () = outlet.posted() => {}
+                // A server that stops waits for its walsenders, and the loss of this session is its first word.
+                error = self.control.closed() => return Err(error.into()),
                 read = reading.read(), if wants => read?,
                 () = tokio::time::sleep_until(wake.into()) => {}
             }
@@ -169,7 +215,9 @@ impl<'a> Run<'a> {
         match &self.plan.source {
             Source::Log { bookmark, slot, messages, from: _, until } => {
                 let oid = match &self.spec.names.table {
-                    Some(name) => table::read(self.client, name).await?.map(|table| table.oid),
+                    Some(name) => {
+                        table::read(self.control.client(), name).await?.map(|table| table.oid)
+                    }
                     None => None,
                 };
                 mapper.forget_relations(oid);
@@ -217,7 +265,7 @@ impl<'a> Run<'a> {
         if now >= self.parked_at
             && let Some(parked) = &mut outlet.parked
         {
-            parked.now = lanes(self.client, self.spec.name()).await?;
+            parked.now = lanes(self.control.client(), self.spec.name()).await?;
             self.parked_at = now + PARKED_INTERVAL;
         }
         if now >= self.save_at {
@@ -236,7 +284,7 @@ impl<'a> Run<'a> {
             (Reading::Log(log), Source::Log { from, until, .. }) => {
                 Some((from.commit_lsn, log.at.min(*until), *until))
             }
-            (Reading::Log(_) | Reading::Table(_), _) => None,
+            (Reading::Log(_) | Reading::Table(_) | Reading::Nothing, _) => None,
         };
         tell(Tell::Progress(Moment {
             tally: &outlet.tally,
@@ -255,7 +303,7 @@ impl<'a> Run<'a> {
             Reading::Log(log) if log.over && outlet.in_flight() == 0 => {
                 Done::Upto(Position { commit_lsn: log.until(), ordinal: 0 })
             }
-            Reading::Log(_) => Done::Upto(outlet.tracker.progress().position()),
+            Reading::Log(_) | Reading::Nothing => Done::Upto(outlet.tracker.progress().position()),
             Reading::Table(table) => Done::Row(table.done.clone()),
         };
         let (published, refused) = (outlet.tally.published, outlet.tally.refused);
@@ -263,7 +311,7 @@ impl<'a> Run<'a> {
         if self.saved.as_ref().is_some_and(|saved| (&saved.0, &saved.1) == (&done, &met)) {
             return Ok(());
         }
-        rows::save(self.client, self.spec.name(), &self.plan.name, &done, &met).await?;
+        rows::save(self.control.client(), self.spec.name(), &self.plan.name, &done, &met).await?;
         self.saved = Some((done, met));
         Ok(())
     }
@@ -274,6 +322,14 @@ impl Reading {
         match self {
             Self::Log(log) => log.over,
             Self::Table(table) => table.over,
+            Self::Nothing => false,
+        }
+    }
+
+    /// Lets go of the connection to a log.
+    fn hang_up(&mut self) {
+        if matches!(self, Self::Log(_)) {
+            *self = Self::Nothing;
         }
     }
 
@@ -285,7 +341,7 @@ impl Reading {
     async fn read(&mut self) -> Result<(), SourceError> {
         match self {
             Self::Log(log) => log.read().await,
-            Self::Table(_) => std::future::pending().await,
+            Self::Table(_) | Self::Nothing => std::future::pending().await,
         }
     }
 
@@ -293,7 +349,7 @@ impl Reading {
     async fn fetch(&mut self) -> Result<(), SourceError> {
         match self {
             Self::Table(table) if !table.has_rows() && !table.over => table.read().await,
-            Self::Log(_) | Self::Table(_) => Ok(()),
+            Self::Log(_) | Self::Table(_) | Self::Nothing => Ok(()),
         }
     }
 
@@ -301,6 +357,7 @@ impl Reading {
         match self {
             Self::Log(log) => log.feed(mapper, outlet),
             Self::Table(table) => table.feed(mapper, outlet),
+            Self::Nothing => Ok(Offered::Done),
         }
     }
 
@@ -312,7 +369,7 @@ impl Reading {
 
     fn row_done(&self) -> Option<String> {
         match self {
-            Self::Log(_) => None,
+            Self::Log(_) | Self::Nothing => None,
             Self::Table(table) => table.done.clone(),
         }
     }

@@ -38,6 +38,7 @@ pub(super) struct Shelf {
     pub(super) kept: VecDeque<(Entry, usize)>,
     writing: Vec<(Entry, usize)>,
     tries: VecDeque<Try>,
+    soundings: Vec<Ticket>,
 }
 
 #[derive(Debug)]
@@ -226,6 +227,7 @@ impl World {
                     let a_try = Try { ticket, position, record: None, since: self.now };
                     self.procs[i].shelf.tries.push_back(a_try);
                 }
+                Effect::Sound { ticket, .. } => self.procs[i].shelf.soundings.push(ticket),
                 Effect::Letter { .. } | Effect::Undelivered { .. } => {
                     return wrong("a letter, though there are none".into());
                 }
@@ -265,6 +267,7 @@ impl World {
                 | Effect::Park { .. }
                 | Effect::WriteParking { .. }
                 | Effect::Try { .. }
+                | Effect::Sound { .. }
                 | Effect::Letter { .. }
                 | Effect::Undelivered { .. }
                 | Effect::WriteCursor(_)
@@ -319,6 +322,13 @@ impl World {
 
     /// Offers the sink what is to be tried.
     pub(super) fn offer_tries(&mut self, i: usize) -> Check {
+        for ticket in std::mem::take(&mut self.procs[i].shelf.soundings) {
+            let nowhere = self.late.chance(self.plan.knobs.destination_down);
+            let (scope, reason) = (Scope::Destination, Refusal::TopicName);
+            let outcome = Outcome::Rejected { scope, reason };
+            let said = Input::Report { ticket, outcome };
+            self.apply(i, if nowhere { said } else { Input::Sounded { ticket } })?;
+        }
         let mut left = VecDeque::new();
         for a_try in std::mem::take(&mut self.procs[i].shelf.tries) {
             let Some((event, version)) = a_try.record else {

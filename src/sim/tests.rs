@@ -44,7 +44,7 @@ const BUGS: &[Bug] = &[
 const RARE_BUGS: &[(Bug, u64)] = &[
     (Bug::SuspectInCompany, 2_700),
     (Bug::DrainForgetsWrite, 3_400),
-    (Bug::ForgetsSessions, 11_500),
+    (Bug::ForgetsSessions, 45_300),
     (Bug::TriesUncommitted, 53_800),
     (Bug::LiveBeforeMarks, 85_800),
 ];

@@ -29,8 +29,11 @@ pub enum Post {
         /// The destination that is meant, where it is one alone.
         topic: Option<String>,
     },
-    /// The broker answers again.
-    Up,
+    /// It takes records again.
+    Up {
+        /// The destination that was meant, where it was one alone; else the broker answers again.
+        topic: Option<String>,
+    },
     /// The client's state can't be trusted any more: reset it and start from the cursor.
     ///
     /// Comes after the report of the record that was the cause, where there is one, and is not repeated.

@@ -14,7 +14,7 @@ pub use spec::{KafkaSpec, SinkError, SinkSpec};
 
 use crate::finding::Finding;
 use crate::record::{Record, Refusal, Ticket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A broker, or what stands in its place.
 ///
@@ -28,8 +28,28 @@ pub trait Sink: Send {
     /// overtake it.
     fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken>;
 
-    /// What is known of the destination may be old: it is asked for again before a record is refused because of it.
-    fn doubt(&mut self, _topic: &str) {}
+    /// As `enqueue`, for a record that is tried again: what was heard of its destination before `since` refuses
+    /// nothing, for somebody may have mended it. One answer serves all that were tried before it was asked for.
+    ///
+    /// # Errors
+    /// As `enqueue`. [`NotTaken::Unavailable`] was heard after `since`.
+    fn enqueue_again(
+        &mut self,
+        ticket: Ticket,
+        record: &Record<'_>,
+        _since: Instant,
+    ) -> Result<(), NotTaken> {
+        self.enqueue(ticket, record)
+    }
+
+    /// Whether a record for this destination could be offered now. Hands over nothing.
+    ///
+    /// # Errors
+    /// [`NotTaken::Destination`] while it is being asked for, [`NotTaken::Unavailable`] where the broker has said after
+    /// `since` that it takes none.
+    fn sound(&mut self, _topic: &str, _since: Instant) -> Result<(), NotTaken> {
+        Ok(())
+    }
 
     /// Throws away everything in flight and starts anew; reports of what was in flight may still come, or not.
     ///

@@ -1,7 +1,7 @@
 //! What measures memory and idleness, and so runs with nothing beside it. The figures are printed: run it with
 //! `--nocapture` to see them.
 
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
 use crate::relay::{Relay, postrider_ok};
@@ -10,8 +10,6 @@ use crate::sink_caller::alter;
 use crate::stream::published;
 use serde_json::Value;
 use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(30);
 
 /// A transaction of a million rows goes through as it arrives, in bounded memory.
 #[tokio::test]
@@ -117,7 +115,7 @@ fn slowest_between(before: &[(f64, f64)], after: &[(f64, f64)]) -> f64 {
 /// Below this a percentile, and a slowest one, is the machine's noise. Milliseconds.
 const NOISE_MILLIS: (f64, f64) = (10.0, 250.0);
 
-fn median(mut figures: Vec<f64>) -> f64 {
+pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures[figures.len() / 2]
 }

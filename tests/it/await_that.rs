@@ -5,6 +5,10 @@ use std::future::Future;
 use std::time::{Duration, Instant};
 use tokio::time::MissedTickBehavior;
 
+/// How long a state that is sure to come may take on a small machine that is busy with other tests. Nothing waits so
+/// long but a failure; where the time itself is the promise, the test names its own.
+pub(crate) const SOON: Duration = Duration::from_mins(3);
+
 /// Pause between two looks.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -34,15 +38,16 @@ where
     let start = Instant::now();
     let mut ticks = tokio::time::interval(POLL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut seen = String::from("nothing yet");
     loop {
         ticks.tick().await;
         // A probe that hangs is a state that did not come.
         let left = deadline.saturating_sub(start.elapsed()).max(POLL_INTERVAL);
-        let seen = match tokio::time::timeout(left, probe()).await {
+        match tokio::time::timeout(left, probe()).await {
             Ok(Ok(value)) => return value,
-            Ok(Err(seen)) => seen.to_string(),
-            Err(elapsed) => format!("the look at it did not return: {elapsed}"),
-        };
+            Ok(Err(now)) => seen = now.to_string(),
+            Err(elapsed) => seen = format!("{seen}; the next look did not return: {elapsed}"),
+        }
         assert!(
             start.elapsed() < deadline,
             "waited {deadline:?} for: {what}\nlast seen: {seen}\n{}",

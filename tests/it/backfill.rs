@@ -1,7 +1,7 @@
 //! `postrider setup --backfill`: a first start on a table that has rows, while writers go on.
 
 use crate::answers::answer;
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::ledger::{Ledger, Outcome};
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
@@ -10,9 +10,6 @@ use crate::server::{Client, Version};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_mins(1);
 
 /// The table and nothing else of ours: as if `setup` had never been run.
 async fn bare(version: Version, test: &str, layout: &str) -> Pipeline {

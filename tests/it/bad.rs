@@ -13,11 +13,9 @@ mod slot;
 mod statements;
 mod table;
 
+pub(crate) use crate::await_that::SOON;
 use crate::pipeline::Pipeline;
 use crate::relay::Relay;
-use std::time::Duration;
-
-pub(crate) const SOON: Duration = Duration::from_secs(30);
 
 /// All of `count` events are in the topic, once, after a run from here on.
 async fn arrives(pipeline: &Pipeline, count: usize) {

@@ -1,15 +1,12 @@
 //! What an operator or a migration does while the stream runs: told, and nothing lost.
 
 use crate::answers::{Answer, answer};
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::halted::{Halted, halt_of, run_to_halt, spawn};
 use crate::pipeline::Pipeline;
 use crate::private::PrivatePostgres;
 use crate::relay::Relay;
 use crate::server::{Version, brokers};
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(30);
 
 /// Ten events are published and confirmed, and the stream goes on.
 async fn streaming(version: Version, test: &str) -> (Pipeline, Relay) {

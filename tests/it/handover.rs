@@ -1,13 +1,10 @@
 //! `mode = "auto"`: from the stream to polling when the slot is gone, and back, under load.
 
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
 use crate::server::{Client, Version};
 use serde_json::Value;
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_mins(1);
 
 /// Events a second of each of the two writers, and events in a transaction.
 const RATE: (u32, usize) = (1_000, 10);

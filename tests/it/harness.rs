@@ -1,6 +1,6 @@
 //! The harness itself: a checker that has never failed proves nothing.
 
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::ledger::{Entry, Findings, Ledger, Outcome};
 use crate::load::{Load, Plan};
 use crate::private::{PrivateKafka, PrivatePostgres};
@@ -12,8 +12,6 @@ use rdkafka::producer::{FutureProducer, FutureRecord};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
-
-const SOON: Duration = Duration::from_secs(20);
 
 const OUTBOX: &str = "create table outbox (
     id bigint generated always as identity primary key,

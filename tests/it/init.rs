@@ -1,16 +1,14 @@
 //! `postrider init`: what it writes is taken by `setup` and `run` as it is, and its records are what they should be.
 
+use crate::await_that::SOON;
 use crate::relay::{Relay, postrider_ok};
 use crate::server::{Client, Database, Version, brokers, unique};
 use crate::topic::{ReadRecord, Topic, create_topic};
 use std::fs;
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
 use tempfile::TempDir;
 
 mod debezium;
-
-const SOON: Duration = Duration::from_mins(1);
 
 /// Runs `postrider init ARGS…` in a directory with one file, and gives the directory.
 fn init(file: (&str, &str), args: &[&str]) -> (TempDir, Output) {

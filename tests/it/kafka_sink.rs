@@ -3,8 +3,8 @@
 use crate::await_that::await_that;
 use crate::server::brokers;
 use crate::sink_caller::{Caller, SOON, alter, by_key, noise, numbers, record, spec};
-use crate::topic::{Topics, client_config};
-use postrider::record::{Header, Outcome, Record, Refusal, Scope};
+use crate::topic::{Topic, Topics, client_config, create_topic};
+use postrider::record::{Header, Outcome, Record, Refusal, Scope, Ticket};
 use postrider::sink::{KafkaSpec, NotTaken};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{FutureProducer, FutureRecord};
@@ -230,14 +230,61 @@ async fn a_record_is_not_refused_on_old_news_of_its_topic_and_keeps_no_other_wai
     assert!(matches!(refused, Err(NotTaken::Refused(_))), "on the answer: {refused:?}");
     // Raised a moment after that: whoever knows of it says so, and the record is taken.
     alter(&topic, "max.message.bytes", "100000").await;
-    caller.sink.doubt(&topic.name);
-    let doubted = caller.offer(&large);
+    let since = Instant::now();
+    let again = |caller: &mut Caller| {
+        let ticket = Ticket(caller.next);
+        caller.sink.enqueue_again(ticket, &large, since).inspect(|()| caller.next += 1)
+    };
+    let doubted = again(&mut caller);
     assert!(matches!(doubted, Err(NotTaken::Doubted(_))), "{doubted:?}");
     assert_eq!(caller.offer(&small), Ok(2), "others go on meanwhile");
-    caller.until_retry().await;
-    let last = caller.send(&large).await;
+    await_that("taken on the answer", SOON, || {
+        caller.look();
+        let answer = again(&mut caller);
+        async move { answer.map_err(|why| format!("{why:?}")) }
+    })
+    .await;
     caller.reported().await;
-    assert_eq!(caller.outcomes[&last], Outcome::Acked);
+    assert!(caller.all_acked(), "{:?}", caller.outcomes);
+}
+
+/// What was heard before a try says nothing of it; one answer after them decides all tries of a topic.
+#[tokio::test]
+async fn tries_of_a_missing_topic_are_decided_by_one_answer_that_comes_after_them() {
+    let beside = Topics::new(&brokers(), "sink_nowhere").create("beside", 1).await;
+    let missing = Topic { name: format!("{}-missing", beside.name), ..beside.clone() };
+    let record = record(&missing.name, "k", b"v");
+    let mut caller = Caller::open(spec(&brokers()));
+    assert_eq!(caller.offer(&record), Err(NotTaken::Destination), "not heard of");
+    caller.until("told", SOON, |caller| caller.was_told("does not exist")).await;
+    assert_eq!(caller.offer(&record), Err(NotTaken::Unavailable), "good enough for the first time");
+    let tries = [Instant::now(), Instant::now(), Instant::now()];
+    for since in tries {
+        let answer = caller.sink.enqueue_again(Ticket(9), &record, since);
+        assert_eq!(answer, Err(NotTaken::Destination), "old news");
+        assert_eq!(caller.sink.sound(&missing.name, since), Err(NotTaken::Destination));
+    }
+    await_that("an answer", SOON, || {
+        let answer = caller.sink.enqueue_again(Ticket(9), &record, tries[0]);
+        async move {
+            if answer == Err(NotTaken::Unavailable) { Ok(()) } else { Err(format!("{answer:?}")) }
+        }
+    })
+    .await;
+    for since in tries {
+        let answer = caller.sink.enqueue_again(Ticket(9), &record, since);
+        assert_eq!(answer, Err(NotTaken::Unavailable), "the same answer serves all");
+    }
+    create_topic(&missing.brokers, &missing.name, 1, &[]).await;
+    let since = Instant::now();
+    await_that("the topic is there", SOON, || {
+        let answer = caller.sink.sound(&missing.name, since);
+        async move { answer.map_err(|why| format!("{why:?}")) }
+    })
+    .await;
+    caller.send(&record).await;
+    caller.reported().await;
+    assert!(caller.all_acked() && caller.said.ends_with(&["up".to_owned()]), "{:?}", caller.said);
 }
 
 #[tokio::test]

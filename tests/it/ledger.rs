@@ -3,7 +3,9 @@
 //! Only `Committed` is an obligation; `Unknown` (the connection died during COMMIT) may appear or not. A restart may
 //! repeat a suffix of an aggregate (1 2 3, 2 3 4), never swap or skip (1 3 2).
 
-use crate::topic::ReadRecord;
+use crate::await_that::{SOON, await_that};
+use crate::topic::{ReadRecord, Topic};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -88,6 +90,22 @@ impl Ledger {
     /// Adds another writer's ledger, of other aggregates.
     pub(crate) fn absorb(&mut self, other: Self) {
         self.entries.extend(other.entries);
+    }
+
+    /// Waits until everything that was committed is in the topic. Reads it only when it holds more than before: a whole
+    /// topic is much to read again and again.
+    pub(crate) async fn arrived(&self, topic: &Topic) -> Findings {
+        let read = Cell::new(0);
+        await_that(&format!("every committed event in {}", topic.name), SOON, || async {
+            let held = topic.held().await?;
+            if held < self.committed() || held == read.get() {
+                return Err(format!("{held} records for {} events", self.committed()));
+            }
+            read.set(held);
+            let found = self.check(&topic.read_all().await);
+            if found.lost.is_empty() { Ok(found) } else { Err(found.to_string()) }
+        })
+        .await
     }
 
     /// Compares with a topic, read in order of partition and offset; an aggregate lives in one partition.

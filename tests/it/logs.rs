@@ -1,5 +1,6 @@
 //! The log: a line for a change of state and none for an event; for machines the names that `docs/operations.md` has.
 
+use crate::await_that::SOON;
 use crate::halted;
 use crate::pipeline::Pipeline;
 use crate::private::{PrivatePostgres, free_port};
@@ -9,9 +10,6 @@ use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(40);
 
 /// What every line has, as the subscriber writes it.
 const EVERY_LINE: [&str; 4] = ["timestamp", "level", "message", "target"];

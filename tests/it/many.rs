@@ -1,14 +1,11 @@
 //! Several pipelines in one process, sinks without a broker, logical messages, partitions.
 
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::halted::{halt_lines, spawn};
 use crate::pipeline::Pipeline;
 use crate::relay::{Relay, postrider_ok};
 use crate::server::Version;
 use serde_json::Value;
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(30);
 
 /// An event that halts its pipeline.
 async fn poison(pipeline: &Pipeline) {

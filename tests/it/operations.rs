@@ -1,13 +1,10 @@
 //! What `docs/operations.md` tells an operator to do, done as it says.
 
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::pipeline::Pipeline;
 use crate::private::PrivatePostgres;
 use crate::server::{Client, Version, brokers};
 use crate::topic::ReadRecord;
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(30);
 
 /// Runs until the pipeline halts with `code`; its log.
 async fn halted(pipeline: &Pipeline, code: &str) -> String {

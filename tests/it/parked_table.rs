@@ -4,6 +4,7 @@ mod fence;
 mod marks;
 mod rows;
 
+use crate::await_that::SOON;
 use crate::server::{Client, Database, Version};
 use postrider::event::{Aggregate, PgTime, Position};
 use postrider::lsn::{Lsn, Watermark};
@@ -16,9 +17,6 @@ use std::time::Duration;
 
 /// The pipeline of every table here.
 const PIPELINE: &str = "orders";
-
-/// Enough for anything on a busy machine.
-const SOON: Duration = Duration::from_mins(1);
 
 /// A schema of ours with a cursor row, and the relay's session; no slot.
 struct Table {

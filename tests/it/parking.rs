@@ -1,6 +1,7 @@
 //! One bad event, end to end: it is set aside, only its aggregate waits, and nothing is lost or swapped whenever the
 //! relay is killed.
 
+pub(crate) use crate::await_that::SOON;
 use crate::await_that::await_that;
 use crate::pipeline::Pipeline;
 use crate::relay::{Relay, postrider_ok};
@@ -9,9 +10,6 @@ use crate::sink_caller::alter;
 use crate::topic::ReadRecord;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::time::Duration;
-
-pub(crate) const SOON: Duration = Duration::from_secs(40);
 
 /// Stands in every payload that must not be shown.
 pub(crate) const SECRET: &str = "planted-8c2e";

@@ -2,13 +2,11 @@
 //! nothing of its payload.
 
 use crate::answers::answer;
+use crate::await_that::SOON;
 use crate::halted::{Halted, halt_of, run_to_halt, spawn};
 use crate::pipeline::Pipeline;
 use crate::server::Version;
 use crate::sink_caller::alter;
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(30);
 
 /// Stands in every payload, key and header that must not be shown.
 const SECRET: &str = "planted-5f1c";

@@ -1,14 +1,12 @@
 //! A wrong start: told with its code and what mends it; nothing is confirmed, and when it is mended nothing is lost.
 
 use crate::answers::{Answer, answer};
+use crate::await_that::SOON;
 use crate::halted::{Halted, run_to_halt};
 use crate::pipeline::Pipeline;
 use crate::private::free_port;
 use crate::relay::Relay;
 use crate::server::{Database, Version};
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(30);
 
 /// Its name, what is done to the database, what mends it, the code, words of the message, and words of the hint.
 type Case = (

@@ -1,16 +1,14 @@
 //! A wrong start that needs a server of its own: logins, certificates, WAL that is gone, `wal_level`.
 
 use crate::answers::answer;
+use crate::await_that::SOON;
 use crate::halted::run_to_halt;
 use crate::pipeline::Pipeline;
 use crate::private::PrivatePostgres;
 use crate::relay::{Relay, postrider};
 use crate::server::{Version, brokers};
 use crate::wal_connection::login::make_certificates;
-use std::time::Duration;
 use tempfile::TempDir;
-
-const SOON: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn wrong_password_halts_and_is_not_told() {

@@ -2,9 +2,10 @@
 
 mod bad;
 mod parked;
+mod returning;
 
 use crate::answers::{Answer, answer};
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::ledger::Findings;
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
@@ -13,10 +14,7 @@ use crate::relay::postrider;
 use crate::server::{Client, Version, brokers};
 use serde_json::Value;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
 use tempfile::TempDir;
-
-const SOON: Duration = Duration::from_mins(1);
 
 /// Events that are committed and not published when the slot is taken away.
 const UNPUBLISHED: usize = 20_000;
@@ -87,12 +85,7 @@ async fn streams_on(pipeline: &Pipeline, load: Load, uncertain: usize) -> Findin
     relay.await_state("streaming", SOON).await;
     committed(&load, 2_000).await;
     let ledger = load.stop().await;
-    await_that("every event to arrive", SOON, || async {
-        let records = pipeline.topic.read_all().await;
-        let lost = ledger.check(&records).lost.len();
-        if lost == 0 { Ok(()) } else { Err(format!("{lost} are missing")) }
-    })
-    .await;
+    ledger.arrived(&pipeline.topic).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
     let findings = ledger.check(&pipeline.topic.read_all().await);
     findings.assert_balanced(uncertain);
@@ -167,10 +160,12 @@ async fn slot_that_was_dropped_is_repaired_under_load() {
 /// of a transaction that had ended.
 #[tokio::test]
 async fn rows_of_a_savepoint_that_was_open_are_not_taken_for_published() {
-    for commit_times in ["off", "on"] {
-        let settings = format!("track_commit_timestamp = {commit_times}");
-        let server = PrivatePostgres::start(Version::Pg17, &settings).await;
-        let pipeline = Pipeline::on(&server.url(), &brokers(), "savepoint").await;
+    for commit_times in ["off", "on", "on, but not before"] {
+        let later = commit_times.contains("not before");
+        let settings =
+            format!("track_commit_timestamp = {}", if later { "off" } else { commit_times });
+        let mut server = PrivatePostgres::start(Version::Pg17, &settings).await;
+        let mut pipeline = Pipeline::on(&server.url(), &brokers(), "savepoint").await;
         let relay = pipeline.run();
         relay.await_state("streaming", SOON).await;
         let open = Client::connect(&pipeline.url).await.expect("a session");
@@ -196,6 +191,14 @@ async fn rows_of_a_savepoint_that_was_open_are_not_taken_for_published() {
         .await;
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
         open.batch("commit").await;
+        drop(open);
+        if later {
+            server.stop_fast(SOON).await;
+            server.configure("track_commit_timestamp = on");
+            server.restart().await;
+            pipeline.sql = Client::connect(&pipeline.url).await.expect("a session");
+            pipeline.insert(1).await;
+        }
         drop_slot(&pipeline).await;
         let value = repaired(&pipeline.config);
         let records = pipeline.topic.read_all().await;
@@ -261,6 +264,7 @@ async fn repair_that_is_killed_goes_on_where_it_was() {
             })
             .await;
             repairing.kill().await;
+            gone(&pipeline).await;
             last = progress(&pipeline).await.0;
         }
         let (published, total) = progress(&pipeline).await;
@@ -288,6 +292,56 @@ async fn repair_that_is_killed_goes_on_where_it_was() {
             findings.duplicates
         ));
     }
+}
+
+/// The server has seen that the killed one is gone: until then another is refused.
+async fn gone(pipeline: &Pipeline) {
+    let sql = format!(
+        "select count(*)::text from pg_stat_activity where application_name = 'postrider {}' \
+         and datname = current_database()",
+        pipeline.name
+    );
+    await_that("the killed one's sessions to end", SOON, || async {
+        let left = pipeline.sql.text(&sql).await.unwrap_or_default();
+        if left == "0" { Ok(()) } else { Err(left) }
+    })
+    .await;
+}
+
+/// The new slot is dropped in its turn, while the repair is at work on the list: it makes another one, and goes on.
+#[tokio::test]
+async fn slot_that_is_lost_again_half_way_is_made_again() {
+    let pipeline = Pipeline::shared(Version::Pg18, "twice").await;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    let load = Load::start(&pipeline.plan(), 2);
+    committed(&load, 2_000).await;
+    drop(relay.kill().await);
+    committed(&load, UNPUBLISHED / 2).await;
+    drop_slot(&pipeline).await;
+    let mut repairing = Repairing::start(&pipeline.config);
+    await_that("some rows to be published", SOON, || async {
+        let published = progress(&pipeline).await.0;
+        if published > 0 { Ok(()) } else { Err(published) }
+    })
+    .await;
+    drop_slot(&pipeline).await;
+    let (published, total) = progress(&pipeline).await;
+    assert!(published < total, "dropped too late: {published} of {total}");
+    assert_eq!(exit_of(&mut repairing.child, SOON).await.code(), Some(0));
+    let (all, listed) = progress(&pipeline).await;
+    assert!(all == listed && listed > total, "{all} of {listed}, {total} before");
+    let uncertain = "select rows_uncertain::text from postrider.repair";
+    let uncertain = pipeline.sql.text(uncertain).await.expect("the repair's row");
+    let uncertain = uncertain.parse().expect("a number");
+    let findings = streams_on(&pipeline, load, uncertain).await;
+    show(&format!(
+        "the new slot dropped at {published} of {total} rows: {listed} in the end, {} lost, {} swapped, {} duplicates \
+         (it said: at most {uncertain})",
+        findings.lost.len(),
+        findings.swapped.len(),
+        findings.duplicates
+    ));
 }
 
 /// Rows published so far, and of how many.
@@ -327,11 +381,7 @@ async fn running_relay_repairs_by_itself_where_it_is_told_to() {
         }
         committed(&load, 2_000).await;
         let ledger = load.stop().await;
-        await_that("every event to arrive", SOON, || async {
-            let lost = ledger.check(&pipeline.topic.read_all().await).lost.len();
-            if lost == 0 { Ok(()) } else { Err(lost) }
-        })
-        .await;
+        ledger.arrived(&pipeline.topic).await;
         let ended = relay.terminate(SOON).await;
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
         let findings = ledger.check(&pipeline.topic.read_all().await);

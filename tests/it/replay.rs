@@ -2,9 +2,11 @@
 
 mod alone;
 mod interrupted;
+mod lost;
 mod refused;
 mod selectors;
 
+use crate::await_that::SOON;
 use crate::pipeline::Pipeline;
 use crate::private::{Signal, exit_of, signal};
 use crate::relay::postrider;
@@ -15,8 +17,6 @@ use std::fs::File;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
-
-const SOON: Duration = Duration::from_mins(1);
 
 /// A second topic, for what is published again.
 async fn another_topic(pipeline: &Pipeline) -> Topic {
@@ -76,9 +76,13 @@ struct Going {
 
 impl Going {
     fn start(pipeline: &Pipeline, args: &[&str]) -> Self {
+        Self::start_with(&pipeline.config, args)
+    }
+
+    fn start_with(config: &str, args: &[&str]) -> Self {
         let dir = TempDir::new().expect("a directory");
         let file = dir.path().join("postrider.toml");
-        std::fs::write(&file, &pipeline.config).expect("a configuration");
+        std::fs::write(&file, config).expect("a configuration");
         let output = |name: &str| File::create(dir.path().join(name)).expect("an output file");
         let child = Command::new(env!("CARGO_BIN_EXE_postrider"))
             .arg("-c")

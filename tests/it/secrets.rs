@@ -1,15 +1,13 @@
 //! Planted secrets appear nowhere: not in the log at its most talkative, not at any address of the endpoint, not in
 //! what any command writes.
 
+use crate::await_that::SOON;
 use crate::pipeline::Pipeline;
 use crate::private::PrivatePostgres;
 use crate::relay::{Ended, Relay, postrider};
 use crate::server::{Version, brokers};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 use tempfile::TempDir;
-
-const SOON: Duration = Duration::from_secs(30);
 
 const PASSWORD: &str = "planted-pa55w0rd";
 const SASL: &str = "planted-5a51";

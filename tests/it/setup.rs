@@ -1,12 +1,11 @@
 //! `postrider setup` as it is typed: what it says before it acts, and the way back.
 
+use crate::await_that::SOON;
 use crate::pipeline::Pipeline;
 use crate::relay::{Relay, postrider, postrider_ok};
 use crate::server::{Client, Version, unique};
 use std::process::Output;
 use std::time::{Duration, Instant};
-
-const SOON: Duration = Duration::from_secs(30);
 
 fn code(output: &Output) -> Option<i32> {
     output.status.code()
@@ -124,7 +123,8 @@ async fn a_lock_is_waited_for_no_longer_than_five_seconds() {
     let output = postrider(&pipeline.config, &["setup"]);
     assert_eq!(code(&output), Some(1), "{}", said(&output));
     assert!(said(&output).contains("could not create publication"), "{}", said(&output));
-    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    // Five seconds of waiting, and what a busy machine adds.
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     holder.batch("rollback").await;
     postrider_ok(&pipeline.config, &["setup"]);
 }

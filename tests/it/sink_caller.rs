@@ -1,5 +1,6 @@
 //! A caller of the Kafka sink for tests: it offers again what was refused as busy, and keeps what came to the mailbox.
 
+pub(crate) use crate::await_that::SOON;
 use crate::topic::{ReadRecord, Topic, admin};
 use postrider::record::{Outcome, Record, Scope, Ticket};
 use postrider::sink::{self, KafkaSpec, Mailbox, NotTaken, Post, Sink, SinkSpec};
@@ -7,7 +8,6 @@ use rdkafka::admin::{AdminOptions, AlterConfig, ResourceSpecifier};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-pub(crate) const SOON: Duration = Duration::from_secs(20);
 /// An outage is told within this time: the sink looks each second and waits two for an answer.
 pub(crate) const TOLD: Duration = Duration::from_secs(12);
 
@@ -68,7 +68,7 @@ impl Caller {
                     self.said.push(reason);
                     self.hints.extend(hint);
                 }
-                Post::Up => self.said.push("up".to_owned()),
+                Post::Up { topic: _ } => self.said.push("up".to_owned()),
                 Post::Broken { reason } => self.said.push(format!("broken: {reason}")),
                 Post::Unfit { reason, .. } => panic!("unfit: {reason}"),
             }

@@ -1,13 +1,11 @@
 //! The way of an event: from a committed row to the topic, in every layout, and from every kind of statement.
 
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::pipeline::Pipeline;
 use crate::server::Version;
 use crate::topic::ReadRecord;
 use std::collections::BTreeMap;
 use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(30);
 
 /// The walking skeleton: one row, one record, its position confirmed after the report.
 #[tokio::test]

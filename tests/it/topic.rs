@@ -148,21 +148,20 @@ impl Topic {
     /// Waits until the topic holds `count` records, then reads everything that is in it.
     pub(crate) async fn await_records(&self, count: usize, deadline: Duration) -> Vec<ReadRecord> {
         let what = format!("{count} records in {}", self.name);
-        await_that(&what, deadline, || {
-            let topic = self.clone();
-            async move {
-                let ends = blocking(move || topic.ends()).await?;
-                // Offsets count control records of transactions too: a lower bound is enough to wait for.
-                let held: i64 = ends.values().map(|(low, high)| high - low).sum();
-                if usize::try_from(held).unwrap_or(0) >= count {
-                    Ok(())
-                } else {
-                    Err(format!("{held} records"))
-                }
-            }
+        await_that(&what, deadline, || async {
+            let held = self.held().await?;
+            if held >= count { Ok(()) } else { Err(format!("{held} records")) }
         })
         .await;
         self.read_all().await
+    }
+
+    /// Records in the topic. Offsets count the control records of transactions too, so it may be less.
+    pub(crate) async fn held(&self) -> Result<usize, String> {
+        let topic = self.clone();
+        let ends = blocking(move || topic.ends()).await?;
+        let held: i64 = ends.values().map(|(low, high)| high - low).sum();
+        Ok(usize::try_from(held).unwrap_or(0))
     }
 
     /// First and next offset of every partition.

@@ -1,15 +1,13 @@
 //! Topics that are not there: told with the command that makes them, and all goes on when they are.
 
 use crate::answers::{Answer, answer};
+use crate::await_that::SOON;
 use crate::pipeline::Pipeline;
 use crate::relay::Relay;
 use crate::server::Version;
 use crate::topic::{Topic, admin, create_topic};
 use rdkafka::admin::AdminOptions;
 use std::collections::BTreeSet;
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(30);
 
 /// Waits until the relay says that this topic is missing, and what makes it.
 async fn told_missing(relay: &Relay, topic: &str) -> Answer {

@@ -1,5 +1,6 @@
 //! What the endpoint and `postrider status` say, held against what is so.
 
+use crate::await_that::SOON;
 use crate::pipeline::Pipeline;
 use crate::private::{PrivateKafka, free_port};
 use crate::relay::{Relay, postrider};
@@ -7,9 +8,6 @@ use crate::server::Version;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(30);
 
 /// The value of one sample of `/metrics`.
 async fn metric(relay: &Relay, name: &str, label: &str) -> Option<f64> {

@@ -2,7 +2,7 @@
 //!
 //! The broker is frozen, so that nothing is acknowledged, and the database writes WAL that is no event's.
 
-use crate::await_that::await_or_dump;
+use crate::await_that::{SOON, await_or_dump};
 use crate::halted::{halt_of, spawn};
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
@@ -10,9 +10,6 @@ use crate::private::{PrivateKafka, PrivatePostgres};
 use crate::relay::Relay;
 use crate::server::{Client, Version};
 use serde_json::Value;
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_mins(1);
 
 const BUDGET: &str = "wal_retain_max = \"64MiB\"";
 

@@ -3,14 +3,12 @@
 mod ends;
 pub(crate) mod login;
 
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::server::{Client, Database, Version};
 use postrider::lsn::{Lsn, Watermark};
 use postrider::postgres::wal::{Frame, StartReplication, WalConnection, WalStream};
 use postrider::postgres::{Conninfo, SourceError, SourceErrorKind, connect_client};
 use std::time::{Duration, Instant};
-
-const SOON: Duration = Duration::from_secs(20);
 
 /// A slot, a publication and a table of one column, in a database of the test's own.
 const OUTBOX: &str = "create table outbox (payload text);

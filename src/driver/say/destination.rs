@@ -7,13 +7,20 @@ use crate::record::Refusal;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
+/// Destinations whose trouble is told: of further ones nothing is, until one of these is well.
+const TOLD_MAX: usize = 100;
+
 /// A destination takes no records, and holds up nobody.
 pub(in crate::driver) fn destination_down(
     pipeline: &mut Pipeline,
-    reason: &str,
+    (topic, reason): (&str, &str),
     hint: Option<&str>,
 ) {
-    let told = &mut pipeline.tell.destination;
+    let told = &mut pipeline.tell.destinations;
+    if told.len() >= TOLD_MAX && !told.contains_key(topic) {
+        return;
+    }
+    let told = told.entry(topic.to_owned()).or_default();
     let hint_kept = hint.map(str::to_owned);
     if let Some(due) = Trouble::note(told, reason.to_owned(), hint_kept, Instant::now()) {
         let Due { seconds, tries } = due;

@@ -238,7 +238,7 @@ pub const CONNECTOR: &[Known] = &[
     without(
         "event.processing.failure.handling.mode",
         &["fail"],
-        "nothing is passed over: an event that can't be published halts with its id",
+        "nothing is passed over: an event that can't be published is parked, its aggregate waits",
     ),
     needless("event.converting.failure.handling.mode", "values go as PostgreSQL writes them"),
     needless("extended.headers.enabled", "the framework's own headers are not sent"),
@@ -267,11 +267,11 @@ pub const CONNECTOR: &[Known] = &[
     without(
         "errors.tolerance",
         &["none"],
-        "nothing is passed over: an event that can't be published halts with its id",
+        "nothing is passed over: an event that can't be published is parked, its aggregate waits",
     ),
     needless(
         "errors.*",
-        "what may heal is tried for ever; an event that can't be published halts with its id",
+        "what may heal is tried for ever; an event that can't be published is parked, its aggregate waits",
     ),
     needless(
         "custom.metric.tags",

@@ -1,6 +1,7 @@
 //! The session that polls: one lock, one claim at a time.
 
 use super::claim::{Claim, Look, Settled};
+use super::dies::dies;
 use super::settle::{self, Marked};
 use super::spec::{Marks, PollSpec};
 use super::sql::{self, Ask};
@@ -272,6 +273,12 @@ impl Poller {
         self.open = false;
         self.pause(&claim, outcomes);
         Ok(())
+    }
+
+    /// The failures of a row of a claim and one more, where it is dead with that, as its layout counts; `None` where it
+    /// is not, or its table keeps no failures ([`PollSpec::keeps_failures`]).
+    pub fn dies(&self, row: &[u8]) -> Option<u32> {
+        dies(&self.spec, &self.shape, row)
     }
 
     /// Gives the claim up: its rows are free, and nothing is marked. Does nothing where there is none.

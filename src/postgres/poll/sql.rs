@@ -137,6 +137,12 @@ fn unpublished(spec: &PollSpec, row: &str) -> String {
     }
 }
 
+/// A query for the ids of these rows, as text, in column `id`.
+pub fn unpublished_ids(spec: &PollSpec) -> String {
+    let (id, table, rows) = (ident(&spec.id), &spec.table, unpublished(spec, "o"));
+    format!("SELECT o.{id}::text AS id FROM {table} AS o WHERE {rows}")
+}
+
 /// Whether a failed row of `sqlgarden` is due again.
 fn sqlgarden_again(spec: &PollSpec, row: &str) -> String {
     let Marks::Sqlgarden { attempt_count, last_attempt_at, .. } = &spec.marks else {

@@ -67,14 +67,28 @@ impl Method {
         })
     }
 
-    /// The rows (`o`) to publish: nothing that is parked, and what the selection says.
+    /// The rows (`o`) to publish: what the selection says, and of what is parked only what is to be parked again, in its
+    /// place among the rows of its aggregate. That is what no later parked event stays behind.
     pub(super) fn rows(&self, table: &Table) -> String {
         let spec = table.spec();
-        let mut filter = format!(
-            "NOT EXISTS (SELECT FROM postrider.parked AS p WHERE p.pipeline = {} AND p.event_id = o.{}::text)",
-            literal(&spec.pipeline),
-            ident(&spec.id)
-        );
+        let (pipeline, id) = (literal(&spec.pipeline), ident(&spec.id));
+        let selected = self.selected(table);
+        format!(
+            "{selected}\n  AND NOT EXISTS (SELECT FROM postrider.parked AS p LEFT JOIN (\n    \
+               SELECT q.aggregate_type, q.aggregate_id, max(q.commit_lsn) AS last\n    \
+               FROM postrider.parked AS q\n    \
+               WHERE q.pipeline = {pipeline} AND q.blocks AND q.state NOT IN ('done', 'skipped') AND NOT EXISTS (\n      \
+                 SELECT FROM {name} AS o WHERE o.{id}::text = q.event_id AND {selected})\n    \
+               GROUP BY 1, 2) AS stays USING (aggregate_type, aggregate_id)\n  \
+             WHERE p.pipeline = {pipeline} AND p.event_id = o.{id}::text\n    \
+               AND (NOT p.blocks OR p.state IN ('done', 'skipped') OR p.commit_lsn <= stays.last))",
+            name = spec.table,
+        )
+    }
+
+    /// The rows (`o`) of the selection.
+    fn selected(&self, table: &Table) -> String {
+        let mut filter = "true".to_owned();
         let unresolved = || self.known.as_deref().and_then(|known| self.unresolved(known));
         let parts = match self.selection {
             Selection::All => [None, None],
@@ -83,7 +97,7 @@ impl Method {
             Selection::Both => [Some(table.unmarked()), unresolved()],
         };
         for part in parts.into_iter().flatten() {
-            let _infallible = write!(filter, "\n  AND ({part})");
+            let _infallible = write!(filter, " AND ({part})");
         }
         filter
     }

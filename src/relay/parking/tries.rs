@@ -21,13 +21,21 @@ impl Parking {
         self.lanes.ripen(now);
         while self.connected && self.tries.len() < TRIES_MAX && !self.trying_alone() {
             let nothing = in_flight == 0 && self.tries() == 0;
+            if self.soundings.len() == TRIES_MAX {
+                break;
+            }
             let Some(position) = self.lanes.next_due(durable, nothing) else { break };
             let ticket = self.ticket();
-            self.tries.insert(ticket, position);
-            if let Some(row) = self.lanes.row_mut(position) {
-                row.trying = Some(ticket);
+            let Some(row) = self.lanes.row_mut(position) else { continue };
+            row.trying = Some(ticket);
+            // Everything waits for one that is alone: so first it is seen that there is somewhere for it to go.
+            if row.alone && !row.sounded {
+                self.soundings.insert(ticket, position);
+                effects.push(Effect::Sound { ticket, position });
+            } else {
+                self.tries.insert(ticket, position);
+                effects.push(Effect::Try { ticket, position });
             }
-            effects.push(Effect::Try { ticket, position });
         }
         self.hushed = self.needs_quiet(resolved);
         if self.connected && !self.hushed {
@@ -127,6 +135,19 @@ impl Parking {
         self.lanes.becomes(position, row.state, row.attempts, now);
     }
 
+    /// The destination of a row that is to be tried alone is known: it is tried as soon as nothing else is in flight.
+    pub(in crate::relay) fn sounded(&mut self, now: Duration, ticket: Ticket) {
+        let Some((position, row)) = self.end_try(ticket) else { return };
+        if let Some(wish) = row.wish {
+            self.grant(now, position, wish, position);
+            return;
+        }
+        if let Some(row) = self.lanes.row_mut(position) {
+            row.sounded = true;
+        }
+        self.lanes.becomes(position, row.state, row.attempts, now);
+    }
+
     /// Whether this try is out.
     pub(in crate::relay) fn tried(&self, ticket: Ticket) -> bool {
         self.tries.contains_key(&ticket)
@@ -158,9 +179,10 @@ impl Parking {
     }
 
     fn end_try(&mut self, ticket: Ticket) -> Option<(Position, Row)> {
-        let position = self.tries.remove(&ticket)?;
+        let sounding = || self.soundings.remove(&ticket);
+        let position = self.tries.remove(&ticket).or_else(sounding)?;
         let row = self.lanes.row_mut(position)?;
-        row.trying = None;
+        (row.trying, row.sounded) = (None, false);
         Some((position, *row))
     }
 }

@@ -276,15 +276,17 @@ fn letter_that_waits_for_a_try_to_be_alone_is_not_due() {
          row 32 0 a dead
          row 32 2 c waiting
          start 48
+         sounded t1
          unsent 32 0
          calm
-         acked t1",
+         acked t2",
         &expect![[r#"
             start 48          │ try t0 0/20:2, confirm 0/30
             refused t0        │ restart: Refused(Kafka(10))
-            start 48          │ try t1 0/20:2 (shut)
+            start 48          │ sound t1 0/20:2
+            sounded t1        │ try t2 0/20:2 (shut)
             unsent 32 0       │  (shut)
-            acked t1          │ released 0/20:2, letter t2 0/20:0, write 0 rows [0/20:2 done]
+            acked t2          │ released 0/20:2, letter t3 0/20:0, write 0 rows [0/20:2 done]
         "#]],
     );
 }

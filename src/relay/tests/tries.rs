@@ -208,23 +208,70 @@ fn batch_refusal_counts_against_nobody_until_one_is_alone() {
          row 32 0 a waiting
          row 48 0 b waiting
          start 64
-         refused t2
+         sounded t2
+         sounded t3
+         refused t4
          broken
          row 32 0 a waiting
          row 48 0 b waiting
          start 64
-         acked t3
+         sounded t6
+         acked t7
          parked",
         &expect![[r#"
             start 64          │ try t0 0/20:0, try t1 0/30:0, confirm 0/40
             refused t0        │  (shut)
             refused t1        │ restart: Refused(Kafka(10))
-            start 64          │ try t2 0/20:0 (shut)
-            refused t2        │ try t3 0/30:0, write 0 rows [0/20:0 waiting after 2] (shut)
+            start 64          │ sound t2 0/20:0, sound t3 0/30:0
+            sounded t2        │ try t4 0/20:0 (shut)
+            sounded t3        │  (shut)
+            refused t4        │ try t5 0/30:0, write 0 rows [0/20:0 waiting after 2] (shut)
             broken            │ restart: SinkBroken
-            start 64          │ try t4 0/30:0, write 0 rows [0/20:0 waiting after 2] (shut)
-            acked t3          │  (shut)
-            parked            │  (shut)
+            start 64          │ sound t6 0/30:0, write 0 rows [0/20:0 waiting after 2]
+            sounded t6        │ try t7 0/30:0 (shut)
+            acked t7          │ released 0/30:0
+            parked            │ write 0 rows [0/30:0 done]
+        "#]],
+    );
+}
+
+/// A destination that nobody knows yet is no reason for the others to wait.
+#[test]
+fn suspect_without_a_destination_keeps_its_own_aggregate_waiting_alone() {
+    check_parking(
+        "row 32 0 a waiting
+         start 64
+         refused t0
+         broken
+         row 32 0 a waiting
+         start 64
+         begin 96
+         event b
+         event a
+         notopic t1
+         acked 0
+         wait 1000
+         event c
+         sounded t2
+         acked 2
+         acked t3
+         parked",
+        &expect![[r#"
+            start 64          │ try t0 0/20:0, confirm 0/40
+            refused t0        │ restart: Refused(Kafka(10))
+            broken            │ restart: SinkBroken
+            start 64          │ sound t1 0/20:0
+            begin 96          │ 
+            event b           │ publish #0
+            event a           │ park #1 behind 0, write 1 rows []
+            notopic t1        │ 
+            acked 0           │ published, write cursor 0/40+0/60:1
+            wait 1000         │ sound t2 0/20:0
+            event c           │ publish #2
+            sounded t2        │  (shut)
+            acked 2           │ published, try t3 0/20:0 (shut)
+            acked t3          │ released 0/20:0
+            parked            │ write 0 rows [0/20:0 done]
         "#]],
     );
 }

@@ -10,6 +10,7 @@ use super::topic::{self, Facts};
 use super::trouble::{self, About, Trouble};
 use crate::sink::Post;
 use rdkafka::producer::Producer as _;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -30,6 +31,10 @@ const REPEAT: Duration = Duration::from_secs(5);
 const STALL: Duration = Duration::from_secs(5);
 /// Topics asked for in one turn while nothing is acknowledged.
 const STALL_TOPICS: usize = 8;
+/// Topics asked for in one turn while somebody waits for them: each may take `ANSWER_MAX`.
+const ASKED_TOPICS: usize = 8;
+/// Topics whose trouble is remembered as told.
+const SAID_TOPICS_MAX: usize = 1_000;
 /// How often what is known of topics is asked for again.
 const REFRESH: Duration = Duration::from_mins(1);
 
@@ -39,10 +44,11 @@ pub(super) struct Keeper {
     producer: Option<Arc<Producer>>,
     /// This producer has had an answer from a broker.
     connected: bool,
-    wanted: Option<String>,
-    asked_at: Option<Instant>,
     suspicion: Option<Suspicion>,
+    /// Of the broker.
     said: Option<(Trouble, Instant)>,
+    /// Of each topic, until it is known.
+    said_of: BTreeMap<String, (Trouble, Instant)>,
     leaving: Vec<(Leaving, Instant)>,
     acked: u64,
     acked_at: Instant,
@@ -58,10 +64,9 @@ impl Keeper {
             brokers,
             producer: None,
             connected: false,
-            wanted: None,
-            asked_at: None,
             suspicion: None,
             said: None,
+            said_of: BTreeMap::new(),
             leaving: Vec::new(),
             acked: 0,
             acked_at: now,
@@ -84,20 +89,15 @@ impl Keeper {
     /// False when there is nothing more to do.
     fn take_orders(&mut self) -> bool {
         let timeout = if self.leaving.is_empty() { TICK } else { LEAVING_TICK };
-        let (stop, broken, anew, producer, suspicion, leaving) = {
-            let wanted = &mut self.wanted;
-            self.shared.wait(timeout, |inbox| {
-                wanted.clone_from(&inbox.wanted);
-                (
-                    inbox.stop,
-                    inbox.broken.is_some(),
-                    std::mem::take(&mut inbox.wanted_anew),
-                    inbox.producer.take(),
-                    inbox.suspicion.take(),
-                    std::mem::take(&mut inbox.leaving),
-                )
-            })
-        };
+        let (stop, broken, producer, suspicion, leaving) = self.shared.wait(timeout, |inbox| {
+            (
+                inbox.stop,
+                inbox.broken.is_some(),
+                inbox.producer.take(),
+                inbox.suspicion.take(),
+                std::mem::take(&mut inbox.leaving),
+            )
+        });
         let now = Instant::now();
         self.leaving.extend(leaving.into_iter().map(|leaving| (leaving, now)));
         if let Some(producer) = producer {
@@ -111,9 +111,6 @@ impl Keeper {
                 native::flush(producer, LAST_WORDS);
             }
             self.shared.say_broken();
-        }
-        if anew {
-            self.asked_at = None;
         }
         if let Some(suspicion) = suspicion {
             suspicion.outweigh(&mut self.suspicion);
@@ -149,41 +146,41 @@ impl Keeper {
         drop(empty);
     }
 
-    /// Asks for the topic that is waited for. False when no broker answered.
+    /// Asks for the topics that are waited for, a few a turn. False when no broker answered.
     fn ask(&mut self) -> bool {
-        let (Some(topic), Some(producer)) = (self.wanted.clone(), self.producer.clone()) else {
-            self.over(About::Topic);
-            return true;
-        };
-        if self.asked_at.is_some_and(|at| at.elapsed() < TICK) {
-            return true;
+        if self.shared.drop_unwanted() {
+            // Whoever waits all the same asks again.
+            self.shared.mailbox.post(Post::Retry);
         }
-        let answer = topic::look_up(&producer, &topic, ANSWER_MAX);
-        self.asked_at = Some(Instant::now());
-        match answer {
-            Ok(facts) => {
-                self.learn(&topic, facts);
-                self.shared.got(&topic);
-                self.connected = true;
-                self.suspicion = None;
-                self.over(About::Topic);
-                self.over(About::Broker);
-                self.shared.mailbox.post(Post::Retry);
-                true
-            }
-            Err(why) => {
-                let about_topic = trouble::of_topic(&topic, why, &self.brokers);
-                let answered = about_topic.is_some();
-                if answered {
-                    self.shared.refuse(&topic);
-                } else {
-                    self.shared.refuse_none();
+        let topics = self.shared.to_ask(ASKED_TOPICS, TICK);
+        let Some(producer) = self.producer.clone() else { return true };
+        for topic in topics {
+            let asked_at = Instant::now();
+            match topic::look_up(&producer, &topic, ANSWER_MAX) {
+                Ok(facts) => {
+                    self.learn(&topic, facts);
+                    self.shared.got(&topic);
+                    self.connected = true;
+                    self.suspicion = None;
+                    if self.said_of.remove(&topic).is_some() {
+                        self.shared.mailbox.post(Post::Up { topic: Some(topic) });
+                    }
+                    self.over(About::Broker);
+                    self.shared.mailbox.post(Post::Retry);
                 }
-                let trouble = about_topic.unwrap_or_else(|| self.broker_trouble());
-                self.say(trouble);
-                answered
+                Err(why) => {
+                    let Some(trouble) = trouble::of_topic(&topic, why, &self.brokers) else {
+                        self.shared.refuse_none();
+                        let trouble = self.broker_trouble();
+                        self.say(trouble);
+                        return false;
+                    };
+                    self.shared.refuse(&topic, asked_at);
+                    self.say_of(topic, trouble);
+                }
             }
         }
+        true
     }
 
     /// Notices a broker that went away, came back, or answers without acknowledging.
@@ -254,24 +251,29 @@ impl Keeper {
     }
 
     fn say(&mut self, trouble: Trouble) {
-        // The hint names what is in trouble; the reason may carry times that change with every try.
-        if let Some((said, at)) = &self.said
-            && (said.about, &said.hint) == (trouble.about, &trouble.hint)
-            && at.elapsed() < REPEAT
-        {
-            return;
+        if is_news(self.said.as_ref(), &trouble) {
+            let Trouble { about: _, reason, hint } = trouble.clone();
+            self.shared.mailbox.post(Post::Down { reason, hint, topic: None });
+            self.said = Some((trouble, Instant::now()));
         }
-        let Trouble { about, reason, hint } = trouble.clone();
-        let topic = self.wanted.clone().filter(|_| about == About::Topic);
-        self.shared.mailbox.post(Post::Down { reason, hint, topic });
-        self.said = Some((trouble, Instant::now()));
+    }
+
+    fn say_of(&mut self, topic: String, trouble: Trouble) {
+        if is_news(self.said_of.get(&topic), &trouble) {
+            let Trouble { about: _, reason, hint } = trouble.clone();
+            self.shared.mailbox.post(Post::Down { reason, hint, topic: Some(topic.clone()) });
+            if self.said_of.len() == SAID_TOPICS_MAX {
+                self.said_of.clear();
+            }
+            self.said_of.insert(topic, (trouble, Instant::now()));
+        }
     }
 
     /// A trouble of this kind, if it was told, is over.
     fn over(&mut self, about: About) {
         if self.said.as_ref().is_some_and(|(said, _)| said.about == about) {
             self.said = None;
-            self.shared.mailbox.post(Post::Up);
+            self.shared.mailbox.post(Post::Up { topic: None });
         }
     }
 
@@ -309,4 +311,12 @@ impl Keeper {
             Some(_) => {}
         }
     }
+}
+
+/// Whether a trouble is told again. The hint names what is in trouble; the reason may carry times that change with
+/// every try.
+fn is_news(said: Option<&(Trouble, Instant)>, trouble: &Trouble) -> bool {
+    said.is_none_or(|(said, at)| {
+        (said.about, &said.hint) != (trouble.about, &trouble.hint) || at.elapsed() >= REPEAT
+    })
 }

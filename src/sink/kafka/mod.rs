@@ -54,8 +54,6 @@ pub(super) struct KafkaSink {
     topics_version: u64,
     /// The topic of the record before: mostly it is the next one's too.
     last: Option<Arc<Facts>>,
-    /// When the caller last doubted what is known of a topic.
-    doubts: BTreeMap<String, Instant>,
 }
 
 /// Looks at the settings as [`KafkaSink::open`] does.
@@ -79,7 +77,6 @@ impl KafkaSink {
             topics: BTreeMap::new(),
             topics_version: 0,
             last: None,
-            doubts: BTreeMap::new(),
         };
         sink.renew()?;
         let keeper = Keeper::new(shared, spec.brokers.clone());
@@ -126,8 +123,15 @@ impl KafkaSink {
         known
     }
 
+    /// What to say of a record whose topic is not known: a refusal counts where it was heard after `since`.
+    fn unknown(&self, topic: &str, since: Option<Instant>) -> NotTaken {
+        let heard = self.shared.refused_at(topic);
+        let counts = heard.is_some_and(|heard| since.is_none_or(|since| heard > since));
+        if counts { NotTaken::Unavailable } else { NotTaken::Destination }
+    }
+
     /// The same for a record, with less to look for where its topic is the one before.
-    fn facts_for(&mut self, topic: &str) -> Result<Arc<Facts>, NotTaken> {
+    fn facts_for(&mut self, topic: &str, since: Option<Instant>) -> Result<Arc<Facts>, NotTaken> {
         let is_current = self.shared.topics_version.load(Ordering::Acquire) == self.topics_version;
         let last = self
             .last
@@ -139,10 +143,7 @@ impl KafkaSink {
         if !is_topic_name(topic.as_bytes()) {
             return Err(NotTaken::Refused(Refusal::TopicName));
         }
-        self.facts(topic).ok_or_else(|| {
-            let refused = self.shared.is_refused(topic);
-            if refused { NotTaken::Unavailable } else { NotTaken::Destination }
-        })
+        self.facts(topic).ok_or_else(|| self.unknown(topic, since))
     }
 
     fn enqueue_to(
@@ -150,10 +151,11 @@ impl KafkaSink {
         facts: &Facts,
         ticket: Ticket,
         record: &Record<'_>,
+        since: Option<Instant>,
     ) -> Result<(), NotTaken> {
         topic::within(record, self.spec.size_max).map_err(NotTaken::Refused)?;
         if let Err(reason) = topic::fits(record, facts) {
-            return Err(self.unfit(record.topic, facts.asked_at, reason));
+            return Err(self.unfit(record.topic, (facts.asked_at, since), reason));
         }
         let sizes = self.sizes_for(record, facts);
         if sizes != self.sizes {
@@ -164,10 +166,15 @@ impl KafkaSink {
     }
 
     /// What to say of a record that does not fit its topic. Somebody may have mended the topic since it was asked for:
-    /// then it is asked for anew, and the record is refused for good only on the answer.
-    fn unfit(&mut self, topic: &str, asked_at: Instant, reason: Refusal) -> NotTaken {
-        let doubted = self.doubts.get(topic).is_some_and(|since| asked_at <= *since);
-        if !doubted && asked_at.elapsed() < FRESH {
+    /// then it is asked for anew, and the record is refused for good only on the answer. One that is tried again is
+    /// refused only on what was asked after `since`.
+    fn unfit(
+        &mut self,
+        topic: &str,
+        (asked_at, since): (Instant, Option<Instant>),
+        reason: Refusal,
+    ) -> NotTaken {
+        if since.map_or_else(|| asked_at.elapsed() < FRESH, |since| asked_at > since) {
             return NotTaken::Refused(reason);
         }
         self.shared.want(topic);
@@ -246,24 +253,46 @@ const fn batch_within(limit: usize) -> usize {
     if bytes == 0 { 1 } else { bytes }
 }
 
-impl Sink for KafkaSink {
-    fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken> {
+impl KafkaSink {
+    #[inline]
+    fn offer(
+        &mut self,
+        ticket: Ticket,
+        record: &Record<'_>,
+        since: Option<Instant>,
+    ) -> Result<(), NotTaken> {
         if self.shared.failed.load(Ordering::SeqCst) || self.shared.settling.load(Ordering::SeqCst)
         {
             return Err(NotTaken::Full);
         }
         self.emptying = None;
-        let facts = self.facts_for(record.topic)?;
-        let taken = self.enqueue_to(&facts, ticket, record);
+        let facts = self.facts_for(record.topic, since)?;
+        let taken = self.enqueue_to(&facts, ticket, record, since);
         self.last = Some(facts);
         taken
     }
+}
 
-    fn doubt(&mut self, topic: &str) {
-        if self.topics.contains_key(topic) {
-            self.doubts.insert(topic.to_owned(), Instant::now());
-            self.shared.want(topic);
+impl Sink for KafkaSink {
+    fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken> {
+        self.offer(ticket, record, None)
+    }
+
+    fn enqueue_again(
+        &mut self,
+        ticket: Ticket,
+        record: &Record<'_>,
+        since: Instant,
+    ) -> Result<(), NotTaken> {
+        self.offer(ticket, record, Some(since))
+    }
+
+    fn sound(&mut self, topic: &str, since: Instant) -> Result<(), NotTaken> {
+        // A name that no broker takes is refused when it is offered.
+        if !is_topic_name(topic.as_bytes()) || self.facts(topic).is_some() {
+            return Ok(());
         }
+        Err(self.unknown(topic, Some(since)))
     }
 
     /// Gives up the producer and everything in it.
@@ -291,7 +320,7 @@ impl Sink for KafkaSink {
         // After the old producers were muted: nothing of theirs comes into the inbox any more.
         self.shared.failed.store(false, Ordering::SeqCst);
         self.shared.tell(|inbox| {
-            inbox.wanted = None;
+            inbox.wanted.clear();
             inbox.broken = None;
         });
         if fresh {

@@ -4,16 +4,22 @@ use super::Producer;
 use super::topic::Facts;
 use crate::sink::{Mailbox, Post};
 use rdkafka::types::RDKafkaErrorCode as Code;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes of librdkafka's own words that are kept of an error.
 const REASON_BYTES_MAX: usize = 300;
 
 /// Topics remembered as taking no records.
 const REFUSED_TOPICS_MAX: usize = 1_000;
+
+/// Topics that are asked for at a time; further ones wait until one of them is known, or waited for no more.
+const WANTED_TOPICS_MAX: usize = 100;
+
+/// A topic that nobody has waited for since so long is asked for no more.
+const WANTED_FOR: Duration = Duration::from_secs(5);
 
 pub(super) struct Shared {
     pub(super) mailbox: Mailbox,
@@ -29,22 +35,20 @@ pub(super) struct Shared {
     topics: Mutex<BTreeMap<String, Arc<Facts>>>,
     /// Rises with every change of `topics`.
     pub(super) topics_version: AtomicU64,
-    /// Topics of which a broker says that they take no records.
-    refused: Mutex<BTreeSet<String>>,
+    /// Topics of which a broker says that they take no records, and when it was asked.
+    refused: Mutex<BTreeMap<String, Instant>>,
     inbox: Mutex<Inbox>,
     bell: Condvar,
 }
 
-/// What the keeper is asked to do. Everything in it is bounded: one of each, but for producers, of which two can be
-/// on the way out.
+/// What the keeper is asked to do. Everything in it is bounded: one of each, but for topics, and for producers, of
+/// which two can be on the way out.
 #[derive(Default)]
 pub(super) struct Inbox {
     /// The producer to ask with.
     pub(super) producer: Option<Arc<Producer>>,
-    /// The topic that is being waited for.
-    pub(super) wanted: Option<String>,
-    /// Whether `wanted` was set anew.
-    pub(super) wanted_anew: bool,
+    /// The topics that are being waited for.
+    pub(super) wanted: BTreeMap<String, Wanted>,
     /// What the error callback said since.
     pub(super) suspicion: Option<Suspicion>,
     /// A producer's state can't be trusted any more, and why.
@@ -53,6 +57,15 @@ pub(super) struct Inbox {
     pub(super) leaving: Vec<Leaving>,
     /// No more work.
     pub(super) stop: bool,
+}
+
+/// A topic that is being waited for.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    /// When somebody last waited for it.
+    at: Instant,
+    /// When it was last asked for.
+    asked_at: Option<Instant>,
 }
 
 /// What librdkafka said of a broker.
@@ -134,27 +147,59 @@ impl Shared {
         last
     }
 
-    /// Asks for a topic. Asking again for the one that is being asked for costs no wake-up.
+    /// Asks for a topic. Asking again for one that is being asked for costs no wake-up.
     pub(super) fn want(&self, topic: &str) {
-        let mut inbox = self.inbox();
-        if inbox.wanted.as_deref() == Some(topic) {
+        let (mut inbox, now) = (self.inbox(), Instant::now());
+        if let Some(wanted) = inbox.wanted.get_mut(topic) {
+            wanted.at = now;
             return;
         }
-        inbox.wanted = Some(topic.to_owned());
-        inbox.wanted_anew = true;
+        if inbox.wanted.len() == WANTED_TOPICS_MAX {
+            return;
+        }
+        inbox.wanted.insert(topic.to_owned(), Wanted { at: now, asked_at: None });
         drop(inbox);
         self.bell.notify_one();
     }
 
-    fn refused(&self) -> MutexGuard<'_, BTreeSet<String>> {
+    /// Up to `most` topics that are to be asked for now, those first that were not for longest; again after `pause`.
+    pub(super) fn to_ask(&self, most: usize, pause: Duration) -> Vec<String> {
+        let (mut inbox, now) = (self.inbox(), Instant::now());
+        let due = |wanted: &Wanted| wanted.asked_at.is_none_or(|at| now - at >= pause);
+        let mut topics: Vec<(Option<Instant>, String)> = inbox
+            .wanted
+            .iter()
+            .filter(|(_, wanted)| due(wanted))
+            .map(|(topic, wanted)| (wanted.asked_at, topic.clone()))
+            .collect();
+        topics.sort();
+        topics.truncate(most);
+        let topics: Vec<String> = topics.into_iter().map(|(_, topic)| topic).collect();
+        for topic in &topics {
+            if let Some(wanted) = inbox.wanted.get_mut(topic) {
+                wanted.asked_at = Some(now);
+            }
+        }
+        topics
+    }
+
+    /// Drops topics that nobody waits for any more; whether there were any.
+    pub(super) fn drop_unwanted(&self) -> bool {
+        let mut inbox = self.inbox();
+        let before = inbox.wanted.len();
+        inbox.wanted.retain(|_, wanted| wanted.at.elapsed() < WANTED_FOR);
+        inbox.wanted.len() < before
+    }
+
+    fn refused(&self) -> MutexGuard<'_, BTreeMap<String, Instant>> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A broker says that the topic takes no records.
-    pub(super) fn refuse(&self, topic: &str) {
+    /// A broker that was asked then says that the topic takes no records.
+    pub(super) fn refuse(&self, topic: &str, asked_at: Instant) {
         let mut refused = self.refused();
-        if refused.len() < REFUSED_TOPICS_MAX {
-            refused.insert(topic.to_owned());
+        if refused.len() < REFUSED_TOPICS_MAX || refused.contains_key(topic) {
+            refused.insert(topic.to_owned(), asked_at);
         }
     }
 
@@ -163,17 +208,14 @@ impl Shared {
         self.refused().clear();
     }
 
-    /// Whether a broker says that the topic takes no records.
-    pub(super) fn is_refused(&self, topic: &str) -> bool {
-        self.refused().contains(topic)
+    /// When the broker was asked that says that the topic takes no records.
+    pub(super) fn refused_at(&self, topic: &str) -> Option<Instant> {
+        self.refused().get(topic).copied()
     }
 
     /// The topic is known now.
     pub(super) fn got(&self, topic: &str) {
-        let mut inbox = self.inbox();
-        if inbox.wanted.as_deref() == Some(topic) {
-            inbox.wanted = None;
-        }
+        self.inbox().wanted.remove(topic);
     }
 
     /// The error callback heard something.
@@ -201,7 +243,7 @@ impl Shared {
     pub(super) fn wait<T>(&self, timeout: Duration, take: impl FnOnce(&mut Inbox) -> T) -> T {
         let quiet = |inbox: &mut Inbox| {
             !inbox.stop
-                && !inbox.wanted_anew
+                && inbox.wanted.values().all(|wanted| wanted.asked_at.is_some())
                 && inbox.suspicion.is_none()
                 && inbox.broken.is_none()
                 && inbox.leaving.is_empty()

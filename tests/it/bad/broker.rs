@@ -54,7 +54,7 @@ async fn broker_killed_or_half_open_is_told_and_all_arrives_once_when_it_is_back
             kafka.kill().await;
         }
         pipeline.insert(1_000).await;
-        let word = if freeze { "no answer" } else { "" };
+        let word = if freeze { "no answer" } else { "refused" };
         answer(input, &pipeline, Answer::waits(&down(&relay, word).await));
         if freeze {
             kafka.thaw();

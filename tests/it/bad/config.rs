@@ -1,15 +1,13 @@
 //! A configuration that can't be meant: told with file, line and key, before anything is touched.
 
 use crate::answers::{Answer, answer, answer_alone};
+use crate::await_that::SOON;
 use crate::halted::spawn;
 use crate::pipeline::Pipeline;
 use crate::relay::postrider;
 use crate::server::Version;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Output;
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(30);
 
 const GOOD: &str = r#"[pipelines.orders]
 source.url = "postgresql://postrider@db.internal/shop"

@@ -1,67 +1,85 @@
-//! A pooler between the relay and PostgreSQL. A stand-in for PgBouncer, with the two answers that 1.18 gave (measured):
-//! it refuses startup parameters that it does not know, or is told to leave them out, `replication` among them.
+//! A pooler between the relay and PostgreSQL: the real PgBouncer of Debian (1.18), which does not pass replication on.
+//! It refuses startup parameters that it does not know, `replication` among them, or is told to leave them out.
 
 use super::SOON;
 use crate::answers::{Answer, answer};
+use crate::await_that::await_or_dump;
 use crate::pipeline::Pipeline;
+use crate::private::{Signal, exit_of, free_port, signal};
 use crate::relay::Relay;
-use crate::server::Version;
-use std::io;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
+use crate::server::{Client, Version};
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use tempfile::TempDir;
 
-/// What PgBouncer passes on without being told to.
-const KNOWN: &[&str] = &[
-    "user",
-    "database",
-    "client_encoding",
-    "DateStyle",
-    "TimeZone",
-    "standard_conforming_strings",
-    "application_name",
-];
+/// What the relay asks for at its login and PgBouncer does not know.
+const UNKNOWN: &str = "replication,options,IntervalStyle,extra_float_digits,bytea_output,search_path,\
+    client_min_messages,statement_timeout,lock_timeout,idle_session_timeout,\
+    idle_in_transaction_session_timeout,wal_sender_timeout";
 
-/// Passes sessions on to `server`; parameters it does not know it refuses, or leaves out.
-async fn pooler(server: String, leaves_out: bool) -> (u16, JoinSet<()>) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    let mut task = JoinSet::new();
-    task.spawn(async move {
-        let mut sessions = JoinSet::new();
-        while let Ok((client, _)) = listener.accept().await {
-            let server = server.clone();
-            sessions.spawn(async move { drop(session(client, &server, leaves_out).await) });
-        }
-    });
-    (port, task)
+/// PgBouncer before PostgreSQL 17.
+struct Pooler {
+    child: Child,
+    port: u16,
+    dir: TempDir,
 }
 
-async fn session(mut client: TcpStream, server: &str, leaves_out: bool) -> io::Result<()> {
-    let mut packet = vec![0; usize::try_from(client.read_u32().await?).unwrap_or(8) - 4];
-    client.read_exact(&mut packet).await?;
-    let words =
-        packet[4..].split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
-    let words: Vec<String> = words.collect();
-    let parameters = words.chunks_exact(2).filter(|pair| !pair[0].is_empty());
-    let (known, unknown): (Vec<_>, Vec<_>) =
-        parameters.partition(|pair| KNOWN.contains(&pair[0].as_str()));
-    if let Some([name, _]) = unknown.first().filter(|_| !leaves_out) {
-        let body = format!("SFATAL\0C08P01\0Munsupported startup parameter: {name}\0\0");
-        client.write_u8(b'E').await?;
-        client.write_u32(u32::try_from(body.len() + 4).expect("short")).await?;
-        return client.write_all(body.as_bytes()).await;
+impl Pooler {
+    /// `ignored`: startup parameters that it leaves out.
+    async fn start(ignored: &str) -> Self {
+        let dir = TempDir::new().expect("a directory");
+        let (port, server) = (free_port(), Version::Pg17.variable("PORT"));
+        let users = dir.path().join("users");
+        let config = format!(
+            "[databases]\n* = host=127.0.0.1 port={server}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+             listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = {}\n\
+             ignore_startup_parameters = {ignored}\n",
+            users.display()
+        );
+        fs::write(&users, "\"postgres\" \"\"\n").expect("its users");
+        fs::write(dir.path().join("ini"), config).expect("its configuration");
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("permissions");
+        let log = File::create(dir.path().join("log")).expect("a log");
+        // Debian puts it where only root looks.
+        let debian = Path::new("/usr/sbin/pgbouncer");
+        let program = if debian.exists() { debian } else { Path::new("pgbouncer") };
+        let mut command = Command::new(program);
+        command.arg(dir.path().join("ini"));
+        let owner = fs::metadata(Version::Pg17.variable("DATA")).expect("the server's data");
+        if fs::metadata("/proc/self").is_ok_and(|own| own.uid() != owner.uid()) {
+            // It does not run as root.
+            command.uid(owner.uid()).gid(owner.gid());
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let child = command.spawn().expect("pgbouncer; scripts/test installs it");
+        let pooler = Self { child, port, dir };
+        let url = pooler.url("dbname=postgres");
+        await_or_dump("PgBouncer", SOON, || Client::connect(&url), || pooler.log()).await;
+        pooler
     }
-    let mut startup = packet[..4].to_vec();
-    for word in known.iter().flat_map(|pair| pair.iter()) {
-        startup.extend_from_slice(word.as_bytes());
-        startup.push(0);
+
+    fn url(&self, parameters: &str) -> String {
+        format!("postgresql://postgres@127.0.0.1:{}/?sslmode=disable&{parameters}", self.port)
     }
-    startup.push(0);
-    let mut server = TcpStream::connect(server).await?;
-    server.write_u32(u32::try_from(startup.len() + 4).expect("short")).await?;
-    server.write_all(&startup).await?;
-    copy_bidirectional(&mut client, &mut server).await.map(drop)
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    async fn stop(mut self) {
+        signal(self.child.id(), Signal::Kill);
+        exit_of(&mut self.child, SOON).await;
+    }
+}
+
+impl Drop for Pooler {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
 }
 
 #[tokio::test]
@@ -70,21 +88,12 @@ async fn pooler_in_between_is_told_and_nothing_is_lost() {
     pipeline.insert(10).await;
     let before = pipeline.confirmed_lsn().await;
     let database = pipeline.url.split("dbname=").nth(1).expect("a database");
-    let server = format!("127.0.0.1:{}", Version::Pg17.variable("PORT"));
-    for (input, leaves_out, word) in [
-        (
-            "PgBouncer in between (a stand-in with its words)",
-            false,
-            "unsupported startup parameter",
-        ),
-        (
-            "PgBouncer in between, with ignore_startup_parameters (a stand-in)",
-            true,
-            "IDENTIFY_SYSTEM",
-        ),
+    for (input, ignored, word) in [
+        ("PgBouncer in between", "", "unsupported startup parameter"),
+        ("PgBouncer in between, with ignore_startup_parameters", UNKNOWN, "IDENTIFY_SYSTEM"),
     ] {
-        let (port, _task) = pooler(server.clone(), leaves_out).await;
-        let url = format!("postgresql://postgres@127.0.0.1:{port}/{database}?sslmode=disable");
+        let pooler = Pooler::start(ignored).await;
+        let url = pooler.url(&format!("dbname={database}"));
         let relay = Relay::spawn(&pipeline.config.replace(&pipeline.url, &url));
         let status = relay.await_state("source_down", SOON).await;
         let seen = &status["pipelines"][0];
@@ -95,6 +104,7 @@ async fn pooler_in_between_is_told_and_nothing_is_lost() {
         );
         answer(input, &pipeline, Answer::waits(&status));
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        pooler.stop().await;
     }
     assert_eq!(pipeline.confirmed_lsn().await, before);
     super::arrives(&pipeline, 10).await;

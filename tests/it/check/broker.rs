@@ -2,15 +2,12 @@
 
 use super::acl::allow;
 use super::patient::Patient;
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::pipeline::Pipeline;
 use crate::private::{PrivateKafka, free_port};
 use crate::server::{Version, brokers};
 use crate::sink_caller::alter;
 use rdkafka_sys::rd_kafka_AclOperation_t as Operation;
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_mins(1);
 
 #[tokio::test]
 async fn what_a_topic_would_refuse_is_told_and_mended() {

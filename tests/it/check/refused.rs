@@ -1,13 +1,11 @@
 //! A database that can't be reached or does not let us in: a finding with the reason, never a crash and never a secret.
 
 use super::patient::{Checked, Patient};
+use crate::await_that::SOON;
 use crate::pipeline::Pipeline;
 use crate::private::{PrivatePostgres, free_port};
 use crate::server::{Version, brokers};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_mins(1);
 
 /// Who gets in by what: `locked` by nothing, `carrier` by a password, everybody else is trusted.
 const RULES: &str =

@@ -1,13 +1,11 @@
 //! A database where more than ten things are wrong: as many findings, each mended by its own lines.
 
 use super::patient::{Patient, mends};
+use crate::await_that::SOON;
 use crate::private::PrivatePostgres;
 use crate::server::{Version, brokers, unique};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_mins(1);
 
 /// What is wrong with the server: neither its WAL nor its slots will do.
 const CONF: &str = "wal_level = replica\nmax_replication_slots = 1\n\

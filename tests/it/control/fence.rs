@@ -1,7 +1,7 @@
 //! Each rule of the fence that a real server can be brought to break.
 
 use super::{OUTBOX, Pipeline, ROW};
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::private::PrivatePostgres;
 use crate::server::Version;
 use postrider::error::HaltReason;
@@ -11,9 +11,6 @@ use postrider::postgres::fence::{AfterStart, Decision, check_after_start, decide
 use postrider::postgres::setup::Options;
 use postrider::postgres::slot;
 use postrider::postgres::wal::StartReplication;
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(20);
 
 /// What is done to a pipeline that is set up, and the halt it gets.
 const CASES: &[(&str, HaltReason)] = &[

@@ -1,13 +1,12 @@
 //! The control session and its end.
 
 use super::Pipeline;
+use crate::await_that::SOON;
 use crate::private::PrivatePostgres;
 use crate::server::Version;
 use postrider::postgres::control::Control;
 use postrider::postgres::{SourceErrorKind, SqlState};
 use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn a_server_that_stops_is_told_with_its_sqlstate() {

@@ -1,7 +1,7 @@
 //! `setup` on real servers.
 
 use super::{OUTBOX, Pipeline, ROW};
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::server::{Version, unique};
 use postrider::error::{Chain, HaltReason};
 use postrider::postgres::control::Control;
@@ -11,9 +11,6 @@ use postrider::postgres::setup::{Options, Progress, SetupError, StepKind, apply,
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(20);
 
 fn halted(outcome: Result<postrider::postgres::setup::SetupPlan, SetupError>) -> HaltReason {
     match outcome {

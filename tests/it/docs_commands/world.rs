@@ -2,7 +2,7 @@
 
 use super::answers;
 use super::blocks::{Block, commands, option, root};
-use crate::await_that::await_or_dump;
+use crate::await_that::{SOON, await_or_dump};
 use crate::private::{PrivateKafka, PrivatePostgres, Signal, exit_of, free_port, signal};
 use crate::relay::http_get;
 use crate::server::{Client, Version};
@@ -13,10 +13,7 @@ use std::fs;
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 use tempfile::TempDir;
-
-const SOON: Duration = Duration::from_mins(1);
 
 /// What pages take for granted.
 const SETTINGS: &str = "[pipelines.orders]\nsource.url = \

@@ -126,3 +126,59 @@ async fn postgresql_killed_while_hundreds_are_being_parked() {
         assert_in_order(&delivered[&format!("p{i}")], &[3 * i + 2, 3 * i + 3]);
     }
 }
+
+/// Rows of the parked table commit on the standby too. While it is away they wait, and that is said; polling hears a
+/// stop.
+#[tokio::test]
+async fn synchronous_standby_that_is_away_is_told_of_and_waited_for() {
+    let postgres = PrivatePostgres::start(Version::Pg17, "").await;
+    let pipeline = Pipeline::on(&postgres.url(), &brokers(), "syncrep").await;
+    let mut scene = Scene::of(pipeline, OFTEN).await;
+    // The application does not wait for it.
+    scene.pipeline.sql("set synchronous_commit = local").await;
+    let relay = scene.run();
+    relay.await_state("streaming", SOON).await;
+    standby(&postgres, &scene, "nobody").await;
+    scene.insert(&["!a", "a", "b"]).await;
+    relay.await_log("has not committed a write", SOON).await;
+    let told = |status: &serde_json::Value| {
+        let hint = status["pipelines"][0]["hint"].as_str().unwrap_or_default();
+        hint.contains("synchronous_standby_names")
+    };
+    relay.await_status("the hint", SOON, told).await;
+    scene.await_last("b", 3).await;
+    standby(&postgres, &scene, "").await;
+    scene.await_rows("a waiting, a behind").await;
+    relay.await_log("commits writes again", SOON).await;
+    scene.end(relay).await;
+
+    let head = format!("[pipelines.{}]\n", scene.pipeline.name);
+    let polls = format!("{head}mode = \"poll\"\npoll = {{ interval = \"50ms\" }}\n");
+    scene.config = scene.config.replacen(&head, &polls, 1);
+    scene.pipeline.sql("delete from outbox").await;
+    let relay = scene.run();
+    relay.await_state("polling", SOON).await;
+    standby(&postgres, &scene, "nobody").await;
+    scene.insert(&["!c"]).await;
+    relay.await_log("has not committed a write", SOON).await;
+    scene.end(relay).await;
+    standby(&postgres, &scene, "").await;
+    scene.raise_the_limit().await;
+    let relay = scene.run();
+    scene.await_last("c", 4).await;
+    scene.await_last("a", 2).await;
+    scene.await_rows("").await;
+    scene.end(relay).await;
+    assert_eq!(scene.delivered().await["c"], [4], "once");
+}
+
+/// Names the standby that commits have to wait for.
+async fn standby(postgres: &PrivatePostgres, scene: &Scene, name: &str) {
+    postgres.configure(&format!("synchronous_standby_names = '{name}'"));
+    postgres.reload();
+    crate::await_that::await_that("the setting", SOON, || async {
+        let found = scene.value("select current_setting('synchronous_standby_names')").await;
+        if found == name { Ok(()) } else { Err(found) }
+    })
+    .await;
+}

@@ -111,6 +111,45 @@ async fn topic_that_is_missing_parks_its_events_alone_until_it_is_made_anew() {
     stage.scene.end(relay).await;
 }
 
+/// Events are parked for a topic that is missing. To the next process, whether it streams or polls, that is no trouble
+/// of the broker's: it tries them now and then, and all others flow.
+#[tokio::test]
+async fn parked_events_whose_topic_is_missing_hold_up_no_other() {
+    let mut stage = Stage::set(Pipeline::shared(Version::Pg18, "nowhere").await).await;
+    let relay = stage.scene.run();
+    stage.insert(1).await;
+    stage.await_parked(FIRST).await;
+    stage.scene.end(relay).await;
+    let polls = |config: &str| {
+        let lines = "mode = \"poll\"\npoll = { interval = \"50ms\" }\n";
+        let head = format!("[pipelines.{}]\n", stage.scene.pipeline.name);
+        config.replacen(&head, &format!("{head}{lines}"), 1)
+    };
+    let (streams, polls) = (stage.scene.config.clone(), polls(&stage.scene.config));
+    for (config, state, from) in [(streams, "streaming", 10), (polls, "polling", 20)] {
+        stage.scene.config = config;
+        // What the stream has published stands in the table still, and would be polled.
+        stage.scene.pipeline.sql.batch("delete from outbox").await;
+        let relay = stage.scene.run();
+        relay.await_log("its events wait, parked", SOON).await;
+        let sql = format!(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+             select 'order', '0', 'T', json_build_object('n', i) from generate_series({from}, {from} + 2) i"
+        );
+        stage.scene.pipeline.sql.batch(&sql).await;
+        let before = if from == 10 { 3 } else { 6 };
+        numbers(&stage.scene.pipeline.topic, before + 3).await;
+        relay.await_state(state, SOON).await;
+        let said = relay.stderr();
+        assert!(!said.contains("broker not available"), "{said}");
+        stage.scene.end(relay).await;
+    }
+    create_topic(&stage.shy.brokers, &stage.shy.name, 1, &[]).await;
+    let relay = stage.scene.run();
+    assert_eq!(numbers(&stage.shy, 3).await, is(&[2], &[1, 3]), "in order, none twice");
+    stage.scene.end(relay).await;
+}
+
 /// Real ACLs: taken away and given back.
 #[tokio::test]
 async fn topic_whose_rights_are_taken_away_parks_its_events_until_they_are_given_back() {

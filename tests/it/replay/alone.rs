@@ -1,7 +1,7 @@
 //! What measures, and so runs with nothing beside it.
 
 use super::{Going, SOON, another_topic, assert_in_order, position, same};
-use crate::alone::{latencies, p99_between};
+use crate::alone::{latencies, median, p99_between};
 use crate::await_that::await_that;
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
@@ -12,13 +12,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// A p99 below this is as good as none, on a machine that other things run on too. Unit: milliseconds.
-const FLOOR_MILLIS: f64 = 25.0;
+const FLOOR_MILLIS: f64 = 10.0;
 
-/// Rounds at most: what else runs on the machine only ever makes figures worse.
-const ROUNDS_MAX: usize = 3;
+/// Times that the live stream runs alone for a while, then beside a replay.
+const ROUNDS: usize = 3;
 
-/// Events of the live stream that its p99 is taken of: ten seconds.
-const CALM_EVENTS: usize = 20_000;
+/// Events of the live stream that its p99 alone is taken of: five seconds.
+const CALM_EVENTS: usize = 10_000;
 
 /// 50,000 events live at 2,000/s, a bookmark, 50,000 more; then from the bookmark to another topic, while a third load
 /// goes on: exactly the second 50,000, in order, the same records, and the live stream does not feel it.
@@ -49,16 +49,13 @@ async fn second_half_is_replayed_beside_the_live_stream() {
     relay.await_status("both halves", minutes, |status| published(status) >= all).await;
     let third = Load::start(&plan, 2);
     let args = ["--bookmark", "half", "--until", &until, "--rate", "5000", "--to"];
-    let mut well = false;
-    for round in 0..ROUNDS_MAX {
+    let mut rounds = Vec::new();
+    for round in 0..ROUNDS {
         let topic = if round == 0 { again.clone() } else { another_topic(&pipeline).await };
         let figures =
             beside(&pipeline, &relay, &third, &[&args[..], &[&topic.name]].concat()).await;
-        well = figures.beside_millis <= 2.0 * figures.alone_millis.max(FLOOR_MILLIS);
         show(&format!("replay of the second half at 5,000/s beside 2,000/s live: {figures}"));
-        if well {
-            break;
-        }
+        rounds.push(figures);
     }
     let third = third.stop().await;
 
@@ -82,7 +79,12 @@ async fn second_half_is_replayed_beside_the_live_stream() {
     ledger.check(&live).assert_balanced(0);
 
     show(&format!("replayed {} of {} events, each once, in order", replayed.len(), live.len()));
-    assert!(well, "live p99 more than doubled in each of {ROUNDS_MAX} rounds");
+    let alone = median(rounds.iter().map(|figures| figures.alone_millis).collect());
+    let during = median(rounds.iter().map(|figures| figures.beside_millis).collect());
+    show(&format!(
+        "live p99, median of {ROUNDS} rounds: alone {alone:.1} ms, beside it {during:.1} ms"
+    ));
+    assert!(during <= 2.0 * alone.max(FLOOR_MILLIS), "live p99 more than doubled");
 }
 
 /// What a replay did to the live stream.

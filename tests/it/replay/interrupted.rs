@@ -7,7 +7,8 @@ use crate::pipeline::{Pipeline, show};
 use crate::private::{PrivateKafka, Signal};
 use crate::relay::{postrider, postrider_ok};
 use crate::server::Version;
-use crate::topic::{ReadRecord, Topic, create_topic};
+use crate::sink_caller::alter;
+use crate::topic::{ReadRecord, Topic, Topics, create_topic};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -119,4 +120,39 @@ async fn a_replay_waits_for_a_broker_that_is_away() {
     all.dedup();
     assert_eq!(all.len(), EVENTS, "{said}");
     repeated(&records);
+}
+
+/// The topic takes less than it did when the replay began: the batch that has the one large event is refused whole.
+#[tokio::test]
+async fn only_the_culprit_of_a_refused_batch_is_left_out() {
+    const EVENTS: usize = 3_500;
+    let pipeline = Pipeline::shared(Version::Pg17, "replay_culprit").await;
+    let again = Topics::new(&pipeline.topic.brokers, "culprit").create("again", 1).await;
+    postrider_ok(&pipeline.config, &["bookmark", "create", "b"]);
+    insert_many(&pipeline.sql, EVENTS / 500, 500).await;
+    // Digests: a batch may be compressed, and the limit is on what is left.
+    let large = "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload) \
+                 select 'order', '1', 'Written', to_json(string_agg(md5(random()::text), '')) \
+                 from generate_series(1, 600)";
+    pipeline.sql.batch(large).await;
+    insert_many(&pipeline.sql, 1, 500).await;
+    let properties = format!("[pipelines.{}.sink.properties]\n\"linger.ms\" = 50\n", pipeline.name);
+    let slow = format!("{}{properties}", pipeline.config);
+    let args = ["--bookmark", "b", "--to", &again.name, "--rate", "1000", "--json"];
+    let going = Going::start_with(&slow, &args);
+    await_that("a part of it", SOON, || holds(&again, 200)).await;
+    alter(&again, "max.message.bytes", "9000").await;
+    let (code, said) = going.end(SOON).await;
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("\"refused\": 1,"), "{said}");
+    let records = again.read_all().await;
+    repeated(&records);
+    let mut all = numbers(&records);
+    all.dedup();
+    assert_eq!(all.len(), EVENTS + 500, "all but the culprit\n{said}");
+    show(&format!(
+        "a refused batch: 1 of {} left out, {} came twice",
+        EVENTS + 501,
+        records.len() - all.len()
+    ));
 }

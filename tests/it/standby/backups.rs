@@ -4,14 +4,12 @@
 //! recovery it gets a timeline of its own; started as it is, it can't be told from the server it once was, but by a
 //! process that has seen that server further on.
 
+use crate::await_that::SOON;
 use crate::halted::{Halted, halt_of, run_to_halt, spawn};
 use crate::pipeline::{Pipeline, show};
 use crate::private::PrivatePostgres;
 use crate::server::{Client, Version, brokers};
 use std::fs;
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_mins(1);
 
 /// A server with a pipeline that has published 50 events, 25 of them before its backup was taken.
 struct Backup {

@@ -3,15 +3,12 @@
 //!
 //! The servers of the tests come without `pg_basebackup`: the standby begins as a copy of the stopped primary's files.
 
-use crate::await_that::await_or_dump;
+use crate::await_that::{SOON, await_or_dump};
 use crate::private::PrivatePostgres;
 use crate::server::{Client, Version};
-use std::time::Duration;
 
 /// The standby's physical slot, and its `application_name`.
 pub(crate) const STANDBY: &str = "standby_a";
-
-const SOON: Duration = Duration::from_mins(1);
 
 /// The two servers, and one connection string for whichever takes writes.
 pub(crate) struct Pair {

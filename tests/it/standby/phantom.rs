@@ -2,14 +2,11 @@
 
 use super::pair::Pair;
 use super::promotion::{ids_in, pipeline};
-use crate::await_that::await_or_dump;
+use crate::await_that::{SOON, await_or_dump};
 use crate::halted::{halt_of, spawn};
 use crate::pipeline::show;
 use crate::server::Version;
 use std::collections::BTreeSet;
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_mins(1);
 
 const ROW: &str = "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
                    values ('order', '7', 'Written', '{}') returning id::text";

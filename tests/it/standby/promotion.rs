@@ -5,16 +5,14 @@
 //! promoted server's own table is asked: what was published is in it, row for row.
 
 use super::pair::Pair;
-use crate::await_that::await_that;
+use crate::await_that::{SOON, await_that};
 use crate::halted::{halt_of, spawn};
 use crate::load::{Load, Plan};
 use crate::pipeline::{Pipeline, show};
 use crate::relay::{Relay, postrider_ok};
 use crate::server::{Client, Version, brokers};
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
-
-const SOON: Duration = Duration::from_mins(1);
+use std::time::Instant;
 
 /// Events a second of the one writer, and events in a transaction.
 const RATE: u32 = 1_000;

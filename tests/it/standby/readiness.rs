@@ -2,16 +2,13 @@
 
 use super::pair::{Pair, STANDBY};
 use super::promotion::pipeline;
-use crate::await_that::await_or_dump;
+use crate::await_that::{SOON, await_or_dump};
 use crate::pipeline::{Pipeline, show};
 use crate::private::PrivatePostgres;
 use crate::relay::postrider;
 use crate::server::Version;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::time::Duration;
-
-const SOON: Duration = Duration::from_mins(1);
 
 /// The findings about failover: id and severity.
 const ABOUT: [&str; 5] = [

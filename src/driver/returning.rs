@@ -1,0 +1,160 @@
+//! Parked events whose rows come again from the table, after a slot was lost: an earlier event of the aggregate may not
+//! be published yet, and goes first.
+//!
+//! Until its row comes such an event is not the relay's: it blocks nothing and is not tried. When it comes it is parked
+//! again, where it stands among the rows of its aggregate, and the row that it has had all along is moved there: tries,
+//! errors and requests of people are kept. What does not come again stays where it is.
+
+use super::connect;
+use super::pipeline::Pipeline;
+use super::poll::Polling;
+use super::spec::Mode;
+use crate::event::Position;
+use crate::parked::Parked;
+use crate::postgres::SourceError;
+use crate::postgres::parked::{self, Again};
+use crate::postgres::poll::unpublished_ids;
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+/// How long an event that comes again is kept from being tried: longer than a claim may be open. Its row says what is
+/// true of it, and is read when the claim is settled.
+const WAIT: Duration = Duration::from_secs(30);
+
+/// The parked events that are to come again.
+#[derive(Debug, Default)]
+pub(super) struct Returning {
+    by_id: HashMap<String, (Position, bool)>,
+    at: HashSet<Position>,
+}
+
+impl Returning {
+    fn new(found: Vec<Again>) -> Self {
+        let at = found.iter().map(|again| again.position).collect();
+        let by_id = found
+            .into_iter()
+            .map(|Again { event_id, position, resolved }| (event_id, (position, resolved)));
+        Self { by_id: by_id.collect(), at }
+    }
+
+    /// Whether the parked event of this position is one.
+    pub(super) fn holds(&self, position: Position) -> bool {
+        self.at.contains(&position)
+    }
+
+    /// Whether the event of this id is one, and to be parked again.
+    #[inline]
+    pub(super) fn parks(&self, id: &str) -> bool {
+        !self.by_id.is_empty() && self.by_id.get(id).is_some_and(|(_, resolved)| !resolved)
+    }
+
+    /// How long the event of this id is kept back: longer than it would be where it is one to be parked again.
+    #[inline]
+    pub(super) fn wait(&self, id: &str, wait: Duration) -> Duration {
+        if self.parks(id) { wait.max(WAIT) } else { wait }
+    }
+
+    /// Whether the event of this id is one, and to be passed over.
+    #[inline]
+    pub(super) fn passes(&self, id: &str) -> bool {
+        !self.by_id.is_empty() && self.by_id.get(id).is_some_and(|(_, resolved)| *resolved)
+    }
+
+    /// Of rows that are about to be written: where they stand in the table, and where they stand now.
+    pub(super) fn places(&self, rows: &[Parked]) -> Vec<(Position, Position)> {
+        if self.by_id.is_empty() {
+            return Vec::new();
+        }
+        let place = |row: &Parked| {
+            let (before, resolved) = self.by_id.get(row.event_id.as_deref()?)?;
+            (!resolved).then_some((*before, row.entry.position))
+        };
+        rows.iter().filter_map(place).collect()
+    }
+}
+
+impl Pipeline {
+    /// Finds out which parked events come again, and takes them from what the relay is told of.
+    pub(super) async fn find_returning(
+        &mut self,
+        polling: &mut Polling,
+    ) -> Result<(), SourceError> {
+        self.returning = self.look_for_returning(polling).await?;
+        let returning = &self.returning;
+        polling.parked.retain(|row| !returning.holds(row.entry.position));
+        Ok(())
+    }
+
+    async fn look_for_returning(&self, polling: &Polling) -> Result<Returning, SourceError> {
+        let (client, name) = (polling.desk.control.client(), self.spec.name());
+        let found = match &self.spec.poll.table {
+            _ if polling.poller.repairs().is_some() => parked::listed(client, name).await?,
+            Some(table) if self.spec.mode == Mode::Auto => {
+                parked::unpublished(client, name, &unpublished_ids(table)).await?
+            }
+            Some(_) | None => Vec::new(),
+        };
+        Ok(Returning::new(found))
+    }
+
+    /// Reads what is parked anew.
+    pub(super) async fn reload(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
+        let client = polling.desk.control.client();
+        polling.parked = connect::load_all(client, self.spec.name()).await?;
+        self.find_returning(polling).await
+    }
+
+    /// A claim found nothing: whether some of them are not to come any more, since their rows are gone.
+    pub(super) async fn returning_are_fewer(&self, polling: &Polling) -> Result<bool, SourceError> {
+        if self.returning.by_id.is_empty() || polling.poller.repairs().is_some() {
+            return Ok(false);
+        }
+        let left = self.look_for_returning(polling).await?;
+        Ok(left.by_id.len() < self.returning.by_id.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::PgTime;
+    use crate::lsn::Lsn;
+    use crate::parked::{Entry, OwnedRecord, State};
+
+    fn at(lsn: u64) -> Position {
+        Position { commit_lsn: Lsn::from_wire(lsn), ordinal: 0 }
+    }
+
+    fn row(id: Option<&str>, lsn: u64) -> Parked {
+        let entry = Entry {
+            position: at(lsn),
+            lane: None,
+            state: State::Due,
+            attempts: 0,
+            wait: WAIT,
+            overtaken_by: None,
+        };
+        Parked {
+            entry,
+            commit_time: PgTime::default(),
+            event_id: id.map(str::to_owned),
+            event_type: None,
+            aggregate: None,
+            record: OwnedRecord::default(),
+            error_code: None,
+            error: None,
+        }
+    }
+
+    #[test]
+    fn what_comes_again_is_moved_and_what_is_resolved_is_passed_over() {
+        let again =
+            |id: &str, lsn, resolved| Again { event_id: id.into(), position: at(lsn), resolved };
+        let returning = Returning::new(vec![again("a", 1, false), again("b", 2, true)]);
+        assert!(returning.holds(at(1)) && returning.holds(at(2)) && !returning.holds(at(3)));
+        assert_eq!(["a", "b", "c"].map(|id| returning.parks(id)), [true, false, false]);
+        assert_eq!(["a", "b", "c"].map(|id| returning.passes(id)), [false, true, false]);
+        let rows = [row(Some("a"), 10), row(Some("c"), 11), row(None, 12)];
+        assert_eq!(returning.places(&rows), [(at(1), at(10))]);
+    }
+}

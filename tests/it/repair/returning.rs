@@ -1,0 +1,124 @@
+//! A later event of an aggregate is parked already when the slot is lost, and an earlier one was not published: the
+//! earlier one goes first all the same, and what a person did to the parked one stays.
+
+use super::{SOON, drop_slot, repaired};
+use crate::await_that::await_that;
+use crate::parking::{Scene, assert_in_order};
+use crate::pipeline::{Pipeline, show};
+use crate::private::PrivateKafka;
+use crate::relay::Relay;
+use crate::server::Version;
+use crate::topic::{Topic, client_config};
+use rdkafka::consumer::{BaseConsumer, Consumer};
+use std::time::Duration;
+
+const LINES: &str = "attempts_max = 1000\nbackoff = { step = \"300ms\", steps_max = 1 }";
+
+/// A pipeline that streams: one event of `a` and of `b` is published.
+async fn streaming(broker: &PrivateKafka, test: &str, mode: &str) -> (Scene, Relay) {
+    let mut pipeline = Pipeline::to_broker(Version::Pg17, &broker.brokers(), test).await;
+    let head = format!("[pipelines.{}]\n", pipeline.name);
+    pipeline.config = pipeline.config.replacen(&head, &format!("{head}{mode}"), 1);
+    let mut scene = Scene::of(pipeline, LINES).await;
+    let relay = scene.run();
+    relay.await_state("streaming", SOON).await;
+    scene.insert(&["a", "b"]).await;
+    scene.await_last("b", 2).await;
+    (scene, relay)
+}
+
+/// The broker is away: 3 of `b` is on its way to it, 4 is too large, 5 waits behind that, and `c` is as `b`.
+async fn in_the_dark(scene: &mut Scene) {
+    scene.insert(&["b"]).await;
+    scene.insert(&["!b", "b", "c", "!c"]).await;
+    scene.await_parked("b, b, c").await;
+}
+
+/// The broker that was away leads every partition again.
+async fn leads(topic: &Topic) {
+    await_that("the partitions to be led", SOON, || async {
+        let topic = topic.clone();
+        let look = move || {
+            let consumer: BaseConsumer =
+                client_config(&topic.brokers).create().map_err(|error| error.to_string())?;
+            for partition in 0..8 {
+                let within = Duration::from_secs(5);
+                let offsets = consumer.fetch_watermarks(&topic.name, partition, within);
+                offsets.map_err(|error| error.to_string())?;
+            }
+            Ok::<_, String>(())
+        };
+        tokio::task::spawn_blocking(look).await.expect("a look")
+    })
+    .await;
+}
+
+const HISTORY: &str = "select (attempts >= 7) || ' ' || acted_by from postrider.parked \
+                       where aggregate_id = 'b' and acted_by is not null and state <> 'behind'";
+
+#[tokio::test]
+async fn earlier_event_that_was_not_published_stays_before_a_parked_one() {
+    let mut broker = PrivateKafka::start("").await;
+    let (mut scene, relay) = streaming(&broker, "returns", "").await;
+    let mode = "mode = \"auto\"\npoll = { interval = \"50ms\" }\n";
+    let (mut auto, polls) = streaming(&broker, "returnsauto", mode).await;
+    broker.kill().await;
+    in_the_dark(&mut scene).await;
+    in_the_dark(&mut auto).await;
+    for scene in [&scene, &auto] {
+        let acted = "update postrider.parked set attempts = 7, acted_action = 'retry', acted_by = 'ann', \
+                     acted_at = now() where aggregate_id = 'b' and value is not null and length(value) > 3000";
+        scene.pipeline.sql.batch(acted).await;
+    }
+    drop(relay.kill().await);
+    drop_slot(&scene.pipeline).await;
+    drop_slot(&auto.pipeline).await;
+    broker.restart().await;
+    for scene in [&scene, &auto] {
+        leads(&scene.pipeline.topic).await;
+    }
+
+    let value = repaired(&scene.config);
+    scene.await_parked("b, b, c").await;
+    assert_in_order(&scene.delivered().await["b"], &[2, 3]);
+    let history = scene.pipeline.sql.text(HISTORY).await;
+    assert_eq!(history.as_deref(), Some("true ann"), "what a person did is kept; {value}");
+    polls.await_log("polling the table until", SOON).await;
+    auto.await_last("b", 3).await;
+    let history = auto.pipeline.sql.text(HISTORY).await;
+    assert_eq!(history.as_deref(), Some("true ann"), "what a person did is kept");
+
+    let relay = scene.run();
+    for (scene, relay) in [(&mut scene, relay), (&mut auto, polls)] {
+        scene.raise_the_limit().await;
+        scene.insert(&["b", "c"]).await;
+        scene.await_last("b", 8).await;
+        scene.await_last("c", 9).await;
+        let delivered = scene.delivered().await;
+        assert_in_order(&delivered["b"], &[2, 3, 4, 5, 8]);
+        assert_in_order(&delivered["c"], &[6, 7, 9]);
+        show(&format!(
+            "slot lost with 3 unpublished and 4 parked: b came as {:?}, c as {:?}",
+            delivered["b"], delivered["c"]
+        ));
+        relay.await_state("streaming", SOON).await;
+        let left = "select count(*)::text from outbox";
+        if scene.config.contains("mode = \"auto\"") {
+            assert_eq!(scene.pipeline.sql.text(left).await.as_deref(), Some("0"), "all is marked");
+        }
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
+}
+
+impl Scene {
+    /// Waits until the aggregates of the parked rows that are not resolved, in order, are these.
+    async fn await_parked(&self, wanted: &str) {
+        let sql = "select coalesce(string_agg(aggregate_id, ', ' order by commit_lsn, ordinal), '') \
+                   from postrider.parked where state not in ('done', 'skipped')";
+        await_that(&format!("parked: {wanted:?}"), SOON, || async {
+            let found = self.pipeline.sql.text(sql).await.unwrap_or_default();
+            if found == wanted { Ok(()) } else { Err(found) }
+        })
+        .await;
+    }
+}
