@@ -172,6 +172,7 @@ impl Pipeline {
             say::repair_progress(self);
         }
         self.patiently(stop, polling.poller.settle(open.claim, &outcomes)).await?;
+        self.returning.settled();
         Ok(outcomes.iter().any(|outcome| *outcome != Settled::Held))
     }
 }

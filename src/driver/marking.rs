@@ -100,8 +100,8 @@ impl Marking {
         Ok(())
     }
 
-    /// What is to be marked before the next cursor row, and with what. `row` is that row; `None` where the slot is lost:
-    /// what it has not passed comes again from the table.
+    /// What is to be marked before the next cursor row, and with what. `row` is that row; `None` where the slot is
+    /// lost: what it has not passed comes again from the table.
     pub(super) fn take(&mut self, row: Option<&Progress>) -> Option<(Marker, Arc<Vec<String>>)> {
         self.put_back();
         let passed = row.map_or_else(Position::default, Progress::position);

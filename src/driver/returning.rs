@@ -13,7 +13,7 @@ use crate::event::Position;
 use crate::parked::Parked;
 use crate::postgres::SourceError;
 use crate::postgres::parked::{self, Again};
-use crate::postgres::poll::unpublished_ids;
+use crate::postgres::poll::listed::Table;
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
@@ -25,16 +25,18 @@ const WAIT: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub(super) struct Returning {
     by_id: HashMap<String, (Position, bool)>,
+    /// Where those stand that are to be parked again.
     at: HashSet<Position>,
+    /// Parked again by the claim that is open.
+    moved: Vec<String>,
 }
 
 impl Returning {
     fn new(found: Vec<Again>) -> Self {
-        let at = found.iter().map(|again| again.position).collect();
-        let by_id = found
-            .into_iter()
-            .map(|Again { event_id, position, resolved }| (event_id, (position, resolved)));
-        Self { by_id: by_id.collect(), at }
+        let parks = found.iter().filter(|again| !again.passes);
+        let at = parks.map(|again| again.position).collect();
+        let by_id = found.into_iter().map(|again| (again.event_id, (again.position, again.passes)));
+        Self { by_id: by_id.collect(), at, moved: Vec::new() }
     }
 
     /// Whether the parked event of this position is one.
@@ -45,7 +47,7 @@ impl Returning {
     /// Whether the event of this id is one, and to be parked again.
     #[inline]
     pub(super) fn parks(&self, id: &str) -> bool {
-        !self.by_id.is_empty() && self.by_id.get(id).is_some_and(|(_, resolved)| !resolved)
+        !self.by_id.is_empty() && self.by_id.get(id).is_some_and(|(_, passes)| !passes)
     }
 
     /// How long the event of this id is kept back: longer than it would be where it is one to be parked again.
@@ -57,19 +59,29 @@ impl Returning {
     /// Whether the event of this id is one, and to be passed over.
     #[inline]
     pub(super) fn passes(&self, id: &str) -> bool {
-        !self.by_id.is_empty() && self.by_id.get(id).is_some_and(|(_, resolved)| *resolved)
+        !self.by_id.is_empty() && self.by_id.get(id).is_some_and(|(_, passes)| *passes)
     }
 
     /// Of rows that are about to be written: where they stand in the table, and where they stand now.
-    pub(super) fn places(&self, rows: &[Parked]) -> Vec<(Position, Position)> {
-        if self.by_id.is_empty() {
-            return Vec::new();
+    pub(super) fn places(&mut self, rows: &[Parked]) -> Vec<(Position, Position)> {
+        let mut places = Vec::new();
+        for row in rows {
+            let Some(id) = row.event_id.as_deref().filter(|id| self.parks(id)) else { continue };
+            if let Some((before, _)) = self.by_id.get(id) {
+                places.push((*before, row.entry.position));
+                self.moved.push(id.to_owned());
+            }
         }
-        let place = |row: &Parked| {
-            let (before, resolved) = self.by_id.get(row.event_id.as_deref()?)?;
-            (!resolved).then_some((*before, row.entry.position))
-        };
-        rows.iter().filter_map(place).collect()
+        places
+    }
+
+    /// The claim is settled: what it has moved does not come any more.
+    pub(super) fn settled(&mut self) {
+        for id in self.moved.drain(..) {
+            if let Some((before, _)) = self.by_id.remove(&id) {
+                self.at.remove(&before);
+            }
+        }
     }
 }
 
@@ -80,8 +92,7 @@ impl Pipeline {
         polling: &mut Polling,
     ) -> Result<(), SourceError> {
         self.returning = self.look_for_returning(polling).await?;
-        let returning = &self.returning;
-        polling.parked.retain(|row| !returning.holds(row.entry.position));
+        self.without_returning(polling);
         Ok(())
     }
 
@@ -89,28 +100,41 @@ impl Pipeline {
         let (client, name) = (polling.desk.control.client(), self.spec.name());
         let found = match &self.spec.poll.table {
             _ if polling.poller.repairs().is_some() => parked::listed(client, name).await?,
-            Some(table) if self.spec.mode == Mode::Auto => {
-                parked::unpublished(client, name, &unpublished_ids(table)).await?
+            Some(spec) if self.spec.mode == Mode::Auto => {
+                let table = Table::read(client, spec.clone()).await?;
+                parked::unpublished(client, name, &table).await?
             }
             Some(_) | None => Vec::new(),
         };
         Ok(Returning::new(found))
     }
 
-    /// Reads what is parked anew.
-    pub(super) async fn reload(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
-        let client = polling.desk.control.client();
-        polling.parked = connect::load_all(client, self.spec.name()).await?;
-        self.find_returning(polling).await
+    fn without_returning(&self, polling: &mut Polling) {
+        polling.parked.retain(|row| !self.returning.holds(row.entry.position));
     }
 
-    /// A claim found nothing: whether some of them are not to come any more, since their rows are gone.
-    pub(super) async fn returning_are_fewer(&self, polling: &Polling) -> Result<bool, SourceError> {
-        if self.returning.by_id.is_empty() || polling.poller.repairs().is_some() {
+    /// Reads what is parked anew. What an open claim has moved, and could not keep, comes again.
+    pub(super) async fn reload(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
+        self.returning.moved.clear();
+        let client = polling.desk.control.client();
+        polling.parked = connect::load_all(client, self.spec.name()).await?;
+        self.without_returning(polling);
+        Ok(())
+    }
+
+    /// A claim found nothing: whether some of them are not to come any more, since their rows are gone. They are the
+    /// relay's again then.
+    pub(super) async fn returning_are_fewer(
+        &mut self,
+        polling: &Polling,
+    ) -> Result<bool, SourceError> {
+        if self.returning.at.is_empty() || polling.poller.repairs().is_some() {
             return Ok(false);
         }
         let left = self.look_for_returning(polling).await?;
-        Ok(left.by_id.len() < self.returning.by_id.len())
+        let fewer = left.at.len() < self.returning.at.len();
+        self.returning = left;
+        Ok(fewer)
     }
 }
 
@@ -147,14 +171,17 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_again_is_moved_and_what_is_resolved_is_passed_over() {
+    fn what_comes_again_is_moved_and_what_stays_is_passed_over() {
         let again =
-            |id: &str, lsn, resolved| Again { event_id: id.into(), position: at(lsn), resolved };
-        let returning = Returning::new(vec![again("a", 1, false), again("b", 2, true)]);
-        assert!(returning.holds(at(1)) && returning.holds(at(2)) && !returning.holds(at(3)));
+            |id: &str, lsn, passes| Again { event_id: id.into(), position: at(lsn), passes };
+        let mut returning = Returning::new(vec![again("a", 1, false), again("b", 2, true)]);
+        assert!(returning.holds(at(1)) && !returning.holds(at(2)), "what passes is the relay's");
         assert_eq!(["a", "b", "c"].map(|id| returning.parks(id)), [true, false, false]);
         assert_eq!(["a", "b", "c"].map(|id| returning.passes(id)), [false, true, false]);
         let rows = [row(Some("a"), 10), row(Some("c"), 11), row(None, 12)];
         assert_eq!(returning.places(&rows), [(at(1), at(10))]);
+        assert!(returning.parks("a"), "the claim may be given up");
+        returning.settled();
+        assert!(!returning.parks("a") && !returning.holds(at(1)) && returning.passes("b"));
     }
 }

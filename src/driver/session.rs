@@ -152,8 +152,11 @@ impl Pipeline {
         }
         let Session { feeding, connected, .. } = session;
         let fed = self.feed_ready(now, feeding, || connected.wal.ready());
-        // A sink that needs no broker has answered already: another turn for that would cost more than this look.
-        self.take_posts(now);
+        // A sink that needs no broker has answered already: another turn for that would cost more than this look. Where
+        // something waits for an answer, the answer has to make the next turn.
+        if fed == Fed::Whole && !self.shelf.has_tries() {
+            self.take_posts(now);
+        }
         if let Some(end) = self.perform(session) {
             return Some(end);
         }

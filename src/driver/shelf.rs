@@ -127,6 +127,11 @@ impl Shelf {
         on_poison == OnPoison::BlockKey && !self.failures_stay
     }
 
+    /// Whether tries wait for the sink, or for their records.
+    pub(super) fn has_tries(&self) -> bool {
+        !self.tries.is_empty()
+    }
+
     /// Whether records have to be read.
     pub(super) fn wants_records(&self) -> bool {
         self.tries.iter().any(|a_try| a_try.record.is_none())

@@ -11,6 +11,7 @@ mod letters;
 mod park;
 mod refused;
 mod reread;
+mod suspects;
 mod tries;
 
 use super::*;

@@ -1,5 +1,5 @@
-//! A database that is away: waited for, with pauses that double, until it is back, can't be gone on with, or the replay is
-//! told to stop. There is no last try.
+//! A database that is away: waited for, with pauses that double, until it is back, can't be gone on with, or the replay
+//! is told to stop. There is no last try.
 
 use super::ReplayError;
 use super::job::again;

@@ -6,6 +6,8 @@
 use super::read::{columns, position};
 use crate::event::Position;
 use crate::postgres::error::SourceError;
+use crate::postgres::poll::listed::Table;
+use std::collections::{HashMap, HashSet};
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Row};
 
@@ -16,22 +18,27 @@ pub struct Again {
     pub event_id: String,
     /// Where it stands in the parked table.
     pub position: Position,
-    /// It was published or given up, and only its mark in the table is missing.
-    pub resolved: bool,
+    /// It stays there, and only its mark in the table is missing: it is published, given up, or holds nothing back.
+    pub passes: bool,
 }
+
+/// One that may come again, and its aggregate.
+type Candidate = (Again, Option<(String, String)>);
 
 /// Those that are on the list of a repair.
 ///
 /// # Errors
 /// What the server says.
 pub async fn listed(client: &Client, pipeline: &str) -> Result<Vec<Again>, SourceError> {
-    let sql = "SELECT p.event_id, p.commit_lsn, p.ordinal, false FROM postrider.parked AS p \
-               WHERE p.pipeline = $1 AND p.blocks AND p.state NOT IN ('done', 'skipped') \
-                 AND p.event_id IN (SELECT unnest(r.ids) FROM postrider.repair_page AS r WHERE r.pipeline = $1)";
-    read(client, pipeline, sql).await
+    let sql = "SELECT p.event_id, p.commit_lsn, p.ordinal, false, p.aggregate_type, p.aggregate_id \
+               FROM postrider.parked AS p \
+               WHERE p.pipeline = $1 AND p.blocks AND p.state NOT IN ('done', 'skipped') AND p.event_id IN \
+                 (SELECT unnest(r.ids) FROM postrider.repair_page AS r WHERE r.pipeline = $1)";
+    let found = read(client, pipeline, sql).await?;
+    Ok(found.into_iter().map(|(again, _)| again).collect())
 }
 
-/// Those that polling will claim. `ids` is a query for the ids of rows that are not published, as text.
+/// Those that polling will claim.
 ///
 /// One that has a later one of its aggregate behind it that does not come again stays where it is. Of those that are
 /// resolved only what the stream might have brought again counts: a mark that somebody took back later is his word.
@@ -41,42 +48,56 @@ pub async fn listed(client: &Client, pipeline: &str) -> Result<Vec<Again>, Sourc
 pub async fn unpublished(
     client: &Client,
     pipeline: &str,
-    ids: &str,
+    table: &Table,
 ) -> Result<Vec<Again>, SourceError> {
+    // Where the table keeps failures, one that holds nothing back is the letter of a row that has failed for good.
+    let letters = table.spec().keeps_failures();
     let sql = format!(
-        "WITH parked AS MATERIALIZED ( \
-           SELECT p.event_id, p.commit_lsn, p.ordinal, p.aggregate_type, p.aggregate_id, \
-             p.state IN ('done', 'skipped') AS resolved, s.id IS NOT NULL AS stands \
-           FROM postrider.parked AS p LEFT JOIN ({ids}) AS s ON s.id = p.event_id \
-           WHERE p.pipeline = $1 AND p.blocks AND (p.state NOT IN ('done', 'skipped') OR p.commit_lsn >= \
-             (SELECT c.watermark FROM postrider.cursor AS c WHERE c.pipeline = $1))) \
-         SELECT a.event_id, a.commit_lsn, a.ordinal, a.resolved FROM parked AS a \
-         WHERE a.stands AND NOT EXISTS (SELECT FROM parked AS b WHERE NOT b.stands AND NOT b.resolved \
-           AND b.aggregate_type = a.aggregate_type AND b.aggregate_id = a.aggregate_id \
-           AND (b.commit_lsn, b.ordinal) > (a.commit_lsn, a.ordinal))"
+        "SELECT p.event_id, p.commit_lsn, p.ordinal, NOT p.blocks OR p.state IN ('done', 'skipped'), \
+           p.aggregate_type, p.aggregate_id FROM postrider.parked AS p \
+         WHERE p.pipeline = $1 AND p.event_id IS NOT NULL AND (p.blocks OR NOT {letters}) \
+           AND (p.state NOT IN ('done', 'skipped') OR p.commit_lsn >= \
+             (SELECT c.watermark FROM postrider.cursor AS c WHERE c.pipeline = $1))"
     );
-    let any =
-        "SELECT EXISTS (SELECT FROM postrider.parked AS p WHERE p.pipeline = $1 AND p.blocks)";
-    let failed = |e| SourceError::control(doing(pipeline), e);
-    let any = client.query_one(any, &[&pipeline]).await.and_then(|row| row.try_get(0));
-    if any.map_err(failed)? { read(client, pipeline, &sql).await } else { Ok(Vec::new()) }
+    let candidates = read(client, pipeline, &sql).await?;
+    let ids: Vec<&str> = candidates.iter().map(|(again, _)| again.event_id.as_str()).collect();
+    let stand = table.unpublished_of(client, &ids).await?;
+    Ok(coming(candidates, &stand))
 }
 
-fn doing(pipeline: &str) -> String {
-    format!("look for parked events of pipeline {pipeline:?} whose rows are not published")
+/// Which of them come, where the rows of these ids stand.
+fn coming(candidates: Vec<Candidate>, stand: &HashSet<String>) -> Vec<Again> {
+    let mut last_that_stays = HashMap::new();
+    for (again, aggregate) in &candidates {
+        if !again.passes && !stand.contains(&again.event_id) {
+            let last: &mut Position = last_that_stays.entry(aggregate.clone()).or_default();
+            *last = again.position.max(*last);
+        }
+    }
+    let comes = |(again, aggregate): &Candidate| {
+        let behind = last_that_stays.get(aggregate);
+        stand.contains(&again.event_id)
+            && (again.passes || behind.is_none_or(|last| again.position > *last))
+    };
+    candidates.into_iter().filter(comes).map(|(again, _)| again).collect()
 }
 
-async fn read(client: &Client, pipeline: &str, sql: &str) -> Result<Vec<Again>, SourceError> {
-    let failed = |e| SourceError::control(doing(pipeline), e);
-    let again = |row: &Row| {
-        Ok(Again {
+async fn read(client: &Client, pipeline: &str, sql: &str) -> Result<Vec<Candidate>, SourceError> {
+    let failed = |e| {
+        let doing = format!("look for parked events of pipeline {pipeline:?} that come again");
+        SourceError::control(doing, e)
+    };
+    let candidate = |row: &Row| {
+        let again = Again {
             event_id: row.try_get(0)?,
             position: position(row.try_get(1)?, row.try_get(2)?),
-            resolved: row.try_get(3)?,
-        })
+            passes: row.try_get(3)?,
+        };
+        let kind: Option<String> = row.try_get(4)?;
+        Ok((again, kind.zip(row.try_get::<_, Option<String>>(5)?)))
     };
     let rows = client.query(sql, &[&pipeline]).await.map_err(failed)?;
-    rows.iter().map(again).collect::<Result<_, _>>().map_err(failed)
+    rows.iter().map(candidate).collect::<Result<_, _>>().map_err(failed)
 }
 
 /// Gives rows another place, each `(before, after)`; everything else of them stays. To be called inside a transaction
@@ -126,4 +147,31 @@ pub async fn not_passed(
         Ok((position(lsn, ordinal), row.try_get(2)?))
     };
     rows.iter().map(found).collect::<Result<_, _>>().map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lsn::Lsn;
+
+    #[test]
+    fn what_is_before_one_that_stays_stays_too() {
+        let candidate = |id: &str, lsn, aggregate: &str, passes| {
+            let position = Position { commit_lsn: Lsn::from_wire(lsn), ordinal: 0 };
+            let again = Again { event_id: id.to_owned(), position, passes };
+            (again, Some(("order".to_owned(), aggregate.to_owned())))
+        };
+        let candidates = vec![
+            candidate("a1", 1, "a", false),
+            candidate("b2", 2, "b", false),
+            candidate("a3 is gone", 3, "a", false),
+            candidate("a4", 4, "a", false),
+            candidate("a5 is resolved", 5, "a", true),
+            candidate("b6 is resolved and gone", 6, "b", true),
+        ];
+        let stand = ["a1", "b2", "a4", "a5 is resolved"].map(str::to_owned).into();
+        let come: Vec<String> =
+            coming(candidates, &stand).into_iter().map(|again| again.event_id).collect();
+        assert_eq!(come, ["b2", "a4", "a5 is resolved"]);
+    }
 }

@@ -4,14 +4,18 @@
 
 use super::claim::{Claim, Look};
 use super::spec::PollSpec;
-use super::sql::{CLAIM_BYTES_MAX, key, order, size};
+use super::sql::{CLAIM_BYTES_MAX, key, order, size, unpublished};
 use super::table::{self, Shape};
 use crate::lsn::Lsn;
 use crate::postgres::error::SourceError;
 use crate::postgres::names::{ident, literal};
 use bytes::Bytes;
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use tokio_postgres::Client;
+
+/// Ids that one statement asks for.
+const IDS_MAX: usize = 10_000;
 
 /// The outbox table as the catalog has it, and what SQL says of its rows (`o`).
 #[derive(Clone, Debug)]
@@ -87,6 +91,42 @@ impl Table {
         let time = self.spec.time.as_deref()?;
         let column = self.shape.column(time)?;
         (column.type_name == "timestamp with time zone").then(|| format!("o.{}", ident(time)))
+    }
+
+    /// Of these ids, those of rows that are not published. Ids that the column can't have are none.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn unpublished_of(
+        &self,
+        client: &Client,
+        ids: &[&str],
+    ) -> Result<HashSet<String>, SourceError> {
+        let id = ident(&self.spec.id);
+        let type_name = self.shape.column(&self.spec.id).map_or("text", |column| &column.type_name);
+        let (table, rows) = (&self.spec.table, unpublished(&self.spec, "o"));
+        let sql = format!(
+            "SELECT o.{id}::text FROM {table} AS o \
+             WHERE o.{id} = ANY (($1::text[])::{type_name}[]) AND {rows}"
+        );
+        let mut found = HashSet::new();
+        for ids in ids.chunks(IDS_MAX) {
+            let answer = client.query(&sql, &[&ids]).await.and_then(|rows| {
+                rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, _>>()
+            });
+            match answer {
+                Ok(ids) => found.extend(ids),
+                Err(error) => {
+                    let doing = format!("look at rows of table {}", self.spec.table);
+                    let error = SourceError::control(doing, error);
+                    // The column was another one when they were noted.
+                    if error.sqlstate().is_none_or(|state| state.class() != "22") {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// The rows of these ids, as far as [`CLAIM_BYTES_MAX`] goes; one row is always taken.

@@ -28,6 +28,6 @@ pub use claim::{Claim, Settled};
 pub use session::{CHANNEL, CLAIM_ROWS_MAX, Locked, Opened, Poller, lock};
 pub use settle::ERROR_CHARS_MAX;
 pub use spec::{Backoff, Marks, PollSpec};
+pub use sql::CLAIM_BYTES_MAX;
 pub(in crate::postgres) use sql::order;
-pub use sql::{CLAIM_BYTES_MAX, unpublished_ids};
 pub(in crate::postgres) use table::{Shape, shape};

@@ -122,7 +122,7 @@ pub(super) fn ready(spec: &PollSpec, row: &str) -> String {
 }
 
 /// Rows that are not published, whatever keeps them from it. What expired stays as it is.
-fn unpublished(spec: &PollSpec, row: &str) -> String {
+pub(super) fn unpublished(spec: &PollSpec, row: &str) -> String {
     let column = |name: &str| format!("{row}.{}", ident(name));
     match &spec.marks {
         Marks::Delete | Marks::PublishedAt { .. } => ready(spec, row),
@@ -135,12 +135,6 @@ fn unpublished(spec: &PollSpec, row: &str) -> String {
         }
         Marks::Sqlgarden { status, .. } => format!("{} <> 'PUBLISHED'", column(status)),
     }
-}
-
-/// A query for the ids of these rows, as text, in column `id`.
-pub fn unpublished_ids(spec: &PollSpec) -> String {
-    let (id, table, rows) = (ident(&spec.id), &spec.table, unpublished(spec, "o"));
-    format!("SELECT o.{id}::text AS id FROM {table} AS o WHERE {rows}")
 }
 
 /// Whether a failed row of `sqlgarden` is due again.

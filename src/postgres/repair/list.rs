@@ -67,8 +67,8 @@ impl Method {
         })
     }
 
-    /// The rows (`o`) to publish: what the selection says, and of what is parked only what is to be parked again, in its
-    /// place among the rows of its aggregate. That is what no later parked event stays behind.
+    /// The rows (`o`) to publish: what the selection says, and of what is parked only what is to be parked again, in
+    /// its place among the rows of its aggregate. That is what no later parked event stays behind.
     pub(super) fn rows(&self, table: &Table) -> String {
         let spec = table.spec();
         let (pipeline, id) = (literal(&spec.pipeline), ident(&spec.id));
@@ -77,8 +77,8 @@ impl Method {
             "{selected}\n  AND NOT EXISTS (SELECT FROM postrider.parked AS p LEFT JOIN (\n    \
                SELECT q.aggregate_type, q.aggregate_id, max(q.commit_lsn) AS last\n    \
                FROM postrider.parked AS q\n    \
-               WHERE q.pipeline = {pipeline} AND q.blocks AND q.state NOT IN ('done', 'skipped') AND NOT EXISTS (\n      \
-                 SELECT FROM {name} AS o WHERE o.{id}::text = q.event_id AND {selected})\n    \
+               WHERE q.pipeline = {pipeline} AND q.blocks AND q.state NOT IN ('done', 'skipped')\n    \
+                 AND NOT EXISTS (SELECT FROM {name} AS o WHERE o.{id}::text = q.event_id AND {selected})\n    \
                GROUP BY 1, 2) AS stays USING (aggregate_type, aggregate_id)\n  \
              WHERE p.pipeline = {pipeline} AND p.event_id = o.{id}::text\n    \
                AND (NOT p.blocks OR p.state IN ('done', 'skipped') OR p.commit_lsn <= stays.last))",

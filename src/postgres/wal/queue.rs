@@ -158,6 +158,20 @@ mod tests {
     }
 
     #[test]
+    fn what_is_there_already_is_taken_and_the_end_is_left_for_who_waits() {
+        let queue = Queue::new(100);
+        assert!(queue.ready().is_none());
+        assert!(queue.offer(batch(60)).is_ok());
+        assert!(queue.offer(batch(50)).is_err(), "no room");
+        queue.end(End::Panicked);
+        assert_eq!(queue.ready().map(|batch| batch.size_bytes()), Some(60));
+        assert!(queue.offer(batch(50)).is_ok(), "room again");
+        assert_eq!(queue.ready().map(|batch| batch.size_bytes()), Some(50));
+        assert!(queue.ready().is_none());
+        assert_eq!(poll(&queue), "panicked");
+    }
+
+    #[test]
     fn the_end_comes_once_after_everything_and_the_first_one_stands() {
         let queue = Queue::new(100);
         assert!(queue.offer(batch(30)).is_ok());
