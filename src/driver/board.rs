@@ -124,8 +124,10 @@ impl Pipeline {
         if !tell.streaming {
             return (State::Starting, None, None);
         }
-        let well = if tell.polling { State::Polling } else { State::Streaming };
-        let state = if lag > CATCHING_UP { State::CatchingUp } else { well };
-        (state, None, None)
+        if lag > CATCHING_UP {
+            let reason = self.relay.waits_for().map(|what| format!("the intake waits for {what}"));
+            return (State::CatchingUp, reason, None);
+        }
+        (if tell.polling { State::Polling } else { State::Streaming }, None, None)
     }
 }

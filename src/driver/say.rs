@@ -146,12 +146,13 @@ pub(super) fn lag(pipeline: &mut Pipeline, state: status::State, lag: Duration) 
     *close = if well { close.or(Some(now)) } else { None };
     if state == status::State::CatchingUp {
         if let Some(Due { seconds, .. }) = Trouble::note(behind, String::new(), None, now) {
-            let far = span(lag_seconds);
+            let (far, waits_for) = (span(lag_seconds), pipeline.relay.waits_for());
             info!(
                 event = "catching_up",
                 pipeline = name,
                 lag_seconds,
                 seconds,
+                waits_for,
                 "catching up: {far} behind"
             );
         }

@@ -112,6 +112,26 @@ impl Relay {
                     && !self.parking.needs_quiet(self.durable())))
     }
 
+    /// What the next change waits for, in an operator's words; `None` while it may be taken.
+    pub fn waits_for(&self) -> Option<&'static str> {
+        if self.intake_open() {
+            return None;
+        }
+        Some(if !matches!(self.phase, Phase::Running) {
+            "the stream begins anew"
+        } else if self.refused.is_some() {
+            "answers to all that is in flight, after a refusal"
+        } else if self.parking_is_full() {
+            "room among the parked events"
+        } else if self.tracker.span() >= flow::SPAN_MAX {
+            "the answer to the oldest event in flight, with millions answered behind it"
+        } else if self.parking.needs_quiet(self.durable()) {
+            "an event that is tried alone, after a broker refused a batch with it"
+        } else {
+            "answers: as much is in flight as in_flight_events and in_flight_bytes allow"
+        })
+    }
+
     /// Whether an event of this aggregate may be handed over now; while it may not, the driver keeps its place.
     pub fn admits(&self, aggregate: Aggregate<'_>) -> bool {
         !self.parking.rules.strict || self.flow.admits(Lane::of(aggregate))

@@ -64,15 +64,7 @@ fn check_parking(script: &str, expected: &Expect) {
 }
 
 fn run(rules: Rules, script: &str, expected: &Expect) {
-    let limits = Limits { events_max: 4, bytes_max: 1000 };
-    let settings = Settings { limits, cursor_interval: Duration::from_secs(1), rules };
-    let mut run = Script {
-        relay: Relay::new(settings),
-        now: Duration::ZERO,
-        transcript: String::new(),
-        table: Vec::new(),
-        wishes: Vec::new(),
-    };
+    let mut run = Script::new(rules);
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
         run.line(line);
     }
@@ -80,6 +72,18 @@ fn run(rules: Rules, script: &str, expected: &Expect) {
 }
 
 impl Script {
+    fn new(rules: Rules) -> Self {
+        let limits = Limits { events_max: 4, bytes_max: 1000 };
+        let settings = Settings { limits, cursor_interval: Duration::from_secs(1), rules };
+        Self {
+            relay: Relay::new(settings),
+            now: Duration::ZERO,
+            transcript: String::new(),
+            table: Vec::new(),
+            wishes: Vec::new(),
+        }
+    }
+
     #[expect(clippy::too_many_lines, reason = "a line for each input there is")]
     fn line(&mut self, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();

@@ -1,6 +1,6 @@
 //! What is published, and when its position is confirmed.
 
-use super::check;
+use super::{OnPoison, Script, check, rules};
 use expect_test::expect;
 
 #[test]
@@ -241,4 +241,21 @@ fn drain_does_not_wait_for_an_event_the_sink_never_took() {
             written           │ drained (shut)
         "#]],
     );
+}
+
+#[test]
+fn what_the_intake_waits_for_is_named() {
+    let mut run = Script::new(rules(OnPoison::BlockKey));
+    let waits_for = |run: &Script| run.relay.waits_for().unwrap_or("nothing");
+    for line in ["start 16", "begin 32", "event a", "event b", "event c"] {
+        run.line(line);
+    }
+    assert_eq!(waits_for(&run), "nothing");
+    run.line("event d");
+    assert!(waits_for(&run).contains("in_flight_events"));
+    run.line("acked 0");
+    run.line("acked 1");
+    assert_eq!(waits_for(&run), "nothing");
+    run.line("refused 2");
+    assert!(waits_for(&run).contains("after a refusal"));
 }
