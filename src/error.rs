@@ -95,7 +95,7 @@ halt_reasons! {
     Protocol = "PR012" "protocol",
     /// The server can't be used as it is configured: `wal_level`, encoding, version, rights.
     ServerUnfit = "PR013" "server_unfit",
-    /// The server refused the login, again and again.
+    /// The server refused the login, TLS or a right before this process had ever streamed.
     AccessDenied = "PR014" "access_denied",
     /// A setting of the sink is refused by librdkafka or by the broker.
     SinkUnfit = "PR015" "sink_unfit",

@@ -1,6 +1,6 @@
 //! Where a process can be made to die, for the tests that kill it between two steps.
 //!
-//! Each crash point of `docs/guarantees.md` has a name here. A build with debug assertions dies by SIGKILL at the one
+//! Each crash point of `tests/it/parking.rs` has a name here. A build with debug assertions dies by SIGKILL at the one
 //! that `POSTRIDER_CUT` names (`NAME` at its first time, `NAME:3` at its third); a release build has nothing of this.
 
 /// Dies here, if a test asked for it.

@@ -117,16 +117,21 @@ impl Relay {
         if self.intake_open() {
             return None;
         }
+        let next = self.stream.expected();
         Some(if !matches!(self.phase, Phase::Running) {
-            "the stream begins anew"
+            "the beginning of the stream"
         } else if self.refused.is_some() {
             "answers to all that is in flight, after a refusal"
         } else if self.parking_is_full() {
-            "room among the parked events"
+            "room among the parked events: parking.rows_max is reached"
+        } else if !self.parking.has_room(next) {
+            "PostgreSQL to commit rows of parked events"
         } else if self.tracker.span() >= flow::SPAN_MAX {
-            "the answer to the oldest event in flight, with millions answered behind it"
+            "the answer to the oldest event in flight, with a million behind it"
         } else if self.parking.needs_quiet(self.durable()) {
-            "an event that is tried alone, after a broker refused a batch with it"
+            "a parked event that is tried alone, after a refused batch"
+        } else if self.flow.is_suspicious(next) {
+            "the answer to one event: after a refused batch its events are sent one at a time"
         } else {
             "answers: as much is in flight as in_flight_events and in_flight_bytes allow"
         })
@@ -139,7 +144,7 @@ impl Relay {
 
     /// Whether parked events have reached their bound, so that the intake is shut.
     pub fn parking_is_full(&self) -> bool {
-        !self.parking.has_room(self.stream.expected())
+        self.parking.is_full(self.stream.expected())
     }
 
     /// How many events are parked.

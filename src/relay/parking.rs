@@ -94,10 +94,15 @@ impl Parking {
     /// Whether the next change may come, and be parked. Rows that the stream has not reached again since the last start
     /// must not shut it out: they are tried only when it has passed them.
     pub(super) fn has_room(&self, next: Position) -> bool {
-        (self.lanes.counts().total() < self.rules.rows_max
-            || (self.lanes.any_from(next) && !injected(Bug::FullShutsOut)))
+        !self.is_full(next)
             && self.pending.len() < PENDING_EVENTS_MAX
             && self.pending_bytes < PENDING_BYTES_MAX
+    }
+
+    /// Whether as many events are parked as may be.
+    pub(super) fn is_full(&self, next: Position) -> bool {
+        self.lanes.counts().total() >= self.rules.rows_max
+            && (!self.lanes.any_from(next) || injected(Bug::FullShutsOut))
     }
 
     /// Whether there is nothing to decide: no row, no mark, no try.

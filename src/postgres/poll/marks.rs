@@ -1,5 +1,5 @@
-//! Marks in `wal` mode (`poll.mark`): rows that the stream brought and the broker has are marked by their ids, so that
-//! an application's own cleanup and dashboards go on working.
+//! Marks on rows that the stream brought (`poll.mark_streamed`; always in mode `auto`): by their ids, so that an
+//! application's own cleanup and dashboards go on working, and polling knows what is published.
 
 use super::settle::success;
 use super::spec::{Marks, PollSpec};

@@ -28,7 +28,6 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("services", "metrics", "words"),
     ("services", "driver", "words pure core adapters metrics"),
     ("services", "replay", "words pure core adapters metrics driver"),
-    ("services", "retention", "words pure core adapters metrics driver"),
     // Reads a snapshot and the metrics, and calls into nothing.
     ("services", "admin", "words metrics"),
     ("test only", "sim", "words ack relay"),
