@@ -9,12 +9,13 @@ use super::run::Stop;
 use super::say;
 use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;
-use crate::parked::{Entry, Mark, Parked, State};
+use crate::parked::{Entry, Lane, Mark, Parked, State};
 use crate::pgoutput;
 use crate::postgres::SourceError;
 use crate::postgres::parked::{self, Stored};
 use crate::postgres::poll::{Claim, Settled};
 use crate::relay::Input;
+use std::collections::HashSet;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -28,6 +29,8 @@ pub(super) struct Open {
     fed: usize,
     /// What is known of a row's outcome; the others are published once the relay has resolved them.
     outcomes: Vec<Option<Settled>>,
+    /// Aggregates of rows whose failure, or waiting, their table keeps.
+    kept: HashSet<Lane>,
     begun: bool,
     committed: bool,
     pub(super) since: Instant,
@@ -36,9 +39,7 @@ pub(super) struct Open {
 impl Open {
     /// Takes a claim with rows. `floor` is the end of the one before.
     pub(super) fn new(claim: Claim, floor: Lsn) -> Self {
-        let at = claim.at.max(floor);
-        // Not a position of the server's: any number above `at` and not above the next claim's will do.
-        let end = Lsn::from_wire(at.to_wire() + 1);
+        let (at, end) = position(claim.at, floor);
         let outcomes = vec![None; claim.rows.len()];
         Self {
             claim,
@@ -46,6 +47,7 @@ impl Open {
             end,
             fed: 0,
             outcomes,
+            kept: HashSet::new(),
             begun: false,
             committed: false,
             since: Instant::now(),
@@ -104,20 +106,39 @@ impl Pipeline {
         let keeps = polling.keeps_now;
         let again =
             |row: &Parked| row.event_id.as_deref().is_some_and(|id| self.returning.parks(id));
+        let mut moved = Vec::new();
         if let Some(open) = &mut polling.open {
             for row in rows.iter() {
+                let waits = row.entry.lane.is_some_and(|lane| open.kept.contains(&lane));
+                let outcome = match (again(row), keeps) {
+                    // An earlier one stays in the table: this one comes again behind it.
+                    (true, true) if waits => Settled::Held,
+                    (true, _) => {
+                        moved.push(row.clone());
+                        Settled::Moved
+                    }
+                    (false, true) => {
+                        open.kept.extend(row.entry.lane);
+                        failure(row)
+                    }
+                    (false, false) => Settled::Moved,
+                };
                 let index = usize::try_from(row.entry.position.ordinal).unwrap_or(usize::MAX);
-                if let Some(outcome) = open.outcomes.get_mut(index) {
-                    *outcome =
-                        Some(if keeps && !again(row) { failure(row) } else { Settled::Moved });
+                if let Some(known) = open.outcomes.get_mut(index) {
+                    *known = Some(outcome);
                 }
             }
         }
         // Its row is moved to where it stands now, and written only where somebody has deleted it.
-        let places = self.returning.places(&rows);
+        let places = self.returning.places(&moved);
         polling.failed |= keeps || !places.is_empty();
-        let letters = if keeps { self.letters(polling, &rows) } else { Vec::new() };
-        let rows: &[Parked] = if keeps { &letters } else { &rows };
+        let in_place_of_all = if keeps {
+            moved.extend(self.letters(polling, &rows));
+            moved
+        } else {
+            Vec::new()
+        };
+        let rows: &[Parked] = if keeps { &in_place_of_all } else { &rows };
         let client = polling.poller.client();
         parked::place(client, self.spec.name(), &places).await?;
         let stored =
@@ -178,6 +199,16 @@ impl Pipeline {
 }
 
 /// What a parked event is in a table that keeps failures.
+/// Where a claim stands for the relay, and the first position behind it: `wal_end`, or `floor` if that is further on.
+///
+/// Odd, as no commit of the server's is (records are aligned to 8 bytes): the end of WAL may be where the next commit comes
+/// to stand, and its event must not be taken for one that was parked here.
+fn position(wal_end: Lsn, floor: Lsn) -> (Lsn, Lsn) {
+    let at = wal_end.max(floor).to_wire() | 1;
+    // Any number above it and not above the next claim's will do.
+    (Lsn::from_wire(at), Lsn::from_wire(at + 1))
+}
+
 fn failure(row: &Parked) -> Settled {
     match row.entry.state {
         State::Waiting | State::Dead => Settled::Failed {
@@ -194,5 +225,21 @@ fn unreadable(error: &pgoutput::DecodeError) -> Halt {
         message: format!("a claimed row can't be read: {error}"),
         meaning: "nothing is lost: it is not marked".into(),
         hint: "start again; if it comes back, report it with the server's version".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_rise_and_never_stand_where_a_commit_can() {
+        let mut floor = Lsn::ZERO;
+        for wal_end in [0x100, 0x100, 0x108, 0x50, 0x200].map(Lsn::from_wire) {
+            let (at, end) = position(wal_end, floor);
+            assert!(at >= floor && at >= wal_end && end > at);
+            assert_ne!(at.to_wire() % 8, 0, "where a commit record may begin");
+            floor = end;
+        }
     }
 }

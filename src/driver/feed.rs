@@ -166,10 +166,12 @@ impl Pipeline {
         if !self.relay.admits(mapped.aggregate) {
             return Step::Stay;
         }
-        let expired = mapped.expires_at.is_some_and(|at| self.tell.has_passed(at));
-        let (id, commit_lsn) = (mapped.event_id, at.position.commit_lsn);
-        let passes = self.returning.passes(id);
-        if expired || passes || self.handed.has(id, commit_lsn, Some(mapped.aggregate)) {
+        // One that is parked does not expire: it would go behind its followers.
+        let expired = mapped.expires_at.is_some_and(|at| self.tell.has_passed(at))
+            && !self.returning.parks(mapped.event_id);
+        let (id, commit_lsn, of) =
+            (mapped.event_id, at.position.commit_lsn, Some(mapped.aggregate));
+        if expired || self.returning.passes(id) || self.handed.has(id, commit_lsn, of) {
             self.tell.skipped_total += u64::from(expired);
             return self.skip(now);
         }

@@ -29,6 +29,9 @@ use tokio::time::Instant;
 /// How long a claim may stay open without an answer of the broker: it holds row locks, and the horizon of VACUUM.
 const CLAIM_HOLD_MAX: Duration = Duration::from_secs(20);
 
+/// How long tries that are out keep polling from beginning anew.
+const TRIES_WAIT_MAX: Duration = Duration::from_secs(2);
+
 /// Rows of the largest claim: it grows to this while there is a backlog.
 const BACKLOG_ROWS: usize = 4_000;
 
@@ -63,7 +66,8 @@ pub(super) struct Polling {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Anew {
     No,
-    Due,
+    /// Since then.
+    Due(Instant),
 }
 
 /// What happened first.
@@ -128,19 +132,21 @@ impl Pipeline {
         if let Err(halt) = self.renew_mapper(true) {
             return End::Over(Exit::Halted(halt));
         }
+        let in_its_stead = self.spec.mode == Mode::Auto && polling.poller.repairs().is_none();
+        // Marked first: what the cursor row has passed does not come again.
+        if in_its_stead && let Err(error) = self.mark_streamed(&polling).await {
+            return End::Lost(error);
+        }
         if let Err(error) = self.find_returning(&mut polling).await {
             return End::Lost(error);
         }
         if let Some(halt) = self.begin_polling(&polling) {
             return End::Over(Exit::Halted(halt));
         }
-        if self.spec.mode == Mode::Auto && polling.poller.repairs().is_none() {
+        if in_its_stead {
             let lets_go = std::mem::take(&mut self.lets_go);
             polling.renewal = Some(Renewal::new(lets_go));
             self.handed.begins();
-            if let Err(error) = self.mark_streamed(&polling).await {
-                return End::Lost(error);
-            }
         }
         loop {
             match self.poll_turn(&mut polling, stop).await {
@@ -222,7 +228,7 @@ impl Pipeline {
         let any = self.settle_claim(polling, stop).await?;
         if std::mem::take(&mut polling.failed) {
             // The table holds failed rows and their followers back: the next claim is a new beginning.
-            polling.anew = Anew::Due;
+            polling.anew = Anew::Due(Instant::now());
             self.begin_anew(polling).await?;
         }
         // Where everything waits for something else, the next claim finds the same.
@@ -242,18 +248,21 @@ impl Pipeline {
         } else {
             polling.poller.claim(limit).await?
         };
+        let (batch, interval) = (settings.batch, settings.interval);
+        // One that does not come any more is the relay's again, before a later one of its aggregate is published.
+        if self.returning_are_fewer(polling).await? {
+            polling.poller.abandon().await?;
+            polling.anew = Anew::Due(Instant::now());
+            return self.begin_anew(polling).await;
+        }
         self.tell.skipped_total += claim.expired;
         if let Some(renewal) = &mut polling.renewal {
             renewal.claimed(&claim);
         }
-        polling.limit = if claim.more { (limit * 2).min(BACKLOG_ROWS) } else { settings.batch };
+        polling.limit = if claim.more { (limit * 2).min(BACKLOG_ROWS) } else { batch };
         if claim.rows.is_empty() {
-            let pause = if claim.more { Duration::ZERO } else { settings.interval };
+            let pause = if claim.more { Duration::ZERO } else { interval };
             polling.next_at = Instant::now() + pause;
-            if self.returning_are_fewer(polling).await? {
-                polling.anew = Anew::Due;
-                self.begin_anew(polling).await?;
-            }
         } else {
             polling.open = Some(Open::new(claim, polling.floor));
         }
@@ -321,15 +330,17 @@ impl Pipeline {
         if let Some(open) = polling.open.take() {
             polling.floor = open.end();
         }
-        (polling.failed, polling.anew) = (false, Anew::Due);
+        (polling.failed, polling.anew) = (false, Anew::Due(Instant::now()));
         polling.next_at = Instant::now() + self.spec.poll.interval;
         self.begin_anew(polling).await
     }
 
     /// Begins anew, if that is wanted, with what is parked now. A write that is under way comes first: the relay would
-    /// have it made a second time beside itself.
+    /// have it made a second time beside itself; and tries that are out, for a while: their producer would go with them.
     async fn begin_anew(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
-        if polling.anew == Anew::No || polling.desk.jobs.written_since().is_some() {
+        let Anew::Due(since) = polling.anew else { return Ok(()) };
+        let tried = self.relay.is_trying() && since.elapsed() < TRIES_WAIT_MAX;
+        if tried || polling.desk.jobs.written_since().is_some() {
             return Ok(());
         }
         polling.anew = Anew::No;

@@ -122,7 +122,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// A claim found nothing: whether some of them are not to come any more, since their rows are gone. They are the
+    /// After a claim: whether some of them are not to come any more, since their rows are gone. They are the
     /// relay's again then.
     pub(super) async fn returning_are_fewer(
         &mut self,

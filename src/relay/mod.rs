@@ -147,6 +147,11 @@ impl Relay {
         self.parking.is_full(self.stream.expected())
     }
 
+    /// Whether a parked event or a letter is being tried, or what became of one is not written yet.
+    pub fn is_trying(&self) -> bool {
+        !self.parking.quiet()
+    }
+
     /// How many events are parked.
     pub fn parked(&self) -> Counts {
         self.parking.counts()

@@ -4,12 +4,13 @@
 use super::ReplayError;
 use super::job::again;
 use super::outlet::Outlet;
-use super::plan::Plan;
+use super::plan::{Plan, Source};
 use super::run::APPLICATION_NAME;
 use super::tally::Tell;
 use crate::backoff::Backoff;
 use crate::driver::PipelineSpec;
 use crate::error::Chain;
+use crate::event::Position;
 use crate::postgres::action::{Action, Phase, Repeats, action};
 use crate::postgres::control::Control;
 use crate::postgres::{replay as rows, server};
@@ -144,8 +145,16 @@ async fn connect(place: Place<'_>, outlet: &Outlet) -> Result<Control, ReplayErr
     if row.finished {
         return Err(ReplayError::Finished { name, published: row.published });
     }
-    // What we noted last may have arrived though nobody said so; more than that only another can have noted.
-    if row.next.is_some_and(|next| next > outlet.tracker.progress().position()) {
+    // What we noted last may have arrived though nobody said so, the end of all too; more than that only another can have
+    // noted.
+    let end = match &plan.source {
+        Source::Log { until, .. } => Some(*until),
+        Source::Table { .. } => None,
+    };
+    let ours = |next: Position| {
+        next <= outlet.tracker.progress().position() || Some(next.commit_lsn) == end
+    };
+    if row.next.is_some_and(|next| !ours(next)) {
         return Err(ReplayError::TakenOver { name });
     }
     again(client, spec, &server, &plan.request, &row).await?;

@@ -40,7 +40,8 @@ pub async fn listed(client: &Client, pipeline: &str) -> Result<Vec<Again>, Sourc
 
 /// Those that polling will claim.
 ///
-/// One that has a later one of its aggregate behind it that does not come again stays where it is. Of those that are
+/// One that has a later one of its aggregate behind it that does not come again stays where it is: its row is passed
+/// over. Of those that are
 /// resolved only what the stream might have brought again counts: a mark that somebody took back later is his word.
 ///
 /// # Errors
@@ -74,12 +75,13 @@ fn coming(candidates: Vec<Candidate>, stand: &HashSet<String>) -> Vec<Again> {
             *last = again.position.max(*last);
         }
     }
-    let comes = |(again, aggregate): &Candidate| {
-        let behind = last_that_stays.get(aggregate);
-        stand.contains(&again.event_id)
-            && (again.passes || behind.is_none_or(|last| again.position > *last))
+    let comes = |(mut again, aggregate): Candidate| {
+        // Before one that stays: it stays too, and its row is only marked.
+        let last = last_that_stays.get(&aggregate);
+        again.passes |= last.is_some_and(|last| again.position <= *last);
+        stand.contains(&again.event_id).then_some(again)
     };
-    candidates.into_iter().filter(comes).map(|(again, _)| again).collect()
+    candidates.into_iter().filter_map(comes).collect()
 }
 
 async fn read(client: &Client, pipeline: &str, sql: &str) -> Result<Vec<Candidate>, SourceError> {
@@ -170,8 +172,11 @@ mod tests {
             candidate("b6 is resolved and gone", 6, "b", true),
         ];
         let stand = ["a1", "b2", "a4", "a5 is resolved"].map(str::to_owned).into();
-        let come: Vec<String> =
-            coming(candidates, &stand).into_iter().map(|again| again.event_id).collect();
-        assert_eq!(come, ["b2", "a4", "a5 is resolved"]);
+        let come: Vec<(String, bool)> = coming(candidates, &stand)
+            .into_iter()
+            .map(|again| (again.event_id, again.passes))
+            .collect();
+        let come: Vec<(&str, bool)> = come.iter().map(|(id, passes)| (&**id, *passes)).collect();
+        assert_eq!(come, [("a1", true), ("b2", false), ("a4", false), ("a5 is resolved", true)]);
     }
 }

@@ -93,7 +93,7 @@ impl Table {
         (column.type_name == "timestamp with time zone").then(|| format!("o.{}", ident(time)))
     }
 
-    /// Of these ids, those of rows that are not published. Ids that the column can't have are none.
+    /// Of these ids, those of rows that are not published. Ids that the column can't have stand in no row.
     ///
     /// # Errors
     /// What the server says.
@@ -109,21 +109,23 @@ impl Table {
             "SELECT o.{id}::text FROM {table} AS o \
              WHERE o.{id} = ANY (($1::text[])::{type_name}[]) AND {rows}"
         );
+        // Slow, and for ids that the column can't have: it was another one when they were noted.
+        let as_text = format!(
+            "SELECT o.{id}::text FROM {table} AS o WHERE o.{id}::text = ANY ($1) AND {rows}"
+        );
         let mut found = HashSet::new();
+        let failed =
+            |e| SourceError::control(format!("look at rows of table {}", self.spec.table), e);
         for ids in ids.chunks(IDS_MAX) {
-            let answer = client.query(&sql, &[&ids]).await.and_then(|rows| {
-                rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, _>>()
-            });
-            match answer {
-                Ok(ids) => found.extend(ids),
-                Err(error) => {
-                    let doing = format!("look at rows of table {}", self.spec.table);
-                    let error = SourceError::control(doing, error);
-                    // The column was another one when they were noted.
-                    if error.sqlstate().is_none_or(|state| state.class() != "22") {
-                        return Err(error);
-                    }
-                }
+            let alien = |error: &tokio_postgres::Error| {
+                error.code().is_some_and(|state| state.code().starts_with("22"))
+            };
+            let rows = match client.query(&sql, &[&ids]).await {
+                Err(error) if alien(&error) => client.query(&as_text, &[&ids]).await,
+                answer => answer,
+            };
+            for row in rows.map_err(failed)? {
+                found.insert(row.try_get(0).map_err(failed)?);
             }
         }
         Ok(found)

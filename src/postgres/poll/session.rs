@@ -327,6 +327,12 @@ impl Poller {
     /// A table that has no column for it: the pause after a failure is ours to remember.
     fn pause(&mut self, claim: &Claim, outcomes: &[Settled]) {
         let now = Instant::now();
+        // Held for an event that is parked: else the oldest rows of one aggregate are all that is ever claimed.
+        for (key, outcome) in claim.keys.iter().zip(outcomes) {
+            if *outcome == Settled::Held && self.pauses.len() < PAUSES_MAX {
+                self.pauses.entry(key.clone()).or_insert((now + BLOCKED_PAUSE, 0));
+            }
+        }
         if !matches!(self.spec.marks, Marks::Gcx { .. }) {
             self.pauses.retain(|_, (until, _)| *until > now);
             return;
