@@ -5,7 +5,8 @@
 
 use super::halts;
 use super::pipeline::Pipeline;
-use super::say;
+use super::returning::Returning;
+use super::say::{self, Tell};
 use crate::error::{Halt, HaltReason};
 use crate::event::Aggregate;
 use crate::outbox::{At, MapError, Mapped, Mapper};
@@ -166,9 +167,7 @@ impl Pipeline {
         if !self.relay.admits(mapped.aggregate) {
             return Step::Stay;
         }
-        // One that is parked does not expire: it would go behind its followers.
-        let expired = mapped.expires_at.is_some_and(|at| self.tell.has_passed(at))
-            && !self.returning.parks(mapped.event_id);
+        let expired = has_expired(&self.tell, &self.returning, &mapped);
         let (id, commit_lsn, of) =
             (mapped.event_id, at.position.commit_lsn, Some(mapped.aggregate));
         if expired || self.returning.passes(id) || self.handed.has(id, commit_lsn, of) {
@@ -296,6 +295,11 @@ enum Answer {
     Publish(Ticket),
     Park(Entry),
     Nothing,
+}
+
+/// Whether the event's time has passed. One that is parked does not expire: it would go behind its followers.
+fn has_expired(tell: &Tell, returning: &Returning, mapped: &Mapped<'_>) -> bool {
+    mapped.expires_at.is_some_and(|at| tell.has_passed(at)) && !returning.parks(mapped.event_id)
 }
 
 /// Whether a record waits for its destination alone.
