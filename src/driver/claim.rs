@@ -201,8 +201,8 @@ impl Pipeline {
 /// What a parked event is in a table that keeps failures.
 /// Where a claim stands for the relay, and the first position behind it: `wal_end`, or `floor` if that is further on.
 ///
-/// Odd, as no commit of the server's is (records are aligned to 8 bytes): the end of WAL may be where the next commit comes
-/// to stand, and its event must not be taken for one that was parked here.
+/// Odd, as no commit of the server's is (records are aligned to 8 bytes): the end of WAL may be where the next commit
+/// comes to stand, and its event must not be taken for one that was parked here.
 fn position(wal_end: Lsn, floor: Lsn) -> (Lsn, Lsn) {
     let at = wal_end.max(floor).to_wire() | 1;
     // Any number above it and not above the next claim's will do.

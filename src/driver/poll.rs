@@ -336,7 +336,8 @@ impl Pipeline {
     }
 
     /// Begins anew, if that is wanted, with what is parked now. A write that is under way comes first: the relay would
-    /// have it made a second time beside itself; and tries that are out, for a while: their producer would go with them.
+    /// have it made a second time beside itself; and tries that are out, for a while: their producer would go with
+    /// them.
     async fn begin_anew(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
         let Anew::Due(since) = polling.anew else { return Ok(()) };
         let tried = self.relay.is_trying() && since.elapsed() < TRIES_WAIT_MAX;

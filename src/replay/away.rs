@@ -145,8 +145,8 @@ async fn connect(place: Place<'_>, outlet: &Outlet) -> Result<Control, ReplayErr
     if row.finished {
         return Err(ReplayError::Finished { name, published: row.published });
     }
-    // What we noted last may have arrived though nobody said so, the end of all too; more than that only another can have
-    // noted.
+    // What we noted last may have arrived though nobody said so, the end of all too; more than that only another can
+    // have noted.
     let end = match &plan.source {
         Source::Log { until, .. } => Some(*until),
         Source::Table { .. } => None,

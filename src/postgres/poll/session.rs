@@ -327,9 +327,10 @@ impl Poller {
     /// A table that has no column for it: the pause after a failure is ours to remember.
     fn pause(&mut self, claim: &Claim, outcomes: &[Settled]) {
         let now = Instant::now();
-        // Held for an event that is parked: else the oldest rows of one aggregate are all that is ever claimed.
-        for (key, outcome) in claim.keys.iter().zip(outcomes) {
-            if *outcome == Settled::Held && self.pauses.len() < PAUSES_MAX {
+        // All are held, for events that are parked: else the oldest rows of some aggregates are all that is ever claimed.
+        let all_held = outcomes.iter().all(|outcome| *outcome == Settled::Held);
+        for key in claim.keys.iter().filter(|_| all_held) {
+            if self.pauses.len() < PAUSES_MAX {
                 self.pauses.entry(key.clone()).or_insert((now + BLOCKED_PAUSE, 0));
             }
         }
