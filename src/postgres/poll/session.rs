@@ -327,7 +327,7 @@ impl Poller {
     /// A table that has no column for it: the pause after a failure is ours to remember.
     fn pause(&mut self, claim: &Claim, outcomes: &[Settled]) {
         let now = Instant::now();
-        // All are held, for events that are parked: else the oldest rows of some aggregates would be all that is claimed.
+        // All are held, for events that are parked: else the oldest rows of some aggregates are all that is claimed.
         let all_held = outcomes.iter().all(|outcome| *outcome == Settled::Held);
         for key in claim.keys.iter().filter(|_| all_held) {
             if self.pauses.len() < PAUSES_MAX {
