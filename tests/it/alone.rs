@@ -112,8 +112,8 @@ fn slowest_between(before: &[(f64, f64)], after: &[(f64, f64)]) -> f64 {
     all.iter().find(|(_, count)| *count >= most).map_or(0.0, |(bound, _)| bound * 1000.0)
 }
 
-/// Below this a percentile, and a slowest one, is the noise of two cores and a build that is not optimised. Milliseconds.
-const NOISE_MILLIS: (f64, f64) = (25.0, 250.0);
+/// Below this a percentile, and a slowest one, is the machine's noise. Milliseconds.
+const NOISE_MILLIS: (f64, f64) = (10.0, 250.0);
 
 pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
