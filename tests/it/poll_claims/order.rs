@@ -123,6 +123,20 @@ async fn a_failed_row_of_sqlgarden_is_tried_again_when_it_has_rested() {
     assert_eq!(outbox.drain(&mut poller, 10).await, ["a/1", "a/2"]);
 }
 
+/// The relay holds its rows for a parked event; they are the oldest, and more than a claim takes.
+#[tokio::test]
+async fn an_aggregate_that_is_held_as_a_whole_does_not_fill_every_claim() {
+    let outbox = Outbox::create(Version::Pg17, Layout::Sqlgarden, "poll_held").await;
+    let rows = "insert into outbox_events (aggregate_type, aggregate_id, event_type, payload)
+        select 'order', case when n <= 4 then 'a' else 'b' end, 'x', '{}' from generate_series(1, 6) n";
+    outbox.client.batch(rows).await;
+    let mut poller = outbox.poller().await;
+    let claim = poller.claim(2, None).await.unwrap();
+    assert_eq!(outbox.ids(&poller, &claim), ["a/1", "a/2"]);
+    poller.settle(claim, &[Settled::Held, Settled::Held]).await.unwrap();
+    assert_eq!(outbox.drain(&mut poller, 2).await, ["b/5", "b/6"]);
+}
+
 #[tokio::test]
 async fn only_what_a_snapshot_sees_is_claimed() {
     for version in VERSIONS {
