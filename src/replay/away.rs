@@ -2,7 +2,7 @@
 //! is told to stop. There is no last try.
 
 use super::ReplayError;
-use super::job::again;
+use super::job::{again, locked};
 use super::outlet::Outlet;
 use super::plan::{Plan, Source};
 use super::run::APPLICATION_NAME;
@@ -13,7 +13,7 @@ use crate::error::Chain;
 use crate::event::Position;
 use crate::postgres::action::{Action, Phase, Repeats, action};
 use crate::postgres::control::Control;
-use crate::postgres::{replay as rows, server};
+use crate::postgres::replay as rows;
 use std::future::Future;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
@@ -126,14 +126,7 @@ impl Away {
 async fn connect(place: Place<'_>, outlet: &Outlet) -> Result<Control, ReplayError> {
     let Place { spec, plan, dry } = place;
     let control = Control::connect(&spec.conninfo, APPLICATION_NAME).await?;
-    let client = control.client();
-    let server = server::read(client).await?;
-    if server.in_recovery {
-        return Err(ReplayError::Standby);
-    }
-    if let Some(pid) = rows::lock(client, spec.name()).await? {
-        return Err(ReplayError::Busy { pipeline: spec.name().to_owned(), pid });
-    }
+    let (client, server) = (control.client(), locked(&control, spec).await?);
     if dry {
         return Ok(control);
     }

@@ -74,14 +74,7 @@ impl Job {
         control: Control,
         what: Prepared,
     ) -> Result<Self, ReplayError> {
-        let client = control.client();
-        let server = server::read(client).await?;
-        if server.in_recovery {
-            return Err(ReplayError::Standby);
-        }
-        if let Some(pid) = rows::lock(client, spec.name()).await? {
-            return Err(ReplayError::Busy { pipeline: spec.name().to_owned(), pid });
-        }
+        let (client, server) = (control.client(), locked(&control, &spec).await?);
         let (name, request, row) = match what {
             Prepared::New { name, request } => {
                 if !bookmark::name_allowed(&name) {
@@ -314,6 +307,22 @@ async fn resumed(
         Some(row) if row.finished => Err(ReplayError::Finished { name, published: row.published }),
         Some(row) => Ok(row),
     }
+}
+
+/// Takes the lock of the pipeline's replays, on a server that is none's standby.
+pub(super) async fn locked(
+    control: &Control,
+    spec: &PipelineSpec,
+) -> Result<ServerFacts, ReplayError> {
+    let client = control.client();
+    let server = server::read(client).await?;
+    if server.in_recovery {
+        return Err(ReplayError::Standby);
+    }
+    if let Some(pid) = rows::lock(client, spec.name()).await? {
+        return Err(ReplayError::Busy { pipeline: spec.name().to_owned(), pid });
+    }
+    Ok(server)
 }
 
 /// The source of a replay that goes on: the same, up to the same end.
