@@ -72,6 +72,16 @@ need_promtool() {
   rm -rf "$work"
 }
 
+# cargo-deny, which judges what is linked in. Built once, into target/tools; a build takes some minutes.
+CARGO_DENY_VERSION=0.20.2
+need_cargo_deny() {
+  local tools="$ROOT/target/tools"
+  PATH="$PATH:$tools/bin"
+  command -v cargo-deny >/dev/null && return 0
+  say "building cargo-deny $CARGO_DENY_VERSION"
+  cargo install cargo-deny --version "$CARGO_DENY_VERSION" --locked --root "$tools"
+}
+
 # The pooler of one test. Its own service is not started.
 need_pgbouncer() {
   PATH="$PATH:/usr/sbin" command -v pgbouncer >/dev/null || RUNLEVEL=1 install_packages pgbouncer

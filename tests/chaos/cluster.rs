@@ -4,6 +4,7 @@
 //! for the harness and between brokers.
 
 use crate::await_that::await_that;
+use crate::private::kafka::template::{archive, need_archive};
 use crate::private::{Signal, exit_of, free_port, signal};
 use crate::proxy::Proxy;
 use crate::relays::RELAYS;
@@ -38,6 +39,7 @@ pub(crate) struct Broker {
 impl Cluster {
     /// Starts all, with their files in `dir` (removed at the end).
     pub(crate) async fn start(dir: &Path) -> Self {
+        need_archive().await;
         let controllers: Vec<u16> = (0..BROKERS).map(|_| free_port()).collect();
         let voters = controllers.iter().zip(1..);
         let voters: Vec<String> =
@@ -195,7 +197,8 @@ impl Broker {
     fn java(&self, class: &str) -> Command {
         let mut command = Command::new("java");
         let flags = ["-Xms64m", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"];
-        command.args(flags).args(["-Dorg.slf4j.simpleLogger.showDateTime=true", "-cp"]);
+        command.arg(format!("-XX:SharedArchiveFile={}", archive().display())).args(flags);
+        command.args(["-Dorg.slf4j.simpleLogger.showDateTime=true", "-cp"]);
         command.arg(format!("{}/*", servers().get("KAFKA_LIB"))).arg(class);
         command.current_dir(&self.dir);
         command

@@ -11,7 +11,8 @@ use crate::truth::{self, Truth};
 use crate::watch::{Verdict, judge};
 use crate::world::{Deed, World};
 use crate::writer::Desk;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -79,6 +80,26 @@ impl Outcome {
             self.duplicates_max(),
             self.other
         );
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kinds: BTreeSet<Act> = self.deeds.iter().map(|deed| deed.act).collect();
+        let claims: usize = self.verdicts.iter().map(|verdict| verdict.claims).sum();
+        writeln!(
+            f,
+            "seed {}: {} faults of {} kinds in {:.0} s, {} starts of a stream or a producer, {claims} confirmations seen, \
+             {} events parked; duplicates at most {}; page, picture and logs: target/chaos/seed-{0}",
+            self.seed,
+            self.deeds.len(),
+            kinds.len(),
+            self.took.as_secs_f64(),
+            self.incidents,
+            self.parked,
+            self.duplicates_max(),
+        )?;
+        self.findings.fmt(f)
     }
 }
 
@@ -251,6 +272,6 @@ async fn whatever_happens_to_whom_the_ledger_balances() {
     let length = Duration::from_secs(seconds);
     let plan = steps_of(&acts(), seed, length);
     let outcome = play(seed, version, (&plan, length), &format!("seed-{seed}")).await;
-    eprintln!("{}", outcome.findings);
+    eprintln!("{outcome}");
     outcome.assert_balanced();
 }

@@ -2,7 +2,7 @@
 //!
 //! Ended by process id when the value is dropped. `scripts/servers down` ends what a killed test run left behind.
 
-mod kafka;
+pub(crate) mod kafka;
 mod postgres;
 
 pub(crate) use kafka::PrivateKafka;

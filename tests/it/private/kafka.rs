@@ -1,5 +1,8 @@
 //! A Kafka broker to hurt.
 
+/// Storage and classes that brokers begin with.
+pub(crate) mod template;
+
 use super::{Dir, END_DEADLINE, START_DEADLINE, Signal, exit_of, free_port, signal};
 use crate::await_that::await_or_dump;
 use crate::server::servers;
@@ -8,6 +11,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Duration;
 
@@ -28,7 +32,7 @@ impl PrivateKafka {
 
     /// The same with lines that are made from the ports of its listeners: brokers' and controller's.
     pub(crate) async fn start_on(extra_properties: impl FnOnce(u16, u16) -> String) -> Self {
-        Self::start_as(extra_properties, free_port(), cluster_id(), &["--standalone"]).await
+        Self::start_as(extra_properties, free_port(), cluster_id(), true).await
     }
 
     /// A second broker of the same cluster.
@@ -39,49 +43,39 @@ impl PrivateKafka {
                  advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n"
             )
         };
-        Self::start_as(properties, self.controller, self.cluster.clone(), &[]).await
+        Self::start_as(properties, self.controller, self.cluster.clone(), false).await
     }
 
     async fn start_as(
         extra_properties: impl FnOnce(u16, u16) -> String,
         controller: u16,
         cluster: String,
-        format_as: &[&str],
+        first: bool,
     ) -> Self {
+        template::need_archive().await;
         let dir = Dir::create("kafka");
         let port = free_port();
-        let properties = format!(
-            include_str!("kafka.properties"),
-            data = dir.0.join("data").display(),
-            port = port,
-            controller = controller,
-            extra = extra_properties(port, controller)
-        );
+        let properties =
+            Self::properties(&dir.0, port, controller, &extra_properties(port, controller));
         fs::write(dir.0.join("server.properties"), properties).expect("server.properties");
+        if first {
+            template::storage().await.copy(&dir.0.join("data"), &cluster);
+        } else {
+            format(&dir, &cluster).await;
+        }
         let mut broker = Self { port, controller, cluster, dir, child: None };
-        let mut format = broker.java("kafka.tools.StorageTool");
-        format.arg("format").args(format_as).args(["-t", &broker.cluster, "-c"]);
-        format.arg(broker.dir.0.join("server.properties"));
-        let mut format = broker.dir.spawn(&mut format);
-        let status = exit_of(&mut format, START_DEADLINE).await;
-        assert!(status.success(), "Kafka's storage could not be formatted\n{}", broker.dir.log());
         broker.restart().await;
         broker
     }
 
-    fn java(&self, class: &str) -> Command {
-        let mut command = Command::new("java");
-        // Small and quick to start: a test's broker holds little and lives for seconds.
-        command.args([
-            "-Xms128m",
-            "-Xmx512m",
-            "-XX:TieredStopAtLevel=1",
-            "-XX:+UseSerialGC",
-            "-cp",
-        ]);
-        command.arg(format!("{}/*", servers().get("KAFKA_LIB"))).arg(class);
-        command.current_dir(&self.dir.0);
-        command
+    fn properties(dir: &Path, port: u16, controller: u16, extra: &str) -> String {
+        format!(
+            include_str!("kafka.properties"),
+            data = dir.join("data").display(),
+            port = port,
+            controller = controller,
+            extra = extra
+        )
     }
 
     /// Denies everybody everything on a topic, or takes that back. By the protocol: the tools are not everywhere.
@@ -165,7 +159,10 @@ impl PrivateKafka {
     /// Starts it on the data and the port that it had, and waits until it answers. It must not be running.
     pub(crate) async fn restart(&mut self) {
         assert!(self.child.is_none(), "the broker runs already");
-        let mut command = self.java("kafka.Kafka");
+        let mut command = java(&self.dir.0);
+        command
+            .arg(format!("-XX:SharedArchiveFile={}", template::archive().display()))
+            .arg("kafka.Kafka");
         command.arg(self.dir.0.join("server.properties"));
         let child = std::cell::RefCell::new(self.dir.spawn(&mut command));
         let brokers = self.brokers();
@@ -176,15 +173,37 @@ impl PrivateKafka {
                 if let Ok(Some(status)) = child.borrow_mut().try_wait() {
                     return Err(format!("it ended: {status}"));
                 }
-                let brokers = brokers.clone();
-                let look = tokio::task::spawn_blocking(move || serves(&brokers));
-                look.await.unwrap_or_else(|error| Err(error.to_string()))
+                look(brokers.clone()).await
             },
             || self.dir.log(),
         )
         .await;
         self.child = Some(child.into_inner());
     }
+}
+
+/// Java with a broker's classes, in its directory. Small and quick to start: a test's broker holds little and lives for
+/// seconds.
+fn java(dir: &Path) -> Command {
+    let mut command = Command::new("java");
+    command.args(["-Xms128m", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp"]);
+    command.arg(format!("{}/*", servers().get("KAFKA_LIB")));
+    command.current_dir(dir);
+    command
+}
+
+/// Formats the storage that a directory's `server.properties` names.
+async fn format(dir: &Dir, cluster: &str) {
+    let mut command = java(&dir.0);
+    command.args(["kafka.tools.StorageTool", "format", "-t", cluster, "-c", "server.properties"]);
+    let mut format = dir.spawn(&mut command);
+    let status = exit_of(&mut format, START_DEADLINE).await;
+    assert!(status.success(), "Kafka's storage could not be formatted\n{}", dir.log());
+}
+
+async fn look(brokers: String) -> Result<(), String> {
+    let look = tokio::task::spawn_blocking(move || serves(&brokers));
+    look.await.unwrap_or_else(|error| Err(error.to_string()))
 }
 
 /// The broker answers a metadata request and leads.
