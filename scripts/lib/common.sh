@@ -72,14 +72,21 @@ need_promtool() {
   rm -rf "$work"
 }
 
-# cargo-deny, which judges what is linked in. Built once, into target/tools; a build takes some minutes.
+# cargo-deny, which judges what is linked in. A build takes some minutes: what was built is kept for the user, too.
 CARGO_DENY_VERSION=0.20.2
 need_cargo_deny() {
-  local tools="$ROOT/target/tools"
+  local tools="$ROOT/target/tools" kept="$USER_CACHE/cargo-deny-$CARGO_DENY_VERSION"
   PATH="$PATH:$tools/bin"
   command -v cargo-deny >/dev/null && return 0
+  mkdir -p "$tools/bin"
+  if [ -x "$kept" ]; then
+    cp "$kept" "$tools/bin/cargo-deny"
+    return 0
+  fi
   say "building cargo-deny $CARGO_DENY_VERSION"
   cargo install cargo-deny --version "$CARGO_DENY_VERSION" --locked --root "$tools"
+  # A full or read-only home is no reason to fail.
+  { mkdir -p "$USER_CACHE" && cp "$tools/bin/cargo-deny" "$kept.$$" && mv "$kept.$$" "$kept"; } 2>/dev/null || true
 }
 
 # The pooler of one test. Its own service is not started.
