@@ -95,9 +95,9 @@ impl Ledger {
     /// Waits until everything that was committed is in the topic. Reads it only when it holds more than before: a whole
     /// topic is much to read again and again.
     pub(crate) async fn arrived(&self, topic: &Topic) -> Findings {
-        let read = Cell::new(0);
+        let (read, looker) = (Cell::new(0), topic.looker());
         await_that(&format!("every committed event in {}", topic.name), SOON, || async {
-            let held = topic.held().await?;
+            let held = topic.held(&looker).await?;
             if held < self.committed() || held == read.get() {
                 return Err(format!("{held} records for {} events", self.committed()));
             }

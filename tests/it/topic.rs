@@ -11,6 +11,7 @@ use rdkafka::message::{Headers, Message};
 use rdkafka::metadata::MetadataTopic;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long one call to the broker may take.
@@ -115,7 +116,7 @@ pub(crate) async fn create_topic(
     await_that(&format!("leaders of {name}"), CALL_DEADLINE, || {
         let topic = topic.clone();
         async move {
-            let ends = blocking(move || topic.ends()).await?;
+            let ends = blocking(move || topic.ends(&topic.consumer())).await?;
             let led = ends.len();
             if led == usize::try_from(partitions).unwrap_or(0) {
                 Ok(())
@@ -148,25 +149,30 @@ impl Topic {
     /// Waits until the topic holds `count` records, then reads everything that is in it.
     pub(crate) async fn await_records(&self, count: usize, deadline: Duration) -> Vec<ReadRecord> {
         let what = format!("{count} records in {}", self.name);
+        let looker = self.looker();
         await_that(&what, deadline, || async {
-            let held = self.held().await?;
+            let held = self.held(&looker).await?;
             if held >= count { Ok(()) } else { Err(format!("{held} records")) }
         })
         .await;
         self.read_all().await
     }
 
+    /// A consumer to look with again and again: one for each look is dear, for the broker too.
+    pub(crate) fn looker(&self) -> Arc<BaseConsumer> {
+        Arc::new(self.consumer())
+    }
+
     /// Records in the topic. Offsets count the control records of transactions too, so it may be less.
-    pub(crate) async fn held(&self) -> Result<usize, String> {
-        let topic = self.clone();
-        let ends = blocking(move || topic.ends()).await?;
+    pub(crate) async fn held(&self, looker: &Arc<BaseConsumer>) -> Result<usize, String> {
+        let (topic, looker) = (self.clone(), Arc::clone(looker));
+        let ends = blocking(move || topic.ends(&looker)).await?;
         let held: i64 = ends.values().map(|(low, high)| high - low).sum();
         Ok(usize::try_from(held).unwrap_or(0))
     }
 
     /// First and next offset of every partition.
-    fn ends(&self) -> Result<BTreeMap<i32, (i64, i64)>, String> {
-        let consumer = self.consumer();
+    fn ends(&self, consumer: &BaseConsumer) -> Result<BTreeMap<i32, (i64, i64)>, String> {
         let metadata = consumer
             .fetch_metadata(Some(&self.name), CALL_DEADLINE)
             .map_err(|error| format!("metadata of {}: {error}", self.name))?;
@@ -195,9 +201,9 @@ impl Topic {
     /// Reads up to the offsets of now. The end-of-partition event counts too: behind the last record may stand a
     /// transaction's control record, which no consumer is given.
     fn read(&self, limit: usize, deadline: Instant) -> Vec<ReadRecord> {
-        let mut open = self.ends().unwrap_or_else(|error| panic!("{error}"));
-        open.retain(|_, (low, high)| low < high);
         let consumer = self.consumer();
+        let mut open = self.ends(&consumer).unwrap_or_else(|error| panic!("{error}"));
+        open.retain(|_, (low, high)| low < high);
         let mut from_the_start = TopicPartitionList::new();
         for partition in open.keys() {
             from_the_start
