@@ -108,59 +108,52 @@ fn told(what: &str, repair: &Value, findings: &Findings) {
 /// The issue's first: the WAL limit takes the slot while 20,000 rows are unpublished and writers go on.
 #[tokio::test]
 async fn slot_that_outgrew_the_wal_limit_is_repaired_under_load() {
-    tokio::join!(
-        outgrown_is_repaired(Version::Pg15, "off"),
-        outgrown_is_repaired(Version::Pg17, "on")
-    );
-}
+    for (version, commit_times) in [(Version::Pg15, "off"), (Version::Pg17, "on")] {
+        let settings = format!(
+            "max_slot_wal_keep_size = 32MB\nmin_wal_size = 32MB\nmax_wal_size = 64MB\n\
+             track_commit_timestamp = {commit_times}"
+        );
+        let server = PrivatePostgres::start(version, &settings).await;
+        let pipeline = Pipeline::on(&server.url(), &brokers(), "outgrown").await;
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        let load = Load::start(&pipeline.plan(), 4);
+        committed(&load, 4_000).await;
+        drop(relay.kill().await);
+        committed(&load, UNPUBLISHED).await;
+        outgrow(&pipeline).await;
+        let halted = pipeline.run().ended(SOON).await;
+        assert_eq!(halted.code, Some(3), "{}", halted.stderr);
 
-async fn outgrown_is_repaired(version: Version, commit_times: &str) {
-    let settings = format!(
-        "max_slot_wal_keep_size = 32MB\nmin_wal_size = 32MB\nmax_wal_size = 64MB\n\
-         track_commit_timestamp = {commit_times}"
-    );
-    let server = PrivatePostgres::start(version, &settings).await;
-    let pipeline = Pipeline::on(&server.url(), &brokers(), "outgrown").await;
-    let relay = pipeline.run();
-    relay.await_state("streaming", SOON).await;
-    let load = Load::start(&pipeline.plan(), 4);
-    committed(&load, 4_000).await;
-    drop(relay.kill().await);
-    committed(&load, UNPUBLISHED).await;
-    outgrow(&pipeline).await;
-    let halted = pipeline.run().ended(SOON).await;
-    assert_eq!(halted.code, Some(3), "{}", halted.stderr);
-
-    let value = repaired(&pipeline.config);
-    assert!(number(&value, "published") >= UNPUBLISHED, "{value}");
-    let findings = streams_on(&pipeline, load, number(&value, "uncertain")).await;
-    let what = format!(
-        "PostgreSQL {}, slot lost to max_slot_wal_keep_size, track_commit_timestamp {commit_times}",
-        version.major()
-    );
-    told(&what, &value, &findings);
-    show(value["method"].as_str().unwrap_or_default());
+        let value = repaired(&pipeline.config);
+        assert!(number(&value, "published") >= UNPUBLISHED, "{value}");
+        let findings = streams_on(&pipeline, load, number(&value, "uncertain")).await;
+        let what = format!(
+            "PostgreSQL {}, slot lost to max_slot_wal_keep_size, track_commit_timestamp {commit_times}",
+            version.major()
+        );
+        told(&what, &value, &findings);
+        show(value["method"].as_str().unwrap_or_default());
+    }
 }
 
 /// The issue's second: the slot is dropped by hand.
 #[tokio::test]
 async fn slot_that_was_dropped_is_repaired_under_load() {
-    tokio::join!(dropped_is_repaired(Version::Pg15), dropped_is_repaired(Version::Pg18));
-}
-
-async fn dropped_is_repaired(version: Version) {
-    let pipeline = Pipeline::shared(version, "dropped").await;
-    let relay = pipeline.run();
-    relay.await_state("streaming", SOON).await;
-    let load = Load::start(&pipeline.plan(), 4);
-    committed(&load, 4_000).await;
-    drop(relay.kill().await);
-    committed(&load, UNPUBLISHED).await;
-    drop_slot(&pipeline).await;
-    let value = repaired(&pipeline.config);
-    assert!(number(&value, "published") >= UNPUBLISHED, "{value}");
-    let findings = streams_on(&pipeline, load, number(&value, "uncertain")).await;
-    told(&format!("PostgreSQL {}, slot dropped", version.major()), &value, &findings);
+    for version in [Version::Pg15, Version::Pg18] {
+        let pipeline = Pipeline::shared(version, "dropped").await;
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        let load = Load::start(&pipeline.plan(), 4);
+        committed(&load, 4_000).await;
+        drop(relay.kill().await);
+        committed(&load, UNPUBLISHED).await;
+        drop_slot(&pipeline).await;
+        let value = repaired(&pipeline.config);
+        assert!(number(&value, "published") >= UNPUBLISHED, "{value}");
+        let findings = streams_on(&pipeline, load, number(&value, "uncertain")).await;
+        told(&format!("PostgreSQL {}, slot dropped", version.major()), &value, &findings);
+    }
 }
 
 /// A row of a savepoint has a number of its own, which no snapshot lists as in progress: it must not be taken for one
