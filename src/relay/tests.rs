@@ -12,7 +12,10 @@ mod park;
 mod refused;
 mod reread;
 mod suspects;
+mod told;
 mod tries;
+mod waits;
+mod wishes;
 
 use super::*;
 use crate::error::HaltReason;
