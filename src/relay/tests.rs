@@ -87,6 +87,12 @@ impl Script {
         }
     }
 
+    fn lines(&mut self, lines: &[&str]) {
+        for line in lines {
+            self.line(line);
+        }
+    }
+
     #[expect(clippy::too_many_lines, reason = "a line for each input there is")]
     fn line(&mut self, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 fn after(lines: &[&str]) -> Script {
     let mut run = Script::new(rules(OnPoison::BlockKey));
-    lines.iter().for_each(|line| run.line(line));
+    run.lines(lines);
     run
 }
 
@@ -17,7 +17,7 @@ fn blocked_aggregates_and_dead_events_are_told() {
     let rows = ["row 16 0 a dead", "row 16 1 a behind", "row 16 2 b waiting", "row 16 3 c dead"];
     let mut run = after(&["start 64"]);
     assert_eq!((run.relay.blocked_lanes(), run.relay.dead(9)), (0, Vec::new()));
-    rows.iter().for_each(|line| run.line(line));
+    run.lines(&rows);
     run.line("start 64");
     assert_eq!(run.relay.blocked_lanes(), 3);
     let at = |ordinal| Position { commit_lsn: lsn(16), ordinal };
@@ -64,10 +64,10 @@ fn what_was_received_is_told_before_it_is_resolved() {
 #[test]
 fn halt_is_told_while_it_waits_and_the_end_when_it_has_come() {
     let mut run = Script::new(rules(OnPoison::Stop));
-    ["start 16", "begin 32", "event a", "poison b"].iter().for_each(|line| run.line(line));
+    run.lines(&["start 16", "begin 32", "event a", "poison b"]);
     assert_eq!(run.relay.halting().map(|halt| &*halt.message), Some("no aggregate id"));
     assert!(!run.relay.ended());
-    ["acked 0", "written"].iter().for_each(|line| run.line(line));
+    run.lines(&["acked 0", "written"]);
     assert!(run.relay.halting().is_none() && run.relay.ended());
 }
 

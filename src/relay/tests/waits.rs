@@ -7,7 +7,7 @@ use std::time::Duration;
 
 fn after(rules: Rules, lines: &[&str]) -> Script {
     let mut run = Script::new(rules);
-    lines.iter().for_each(|line| run.line(line));
+    run.lines(lines);
     run
 }
 
@@ -67,12 +67,12 @@ fn oldest_event_is_waited_for_when_a_million_are_behind_it() {
 fn event_that_is_sent_or_tried_alone_is_waited_for() {
     let lines = ["start 16", "begin 32", "event a", "event b", "refused 0", "refused 1"];
     let mut run = after(rules(OnPoison::BlockKey), &lines);
-    ["start 16", "begin 32", "event a"].iter().for_each(|line| run.line(line));
+    run.lines(&["start 16", "begin 32", "event a"]);
     assert!(waits_for(&run).contains("one at a time"));
 
     let lines = ["row 32 0 a waiting", "start 64", "refused t0", "row 32 0 a waiting", "start 64"];
     let mut run = after(rules(OnPoison::BlockKey), &lines);
-    ["begin 96", "event b"].iter().for_each(|line| run.line(line));
+    run.lines(&["begin 96", "event b"]);
     assert_eq!(waits_for(&run), "nothing");
     run.line("sounded t1");
     assert!(waits_for(&run).contains("tried alone"));
