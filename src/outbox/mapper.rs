@@ -1,13 +1,13 @@
 //! The mapper: rows and logical messages in, records out.
 
-use super::error::{MapError, Problem, SpecError};
+use super::error::{MapError, SpecError};
 use super::headers::Headers;
 use super::message::MessageRow;
 use super::relations::Relations;
 use super::remains;
 use super::route::Route;
-use super::shape::{Shape, Shaper, Work, append_position};
-use super::span::{Buffers, Extent, FieldId, Row, Span};
+use super::shape::{Shape, Shaper, Work};
+use super::span::{Buffers, Extent, Row, Span};
 use super::spec::{OutboxSpec, TableName};
 use crate::event::{Aggregate, PgTime, Position};
 use crate::pgoutput::{Cell, Insert, LogicalMessage, Relation};
@@ -124,15 +124,16 @@ impl Mapper {
             return out_of_step("it has another number of columns than the relation");
         }
         self.cells.clear();
-        for cell in insert.new.cells() {
-            self.cells.push(match cell {
-                Cell::Null => None,
-                Cell::Text { start, len } => Some(Extent { start, len }),
+        self.cells.resize(plan.width, None);
+        for (place, cell) in self.cells.iter_mut().zip(insert.new.cells()) {
+            match cell {
+                Cell::Null => {}
+                Cell::Text { start, len } => *place = Some(Extent { start, len }),
                 Cell::Other => return out_of_step("a column is not in text format"),
-            });
+            }
         }
         let row = Row { bytes: insert.new.bytes(), cells: &self.cells, columns: &plan.sources };
-        map(&mut self.route, &mut self.work, row, at, false).map(Some)
+        map(&mut self.route, &mut self.work, row, at, false)
     }
 
     /// Maps a logical message; `None` where it is not transactional or its prefix is not the configured one.
@@ -150,10 +151,11 @@ impl Mapper {
         if self.message.read(message.content, &self.route).is_err() {
             return Err(remains::not_json(at.position, message.content));
         }
-        self.message.default_id(&self.route, |bytes| append_position(at.position, bytes));
+        self.message
+            .default_id(&self.route, |bytes| self.work.positions.append(at.position, bytes));
         let MessageRow { bytes, cells, sources, .. } = &self.message;
         let row = Row { bytes, cells, columns: sources };
-        map(&mut self.route, &mut self.work, row, at, true).map(Some)
+        map(&mut self.route, &mut self.work, row, at, true)
     }
 }
 
@@ -164,7 +166,7 @@ fn map<'a>(
     row: Row<'a>,
     at: At,
     message: bool,
-) -> Result<Mapped<'a>, MapError> {
+) -> Result<Option<Mapped<'a>>, MapError> {
     work.clear();
     let shape = match (Shaper { route, row, work, at, message }).shape() {
         Ok(shape) => shape,
@@ -174,9 +176,7 @@ fn map<'a>(
             return Err(remains::poison(route, work, row, &shape, at.position, problem));
         }
     };
-    let (route, work): (&'a Route, &'a Work) = (route, work);
-    resolve(route, work, row, shape)
-        .map_err(|problem| remains::poison(route, work, row, &shape, at.position, problem))
+    resolve(route, work, row, shape, at)
 }
 
 /// Places to slices. Inlined, because what it returns has half a kilobyte, which would be moved for each event.
@@ -186,36 +186,34 @@ fn resolve<'a>(
     work: &'a Work,
     row: Row<'a>,
     shape: Shape,
-) -> Result<Mapped<'a>, Problem> {
+    at: At,
+) -> Result<Option<Mapped<'a>>, MapError> {
     let buffers = Buffers { row: row.bytes, scratch: &work.scratch, fixed: &route.fixed };
-    let text = |span: Span, field: Option<FieldId>| {
-        // Most names of headers, and many topics: they were text when the route was built.
-        if let Span::Fixed(Extent { start, len }) = span {
-            return Ok(route.fixed.get(start..start + len).unwrap_or_default());
-        }
-        let Ok(text) = std::str::from_utf8(buffers.get(span).unwrap_or_default()) else {
-            let field = field.map(|field| route.fields[field.0].column.clone());
-            return Err(Problem::NotText(field.unwrap_or_else(|| "headers".to_owned())));
-        };
-        Ok(text)
-    };
+    let not_text =
+        |field| Err(remains::poison(route, work, row, &shape, at.position, route.not_text(field)));
+    let text = |span: Span| std::str::from_utf8(buffers.get(span).unwrap_or_default()).ok();
     let core = route.core;
+    let Some(id) = text(shape.aggregate_id) else { return not_text(Some(core.aggregate_id)) };
+    let Some(event_id) = text(shape.id) else { return not_text(Some(core.id)) };
     let mut headers = Headers::with_capacity(work.headers.len());
     for (name, value) in &work.headers {
-        headers.push(Header { name: text(*name, None)?, value: buffers.get(*value) });
+        // Most names: they were text when the route was built.
+        let name = match name {
+            Span::Fixed(Extent { start, len }) => route.fixed.get(*start..start + len),
+            Span::Null | Span::Row(_) | Span::Scratch(_) => text(*name),
+        };
+        let Some(name) = name else { return not_text(None) };
+        headers.push(Header { name, value: buffers.get(*value) });
     }
-    Ok(Mapped {
-        aggregate: Aggregate {
-            kind: text(shape.aggregate_type, Some(core.aggregate_type))?,
-            id: text(shape.aggregate_id, Some(core.aggregate_id))?,
-        },
-        event_type: text(shape.event_type, core.event_type)?,
-        event_id: text(shape.id, Some(core.id))?,
+    Ok(Some(Mapped {
+        aggregate: Aggregate { kind: work.aggregate_type.text(), id },
+        event_type: work.event_type.text(),
+        event_id,
         clamped: shape.clamped,
         available_at: shape.available_at,
         expires_at: shape.expires_at,
         record: Record {
-            topic: text(shape.topic, None)?,
+            topic: work.topic.text(),
             partition: shape.partition,
             key: buffers.get(shape.key),
             value: buffers.get(shape.value),
@@ -223,5 +221,5 @@ fn resolve<'a>(
             headers: &[],
         },
         headers,
-    })
+    }))
 }

@@ -5,6 +5,7 @@
 //! Nothing is allocated for an event unless it has more than eight headers: a record borrows from the row's bytes and
 //! from the [`Mapper`].
 
+mod clock;
 mod debezium;
 mod error;
 mod headers;
@@ -14,6 +15,7 @@ mod mapper;
 mod message;
 mod payload;
 mod pieces;
+mod position;
 mod relations;
 mod remains;
 mod replace;
@@ -23,6 +25,7 @@ mod span;
 mod spec;
 mod template;
 mod time;
+mod trace;
 mod types;
 
 #[cfg(test)]

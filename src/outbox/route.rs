@@ -1,6 +1,6 @@
 //! A specification, checked and compiled: every name resolved to a field, every constant in one fixed text.
 
-use super::error::SpecError;
+use super::error::{Problem, SpecError};
 use super::layout::{Layout, Role};
 use super::replace::Rewrite;
 use super::span::{Extent, FieldId};
@@ -124,6 +124,15 @@ impl Route {
             fields: compiler.fields,
             fixed: compiler.fixed,
         })
+    }
+}
+
+impl Route {
+    /// What is wrong with a field, or with the headers, whose bytes are no text.
+    #[cold]
+    pub(super) fn not_text(&self, field: Option<FieldId>) -> Problem {
+        let field = field.map(|field| self.fields[field.0].column.clone());
+        Problem::NotText(field.unwrap_or_else(|| "headers".to_owned()))
     }
 }
 

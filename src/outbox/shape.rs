@@ -1,17 +1,20 @@
 //! One event laid out: where every part of its record lies, or what is wrong with it.
 
+use super::clock::Clock;
 use super::debezium;
 use super::error::Problem;
 use super::json;
 use super::mapper::At;
 use super::payload;
+use super::position::Positions;
 use super::route::{HeaderRule, Route};
-use super::span::{Extent, FieldId, Row, Span};
+use super::span::{Buffers, Extent, FieldId, Row, Span};
 use super::spec::{NullPayload, TimestampSource};
 use super::template::Template;
 use super::time;
+use super::trace::is_traceparent;
 use super::types::Kind;
-use crate::event::{PgTime, Position};
+use crate::event::PgTime;
 
 /// What is reused from event to event.
 #[derive(Debug, Default)]
@@ -20,8 +23,38 @@ pub(super) struct Work {
     pub(super) scratch: Vec<u8>,
     /// Name and value of every header.
     pub(super) headers: Vec<(Span, Span)>,
-    /// The last event's topic: its name is one that Kafka allows.
-    pub(super) topic: Vec<u8>,
+    /// The event's texts that are mostly the last one's too: those are not checked again.
+    pub(super) topic: Known,
+    pub(super) aggregate_type: Known,
+    pub(super) event_type: Known,
+    clock: Clock,
+    pub(super) positions: Positions,
+}
+
+/// A text that is mostly the one before.
+#[derive(Debug, Default)]
+pub(super) struct Known(String);
+
+impl Known {
+    #[inline]
+    pub(super) fn text(&self) -> &str {
+        &self.0
+    }
+
+    /// Becomes these bytes, if they are text and `is_good`; whether they are.
+    #[inline]
+    fn turns_into(&mut self, bytes: &[u8], is_good: impl FnOnce(&[u8]) -> bool) -> bool {
+        // An empty one may never have been looked at.
+        if bytes == self.0.as_bytes() && !bytes.is_empty() {
+            return true;
+        }
+        let Some(text) = std::str::from_utf8(bytes).ok().filter(|_| is_good(bytes)) else {
+            return false;
+        };
+        self.0.clear();
+        self.0.push_str(text);
+        true
+    }
 }
 
 impl Work {
@@ -80,11 +113,13 @@ impl Shaper<'_> {
         let value = self.value()?;
         let (timestamp_ms, clamped) = self.timestamp();
         self.headers()?;
+        let (aggregate_type, event_type) = (Span::Row(aggregate_type), event_type.into());
+        self.texts(aggregate_type, event_type)?;
         Ok(Shape {
             id: Span::Row(id),
-            aggregate_type: Span::Row(aggregate_type),
+            aggregate_type,
             aggregate_id: aggregate_id.into(),
-            event_type: event_type.into(),
+            event_type,
             topic,
             key,
             value,
@@ -142,16 +177,6 @@ impl Shaper<'_> {
         })
     }
 
-    #[inline]
-    fn bytes(&self, span: Span) -> &[u8] {
-        match span {
-            Span::Null => &[],
-            Span::Row(extent) => self.row.at(extent),
-            Span::Scratch(extent) => extent.of(&self.work.scratch),
-            Span::Fixed(extent) => extent.of(self.route.fixed.as_bytes()),
-        }
-    }
-
     fn topic(&mut self) -> Result<Span, Problem> {
         let route = &mut *self.route;
         let template = &route.topic;
@@ -179,20 +204,31 @@ impl Shaper<'_> {
             }
         };
         let topic = topic.map_err(|field| Problem::Null(self.label(field)))?;
-        let name = self.bytes(topic);
-        // Mostly it is the same as before.
-        if name == self.work.topic.as_slice() && !name.is_empty() {
-            return Ok(topic);
-        }
-        if crate::record::is_topic_name(name) {
-            let mut kept = std::mem::take(&mut self.work.topic);
-            kept.clear();
-            kept.extend_from_slice(self.bytes(topic));
-            self.work.topic = kept;
+        let Work { scratch, topic: known, .. } = &mut *self.work;
+        let buffers = Buffers { row: self.row.bytes, scratch, fixed: &self.route.fixed };
+        let name = buffers.get(topic).unwrap_or_default();
+        if known.turns_into(name, crate::record::is_topic_name) {
             Ok(topic)
         } else {
             Err(Problem::TopicName(self.route.topic_text.clone()))
         }
+    }
+
+    /// Aggregate type and event type: text both, or nothing.
+    fn texts(&mut self, aggregate_type: Span, event_type: Span) -> Result<(), Problem> {
+        let core = self.route.core;
+        let row = self.row.bytes;
+        let texts = [
+            (&mut self.work.aggregate_type, aggregate_type, Some(core.aggregate_type)),
+            (&mut self.work.event_type, event_type, core.event_type),
+        ];
+        for (known, span, field) in texts {
+            let bytes = if let Span::Row(extent) = span { extent.of(row) } else { &[] };
+            if !known.turns_into(bytes, |_| true) {
+                return Err(self.route.not_text(field));
+            }
+        }
+        Ok(())
     }
 
     fn key(&mut self) -> Result<Span, Problem> {
@@ -214,7 +250,9 @@ impl Shaper<'_> {
         };
         match template.fill(&self.row, &self.route.fixed, &mut self.work.scratch) {
             Ok(span) => {
-                let text = std::str::from_utf8(self.bytes(span)).ok();
+                let Work { scratch, .. } = &*self.work;
+                let buffers = Buffers { row: self.row.bytes, scratch, fixed: &self.route.fixed };
+                let text = std::str::from_utf8(buffers.get(span).unwrap_or_default()).ok();
                 let number = text.and_then(|text| text.trim().parse().ok());
                 number.filter(|number| *number >= 0).map(Some).ok_or(Problem::Partition)
             }
@@ -259,15 +297,16 @@ impl Shaper<'_> {
         }
     }
 
-    fn timestamp(&self) -> (Option<i64>, bool) {
+    fn timestamp(&mut self) -> (Option<i64>, bool) {
         let commit = self.at.commit_time;
         match self.route.timestamp {
             TimestampSource::Broker => (None, false),
             TimestampSource::Commit => (Some(commit.unix_millis()), false),
             TimestampSource::Event => {
                 let own = self.route.core.time.and_then(|field| self.row.text(field));
+                let clock = &mut self.work.clock;
                 let (ms, clamped) =
-                    own.map_or((commit.unix_millis(), false), |own| time::stamp(own, commit));
+                    own.map_or((commit.unix_millis(), false), |own| clock.stamp(own, commit));
                 (Some(ms), clamped)
             }
         }
@@ -276,7 +315,7 @@ impl Shaper<'_> {
     /// All headers, also behind one that can't be read, which is left out.
     fn headers(&mut self) -> Result<(), Problem> {
         let mut problem = Ok(());
-        let Work { scratch, headers, .. } = &mut *self.work;
+        let Work { scratch, headers, positions, .. } = &mut *self.work;
         let fixed = &self.route.fixed;
         for rule in &self.route.headers {
             match rule {
@@ -297,7 +336,7 @@ impl Shaper<'_> {
                 }
                 HeaderRule::Position { name } => {
                     let start = scratch.len();
-                    append_position(self.at.position, scratch);
+                    positions.append(self.at.position, scratch);
                     headers.push((Span::Fixed(*name), Span::since(start, scratch)));
                 }
                 HeaderRule::Object { field } => {
@@ -355,54 +394,5 @@ fn holds_zero(name: Span, scratch: &[u8]) -> bool {
     match name {
         Span::Scratch(extent) => extent.of(scratch).contains(&0),
         Span::Null | Span::Row(_) | Span::Fixed(_) => false,
-    }
-}
-
-/// A W3C trace context: `00-` 32 hex digits `-` 16 hex digits `-` 2 hex digits, lower case, neither id all zero.
-fn is_traceparent(text: &[u8]) -> bool {
-    let hex = |part: &[u8]| part.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    let some = |part: &[u8]| part.iter().any(|byte| *byte != b'0');
-    let mut parts = text.split(|byte| *byte == b'-');
-    let mut part = |len: usize| parts.next().filter(|part| part.len() == len && hex(part));
-    let (Some(version), Some(trace), Some(parent), Some(_)) =
-        (part(2), part(32), part(16), part(2))
-    else {
-        return false;
-    };
-    // Later versions may append parts; version ff is forbidden.
-    version != b"ff" && some(trace) && some(parent) && (version != b"00" || text.len() == 55)
-}
-
-/// `0/1A2B3C8:5`, without the formatting machinery: once an event.
-pub(super) fn append_position(position: Position, out: &mut Vec<u8>) {
-    let lsn = position.commit_lsn.to_wire();
-    // 8 and 8 digits, 20 at most, and two marks; filled from the end.
-    let mut text = [0; 38];
-    let mut place = text.iter_mut().rev();
-    let mut put = |byte: u8| {
-        if let Some(place) = place.next() {
-            *place = byte;
-        }
-    };
-    digits::<10>(position.ordinal, &mut put);
-    put(b':');
-    digits::<16>(lsn & 0xFFFF_FFFF, &mut put);
-    put(b'/');
-    digits::<16>(lsn >> 32, &mut put);
-    let left = place.len();
-    out.extend_from_slice(text.get(left..).unwrap_or_default());
-}
-
-/// The digits of a number, last to first.
-#[inline]
-fn digits<const BASE: u64>(mut number: u64, put: &mut impl FnMut(u8)) {
-    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-    loop {
-        let digit = usize::try_from(number % BASE).unwrap_or(0);
-        put(DIGITS.get(digit).copied().unwrap_or(b'0'));
-        number /= BASE;
-        if number == 0 {
-            break;
-        }
     }
 }

@@ -2,14 +2,10 @@
 
 use crate::event::PgTime;
 
-/// Most that an event's time may be ahead of its commit, in milliseconds. Kafka 4.0 refuses stamps further ahead than
-/// `log.message.timestamp.after.max.ms`, an hour by default, and a refused stamp would stop the topic.
-pub(super) const AHEAD_MAX_MS: i64 = 3_600_000;
-
 const DAY_MICROS: i64 = 86_400_000_000;
 
 /// Microseconds of the last of so many digits after a second's point.
-const MICROS_OF_DIGITS: [i64; 7] = [1_000_000, 100_000, 10_000, 1_000, 100, 10, 1];
+pub(super) const MICROS_OF_DIGITS: [i64; 7] = [1_000_000, 100_000, 10_000, 1_000, 100, 10, 1];
 
 /// Microseconds since the Unix epoch of a date, `timestamp` (read as UTC) or `timestamptz`; `None` for `infinity`, for
 /// what is not one, and beyond 64 bits.
@@ -48,17 +44,6 @@ pub(super) fn parse_time_of_day(text: &[u8]) -> Option<i64> {
     let mut text = Text(text);
     let micros = text.time_of_day()?;
     text.0.is_empty().then_some(micros)
-}
-
-/// The record's timestamp for an event's own time: milliseconds since the Unix epoch, and whether the commit's had to
-/// be taken because the own one is none, not after 1970 (Kafka has no such stamps), or more than an hour ahead.
-pub(super) fn stamp(text: &[u8], commit: PgTime) -> (i64, bool) {
-    let commit_ms = commit.unix_millis();
-    let own = parse(text).map(|micros| micros.div_euclid(1000));
-    match own.filter(|ms| *ms > 0 && *ms <= commit_ms.saturating_add(AHEAD_MAX_MS)) {
-        Some(ms) => (ms, false),
-        None => (commit_ms, true),
-    }
 }
 
 /// Days between 1970-01-01 and a date of the proleptic Gregorian calendar, in which year 0 is 1 BC.

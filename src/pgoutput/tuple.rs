@@ -52,19 +52,16 @@ impl<'a> Tuple<'a> {
     pub(super) fn read(reader: &mut Reader<'a>, toast: Toast) -> Result<Self, DecodeError> {
         let count = reader.count()?;
         let start = *reader;
+        let mut rest = reader.rest();
         for _ in 0..count {
-            let here = *reader;
-            match reader.u8()? {
-                b'n' => {}
-                b't' | b'b' => {
-                    let length = reader.length()?;
-                    reader.take(length)?;
-                }
-                b'u' if toast == Toast::Allowed => {}
-                b'u' => return Err(here.error("an unchanged TOAST value in a new row")),
-                _ => return Err(here.error("an unknown kind of column")),
-            }
+            let Some(after) = behind_column(rest, toast) else {
+                let taken = start.rest().len().saturating_sub(rest.len());
+                reader.take(taken)?;
+                return Err(no_column(*reader, toast));
+            };
+            rest = after;
         }
+        reader.take(start.rest().len().saturating_sub(rest.len()))?;
         Ok(Self { count, bytes: start.up_to(reader) })
     }
 
@@ -110,6 +107,36 @@ impl<'a> Tuple<'a> {
     pub fn get(&self, index: usize) -> Option<Column<'a>> {
         self.columns().nth(index)
     }
+}
+
+/// What follows the column at the beginning of `rest`, if that is whole and of a kind that may be there.
+#[inline]
+fn behind_column(rest: &[u8], toast: Toast) -> Option<&[u8]> {
+    let (kind, rest) = rest.split_first()?;
+    match kind {
+        b'n' => Some(rest),
+        b't' | b'b' => {
+            let (length, rest) = rest.split_first_chunk()?;
+            rest.get(usize::try_from(i32::from_be_bytes(*length)).ok()?..)
+        }
+        b'u' if toast == Toast::Allowed => Some(rest),
+        _ => None,
+    }
+}
+
+/// What is wrong where no column can be read.
+#[cold]
+fn no_column(mut reader: Reader<'_>, toast: Toast) -> DecodeError {
+    let here = reader;
+    let read = match reader.u8() {
+        Ok(b't' | b'b') => reader.length().and_then(|length| reader.take(length)),
+        Ok(b'u') if toast == Toast::Refused => {
+            return here.error("an unchanged TOAST value in a new row");
+        }
+        Ok(_) => return here.error("an unknown kind of column"),
+        Err(error) => return error,
+    };
+    read.err().unwrap_or_else(|| here.error("an unknown kind of column"))
 }
 
 impl fmt::Debug for Tuple<'_> {

@@ -70,6 +70,8 @@ pub struct Relay {
     phase: Phase,
     /// A broker refused a batch: nothing more is sent until all of it is reported, or the sink says it is broken.
     refused: Option<Refusal>,
+    /// When all that follows of the inputs so far was seen to.
+    settled_at: Option<Duration>,
 }
 
 impl Relay {
@@ -83,6 +85,7 @@ impl Relay {
             parking: Parking::new(settings.rules),
             phase: Phase::Running,
             refused: None,
+            settled_at: None,
         }
     }
 
@@ -91,10 +94,16 @@ impl Relay {
         if matches!(self.phase, Phase::Ended) {
             return;
         }
+        let is_event = matches!(input, Input::Change(Change::Event { .. }));
         if let Err(broken) = self.take(now, input, effects) {
             self.violated(broken);
         }
-        self.settle(now, effects);
+        // One more event on its way: nothing that is waited for has come, and no time has passed.
+        let nothing_new = is_event && self.settled_at == Some(now) && self.is_at_ease(now);
+        if !nothing_new {
+            self.settle(now, effects);
+            self.settled_at = Some(now);
+        }
     }
 
     /// Whether the next change may be taken. While it is not, the driver keeps its place and waits for reports.
@@ -250,6 +259,11 @@ impl Relay {
     fn tries_allowed(&self) -> bool {
         let one_at_a_time = self.flow.is_suspicious(self.stream.expected()) && self.may_go_on();
         matches!(self.phase, Phase::Running) && self.refused.is_none() && !one_at_a_time
+    }
+
+    /// Whether events come and go, and nothing else is under way.
+    fn is_at_ease(&self, now: Duration) -> bool {
+        matches!(self.phase, Phase::Running) && self.refused.is_none() && self.parking.asleep(now)
     }
 
     /// What holds after every input: parked rows are written, heads are tried, the cursor follows the watermark, the

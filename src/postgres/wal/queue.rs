@@ -48,7 +48,8 @@ impl Queue {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands a batch over, or gives it back when there is no room.
+    /// Puts a batch in, or gives it back when there is no room. The consumer finds it when it looks; one that waits is
+    /// told by [`announce`](Self::announce).
     pub(super) fn offer(&self, batch: Batch) -> Result<(), Batch> {
         let mut inner = self.lock();
         if !inner.batches.is_empty() && inner.bytes + batch.size_bytes() > self.bytes_max {
@@ -56,9 +57,12 @@ impl Queue {
         }
         inner.bytes += batch.size_bytes();
         inner.batches.push_back(batch);
-        drop(inner);
-        self.arrived.notify_one();
         Ok(())
+    }
+
+    /// Wakes the consumer, if it waits.
+    pub(super) fn announce(&self) {
+        self.arrived.notify_one();
     }
 
     /// Waits until the consumer has taken something. A permit left from before is harmless: the offer is repeated.
@@ -140,6 +144,18 @@ mod tests {
             Poll::Ready(Next::End(End::Panicked)) => "panicked".to_owned(),
             Poll::Ready(Next::End(End::Taken)) => "taken".to_owned(),
         }
+    }
+
+    #[test]
+    fn who_waits_is_told_by_the_announcement() {
+        let queue = Queue::new(100);
+        let mut next = pin!(queue.next());
+        let mut poll = || next.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        assert!(!poll());
+        assert!(queue.offer(batch(30)).is_ok());
+        assert!(!poll(), "not told yet");
+        queue.announce();
+        assert!(poll());
     }
 
     #[test]

@@ -32,6 +32,11 @@ const READ_BYTES_MIN: usize = 64 << 10;
 /// Longest wait for a status update to leave: the socket's buffer is full only if the server has stopped reading.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Reads off the runtime before the driver is told what there is, and what it is told of at once. A wake-up costs as
+/// much as several events, and so does each of its turns; this many reads are less than a millisecond.
+const TURNS_PER_NEWS: u32 = 4;
+const NEWS_BYTES: usize = 64 << 10;
+
 /// Reads off the runtime before it has its turn, to see that the handle was dropped. Some milliseconds.
 const TURNS_PER_YIELD: u32 = 32;
 
@@ -67,6 +72,8 @@ pub(super) struct WalSession {
     busy: Busy,
     /// Reads off the runtime.
     turns: u32,
+    /// Bytes in the queue of which the driver has not been told, and the turn in which the first of them came.
+    news: Option<(usize, u32)>,
 }
 
 impl WalSession {
@@ -94,6 +101,7 @@ impl WalSession {
             missing: 0,
             busy: Busy::new(now),
             turns: 0,
+            news: None,
         }
     }
 
@@ -111,6 +119,7 @@ impl WalSession {
         let shared = Arc::clone(&self.shared);
         loop {
             self.hand_over()?;
+            self.tell_of_much();
             self.send_status().await?;
             if let Some(deadline) = shared.stop.get() {
                 return Ok(*deadline);
@@ -123,6 +132,7 @@ impl WalSession {
                     continue;
                 }
             }
+            self.tell();
             self.attach()?;
             let room = self.inbox.capacity() - self.inbox.len();
             let wake_at = tokio::time::Instant::from_std(self.feedback.wake_at(self.confirmed()));
@@ -160,7 +170,7 @@ impl WalSession {
         let read = std::future::poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx))).await;
         let now = Instant::now();
         match read {
-            Poll::Pending => {}
+            Poll::Pending => self.tell(),
             Poll::Ready(Ok(0)) => return Err(self.error(self.end_of_file())),
             Poll::Ready(Ok(count)) => {
                 self.feedback.heard(now);
@@ -168,11 +178,25 @@ impl WalSession {
             }
             Poll::Ready(Err(error)) => return Err(SourceError::io(self.doing.as_str(), error)),
         }
-        self.turns += 1;
+        self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(TURNS_PER_YIELD) {
             tokio::task::yield_now().await;
         }
         Ok(())
+    }
+
+    /// Tells the driver of what it was not told of, if that is much, or some time ago.
+    fn tell_of_much(&mut self) {
+        let Some((bytes, turn)) = self.news else { return };
+        if bytes >= NEWS_BYTES || self.turns.wrapping_sub(turn) >= TURNS_PER_NEWS {
+            self.tell();
+        }
+    }
+
+    fn tell(&mut self) {
+        if self.news.take().is_some() {
+            self.shared.queue.announce();
+        }
     }
 
     /// Back on the runtime, which wakes us; nothing to do where it is there already.
@@ -205,11 +229,14 @@ impl WalSession {
     /// Cuts what is whole and offers it, until nothing is whole or the queue is full.
     fn hand_over(&mut self) -> Result<(), SourceError> {
         loop {
-            if let Some(batch) = self.pending.take()
-                && let Err(batch) = self.shared.queue.offer(batch)
-            {
-                self.pending = Some(batch);
-                return Ok(());
+            if let Some(batch) = self.pending.take() {
+                let bytes = batch.size_bytes();
+                if let Err(batch) = self.shared.queue.offer(batch) {
+                    self.pending = Some(batch);
+                    return Ok(());
+                }
+                let (before, turn) = self.news.unwrap_or((0, self.turns));
+                self.news = Some((before + bytes, turn));
             }
             match cut(&mut self.inbox, self.message_bytes_max) {
                 Ok(Cut::Frames(batch, seen)) => {

@@ -1,0 +1,97 @@
+//! Reads the times of events, and remembers the last: those of one second differ in its fraction alone.
+
+use super::time::{self, MICROS_OF_DIGITS};
+use crate::event::PgTime;
+
+/// Most that an event's time may be ahead of its commit, in milliseconds. Kafka 4.0 refuses stamps further ahead than
+/// `log.message.timestamp.after.max.ms`, an hour by default, and a refused stamp would stop the topic.
+const AHEAD_MAX_MS: i64 = 3_600_000;
+
+/// Bytes of `2024-01-02 03:04:05`.
+const SECOND_BYTES: usize = 19;
+
+/// The last time that was read whole, if it had a fraction.
+#[derive(Debug, Default)]
+pub(super) struct Clock {
+    /// `2024-01-02 03:04:05`.
+    second: [u8; SECOND_BYTES],
+    /// What follows the fraction: `+00`.
+    zone: Vec<u8>,
+    /// Microseconds since the Unix epoch of that second.
+    micros: i64,
+}
+
+impl Clock {
+    /// The record's timestamp for an event's own time: milliseconds since the Unix epoch, and whether the commit's had
+    /// to be taken because the own one is none, not after 1970 (Kafka has no such stamps), or more than an hour ahead.
+    #[inline]
+    pub(super) fn stamp(&mut self, text: &[u8], commit: PgTime) -> (i64, bool) {
+        let commit_ms = commit.unix_millis();
+        let own = self.parse(text).map(|micros| micros.div_euclid(1000));
+        match own.filter(|ms| *ms > 0 && *ms <= commit_ms.saturating_add(AHEAD_MAX_MS)) {
+            Some(ms) => (ms, false),
+            None => (commit_ms, true),
+        }
+    }
+
+    /// As [`time::parse`].
+    #[inline]
+    fn parse(&mut self, text: &[u8]) -> Option<i64> {
+        let Some((second, fraction, zone)) = split(text) else { return time::parse(text) };
+        if *second == self.second && zone == self.zone {
+            return self.micros.checked_add(fraction);
+        }
+        let micros = time::parse(text)?;
+        self.second = *second;
+        self.micros = micros - fraction;
+        self.zone.clear();
+        self.zone.extend_from_slice(zone);
+        Some(micros)
+    }
+}
+
+/// Second, microseconds and zone of a time that has up to six digits behind the second's point.
+#[inline]
+fn split(text: &[u8]) -> Option<(&[u8; SECOND_BYTES], i64, &[u8])> {
+    let (second, rest) = text.split_first_chunk()?;
+    let rest = rest.strip_prefix(b".")?;
+    let (mut fraction, mut digits) = (0, 0);
+    while let Some(byte) = rest.get(digits).filter(|byte| byte.is_ascii_digit()) {
+        fraction = fraction * 10 + i64::from(byte - b'0');
+        digits += 1;
+        if digits == MICROS_OF_DIGITS.len() {
+            return None;
+        }
+    }
+    let zone = rest.get(digits..)?;
+    (digits > 0).then_some((second, fraction * MICROS_OF_DIGITS.get(digits)?, zone))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn text() -> impl Strategy<Value = String> {
+        let second = prop::sample::select(vec![
+            "2024-01-02 03:04:05",
+            "2024-01-02 03:04:06",
+            "0044-03-15 12:00:00",
+            "10000-01-01 00:00:00",
+            "2024-13-02 03:04:05",
+        ]);
+        let zone = prop::sample::select(vec!["+00", "-05:30", "", " BC", "Z", "+", "x"]);
+        (second, "(\\.[0-9]{0,8})?", zone)
+            .prop_map(|(second, rest, zone)| format!("{second}{rest}{zone}"))
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_remembered_never_shows(texts in prop::collection::vec(text(), 1..20)) {
+            let mut clock = Clock::default();
+            for text in texts {
+                prop_assert_eq!(clock.parse(text.as_bytes()), time::parse(text.as_bytes()), "{}", text);
+            }
+        }
+    }
+}
