@@ -89,6 +89,31 @@ need_cargo_deny() {
   { mkdir -p "$USER_CACHE" && cp "$tools/bin/cargo-deny" "$kept.$$" && mv "$kept.$$" "$kept"; } 2>/dev/null || true
 }
 
+# llvm TOOL…: llvm-profdata and llvm-cov. Their library is told to them alone: rustc has its own.
+llvm() { LD_LIBRARY_PATH="$LLVM/../lib:$ROOT/target/tools/usr/lib/$(uname -m)-linux-gnu" "$LLVM/$1" "${@:2}"; }
+
+# The directory LLVM has both, of rustc's own version: rustup's, else Debian's, unpacked here.
+need_llvm() {
+  local tools="$ROOT/target/tools" host version work
+  host=$(rustc -vV | sed -n 's/^host: //p')
+  version=$(rustc -vV | sed -n 's/^LLVM version: \([0-9]*\).*/\1/p')
+  LLVM="$(rustc --print sysroot)/lib/rustlib/$host/bin"
+  [ -x "$LLVM/llvm-cov" ] && return 0
+  LLVM="$tools/usr/lib/llvm-$version/bin"
+  [ -x "$LLVM/llvm-cov" ] && return 0
+  command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null ||
+    die "llvm-cov is missing; run: rustup component add llvm-tools"
+  say "fetching LLVM $version"
+  mkdir -p "$tools"
+  work=$(mktemp -d)
+  (cd "$work" && apt-get download "llvm-$version" "libllvm$version" &&
+    for package in *.deb; do dpkg-deb -x "$package" "$tools"; done) >"$work/log" 2>&1 </dev/null || {
+    tail -n 15 "$work/log" >&2
+    die "apt-get could not fetch llvm-$version; run: rustup component add llvm-tools"
+  }
+  rm -rf "$work"
+}
+
 # The pooler of one test. Its own service is not started.
 need_pgbouncer() {
   PATH="$PATH:/usr/sbin" command -v pgbouncer >/dev/null || RUNLEVEL=1 install_packages pgbouncer

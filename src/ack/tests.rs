@@ -111,6 +111,36 @@ fn newest_ticket_can_be_taken_back_and_is_issued_again() {
 }
 
 #[test]
+#[should_panic(expected = "is not the newest, or is resolved")]
+fn ticket_that_is_not_the_newest_is_not_taken_back() {
+    let mut tracker = started_at(10);
+    tracker.begin(lsn(50), 0).unwrap();
+    let tickets = [tracker.change(), tracker.change()];
+    tracker.retract(tickets[0]);
+}
+
+#[test]
+#[should_panic(expected = "is not the newest, or is resolved")]
+fn resolved_ticket_is_not_taken_back() {
+    let mut tracker = started_at(10);
+    tracker.begin(lsn(50), 0).unwrap();
+    let tickets = [tracker.change(), tracker.change()];
+    tracker.resolve(tickets[1]).unwrap();
+    tracker.retract(tickets[1]);
+}
+
+#[test]
+fn received_runs_ahead_of_the_watermark_until_it_is_given_up() {
+    let mut tracker = started_at(10);
+    transaction(&mut tracker, 20, 30, 1);
+    assert_eq!(tracker.received(), lsn(30));
+    tracker.keepalive(lsn(90));
+    assert_eq!((tracker.received(), tracker.watermark().lsn()), (lsn(90), lsn(10)));
+    tracker.give_up();
+    assert_eq!(tracker.received(), lsn(10));
+}
+
+#[test]
 fn tickets_of_a_session_that_was_given_up_are_stale() {
     for out in [1_usize, 63, 64, 65, 130] {
         let mut tracker = started_at(10);

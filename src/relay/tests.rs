@@ -12,7 +12,10 @@ mod park;
 mod refused;
 mod reread;
 mod suspects;
+mod told;
 mod tries;
+mod waits;
+mod wishes;
 
 use super::*;
 use crate::error::HaltReason;
@@ -81,6 +84,12 @@ impl Script {
             transcript: String::new(),
             table: Vec::new(),
             wishes: Vec::new(),
+        }
+    }
+
+    fn lines(&mut self, lines: &[&str]) {
+        for line in lines {
+            self.line(line);
         }
     }
 

@@ -1,5 +1,7 @@
 //! Polling end to end: each layout to real Kafka, with the marks its seed writes, and the order of each aggregate.
 
+mod letters;
+
 use crate::await_that::{SOON, await_that};
 use crate::load::Load;
 use crate::pipeline::Pipeline;

@@ -2,6 +2,7 @@
 //! what `check` says of the pair.
 
 mod backups;
+mod behind;
 mod pair;
 mod phantom;
 mod promotion;

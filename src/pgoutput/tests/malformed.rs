@@ -105,6 +105,33 @@ fn values_never_appear_in_errors_or_debug_output() {
 }
 
 #[test]
+fn every_kind_of_value_is_shown_by_its_size_alone() {
+    let bytes = b"U\0\0\0\x07N\0\x04nub\0\0\0\x06secrett\0\0\0\x06secret";
+    let Message::Update(update) = decode(bytes).unwrap() else { unreachable!() };
+    let shown = format!("{:?}", update.new.columns().collect::<Vec<_>>());
+    assert_eq!(shown, "[Null, Unchanged, Binary(6 B), Text(6 B)]");
+    check(
+        b"R\0\0\0\x07s\0t\0d\0\x01\x01id\0\0\0\0\x14\xFF\xFF\xFF\xFF",
+        &expect![[
+            r#"Relation(Relation { id: 7, schema: "s", name: "t", replica_identity: 100, columns: [RelationColumn { key: true, name: "id", type_oid: 20, type_modifier: -1 }] })"#
+        ]],
+    );
+    assert!(format!("{:?}", decode(b"x\0")).contains("tag: 'x'"));
+}
+
+/// `CREATE TABLE t ()`.
+#[test]
+fn table_without_columns_has_empty_rows() {
+    let Message::Relation(relation) = decode(b"R\0\0\0\x07s\0t\0d\0\0").unwrap() else {
+        unreachable!()
+    };
+    assert!(relation.columns.is_empty() && relation.columns.iter().next().is_none());
+    let bytes = insert(b"\0\0");
+    let Message::Insert(insert) = decode(&bytes).unwrap() else { unreachable!() };
+    assert!(insert.new.is_empty() && insert.new.columns().next().is_none());
+}
+
+#[test]
 fn binary_columns_are_told_from_text() {
     let bytes = insert(b"\0\x03b\0\0\0\x01xt\0\0\0\x02yzn");
     let Message::Insert(insert) = decode(&bytes).unwrap() else { unreachable!() };

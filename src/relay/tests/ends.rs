@@ -228,3 +228,31 @@ fn halt_of_a_sink_that_is_gone_does_not_wait_for_its_reports() {
         "#]],
     );
 }
+
+#[test]
+fn change_outside_a_transaction_stops_the_relay() {
+    check(
+        "start 16\nevent a",
+        &expect![[r#"
+        start 16          │ confirm 0/10
+        event a           │ halt: the stream broke its own order: commit 0/0 has no open transaction (shut)
+    "#]],
+    );
+}
+
+/// Not the same history: what was resolved of it was another transaction.
+#[test]
+fn transaction_that_comes_again_shorter_stops_the_relay() {
+    check(
+        "resume 16 96 2
+         begin 96
+         event a
+         commit 96 112",
+        &expect![[r#"
+            resume 16 96 2    │ confirm 0/10
+            begin 96          │ 
+            event a           │ 
+            commit 96 112     │ halt: the stream broke its own order: transaction 0/60 commits below 0/60, which was passed before (shut)
+        "#]],
+    );
+}

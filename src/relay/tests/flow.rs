@@ -243,6 +243,24 @@ fn drain_does_not_wait_for_an_event_the_sink_never_took() {
     );
 }
 
+/// So a crash repeats no more than that, however long the interval is.
+#[test]
+fn row_is_due_when_ten_thousand_events_were_delivered_since_the_last() {
+    let mut run = Script::new(rules(OnPoison::BlockKey));
+    for line in ["start 16", "begin 32", "event a", "acked 0", "written"] {
+        run.line(line);
+    }
+    run.transcript.clear();
+    for ticket in 1..10_000 {
+        run.line("event a");
+        run.line(&format!("acked {ticket}"));
+    }
+    assert!(!run.transcript.contains("cursor"));
+    run.line("event a");
+    run.line("acked 10000");
+    assert!(run.transcript.ends_with("published, write cursor 0/10+0/20:10001\n"));
+}
+
 #[test]
 fn what_the_intake_waits_for_is_named() {
     let mut run = Script::new(rules(OnPoison::BlockKey));

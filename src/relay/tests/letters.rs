@@ -290,3 +290,25 @@ fn letter_that_waits_for_a_try_to_be_alone_is_not_due() {
         "#]],
     );
 }
+
+/// Whoever deleted the row wants no letter either.
+#[test]
+fn letter_whose_row_was_deleted_comes_to_nothing() {
+    check(
+        "row 32 0 a dead
+         row 32 1 a behind
+         row 32 2 b dead
+         start 64
+         unsent 32 0
+         unsent 32 2
+         gone t0
+         deleted 32 0",
+        &expect![[r#"
+            start 64          │ confirm 0/40
+            unsent 32 0       │ letter t0 0/20:0
+            unsent 32 2       │ 
+            gone t0           │ letter t1 0/20:2
+            deleted 32 0      │ try t2 0/20:1
+        "#]],
+    );
+}

@@ -1,6 +1,6 @@
 //! Parked events that were in a refused batch: tried with nothing else in flight, once there is somewhere to go.
 
-use super::check_parking;
+use super::{OnPoison, Rules, Script, check_parking, rules};
 use expect_test::expect;
 
 #[test]
@@ -126,4 +126,24 @@ fn suspect_is_not_sent_beside_a_try() {
             event c           │ publish #3 (shut)
         "#]],
     );
+}
+
+/// A try of each is refused; none of their destinations answers then.
+#[test]
+fn destinations_are_asked_for_a_few_at_a_time() {
+    let mut run = Script::new(Rules { rows_max: 100, ..rules(OnPoison::BlockKey) });
+    let start = |run: &mut Script| {
+        (0..40).for_each(|n| run.line(&format!("row 32 {n} {n} waiting")));
+        run.transcript.clear();
+        run.line("start 64");
+    };
+    start(&mut run);
+    assert_eq!(run.transcript.matches("try t").count(), 32);
+    (0..32).for_each(|n| run.line(&format!("refused t{n}")));
+    start(&mut run);
+    assert_eq!(run.transcript.matches("sound t").count(), 32);
+    assert_eq!(run.transcript.matches("try t").count(), 0);
+    run.transcript.clear();
+    run.line("notopic t32");
+    assert_eq!(run.transcript.matches("try t").count(), 8, "{}", run.transcript);
 }

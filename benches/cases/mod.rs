@@ -1,4 +1,6 @@
-//! The steps of the hot path, without sockets: each does `events` events.
+//! The steps of the hot path, without sockets: `instructions` counts them, `micro` takes their time.
+//!
+//! A case is made ready first, which counts for nothing, and then does its events.
 
 use postrider::ack::{Progress, Tracker};
 use postrider::event::{Aggregate, PgTime, Position};
@@ -11,8 +13,11 @@ use postrider::relay::{Change, Effect, Input, Limits, OnPoison, Relay, Rules, Se
 use std::hint::black_box;
 use std::time::Duration;
 
-/// Name, events, and what it does.
-pub(crate) type Case = (&'static str, usize, fn(usize));
+/// What does the events, once; to be dropped when nobody counts any more.
+pub(crate) type Run = Box<dyn FnMut()>;
+
+/// Name, events, and what makes a run of so many events ready.
+pub(crate) type Case = (&'static str, usize, fn(usize) -> Run);
 
 pub(crate) const ALL: &[Case] = &[
     ("frame-to-message", 20_000, decode),
@@ -69,28 +74,32 @@ fn relation() -> Vec<u8> {
     frame
 }
 
-fn decode(events: usize) {
+fn decode(events: usize) -> Run {
     let frame = insert();
-    for _ in 0..events {
-        let Ok(Message::Insert(insert)) = pgoutput::decode(black_box(&frame)) else {
-            panic!("an insert")
-        };
-        black_box(insert.new.len());
-    }
+    Box::new(move || {
+        for _ in 0..events {
+            let Ok(Message::Insert(insert)) = pgoutput::decode(black_box(&frame)) else {
+                panic!("an insert")
+            };
+            black_box(insert.new.len());
+        }
+    })
 }
 
-fn map(events: usize) {
+fn map(events: usize) -> Run {
     let (frame, relation) = (insert(), relation());
     let mut mapper = Mapper::new(OutboxSpec::for_layout(Layout::Postrider)).expect("a mapper");
     let Ok(Message::Relation(relation)) = pgoutput::decode(&relation) else { panic!("a relation") };
     mapper.relation(&relation).expect("a table that fits");
-    let Ok(Message::Insert(insert)) = pgoutput::decode(&frame) else { panic!("an insert") };
-    for ordinal in 0..events as u64 {
-        let position = Position { commit_lsn: lsn(4_711), ordinal };
-        let at = At { position, commit_time: PgTime { micros: 848_599_143_833_097 } };
-        let event = mapper.insert(black_box(&insert), at).expect("no poison").expect("our table");
-        black_box(event.record().size_bytes());
-    }
+    Box::new(move || {
+        let Ok(Message::Insert(insert)) = pgoutput::decode(&frame) else { panic!("an insert") };
+        for ordinal in 0..events as u64 {
+            let position = Position { commit_lsn: lsn(4_711), ordinal };
+            let at = At { position, commit_time: PgTime { micros: 848_599_143_833_097 } };
+            let event = mapper.insert(black_box(&insert), at);
+            black_box(event.expect("no poison").expect("our table").record().size_bytes());
+        }
+    })
 }
 
 fn lsn(value: u64) -> Lsn {
@@ -131,8 +140,8 @@ fn event(id: &str) -> Input<'_> {
 }
 
 /// Whole transactions; every event is published, then all of a transaction are reported.
-fn through(relay: &mut Relay, events: usize) {
-    let (names, mut effects, mut tickets) = (aggregates(), Vec::new(), Vec::new());
+fn through(relay: &mut Relay, names: &[String], events: usize) {
+    let (mut effects, mut tickets) = (Vec::new(), Vec::new());
     for transaction in 0..(events / TRANSACTION_EVENTS) as u64 {
         let commit_lsn = lsn(2_000_000 + transaction * 1_000_000);
         let end_lsn = lsn(2_000_100 + transaction * 1_000_000);
@@ -140,7 +149,7 @@ fn through(relay: &mut Relay, events: usize) {
         let now = Duration::from_millis(transaction);
         let commit_time = PgTime { micros: 0 };
         relay.apply(now, Input::Begin { commit_lsn, commit_time }, &mut effects);
-        for id in &names {
+        for id in names {
             relay.apply(now, event(black_box(id)), &mut effects);
             tickets.extend(effects.drain(..).filter_map(|effect| {
                 if let Effect::Publish(ticket) = effect { Some(ticket) } else { None }
@@ -156,8 +165,9 @@ fn through(relay: &mut Relay, events: usize) {
     assert_eq!(relay.in_flight().0, 0, "all are reported");
 }
 
-fn relay(events: usize) {
-    through(&mut started(50_000, &[]), events);
+fn relay(events: usize) -> Run {
+    let (mut relay, names) = (started(50_000, &[]), aggregates());
+    Box::new(move || through(&mut relay, &names, events))
 }
 
 fn dead(number: u64) -> Entry {
@@ -173,41 +183,45 @@ fn dead(number: u64) -> Entry {
 }
 
 /// What it costs more than [`relay`] is looking for the aggregate among those that are held up.
-fn relay_beside_parked(events: usize) {
+fn relay_beside_parked(events: usize) -> Run {
     let parked: Vec<Entry> = (0..100_000).map(dead).collect();
-    let mut relay = started(50_000, &parked);
+    let (mut relay, names) = (started(50_000, &parked), aggregates());
     assert_eq!(relay.parked().dead, 100_000, "parked");
-    through(&mut relay, events);
+    Box::new(move || through(&mut relay, &names, events))
 }
 
 /// The same, but all reports wait for the first.
-fn relay_behind_one(events: usize) {
-    let mut relay = started(2_000_000, &[]);
-    let (names, mut effects) = (aggregates(), Vec::new());
-    let (commit_lsn, end_lsn) = (lsn(2_000_000), lsn(2_000_100));
-    let now = Duration::ZERO;
-    relay.apply(now, Input::Begin { commit_lsn, commit_time: PgTime { micros: 0 } }, &mut effects);
-    for number in 0..events {
-        relay.apply(now, event(&names[number % names.len()]), &mut effects);
-        effects.clear();
-    }
-    relay.apply(now, Input::Commit { commit_lsn, end_lsn }, &mut effects);
-    for ticket in (1..events as u64).chain([0]).map(Ticket) {
-        relay.apply(now, Input::Report { ticket, outcome: Outcome::Acked }, &mut effects);
-        effects.clear();
-    }
-    assert_eq!(relay.in_flight().0, 0, "all are reported");
+fn relay_behind_one(events: usize) -> Run {
+    let (mut relay, names) = (started(2_000_000, &[]), aggregates());
+    Box::new(move || {
+        let mut effects = Vec::new();
+        let (commit_lsn, end_lsn) = (lsn(2_000_000), lsn(2_000_100));
+        let (now, commit_time) = (Duration::ZERO, PgTime { micros: 0 });
+        relay.apply(now, Input::Begin { commit_lsn, commit_time }, &mut effects);
+        for number in 0..events {
+            relay.apply(now, event(&names[number % names.len()]), &mut effects);
+            effects.clear();
+        }
+        relay.apply(now, Input::Commit { commit_lsn, end_lsn }, &mut effects);
+        for ticket in (1..events as u64).chain([0]).map(Ticket) {
+            relay.apply(now, Input::Report { ticket, outcome: Outcome::Acked }, &mut effects);
+            effects.clear();
+        }
+        assert_eq!(relay.in_flight().0, 0, "all are reported");
+    })
 }
 
-fn tracker_backwards(events: usize) {
+fn tracker_backwards(events: usize) -> Run {
     let mut tracker = Tracker::new(Progress::default());
-    tracker.begin(lsn(1_000), 0).expect("a transaction");
-    for _ in 0..events {
-        black_box(tracker.change());
-    }
-    tracker.commit(lsn(1_000), lsn(2_000)).expect("a commit");
-    for ticket in (0..events as u64).rev().map(Ticket) {
-        black_box(tracker.resolve(ticket).expect("a ticket that is out"));
-    }
-    assert!(tracker.all_resolved(), "all are reported");
+    Box::new(move || {
+        tracker.begin(lsn(1_000), 0).expect("a transaction");
+        for _ in 0..events {
+            black_box(tracker.change());
+        }
+        tracker.commit(lsn(1_000), lsn(2_000)).expect("a commit");
+        for ticket in (0..events as u64).rev().map(Ticket) {
+            black_box(tracker.resolve(ticket).expect("a ticket that is out"));
+        }
+        assert!(tracker.all_resolved(), "all are reported");
+    })
 }

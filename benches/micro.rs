@@ -1,0 +1,41 @@
+//! What an event costs in time, step by step, by criterion: `scripts/bench --micro`.
+//!
+//! The cases are those that `instructions` holds to a budget, and the allocator is the program's. Time is worth
+//! something only on a machine that does nothing else; criterion says how it differs from the run before.
+#![expect(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::as_conversions,
+    reason = "a bench stops at the first thing that is not as it should be"
+)]
+
+mod cases;
+
+use criterion::{BatchSize, Criterion, Throughput};
+use std::time::Duration;
+
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+/// Runs that a figure is made of: one of a million events takes a good part of a second.
+const SAMPLES: usize = 20;
+/// For each case.
+const MEASURED: Duration = Duration::from_secs(4);
+
+fn main() {
+    let settings = Criterion::default().sample_size(SAMPLES).measurement_time(MEASURED);
+    let mut criterion = settings.configure_from_args();
+    let mut group = criterion.benchmark_group("event");
+    for &(name, events, ready) in cases::ALL {
+        group.throughput(Throughput::Elements(events as u64));
+        group.bench_function(name, |bencher| {
+            let run = |mut run: cases::Run| {
+                run();
+                run
+            };
+            bencher.iter_batched(|| ready(events), run, BatchSize::PerIteration);
+        });
+    }
+    group.finish();
+    criterion.final_summary();
+}

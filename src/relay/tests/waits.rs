@@ -1,0 +1,79 @@
+//! What the intake waits for, as `status` and the log say it.
+
+use super::{OnPoison, Rules, Script, rules};
+use crate::relay::flow::SPAN_MAX;
+use crate::relay::{Change, Input};
+use std::time::Duration;
+
+fn after(rules: Rules, lines: &[&str]) -> Script {
+    let mut run = Script::new(rules);
+    run.lines(lines);
+    run
+}
+
+fn waits_for(run: &Script) -> &'static str {
+    run.relay.waits_for().unwrap_or("nothing")
+}
+
+#[test]
+fn room_among_the_parked_events_is_waited_for() {
+    let rules = rules(OnPoison::BlockKey);
+    let full: Vec<String> = (0..5).map(|n| format!("row 16 {n} {n} dead")).collect();
+    let mut lines: Vec<&str> = full.iter().map(String::as_str).collect();
+    lines.push("start 64");
+    let mut run = after(rules, &lines);
+    assert!(run.relay.parking_is_full());
+    assert!(waits_for(&run).contains("parking.rows_max"));
+    run.line("wish 16 0 skip");
+    assert_eq!(waits_for(&run), "nothing");
+}
+
+#[test]
+fn rows_that_are_not_committed_are_waited_for_by_size_and_by_number() {
+    let rules = Rules { rows_max: 10_000, ..rules(OnPoison::BlockKey) };
+    let blocked = ["row 16 0 a dead", "start 64", "begin 96"];
+    let mut run = after(rules, &blocked);
+    run.line("event a 17000000");
+    assert!(waits_for(&run).contains("PostgreSQL to commit rows"));
+    run.line("parked");
+    assert_eq!(waits_for(&run), "nothing");
+
+    let mut run = after(rules, &blocked);
+    for _ in 0..1_999 {
+        run.line("event a");
+    }
+    assert_eq!(waits_for(&run), "nothing");
+    run.line("event a");
+    assert!(waits_for(&run).contains("PostgreSQL to commit rows"));
+    run.line("parked");
+    assert_eq!(waits_for(&run), "nothing");
+}
+
+#[test]
+fn oldest_event_is_waited_for_when_a_million_are_behind_it() {
+    let lines = ["start 16", "begin 32", "event a"];
+    let mut run = after(rules(OnPoison::BlockKey), &lines);
+    let mut effects = Vec::new();
+    for _ in 1..SPAN_MAX {
+        assert!(run.relay.intake_open());
+        run.relay.apply(Duration::ZERO, Input::Change(Change::Skipped), &mut effects);
+    }
+    assert!(waits_for(&run).contains("the oldest event in flight"));
+    run.line("acked 0");
+    assert_eq!(waits_for(&run), "nothing");
+}
+
+#[test]
+fn event_that_is_sent_or_tried_alone_is_waited_for() {
+    let lines = ["start 16", "begin 32", "event a", "event b", "refused 0", "refused 1"];
+    let mut run = after(rules(OnPoison::BlockKey), &lines);
+    run.lines(&["start 16", "begin 32", "event a"]);
+    assert!(waits_for(&run).contains("one at a time"));
+
+    let lines = ["row 32 0 a waiting", "start 64", "refused t0", "row 32 0 a waiting", "start 64"];
+    let mut run = after(rules(OnPoison::BlockKey), &lines);
+    run.lines(&["begin 96", "event b"]);
+    assert_eq!(waits_for(&run), "nothing");
+    run.line("sounded t1");
+    assert!(waits_for(&run).contains("tried alone"));
+}
