@@ -1,4 +1,5 @@
-//! Who drains: Postrider (this build, or another for comparison), `pg_recvlogical`, Debezium; started, watched, ended.
+//! Who drains: Postrider (this build, or another for comparison), `pg_recvlogical`, `pgwire-replication`, Debezium;
+//! started, watched, ended.
 
 use crate::debezium;
 use crate::process::{self, Watch, Who};
@@ -14,6 +15,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Recvlogical,
+    /// The crate `pgwire-replication`.
+    Pgwire,
     Discard,
     Kafka,
     Debezium,
@@ -30,6 +33,7 @@ impl Contender {
     pub(crate) fn new(kind: Kind, binary: Option<&Path>) -> Self {
         let label = match kind {
             Kind::Recvlogical => "pg_recvlogical",
+            Kind::Pgwire => "pgwire-replication",
             Kind::Discard => "Postrider to discard",
             Kind::Kafka => "Postrider to Kafka",
             Kind::Debezium => "Debezium to Kafka",
@@ -59,7 +63,7 @@ pub(crate) struct Job<'a> {
     pub(crate) database: &'a str,
     pub(crate) slot: String,
     pub(crate) topic: String,
-    /// Where the WAL ends, for `pg_recvlogical`.
+    /// Where the WAL ends, for those that read up to there.
     pub(crate) end: String,
     pub(crate) tcp: bool,
     pub(crate) messages: bool,
@@ -81,6 +85,7 @@ impl Running {
         let port = free_port();
         let mut command = match contender.kind {
             Kind::Recvlogical => recvlogical(job),
+            Kind::Pgwire => pgwire(job),
             Kind::Discard => postrider(&contender.binary, job, "discard", port),
             Kind::Kafka => postrider(&contender.binary, job, "kafka", port),
             Kind::Debezium => debezium::command(job, port),
@@ -110,7 +115,8 @@ impl Running {
     /// Whether it ended, well; Postrider and Debezium don't.
     pub(crate) fn ended(&mut self) -> bool {
         let status = self.child.try_wait().expect("a child");
-        let is_good = status.is_none_or(|s| s.success() && self.kind == Kind::Recvlogical);
+        let ends = matches!(self.kind, Kind::Recvlogical | Kind::Pgwire);
+        let is_good = status.is_none_or(|s| s.success() && ends);
         assert!(is_good, "a contender ended: {status:?}; its log is below target/bench");
         status.is_some()
     }
@@ -123,7 +129,7 @@ impl Running {
     /// A clean end; Debezium, which takes seconds for it, is killed.
     pub(crate) fn end(mut self) {
         match self.kind {
-            Kind::Recvlogical => {}
+            Kind::Recvlogical | Kind::Pgwire => {}
             Kind::Debezium => self.child.kill().expect("a kill"),
             Kind::Discard | Kind::Kafka => {
                 let sent = Command::new("kill").arg(self.child.id().to_string()).status();
@@ -165,6 +171,15 @@ fn recvlogical(job: &Job<'_>) -> Command {
     if job.messages {
         command.args(["-o", "messages=true"]);
     }
+    command
+}
+
+/// A program of its own, which `scripts/bench` built.
+fn pgwire(job: &Job<'_>) -> Command {
+    let Servers { socket, port, pgwire, .. } = job.servers;
+    let host = if job.tcp { "127.0.0.1" } else { socket.as_str() };
+    let mut command = Command::new(pgwire);
+    command.args([host, port, job.database, &job.slot, PUBLICATION, &job.end]);
     command
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn all(args: &Args, servers: &Servers, page: &mut Page) {
 }
 
 fn contenders(servers: &Servers, with_debezium: bool) -> Vec<Contender> {
-    let mut kinds = vec![Kind::Recvlogical, Kind::Discard, Kind::Kafka];
+    let mut kinds = vec![Kind::Recvlogical, Kind::Pgwire, Kind::Discard, Kind::Kafka];
     if with_debezium {
         assert!(debezium::is_there(servers), "Debezium is not there: run scripts/bench");
         kinds.push(Kind::Debezium);

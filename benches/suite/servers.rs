@@ -18,6 +18,8 @@ pub(crate) struct Servers {
     pub(crate) broker_pid: u32,
     /// Kafka Connect with Debezium, where `scripts/bench` fetched it.
     pub(crate) connect: PathBuf,
+    /// `benches/pgwire`, where `scripts/bench` built it.
+    pub(crate) pgwire: PathBuf,
     /// Configurations, logs and offsets of what runs.
     pub(crate) scratch: PathBuf,
 }
@@ -42,6 +44,7 @@ impl Servers {
             brokers: get("KAFKA_BROKERS"),
             broker_pid: get("KAFKA_PID").parse().expect("a process id"),
             connect: target.join("connect"),
+            pgwire: target.join("pgwire/release/pgwire-reader"),
             scratch,
         }
     }
