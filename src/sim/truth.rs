@@ -38,6 +38,13 @@ pub(super) struct Event {
     pub(super) overtaken: bool,
 }
 
+impl Event {
+    /// A person said, or is saying, that it is not to be published (any more).
+    fn is_given_up(&self) -> bool {
+        self.skipped || self.skip_asked || self.deleted
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 struct Aggregate {
     events: Vec<usize>,
@@ -150,9 +157,7 @@ impl Truth {
             let between = &mut self.events[between];
             if meant {
                 between.overtaken = true;
-            } else if !(between.skipped
-                || between.skip_asked
-                || between.deleted
+            } else if !(between.is_given_up()
                 || between.free
                 || (between.overtaken && between.delivered == 0))
             {
@@ -171,15 +176,15 @@ impl Truth {
     }
 
     /// At the end the newest record of each aggregate is of its furthest event, unless that comes again because it is
-    /// `parked`.
+    /// `parked`, or a person gave up each that would have come again behind the newest.
     pub(super) fn check_ends(&self, parked: impl Fn(Position) -> bool) -> Check {
+        let at = |lane: &Aggregate, place: usize| &self.events[lane.events[place]];
         for lane in &self.aggregates {
-            let furthest = lane.furthest.map(|place| self.events[lane.events[place]].position);
-            if lane.last != lane.furthest && !furthest.is_some_and(&parked) {
-                let (last, furthest) = (lane.last.unwrap(), lane.furthest.unwrap());
-                let at = |place: usize| self.events[lane.events[place]].position;
-                let message =
-                    format!("after {} its aggregate ends with {}", at(furthest), at(last));
+            let (Some(last), Some(furthest)) = (lane.last, lane.furthest) else { continue };
+            let owed = (last + 1..=furthest).any(|place| !at(lane, place).is_given_up());
+            let (last, furthest) = (at(lane, last).position, at(lane, furthest).position);
+            if owed && !parked(furthest) {
+                let message = format!("after {furthest} its aggregate ends with {last}");
                 return wrong(message);
             }
         }
