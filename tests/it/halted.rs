@@ -1,5 +1,6 @@
 //! A run that halts: what it said on its last line, and how its process ended.
 
+use crate::await_that::SOON;
 use crate::pipeline::Pipeline;
 use crate::relay::{Ended, Relay};
 use crate::server::Client;
@@ -7,7 +8,7 @@ use serde_json::Value;
 use std::time::Duration;
 
 /// How long a run may take from its start, or from what breaks it, to its end: a look comes every 5 s.
-const HALT_DEADLINE: Duration = Duration::from_secs(40);
+const HALT_DEADLINE: Duration = SOON;
 
 /// What an operator reads of a halt.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ fn duplicates_max(kills: usize) -> usize {
 /// Everything committed so far is resolved, and the server knows.
 async fn resolved(pipeline: &Pipeline) {
     let end = pipeline.wal_end().await;
-    await_that("all to be confirmed", Duration::from_secs(90), || pipeline.confirmed(&end)).await;
+    await_that("all to be confirmed", SOON, || pipeline.confirmed(&end)).await;
 }
 
 #[tokio::test]

@@ -1,11 +1,11 @@
 //! The shared servers are what the other tests believe they are.
 
+use crate::await_that::SOON;
 use crate::server::{Database, Version, brokers};
 use crate::topic::Topics;
 use rdkafka::config::ClientConfig;
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
-use std::time::Duration;
 
 #[tokio::test]
 async fn every_postgresql_answers_with_its_version_and_logical_wal() {
@@ -60,9 +60,9 @@ async fn a_produced_record_is_read_back_with_header_and_key() {
         .payload("{}")
         .timestamp(1_700_000_000_123)
         .headers(OwnedHeaders::new().insert(header));
-    producer.send(record, Duration::from_secs(10)).await.unwrap();
+    producer.send(record, SOON).await.unwrap();
 
-    let records = topic.await_records(1, Duration::from_secs(10)).await;
+    let records = topic.await_records(1, SOON).await;
     assert_eq!(records.len(), 1);
     assert_eq!(records[0].key_text(), Some("order-1"));
     assert_eq!(records[0].value_text(), Some("{}"));

@@ -2,6 +2,7 @@
 
 use super::cases::{Case, PUBLICATION, SLOT, TABLE};
 use super::patient::{Checked, Patient};
+use crate::await_that::SOON;
 use crate::pipeline::Pipeline;
 use crate::server::{Client, Version};
 
@@ -71,7 +72,7 @@ async fn a_slot_that_does_not_fit_is_found_and_mended() {
     for (name, severity) in [("?application_name=impostor", "warning"), ("", "ok")] {
         let url = format!("{}{}", tcp(&pipeline).await, name);
         let relay = crate::relay::Relay::spawn(&pipeline.config.replace(&pipeline.url, &url));
-        relay.await_state("streaming", std::time::Duration::from_secs(40)).await;
+        relay.await_state("streaming", SOON).await;
         let checked = patient.check(&[]);
         if severity == "ok" {
             assert!(checked.find("slot_active").is_none(), "{checked}");
@@ -80,7 +81,7 @@ async fn a_slot_that_does_not_fit_is_found_and_mended() {
             assert!(finding["what"].as_str().unwrap().contains("impostor"), "{finding:#}");
         }
         assert_eq!(errors(&checked), Vec::<&str>::new(), "{checked}");
-        relay.terminate(std::time::Duration::from_secs(40)).await;
+        relay.terminate(SOON).await;
     }
     // A standby would not have it. The command that mends it is PostgreSQL's own, over its replication protocol.
     pipeline.sql("select pg_drop_replication_slot('{slot}'); delete from postrider.cursor").await;
