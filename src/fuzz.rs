@@ -4,6 +4,8 @@
 //! corpus is in `tests/fuzz`, and `tests/wal` has what servers really sent. The same seed bends the same way;
 //! `POSTRIDER_FUZZ_SEED` and `POSTRIDER_FUZZ_BYTES` choose others.
 
+// As it is found from `tests/miri` too.
+#[path = "fuzz/meter.rs"]
 mod meter;
 
 use fastrand::Rng;
