@@ -7,6 +7,8 @@ pub(crate) struct Args {
     pub(crate) quick: bool,
     pub(crate) rows: usize,
     pub(crate) rounds: usize,
+    /// Of the latency phase, in events a second.
+    pub(crate) rates: Vec<u32>,
     /// Phases that run; all where none is named.
     only: Vec<String>,
     /// Workloads beside the main ones.
@@ -36,6 +38,10 @@ impl Args {
             quick,
             rows: number("--rows").unwrap_or(if quick { 200_000 } else { 1_000_000 }),
             rounds: number("--rounds").unwrap_or(if guard.is_some() { 5 } else { 3 }),
+            rates: value("--rates").map_or_else(
+                || vec![500, 2_000, 10_000],
+                |v| v.split(',').map(|rate| rate.parse().expect("a rate")).collect(),
+            ),
             only: list("--only"),
             workloads: list("--workload"),
             with_debezium: !has("--no-debezium"),

@@ -144,7 +144,7 @@ fn measured(samples: Samples, started: f64, from: f64, until: f64) -> Run {
             broker: cpu(Who::Broker),
         },
         peak_mib: samples.peak_mib(),
-        disturbed: samples.disturbed(from, until),
+        disturbed: samples.disturbed(from, until, process::STOLEN_MAX),
         samples,
     }
 }

@@ -19,6 +19,10 @@ const TRANSACTION_ROWS: u32 = 10;
 const REHEARSAL: (u32, f64) = (2_000, 6.0);
 /// Not counted: the first seconds of a rate.
 const WARM: f64 = 1.0;
+/// What others disturb is dropped in slices of this length.
+const SLICE: Duration = Duration::from_secs(2);
+/// What the hypervisor may take of a slice: a percentile that is to be that of the software can't bear more.
+const STOLEN_MAX: f64 = 0.01;
 
 /// What of one rate.
 #[derive(Clone)]
@@ -31,7 +35,9 @@ pub(crate) struct Rate {
     pub(crate) walsender_cores: f64,
     pub(crate) broker_cores: f64,
     pub(crate) rss_mib: f64,
-    pub(crate) disturbed: Option<String>,
+    pub(crate) slices: usize,
+    /// Slices that others disturbed: left out of all the above, unless there are no others.
+    pub(crate) disturbed: usize,
 }
 
 /// One start of one contender.
@@ -175,10 +181,14 @@ struct Writer {
 /// One rate, written and read.
 struct Part {
     per_second: u32,
-    achieved: f64,
-    latencies: Vec<f64>,
+    slices: Vec<Slice>,
+}
+
+/// A part of a rate that counts, or does not, as a whole.
+struct Slice {
     from: f64,
     until: f64,
+    latencies: Vec<f64>,
 }
 
 impl Writer {
@@ -211,35 +221,42 @@ impl Writer {
     }
 
     fn rate(&mut self, per_second: u32, seconds: f64, reader: &Reader) -> Part {
-        let every = Duration::from_secs_f64(f64::from(TRANSACTION_ROWS) / f64::from(per_second));
-        let whole = Duration::from_secs_f64(WARM + seconds);
+        drop(self.keep_to(per_second, WARM, reader.base));
         let begun = Instant::now();
-        let (mut from, mut first_counted, mut due) = (0.0, 0, Duration::ZERO);
-        let (first, mut answers) = (self.next, Vec::new());
+        let mut slices = Vec::new();
+        while begun.elapsed().as_secs_f64() + 0.1 < seconds {
+            let from = process::now();
+            let first = self.next;
+            let answers = self.keep_to(per_second, SLICE.as_secs_f64(), reader.base);
+            slices.push((from, process::now(), first, answers));
+        }
+        let newest = self.next - 1;
+        let slices = slices.into_iter().map(|(from, until, first, answers)| {
+            reader.wait(first..=newest);
+            let each = answers.iter().zip((first..).step_by(TRANSACTION_ROWS as usize));
+            let latencies = each.flat_map(|(&answered, first)| {
+                (first..first + TRANSACTION_ROWS)
+                    .map(move |number| millis(reader.came(number), answered))
+            });
+            Slice { from, until, latencies: latencies.collect() }
+        });
+        Part { per_second, slices: slices.collect() }
+    }
+
+    /// Writes so many events a second, in time however long one takes; when each transaction was answered.
+    fn keep_to(&mut self, per_second: u32, seconds: f64, base: Instant) -> Vec<u64> {
+        let every = Duration::from_secs_f64(f64::from(TRANSACTION_ROWS) / f64::from(per_second));
+        let whole = Duration::from_secs_f64(seconds);
+        let begun = Instant::now();
+        let (mut due, mut answers) = (Duration::ZERO, Vec::new());
         while due < whole {
             if let Some(pause) = due.checked_sub(begun.elapsed()) {
                 std::thread::sleep(pause);
             }
-            if from == 0.0 && due.as_secs_f64() >= WARM {
-                (from, first_counted) = (process::now(), answers.len());
-            }
-            answers.push(self.transaction(reader.base));
+            answers.push(self.transaction(base));
             due += every;
         }
-        let until = process::now();
-        let last = self.next - 1;
-        reader.wait(first..=last);
-        let counted =
-            answers.iter().zip((first..).step_by(TRANSACTION_ROWS as usize)).skip(first_counted);
-        let mut latencies: Vec<f64> = counted
-            .flat_map(|(&answered, first)| {
-                (first..first + TRANSACTION_ROWS)
-                    .map(move |number| millis(reader.came(number), answered))
-            })
-            .collect();
-        latencies.sort_by(f64::total_cmp);
-        let achieved = latencies.len() as f64 / (until - from);
-        Part { per_second, achieved, latencies, from, until }
+        answers
     }
 }
 
@@ -250,17 +267,34 @@ fn millis(came: u64, answered: u64) -> f64 {
 
 impl Part {
     fn judge(self, samples: &Samples) -> Rate {
-        let Self { per_second, achieved, latencies, from, until } = self;
-        let cores = |who| samples.cpu(who, from, until) / (until - from);
+        let whole = self.slices.len();
+        let is_quiet =
+            |slice: &Slice| samples.disturbed(slice.from, slice.until, STOLEN_MAX).is_none();
+        let (quiet, noisy): (Vec<Slice>, Vec<Slice>) = self.slices.into_iter().partition(is_quiet);
+        let disturbed = noisy.len();
+        let counted = if quiet.is_empty() { noisy } else { quiet };
+        let seconds: f64 = counted.iter().map(|slice| slice.until - slice.from).sum();
+        let cores = |who| {
+            counted.iter().map(|slice| samples.cpu(who, slice.from, slice.until)).sum::<f64>()
+                / seconds
+        };
+        let rss = counted.iter().map(|slice| samples.rss_mib(slice.from, slice.until)).sum::<f64>();
+        let (relay_cores, walsender_cores, broker_cores) =
+            (cores(Who::Relay), cores(Who::Walsender), cores(Who::Broker));
+        let rss_mib = rss / counted.len() as f64;
+        let mut latencies: Vec<f64> =
+            counted.into_iter().flat_map(|slice| slice.latencies).collect();
+        latencies.sort_by(f64::total_cmp);
         Rate {
-            per_second,
-            achieved,
+            per_second: self.per_second,
+            achieved: latencies.len() as f64 / seconds,
             latencies,
-            relay_cores: cores(Who::Relay),
-            walsender_cores: cores(Who::Walsender),
-            broker_cores: cores(Who::Broker),
-            rss_mib: samples.rss_mib(from, until),
-            disturbed: samples.disturbed(from, until),
+            relay_cores,
+            walsender_cores,
+            broker_cores,
+            rss_mib,
+            slices: whole,
+            disturbed,
         }
     }
 }

@@ -11,8 +11,8 @@ const TICKS_PER_SECOND: f64 = 100.0;
 const SAMPLE_EVERY: Duration = Duration::from_millis(20);
 /// CPU seconds a second that others may take before a run counts as disturbed.
 const FOREIGN_MAX: f64 = 0.10;
-/// The same for what the hypervisor takes.
-const STOLEN_MAX: f64 = 0.03;
+/// The same for what the hypervisor takes, where a throughput is measured.
+pub(crate) const STOLEN_MAX: f64 = 0.03;
 
 /// Seconds since 1970: the clock that the broker stamps records with.
 pub(crate) fn now() -> f64 {
@@ -173,7 +173,7 @@ impl Samples {
     }
 
     /// Whether others used the machine, and how much.
-    pub(crate) fn disturbed(&self, from: f64, until: f64) -> Option<String> {
+    pub(crate) fn disturbed(&self, from: f64, until: f64, stolen_max: f64) -> Option<String> {
         let seconds = until - from;
         let difference = |field: fn(&Sample) -> f64| {
             (self.value(until, field) - self.value(from, field)) / seconds
@@ -182,7 +182,7 @@ impl Samples {
         let known: f64 = whose.iter().map(|&who| self.cpu(who, from, until)).sum();
         let foreign = difference(|s| s.busy) - difference(|s| s.own) - known / seconds;
         let stolen = difference(|s| s.stolen);
-        (foreign > FOREIGN_MAX || stolen > STOLEN_MAX).then(|| {
+        (foreign > FOREIGN_MAX || stolen > stolen_max).then(|| {
             format!(
                 "others used {:.0} % of a core, {:.0} % was stolen",
                 foreign * 100.0,

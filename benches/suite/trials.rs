@@ -25,7 +25,7 @@ fn to_kafka(args: &Args) -> Vec<Contender> {
 
 pub(crate) fn latency(args: &Args, servers: &Servers, page: &mut Page, memory: &mut Memory) {
     let (rates, seconds, idle) =
-        if args.quick { (vec![2_000], 4.0, 3) } else { (vec![500, 2_000, 10_000], 6.0, 8) };
+        if args.quick { (vec![2_000], 4.0, 3) } else { (args.rates.clone(), 10.0, 8) };
     let plan = |partitions| Plan {
         partitions,
         rates: rates.clone(),
@@ -68,7 +68,9 @@ pub(crate) fn latency(args: &Args, servers: &Servers, page: &mut Page, memory: &
 
 fn brief(session: &Session) -> String {
     let rate = |rate: &Rate| {
-        let note = rate.disturbed.as_deref().map_or(String::new(), |why| format!(" ({why})"));
+        let noisy = rate.disturbed;
+        let note =
+            if noisy == 0 { String::new() } else { format!(" ({noisy} of {} noisy)", rate.slices) };
         format!(
             "{}/s p99 {:.1} ms{note}",
             thousands(rate.per_second.into()),
@@ -83,7 +85,8 @@ fn latency_table(page: &mut Page, names: &[&str], sessions: &[Vec<Session>], rat
         "Latency, from the commit's answer to a consumer's hands",
         "Milliseconds; 10 rows a transaction, one writer that keeps to its timetable, one consumer of all \
          partitions. Each figure is the median of the rounds' own percentiles. CPU is in percent of a core. \
-         Before it all, 6 seconds at 2,000/s are not counted.",
+         Before it all, 6 seconds at 2,000/s are not counted. Slices of 2 s in which others used a tenth of a core, \
+         or the hypervisor took 1 %, are left out: the last column counts them.",
         &[
             "",
             "events/s",
@@ -101,13 +104,11 @@ fn latency_table(page: &mut Page, names: &[&str], sessions: &[Vec<Session>], rat
     for (index, per_second) in rates.iter().enumerate() {
         let mut curves = Vec::new();
         for (name, sessions) in names.iter().zip(sessions) {
-            let quiet: Vec<&Rate> = sessions
-                .iter()
-                .map(|s| &s.rates[index])
-                .filter(|rate| rate.disturbed.is_none())
-                .collect();
-            let noisy = sessions.len() - quiet.len();
-            let all = sessions.iter().map(|s| &s.rates[index]).collect();
+            let all: Vec<&Rate> = sessions.iter().map(|s| &s.rates[index]).collect();
+            let quiet: Vec<&Rate> =
+                all.iter().copied().filter(|rate| rate.disturbed < rate.slices).collect();
+            let noisy: usize = all.iter().map(|rate| rate.disturbed).sum();
+            let slices: usize = all.iter().map(|rate| rate.slices).sum();
             let rounds = if quiet.is_empty() { all } else { quiet };
             let each = |field: &dyn Fn(&Rate) -> f64| {
                 middle(rounds.iter().map(|rate| field(rate)).collect())
@@ -120,7 +121,7 @@ fn latency_table(page: &mut Page, names: &[&str], sessions: &[Vec<Session>], rat
             row.push(percent(each(&|rate| rate.relay_cores)));
             row.push(percent(each(&|rate| rate.walsender_cores)));
             row.push(percent(each(&|rate| rate.broker_cores)));
-            row.push(format!("{noisy} of {}", sessions.len()));
+            row.push(format!("{noisy} of {slices}"));
             table.row(row);
             curves.push(((*name).to_owned(), values));
         }

@@ -66,7 +66,16 @@ pub enum Broken {
         /// The position it had to reach.
         floor: Lsn,
     },
-    /// A change or a Commit outside a transaction, or the Commit of another one.
+    /// A change outside of every transaction.
+    #[error("a change came that belongs to no transaction")]
+    Outside,
+    /// A transaction that came before with more changes than it has now: not the same history.
+    #[error("transaction {commit_lsn} has fewer changes than when it came before")]
+    Shorter {
+        /// The commit position of the transaction.
+        commit_lsn: Lsn,
+    },
+    /// A Commit outside a transaction, or of another one.
     #[error("commit {commit_lsn} has no open transaction")]
     NotOpen {
         /// The commit position that came.

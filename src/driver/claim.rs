@@ -198,7 +198,6 @@ impl Pipeline {
     }
 }
 
-/// What a parked event is in a table that keeps failures.
 /// Where a claim stands for the relay, and the first position behind it: `wal_end`, or `floor` if that is further on.
 ///
 /// Odd, as no commit of the server's is (records are aligned to 8 bytes): the end of WAL may be where the next commit
@@ -209,6 +208,7 @@ fn position(wal_end: Lsn, floor: Lsn) -> (Lsn, Lsn) {
     (Lsn::from_wire(at), Lsn::from_wire(at + 1))
 }
 
+/// What a parked event is in a table that keeps failures.
 fn failure(row: &Parked) -> Settled {
     match row.entry.state {
         State::Waiting | State::Dead => Settled::Failed {

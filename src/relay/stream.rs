@@ -95,7 +95,7 @@ impl Stream {
     pub(super) fn change(&mut self) -> Result<Option<Upcoming>, Broken> {
         let upcoming = self.upcoming();
         let Some(current) = &mut self.current else {
-            return Err(Broken::NotOpen { commit_lsn: Lsn::ZERO });
+            return Err(Broken::Outside);
         };
         current.ordinal += 1;
         if upcoming.is_some() {
@@ -123,8 +123,7 @@ impl Stream {
             return Ok(());
         }
         if current.ordinal < self.expected.ordinal {
-            // The transaction is shorter than it was: not the same history.
-            return Err(Broken::Backwards { commit_lsn, floor: self.expected.commit_lsn });
+            return Err(Broken::Shorter { commit_lsn });
         }
         tracker.commit(commit_lsn, end_lsn)?;
         self.expected = Position { commit_lsn: end_lsn, ordinal: 0 };

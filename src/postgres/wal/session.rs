@@ -306,6 +306,8 @@ impl WalSession {
     }
 
     async fn write(&mut self, bytes: &[u8]) -> Result<(), SourceError> {
+        // The driver does not wait for a server that does not read.
+        self.tell();
         self.attach()?;
         let written = async {
             self.transport.write_all(bytes).await?;

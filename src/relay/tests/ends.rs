@@ -235,7 +235,7 @@ fn change_outside_a_transaction_stops_the_relay() {
         "start 16\nevent a",
         &expect![[r#"
         start 16          │ confirm 0/10
-        event a           │ halt: the stream broke its own order: commit 0/0 has no open transaction (shut)
+        event a           │ halt: the stream broke its own order: a change came that belongs to no transaction (shut)
     "#]],
     );
 }
@@ -252,7 +252,7 @@ fn transaction_that_comes_again_shorter_stops_the_relay() {
             resume 16 96 2    │ confirm 0/10
             begin 96          │ 
             event a           │ 
-            commit 96 112     │ halt: the stream broke its own order: transaction 0/60 commits below 0/60, which was passed before (shut)
+            commit 96 112     │ halt: the stream broke its own order: transaction 0/60 has fewer changes than when it came before (shut)
         "#]],
     );
 }
