@@ -29,7 +29,9 @@ group.initial.rebalance.delay.ms=0
 CONF
 }
 
-JAVA_FLAGS=(-Xms256m -Xmx1g -Dorg.slf4j.simpleLogger.showDateTime=true)
+# Sizes for tests, unless somebody asks for others by the names that Kafka's own scripts have.
+read -ra JAVA_FLAGS <<<"${KAFKA_HEAP_OPTS:--Xms256m -Xmx1g} ${KAFKA_JVM_PERFORMANCE_OPTS:-}"
+JAVA_FLAGS+=(-Dorg.slf4j.simpleLogger.showDateTime=true)
 
 # kafka_start DIR [PORT CONTROLLER_PORT]: formats what is not formatted; a stopped broker starts again on its own ports.
 kafka_start() {

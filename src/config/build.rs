@@ -146,6 +146,7 @@ fn sink_spec(pipeline: &PipelineConfig) -> SinkSpec {
         SinkKind::Kafka => SinkSpec::Kafka(KafkaSpec {
             brokers: from.brokers.clone(),
             properties: from.properties.0.clone(),
+            shards: fit(from.shards.into()),
             client_id: format!("postrider-{}", pipeline.name),
             in_flight_events: fit(flow.in_flight_events),
             in_flight_bytes: fit(flow.in_flight_bytes),

@@ -21,10 +21,6 @@ pub(super) fn read(section: Section<'_>) -> SinkConfig {
         SinkKind::Stdout | SinkKind::Discard => section.text("brokers").unwrap_or_default(),
     };
     check_brokers(&section, &brokers);
-    let shards = section.small("shards", 1, 1..=16);
-    if shards > 1 {
-        section.error("shards", "more than one producer is not yet available in this version");
-    }
     let config = SinkConfig {
         kind,
         brokers,
@@ -34,7 +30,7 @@ pub(super) fn read(section: Section<'_>) -> SinkConfig {
             &["exactly-once"],
             Delivery::AtLeastOnce,
         ),
-        shards,
+        shards: section.small("shards", 1, 1..=16),
         properties: properties(&section.section("properties")),
     };
     section.finish();

@@ -23,6 +23,8 @@ pub struct KafkaSpec {
     pub brokers: String,
     /// librdkafka's own properties, verbatim; those that would break a promise are refused.
     pub properties: BTreeMap<String, String>,
+    /// Producers among which the aggregates are divided; 0 is as 1.
+    pub shards: usize,
     /// The name the broker's logs and quotas know us by; a `client.id` among the properties wins.
     pub client_id: String,
     /// Events the caller lets be in flight: librdkafka's queue is made larger than this.
@@ -39,6 +41,7 @@ impl fmt::Debug for KafkaSpec {
         f.debug_struct("KafkaSpec")
             .field("brokers", &self.brokers)
             .field("properties", &self.properties.keys())
+            .field("shards", &self.shards)
             .field("client_id", &self.client_id)
             .field("in_flight_events", &self.in_flight_events)
             .field("in_flight_bytes", &self.in_flight_bytes)

@@ -38,15 +38,16 @@ impl Relay {
         Self { wire, proxy, port: free_port(), number, dir, child: None, lives: 0 }
     }
 
-    /// Its configuration, to topics of this prefix.
+    /// Its configuration, to topics of this prefix. The second relay has three producers, the first one.
     pub(crate) fn configure(&self, brokers: &str, topics: &str) -> PathBuf {
+        let shards = 1 + 2 * (self.number % 2);
         let text = format!(
             "[admin]\nlisten = \"127.0.0.1:{}\"\n\
              [pipelines.{PIPELINE}.source]\n\
              url = \"postgresql://postgres@127.0.0.1:{}/postgres?sslmode=disable\"\n\
              [pipelines.{PIPELINE}.outbox]\ntable = \"public.outbox\"\nlayout = \"postrider\"\n\
              [pipelines.{PIPELINE}.route]\ntopic = \"{topics}.{{aggregate_type}}\"\n\
-             [pipelines.{PIPELINE}.sink]\nkind = \"kafka\"\nbrokers = \"{brokers}\"\n\
+             [pipelines.{PIPELINE}.sink]\nkind = \"kafka\"\nbrokers = \"{brokers}\"\nshards = {shards}\n\
              [pipelines.{PIPELINE}.flow]\nin_flight_events = {IN_FLIGHT_EVENTS}\n\
              [pipelines.{PIPELINE}.parking]\nattempts_max = 1000\n\
              backoff = {{ step = \"300ms\", steps_max = 4 }}\n",

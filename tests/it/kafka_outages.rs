@@ -7,6 +7,7 @@ use crate::sink_caller::{
 };
 use crate::topic::{Topic, Topics, admin, create_topic};
 use postrider::record::{Outcome, Refusal, Scope, Ticket};
+use postrider::sink::KafkaSpec;
 use rdkafka::admin::AdminOptions;
 use std::time::{Duration, Instant};
 
@@ -47,7 +48,7 @@ async fn a_frozen_broker_is_told_and_everything_arrives_once_when_it_thaws() {
 #[tokio::test]
 async fn a_killed_broker_is_told_and_everything_arrives_once_when_it_is_back() {
     let mut broker = PrivateKafka::start("").await;
-    let (topic, mut caller) = with_a_thousand(&broker).await;
+    let (topic, mut caller) = with_a_thousand(&broker, 3).await;
     broker.kill().await;
     in_the_dark(&topic, &mut caller).await;
     broker.restart().await;
@@ -56,16 +57,16 @@ async fn a_killed_broker_is_told_and_everything_arrives_once_when_it_is_back() {
 
 async fn outage(begin: impl FnOnce(&mut PrivateKafka), end: impl AsyncFnOnce(&mut PrivateKafka)) {
     let mut broker = PrivateKafka::start("").await;
-    let (topic, mut caller) = with_a_thousand(&broker).await;
+    let (topic, mut caller) = with_a_thousand(&broker, 1).await;
     begin(&mut broker);
     in_the_dark(&topic, &mut caller).await;
     end(&mut broker).await;
     in_the_light(&topic, &mut caller).await;
 }
 
-async fn with_a_thousand(broker: &PrivateKafka) -> (Topic, Caller) {
+async fn with_a_thousand(broker: &PrivateKafka, shards: usize) -> (Topic, Caller) {
     let topic = Topics::new(&broker.brokers(), "sink_outage").create("t", 4).await;
-    let mut caller = Caller::open(spec(&broker.brokers()));
+    let mut caller = Caller::open(KafkaSpec { shards, ..spec(&broker.brokers()) });
     numbers(&topic, &mut caller, 0..1_000).await;
     caller.reported().await;
     (topic, caller)
@@ -110,6 +111,33 @@ async fn after_a_reset_nothing_of_before_is_written_behind_what_comes_after() {
     assert!(!caller.was_told("broken"), "{:?}", caller.said);
     let numbers = by_key(&topic.read_all().await).remove("k").unwrap();
     assert_steps(&numbers);
+}
+
+#[tokio::test]
+async fn after_a_reset_of_several_producers_no_key_is_swapped() {
+    let topic = Topics::new(&brokers(), "sink_resets").create("t", 8).await;
+    let mut caller = Caller::open(KafkaSpec { shards: 3, ..spec(&brokers()) });
+    for round in 0..5 {
+        numbers(&topic, &mut caller, 0..7_000).await;
+        if round < 4 {
+            caller.sink.reset();
+            caller.outcomes.clear();
+        }
+    }
+    let last = caller.next - 7_000;
+    let done = |caller: &Caller| caller.outcomes.range(last..).count() == 7_000;
+    caller.until("the last round", SOON, done).await;
+    assert!(!caller.was_told("broken"), "{:?}", caller.said);
+    let keys = by_key(&topic.read_all().await);
+    assert_eq!(keys.len(), 7);
+    for (key, numbers) in keys {
+        let first: u64 = key.trim_start_matches('k').parse().expect("a number");
+        for pair in numbers.windows(2) {
+            let follows = pair[1] == pair[0] + 7 || pair[1] == first;
+            assert!(follows, "{key}: {} after {}", pair[1], pair[0]);
+        }
+        assert_eq!(numbers.last(), Some(&(6_993 + first)), "{key}");
+    }
 }
 
 /// Every step is the next number or the start of a new round: never a number of an earlier round behind a later one.
@@ -221,7 +249,7 @@ async fn a_topic_deleted_while_it_is_used_is_told_and_goes_on_when_it_is_created
 #[tokio::test]
 async fn closing_gives_up_at_the_end_of_its_grace() {
     let broker = PrivateKafka::start("").await;
-    let (topic, mut caller) = with_a_thousand(&broker).await;
+    let (topic, mut caller) = with_a_thousand(&broker, 2).await;
     broker.freeze();
     numbers(&topic, &mut caller, 1_000..1_100).await;
     let start = Instant::now();

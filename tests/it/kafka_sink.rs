@@ -1,6 +1,7 @@
 //! The Kafka sink against a real broker in good health: what arrives, what is refused, and how it closes.
 
 use crate::await_that::await_that;
+use crate::pipeline::show;
 use crate::server::brokers;
 use crate::sink_caller::{Caller, SOON, alter, by_key, noise, numbers, record, spec};
 use crate::topic::{Topic, Topics, client_config, create_topic};
@@ -13,9 +14,19 @@ use std::time::{Duration, Instant};
 
 #[tokio::test]
 async fn a_hundred_thousand_records_arrive_in_order_of_each_key() {
+    arrive_in_order(1).await;
+}
+
+/// Three do not divide eight partitions: each of these has records of all three.
+#[tokio::test]
+async fn a_hundred_thousand_records_arrive_in_order_through_three_producers() {
+    arrive_in_order(3).await;
+}
+
+async fn arrive_in_order(shards: usize) {
     const COUNT: u64 = 100_000;
     let topic = Topics::new(&brokers(), "sink_order").create("orders", 8).await;
-    let mut caller = Caller::open(spec(&brokers()));
+    let mut caller = Caller::open(KafkaSpec { shards, ..spec(&brokers()) });
     let start = Instant::now();
     for number in 0..COUNT {
         let key = format!("k{}", number % 997);
@@ -30,7 +41,7 @@ async fn a_hundred_thousand_records_arrive_in_order_of_each_key() {
         caller.send(&record).await;
     }
     caller.reported().await;
-    println!("{COUNT} acknowledged in {:?}", start.elapsed());
+    show(&format!("{COUNT} acknowledged in {:?}, shards: {shards}", start.elapsed()));
     assert!(caller.all_acked());
     let records = topic.read_all().await;
     assert_eq!(records.len() as u64, COUNT);

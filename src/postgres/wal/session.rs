@@ -32,9 +32,9 @@ const READ_BYTES_MIN: usize = 64 << 10;
 /// Longest wait for a status update to leave: the socket's buffer is full only if the server has stopped reading.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reads off the runtime before the driver is told what there is, and what it is told of at once. A wake-up costs as
-/// much as several events, and so does each of its turns; this many reads are less than a millisecond.
-const TURNS_PER_NEWS: u32 = 4;
+/// The driver is told what there is at this age, or when it is this much. A wake-up costs as much as several events,
+/// and so does each of its turns.
+const NEWS_AGE: Duration = Duration::from_micros(400);
 const NEWS_BYTES: usize = 64 << 10;
 
 /// Reads off the runtime before it has its turn, to see that the handle was dropped. Some milliseconds.
@@ -72,8 +72,10 @@ pub(super) struct WalSession {
     busy: Busy,
     /// Reads off the runtime.
     turns: u32,
-    /// Bytes in the queue of which the driver has not been told, and the turn in which the first of them came.
-    news: Option<(usize, u32)>,
+    /// When something was last read.
+    read_at: Instant,
+    /// Bytes in the queue of which the driver has not been told, and when the first of them came.
+    news: Option<(usize, Instant)>,
 }
 
 impl WalSession {
@@ -101,6 +103,7 @@ impl WalSession {
             missing: 0,
             busy: Busy::new(now),
             turns: 0,
+            read_at: now,
             news: None,
         }
     }
@@ -146,6 +149,7 @@ impl WalSession {
                     }
                     let now = Instant::now();
                     self.feedback.heard(now);
+                    self.read_at = now;
                     self.busy.read(now, count, count == room);
                 }
                 () = shared.queue.room(), if !reading => {}
@@ -174,6 +178,7 @@ impl WalSession {
             Poll::Ready(Ok(0)) => return Err(self.error(self.end_of_file())),
             Poll::Ready(Ok(count)) => {
                 self.feedback.heard(now);
+                self.read_at = now;
                 self.busy.read(now, count, count >= AT_ONCE_BYTES);
             }
             Poll::Ready(Err(error)) => return Err(SourceError::io(self.doing.as_str(), error)),
@@ -187,8 +192,9 @@ impl WalSession {
 
     /// Tells the driver of what it was not told of, if that is much, or some time ago.
     fn tell_of_much(&mut self) {
-        let Some((bytes, turn)) = self.news else { return };
-        if bytes >= NEWS_BYTES || self.turns.wrapping_sub(turn) >= TURNS_PER_NEWS {
+        let Some((bytes, since)) = self.news else { return };
+        let age = self.read_at.duration_since(since) + self.busy.nap();
+        if bytes >= NEWS_BYTES || age >= NEWS_AGE {
             self.tell();
         }
     }
@@ -235,8 +241,8 @@ impl WalSession {
                     self.pending = Some(batch);
                     return Ok(());
                 }
-                let (before, turn) = self.news.unwrap_or((0, self.turns));
-                self.news = Some((before + bytes, turn));
+                let (before, since) = self.news.unwrap_or((0, self.read_at));
+                self.news = Some((before + bytes, since));
             }
             match cut(&mut self.inbox, self.message_bytes_max) {
                 Ok(Cut::Frames(batch, seen)) => {

@@ -3,8 +3,7 @@
 //! Everything that waits for a broker waits here, so that `enqueue` never does. It says `Down`, `Up` and `Retry`;
 //! what became of a record it never says.
 
-use super::Producer;
-use super::native;
+use super::producers::{Producer, Producers};
 use super::shared::{Leaving, Shared, Suspicion};
 use super::topic::{self, Facts};
 use super::trouble::{self, About, Trouble};
@@ -41,8 +40,8 @@ const REFRESH: Duration = Duration::from_mins(1);
 pub(super) struct Keeper {
     shared: Arc<Shared>,
     brokers: String,
-    producer: Option<Arc<Producer>>,
-    /// This producer has had an answer from a broker.
+    producers: Option<Arc<Producers>>,
+    /// The first of them has had an answer from a broker.
     connected: bool,
     suspicion: Option<Suspicion>,
     /// Of the broker.
@@ -62,7 +61,7 @@ impl Keeper {
         Self {
             shared,
             brokers,
-            producer: None,
+            producers: None,
             connected: false,
             suspicion: None,
             said: None,
@@ -89,26 +88,26 @@ impl Keeper {
     /// False when there is nothing more to do.
     fn take_orders(&mut self) -> bool {
         let timeout = if self.leaving.is_empty() { TICK } else { LEAVING_TICK };
-        let (stop, broken, producer, suspicion, leaving) = self.shared.wait(timeout, |inbox| {
+        let (stop, broken, producers, suspicion, leaving) = self.shared.wait(timeout, |inbox| {
             (
                 inbox.stop,
                 inbox.broken.is_some(),
-                inbox.producer.take(),
+                inbox.producers.take(),
                 inbox.suspicion.take(),
                 std::mem::take(&mut inbox.leaving),
             )
         });
         let now = Instant::now();
         self.leaving.extend(leaving.into_iter().map(|leaving| (leaving, now)));
-        if let Some(producer) = producer {
-            self.producer = Some(producer);
+        if let Some(producers) = producers {
+            self.producers = Some(producers);
             self.connected = false;
             self.acked_at = now;
         }
         if broken {
             // Reports that are ready come first.
-            if let Some(producer) = &self.producer {
-                native::flush(producer, LAST_WORDS);
+            if let Some(producers) = &self.producers {
+                producers.flush(LAST_WORDS);
             }
             self.shared.say_broken();
         }
@@ -125,12 +124,12 @@ impl Keeper {
             return;
         }
         let (gone, staying) = std::mem::take(&mut self.leaving).into_iter().partition(
-            |(Leaving { producer }, since): &(Leaving, Instant)| {
-                let given_up = producer.client().context().muted();
+            |(Leaving { producers }, since): &(Leaving, Instant)| {
+                let given_up = producers.muted();
                 if given_up {
-                    native::purge(producer, false);
+                    producers.purge(false);
                 }
-                let empty = native::flush(producer, LEAVING_TICK);
+                let empty = producers.flush(LEAVING_TICK);
                 empty || (given_up && since.elapsed() >= DRAIN_MAX)
             },
         );
@@ -138,7 +137,7 @@ impl Keeper {
         let gone: Vec<_> = gone;
         // To drop one takes 0.2 s (measured): an empty one can take its time while the new one sends.
         let (empty, full): (Vec<_>, Vec<_>) =
-            gone.into_iter().partition(|(old, _)| old.producer.in_flight_count() == 0);
+            gone.into_iter().partition(|(old, _)| old.producers.in_flight_count() == 0);
         drop(full);
         if self.leaving.is_empty() && self.shared.settles() {
             self.shared.mailbox.post(Post::Retry);
@@ -153,10 +152,10 @@ impl Keeper {
             self.shared.mailbox.post(Post::Retry);
         }
         let topics = self.shared.to_ask(ASKED_TOPICS, TICK);
-        let Some(producer) = self.producer.clone() else { return true };
+        let Some(producers) = self.producers.clone() else { return true };
         for topic in topics {
             let asked_at = Instant::now();
-            match topic::look_up(&producer, &topic, ANSWER_MAX) {
+            match topic::look_up(producers.first(), &topic, ANSWER_MAX) {
                 Ok(facts) => {
                     self.learn(&topic, facts);
                     self.shared.got(&topic);
@@ -185,13 +184,13 @@ impl Keeper {
 
     /// Notices a broker that went away, came back, or answers without acknowledging.
     fn watch(&mut self) {
-        let Some(producer) = self.producer.clone() else {
+        let Some(producers) = self.producers.clone() else {
             return;
         };
         let acked = self.shared.acked.load(Ordering::Relaxed);
         // What is being emptied keeps the new one waiting: where that is not acknowledged, nothing goes on.
-        let leaving = self.leaving.iter().map(|(leaving, _)| leaving.producer.in_flight_count());
-        let flying = leaving.sum::<i32>() + producer.in_flight_count();
+        let leaving = self.leaving.iter().map(|(leaving, _)| leaving.producers.in_flight_count());
+        let flying = leaving.sum::<i32>() + producers.in_flight_count();
         if acked != self.acked || flying == 0 {
             self.acked = acked;
             self.acked_at = Instant::now();
@@ -202,7 +201,7 @@ impl Keeper {
         if self.connected && self.suspicion.is_none() && !in_trouble && !stalled {
             return;
         }
-        if !self.answers(&producer) {
+        if !self.answers(producers.first()) {
             let trouble = self.broker_trouble();
             self.say(trouble);
             return;
@@ -211,7 +210,7 @@ impl Keeper {
         self.suspicion = None;
         self.over(About::Broker);
         if stalled {
-            let why = self.why_stalled(&producer);
+            let why = self.why_stalled(producers.first());
             self.say(why);
         }
     }
@@ -283,13 +282,13 @@ impl Keeper {
             self.stale = self.shared.known_topics().into_keys().collect();
             self.refreshed_at = Instant::now();
         }
-        let (Some(producer), None) = (&self.producer, &self.said) else {
+        let (Some(producers), None) = (&self.producers, &self.said) else {
             return;
         };
         let Some(topic) = self.stale.pop() else {
             return;
         };
-        match topic::look_up(producer, &topic, ANSWER_MAX) {
+        match topic::look_up(producers.first(), &topic, ANSWER_MAX) {
             Ok(facts) => self.learn(&topic, facts),
             Err(why) => tracing::debug!(
                 target: "postrider::kafka", topic, code = %why.code, "could not ask for the topic again"

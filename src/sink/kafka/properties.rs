@@ -17,7 +17,7 @@ pub(super) const CLIENT_BYTES_MAX: usize = 1_000_000_000;
 /// Bytes.
 pub(super) const FRAMING_BYTES: usize = 1_024;
 
-/// What librdkafka is told when a producer is made, and can't be told later.
+/// What is decided when producers are made, and can't be changed later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sizes {
     /// `batch.size`: uncompressed bytes of a batch, unless one record alone is larger.
@@ -184,7 +184,7 @@ fn ours(spec: &KafkaSpec) -> ClientConfig {
         ("message.timeout.ms", "0"),
         ("partitioner", "murmur2_random"),
         ("compression.type", "lz4"),
-        ("linger.ms", "1"),
+        ("linger.ms", "0.5"),
         ("batch.num.messages", "50000"),
         ("socket.keepalive.enable", "true"),
         ("reconnect.backoff.ms", "50"),

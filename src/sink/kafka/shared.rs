@@ -1,6 +1,6 @@
 //! What the sink, the callbacks and the keeper share: the known topics, and the keeper's inbox.
 
-use super::Producer;
+use super::producers::Producers;
 use super::topic::Facts;
 use crate::sink::{Mailbox, Post};
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -45,8 +45,8 @@ pub(super) struct Shared {
 /// which two can be on the way out.
 #[derive(Default)]
 pub(super) struct Inbox {
-    /// The producer to ask with.
-    pub(super) producer: Option<Arc<Producer>>,
+    /// The producers to ask with.
+    pub(super) producers: Option<Arc<Producers>>,
     /// The topics that are being waited for.
     pub(super) wanted: BTreeMap<String, Wanted>,
     /// What the error callback said since.
@@ -97,10 +97,10 @@ impl Suspicion {
     }
 }
 
-/// A producer on its way out. Muted, its records are given up (reset); else they are waited for (a smaller batch is
+/// Producers on their way out. Muted, their records are given up (reset); else they are waited for (a smaller batch is
 /// needed).
 pub(super) struct Leaving {
-    pub(super) producer: Arc<Producer>,
+    pub(super) producers: Arc<Producers>,
 }
 
 impl Shared {

@@ -8,6 +8,7 @@ fn spec(properties: &[(&str, &str)]) -> KafkaSpec {
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
             .collect::<BTreeMap<_, _>>(),
+        shards: 1,
         client_id: "postrider".to_owned(),
         in_flight_events: 50_000,
         in_flight_bytes: 32 << 20,

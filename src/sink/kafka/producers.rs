@@ -1,0 +1,145 @@
+//! The producers of a sink: as many as `sink.shards` says.
+//!
+//! librdkafka puts the batch of one partition into a request, and a broker serves one request of a connection at a
+//! time, so the partitions of a producer stand in one line. Several producers are several lines. Which of them takes a
+//! record depends on its key alone, not on how many partitions the topic has just now: so all events of an aggregate
+//! go through the same one, in order. Where `shards` divides the partitions, partition p has producer p mod `shards`.
+//! They are made, emptied and given up together: where one can't be trusted any more, none is.
+
+use super::context::Context;
+use super::native;
+use super::shared::Shared;
+use crate::record::Record;
+use rdkafka::client::Client;
+use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
+use rdkafka::error::KafkaError;
+use rdkafka::producer::{Producer as _, ThreadedProducer};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// librdkafka's producer with its polling thread.
+pub(super) type Producer = ThreadedProducer<Context>;
+
+/// Producers that are made, emptied and given up together.
+pub(super) struct Producers {
+    first: Producer,
+    others: Vec<Producer>,
+}
+
+impl Producers {
+    /// Makes `count` of them, at least one.
+    pub(super) fn make(
+        config: &ClientConfig,
+        shared: &Arc<Shared>,
+        count: usize,
+    ) -> Result<Self, KafkaError> {
+        let make = || {
+            let context = Context::new(Arc::clone(shared));
+            Producer::from_config_and_context(config, context)
+        };
+        let first = make()?;
+        Ok(Self { first, others: (1..count).map(|_| make()).collect::<Result<_, _>>()? })
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Producer> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
+    /// The one to ask questions with.
+    pub(super) const fn first(&self) -> &Producer {
+        &self.first
+    }
+
+    /// Its client.
+    pub(super) fn client(&self) -> &Client<Context> {
+        self.first.client()
+    }
+
+    /// The one that takes this record.
+    #[inline]
+    pub(super) fn of(&self, record: &Record<'_>) -> &Producer {
+        if self.others.is_empty() { &self.first } else { self.one_of(record) }
+    }
+
+    fn one_of(&self, record: &Record<'_>) -> &Producer {
+        let number = match (record.partition, record.key) {
+            (Some(partition), _) => partition.unsigned_abs(),
+            (None, Some(key)) => murmur2(key),
+            // No order is asked for.
+            (None, None) => 0,
+        };
+        let index = number as usize % (self.others.len() + 1);
+        index.checked_sub(1).map_or(&self.first, |index| &self.others[index])
+    }
+
+    /// From here on their reports and errors go nowhere.
+    pub(super) fn mute(&self) {
+        self.all().for_each(|producer| producer.client().context().mute());
+    }
+
+    pub(super) fn muted(&self) -> bool {
+        self.client().context().muted()
+    }
+
+    /// One of them takes no more records.
+    pub(super) fn is_broken(&self) -> bool {
+        self.all().any(|producer| producer.client().fatal_error().is_some())
+    }
+
+    /// Sends what lingers and waits until every record has its report, at most `timeout`. True when none is left.
+    pub(super) fn flush(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        let flush =
+            |producer| native::flush(producer, deadline.saturating_duration_since(Instant::now()));
+        // Each has its turn, though one before it was not done.
+        self.all().map(flush).filter(|done| !done).count() == 0
+    }
+
+    /// See [`native::purge`].
+    pub(super) fn purge(&self, in_flight: bool) {
+        self.all().for_each(|producer| native::purge(producer, in_flight));
+    }
+
+    /// Records without their report.
+    pub(super) fn in_flight_count(&self) -> i32 {
+        self.all().map(rdkafka::producer::Producer::in_flight_count).sum()
+    }
+}
+
+/// The hash by which Kafka's clients choose a key's partition (Kafka, `Utils.murmur2`), without its sign.
+fn murmur2(key: &[u8]) -> u32 {
+    const MIX: u32 = 0x5bd1_e995;
+    let length = u32::try_from(key.len()).unwrap_or(u32::MAX);
+    let mut hash = 0x9747_b28c ^ length;
+    let (words, rest) = key.as_chunks::<4>();
+    for word in words {
+        let word = u32::from_le_bytes(*word).wrapping_mul(MIX);
+        hash = hash.wrapping_mul(MIX) ^ (word ^ (word >> 24)).wrapping_mul(MIX);
+    }
+    if !rest.is_empty() {
+        let last = rest.iter().rev().fold(0, |last, &byte| last << 8 | u32::from(byte));
+        hash = (hash ^ last).wrapping_mul(MIX);
+    }
+    hash = (hash ^ (hash >> 13)).wrapping_mul(MIX);
+    (hash ^ (hash >> 15)) & 0x7fff_ffff
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hash_is_the_one_of_kafkas_clients() {
+        // Kafka's own test, `UtilsTest.testMurmur2`.
+        for (key, hash) in [
+            ("21", -973_932_308_i32),
+            ("foobar", -790_332_482),
+            ("a-little-bit-long-string", -985_981_536),
+            ("a-little-bit-longer-string", -1_486_304_829),
+            ("lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58_897_971),
+            ("abc", 479_470_107),
+        ] {
+            assert_eq!(murmur2(key.as_bytes()), hash.cast_unsigned() & 0x7fff_ffff, "{key}");
+        }
+    }
+}
