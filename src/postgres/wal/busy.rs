@@ -10,7 +10,7 @@
 //!
 //! Below full speed the sleep is longer, and is what lingering in the producer would be, but for busy times alone: at
 //! 10,000 events a second, 10 a transaction, to Kafka, the relay used 36 to 41 % of a core with it and 40 to 43 %
-//! without, where the producer lingered for 1 ms; p99 of publishing was 16 to 39 ms and 34 to 58 ms (measured, five
+//! without, where the producer lingered for 1 ms; p99 of publishing was 16 to 39 ms and 34 to 58 ms (measured, four
 //! pairs of runs, 2 processors that everything shared).
 //!
 //! On a machine whose processors are taken a nap becomes milliseconds, the socket's small buffer is full long before,
