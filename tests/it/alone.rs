@@ -123,10 +123,11 @@ pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
 /// A 2 MB event amid 100,000 others: they go on as if it were not there, the slot passes it, and what is behind it in
 /// its aggregate follows in order once the topic takes it and somebody says `parked retry`.
 ///
-/// Five times, each beside a stretch without: what else the machine does meanwhile is not measured.
+/// Twice, each beside a stretch without: what else the machine does meanwhile is not measured.
 #[tokio::test]
 async fn event_of_two_megabytes_slows_nobody_but_its_aggregate() {
     const ROUNDS: usize = 2;
+    const ROUNDS_MAX: usize = 5;
     const EVENTS: u64 = 100_000;
     let pipeline = Pipeline::shared(Version::Pg15, "twomb").await;
     let relay = pipeline.run();
@@ -140,10 +141,11 @@ async fn event_of_two_megabytes_slows_nobody_but_its_aggregate() {
         relay.await_status(what, SOON, |status| published(status) >= so_far + EVENTS).await;
         latencies(&relay).await
     };
-    let [mut p99, mut slowest] = [const { (Vec::new(), Vec::new()) }; 2];
-    for round in 1..=ROUNDS {
-        let aggregate = format!("large{round}");
-        let start = if round == 1 { more("warm").await } else { latencies(&relay).await };
+    let mut rounds: Vec<Round> = Vec::new();
+    loop {
+        let aggregate = format!("large{}", rounds.len() + 1);
+        let start = if rounds.is_empty() { more("warm").await } else { latencies(&relay).await };
+        let stolen_before = stolen();
         let before = more("without").await;
         insert_large(&pipeline, &aggregate).await;
         let parked = |status: &Value| {
@@ -154,35 +156,64 @@ async fn event_of_two_megabytes_slows_nobody_but_its_aggregate() {
         relay.await_status("two behind it", SOON, parked).await;
         let end = pipeline.wal_end().await;
         await_that("the slot past it", SOON, || pipeline.confirmed(&end)).await;
-        p99.0.push(p99_between(&start, &before));
-        p99.1.push(p99_between(&before, &after));
-        slowest.0.push(slowest_between(&start, &before));
-        slowest.1.push(slowest_between(&before, &after));
-        if round < ROUNDS {
-            act_on(&pipeline, "skip", &aggregate);
-            let live = |status: &Value| status["pipelines"][0]["parked"]["aggregates"] == 0;
-            relay.await_status("nothing parked", SOON, live).await;
+        rounds.push(Round {
+            stolen: stolen() - stolen_before,
+            p99: (p99_between(&start, &before), p99_between(&before, &after)),
+            slowest: (slowest_between(&start, &before), slowest_between(&before, &after)),
+        });
+        let quiet = rounds.iter().filter(|round| round.stolen <= STOLEN_MAX).count();
+        if quiet == ROUNDS || rounds.len() == ROUNDS_MAX {
+            break;
         }
+        act_on(&pipeline, "skip", &aggregate);
+        let live = |status: &Value| status["pipelines"][0]["parked"]["aggregates"] == 0;
+        relay.await_status("nothing parked", SOON, live).await;
     }
-    show(&format!("commit to acknowledgement, ms: p99 {p99:.1?}, slowest {slowest:.0?}"));
+    show(&format!("commit to acknowledgement, ms: {rounds:.1?}"));
     let ledger = load.stop().await;
-    let (without, with) = (median(p99.0), median(p99.1));
+    let last = rounds.len();
+    rounds.sort_by(|a, b| a.stolen.total_cmp(&b.stolen));
+    rounds.truncate(ROUNDS);
+    let of = |value: fn(&Round) -> f64| median(rounds.iter().map(value).collect());
+    let (without, with) = (of(|round| round.p99.0), of(|round| round.p99.1));
     assert!(with <= (2.0 * without).max(NOISE_MILLIS.0), "p99 was {without} ms, and is {with} ms");
-    let (without, with) = (median(slowest.0), median(slowest.1));
+    let (without, with) = (of(|round| round.slowest.0), of(|round| round.slowest.1));
     assert!(with <= (2.0 * without).max(NOISE_MILLIS.1), "it was {without} ms, and is {with} ms");
 
     alter(&pipeline.topic, "max.message.bytes", "4000000").await;
-    act_on(&pipeline, "retry", &format!("large{ROUNDS}"));
-    let wanted = ledger.committed() + 3 * ROUNDS + 1;
+    act_on(&pipeline, "retry", &format!("large{last}"));
+    let wanted = ledger.committed() + 3 * last + 1;
     let records = pipeline.topic.await_records(wanted, SOON).await;
-    for round in 1..=ROUNDS {
+    for round in 1..=last {
         let aggregate = format!("large{round}");
         let of_large = records.iter().filter(|record| record.key_text() == Some(&aggregate));
         let sizes: Vec<usize> = of_large.map(|r| r.value.as_ref().map_or(0, Vec::len)).collect();
-        let whole: &[usize] = if round < ROUNDS { &[1, 1, 1] } else { &[1, 2_097_154, 1, 1] };
+        let whole: &[usize] = if round < last { &[1, 1, 1] } else { &[1, 2_097_154, 1, 1] };
         assert_eq!(sizes, whole, "in order, none twice");
     }
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// Without the large event, and while it is parked: milliseconds.
+#[derive(Debug)]
+struct Round {
+    /// Seconds of processor time that the hypervisor took meanwhile. A stall of the machine is none of ours.
+    stolen: f64,
+    p99: (f64, f64),
+    slowest: (f64, f64),
+}
+
+/// A round is some 40 s. Rounds with more than this are repeated, and count only where there are none with less.
+const STOLEN_MAX: f64 = 0.5;
+
+/// Seconds of processor time that the hypervisor has taken so far.
+fn stolen() -> f64 {
+    let stat = std::fs::read_to_string("/proc/stat").expect("/proc/stat");
+    let line = stat.lines().next().expect("a line of all processors");
+    // The eighth figure of proc(5), in hundredths of a second.
+    line.split_whitespace()
+        .nth(8)
+        .map_or(0.0, |ticks| ticks.parse::<f64>().expect("a number") / 100.0)
 }
 
 /// One of 2 MB between small ones.
