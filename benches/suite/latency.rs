@@ -256,6 +256,8 @@ impl Writer {
             answers.push(self.transaction(base));
             due += every;
         }
+        // Up to where the next one is due.
+        std::thread::sleep(whole.saturating_sub(begun.elapsed()));
         answers
     }
 }

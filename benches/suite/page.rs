@@ -115,19 +115,22 @@ fn about(args: &Args) -> String {
     let model = model.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("");
     let model = model.trim_start_matches([' ', '\t', ':']);
     let rounds = if args.rounds == 1 {
-        "one round; the last column says where others used a tenth of a core, or the hypervisor took some".to_owned()
+        "one round; the last column says where others used a tenth of a core, or the hypervisor took \
+         some"
+        .to_owned()
     } else {
         format!(
-            "{} rounds; figures are medians of the rounds in which others used less than a tenth of a core",
+            "{} rounds; figures are medians of the rounds in which others used less than a tenth of a \
+             core",
             args.rounds
         )
     };
     format!(
         "One machine of {cores} cores ({model}) has everything on it: PostgreSQL 15, the relay, the Kafka broker, \
          writer and reader. So compare figures within a table, not with those of other machines. All contenders read \
-         the same WAL, each from a copy of one slot, in turn, {rounds}. Postrider and pg_recvlogical read by unix socket, Debezium by TCP \
-         since Java's driver knows nothing else. Rows are about 300 B of JSON for 1,000 aggregates, half of it \
-         random; topics have 8 partitions; records have three headers (Debezium's two), acks=all, lz4. What is in \
+         the same WAL, each from a copy of one slot, in turn, {rounds}. Postrider and pg_recvlogical read by unix \
+         socket, Debezium by TCP since Java's driver knows nothing else. Rows are about \
+         300 B of JSON for 1,000 aggregates, half of it random; topics have 8 partitions; records have three headers (Debezium's two), acks=all, lz4. What is in \
          Kafka was read back, is complete, and in order for each aggregate. Debezium runs on Kafka Connect, tuned \
          (`benches/suite/debezium.rs`)."
     )

@@ -260,6 +260,7 @@ impl Job {
                 kafka.client_id.push_str("-replay");
                 kafka.in_flight_events = EVENTS_MAX;
                 kafka.in_flight_bytes = BYTES_MAX;
+                kafka.shards = 1;
                 let linger = || LINGER_MILLIS.to_owned();
                 kafka.properties.entry("linger.ms".to_owned()).or_insert_with(linger);
                 SinkSpec::Kafka(kafka)

@@ -123,7 +123,7 @@ pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
 /// A 2 MB event amid 100,000 others: they go on as if it were not there, the slot passes it, and what is behind it in
 /// its aggregate follows in order once the topic takes it and somebody says `parked retry`.
 ///
-/// Twice, each beside a stretch without: what else the machine does meanwhile is not measured.
+/// Twice or, where the hypervisor takes the machine away, up to five times, each beside a stretch without.
 #[tokio::test]
 async fn event_of_two_megabytes_slows_nobody_but_its_aggregate() {
     const ROUNDS: usize = 2;

@@ -4,9 +4,10 @@ use crate::await_that::await_that;
 use crate::pipeline::show;
 use crate::server::brokers;
 use crate::sink_caller::{Caller, SOON, alter, by_key, noise, numbers, record, spec};
-use crate::topic::{Topic, Topics, client_config, create_topic};
+use crate::topic::{Topic, Topics, admin, client_config, create_topic};
 use postrider::record::{Header, Outcome, Record, Refusal, Scope, Ticket};
 use postrider::sink::{KafkaSpec, NotTaken};
+use rdkafka::admin::{AdminOptions, NewPartitions};
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use std::collections::BTreeMap;
@@ -81,6 +82,32 @@ async fn null_keys_null_values_empty_values_and_partitions_arrive_as_they_are() 
             (2, Some(b"k".as_slice()), Some(b"".as_slice())),
         ]
     );
+}
+
+/// Producers learn of partitions one by one, and minutes apart where nobody tells them.
+#[tokio::test]
+async fn partition_that_is_new_is_known_to_every_producer() {
+    let topic = Topics::new(&brokers(), "sink_grown").create("t", 8).await;
+    let mut caller = Caller::open(KafkaSpec { shards: 3, ..spec(&brokers()) });
+    let to = |partition| Record {
+        key: None,
+        partition: Some(partition),
+        ..record(&topic.name, "", b"v")
+    };
+    caller.send(&to(2)).await;
+    caller.reported().await;
+    let more = NewPartitions::new(&topic.name, 9);
+    admin(&brokers()).create_partitions(&[more], &AdminOptions::new()).await.unwrap();
+    // By the same producer as partition 2.
+    let since = Instant::now();
+    loop {
+        let ticket = caller.send(&to(8)).await;
+        caller.reported().await;
+        if caller.outcomes[&ticket] == Outcome::Acked {
+            break;
+        }
+        assert!(since.elapsed() < SOON, "{:?}", caller.outcomes[&ticket]);
+    }
 }
 
 #[tokio::test]

@@ -1,17 +1,16 @@
 //! When to let data pile up before it is read.
 //!
 //! The walsender does one `send` for each message, and a reader that wakes for each makes it pay for the wake-up. So
-//! when much is coming (above [`BUSY_BYTES_PER_SECOND`] in the last 2 ms) the thread sleeps a little before it reads,
-//! as long as [`COALESCE_BYTES`] take to come, and finds many messages at once; the socket is off the runtime meanwhile, since a registered one costs the walsender
-//! a call with each message though nobody sleeps. A million rows drained to `discard` over a unix socket (measured, 2
-//! processors; rows a second beside `pg_recvlogical` in the same run, our processor time a row): naps of 30 µs 0.98,
-//! 1.40 µs; 80 µs 1.02, 1.29 µs; 120 µs 1.01, 1.15 µs; 200 µs 0.96, 1.21 µs: with longer ones the walsender finds the
-//! socket's buffer full. A thread's sleep, not a timer of the runtime, which still wakes for each packet.
+//! when much is coming (above [`BUSY_BYTES_PER_SECOND`] when it was last measured) the thread sleeps a little before it
+//! reads, as long as [`COALESCE_BYTES`] take to come, and finds many messages at once; the socket is off the runtime
+//! meanwhile, since a registered one costs the walsender a call with each message though nobody sleeps. A million rows
+//! drained to `discard` over a unix socket (measured, 2 processors; rows a second beside `pg_recvlogical` in the same
+//! run, our processor time a row): naps of 30 µs 0.98, 1.40 µs; 80 µs 1.02, 1.29 µs; 120 µs 1.01, 1.15 µs; 200 µs
+//! 0.96, 1.21 µs: with longer ones the walsender finds the socket's buffer full. A thread's sleep, not a timer of the
+//! runtime, which still wakes for each packet.
 //!
-//! Below full speed the sleep is longer, and is what lingering in the producer would be, but for busy times alone: at
-//! 10,000 events a second, 10 a transaction, to Kafka, the relay used 36 to 41 % of a core with it and 40 to 43 %
-//! without, where the producer lingered for 1 ms; p99 of publishing was 16 to 39 ms and 34 to 58 ms (measured, four
-//! pairs of runs, 2 processors that everything shared).
+//! Below full speed the sleep is longer, and is what lingering in the producer would be, but for busy times alone: see
+//! `docs/decisions/batching.md` for what was measured.
 //!
 //! On a machine whose processors are taken a nap becomes milliseconds, the socket's small buffer is full long before,
 //! and the walsender waits: there the same naps halve the rate (measured at a load of 15 on 2 processors). So a nap
@@ -78,7 +77,7 @@ impl Busy {
         }
     }
 
-    /// How long the next sleep is.
+    /// How long a sleep is just now; the next turn may do without.
     pub(super) fn nap(&self) -> Duration {
         self.nap.unwrap_or_default()
     }

@@ -37,7 +37,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 const NEWS_AGE: Duration = Duration::from_micros(400);
 const NEWS_BYTES: usize = 64 << 10;
 
-/// Reads off the runtime before it has its turn, to see that the handle was dropped. Some milliseconds.
+/// Reads off the runtime before it has its turn, to see that the handle was dropped. Some 4 to 64 ms.
 const TURNS_PER_YIELD: u32 = 32;
 
 /// What the handle and the thread share.

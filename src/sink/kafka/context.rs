@@ -30,18 +30,19 @@ pub(super) struct Context {
     shared: Arc<Shared>,
     /// The producer was given up: nothing it says counts any more.
     muted: AtomicBool,
-    /// `Broken` was asked for.
-    broken: AtomicBool,
+    /// `Broken` was asked for, by this one or by one beside it.
+    broken: Arc<AtomicBool>,
     lines: Throttle,
     connections: Throttle,
 }
 
 impl Context {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    /// Of one of several producers, which share `broken`.
+    pub(super) fn new(shared: Arc<Shared>, broken: Arc<AtomicBool>) -> Self {
         Self {
             shared,
             muted: AtomicBool::new(false),
-            broken: AtomicBool::new(false),
+            broken,
             lines: Throttle::new(LOG_LINES_PER_SECOND, Duration::from_secs(1)),
             connections: Throttle::new(1, CONNECTION_PAUSE),
         }

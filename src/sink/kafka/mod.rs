@@ -27,8 +27,8 @@ use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use shared::{Leaving, Shared};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use topic::Facts;
 
@@ -46,8 +46,8 @@ pub(super) struct KafkaSink {
     producers: Option<Arc<Producers>>,
     /// Something was handed to `producers`.
     used: bool,
-    /// Those that are emptied because `producers` take over with other sizes.
-    emptying: Option<Arc<Producers>>,
+    /// Those that are emptied because `producers` take over with other sizes. The keeper's: to drop them takes time.
+    emptying: Weak<Producers>,
     topics: BTreeMap<String, Arc<Facts>>,
     topics_version: u64,
     /// The topic of the record before: mostly it is the next one's too.
@@ -60,7 +60,7 @@ pub(super) fn check(spec: &KafkaSpec) -> Result<(), SinkError> {
 }
 
 impl KafkaSink {
-    /// Makes a producer and starts to connect it.
+    /// Makes the producers and starts to connect them.
     pub(super) fn open(spec: &KafkaSpec, mailbox: Mailbox) -> Result<Self, SinkError> {
         let config = properties::client_config(spec)?;
         let shared = Arc::new(Shared::new(mailbox));
@@ -71,7 +71,7 @@ impl KafkaSink {
             sizes: Sizes::of(spec),
             producers: None,
             used: false,
-            emptying: None,
+            emptying: Weak::new(),
             topics: BTreeMap::new(),
             topics_version: 0,
             last: None,
@@ -193,7 +193,7 @@ impl KafkaSink {
     fn resize(&mut self, sizes: Sizes) {
         self.sizes = sizes;
         if let Some(old) = self.renew_or_say() {
-            self.emptying = Some(Arc::clone(&old));
+            self.emptying = Arc::downgrade(&old);
             self.shared.sees_out(Leaving { producers: old });
         }
     }
@@ -262,7 +262,6 @@ impl KafkaSink {
         {
             return Err(NotTaken::Full);
         }
-        self.emptying = None;
         let facts = self.facts_for(record.topic, since)?;
         let taken = self.enqueue_to(&facts, ticket, record, since);
         self.last = Some(facts);
@@ -303,7 +302,7 @@ impl Sink for KafkaSink {
     /// (exactly-once delivery) closes that.
     fn reset(&mut self) {
         self.shared.full.store(false, Ordering::SeqCst);
-        if let Some(emptying) = self.emptying.take() {
+        if let Some(emptying) = std::mem::take(&mut self.emptying).upgrade() {
             emptying.mute();
         }
         let fresh = self.producers.as_ref().is_some_and(|live| !self.used && !live.is_broken());
@@ -327,18 +326,16 @@ impl Sink for KafkaSink {
 
     fn close(&mut self, grace: Duration) {
         let deadline = Instant::now() + grace;
-        let Some(producers) = self.producers.take() else {
-            return;
-        };
-        let emptying = self.emptying.take();
-        for live in emptying.iter().chain([&producers]) {
+        let emptying = std::mem::take(&mut self.emptying).upgrade();
+        let producers = self.producers.take();
+        for live in emptying.iter().chain(&producers) {
             live.flush(deadline.saturating_duration_since(Instant::now()));
             live.mute();
             live.purge(true);
         }
         // The keeper drops them: that takes 0.2 s each (measured).
         self.shared.tell(|inbox| {
-            inbox.leaving.push(Leaving { producers });
+            inbox.leaving.extend(producers.map(|producers| Leaving { producers }));
             inbox.stop = true;
         });
     }

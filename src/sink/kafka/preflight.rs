@@ -100,7 +100,7 @@ fn producer(spec: &KafkaSpec, shared: &Arc<Shared>) -> Result<Producer, SinkErro
     // What librdkafka has to say comes by its error callback; its log would stand between the findings.
     config.set_log_level(RDKafkaLogLevel::Emerg);
     config.set("log_level", "0");
-    Producer::from_config_and_context(&config, Context::new(Arc::clone(shared)))
+    Producer::from_config_and_context(&config, Context::new(Arc::clone(shared), Arc::default()))
         .map_err(SinkError::Create)
 }
 
