@@ -129,9 +129,10 @@ fn about(args: &Args) -> String {
         "One machine of {cores} cores ({model}) has everything on it: PostgreSQL 15, the relay, the Kafka broker, \
          writer and reader. So compare figures within a table, not with those of other machines. All contenders read \
          the same WAL, each from a copy of one slot, in turn, {rounds}. Postrider and pg_recvlogical read by unix \
-         socket, Debezium by TCP since Java's driver knows nothing else. Rows are about \
-         300 B of JSON for 1,000 aggregates, half of it random; topics have 8 partitions; records have three headers (Debezium's two), acks=all, lz4. What is in \
-         Kafka was read back, is complete, and in order for each aggregate. Debezium runs on Kafka Connect, tuned \
+         socket, Debezium by TCP since Java's driver knows nothing else. Rows are about 300 B of JSON for 1,000 \
+         aggregates, half of it random; topics have 8 partitions; records have three headers (Debezium's two), \
+         acks=all, lz4. What is in Kafka was read back, is complete, and in order for each aggregate. Debezium runs \
+         on Kafka Connect, tuned \
          (`benches/suite/debezium.rs`)."
     )
 }
