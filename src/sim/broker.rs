@@ -35,6 +35,8 @@ pub(super) enum NotTaken {
 #[derive(Debug)]
 pub(super) struct Producer {
     partitions: Vec<VecDeque<Record>>,
+    /// Partitions that lack a record: nothing behind it is ever written.
+    stuck: Vec<bool>,
     reports: VecDeque<Post>,
     /// Events of batches that were refused.
     refused: Vec<usize>,
@@ -49,6 +51,7 @@ impl Producer {
     pub(super) fn new(knobs: &Knobs, settled_at: u64) -> Self {
         Self {
             partitions: vec![VecDeque::new(); knobs.partitions],
+            stuck: vec![false; knobs.partitions],
             reports: VecDeque::new(),
             refused: Vec::new(),
             failed: false,
@@ -101,8 +104,8 @@ impl Producer {
     ) -> Check {
         let start = rng.index(self.partitions.len());
         let count = self.partitions.len();
-        let full =
-            (0..count).map(|n| (start + n) % count).find(|n| !self.partitions[*n].is_empty());
+        let has_some = |n: &usize| !self.partitions[*n].is_empty() && !self.stuck[*n];
+        let full = (0..count).map(|n| (start + n) % count).find(has_some);
         let Some(at) = full else { return Ok(()) };
         let batch = self.take(at, knobs, rng);
         let scope = |scope| Outcome::Rejected { scope, reason: Refusal::Kafka(3) };
@@ -197,8 +200,8 @@ impl Producer {
         (knobs, rng, now): (&Knobs, &mut Rng, u64),
     ) -> Result<Vec<Record>, Stop> {
         let mut late = Vec::new();
-        for partition in &mut self.partitions {
-            let mut open = true;
+        for (partition, stuck) in self.partitions.iter_mut().zip(&mut self.stuck) {
+            let mut open = !*stuck;
             for record in partition.drain(..) {
                 open &=
                     truth.bad(record.event, now) != Bad::Batch && rng.chance(knobs.written_late);
@@ -206,6 +209,7 @@ impl Producer {
                     truth.write(record.event, record.version, &self.refused)?;
                     late.push(record);
                 }
+                *stuck |= !open;
             }
         }
         Ok(late)

@@ -41,12 +41,15 @@ const BUGS: &[Bug] = &[
 ];
 
 /// Bugs that need several things to go wrong at once, and a seed near which they do: each has other guards around it.
+///
+/// `LiveBeforeMarks` is in neither list: the seed near which it was found does so only where a producer of the model
+/// writes on behind a record it has dropped, which none does, and more than 100,000 others do not find it. Tests of the
+/// relay's own notice it (`relay::try_in_flight_outlives_the_connection_and_its_mark_is_written_later`).
 const RARE_BUGS: &[(Bug, u64)] = &[
     (Bug::SuspectInCompany, 2_700),
     (Bug::DrainForgetsWrite, 3_400),
     (Bug::ForgetsSessions, 45_300),
     (Bug::TriesUncommitted, 53_800),
-    (Bug::LiveBeforeMarks, 85_800),
 ];
 
 /// Runs a seed that must pass; a failure is told by the shortest plan that fails alike.
