@@ -154,7 +154,12 @@ impl Plan {
             changes: (0..rng.below(events_max + 1)).map(|_| change(rng)).collect(),
         };
         if rng.chance(400) {
-            return Self::focused(&mut rng, knobs);
+            let lags = seed % 4 == 3;
+            return if lags {
+                Self::lagging(&mut rng, knobs)
+            } else {
+                Self::focused(&mut rng, knobs)
+            };
         }
         let transactions = (0..count).map(|_| transaction(&mut rng)).collect();
         let faults = faults(&mut rng);
@@ -203,6 +208,42 @@ impl Plan {
             (at, kinds[rng.index(4)])
         };
         let faults = (0..25).map(|_| fault(rng)).collect();
+        Self { schedule: rng.next(), knobs, transactions, faults }
+    }
+
+    /// The control connection is slow, all else is fast, and there are crashes: for what is decided, and not yet
+    /// committed when the next thing happens. One event is refused for long, so that a mark of it is nearly always on
+    /// its way; others are parked for a moment, and their aggregates go on soon after.
+    fn lagging(rng: &mut Rng, mut knobs: Knobs) -> Self {
+        let parked = rng.range(300, 500);
+        let transaction = |pause, aggregate, mends_after, bad| {
+            let change =
+                PlannedChange::Event { aggregate, bad, mends_after, size: 1, kept_back: 0 };
+            PlannedTransaction { pause, gap: 0, rolled_back: false, changes: vec![change] }
+        };
+        let moment = |rng: &mut Rng| {
+            let (pause, aggregate) = (rng.below(200), rng.range(1, AGGREGATES - 1));
+            let bad = if rng.chance(parked) { Bad::TooLarge } else { Bad::No };
+            transaction(pause, aggregate, 5, bad)
+        };
+        let mut transactions = vec![transaction(0, 0, 3_000, Bad::TooLarge)];
+        transactions.extend((0..60).map(|_| moment(rng)));
+        let settings = &mut knobs.settings;
+        settings.limits = Limits { events_max: 100, bytes_max: 100_000 };
+        settings.cursor_interval = Duration::from_millis(rng.range(1, 10));
+        let rules = &mut settings.rules;
+        (rules.on_poison, rules.step) = (OnPoison::BlockKey, Duration::from_millis(1));
+        (rules.attempts_max, rules.rows_max) = (1_000, 1_000);
+        (knobs.sink_full, knobs.destination_down, knobs.report_lost) = (0, 0, 0);
+        (knobs.unknown, knobs.refused_wider, knobs.processes) = (0, 0, 1);
+        (knobs.batch_max, knobs.queue_max, knobs.frames_max) = (2, 50, 30);
+        knobs.turns = [8, 8, 8, 2, 8, 3];
+        let mut at = 0;
+        let mut crash = |rng: &mut Rng| {
+            at += rng.range(20, 600);
+            (at, Fault::Crash { boundaries: rng.below(6) })
+        };
+        let faults = (0..12).map(|_| crash(rng)).collect();
         Self { schedule: rng.next(), knobs, transactions, faults }
     }
 }

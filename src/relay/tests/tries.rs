@@ -1,7 +1,6 @@
 //! Parked events that are tried again: when, how often, and what a person may ask for.
 
 use super::check_parking;
-use crate::ack::bug::{Bug, inject};
 use expect_test::expect;
 
 #[test]
@@ -215,16 +214,6 @@ fn row_deleted_by_hand_frees_its_lane() {
             commit 96 112     │ 
         "#]],
     );
-}
-
-/// The simulator does not find this bug (`src/sim/tests.rs` says why), so the next test has to.
-#[test]
-fn lane_that_is_live_before_its_marks_is_noticed() {
-    inject(Some(Bug::LiveBeforeMarks));
-    let test = try_in_flight_outlives_the_connection_and_its_mark_is_written_later;
-    let noticed = std::panic::catch_unwind(test).is_err();
-    inject(None);
-    assert!(noticed);
 }
 
 #[test]
