@@ -2,7 +2,8 @@
 
 use crate::plan::{Act, Lane, Step};
 use crate::private::Signal;
-use crate::proxy::{Mode, hold};
+use crate::proxy::Mode;
+use crate::proxy::pump::hold;
 use crate::reader::read_all;
 use crate::relays::RELAYS;
 use crate::world::{Deed, LIMIT, RAISED_LIMIT, World};

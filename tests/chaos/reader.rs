@@ -1,6 +1,6 @@
 //! An independent consumer: reads along while the run lasts, and everything at its end.
 
-use crate::proxy::parse_lsn;
+use crate::proxy::tap::parse_lsn;
 use crate::topic::client_config;
 use crate::writer::payload;
 use rdkafka::consumer::{BaseConsumer, Consumer};

@@ -1,7 +1,8 @@
 //! The two relays: the real binary, one pipeline, one of them standing by.
 
 use crate::private::{Signal, exit_of, free_port, signal};
-use crate::proxy::{Proxy, Wire};
+use crate::proxy::Proxy;
+use crate::proxy::tap::Wire;
 use crate::relay::http_get;
 use serde_json::Value;
 use std::fs::{self, File};

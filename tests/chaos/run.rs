@@ -2,7 +2,7 @@
 
 use crate::ledger::{Findings, check};
 use crate::plan::{Act, Step, steps_of};
-use crate::proxy::hold;
+use crate::proxy::pump::hold;
 use crate::reader::Read;
 use crate::relays::{IN_FLIGHT_EVENTS, PIPELINE, Relay, status};
 use crate::report;

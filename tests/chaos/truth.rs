@@ -2,7 +2,7 @@
 //!
 //! Reads pgoutput by itself (manual, 54.9), so that what the relay reads is held against something else.
 
-use crate::proxy::parse_lsn;
+use crate::proxy::tap::parse_lsn;
 use crate::server::Client;
 use std::collections::{BTreeMap, HashMap};
 

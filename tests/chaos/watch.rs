@@ -4,7 +4,7 @@
 //! each claim, every event of every such transaction must have been appended to its topic (the broker's own clock, as
 //! an independent consumer reads it) or its parked row must have been committed.
 
-use crate::proxy::{Kind, Seen};
+use crate::proxy::tap::{Kind, Seen};
 use crate::truth::Truth;
 use std::collections::HashMap;
 

@@ -188,6 +188,8 @@ async fn needed_column_renamed_while_streaming_halts_and_goes_on_when_it_is_mapp
             pipeline.config, pipeline.name
         );
         let relay = Relay::spawn(&config);
+        // They may all be there before it has begun, and before it listens to signals.
+        relay.await_state("streaming", SOON).await;
         let records = pipeline.topic.await_records(15, SOON).await;
         assert_eq!(records.len(), 15, "nothing lost, nothing twice");
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
@@ -210,6 +212,8 @@ async fn table_renamed_while_streaming_halts_and_goes_on_when_it_is_named() {
         assert!(["PR008", "PR009"].contains(&halted.code.as_str()), "{halted:#?}");
         let config = pipeline.config.replace("public.outbox", "public.events");
         let relay = Relay::spawn(&config);
+        // They may all be there before it has begun, and before it listens to signals.
+        relay.await_state("streaming", SOON).await;
         let records = pipeline.topic.await_records(15, SOON).await;
         assert_eq!(records.len(), 15, "nothing lost, nothing twice");
         assert_eq!(relay.terminate(SOON).await.code, Some(0));

@@ -1,6 +1,7 @@
 //! The Kafka sink on bad days: no broker, a frozen one, a killed one, a topic that goes, a batch refused, a reset.
 
 use crate::private::PrivateKafka;
+use crate::proxy::{Mode, Proxy};
 use crate::server::{brokers, unique};
 use crate::sink_caller::{
     Caller, SOON, TOLD, alter, by_key, noise, numbers, numbers_of_one_key, record, spec,
@@ -9,6 +10,7 @@ use crate::topic::{Topic, Topics, admin, create_topic};
 use postrider::record::{Outcome, Refusal, Scope, Ticket};
 use postrider::sink::KafkaSpec;
 use rdkafka::admin::AdminOptions;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Kafka's `MESSAGE_TOO_LARGE`.
@@ -53,6 +55,39 @@ async fn a_killed_broker_is_told_and_everything_arrives_once_when_it_is_back() {
     in_the_dark(&topic, &mut caller).await;
     broker.restart().await;
     in_the_light(&topic, &mut caller).await;
+}
+
+/// A broker that has just started, or a network that is slow: events do not wait for the topic's configuration, and it
+/// is known soon after all the same.
+#[tokio::test]
+async fn limit_of_a_topic_that_could_not_be_read_at_first_is_known_soon() {
+    let proxy = OnceLock::new();
+    let broker = PrivateKafka::start_on(|port, _| {
+        let proxy = proxy.get_or_init(|| Proxy::start(port, None));
+        format!("advertised.listeners=PLAINTEXT://127.0.0.1:{}", proxy.port)
+    });
+    let broker = broker.await;
+    let proxy = proxy.get().expect("a proxy");
+    let topic = Topics::new(&broker.brokers(), "sink_late").create("t", 1).await;
+    alter(&topic, "max.message.bytes", "3000").await;
+    proxy.set(Mode::Delay(Duration::from_millis(350)));
+    let mut caller = Caller::open(spec(&broker.brokers()));
+    caller.send(&record(&topic.name, "k", b"small")).await;
+    let large = [noise(), noise(), noise(), noise()].concat();
+    let known_by = Instant::now() + Duration::from_secs(40);
+    loop {
+        let ticket = caller.send(&record(&topic.name, "k", large.as_bytes())).await;
+        caller.reported().await;
+        let Outcome::Rejected { scope: Scope::Event, reason } = caller.outcomes[&ticket] else {
+            panic!("{:?}", caller.outcomes[&ticket]);
+        };
+        if matches!(reason, Refusal::TooLarge { limit: 3_000, .. }) {
+            break;
+        }
+        assert_eq!(reason, Refusal::Kafka(MESSAGE_TOO_LARGE));
+        assert!(Instant::now() < known_by, "the limit is not known");
+        caller.sink.reset();
+    }
 }
 
 async fn outage(begin: impl FnOnce(&mut PrivateKafka), end: impl AsyncFnOnce(&mut PrivateKafka)) {

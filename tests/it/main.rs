@@ -31,6 +31,9 @@ mod load;
 mod pipeline;
 /// Servers of a test's own, to kill, freeze and restart.
 mod private;
+/// A proxy on the way to a server: here it delays.
+#[path = "../chaos/proxy/mod.rs"]
+mod proxy;
 /// The real binary, its configuration, its admin endpoint, its end.
 mod relay;
 /// `postrider repair` and `source.on_slot_lost`: a slot that is gone, and nothing else.

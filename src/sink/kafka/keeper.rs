@@ -5,11 +5,11 @@
 
 use super::producers::{Producer, Producers};
 use super::shared::{Leaving, Shared, Suspicion};
-use super::topic::{self, Facts};
+use super::topic::{self, CONFIG_ANSWER_MAX, Facts};
 use super::trouble::{self, About, Trouble};
 use crate::sink::Post;
 use rdkafka::producer::Producer as _;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -20,6 +20,8 @@ const TICK: Duration = Duration::from_secs(1);
 const LEAVING_TICK: Duration = Duration::from_millis(20);
 /// How long a broker may take to answer a question.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// The same for a topic that somebody waits for: its configuration may come later.
+const SHORT: (Duration, Duration) = (ANSWER_MAX, CONFIG_ANSWER_MAX);
 /// How long an old producer's requests are waited for before they are purged. See `KafkaSink::reset`.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// How long the reports of a broken producer are waited for. After a fatal error some never come (measured).
@@ -52,7 +54,10 @@ pub(super) struct Keeper {
     acked: u64,
     acked_at: Instant,
     refreshed_at: Instant,
+    /// Topics that are to be asked for again.
     stale: Vec<String>,
+    /// Those of them whose configuration was not read in time: once it is waited for longer.
+    unread: BTreeSet<String>,
 }
 
 impl Keeper {
@@ -71,6 +76,7 @@ impl Keeper {
             acked_at: now,
             refreshed_at: now,
             stale: Vec::new(),
+            unread: BTreeSet::new(),
         }
     }
 
@@ -156,9 +162,12 @@ impl Keeper {
         let Some(producers) = self.producers.clone() else { return true };
         for topic in topics {
             let asked_at = Instant::now();
-            match topic::look_up(producers.first(), &topic, ANSWER_MAX) {
+            match topic::look_up(producers.first(), &topic, SHORT) {
                 Ok(facts) => {
                     producers.learn(&topic, ANSWER_MAX);
+                    if !facts.configured && self.unread.insert(topic.clone()) {
+                        self.stale.push(topic.clone());
+                    }
                     self.learn(&topic, facts);
                     self.shared.got(&topic);
                     self.connected = true;
@@ -224,7 +233,7 @@ impl Keeper {
         }
         for _ in 0..STALL_TOPICS {
             let Some(topic) = self.stale.pop() else { break };
-            if let Err(why) = topic::look_up(producer, &topic, ANSWER_MAX)
+            if let Err(why) = topic::look_up(producer, &topic, SHORT)
                 && let Some(trouble) = trouble::of_topic(&topic, why, &self.brokers)
             {
                 // It stays at hand: the next turn asks for it again.
@@ -290,7 +299,9 @@ impl Keeper {
         let Some(topic) = self.stale.pop() else {
             return;
         };
-        match topic::look_up(producers.first(), &topic, ANSWER_MAX) {
+        let unread = self.unread.remove(&topic);
+        let patience = if unread { (ANSWER_MAX, ANSWER_MAX) } else { SHORT };
+        match topic::look_up(producers.first(), &topic, patience) {
             Ok(facts) => self.learn(&topic, facts),
             Err(why) => tracing::debug!(
                 target: "postrider::kafka", topic, code = %why.code, "could not ask for the topic again"
@@ -308,6 +319,9 @@ impl Keeper {
                 target: "postrider::kafka", topic, before = before.partitions, now = partitions,
                 "the topic's partitions have changed: keys move to other partitions, \
                  and a reader may see an aggregate's events out of order across the change"
+            ),
+            Some(before) if before.limit != limit => tracing::debug!(
+                target: "postrider::kafka", topic, before = before.limit, limit, "found the topic's limit"
             ),
             Some(_) => {}
         }

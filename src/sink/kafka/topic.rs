@@ -15,9 +15,9 @@ pub(super) const BROKER_DEFAULT_BYTES: usize = 1_048_588;
 /// Bytes of a record batch before its first record (message format 2).
 const BATCH_HEADER_BYTES: usize = 61;
 
-/// How long the topic's configuration is waited for. Without it a limit that is smaller than the default is learnt
-/// the hard way: a batch is refused, and the topic asked for again.
-const CONFIG_ANSWER_MAX: Duration = Duration::from_millis(500);
+/// How long the topic's configuration is waited for while events wait for the topic. Without it a limit that is smaller
+/// than the default is learnt the hard way: a batch is refused, and the topic asked for again.
+pub(super) const CONFIG_ANSWER_MAX: Duration = Duration::from_millis(500);
 
 /// What the sink must know of a topic before it sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,14 +45,14 @@ pub(super) struct Unusable {
     pub(super) brokers: usize,
 }
 
-/// Asks for a topic; waits at most `timeout` and `CONFIG_ANSWER_MAX`.
+/// Asks for a topic; waits at most `timeout`, and `config_timeout` for its configuration.
 ///
 /// # Errors
 /// The topic's own error (missing, not ours to see), or why the broker could not be asked.
 pub(super) fn look_up(
     producer: &Producer,
     topic: &str,
-    timeout: Duration,
+    (timeout, config_timeout): (Duration, Duration),
 ) -> Result<Facts, Unusable> {
     // Before the question: what is changed while it is under way is not yet known.
     let asked_at = Instant::now();
@@ -75,7 +75,7 @@ pub(super) fn look_up(
     }
     // To read the configuration is optional: the permission may be missing, and so may the request itself among
     // Kafka's relatives (librdkafka's mock broker never answers it).
-    let config = native::topic_config(producer, &name, CONFIG_ANSWER_MAX);
+    let config = native::topic_config(producer, &name, config_timeout);
     let configured = config.is_ok();
     let entries = config.unwrap_or_default();
     let entry = |wanted: &str| {

@@ -3,16 +3,14 @@
 //! Nothing that passes is changed. A black hole does not read: what was sent arrives when it is opened again, as after
 //! a partition of the network that heals.
 
-mod pump;
-mod tap;
-
-pub(crate) use pump::hold;
-pub(crate) use tap::{Kind, Seen, Wire, parse_lsn};
+pub(crate) mod pump;
+pub(crate) mod tap;
 
 use pump::{Direction, pump};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tap::Wire;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::watch;

@@ -20,10 +20,13 @@ async fn streaming(broker: &PrivateKafka, test: &str, mode: &str) -> (Scene, Rel
     let head = format!("[pipelines.{}]\n", pipeline.name);
     pipeline.config = pipeline.config.replacen(&head, &format!("{head}{mode}"), 1);
     let mut scene = Scene::of(pipeline, LINES).await;
-    let relay = scene.run();
+    let filter = ["--log", "info,postrider::kafka=debug"];
+    let relay = Relay::spawn_with(&scene.config, &filter, &[]);
     relay.await_state("streaming", SOON).await;
     scene.insert(&["a", "b"]).await;
     scene.await_last("b", 2).await;
+    // Or what is too large is not known to be, once the broker is away.
+    relay.await_log("limit=3000", SOON).await;
     (scene, relay)
 }
 
@@ -102,7 +105,8 @@ async fn earlier_event_that_was_not_published_stays_before_a_parked_one() {
             delivered["b"], delivered["c"]
         ));
         relay.await_state("streaming", SOON).await;
-        let left = "select count(*)::text from outbox";
+        // What came later may have been streamed: then its row stays.
+        let left = "select count(*)::text from outbox where id <= 7";
         if scene.config.contains("mode = \"auto\"") {
             assert_eq!(scene.pipeline.sql.text(left).await.as_deref(), Some("0"), "all is marked");
         }
