@@ -1,8 +1,9 @@
 //! One pipeline: its parts, and its life from the first connection to its exit.
 
+mod posts;
+
 use super::budget::Budget;
 use super::connect::{self, Failure};
-use super::cut::cut;
 use super::destinations::Destinations;
 use super::halts;
 use super::history::{History, Seen};
@@ -16,14 +17,13 @@ use super::shelf::Shelf;
 use super::spec::{Mode, PipelineSpec};
 use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
-use crate::event::{PgTime, Position};
+use crate::event::PgTime;
 use crate::lsn::{Lsn, Watermark};
-use crate::metrics::{PipelineMetrics, Side};
+use crate::metrics::PipelineMetrics;
 use crate::outbox::Mapper;
 use crate::postgres::SourceErrorKind;
 use crate::postgres::action::{Phase, Repeats};
-use crate::record::Ticket;
-use crate::relay::{Effect, Input, Relay, Restart, Settings};
+use crate::relay::{Effect, Input, Relay, Settings};
 use crate::sink::{self, Mailbox, Post, Sink};
 use crate::status::Board;
 use std::future::Future;
@@ -332,69 +332,6 @@ impl Pipeline {
         }
         self.observe_latency();
         exit
-    }
-
-    pub(super) fn reset_sink(&mut self, why: Restart) {
-        say::resetting(self, why);
-        self.metrics.reconnected(Side::Sink, why.name());
-        self.shelf.clear();
-        self.marking.given_up();
-        self.sink.reset();
-    }
-
-    /// A parked event reached the broker.
-    pub(super) fn released(&mut self, position: Position) {
-        cut("retry_acknowledged");
-        self.tell.published_total += 1;
-        say::released(self, position);
-    }
-
-    pub(super) fn published(&mut self, ticket: Ticket, commit_time: PgTime) {
-        self.marking.published(ticket);
-        self.tell.published_total += 1;
-        // Events of one transaction share a latency, and are mostly reported together.
-        if self.observed.0 != commit_time {
-            self.observe_latency();
-            self.observed.0 = commit_time;
-        }
-        self.observed.1 += 1;
-    }
-
-    /// Counts what is not counted yet of what was published.
-    pub(super) fn observe_latency(&mut self) {
-        let (commit_time, times) = std::mem::take(&mut self.observed);
-        if times > 0 {
-            self.metrics.latency().observe_many(self.tell.since(commit_time), times);
-        }
-    }
-
-    /// Hands the relay everything the sink has said.
-    pub(super) fn take_posts(&mut self, now: Duration) {
-        let mut posts = std::mem::take(&mut self.posts);
-        self.mailbox.take(&mut posts);
-        self.tell.look_at_the_clock();
-        for post in posts.drain(..) {
-            match post {
-                Post::Report { ticket, outcome } => {
-                    self.apply(now, Input::Report { ticket, outcome });
-                }
-                Post::Retry => {}
-                Post::Down { reason, hint, topic } => {
-                    self.sink_down(&reason, hint.as_deref(), topic.as_deref());
-                }
-                Post::Up { topic } => self.sink_up(topic.as_deref()),
-                Post::Broken { reason } => {
-                    say::sink_broken(self, &reason);
-                    self.apply(now, Input::SinkBroken);
-                }
-                Post::Unfit { reason, hint } => {
-                    self.apply(now, Input::Halt(Box::new(halts::unfit_running(reason, hint))));
-                    // Reports of what is in flight may never come.
-                    self.apply(now, Input::SinkBroken);
-                }
-            }
-        }
-        self.posts = posts;
     }
 
     pub(super) fn apply(&mut self, now: Duration, input: Input<'_>) {

@@ -27,6 +27,9 @@ use tokio::time::Instant;
 /// How long the server may take to answer the end of a stream, and to show the last position in the slot.
 const FAREWELL_MAX: Duration = Duration::from_secs(2);
 
+/// Pause between two looks at the slot then: nothing tells of it.
+const FAREWELL_LOOK: Duration = Duration::from_millis(5);
+
 /// Under load there is always something to take, and the loop would never wait: so often the control connection, which
 /// is another task of this thread, and the timers have their turn all the same. Each turn would be a system call each.
 const YIELD_INTERVAL: Duration = Duration::from_millis(1);
@@ -312,7 +315,7 @@ impl Pipeline {
         while Instant::now() < deadline {
             match slot::read(desk.control.client(), version, &self.spec.names.slot).await {
                 Ok(Some(row)) if row.confirmed_flush_lsn >= Some(self.confirmed.lsn()) => return,
-                Ok(Some(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Ok(Some(_)) => tokio::time::sleep(FAREWELL_LOOK).await,
                 Ok(None) => return,
                 Err(error) => return say::farewell_failed(self, &error),
             }

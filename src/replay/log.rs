@@ -19,6 +19,9 @@ use tokio::time::sleep;
 /// time-out of 15 s passes.
 const SLOT_PATIENCE: Duration = Duration::from_secs(30);
 
+/// Pause between two tries to get it.
+const SLOT_LOOK: Duration = Duration::from_millis(250);
+
 /// Log that is read ahead: beyond it the server waits for us. With more of it the server would decode as fast as it can
 /// for a while, whatever the rate, and take a processor from the live stream for as long. Unit: bytes.
 const READ_AHEAD_BYTES: usize = 256 << 10;
@@ -80,7 +83,7 @@ impl Log {
             match connection.start(&how).await {
                 Ok(wal) => break wal,
                 Err(error) if in_use(&error) && Instant::now() < deadline => {
-                    sleep(Duration::from_millis(250)).await;
+                    sleep(SLOT_LOOK).await;
                 }
                 Err(error) if in_use(&error) => {
                     return Err(ReplayError::InUse { name: span.bookmark.clone(), pid: 0 });

@@ -71,6 +71,7 @@ pub(crate) fn check(entries: &[Entry], truth: &Truth, records: &[Read]) -> Findi
     let written: HashMap<&str, &Entry> = entries.iter().map(|e| (e.id.as_str(), e)).collect();
     let committed = committed(entries, &written, truth, &mut found);
     let mut lanes: BTreeMap<&str, Vec<&Read>> = BTreeMap::new();
+    let mut ordinals: HashMap<&str, u64> = HashMap::new();
     for record in records {
         let id = record.id.as_str();
         let (Some(entry), Some((commit_lsn, _))) = (written.get(id), committed.get(id)) else {
@@ -81,6 +82,7 @@ pub(crate) fn check(entries: &[Entry], truth: &Truth, records: &[Read]) -> Findi
             || record.bytes != entry.bytes
             || record.key != entry.aggregate
             || record.commit_lsn != *commit_lsn
+            || *ordinals.entry(id).or_insert(record.ordinal) != record.ordinal
         {
             found.corrupted.push(record.id.clone());
         }
@@ -171,6 +173,9 @@ fn order(aggregate: &str, lane: &[(usize, &str)], found: &mut Findings) {
         next = next.max(rank + 1);
         before = Some((rank, id));
     }
+    if let Some((_, id)) = before.filter(|(rank, _)| rank + 1 < next) {
+        found.late.push(format!("{aggregate} ends with {id}"));
+    }
 }
 
 #[cfg(test)]
@@ -202,12 +207,13 @@ mod tests {
         let records: Vec<Read> = delivered
             .split_whitespace()
             .map(|id| Read {
-                id: id.trim_end_matches('!').to_owned(),
+                id: id.trim_end_matches(['!', '?']).to_owned(),
                 key: "a".to_owned(),
                 partition: 0,
                 bytes: 9,
                 intact: !id.ends_with('!'),
-                commit_lsn: if matches!(id, "1" | "2") { 10 } else { 20 },
+                commit_lsn: if matches!(id, "1" | "2" | "2?") { 10 } else { 20 },
+                ordinal: u64::from(id.ends_with('?')),
                 appended: 0,
             })
             .collect();
@@ -238,8 +244,15 @@ mod tests {
 
     #[test]
     fn a_repetition_that_is_cut_off_is_late_and_nothing_worse() {
-        let found = found("1 2 3 2 4");
-        assert!(found.balanced());
-        assert_eq!(found.late, ["a: 4 after 2"]);
+        for (delivered, late) in [("1 2 3 2 4", "a: 4 after 2"), ("1 2 3 4 3", "a ends with 3")] {
+            let found = found(delivered);
+            assert!(found.balanced());
+            assert_eq!(found.late, [late]);
+        }
+    }
+
+    #[test]
+    fn an_event_that_comes_with_another_position_is_corrupted() {
+        assert_eq!(found("1 2 3 4 2? 3 4").corrupted, ["2"]);
     }
 }

@@ -29,6 +29,8 @@ pub(crate) struct Read {
     pub(crate) intact: bool,
     /// The transaction, from the header `position`.
     pub(crate) commit_lsn: u64,
+    /// Its place in the transaction, from the same.
+    pub(crate) ordinal: u64,
     /// When the broker appended it, in milliseconds since the Unix epoch.
     pub(crate) appended: i64,
 }
@@ -93,6 +95,7 @@ fn read(message: &BorrowedMessage<'_>) -> (i64, Read) {
         bytes: value.len(),
         intact: is_intact(&id, value),
         commit_lsn: position.and_then(|(lsn, _)| parse_lsn(lsn)).unwrap_or(0),
+        ordinal: position.and_then(|(_, ordinal)| ordinal.parse().ok()).unwrap_or(u64::MAX),
         appended: message.timestamp().to_millis().unwrap_or(i64::MAX),
         id,
     };

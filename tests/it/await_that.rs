@@ -9,6 +9,10 @@ use tokio::time::MissedTickBehavior;
 /// long but a failure; where the time itself is the promise, the test names its own.
 pub(crate) const SOON: Duration = Duration::from_mins(3);
 
+/// How long one look may take; then it is made anew. A call of librdkafka's that waits for a broker which has just
+/// thawed was seen to hang for minutes.
+const LOOK_MAX: Duration = Duration::from_secs(75);
+
 /// Pause between two looks.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -43,7 +47,7 @@ where
         ticks.tick().await;
         // A probe that hangs is a state that did not come.
         let left = deadline.saturating_sub(start.elapsed()).max(POLL_INTERVAL);
-        match tokio::time::timeout(left, probe()).await {
+        match tokio::time::timeout(left.min(LOOK_MAX), probe()).await {
             Ok(Ok(value)) => return value,
             Ok(Err(now)) => seen = now.to_string(),
             Err(elapsed) => seen = format!("{seen}; the next look did not return: {elapsed}"),

@@ -202,7 +202,14 @@ impl Topic {
     /// transaction's control record, which no consumer is given.
     fn read(&self, limit: usize, deadline: Instant) -> Vec<ReadRecord> {
         let consumer = self.consumer();
-        let mut open = self.ends(&consumer).unwrap_or_else(|error| panic!("{error}"));
+        let mut open = loop {
+            match self.ends(&consumer) {
+                Ok(ends) => break ends,
+                // A broker that is just back may not know its partitions yet.
+                Err(error) => assert!(Instant::now() < deadline, "{error}"),
+            }
+            drop(consumer.poll(Duration::from_millis(100)));
+        };
         open.retain(|_, (low, high)| low < high);
         let mut from_the_start = TopicPartitionList::new();
         for partition in open.keys() {

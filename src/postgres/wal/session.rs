@@ -3,6 +3,8 @@
 //! It stops reading when the queue is full, so the server waits and memory stays bounded, and goes on sending updates,
 //! so the server does not take us for dead. It ends with the reason in the queue.
 
+mod ending;
+
 use super::StartReplication;
 use super::batch::{Batch, Cut, CutError, cut};
 use super::busy::Busy;
@@ -11,7 +13,7 @@ use super::queue::{End, Queue};
 use crate::lsn::Lsn;
 use crate::postgres::error::{ServerReport, SourceError, SourceErrorKind, SqlState};
 use crate::postgres::transport::{AT_ONCE_BYTES, Transport};
-use bytes::{Buf, BytesMut};
+use bytes::BytesMut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Poll;
@@ -323,58 +325,6 @@ impl WalSession {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(SourceError::io(self.doing.as_str(), error)),
             Err(_elapsed) => Err(self.error(SourceErrorKind::Silent(WRITE_TIMEOUT))),
-        }
-    }
-
-    /// The end in good order: the last status, `CopyDone`, everything up to the server's end of the command, Terminate.
-    async fn finish(&mut self, deadline: Instant) -> Result<(), SourceError> {
-        let (confirmed, received) = (self.confirmed(), self.received());
-        let last = self.feedback.last(Instant::now(), confirmed, received);
-        self.pending = None;
-        let deadline = tokio::time::Instant::from_std(deadline);
-        let ending = async {
-            self.write(&last.encode(clock())).await?;
-            self.write(b"c\0\0\0\x04").await?;
-            self.drain().await?;
-            // The command has ended and the status has been read: a Terminate that gets lost loses nothing.
-            self.write(b"X\0\0\0\x04").await
-        };
-        match tokio::time::timeout_at(deadline, ending).await {
-            Ok(ended) => ended,
-            Err(elapsed) => {
-                let doing = format!("{}: end it in good order", self.doing);
-                Err(SourceError::new(SourceErrorKind::Stopped, doing).caused_by(elapsed))
-            }
-        }
-    }
-
-    /// Reads and throws away what is still on its way, up to `CommandComplete`.
-    async fn drain(&mut self) -> Result<(), SourceError> {
-        loop {
-            match cut(&mut self.inbox, self.message_bytes_max) {
-                Ok(Cut::Other(b'C' | b'Z', _)) => return Ok(()),
-                Ok(Cut::Other(b'E', body)) => {
-                    return Err(self.server(ServerReport::from_fields(&body)));
-                }
-                Ok(Cut::Frames(..) | Cut::Other(..)) => {}
-                Ok(Cut::Missing(missing)) => {
-                    self.missing = missing;
-                    self.read_more().await?;
-                }
-                // It is not wanted any more, and so does not have to be held.
-                Err(CutError::TooLarge(mut left)) => {
-                    self.missing = 0;
-                    while left > 0 {
-                        let gone = left.min(self.inbox.len());
-                        self.inbox.advance(gone);
-                        left -= gone;
-                        if left > 0 {
-                            self.read_more().await?;
-                        }
-                    }
-                }
-                Err(CutError::Malformed) => return Err(self.error(SourceErrorKind::Protocol)),
-            }
         }
     }
 

@@ -225,5 +225,12 @@ impl Drop for PrivateKafka {
             drop(child.kill());
             drop(child.wait());
         }
+        if std::thread::panicking() {
+            // Beside the failure, where the test's own output is captured.
+            #[expect(clippy::print_stderr, reason = "the log of a failed test")]
+            {
+                eprintln!("--- broker at {} ---\n{}", self.port, self.dir.log());
+            }
+        }
     }
 }

@@ -1,0 +1,77 @@
+//! What the sink says, on its way to the relay; what was published, on its way to the metrics; and its reset.
+
+use super::Pipeline;
+use crate::driver::cut::cut;
+use crate::driver::halts;
+use crate::driver::say;
+use crate::event::{PgTime, Position};
+use crate::metrics::Side;
+use crate::record::Ticket;
+use crate::relay::{Input, Restart};
+use crate::sink::Post;
+use std::time::Duration;
+
+impl Pipeline {
+    pub(in crate::driver) fn reset_sink(&mut self, why: Restart) {
+        say::resetting(self, why);
+        self.metrics.reconnected(Side::Sink, why.name());
+        self.shelf.clear();
+        self.marking.given_up();
+        self.sink.reset();
+    }
+
+    /// A parked event reached the broker.
+    pub(in crate::driver) fn released(&mut self, position: Position) {
+        cut("retry_acknowledged");
+        self.tell.published_total += 1;
+        say::released(self, position);
+    }
+
+    pub(in crate::driver) fn published(&mut self, ticket: Ticket, commit_time: PgTime) {
+        self.marking.published(ticket);
+        self.tell.published_total += 1;
+        // Events of one transaction share a latency, and are mostly reported together.
+        if self.observed.0 != commit_time {
+            self.observe_latency();
+            self.observed.0 = commit_time;
+        }
+        self.observed.1 += 1;
+    }
+
+    /// Counts what is not counted yet of what was published.
+    pub(in crate::driver) fn observe_latency(&mut self) {
+        let (commit_time, times) = std::mem::take(&mut self.observed);
+        if times > 0 {
+            self.metrics.latency().observe_many(self.tell.since(commit_time), times);
+        }
+    }
+
+    /// Hands the relay everything the sink has said.
+    pub(in crate::driver) fn take_posts(&mut self, now: Duration) {
+        let mut posts = std::mem::take(&mut self.posts);
+        self.mailbox.take(&mut posts);
+        self.tell.look_at_the_clock();
+        for post in posts.drain(..) {
+            match post {
+                Post::Report { ticket, outcome } => {
+                    self.apply(now, Input::Report { ticket, outcome });
+                }
+                Post::Retry => {}
+                Post::Down { reason, hint, topic } => {
+                    self.sink_down(&reason, hint.as_deref(), topic.as_deref());
+                }
+                Post::Up { topic } => self.sink_up(topic.as_deref()),
+                Post::Broken { reason } => {
+                    say::sink_broken(self, &reason);
+                    self.apply(now, Input::SinkBroken);
+                }
+                Post::Unfit { reason, hint } => {
+                    self.apply(now, Input::Halt(Box::new(halts::unfit_running(reason, hint))));
+                    // Reports of what is in flight may never come.
+                    self.apply(now, Input::SinkBroken);
+                }
+            }
+        }
+        self.posts = posts;
+    }
+}
