@@ -52,6 +52,8 @@ pub(crate) enum Bug {
     NotStrict,
     /// That an event was overtaken is not remembered.
     ForgetsOvertaken,
+    /// An event that was overtaken and is published is not told as such.
+    OvertakenUntold,
 }
 
 #[cfg(test)]

@@ -320,6 +320,7 @@ fn take_answer(effects: &mut Vec<Effect>, first: usize) -> Answer {
         | Effect::Sound { .. }
         | Effect::Letter { .. }
         | Effect::Undelivered { .. }
+        | Effect::Overtaken { .. }
         | Effect::Released { .. }
         | Effect::WriteCursor(_)
         | Effect::Confirm(_)

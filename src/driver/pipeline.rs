@@ -316,6 +316,7 @@ impl Pipeline {
                 Effect::Drained => exit = Some(Exit::Stopped),
                 Effect::Halt(halt) => exit = Some(Exit::Halted(halt)),
                 Effect::Released { position } => self.released(position),
+                Effect::Overtaken { position, by } => say::overtaken(self, position, by),
                 Effect::Undelivered { position, reason } => {
                     say::undelivered(self, position, reason);
                 }
@@ -363,6 +364,7 @@ impl Pipeline {
             | Effect::Sound { .. }
             | Effect::Letter { .. }
             | Effect::Undelivered { .. }
+            | Effect::Overtaken { .. }
             | Effect::Released { .. }
             | Effect::Published { .. }
             | Effect::WriteCursor(_)

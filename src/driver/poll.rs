@@ -286,6 +286,7 @@ impl Pipeline {
                     Effect::Letter { ticket, position } => {
                         self.shelf.send_letter(ticket, position);
                     }
+                    Effect::Overtaken { position, by } => say::overtaken(self, position, by),
                     Effect::Undelivered { position, reason } => {
                         say::undelivered(self, position, reason);
                     }

@@ -13,7 +13,7 @@ mod write;
 
 pub(super) use bookmark::bookmark_let_go;
 pub(super) use destination::{destination_down, destination_given_up, undelivered};
-pub(super) use parked::{marked, parked, released};
+pub(super) use parked::{marked, overtaken, parked, released};
 pub(super) use repair::{
     repair_begins, repair_next, repair_progress, repair_told, repaired, repairing, slot_gone_again,
 };
@@ -76,6 +76,7 @@ pub(super) struct Tell {
     behind: Option<Trouble>,
     close_since: Option<Instant>,
     parked: Few,
+    overtaken: Few,
     dead: Few,
     pub(super) streaming: bool,
     pub(super) polling: bool,

@@ -74,6 +74,14 @@ pub enum Effect {
     },
     /// Commit the cursor row, then answer [`Input::CursorWritten`]. One at a time.
     WriteCursor(Progress),
+    /// An event reached the broker behind a later one of its aggregate: a broker had refused its batch, and took that one
+    /// all the same. Where the event is parked instead, its row says so.
+    Overtaken {
+        /// Which.
+        position: Position,
+        /// The later one.
+        by: Position,
+    },
     /// Tell the server that everything below is ours to answer for no more. The cursor row says so already.
     Confirm(Watermark),
     /// Throw away the producer and all that is in flight, and stream again from the cursor, with the full handshake.

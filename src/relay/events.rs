@@ -246,9 +246,12 @@ impl Relay {
                 self.report(ticket, Outcome::Acked, effects);
             }
             Outcome::Acked => {
-                self.flow.landed(ticket);
+                let overtaken = self.flow.landed(ticket);
                 self.resolve(ticket);
                 self.feedback.delivered();
+                if let Some(by) = overtaken.filter(|_| !injected(Bug::OvertakenUntold)) {
+                    effects.push(Effect::Overtaken { position: slot.position, by });
+                }
                 effects.push(Effect::Published { ticket, commit_time: slot.commit_time });
             }
             Outcome::Rejected { scope: Scope::Event, reason } => {

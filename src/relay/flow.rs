@@ -180,9 +180,10 @@ impl Flow {
         self.remembered.extend(landed.map(|slot| slot.position));
     }
 
-    /// The event of a ticket reached the broker.
-    pub(super) fn landed(&mut self, ticket: Ticket) {
-        self.ends(ticket, Handed::Landed);
+    /// The event of a ticket reached the broker; a later one of its lane that had come first.
+    pub(super) fn landed(&mut self, ticket: Ticket) -> Option<Position> {
+        let position = self.ends(ticket, Handed::Landed)?.position;
+        if self.overtaken.is_empty() { None } else { self.overtaken.remove(&position) }
     }
 
     /// The batch the event was in was refused.
@@ -212,20 +213,17 @@ impl Flow {
         self.overtaken.remove(&position)
     }
 
-    fn ends(&mut self, ticket: Ticket, state: Handed) {
-        let slot = self.index(ticket).and_then(|index| self.slots.get_mut(index));
-        let Some(slot) = slot else { return };
+    fn ends(&mut self, ticket: Ticket, state: Handed) -> Option<Slot> {
+        let slot = self.index(ticket).and_then(|index| self.slots.get_mut(index))?;
         slot.state = state;
         let slot = *slot;
         if state == Handed::Landed && self.alone {
             self.suspects.remove(&slot.position);
         }
-        if state == Handed::Landed && !self.overtaken.is_empty() {
-            self.overtaken.remove(&slot.position);
-        }
         self.left(&slot);
         let Limits { events_max, bytes_max } = self.limits;
         self.shut &= self.events > events_max / 4 * 3 || self.bytes > bytes_max / 4 * 3;
+        Some(slot)
     }
 
     /// An event is not in flight any more.

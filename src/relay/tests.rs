@@ -236,6 +236,7 @@ fn show(effect: &Effect) -> String {
             format!("letter t{} {position}", ticket.0 & !(1 << 63))
         }
         Effect::Undelivered { position, reason: _ } => format!("undelivered {position}"),
+        Effect::Overtaken { position, by } => format!("{position} overtaken by {by}"),
         Effect::Released { position } => format!("released {position}"),
         Effect::Published { .. } => "published".into(),
         Effect::WriteCursor(progress) => format!("write cursor {}", row(progress)),

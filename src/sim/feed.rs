@@ -111,7 +111,7 @@ impl World {
         let ticket = match take_answer(&mut self.procs[i].effects, first) {
             Answer::Publish(ticket) => ticket,
             Answer::Park(entry) => {
-                self.procs[i].keep(&mut self.truth, entry, event)?;
+                self.keep(i, entry, event)?;
                 return Ok(true);
             }
             Answer::Nothing => return Ok(true),
@@ -121,6 +121,13 @@ impl World {
         self.boundary(i)?;
         match taken {
             Ok(()) => Ok(true),
+            // Its destination was waited for long enough, or what is known of it may be old.
+            Err(NotTaken::Destination) if self.late.chance(300) => {
+                let old = self.late.chance(500);
+                let input =
+                    if old { Input::Doubted { ticket } } else { Input::Unavailable { ticket } };
+                self.refused(i, event, input)
+            }
             Err(NotTaken::Full | NotTaken::Destination) => {
                 self.apply(i, Input::NotTaken { ticket })?;
                 Ok(false)
@@ -137,7 +144,7 @@ impl World {
         let first = self.procs[i].effects.len();
         self.apply(i, input)?;
         if let Answer::Park(entry) = take_answer(&mut self.procs[i].effects, first) {
-            self.procs[i].keep(&mut self.truth, entry, event)?;
+            self.keep(i, entry, event)?;
         }
         Ok(true)
     }

@@ -5,13 +5,12 @@
 use super::broker::{NotTaken, Post, Producer, Record};
 use super::postgres::{Answer, Statement, at, watermark};
 use super::session::Stage;
-use super::truth::Truth;
 use super::world::World;
 use super::{Check, Stop, wrong};
 use crate::event::Position;
 use crate::parked::{Entry, State};
 use crate::record::{Outcome, Refusal, Scope, Ticket};
-use crate::relay::{Effect, Input, Relay, Restart};
+use crate::relay::{Effect, Input, OnPoison, Relay, Restart};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -112,17 +111,6 @@ impl Process {
     pub(super) fn wants_records(&self) -> bool {
         self.shelf.tries.iter().any(|a_try| a_try.record.is_none())
     }
-
-    /// What the parked row of an event must say.
-    pub(super) fn keep(&mut self, truth: &mut Truth, entry: Entry, event: usize) -> Check {
-        let refused = matches!(entry.state, State::Waiting | State::Dead);
-        if refused && self.overtaken.remove(&event) && entry.overtaken_by.is_none() {
-            return wrong(format!("{} was overtaken, and its row does not say so", entry.position));
-        }
-        self.shelf.kept.push_back((entry, event));
-        truth.events[event].overtaken |= entry.lane.is_none();
-        Ok(())
-    }
 }
 
 /// How a session ends.
@@ -133,6 +121,26 @@ pub(super) enum End {
 }
 
 impl World {
+    /// What the parked row of an event must say.
+    pub(super) fn keep(&mut self, i: usize, entry: Entry, event: usize) -> Check {
+        let process = &mut self.procs[i];
+        let refused = matches!(entry.state, State::Waiting | State::Dead);
+        if refused && process.overtaken.remove(&event) && entry.overtaken_by.is_none() {
+            return wrong(format!("{} was overtaken, and its row does not say so", entry.position));
+        }
+        process.shelf.kept.push_back((entry, event));
+        let what = &mut self.truth.events[event];
+        let may_block = self.plan.knobs.settings.rules.on_poison != OnPoison::SkipEvent;
+        if entry.lane.is_none() && what.aggregate.is_some() && may_block {
+            return wrong(format!(
+                "{} is parked, and does not block its aggregate",
+                entry.position
+            ));
+        }
+        what.overtaken |= entry.lane.is_none();
+        Ok(())
+    }
+
     pub(super) fn apply(&mut self, i: usize, input: Input<'_>) -> Check {
         self.run.inputs += 1;
         let now = self.now;
@@ -202,10 +210,25 @@ impl World {
                             Outcome::Rejected { .. } | Outcome::Unknown => {}
                         }
                     }
+                    let mark = self.procs[i].effects.len();
                     self.apply(i, Input::Report { ticket: record.ticket, outcome })?;
+                    self.check_told(i, record.event, mark)?;
                 }
                 Post::Broken => self.apply(i, Input::SinkBroken)?,
             }
+        }
+        Ok(())
+    }
+
+    /// An event that was overtaken and is published, is told as such.
+    fn check_told(&mut self, i: usize, event: usize, mark: usize) -> Check {
+        let process = &mut self.procs[i];
+        let effects = process.effects.get(mark..).unwrap_or_default();
+        let published = effects.iter().any(|effect| matches!(effect, Effect::Published { .. }));
+        let told = effects.iter().any(|effect| matches!(effect, Effect::Overtaken { .. }));
+        if published && process.overtaken.remove(&event) && !told {
+            let position = self.truth.events[event].position;
+            return wrong(format!("{position} was overtaken and published, and nothing says so"));
         }
         Ok(())
     }
@@ -231,7 +254,7 @@ impl World {
                 Effect::Letter { .. } | Effect::Undelivered { .. } => {
                     return wrong("a letter, though there are none".into());
                 }
-                Effect::Released { .. } | Effect::Published { .. } => {}
+                Effect::Released { .. } | Effect::Published { .. } | Effect::Overtaken { .. } => {}
                 Effect::WriteCursor(progress) => {
                     self.send(i, |epoch| Statement::Cursor { progress, epoch });
                 }
@@ -262,6 +285,7 @@ impl World {
                 Effect::Restart { why } => self.reset_sink(i, why)?,
                 Effect::Drained | Effect::Halt(_) => over = true,
                 Effect::Published { .. }
+                | Effect::Overtaken { .. }
                 | Effect::Released { .. }
                 | Effect::Publish(_)
                 | Effect::Park { .. }

@@ -39,6 +39,7 @@ const BUGS: &[Bug] = &[
     Bug::NotStrict,
     Bug::ForgetsOvertaken,
     Bug::LiveBeforeMarks,
+    Bug::OvertakenUntold,
 ];
 
 /// Bugs that need several things to go wrong at once, and a seed near which they do: each has other guards around it.

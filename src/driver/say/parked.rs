@@ -32,6 +32,20 @@ pub(in crate::driver) fn parked(tell: &mut Tell, spec: &PipelineSpec, row: &Park
     );
 }
 
+/// An event came behind a later one of its aggregate: a broker had refused its batch and taken that one.
+pub(in crate::driver) fn overtaken(pipeline: &mut Pipeline, position: Position, by: Position) {
+    let Some(unsaid) = pipeline.tell.overtaken.admit(Instant::now()) else { return };
+    warn!(
+        event = "overtaken",
+        pipeline = pipeline.spec.name(),
+        %position,
+        %by,
+        unsaid,
+        hint = "flow.ordering = \"strict\" rules it out",
+        "published behind a later event of its aggregate: a broker refused its batch and took that one"
+    );
+}
+
 /// A parked event was published.
 pub(in crate::driver) fn released(pipeline: &Pipeline, position: Position) {
     let pipeline = pipeline.spec.name();

@@ -110,6 +110,46 @@ fn culprit_that_was_not_reported_with_its_batch_is_told_as_overtaken_all_the_sam
 }
 
 #[test]
+fn innocent_of_a_refused_batch_that_was_overtaken_is_told_as_such() {
+    check_parking(
+        "start 16
+         begin 32
+         event a
+         event b
+         event a
+         refused 0
+         refused 1
+         acked 2
+         start 16
+         begin 32
+         event a
+         acked 3
+         event b
+         acked 4
+         event a
+         acked 5",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            event b           │ publish #1
+            event a           │ publish #2
+            refused 0         │  (shut)
+            refused 1         │  (shut)
+            acked 2           │ published, restart: Refused(Kafka(10))
+            start 16          │ 
+            begin 32          │ 
+            event a           │ publish #3 (shut)
+            acked 3           │ 0/20:0 overtaken by 0/20:2, published, write cursor 0/10+0/20:1
+            event b           │ publish #4 (shut)
+            acked 4           │ published
+            event a           │ publish #5
+            acked 5           │ published
+        "#]],
+    );
+}
+
+#[test]
 fn event_that_landed_before_the_restart_and_is_told_after_it_has_overtaken_too() {
     check_parking(
         "start 16

@@ -77,6 +77,11 @@ fn followers_go_in_order_and_the_lane_is_live_when_all_marks_are_committed() {
          parked
          written
          acked t2
+         event a
+         parked
+         parked
+         written
+         acked t3
          parked
          event a
          event b
@@ -91,9 +96,14 @@ fn followers_go_in_order_and_the_lane_is_live_when_all_marks_are_committed() {
             parked            │ write cursor 0/40+0/60:1
             written           │ try t2 0/60:0
             acked t2          │ released 0/60:0, write 0 rows [0/60:0 done]
+            event a           │ park #1 behind 0
+            parked            │ write 1 rows []
+            parked            │ write cursor 0/40+0/60:2
+            written           │ try t3 0/60:1
+            acked t3          │ released 0/60:1, write 0 rows [0/60:1 done]
             parked            │ 
-            event a           │ publish #1
-            event b           │ publish #2
+            event a           │ publish #2
+            event b           │ publish #3
             commit 96 112     │ 
         "#]],
     );
