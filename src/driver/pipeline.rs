@@ -380,3 +380,17 @@ fn lease(end: &End) -> Duration {
         End::Lost(_) | End::Restart | End::LetGo(_) | End::Over(_) => LEASE,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::SourceError;
+
+    #[test]
+    fn what_is_in_flight_outlives_a_silent_server_not_at_all_and_others_for_seconds() {
+        let lost = |kind| End::Lost(SourceError::new(kind, "stream"));
+        let silent = lost(SourceErrorKind::Silent(Duration::from_secs(13)));
+        assert_eq!(lease(&silent), Duration::ZERO);
+        assert_eq!(lease(&lost(SourceErrorKind::Closed)), Duration::from_secs(3));
+    }
+}

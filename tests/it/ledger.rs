@@ -44,10 +44,12 @@ pub(crate) struct Findings {
     pub(crate) lost: Vec<String>,
     /// Delivered, though rolled back or never written.
     pub(crate) invented: Vec<String>,
-    /// Delivered with another key or payload than written.
+    /// Delivered with another key or payload than written, or at two places of one transaction.
     pub(crate) corrupted: Vec<String>,
     /// Out of commit order in its aggregate: `aggregate: id after id`.
     pub(crate) swapped: Vec<String>,
+    /// An aggregate whose last record is not its newest event: a repetition is cut off there, or under way.
+    pub(crate) cut_off: Vec<String>,
     /// Deliveries beyond the first of each event.
     pub(crate) duplicates: usize,
 }
@@ -55,7 +57,7 @@ pub(crate) struct Findings {
 impl Findings {
     /// Nothing lost, invented, corrupted or swapped. Duplicates are for the test to bound.
     pub(crate) fn balanced(&self) -> bool {
-        let all = [&self.lost, &self.invented, &self.corrupted, &self.swapped];
+        let all = [&self.lost, &self.invented, &self.corrupted, &self.swapped, &self.cut_off];
         all.iter().all(|found| found.is_empty())
     }
 
@@ -73,6 +75,7 @@ impl fmt::Display for Findings {
             ("invented", &self.invented),
             ("corrupted", &self.corrupted),
             ("swapped", &self.swapped),
+            ("cut off", &self.cut_off),
         ];
         for (kind, found) in kinds {
             writeln!(f, "{kind} {}: {:?}", found.len(), found.iter().take(5).collect::<Vec<_>>())?;
@@ -103,7 +106,11 @@ impl Ledger {
             }
             read.set(held);
             let found = self.check(&topic.read_all().await);
-            if found.lost.is_empty() { Ok(found) } else { Err(found.to_string()) }
+            if found.lost.is_empty() && found.cut_off.is_empty() {
+                Ok(found)
+            } else {
+                Err(found.to_string())
+            }
         })
         .await
     }
@@ -115,10 +122,17 @@ impl Ledger {
             delivered: records.len(),
             ..Findings::default()
         };
-        let known: BTreeMap<&str, usize> =
-            self.entries.iter().enumerate().map(|(at, entry)| (entry.id.as_str(), at)).collect();
+        // A sequence may give a number again that it gave to a transaction which a crash of the server undid.
+        let mut known: BTreeMap<&str, usize> = BTreeMap::new();
+        for (at, entry) in self.entries.iter().enumerate() {
+            let stands = known.entry(entry.id.as_str()).or_insert(at);
+            if entry.outcome == Outcome::Committed {
+                *stands = at;
+            }
+        }
         let mut deliveries: BTreeMap<usize, usize> = BTreeMap::new();
         let mut lanes: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        let mut places: BTreeMap<(usize, &str), &str> = BTreeMap::new();
         for record in records {
             let id = record.header("id").unwrap_or("a record without an id");
             let Some(&at) = known.get(id) else {
@@ -135,6 +149,12 @@ impl Ledger {
             if !as_written {
                 found.corrupted.push(id.to_owned());
             }
+            let place = record.header("position").and_then(|position| position.split_once(':'));
+            if let Some((transaction, ordinal)) = place
+                && *places.entry((at, transaction)).or_insert(ordinal) != ordinal
+            {
+                found.corrupted.push(format!("{id} at {transaction}:{ordinal} too"));
+            }
             *deliveries.entry(at).or_default() += 1;
             lanes.entry(entry.aggregate.as_str()).or_default().push(at);
         }
@@ -149,6 +169,15 @@ impl Ledger {
             .map(|(_, entry)| entry.id.clone())
             .collect();
         found.swapped = self.swaps(&lanes);
+        for (aggregate, delivered) in &lanes {
+            let (last, newest) = (delivered.last(), delivered.iter().max());
+            if let (Some(&last), Some(&newest)) = (last, newest)
+                && last < newest
+            {
+                let [last, newest] = [last, newest].map(|at| self.entries[at].id.as_str());
+                found.cut_off.push(format!("{aggregate} ends with {last} after {newest}"));
+            }
+        }
         found
     }
 

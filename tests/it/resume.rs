@@ -8,15 +8,11 @@ use crate::pipeline::{Pipeline, show};
 use crate::private::{PrivateKafka, PrivatePostgres};
 use crate::server::{Version, brokers};
 use crate::stream::published;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// What a kill may repeat: what was in flight, the events a cursor row may lag behind by, and those that are
-/// delivered while a row is being written.
-fn duplicates_max(kills: usize) -> usize {
-    const IN_FLIGHT_EVENTS: usize = 5_000;
-    const CURSOR_EVENTS: usize = 10_000;
-    (IN_FLIGHT_EVENTS + CURSOR_EVENTS) * kills
-}
+/// Events after which a cursor row is due, however short the time.
+const CURSOR_EVENTS: usize = 10_000;
 
 /// Everything committed so far is resolved, and the server knows.
 async fn resolved(pipeline: &Pipeline) {
@@ -49,13 +45,16 @@ async fn clean_stops_and_starts_repeat_nothing() {
 #[tokio::test]
 async fn relay_killed_at_any_time_loses_and_swaps_nothing() {
     const KILLS: usize = 5;
+    // A backlog drains in less than the interval of the cursor: then a row is due for so many events, and others are in
+    // flight.
+    const REPEATED_MAX: usize = CURSOR_EVENTS + 5_000;
     let pipeline = Pipeline::shared(Version::Pg15, "killed").await;
     let mut plan = pipeline.plan();
     (plan.rate, plan.transaction_events) = (2_500, 25);
     let load = Load::start(&plan, 2);
     for _ in 0..KILLS {
         let relay = pipeline.run();
-        relay.await_status("some published", SOON, |status| published(status) > 4_000).await;
+        relay.await_status("some published", SOON, |status| published(status) > 25_000).await;
         relay.kill().await;
     }
     let relay = pipeline.run();
@@ -64,14 +63,18 @@ async fn relay_killed_at_any_time_loses_and_swaps_nothing() {
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
     let findings = ledger.check(&pipeline.topic.read_all().await);
     show(&format!("{KILLS} kills at 5,000 events/s: {findings}"));
-    findings.assert_balanced(duplicates_max(KILLS));
+    findings.assert_balanced(REPEATED_MAX * KILLS);
 }
 
 /// The acknowledged part of a transaction is not sent again, however large the transaction is.
 #[tokio::test]
 async fn relay_killed_inside_a_huge_transaction_goes_on_where_it_was() {
     const ROWS: usize = 300_000;
-    let pipeline = Pipeline::shared(Version::Pg15, "hugekill").await;
+    const IN_FLIGHT_EVENTS: usize = 5_000;
+    let mut pipeline = Pipeline::shared(Version::Pg15, "hugekill").await;
+    let flow =
+        format!("[pipelines.{}.flow]\nin_flight_events = {IN_FLIGHT_EVENTS}\n", pipeline.name);
+    pipeline.config.push_str(&flow);
     pipeline.insert(ROWS).await;
     let relay = pipeline.run();
     relay.await_status("a part", SOON, |status| published(status) > 100_000).await;
@@ -87,7 +90,9 @@ async fn relay_killed_inside_a_huge_transaction_goes_on_where_it_was() {
     assert_eq!(numbers.len(), ROWS, "every row arrived");
     let repeated = records.len() - ROWS;
     show(&format!("killed inside a transaction of {ROWS} rows: {repeated} repeated"));
-    assert!(repeated < ROWS / 2, "{repeated} of {ROWS} came twice");
+    // Of 100,000 that were there. The last is for what is delivered while a row is being written.
+    let repeated_max = CURSOR_EVENTS + IN_FLIGHT_EVENTS + CURSOR_EVENTS;
+    assert!(repeated <= repeated_max, "{repeated} of {ROWS} came twice");
 }
 
 #[tokio::test]
@@ -130,7 +135,8 @@ async fn broker_killed_and_restarted_loses_and_swaps_nothing() {
     resolved(&pipeline).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
     let findings = ledger.check(&pipeline.topic.read_all().await);
-    findings.assert_balanced(duplicates_max(2));
+    // Some 1,500 are published before each kill: only what was on its way may come again.
+    findings.assert_balanced(2_000);
 }
 
 #[tokio::test]
@@ -187,15 +193,25 @@ async fn second_process_stands_by_and_takes_over() {
     let pipeline = Pipeline::shared(Version::Pg15, "standby").await;
     let first = pipeline.run();
     first.await_state("streaming", SOON).await;
-    let second = pipeline.run();
+    let mut second = pipeline.run();
     second.await_state("standing_by", SOON).await;
-    pipeline.insert(50).await;
-    pipeline.topic.await_records(50, SOON).await;
+    let load = Load::start(&pipeline.plan(), 2);
+    first.await_status("published", SOON, |status| published(status) > 1_000).await;
     first.kill().await;
+    for _ in 0..2 {
+        second.await_status("published", SOON, |status| published(status) > 1_000).await;
+        let third = pipeline.run();
+        third.await_state("standing_by", SOON).await;
+        second.kill().await;
+        second = third;
+    }
     second.await_state("streaming", SOON).await;
-    pipeline.insert(50).await;
-    pipeline.topic.await_records(100, SOON).await;
+    let ledger = load.stop().await;
+    resolved(&pipeline).await;
     assert_eq!(second.terminate(SOON).await.code, Some(0));
+    let findings = ledger.check(&pipeline.topic.read_all().await);
+    show(&format!("three take-overs under load: {findings}"));
+    findings.assert_balanced(3 * CURSOR_EVENTS);
 }
 
 /// SIGTERM while nothing can be acknowledged ends within the grace; a second one ends at once.
@@ -217,7 +233,36 @@ async fn stop_is_bounded_and_a_second_signal_leaves_at_once() {
     assert!(start.elapsed() < Duration::from_secs(6));
     kafka.thaw();
     let relay = pipeline.run();
-    let records = pipeline.topic.await_records(1_010, Duration::from_mins(1)).await;
-    assert!(records.len() >= 1_010);
+    resolved(&pipeline).await;
+    let records = pipeline.topic.read_all().await;
+    let distinct: BTreeSet<_> = records.iter().map(|record| record.header("id")).collect();
+    assert_eq!(distinct.len(), 1_010, "of {} records", records.len());
+    assert!(records.len() <= 2_010, "{} records", records.len());
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// One signal, and a broker that never answers: what is in flight is waited for as long as the grace says.
+#[tokio::test]
+async fn stop_waits_for_the_broker_no_longer_than_its_grace() {
+    let kafka = PrivateKafka::start("").await;
+    let mut pipeline = Pipeline::to_broker(Version::Pg17, &kafka.brokers(), "onlygrace").await;
+    pipeline.config = format!("shutdown_grace = \"2s\"\n{}", pipeline.config);
+    let relay = pipeline.run();
+    pipeline.insert(10).await;
+    pipeline.topic.await_records(10, SOON).await;
+    kafka.freeze();
+    pipeline.insert(100).await;
+    relay.await_status("something in flight", SOON, |status| in_flight(status) > 0).await;
+    let start = std::time::Instant::now();
+    let ended = relay.terminate(Duration::from_secs(20)).await;
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(start.elapsed() >= Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(ended.stderr.contains("in_flight=100"), "{}", ended.stderr);
+    kafka.thaw();
+    let relay = pipeline.run();
+    resolved(&pipeline).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let records = pipeline.topic.read_all().await;
+    let distinct: BTreeSet<_> = records.iter().map(|record| record.header("id")).collect();
+    assert_eq!(distinct.len(), 110, "of {} records", records.len());
 }

@@ -30,6 +30,24 @@ fn librdkafka_takes_our_settings_whatever_the_bounds_are() {
     }
 }
 
+/// librdkafka's own defaults are others, and a producer starts with those too.
+#[test]
+fn what_the_promises_need_is_set_and_is_what_an_operator_may_write() {
+    let config = client_config(&spec(&[])).unwrap();
+    for (name, value) in [
+        ("acks", "all"),
+        ("enable.idempotence", "true"),
+        ("enable.gapless.guarantee", "true"),
+        ("max.in.flight", "5"),
+        ("message.timeout.ms", "0"),
+        ("partitioner", "murmur2_random"),
+        ("allow.auto.create.topics", "false"),
+    ] {
+        assert_eq!(config.get(name), Some(value), "{name}");
+        assert!(one(name, value).is_ok(), "{name}");
+    }
+}
+
 #[test]
 fn an_operators_property_wins_over_ours_where_it_breaks_nothing() {
     let properties = [
