@@ -1,4 +1,4 @@
-//! The simulator: the relay in a world of fake servers, where everything that can go wrong does.
+//! The simulator: the relay in a world of fake servers, where what can go wrong for it does.
 //!
 //! One seed makes a [`Plan`](plan::Plan): transactions, faults, and how often the world misbehaves; each seed draws its
 //! own weights. A run drives [`Relay::apply`](crate::relay::Relay::apply) through a fake PostgreSQL ([`postgres`]), a
@@ -7,6 +7,9 @@
 //! ([`truth`]), never against what the relay believes.
 //!
 //! What the fakes do is what real servers do: the integration tests `model` run the same scripts on both.
+//!
+//! Not in it: dead letters, which nothing waits for; a person who deletes a dead row is heard of at the next connection
+//! only; a failover, which is another history; polling, repair and replay, which are not the relay's.
 //!
 //! After the last fault everything is mended ([`heal`]): then all that was committed must be delivered, parked for a
 //! person, or given up by one, and what is committed next must flow. A plan that fails is cut down ([`shrink`]).

@@ -9,7 +9,10 @@ use crate::writer::{Entry, Outcome};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
-/// What a run came to; a few of each kind are named.
+/// Of each kind of finding so many are named.
+const NAMED_MAX: usize = 200;
+
+/// What a run came to.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub(crate) struct Findings {
     pub(crate) committed: usize,
@@ -29,7 +32,8 @@ pub(crate) struct Findings {
     /// An event whose first record stands before that of an earlier one of its aggregate.
     pub(crate) swapped: Vec<String>,
     /// A repetition that is not a suffix: of a process or a request that came too late (`docs/guarantees.md`, order).
-    /// Consumers that pass over positions below the highest never see it.
+    /// Consumers that pass over positions below the highest never see it. With the broker's time of the record that was
+    /// repeated alone, in milliseconds since the Unix epoch.
     pub(crate) late: Vec<String>,
     /// The ledger and the database's log disagree: the harness is wrong, or the database.
     pub(crate) disagree: Vec<String>,
@@ -59,7 +63,12 @@ impl fmt::Display for Findings {
             ("disagree", &self.disagree),
         ];
         for (kind, found) in kinds {
-            writeln!(f, "{kind} {}: {:?}", found.len(), found.iter().take(8).collect::<Vec<_>>())?;
+            writeln!(
+                f,
+                "{kind} {}: {:?}",
+                found.len(),
+                found.iter().take(NAMED_MAX).collect::<Vec<_>>()
+            )?;
         }
         Ok(())
     }
@@ -98,10 +107,8 @@ pub(crate) fn check(entries: &[Entry], truth: &Truth, records: &[Read]) -> Findi
     found.lost.sort_unstable();
     found.duplicates = records.len() - found.invented.len() - (committed.len() - found.lost.len());
     for (aggregate, lane) in lanes {
-        let ranks: Vec<(usize, &str)> = lane
-            .iter()
-            .map(|record| (committed[record.id.as_str()].1, record.id.as_str()))
-            .collect();
+        let ranks: Vec<(usize, &Read)> =
+            lane.iter().map(|record| (committed[record.id.as_str()].1, *record)).collect();
         order(aggregate, &ranks, &mut found);
     }
     found
@@ -157,24 +164,24 @@ fn committed<'a>(
 }
 
 /// One aggregate's records, by rank of the event.
-fn order(aggregate: &str, lane: &[(usize, &str)], found: &mut Findings) {
+fn order(aggregate: &str, lane: &[(usize, &Read)], found: &mut Findings) {
     // The first rank that has not come yet.
     let mut next = 0;
-    let mut before: Option<(usize, &str)> = None;
-    for &(rank, id) in lane {
-        let after = before.map_or("the start", |(_, id)| id);
+    let mut before: Option<(usize, &Read)> = None;
+    for &(rank, record) in lane {
+        let (id, after) = (&record.id, before.map_or("the start", |(_, before)| &before.id));
         let step = before.map_or(0, |(rank, _)| rank + 1);
         if rank > next {
             found.swapped.push(format!("{aggregate}: {id} after {after}"));
-        } else if rank > step {
+        } else if let Some((_, cut)) = before.filter(|_| rank > step) {
             // Forward over what had come already: the repetition before it was cut off.
-            found.late.push(format!("{aggregate}: {id} after {after}"));
+            found.late.push(format!("{aggregate}: {id} after {after} of {}", cut.appended));
         }
         next = next.max(rank + 1);
-        before = Some((rank, id));
+        before = Some((rank, record));
     }
-    if let Some((_, id)) = before.filter(|(rank, _)| rank + 1 < next) {
-        found.late.push(format!("{aggregate} ends with {id}"));
+    if let Some((_, cut)) = before.filter(|(rank, _)| rank + 1 < next) {
+        found.late.push(format!("{aggregate} ends with {} of {}", cut.id, cut.appended));
     }
 }
 
@@ -244,7 +251,9 @@ mod tests {
 
     #[test]
     fn a_repetition_that_is_cut_off_is_late_and_nothing_worse() {
-        for (delivered, late) in [("1 2 3 2 4", "a: 4 after 2"), ("1 2 3 4 3", "a ends with 3")] {
+        for (delivered, late) in
+            [("1 2 3 2 4", "a: 4 after 2 of 0"), ("1 2 3 4 3", "a ends with 3 of 0")]
+        {
             let found = found(delivered);
             assert!(found.balanced());
             assert_eq!(found.late, [late]);

@@ -222,8 +222,8 @@ pub(crate) fn steps_of(acts: &[Act], seed: u64, length: Duration) -> Vec<Step> {
         let second = (rng.u32(..3) == 0).then(|| Act::SECOND[rng.usize(..Act::SECOND.len())]);
         let second = second.filter(|second| *second != act && acts.contains(second));
         steps.push(Step { pause, act, second, hold, pick: rng.u32(..) });
-        // What it takes to begin and to end it, on the average.
-        at += pause + hold + Duration::from_secs(3);
+        // Rather too many: to begin one and to end it takes its time too, and a run stops when its time is over.
+        at += pause + hold;
     }
     steps
 }
