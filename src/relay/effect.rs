@@ -74,8 +74,8 @@ pub enum Effect {
     },
     /// Commit the cursor row, then answer [`Input::CursorWritten`]. One at a time.
     WriteCursor(Progress),
-    /// An event reached the broker behind a later one of its aggregate: a broker had refused its batch, and took that one
-    /// all the same. Where the event is parked instead, its row says so.
+    /// An event reached the broker behind a later one of its aggregate: a broker had refused its batch, and took that
+    /// one all the same. Where the event is parked instead, its row says so.
     Overtaken {
         /// Which.
         position: Position,
