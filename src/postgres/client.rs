@@ -46,21 +46,20 @@ where
     config.user(conninfo.user()).dbname(conninfo.dbname()).ssl_mode(SslMode::Disable);
     let opened = config.connect_raw(LoggedIn::new(session), NoTls).await;
     let (client, mut connection) = opened.map_err(|error| SourceError::control(&doing, error))?;
-    let connection = std::future::poll_fn(move |context| {
+    // With its end it is dropped, whoever holds the future: a statement that is made and not sent would wait for ever.
+    let connection = async move {
         loop {
-            match std::task::ready!(connection.poll_message(context)) {
+            match std::future::poll_fn(|context| connection.poll_message(context)).await {
                 Some(Ok(message)) => {
                     if let AsyncMessage::Notification(told) = message {
                         notified(told.channel(), told.payload());
                     }
                 }
-                Some(Err(error)) => {
-                    return Poll::Ready(Err(SourceError::control(&doing, error)));
-                }
-                None => return Poll::Ready(Ok(())),
+                Some(Err(error)) => return Err(SourceError::control(&doing, error)),
+                None => return Ok(()),
             }
         }
-    });
+    };
     Ok((client, connection))
 }
 

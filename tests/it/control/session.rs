@@ -1,11 +1,11 @@
 //! The control session and its end.
 
 use super::Pipeline;
-use crate::await_that::SOON;
+use crate::await_that::{SOON, await_that};
 use crate::private::PrivatePostgres;
-use crate::server::Version;
+use crate::server::{Database, Version};
 use postrider::postgres::control::Control;
-use postrider::postgres::{SourceErrorKind, SqlState};
+use postrider::postgres::{SourceErrorKind, SqlState, connect_client};
 use std::time::Duration;
 
 #[tokio::test]
@@ -22,6 +22,35 @@ async fn a_server_that_stops_is_told_with_its_sqlstate() {
         let again = control.closed().await;
         assert_eq!(again.kind(), &SourceErrorKind::Closed);
     }
+}
+
+/// The writer of `postrider demo` waited for ever when its server was restarted between two of its transactions.
+#[tokio::test]
+async fn statement_behind_the_end_of_its_connection_fails_and_does_not_wait() {
+    let database = Database::create(Version::Pg18, "ended").await;
+    let conninfo = super::conninfo(&database.url());
+    let (client, connection) = connect_client(&conninfo, "it").await.unwrap();
+    let (other, others) = connect_client(&conninfo, "it").await.unwrap();
+    let others = tokio::spawn(others);
+    let mut connection = std::pin::pin!(connection);
+    let asked = client.query_one("select pg_backend_pid()", &[]);
+    let pid: i32 = tokio::select! {
+        row = asked => row.unwrap().get(0),
+        ended = &mut connection => panic!("{ended:?}"),
+    };
+    other.execute("select pg_terminate_backend($1)", &[&pid]).await.unwrap();
+    await_that("its end", SOON, || async {
+        let left = "select count(*) from pg_stat_activity where pid = $1";
+        let left: i64 = other.query_one(left, &[&pid]).await.unwrap().get(0);
+        if left == 0 { Ok(()) } else { Err("it is there") }
+    })
+    .await;
+    // The statement is made, and the connection, which has it yet to send, reads of its end.
+    let both = async { tokio::join!(client.batch_execute("begin"), &mut connection) };
+    let (begin, ended) = tokio::time::timeout(Duration::from_secs(20), both).await.unwrap();
+    assert_eq!(ended.unwrap_err().sqlstate(), Some(SqlState::ADMIN_SHUTDOWN));
+    assert!(begin.is_err());
+    others.abort();
 }
 
 #[tokio::test]
