@@ -16,6 +16,7 @@ use crate::lsn::Watermark;
 use crate::parked::Entry;
 use crate::postgres::cursor::{self, Cursor, Written};
 use crate::postgres::poll::marks::Marker;
+use crate::postgres::wal::WalStream;
 use crate::postgres::{Batch, SourceError, slot};
 use crate::relay::{Effect, Input};
 use std::future::Future;
@@ -176,6 +177,8 @@ impl Pipeline {
 
     async fn wait(&self, session: &mut Session, stop: &Stop, more: bool) -> Turn {
         let hungry = session.feeding.is_none() && !self.relay.stopping();
+        // While the intake is shut too: the slot is free, and what is in flight may soon land behind another's.
+        let full = session.feeding.is_some() && !self.relay.stopping();
         let due = self.due();
         let Session { connected, writing, looks, leave_at, .. } = session;
         let Desk { control, jobs, .. } = &mut connected.desk;
@@ -192,7 +195,7 @@ impl Pipeline {
             looked = looks.next() => Turn::Looked(looked.map(Box::new)),
             () = self.mailbox.arrived() => Turn::Posts,
             () = tokio::task::yield_now(), if more => Turn::Again,
-            batch = connected.wal.next(), if hungry => Turn::Batch(batch),
+            batch = next_or_lost(&mut connected.wal, hungry), if hungry || full => Turn::Batch(batch),
             // Last: what is due is looked at in every turn, and must not keep the others from theirs.
             () = tokio::time::sleep_until(due) => Turn::Due,
         }
@@ -322,6 +325,11 @@ impl Pipeline {
             }
         }
     }
+}
+
+/// The next batch; or, for whoever has no room for one, the end of the connection.
+async fn next_or_lost(wal: &mut WalStream, hungry: bool) -> Result<Batch, SourceError> {
+    if hungry { wal.next().await } else { Err(wal.lost().await) }
 }
 
 impl Session {

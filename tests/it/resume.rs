@@ -214,6 +214,33 @@ async fn second_process_stands_by_and_takes_over() {
     findings.assert_balanced(3 * CURSOR_EVENTS);
 }
 
+/// The intake is shut and frames wait to be taken: that the stream is gone is seen all the same, or what is in flight
+/// would land behind what another process sends, which has the slot. Found by the chaos run.
+#[tokio::test]
+async fn stream_that_is_lost_behind_a_full_window_is_noticed() {
+    let kafka = PrivateKafka::start("").await;
+    let mut pipeline = Pipeline::to_broker(Version::Pg17, &kafka.brokers(), "fullwindow").await;
+    let flow = format!("[pipelines.{}.flow]\nin_flight_events = 10\n", pipeline.name);
+    pipeline.config.push_str(&flow);
+    let relay = pipeline.run();
+    pipeline.insert(10).await;
+    pipeline.topic.await_records(10, SOON).await;
+    kafka.freeze();
+    pipeline.insert(10_000).await;
+    relay.await_status("a full window", SOON, |status| in_flight(status) >= 10).await;
+    let ended = "select count(pg_terminate_backend(active_pid))::text from pg_replication_slots \
+                 where active and slot_name like '%fullwindow%'";
+    assert_eq!(pipeline.sql.text(ended).await.as_deref(), Some("1"));
+    let told = |status: &serde_json::Value| {
+        status["pipelines"][0]["source_reconnects_total"].as_u64() > Some(0)
+    };
+    relay.await_status("a new stream", Duration::from_secs(30), told).await;
+    kafka.thaw();
+    let records = pipeline.topic.await_records(10_010, SOON).await;
+    assert!(records.len() <= 10_020, "{}", records.len());
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
 /// SIGTERM while nothing can be acknowledged ends within the grace; a second one ends at once.
 #[tokio::test]
 async fn stop_is_bounded_and_a_second_signal_leaves_at_once() {

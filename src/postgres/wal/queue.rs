@@ -97,10 +97,19 @@ impl Queue {
                     self.room.notify_one();
                     return Next::Batch(batch);
                 }
-                if let Some(end) = inner.end.take() {
-                    inner.end = Some(End::Taken);
+                if let Some(end) = inner.take_end() {
                     return Next::End(end);
                 }
+            }
+            self.arrived.notified().await;
+        }
+    }
+
+    /// Waits for the end, whatever stands before it: for a consumer that takes no batches now.
+    pub(super) async fn ended(&self) -> End {
+        loop {
+            if let Some(end) = self.lock().take_end() {
+                return end;
             }
             self.arrived.notified().await;
         }
@@ -108,6 +117,12 @@ impl Queue {
 }
 
 impl Inner {
+    fn take_end(&mut self) -> Option<End> {
+        let end = self.end.take()?;
+        self.end = Some(End::Taken);
+        Some(end)
+    }
+
     fn pop(&mut self) -> Option<Batch> {
         let batch = self.batches.pop_front()?;
         self.bytes -= batch.size_bytes();

@@ -90,6 +90,19 @@ impl WalStream {
         }
     }
 
+    /// The end of the connection, as [`next`](Self::next) gives it, without what came before it: for a caller that
+    /// takes no frames now, and whose slot may be another's already. Dropping the future loses nothing.
+    ///
+    /// # Panics
+    /// As `next`.
+    pub async fn lost(&mut self) -> SourceError {
+        match self.shared.queue.ended().await {
+            End::Error(error) => error,
+            End::Panicked => self.pass_on_panic().err().unwrap_or_else(|| self.stopped()),
+            End::Taken => self.stopped(),
+        }
+    }
+
     /// The next frames, if they are there already.
     pub fn ready(&self) -> Option<Batch> {
         self.shared.queue.ready()
