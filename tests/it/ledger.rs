@@ -4,7 +4,7 @@
 //! repeat a suffix of an aggregate (1 2 3, 2 3 4), never swap or skip (1 3 2).
 
 use crate::await_that::{SOON, await_that};
-use crate::topic::{ReadRecord, Topic};
+use crate::topic::{Looker, ReadRecord, Topic};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -98,7 +98,7 @@ impl Ledger {
     /// Waits until everything that was committed is in the topic. Reads it only when it holds more than before: a whole
     /// topic is much to read again and again.
     pub(crate) async fn arrived(&self, topic: &Topic) -> Findings {
-        let (read, looker) = (Cell::new(0), topic.looker());
+        let (read, looker) = (Cell::new(0), Looker::default());
         await_that(&format!("every committed event in {}", topic.name), SOON, || async {
             let held = topic.held(&looker).await?;
             if held < self.committed() || held == read.get() {

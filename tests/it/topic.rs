@@ -10,8 +10,8 @@ use rdkafka::error::KafkaError;
 use rdkafka::message::{Headers, Message};
 use rdkafka::metadata::MetadataTopic;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long one call to the broker may take.
@@ -132,6 +132,11 @@ async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) 
     tokio::task::spawn_blocking(call).await.expect("the reader's thread")
 }
 
+/// A consumer to look with again and again: one for each look is dear, for the broker too. A consumer that failed, or did not return, is not used again: one that was made while its
+/// broker was frozen was seen to hang for minutes.
+#[derive(Default)]
+pub(crate) struct Looker(Cell<Option<BaseConsumer>>);
+
 /// One topic.
 #[derive(Clone)]
 pub(crate) struct Topic {
@@ -149,7 +154,7 @@ impl Topic {
     /// Waits until the topic holds `count` records, then reads everything that is in it.
     pub(crate) async fn await_records(&self, count: usize, deadline: Duration) -> Vec<ReadRecord> {
         let what = format!("{count} records in {}", self.name);
-        let looker = self.looker();
+        let looker = Looker::default();
         await_that(&what, deadline, || async {
             let held = self.held(&looker).await?;
             if held >= count { Ok(()) } else { Err(format!("{held} records")) }
@@ -158,15 +163,16 @@ impl Topic {
         self.read_all().await
     }
 
-    /// A consumer to look with again and again: one for each look is dear, for the broker too.
-    pub(crate) fn looker(&self) -> Arc<BaseConsumer> {
-        Arc::new(self.consumer())
-    }
-
     /// Records in the topic. Offsets count the control records of transactions too, so it may be less.
-    pub(crate) async fn held(&self, looker: &Arc<BaseConsumer>) -> Result<usize, String> {
-        let (topic, looker) = (self.clone(), Arc::clone(looker));
-        let ends = blocking(move || topic.ends(&looker)).await?;
+    pub(crate) async fn held(&self, looker: &Looker) -> Result<usize, String> {
+        let (topic, consumer) = (self.clone(), looker.0.take());
+        let look = blocking(move || {
+            let consumer = consumer.unwrap_or_else(|| topic.consumer());
+            topic.ends(&consumer).map(|ends| (ends, consumer))
+        });
+        let answer = tokio::time::timeout(2 * CALL_DEADLINE, look).await;
+        let (ends, consumer) = answer.map_err(|elapsed| elapsed.to_string())??;
+        looker.0.set(Some(consumer));
         let held: i64 = ends.values().map(|(low, high)| high - low).sum();
         Ok(usize::try_from(held).unwrap_or(0))
     }
