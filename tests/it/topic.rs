@@ -132,8 +132,8 @@ async fn blocking<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) 
     tokio::task::spawn_blocking(call).await.expect("the reader's thread")
 }
 
-/// A consumer to look with again and again: one for each look is dear, for the broker too. A consumer that failed, or did not return, is not used again: one that was made while its
-/// broker was frozen was seen to hang for minutes.
+/// A consumer to look with again and again: one for each look is dear, for the broker too. One that failed, or did not
+/// return, is not used again: one that was made while its broker was frozen was seen to hang for minutes.
 #[derive(Default)]
 pub(crate) struct Looker(Cell<Option<BaseConsumer>>);
 
