@@ -71,6 +71,9 @@ impl Scene<'_> {
 }
 
 /// Asks everything that the rules want to know.
+///
+/// The order matters as in [`control::facts`](crate::postgres::control::facts): slot, then cursor, then end of WAL. A
+/// relay may be at work meanwhile, and what it confirmed is not ahead of a server whose end was read before.
 pub(super) async fn read<'a>(
     ask: &Ask<'a>,
     client: &Client,
@@ -96,6 +99,7 @@ pub(super) async fn read<'a>(
         }
         Some(_) | None => None,
     };
+    let server = crate::postgres::server::read(client).await?;
     let bookmarks = match schema {
         Some(SchemaState::Version(number)) if number == crate::postgres::schema::VERSION => {
             // Rows that may not be read are told by the rights.

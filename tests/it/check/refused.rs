@@ -1,7 +1,7 @@
 //! A database that can't be reached or does not let us in: a finding with the reason, never a crash and never a secret.
 
 use super::patient::{Checked, Patient};
-use crate::await_that::SOON;
+use crate::await_that::{SOON, await_that};
 use crate::pipeline::Pipeline;
 use crate::private::{PrivatePostgres, free_port};
 use crate::server::{Version, brokers};
@@ -156,6 +156,37 @@ async fn a_lock_on_the_table_is_not_waited_for() {
     let unread = checked.expect("unread", "error");
     assert!(unread["what"].as_str().is_some_and(|what| what.contains("55P03")), "{checked}");
     assert_eq!(patient.check(&[]).code, Some(0));
+}
+
+/// A relay goes on while it is looked at: the end of the WAL is not older than the cursor that it is held against.
+#[tokio::test]
+async fn a_cursor_that_moves_during_the_look_is_not_ahead_of_the_server() {
+    let pipeline = Pipeline::shared(Version::Pg17, "check_moves").await;
+    let relay = crate::relay::Relay::spawn(&pipeline.config);
+    relay.await_state("streaming", SOON).await;
+    relay.terminate(SOON).await;
+    let patient = Patient::new(&pipeline.config, &pipeline.url);
+    // The look comes as far as the cursor, and waits there for two seconds at most.
+    pipeline.sql("begin; lock table postrider.cursor in access exclusive mode").await;
+    let looking = tokio::task::spawn_blocking(move || patient.check(&[]));
+    let waits = "select count(*)::text from pg_locks join pg_database on oid = database \
+                 where not granted and datname = current_database()";
+    await_that("the look to come to the cursor", SOON, || async {
+        let waiting = pipeline.sql.text(waits).await.expect("a number");
+        if waiting == "1" { Ok(()) } else { Err(waiting) }
+    })
+    .await;
+    let moved = "with log as (select pg_logical_emit_message(false, 'elsewhere', repeat('x', 100000)) lsn) \
+                 update postrider.cursor set watermark = lsn, flush_limit = lsn from log \
+                 returning watermark::text";
+    let at = pipeline.sql.text(moved).await.expect("a position");
+    pipeline.sql("commit").await;
+    let checked = looking.await.expect("a look");
+    assert_eq!(checked.ids(&["error"]), Vec::<&str>::new(), "{checked}");
+    assert!(
+        checked.to_string().contains(&format!("everything below {at} is published")),
+        "{checked}"
+    );
 }
 
 /// A server that can't convert says so, and one without a slot's room.
