@@ -106,10 +106,27 @@ impl Cluster {
         .await;
     }
 
-    /// Deletes a topic.
+    /// Deletes a topic, and waits until every broker knows: for a moment the others take records for it, and say so.
     pub(crate) async fn delete_topic(&self, name: &str) {
         let admin = topic::admin(&self.direct());
-        drop(admin.delete_topics(&[name], &AdminOptions::new()).await);
+        await_that(&format!("no topic {name}"), START_DEADLINE, || async {
+            drop(admin.delete_topics(&[name], &AdminOptions::new()).await);
+            for broker in &self.brokers {
+                let (address, name) = (addresses([broker.direct].into_iter()), name.to_owned());
+                let look = tokio::task::spawn_blocking(move || partitions(&address, &name));
+                match look.await.expect("a look")? {
+                    0 => {}
+                    some => {
+                        return Err(format!(
+                            "the broker at {} has {some} partitions",
+                            broker.direct
+                        ));
+                    }
+                }
+            }
+            Ok(())
+        })
+        .await;
     }
 
     /// The largest batch that a topic takes, in bytes.
@@ -145,6 +162,14 @@ impl Cluster {
 
 fn addresses(ports: impl Iterator<Item = u16>) -> String {
     ports.map(|port| format!("127.0.0.1:{port}")).collect::<Vec<_>>().join(",")
+}
+
+/// How many partitions a topic has by what this broker knows: a client that knows no other asks it.
+fn partitions(address: &str, name: &str) -> Result<usize, String> {
+    let client: BaseConsumer = topic::client_config(address).create().map_err(|e| e.to_string())?;
+    let metadata = client.fetch_metadata(Some(name), Duration::from_secs(5));
+    let metadata = metadata.map_err(|error| error.to_string())?;
+    Ok(metadata.topics().first().map_or(0, |topic| topic.partitions().len()))
 }
 
 fn registered(addresses: &str) -> Result<usize, String> {

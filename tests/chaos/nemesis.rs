@@ -203,7 +203,7 @@ impl World {
     }
 
     /// Deletes the side topic when all that was committed to it is there, and kept by us: what an operator deletes is
-    /// gone, and would not be the relay's loss.
+    /// gone, and would not be the relay's loss. So nobody writes to it before no broker takes a record for it.
     async fn delete_side(&mut self) -> String {
         let desk = Arc::clone(&self.writers.desk);
         desk.side_rests.store(true, Ordering::Relaxed);
@@ -211,6 +211,9 @@ impl World {
         let mut ticks = tokio::time::interval(Duration::from_millis(500));
         for _ in 0..60 {
             ticks.tick().await;
+            if !desk.side_at_rest.load(Ordering::Relaxed) {
+                continue;
+            }
             let records = read_all(&direct, &side).await;
             let kept = self.archive.iter().chain(&records).map(|record| record.id.as_str());
             let there: HashSet<&str> = kept.collect();

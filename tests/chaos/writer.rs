@@ -42,8 +42,10 @@ pub(crate) struct Entry {
 #[derive(Default)]
 pub(crate) struct Desk {
     pub(crate) stop: AtomicBool,
-    /// The side topic's writer rests.
+    /// The side topic's writer is to rest.
     pub(crate) side_rests: AtomicBool,
+    /// It does: its last transaction is in the ledger.
+    pub(crate) side_at_rest: AtomicBool,
     /// Some events are larger than the topic takes.
     pub(crate) poison: AtomicBool,
     /// The next transaction of somebody is large.
@@ -133,6 +135,9 @@ impl Writer {
         while !self.desk.stop.load(Ordering::Relaxed) {
             ticks.tick().await;
             let rests = self.topic == "side" && self.desk.side_rests.load(Ordering::Relaxed);
+            if self.topic == "side" {
+                self.desk.side_at_rest.store(rests, Ordering::Relaxed);
+            }
             if Instant::now() < due || rests {
                 continue;
             }
