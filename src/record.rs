@@ -23,12 +23,24 @@ pub struct Record<'a> {
 }
 
 impl Record<'_> {
-    /// Bytes of key, value and headers: what flow control counts.
+    /// Bytes that are held from the hand-over to the report: what flow control counts.
+    ///
+    /// A bound on bytes is there for the memory, and of small records the client's own structures are most of it.
+    pub fn held_bytes(&self) -> usize {
+        self.size_bytes().saturating_add(CLIENT_BYTES)
+    }
+
+    /// Bytes of key, value and headers.
     pub fn size_bytes(&self) -> usize {
         let headers: usize = self.headers.iter().map(Header::size_bytes).sum();
         self.key.map_or(0, <[u8]>::len) + self.value.map_or(0, <[u8]>::len) + headers
     }
 }
+
+/// What librdkafka holds for a record beside its bytes: its message, each header by itself, its place in a batch.
+///
+/// Measured: the resident peak of a drain grew by 1.1 to 1.2 kB for each record of 400 B with three headers.
+const CLIENT_BYTES: usize = 768;
 
 impl fmt::Debug for Record<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -175,7 +175,7 @@ impl Pipeline {
             return self.skip(now);
         }
         let record = mapped.record();
-        let (aggregate, size_bytes) = (mapped.aggregate, record.size_bytes());
+        let (aggregate, size_bytes) = (mapped.aggregate, record.held_bytes());
         let wait = mapped.available_at.map_or(Duration::ZERO, |at| self.tell.until(at));
         let wait = self.returning.wait(mapped.event_id, wait);
         let event = Change::Event { aggregate, size_bytes, wait };

@@ -29,7 +29,8 @@ pub struct KafkaSpec {
     pub client_id: String,
     /// Events the caller lets be in flight: librdkafka's queue is made larger than this.
     pub in_flight_events: usize,
-    /// Bytes of key, value and headers the caller lets be in flight; librdkafka's queue is made larger.
+    /// Bytes the caller lets be in flight, by [`Record::held_bytes`](crate::record::Record::held_bytes); librdkafka's
+    /// queue is made larger.
     pub in_flight_bytes: usize,
     /// The largest record in bytes of key, value and headers, where the operator sets one; else the destination's
     /// limit.
