@@ -101,6 +101,8 @@ mod polling;
 mod refusals;
 /// A wrong start that needs a server of its own.
 mod refused_servers;
+/// What comes twice where the cursor row can't prevent it.
+mod repeats;
 /// `postrider replay`: which events, in which order, how far after a kill, and what is refused.
 mod replay;
 /// Stop, kill, restart, freeze: what is sent again, and what is not.
