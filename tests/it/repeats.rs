@@ -59,10 +59,11 @@ async fn deleted_cursor_row_repeats_what_came_since_the_slots_own_position() {
 #[tokio::test]
 async fn publication_changed_inside_a_transaction_repeats_its_published_part() {
     const ROWS: usize = 200_000;
+    const IN_FLIGHT_EVENTS: usize = 5_000;
     let mut pipeline = Pipeline::shared(Version::Pg17, "otherpub").await;
-    pipeline
-        .config
-        .push_str(&format!("[pipelines.{}.flow]\nin_flight_events = 5000\n", pipeline.name));
+    let flow =
+        format!("[pipelines.{}.flow]\nin_flight_events = {IN_FLIGHT_EVENTS}\n", pipeline.name);
+    pipeline.config.push_str(&flow);
     let other = format!("{}_other", pipeline.slot());
     let make = format!("create publication {other} for table outbox with (publish = 'insert')");
     pipeline.sql(&make).await;
@@ -89,7 +90,10 @@ async fn publication_changed_inside_a_transaction_repeats_its_published_part() {
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
     let twice = repeated(&pipeline.topic.read_all().await, 10 + ROWS);
     // What was on its way when it was killed may have come behind our look.
-    assert!((there..=there + 5_000).contains(&twice), "{there} were there, {twice} came twice");
+    assert!(
+        (there..=there + IN_FLIGHT_EVENTS).contains(&twice),
+        "{there} were there, {twice} came twice"
+    );
 }
 
 /// Another process may have the slot by then: what is in flight is thrown away, and sent again.
