@@ -4,11 +4,13 @@
 use crate::await_that::{SOON, await_that};
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
+use crate::private::PrivateKafka;
 use crate::relay::{Relay, postrider_ok};
 use crate::server::Version;
 use crate::sink_caller::alter;
 use crate::stream::published;
 use serde_json::Value;
+use std::cell::Cell;
 use std::time::Duration;
 
 /// A transaction of a million rows goes through as it arrives, in bounded memory.
@@ -26,6 +28,45 @@ async fn transaction_of_a_million_rows_needs_no_more_memory() {
     let (_, peak_kib) = relay.memory_kib();
     show(&format!("one transaction of {ROWS} rows: peak RSS {peak_kib} KiB"));
     assert!(peak_kib < 100 * 1024, "peak RSS was {peak_kib} KiB");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// What can't be handed on stays with the server, and not in memory.
+#[tokio::test]
+async fn frozen_broker_in_front_of_a_large_transaction_needs_no_more_memory() {
+    const ROWS: usize = 400_000;
+    // Looks that must see the same, one after the other: the server has sent what it could.
+    const STILL: u32 = 100;
+    let kafka = PrivateKafka::start("").await;
+    let pipeline = Pipeline::to_broker(Version::Pg15, &kafka.brokers(), "heap").await;
+    let relay = pipeline.run();
+    pipeline.insert(10).await;
+    pipeline.topic.await_records(10, SOON).await;
+    kafka.freeze();
+    let sql = format!(
+        "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload) \
+         select 'order', (i % 10)::text, 'Written', to_json(repeat('x', 500)) from generate_series(1, {ROWS}) i"
+    );
+    pipeline.sql.batch(&sql).await;
+    let in_flight = |status: &Value| status["pipelines"][0]["in_flight_events"].as_u64();
+    relay.await_status("something in flight", SOON, |status| in_flight(status) > Some(0)).await;
+    let sent =
+        "select max(sent_lsn)::text from pg_stat_replication where application_name like '%heap%'";
+    let seen = Cell::new((String::new(), 0));
+    await_that("the server to have sent what it can", SOON, || async {
+        let now = pipeline.sql.text(sent).await.expect("a stream");
+        let (before, looks) = seen.take();
+        let looks = if now == before { looks + 1 } else { 0 };
+        let still = if looks >= STILL { Ok(()) } else { Err(format!("{now} seen {looks} times")) };
+        seen.set((now, looks));
+        still
+    })
+    .await;
+    let (_, peak_kib) = relay.memory_kib();
+    show(&format!("a frozen broker before {ROWS} rows of 500 B: peak RSS {peak_kib} KiB"));
+    assert!(peak_kib < 100 * 1024, "peak RSS was {peak_kib} KiB");
+    kafka.thaw();
+    relay.await_status("all published", SOON, |s| published(s) >= ROWS as u64 + 10).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
