@@ -19,6 +19,17 @@ pub(super) const fn outcome(code: Code) -> Outcome {
     }
 }
 
+/// Whether a report without an error is a broker's answer, or librdkafka's conclusion.
+///
+/// librdkafka calls a record that waits to be sent again delivered when a later one of its partition is
+/// (`rd_kafka_dr_implicit_ack`): a broker takes a producer's records in order, so the earlier must have come through
+/// before. But a partition that does not know the producer takes whatever comes first: where its topic was made anew
+/// while the earlier was refused and the later was not, the earlier is nowhere (found by the chaos run). An answer has
+/// an offset; a conclusion has `RD_KAFKA_OFFSET_INVALID`, as has a refusal for a sequence number that came twice.
+pub(super) const fn was_answered(offset: i64) -> bool {
+    offset >= 0
+}
+
 #[expect(
     clippy::wildcard_enum_match_arm,
     reason = "librdkafka's list is open: what is not on ours is unknown, which is the safe answer"

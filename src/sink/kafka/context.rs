@@ -3,7 +3,7 @@
 //! Reports go to the mailbox by ticket; the order in which they come means nothing (measured: they
 //! come by partition).
 
-use super::codes::outcome;
+use super::codes::{outcome, was_answered};
 use super::shared::Shared;
 use super::throttle::Throttle;
 use crate::record::{Outcome, Scope, Ticket};
@@ -11,7 +11,7 @@ use crate::sink::Post;
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
-use rdkafka::message::DeliveryResult;
+use rdkafka::message::{DeliveryResult, Message};
 use rdkafka::producer::ProducerContext;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::sync::Arc;
@@ -24,6 +24,10 @@ const LOG_LINES_PER_SECOND: u32 = 5;
 /// Pause between two of its lines on a connection that failed, each producer. A cluster that can't be reached is told
 /// by ourselves, with what mends it; this is for the one broker of several that is gone.
 const CONNECTION_PAUSE: Duration = Duration::from_mins(15);
+
+/// Why a producer is done with whose report no broker gave.
+const INFERRED: &str =
+    "a record was taken for written because a later one was: its topic may have been made anew";
 
 /// The callbacks of one producer.
 pub(super) struct Context {
@@ -93,10 +97,11 @@ impl ProducerContext for Context {
         }
         let ticket = Ticket(ticket as u64);
         match result {
-            Ok(_) => {
+            Ok(message) if was_answered(message.offset()) => {
                 self.shared.acked.fetch_add(1, Ordering::Relaxed);
                 self.shared.mailbox.report(ticket, Outcome::Acked);
             }
+            Ok(_) => self.broken(INFERRED.to_owned()),
             Err((error, _)) => self.refused(ticket, error),
         }
         if self.shared.full.load(Ordering::SeqCst) && self.shared.full.swap(false, Ordering::SeqCst)

@@ -68,3 +68,10 @@ fn what_was_purged_or_fenced_or_timed_out_is_unknown() {
         assert_eq!(outcome(code), Outcome::Unknown, "{code:?}");
     }
 }
+
+/// -1001 is librdkafka's `RD_KAFKA_OFFSET_INVALID`, -1 what a response has that says nothing.
+#[test]
+fn record_that_no_broker_says_it_has_is_not_acknowledged() {
+    assert!(was_answered(0) && was_answered(i64::MAX));
+    assert!(!was_answered(-1) && !was_answered(-1001));
+}
