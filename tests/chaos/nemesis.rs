@@ -4,6 +4,7 @@ use crate::plan::{Act, Lane, Step};
 use crate::private::Signal;
 use crate::proxy::Mode;
 use crate::proxy::pump::hold;
+use crate::proxy::tap::now;
 use crate::reader::read_all;
 use crate::relays::RELAYS;
 use crate::world::{Deed, LIMIT, RAISED_LIMIT, World};
@@ -261,6 +262,7 @@ impl World {
             Act::DeleteTopic => {
                 let gone = crate::run::setting("POSTRIDER_CHAOS_GONE_MS");
                 self.rest(gone.map_or(GONE, Duration::from_millis)).await;
+                self.writers.desk.made_anew.lock().expect("the times").push(now());
                 self.cluster.create_topic(&self.side()).await;
             }
             Act::SlowConsumer => self.tail.rest(false),

@@ -58,6 +58,7 @@ fn page(outcome: &Outcome) -> String {
             ),
         ),
         ("… repeated late, not as a suffix", found.late.len().to_string()),
+        ("… swapped in a topic that had just been made anew", found.anew.len().to_string()),
         ("events that were parked, and published later", outcome.parked.to_string()),
         ("slot at the end of WAL, nothing parked, a fresh event flows", "yes".to_owned()),
     ];

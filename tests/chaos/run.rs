@@ -170,7 +170,9 @@ fn outcome(
     records: &[Read],
     samples: Vec<Sample>,
 ) -> Outcome {
-    let entries = world.writers.desk.ledger.lock().expect("the ledger").clone();
+    let desk = &world.writers.desk;
+    let entries = desk.ledger.lock().expect("the ledger").clone();
+    let made_anew = desk.made_anew.lock().expect("the times").clone();
     let mut appended: HashMap<String, i64> = HashMap::new();
     for record in records {
         let first = appended.entry(record.id.clone()).or_insert(i64::MAX);
@@ -182,7 +184,7 @@ fn outcome(
         seed,
         version: world.version,
         took,
-        findings: check(&entries, truth, records),
+        findings: check(&entries, truth, records, &made_anew),
         verdicts,
         other: std::mem::take(&mut world.findings),
         incidents: world.relays.iter().map(incidents).sum(),

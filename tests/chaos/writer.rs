@@ -46,6 +46,8 @@ pub(crate) struct Desk {
     pub(crate) side_rests: AtomicBool,
     /// It does: its last transaction is in the ledger.
     pub(crate) side_at_rest: AtomicBool,
+    /// When it was made anew, in milliseconds since the Unix epoch.
+    pub(crate) made_anew: Mutex<Vec<i64>>,
     /// Some events are larger than the topic takes.
     pub(crate) poison: AtomicBool,
     /// The next transaction of somebody is large.

@@ -112,7 +112,7 @@ impl Connection {
 }
 
 /// Milliseconds since the Unix epoch.
-fn now() -> i64 {
+pub(crate) fn now() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970");
     i64::try_from(since.as_millis()).expect("a clock before the year 292277026")
 }
