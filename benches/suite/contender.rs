@@ -4,7 +4,7 @@
 use crate::debezium;
 use crate::process::{self, Watch, Who};
 use crate::servers::{Database, Servers, wait_for};
-use crate::wal::{PREFIX, PUBLICATION};
+use crate::wal::{PREFIX, PUBLICATION, Road};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -65,7 +65,7 @@ pub(crate) struct Job<'a> {
     pub(crate) topic: String,
     /// Where the WAL ends, for those that read up to there.
     pub(crate) end: String,
-    pub(crate) tcp: bool,
+    pub(crate) road: Road,
     pub(crate) messages: bool,
     /// Further lines of Postrider's configuration.
     pub(crate) more: &'static str,
@@ -161,9 +161,10 @@ pub(crate) fn free_port() -> u16 {
 
 fn recvlogical(job: &Job<'_>) -> Command {
     let Servers { bin, socket, port, .. } = job.servers;
-    let host = if job.tcp { "127.0.0.1" } else { socket.as_str() };
+    let host = if job.road == Road::UnixSocket { socket.as_str() } else { "127.0.0.1" };
     let mut command = Command::new(format!("{bin}/pg_recvlogical"));
     command
+        .env("PGSSLMODE", job.road.sslmode())
         .args(["-U", "postgres", "-d", job.database, "-h", host, "-p", port])
         .args(["--slot", &job.slot, "--start", "--no-loop", "--endpos", &job.end])
         .args(["-f", "/dev/null", "-o", "proto_version=1"])
@@ -177,7 +178,7 @@ fn recvlogical(job: &Job<'_>) -> Command {
 /// A program of its own, which `scripts/bench` built.
 fn pgwire(job: &Job<'_>) -> Command {
     let Servers { socket, port, pgwire, .. } = job.servers;
-    let host = if job.tcp { "127.0.0.1" } else { socket.as_str() };
+    let host = if job.road == Road::UnixSocket { socket.as_str() } else { "127.0.0.1" };
     let mut command = Command::new(pgwire);
     command.args([host, port, job.database, &job.slot, PUBLICATION, &job.end]);
     command
@@ -192,20 +193,22 @@ fn postrider(binary: &Path, job: &Job<'_>, sink: &str, port: u16) -> Command {
 
 fn configure(job: &Job<'_>, sink: &str, listen: &str) -> PathBuf {
     let Servers { socket, port, brokers, scratch, .. } = job.servers;
-    let Job { database, slot, topic, more, .. } = job;
-    let host = if job.tcp { "127.0.0.1" } else { socket.as_str() };
+    let Job { database, slot, topic, road, more, .. } = job;
+    let host = if job.road == Road::UnixSocket { socket.as_str() } else { "127.0.0.1" };
     let messages =
         if job.messages { format!("message_prefix = \"{PREFIX}\"") } else { String::new() };
     let brokers = if sink == "kafka" { format!("brokers = \"{brokers}\"") } else { String::new() };
     let text = format!(
         "[admin]\nlisten = \"{listen}\"\n\
          [pipelines.{slot}.source]\n\
-         url = \"host={host} port={port} user=postgres dbname={database}\"\nslot = \"{slot}\"\n\
+         url = \"host={host} port={port} user=postgres dbname={database} sslmode={}\"\n\
+         slot = \"{slot}\"\n\
          publication = \"{PUBLICATION}\"\n\
          [pipelines.{slot}.outbox]\ntable = \"public.outbox\"\n{messages}\n\
          [pipelines.{slot}.route]\ntopic = \"{topic}\"\n\
          [pipelines.{slot}.sink]\nkind = \"{sink}\"\n{brokers}\n\
          {}\n",
+        road.sslmode(),
         more.replace("SLOT", slot),
     );
     let file = scratch.join(format!("{slot}.toml"));
@@ -221,7 +224,7 @@ pub(crate) fn setup(servers: &Servers, database: &str, slot: &str) {
         slot: slot.to_owned(),
         topic: "none".to_owned(),
         end: String::new(),
-        tcp: false,
+        road: Road::UnixSocket,
         messages: false,
         more: "",
     };

@@ -77,6 +77,7 @@ fn connector(job: &Job<'_>) -> PathBuf {
          database.user=postgres\n\
          database.password=none\n\
          database.dbname={database}\n\
+         database.sslmode={}\n\
          topic.prefix={slot}\n\
          plugin.name=pgoutput\n\
          slot.name={slot}\n\
@@ -97,6 +98,7 @@ fn connector(job: &Job<'_>) -> PathBuf {
          transforms.outbox.route.by.field=aggregate_type\n\
          transforms.outbox.route.topic.replacement={topic}\n",
         servers.port,
+        job.road.sslmode(),
     );
     write(&servers.scratch, &format!("{slot}-connector.properties"), &text)
 }

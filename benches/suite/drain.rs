@@ -61,7 +61,7 @@ pub(crate) fn job<'a>(
         slot: name.clone(),
         topic: name,
         end: backlog.end(),
-        tcp: backlog.workload.tcp,
+        road: backlog.workload.road,
         messages: backlog.workload.messages,
         // Room beside those that are parked already.
         more: if backlog.workload.parked > 0 {

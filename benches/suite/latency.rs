@@ -5,7 +5,7 @@ use crate::debezium;
 use crate::process::{self, Samples, Watch, Who};
 use crate::servers::{DEADLINE, Database, Servers};
 use crate::topic::{Topic, number};
-use crate::wal::{Backlog, Workload, payload};
+use crate::wal::{Backlog, Road, Workload, payload};
 use rdkafka::Message;
 use rdkafka::consumer::BaseConsumer;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -75,7 +75,7 @@ pub(crate) fn run(
         slot: name.clone(),
         topic: name,
         end: String::new(),
-        tcp: false,
+        road: Road::UnixSocket,
         messages: false,
         more: "",
     };

@@ -24,6 +24,7 @@ mod plot;
 mod poll;
 mod process;
 mod servers;
+mod tls;
 mod topic;
 mod trials;
 mod wal;

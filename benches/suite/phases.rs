@@ -8,8 +8,9 @@ use crate::page::{Page, Table};
 use crate::plot;
 use crate::poll;
 use crate::servers::Servers;
+use crate::tls::Tls;
 use crate::trials::{self, Memory};
-use crate::wal::{self, Workload};
+use crate::wal::{self, Road, Workload};
 use std::path::Path;
 
 /// A run that others disturb is tried this often, unless one round is all that is wanted.
@@ -99,7 +100,10 @@ fn drains(
     memory: &mut Memory,
 ) {
     // Its router takes rows alone.
-    let contenders = contenders(servers, with_debezium && !workload.messages);
+    let mut contenders = contenders(servers, with_debezium && !workload.messages);
+    // Built without: its TLS is not what is asked about here.
+    contenders.retain(|it| workload.road != Road::Tls || it.kind != Kind::Pgwire);
+    let _tls = (workload.road == Road::Tls).then(|| Tls::switch_on(servers));
     let runs = rounds(args, servers, workload, &contenders);
     let rows = workload.rows as f64;
     let mut table = Table::new(

@@ -14,6 +14,7 @@ pub(crate) struct Servers {
     pub(crate) socket: String,
     pub(crate) port: String,
     pub(crate) bin: String,
+    pub(crate) data: PathBuf,
     pub(crate) brokers: String,
     pub(crate) broker_pid: u32,
     /// Kafka Connect with Debezium, where `scripts/bench` fetched it.
@@ -41,6 +42,7 @@ impl Servers {
             socket: get("PG15_SOCKET"),
             port: get("PG15_PORT"),
             bin: get("PG15_BIN"),
+            data: get("PG15_DATA").into(),
             brokers: get("KAFKA_BROKERS"),
             broker_pid: get("KAFKA_PID").parse().expect("a process id"),
             connect: target.join("connect"),

@@ -7,6 +7,22 @@ pub(crate) const PUBLICATION: &str = "postrider_bench";
 /// Of logical messages.
 pub(crate) const PREFIX: &str = "outbox";
 
+/// How a contender reaches PostgreSQL, where it can choose.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Road {
+    UnixSocket,
+    Tcp,
+    /// TCP with TLS; the certificate is not verified.
+    Tls,
+}
+
+impl Road {
+    /// As libpq's and Postrider's `sslmode` has it. Debezium's default would take TLS where there is some, too.
+    pub(crate) const fn sslmode(self) -> &'static str {
+        if matches!(self, Self::Tls) { "require" } else { "disable" }
+    }
+}
+
 #[derive(Clone)]
 pub(crate) struct Workload {
     /// As `--workload` takes it.
@@ -28,8 +44,7 @@ pub(crate) struct Workload {
     pub(crate) parked: usize,
     /// Counted from the first look at which events were published: what a start costs besides is left out.
     pub(crate) steady: bool,
-    /// Postrider reads by TCP, not by unix socket.
-    pub(crate) tcp: bool,
+    pub(crate) road: Road,
 }
 
 impl Workload {
@@ -52,7 +67,7 @@ impl Workload {
             messages: false,
             parked: 0,
             steady: false,
-            tcp: false,
+            road: Road::UnixSocket,
         }
     }
 
@@ -91,7 +106,8 @@ impl Workload {
                 ..Self::new("busy", "10 rows of another table for each", rows / 4, 1_000)
             },
             Self { messages: true, ..plain("messages", "logical messages") },
-            Self { tcp: true, ..plain("tcp", "TCP instead of the unix socket") },
+            Self { road: Road::Tcp, ..plain("tcp", "TCP instead of the unix socket") },
+            Self { road: Road::Tls, ..plain("tls", "TCP with TLS") },
         ]
     }
 

@@ -4,6 +4,7 @@ use crate::private::{Signal, exit_of, free_port, signal};
 use crate::proxy::Proxy;
 use crate::proxy::tap::Wire;
 use crate::relay::http_get;
+use crate::run::one_in_flight;
 use serde_json::Value;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -42,13 +43,15 @@ impl Relay {
     /// Its configuration, to topics of this prefix. The second relay has three producers, the first one.
     pub(crate) fn configure(&self, brokers: &str, topics: &str) -> PathBuf {
         let shards = 1 + 2 * (self.number % 2);
+        let more =
+            if one_in_flight() { "properties = { \"max.in.flight\" = \"1\" }\n" } else { "" };
         let text = format!(
             "[admin]\nlisten = \"127.0.0.1:{}\"\n\
              [pipelines.{PIPELINE}.source]\n\
              url = \"postgresql://postgres@127.0.0.1:{}/postgres?sslmode=disable\"\n\
              [pipelines.{PIPELINE}.outbox]\ntable = \"public.outbox\"\nlayout = \"postrider\"\n\
              [pipelines.{PIPELINE}.route]\ntopic = \"{topics}.{{aggregate_type}}\"\n\
-             [pipelines.{PIPELINE}.sink]\nkind = \"kafka\"\nbrokers = \"{brokers}\"\nshards = {shards}\n\
+             [pipelines.{PIPELINE}.sink]\nkind = \"kafka\"\nbrokers = \"{brokers}\"\nshards = {shards}\n{more}\
              [pipelines.{PIPELINE}.flow]\nin_flight_events = {IN_FLIGHT_EVENTS}\n\
              [pipelines.{PIPELINE}.parking]\nattempts_max = 1000\n\
              backoff = {{ step = \"300ms\", steps_max = 4 }}\n",
