@@ -9,7 +9,7 @@ use crate::private::{PrivateKafka, PrivatePostgres};
 use crate::server::{Version, brokers};
 use crate::stream::published;
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Events after which a cursor row is due, however short the time.
 const CURSOR_EVENTS: usize = 10_000;
@@ -171,13 +171,21 @@ async fn fast_shutdown_returns_within_three_seconds_while_the_broker_is_frozen()
         // More than fits in flight and in every buffer on the way.
         pipeline.insert(BEHIND).await;
         relay.await_status("a full window", SOON, window_is_full).await;
+        let since = Instant::now();
         let took = postgres.stop_fast(Duration::from_secs(20)).await;
         show(&format!("{version:?}: pg_ctl stop -m fast beside a frozen broker took {took:?}"));
         assert!(took < Duration::from_secs(3), "{version:?}: the shutdown took {took:?}");
         kafka.thaw();
         postgres.restart().await;
-        let records = pipeline.topic.await_records(BEHIND + 10, SOON).await;
-        assert_eq!(records.len(), BEHIND + 10, "nothing lost, nothing repeated");
+        let away = since.elapsed();
+        resolved(&pipeline).await;
+        let records = pipeline.topic.read_all().await;
+        let ids: BTreeSet<_> = records.iter().map(|record| record.header("id")).collect();
+        assert_eq!(ids.len(), BEHIND + 10, "nothing lost");
+        // After 3 s without the database somebody else may have the slot, and what was in flight is sent again.
+        let repeated = if away < Duration::from_secs(2) { 0 } else { 50_000 };
+        let found = records.len() - ids.len();
+        assert!(found <= repeated, "{version:?}: {found} repeated after {away:?}");
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
     }
 }
@@ -264,7 +272,7 @@ async fn stop_is_bounded_and_a_second_signal_leaves_at_once() {
     kafka.freeze();
     pipeline.insert(1_000).await;
     relay.await_status("something in flight", SOON, |status| in_flight(status) > 0).await;
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     relay.signal(crate::private::Signal::Term);
     relay.await_state("draining", SOON).await;
     relay.signal(crate::private::Signal::Term);
@@ -292,7 +300,7 @@ async fn stop_waits_for_the_broker_no_longer_than_its_grace() {
     kafka.freeze();
     pipeline.insert(100).await;
     relay.await_status("something in flight", SOON, |status| in_flight(status) > 0).await;
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     let ended = relay.terminate(Duration::from_secs(20)).await;
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(start.elapsed() >= Duration::from_secs(2), "{:?}", start.elapsed());
