@@ -6,6 +6,7 @@
 
 use crate::record::{Outcome, Refusal, Scope};
 use rdkafka::types::RDKafkaErrorCode as Code;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Tells what an error code says of a record.
 ///
@@ -25,9 +26,23 @@ pub(super) const fn outcome(code: Code) -> Outcome {
 /// (`rd_kafka_dr_implicit_ack`): a broker takes a producer's records in order, so the earlier must have come through
 /// before. But a partition that does not know the producer takes whatever comes first: where its topic was made anew
 /// while the earlier was refused and the later was not, the earlier is nowhere (found by the chaos run). An answer has
-/// an offset; a conclusion has `RD_KAFKA_OFFSET_INVALID`, as has a refusal for a sequence number that came twice.
-pub(super) const fn was_answered(offset: i64) -> bool {
-    offset >= 0
+/// an offset; a conclusion has `RD_KAFKA_OFFSET_INVALID`.
+///
+/// Where a broker answers a batch without an offset (-1: it had the sequence numbers already, and does not say where),
+/// librdkafka counts on from there (`rd_kafka_msgq_set_metadata`), and the second record seems to have offset 0. So
+/// behind one report without an offset none of that producer's counts any more.
+#[derive(Default)]
+pub(super) struct Answers {
+    doubted: AtomicBool,
+}
+
+impl Answers {
+    pub(super) fn has(&self, offset: i64) -> bool {
+        if offset < 0 {
+            self.doubted.store(true, Ordering::Relaxed);
+        }
+        !self.doubted.load(Ordering::Relaxed)
+    }
 }
 
 #[expect(

@@ -3,7 +3,7 @@
 //! Reports go to the mailbox by ticket; the order in which they come means nothing (measured: they
 //! come by partition).
 
-use super::codes::{outcome, was_answered};
+use super::codes::{Answers, outcome};
 use super::shared::Shared;
 use super::throttle::Throttle;
 use crate::record::{Outcome, Scope, Ticket};
@@ -36,6 +36,7 @@ pub(super) struct Context {
     muted: AtomicBool,
     /// `Broken` was asked for, by this one or by one beside it.
     broken: Arc<AtomicBool>,
+    answers: Answers,
     lines: Throttle,
     connections: Throttle,
 }
@@ -47,6 +48,7 @@ impl Context {
             shared,
             muted: AtomicBool::new(false),
             broken,
+            answers: Answers::default(),
             lines: Throttle::new(LOG_LINES_PER_SECOND, Duration::from_secs(1)),
             connections: Throttle::new(1, CONNECTION_PAUSE),
         }
@@ -65,10 +67,16 @@ impl Context {
     /// the report of the record that was the cause may still be on its way, behind the news of a fatal error or of
     /// others that were purged.
     pub(super) fn broken(&self, reason: String) {
-        if !self.muted() && !self.broken.swap(true, Ordering::AcqRel) {
-            self.shared.failed.store(true, Ordering::SeqCst);
-            self.shared.tell(|inbox| inbox.broken = Some(reason));
+        if self.muted() || self.broken.swap(true, Ordering::AcqRel) {
+            return;
         }
+        // Under the inbox's lock, as a reset takes it back: else one that comes in between leaves half of it.
+        self.shared.tell(|inbox| {
+            if !self.muted() {
+                self.shared.failed.store(true, Ordering::SeqCst);
+                inbox.broken = Some(reason);
+            }
+        });
     }
 
     /// A record was given up. Whatever is behind it would overtake it, so the producer is done with.
@@ -97,7 +105,7 @@ impl ProducerContext for Context {
         }
         let ticket = Ticket(ticket as u64);
         match result {
-            Ok(message) if was_answered(message.offset()) => {
+            Ok(message) if self.answers.has(message.offset()) => {
                 self.shared.acked.fetch_add(1, Ordering::Relaxed);
                 self.shared.mailbox.report(ticket, Outcome::Acked);
             }

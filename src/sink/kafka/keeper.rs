@@ -50,7 +50,8 @@ pub(super) struct Keeper {
     said: Option<(Trouble, Instant)>,
     /// Of each topic, until it is known.
     said_of: BTreeMap<String, (Trouble, Instant)>,
-    leaving: Vec<(Leaving, Instant)>,
+    /// Those that are given up have the time since that was seen.
+    leaving: Vec<(Leaving, Option<Instant>)>,
     acked: u64,
     acked_at: Instant,
     refreshed_at: Instant,
@@ -104,7 +105,7 @@ impl Keeper {
             )
         });
         let now = Instant::now();
-        self.leaving.extend(leaving.into_iter().map(|leaving| (leaving, now)));
+        self.leaving.extend(leaving.into_iter().map(|leaving| (leaving, None)));
         if let Some(producers) = producers {
             self.producers = Some(producers);
             self.connected = false;
@@ -129,14 +130,19 @@ impl Keeper {
         if self.leaving.is_empty() {
             return;
         }
+        for (Leaving { producers }, given_up) in &mut self.leaving {
+            // A reset may find them on their way out already: it waits for their requests as for those of others.
+            if producers.muted() {
+                given_up.get_or_insert_with(Instant::now);
+            }
+        }
         let (gone, staying) = std::mem::take(&mut self.leaving).into_iter().partition(
-            |(Leaving { producers }, since): &(Leaving, Instant)| {
-                let given_up = producers.muted();
-                if given_up {
+            |(Leaving { producers }, given_up): &(Leaving, Option<Instant>)| {
+                if given_up.is_some() {
                     producers.purge(false);
                 }
                 let empty = producers.flush(LEAVING_TICK);
-                empty || (given_up && since.elapsed() >= DRAIN_MAX)
+                empty || given_up.is_some_and(|since| since.elapsed() >= DRAIN_MAX)
             },
         );
         self.leaving = staying;

@@ -311,8 +311,8 @@ impl Sink for KafkaSink {
             old.purge(false);
         }
         // After the old producers were muted: nothing of theirs comes into the inbox any more.
-        self.shared.failed.store(false, Ordering::SeqCst);
         self.shared.tell(|inbox| {
+            self.shared.failed.store(false, Ordering::SeqCst);
             inbox.wanted.clear();
             inbox.broken = None;
         });

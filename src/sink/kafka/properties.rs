@@ -64,6 +64,23 @@ enum Rule {
     Never,
 }
 
+/// What librdkafka takes for the same, and the name that we use (`_RK_C_ALIAS` in rdkafka_conf.c). A configuration is
+/// handed over in the order of a hash table: under two names one property would have now this value, now that.
+const ALIASES: &[(&str, &str)] = &[
+    ("compression.codec", "compression.type"),
+    ("delivery.timeout.ms", "message.timeout.ms"),
+    ("max.in.flight.requests.per.connection", "max.in.flight"),
+    ("message.send.max.retries", "retries"),
+    ("metadata.broker.list", "bootstrap.servers"),
+    ("queue.buffering.max.ms", "linger.ms"),
+    ("request.required.acks", "acks"),
+    ("sasl.mechanism", "sasl.mechanisms"),
+];
+
+fn our_name(name: &str) -> &str {
+    ALIASES.iter().find(|(other, _)| *other == name).map_or(name, |(_, ours)| ours)
+}
+
 /// A property with a rule, what another value would break, and what to do instead.
 struct Guard {
     name: &'static str,
@@ -112,6 +129,7 @@ const GUARDS: &[Guard] = &[
     guard("test.mock.num.brokers", Rule::Never, "a mock broker keeps nothing", KEPT),
 ];
 
+const TOPIC_PREFIX: &str = "under a name with `topic.` in front no promise is looked after";
 const LOSS_ACKS: &str = "an event could be confirmed and then lost with one broker";
 const SWAP_RETRY: &str = "a retry could duplicate events or swap them";
 const SWAP_FIVE: &str = "with more than 5 requests in flight a retry could swap events";
@@ -137,12 +155,17 @@ pub(super) fn client_config(spec: &KafkaSpec) -> Result<ClientConfig, SinkError>
         let mut probe = ClientConfig::new();
         probe.set(name, value);
         probe.create_native_config().map(drop).map_err(|error| refusal(name, &error))?;
-        config.set(name, value);
+        config.set(our_name(name), value);
     }
     Ok(config)
 }
 
 fn allowed(name: &str, value: &str) -> Result<(), SinkError> {
+    // librdkafka takes `topic.acks` for `acks`, and some names begin with it by themselves.
+    if name.starts_with("topic.") && !NAMES.contains(&name) {
+        let (why, mend) = (TOPIC_PREFIX, "write its name without `topic.`");
+        return Err(SinkError::Refused { name: name.to_owned(), why, mend });
+    }
     let Some(guard) = GUARDS.iter().find(|guard| guard.name == name) else {
         return Ok(());
     };

@@ -72,6 +72,16 @@ fn what_was_purged_or_fenced_or_timed_out_is_unknown() {
 /// -1001 is librdkafka's `RD_KAFKA_OFFSET_INVALID`, -1 what a response has that says nothing.
 #[test]
 fn record_that_no_broker_says_it_has_is_not_acknowledged() {
-    assert!(was_answered(0) && was_answered(i64::MAX));
-    assert!(!was_answered(-1) && !was_answered(-1001));
+    let has = |offset| Answers::default().has(offset);
+    assert!(has(0) && has(i64::MAX));
+    assert!(!has(-1) && !has(-1001));
+}
+
+/// A batch that a broker answers without an offset: librdkafka numbers its records -1, 0, 1.
+#[test]
+fn offsets_that_are_counted_from_none_are_no_answer() {
+    let answers = Answers::default();
+    assert!(answers.has(7));
+    assert_eq!([-1, 0, 1].map(|offset| answers.has(offset)), [false; 3]);
+    assert!(!answers.has(8), "nothing of this producer counts any more");
 }

@@ -66,6 +66,24 @@ fn an_operators_property_wins_over_ours_where_it_breaks_nothing() {
     }
 }
 
+/// What librdkafka is given has no order: two names of one property would have it now this value, now that.
+#[test]
+fn an_operators_property_wins_under_either_of_its_names() {
+    for (name, ours, value) in [
+        ("max.in.flight.requests.per.connection", "max.in.flight", "1"),
+        ("queue.buffering.max.ms", "linger.ms", "20"),
+        ("compression.codec", "compression.type", "zstd"),
+        ("request.required.acks", "acks", "-1"),
+    ] {
+        let config = client_config(&spec(&[(name, value)])).unwrap();
+        assert_eq!((config.get(name), config.get(ours)), (None, Some(value)), "{name}");
+    }
+    assert!(one("topic.metadata.refresh.interval.ms", "60000").is_ok(), "a name of its own");
+    for (name, ours) in ALIASES {
+        assert!(NAMES.contains(name) && NAMES.contains(ours), "{name}");
+    }
+}
+
 #[test]
 fn what_would_break_a_promise_is_refused_with_the_reason() {
     for (name, value) in [
@@ -89,6 +107,9 @@ fn what_would_break_a_promise_is_refused_with_the_reason() {
         ("bootstrap.servers", "k2:9092"),
         ("metadata.broker.list", "k2:9092"),
         ("test.mock.num.brokers", "1"),
+        ("topic.partitioner", "random"),
+        ("topic.message.timeout.ms", "1"),
+        ("topic.acks", "all"),
     ] {
         let error = one(name, value).unwrap_err();
         let SinkError::Refused { name: refused, why, .. } = &error else {
