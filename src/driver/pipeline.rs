@@ -120,6 +120,7 @@ impl Pipeline {
         let exit = match Self::new(spec, board.clone(), metrics) {
             Ok(mut pipeline) => {
                 let exit = pipeline.run(&stop).await;
+                pipeline.leave_nothing_in_flight();
                 pipeline.sink.close(pipeline.spec.shutdown_grace.min(Duration::from_secs(2)));
                 pipeline.report(None);
                 exit

@@ -156,6 +156,7 @@ impl Pipeline {
                     return self.outcome().map_or(End::Restart, End::Over);
                 }
                 Ok(Some(Over::Exit(exit))) => {
+                    self.leave_nothing_in_flight();
                     if let Err(error) = self.settle_claim(&mut polling, stop).await {
                         say::farewell_failed(self, &error);
                     }
@@ -241,7 +242,7 @@ impl Pipeline {
         let settings = &self.spec.poll;
         self.handed.claims();
         let limit = polling.limit.max(settings.batch);
-        let all = polling.renewal.as_ref().is_some_and(Renewal::takes_all);
+        let all = polling.renewal.as_mut().is_some_and(Renewal::claims);
         polling.keeps_now = polling.keeps_failures && !all;
         let claim = if all {
             polling.poller.claim_all(limit).await?
@@ -257,7 +258,7 @@ impl Pipeline {
         }
         self.tell.skipped_total += claim.expired;
         if let Some(renewal) = &mut polling.renewal {
-            renewal.claimed(&claim);
+            renewal.claimed(claim.more, claim.withheld);
         }
         polling.limit = if claim.more { (limit * 2).min(BACKLOG_ROWS) } else { batch };
         if claim.rows.is_empty() {

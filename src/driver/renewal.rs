@@ -16,7 +16,6 @@ use super::say;
 use super::session::{Job, job};
 use crate::error::{Chain, HaltReason};
 use crate::postgres::control::{Ask, Control};
-use crate::postgres::poll::Claim;
 use crate::postgres::setup::{self, Renewed};
 use crate::postgres::{SourceError, cursor, server};
 use std::sync::Arc;
@@ -60,21 +59,23 @@ impl Renewal {
         Self { job: None, next_at: Instant::now(), step, last: false, drained: false }
     }
 
+    /// A claim is about to be made. What an earlier one knew says nothing any more: it may have been given up. True
+    /// where this one takes what is not ready too: the stream will not bring it, so it is parked, and its table is told
+    /// that it is kept elsewhere.
+    pub(super) const fn claims(&mut self) -> bool {
+        self.drained = false;
+        self.last
+    }
+
     /// A claim was made: it has all there was, or something is left for another one.
-    pub(super) fn claimed(&mut self, claim: &Claim) {
-        let all = !claim.more;
-        self.drained = self.last && all && claim.withheld == 0;
+    pub(super) fn claimed(&mut self, more: bool, withheld: u64) {
+        let all = !more;
+        self.drained = self.last && all && withheld == 0;
         self.last |= all && self.step == Step::Stands;
         // What is delayed, or has failed, does not count: it is taken along when the slot stands.
         if all && self.step == Step::Empty {
             (self.step, self.next_at) = (Step::Make, Instant::now());
         }
-    }
-
-    /// Whether claims take what is not ready too: the stream will not bring it, so it is parked, and its table is told
-    /// that it is kept elsewhere.
-    pub(super) fn takes_all(&self) -> bool {
-        self.last
     }
 }
 
@@ -191,4 +192,32 @@ pub(super) const fn polling_helps(reason: HaltReason) -> bool {
             | HaltReason::ServerUnfit
             | HaltReason::AccessDenied
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn renewal() -> Renewal {
+        Renewal {
+            job: None,
+            next_at: Instant::now(),
+            step: Step::Stands,
+            last: false,
+            drained: false,
+        }
+    }
+
+    /// The rows of a claim that is given up are in the table, and nobody has them.
+    #[test]
+    fn a_claim_that_was_given_up_says_nothing_of_what_is_left() {
+        let mut renewal = renewal();
+        assert!(!renewal.claims());
+        renewal.claimed(false, 0);
+        assert!(renewal.claims(), "the first took all that was ready: this one takes the rest");
+        renewal.claimed(false, 0);
+        assert!(renewal.drained);
+        assert!(renewal.claims());
+        assert!(!renewal.drained);
+    }
 }

@@ -114,6 +114,7 @@ impl Pipeline {
         };
         match end {
             End::Over(exit) => {
+                self.leave_nothing_in_flight();
                 self.farewell(session).await;
                 return End::Over(exit);
             }

@@ -129,6 +129,12 @@ impl Outlet {
         self.flight.len()
     }
 
+    /// Whether every event that was handed over is done with. One that was refused together with others is in flight no
+    /// more, and is not: it is read and sent again.
+    pub(super) fn is_settled(&self) -> bool {
+        self.flight.is_empty() && !self.reset
+    }
+
     /// Waits for something of the sink. Cancel-safe.
     pub(super) async fn posted(&self) {
         self.mailbox.arrived().await;
@@ -365,3 +371,6 @@ impl Outlet {
 fn name_of(position: Option<Position>, id: &str) -> String {
     position.map_or_else(|| id.to_owned(), |at| at.to_string())
 }
+
+#[cfg(test)]
+mod tests;

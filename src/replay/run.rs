@@ -155,7 +155,7 @@ impl<'a> Run<'a> {
             if outlet.reset {
                 return Ok(Turn::Again);
             }
-            if reading.over() && outlet.in_flight() == 0 {
+            if reading.over() && outlet.is_settled() {
                 self.save(reading, outlet).await?;
                 self.tell(reading, outlet, tell);
                 return Ok(Turn::Over);
@@ -300,7 +300,7 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         let done = match reading {
-            Reading::Log(log) if log.over && outlet.in_flight() == 0 => {
+            Reading::Log(log) if log.over && outlet.is_settled() => {
                 Done::Upto(Position { commit_lsn: log.until(), ordinal: 0 })
             }
             Reading::Log(_) | Reading::Nothing => Done::Upto(outlet.tracker.progress().position()),

@@ -20,6 +20,14 @@ impl Pipeline {
         self.sink.reset();
     }
 
+    /// What is in flight at an end is given up before the slot is: another process may have it at once, and what this
+    /// one's producer sent after that might land behind the other's events.
+    pub(in crate::driver) fn leave_nothing_in_flight(&mut self) {
+        if self.relay.in_flight().0 > 0 || self.relay.is_trying() {
+            self.sink.reset();
+        }
+    }
+
     /// A parked event reached the broker.
     pub(in crate::driver) fn released(&mut self, position: Position) {
         cut("retry_acknowledged");

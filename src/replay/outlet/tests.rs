@@ -1,0 +1,41 @@
+use super::*;
+use crate::lsn::{Lsn, Watermark};
+use crate::replay::request::{From, Request, SourceChoice};
+
+fn outlet() -> Outlet {
+    let request = Request {
+        from: From::Anywhere,
+        until: None,
+        ids: Vec::new(),
+        aggregate: None,
+        to: None,
+        include_parked: true,
+        source: SourceChoice::Auto,
+    };
+    Outlet::new(Parts {
+        sink: None,
+        mailbox: Mailbox::default(),
+        start: Progress { watermark: Watermark::resumed(Lsn::from_wire(1)), partial: None },
+        rate: 0,
+        choice: Choice::new(&request, &[]),
+        parked: None,
+        to: None,
+        name: "again".to_owned(),
+        tally: Tally::default(),
+    })
+}
+
+/// Its end is not to be written down: a process that goes on from there would leave the event out.
+#[test]
+fn a_replay_is_not_settled_while_an_event_is_to_be_sent_again() {
+    let mut outlet = outlet();
+    assert!(outlet.is_settled());
+    let flying = Flying { bytes: 1, event: "a".to_owned(), alone: false };
+    outlet.flight.insert(7, flying);
+    assert!(!outlet.is_settled());
+    outlet.report(Ticket(7), Outcome::Unknown).unwrap();
+    assert_eq!(outlet.in_flight(), 0);
+    assert!(!outlet.is_settled());
+    outlet.start_again();
+    assert!(outlet.is_settled());
+}
