@@ -24,6 +24,9 @@ use tokio::time::{Instant, sleep_until};
 /// Pause between two looks for requests: a notification that got lost costs no more than this.
 const REQUESTS_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Payloads that are read for tries and not handed over yet: no more are read then. Parked events are the large ones.
+const TRIES_BYTES_MAX: u32 = 16 << 20;
+
 /// What was asked for, and the records that were there.
 type Fetched = (Vec<Wanted>, Vec<(Ticket, OwnedRecord)>);
 
@@ -112,10 +115,11 @@ impl Pipeline {
 
     /// Reads the records that are to be tried and are not here.
     pub(super) fn fetch_for_tries(&self, desk: &mut Desk) {
-        if desk.jobs.fetching.is_some() || !self.shelf.wants_records() {
+        let full = self.shelf.bytes_to_try() >= TRIES_BYTES_MAX as usize;
+        if desk.jobs.fetching.is_some() || full || !self.shelf.wants_records() {
             return;
         }
-        let wanted = self.shelf.missing();
+        let mut wanted = self.shelf.missing();
         let (client, spec) = (desk.control.shared_client(), Arc::clone(&self.spec));
         desk.jobs.fetching = Some(Box::pin(async move {
             let of = |letter: bool| {
@@ -126,7 +130,14 @@ impl Pipeline {
             let mut found = Vec::with_capacity(wanted.len());
             if !tries.is_empty() {
                 let positions: Vec<Position> = tries.keys().copied().collect();
-                let records = parked::fetch(&client, spec.name(), &positions).await?;
+                let records =
+                    parked::fetch(&client, spec.name(), &positions, TRIES_BYTES_MAX).await?;
+                // What did not fit is asked for again: it is not gone.
+                let values = records.iter().filter_map(|(_, record)| record.value.as_ref());
+                if values.map(Vec::len).sum::<usize>() >= TRIES_BYTES_MAX as usize {
+                    let last = records.last().map(|(at, _)| *at);
+                    wanted.retain(|wanted| wanted.letter || Some(wanted.position) <= last);
+                }
                 found.extend(records.into_iter().map(|(at, record)| (tries[&at], record)));
             }
             if let Some(topic) = spec.dead_topic.as_deref().filter(|_| !letters.is_empty()) {

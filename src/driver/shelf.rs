@@ -137,6 +137,12 @@ impl Shelf {
         self.tries.iter().any(|a_try| a_try.record.is_none())
     }
 
+    /// Payloads that were read and wait for the sink.
+    pub(super) fn bytes_to_try(&self) -> usize {
+        let records = self.tries.iter().filter_map(|a_try| a_try.record.as_ref());
+        records.filter_map(|record| record.value.as_ref()).map(Vec::len).sum()
+    }
+
     /// The records that have to be read.
     pub(super) fn missing(&self) -> Vec<Wanted> {
         let missing = self.tries.iter().filter(|a_try| a_try.record.is_none());

@@ -77,7 +77,8 @@ fn loaded_of(row: &Row) -> Result<Loaded, tokio_postgres::Error> {
 
 /// The records of these events, for a retry, in order. An event that is resolved, or whose row is gone, is left out.
 ///
-/// One answer holds them all: the caller bounds how many it asks for.
+/// One answer holds them, so it ends with the record whose payload makes `bytes` full: what is behind that one in the
+/// log is left out too.
 ///
 /// # Errors
 /// What the server says.
@@ -85,8 +86,9 @@ pub async fn fetch(
     client: &Client,
     pipeline: &str,
     positions: &[Position],
+    bytes: u32,
 ) -> Result<Vec<(Position, OwnedRecord)>, SourceError> {
-    fetch_where(client, pipeline, positions, "p.state NOT IN ('done', 'skipped')").await
+    fetch_where(client, pipeline, positions, "p.state NOT IN ('done', 'skipped')", bytes).await
 }
 
 /// The same for any state: what is resolved has no more than its topic.
@@ -95,7 +97,7 @@ pub(super) async fn fetch_any(
     pipeline: &str,
     positions: &[Position],
 ) -> Result<Vec<(Position, OwnedRecord)>, SourceError> {
-    fetch_where(client, pipeline, positions, "true").await
+    fetch_where(client, pipeline, positions, "true", u32::MAX).await
 }
 
 async fn fetch_where(
@@ -103,18 +105,24 @@ async fn fetch_where(
     pipeline: &str,
     positions: &[Position],
     condition: &str,
+    bytes: u32,
 ) -> Result<Vec<(Position, OwnedRecord)>, SourceError> {
     let failed =
         |e| SourceError::control(format!("fetch parked events of pipeline {pipeline:?}"), e);
     let sql = format!(
-        "SELECT p.commit_lsn, p.ordinal, p.topic, p.partition, p.key, p.value, p.timestamp_ms, \
-           p.header_names, p.header_values \
-         FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \
-         JOIN postrider.parked p USING (commit_lsn, ordinal) \
-         WHERE p.pipeline = $1 AND {condition} ORDER BY p.commit_lsn, p.ordinal"
+        "SELECT commit_lsn, ordinal, topic, partition, key, value, timestamp_ms, header_names, header_values \
+         FROM (SELECT p.*, pg_catalog.sum(pg_catalog.octet_length(p.value)) OVER \
+             (ORDER BY p.commit_lsn, p.ordinal ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before \
+           FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \
+           JOIN postrider.parked p USING (commit_lsn, ordinal) \
+           WHERE p.pipeline = $1 AND {condition}) AS wanted \
+         WHERE coalesce(before, 0) < $4 ORDER BY commit_lsn, ordinal"
     );
     let (lsns, ordinals) = columns(positions);
-    let rows = client.query(&sql, &[&pipeline, &lsns, &ordinals]).await.map_err(failed)?;
+    let rows = client
+        .query(&sql, &[&pipeline, &lsns, &ordinals, &i64::from(bytes)])
+        .await
+        .map_err(failed)?;
     rows.iter().map(|row| record_of(row).map_err(failed)).collect()
 }
 

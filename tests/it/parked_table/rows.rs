@@ -59,10 +59,16 @@ async fn what_is_written_is_loaded_in_order_and_fetched_whole() {
         assert_eq!(commit.as_deref(), Some("2025-11-21 00:26:40.123456"));
 
         let wanted = [at("0/200:7"), at("0/200:0"), at("0/999:0")];
-        let fetched = parked::fetch(table.client(), PIPELINE, &wanted).await.unwrap();
+        let fetched = parked::fetch(table.client(), PIPELINE, &wanted, u32::MAX).await.unwrap();
         let expected = [(at("0/200:0"), bare.record), (at("0/200:7"), first.record)];
         assert!(fetched == expected, "{fetched:?}");
-        assert_eq!(parked::fetch(table.client(), "another", &wanted).await.unwrap(), []);
+        // As large as it may be: the first always, and what begins below the bound.
+        let both = [at("0/100:1"), at("0/200:7")];
+        for (bytes, count) in [(1, 1), (1 << 20, 2)] {
+            let found = parked::fetch(table.client(), PIPELINE, &both, bytes).await.unwrap();
+            assert_eq!(found.len(), count, "{bytes} bytes");
+        }
+        assert_eq!(parked::fetch(table.client(), "another", &wanted, u32::MAX).await.unwrap(), []);
     }
 }
 
@@ -199,7 +205,7 @@ async fn rows_edited_by_hand_are_still_read() {
         // A row that is gone is no error: nothing is fetched, and a mark changes nothing.
         person.batch("delete from postrider.parked where commit_lsn = '0/1'").await;
         let gone = at("0/1:0");
-        assert_eq!(parked::fetch(table.client(), PIPELINE, &[gone]).await.unwrap(), []);
+        assert_eq!(parked::fetch(table.client(), PIPELINE, &[gone], 1).await.unwrap(), []);
         table.write(&[], &[Mark { position: gone, became: Became::Done }]).await;
         assert_eq!(table.load().await.len(), 1);
     }
