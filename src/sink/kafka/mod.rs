@@ -12,6 +12,7 @@ mod preflight;
 mod producers;
 mod properties;
 mod shared;
+mod sizes;
 mod throttle;
 mod topic;
 mod trouble;
@@ -21,11 +22,11 @@ use crate::record::{Outcome, Record, Refusal, Scope, Ticket, is_topic_name};
 use keeper::Keeper;
 pub(super) use preflight::{look, settings};
 use producers::{Producer, Producers};
-use properties::{CLIENT_BYTES_MAX, FRAMING_BYTES, Sizes};
 use rdkafka::config::ClientConfig;
 use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use shared::{Leaving, Shared};
+use sizes::Sizes;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -153,7 +154,7 @@ impl KafkaSink {
         if let Err(reason) = topic::fits(record, facts) {
             return Err(self.unfit(record.topic, (facts.asked_at, since), reason));
         }
-        let sizes = self.sizes_for(record, facts);
+        let sizes = self.sizes.to_send(record, facts);
         if sizes != self.sizes {
             self.resize(sizes);
             return Err(NotTaken::Full);
@@ -175,18 +176,6 @@ impl KafkaSink {
         }
         self.shared.want(topic);
         NotTaken::Doubted(reason)
-    }
-
-    /// The sizes producers must have to send this record to this topic: batches under the topic's limit, as one above
-    /// is refused whole, and room for the record itself.
-    fn sizes_for(&self, record: &Record<'_>, facts: &Facts) -> Sizes {
-        let mut sizes = self.sizes;
-        sizes.batch = sizes.batch.min(batch_within(facts.limit));
-        if sizes.grows && topic::batch_bytes_at_most(record) > sizes.client {
-            let client = facts.limit.saturating_add(FRAMING_BYTES).min(CLIENT_BYTES_MAX);
-            sizes.client = sizes.client.max(client);
-        }
-        sizes
     }
 
     /// Goes over to producers of other sizes, once what the present ones have is acknowledged.
@@ -241,13 +230,6 @@ impl KafkaSink {
         }
         Ok(())
     }
-}
-
-/// `batch.size` for a topic that takes `limit` bytes: librdkafka bounds a batch before compression, and sends it
-/// uncompressed where compression would make it larger, so a little room is enough.
-const fn batch_within(limit: usize) -> usize {
-    let bytes = limit - limit / 50;
-    if bytes == 0 { 1 } else { bytes }
 }
 
 impl KafkaSink {

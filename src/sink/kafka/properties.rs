@@ -4,55 +4,11 @@
 //! Knows the promises; knows no topic and no broker. Makes the [`ClientConfig`] that producers are made from.
 
 use super::names::NAMES;
-use super::topic::BROKER_DEFAULT_BYTES;
+use super::sizes::Sizes;
 use crate::sink::{KafkaSpec, SinkError};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaConfRes;
-
-/// The largest `message.max.bytes` librdkafka takes, in bytes.
-pub(super) const CLIENT_BYTES_MAX: usize = 1_000_000_000;
-
-/// librdkafka judges a record by the most its framing may take; this much more than a topic's limit is enough for it.
-/// Bytes.
-pub(super) const FRAMING_BYTES: usize = 1_024;
-
-/// What is decided when producers are made, and can't be changed later.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Sizes {
-    /// `batch.size`: uncompressed bytes of a batch, unless one record alone is larger.
-    pub(super) batch: usize,
-    /// `message.max.bytes`: the largest record. Each request's buffer may become as large, so it is no larger than it
-    /// must be.
-    pub(super) client: usize,
-    /// Whether `client` may grow: the operator has not fixed it.
-    pub(super) grows: bool,
-}
-
-impl Sizes {
-    /// The operator's numbers, or ours.
-    pub(super) fn of(spec: &KafkaSpec) -> Self {
-        let number =
-            |name: &str| spec.properties.get(name).and_then(|text| text.trim().parse().ok());
-        let client = number("message.max.bytes");
-        Self {
-            batch: number("batch.size").unwrap_or(BATCH_BYTES),
-            client: client.unwrap_or(BROKER_DEFAULT_BYTES + FRAMING_BYTES),
-            grows: client.is_none(),
-        }
-    }
-
-    /// Writes them into the configuration of the next producer, with room for the largest record in the queue.
-    pub(super) fn put(self, spec: &KafkaSpec, config: &mut ClientConfig) {
-        config.set("batch.size", self.batch.to_string());
-        config.set("message.max.bytes", self.client.to_string());
-        config.set("queue.buffering.max.kbytes", queue_kbytes(spec, self.client).to_string());
-    }
-}
-
-/// Uncompressed bytes of a batch (`batch.size`), unless a topic takes less. Below the broker's default limit of
-/// 1,048,588.
-pub(super) const BATCH_BYTES: usize = 1_000_000;
 
 /// What an operator's property may be.
 enum Rule {
@@ -228,12 +184,6 @@ fn ours(spec: &KafkaSpec) -> ClientConfig {
 /// Twice what the caller lets in flight, and some: librdkafka's queue is a safety net, the caller's bound is the bound.
 fn queue_messages(spec: &KafkaSpec) -> usize {
     spec.in_flight_events.saturating_mul(2).saturating_add(1_000).min(10_000_000)
-}
-
-/// As above, with room for one record of the largest size; librdkafka's own limit is 2 TiB.
-fn queue_kbytes(spec: &KafkaSpec, record: usize) -> usize {
-    let bytes = spec.in_flight_bytes.saturating_mul(2).saturating_add(record);
-    (bytes / 1024).min(2_147_483_647)
 }
 
 #[cfg(test)]
