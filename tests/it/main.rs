@@ -77,6 +77,8 @@ mod init;
 mod kafka_outages;
 /// The Kafka sink against a real broker.
 mod kafka_sink;
+/// A partition that does not know a producer.
+mod kafka_strangers;
 /// The log: which lines, with which fields.
 mod logs;
 /// Several pipelines in one process; sinks without a broker; messages; partitions.

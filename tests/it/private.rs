@@ -2,9 +2,11 @@
 //!
 //! Ended by process id when the value is dropped. `scripts/servers down` ends what a killed test run left behind.
 
+mod copies;
 pub(crate) mod kafka;
 mod postgres;
 
+pub(crate) use copies::topic_that_lacks_a_copy;
 pub(crate) use kafka::PrivateKafka;
 pub(crate) use postgres::PrivatePostgres;
 

@@ -4,6 +4,7 @@
 //! come by partition).
 
 use super::codes::{Answers, outcome};
+use super::introductions::Firsts;
 use super::shared::Shared;
 use super::throttle::Throttle;
 use crate::record::{Outcome, Scope, Ticket};
@@ -37,6 +38,7 @@ pub(super) struct Context {
     /// `Broken` was asked for, by this one or by one beside it.
     broken: Arc<AtomicBool>,
     answers: Answers,
+    firsts: Firsts,
     lines: Throttle,
     connections: Throttle,
 }
@@ -49,6 +51,7 @@ impl Context {
             muted: AtomicBool::new(false),
             broken,
             answers: Answers::default(),
+            firsts: Firsts::default(),
             lines: Throttle::new(LOG_LINES_PER_SECOND, Duration::from_secs(1)),
             connections: Throttle::new(1, CONNECTION_PAUSE),
         }
@@ -79,6 +82,11 @@ impl Context {
         });
     }
 
+    /// The records that are the first of their partitions.
+    pub(super) const fn firsts(&self) -> &Firsts {
+        &self.firsts
+    }
+
     /// A record was given up. Whatever is behind it would overtake it, so the producer is done with.
     fn refused(&self, ticket: Ticket, error: &KafkaError) {
         let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
@@ -107,6 +115,7 @@ impl ProducerContext for Context {
         match result {
             Ok(message) if self.answers.has(message.offset()) => {
                 self.shared.acked.fetch_add(1, Ordering::Relaxed);
+                self.firsts.answered(ticket);
                 self.shared.mailbox.report(ticket, Outcome::Acked);
             }
             Ok(_) => self.broken(INFERRED.to_owned()),

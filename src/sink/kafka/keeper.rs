@@ -55,6 +55,7 @@ pub(super) struct Keeper {
     acked: u64,
     acked_at: Instant,
     refreshed_at: Instant,
+    opened_at: Instant,
     /// Topics that are to be asked for again.
     stale: Vec<String>,
     /// Those of them whose configuration was not read in time: once it is waited for longer.
@@ -76,6 +77,7 @@ impl Keeper {
             acked: 0,
             acked_at: now,
             refreshed_at: now,
+            opened_at: now,
             stale: Vec::new(),
             unread: BTreeSet::new(),
         }
@@ -105,6 +107,8 @@ impl Keeper {
             )
         });
         let now = Instant::now();
+        let hour = u32::try_from((now - self.opened_at).as_secs() / 3_600).unwrap_or(u32::MAX);
+        self.shared.hour.store(hour, Ordering::Relaxed);
         self.leaving.extend(leaving.into_iter().map(|leaving| (leaving, None)));
         if let Some(producers) = producers {
             self.producers = Some(producers);

@@ -5,6 +5,7 @@
 
 mod codes;
 mod context;
+mod introductions;
 mod keeper;
 mod names;
 mod native;
@@ -19,6 +20,7 @@ mod trouble;
 
 use super::{KafkaSpec, Mailbox, NotTaken, Post, Sink, SinkError};
 use crate::record::{Outcome, Record, Refusal, Scope, Ticket, is_topic_name};
+use introductions::{Entry, Introductions};
 use keeper::Keeper;
 pub(super) use preflight::{look, settings};
 use producers::{Producer, Producers};
@@ -47,6 +49,8 @@ pub(super) struct KafkaSink {
     producers: Option<Arc<Producers>>,
     /// Something was handed to `producers`.
     used: bool,
+    /// Which partitions know them.
+    introductions: Introductions,
     /// Those that are emptied because `producers` take over with other sizes. The keeper's: to drop them takes time.
     emptying: Weak<Producers>,
     topics: BTreeMap<String, Arc<Facts>>,
@@ -72,6 +76,7 @@ impl KafkaSink {
             sizes: Sizes::of(spec),
             producers: None,
             used: false,
+            introductions: Introductions::default(),
             emptying: Weak::new(),
             topics: BTreeMap::new(),
             topics_version: 0,
@@ -93,6 +98,7 @@ impl KafkaSink {
         let made = Producers::make(&self.config, &self.shared, self.spec.shards);
         let producers = Arc::new(made.map_err(SinkError::Create)?);
         self.used = false;
+        self.introductions = Introductions::default();
         self.shared.tell(|inbox| inbox.producers = Some(Arc::clone(&producers)));
         Ok(self.producers.replace(producers))
     }
@@ -196,7 +202,21 @@ impl KafkaSink {
         let Some(producers) = &self.producers else {
             return Err(NotTaken::Full);
         };
-        let producer = producers.of(record);
+        let (number, producer) = producers.of(record);
+        let hour = self.shared.hour.load(Ordering::Relaxed);
+        let who = (number, producers.count());
+        let firsts = producer.client().context().firsts();
+        match self.introductions.enter(record, facts, who, hour) {
+            Entry::Open => {}
+            Entry::First(door) => firsts.hand_in(ticket, door),
+            Entry::Wait(door) => {
+                // The answer posts `Retry` from here on, unless it has just come.
+                self.shared.full.store(true, Ordering::SeqCst);
+                if !door.is_open() {
+                    return Err(NotTaken::Full);
+                }
+            }
+        }
         self.used = true;
         let mut result = native::produce(producer, &facts.name, ticket, record);
         if result == Err(Code::QueueFull) {
@@ -205,9 +225,20 @@ impl KafkaSink {
             self.shared.full.store(true, Ordering::SeqCst);
             result = native::produce(producer, &facts.name, ticket, record);
         }
-        let Err(code) = result else {
-            return Ok(());
-        };
+        result.or_else(|code| {
+            firsts.take_back(ticket);
+            self.not_produced(producer, ticket, record, code)
+        })
+    }
+
+    /// What to say of a record that librdkafka did not take.
+    fn not_produced(
+        &self,
+        producer: &Producer,
+        ticket: Ticket,
+        record: &Record<'_>,
+        code: Code,
+    ) -> Result<(), NotTaken> {
         if code == Code::QueueFull {
             return Err(NotTaken::Full);
         }

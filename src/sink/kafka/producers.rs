@@ -51,21 +51,26 @@ impl Producers {
         &self.first
     }
 
-    /// The one that takes this record.
-    #[inline]
-    pub(super) fn of(&self, record: &Record<'_>) -> &Producer {
-        if self.others.is_empty() { &self.first } else { self.one_of(record) }
+    /// How many there are.
+    pub(super) const fn count(&self) -> usize {
+        self.others.len() + 1
     }
 
-    fn one_of(&self, record: &Record<'_>) -> &Producer {
+    /// The one that takes this record, and its number.
+    #[inline]
+    pub(super) fn of(&self, record: &Record<'_>) -> (usize, &Producer) {
+        if self.others.is_empty() { (0, &self.first) } else { self.one_of(record) }
+    }
+
+    fn one_of(&self, record: &Record<'_>) -> (usize, &Producer) {
         let number = match (record.key, record.partition) {
             (Some(key), _) => murmur2(key),
             (None, Some(partition)) => partition.unsigned_abs(),
             // No order is asked for.
             (None, None) => 0,
         };
-        let index = number as usize % (self.others.len() + 1);
-        index.checked_sub(1).map_or(&self.first, |index| &self.others[index])
+        let index = number as usize % self.count();
+        (index, index.checked_sub(1).map_or(&self.first, |other| &self.others[other]))
     }
 
     /// From here on their reports and errors go nowhere.
@@ -127,7 +132,7 @@ impl Drop for Producers {
 }
 
 /// The hash by which Kafka's clients choose a key's partition (Kafka, `Utils.murmur2`), without its sign.
-fn murmur2(key: &[u8]) -> u32 {
+pub(super) fn murmur2(key: &[u8]) -> u32 {
     const MIX: u32 = 0x5bd1_e995;
     let length = u32::try_from(key.len()).unwrap_or(u32::MAX);
     let mut hash = 0x9747_b28c ^ length;

@@ -5,7 +5,7 @@ use super::topic::Facts;
 use crate::sink::{Mailbox, Post};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,8 @@ pub(super) struct Shared {
     pub(super) full: AtomicBool,
     /// Reports of success so far: whether the broker still works.
     pub(super) acked: AtomicU64,
+    /// Hours since the sink was opened.
+    pub(super) hour: AtomicU32,
     /// A producer gave up a record: nothing more is sent before the caller has heard of it and reset the sink, or
     /// what is behind the record would overtake it.
     pub(super) failed: AtomicBool,
@@ -109,6 +111,7 @@ impl Shared {
             mailbox,
             full: AtomicBool::new(false),
             acked: AtomicU64::new(0),
+            hour: AtomicU32::new(0),
             failed: AtomicBool::new(false),
             settling: AtomicBool::new(false),
             topics: Mutex::default(),

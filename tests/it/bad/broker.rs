@@ -2,15 +2,13 @@
 
 use super::SOON;
 use crate::answers::{Answer, answer};
-use crate::await_that::await_that;
 use crate::pipeline::Pipeline;
-use crate::private::PrivateKafka;
+use crate::private::{PrivateKafka, topic_that_lacks_a_copy};
 use crate::relay::Relay;
 use crate::server::Version;
-use crate::topic::{ReadRecord, Topic, admin, client_config};
+use crate::topic::{ReadRecord, admin};
 use crate::wal_connection::login::make_certificates;
-use rdkafka::admin::{AdminOptions, NewPartitions, NewTopic, TopicReplication};
-use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::admin::{AdminOptions, NewPartitions};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -71,27 +69,12 @@ async fn broker_killed_or_half_open_is_told_and_all_arrives_once_when_it_is_back
 #[tokio::test]
 async fn too_few_replicas_are_told_and_waited_for() {
     let kafka = PrivateKafka::start("").await;
-    let mut second = kafka.start_beside().await;
     let mut pipeline = Pipeline::to_broker(Version::Pg18, &kafka.brokers(), "replicas").await;
     let name = format!("{}.twice", pipeline.topic.name);
-    let twice = NewTopic::new(&name, 4, TopicReplication::Fixed(2)).set("min.insync.replicas", "2");
-    let made = admin(&kafka.brokers()).create_topics([&twice], &AdminOptions::new()).await;
-    for result in made.expect("an answer") {
-        result.expect("a topic");
-    }
     pipeline.config = pipeline.config.replace(&pipeline.topic.name, &name);
-    pipeline.topic = Topic { brokers: kafka.brokers(), name };
-    second.kill().await;
-    // Before that the dead broker is what is told.
-    await_that("the first broker leads", SOON, || async {
-        let consumer: BaseConsumer = client_config(&kafka.brokers()).create().expect("a client");
-        let metadata = consumer.fetch_metadata(Some(&pipeline.topic.name), SOON);
-        let metadata = metadata.map_err(|error| error.to_string())?;
-        let partitions = metadata.topics()[0].partitions();
-        let led = partitions.iter().filter(|one| one.leader() == 1 && one.isr() == [1]).count();
-        if led == 4 { Ok(()) } else { Err(format!("{led} of 4")) }
-    })
-    .await;
+    // Before the second broker is known to be gone, that is what is told.
+    let (topic, mut second) = topic_that_lacks_a_copy(&kafka, name, 4).await;
+    pipeline.topic = topic;
     let before = pipeline.confirmed_lsn().await;
     pipeline.insert(100).await;
     let relay = pipeline.run();

@@ -1,0 +1,150 @@
+//! A proxy before a broker that lets one client's produce requests through one by one, in the order they come; all else
+//! passes.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::task::JoinSet;
+
+/// The key of a produce request (Kafka protocol, "Api Keys").
+const PRODUCE: [u8; 2] = [0, 0];
+
+/// Messages of a connection that stand before the turnstile. A producer has five requests on their way at most.
+const QUEUED_MAX: usize = 100;
+
+pub(super) struct Turnstile {
+    pub(super) port: u16,
+    counts: Arc<Counts>,
+    _accepting: JoinSet<()>,
+}
+
+struct Counts {
+    client: String,
+    passes: Semaphore,
+    seen: AtomicUsize,
+    answered: AtomicUsize,
+}
+
+impl Turnstile {
+    /// To a port of this machine; shut for the client of this name (`client.id`).
+    pub(super) fn start(to: u16, client: String) -> Self {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        listener.set_nonblocking(true).expect("a socket that does not block");
+        let port = listener.local_addr().expect("an address").port();
+        let (seen, answered) = Default::default();
+        let counts = Arc::new(Counts { client, passes: Semaphore::new(0), seen, answered });
+        let mut accepting = JoinSet::new();
+        accepting.spawn(accept(listener, to, Arc::clone(&counts)));
+        Self { port, counts, _accepting: accepting }
+    }
+
+    /// Produce requests that have come to it so far.
+    pub(super) fn seen(&self) -> usize {
+        self.counts.seen.load(Ordering::SeqCst)
+    }
+
+    /// Those of them that the broker has answered.
+    pub(super) fn answered(&self) -> usize {
+        self.counts.answered.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn let_through(&self, requests: usize) {
+        self.counts.passes.add_permits(requests);
+    }
+
+    /// For good.
+    pub(super) fn open(&self) {
+        self.let_through(Semaphore::MAX_PERMITS / 2);
+    }
+}
+
+async fn accept(listener: std::net::TcpListener, to: u16, counts: Arc<Counts>) {
+    let listener = TcpListener::from_std(listener).expect("a listener");
+    let mut connections = JoinSet::new();
+    loop {
+        let Ok((client, _)) = listener.accept().await else { continue };
+        let counts = Arc::clone(&counts);
+        connections.spawn(async move {
+            let Ok(server) = TcpStream::connect(("127.0.0.1", to)).await else { return };
+            let asked = Mutex::default();
+            let (from_client, to_client) = client.into_split();
+            let (from_server, to_server) = server.into_split();
+            let (sender, queue) = channel(QUEUED_MAX);
+            drop(tokio::try_join!(
+                requests(from_client, sender, &counts),
+                pass_on(queue, to_server, &counts, &asked),
+                answers(from_server, to_client, &counts, &asked),
+            ));
+        });
+    }
+}
+
+/// What the client has sent, read at once: one that stands before the turnstile hides no other.
+async fn requests(
+    mut from: OwnedReadHalf,
+    queue: Sender<Vec<u8>>,
+    counts: &Counts,
+) -> io::Result<()> {
+    loop {
+        let message = message(&mut from).await?;
+        if is_meant(&message, &counts.client) {
+            counts.seen.fetch_add(1, Ordering::SeqCst);
+        }
+        queue.send(message).await.map_err(io::Error::other)?;
+    }
+}
+
+async fn pass_on(
+    mut queue: Receiver<Vec<u8>>,
+    mut to: OwnedWriteHalf,
+    counts: &Counts,
+    asked: &Mutex<BTreeSet<[u8; 4]>>,
+) -> io::Result<()> {
+    while let Some(message) = queue.recv().await {
+        if is_meant(&message, &counts.client) {
+            counts.passes.acquire().await.expect("never closed").forget();
+            asked.lock().expect("no panic").insert(correlation(&message[8..]));
+        }
+        to.write_all(&message).await?;
+    }
+    Ok(())
+}
+
+/// Header of a request: key, version, correlation id, and the client's name behind the two bytes of its length.
+fn is_meant(message: &[u8], client: &str) -> bool {
+    message[4..6] == PRODUCE && message[14..].starts_with(client.as_bytes())
+}
+
+async fn answers(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    counts: &Counts,
+    asked: &Mutex<BTreeSet<[u8; 4]>>,
+) -> io::Result<()> {
+    loop {
+        let message = message(&mut from).await?;
+        if asked.lock().expect("no panic").remove(&correlation(&message[4..])) {
+            counts.answered.fetch_add(1, Ordering::SeqCst);
+        }
+        to.write_all(&message).await?;
+    }
+}
+
+/// One message, with the four bytes of its length.
+async fn message(from: &mut OwnedReadHalf) -> io::Result<Vec<u8>> {
+    let length = from.read_u32().await?;
+    let mut message = length.to_be_bytes().to_vec();
+    message.resize(4 + length as usize, 0);
+    from.read_exact(&mut message[4..]).await?;
+    Ok(message)
+}
+
+fn correlation(bytes: &[u8]) -> [u8; 4] {
+    *bytes.first_chunk().expect("a correlation id")
+}
