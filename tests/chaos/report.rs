@@ -3,7 +3,7 @@
 mod picture;
 
 use crate::plan::{Act, Lane};
-use crate::run::Outcome;
+use crate::run::{Outcome, one_in_flight};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
@@ -25,7 +25,7 @@ fn page(outcome: &Outcome) -> String {
     let mut text = format!(
         "# Chaos: {:.0} minutes, seed {}\n\n\
          {word}. PostgreSQL {} with `fsync = on`, three brokers (two must have a record), two relays, a proxy on each of\n\
-         their connections, four writers; {} faults in {:.1} minutes. Again: `scripts/chaos --minutes {:.0} --seed {}`.\n\n\
+         their connections, four writers; {} faults in {:.1} minutes. Again: `scripts/chaos --minutes {:.0} --seed {}{}`.\n\n\
          ![faults, states and lag](timeline.svg)\n\n",
         outcome.took.as_secs_f64() / 60.0,
         outcome.seed,
@@ -34,6 +34,7 @@ fn page(outcome: &Outcome) -> String {
         outcome.took.as_secs_f64() / 60.0,
         outcome.took.as_secs_f64() / 60.0,
         outcome.seed,
+        if one_in_flight() { " --one-in-flight" } else { "" },
     );
     let rows = [
         ("committed events", found.committed.to_string()),

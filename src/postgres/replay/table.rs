@@ -10,13 +10,16 @@ use crate::postgres::error::{SourceError, SourceErrorKind};
 use crate::postgres::names::{ident, literal};
 use crate::postgres::poll::{PollSpec, Shape, order, shape};
 use bytes::{BufMut, Bytes, BytesMut};
+use futures_util::TryStreamExt;
 use std::fmt;
-use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow};
+use std::pin::Pin;
+use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
 
-/// Bytes of rows that are fetched at a time, by the size of those before.
+/// Bytes of rows that are taken at a time, and one row more. So many are asked for too, by the size of those before:
+/// where they are larger, the server waits in the middle of its answer.
 const FETCH_BYTES: usize = 4 << 20;
 
-/// Rows that are fetched at a time at most, and first, when no size is known.
+/// Rows that are asked for at a time at most, and first, when no size is known.
 const FETCH_ROWS_MAX: usize = 1000;
 const FETCH_ROWS_FIRST: usize = 20;
 
@@ -55,8 +58,10 @@ pub struct Rows {
     control: Control,
     shape: Shape,
     relation: Bytes,
-    /// Rows to fetch next.
+    /// Rows to ask for next.
     count: usize,
+    /// An answer that was not taken to its end, and whether it had rows.
+    answer: Option<(Pin<Box<SimpleQueryStream>>, bool)>,
     /// Rows up to and with this id are passed over: the table's order has no place to begin at.
     skip_to: Option<String>,
 }
@@ -89,7 +94,7 @@ impl Rows {
         client.batch_execute(&declare(spec, &shape, select, is_number)).await.map_err(failed)?;
         let relation = shape.relation(&spec.table);
         let skip_to = select.after.filter(|_| !is_number).map(str::to_owned);
-        Ok(Self { control, shape, relation, count: FETCH_ROWS_FIRST, skip_to })
+        Ok(Self { control, shape, relation, count: FETCH_ROWS_FIRST, answer: None, skip_to })
     }
 
     /// The table as a pgoutput Relation message, for `Mapper::relation`.
@@ -108,22 +113,10 @@ impl Rows {
     /// What the server says.
     pub async fn next(&mut self) -> Result<Vec<TableRow>, SourceError> {
         loop {
-            let failed = |e| SourceError::control("fetch rows of the outbox table", e);
-            let sql = format!("FETCH {} FROM postrider_replay", self.count);
-            let answer = self.control.client().simple_query(&sql).await.map_err(failed)?;
-            let mut rows = Vec::with_capacity(self.count);
-            let mut bytes = 0;
-            for message in &answer {
-                if let SimpleQueryMessage::Row(row) = message {
-                    let row = self.read(row)?;
-                    bytes += row.message.len();
-                    rows.push(row);
-                }
-            }
+            let mut rows = self.take().await?;
             if rows.is_empty() {
                 return Ok(rows);
             }
-            self.count = (FETCH_BYTES * rows.len() / bytes.max(1)).clamp(1, FETCH_ROWS_MAX);
             if let Some(id) = &self.skip_to {
                 let Some(at) = rows.iter().position(|row| row.id == *id) else { continue };
                 rows.drain(..=at);
@@ -134,6 +127,41 @@ impl Rows {
             }
             return Ok(rows);
         }
+    }
+
+    /// What is left of an answer, or the next one, up to [`FETCH_BYTES`]; none at the end.
+    async fn take(&mut self) -> Result<Vec<TableRow>, SourceError> {
+        let failed = |e| SourceError::control("fetch rows of the outbox table", e);
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        loop {
+            let (mut answer, mut has_rows) = match self.answer.take() {
+                Some(answer) => answer,
+                None => (self.ask().await.map_err(failed)?, false),
+            };
+            while let Some(message) = answer.try_next().await.map_err(failed)? {
+                let SimpleQueryMessage::Row(row) = message else { continue };
+                let row = self.read(&row)?;
+                has_rows = true;
+                bytes += row.message.len();
+                rows.push(row);
+                if bytes >= FETCH_BYTES {
+                    self.answer = Some((answer, has_rows));
+                    break;
+                }
+            }
+            if !rows.is_empty() {
+                self.count = (FETCH_BYTES * rows.len() / bytes.max(1)).clamp(1, FETCH_ROWS_MAX);
+            }
+            // An answer whose rows were all taken before says nothing of the end.
+            if !rows.is_empty() || !has_rows {
+                return Ok(rows);
+            }
+        }
+    }
+
+    async fn ask(&self) -> Result<Pin<Box<SimpleQueryStream>>, tokio_postgres::Error> {
+        let sql = format!("FETCH {} FROM postrider_replay", self.count);
+        Ok(Box::pin(self.control.client().simple_query_raw(&sql).await?))
     }
 
     /// Whether the row behind which it was to begin was never met: it is gone, and everything before it was passed over
