@@ -333,6 +333,8 @@ impl Pipeline {
             polling.floor = open.end();
         }
         (polling.failed, polling.anew) = (false, Anew::Due(Instant::now()));
+        // A claim that was held too long for a slow broker would be as long again.
+        polling.limit = 0;
         polling.next_at = Instant::now() + self.spec.poll.interval;
         self.begin_anew(polling).await
     }

@@ -1,7 +1,8 @@
 //! The outbox table's rows, in the order of the layout's key, as the stream would send them.
 //!
-//! The server sorts them once and keeps the result (a cursor `WITH HOLD`), so that no snapshot stays open however
-//! slowly they are taken, and nothing that comes later is among them. No row is locked or changed.
+//! The server sorts them once and keeps the result (a cursor `WITH HOLD`), so that no snapshot stays open for longer
+//! than one answer, however slowly all are taken, and nothing that comes later is among them. No row is locked or
+//! changed.
 
 use crate::event::PgTime;
 use crate::postgres::conninfo::Conninfo;
@@ -87,8 +88,11 @@ impl Rows {
         let control = Control::connect(conninfo, application_name).await?;
         let client = control.client();
         let shape = shape(client, &spec.table, &spec.id).await?;
-        // Sorting a large table takes its time, and holds up nobody.
-        let pinned = "SET statement_timeout = 0; SET default_transaction_read_only = on";
+        // Sorting a large table takes its time, and holds up nobody; an answer may be taken as slowly (PostgreSQL 17
+        // has a limit for that).
+        let pinned = "SET statement_timeout = 0; SET default_transaction_read_only = on; \
+                      SELECT set_config(name, '0', false) FROM pg_settings \
+                      WHERE name = 'transaction_timeout'";
         client.batch_execute(pinned).await.map_err(failed)?;
         let is_number = shape.column(&spec.id).is_some_and(|column| column.number);
         client.batch_execute(&declare(spec, &shape, select, is_number)).await.map_err(failed)?;

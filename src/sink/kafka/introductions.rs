@@ -8,14 +8,13 @@
 //!
 //! Decides for the sink's thread, by producer and partition; hears of answers from librdkafka's. Knows no broker.
 
-use super::topic::Facts;
-use crate::record::{Record, Ticket};
+use crate::record::Ticket;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A partition that got nothing for so many hours is a stranger again: a broker forgets a producer after
-/// `producer.id.expiration.ms`, a day unless somebody has set it.
+/// A partition that got nothing for so many full hours is a stranger again: a broker forgets a producer whose last
+/// record is older than `producer.id.expiration.ms`, a day unless somebody has set it.
 const KNOWN_HOURS: u32 = 1;
 
 const STRANGER: u8 = 0;
@@ -60,25 +59,19 @@ pub(super) struct Introductions {
 }
 
 impl Introductions {
-    /// Whether the record may go to this one of `shards` producers now. `hour` never goes back.
+    /// Whether a record may go to this partition through this one of `shards` producers now. `hour` never goes back.
     #[inline]
     pub(super) fn enter(
         &mut self,
-        record: &Record<'_>,
-        facts: &Facts,
+        (topic, partition): (&str, i32),
         (shard, shards): (usize, usize),
         hour: u32,
     ) -> Entry {
-        let partitions = facts.partitions.unsigned_abs() as usize;
-        // Neither key nor partition: no order is asked for.
-        let Some(number) = number(record) else { return Entry::Open };
-        let index = number as usize % partitions.max(1) * shards + shard;
-        if let Some(partition) =
-            self.topics.get_mut(record.topic).and_then(|all| all.get_mut(index))
-        {
+        let index = partition.unsigned_abs() as usize * shards + shard;
+        if let Some(partition) = self.topics.get_mut(topic).and_then(|all| all.get_mut(index)) {
             return partition.enter(hour);
         }
-        let all = self.topics.entry(record.topic.to_owned()).or_default();
+        let all = self.topics.entry(topic.to_owned()).or_default();
         all.resize_with(all.len().max(index + 1), Partition::default);
         all[index].enter(hour)
     }
@@ -98,15 +91,6 @@ impl Partition {
         }
         self.door.0.store(ASKED, Ordering::SeqCst);
         Entry::First(Arc::clone(&self.door))
-    }
-}
-
-/// What chooses the partition, as the producers do it (`partitioner`, which an operator can't change).
-#[inline]
-pub(super) fn number(record: &Record<'_>) -> Option<u32> {
-    match (record.partition, record.key) {
-        (Some(partition), _) => Some(partition.unsigned_abs()),
-        (None, key) => key.map(super::producers::murmur2),
     }
 }
 

@@ -206,7 +206,9 @@ impl KafkaSink {
         let hour = self.shared.hour.load(Ordering::Relaxed);
         let who = (number, producers.count());
         let firsts = producer.client().context().firsts();
-        match self.introductions.enter(record, facts, who, hour) {
+        let partition = topic::partition_of(record, facts);
+        let to = partition.map(|partition| (record.topic, partition));
+        match to.map_or(Entry::Open, |to| self.introductions.enter(to, who, hour)) {
             Entry::Open => {}
             Entry::First(door) => firsts.hand_in(ticket, door),
             Entry::Wait(door) => {
@@ -218,12 +220,13 @@ impl KafkaSink {
             }
         }
         self.used = true;
-        let mut result = native::produce(producer, &facts.name, ticket, record);
+        let to = (facts.name.as_c_str(), partition);
+        let mut result = native::produce(producer, to, ticket, record);
         if result == Err(Code::QueueFull) {
             // From here on the next report posts `Retry`. The second try is for the case that the last one has just
             // come.
             self.shared.full.store(true, Ordering::SeqCst);
-            result = native::produce(producer, &facts.name, ticket, record);
+            result = native::produce(producer, to, ticket, record);
         }
         result.or_else(|code| {
             firsts.take_back(ticket);

@@ -14,10 +14,10 @@ use std::time::Duration;
 // A ticket travels through librdkafka as a pointer-sized opaque.
 const _: () = assert!(size_of::<usize>() >= size_of::<u64>(), "tickets need 64-bit pointers");
 
-/// Hands one record to librdkafka, which copies it. Never blocks.
+/// Hands one record to librdkafka, which copies it, and chooses a partition where none is given. Never blocks.
 pub(super) fn produce(
     producer: &Producer,
-    topic: &CStr,
+    (topic, partition): (&CStr, Option<i32>),
     ticket: Ticket,
     record: &Record<'_>,
 ) -> Result<(), RDKafkaErrorCode> {
@@ -35,7 +35,7 @@ pub(super) fn produce(
             sys::rd_kafka_vtype_t::RD_KAFKA_VTYPE_TOPIC,
             topic.as_ptr(),
             sys::rd_kafka_vtype_t::RD_KAFKA_VTYPE_PARTITION,
-            record.partition.unwrap_or(PARTITION_UA),
+            partition.unwrap_or(PARTITION_UA),
             sys::rd_kafka_vtype_t::RD_KAFKA_VTYPE_MSGFLAGS,
             sys::RD_KAFKA_MSG_F_COPY,
             sys::rd_kafka_vtype_t::RD_KAFKA_VTYPE_VALUE,

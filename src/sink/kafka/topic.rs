@@ -2,6 +2,7 @@
 
 use super::Producer;
 use super::native;
+use super::producers::murmur2;
 use crate::record::{Record, Refusal};
 use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -91,6 +92,21 @@ pub(super) fn look_up(
         configured,
         asked_at,
     })
+}
+
+/// Where the record goes, as Kafka's clients choose it. Chosen here, for what is known of the topic, and not by
+/// librdkafka, whose several producers learn of new partitions at several times. Without partition and key no order is
+/// asked for, but in a topic of one partition there is one all the same.
+#[inline]
+pub(super) fn partition_of(record: &Record<'_>, facts: &Facts) -> Option<i32> {
+    match (record.partition, record.key) {
+        (Some(partition), _) => Some(partition),
+        (None, Some(key)) => {
+            let partitions = facts.partitions.unsigned_abs().max(1);
+            Some((murmur2(key) % partitions).cast_signed())
+        }
+        (None, None) => (facts.partitions == 1).then_some(0),
+    }
 }
 
 /// Whether key, value and headers are within the operator's own limit, if there is one.

@@ -81,3 +81,15 @@ fn names_are_judged_as_kafka_judges_them() {
         assert!(!is_topic_name(name.as_bytes()), "{name}");
     }
 }
+
+#[test]
+fn partition_is_the_records_own_else_that_of_its_key_else_the_only_one() {
+    let of = |partition, key: Option<&'static [u8]>, partitions| {
+        let facts = Facts { partitions, ..facts(1_000) };
+        partition_of(&Record { partition, key, ..record(b"v", &[]) }, &facts)
+    };
+    assert_eq!(of(Some(2), Some(b"21"), 3), Some(2));
+    // Kafka's own test has the hash, -973932308; without its sign it is 1173551340.
+    assert_eq!(of(None, Some(b"21"), 1_000), Some(340));
+    assert_eq!([of(None, None, 3), of(None, None, 1)], [None, Some(0)]);
+}
