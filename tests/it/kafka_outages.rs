@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Kafka's `MESSAGE_TOO_LARGE`.
 const MESSAGE_TOO_LARGE: i32 = 10;
+/// By when brokers that were forgotten are found again.
+const FOUND: Duration = Duration::from_secs(40);
 
 #[tokio::test]
 async fn a_wrong_address_is_told_with_what_mends_it() {
@@ -55,6 +57,33 @@ async fn a_killed_broker_is_told_and_everything_arrives_once_when_it_is_back() {
     in_the_dark(&topic, &mut caller).await;
     broker.restart().await;
     in_the_light(&topic, &mut caller).await;
+}
+
+/// A broker that misses its heartbeats answers on, leads nothing, and names no broker in its metadata. librdkafka
+/// forgets all brokers then, and now and then asks none ever again (its issue 5301).
+#[tokio::test]
+async fn brokers_that_name_none_for_a_moment_are_found_again() {
+    // Fenced half of the time: from 1.5 s after a heartbeat until the next.
+    let seldom = "broker.session.timeout.ms=1500\nbroker.heartbeat.interval.ms=3000";
+    let mut broker = PrivateKafka::start(seldom).await;
+    let (topic, mut caller) = with_a_thousand(&broker, 2).await;
+    let end = Instant::now() + Duration::from_secs(40);
+    let mut count = 1_000;
+    while Instant::now() < end {
+        numbers(&topic, &mut caller, count..count + 200).await;
+        count += 200;
+        caller.until("reports", FOUND, |caller| caller.outcomes.len() as u64 == count).await;
+    }
+    assert!(caller.all_acked());
+    // The reader's librdkafka is no better.
+    broker.set("broker.heartbeat.interval.ms=300");
+    broker.kill().await;
+    broker.restart().await;
+    for (key, numbers) in by_key(&topic.read_all().await) {
+        let first = key.trim_start_matches('k').parse().expect("a number");
+        let expected: Vec<u64> = (first..count).step_by(7).collect();
+        assert_eq!(numbers, expected, "{key}");
+    }
 }
 
 /// A broker that has just started, or a network that is slow: events do not wait for the topic's configuration, and it

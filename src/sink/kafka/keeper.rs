@@ -3,13 +3,16 @@
 //! Everything that waits for a broker waits here, so that `enqueue` never does. It says `Down`, `Up` and `Retry`;
 //! what became of a record it never says.
 
+use super::forgotten::Forgotten;
 use super::producers::{Producer, Producers};
 use super::shared::{Leaving, Shared, Suspicion};
+use super::told::Told;
 use super::topic::{self, CONFIG_ANSWER_MAX, Facts};
 use super::trouble::{self, About, Trouble};
 use crate::sink::Post;
 use rdkafka::producer::Producer as _;
-use std::collections::{BTreeMap, BTreeSet};
+use rdkafka::types::RDKafkaErrorCode as Code;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -26,16 +29,12 @@ const SHORT: (Duration, Duration) = (ANSWER_MAX, CONFIG_ANSWER_MAX);
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// How long the reports of a broken producer are waited for. After a fatal error some never come (measured).
 const LAST_WORDS: Duration = Duration::from_millis(100);
-/// How often a trouble that lasts is told again.
-const REPEAT: Duration = Duration::from_secs(5);
 /// How long records may be in flight without any acknowledgement before that is told.
 const STALL: Duration = Duration::from_secs(5);
 /// Topics asked for in one turn while nothing is acknowledged.
 const STALL_TOPICS: usize = 8;
 /// Topics asked for in one turn while somebody waits for them: each may take `ANSWER_MAX`.
 const ASKED_TOPICS: usize = 8;
-/// Topics whose trouble is remembered as told.
-const SAID_TOPICS_MAX: usize = 1_000;
 /// How often what is known of topics is asked for again.
 const REFRESH: Duration = Duration::from_mins(1);
 
@@ -46,10 +45,8 @@ pub(super) struct Keeper {
     /// The first of them has had an answer from a broker.
     connected: bool,
     suspicion: Option<Suspicion>,
-    /// Of the broker.
-    said: Option<(Trouble, Instant)>,
-    /// Of each topic, until it is known.
-    said_of: BTreeMap<String, (Trouble, Instant)>,
+    forgotten: Forgotten,
+    told: Told,
     /// Those that are given up have the time since that was seen.
     leaving: Vec<(Leaving, Option<Instant>)>,
     acked: u64,
@@ -66,13 +63,13 @@ impl Keeper {
     pub(super) fn new(shared: Arc<Shared>, brokers: String) -> Self {
         let now = Instant::now();
         Self {
+            told: Told::new(Arc::clone(&shared)),
             shared,
+            forgotten: Forgotten::new(&brokers),
             brokers,
             producers: None,
             connected: false,
             suspicion: None,
-            said: None,
-            said_of: BTreeMap::new(),
             leaving: Vec::new(),
             acked: 0,
             acked_at: now,
@@ -182,21 +179,20 @@ impl Keeper {
                     self.shared.got(&topic);
                     self.connected = true;
                     self.suspicion = None;
-                    if self.said_of.remove(&topic).is_some() {
-                        self.shared.mailbox.post(Post::Up { topic: Some(topic) });
-                    }
-                    self.over(About::Broker);
+                    self.told.over_for(topic);
+                    self.told.over(About::Broker);
                     self.shared.mailbox.post(Post::Retry);
                 }
                 Err(why) => {
                     let Some(trouble) = trouble::of_topic(&topic, why, &self.brokers) else {
                         self.shared.refuse_none();
+                        self.name_brokers(&producers);
                         let trouble = self.broker_trouble();
-                        self.say(trouble);
+                        self.told.say(trouble);
                         return false;
                     };
                     self.shared.refuse(&topic, asked_at);
-                    self.say_of(topic, trouble);
+                    self.told.say_of(topic, trouble);
                 }
             }
         }
@@ -215,24 +211,28 @@ impl Keeper {
         if acked != self.acked || flying == 0 {
             self.acked = acked;
             self.acked_at = Instant::now();
-            self.over(About::Stall);
+            self.told.over(About::Stall);
         }
         let stalled = self.acked_at.elapsed() >= STALL;
-        let in_trouble = matches!(&self.said, Some((said, _)) if said.about == About::Broker);
+        let in_trouble = self.told.is_about(About::Broker);
         if self.connected && self.suspicion.is_none() && !in_trouble && !stalled {
+            self.forgotten.over();
             return;
         }
         if !self.answers(producers.first()) {
+            self.name_brokers(&producers);
             let trouble = self.broker_trouble();
-            self.say(trouble);
+            self.told.say(trouble);
             return;
         }
         self.connected = true;
         self.suspicion = None;
-        self.over(About::Broker);
+        self.told.over(About::Broker);
         if stalled {
+            // One of the others may know no broker.
+            self.name_brokers(&producers);
             let why = self.why_stalled(producers.first());
-            self.say(why);
+            self.told.say(why);
         }
     }
 
@@ -263,38 +263,17 @@ impl Keeper {
         producer.client().fetch_metadata(topic.as_deref(), ANSWER_MAX).is_ok()
     }
 
+    /// Those that are emptied need their brokers as the others do.
+    fn name_brokers(&mut self, producers: &Producers) {
+        let leaving = self.leaving.iter().map(|(leaving, _)| &*leaving.producers);
+        self.forgotten.silence(leaving.chain([producers]), Instant::now());
+    }
+
     fn broker_trouble(&mut self) -> Trouble {
         if let Some(heard) = self.shared.heard() {
             heard.outweigh(&mut self.suspicion);
         }
         trouble::of_broker(&self.brokers, self.suspicion.as_ref())
-    }
-
-    fn say(&mut self, trouble: Trouble) {
-        if is_news(self.said.as_ref(), &trouble) {
-            let Trouble { about: _, reason, hint } = trouble.clone();
-            self.shared.mailbox.post(Post::Down { reason, hint, topic: None });
-            self.said = Some((trouble, Instant::now()));
-        }
-    }
-
-    fn say_of(&mut self, topic: String, trouble: Trouble) {
-        if is_news(self.said_of.get(&topic), &trouble) {
-            let Trouble { about: _, reason, hint } = trouble.clone();
-            self.shared.mailbox.post(Post::Down { reason, hint, topic: Some(topic.clone()) });
-            if self.said_of.len() == SAID_TOPICS_MAX {
-                self.said_of.clear();
-            }
-            self.said_of.insert(topic, (trouble, Instant::now()));
-        }
-    }
-
-    /// A trouble of this kind, if it was told, is over.
-    fn over(&mut self, about: About) {
-        if self.said.as_ref().is_some_and(|(said, _)| said.about == about) {
-            self.said = None;
-            self.shared.mailbox.post(Post::Up { topic: None });
-        }
     }
 
     /// Asks again for what is known of one topic a turn, all of them once in `REFRESH`.
@@ -303,7 +282,7 @@ impl Keeper {
             self.stale = self.shared.known_topics().into_keys().collect();
             self.refreshed_at = Instant::now();
         }
-        let (Some(producers), None) = (&self.producers, &self.said) else {
+        let Some(producers) = self.producers.as_ref().filter(|_| !self.told.is_trouble()) else {
             return;
         };
         let Some(topic) = self.stale.pop() else {
@@ -313,9 +292,16 @@ impl Keeper {
         let patience = if unread { (ANSWER_MAX, ANSWER_MAX) } else { SHORT };
         match topic::look_up(producers.first(), &topic, patience) {
             Ok(facts) => self.learn(&topic, facts),
-            Err(why) => tracing::debug!(
-                target: "postrider::kafka", topic, code = %why.code, "could not ask for the topic again"
-            ),
+            Err(why) => {
+                tracing::debug!(
+                    target: "postrider::kafka", topic, code = %why.code, "could not ask for the topic again"
+                );
+                if trouble::of_topic(&topic, why, &self.brokers).is_none() {
+                    // The next look asks whether any broker answers.
+                    let code = Code::AllBrokersDown;
+                    Suspicion { code, reason: String::new() }.outweigh(&mut self.suspicion);
+                }
+            }
         }
     }
 
@@ -336,12 +322,4 @@ impl Keeper {
             Some(_) => {}
         }
     }
-}
-
-/// Whether a trouble is told again. The hint names what is in trouble; the reason may carry times that change with
-/// every try.
-fn is_news(said: Option<&(Trouble, Instant)>, trouble: &Trouble) -> bool {
-    said.is_none_or(|(said, at)| {
-        (said.about, &said.hint) != (trouble.about, &trouble.hint) || at.elapsed() >= REPEAT
-    })
 }

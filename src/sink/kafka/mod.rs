@@ -5,6 +5,7 @@
 
 mod codes;
 mod context;
+mod forgotten;
 mod introductions;
 mod keeper;
 mod names;
@@ -15,6 +16,7 @@ mod properties;
 mod shared;
 mod sizes;
 mod throttle;
+mod told;
 mod topic;
 mod trouble;
 

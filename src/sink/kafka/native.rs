@@ -108,6 +108,13 @@ pub(super) fn flush(producer: &Producer, timeout: Duration) -> bool {
     result == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR
 }
 
+/// Tells a producer of brokers, comma-separated, as at its start. It keeps each such text for as long as it lives, and
+/// connects to those that it does not know. Never waits.
+pub(super) fn add_brokers(producer: &Producer, brokers: &CStr) {
+    // SAFETY: the handle lives as long as `producer`; the text is copied before the call returns.
+    unsafe { sys::rd_kafka_brokers_add(producer.client().native_ptr(), brokers.as_ptr()) };
+}
+
 /// Throws away what is queued and not yet in a request; with `in_flight`, what is in a request too. Never waits.
 pub(super) fn purge(producer: &Producer, in_flight: bool) {
     let flags = sys::RD_KAFKA_PURGE_F_QUEUE

@@ -14,6 +14,7 @@ use crate::record::Record;
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
 use rdkafka::error::KafkaError;
 use rdkafka::producer::{Producer as _, ThreadedProducer};
+use std::ffi::CStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -90,6 +91,11 @@ impl Producers {
                 tracing::debug!(target: "postrider::kafka", topic, %error, "could not ask for the topic");
             }
         }
+    }
+
+    /// Tells all of them of brokers once more. See [`native::add_brokers`].
+    pub(super) fn add_brokers(&self, brokers: &CStr) {
+        self.all().for_each(|producer| native::add_brokers(producer, brokers));
     }
 
     /// One of them takes no more records.

@@ -8,7 +8,7 @@ use crate::await_that::await_or_dump;
 use crate::server::servers;
 use crate::topic;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -133,6 +133,13 @@ impl PrivateKafka {
     /// kill -9.
     pub(crate) async fn kill(&mut self) {
         self.end(Signal::Kill).await;
+    }
+
+    /// Lines that take the place of those before, at its next start.
+    pub(crate) fn set(&self, properties: &str) {
+        let path = self.dir.0.join("server.properties");
+        let mut file = File::options().append(true).open(path).expect("server.properties");
+        writeln!(file, "{properties}").expect("server.properties");
     }
 
     /// A clean stop.
