@@ -1,5 +1,6 @@
 //! One pipeline: its parts, and its life from the first connection to its exit.
 
+mod life;
 mod posts;
 
 use super::budget::Budget;
@@ -23,8 +24,8 @@ use crate::metrics::PipelineMetrics;
 use crate::outbox::Mapper;
 use crate::postgres::SourceErrorKind;
 use crate::postgres::action::{Phase, Repeats};
-use crate::relay::{Effect, Input, Relay, Settings};
-use crate::sink::{self, Mailbox, Post, Sink};
+use crate::relay::{Effect, Input, Relay};
+use crate::sink::{Mailbox, Post, Sink};
 use crate::status::Board;
 use std::future::Future;
 use std::pin::pin;
@@ -109,75 +110,6 @@ pub(super) enum Waited<T> {
 }
 
 impl Pipeline {
-    /// Lives one pipeline.
-    pub(super) async fn live(
-        spec: PipelineSpec,
-        board: Board,
-        metrics: PipelineMetrics,
-        stop: Stop,
-    ) -> Exit {
-        let name = spec.name().to_owned();
-        let exit = match Self::new(spec, board.clone(), metrics) {
-            Ok(mut pipeline) => {
-                let exit = pipeline.run(&stop).await;
-                pipeline.leave_nothing_in_flight();
-                pipeline.sink.close(pipeline.spec.shutdown_grace.min(Duration::from_secs(2)));
-                pipeline.report(None);
-                exit
-            }
-            Err(halt) => Exit::Halted(Box::new(halt)),
-        };
-        say::ended(&name, &board, &exit);
-        exit
-    }
-
-    fn new(spec: PipelineSpec, board: Board, metrics: PipelineMetrics) -> Result<Self, Halt> {
-        let mailbox = Mailbox::default();
-        let mapper = Mapper::new(spec.outbox.clone()).map_err(|e| halts::unfit_outbox(&e))?;
-        let sink = sink::open(&spec.sink, mailbox.clone()).map_err(|e| halts::unfit_sink(&e))?;
-        let settings = Settings {
-            limits: spec.limits,
-            cursor_interval: spec.cursor_interval,
-            rules: spec.parking,
-        };
-        let marking = Marking::new(spec.poll.mark_streamed || spec.mode == Mode::Auto);
-        let budget = spec.wal_retain_max.map(|max| Budget::new(max, spec.polls_in_its_stead()));
-        let destinations = Destinations::new(spec.name(), spec.park_after);
-        Ok(Self {
-            spec: Arc::new(spec),
-            relay: Relay::new(settings),
-            mapper,
-            sink,
-            mailbox,
-            effects: Vec::new(),
-            confirmed: Watermark::default(),
-            committed_at: PgTime::default(),
-            board,
-            metrics,
-            tell: say::Tell::default(),
-            shelf: Shelf::default(),
-            destinations,
-            marking,
-            handed: Handed::default(),
-            returning: Returning::default(),
-            lets_go: false,
-            stalled_at: None,
-            budget,
-            next: Next::Stream,
-            repaired: false,
-            posts: Vec::new(),
-            observed: (PgTime::default(), 0),
-            epoch: Instant::now(),
-            ever_streamed: false,
-            history: None,
-            owned: None,
-            lease_ends: Instant::now(),
-            rechecked: None,
-            repeats: Repeats::default(),
-            pause_min: Duration::ZERO,
-        })
-    }
-
     async fn run(&mut self, stop: &Stop) -> Exit {
         let mut backoff = Backoff::new(RECONNECT_MIN, RECONNECT_MAX);
         loop {

@@ -3,6 +3,8 @@
 //! One claim at a time: claimed, fed, published, settled. Nothing is marked before the broker's acknowledgement, and a
 //! connection that is lost leaves the rows as they were: they are claimed and published again.
 
+mod claims;
+
 use super::claim::Open;
 use super::parking::{Desk, Said, wishes};
 use super::pipeline::Pipeline;
@@ -20,7 +22,6 @@ use crate::pgoutput::{self, Message};
 use crate::postgres::SourceError;
 use crate::postgres::cursor::Written;
 use crate::postgres::parked::{Loaded, Stored};
-use crate::postgres::poll::CLAIM_ROWS_MAX;
 use crate::postgres::setup::Renewed;
 use crate::relay::{Effect, Input};
 use std::time::Duration;
@@ -28,14 +29,6 @@ use tokio::time::Instant;
 
 /// How long a claim may stay open without an answer of the broker: it holds row locks, and the horizon of VACUUM.
 const CLAIM_HOLD_MAX: Duration = Duration::from_secs(20);
-
-/// How long tries that are out keep polling from beginning anew.
-const TRIES_WAIT_MAX: Duration = Duration::from_secs(2);
-
-/// Rows of the largest claim: it grows to this while there is a backlog.
-const BACKLOG_ROWS: usize = 4_000;
-
-const _: () = assert!(BACKLOG_ROWS <= CLAIM_ROWS_MAX);
 
 /// The sessions of a pipeline that polls, and the claim at hand.
 pub(super) struct Polling {
@@ -223,53 +216,6 @@ impl Pipeline {
         self.react_polling(polling, turn).await
     }
 
-    /// Settles a claim that is done, and looks for the next at once.
-    async fn end_claim(&mut self, polling: &mut Polling, stop: &Stop) -> Result<(), SourceError> {
-        polling.floor = polling.open.as_ref().map_or(polling.floor, Open::end);
-        let any = self.settle_claim(polling, stop).await?;
-        if std::mem::take(&mut polling.failed) {
-            // The table holds failed rows and their followers back: the next claim is a new beginning.
-            polling.anew = Anew::Due(Instant::now());
-            self.begin_anew(polling).await?;
-        }
-        // Where everything waits for something else, the next claim finds the same.
-        let pause = if any { Duration::ZERO } else { self.spec.poll.interval };
-        polling.next_at = Instant::now() + pause;
-        Ok(())
-    }
-
-    async fn claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
-        let settings = &self.spec.poll;
-        self.handed.claims();
-        let limit = polling.limit.max(settings.batch);
-        let all = polling.renewal.as_mut().is_some_and(Renewal::claims);
-        polling.keeps_now = polling.keeps_failures && !all;
-        let claim = if all {
-            polling.poller.claim_all(limit).await?
-        } else {
-            polling.poller.claim(limit).await?
-        };
-        let (batch, interval) = (settings.batch, settings.interval);
-        // One that does not come any more is the relay's again, before a later one of its aggregate is published.
-        if self.returning_are_fewer(polling).await? {
-            polling.poller.abandon().await?;
-            polling.anew = Anew::Due(Instant::now());
-            return self.begin_anew(polling).await;
-        }
-        self.tell.skipped_total += claim.expired;
-        if let Some(renewal) = &mut polling.renewal {
-            renewal.claimed(claim.more, claim.withheld);
-        }
-        polling.limit = if claim.more { (limit * 2).min(BACKLOG_ROWS) } else { batch };
-        if claim.rows.is_empty() {
-            let pause = if claim.more { Duration::ZERO } else { interval };
-            polling.next_at = Instant::now() + pause;
-        } else {
-            polling.open = Some(Open::new(claim, polling.floor));
-        }
-        Ok(())
-    }
-
     /// Performs the relay's effects; the exit, if it has come to its end.
     async fn perform_polling(
         &mut self,
@@ -319,40 +265,6 @@ impl Pipeline {
         self.fetch_for_tries(&mut polling.desk);
         self.observe_latency();
         Ok(exit)
-    }
-
-    /// Everything in flight is given up: the claim with it.
-    async fn claim_again(
-        &mut self,
-        polling: &mut Polling,
-        why: crate::relay::Restart,
-    ) -> Result<(), SourceError> {
-        self.reset_sink(why);
-        polling.poller.abandon().await?;
-        if let Some(open) = polling.open.take() {
-            polling.floor = open.end();
-        }
-        (polling.failed, polling.anew) = (false, Anew::Due(Instant::now()));
-        // A claim that was held too long for a slow broker would be as long again.
-        polling.limit = 0;
-        polling.next_at = Instant::now() + self.spec.poll.interval;
-        self.begin_anew(polling).await
-    }
-
-    /// Begins anew, if that is wanted, with what is parked now. A write that is under way comes first: the relay would
-    /// have it made a second time beside itself; and tries that are out, for a while: their producer would go with
-    /// them.
-    async fn begin_anew(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
-        let Anew::Due(since) = polling.anew else { return Ok(()) };
-        let tried = self.relay.is_trying() && since.elapsed() < TRIES_WAIT_MAX;
-        if tried || polling.desk.jobs.written_since().is_some() {
-            return Ok(());
-        }
-        polling.anew = Anew::No;
-        self.reload(polling).await?;
-        polling.start = polling.floor;
-        drop(self.begin_polling(polling));
-        Ok(())
     }
 
     async fn wait_polling(&self, polling: &mut Polling, stop: &Stop) -> Turn {

@@ -8,7 +8,9 @@ mod bookmark;
 mod destination;
 mod parked;
 mod repair;
+mod sink;
 mod slot;
+mod source;
 mod write;
 
 pub(super) use bookmark::bookmark_let_go;
@@ -17,7 +19,9 @@ pub(super) use parked::{marked, overtaken, parked, released};
 pub(super) use repair::{
     repair_begins, repair_next, repair_progress, repair_told, repaired, repairing, slot_gone_again,
 };
+pub(super) use sink::{resetting, sink_broken, sink_down, sink_up};
 pub(super) use slot::{slot_held, slot_let_go, wal_budget_half, wal_budget_well};
+pub(super) use source::{look_failed, source_down, standing_by, waiting};
 pub(super) use write::{write_done, write_waits};
 
 use super::pipeline::Pipeline;
@@ -26,9 +30,7 @@ use super::trouble::{Due, Few, Trouble, span};
 use crate::error::{Chain, Halt};
 use crate::event::PgTime;
 use crate::postgres::SourceError;
-use crate::postgres::action;
 use crate::postgres::cursor::Written;
-use crate::relay::Restart;
 use crate::status::{self, Board};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -223,99 +225,6 @@ pub(super) fn polling(pipeline: &mut Pipeline) {
     pipeline.report(None);
 }
 
-pub(super) fn source_down(pipeline: &mut Pipeline, error: &SourceError) {
-    let reason = Chain(error).to_string();
-    let hint = action::hint(error);
-    pipeline.tell.reconnects_total += 1;
-    pipeline.tell.streaming = false;
-    let told =
-        Trouble::note(&mut pipeline.tell.source, reason.clone(), hint.clone(), Instant::now());
-    if let Some(due) = told {
-        let Due { seconds, tries } = due;
-        let words = if tries == 1 {
-            format!("database not available, trying again until it is: {reason}")
-        } else {
-            format!("still waiting for database, {}, last: {reason}", due.words())
-        };
-        let pipeline = pipeline.spec.name();
-        warn!(event = "source_down", pipeline, seconds, tries, reason, hint, "{words}");
-    }
-    pipeline.report(None);
-}
-
-pub(super) fn waiting(pipeline: &mut Pipeline, message: &str) {
-    pipeline.tell.streaming = false;
-    let now = Instant::now();
-    if let Some(due) = Trouble::note(&mut pipeline.tell.source, message.to_owned(), None, now) {
-        let Due { seconds, tries } = due;
-        let words = if tries == 1 {
-            format!("not streaming yet: {message}")
-        } else {
-            format!("still not streaming, {}, last: {message}", due.words())
-        };
-        let (pipeline, reason) = (pipeline.spec.name(), message);
-        info!(event = "source_not_ready", pipeline, seconds, tries, reason, "{words}");
-    }
-    pipeline.report(None);
-}
-
-pub(super) fn standing_by(pipeline: &mut Pipeline, active_pid: Option<u32>) {
-    pipeline.tell.streaming = false;
-    let (told, now) = (&mut pipeline.tell.standing_by, Instant::now());
-    if let Some(Due { seconds, tries }) = Trouble::note(told, String::new(), None, now) {
-        let slot = &pipeline.spec.names.slot;
-        let words = if tries == 1 {
-            "another process streams from the slot: standing by to take over when it is free"
-                .to_owned()
-        } else {
-            format!("still standing by, {}", span(seconds))
-        };
-        let pipeline = pipeline.spec.name();
-        info!(event = "standing_by", pipeline, slot, active_pid, seconds, tries, "{words}");
-    }
-    pipeline.report(None);
-}
-
-pub(super) fn sink_down(pipeline: &mut Pipeline, reason: &str, hint: Option<&str>) {
-    let (told, now) = (&mut pipeline.tell.sink, Instant::now());
-    let told = Trouble::note(told, reason.to_owned(), hint.map(str::to_owned), now);
-    if let Some(due) = told {
-        let Due { seconds, tries } = due;
-        let words = if tries == 1 {
-            format!("broker not available, nothing is lost, PostgreSQL keeps the WAL: {reason}")
-        } else {
-            format!("still waiting for broker, {}, last: {reason}", due.words())
-        };
-        let pipeline = pipeline.spec.name();
-        warn!(event = "broker_down", pipeline, seconds, tries, reason, hint, "{words}");
-    }
-}
-
-pub(super) fn sink_up(pipeline: &mut Pipeline) {
-    if let Some(trouble) = pipeline.tell.sink.take() {
-        let seconds = trouble.seconds(Instant::now());
-        let (pipeline, after) = (pipeline.spec.name(), span(seconds));
-        info!(event = "broker_up", pipeline, seconds, "broker available again after {after}");
-    }
-}
-
-pub(super) fn sink_broken(pipeline: &Pipeline, reason: &str) {
-    let pipeline = pipeline.spec.name();
-    warn!(event = "producer_broken", pipeline, reason, "the producer's state can't be trusted");
-}
-
-pub(super) fn resetting(pipeline: &mut Pipeline, why: Restart) {
-    pipeline.tell.resets_total += 1;
-    let cursor = pipeline.relay.progress().watermark;
-    warn!(
-        event = "producer_reset",
-        pipeline = pipeline.spec.name(),
-        reason = why.name(),
-        from = %cursor,
-        "throwing away what is in flight and streaming it again"
-    );
-}
-
 pub(super) fn row_taken(pipeline: &Pipeline, written: &Written) {
     let reason = match written {
         Written::Stored => return,
@@ -326,11 +235,6 @@ pub(super) fn row_taken(pipeline: &Pipeline, written: &Written) {
     };
     let pipeline = pipeline.spec.name();
     warn!(event = "cursor_taken", pipeline, reason, "another process changed the cursor row");
-}
-
-pub(super) fn look_failed(pipeline: &Pipeline, error: &SourceError) {
-    let (pipeline, reason) = (pipeline.spec.name(), Chain(error));
-    warn!(event = "look_failed", pipeline, %reason, "could not look at the slot");
 }
 
 pub(super) fn draining(pipeline: &mut Pipeline) {

@@ -15,9 +15,9 @@
 use super::json;
 use super::layout::Role;
 use super::route::Route;
-use super::shape::Work;
 use super::span::{Extent, Source};
 use super::types::Kind;
+use super::work::Work;
 
 /// A message's members as if they were a row's columns.
 #[derive(Debug, Default)]

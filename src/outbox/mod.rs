@@ -27,6 +27,7 @@ mod template;
 mod time;
 mod trace;
 mod types;
+mod work;
 
 #[cfg(test)]
 mod tests;

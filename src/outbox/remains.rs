@@ -2,8 +2,9 @@
 
 use super::error::{MapError, Poison, Problem, Remains};
 use super::route::Route;
-use super::shape::{Shape, Work};
+use super::shape::Shape;
 use super::span::{Buffers, Row, Span};
+use super::work::Work;
 use crate::event::Position;
 use crate::parked::OwnedRecord;
 

@@ -1,12 +1,10 @@
 //! One event laid out: where every part of its record lies, or what is wrong with it.
 
-use super::clock::Clock;
 use super::debezium;
 use super::error::Problem;
 use super::json;
 use super::mapper::At;
 use super::payload;
-use super::position::Positions;
 use super::route::{HeaderRule, Route};
 use super::span::{Buffers, Extent, FieldId, Row, Span};
 use super::spec::{NullPayload, TimestampSource};
@@ -14,59 +12,8 @@ use super::template::Template;
 use super::time;
 use super::trace::is_traceparent;
 use super::types::Kind;
+use super::work::Work;
 use crate::event::PgTime;
-
-/// What is reused from event to event.
-#[derive(Debug, Default)]
-pub(super) struct Work {
-    /// Everything that is not in the row as it is.
-    pub(super) scratch: Vec<u8>,
-    /// Name and value of every header.
-    pub(super) headers: Vec<(Span, Span)>,
-    /// The event's texts that are mostly the last one's too: those are not checked again.
-    pub(super) topic: Known,
-    pub(super) aggregate_type: Known,
-    pub(super) event_type: Known,
-    clock: Clock,
-    pub(super) positions: Positions,
-}
-
-/// A text that is mostly the one before.
-#[derive(Debug, Default)]
-pub(super) struct Known(String);
-
-impl Known {
-    #[inline]
-    pub(super) fn text(&self) -> &str {
-        &self.0
-    }
-
-    /// Becomes these bytes, if they are text and `is_good`; whether they are.
-    #[inline]
-    fn turns_into(&mut self, bytes: &[u8], is_good: impl FnOnce(&[u8]) -> bool) -> bool {
-        // An empty one may never have been looked at.
-        if bytes == self.0.as_bytes() && !bytes.is_empty() {
-            return true;
-        }
-        let Some(text) = std::str::from_utf8(bytes).ok().filter(|_| is_good(bytes)) else {
-            return false;
-        };
-        self.0.clear();
-        self.0.push_str(text);
-        true
-    }
-}
-
-impl Work {
-    /// Most that the scratch buffer keeps between events, in bytes: one event of a gigabyte must not be paid for ever.
-    pub(super) const KEPT_MAX: usize = 1 << 20;
-
-    pub(super) fn clear(&mut self) {
-        self.headers.clear();
-        self.scratch.clear();
-        self.scratch.shrink_to(Self::KEPT_MAX);
-    }
-}
 
 /// An event's record, as places.
 #[derive(Clone, Copy, Debug)]

@@ -2,9 +2,9 @@
 //!
 //! One seed makes a [`Plan`](plan::Plan): transactions, faults, and how often the world misbehaves; each seed draws its
 //! own weights. A run drives [`Relay::apply`](crate::relay::Relay::apply) through a fake PostgreSQL ([`postgres`]), a
-//! fake broker ([`broker`]) and a fake driver ([`process`], [`feed`], [`session`]) that does what `driver` does, in the
-//! same order. Time is virtual. What holds at every step and at the end is checked against what really happened
-//! ([`truth`]), never against what the relay believes.
+//! fake broker ([`broker`]) and a fake driver ([`process`], [`shelf`], [`feed`], [`session`]) that does what `driver`
+//! does, in the same order. Time is virtual. What holds at every step and at the end is checked against what really
+//! happened ([`truth`]), never against what the relay believes.
 //!
 //! What the fakes do is what real servers do: the integration tests `model` run the same scripts on both.
 //!
@@ -24,6 +24,7 @@ mod postgres;
 mod process;
 mod rng;
 mod session;
+mod shelf;
 mod shrink;
 mod tests;
 mod truth;

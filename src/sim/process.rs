@@ -1,44 +1,24 @@
 //! The fake driver's process: one relay, its producer, its records, and what it does with effects.
 //!
-//! Does what `driver::pipeline`, `driver::session`, `driver::parking` and `driver::shelf` do, in the same order.
+//! Does what `driver::pipeline` and `driver::session` do, in the same order; the rows and tries of parked events are in
+//! [`shelf`](super::shelf).
 
 use super::broker::{NotTaken, Post, Producer, Record};
-use super::postgres::{Answer, Statement, at, watermark};
+use super::postgres::{Statement, at, watermark};
 use super::session::Stage;
+use super::shelf::{Shelf, Try};
 use super::world::World;
 use super::{Check, Stop, wrong};
-use crate::event::Position;
-use crate::parked::{Entry, State};
-use crate::record::{Outcome, Refusal, Scope, Ticket};
-use crate::relay::{Effect, Input, OnPoison, Relay, Restart};
-use std::collections::{BTreeSet, VecDeque};
+use crate::record::{Outcome, Scope, Ticket};
+use crate::relay::{Effect, Input, Relay, Restart};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// As in `driver::pipeline`, in a world that is ten times as fast. Unit: milliseconds.
 pub(super) const LEASE: u64 = 300;
-/// As in `driver::shelf`.
-const DESTINATION_PATIENCE: u64 = 100;
 
 /// Milliseconds by which a report of a producer that was thrown away may come late.
 const STRAGGLES_MAX: u64 = 100;
-
-/// A try on its way to the sink.
-#[derive(Clone, Copy, Debug)]
-struct Try {
-    ticket: Ticket,
-    position: Position,
-    record: Option<(usize, u32)>,
-    since: u64,
-}
-
-/// Records of parked events.
-#[derive(Debug, Default)]
-pub(super) struct Shelf {
-    pub(super) kept: VecDeque<(Entry, usize)>,
-    writing: Vec<(Entry, usize)>,
-    tries: VecDeque<Try>,
-    soundings: Vec<Ticket>,
-}
 
 #[derive(Debug)]
 pub(super) struct Process {
@@ -109,7 +89,7 @@ impl Process {
     }
 
     pub(super) fn wants_records(&self) -> bool {
-        self.shelf.tries.iter().any(|a_try| a_try.record.is_none())
+        self.shelf.wants_records()
     }
 }
 
@@ -121,26 +101,6 @@ pub(super) enum End {
 }
 
 impl World {
-    /// What the parked row of an event must say.
-    pub(super) fn keep(&mut self, i: usize, entry: Entry, event: usize) -> Check {
-        let process = &mut self.procs[i];
-        let refused = matches!(entry.state, State::Waiting | State::Dead);
-        if refused && process.overtaken.remove(&event) && entry.overtaken_by.is_none() {
-            return wrong(format!("{} was overtaken, and its row does not say so", entry.position));
-        }
-        process.shelf.kept.push_back((entry, event));
-        let what = &mut self.truth.events[event];
-        let may_block = self.plan.knobs.settings.rules.on_poison != OnPoison::SkipEvent;
-        if entry.lane.is_none() && what.aggregate.is_some() && may_block {
-            return wrong(format!(
-                "{} is parked, and does not block its aggregate",
-                entry.position
-            ));
-        }
-        what.overtaken |= entry.lane.is_none();
-        Ok(())
-    }
-
     pub(super) fn apply(&mut self, i: usize, input: Input<'_>) -> Check {
         self.run.inputs += 1;
         let now = self.now;
@@ -333,126 +293,14 @@ impl World {
         Ok(())
     }
 
-    fn fetch_for_tries(&mut self, i: usize) {
-        let process = &self.procs[i];
-        let Stage::Streaming(session) = &process.stage else { return };
-        if session.fetching || !process.wants_records() {
-            return;
-        }
-        let missing = process.shelf.tries.iter().filter(|a_try| a_try.record.is_none());
-        let positions = missing.map(|a_try| a_try.position).collect();
-        self.send(i, |_| Statement::Fetch { positions });
-    }
-
-    /// Offers the sink what is to be tried.
-    pub(super) fn offer_tries(&mut self, i: usize) -> Check {
-        for ticket in std::mem::take(&mut self.procs[i].shelf.soundings) {
-            let nowhere = self.late.chance(self.plan.knobs.destination_down);
-            let (scope, reason) = (Scope::Destination, Refusal::TopicName);
-            let outcome = Outcome::Rejected { scope, reason };
-            let said = Input::Report { ticket, outcome };
-            self.apply(i, if nowhere { said } else { Input::Sounded { ticket } })?;
-        }
-        let mut left = VecDeque::new();
-        for a_try in std::mem::take(&mut self.procs[i].shelf.tries) {
-            let Some((event, version)) = a_try.record else {
-                left.push_back(a_try);
-                continue;
-            };
-            let record = Record { ticket: a_try.ticket, event, version };
-            let outcome = match self.enqueue(i, record) {
-                Ok(()) => continue,
-                Err(NotTaken::Full) => {
-                    left.push_back(a_try);
-                    continue;
-                }
-                Err(NotTaken::Destination) if self.now - a_try.since < DESTINATION_PATIENCE => {
-                    left.push_back(a_try);
-                    continue;
-                }
-                Err(NotTaken::Destination) => {
-                    let reason = Refusal::TopicName;
-                    Outcome::Rejected { scope: Scope::Destination, reason }
-                }
-                Err(NotTaken::Refused(reason)) => Outcome::Rejected { scope: Scope::Event, reason },
-            };
-            self.apply(i, Input::Report { ticket: a_try.ticket, outcome })?;
-        }
-        let tries = &mut self.procs[i].shelf.tries;
-        left.append(tries);
-        *tries = left;
-        Ok(())
-    }
-
     pub(super) fn enqueue(&mut self, i: usize, record: Record) -> Result<(), NotTaken> {
         let knobs = (&self.plan.knobs, &mut self.rng, self.now);
         self.procs[i].producer.enqueue(&mut self.truth, knobs, record)
-    }
-
-    /// Takes what a statement came to; an end where the session can't go on.
-    pub(super) fn answered(&mut self, i: usize, answer: Answer) -> Check {
-        let process = &mut self.procs[i];
-        let Stage::Streaming(session) = &mut process.stage else { return Ok(()) };
-        match answer {
-            Answer::Cursor(true) => self.apply(i, Input::CursorWritten),
-            Answer::Cursor(false) | Answer::Parking(false) => self.apply(i, Input::SlotTaken),
-            Answer::Parking(true) => {
-                process.shelf.writing.clear();
-                self.apply(i, Input::ParkingWritten)
-            }
-            Answer::Fetched(asked, found) => {
-                session.fetching = false;
-                let mut gone = Vec::new();
-                process.shelf.tries.retain_mut(|a_try| {
-                    let row = found.iter().find(|(position, ..)| *position == a_try.position);
-                    if let Some((_, event, version)) = row {
-                        a_try.record = Some((*event, *version));
-                    }
-                    let stays = a_try.record.is_some() || !asked.contains(&a_try.position);
-                    if !stays {
-                        gone.push((a_try.ticket, a_try.position));
-                    }
-                    stays
-                });
-                for (ticket, position) in gone {
-                    self.check_gone(position)?;
-                    self.apply(i, Input::Gone { ticket })?;
-                }
-                self.offer_tries(i)
-            }
-            Answer::Asked(wishes) => {
-                session.asking = false;
-                for (position, wish) in wishes {
-                    self.apply(i, Input::Wish { position, wish })?;
-                }
-                Ok(())
-            }
-        }
-    }
-
-    /// A row that nobody deleted and nothing resolved is not gone.
-    fn check_gone(&self, position: Position) -> Check {
-        let event = self.truth.events.iter().position(|event| event.position == position);
-        if event.is_none_or(|event| !self.truth.settled(event)) {
-            return wrong(format!("{position} is tried, and has no row"));
-        }
-        Ok(())
     }
 
     /// What is known of a position in the table and in the relay, for the transcript.
     pub(super) fn tell_positions(&mut self, i: usize) {
         let (row, relay) = (watermark(self.server.row), self.procs[i].relay.progress());
         self.tell(i, &format!("row {} relay {relay:?}", at(row)));
-    }
-}
-
-impl Shelf {
-    fn take_rows(&mut self, count: usize) -> Vec<(Entry, usize)> {
-        for row in std::mem::take(&mut self.writing).into_iter().rev() {
-            self.kept.push_front(row);
-        }
-        assert!(count <= self.kept.len(), "{count} rows to write, {} are kept", self.kept.len());
-        self.writing = self.kept.drain(..count).collect();
-        self.writing.clone()
     }
 }

@@ -1,0 +1,66 @@
+//! What is said of the source: a database that is away, a slot that another process has, a look that failed.
+
+use crate::driver::pipeline::Pipeline;
+use crate::driver::trouble::{Due, Trouble, span};
+use crate::error::Chain;
+use crate::postgres::{SourceError, action};
+use std::time::Instant;
+use tracing::{info, warn};
+
+pub(in crate::driver) fn source_down(pipeline: &mut Pipeline, error: &SourceError) {
+    let reason = Chain(error).to_string();
+    let hint = action::hint(error);
+    pipeline.tell.reconnects_total += 1;
+    pipeline.tell.streaming = false;
+    let told =
+        Trouble::note(&mut pipeline.tell.source, reason.clone(), hint.clone(), Instant::now());
+    if let Some(due) = told {
+        let Due { seconds, tries } = due;
+        let words = if tries == 1 {
+            format!("database not available, trying again until it is: {reason}")
+        } else {
+            format!("still waiting for database, {}, last: {reason}", due.words())
+        };
+        let pipeline = pipeline.spec.name();
+        warn!(event = "source_down", pipeline, seconds, tries, reason, hint, "{words}");
+    }
+    pipeline.report(None);
+}
+
+pub(in crate::driver) fn waiting(pipeline: &mut Pipeline, message: &str) {
+    pipeline.tell.streaming = false;
+    let now = Instant::now();
+    if let Some(due) = Trouble::note(&mut pipeline.tell.source, message.to_owned(), None, now) {
+        let Due { seconds, tries } = due;
+        let words = if tries == 1 {
+            format!("not streaming yet: {message}")
+        } else {
+            format!("still not streaming, {}, last: {message}", due.words())
+        };
+        let (pipeline, reason) = (pipeline.spec.name(), message);
+        info!(event = "source_not_ready", pipeline, seconds, tries, reason, "{words}");
+    }
+    pipeline.report(None);
+}
+
+pub(in crate::driver) fn standing_by(pipeline: &mut Pipeline, active_pid: Option<u32>) {
+    pipeline.tell.streaming = false;
+    let (told, now) = (&mut pipeline.tell.standing_by, Instant::now());
+    if let Some(Due { seconds, tries }) = Trouble::note(told, String::new(), None, now) {
+        let slot = &pipeline.spec.names.slot;
+        let words = if tries == 1 {
+            "another process streams from the slot: standing by to take over when it is free"
+                .to_owned()
+        } else {
+            format!("still standing by, {}", span(seconds))
+        };
+        let pipeline = pipeline.spec.name();
+        info!(event = "standing_by", pipeline, slot, active_pid, seconds, tries, "{words}");
+    }
+    pipeline.report(None);
+}
+
+pub(in crate::driver) fn look_failed(pipeline: &Pipeline, error: &SourceError) {
+    let (pipeline, reason) = (pipeline.spec.name(), Chain(error));
+    warn!(event = "look_failed", pipeline, %reason, "could not look at the slot");
+}
