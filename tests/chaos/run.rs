@@ -66,7 +66,8 @@ impl Outcome {
         self.findings.balanced()
             && self.other.is_empty()
             && self.findings.duplicates <= self.duplicates_max()
-            && self.verdicts.iter().all(|verdict| verdict.claims > 0 && verdict.broken.is_empty())
+            && self.verdicts.iter().all(|verdict| verdict.broken.is_empty())
+            && self.verdicts.iter().any(|verdict| verdict.claims > 0)
     }
 
     /// Fails with what was found unless all is well.
@@ -182,8 +183,14 @@ fn outcome(
         let first = appended.entry(record.id.clone()).or_insert(i64::MAX);
         *first = record.appended.min(*first);
     }
-    let verdicts =
+    let verdicts: Vec<Verdict> =
         world.relays.iter().map(|relay| judge(&relay.wire.seen(), truth, &appended)).collect();
+    for (number, (relay, verdict)) in (1..).zip(world.relays.iter().zip(&verdicts)) {
+        if verdict.claims == 0 && says(relay, "streaming") > 0 {
+            let blind = "streamed, and none of its status updates was seen";
+            world.findings.push(format!("relay {number} {blind}"));
+        }
+    }
     Outcome {
         seed,
         version: world.version,
@@ -201,9 +208,12 @@ fn outcome(
 
 /// Times that a relay may have repeated something, by its log.
 fn incidents(relay: &Relay) -> usize {
-    let log = relay.log();
-    let says = |event: &str| log.matches(&format!("\"event\":\"{event}\"")).count();
-    says("streaming") + says("producer_reset")
+    says(relay, "streaming") + says(relay, "producer_reset")
+}
+
+/// How often a relay logged an event.
+fn says(relay: &Relay, event: &str) -> usize {
+    relay.log().matches(&format!("\"event\":\"{event}\"")).count()
 }
 
 impl World {

@@ -79,11 +79,7 @@ async fn brokers_that_name_none_for_a_moment_are_found_again() {
     broker.set("broker.heartbeat.interval.ms=300");
     broker.kill().await;
     broker.restart().await;
-    for (key, numbers) in by_key(&topic.read_all().await) {
-        let first = key.trim_start_matches('k').parse().expect("a number");
-        let expected: Vec<u64> = (first..count).step_by(7).collect();
-        assert_eq!(numbers, expected, "{key}");
-    }
+    assert_each_once(&topic, count).await;
 }
 
 /// A broker that has just started, or a network that is slow: events do not wait for the topic's configuration, and it
@@ -147,9 +143,14 @@ async fn in_the_light(topic: &Topic, caller: &mut Caller) {
     caller.until("Up", SOON, |caller| caller.was_told("up")).await;
     caller.reported().await;
     assert!(caller.all_acked());
+    assert_each_once(topic, 2_000).await;
+}
+
+/// The topic has each of the first `count` numbers once, in order by key.
+async fn assert_each_once(topic: &Topic, count: u64) {
     for (key, numbers) in by_key(&topic.read_all().await) {
         let first = key.trim_start_matches('k').parse().expect("a number");
-        let expected: Vec<u64> = (first..2_000).step_by(7).collect();
+        let expected: Vec<u64> = (first..count).step_by(7).collect();
         assert_eq!(numbers, expected, "{key}");
     }
 }
