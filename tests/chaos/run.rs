@@ -66,8 +66,7 @@ impl Outcome {
         self.findings.balanced()
             && self.other.is_empty()
             && self.findings.duplicates <= self.duplicates_max()
-            && self.verdicts.iter().all(|verdict| verdict.broken.is_empty())
-            && self.verdicts.iter().any(|verdict| verdict.claims > 0)
+            && self.verdicts.iter().all(|verdict| verdict.claims > 0 && verdict.broken.is_empty())
     }
 
     /// Fails with what was found unless all is well.
@@ -186,9 +185,10 @@ fn outcome(
     let verdicts: Vec<Verdict> =
         world.relays.iter().map(|relay| judge(&relay.wire.seen(), truth, &appended)).collect();
     for (number, (relay, verdict)) in (1..).zip(world.relays.iter().zip(&verdicts)) {
-        if verdict.claims == 0 && says(relay, "streaming") > 0 {
-            let blind = "streamed, and none of its status updates was seen";
-            world.findings.push(format!("relay {number} {blind}"));
+        if verdict.claims == 0 {
+            let streams = says(relay, "streaming");
+            let blind = format!("relay {number}: no status update was seen, of {streams} streams");
+            world.findings.push(blind);
         }
     }
     Outcome {

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 #[tokio::test]
 async fn no_status_update_passes_what_kafka_does_not_have() {
+    // The relay is gone for longer than the pauses of the one that stands by (15 s): both wires have something to show.
     let acts = [
         (Act::CutDatabase, 100),
         (Act::FreezeLeader, 5_000),
         (Act::HalveDatabase, 500),
         (Act::HoleBrokers, 4_000),
-        (Act::KillActive, 100),
+        (Act::KillActive, 16_000),
         (Act::Poison, 2_000),
     ];
     let steps = acts.map(|(act, hold)| Step {

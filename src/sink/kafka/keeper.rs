@@ -171,7 +171,9 @@ impl Keeper {
             let asked_at = Instant::now();
             match topic::look_up(producers.first(), &topic, SHORT) {
                 Ok(facts) => {
-                    producers.learn(&topic, ANSWER_MAX);
+                    if !producers.learn(&topic, ANSWER_MAX) {
+                        self.name_brokers(&producers);
+                    }
                     if !facts.configured && self.unread.insert(topic.clone()) {
                         self.stale.push(topic.clone());
                     }
@@ -282,7 +284,7 @@ impl Keeper {
             self.stale = self.shared.known_topics().into_keys().collect();
             self.refreshed_at = Instant::now();
         }
-        let Some(producers) = self.producers.as_ref().filter(|_| !self.told.is_trouble()) else {
+        let Some(producers) = self.producers.clone().filter(|_| !self.told.is_trouble()) else {
             return;
         };
         let Some(topic) = self.stale.pop() else {
@@ -291,7 +293,13 @@ impl Keeper {
         let unread = self.unread.remove(&topic);
         let patience = if unread { (ANSWER_MAX, ANSWER_MAX) } else { SHORT };
         match topic::look_up(producers.first(), &topic, patience) {
-            Ok(facts) => self.learn(&topic, facts),
+            Ok(facts) => {
+                self.learn(&topic, facts);
+                // One that knows no broker any more is not noticed by what is acknowledged: the others go on.
+                if !producers.learn(&topic, ANSWER_MAX) {
+                    self.name_brokers(&producers);
+                }
+            }
             Err(why) => {
                 tracing::debug!(
                     target: "postrider::kafka", topic, code = %why.code, "could not ask for the topic again"

@@ -84,13 +84,17 @@ impl Producers {
     }
 
     /// Has all know how many partitions a topic has, as the first one does that was asked. One that is not told takes
-    /// no record for a new partition, for minutes (`topic.metadata.refresh.interval.ms`). Waits at most `timeout` each.
-    pub(super) fn learn(&self, topic: &str, timeout: Duration) {
+    /// no record for a new partition, for minutes (`topic.metadata.refresh.interval.ms`). Waits at most `timeout` each;
+    /// false where one had no answer.
+    pub(super) fn learn(&self, topic: &str, timeout: Duration) -> bool {
+        let mut all = true;
         for producer in &self.others {
             if let Err(error) = producer.client().fetch_metadata(Some(topic), timeout) {
                 tracing::debug!(target: "postrider::kafka", topic, %error, "could not ask for the topic");
+                all = false;
             }
         }
+        all
     }
 
     /// Tells all of them of brokers once more. See [`native::add_brokers`].
