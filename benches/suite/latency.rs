@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Rows of a transaction.
 const TRANSACTION_ROWS: u32 = 10;
 /// Before the first rate, not counted: a Java machine compiles meanwhile what it will need.
-const REHEARSAL: (u32, f64) = (2_000, 6.0);
+const REHEARSAL: (u32, f64) = (10_000, 10.0);
 /// Not counted: the first seconds of a rate.
 const WARM: f64 = 1.0;
 /// What others disturb is dropped in slices of this length.

@@ -85,8 +85,9 @@ fn latency_table(page: &mut Page, names: &[&str], sessions: &[Vec<Session>], rat
         "Latency, from the commit's answer to a consumer's hands",
         "Milliseconds; 10 rows a transaction, one writer that keeps to its timetable, one consumer of all \
          partitions. Each figure is the median of the rounds' own percentiles. CPU is in percent of a core. \
-         Before it all, 6 seconds at 2,000/s are not counted. Slices of 2 s in which others used a tenth of a core, \
-         or the hypervisor took 1 %, are left out: the last column counts them.",
+         Before it all, 10 seconds at 10,000/s are not counted: a Java machine compiles meanwhile what it will need. \
+         Slices of 2 s in which others used a tenth of a core, or the hypervisor took 1 %, are left out: the last \
+         column counts them.",
         &[
             "",
             "events/s",

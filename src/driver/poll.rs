@@ -201,6 +201,7 @@ impl Pipeline {
             self.feed_claim(now, &mut open);
             polling.open = Some(open);
         }
+        self.sink.nothing_more();
         if let Some(exit) = self.perform_polling(polling).await? {
             return Ok(Some(Over::Exit(exit)));
         }

@@ -51,6 +51,9 @@ pub trait Sink: Send {
         Ok(())
     }
 
+    /// Nothing more is at hand just now: what was handed over need not wait for company. Called in every turn.
+    fn nothing_more(&mut self) {}
+
     /// Throws away everything in flight and starts anew; reports of what was in flight may still come, or not.
     ///
     /// What was in flight is then `Unknown`, all of it: the caller starts again from its cursor.

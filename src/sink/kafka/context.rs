@@ -1,10 +1,11 @@
-//! What librdkafka calls back with, from its polling thread: delivery reports, errors, log lines.
+//! What librdkafka has to say, on the thread that takes its events: delivery reports, errors, log lines.
 //!
 //! Reports go to the mailbox by ticket; the order in which they come means nothing (measured: they
 //! come by partition).
 
 use super::codes::{Answers, outcome};
 use super::introductions::Firsts;
+use super::native::Report;
 use super::shared::Shared;
 use super::throttle::Throttle;
 use crate::record::{Outcome, Scope, Ticket};
@@ -87,9 +88,43 @@ impl Context {
         &self.firsts
     }
 
+    /// Reports of one request. `acked` is a buffer, empty before and after.
+    pub(super) fn delivered(&self, reports: impl Iterator<Item = Report>, acked: &mut Vec<Ticket>) {
+        if self.muted() {
+            return;
+        }
+        for Report { ticket, result } in reports {
+            match result {
+                Ok(offset) if self.answers.has(offset) => acked.push(ticket),
+                // Behind what was acknowledged before.
+                Ok(_) => {
+                    self.acknowledged(acked);
+                    self.broken(INFERRED.to_owned());
+                }
+                Err(code) => {
+                    self.acknowledged(acked);
+                    self.refused(ticket, code);
+                }
+            }
+        }
+        self.acknowledged(acked);
+        if self.shared.full.load(Ordering::SeqCst) && self.shared.full.swap(false, Ordering::SeqCst)
+        {
+            self.shared.mailbox.post(Post::Retry);
+        }
+    }
+
+    fn acknowledged(&self, acked: &mut Vec<Ticket>) {
+        self.shared.acked.fetch_add(acked.len() as u64, Ordering::Relaxed);
+        for &ticket in acked.iter() {
+            self.firsts.answered(ticket);
+        }
+        self.shared.mailbox.report_all(acked, Outcome::Acked);
+        acked.clear();
+    }
+
     /// A record was given up. Whatever is behind it would overtake it, so the producer is done with.
-    fn refused(&self, ticket: Ticket, error: &KafkaError) {
-        let code = error.rdkafka_error_code().unwrap_or(Code::Unknown);
+    fn refused(&self, ticket: Ticket, code: Code) {
         let outcome = outcome(code);
         let too_large = matches!(code, Code::MessageSizeTooLarge | Code::MessageBatchTooLarge);
         if too_large || matches!(outcome, Outcome::Rejected { scope: Scope::Destination, .. }) {
@@ -107,24 +142,14 @@ impl Context {
 impl ProducerContext for Context {
     type DeliveryOpaque = usize;
 
+    /// What comes when the producer is dropped, and nobody takes its events any more.
     fn delivery(&self, result: &DeliveryResult<'_>, ticket: usize) {
-        if self.muted() {
-            return;
-        }
-        let ticket = Ticket(ticket as u64);
-        match result {
-            Ok(message) if self.answers.has(message.offset()) => {
-                self.shared.acked.fetch_add(1, Ordering::Relaxed);
-                self.firsts.answered(ticket);
-                self.shared.mailbox.report(ticket, Outcome::Acked);
-            }
-            Ok(_) => self.broken(INFERRED.to_owned()),
-            Err((error, _)) => self.refused(ticket, error),
-        }
-        if self.shared.full.load(Ordering::SeqCst) && self.shared.full.swap(false, Ordering::SeqCst)
-        {
-            self.shared.mailbox.post(Post::Retry);
-        }
+        let result = match result {
+            Ok(message) => Ok(message.offset()),
+            Err((error, _)) => Err(error.rdkafka_error_code().unwrap_or(Code::Unknown)),
+        };
+        let report = Report { ticket: Ticket(ticket as u64), result };
+        self.delivered(std::iter::once(report), &mut Vec::new());
     }
 }
 

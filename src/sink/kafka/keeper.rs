@@ -4,7 +4,8 @@
 //! what became of a record it never says.
 
 use super::forgotten::Forgotten;
-use super::producers::{Producer, Producers};
+use super::polled::Producer;
+use super::producers::Producers;
 use super::shared::{Leaving, Shared, Suspicion};
 use super::told::Told;
 use super::topic::{self, CONFIG_ANSWER_MAX, Facts};

@@ -4,12 +4,14 @@
 //! broker is the [`keeper`]'s. Knows topics and tickets; knows nothing of events, positions or the relay.
 
 mod codes;
+mod company;
 mod context;
 mod forgotten;
 mod introductions;
 mod keeper;
 mod names;
 mod native;
+mod polled;
 mod preflight;
 mod producers;
 mod properties;
@@ -22,10 +24,12 @@ mod trouble;
 
 use super::{KafkaSpec, Mailbox, NotTaken, Post, Sink, SinkError};
 use crate::record::{Outcome, Record, Refusal, Scope, Ticket, is_topic_name};
+use company::Company;
 use introductions::{Entry, Introductions};
 use keeper::Keeper;
+use polled::Producer;
 pub(super) use preflight::{look, settings};
-use producers::{Producer, Producers};
+use producers::Producers;
 use rdkafka::config::ClientConfig;
 use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -51,6 +55,7 @@ pub(super) struct KafkaSink {
     producers: Option<Arc<Producers>>,
     /// Something was handed to `producers`.
     used: bool,
+    company: Company,
     /// Which partitions know them.
     introductions: Introductions,
     /// Those that are emptied because `producers` take over with other sizes. The keeper's: to drop them takes time.
@@ -78,6 +83,7 @@ impl KafkaSink {
             sizes: Sizes::of(spec),
             producers: None,
             used: false,
+            company: Company::new(properties::hurries(spec)),
             introductions: Introductions::default(),
             emptying: Weak::new(),
             topics: BTreeMap::new(),
@@ -98,7 +104,7 @@ impl KafkaSink {
     fn renew(&mut self) -> Result<Option<Arc<Producers>>, SinkError> {
         self.sizes.put(&self.spec, &mut self.config);
         let made = Producers::make(&self.config, &self.shared, self.spec.shards);
-        let producers = Arc::new(made.map_err(SinkError::Create)?);
+        let producers = Arc::new(made?);
         self.used = false;
         self.introductions = Introductions::default();
         self.shared.tell(|inbox| inbox.producers = Some(Arc::clone(&producers)));
@@ -215,6 +221,7 @@ impl KafkaSink {
             Entry::First(door) => firsts.hand_in(ticket, door),
             Entry::Wait(door) => {
                 // The answer posts `Retry` from here on, unless it has just come.
+                self.company.awaited();
                 self.shared.full.store(true, Ordering::SeqCst);
                 if !door.is_open() {
                     return Err(NotTaken::Full);
@@ -222,6 +229,7 @@ impl KafkaSink {
             }
         }
         self.used = true;
+        self.company.handed(|| producers.in_flight_count() == 0);
         let to = (facts.name.as_c_str(), partition);
         let mut result = native::produce(producer, to, ticket, record);
         if result == Err(Code::QueueFull) {
@@ -307,6 +315,14 @@ impl Sink for KafkaSink {
             return Ok(());
         }
         Err(self.unknown(topic, Some(since)))
+    }
+
+    fn nothing_more(&mut self) {
+        if self.company.is_none(Instant::now)
+            && let Some(producers) = &self.producers
+        {
+            producers.hurry();
+        }
     }
 
     /// Gives up the producers and everything in them.

@@ -1,8 +1,12 @@
 //! The few librdkafka calls that the crate wraps with a pause (flush: 100 ms), with copies (headers), or not at all
-//! on a producer (the topic's configuration). The only file with `unsafe`; it decides nothing.
+//! on a producer (the topic's configuration). With its `events` the only place with `unsafe`; it decides nothing.
 #![expect(unsafe_code, reason = "librdkafka's C functions, on handles the crate keeps alive")]
 
-use super::Producer;
+mod events;
+
+pub(super) use events::{Events, Report};
+
+use super::polled::Producer;
 use crate::record::{Header, Record, Ticket};
 use rdkafka::producer::{PARTITION_UA, Producer as _};
 use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};

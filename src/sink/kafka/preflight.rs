@@ -5,15 +5,15 @@
 
 mod topic;
 
-use super::Producer;
 use super::context::Context;
+use super::polled::Polled;
 use super::properties;
 use super::shared::{Shared, Suspicion};
 use super::trouble::{self, Trouble};
 use crate::error::Chain;
 use crate::finding::Finding;
 use crate::sink::{KafkaSpec, Mailbox, SinkError};
-use rdkafka::config::{FromClientConfigAndContext, RDKafkaLogLevel};
+use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::sync::Arc;
@@ -95,13 +95,12 @@ pub(in crate::sink) fn look(spec: &KafkaSpec, topics: &[String], keyed: bool) ->
     found
 }
 
-fn producer(spec: &KafkaSpec, shared: &Arc<Shared>) -> Result<Producer, SinkError> {
+fn producer(spec: &KafkaSpec, shared: &Arc<Shared>) -> Result<Polled, SinkError> {
     let mut config = properties::client_config(spec)?;
     // What librdkafka has to say comes by its error callback; its log would stand between the findings.
     config.set_log_level(RDKafkaLogLevel::Emerg);
     config.set("log_level", "0");
-    Producer::from_config_and_context(&config, Context::new(Arc::clone(shared), Arc::default()))
-        .map_err(SinkError::Create)
+    Polled::make(&config, Context::new(Arc::clone(shared), Arc::default()))
 }
 
 fn unreachable(spec: &KafkaSpec, heard: Option<&Suspicion>) -> Finding {

@@ -9,22 +9,20 @@
 
 use super::context::Context;
 use super::native;
+use super::polled::{Polled, Producer};
 use super::shared::Shared;
 use crate::record::Record;
-use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
-use rdkafka::error::KafkaError;
-use rdkafka::producer::{Producer as _, ThreadedProducer};
+use crate::sink::SinkError;
+use rdkafka::config::ClientConfig;
+use rdkafka::producer::Producer as _;
 use std::ffi::CStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// librdkafka's producer with its polling thread.
-pub(super) type Producer = ThreadedProducer<Context>;
-
 /// Producers that are made, emptied and given up together.
 pub(super) struct Producers {
-    first: Producer,
-    others: Vec<Producer>,
+    first: Polled,
+    others: Vec<Polled>,
 }
 
 impl Producers {
@@ -33,22 +31,26 @@ impl Producers {
         config: &ClientConfig,
         shared: &Arc<Shared>,
         count: usize,
-    ) -> Result<Self, KafkaError> {
+    ) -> Result<Self, SinkError> {
         let broken = Arc::default();
         let make = || {
             let context = Context::new(Arc::clone(shared), Arc::clone(&broken));
-            Producer::from_config_and_context(config, context)
+            Polled::make(config, context)
         };
         let first = make()?;
         Ok(Self { first, others: (1..count).map(|_| make()).collect::<Result<_, _>>()? })
     }
 
-    fn all(&self) -> impl Iterator<Item = &Producer> {
+    fn polled(&self) -> impl Iterator<Item = &Polled> {
         std::iter::once(&self.first).chain(&self.others)
     }
 
+    fn all(&self) -> impl Iterator<Item = &Producer> {
+        self.polled().map(|polled| &**polled)
+    }
+
     /// The one to ask questions with.
-    pub(super) const fn first(&self) -> &Producer {
+    pub(super) fn first(&self) -> &Producer {
         &self.first
     }
 
@@ -72,6 +74,11 @@ impl Producers {
         };
         let index = number as usize % self.count();
         (index, index.checked_sub(1).map_or(&self.first, |other| &self.others[other]))
+    }
+
+    /// What has no company need not wait for it.
+    pub(super) fn hurry(&self) {
+        self.polled().for_each(Polled::hurry);
     }
 
     /// From here on their reports and errors go nowhere.

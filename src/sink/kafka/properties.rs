@@ -9,6 +9,7 @@ use crate::sink::{KafkaSpec, SinkError};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaConfRes;
+use std::time::Duration;
 
 /// What an operator's property may be.
 enum Rule {
@@ -152,6 +153,14 @@ fn refusal(name: &str, error: &KafkaError) -> SinkError {
 
 /// What the promises need, and for the rest what measured best. Security is as librdkafka's defaults have it: none,
 /// unless the operator says so.
+/// How long a record may wait for company, while others of its producer are in flight (`docs/decisions/batching.md`).
+pub(super) const LINGER: Duration = Duration::from_millis(2);
+
+/// Whether the linger is ours, and what has no company leaves at once; else it is the operator's, and all wait for it.
+pub(super) fn hurries(spec: &KafkaSpec) -> bool {
+    !["linger.ms", "queue.buffering.max.ms"].iter().any(|name| spec.properties.contains_key(*name))
+}
+
 fn ours(spec: &KafkaSpec) -> ClientConfig {
     let mut config = ClientConfig::new();
     config.set_log_level(RDKafkaLogLevel::Info);
@@ -163,7 +172,6 @@ fn ours(spec: &KafkaSpec) -> ClientConfig {
         ("message.timeout.ms", "0"),
         ("partitioner", "murmur2_random"),
         ("compression.type", "lz4"),
-        ("linger.ms", "0.5"),
         ("batch.num.messages", "50000"),
         ("socket.keepalive.enable", "true"),
         ("reconnect.backoff.ms", "50"),
@@ -176,6 +184,7 @@ fn ours(spec: &KafkaSpec) -> ClientConfig {
     ] {
         config.set(name, value);
     }
+    config.set("linger.ms", LINGER.as_millis().to_string());
     config.set("queue.buffering.max.messages", queue_messages(spec).to_string());
     Sizes::of(spec).put(spec, &mut config);
     config

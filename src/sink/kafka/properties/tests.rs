@@ -30,6 +30,15 @@ fn librdkafka_takes_our_settings_whatever_the_bounds_are() {
     }
 }
 
+#[test]
+fn the_linger_is_ours_unless_the_operator_has_one() {
+    assert!(hurries(&spec(&[("compression.type", "zstd")])));
+    assert_eq!(client_config(&spec(&[])).unwrap().get("linger.ms"), Some("2"));
+    for name in ["linger.ms", "queue.buffering.max.ms"] {
+        assert!(!hurries(&spec(&[(name, "5")])), "{name}");
+    }
+}
+
 /// librdkafka's own defaults are others, and a producer starts with those too.
 #[test]
 fn what_the_promises_need_is_set_and_is_what_an_operator_may_write() {
