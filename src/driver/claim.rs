@@ -140,6 +140,7 @@ impl Pipeline {
         };
         let rows: &[Parked] = if keeps { &in_place_of_all } else { &rows };
         let client = polling.poller.client();
+        polling.desk.jobs.unseen = polling.open.as_ref().map(|open| open.at);
         parked::place(client, self.spec.name(), &places).await?;
         let stored =
             parked::write(client, self.spec.name(), polling.desk.epoch, rows, &marks).await?;
@@ -193,6 +194,7 @@ impl Pipeline {
             say::repair_progress(self);
         }
         self.patiently(stop, polling.poller.settle(open.claim, &outcomes)).await?;
+        polling.desk.jobs.unseen = None;
         self.returning.settled();
         Ok(outcomes.iter().any(|outcome| *outcome != Settled::Held))
     }

@@ -55,6 +55,9 @@ pub(super) struct Desk {
 pub(super) struct Jobs {
     writing: Option<Job<Stored>>,
     writing_since: Instant,
+    /// The claim, not committed, in which rows stand that the relay takes for written: here they can't be seen yet,
+    /// which does not mean that somebody has deleted them.
+    pub(super) unseen: Option<Lsn>,
     fetching: Option<Job<Fetched>>,
     asking: Option<Job<Asked>>,
     /// When requests are looked for, though nobody has said that there are any.
@@ -75,7 +78,8 @@ impl Default for Jobs {
     fn default() -> Self {
         let now = Instant::now();
         let (writing, fetching, asking) = (None, None, None);
-        Self { writing, writing_since: now, fetching, asking, ask_at: now, prune_at: now }
+        let (writing_since, ask_at, prune_at) = (now, now, now);
+        Self { writing, writing_since, unseen: None, fetching, asking, ask_at, prune_at }
     }
 }
 
@@ -119,7 +123,12 @@ impl Pipeline {
         if desk.jobs.fetching.is_some() || full || !self.shelf.wants_records() {
             return;
         }
+        let unseen = desk.jobs.unseen;
         let mut wanted = self.shelf.missing();
+        wanted.retain(|wanted| Some(wanted.position.commit_lsn) != unseen);
+        if wanted.is_empty() {
+            return;
+        }
         let (client, spec) = (desk.control.shared_client(), Arc::clone(&self.spec));
         desk.jobs.fetching = Some(Box::pin(async move {
             let of = |letter: bool| {
@@ -197,7 +206,9 @@ impl Pipeline {
     /// Looks for what people did to the table; where the outbox is polled, also what a stream's looks would see to.
     fn ask(&self, desk: &mut Desk) {
         let (client, spec) = (desk.control.shared_client(), Arc::clone(&self.spec));
-        let dead = self.relay.dead(DEAD_MAX);
+        let unseen = desk.jobs.unseen;
+        let mut dead = self.relay.dead(DEAD_MAX);
+        dead.retain(|position| Some(position.commit_lsn) != unseen);
         let polls = self.tell.polling;
         let prune = polls && desk.jobs.prune_at <= Instant::now();
         if prune {

@@ -291,6 +291,42 @@ async fn bad_event_is_parked_and_its_row_goes() {
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
+/// Its row is committed with its claim, which may wait for others long after it is due: it is not taken for deleted,
+/// and nothing of its aggregate overtakes it.
+#[tokio::test]
+async fn parked_event_holds_up_its_aggregate_while_its_claim_is_open() {
+    let pipeline = polling(Version::Pg17, "pollopen", "postrider").await;
+    let (base, brokers) = (pipeline.topic.name.as_str(), pipeline.topic.brokers.as_str());
+    let config = pipeline.config.replace(base, &format!("{base}.{{aggregate_type}}"));
+    let orders = Topic { name: format!("{base}.order"), brokers: brokers.to_owned() };
+    create_topic(brokers, &orders.name, 1, &[("max.message.bytes", "3000")]).await;
+    let relay = Relay::spawn(&config);
+    pipeline
+        .sql
+        .batch(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+             select t, a, 'T', to_json(case when i = 2 then (select string_agg(md5(random()::text), '') \
+             from generate_series(1, 600)) else 'x' end) \
+             from (values (1, 'order', 'a'), (2, 'order', 'a'), (3, 'late', 'b'), (4, 'order', 'a')) v(i, t, a)",
+        )
+        .await;
+    // The third has no topic. Tries of the second are due after 0.2 s.
+    let waits = |status: &Value| {
+        status["pipelines"][0]["lag_seconds"].as_f64().is_some_and(|lag| lag > 2.0)
+    };
+    relay.await_status("the claim is open", SOON, waits).await;
+    create_topic(brokers, &format!("{base}.late"), 1, &[]).await;
+    let states = "select string_agg(event_id || ' ' || (state in ('waiting', 'dead'))::text, ', ' order by commit_lsn, ordinal) \
+                  from postrider.parked";
+    count(&pipeline, states, "2 true, 4 false").await;
+    alter(&orders, "max.message.bytes", "100000").await;
+    let again = "update postrider.parked set requested_action = 'retry', requested_at = now() where event_id = '2'";
+    pipeline.sql.batch(again).await;
+    let records = orders.await_records(3, SOON).await;
+    assert_eq!(ids(&records, "a"), ["1", "2", "4"], "in order");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
 /// The same where the table has columns for it: the row says so, its aggregate waits, and the pause is the layout's.
 #[tokio::test]
 async fn bad_event_is_marked_in_a_table_that_keeps_failures() {

@@ -79,6 +79,7 @@ impl Pipeline {
     ) -> Result<(), SourceError> {
         self.reset_sink(why);
         polling.poller.abandon().await?;
+        polling.desk.jobs.unseen = None;
         if let Some(open) = polling.open.take() {
             polling.floor = open.end();
         }
