@@ -41,7 +41,7 @@ const COALESCE_BYTES: u64 = 7_000;
 /// How long data may pile up. The kernel makes about twice as much of the shortest; the longest is what an event may
 /// wait here.
 const NAP_MIN: Duration = Duration::from_micros(120);
-const NAP_MAX: Duration = Duration::from_millis(2);
+const NAP_MAX: Duration = Duration::from_micros(500);
 
 /// Whether much is coming.
 pub(super) struct Busy {

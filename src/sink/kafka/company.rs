@@ -55,21 +55,21 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// Three records, of which the first finds the producer idle or not, at some millisecond.
-    fn turn(company: &mut Company, start: Instant, idle: bool, millis: u64) -> bool {
+    /// Three records, of which the first finds the producer idle or not, at some microsecond.
+    fn turn(company: &mut Company, start: Instant, idle: bool, micros: u64) -> bool {
         company.handed(|| idle);
         company.handed(|| false);
         company.handed(|| false);
-        company.is_none(|| start + Duration::from_millis(millis))
+        company.is_none(|| start + Duration::from_micros(micros))
     }
 
     #[test]
     fn what_comes_to_an_idle_producer_is_sent_at_once_and_what_follows_soon_waits() {
         let (mut company, start) = (Company::new(true), Instant::now());
         assert!(turn(&mut company, start, true, 0));
-        assert!(!turn(&mut company, start, false, 1), "there is company");
-        assert!(!turn(&mut company, start, false, 2));
-        assert!(turn(&mut company, start, true, 3), "all before it is answered");
+        assert!(!turn(&mut company, start, false, 400), "there is company");
+        assert!(!turn(&mut company, start, false, 800));
+        assert!(turn(&mut company, start, true, 1_200), "all before it is answered");
         assert!(!company.is_none(|| start), "nothing was handed over");
     }
 
@@ -77,8 +77,8 @@ mod tests {
     fn a_pause_as_long_as_the_linger_ends_the_wait_though_answers_take_longer() {
         let (mut company, start) = (Company::new(true), Instant::now());
         assert!(turn(&mut company, start, true, 0));
-        assert!(turn(&mut company, start, false, 2));
-        assert!(!turn(&mut company, start, false, 3));
+        assert!(turn(&mut company, start, false, 1_000));
+        assert!(!turn(&mut company, start, false, 1_500));
     }
 
     #[test]
@@ -86,8 +86,8 @@ mod tests {
         let (mut company, start) = (Company::new(true), Instant::now());
         assert!(turn(&mut company, start, true, 0));
         company.awaited();
-        assert!(turn(&mut company, start, false, 1));
-        assert!(!turn(&mut company, start, false, 2));
+        assert!(turn(&mut company, start, false, 400));
+        assert!(!turn(&mut company, start, false, 800));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use std::time::Duration;
 pub(super) type Producer = BaseProducer<Context>;
 
 /// How long an acknowledgement may wait to be told, behind one that was told.
-const REST: Duration = Duration::from_millis(1);
+const REST: Duration = Duration::from_millis(2);
 
 /// The thread looks up so often though nothing comes.
 const LOOK: Duration = Duration::from_secs(1);

@@ -151,16 +151,16 @@ fn refusal(name: &str, error: &KafkaError) -> SinkError {
     SinkError::BadValue { name: name.to_owned() }
 }
 
-/// What the promises need, and for the rest what measured best. Security is as librdkafka's defaults have it: none,
-/// unless the operator says so.
 /// How long a record may wait for company, while others of its producer are in flight (`docs/decisions/batching.md`).
-pub(super) const LINGER: Duration = Duration::from_millis(2);
+pub(super) const LINGER: Duration = Duration::from_millis(1);
 
 /// Whether the linger is ours, and what has no company leaves at once; else it is the operator's, and all wait for it.
 pub(super) fn hurries(spec: &KafkaSpec) -> bool {
     !["linger.ms", "queue.buffering.max.ms"].iter().any(|name| spec.properties.contains_key(*name))
 }
 
+/// What the promises need, and for the rest what measured best. Security is as librdkafka's defaults have it: none,
+/// unless the operator says so.
 fn ours(spec: &KafkaSpec) -> ClientConfig {
     let mut config = ClientConfig::new();
     config.set_log_level(RDKafkaLogLevel::Info);

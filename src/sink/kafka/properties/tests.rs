@@ -33,7 +33,7 @@ fn librdkafka_takes_our_settings_whatever_the_bounds_are() {
 #[test]
 fn the_linger_is_ours_unless_the_operator_has_one() {
     assert!(hurries(&spec(&[("compression.type", "zstd")])));
-    assert_eq!(client_config(&spec(&[])).unwrap().get("linger.ms"), Some("2"));
+    assert_eq!(client_config(&spec(&[])).unwrap().get("linger.ms"), Some("1"));
     for name in ["linger.ms", "queue.buffering.max.ms"] {
         assert!(!hurries(&spec(&[(name, "5")])), "{name}");
     }
