@@ -31,8 +31,12 @@ pub(super) struct Open {
     outcomes: Vec<Option<Settled>>,
     /// Aggregates of rows whose failure, or waiting, their table keeps.
     kept: HashSet<Lane>,
+    /// Those rows, as the relay knows them: nothing but the claim says so before it is settled.
+    failures: Vec<Entry>,
     begun: bool,
     committed: bool,
+    /// The relay has asked for a cursor row, which is the claim's commit.
+    pub(super) cursor_waits: bool,
     pub(super) since: Instant,
 }
 
@@ -48,8 +52,10 @@ impl Open {
             fed: 0,
             outcomes,
             kept: HashSet::new(),
+            failures: Vec::new(),
             begun: false,
             committed: false,
+            cursor_waits: false,
             since: Instant::now(),
         }
     }
@@ -57,6 +63,31 @@ impl Open {
     /// The first position behind it.
     pub(super) fn end(&self) -> Lsn {
         self.end
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.outcomes.len()
+    }
+
+    /// It is fed from its beginning once more, at the same positions.
+    pub(super) fn rewind(&mut self) {
+        (self.fed, self.begun, self.committed, self.cursor_waits) = (0, false, false, false);
+    }
+
+    /// Whether a cursor row was asked for, once.
+    pub(super) fn takes_cursor(&mut self) -> bool {
+        std::mem::take(&mut self.cursor_waits)
+    }
+
+    /// What is parked, where `loaded` is what the tables say: rows whose failure the outbox is to keep are not there.
+    pub(super) fn parked(&self, mut loaded: Vec<Entry>) -> Vec<Entry> {
+        let ours = |entry: &Entry| entry.position.commit_lsn == self.at;
+        if !self.failures.is_empty() {
+            // Their letters stand there in their stead.
+            loaded.retain(|entry| !ours(entry));
+            loaded.extend_from_slice(&self.failures);
+        }
+        loaded
     }
 }
 
@@ -123,6 +154,9 @@ impl Pipeline {
                     }
                     (false, false) => Settled::Moved,
                 };
+                if keeps {
+                    open.failures.push(row.entry);
+                }
                 let index = usize::try_from(row.entry.position.ordinal).unwrap_or(usize::MAX);
                 if let Some(known) = open.outcomes.get_mut(index) {
                     *known = Some(outcome);
@@ -139,11 +173,20 @@ impl Pipeline {
             Vec::new()
         };
         let rows: &[Parked] = if keeps { &in_place_of_all } else { &rows };
+        let (name, epoch) = (self.spec.name(), polling.desk.epoch);
+        // What became of earlier ones is not the claim's: were its marks lost with it, an event that is published would
+        // be tried again, behind later ones of its aggregate whose marks are committed.
+        polling.desk.jobs.finish().await;
+        let control = polling.desk.control.client();
+        let marked = marks.is_empty()
+            || parked::write(control, name, epoch, &[], &marks).await? == Stored::Yes;
+        if !marked {
+            return Ok(Stored::TakenOver);
+        }
         let client = polling.poller.client();
         polling.desk.jobs.unseen = polling.open.as_ref().map(|open| open.at);
-        parked::place(client, self.spec.name(), &places).await?;
-        let stored =
-            parked::write(client, self.spec.name(), polling.desk.epoch, rows, &marks).await?;
+        parked::place(client, name, &places).await?;
+        let stored = parked::write(client, name, epoch, rows, &[]).await?;
         drop(self.shelf.stored());
         Ok(stored)
     }
@@ -184,6 +227,7 @@ impl Pipeline {
             None if index < done => Settled::Published,
             None => Settled::Held,
         };
+        let cursor_waits = open.cursor_waits;
         let outcomes: Vec<Settled> = open.outcomes.into_iter().enumerate().map(outcome).collect();
         let settled =
             |row: usize| matches!(outcomes.get(row), Some(Settled::Published | Settled::Moved));
@@ -195,6 +239,9 @@ impl Pipeline {
         }
         self.patiently(stop, polling.poller.settle(open.claim, &outcomes)).await?;
         polling.desk.jobs.unseen = None;
+        if cursor_waits {
+            self.apply(self.now(), Input::CursorWritten);
+        }
         self.returning.settled();
         Ok(outcomes.iter().any(|outcome| *outcome != Settled::Held))
     }

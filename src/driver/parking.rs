@@ -89,6 +89,15 @@ impl Jobs {
         self.writing.as_ref().map(|_| self.writing_since)
     }
 
+    /// Waits until all that is under way has its answer, and keeps the answers for [`next`](Self::next).
+    ///
+    /// To be awaited before anything else is asked on this session and waited for: its answers come in order, and one
+    /// that nobody takes holds up those behind it (the client's buffer has a few messages of each).
+    pub(super) async fn finish(&mut self) {
+        let Self { writing, fetching, asking, .. } = self;
+        tokio::join!(finished(writing), finished(fetching), finished(asking));
+    }
+
     /// Waits for whatever comes first. Cancel-safe.
     pub(super) async fn next(&mut self, notifications: &Notifications) -> Said {
         tokio::select! {
@@ -99,6 +108,13 @@ impl Jobs {
             () = notifications.next(), if self.asking.is_none() => Said::Ask,
             () = sleep_until(self.ask_at), if self.asking.is_none() => Said::Ask,
         }
+    }
+}
+
+async fn finished<T: 'static>(job: &mut Option<Job<T>>) {
+    if let Some(pending) = job {
+        let answer = pending.await;
+        *job = Some(Box::pin(std::future::ready(answer)));
     }
 }
 
@@ -123,9 +139,7 @@ impl Pipeline {
         if desk.jobs.fetching.is_some() || full || !self.shelf.wants_records() {
             return;
         }
-        let unseen = desk.jobs.unseen;
         let mut wanted = self.shelf.missing();
-        wanted.retain(|wanted| Some(wanted.position.commit_lsn) != unseen);
         if wanted.is_empty() {
             return;
         }

@@ -22,6 +22,7 @@ use crate::pgoutput::{self, Message};
 use crate::postgres::SourceError;
 use crate::postgres::cursor::Written;
 use crate::postgres::parked::{Loaded, Stored};
+use crate::postgres::poll::CLAIM_ROWS_MAX;
 use crate::postgres::setup::Renewed;
 use crate::relay::{Effect, Input};
 use std::time::Duration;
@@ -49,6 +50,8 @@ pub(super) struct Polling {
     /// What is parked is to be read again, as soon as no write is under way.
     anew: Anew,
     limit: usize,
+    /// Rows of the next claim, at most: fewer where one was held too long.
+    limit_max: usize,
     next_at: Instant,
     /// `mode = "auto"`: the slot that is to be streamed from again.
     pub(super) renewal: Option<Renewal>,
@@ -61,6 +64,8 @@ enum Anew {
     No,
     /// Since then.
     Due(Instant),
+    /// By the claim's own session, if there is one: positions mean what they meant.
+    SameHistory,
 }
 
 /// What happened first.
@@ -104,6 +109,7 @@ impl Polling {
             floor: start,
             anew: Anew::No,
             limit: 0,
+            limit_max: CLAIM_ROWS_MAX,
             next_at: Instant::now(),
             renewal: None,
             leave_at: None,
@@ -133,7 +139,7 @@ impl Pipeline {
         if let Err(error) = self.find_returning(&mut polling).await {
             return End::Lost(error);
         }
-        if let Some(halt) = self.begin_polling(&polling) {
+        if let Some(halt) = self.begin_polling(&polling, false) {
             return End::Over(Exit::Halted(halt));
         }
         if in_its_stead {
@@ -165,8 +171,9 @@ impl Pipeline {
         }
     }
 
-    /// Tells mapper and relay that positions mean something else from now on; a halt where the table does not fit.
-    fn begin_polling(&mut self, polling: &Polling) -> Option<Box<crate::error::Halt>> {
+    /// Tells mapper and relay where it begins, and whether positions mean what they meant; a halt where the table does
+    /// not fit.
+    fn begin_polling(&mut self, polling: &Polling, same: bool) -> Option<Box<crate::error::Halt>> {
         self.mapper.forget_relations(Some(polling.poller.table_oid()));
         if let Ok(Message::Relation(relation)) = pgoutput::decode(&polling.poller.relation())
             && let Err(error) = self.mapper.relation(&relation)
@@ -176,12 +183,16 @@ impl Pipeline {
         self.history = None;
         self.destinations.awaits(None);
         self.confirmed = Watermark::default();
-        let cursor =
-            Progress { watermark: Watermark::from_keepalive(polling.start), partial: None };
+        let start = Progress { watermark: Watermark::from_keepalive(polling.start), partial: None };
+        let cursor = if same { self.relay.progress() } else { start };
         let entries: Vec<Entry> = polling.parked.iter().map(|row| row.entry).collect();
+        let entries = match &polling.open {
+            Some(open) => open.parked(entries),
+            None => entries,
+        };
         let wishes = wishes(&polling.parked);
         let (parked, wishes) = (entries.as_slice(), wishes.as_slice());
-        let (same_history, same_owner) = (false, false);
+        let (same_history, same_owner) = (same, same);
         let started = Input::Started { cursor, same_history, same_owner, parked, wishes };
         self.relay.apply(self.now(), started, &mut self.effects);
         self.go_on_with(&polling.parked);
@@ -197,7 +208,9 @@ impl Pipeline {
         let now = self.now();
         self.take_posts(now);
         self.offer_tries(now);
-        if let Some(mut open) = polling.open.take() {
+        if polling.anew == Anew::No
+            && let Some(mut open) = polling.open.take()
+        {
             self.feed_claim(now, &mut open);
             polling.open = Some(open);
         }
@@ -223,6 +236,10 @@ impl Pipeline {
         polling: &mut Polling,
     ) -> Result<Option<Exit>, SourceError> {
         let mut exit = None;
+        // An end waits for its cursor row, and the claim for the end.
+        if self.relay.stopping() && polling.open.as_mut().is_some_and(Open::takes_cursor) {
+            self.apply(self.now(), Input::CursorWritten);
+        }
         while !self.effects.is_empty() {
             for effect in std::mem::take(&mut self.effects) {
                 match effect {
@@ -231,6 +248,13 @@ impl Pipeline {
                         self.published(ticket, commit_time);
                     }
                     Effect::Sound { ticket, position } => self.shelf.sound(ticket, position),
+                    // Its row is committed with the claim: it is found when all is read again.
+                    Effect::Letter { ticket, position }
+                        if polling.desk.jobs.unseen == Some(position.commit_lsn) =>
+                    {
+                        polling.failed = true;
+                        self.apply(self.now(), Input::Gone { ticket });
+                    }
                     Effect::Letter { ticket, position } => {
                         self.shelf.send_letter(ticket, position);
                     }
@@ -242,8 +266,12 @@ impl Pipeline {
                     Effect::Try { ticket, position } => {
                         self.shelf.try_again(ticket, position);
                     }
-                    // What is published stands in the table itself.
-                    Effect::WriteCursor(_) => self.apply(self.now(), Input::CursorWritten),
+                    // What is published stands in the table itself, once the claim is committed: before that no
+                    // parked event of it may be tried.
+                    Effect::WriteCursor(_) => match &mut polling.open {
+                        Some(open) if !self.relay.stopping() => open.cursor_waits = true,
+                        _ => self.apply(self.now(), Input::CursorWritten),
+                    },
                     Effect::WriteParking { rows: 0, marks } => {
                         self.write_parking(&mut polling.desk, 0, marks);
                     }
@@ -257,7 +285,7 @@ impl Pipeline {
                         };
                         self.apply(self.now(), input);
                     }
-                    Effect::Restart { why } => self.claim_again(polling, why).await?,
+                    Effect::Restart { why } => self.send_again(polling, why).await?,
                     Effect::Drained => exit = Some(Exit::Stopped),
                     Effect::Halt(halt) => exit = Some(Exit::Halted(halt)),
                 }

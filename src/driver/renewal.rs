@@ -173,6 +173,7 @@ impl Pipeline {
         if !drained || polling.open.is_some() {
             return Ok(false);
         }
+        polling.desk.jobs.finish().await;
         let client = polling.desk.control.client();
         cursor::polled(client, self.spec.name(), polling.desk.epoch).await?;
         let wal_end = server::read(client).await?.wal_end;

@@ -96,7 +96,8 @@ impl Pipeline {
         Ok(())
     }
 
-    async fn look_for_returning(&self, polling: &Polling) -> Result<Returning, SourceError> {
+    async fn look_for_returning(&self, polling: &mut Polling) -> Result<Returning, SourceError> {
+        polling.desk.jobs.finish().await;
         let (client, name) = (polling.desk.control.client(), self.spec.name());
         let found = match &self.spec.poll.table {
             _ if polling.poller.repairs().is_some() => parked::listed(client, name).await?,
@@ -116,7 +117,16 @@ impl Pipeline {
     /// Reads what is parked anew. What an open claim has moved, and could not keep, comes again.
     pub(super) async fn reload(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
         self.returning.moved.clear();
+        polling.desk.jobs.finish().await;
         let client = polling.desk.control.client();
+        polling.parked = connect::load_all(client, self.spec.name()).await?;
+        self.without_returning(polling);
+        Ok(())
+    }
+
+    /// Reads what is parked as the claim at hand has it: with its own rows, and with what it has moved.
+    pub(super) async fn read_in_claim(&self, polling: &mut Polling) -> Result<(), SourceError> {
+        let client = polling.poller.client();
         polling.parked = connect::load_all(client, self.spec.name()).await?;
         self.without_returning(polling);
         Ok(())
@@ -126,7 +136,7 @@ impl Pipeline {
     /// relay's again then.
     pub(super) async fn returning_are_fewer(
         &mut self,
-        polling: &Polling,
+        polling: &mut Polling,
     ) -> Result<bool, SourceError> {
         if self.returning.at.is_empty() || polling.poller.repairs().is_some() {
             return Ok(false);

@@ -315,6 +315,8 @@ impl Pipeline {
     /// Ends the stream in good order, and waits until the slot shows the last position: so nothing comes twice.
     async fn farewell(&mut self, session: Session) {
         let Connected { wal, desk, version, .. } = session.connected;
+        // Answers that nobody takes would stand before those that are asked for here.
+        drop(desk.jobs);
         if let Err(error) = wal.stop(FAREWELL_MAX).await {
             say::farewell_failed(self, &error);
             return;

@@ -25,6 +25,9 @@ impl Relay {
             let busy = self.flow.in_flight().0 > 0 || !self.parking.quiet();
             self.tracker.adopt(cursor);
             self.flow.clear();
+            if !same_history {
+                self.flow.forget_positions();
+            }
             if !injected(Bug::KeepsPending) {
                 self.parking.forget(same_history);
             }

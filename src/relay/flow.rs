@@ -285,6 +285,14 @@ impl Flow {
         }
     }
 
+    /// Positions mean something else from now on.
+    pub(super) fn forget_positions(&mut self) {
+        self.suspects.clear();
+        self.overtaken.clear();
+        self.given_up.clear();
+        self.behind.clear();
+    }
+
     pub(super) fn clear(&mut self) {
         self.slots.clear();
         self.waiting = None;

@@ -1,6 +1,7 @@
 //! Polling end to end: each layout to real Kafka, with the marks its seed writes, and the order of each aggregate.
 
 mod letters;
+mod refused;
 
 use crate::await_that::{SOON, await_that};
 use crate::load::Load;
@@ -325,6 +326,39 @@ async fn parked_event_holds_up_its_aggregate_while_its_claim_is_open() {
     let records = orders.await_records(3, SOON).await;
     assert_eq!(ids(&records, "a"), ["1", "2", "4"], "in order");
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// A stop waits for no event that was parked in the claim at hand, and what is published of the claim is marked.
+#[tokio::test]
+async fn stop_in_the_middle_of_a_claim_marks_what_is_published() {
+    let pipeline = polling(Version::Pg17, "pollstop", "postrider").await;
+    let (base, brokers) = (pipeline.topic.name.as_str(), pipeline.topic.brokers.as_str());
+    let config = pipeline.config.replace(base, &format!("{base}.{{aggregate_type}}"));
+    let orders = Topic { name: format!("{base}.order"), brokers: brokers.to_owned() };
+    create_topic(brokers, &orders.name, 1, &[("max.message.bytes", "3000")]).await;
+    // Longer than a claim is held.
+    let relay = Relay::spawn(&format!("shutdown_grace = \"2m\"\n{config}"));
+    pipeline
+        .sql
+        .batch(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+             select t, a, 'T', to_json(case when i = 2 then (select string_agg(md5(random()::text), '') \
+             from generate_series(1, 600)) else 'x' end) \
+             from (values (1, 'order', 'a'), (2, 'order', 'b'), (3, 'late', 'c'), (4, 'order', 'a')) v(i, t, a)",
+        )
+        .await;
+    // The third has no topic. Tries of the second are due after 0.2 s.
+    let waits = |status: &Value| {
+        status["pipelines"][0]["lag_seconds"].as_f64().is_some_and(|lag| lag > 2.0)
+    };
+    relay.await_status("the claim is open", SOON, waits).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let left = "select string_agg(id::text, ' ' order by id) from outbox";
+    count(&pipeline, left, "3 4").await;
+    let parked = "select string_agg(event_id || ' ' || state, ' ') from postrider.parked";
+    count(&pipeline, parked, "2 waiting").await;
+    let records = orders.await_records(1, SOON).await;
+    assert_eq!(ids(&records, "a"), ["1"]);
 }
 
 /// The same where the table has columns for it: the row says so, its aggregate waits, and the pause is the layout's.

@@ -23,7 +23,7 @@ impl Pipeline {
     pub(super) async fn claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
         let settings = &self.spec.poll;
         self.handed.claims();
-        let limit = polling.limit.max(settings.batch);
+        let limit = polling.limit.max(settings.batch).min(polling.limit_max);
         let all = polling.renewal.as_mut().is_some_and(Renewal::claims);
         polling.keeps_now = polling.keeps_failures && !all;
         let claim = if all {
@@ -59,6 +59,7 @@ impl Pipeline {
         stop: &Stop,
     ) -> Result<(), SourceError> {
         polling.floor = polling.open.as_ref().map_or(polling.floor, Open::end);
+        polling.limit_max = polling.limit_max.saturating_mul(2).min(CLAIM_ROWS_MAX);
         let any = self.settle_claim(polling, stop).await?;
         if std::mem::take(&mut polling.failed) {
             // The table holds failed rows and their followers back: the next claim is a new beginning.
@@ -71,38 +72,61 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Everything in flight is given up: the claim with it.
-    pub(super) async fn claim_again(
+    /// Everything in flight is given up, not the claim: its rows are ours, and come again where they stood, so that the
+    /// relay knows which of them a broker has refused, or parked. One that was held too long, or is not ours any more,
+    /// is given up too.
+    pub(super) async fn send_again(
         &mut self,
         polling: &mut Polling,
         why: Restart,
     ) -> Result<(), SourceError> {
         self.reset_sink(why);
+        if why == Restart::SlotTaken {
+            self.let_go(polling).await?;
+        } else if polling.anew == Anew::No {
+            if let Some(open) = &mut polling.open {
+                open.rewind();
+            }
+            polling.anew = Anew::SameHistory;
+        }
+        self.begin_anew(polling).await
+    }
+
+    async fn let_go(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
         polling.poller.abandon().await?;
         polling.desk.jobs.unseen = None;
         if let Some(open) = polling.open.take() {
             polling.floor = open.end();
+            // It would be held as long again.
+            polling.limit_max = (open.rows() / 2).max(1);
         }
         (polling.failed, polling.anew) = (false, Anew::Due(Instant::now()));
-        // A claim that was held too long for a slow broker would be as long again.
         polling.limit = 0;
         polling.next_at = Instant::now() + self.spec.poll.interval;
-        self.begin_anew(polling).await
+        Ok(())
     }
 
     /// Begins anew, if that is wanted, with what is parked now. A write that is under way comes first: the relay would
     /// have it made a second time beside itself; and tries that are out, for a while: their producer would go with
     /// them.
     pub(super) async fn begin_anew(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
-        let Anew::Due(since) = polling.anew else { return Ok(()) };
-        let tried = self.relay.is_trying() && since.elapsed() < TRIES_WAIT_MAX;
-        if tried || polling.desk.jobs.written_since().is_some() {
-            return Ok(());
-        }
+        let same = match polling.anew {
+            Anew::No => return Ok(()),
+            _ if polling.desk.jobs.written_since().is_some() => return Ok(()),
+            Anew::Due(since) if self.relay.is_trying() && since.elapsed() < TRIES_WAIT_MAX => {
+                return Ok(());
+            }
+            Anew::Due(_) => false,
+            Anew::SameHistory => true,
+        };
         polling.anew = Anew::No;
-        self.reload(polling).await?;
-        polling.start = polling.floor;
-        drop(self.begin_polling(polling));
+        if same {
+            self.read_in_claim(polling).await?;
+        } else {
+            self.reload(polling).await?;
+            polling.start = polling.floor;
+        }
+        drop(self.begin_polling(polling, same));
         Ok(())
     }
 }

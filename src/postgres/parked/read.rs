@@ -25,12 +25,12 @@ pub struct Loaded {
 /// keep an infinite time, written by hand, from being an error.
 const LOAD: &str = "\
 SELECT commit_lsn, ordinal, state, attempts, \
-       (pg_catalog.date_part('epoch', least(greatest(next_attempt_at, pg_catalog.now()), \
-         pg_catalog.now() + interval '100 years') - pg_catalog.now()) * 1e6)::pg_catalog.int8, \
+       (pg_catalog.date_part('epoch', least(greatest(next_attempt_at, now), now + interval '100 years') - now) \
+         * 1e6)::pg_catalog.int8, \
        CASE WHEN blocks THEN aggregate_type END, CASE WHEN blocks THEN aggregate_id END, \
        overtaken_lsn, overtaken_ordinal, requested_action, \
        state = 'dead' AND dead_sent_at IS NULL \
-FROM postrider.parked \
+FROM postrider.parked, pg_catalog.statement_timestamp() AS now \
 WHERE pipeline = $1 AND (state NOT IN ('done', 'skipped') OR (commit_lsn, ordinal) >= ($2, $3)) \
 ORDER BY commit_lsn, ordinal";
 

@@ -39,9 +39,6 @@ const ASKED_TOPICS: usize = 8;
 /// How often what is known of topics is asked for again.
 const REFRESH: Duration = Duration::from_mins(1);
 
-/// How long the last producers stay, behind their last record.
-const PARTING: Duration = Duration::from_secs(1);
-
 pub(super) struct Keeper {
     shared: Arc<Shared>,
     brokers: String,
@@ -93,8 +90,6 @@ impl Keeper {
             }
             self.refresh();
         }
-        // A process that ends is gone by then. OpenSSL cleans up at its exit, and librdkafka must not do so beside it.
-        std::thread::sleep(PARTING);
     }
 
     /// False when there is nothing more to do.

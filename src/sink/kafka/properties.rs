@@ -82,6 +82,7 @@ const GUARDS: &[Guard] = &[
     guard("allow.auto.create.topics", Rule::Only(&["false"]), AUTO_CREATE, KEPT),
     guard("transactional.id", Rule::Never, TRANSACTIONS, "exactly once is not built yet"),
     guard("transaction.timeout.ms", Rule::Never, TRANSACTIONS, "exactly once is not built yet"),
+    guard("enable.sasl.oauthbearer.unsecure.jwt", Rule::Only(&["false"]), TOKEN, KEPT),
     guard("log.queue", Rule::Never, "log lines go to Postrider's own log", KEPT),
     guard("test.mock.num.brokers", Rule::Never, "a mock broker keeps nothing", KEPT),
 ];
@@ -98,6 +99,7 @@ const PARTITIONER: &str = "keys would go to other partitions than those the Java
 const IDEMPOTENT_ONE: &str = "an idempotent producer needs 1";
 const REPORTS: &str = "Postrider confirms an event only when its delivery is reported";
 const AUTO_CREATE: &str = "a misspelt route would create topics with the broker's defaults";
+const TOKEN: &str = "nobody would renew the token when it expires";
 const TRANSACTIONS: &str = "Postrider does not use transactions";
 
 /// librdkafka's configuration for `spec`: our settings, and the operator's on top where they break no promise.

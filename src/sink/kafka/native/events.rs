@@ -99,11 +99,17 @@ impl Event {
     fn reports(&self) -> impl Iterator<Item = Report> {
         std::iter::from_fn(|| {
             // SAFETY: the event is alive, and owns the message, which is only read here. The opaque is the number that
-            // `produce` gave.
-            let message = unsafe { sys::rd_kafka_event_message_next(self.0.as_ptr()).as_ref() }?;
-            let failed = message.err != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR;
-            let result = if failed { Err(message.err.into()) } else { Ok(message.offset) };
-            Some(Report { ticket: Ticket(message._private as u64), result })
+            // `produce` gave. The error is a broker's number, and may be one that librdkafka's enum does not have: so
+            // nothing refers to the message as a whole.
+            let (error, offset, private) = unsafe {
+                let message =
+                    NonNull::new(sys::rd_kafka_event_message_next(self.0.as_ptr()).cast_mut())?;
+                let message = message.as_ptr();
+                let error = (&raw const (*message).err).cast::<i32>().read();
+                (error, (*message).offset, (*message)._private)
+            };
+            let result = if error == 0 { Ok(offset) } else { Err(code_of(error)) };
+            Some(Report { ticket: Ticket(private as u64), result })
         })
     }
 
@@ -136,6 +142,11 @@ impl Drop for Event {
         // SAFETY: the event came from a queue and is given back once.
         unsafe { sys::rd_kafka_event_destroy(self.0.as_ptr()) };
     }
+}
+
+/// A code by its number.
+fn code_of(number: i32) -> Code {
+    RDKafkaRespErr::try_from(number).map_or(Code::Unknown, Code::from)
 }
 
 /// As syslog numbers them.
