@@ -3,11 +3,13 @@
 //! A claim is to the relay what a transaction of the stream is. Its position is the server's end of WAL when it was
 //! claimed: made up, but rising from claim to claim, which is all that order asks for.
 
+use super::parking::Desk;
 use super::pipeline::Pipeline;
 use super::poll::Polling;
 use super::run::Stop;
 use super::say;
 use crate::error::{Halt, HaltReason};
+use crate::event::Position;
 use crate::lsn::Lsn;
 use crate::parked::{Entry, Lane, Mark, Parked, State};
 use crate::pgoutput;
@@ -16,6 +18,7 @@ use crate::postgres::parked::{self, Stored};
 use crate::postgres::poll::{Claim, Settled};
 use crate::relay::Input;
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -132,6 +135,7 @@ impl Pipeline {
         polling: &mut Polling,
         rows: usize,
         marks: Vec<Mark>,
+        stop: &Stop,
     ) -> Result<Stored, SourceError> {
         let rows = self.shelf.take_rows(rows);
         let keeps = polling.keeps_now;
@@ -173,14 +177,19 @@ impl Pipeline {
             Vec::new()
         };
         let rows: &[Parked] = if keeps { &in_place_of_all } else { &rows };
-        let (name, epoch) = (self.spec.name(), polling.desk.epoch);
+        let (spec, epoch) = (Arc::clone(&self.spec), polling.desk.epoch);
+        let name = spec.name();
         // What became of earlier ones is not the claim's: were its marks lost with it, an event that is published would
         // be tried again, behind later ones of its aggregate whose marks are committed.
-        polling.desk.jobs.finish().await;
-        let control = polling.desk.control.client();
-        let marked = marks.is_empty()
-            || parked::write(control, name, epoch, &[], &marks).await? == Stored::Yes;
-        if !marked {
+        let Desk { control, jobs, .. } = &mut polling.desk;
+        let marked = async {
+            jobs.finish().await;
+            match marks.as_slice() {
+                [] => Ok(Stored::Yes),
+                marks => parked::write(control.client(), name, epoch, &[], marks).await,
+            }
+        };
+        if self.patiently(stop, marked).await? == Stored::TakenOver {
             return Ok(Stored::TakenOver);
         }
         let client = polling.poller.client();
@@ -208,7 +217,10 @@ impl Pipeline {
         rows.iter().filter_map(letter).collect()
     }
 
-    /// Marks the claim's rows as far as their outcomes are known, and commits. Whether any took a mark.
+    /// Marks the claim's rows up to the first whose outcome is not known, and commits. Whether any took a mark.
+    ///
+    /// What is parked behind that row is taken back with it: where it stands says that it comes after, and the row
+    /// would come again at a place behind it.
     pub(super) async fn settle_claim(
         &mut self,
         polling: &mut Polling,
@@ -223,11 +235,18 @@ impl Pipeline {
             partial.map_or(0, |partial| usize::try_from(partial.ordinal).unwrap_or(0))
         };
         let outcome = |(index, known): (usize, Option<Settled>)| match known {
+            _ if index >= done => Settled::Held,
             Some(known) => known,
-            None if index < done => Settled::Published,
-            None => Settled::Held,
+            None => Settled::Published,
         };
-        let cursor_waits = open.cursor_waits;
+        let parks = polling.desk.jobs.unseen == Some(open.at);
+        let back = (parks && done < open.rows()).then_some(Position {
+            commit_lsn: open.at,
+            ordinal: u64::try_from(done).unwrap_or(u64::MAX),
+        });
+        let places = back.map(|from| self.returning.places_back(from)).unwrap_or_default();
+        // Before a new beginning nothing of it may be tried: the table itself holds back what has failed.
+        let cursor_waits = open.cursor_waits && !polling.failed;
         let outcomes: Vec<Settled> = open.outcomes.into_iter().enumerate().map(outcome).collect();
         let settled =
             |row: usize| matches!(outcomes.get(row), Some(Settled::Published | Settled::Moved));
@@ -237,7 +256,15 @@ impl Pipeline {
             self.marking.forget();
             say::repair_progress(self);
         }
-        self.patiently(stop, polling.poller.settle(open.claim, &outcomes)).await?;
+        let spec = Arc::clone(&self.spec);
+        let poller = &mut polling.poller;
+        let settled = async {
+            if let Some(from) = back {
+                parked::take_back(poller.client(), spec.name(), from, &places).await?;
+            }
+            poller.settle(open.claim, &outcomes).await
+        };
+        self.patiently(stop, settled).await?;
         polling.desk.jobs.unseen = None;
         if cursor_waits {
             self.apply(self.now(), Input::CursorWritten);

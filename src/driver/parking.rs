@@ -140,6 +140,7 @@ impl Pipeline {
             return;
         }
         let mut wanted = self.shelf.missing();
+        wanted.retain(|wanted| Some(wanted.position.commit_lsn) != desk.jobs.unseen);
         if wanted.is_empty() {
             return;
         }

@@ -5,6 +5,7 @@
 //! until that is back, or taken out of `synchronous_standby_names`. Nothing is given up for it.
 
 use super::pipeline::Pipeline;
+use super::poll::Polling;
 use super::run::Stop;
 use super::say;
 use crate::postgres::{SourceError, SourceErrorKind};
@@ -20,6 +21,19 @@ const WRITE_PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Pipeline {
+    /// Waits until nothing is under way on the control session: one of them may be a write.
+    pub(super) async fn finish_jobs(
+        &mut self,
+        polling: &mut Polling,
+        stop: &Stop,
+    ) -> Result<(), SourceError> {
+        let finished = async {
+            polling.desk.jobs.finish().await;
+            Ok(())
+        };
+        self.patiently(stop, finished).await
+    }
+
     /// Tells of a write that has been under way since then, if that is too long; and when it no longer is.
     pub(super) fn writes_wait(&mut self, since: Option<Instant>) {
         let long = since.filter(|since| since.elapsed() >= WRITE_PATIENCE);
@@ -55,7 +69,7 @@ impl Pipeline {
                 }
                 () = &mut enough => {
                     let kind = SourceErrorKind::Timeout(since.elapsed());
-                    return Err(SourceError::new(kind, "commit a claim before the stop"));
+                    return Err(SourceError::new(kind, "commit a write before the stop"));
                 }
                 () = sleep(LOOK_INTERVAL) => {
                     self.writes_wait(Some(since));

@@ -16,6 +16,7 @@ use super::say;
 use super::session::End;
 use super::spec::Mode;
 use crate::ack::Progress;
+use crate::backoff::Backoff;
 use crate::lsn::{Lsn, Watermark};
 use crate::parked::Entry;
 use crate::pgoutput::{self, Message};
@@ -49,6 +50,9 @@ pub(super) struct Polling {
     floor: Lsn,
     /// What is parked is to be read again, as soon as no write is under way.
     anew: Anew,
+    /// The pauses before a claim is fed again, since one was settled; and the end of the one at hand.
+    again: Backoff,
+    again_at: Instant,
     limit: usize,
     /// Rows of the next claim, at most: fewer where one was held too long.
     limit_max: usize,
@@ -108,6 +112,8 @@ impl Polling {
             failed: false,
             floor: start,
             anew: Anew::No,
+            again: claims::AGAIN,
+            again_at: Instant::now(),
             limit: 0,
             limit_max: CLAIM_ROWS_MAX,
             next_at: Instant::now(),
@@ -136,7 +142,7 @@ impl Pipeline {
         if in_its_stead && let Err(error) = self.mark_streamed(&polling).await {
             return End::Lost(error);
         }
-        if let Err(error) = self.find_returning(&mut polling).await {
+        if let Err(error) = self.find_returning(&mut polling, stop).await {
             return End::Lost(error);
         }
         if let Some(halt) = self.begin_polling(&polling, false) {
@@ -195,6 +201,11 @@ impl Pipeline {
         let (same_history, same_owner) = (same, same);
         let started = Input::Started { cursor, same_history, same_owner, parked, wishes };
         self.relay.apply(self.now(), started, &mut self.effects);
+        // What is out of the time before goes with its producer. No claim does: none is open where there is such.
+        let past = self.effects.extract_if(.., |effect| matches!(effect, Effect::Restart { .. }));
+        if let Some(Effect::Restart { why }) = past.last() {
+            self.reset_sink(why);
+        }
         self.go_on_with(&polling.parked);
         say::polling(self);
         None
@@ -215,25 +226,26 @@ impl Pipeline {
             polling.open = Some(open);
         }
         self.sink.nothing_more();
-        if let Some(exit) = self.perform_polling(polling).await? {
+        if let Some(exit) = self.perform_polling(polling, stop).await? {
             return Ok(Some(Over::Exit(exit)));
         }
-        self.begin_anew(polling).await?;
+        self.begin_anew(polling, stop).await?;
         let resolved = polling.open.as_ref().is_some_and(|open| self.claim_is_resolved(open));
         if resolved {
             self.end_claim(polling, stop).await?;
-            return Ok(self.hands_over(polling).await?.then_some(Over::Streams));
+            return Ok(self.hands_over(polling, stop).await?.then_some(Over::Streams));
         }
         self.writes_wait(polling.desk.jobs.written_since());
         self.report_sometimes(None);
         let turn = self.wait_polling(polling, stop).await;
-        self.react_polling(polling, turn).await
+        self.react_polling(polling, turn, stop).await
     }
 
     /// Performs the relay's effects; the exit, if it has come to its end.
     async fn perform_polling(
         &mut self,
         polling: &mut Polling,
+        stop: &Stop,
     ) -> Result<Option<Exit>, SourceError> {
         let mut exit = None;
         // An end waits for its cursor row, and the claim for the end.
@@ -276,7 +288,7 @@ impl Pipeline {
                         self.write_parking(&mut polling.desk, 0, marks);
                     }
                     Effect::WriteParking { rows, marks } => {
-                        let input = match self.park_in_claim(polling, rows, marks).await? {
+                        let input = match self.park_in_claim(polling, rows, marks, stop).await? {
                             Stored::Yes => Input::ParkingWritten,
                             Stored::TakenOver => {
                                 say::row_taken(self, &Written::TakenOver);
@@ -304,6 +316,8 @@ impl Pipeline {
         let hold = polling.open.as_ref().map(|open| open.since + CLAIM_HOLD_MAX);
         let due = self.due();
         let due = hold.map_or(due, |hold| due.min(hold));
+        let again = (polling.anew == Anew::SameHistory).then_some(polling.again_at);
+        let due = again.filter(|at| *at > Instant::now()).map_or(due, |at| due.min(at));
         let Polling { poller, desk, next_at, leave_at, renewal, .. } = polling;
         let Desk { control, jobs, .. } = desk;
         let (wake, notifications) = (poller.wake(), control.notifications());
@@ -328,6 +342,7 @@ impl Pipeline {
         &mut self,
         polling: &mut Polling,
         turn: Turn,
+        stop: &Stop,
     ) -> Result<Option<Over>, SourceError> {
         let now = self.now();
         match turn {
@@ -344,9 +359,9 @@ impl Pipeline {
             Turn::Lost(error) => return Err(error),
             Turn::Parking(said) => self.parking_said(&mut polling.desk, said)?,
             Turn::Claim => {
-                self.claim(polling).await?;
+                self.claim(polling, stop).await?;
                 if polling.open.is_none() {
-                    return Ok(self.hands_over(polling).await?.then_some(Over::Streams));
+                    return Ok(self.hands_over(polling, stop).await?.then_some(Over::Streams));
                 }
             }
             Turn::Renew => self.renew(polling),

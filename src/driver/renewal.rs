@@ -12,6 +12,7 @@
 use super::connect::application_name;
 use super::pipeline::Pipeline;
 use super::poll::{Polling, Turn};
+use super::run::Stop;
 use super::say;
 use super::session::{Job, job};
 use crate::error::{Chain, HaltReason};
@@ -165,7 +166,11 @@ impl Pipeline {
     }
 
     /// Whether the stream may go on from the slot; then polling is over.
-    pub(super) async fn hands_over(&mut self, polling: &mut Polling) -> Result<bool, SourceError> {
+    pub(super) async fn hands_over(
+        &mut self,
+        polling: &mut Polling,
+        stop: &Stop,
+    ) -> Result<bool, SourceError> {
         if polling.poller.repairs().is_some() {
             return self.repair_ends(polling).await;
         }
@@ -173,7 +178,7 @@ impl Pipeline {
         if !drained || polling.open.is_some() {
             return Ok(false);
         }
-        polling.desk.jobs.finish().await;
+        self.finish_jobs(polling, stop).await?;
         let client = polling.desk.control.client();
         cursor::polled(client, self.spec.name(), polling.desk.epoch).await?;
         let wal_end = server::read(client).await?.wal_end;

@@ -8,6 +8,7 @@
 use super::connect;
 use super::pipeline::Pipeline;
 use super::poll::Polling;
+use super::run::Stop;
 use super::spec::Mode;
 use crate::event::Position;
 use crate::parked::Parked;
@@ -27,8 +28,8 @@ pub(super) struct Returning {
     by_id: HashMap<String, (Position, bool)>,
     /// Where those stand that are to be parked again.
     at: HashSet<Position>,
-    /// Parked again by the claim that is open.
-    moved: Vec<String>,
+    /// Parked again by the claim that is open, and where.
+    moved: Vec<(String, Position)>,
 }
 
 impl Returning {
@@ -69,15 +70,21 @@ impl Returning {
             let Some(id) = row.event_id.as_deref().filter(|id| self.parks(id)) else { continue };
             if let Some((before, _)) = self.by_id.get(id) {
                 places.push((*before, row.entry.position));
-                self.moved.push(id.to_owned());
+                self.moved.push((id.to_owned(), row.entry.position));
             }
         }
         places
     }
 
+    /// Of what the open claim has moved, all from there on is to stand where it stood: where it is now, and then.
+    pub(super) fn places_back(&mut self, from: Position) -> Vec<(Position, Position)> {
+        let back = self.moved.extract_if(.., |(_, at)| *at >= from);
+        back.filter_map(|(id, at)| Some((at, self.by_id.get(&id)?.0))).collect()
+    }
+
     /// The claim is settled: what it has moved does not come any more.
     pub(super) fn settled(&mut self) {
-        for id in self.moved.drain(..) {
+        for (id, _) in self.moved.drain(..) {
             if let Some((before, _)) = self.by_id.remove(&id) {
                 self.at.remove(&before);
             }
@@ -90,14 +97,19 @@ impl Pipeline {
     pub(super) async fn find_returning(
         &mut self,
         polling: &mut Polling,
+        stop: &Stop,
     ) -> Result<(), SourceError> {
-        self.returning = self.look_for_returning(polling).await?;
+        self.returning = self.look_for_returning(polling, stop).await?;
         self.without_returning(polling);
         Ok(())
     }
 
-    async fn look_for_returning(&self, polling: &mut Polling) -> Result<Returning, SourceError> {
-        polling.desk.jobs.finish().await;
+    async fn look_for_returning(
+        &mut self,
+        polling: &mut Polling,
+        stop: &Stop,
+    ) -> Result<Returning, SourceError> {
+        self.finish_jobs(polling, stop).await?;
         let (client, name) = (polling.desk.control.client(), self.spec.name());
         let found = match &self.spec.poll.table {
             _ if polling.poller.repairs().is_some() => parked::listed(client, name).await?,
@@ -115,9 +127,13 @@ impl Pipeline {
     }
 
     /// Reads what is parked anew. What an open claim has moved, and could not keep, comes again.
-    pub(super) async fn reload(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
+    pub(super) async fn reload(
+        &mut self,
+        polling: &mut Polling,
+        stop: &Stop,
+    ) -> Result<(), SourceError> {
         self.returning.moved.clear();
-        polling.desk.jobs.finish().await;
+        self.finish_jobs(polling, stop).await?;
         let client = polling.desk.control.client();
         polling.parked = connect::load_all(client, self.spec.name()).await?;
         self.without_returning(polling);
@@ -137,11 +153,12 @@ impl Pipeline {
     pub(super) async fn returning_are_fewer(
         &mut self,
         polling: &mut Polling,
+        stop: &Stop,
     ) -> Result<bool, SourceError> {
         if self.returning.at.is_empty() || polling.poller.repairs().is_some() {
             return Ok(false);
         }
-        let left = self.look_for_returning(polling).await?;
+        let left = self.look_for_returning(polling, stop).await?;
         let fewer = left.at.len() < self.returning.at.len();
         self.returning = left;
         Ok(fewer)
@@ -191,6 +208,9 @@ mod tests {
         let rows = [row(Some("a"), 10), row(Some("c"), 11), row(None, 12)];
         assert_eq!(returning.places(&rows), [(at(1), at(10))]);
         assert!(returning.parks("a"), "the claim may be given up");
+        assert_eq!(returning.places_back(at(11)), []);
+        assert_eq!(returning.places_back(at(10)), [(at(10), at(1))]);
+        assert_eq!(returning.places(&rows), [(at(1), at(10))]);
         returning.settled();
         assert!(!returning.parks("a") && !returning.holds(at(1)) && returning.passes("b"));
     }

@@ -1,6 +1,7 @@
 //! One claim after another: how much is claimed, what follows a claim that is done, and one that is given up.
 
 use super::{Anew, Polling};
+use crate::backoff::Backoff;
 use crate::driver::claim::Open;
 use crate::driver::pipeline::Pipeline;
 use crate::driver::renewal::Renewal;
@@ -11,6 +12,13 @@ use crate::relay::Restart;
 use std::time::Duration;
 use tokio::time::Instant;
 
+/// Pauses before a claim is fed again whose producer broke, or whose topic is not to be had: what was published behind
+/// such an event is published again each time. A claim is held no longer than a few of the longest.
+pub(super) const AGAIN: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+
+/// Before the next look at a table of which a look's worth was found, and none could be had: it is locked.
+const LOCKED_PAUSE: Duration = Duration::from_millis(100);
+
 /// How long tries that are out keep polling from beginning anew.
 const TRIES_WAIT_MAX: Duration = Duration::from_secs(2);
 
@@ -20,7 +28,11 @@ const BACKLOG_ROWS: usize = 4_000;
 const _: () = assert!(BACKLOG_ROWS <= CLAIM_ROWS_MAX);
 
 impl Pipeline {
-    pub(super) async fn claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
+    pub(super) async fn claim(
+        &mut self,
+        polling: &mut Polling,
+        stop: &Stop,
+    ) -> Result<(), SourceError> {
         let settings = &self.spec.poll;
         self.handed.claims();
         let limit = polling.limit.max(settings.batch).min(polling.limit_max);
@@ -33,10 +45,10 @@ impl Pipeline {
         };
         let (batch, interval) = (settings.batch, settings.interval);
         // One that does not come any more is the relay's again, before a later one of its aggregate is published.
-        if self.returning_are_fewer(polling).await? {
+        if self.returning_are_fewer(polling, stop).await? {
             polling.poller.abandon().await?;
             polling.anew = Anew::Due(Instant::now());
-            return self.begin_anew(polling).await;
+            return self.begin_anew(polling, stop).await;
         }
         self.tell.skipped_total += claim.expired;
         if let Some(renewal) = &mut polling.renewal {
@@ -44,7 +56,11 @@ impl Pipeline {
         }
         polling.limit = if claim.more { (limit * 2).min(BACKLOG_ROWS) } else { batch };
         if claim.rows.is_empty() {
-            let pause = if claim.more { Duration::ZERO } else { interval };
+            let pause = match (claim.more, claim.expired) {
+                (true, 0) => LOCKED_PAUSE.min(interval),
+                (true, _) => Duration::ZERO,
+                (false, _) => interval,
+            };
             polling.next_at = Instant::now() + pause;
         } else {
             polling.open = Some(Open::new(claim, polling.floor));
@@ -60,11 +76,12 @@ impl Pipeline {
     ) -> Result<(), SourceError> {
         polling.floor = polling.open.as_ref().map_or(polling.floor, Open::end);
         polling.limit_max = polling.limit_max.saturating_mul(2).min(CLAIM_ROWS_MAX);
+        polling.again.reset();
         let any = self.settle_claim(polling, stop).await?;
         if std::mem::take(&mut polling.failed) {
             // The table holds failed rows and their followers back: the next claim is a new beginning.
             polling.anew = Anew::Due(Instant::now());
-            self.begin_anew(polling).await?;
+            self.begin_anew(polling, stop).await?;
         }
         // Where everything waits for something else, the next claim finds the same.
         let pause = if any { Duration::ZERO } else { self.spec.poll.interval };
@@ -74,7 +91,8 @@ impl Pipeline {
 
     /// Everything in flight is given up, not the claim: its rows are ours, and come again where they stood, so that the
     /// relay knows which of them a broker has refused, or parked. One that was held too long, or is not ours any more,
-    /// is given up too.
+    /// is given up too. It is [`begin_anew`](Self::begin_anew) that feeds it, once all effects are performed: one may
+    /// be a second of these.
     pub(super) async fn send_again(
         &mut self,
         polling: &mut Polling,
@@ -82,14 +100,19 @@ impl Pipeline {
     ) -> Result<(), SourceError> {
         self.reset_sink(why);
         if why == Restart::SlotTaken {
-            self.let_go(polling).await?;
-        } else if polling.anew == Anew::No {
+            return self.let_go(polling).await;
+        }
+        if polling.anew == Anew::No {
             if let Some(open) = &mut polling.open {
                 open.rewind();
             }
             polling.anew = Anew::SameHistory;
         }
-        self.begin_anew(polling).await
+        // A broker that refuses an event is about to tell which: the sooner it is found the better.
+        if !matches!(why, Restart::Refused(_)) {
+            polling.again_at = Instant::now() + polling.again.next(fastrand::f64());
+        }
+        Ok(())
     }
 
     async fn let_go(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
@@ -109,7 +132,11 @@ impl Pipeline {
     /// Begins anew, if that is wanted, with what is parked now. A write that is under way comes first: the relay would
     /// have it made a second time beside itself; and tries that are out, for a while: their producer would go with
     /// them.
-    pub(super) async fn begin_anew(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
+    pub(super) async fn begin_anew(
+        &mut self,
+        polling: &mut Polling,
+        stop: &Stop,
+    ) -> Result<(), SourceError> {
         let same = match polling.anew {
             Anew::No => return Ok(()),
             _ if polling.desk.jobs.written_since().is_some() => return Ok(()),
@@ -117,13 +144,14 @@ impl Pipeline {
                 return Ok(());
             }
             Anew::Due(_) => false,
+            Anew::SameHistory if Instant::now() < polling.again_at => return Ok(()),
             Anew::SameHistory => true,
         };
         polling.anew = Anew::No;
         if same {
             self.read_in_claim(polling).await?;
         } else {
-            self.reload(polling).await?;
+            self.reload(polling, stop).await?;
             polling.start = polling.floor;
         }
         drop(self.begin_polling(polling, same));

@@ -16,7 +16,7 @@ mod write;
 
 pub use letters::fetch_letters;
 pub use read::{Loaded, fetch, load, missing, requests};
-pub use returning::{Again, listed, not_passed, place, unpublished};
+pub use returning::{Again, listed, not_passed, place, take_back, unpublished};
 pub use write::{ROUND_BYTES_MAX, ROUND_ROWS_MAX, Stored, write};
 
 use super::error::SourceError;

@@ -7,6 +7,7 @@ use super::read::{columns, position};
 use crate::event::Position;
 use crate::postgres::error::SourceError;
 use crate::postgres::poll::listed::Table;
+use crate::postgres::server::pg_lsn;
 use std::collections::{HashMap, HashSet};
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Row};
@@ -128,6 +129,26 @@ pub async fn place(
         .await
         .map(drop)
         .map_err(failed)
+}
+
+/// Undoes what the transaction at hand has parked at `from` and behind it in the same claim: rows that it has moved go
+/// back, each `(now, before)`, and those that it has made go.
+///
+/// # Errors
+/// What the server says.
+pub async fn take_back(
+    client: &Client,
+    pipeline: &str,
+    from: Position,
+    places: &[(Position, Position)],
+) -> Result<(), SourceError> {
+    place(client, pipeline, places).await?;
+    let failed =
+        |e| SourceError::control(format!("take back parked events of pipeline {pipeline:?}"), e);
+    let sql = "DELETE FROM postrider.parked AS p \
+               WHERE p.pipeline = $1 AND p.commit_lsn = $2 AND p.ordinal >= $3";
+    let (commit_lsn, ordinal) = (pg_lsn(from.commit_lsn), from.ordinal.cast_signed());
+    client.execute(sql, &[&pipeline, &commit_lsn, &ordinal]).await.map(drop).map_err(failed)
 }
 
 /// Parked events that the cursor row has not passed, with their ids: the rows of the table that are not marked yet.

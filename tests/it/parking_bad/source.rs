@@ -172,6 +172,40 @@ async fn synchronous_standby_that_is_away_is_told_of_and_waited_for() {
     assert_eq!(scene.delivered().await["c"], [4], "once");
 }
 
+/// Polling hears it also where what waits is a mark of an earlier event, and a claim that parks one stands behind it.
+#[tokio::test]
+async fn stop_is_heard_by_a_claim_that_waits_behind_a_mark_for_a_standby() {
+    let postgres = PrivatePostgres::start(Version::Pg17, "").await;
+    let pipeline = Pipeline::on(&postgres.url(), &brokers(), "syncmark").await;
+    let mut scene = Scene::of(pipeline, OFTEN).await;
+    scene.pipeline.sql("set synchronous_commit = local").await;
+    let head = format!("[pipelines.{}]\n", scene.pipeline.name);
+    let polls = format!("{head}mode = \"poll\"\npoll = {{ interval = \"50ms\" }}\n");
+    scene.config = scene.config.replacen(&head, &polls, 1);
+    scene.config.insert_str(0, "shutdown_grace = \"2s\"\n");
+    let relay = scene.run();
+    scene.insert(&["!a"]).await;
+    scene.await_rows("a waiting").await;
+    standby(&postgres, &scene, "nobody").await;
+    relay.await_log("has not committed a write", SOON).await;
+    scene.insert(&["!b", "c"]).await;
+    crate::await_that::await_that("a claim", SOON, || async {
+        let free = "select count(*)::text from (select from outbox for update skip locked) as free";
+        let found = scene.value(free).await;
+        if found == "0" { Ok(()) } else { Err(found) }
+    })
+    .await;
+    scene.end(relay).await;
+    standby(&postgres, &scene, "").await;
+    scene.raise_the_limit().await;
+    let relay = scene.run();
+    scene.await_last("a", 1).await;
+    scene.await_last("b", 2).await;
+    scene.await_last("c", 3).await;
+    scene.await_rows("").await;
+    scene.end(relay).await;
+}
+
 /// Names the standby that commits have to wait for.
 async fn standby(postgres: &PrivatePostgres, scene: &Scene, name: &str) {
     postgres.configure(&format!("synchronous_standby_names = '{name}'"));

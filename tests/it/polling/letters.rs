@@ -5,6 +5,7 @@ use crate::await_that::SOON;
 use crate::server::Version;
 use crate::sink_caller::alter;
 use crate::topic::{Topic, create_topic};
+use serde_json::Value;
 
 /// Each failing claim is a new beginning for the relay; the letter of the one before is most likely on its way then.
 #[tokio::test]
@@ -28,5 +29,40 @@ async fn rows_that_fail_one_after_the_other_do_not_cost_a_producer_each() {
     let (_, metrics) = relay.get("/metrics").await.expect("an answer");
     let resets: Vec<&str> = metrics.lines().filter(|line| line.contains("side=\"sink\"")).collect();
     assert_eq!(resets, [""; 0], "producers thrown away\n{}", relay.stderr());
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// Its row in the parked table is the letter's: a try would publish what its own table calls failed.
+#[tokio::test]
+async fn row_that_has_failed_for_good_is_not_tried_in_the_stead_of_its_letter() {
+    let mut pipeline = polling(Version::Pg17, "pollletter", "sqlgarden").await;
+    let (base, brokers) = (pipeline.topic.name.as_str(), pipeline.topic.brokers.as_str());
+    let [orders, dead] = [format!("{base}.order"), format!("{base}-dead")]
+        .map(|name| Topic { name, brokers: brokers.to_owned() });
+    create_topic(brokers, &orders.name, 1, &[("max.message.bytes", "3000")]).await;
+    create_topic(brokers, &dead.name, 1, &[]).await;
+    let config = pipeline.config.replace(base, &format!("{base}.{{aggregate_type}}"));
+    let line = format!("parking = {{ dead_topic = \"{}\", ", dead.name);
+    let late = format!("{base}.late");
+    pipeline.config = config.replace("parking = { ", &line);
+    // Its third time is the last.
+    let rows = "insert into outbox_events (aggregate_type, aggregate_id, event_type, attempt_count, payload)
+        select t, t, 'T', 2, to_jsonb(case when t = 'order' then (select string_agg(md5(random()::text), '') \
+        from generate_series(1, 600)) else 'x' end) from (values (1, 'order'), (2, 'late')) v(i, t) order by i";
+    pipeline.sql.batch(rows).await;
+    let relay = pipeline.run();
+    // The second has no topic. A try of the first would be due after 0.2 s.
+    let waits = |status: &Value| {
+        status["pipelines"][0]["lag_seconds"].as_f64().is_some_and(|lag| lag > 2.0)
+    };
+    relay.await_status("the claim is open", SOON, waits).await;
+    alter(&orders, "max.message.bytes", "100000").await;
+    create_topic(brokers, &late, 1, &[]).await;
+    assert_eq!(dead.await_records(1, SOON).await.len(), 1);
+    let states = "select string_agg(aggregate_id || ' ' || status, ', ' order by aggregate_id) from outbox_events";
+    count(&pipeline, states, "late PUBLISHED, order FAILED").await;
+    let letter = "select state || ' ' || (dead_sent_at is not null) from postrider.parked";
+    count(&pipeline, letter, "dead true").await;
+    assert_eq!(orders.read_all().await.len(), 0, "it has failed");
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }

@@ -24,6 +24,12 @@ pub(crate) struct PrivateKafka {
     child: Option<Child>,
 }
 
+/// Operations and permissions, as the protocol numbers them.
+const ALL: u8 = 2;
+const WRITE: u8 = 4;
+const DENY: u8 = 2;
+const ALLOW: u8 = 3;
+
 impl PrivateKafka {
     /// Starts one with extra lines for `server.properties`.
     pub(crate) async fn start(extra_properties: &str) -> Self {
@@ -80,17 +86,28 @@ impl PrivateKafka {
 
     /// Denies everybody everything on a topic, or takes that back. By the protocol: the tools are not everywhere.
     pub(crate) fn deny(&self, topic: &str, deny: bool) {
-        let text = |text: &str| {
-            let length = i16::try_from(text.len()).expect("a short name").to_be_bytes();
-            [&length[..], text.as_bytes()].concat()
-        };
-        // One creation, or one filter: the resource is a topic by its literal name; all operations; deny.
-        let (api, rest) = if deny {
-            (30_i16, [text("User:ANONYMOUS"), text("*"), vec![2, 2]].concat())
-        } else {
-            // Any principal, any host (null), any operation, any permission.
-            (31_i16, vec![0xff, 0xff, 0xff, 0xff, 1, 1])
-        };
+        if deny { self.rule(topic, ALL, DENY) } else { self.no_rules(topic) }
+    }
+
+    /// Denies everybody to write to a topic, and nothing else.
+    pub(crate) fn deny_writes(&self, topic: &str) {
+        self.rule(topic, WRITE, DENY);
+        self.rule(topic, ALL, ALLOW);
+    }
+
+    /// For everybody, by the topic's literal name.
+    fn rule(&self, topic: &str, operation: u8, permission: u8) {
+        let rest = [text("User:ANONYMOUS"), text("*"), vec![operation, permission]].concat();
+        self.change_rules(30, topic, &rest);
+    }
+
+    fn no_rules(&self, topic: &str) {
+        // Any principal, any host (null), any operation, any permission.
+        self.change_rules(31, topic, &[0xff, 0xff, 0xff, 0xff, 1, 1]);
+    }
+
+    /// One creation, or one filter.
+    fn change_rules(&self, api: i16, topic: &str, rest: &[u8]) {
         let parts: [&[u8]; 8] = [
             &api.to_be_bytes(),
             // Version 1, correlation 7, client "t", one element.
@@ -100,7 +117,7 @@ impl PrivateKafka {
             &[2],
             &text(topic),
             &[3],
-            &rest,
+            rest,
         ];
         let request = parts.concat();
         let mut stream = TcpStream::connect(self.brokers()).expect("a connection");
@@ -240,4 +257,10 @@ impl Drop for PrivateKafka {
             }
         }
     }
+}
+
+/// A string of the protocol.
+fn text(text: &str) -> Vec<u8> {
+    let length = i16::try_from(text.len()).expect("a short name").to_be_bytes();
+    [&length[..], text.as_bytes()].concat()
 }
