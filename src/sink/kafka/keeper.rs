@@ -8,7 +8,7 @@ use super::polled::Producer;
 use super::producers::Producers;
 use super::shared::{Leaving, Shared, Suspicion};
 use super::told::Told;
-use super::topic::{self, CONFIG_ANSWER_MAX, Facts};
+use super::topic::{self, CONFIG_ANSWER_MAX, Facts, Unusable};
 use super::trouble::{self, About, Trouble};
 use crate::sink::Post;
 use rdkafka::producer::Producer as _;
@@ -170,7 +170,7 @@ impl Keeper {
         let Some(producers) = self.producers.clone() else { return true };
         for topic in topics {
             let asked_at = Instant::now();
-            match topic::look_up(producers.first(), &topic, SHORT) {
+            match self.look_up(producers.first(), &topic, SHORT) {
                 Ok(facts) => {
                     if !producers.learn(&topic, ANSWER_MAX) {
                         self.name_brokers(&producers);
@@ -246,7 +246,7 @@ impl Keeper {
         }
         for _ in 0..STALL_TOPICS {
             let Some(topic) = self.stale.pop() else { break };
-            if let Err(why) = topic::look_up(producer, &topic, SHORT)
+            if let Err(why) = self.look_up(producer, &topic, SHORT)
                 && let Some(trouble) = trouble::of_topic(&topic, why, &self.brokers)
             {
                 // It stays at hand: the next turn asks for it again.
@@ -293,7 +293,7 @@ impl Keeper {
         };
         let unread = self.unread.remove(&topic);
         let patience = if unread { (ANSWER_MAX, ANSWER_MAX) } else { SHORT };
-        match topic::look_up(producers.first(), &topic, patience) {
+        match self.look_up(producers.first(), &topic, patience) {
             Ok(facts) => {
                 self.learn(&topic, facts);
                 // One that knows no broker any more is not noticed by what is acknowledged: the others go on.
@@ -312,6 +312,15 @@ impl Keeper {
                 }
             }
         }
+    }
+
+    fn look_up(
+        &self,
+        producer: &Producer,
+        topic: &str,
+        patience: (Duration, Duration),
+    ) -> Result<Facts, Unusable> {
+        topic::look_up(producer, topic, patience, self.shared.rights.load(Ordering::Acquire))
     }
 
     fn learn(&self, topic: &str, facts: Facts) {

@@ -32,6 +32,8 @@ pub(super) struct Shared {
     /// A producer gave up a record: nothing more is sent before the caller has heard of it and reset the sink, or
     /// what is behind the record would overtake it.
     pub(super) failed: AtomicBool,
+    /// A topic that we may see took no record of ours: from here on each is also asked whether we may write.
+    pub(super) rights: AtomicBool,
     /// An old producer is on its way out: nothing may be sent before it is gone.
     pub(super) settling: AtomicBool,
     topics: Mutex<BTreeMap<String, Arc<Facts>>>,
@@ -113,6 +115,7 @@ impl Shared {
             acked: AtomicU64::new(0),
             hour: AtomicU32::new(0),
             failed: AtomicBool::new(false),
+            rights: AtomicBool::new(false),
             settling: AtomicBool::new(false),
             topics: Mutex::default(),
             topics_version: AtomicU64::new(0),

@@ -175,6 +175,41 @@ async fn topic_whose_rights_are_taken_away_parks_its_events_until_they_are_given
     stage.scene.end(relay).await;
 }
 
+/// Such a topic is known like any other, until it refuses a record: that costs a producer, once.
+#[tokio::test]
+async fn topic_that_may_be_seen_and_not_written_to_parks_its_events_too() {
+    let broker = PrivateKafka::start(
+        "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
+         allow.everyone.if.no.acl.found=true",
+    )
+    .await;
+    let pipeline = Pipeline::to_broker(Version::Pg17, &broker.brokers(), "acl_write").await;
+    let stage = Stage::set(pipeline).await;
+    create_topic(&stage.shy.brokers, &stage.shy.name, 1, &[]).await;
+    broker.deny_writes(&stage.shy.name);
+    let relay = stage.scene.run();
+    stage.insert(1).await;
+    stage.await_parked(FIRST).await;
+    stage.scene.await_passed().await;
+    relay.await_log("not open to us", SOON).await;
+    stage.insert(4).await;
+    let order = numbers(&stage.scene.pipeline.topic, 6).await;
+    let firsts = order.into_iter().map(|(key, mut numbers)| {
+        // What was in flight beside the record that was refused comes again.
+        numbers.sort_unstable();
+        numbers.dedup();
+        (key, numbers)
+    });
+    assert_eq!(firsts.collect::<BTreeMap<_, _>>(), is(&[2, 4, 6], &[1, 3, 5]));
+    let status = relay.status().await.expect("a status");
+    let resets = status["pipelines"][0]["sink_resets_total"].as_u64().expect("a number");
+    assert!((1..=2).contains(&resets), "{resets} producers thrown away\n{}", relay.stderr());
+    broker.deny(&stage.shy.name, false);
+    stage.await_parked("").await;
+    assert_eq!(numbers(&stage.shy, 6).await, is(&[2, 4, 6], &[1, 3, 5]), "in order, none twice");
+    stage.scene.end(relay).await;
+}
+
 /// A broker that does not answer is nobody's fault: nothing is parked, however long it takes.
 #[tokio::test]
 async fn broker_that_is_gone_parks_nothing() {

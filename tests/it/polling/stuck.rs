@@ -93,10 +93,10 @@ async fn letters_that_nobody_answers_hold_up_no_other_event() {
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
-/// What was published behind an event that a broker refuses with its destination comes again with each try: not as
-/// fast as the broker can say no.
+/// A topic that may be seen and not written to: what was published behind its event comes again with each producer that
+/// is thrown away for it.
 #[tokio::test]
-async fn topic_that_may_not_be_written_to_is_tried_with_pauses() {
+async fn topic_that_may_not_be_written_to_costs_a_producer_once() {
     let kafka = PrivateKafka::start(
         "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
          allow.everyone.if.no.acl.found=true",
@@ -124,7 +124,7 @@ async fn topic_that_may_not_be_written_to_is_tried_with_pauses() {
     };
     relay.await_status("a lag of eight seconds", SOON, long).await;
     let resets = resets(&relay).await;
-    assert!((1..12).contains(&resets), "{resets} producers thrown away\n{}", relay.stderr());
+    assert!((1..=2).contains(&resets), "{resets} producers thrown away\n{}", relay.stderr());
     let copies = orders.read_all().await.len() as u64;
     assert!(copies <= 9 * (resets + 1), "{copies} copies of nine");
     kafka.deny(&closed.name, false);
