@@ -25,7 +25,7 @@ use crate::postgres::cursor::Written;
 use crate::postgres::parked::{Loaded, Stored};
 use crate::postgres::poll::CLAIM_ROWS_MAX;
 use crate::postgres::setup::Renewed;
-use crate::relay::{Effect, Input};
+use crate::relay::{Effect, Input, Restart};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -202,9 +202,10 @@ impl Pipeline {
         let started = Input::Started { cursor, same_history, same_owner, parked, wishes };
         self.relay.apply(self.now(), started, &mut self.effects);
         // What is out of the time before goes with its producer. No claim does: none is open where there is such.
-        let past = self.effects.extract_if(.., |effect| matches!(effect, Effect::Restart { .. }));
-        if let Some(Effect::Restart { why }) = past.last() {
-            self.reset_sink(why);
+        let past = Effect::Restart { why: Restart::SlotTaken };
+        if let Some(index) = self.effects.iter().position(|effect| *effect == past) {
+            self.effects.remove(index);
+            self.reset_sink(Restart::SlotTaken);
         }
         self.go_on_with(&polling.parked);
         say::polling(self);
@@ -279,10 +280,16 @@ impl Pipeline {
                         self.shelf.try_again(ticket, position);
                     }
                     // What is published stands in the table itself, once the claim is committed: before that no
-                    // parked event of it may be tried.
-                    Effect::WriteCursor(_) => match &mut polling.open {
-                        Some(open) if !self.relay.stopping() => open.cursor_waits = true,
-                        _ => self.apply(self.now(), Input::CursorWritten),
+                    // parked event of it may be tried, nor before a new beginning that follows it.
+                    Effect::WriteCursor(_) if self.relay.stopping() => {
+                        self.apply(self.now(), Input::CursorWritten);
+                    }
+                    Effect::WriteCursor(_) => match (&mut polling.open, polling.anew) {
+                        (Some(open), _) => open.cursor_waits = true,
+                        (None, Anew::Due(_)) => {}
+                        (None, Anew::No | Anew::SameHistory) => {
+                            self.apply(self.now(), Input::CursorWritten);
+                        }
                     },
                     Effect::WriteParking { rows: 0, marks } => {
                         self.write_parking(&mut polling.desk, 0, marks);

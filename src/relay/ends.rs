@@ -25,6 +25,7 @@ impl Relay {
             let busy = self.flow.in_flight().0 > 0 || !self.parking.quiet();
             self.tracker.adopt(cursor);
             self.flow.clear();
+            self.refused = None;
             if !same_history {
                 self.flow.forget_positions();
             }

@@ -102,16 +102,24 @@ impl Pipeline {
         if why == Restart::SlotTaken {
             return self.let_go(polling).await;
         }
-        if polling.anew == Anew::No {
-            if let Some(open) = &mut polling.open {
+        if polling.anew != Anew::No {
+            return Ok(());
+        }
+        polling.anew = Anew::SameHistory;
+        // One that is resolved is settled all the same.
+        if let Some(mut open) = polling.open.take() {
+            if !self.claim_is_resolved(&open) {
                 open.rewind();
             }
-            polling.anew = Anew::SameHistory;
+            polling.open = Some(open);
         }
         // A broker that refuses an event is about to tell which: the sooner it is found the better.
-        if !matches!(why, Restart::Refused(_)) {
-            polling.again_at = Instant::now() + polling.again.next(fastrand::f64());
-        }
+        polling.again_at = match why {
+            Restart::Refused(_) => Instant::now(),
+            Restart::SinkBroken | Restart::Unknown | Restart::SlotTaken => {
+                Instant::now() + polling.again.next(fastrand::f64())
+            }
+        };
         Ok(())
     }
 

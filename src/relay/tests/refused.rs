@@ -186,3 +186,25 @@ fn event_that_landed_before_the_restart_and_is_told_after_it_has_overtaken_too()
         "#]],
     );
 }
+
+/// Of what was before a new beginning nothing is left to be found: else one restart would follow another that nobody
+/// waits for.
+#[test]
+fn refusal_is_forgotten_with_the_history_it_was_of() {
+    check_parking(
+        "row 32 0 a waiting
+         row 32 1 b waiting
+         start 64
+         refused t0
+         row 32 0 a waiting
+         row 32 1 b waiting
+         promoted 64
+         acked t2",
+        &expect![[r#"
+            start 64          │ try t0 0/20:0, try t1 0/20:1, confirm 0/40
+            refused t0        │  (shut)
+            promoted 64       │ restart: SlotTaken, try t2 0/20:0, try t3 0/20:1, confirm 0/40
+            acked t2          │ released 0/20:0, write 0 rows [0/20:0 done]
+        "#]],
+    );
+}

@@ -6,6 +6,7 @@
 use super::forgotten::Forgotten;
 use super::polled::Producer;
 use super::producers::Producers;
+use super::rights::Rights;
 use super::shared::{Leaving, Shared, Suspicion};
 use super::told::Told;
 use super::topic::{self, CONFIG_ANSWER_MAX, Facts, Unusable};
@@ -58,6 +59,7 @@ pub(super) struct Keeper {
     stale: Vec<String>,
     /// Those of them whose configuration was not read in time: once it is waited for longer.
     unread: BTreeSet<String>,
+    rights: Rights,
 }
 
 impl Keeper {
@@ -78,6 +80,7 @@ impl Keeper {
             opened_at: now,
             stale: Vec::new(),
             unread: BTreeSet::new(),
+            rights: Rights::default(),
         }
     }
 
@@ -314,13 +317,18 @@ impl Keeper {
         }
     }
 
+    /// Asks for a topic, and for our rights to it where there is doubt.
     fn look_up(
-        &self,
+        &mut self,
         producer: &Producer,
         topic: &str,
         patience: (Duration, Duration),
     ) -> Result<Facts, Unusable> {
-        topic::look_up(producer, topic, patience, self.shared.rights.load(Ordering::Acquire))
+        let facts = topic::look_up(producer, topic, patience)?;
+        if self.rights.closed(&self.shared, producer, topic, &facts, ANSWER_MAX) {
+            return Err(Unusable { code: Code::TopicAuthorizationFailed, brokers: 0 });
+        }
+        Ok(facts)
     }
 
     fn learn(&self, topic: &str, facts: Facts) {

@@ -15,6 +15,7 @@ mod polled;
 mod preflight;
 mod producers;
 mod properties;
+mod rights;
 mod shared;
 mod sizes;
 mod throttle;

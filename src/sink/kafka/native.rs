@@ -244,8 +244,10 @@ unsafe fn write_authorized(
         if allowed.is_null() {
             return Ok(None);
         }
-        let write = sys::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_WRITE;
-        Ok(Some((0..count).any(|index| *allowed.add(index) == write)))
+        let may = |operation| (0..count).any(|index| *allowed.add(index) == operation);
+        // Who sees the topic may describe it: a list without that is no answer.
+        let answers = may(sys::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_DESCRIBE);
+        Ok(answers.then(|| may(sys::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_WRITE)))
     }
 }
 

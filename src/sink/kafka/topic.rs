@@ -46,16 +46,14 @@ pub(super) struct Unusable {
     pub(super) brokers: usize,
 }
 
-/// Asks for a topic; waits at most `timeout`, and `config_timeout` for its configuration, and with `rights` for whether
-/// we may write to it: a topic that may be seen and not written to looks like any other until a record is refused.
+/// Asks for a topic; waits at most `timeout`, and `config_timeout` for its configuration.
 ///
 /// # Errors
-/// The topic's own error (missing, not ours to see or to write to), or why the broker could not be asked.
+/// The topic's own error (missing, not ours to see), or why the broker could not be asked.
 pub(super) fn look_up(
     producer: &Producer,
     topic: &str,
     (timeout, config_timeout): (Duration, Duration),
-    rights: bool,
 ) -> Result<Facts, Unusable> {
     // Before the question: what is changed while it is under way is not yet known.
     let asked_at = Instant::now();
@@ -75,9 +73,6 @@ pub(super) fn look_up(
     let partitions = i32::try_from(found.partitions().len()).unwrap_or(i32::MAX);
     if partitions == 0 {
         return Err(unusable(unclear));
-    }
-    if rights && native::may_write(producer, &name, config_timeout) == Ok(Some(false)) {
-        return Err(unusable(Code::TopicAuthorizationFailed));
     }
     // To read the configuration is optional: the permission may be missing, and so may the request itself among
     // Kafka's relatives (librdkafka's mock broker never answers it).

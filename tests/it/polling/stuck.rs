@@ -62,7 +62,8 @@ async fn stop_leaves_a_parked_event_behind_an_earlier_one_that_has_no_answer() {
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
-/// A dead-letter topic that answers nobody holds up letters, and nothing else.
+/// A dead-letter topic that answers nobody holds up letters, and no other event; what has failed meanwhile is
+/// not tried.
 #[tokio::test]
 async fn letters_that_nobody_answers_hold_up_no_other_event() {
     let kafka = PrivateKafka::start("").await;
@@ -71,25 +72,42 @@ async fn letters_that_nobody_answers_hold_up_no_other_event() {
     let name = format!("{}-dead", pipeline.topic.name);
     let (dead, mut second) = topic_that_lacks_a_copy(&kafka, name, 1).await;
     let line = format!("parking = {{ dead_topic = \"{}\", ", dead.name);
-    let config = pipeline.config.replace("parking = { ", &line);
-    pipeline.config = config.replace("attempts_max = 3", "attempts_max = 1");
+    pipeline.config = pipeline.config.replace("parking = { ", &line);
     alter(&pipeline.topic, "max.message.bytes", "3000").await;
+    let watch = "create table woken (id text);
+        create function woke() returns trigger language plpgsql as \
+        $$ begin insert into public.woken values (new.event_id); return new; end $$;
+        create trigger woke before update on postrider.parked for each row \
+        when (old.state = 'dead' and new.state <> 'dead') execute function woke()";
+    pipeline.sql.batch(watch).await;
     let relay = pipeline.run();
-    for bad in 1..=3 {
-        let rows = format!(
-            "insert into outbox_events (aggregate_type, aggregate_id, event_type, payload)
-             select 'order', '{bad}' || i, 'T', to_jsonb(case when i = 1 then (select string_agg(md5(random()::text), '') \
-             from generate_series(1, 600)) else 'x' end) from generate_series(1, 5) i"
-        );
-        pipeline.sql.batch(&rows).await;
+    let published = async |rows: u32| {
         let published = "select count(*)::text from outbox_events where status = 'PUBLISHED'";
-        count(&pipeline, published, &(4 * bad).to_string()).await;
+        count(&pipeline, published, &rows.to_string()).await;
+    };
+    for bad in 1..=3 {
+        let insert = |from: u32| {
+            format!(
+                "insert into outbox_events (aggregate_type, aggregate_id, event_type, attempt_count, payload)
+                 select 'order', '{bad}' || i, 'T', 2, to_jsonb(case when i = 1 \
+                 then (select string_agg(md5(random()::text), '') from generate_series(1, 600)) else 'x' end) \
+                 from generate_series({from}, {from} + 2) i"
+            )
+        };
+        // The cursor is written, and not again within the second in which the next claim fails.
+        pipeline.sql.batch(&insert(5)).await;
+        published(5 * bad - 2).await;
+        pipeline.sql.batch(&insert(1)).await;
+        published(5 * bad).await;
     }
+    count(&pipeline, "select count(*)::text from postrider.parked where state = 'dead'", "3").await;
+    count(&pipeline, "select count(*)::text from woken", "0").await;
     let resets = resets(&relay).await;
     assert!(resets <= 3, "{resets} producers thrown away\n{}", relay.stderr());
     second.restart().await;
     let sent = "select count(*)::text from postrider.parked where dead_sent_at is not null";
     count(&pipeline, sent, "3").await;
+    count(&pipeline, "select count(*)::text from woken", "0").await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
