@@ -153,11 +153,7 @@ async fn parked_events_whose_topic_is_missing_hold_up_no_other() {
 /// Real ACLs: taken away and given back.
 #[tokio::test]
 async fn topic_whose_rights_are_taken_away_parks_its_events_until_they_are_given_back() {
-    let broker = PrivateKafka::start(
-        "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
-         allow.everyone.if.no.acl.found=true",
-    )
-    .await;
+    let broker = PrivateKafka::start_with_rules().await;
     let pipeline = Pipeline::to_broker(Version::Pg17, &broker.brokers(), "acl").await;
     let stage = Stage::set(pipeline).await;
     create_topic(&stage.shy.brokers, &stage.shy.name, 1, &[]).await;
@@ -178,11 +174,7 @@ async fn topic_whose_rights_are_taken_away_parks_its_events_until_they_are_given
 /// Such a topic is known like any other, until it refuses a record: that costs a producer, once.
 #[tokio::test]
 async fn topic_that_may_be_seen_and_not_written_to_parks_its_events_too() {
-    let broker = PrivateKafka::start(
-        "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
-         allow.everyone.if.no.acl.found=true",
-    )
-    .await;
+    let broker = PrivateKafka::start_with_rules().await;
     let pipeline = Pipeline::to_broker(Version::Pg17, &broker.brokers(), "acl_write").await;
     let stage = Stage::set(pipeline).await;
     create_topic(&stage.shy.brokers, &stage.shy.name, 1, &[]).await;

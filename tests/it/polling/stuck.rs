@@ -115,11 +115,7 @@ async fn letters_that_nobody_answers_hold_up_no_other_event() {
 /// is thrown away for it.
 #[tokio::test]
 async fn topic_that_may_not_be_written_to_costs_a_producer_once() {
-    let kafka = PrivateKafka::start(
-        "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
-         allow.everyone.if.no.acl.found=true",
-    )
-    .await;
+    let kafka = PrivateKafka::start_with_rules().await;
     let pipeline = polling_to(&kafka.brokers(), Version::Pg17, "pollmaynot", "postrider").await;
     let (base, brokers) = (pipeline.topic.name.as_str(), pipeline.topic.brokers.as_str());
     let config = pipeline.config.replace(base, &format!("{base}.{{aggregate_type}}"));

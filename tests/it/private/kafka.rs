@@ -36,6 +36,15 @@ impl PrivateKafka {
         Self::start_on(|_, _| extra_properties.to_owned()).await
     }
 
+    /// The same where topics may have rules, and what has none is open to everybody.
+    pub(crate) async fn start_with_rules() -> Self {
+        Self::start(
+            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
+             allow.everyone.if.no.acl.found=true",
+        )
+        .await
+    }
+
     /// The same with lines that are made from the ports of its listeners: brokers' and controller's.
     pub(crate) async fn start_on(extra_properties: impl FnOnce(u16, u16) -> String) -> Self {
         Self::start_as(extra_properties, free_port(), cluster_id(), true).await
