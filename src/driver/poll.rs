@@ -4,12 +4,15 @@
 //! connection that is lost leaves the rows as they were: they are claimed and published again.
 
 mod claims;
+mod turn;
+
+pub(super) use turn::Turn;
 
 use super::claim::Open;
-use super::parking::{Desk, Said, wishes};
+use super::parking::{Desk, wishes};
 use super::pipeline::Pipeline;
 use super::reader::Reader;
-use super::renewal::{Renewal, renewing};
+use super::renewal::Renewal;
 use super::returning::Returning;
 use super::run::{Exit, Stop};
 use super::say;
@@ -24,13 +27,8 @@ use crate::postgres::SourceError;
 use crate::postgres::cursor::Written;
 use crate::postgres::parked::{Loaded, Stored};
 use crate::postgres::poll::CLAIM_ROWS_MAX;
-use crate::postgres::setup::Renewed;
 use crate::relay::{Effect, Input, Restart};
-use std::time::Duration;
 use tokio::time::Instant;
-
-/// How long a claim may stay open without an answer of the broker: it holds row locks, and the horizon of VACUUM.
-const CLAIM_HOLD_MAX: Duration = Duration::from_secs(20);
 
 /// The sessions of a pipeline that polls, and the claim at hand.
 pub(super) struct Polling {
@@ -70,20 +68,6 @@ enum Anew {
     Due(Instant),
     /// By the claim's own session, if there is one: positions mean what they meant.
     SameHistory,
-}
-
-/// What happened first.
-pub(super) enum Turn {
-    Leave,
-    Drain,
-    Grace,
-    Posts,
-    Parking(Said),
-    Lost(SourceError),
-    Due,
-    Claim,
-    Renew,
-    Renewed(Result<Renewed, SourceError>),
 }
 
 /// How polling comes to its end.
@@ -313,73 +297,5 @@ impl Pipeline {
         self.fetch_for_tries(&mut polling.desk);
         self.observe_latency();
         Ok(exit)
-    }
-
-    async fn wait_polling(&self, polling: &mut Polling, stop: &Stop) -> Turn {
-        let idle = polling.open.is_none() && polling.anew == Anew::No;
-        let hungry = idle && !self.relay.stopping() && self.relay.intake_open();
-        // A broker that is down would only keep the rows locked.
-        let claim = hungry && !self.broker_is_down();
-        let hold = polling.open.as_ref().map(|open| open.since + CLAIM_HOLD_MAX);
-        let due = self.due();
-        let due = hold.map_or(due, |hold| due.min(hold));
-        let again = (polling.anew == Anew::SameHistory).then_some(polling.again_at);
-        let due = again.filter(|at| *at > Instant::now()).map_or(due, |at| due.min(at));
-        let Polling { poller, desk, next_at, leave_at, renewal, .. } = polling;
-        let Desk { control, jobs, .. } = desk;
-        let (wake, notifications) = (poller.wake(), control.notifications());
-        let grace = leave_at.unwrap_or_else(Instant::now);
-        tokio::select! {
-            biased;
-            () = stop.leave() => Turn::Leave,
-            () = stop.drain(), if leave_at.is_none() => Turn::Drain,
-            () = tokio::time::sleep_until(grace), if leave_at.is_some() => Turn::Grace,
-            error = poller.closed() => Turn::Lost(error),
-            error = control.closed() => Turn::Lost(error),
-            () = tokio::time::sleep_until(*next_at), if claim => Turn::Claim,
-            () = wake.notified(), if claim => Turn::Claim,
-            said = jobs.next(&notifications) => Turn::Parking(said),
-            () = self.mailbox.arrived() => Turn::Posts,
-            turn = renewing(renewal) => turn,
-            () = tokio::time::sleep_until(due) => Turn::Due,
-        }
-    }
-
-    async fn react_polling(
-        &mut self,
-        polling: &mut Polling,
-        turn: Turn,
-        stop: &Stop,
-    ) -> Result<Option<Over>, SourceError> {
-        let now = self.now();
-        match turn {
-            Turn::Leave | Turn::Grace => {
-                say::left_behind(self);
-                self.apply(now, Input::SourceLost);
-                return Ok(Some(Over::Exit(self.outcome().unwrap_or(Exit::Stopped))));
-            }
-            Turn::Drain => {
-                polling.leave_at = Some(Instant::now() + self.spec.shutdown_grace);
-                say::draining(self);
-                self.apply(now, Input::Drain);
-            }
-            Turn::Lost(error) => return Err(error),
-            Turn::Parking(said) => self.parking_said(&mut polling.desk, said)?,
-            Turn::Claim => {
-                self.claim(polling, stop).await?;
-                if polling.open.is_none() {
-                    return Ok(self.hands_over(polling, stop).await?.then_some(Over::Streams));
-                }
-            }
-            Turn::Renew => self.renew(polling),
-            Turn::Renewed(outcome) => self.renewed(polling, outcome),
-            Turn::Due => {
-                let held =
-                    polling.open.as_ref().is_some_and(|open| open.since.elapsed() > CLAIM_HOLD_MAX);
-                self.apply(now, if held { Input::SlotTaken } else { Input::Tick });
-            }
-            Turn::Posts => {}
-        }
-        Ok(None)
     }
 }

@@ -1,0 +1,100 @@
+//! One turn of polling: what it waits for, and what follows from what came first.
+
+use super::{Anew, Over, Polling};
+use crate::driver::parking::{Desk, Said};
+use crate::driver::pipeline::Pipeline;
+use crate::driver::renewal::renewing;
+use crate::driver::run::{Exit, Stop};
+use crate::driver::say;
+use crate::postgres::SourceError;
+use crate::postgres::setup::Renewed;
+use crate::relay::Input;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long a claim may stay open without an answer of the broker: it holds row locks, and the horizon of VACUUM.
+const CLAIM_HOLD_MAX: Duration = Duration::from_secs(20);
+
+/// What happened first.
+pub(in crate::driver) enum Turn {
+    Leave,
+    Drain,
+    Grace,
+    Posts,
+    Parking(Said),
+    Lost(SourceError),
+    Due,
+    Claim,
+    Renew,
+    Renewed(Result<Renewed, SourceError>),
+}
+
+impl Pipeline {
+    pub(super) async fn wait_polling(&self, polling: &mut Polling, stop: &Stop) -> Turn {
+        let idle = polling.open.is_none() && polling.anew == Anew::No;
+        let hungry = idle && !self.relay.stopping() && self.relay.intake_open();
+        // A broker that is down would only keep the rows locked.
+        let claim = hungry && !self.broker_is_down();
+        let hold = polling.open.as_ref().map(|open| open.since + CLAIM_HOLD_MAX);
+        let due = self.due();
+        let due = hold.map_or(due, |hold| due.min(hold));
+        let again = (polling.anew == Anew::SameHistory).then_some(polling.again_at);
+        let due = again.filter(|at| *at > Instant::now()).map_or(due, |at| due.min(at));
+        let Polling { poller, desk, next_at, leave_at, renewal, .. } = polling;
+        let Desk { control, jobs, .. } = desk;
+        let (wake, notifications) = (poller.wake(), control.notifications());
+        let grace = leave_at.unwrap_or_else(Instant::now);
+        tokio::select! {
+            biased;
+            () = stop.leave() => Turn::Leave,
+            () = stop.drain(), if leave_at.is_none() => Turn::Drain,
+            () = tokio::time::sleep_until(grace), if leave_at.is_some() => Turn::Grace,
+            error = poller.closed() => Turn::Lost(error),
+            error = control.closed() => Turn::Lost(error),
+            () = tokio::time::sleep_until(*next_at), if claim => Turn::Claim,
+            () = wake.notified(), if claim => Turn::Claim,
+            said = jobs.next(&notifications) => Turn::Parking(said),
+            () = self.mailbox.arrived() => Turn::Posts,
+            turn = renewing(renewal) => turn,
+            () = tokio::time::sleep_until(due) => Turn::Due,
+        }
+    }
+
+    pub(super) async fn react_polling(
+        &mut self,
+        polling: &mut Polling,
+        turn: Turn,
+        stop: &Stop,
+    ) -> Result<Option<Over>, SourceError> {
+        let now = self.now();
+        match turn {
+            Turn::Leave | Turn::Grace => {
+                say::left_behind(self);
+                self.apply(now, Input::SourceLost);
+                return Ok(Some(Over::Exit(self.outcome().unwrap_or(Exit::Stopped))));
+            }
+            Turn::Drain => {
+                polling.leave_at = Some(Instant::now() + self.spec.shutdown_grace);
+                say::draining(self);
+                self.apply(now, Input::Drain);
+            }
+            Turn::Lost(error) => return Err(error),
+            Turn::Parking(said) => self.parking_said(&mut polling.desk, said)?,
+            Turn::Claim => {
+                self.claim(polling, stop).await?;
+                if polling.open.is_none() {
+                    return Ok(self.hands_over(polling, stop).await?.then_some(Over::Streams));
+                }
+            }
+            Turn::Renew => self.renew(polling),
+            Turn::Renewed(outcome) => self.renewed(polling, outcome),
+            Turn::Due => {
+                let held =
+                    polling.open.as_ref().is_some_and(|open| open.since.elapsed() > CLAIM_HOLD_MAX);
+                self.apply(now, if held { Input::SlotTaken } else { Input::Tick });
+            }
+            Turn::Posts => {}
+        }
+        Ok(None)
+    }
+}
