@@ -248,9 +248,10 @@ impl Backlog {
         ));
     }
 
-    /// A slot that stands at the end of it.
+    /// A slot that stands at the end of it. What Postrider knew of one of the same name is forgotten.
     pub(crate) fn slot_here(&self, name: &str) {
         self.database.drop_slot(name);
+        self.database.run(&format!("delete from postrider.cursor where pipeline = '{name}'"));
         self.database
             .text(&format!("select pg_create_logical_replication_slot('{name}', 'pgoutput')"));
     }
