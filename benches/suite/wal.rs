@@ -236,10 +236,9 @@ impl Backlog {
     /// would have written them.
     pub(crate) fn slot(&self, name: &str) {
         self.database.copy_slot(&template(&self.name), name);
+        self.forget(name);
         self.database.run(&format!(
-            "delete from postrider.cursor where pipeline = '{name}'; \
-             delete from postrider.parked where pipeline = '{name}'; \
-             insert into postrider.parked (pipeline, commit_lsn, ordinal, commit_time, event_id, event_type, \
+            "insert into postrider.parked (pipeline, commit_lsn, ordinal, commit_time, event_id, event_type, \
              aggregate_type, aggregate_id, blocks, topic, key, value, error_code, error, attempts, state) \
              select '{name}', '0/1000'::pg_lsn + i, 0, now(), i::text, 'OrderChanged', 'stuck', i::text, true, \
              'nowhere', convert_to(i::text, 'UTF8'), convert_to(repeat('held up ', 37), 'UTF8'), 'too_large', \
@@ -251,8 +250,16 @@ impl Backlog {
     /// A slot that stands at the end of it. What Postrider knew of one of the same name is forgotten.
     pub(crate) fn slot_here(&self, name: &str) {
         self.database.drop_slot(name);
-        self.database.run(&format!("delete from postrider.cursor where pipeline = '{name}'"));
+        self.forget(name);
         self.database
             .text(&format!("select pg_create_logical_replication_slot('{name}', 'pgoutput')"));
+    }
+
+    /// What Postrider knew of a pipeline of that name.
+    fn forget(&self, name: &str) {
+        self.database.run(&format!(
+            "delete from postrider.cursor where pipeline = '{name}'; \
+             delete from postrider.parked where pipeline = '{name}'"
+        ));
     }
 }
