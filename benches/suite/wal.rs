@@ -245,6 +245,11 @@ impl Backlog {
              'larger than its topic takes', 10, 'dead' from generate_series(1, {}) i",
             self.workload.parked
         ));
+        if self.workload.parked > 0 {
+            // As a table that has been there for long: else autovacuum and the checkpointer do it beside the drain.
+            self.database.run("vacuum (analyze) postrider.parked");
+            self.database.run("checkpoint");
+        }
     }
 
     /// A slot that stands at the end of it. What Postrider knew of one of the same name is forgotten.
