@@ -20,7 +20,12 @@ pub(super) struct Record {
 /// What a sink posts.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Post {
-    Report { record: Record, outcome: Outcome },
+    /// `by` is the number of the producer that took the record.
+    Report {
+        record: Record,
+        outcome: Outcome,
+        by: u64,
+    },
     Broken,
 }
 
@@ -34,6 +39,8 @@ pub(super) enum NotTaken {
 /// One producer of one process, and the broker's end of it.
 #[derive(Debug)]
 pub(super) struct Producer {
+    /// Of those of its process.
+    pub(super) number: u64,
     partitions: Vec<VecDeque<Record>>,
     /// Partitions that lack a record: nothing behind it is ever written.
     stuck: Vec<bool>,
@@ -48,8 +55,9 @@ pub(super) struct Producer {
 }
 
 impl Producer {
-    pub(super) fn new(knobs: &Knobs, settled_at: u64) -> Self {
+    pub(super) fn new(knobs: &Knobs, number: u64, settled_at: u64) -> Self {
         Self {
+            number,
             partitions: vec![VecDeque::new(); knobs.partitions],
             stuck: vec![false; knobs.partitions],
             reports: VecDeque::new(),
@@ -158,13 +166,15 @@ impl Producer {
     fn fail(&mut self, batch: &[Record], outcome: Option<Outcome>) {
         (self.failed, self.broken_due) = (true, true);
         let Some(outcome) = outcome else { return };
-        self.reports.extend(batch.iter().map(|record| Post::Report { record: *record, outcome }));
+        let by = self.number;
+        self.reports.extend(batch.iter().map(|&record| Post::Report { record, outcome, by }));
     }
 
     fn write(&mut self, truth: &mut Truth, batch: Vec<Record>) -> Check {
         for record in batch {
             truth.write(record.event, record.version, &self.refused)?;
-            self.reports.push_back(Post::Report { record, outcome: Outcome::Acked });
+            let (outcome, by) = (Outcome::Acked, self.number);
+            self.reports.push_back(Post::Report { record, outcome, by });
         }
         Ok(())
     }
@@ -224,7 +234,8 @@ impl Producer {
         let on_the_way = self.partitions.iter().map(VecDeque::len).sum::<usize>();
         let late = self.cut(truth, (knobs, rng, now))?;
         self.silent |= late.len() < on_the_way;
-        let acked = |record| Post::Report { record, outcome: Outcome::Acked };
+        let (outcome, by) = (Outcome::Acked, self.number);
+        let acked = |record| Post::Report { record, outcome, by };
         self.reports.extend(late.into_iter().map(acked));
         Ok(())
     }

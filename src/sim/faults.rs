@@ -96,7 +96,7 @@ impl World {
         self.procs[i].producer.cut(&mut self.truth, knobs)?;
         let knobs = self.plan.knobs;
         let mut process =
-            Process::new(self.now, Relay::new(knobs.settings), Producer::new(&knobs, self.now));
+            Process::new(self.now, Relay::new(knobs.settings), Producer::new(&knobs, 0, self.now));
         process.stage = Stage::Off { until: self.now + self.rng.below(100) };
         self.procs[i] = process;
         Ok(())
@@ -119,7 +119,7 @@ impl World {
         self.tell(i, "starts");
         let knobs = self.plan.knobs;
         self.procs[i] =
-            Process::new(self.now, Relay::new(knobs.settings), Producer::new(&knobs, self.now));
+            Process::new(self.now, Relay::new(knobs.settings), Producer::new(&knobs, 0, self.now));
         self.procs[i].stage = Stage::Pause { until: self.now };
     }
 

@@ -27,6 +27,7 @@ mod session;
 mod shelf;
 mod shrink;
 mod tests;
+mod told;
 mod truth;
 mod walsender;
 mod world;

@@ -7,9 +7,10 @@ use super::broker::{NotTaken, Post, Producer, Record};
 use super::postgres::{Statement, at, watermark};
 use super::session::Stage;
 use super::shelf::{Shelf, Try};
+use super::told::Told;
 use super::world::World;
 use super::{Check, Stop, wrong};
-use crate::record::{Outcome, Scope, Ticket};
+use crate::record::{Outcome, Ticket};
 use crate::relay::{Effect, Input, Relay, Restart};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -37,9 +38,9 @@ pub(super) struct Process {
     born_at: u64,
     /// Boundaries of effects until it dies.
     pub(super) dies_after: Option<u64>,
-    /// Of this producer: events acknowledged, and events of refused batches.
-    acked: Vec<usize>,
-    refused: Vec<usize>,
+    /// What was said by this producer, and by the one before.
+    pub(super) told: Told,
+    pub(super) told_before: Told,
     /// Events whose row has to say that they were overtaken.
     pub(super) overtaken: BTreeSet<usize>,
     /// What may be parked: what the stream brings again counts on top.
@@ -61,8 +62,8 @@ impl Process {
             lease_ends: world_now,
             born_at: world_now,
             dies_after: None,
-            acked: Vec::new(),
-            refused: Vec::new(),
+            told: Told::default(),
+            told_before: Told::default(),
             overtaken: BTreeSet::new(),
             rows_max: 0,
         }
@@ -159,16 +160,9 @@ impl World {
         }
         for post in std::mem::take(&mut self.procs[i].mailbox) {
             match post {
-                Post::Report { record, outcome } => {
-                    let process = &mut self.procs[i];
-                    if record.version == 0 && record.ticket.0 >> 63 == 0 && !process.ending() {
-                        match outcome {
-                            Outcome::Acked => process.acked.push(record.event),
-                            Outcome::Rejected { scope: Scope::Event, .. } => {
-                                process.refused.push(record.event);
-                            }
-                            Outcome::Rejected { .. } | Outcome::Unknown => {}
-                        }
+                Post::Report { record, outcome, by } => {
+                    if record.version == 0 && record.ticket.0 >> 63 == 0 {
+                        self.note(i, record.event, outcome, by);
                     }
                     let mark = self.procs[i].effects.len();
                     self.apply(i, Input::Report { ticket: record.ticket, outcome })?;
@@ -267,14 +261,10 @@ impl World {
         let (knobs, now) = (&self.plan.knobs, self.now);
         let process = &mut self.procs[i];
         process.shelf = Shelf::default();
-        let (acked, refused) = (&process.acked, &process.refused);
-        for event in refused {
-            if acked.iter().any(|later| self.truth.is_behind(*later, *event)) {
-                process.overtaken.insert(*event);
-            }
-        }
-        process.acked.clear();
-        process.refused.clear();
+        let number = process.producer.number + 1;
+        process.overtaken.extend(process.told.overtaken(&self.truth));
+        let told = Told::by(number);
+        process.told_before = std::mem::replace(&mut process.told, told);
         // What it posted before it was muted is still in the box.
         while self.rng.chance(500)
             && let Some(post) = process.producer.report(knobs, &mut self.rng)
@@ -282,14 +272,14 @@ impl World {
             process.mailbox.push(post);
         }
         while self.late.chance(knobs.stragglers)
-            && let Some(Post::Report { record, outcome }) =
+            && let Some(Post::Report { record, outcome, by: _ }) =
                 process.producer.report(knobs, &mut self.late)
         {
             let at = now + self.late.below(STRAGGLES_MAX);
             process.stragglers.push((at, record.ticket, outcome));
         }
         process.producer.cut(&mut self.truth, (knobs, &mut self.rng, now))?;
-        process.producer = Producer::new(knobs, settles);
+        process.producer = Producer::new(knobs, number, settles);
         Ok(())
     }
 

@@ -69,7 +69,7 @@ impl World {
             telling,
         };
         for _ in 0..knobs.processes {
-            let process = Process::new(0, Relay::new(knobs.settings), Producer::new(&knobs, 0));
+            let process = Process::new(0, Relay::new(knobs.settings), Producer::new(&knobs, 0, 0));
             world.procs.push(process);
         }
         world
@@ -160,7 +160,7 @@ impl World {
         }
         if self.telling {
             let line = match &post {
-                Post::Report { record, outcome } => {
+                Post::Report { record, outcome, by: _ } => {
                     let at = self.truth.events[record.event].position;
                     format!("the sink posts {at} {outcome:?}")
                 }

@@ -56,7 +56,7 @@ impl Fake {
             knobs,
             rng: Rng::new(seed),
             truth: Truth::new(PARTITIONS, false),
-            producer: Producer::new(&knobs, NOW),
+            producer: Producer::new(&knobs, 0, NOW),
             seen: Seen::default(),
         }
     }
@@ -107,7 +107,7 @@ impl Fake {
             return;
         }
         match self.producer.report(&self.knobs, &mut self.rng) {
-            Some(Post::Report { record, outcome }) => {
+            Some(Post::Report { record, outcome, by: _ }) => {
                 let name = u32::try_from(record.event).unwrap();
                 self.seen.outcomes.insert(name, outcome);
             }
@@ -123,7 +123,7 @@ impl Fake {
         }
         let knobs = (&self.knobs, &mut self.rng, NOW);
         self.producer.cut(&mut self.truth, knobs).unwrap();
-        self.producer = Producer::new(&self.knobs, NOW);
+        self.producer = Producer::new(&self.knobs, 0, NOW);
         let first_marker = self.truth.events.len();
         for partition in 0..PARTITIONS {
             let marker = self.event(partition, Kind::Small);
