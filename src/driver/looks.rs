@@ -3,6 +3,7 @@
 //! One look at a time, on the control connection, never in the way of the stream. What is seen goes to the board; a
 //! publication that no longer publishes the outbox is a halt, since PostgreSQL 18 skips its rows with a mere warning.
 
+use super::alarm::Alarm;
 use super::say;
 use super::session::{Job, job};
 use super::spec::PipelineSpec;
@@ -13,7 +14,7 @@ use crate::postgres::slot::{self, SlotRow};
 use crate::postgres::{SourceError, bookmark, fence, parked};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tokio_postgres::Client;
 
 /// Pause between two looks: a handful of catalog queries of a millisecond together.
@@ -51,6 +52,7 @@ pub(super) struct Looks {
     spec: Arc<PipelineSpec>,
     running: Option<Job<Look>>,
     next_at: Instant,
+    alarm: Alarm,
     prune_at: Instant,
     latest: Option<Look>,
 }
@@ -63,6 +65,7 @@ impl Looks {
             spec,
             running: None,
             next_at: now,
+            alarm: Alarm::default(),
             prune_at: now + PRUNE_INTERVAL,
             latest: None,
         }
@@ -71,7 +74,7 @@ impl Looks {
     /// Waits for the next look. Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<Look, SourceError> {
         if self.running.is_none() {
-            sleep_until(self.next_at).await;
+            self.alarm.at(self.next_at).await;
             let (client, spec) = (Arc::clone(&self.client), Arc::clone(&self.spec));
             let prune = self.prune_at <= Instant::now();
             if prune {

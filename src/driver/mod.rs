@@ -8,6 +8,7 @@
 //! Each pipeline runs on a thread of its own with a runtime of its own, so that one that halts or waits never slows
 //! another.
 
+mod alarm;
 mod board;
 mod budget;
 mod claim;

@@ -1,5 +1,6 @@
 //! Statements on the parked table, as jobs beside the stream: the write, the records of tries, people's requests.
 
+use super::alarm::Alarm;
 use super::cut::cut;
 use super::looks::{KEPT, PRUNE_INTERVAL};
 use super::pipeline::Pipeline;
@@ -19,7 +20,7 @@ use crate::relay::Input;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 /// Pause between two looks for requests: a notification that got lost costs no more than this.
 const REQUESTS_INTERVAL: Duration = Duration::from_secs(5);
@@ -62,6 +63,7 @@ pub(super) struct Jobs {
     asking: Option<Job<Asked>>,
     /// When requests are looked for, though nobody has said that there are any.
     ask_at: Instant,
+    alarm: Alarm,
     prune_at: Instant,
 }
 
@@ -79,7 +81,8 @@ impl Default for Jobs {
         let now = Instant::now();
         let (writing, fetching, asking) = (None, None, None);
         let (writing_since, ask_at, prune_at) = (now, now, now);
-        Self { writing, writing_since, unseen: None, fetching, asking, ask_at, prune_at }
+        let (unseen, alarm) = (None, Alarm::default());
+        Self { writing, writing_since, unseen, fetching, asking, ask_at, alarm, prune_at }
     }
 }
 
@@ -106,7 +109,7 @@ impl Jobs {
             fetched = job(&mut self.fetching), if self.fetching.is_some() => Said::Fetched(fetched),
             asked = job(&mut self.asking), if self.asking.is_some() => Said::Asked(asked),
             () = notifications.next(), if self.asking.is_none() => Said::Ask,
-            () = sleep_until(self.ask_at), if self.asking.is_none() => Said::Ask,
+            () = self.alarm.at(self.ask_at), if self.asking.is_none() => Said::Ask,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A stream from its start to its end: selects one input at a time, and performs what the relay wants.
 
+use super::alarm::Alarm;
 use super::connect::Connected;
 use super::cut::cut;
 use super::feed::{Fed, Feeding};
@@ -58,6 +59,7 @@ pub(super) struct Session {
     writing_since: Instant,
     looks: Looks,
     leave_at: Option<Instant>,
+    alarm: Alarm,
     /// By the relay's clock.
     yielded_at: Duration,
 }
@@ -87,6 +89,7 @@ impl Session {
             writing_since: Instant::now(),
             looks,
             leave_at: None,
+            alarm: Alarm::default(),
             yielded_at: Duration::ZERO,
         }
     }
@@ -184,7 +187,7 @@ impl Pipeline {
         // While the intake is shut too: the slot is free, and what is in flight may soon land behind another's.
         let full = session.feeding.is_some() && !self.relay.stopping();
         let due = self.due();
-        let Session { connected, writing, looks, leave_at, .. } = session;
+        let Session { connected, writing, looks, leave_at, alarm, .. } = session;
         let Desk { control, jobs, .. } = &mut connected.desk;
         let notifications = control.notifications();
         let grace = leave_at.unwrap_or_else(Instant::now);
@@ -201,7 +204,7 @@ impl Pipeline {
             () = tokio::task::yield_now(), if more => Turn::Again,
             batch = next_or_lost(&mut connected.wal, hungry), if hungry || full => Turn::Batch(batch),
             // Last: what is due is looked at in every turn, and must not keep the others from theirs.
-            () = tokio::time::sleep_until(due) => Turn::Due,
+            () = alarm.at(due) => Turn::Due,
         }
     }
 

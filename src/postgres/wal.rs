@@ -11,6 +11,7 @@ mod batch;
 mod busy;
 mod command;
 mod feedback;
+mod held;
 mod history;
 mod queue;
 mod session;

@@ -187,5 +187,17 @@ pub(super) fn cut(inbox: &mut BytesMut, message_bytes_max: usize) -> Result<Cut,
     Ok(Cut::Frames(Batch(inbox.split_to(end).freeze()), seen))
 }
 
+/// A batch of one frame of so many bytes; 30 are the fewest.
+#[cfg(test)]
+pub(super) fn batch(bytes: usize) -> Batch {
+    let mut frame = vec![b'd', 0, 0, 0, 0, b'w'];
+    frame.resize(bytes, 0);
+    frame[1..5].copy_from_slice(&u32::try_from(bytes - 1).unwrap().to_be_bytes());
+    let Ok(Cut::Frames(batch, _)) = cut(&mut BytesMut::from(&frame[..]), 1 << 20) else {
+        panic!("a frame");
+    };
+    batch
+}
+
 #[cfg(test)]
 mod tests;

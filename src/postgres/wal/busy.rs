@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 /// Above this the thread lets data pile up before it reads.
 const BUSY_BYTES_PER_SECOND: u64 = 2_000_000;
 
+/// Above this it is a backlog that comes: some 25,000 events a second, where nobody keeps to a clock any more.
+const BACKLOG_BYTES_PER_SECOND: u64 = 12_000_000;
+
 /// How long the rate is measured.
 const BUSY_WINDOW: Duration = Duration::from_millis(2);
 
@@ -49,6 +52,8 @@ pub(super) struct Busy {
     bytes: u64,
     /// How long to sleep, if much is coming.
     nap: Option<Duration>,
+    /// So much is coming that it is a backlog.
+    backlog: bool,
     /// No sleep before this: the last one took far longer than asked for.
     awake_until: Instant,
     /// The last read took all there was room for: more is there already.
@@ -57,7 +62,7 @@ pub(super) struct Busy {
 
 impl Busy {
     pub(super) const fn new(now: Instant) -> Self {
-        Self { since: now, bytes: 0, nap: None, awake_until: now, more: false }
+        Self { since: now, bytes: 0, nap: None, backlog: false, awake_until: now, more: false }
     }
 
     /// `count` bytes were read; `more` if that was all there was room for.
@@ -72,9 +77,15 @@ impl Busy {
                 let filled = Duration::from_micros(COALESCE_BYTES * 1_000_000 / rate);
                 filled.clamp(NAP_MIN, NAP_MAX)
             });
+            self.backlog = rate > BACKLOG_BYTES_PER_SECOND;
             self.bytes = 0;
             self.since = now;
         }
+    }
+
+    /// Whether so much is coming that it is a backlog.
+    pub(super) const fn is_backlog(&self) -> bool {
+        self.backlog
     }
 
     /// How long a sleep is just now; the next turn may do without.

@@ -134,21 +134,9 @@ impl Inner {
 mod tests {
     use super::*;
     use crate::postgres::error::SourceErrorKind;
-    use crate::postgres::wal::batch::{Cut, cut};
-    use bytes::BytesMut;
+    use crate::postgres::wal::batch::batch;
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
-
-    /// A batch of one frame; 30 bytes are the smallest.
-    fn batch(bytes: usize) -> Batch {
-        let mut frame = vec![b'd', 0, 0, 0, 0, b'w'];
-        frame.resize(bytes, 0);
-        frame[1..5].copy_from_slice(&u32::try_from(bytes - 1).unwrap().to_be_bytes());
-        let Ok(Cut::Frames(batch, _)) = cut(&mut BytesMut::from(&frame[..]), 1 << 20) else {
-            panic!("a frame");
-        };
-        batch
-    }
 
     /// The size of the next batch, the end, or nothing yet.
     fn poll(queue: &Queue) -> String {

@@ -6,9 +6,10 @@
 mod ending;
 
 use super::StartReplication;
-use super::batch::{Batch, Cut, CutError, cut};
+use super::batch::{Cut, CutError, cut};
 use super::busy::Busy;
 use super::feedback::Feedback;
+use super::held::Held;
 use super::queue::{End, Queue};
 use crate::lsn::Lsn;
 use crate::postgres::error::{ServerReport, SourceError, SourceErrorKind, SqlState};
@@ -33,11 +34,6 @@ const READ_BYTES_MIN: usize = 64 << 10;
 
 /// Longest wait for a status update to leave: the socket's buffer is full only if the server has stopped reading.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The driver is told what there is at this age, or when it is this much. A wake-up costs as much as several events,
-/// and so does each of its turns.
-const NEWS_AGE: Duration = Duration::from_micros(400);
-const NEWS_BYTES: usize = 64 << 10;
 
 /// Reads off the runtime before it has its turn, to see that the handle was dropped. Some 4 to 64 ms.
 const TURNS_PER_YIELD: u32 = 32;
@@ -67,8 +63,7 @@ pub(super) struct WalSession {
     feedback: Feedback,
     message_bytes_max: usize,
     doing: String,
-    /// A batch the queue had no room for.
-    pending: Option<Batch>,
+    held: Held,
     /// Bytes missing of the message at hand.
     missing: usize,
     busy: Busy,
@@ -76,8 +71,6 @@ pub(super) struct WalSession {
     turns: u32,
     /// When something was last read.
     read_at: Instant,
-    /// Bytes in the queue of which the driver has not been told, and when the first of them came.
-    news: Option<(usize, Instant)>,
 }
 
 impl WalSession {
@@ -101,12 +94,11 @@ impl WalSession {
             ),
             message_bytes_max: start.message_bytes_max,
             doing: format!("stream from slot \"{}\"", start.slot),
-            pending: None,
+            held: Held::default(),
             missing: 0,
             busy: Busy::new(now),
             turns: 0,
             read_at: now,
-            news: None,
         }
     }
 
@@ -114,7 +106,11 @@ impl WalSession {
     pub(super) async fn run(mut self) -> End {
         let ended = match self.stream().await {
             Ok(deadline) => self.finish(deadline).await,
-            Err(error) => Err(error),
+            Err(error) => {
+                // What came before it.
+                self.hand_over();
+                Err(error)
+            }
         };
         End::Error(ended.err().unwrap_or_else(|| self.error(SourceErrorKind::Stopped)))
     }
@@ -123,21 +119,23 @@ impl WalSession {
     async fn stream(&mut self) -> Result<Instant, SourceError> {
         let shared = Arc::clone(&self.shared);
         loop {
-            self.hand_over()?;
-            self.tell_of_much();
+            self.cut()?;
+            if self.held.is_ripe(self.read_at + self.busy.nap(), self.busy.is_backlog()) {
+                self.hand_over();
+            }
             self.send_status().await?;
             if let Some(deadline) = shared.stop.get() {
                 return Ok(*deadline);
             }
-            let reading = self.pending.is_none();
-            if reading {
+            if !self.held.is_stuck() {
                 self.make_room();
                 if self.busy.pause(Instant::now()) {
                     self.read_off_runtime().await?;
                     continue;
                 }
+                self.hand_over();
             }
-            self.tell();
+            let reading = !self.held.is_stuck();
             self.attach()?;
             let room = self.inbox.capacity() - self.inbox.len();
             let wake_at = tokio::time::Instant::from_std(self.feedback.wake_at(self.confirmed()));
@@ -176,7 +174,7 @@ impl WalSession {
         let read = std::future::poll_fn(|cx| Poll::Ready(reading.as_mut().poll(cx))).await;
         let now = Instant::now();
         match read {
-            Poll::Pending => self.tell(),
+            Poll::Pending => self.hand_over(),
             Poll::Ready(Ok(0)) => return Err(self.error(self.end_of_file())),
             Poll::Ready(Ok(count)) => {
                 self.feedback.heard(now);
@@ -192,19 +190,8 @@ impl WalSession {
         Ok(())
     }
 
-    /// Tells the driver of what it was not told of, if that is much, or some time ago.
-    fn tell_of_much(&mut self) {
-        let Some((bytes, since)) = self.news else { return };
-        let age = self.read_at.duration_since(since) + self.busy.nap();
-        if bytes >= NEWS_BYTES || age >= NEWS_AGE {
-            self.tell();
-        }
-    }
-
-    fn tell(&mut self) {
-        if self.news.take().is_some() {
-            self.shared.queue.announce();
-        }
+    fn hand_over(&mut self) {
+        self.held.hand_over(&self.shared.queue);
     }
 
     /// Back on the runtime, which wakes us; nothing to do where it is there already.
@@ -234,18 +221,12 @@ impl WalSession {
         }
     }
 
-    /// Cuts what is whole and offers it, until nothing is whole or the queue is full.
-    fn hand_over(&mut self) -> Result<(), SourceError> {
-        loop {
-            if let Some(batch) = self.pending.take() {
-                let bytes = batch.size_bytes();
-                if let Err(batch) = self.shared.queue.offer(batch) {
-                    self.pending = Some(batch);
-                    return Ok(());
-                }
-                let (before, since) = self.news.unwrap_or((0, self.read_at));
-                self.news = Some((before + bytes, since));
-            }
+    /// Cuts what is whole, unless the queue is full.
+    fn cut(&mut self) -> Result<(), SourceError> {
+        if self.held.is_stuck() {
+            self.hand_over();
+        }
+        while !self.held.is_stuck() {
             match cut(&mut self.inbox, self.message_bytes_max) {
                 Ok(Cut::Frames(batch, seen)) => {
                     let received = self.received().max(seen.highest);
@@ -255,7 +236,7 @@ impl WalSession {
                         self.feedback.asked(Instant::now(), wal_end, confirmed);
                         self.shared.draining.store(self.feedback.draining(), Ordering::SeqCst);
                     }
-                    self.pending = Some(batch);
+                    self.held.keep(batch, self.read_at);
                 }
                 Ok(Cut::Other(tag, body)) => self.other(tag, &body)?,
                 Ok(Cut::Missing(missing)) => {
@@ -270,6 +251,7 @@ impl WalSession {
                 }
             }
         }
+        Ok(())
     }
 
     /// A message that is not `CopyData`.
@@ -315,7 +297,7 @@ impl WalSession {
 
     async fn write(&mut self, bytes: &[u8]) -> Result<(), SourceError> {
         // The driver does not wait for a server that does not read.
-        self.tell();
+        self.hand_over();
         self.attach()?;
         let written = async {
             self.transport.write_all(bytes).await?;

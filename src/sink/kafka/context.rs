@@ -88,7 +88,7 @@ impl Context {
         &self.firsts
     }
 
-    /// Reports of one request. `acked` is a buffer, empty before and after.
+    /// Reports of one request. What was acknowledged is gathered in `acked`, for [`told`](Self::told).
     pub(super) fn delivered(&self, reports: impl Iterator<Item = Report>, acked: &mut Vec<Ticket>) {
         if self.muted() {
             return;
@@ -106,6 +106,14 @@ impl Context {
                     self.refused(ticket, code);
                 }
             }
+        }
+    }
+
+    /// Tells of what was gathered, and that there is room again.
+    pub(super) fn told(&self, acked: &mut Vec<Ticket>) {
+        if self.muted() {
+            acked.clear();
+            return;
         }
         self.acknowledged(acked);
         if self.shared.full.load(Ordering::SeqCst) && self.shared.full.swap(false, Ordering::SeqCst)
@@ -152,7 +160,9 @@ impl ProducerContext for Context {
             Err((error, _)) => Err(error.rdkafka_error_code().unwrap_or(Code::Unknown)),
         };
         let report = Report { ticket: Ticket(ticket as u64), result };
-        self.delivered(std::iter::once(report), &mut Vec::new());
+        let mut acked = Vec::new();
+        self.delivered(std::iter::once(report), &mut acked);
+        self.told(&mut acked);
     }
 }
 

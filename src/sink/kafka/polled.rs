@@ -24,6 +24,9 @@ pub(super) type Producer = BaseProducer<Context>;
 /// How long an acknowledgement may wait to be told, behind one that was told.
 const REST: Duration = Duration::from_millis(2);
 
+/// Acknowledgements that are told at once, though there are more.
+const TOGETHER: usize = 4096;
+
 /// The thread looks up so often though nothing comes.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -86,7 +89,8 @@ impl Shared {
                 native::flush(self.events.producer(), HURRY);
             }
             if self.events.take(LOOK, &mut acked) {
-                while self.events.take(Duration::ZERO, &mut acked) {}
+                while acked.len() < TOGETHER && self.events.take(Duration::ZERO, &mut acked) {}
+                self.events.tell(&mut acked);
                 std::thread::park_timeout(REST);
             }
         }

@@ -14,7 +14,7 @@ impl WalSession {
     ) -> Result<(), SourceError> {
         let (confirmed, received) = (self.confirmed(), self.received());
         let last = self.feedback.last(Instant::now(), confirmed, received);
-        self.pending = None;
+        self.held.clear();
         let deadline = tokio::time::Instant::from_std(deadline);
         let ending = async {
             self.write(&last.encode(clock())).await?;

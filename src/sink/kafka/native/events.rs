@@ -48,8 +48,8 @@ impl Events {
         &self.producer
     }
 
-    /// Hands the next event to the producer's context; false where none came within `timeout`. `acked` is a buffer,
-    /// empty before and after.
+    /// Hands the next event to the producer's context; false where none came within `timeout`. `acked` gathers what was
+    /// acknowledged, to be told.
     pub(in crate::sink::kafka) fn take(&self, timeout: Duration, acked: &mut Vec<Ticket>) -> bool {
         // SAFETY: the queue is alive, and the event is given back when it is dropped.
         let event = unsafe { sys::rd_kafka_queue_poll(self.queue.as_ptr(), millis(timeout)) };
@@ -58,6 +58,8 @@ impl Events {
         match event.kind() {
             sys::RD_KAFKA_EVENT_DR => context.delivered(event.reports(), acked),
             sys::RD_KAFKA_EVENT_ERROR => {
+                // What came before it is told before it.
+                context.told(acked);
                 let (code, reason) = event.error();
                 context.error(KafkaError::Global(code), reason.trim());
             }
@@ -70,6 +72,11 @@ impl Events {
             _ => {}
         }
         true
+    }
+
+    /// Tells of what [`take`](Self::take) has gathered.
+    pub(in crate::sink::kafka) fn tell(&self, acked: &mut Vec<Ticket>) {
+        self.producer.client().context().told(acked);
     }
 
     /// Whoever waits in [`take`](Self::take) comes back.

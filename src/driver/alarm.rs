@@ -1,0 +1,78 @@
+//! A time to wait for that is asked for anew in each turn of a loop, and mostly is the same, or later.
+//!
+//! A new timer of the runtime costs a system call that wakes its own thread. So the one that is set stays set: where it
+//! rings before the time that is wanted now, it is set again then, and not before.
+
+use std::pin::Pin;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+#[derive(Default)]
+pub(super) struct Alarm(Option<Pin<Box<Sleep>>>);
+
+impl Alarm {
+    /// Waits until `time`. Cancel-safe.
+    pub(super) async fn at(&mut self, time: Instant) {
+        let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(time)));
+        while Instant::now() < time {
+            if sleep.is_elapsed() || time < sleep.deadline() {
+                sleep.as_mut().reset(time);
+            }
+            sleep.as_mut().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::Future;
+    use std::task::{Context, Waker};
+    use std::time::Duration;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Whether it rings, looked at once.
+    fn rings(alarm: &mut Alarm, time: Instant) -> bool {
+        let wait = std::pin::pin!(alarm.at(time));
+        wait.poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    fn with_clock(test: impl FnOnce()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async { test() });
+    }
+
+    #[test]
+    fn it_rings_when_it_is_time_and_not_before() {
+        with_clock(|| {
+            let (mut alarm, now) = (Alarm::default(), Instant::now());
+            assert!(!rings(&mut alarm, now + 60 * SECOND));
+            assert!(rings(&mut alarm, now), "an earlier time counts at once");
+            assert!(!rings(&mut alarm, now + 60 * SECOND), "the one before is over");
+        });
+    }
+
+    #[test]
+    fn what_is_set_for_an_earlier_time_is_set_again_when_it_rings() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let (mut alarm, now) = (Alarm::default(), Instant::now());
+            assert!(!rings(&mut alarm, now + SECOND / 100));
+            alarm.at(now + SECOND / 20).await;
+            assert!(now.elapsed() >= SECOND / 20, "it rang for the later time");
+            alarm.at(now + SECOND / 10).await;
+            assert!(now.elapsed() >= SECOND / 10);
+        });
+    }
+
+    #[test]
+    fn a_time_that_comes_forward_is_kept() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let (mut alarm, now) = (Alarm::default(), Instant::now());
+            assert!(!rings(&mut alarm, now + 3600 * SECOND));
+            let soon = tokio::time::timeout(20 * SECOND, alarm.at(now + SECOND / 100));
+            assert!(soon.await.is_ok(), "it waits for the time that it was set for first");
+        });
+    }
+}
