@@ -1,9 +1,9 @@
 //! What was read and the driver does not have yet.
 //!
 //! To be told costs the driver as much as several events, and so does each of its turns; a request to a broker costs as
-//! much as dozens of records. So while much is coming, what little of it has come is kept back for a moment. Of a backlog
-//! that is milliseconds: its events are late by seconds, and what is handed over together reaches a broker together.
-//! Knows no clock and no socket.
+//! much as dozens of records. So while much is coming, what little of it has come is kept back for a moment. Of a
+//! backlog that is milliseconds: its events are late by seconds, and what is handed over together reaches a broker
+//! together. Knows no clock and no socket.
 
 use super::batch::Batch;
 use super::queue::Queue;

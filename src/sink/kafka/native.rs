@@ -4,7 +4,7 @@
 
 mod events;
 
-pub(super) use events::{Events, Report};
+pub(super) use events::{Events, Gathered, Report};
 
 use super::polled::Producer;
 use crate::record::{Header, Record, Ticket};

@@ -8,7 +8,7 @@
 //! the news of an acknowledgement waits; no record does.
 
 use super::context::Context;
-use super::native::{self, Events};
+use super::native::{self, Events, Gathered};
 use crate::sink::SinkError;
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
 use rdkafka::producer::BaseProducer;
@@ -83,14 +83,16 @@ impl Polled {
 
 impl Shared {
     fn run(&self) {
-        let mut acked = Vec::new();
+        let mut gathered = Gathered::default();
         while !self.stop.load(Ordering::Acquire) {
             if self.hurry.swap(false, Ordering::AcqRel) {
                 native::flush(self.events.producer(), HURRY);
             }
-            if self.events.take(LOOK, &mut acked) {
-                while acked.len() < TOGETHER && self.events.take(Duration::ZERO, &mut acked) {}
-                self.events.tell(&mut acked);
+            if self.events.take(LOOK, &mut gathered) {
+                while gathered.count() < TOGETHER && self.events.take(Duration::ZERO, &mut gathered)
+                {
+                }
+                self.events.tell(&mut gathered);
                 std::thread::park_timeout(REST);
             }
         }
@@ -146,27 +148,19 @@ mod tests {
         native::produce(polled, (c"orders", Some(0)), Ticket(ticket), &record).unwrap();
     }
 
-    /// Level-triggered: looks until all have their report.
-    fn acknowledged(mailbox: &Mailbox, count: usize) -> Vec<u64> {
-        let (begun, mut tickets, mut posts) = (Instant::now(), Vec::new(), Vec::new());
-        while tickets.len() < count {
-            assert!(begun.elapsed() < DEADLINE, "{} of {count} were reported", tickets.len());
-            mailbox.take(&mut posts);
-            tickets.extend(posts.drain(..).filter_map(|post| match post {
-                Post::Report { ticket, .. } => Some(ticket.0),
-                Post::Retry
-                | Post::Down { .. }
-                | Post::Up { .. }
-                | Post::Broken { .. }
-                | Post::Unfit { .. } => None,
-            }));
-            std::thread::yield_now();
-        }
-        tickets
+    fn tickets(posts: &mut Vec<Post>) -> impl Iterator<Item = u64> {
+        posts.drain(..).filter_map(|post| match post {
+            Post::Report { ticket, .. } => Some(ticket.0),
+            Post::Retry
+            | Post::Down { .. }
+            | Post::Up { .. }
+            | Post::Broken { .. }
+            | Post::Unfit { .. } => None,
+        })
     }
 
     #[test]
-    fn what_lingers_is_sent_when_it_is_told_to_hurry_and_reported_in_order() {
+    fn what_lingers_is_sent_when_it_is_told_to_hurry_and_has_been_told_when_nothing_is_in_flight() {
         let cluster = MockCluster::<DefaultProducerContext>::new(1).unwrap();
         cluster.create_topic("orders", 1, 1).unwrap();
         let mailbox = Mailbox::default();
@@ -179,12 +173,15 @@ mod tests {
         // The first of them before there is a connection; told again and again, as the driver does.
         for first in [0, 100, 200] {
             (first..first + 100).for_each(|ticket| enqueue(&polled, ticket));
-            let (begun, mut all) = (Instant::now(), Vec::new());
+            let (begun, mut all, mut posts) = (Instant::now(), Vec::new(), Vec::new());
             while polled.in_flight_count() > 0 && begun.elapsed() < DEADLINE {
                 polled.hurry();
                 std::thread::yield_now();
             }
-            all.extend(acknowledged(&mailbox, 100));
+            // Nothing is in flight any more, so all has been told: the keeper and a stop rely on it.
+            assert_eq!(polled.in_flight_count(), 0);
+            mailbox.take(&mut posts);
+            all.extend(tickets(&mut posts));
             assert_eq!(all, (first..first + 100).collect::<Vec<_>>());
         }
     }

@@ -48,18 +48,21 @@ impl Events {
         &self.producer
     }
 
-    /// Hands the next event to the producer's context; false where none came within `timeout`. `acked` gathers what was
-    /// acknowledged, to be told.
-    pub(in crate::sink::kafka) fn take(&self, timeout: Duration, acked: &mut Vec<Ticket>) -> bool {
+    /// Hands the next event to the producer's context; false where none came within `timeout`. What was acknowledged is
+    /// gathered, to be told.
+    pub(in crate::sink::kafka) fn take(&self, timeout: Duration, gathered: &mut Gathered) -> bool {
         // SAFETY: the queue is alive, and the event is given back when it is dropped.
         let event = unsafe { sys::rd_kafka_queue_poll(self.queue.as_ptr(), millis(timeout)) };
         let Some(event) = NonNull::new(event).map(Event) else { return false };
         let context = self.producer.client().context();
         match event.kind() {
-            sys::RD_KAFKA_EVENT_DR => context.delivered(event.reports(), acked),
+            sys::RD_KAFKA_EVENT_DR => {
+                context.delivered(event.reports(), &mut gathered.acked);
+                gathered.events.push(event);
+            }
             sys::RD_KAFKA_EVENT_ERROR => {
                 // What came before it is told before it.
-                context.told(acked);
+                self.tell(gathered);
                 let (code, reason) = event.error();
                 context.error(KafkaError::Global(code), reason.trim());
             }
@@ -75,8 +78,9 @@ impl Events {
     }
 
     /// Tells of what [`take`](Self::take) has gathered.
-    pub(in crate::sink::kafka) fn tell(&self, acked: &mut Vec<Ticket>) {
-        self.producer.client().context().told(acked);
+    pub(in crate::sink::kafka) fn tell(&self, gathered: &mut Gathered) {
+        self.producer.client().context().told(&mut gathered.acked);
+        gathered.events.clear();
     }
 
     /// Whoever waits in [`take`](Self::take) comes back.
@@ -90,6 +94,21 @@ impl Drop for Events {
     fn drop(&mut self) {
         // SAFETY: the reference of `of`; the producer is dropped after it.
         unsafe { sys::rd_kafka_queue_destroy(self.queue.as_ptr()) };
+    }
+}
+
+/// Acknowledgements that are told together, and their events. Those are given back after that: for librdkafka their
+/// records are in flight until then, so that whoever flushes a producer knows that all has been told.
+#[derive(Default)]
+pub(in crate::sink::kafka) struct Gathered {
+    acked: Vec<Ticket>,
+    events: Vec<Event>,
+}
+
+impl Gathered {
+    /// Acknowledgements that are not told yet.
+    pub(in crate::sink::kafka) fn count(&self) -> usize {
+        self.acked.len()
     }
 }
 
