@@ -48,6 +48,12 @@ impl Transport {
         }
     }
 
+    /// A socket that a test has the other end of.
+    #[cfg(test)]
+    pub(super) const fn of(socket: UnixStream) -> Self {
+        Self { io: Io::Plain(Socket::Unix(socket)), end_point: None }
+    }
+
     /// Takes the socket off the runtime it was opened on, to be [`attach`](Self::attach)ed on another thread's.
     pub(super) fn detach(&mut self) -> io::Result<()> {
         self.socket().detach()

@@ -45,7 +45,8 @@ pub(crate) fn postrider(config: &str, args: &[&str]) -> Output {
 pub(crate) fn postrider_ok(config: &str, args: &[&str]) -> String {
     let output = postrider(config, args);
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "postrider {args:?}: {}\n{errors}", output.status);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "postrider {args:?}: {}\n{errors}{said}", output.status);
     String::from_utf8(output.stdout).expect("UTF-8 on standard output")
 }
 

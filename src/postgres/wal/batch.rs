@@ -6,6 +6,9 @@ use crate::lsn::Lsn;
 use crate::postgres::wire::{HEADER_BYTES, frame_bytes};
 use bytes::{Buf, Bytes, BytesMut};
 
+/// The tag of a message that is a frame.
+pub(super) const COPY_DATA: u8 = b'd';
+
 /// Bytes of `XLogData` before the data: its tag, start, end, clock.
 const XLOG_HEADER_BYTES: usize = 1 + 8 + 8 + 8;
 
@@ -161,7 +164,7 @@ pub(super) fn cut(inbox: &mut BytesMut, message_bytes_max: usize) -> Result<Cut,
             Ok(Some(whole)) if whole > message_bytes_max => return Err(CutError::TooLarge(whole)),
             Ok(whole) => return Ok(Cut::Missing(whole.unwrap_or(HEADER_BYTES) - rest.len())),
         };
-        if rest.first() != Some(&b'd') {
+        if rest.first() != Some(&COPY_DATA) {
             if !first {
                 break;
             }

@@ -38,9 +38,11 @@ impl Held {
     }
 
     /// Whether the driver gets it now, if nothing more comes before `next`.
-    pub(super) fn is_ripe(&self, next: Instant, backlog: bool) -> bool {
+    pub(super) fn is_ripe(&self, next: Instant, backlog: bool, queue: &Queue) -> bool {
         let (age, bytes) = if backlog { (BACKLOG_AGE, BACKLOG_BYTES) } else { (AGE, BYTES) };
-        self.bytes >= bytes || self.since.is_some_and(|since| next.duration_since(since) >= age)
+        // Of a small queue not much more is read ahead than it may hold.
+        self.bytes >= bytes.min(queue.bytes_max() / 4)
+            || self.since.is_some_and(|since| next.duration_since(since) >= age)
     }
 
     /// Hands over as much as the queue has room for.
@@ -82,6 +84,10 @@ mod tests {
 
     const MILLISECOND: Duration = Duration::from_millis(1);
 
+    fn large() -> Queue {
+        Queue::new(8 << 20)
+    }
+
     /// What the driver finds.
     fn found(queue: &Queue) -> Vec<usize> {
         std::iter::from_fn(|| queue.ready()).map(|batch| batch.size_bytes()).collect()
@@ -90,23 +96,30 @@ mod tests {
     #[test]
     fn little_is_kept_back_for_a_moment_and_of_a_backlog_for_longer() {
         let (mut held, now) = (Held::default(), Instant::now());
-        assert!(!held.is_ripe(now + 60 * MILLISECOND, false), "nothing is held");
+        assert!(!held.is_ripe(now + 60 * MILLISECOND, false, &large()), "nothing is held");
         held.keep(batch(100), now);
         held.keep(batch(100), now + MILLISECOND / 5);
-        assert!(!held.is_ripe(now + MILLISECOND / 5, false));
-        assert!(held.is_ripe(now + MILLISECOND / 2, false), "the first has waited long enough");
-        assert!(!held.is_ripe(now + 3 * MILLISECOND, true));
-        assert!(held.is_ripe(now + 4 * MILLISECOND, true));
+        assert!(!held.is_ripe(now + MILLISECOND / 5, false, &large()));
+        assert!(
+            held.is_ripe(now + MILLISECOND / 2, false, &large()),
+            "the first has waited long enough"
+        );
+        assert!(!held.is_ripe(now + 3 * MILLISECOND, true, &large()));
+        assert!(held.is_ripe(now + 4 * MILLISECOND, true, &large()));
     }
 
     #[test]
     fn much_is_not_kept_back() {
         let (mut held, now) = (Held::default(), Instant::now());
         held.keep(batch(64 << 10), now);
-        assert!(held.is_ripe(now, false));
-        assert!(!held.is_ripe(now, true));
+        assert!(held.is_ripe(now, false, &large()));
+        assert!(!held.is_ripe(now, true, &large()));
+        assert!(
+            held.is_ripe(now, true, &Queue::new(256 << 10)),
+            "a quarter of what may be read ahead"
+        );
         held.keep(batch(448 << 10), now);
-        assert!(held.is_ripe(now, true));
+        assert!(held.is_ripe(now, true, &large()));
     }
 
     #[test]
@@ -116,7 +129,7 @@ mod tests {
         held.hand_over(&queue);
         assert_eq!(found(&queue), [100]);
         held.keep(batch(200), now + 9 * MILLISECOND);
-        assert!(!held.is_ripe(now + 9 * MILLISECOND, true));
+        assert!(!held.is_ripe(now + 9 * MILLISECOND, true, &large()));
         assert!(!held.is_stuck());
     }
 

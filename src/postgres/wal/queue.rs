@@ -44,6 +44,11 @@ impl Queue {
         Self { bytes_max, inner: Mutex::default(), arrived: Notify::new(), room: Notify::new() }
     }
 
+    /// What it may hold. Unit: bytes.
+    pub(super) const fn bytes_max(&self) -> usize {
+        self.bytes_max
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -6,7 +6,7 @@
 mod ending;
 
 use super::StartReplication;
-use super::batch::{Cut, CutError, cut};
+use super::batch::{COPY_DATA, Cut, CutError, cut};
 use super::busy::Busy;
 use super::feedback::Feedback;
 use super::held::Held;
@@ -120,7 +120,11 @@ impl WalSession {
         let shared = Arc::clone(&self.shared);
         loop {
             self.cut()?;
-            if self.held.is_ripe(self.read_at + self.busy.nap(), self.busy.is_backlog()) {
+            if self.held.is_ripe(
+                self.read_at + self.busy.nap(),
+                self.busy.is_backlog(),
+                &shared.queue,
+            ) {
                 self.hand_over();
             }
             self.send_status().await?;
@@ -194,6 +198,12 @@ impl WalSession {
         self.held.hand_over(&self.shared.queue);
     }
 
+    /// Whether the queue has room for all that is held.
+    fn hands_over_all(&mut self) -> bool {
+        self.hand_over();
+        !self.held.is_stuck()
+    }
+
     /// Back on the runtime, which wakes us; nothing to do where it is there already.
     fn attach(&mut self) -> Result<(), SourceError> {
         self.transport.attach().map_err(|error| self.system(error))
@@ -221,12 +231,16 @@ impl WalSession {
         }
     }
 
-    /// Cuts what is whole, unless the queue is full.
+    /// Cuts what is whole, unless the queue is full. What is no frame may be the end of the stream, so it is looked at
+    /// when all before it has been handed over, and waits for room with it.
     fn cut(&mut self) -> Result<(), SourceError> {
         if self.held.is_stuck() {
             self.hand_over();
         }
         while !self.held.is_stuck() {
+            if self.inbox.first().is_some_and(|tag| *tag != COPY_DATA) && !self.hands_over_all() {
+                return Ok(());
+            }
             match cut(&mut self.inbox, self.message_bytes_max) {
                 Ok(Cut::Frames(batch, seen)) => {
                     let received = self.received().max(seen.highest);
@@ -243,6 +257,8 @@ impl WalSession {
                     self.missing = missing;
                     return Ok(());
                 }
+                // The buffer is as it was: it is looked at once more when there is room.
+                Err(_) if !self.hands_over_all() => return Ok(()),
                 Err(CutError::Malformed) => return Err(self.error(SourceErrorKind::Protocol)),
                 Err(CutError::TooLarge(size)) => {
                     let limit = self.message_bytes_max as u64;
@@ -334,3 +350,6 @@ fn clock() -> i64 {
     let micros = i64::try_from(unix.as_micros()).unwrap_or(i64::MAX);
     micros.saturating_sub(crate::event::PgTime::UNIX_OFFSET_MICROS)
 }
+
+#[cfg(test)]
+mod tests;

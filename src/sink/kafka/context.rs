@@ -109,13 +109,20 @@ impl Context {
         }
     }
 
-    /// Tells of what was gathered, and that there is room again.
+    /// Tells of what was gathered.
     pub(super) fn told(&self, acked: &mut Vec<Ticket>) {
         if self.muted() {
             acked.clear();
             return;
         }
         self.acknowledged(acked);
+    }
+
+    /// Says, where somebody waits for it, that there is room again.
+    pub(super) fn has_room(&self) {
+        if self.muted() {
+            return;
+        }
         if self.shared.full.load(Ordering::SeqCst) && self.shared.full.swap(false, Ordering::SeqCst)
         {
             self.shared.mailbox.post(Post::Retry);
@@ -163,6 +170,7 @@ impl ProducerContext for Context {
         let mut acked = Vec::new();
         self.delivered(std::iter::once(report), &mut acked);
         self.told(&mut acked);
+        self.has_room();
     }
 }
 

@@ -67,6 +67,8 @@ impl Events {
                 context.error(KafkaError::Global(code), reason.trim());
             }
             sys::RD_KAFKA_EVENT_LOG => {
+                // Whoever takes the log may be slow.
+                self.tell(gathered);
                 if let Some((level, facility, line)) = event.line() {
                     context.log(level, facility.trim(), line.trim());
                 }
@@ -79,8 +81,10 @@ impl Events {
 
     /// Tells of what [`take`](Self::take) has gathered.
     pub(in crate::sink::kafka) fn tell(&self, gathered: &mut Gathered) {
-        self.producer.client().context().told(&mut gathered.acked);
+        let context = self.producer.client().context();
+        context.told(&mut gathered.acked);
         gathered.events.clear();
+        context.has_room();
     }
 
     /// Whoever waits in [`take`](Self::take) comes back.
