@@ -184,8 +184,8 @@ impl Pipeline {
 
     async fn wait(&self, session: &mut Session, stop: &Stop, more: bool) -> Turn {
         let hungry = session.feeding.is_none() && !self.relay.stopping();
-        // While the intake is shut too: the slot is free, and what is in flight may soon land behind another's. Not where
-        // only this turn is over: what was read before the end is fed before it.
+        // While the intake is shut too: the slot is free, and what is in flight may soon land behind another's. Not
+        // where only this turn is over: what was read before the end is fed before it.
         let full = session.feeding.is_some() && !more && !self.relay.stopping();
         let due = self.due();
         let Session { connected, writing, looks, leave_at, alarm, .. } = session;

@@ -33,8 +33,8 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 /// A cluster begins on it, and it has no history.
 const FIRST_TIMELINE: u32 = 1;
 
-/// Most bytes of WAL in the queue, read and not yet taken by the caller. Then the socket is not read, and the server waits.
-/// Up to a quarter more, and one read, may stand before it.
+/// Most bytes of WAL in the queue, read and not yet taken by the caller. Then the socket is not read, and the server
+/// waits. Up to a quarter more, and one read, may stand before it.
 pub const QUEUE_BYTES_MAX: usize = 8 << 20;
 
 /// Largest single message taken. A row's values are in one message; PostgreSQL itself stops at 1 GiB.
