@@ -7,8 +7,8 @@ use postrider::config::env;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// What jemalloc is told before `main`. Left alone it makes an arena for each of our dozen threads, most of which
-/// allocate next to nothing: two are 0.6 MB less at rest (`docs/decisions/allocator.md`).
+/// What jemalloc is told before `main`. Left alone it makes an arena for each thread, up to four a processor: two are
+/// 0.6 MB less at rest (`docs/decisions/allocator.md`).
 #[expect(unsafe_code, reason = "jemalloc looks for this name: nothing else has it")]
 #[unsafe(export_name = "malloc_conf")]
 static ALLOCATOR_SETTINGS: &[u8] = b"narenas:2\0";
