@@ -6,8 +6,9 @@
 //! meanwhile, since a registered one costs the walsender a call with each message though nobody sleeps. A million rows
 //! drained to `discard` over a unix socket (measured, 2 processors; rows a second beside `pg_recvlogical` in the same
 //! run, our processor time a row): naps of 30 µs 0.98, 1.40 µs; 80 µs 1.02, 1.29 µs; 120 µs 1.01, 1.15 µs; 200 µs
-//! 0.96, 1.21 µs: with longer ones the walsender finds the socket's buffer full. A thread's sleep, not a timer of the
-//! runtime, which still wakes for each packet.
+//! 0.96, 1.21 µs. On a faster machine 30 µs 1.03, 1.26 µs; 90 µs 1.03, 1.15 µs; 120 µs 1.00, 1.12 µs; 200 µs 0.76: with
+//! longer ones the walsender finds the socket's buffer full, which holds some 160 such rows. A thread's sleep, not a
+//! timer of the runtime, which still wakes for each packet.
 //!
 //! Below full speed the sleep is longer, and is what lingering in the producer would be, but for busy times alone: see
 //! `docs/decisions/batching.md` for what was measured.
@@ -43,7 +44,7 @@ const COALESCE_BYTES: u64 = 7_000;
 
 /// How long data may pile up. The kernel makes about twice as much of the shortest; the longest is what an event may
 /// wait here.
-const NAP_MIN: Duration = Duration::from_micros(120);
+const NAP_MIN: Duration = Duration::from_micros(90);
 const NAP_MAX: Duration = Duration::from_micros(500);
 
 /// Whether much is coming.
