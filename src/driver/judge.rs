@@ -13,7 +13,7 @@ use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
 use crate::metrics::Side;
 use crate::postgres::SourceError;
-use crate::postgres::action::{self, Action, Class};
+use crate::postgres::action::{self, Action, Class, Phase};
 use crate::relay::Input;
 use std::time::Duration;
 
@@ -76,6 +76,13 @@ impl Pipeline {
             }
         }
         None
+    }
+
+    /// Halts for a message that can't be read, once what came before it is published.
+    pub(super) fn halt_behind(&mut self, now: Duration, error: SourceError) {
+        if let Some(halt) = self.judge(Failure::Source(error, Phase::Stream)) {
+            self.apply(now, Input::Halt(halt));
+        }
     }
 
     fn reconnect(&mut self, class: Class, error: &SourceError) -> Option<Box<Halt>> {

@@ -242,6 +242,7 @@ impl Pipeline {
                     return Some(End::Lost(error));
                 }
             }
+            Turn::Batch(Err(error)) if error.is_of_a_message() => self.halt_behind(now, error),
             // The server stops, or took this session away. Nothing can be confirmed without the row, so nothing is
             // gained by holding on, and a stream that holds on would hold up the server's shutdown.
             Turn::ControlLost(error) | Turn::Written(Err(error)) | Turn::Batch(Err(error)) => {

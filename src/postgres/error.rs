@@ -212,6 +212,11 @@ impl SourceError {
         self
     }
 
+    /// Whether a message that was read is at fault, not the connection.
+    pub const fn is_of_a_message(&self) -> bool {
+        matches!(self.kind, SourceErrorKind::Protocol | SourceErrorKind::TooLarge { .. })
+    }
+
     /// From an `ErrorResponse` or a `NoticeResponse`.
     pub fn server(doing: impl Into<String>, report: ServerReport) -> Self {
         Self::new(SourceErrorKind::Server(Box::new(report)), doing)

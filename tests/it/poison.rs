@@ -212,3 +212,32 @@ async fn poison_behind_a_load_halts_after_all_before_it_is_published_and_confirm
     let sql = format!("select ('{confirmed}'::pg_lsn > '{commit}'::pg_lsn)::text");
     assert_eq!(pipeline.sql.text(&sql).await.as_deref(), Some("true"), "{confirmed} {commit}");
 }
+
+/// What a message of the stream may have. Unit: bytes.
+const MESSAGE_MAX: usize = 64 << 20;
+
+/// The reader is far ahead of a broker that has one event at a time, and finds there what it can't read.
+#[tokio::test]
+async fn row_that_is_too_large_to_be_read_halts_when_all_before_it_is_published() {
+    const ROWS: usize = 3000;
+    let pipeline = Pipeline::shared(Version::Pg15, "unread").await;
+    let sql = &pipeline.sql;
+    sql.batch(&format!(
+        "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+         select 'order', i::text, 'T', json_build_object('n', i) from generate_series(1, {ROWS}) i"
+    ))
+    .await;
+    sql.batch(&format!(
+        "{INSERT}('order', 'a', 'T', json_build_object('c', repeat('x', {MESSAGE_MAX})), null)"
+    ))
+    .await;
+    let config =
+        format!("{}\n[pipelines.{}.flow]\nin_flight_events = 1\n", pipeline.config, pipeline.name);
+    let halted = run_to_halt(&config).await;
+    halted.assert_says("PR011", &["a message has", "the limit is 67108864"], &[]);
+    let all: Vec<u64> = (1..=ROWS as u64).collect();
+    assert_eq!(numbers(&pipeline).await, all, "all before it");
+    // The row of the cursor stands behind them: the second time nothing is sent again.
+    assert_eq!(run_to_halt(&config).await.message, halted.message);
+    assert_eq!(numbers(&pipeline).await, all, "nothing twice");
+}

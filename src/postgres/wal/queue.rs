@@ -75,10 +75,10 @@ impl Queue {
         self.room.notified().await;
     }
 
-    /// Nothing comes after this. The first end stands.
+    /// Nothing comes after this. The first end stands, but for one that [`waits`](End::waits).
     pub(super) fn end(&self, end: End) {
         let mut inner = self.lock();
-        if inner.end.is_none() {
+        if inner.end.as_ref().is_none_or(End::waits) {
             inner.end = Some(end);
         }
         drop(inner);
@@ -110,21 +110,35 @@ impl Queue {
         }
     }
 
-    /// Waits for the end, whatever stands before it: for a consumer that takes no batches now.
+    /// Waits for the end, whatever stands before it: for a consumer that takes no batches now. One that
+    /// [`waits`](End::waits) is left where it is.
     pub(super) async fn ended(&self) -> End {
         loop {
-            if let Some(end) = self.lock().take_end() {
-                return end;
+            {
+                let mut inner = self.lock();
+                if !inner.end.as_ref().is_some_and(End::waits)
+                    && let Some(end) = inner.take_end()
+                {
+                    return end;
+                }
             }
             self.arrived.notified().await;
         }
     }
 }
 
+impl End {
+    /// The connection stands, so nothing is lost by taking all that came before.
+    pub(super) fn waits(&self) -> bool {
+        matches!(self, Self::Error(error) if error.is_of_a_message())
+    }
+}
+
 impl Inner {
     fn take_end(&mut self) -> Option<End> {
         let end = self.end.take()?;
-        self.end = Some(End::Taken);
+        // Behind one that waits comes the end of the connection.
+        self.end = (!end.waits()).then_some(End::Taken);
         Some(end)
     }
 
@@ -193,6 +207,34 @@ mod tests {
         assert_eq!(queue.ready().map(|batch| batch.size_bytes()), Some(50));
         assert!(queue.ready().is_none());
         assert_eq!(poll(&queue), "panicked");
+    }
+
+    fn error(kind: SourceErrorKind) -> End {
+        End::Error(SourceError::new(kind, "stream"))
+    }
+
+    #[test]
+    fn who_takes_nothing_now_hears_of_a_lost_connection_and_not_of_a_message() {
+        let queue = Queue::new(100);
+        let mut ended = pin!(queue.ended());
+        let mut poll_ended = || ended.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(queue.offer(batch(60)).is_ok());
+        queue.end(error(SourceErrorKind::Protocol));
+        assert!(poll_ended().is_pending());
+        queue.end(error(SourceErrorKind::Closed));
+        let Poll::Ready(End::Error(lost)) = poll_ended() else { panic!("the connection is lost") };
+        assert_eq!(*lost.kind(), SourceErrorKind::Closed);
+    }
+
+    #[test]
+    fn behind_a_message_that_cannot_be_read_comes_the_end_of_the_connection() {
+        let queue = Queue::new(100);
+        queue.end(error(SourceErrorKind::Protocol));
+        assert_eq!(poll(&queue), "Protocol");
+        assert_eq!(poll(&queue), "nothing");
+        queue.end(error(SourceErrorKind::Stopped));
+        assert_eq!(poll(&queue), "Stopped");
+        assert_eq!(poll(&queue), "taken");
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl WalSession {
             Err(error) => {
                 // What came before it.
                 self.hand_over();
-                Err(error)
+                if error.is_of_a_message() { self.hold(error).await } else { Err(error) }
             }
         };
         End::Error(ended.err().unwrap_or_else(|| self.error(SourceErrorKind::Stopped)))

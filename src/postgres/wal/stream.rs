@@ -77,7 +77,8 @@ impl WalStream {
     /// The next frames, in order. Dropping the future loses nothing.
     ///
     /// An error is the end of the connection, after everything that came before it; every call after it gives
-    /// [`SourceErrorKind::Stopped`].
+    /// [`SourceErrorKind::Stopped`]. Where it [is of a message](SourceError::is_of_a_message), the connection stands
+    /// until [`stop`](Self::stop), and a call after it waits for its end.
     ///
     /// # Panics
     /// When the connection's thread broke one of its own invariants.
@@ -91,7 +92,8 @@ impl WalStream {
     }
 
     /// The end of the connection, as [`next`](Self::next) gives it, without what came before it: for a caller that
-    /// takes no frames now, and whose slot may be another's already. Dropping the future loses nothing.
+    /// takes no frames now, and whose slot may be another's already. A message that can't be read is no such end: the
+    /// connection stands, and [`next`](Self::next) gives it in its turn. Dropping the future loses nothing.
     ///
     /// # Panics
     /// As `next`.
@@ -165,6 +167,8 @@ impl WalStream {
             loop {
                 match self.shared.queue.next().await {
                     Next::Batch(_) => {}
+                    // The connection's own end is still to come.
+                    Next::End(end) if end.waits() => {}
                     Next::End(end) => break end,
                 }
             }

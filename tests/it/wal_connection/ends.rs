@@ -259,6 +259,12 @@ async fn a_large_row_passes_and_a_larger_one_ends_the_stream() {
     let error = end_of(&mut wal, SOON).await;
     let SourceErrorKind::TooLarge { size, limit } = error.kind() else { panic!("{error}") };
     assert!(*size > LARGE as u64 && *limit == 1 << 20, "{error}");
+
+    // The connection stands: what came before is confirmed on it.
+    let received = wal.received();
+    wal.confirm(Watermark::from_keepalive(received));
+    wal.stop(SOON).await.expect("an end in good order");
+    assert_eq!(confirmed(&client, &slot).await, received);
 }
 
 #[tokio::test]

@@ -1,12 +1,37 @@
-//! The end of a stream in good order: what is confirmed reaches the slot before the connection goes.
+//! The end of a stream in good order: what is confirmed reaches the slot before the connection goes. That of one with a
+//! message that can't be read waits until what came before it is confirmed.
 
-use super::{WalSession, clock};
+use super::{End, WalSession, clock};
 use crate::postgres::error::{ServerReport, SourceError, SourceErrorKind};
 use crate::postgres::wal::batch::{Cut, CutError, cut};
 use bytes::Buf;
+use std::sync::Arc;
 use std::time::Instant;
 
 impl WalSession {
+    /// Nothing more can be read, and the connection stands: it is kept, and with it the slot, while what came before is
+    /// published and confirmed. Until told to stop.
+    pub(in crate::postgres::wal) async fn hold(
+        &mut self,
+        error: SourceError,
+    ) -> Result<(), SourceError> {
+        let shared = Arc::clone(&self.shared);
+        shared.queue.end(End::Error(error));
+        loop {
+            self.send_status().await?;
+            if let Some(deadline) = shared.stop.get() {
+                return self.finish(*deadline).await;
+            }
+            let wake_at = tokio::time::Instant::from_std(self.feedback.wake_at(self.confirmed()));
+            tokio::select! {
+                () = shared.nudge.notified() => {}
+                () = tokio::time::sleep_until(wake_at) => {}
+            }
+            // Silence is ours: we do not listen.
+            self.feedback.heard(Instant::now());
+        }
+    }
+
     /// The end in good order: the last status, `CopyDone`, everything up to the server's end of the command, Terminate.
     pub(in crate::postgres::wal) async fn finish(
         &mut self,

@@ -43,6 +43,9 @@ async fn read(inbox: &[u8]) -> Vec<String> {
                 Next::End(End::Error(error)) => {
                     let kind = format!("{:?}", error.kind());
                     seen.extend(kind.split_whitespace().next().map(str::to_owned));
+                    // Where the connection is held.
+                    let _first = shared.stop.set(Instant::now());
+                    shared.nudge.notify_one();
                     return seen;
                 }
                 Next::End(End::Panicked | End::Taken) => panic!("another end"),
