@@ -263,6 +263,11 @@ impl Tracker {
         Ticket(self.window.low())
     }
 
+    /// The ticket of the next change.
+    pub fn next(&self) -> Ticket {
+        Ticket(self.window.next())
+    }
+
     /// Tickets from the lowest without an outcome to the newest: what this tracker's memory grows with.
     pub fn span(&self) -> u64 {
         self.window.next().saturating_sub(self.window.low())

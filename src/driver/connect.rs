@@ -261,10 +261,13 @@ async fn poll_handshake(spec: &PipelineSpec) -> Result<Polling, Failure> {
 async fn last_word(wal: &mut WalStream) -> Option<SourceError> {
     let ended = async {
         loop {
-            if let Err(error) = wal.next().await {
-                return error;
+            match wal.next().await {
+                Ok(_) => {}
+                // It says nothing of the slot, and nothing that came before it is published.
+                Err(error) if error.is_of_a_message() => return None,
+                Err(error) => return Some(error),
             }
         }
     };
-    tokio::time::timeout(LAST_WORD_MAX, ended).await.ok()
+    tokio::time::timeout(LAST_WORD_MAX, ended).await.ok().flatten()
 }

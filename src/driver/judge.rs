@@ -78,10 +78,10 @@ impl Pipeline {
         None
     }
 
-    /// Halts for a message that can't be read, once what came before it is published.
+    /// Halts for a message that can't be read, once what came before it is resolved.
     pub(super) fn halt_behind(&mut self, now: Duration, error: SourceError) {
         if let Some(halt) = self.judge(Failure::Source(error, Phase::Stream)) {
-            self.apply(now, Input::Halt(halt));
+            self.apply(now, Input::Unreadable(halt));
         }
     }
 

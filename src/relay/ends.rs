@@ -5,6 +5,7 @@ use super::effect::{Effect, Restart};
 use super::phase::{Phase, Until, violation};
 use crate::ack::bug::{Bug, injected};
 use crate::ack::{Broken, Progress};
+use crate::error::Halt;
 
 impl Relay {
     /// Another owner of the slot has published what we have in flight, and may have published again what we had
@@ -106,6 +107,20 @@ impl Relay {
     pub(super) fn drain(&mut self) {
         if matches!(self.phase, Phase::Running) {
             self.phase = Phase::Draining;
+        }
+    }
+
+    pub(super) fn halt(&mut self, halt: Box<Halt>) {
+        // The first reason stands.
+        if !matches!(self.phase, Phase::Halting { .. }) {
+            self.phase = Phase::Halting { halt, until: Until::Quiet };
+        }
+    }
+
+    /// Once all that has come is resolved.
+    pub(super) fn halt_behind(&mut self, halt: Box<Halt>) {
+        if matches!(self.phase, Phase::Running) {
+            self.phase = Phase::Halting { halt, until: Until::Lowest(self.tracker.next()) };
         }
     }
 

@@ -76,12 +76,8 @@ impl Relay {
                 self.parking.wish(now, position, wish, self.resolved());
             }
             Input::Drain => self.drain(),
-            Input::Halt(halt) => {
-                // The first reason stands.
-                if !matches!(self.phase, Phase::Halting { .. }) {
-                    self.phase = Phase::Halting { halt, until: Until::Quiet };
-                }
-            }
+            Input::Halt(halt) => self.halt(halt),
+            Input::Unreadable(halt) => self.halt_behind(halt),
             Input::Tick => {
                 #[cfg(test)]
                 self.acknowledge_by_time(effects);

@@ -121,6 +121,8 @@ pub enum Input<'a> {
     Drain,
     /// Going on would be wrong, for a reason the driver found: finish what is in flight, then halt.
     Halt(Box<Halt>),
+    /// What comes next in the stream can't be read: halt when all before it is resolved.
+    Unreadable(Box<Halt>),
     /// Time has passed.
     Tick,
 }

@@ -231,6 +231,11 @@ impl Relay {
         }
     }
 
+    /// Whether a halt waits for all before something of the stream, and is forgotten where the stream brings it again.
+    pub fn halts_behind(&self) -> bool {
+        matches!(self.phase, Phase::Halting { until: Until::Lowest(_), .. })
+    }
+
     /// Whether the intake is shut for good: draining, halting or ended.
     pub fn stopping(&self) -> bool {
         !matches!(self.phase, Phase::Running)

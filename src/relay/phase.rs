@@ -16,7 +16,7 @@ pub(super) enum Phase {
 /// What a halt waits for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Until {
-    /// All before the poison to be resolved.
+    /// All before the poison to be resolved, or before what can't be read.
     Lowest(Ticket),
     /// Everything in flight to be reported.
     Quiet,

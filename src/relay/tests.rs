@@ -162,6 +162,7 @@ impl Script {
             "sounded" => Input::Sounded { ticket: ticket(1) },
             "gone" => Input::Gone { ticket: ticket(1) },
             "wish" => Input::Wish { position: position(), wish: Wish::parse(words[3]).unwrap() },
+            "unreadable" => Input::Unreadable(Box::new(halt("too large to be read"))),
             "unfit" => Input::Halt(Box::new(halt("no reader"))),
             // Nothing is due that time alone does not bring on.
             "calm" => {

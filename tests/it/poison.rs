@@ -5,6 +5,7 @@ use crate::answers::answer;
 use crate::await_that::SOON;
 use crate::halted::{Halted, halt_of, run_to_halt, spawn};
 use crate::pipeline::Pipeline;
+use crate::private::{PrivateKafka, PrivatePostgres};
 use crate::server::Version;
 use crate::sink_caller::alter;
 
@@ -216,6 +217,12 @@ async fn poison_behind_a_load_halts_after_all_before_it_is_published_and_confirm
 /// What a message of the stream may have. Unit: bytes.
 const MESSAGE_MAX: usize = 64 << 20;
 
+/// The row that can't be read, by the stream's own bound.
+async fn insert_unreadable(pipeline: &Pipeline) {
+    let payload = format!("json_build_object('c', repeat('x', {MESSAGE_MAX}))");
+    pipeline.sql.batch(&format!("{INSERT}('order', 'a', 'T', {payload}, null)")).await;
+}
+
 /// The reader is far ahead of a broker that has one event at a time, and finds there what it can't read.
 #[tokio::test]
 async fn row_that_is_too_large_to_be_read_halts_when_all_before_it_is_published() {
@@ -227,10 +234,7 @@ async fn row_that_is_too_large_to_be_read_halts_when_all_before_it_is_published(
          select 'order', i::text, 'T', json_build_object('n', i) from generate_series(1, {ROWS}) i"
     ))
     .await;
-    sql.batch(&format!(
-        "{INSERT}('order', 'a', 'T', json_build_object('c', repeat('x', {MESSAGE_MAX})), null)"
-    ))
-    .await;
+    insert_unreadable(&pipeline).await;
     let config =
         format!("{}\n[pipelines.{}.flow]\nin_flight_events = 1\n", pipeline.config, pipeline.name);
     let halted = run_to_halt(&config).await;
@@ -240,4 +244,41 @@ async fn row_that_is_too_large_to_be_read_halts_when_all_before_it_is_published(
     // The row of the cursor stands behind them: the second time nothing is sent again.
     assert_eq!(run_to_halt(&config).await.message, halted.message);
     assert_eq!(numbers(&pipeline).await, all, "nothing twice");
+}
+
+/// Without the database no row can say that all before it was published: the stream brings it again.
+#[tokio::test]
+async fn database_that_is_lost_while_a_halt_waits_for_the_broker_makes_it_wait_again() {
+    const ROWS: u64 = 20;
+    let kafka = PrivateKafka::start("").await;
+    let mut postgres = PrivatePostgres::start(Version::Pg17, "").await;
+    let pipeline = Pipeline::on(&postgres.socket_url(), &kafka.brokers(), "unreadlost").await;
+    let relay = spawn(&pipeline.config);
+    let insert = async |from: u64, to: u64| {
+        let rows = format!("json_build_object('n', i) from generate_series({from}, {to}) i");
+        pipeline
+            .sql
+            .batch(&format!(
+                "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+                 select 'order', 'a', 'T', {rows}"
+            ))
+            .await;
+    };
+    insert(1, 1).await;
+    pipeline.topic.await_records(1, SOON).await;
+    kafka.freeze();
+    insert(2, ROWS).await;
+    insert_unreadable(&pipeline).await;
+    let halts = |status: &serde_json::Value| {
+        status["pipelines"][0]["reason"].to_string().contains("halting")
+    };
+    relay.await_status("a halt that waits", SOON, halts).await;
+    postgres.kill().await;
+    relay.await_status("no halt", SOON, |status| !halts(status)).await;
+    postgres.restart().await;
+    kafka.thaw();
+    halt_of(relay).await.assert_says("PR011", &["a message has"], &[]);
+    let mut seen = numbers(&pipeline).await;
+    seen.dedup();
+    assert_eq!(seen, (1..=ROWS).collect::<Vec<_>>(), "all before it");
 }

@@ -27,6 +27,9 @@ struct Inner {
 pub(super) enum End {
     /// The connection ended.
     Error(SourceError),
+    /// A message can't be read. The connection stands, so nothing is lost by taking all that came before; its own end
+    /// comes after this.
+    Message(SourceError),
     /// The connection's thread broke one of its own invariants.
     Panicked,
     /// The end was taken already.
@@ -75,10 +78,10 @@ impl Queue {
         self.room.notified().await;
     }
 
-    /// Nothing comes after this. The first end stands, but for one that [`waits`](End::waits).
+    /// Nothing comes after this. The first end stands, but for [`End::Message`].
     pub(super) fn end(&self, end: End) {
         let mut inner = self.lock();
-        if inner.end.as_ref().is_none_or(End::waits) {
+        if matches!(inner.end, None | Some(End::Message(_))) {
             inner.end = Some(end);
         }
         drop(inner);
@@ -110,13 +113,12 @@ impl Queue {
         }
     }
 
-    /// Waits for the end, whatever stands before it: for a consumer that takes no batches now. One that
-    /// [`waits`](End::waits) is left where it is.
+    /// Waits for the end of the connection, whatever stands before it: for a consumer that takes no batches now.
     pub(super) async fn ended(&self) -> End {
         loop {
             {
                 let mut inner = self.lock();
-                if !inner.end.as_ref().is_some_and(End::waits)
+                if !matches!(inner.end, Some(End::Message(_)))
                     && let Some(end) = inner.take_end()
                 {
                     return end;
@@ -127,18 +129,10 @@ impl Queue {
     }
 }
 
-impl End {
-    /// The connection stands, so nothing is lost by taking all that came before.
-    pub(super) fn waits(&self) -> bool {
-        matches!(self, Self::Error(error) if error.is_of_a_message())
-    }
-}
-
 impl Inner {
     fn take_end(&mut self) -> Option<End> {
         let end = self.end.take()?;
-        // Behind one that waits comes the end of the connection.
-        self.end = (!end.waits()).then_some(End::Taken);
+        self.end = (!matches!(end, End::Message(_))).then_some(End::Taken);
         Some(end)
     }
 
@@ -162,7 +156,9 @@ mod tests {
         match pin!(queue.next()).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Pending => "nothing".to_owned(),
             Poll::Ready(Next::Batch(batch)) => batch.size_bytes().to_string(),
-            Poll::Ready(Next::End(End::Error(error))) => format!("{:?}", error.kind()),
+            Poll::Ready(Next::End(End::Error(error) | End::Message(error))) => {
+                format!("{:?}", error.kind())
+            }
             Poll::Ready(Next::End(End::Panicked)) => "panicked".to_owned(),
             Poll::Ready(Next::End(End::Taken)) => "taken".to_owned(),
         }
@@ -209,8 +205,8 @@ mod tests {
         assert_eq!(poll(&queue), "panicked");
     }
 
-    fn error(kind: SourceErrorKind) -> End {
-        End::Error(SourceError::new(kind, "stream"))
+    fn error(kind: SourceErrorKind) -> SourceError {
+        SourceError::new(kind, "stream")
     }
 
     #[test]
@@ -219,9 +215,9 @@ mod tests {
         let mut ended = pin!(queue.ended());
         let mut poll_ended = || ended.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(queue.offer(batch(60)).is_ok());
-        queue.end(error(SourceErrorKind::Protocol));
+        queue.end(End::Message(error(SourceErrorKind::Protocol)));
         assert!(poll_ended().is_pending());
-        queue.end(error(SourceErrorKind::Closed));
+        queue.end(End::Error(error(SourceErrorKind::Closed)));
         let Poll::Ready(End::Error(lost)) = poll_ended() else { panic!("the connection is lost") };
         assert_eq!(*lost.kind(), SourceErrorKind::Closed);
     }
@@ -229,10 +225,10 @@ mod tests {
     #[test]
     fn behind_a_message_that_cannot_be_read_comes_the_end_of_the_connection() {
         let queue = Queue::new(100);
-        queue.end(error(SourceErrorKind::Protocol));
+        queue.end(End::Message(error(SourceErrorKind::Protocol)));
         assert_eq!(poll(&queue), "Protocol");
         assert_eq!(poll(&queue), "nothing");
-        queue.end(error(SourceErrorKind::Stopped));
+        queue.end(End::Error(error(SourceErrorKind::Stopped)));
         assert_eq!(poll(&queue), "Stopped");
         assert_eq!(poll(&queue), "taken");
     }

@@ -85,7 +85,7 @@ impl WalStream {
     pub async fn next(&mut self) -> Result<Batch, SourceError> {
         match self.shared.queue.next().await {
             Next::Batch(batch) => Ok(batch),
-            Next::End(End::Error(error)) => Err(error),
+            Next::End(End::Error(error) | End::Message(error)) => Err(error),
             Next::End(End::Panicked) => self.pass_on_panic(),
             Next::End(End::Taken) => Err(self.stopped()),
         }
@@ -99,7 +99,7 @@ impl WalStream {
     /// As `next`.
     pub async fn lost(&mut self) -> SourceError {
         match self.shared.queue.ended().await {
-            End::Error(error) => error,
+            End::Error(error) | End::Message(error) => error,
             End::Panicked => self.pass_on_panic().err().unwrap_or_else(|| self.stopped()),
             End::Taken => self.stopped(),
         }
@@ -166,9 +166,7 @@ impl WalStream {
         let ended = tokio::time::timeout(deadline + STOP_SLACK, async {
             loop {
                 match self.shared.queue.next().await {
-                    Next::Batch(_) => {}
-                    // The connection's own end is still to come.
-                    Next::End(end) if end.waits() => {}
+                    Next::Batch(_) | Next::End(End::Message(_)) => {}
                     Next::End(end) => break end,
                 }
             }
@@ -178,7 +176,7 @@ impl WalStream {
                 // Ours, at the end or at the deadline: the cause tells them apart.
                 if std::error::Error::source(&error).is_none() { Ok(()) } else { Err(error) }
             }
-            Ok(End::Error(error)) => Err(error),
+            Ok(End::Error(error) | End::Message(error)) => Err(error),
             Ok(End::Panicked) => self.pass_on_panic().map(drop),
             Ok(End::Taken) => Err(self.stopped()),
             Err(elapsed) => Err(self.stopped().caused_by(elapsed)),

@@ -16,7 +16,7 @@ impl WalSession {
         error: SourceError,
     ) -> Result<(), SourceError> {
         let shared = Arc::clone(&self.shared);
-        shared.queue.end(End::Error(error));
+        shared.queue.end(End::Message(error));
         loop {
             self.send_status().await?;
             if let Some(deadline) = shared.stop.get() {

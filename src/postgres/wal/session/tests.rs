@@ -40,7 +40,7 @@ async fn read(inbox: &[u8]) -> Vec<String> {
         loop {
             match shared.queue.next().await {
                 Next::Batch(batch) => seen.push(batch.size_bytes().to_string()),
-                Next::End(End::Error(error)) => {
+                Next::End(End::Error(error) | End::Message(error)) => {
                     let kind = format!("{:?}", error.kind());
                     seen.extend(kind.split_whitespace().next().map(str::to_owned));
                     // Where the connection is held.
