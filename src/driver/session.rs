@@ -187,7 +187,7 @@ impl Pipeline {
         // While the intake is shut too: the slot is free, and what is in flight may soon land behind another's. Not
         // where only this turn is over: what was read before the end is fed before it.
         let full = session.feeding.is_some() && !more && !self.relay.stopping();
-        let full = full || self.relay.halts_behind();
+        let full = full || self.relay.halts_behind_all();
         let due = self.due();
         let Session { connected, writing, looks, leave_at, alarm, .. } = session;
         let Desk { control, jobs, .. } = &mut connected.desk;

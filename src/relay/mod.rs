@@ -231,9 +231,11 @@ impl Relay {
         }
     }
 
-    /// Whether a halt waits for all before something of the stream, and is forgotten where the stream brings it again.
-    pub fn halts_behind(&self) -> bool {
-        matches!(self.phase, Phase::Halting { until: Until::Lowest(_), .. })
+    /// Whether a halt waits for all that has come, and is forgotten where the stream brings it again. Not that for a
+    /// poison, behind which the stream goes on.
+    pub fn halts_behind_all(&self) -> bool {
+        let next = self.tracker.next();
+        matches!(self.phase, Phase::Halting { until: Until::Lowest(last), .. } if last == next)
     }
 
     /// Whether the intake is shut for good: draining, halting or ended.
