@@ -34,7 +34,7 @@ impl Relay {
                 self.parking.forget(same_history);
             }
             self.stream.expect(cursor);
-            self.feedback.resumed(cursor);
+            self.feedback.resumed(cursor, self.unresolved());
             if busy {
                 effects.push(Effect::Restart { why: Restart::SlotTaken });
             }

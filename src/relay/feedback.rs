@@ -17,19 +17,30 @@ const IDLE_STEP_BYTES: u64 = 4096;
 const IDLE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A row is also due when this many events were delivered since the last one: a crash repeats them, and while a
-/// backlog drains an interval is a lot of events.
+/// backlog drains an interval is a lot of events. So many may be delivered besides while that row is being written.
 const DELIVERED_EVENTS_MAX: u64 = 10_000;
 
 /// The first rows of a process follow each other sooner, each pause twice the last up to the interval: one that is
 /// killed again and again gets on all the same.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
+/// How far tickets have come.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Tickets {
+    /// The first from here on: the lowest that is not resolved, or the next.
+    pub(super) from: u64,
+    /// How many were issued for what is no event.
+    pub(super) skipped: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct Feedback {
     cursor_interval: Duration,
-    /// What the row says.
+    /// What the row says, and what was not resolved then.
     row: Progress,
-    writing: Option<Progress>,
+    behind_row: Tickets,
+    /// The same of the one that is being written.
+    writing: Option<(Progress, Tickets)>,
     written_at: Option<Duration>,
     /// Rows written by this process.
     rows: u32,
@@ -43,6 +54,7 @@ impl Feedback {
         Self {
             cursor_interval,
             row: Progress::default(),
+            behind_row: Tickets::default(),
             writing: None,
             written_at: None,
             rows: 0,
@@ -51,8 +63,8 @@ impl Feedback {
         }
     }
 
-    pub(super) fn resumed(&mut self, row: Progress) {
-        self.row = row;
+    pub(super) fn resumed(&mut self, row: Progress, unresolved: Tickets) {
+        (self.row, self.behind_row) = (row, unresolved);
         self.confirmed = Watermark::default();
         self.writing = None;
         self.delivered = 0;
@@ -68,9 +80,9 @@ impl Feedback {
     }
 
     pub(super) fn written(&mut self) {
-        if let Some(row) = self.writing.take() {
+        if let Some((row, unresolved)) = self.writing.take() {
             assert!(row.watermark >= self.row.watermark, "the cursor went back");
-            self.row = row;
+            (self.row, self.behind_row) = (row, unresolved);
             self.rows = self.rows.saturating_add(1);
         }
     }
@@ -82,11 +94,19 @@ impl Feedback {
         }
     }
 
+    /// Whether a row is being written, and a crash would repeat as much as it may: what the row before does not know
+    /// of is what makes a row due, as much again, and what may be in flight. A commit of milliseconds never gets there.
+    pub(super) fn lags(&self, next: Tickets, in_flight_max: u64) -> bool {
+        let skipped = next.skipped - self.behind_row.skipped;
+        let unknown = (next.from - self.behind_row.from).saturating_sub(skipped);
+        self.writing.is_some() && unknown >= in_flight_max.saturating_add(2 * DELIVERED_EVENTS_MAX)
+    }
+
     /// The row to write now, if one is due. `at_once` wants it whatever the time.
     pub(super) fn cursor_due(
         &mut self,
         now: Duration,
-        progress: Progress,
+        (progress, unresolved): (Progress, Tickets),
         at_once: bool,
     ) -> Option<Progress> {
         if self.writing.is_some() || progress == self.row {
@@ -96,7 +116,7 @@ impl Feedback {
         if !due && !at_once {
             return None;
         }
-        self.writing = Some(progress);
+        self.writing = Some((progress, unresolved));
         self.written_at = Some(now);
         if injected(Bug::ConfirmsBeforeRow) {
             self.row = progress;

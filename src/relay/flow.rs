@@ -67,6 +67,8 @@ pub(super) struct Flow {
     base: u64,
     events: u64,
     bytes: u64,
+    /// Tickets of what is no event, in all.
+    skipped: u64,
     shut: bool,
     /// Commit time of an event that the sink has not taken yet.
     waiting: Option<PgTime>,
@@ -94,6 +96,7 @@ impl Flow {
             base: 0,
             events: 0,
             bytes: 0,
+            skipped: 0,
             shut: false,
             waiting: None,
             suspects: BTreeSet::new(),
@@ -105,6 +108,16 @@ impl Flow {
             #[cfg(test)]
             remembered: BTreeSet::new(),
         }
+    }
+
+    /// Tickets of what is no event, in all.
+    pub(super) fn skipped(&self) -> u64 {
+        self.skipped
+    }
+
+    /// How many events may be in flight.
+    pub(super) fn events_max(&self) -> u64 {
+        self.limits.events_max
     }
 
     /// Whether the next event may be handed over, while `tries` of parked events are out.
@@ -156,6 +169,7 @@ impl Flow {
             size_bytes: 0,
             state: Handed::Never,
         };
+        self.skipped += 1;
         self.push(ticket, slot);
     }
 

@@ -41,7 +41,7 @@ use crate::event::{Aggregate, PgTime, Position};
 use crate::lsn::Lsn;
 use crate::parked::{Lane, State};
 use crate::record::Refusal;
-use feedback::Feedback;
+use feedback::{Feedback, Tickets};
 use flow::Flow;
 use parking::Parking;
 use phase::{Phase, Until};
@@ -112,6 +112,16 @@ impl Relay {
             && self.refused.is_none()
             && self.flow.has_room(self.stream.expected(), self.parking.tries())
             && self.may_go_on()
+            && !self.row_lags()
+    }
+
+    fn row_lags(&self) -> bool {
+        let next = Tickets { from: self.tracker.next().0, skipped: self.flow.skipped() };
+        self.feedback.lags(next, self.flow.events_max())
+    }
+
+    fn unresolved(&self) -> Tickets {
+        Tickets { from: self.tracker.low().0, skipped: self.flow.skipped() }
     }
 
     fn may_go_on(&self) -> bool {
@@ -131,6 +141,8 @@ impl Relay {
             "the beginning of the stream"
         } else if self.refused.is_some() {
             "answers to all that is in flight, after a refusal"
+        } else if self.row_lags() {
+            "PostgreSQL to commit the cursor row"
         } else if self.parking_is_full() {
             "room among the parked events: parking.rows_max is reached"
         } else if !self.parking.has_room(next) {
@@ -299,7 +311,8 @@ impl Relay {
             Phase::Ended => return,
         };
         let wanted = parks && self.parking.waits_for_row(self.durable(), progress.position());
-        if let Some(row) = self.feedback.cursor_due(now, progress, last || wanted) {
+        let standing = (progress, self.unresolved());
+        if let Some(row) = self.feedback.cursor_due(now, standing, last || wanted) {
             effects.push(Effect::WriteCursor(row));
         }
         if let Some(watermark) = self.feedback.confirmable() {

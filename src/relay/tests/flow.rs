@@ -261,6 +261,26 @@ fn row_is_due_when_ten_thousand_events_were_delivered_since_the_last() {
     assert!(run.transcript.ends_with("published, write cursor 0/10+0/20:10001\n"));
 }
 
+/// A crash repeats what the row does not know of, and a commit may take its time.
+#[test]
+fn no_more_is_taken_while_a_row_is_being_written_than_a_crash_may_repeat() {
+    let mut run = Script::new(rules(OnPoison::BlockKey));
+    run.lines(&["start 16", "begin 32"]);
+    // Twice what makes a row due, and what may be in flight.
+    let taken_max = 20_004;
+    for ticket in 0..taken_max {
+        assert!(run.relay.intake_open(), "{ticket}");
+        run.line("event a");
+        run.line(&format!("acked {ticket}"));
+    }
+    assert!(!run.relay.intake_open());
+    assert!(run.relay.waits_for().unwrap().contains("cursor row"));
+    // The first row stood before all but one; the next is due at once, and the intake is open while it is written.
+    run.line("written");
+    assert!(run.transcript.ends_with("write cursor 0/10+0/20:20004\n"));
+    assert!(run.relay.intake_open());
+}
+
 #[test]
 fn what_the_intake_waits_for_is_named() {
     let mut run = Script::new(rules(OnPoison::BlockKey));
