@@ -3,8 +3,7 @@
 //! `relay` decides, `postgres::parked` remembers, `cli` asks; this is what they say to each other. Nothing here waits.
 
 use crate::event::{Aggregate, PgTime, Position};
-use crate::record::Record;
-use std::fmt;
+use crate::record::OwnedRecord;
 use std::hash::{DefaultHasher, Hasher};
 use std::time::Duration;
 
@@ -154,57 +153,6 @@ impl Wish {
     /// The wish of a name.
     pub fn parse(name: &str) -> Option<Self> {
         [Self::Retry, Self::Skip, Self::Replace].into_iter().find(|wish| wish.name() == name)
-    }
-}
-
-/// A record that outlives the buffer it was read from. `Debug` shows sizes only.
-#[derive(Clone, PartialEq, Eq, Default)]
-pub struct OwnedRecord {
-    /// The destination.
-    pub topic: String,
-    /// As [`Record::partition`].
-    pub partition: Option<i32>,
-    /// As [`Record::key`].
-    pub key: Option<Vec<u8>>,
-    /// As [`Record::value`].
-    pub value: Option<Vec<u8>>,
-    /// As [`Record::timestamp_ms`].
-    pub timestamp_ms: Option<i64>,
-    /// Names and values, in order.
-    pub headers: Vec<(String, Option<Vec<u8>>)>,
-}
-
-impl OwnedRecord {
-    /// A copy.
-    pub fn of(record: &Record<'_>) -> Self {
-        let header = |header: &crate::record::Header<'_>| {
-            (header.name.to_owned(), header.value.map(<[u8]>::to_vec))
-        };
-        Self {
-            topic: record.topic.to_owned(),
-            partition: record.partition,
-            key: record.key.map(<[u8]>::to_vec),
-            value: record.value.map(<[u8]>::to_vec),
-            timestamp_ms: record.timestamp_ms,
-            headers: record.headers.iter().map(header).collect(),
-        }
-    }
-
-    /// Bytes of topic, key, value and headers.
-    pub fn size_bytes(&self) -> usize {
-        let bytes = |bytes: &Option<Vec<u8>>| bytes.as_ref().map_or(0, Vec::len);
-        let headers: usize =
-            self.headers.iter().map(|(name, value)| name.len() + bytes(value)).sum();
-        self.topic.len() + bytes(&self.key) + bytes(&self.value) + headers
-    }
-}
-
-impl fmt::Debug for OwnedRecord {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OwnedRecord")
-            .field("topic", &self.topic)
-            .field("size_bytes", &self.size_bytes())
-            .finish_non_exhaustive()
     }
 }
 

@@ -1,7 +1,12 @@
 //! What a sink publishes, and what it answers.
 //!
-//! A [`Record`] borrows its bytes from the buffer they were read into: sinks copy or send, they never keep it.
+//! A [`Record`] borrows its bytes from the buffer they were read into: sinks copy or send, they never keep it. Who has
+//! to keep one makes it an [`OwnedRecord`].
 //! Knows nothing of Kafka or PostgreSQL.
+
+mod owned;
+
+pub use owned::OwnedRecord;
 
 use std::fmt;
 

@@ -170,7 +170,8 @@ mod tests {
     use super::*;
     use crate::event::PgTime;
     use crate::lsn::Lsn;
-    use crate::parked::{Entry, OwnedRecord, State};
+    use crate::parked::{Entry, State};
+    use crate::record::OwnedRecord;
 
     fn at(lsn: u64) -> Position {
         Position { commit_lsn: Lsn::from_wire(lsn), ordinal: 0 }

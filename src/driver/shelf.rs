@@ -6,8 +6,8 @@
 use super::pipeline::Pipeline;
 use crate::event::{PgTime, Position};
 use crate::outbox::{At, Mapped, Poison};
-use crate::parked::{Entry, OwnedRecord, Parked};
-use crate::record::{Header, Outcome, Record, Refusal, Scope, Ticket};
+use crate::parked::{Entry, Parked};
+use crate::record::{Outcome, OwnedRecord, Refusal, Scope, Ticket};
 use crate::relay::{Input, OnPoison};
 use crate::sink::NotTaken;
 use std::collections::{HashSet, VecDeque};
@@ -230,7 +230,7 @@ impl Pipeline {
             let answer = if sounds {
                 self.sink.sound(&record.topic, since)
             } else {
-                with(record, |record| self.sink.enqueue_again(ticket, record, since))
+                record.lend(|record| self.sink.enqueue_again(ticket, record, since))
             };
             let outcome = match answer {
                 Ok(()) if sounds => {
@@ -285,21 +285,4 @@ fn push(kept: &mut VecDeque<Parked>, row: Parked) -> &Parked {
 
 fn short(name: &str) -> String {
     name.chars().take(NAME_CHARS_MAX).collect()
-}
-
-/// Lends a record out.
-fn with<T>(owned: &OwnedRecord, f: impl FnOnce(&Record<'_>) -> T) -> T {
-    let headers: Vec<Header<'_>> = owned
-        .headers
-        .iter()
-        .map(|(name, value)| Header { name, value: value.as_deref() })
-        .collect();
-    f(&Record {
-        topic: &owned.topic,
-        partition: owned.partition,
-        key: owned.key.as_deref(),
-        value: owned.value.as_deref(),
-        timestamp_ms: owned.timestamp_ms,
-        headers: &headers,
-    })
 }

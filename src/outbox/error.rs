@@ -5,7 +5,7 @@
 use super::layout::Role;
 use super::spec::TableName;
 use crate::event::Position;
-use crate::parked::OwnedRecord;
+use crate::record::OwnedRecord;
 use std::fmt;
 
 /// The specification does not hold together. [`SpecError::key`] names the configuration's key.

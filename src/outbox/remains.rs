@@ -6,7 +6,7 @@ use super::shape::Shape;
 use super::span::{Buffers, Row, Span};
 use super::work::Work;
 use crate::event::Position;
-use crate::parked::OwnedRecord;
+use crate::record::OwnedRecord;
 
 /// The event of this shape is poison.
 #[cold]

@@ -8,11 +8,12 @@ use crate::await_that::SOON;
 use crate::server::{Client, Database, Version};
 use postrider::event::{Aggregate, PgTime, Position};
 use postrider::lsn::{Lsn, Watermark};
-use postrider::parked::{Entry, Lane, Mark, OwnedRecord, Parked, State};
+use postrider::parked::{Entry, Lane, Mark, Parked, State};
 use postrider::postgres::control::Control;
 use postrider::postgres::cursor::{self, Cursor};
 use postrider::postgres::parked::{self, Loaded, Stored};
 use postrider::postgres::{Conninfo, schema};
+use postrider::record::OwnedRecord;
 use std::time::Duration;
 
 /// The pipeline of every table here.

@@ -1,7 +1,8 @@
 //! Parked events as text and as JSON.
 
-use crate::parked::{OwnedRecord, Wish};
+use crate::parked::Wish;
 use crate::postgres::parked::desk::{Action, Listed};
+use crate::record::OwnedRecord;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Value, json};

@@ -6,8 +6,9 @@
 use super::read::{columns, fetch_any, position, state};
 use super::{CHANNEL, micros};
 use crate::event::Position;
-use crate::parked::{OwnedRecord, State, Wish};
+use crate::parked::{State, Wish};
 use crate::postgres::error::SourceError;
+use crate::record::OwnedRecord;
 use std::time::Duration;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Row};

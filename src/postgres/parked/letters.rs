@@ -2,8 +2,8 @@
 
 use super::read::{columns, position, record_of};
 use crate::event::Position;
-use crate::parked::OwnedRecord;
 use crate::postgres::error::SourceError;
+use crate::record::OwnedRecord;
 use tokio_postgres::{Client, Row};
 
 /// The records of these events for the dead-letter topic, in order: key, value, timestamp and headers as they are, the

@@ -1,9 +1,10 @@
 //! What a start, a retry and a request read from the parked table.
 
 use crate::event::{Aggregate, Position};
-use crate::parked::{Entry, Lane, OwnedRecord, State, Wish};
+use crate::parked::{Entry, Lane, State, Wish};
 use crate::postgres::error::SourceError;
 use crate::postgres::server::{lsn, pg_lsn};
+use crate::record::OwnedRecord;
 use futures_util::TryStreamExt;
 use std::pin::pin;
 use std::time::Duration;

@@ -10,12 +10,13 @@ use crate::private::PrivatePostgres;
 use crate::server::{Client, Database, Version, unique};
 use postrider::event::{PgTime, Position};
 use postrider::lsn::{Lsn, Watermark};
-use postrider::parked::{Became, Mark, OwnedRecord, Parked, State, Wish};
+use postrider::parked::{Became, Mark, Parked, State, Wish};
 use postrider::postgres::control::Control;
 use postrider::postgres::cursor::{self, Cursor, Written};
 use postrider::postgres::parked::{self, Stored};
 use postrider::postgres::wal::WalStream;
 use postrider::postgres::{Conninfo, schema};
+use postrider::record::OwnedRecord;
 use std::collections::BTreeMap;
 use tokio::task::JoinSet;
 

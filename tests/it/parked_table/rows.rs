@@ -4,9 +4,10 @@ use super::{PIPELINE, Table, at, lsn, row};
 use crate::server::Version;
 use postrider::event::Position;
 use postrider::lsn::Watermark;
-use postrider::parked::{Became, Mark, OwnedRecord, State};
+use postrider::parked::{Became, Mark, State};
 use postrider::postgres::cursor::{self, Written};
 use postrider::postgres::parked;
+use postrider::record::OwnedRecord;
 use std::time::{Duration, Instant};
 
 /// The versions these run on: the oldest and the newest.
