@@ -75,6 +75,8 @@ pub(super) struct Pipeline {
     /// A repair came to its end, or there was nothing to repair.
     pub(super) repaired: bool,
     posts: Vec<Post>,
+    /// When the sink wants a turn, whatever happens.
+    sink_due: Option<std::time::Instant>,
     /// A commit's time, and how many of its events were published since the last look at the clock.
     observed: (PgTime, u64),
     epoch: Instant,
@@ -283,7 +285,8 @@ impl Pipeline {
         let news = self.tell.published_total != self.tell.reported_total;
         let pause = if news { say::REPORT_SOON } else { say::REPORT_INTERVAL };
         let report = Instant::now() + pause;
-        self.relay.deadline().map_or(report, |at| (self.epoch + at).min(report))
+        let due = self.sink_due.map_or(report, |at| report.min(at.into()));
+        self.relay.deadline().map_or(due, |at| (self.epoch + at).min(due))
     }
 
     /// Whether an effect waits that ends the stream.

@@ -210,7 +210,6 @@ impl Pipeline {
             self.feed_claim(now, &mut open);
             polling.open = Some(open);
         }
-        self.sink.nothing_more();
         if let Some(exit) = self.perform_polling(polling, stop).await? {
             return Ok(Some(Over::Exit(exit)));
         }

@@ -165,9 +165,6 @@ impl Pipeline {
         if fed == Fed::Whole && !self.shelf.has_tries() {
             self.take_posts(now);
         }
-        if fed != Fed::Turn {
-            self.sink.nothing_more();
-        }
         if let Some(end) = self.perform(session) {
             return Some(end);
         }

@@ -51,8 +51,11 @@ pub trait Sink: Send {
         Ok(())
     }
 
-    /// Nothing more is at hand just now: what was handed over need not wait for company. Called in every turn.
-    fn nothing_more(&mut self) {}
+    /// Hands over what waited for answers that have come. To be called again whenever posts were taken, and at the time
+    /// that it gives; who never calls it is never made to wait.
+    fn turn(&mut self) -> Option<Instant> {
+        None
+    }
 
     /// Throws away everything in flight and starts anew; reports of what was in flight may still come, or not.
     ///

@@ -79,6 +79,8 @@ mod kafka_outages;
 mod kafka_sink;
 /// A partition that does not know a producer.
 mod kafka_strangers;
+/// More partitions than have their turn at a time.
+mod kafka_turns;
 /// The log: which lines, with which fields.
 mod logs;
 /// Several pipelines in one process; sinks without a broker; messages; partitions.

@@ -53,10 +53,11 @@ impl Caller {
         Self { sink, mailbox, next: 0, outcomes, said, hints }
     }
 
-    /// Takes what is there; true when something said `Retry`.
+    /// Takes what is there, and has the sink go on; true when something said `Retry`.
     pub(crate) fn look(&mut self) -> bool {
         let mut posts = Vec::new();
         self.mailbox.take(&mut posts);
+        self.sink.turn();
         let mut retry = false;
         for post in posts {
             match post {

@@ -81,6 +81,7 @@ impl Pipeline {
             next: Next::Stream,
             repaired: false,
             posts: Vec::new(),
+            sink_due: None,
             observed: (PgTime::default(), 0),
             epoch: Instant::now(),
             ever_streamed: false,

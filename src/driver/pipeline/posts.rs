@@ -54,7 +54,7 @@ impl Pipeline {
         }
     }
 
-    /// Hands the relay everything the sink has said.
+    /// Hands the relay everything the sink has said, and has the sink go on with what waited for that.
     pub(in crate::driver) fn take_posts(&mut self, now: Duration) {
         let mut posts = std::mem::take(&mut self.posts);
         self.mailbox.take(&mut posts);
@@ -81,5 +81,6 @@ impl Pipeline {
             }
         }
         self.posts = posts;
+        self.sink_due = self.sink.turn();
     }
 }

@@ -118,6 +118,16 @@ impl Context {
         self.acknowledged(acked);
     }
 
+    /// Somebody waits for an answer.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.shared.full.load(Ordering::SeqCst)
+    }
+
+    /// Partitions wait for their turn.
+    pub(super) fn is_in_turns(&self) -> bool {
+        self.shared.in_turns.load(Ordering::Relaxed)
+    }
+
     /// Says, where somebody waits for it, that there is room again.
     pub(super) fn has_room(&self) {
         if self.muted() {

@@ -4,9 +4,9 @@
 //! broker is the [`keeper`]'s. Knows topics and tickets; knows nothing of events, positions or the relay.
 
 mod codes;
-mod company;
 mod context;
 mod forgotten;
+mod handing;
 mod introductions;
 mod keeper;
 mod names;
@@ -22,17 +22,17 @@ mod throttle;
 mod told;
 mod topic;
 mod trouble;
+mod turns;
 
 use super::{KafkaSpec, Mailbox, NotTaken, Post, Sink, SinkError};
-use crate::record::{Outcome, Record, Refusal, Scope, Ticket, is_topic_name};
-use company::Company;
-use introductions::{Entry, Introductions};
+use crate::record::{Record, Refusal, Ticket, is_topic_name};
+use handing::Waiting;
+use introductions::Introductions;
 use keeper::Keeper;
 use polled::Producer;
 pub(super) use preflight::{look, settings};
 use producers::Producers;
 use rdkafka::config::ClientConfig;
-use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use shared::{Leaving, Shared};
 use sizes::Sizes;
@@ -41,6 +41,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use topic::Facts;
+use turns::Turns;
 
 /// How long it serves to have asked for a topic, where a record does not fit it. Longer than a question takes.
 const FRESH: Duration = Duration::from_secs(5);
@@ -56,9 +57,11 @@ pub(super) struct KafkaSink {
     producers: Option<Arc<Producers>>,
     /// Something was handed to `producers`.
     used: bool,
-    company: Company,
     /// Which partitions know them.
     introductions: Introductions,
+    turns: Turns<Waiting>,
+    /// The operator has records wait in librdkafka: not before that too.
+    lingers: bool,
     /// Those that are emptied because `producers` take over with other sizes. The keeper's: to drop them takes time.
     emptying: Weak<Producers>,
     topics: BTreeMap<String, Arc<Facts>>,
@@ -84,8 +87,9 @@ impl KafkaSink {
             sizes: Sizes::of(spec),
             producers: None,
             used: false,
-            company: Company::new(properties::hurries(spec)),
             introductions: Introductions::default(),
+            turns: Turns::new(spec.shards.max(1)),
+            lingers: properties::lingers(spec),
             emptying: Weak::new(),
             topics: BTreeMap::new(),
             topics_version: 0,
@@ -160,7 +164,7 @@ impl KafkaSink {
 
     fn enqueue_to(
         &mut self,
-        facts: &Facts,
+        facts: &Arc<Facts>,
         ticket: Ticket,
         record: &Record<'_>,
         since: Option<Instant>,
@@ -174,7 +178,7 @@ impl KafkaSink {
             self.resize(sizes);
             return Err(NotTaken::Full);
         }
-        self.produce(facts, ticket, record)
+        self.produce_or_wait(facts, ticket, record)
     }
 
     /// What to say of a record that does not fit its topic. Somebody may have mended the topic since it was asked for:
@@ -201,83 +205,14 @@ impl KafkaSink {
             self.shared.sees_out(Leaving { producers: old });
         }
     }
-
-    fn produce(
-        &mut self,
-        facts: &Facts,
-        ticket: Ticket,
-        record: &Record<'_>,
-    ) -> Result<(), NotTaken> {
-        let Some(producers) = &self.producers else {
-            return Err(NotTaken::Full);
-        };
-        let (number, producer) = producers.of(record);
-        let hour = self.shared.hour.load(Ordering::Relaxed);
-        let who = (number, producers.count());
-        let firsts = producer.client().context().firsts();
-        let partition = topic::partition_of(record, facts);
-        let to = partition.map(|partition| (record.topic, partition));
-        match to.map_or(Entry::Open, |to| self.introductions.enter(to, who, hour)) {
-            Entry::Open => {}
-            Entry::First(door) => firsts.hand_in(ticket, door),
-            Entry::Wait(door) => {
-                // The answer posts `Retry` from here on, unless it has just come.
-                self.company.awaited();
-                self.shared.full.store(true, Ordering::SeqCst);
-                if !door.is_open() {
-                    return Err(NotTaken::Full);
-                }
-            }
-        }
-        self.used = true;
-        self.company.handed(|| producers.in_flight_count() == 0);
-        let to = (facts.name.as_c_str(), partition);
-        let mut result = native::produce(producer, to, ticket, record);
-        if result == Err(Code::QueueFull) {
-            // From here on the next report posts `Retry`. The second try is for the case that the last one has just
-            // come.
-            self.shared.full.store(true, Ordering::SeqCst);
-            result = native::produce(producer, to, ticket, record);
-        }
-        result.or_else(|code| {
-            firsts.take_back(ticket);
-            self.not_produced(producer, ticket, record, code)
-        })
-    }
-
-    /// What to say of a record that librdkafka did not take.
-    fn not_produced(
-        &self,
-        producer: &Producer,
-        ticket: Ticket,
-        record: &Record<'_>,
-        code: Code,
-    ) -> Result<(), NotTaken> {
-        if code == Code::QueueFull {
-            return Err(NotTaken::Full);
-        }
-        if code == Code::Fatal {
-            producer.client().context().broken("the producer takes no more records".to_owned());
-            return Err(NotTaken::Full);
-        }
-        if matches!(code, Code::UnknownTopic | Code::UnknownPartition) {
-            self.shared.forget_topics();
-            self.shared.want(record.topic);
-            return Err(NotTaken::Destination);
-        }
-        let outcome = codes::outcome(code);
-        if let Outcome::Rejected { scope: Scope::Event, reason } = outcome {
-            return Err(NotTaken::Refused(reason));
-        }
-        self.shared.mailbox.report(ticket, outcome);
-        if outcome == Outcome::Unknown {
-            producer.client().context().broken(format!("the producer took no record: {code}"));
-        }
-        Ok(())
-    }
 }
 
 impl KafkaSink {
+    /// Nothing may be handed over just now.
+    fn is_shut(&self) -> bool {
+        self.shared.failed.load(Ordering::SeqCst) || self.shared.settling.load(Ordering::SeqCst)
+    }
+
     #[inline]
     fn offer(
         &mut self,
@@ -285,8 +220,7 @@ impl KafkaSink {
         record: &Record<'_>,
         since: Option<Instant>,
     ) -> Result<(), NotTaken> {
-        if self.shared.failed.load(Ordering::SeqCst) || self.shared.settling.load(Ordering::SeqCst)
-        {
+        if self.is_shut() {
             return Err(NotTaken::Full);
         }
         let facts = self.facts_for(record.topic, since)?;
@@ -318,12 +252,14 @@ impl Sink for KafkaSink {
         Err(self.unknown(topic, Some(since)))
     }
 
-    fn nothing_more(&mut self) {
-        if self.company.is_none(Instant::now)
-            && let Some(producers) = &self.producers
-        {
-            producers.hurry();
+    fn turn(&mut self) -> Option<Instant> {
+        if !self.lingers {
+            self.turns.ask();
         }
+        if self.turns.queued() > 0 {
+            self.hand_over(Instant::now());
+        }
+        self.turns.due()
     }
 
     /// Gives up the producers and everything in them.
@@ -337,6 +273,7 @@ impl Sink for KafkaSink {
     /// (exactly-once delivery) closes that.
     fn reset(&mut self) {
         self.shared.full.store(false, Ordering::SeqCst);
+        self.turns.clear();
         if let Some(emptying) = std::mem::take(&mut self.emptying).upgrade() {
             emptying.mute();
         }
@@ -361,6 +298,7 @@ impl Sink for KafkaSink {
 
     fn close(&mut self, grace: Duration) {
         let deadline = Instant::now() + grace;
+        self.hand_over_all(deadline);
         let emptying = std::mem::take(&mut self.emptying).upgrade();
         let producers = self.producers.take();
         for live in emptying.iter().chain(&producers) {

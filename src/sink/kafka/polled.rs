@@ -1,17 +1,14 @@
-//! A producer, and the thread that takes its events and has a lone batch sent at once.
-//!
-//! Records wait for company (`linger.ms`) while others of the producer are in flight; a lone batch does not. librdkafka
-//! has no such rule, and its linger can't be changed, but it passes over it while somebody waits in `rd_kafka_flush`.
+//! A producer, and the thread that takes its events.
 //!
 //! Delivery reports come a request at a time, some tenths of a millisecond apart, and each would wake this thread and
-//! the driver. So the first is told at once, and what comes while the thread rests after that is told together. Only
-//! the news of an acknowledgement waits; no record does.
+//! the driver. So while more is in flight the thread rests a little, and tells together what has come. Only the news of
+//! an acknowledgement waits, and not where somebody waits for it; no record does.
 
 use super::context::Context;
-use super::native::{self, Events, Gathered};
+use super::native::{Events, Gathered};
 use crate::sink::SinkError;
 use rdkafka::config::{ClientConfig, FromClientConfigAndContext};
-use rdkafka::producer::BaseProducer;
+use rdkafka::producer::{BaseProducer, Producer as _};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,17 +18,17 @@ use std::time::Duration;
 /// librdkafka's producer, whose events somebody has to take.
 pub(super) type Producer = BaseProducer<Context>;
 
-/// How long an acknowledgement may wait to be told, behind one that was told.
+/// How long an acknowledgement may wait for others that are told with it.
 const REST: Duration = Duration::from_millis(2);
+
+/// The same where partitions wait for their turn.
+const REST_IN_TURNS: Duration = Duration::from_micros(500);
 
 /// Acknowledgements that are told at once, though there are more.
 const TOGETHER: usize = 4096;
 
 /// The thread looks up so often though nothing comes.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// How long librdkafka is held to it that nothing lingers: its threads have to see it.
-const HURRY: Duration = Duration::from_millis(1);
 
 /// A producer whose events are taken as long as it lives.
 pub(super) struct Polled {
@@ -41,7 +38,6 @@ pub(super) struct Polled {
 
 struct Shared {
     events: Events,
-    hurry: AtomicBool,
     stop: AtomicBool,
 }
 
@@ -56,21 +52,13 @@ impl Polled {
         }
         let producer = Producer::from_config_and_context(config, context);
         let events = producer.and_then(Events::of).map_err(SinkError::Create)?;
-        let (hurry, stop) = (AtomicBool::new(false), AtomicBool::new(false));
-        let shared = Arc::new(Shared { events, hurry, stop });
+        let shared = Arc::new(Shared { events, stop: AtomicBool::new(false) });
         let its = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("kafka-reports".to_owned())
             .spawn(move || its.run())
             .map_err(SinkError::Thread)?;
         Ok(Self { shared, thread: Some(thread) })
-    }
-
-    /// What was handed over is sent at once. Never waits.
-    pub(super) fn hurry(&self) {
-        if !self.shared.hurry.swap(true, Ordering::AcqRel) {
-            self.wake();
-        }
     }
 
     fn wake(&self) {
@@ -85,17 +73,31 @@ impl Shared {
     fn run(&self) {
         let mut gathered = Gathered::default();
         while !self.stop.load(Ordering::Acquire) {
-            if self.hurry.swap(false, Ordering::AcqRel) {
-                native::flush(self.events.producer(), HURRY);
-            }
             if self.events.take(LOOK, &mut gathered) {
-                while gathered.count() < TOGETHER && self.events.take(Duration::ZERO, &mut gathered)
-                {
+                self.gather(&mut gathered);
+                if let Some(rest) = self.rest(&gathered) {
+                    std::thread::park_timeout(rest);
+                    self.gather(&mut gathered);
                 }
                 self.events.tell(&mut gathered);
-                std::thread::park_timeout(REST);
             }
         }
+    }
+
+    fn gather(&self, gathered: &mut Gathered) {
+        while gathered.count() < TOGETHER && self.events.take(Duration::ZERO, gathered) {}
+    }
+
+    /// How long what was gathered waits for more, if more is to come.
+    fn rest(&self, gathered: &Gathered) -> Option<Duration> {
+        let (producer, count) = (self.events.producer(), gathered.count());
+        let context = producer.client().context();
+        // What was gathered is among it.
+        let in_flight = usize::try_from(producer.in_flight_count()).unwrap_or_default();
+        if count >= in_flight.min(TOGETHER) || context.is_awaited() {
+            return None;
+        }
+        Some(if context.is_in_turns() { REST_IN_TURNS } else { REST })
     }
 }
 
@@ -127,13 +129,10 @@ mod tests {
     use crate::sink::kafka::shared::Shared as SinkShared;
     use crate::sink::{Mailbox, Post};
     use rdkafka::mocking::MockCluster;
-    use rdkafka::producer::{DefaultProducerContext, Producer as _};
+    use rdkafka::producer::DefaultProducerContext;
     use std::time::Instant;
 
     const DEADLINE: Duration = Duration::from_secs(20);
-
-    /// Far longer than the deadline.
-    const LINGER_MILLIS: &str = "120000";
 
     fn enqueue(polled: &Polled, ticket: u64) {
         let headers = [Header { name: "id", value: Some(b"1") }];
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lingers_is_sent_when_it_is_told_to_hurry_and_has_been_told_when_nothing_is_in_flight() {
+    fn what_is_not_in_flight_any_more_has_been_told() {
         let cluster = MockCluster::<DefaultProducerContext>::new(1).unwrap();
         cluster.create_topic("orders", 1, 1).unwrap();
         let mailbox = Mailbox::default();
@@ -168,14 +167,12 @@ mod tests {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", cluster.bootstrap_servers());
         config.set("enable.idempotence", "true");
-        config.set("linger.ms", LINGER_MILLIS);
         let polled = Polled::make(&config, Context::new(shared, Arc::default())).unwrap();
-        // The first of them before there is a connection; told again and again, as the driver does.
+        // The first of them before there is a connection.
         for first in [0, 100, 200] {
             (first..first + 100).for_each(|ticket| enqueue(&polled, ticket));
             let (begun, mut all, mut posts) = (Instant::now(), Vec::new(), Vec::new());
             while polled.in_flight_count() > 0 && begun.elapsed() < DEADLINE {
-                polled.hurry();
                 std::thread::yield_now();
             }
             // Nothing is in flight any more, so all has been told: the keeper and a stop rely on it.

@@ -76,11 +76,6 @@ impl Producers {
         (index, index.checked_sub(1).map_or(&self.first, |other| &self.others[other]))
     }
 
-    /// What has no company need not wait for it.
-    pub(super) fn hurry(&self) {
-        self.polled().for_each(Polled::hurry);
-    }
-
     /// From here on their reports and errors go nowhere.
     pub(super) fn mute(&self) {
         self.all().for_each(|producer| producer.client().context().mute());

@@ -9,7 +9,6 @@ use crate::sink::{KafkaSpec, SinkError};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaConfRes;
-use std::time::Duration;
 
 /// What an operator's property may be.
 enum Rule {
@@ -153,12 +152,11 @@ fn refusal(name: &str, error: &KafkaError) -> SinkError {
     SinkError::BadValue { name: name.to_owned() }
 }
 
-/// How long a record may wait for company, while others of its producer are in flight (`docs/decisions/batching.md`).
-pub(super) const LINGER: Duration = Duration::from_millis(1);
-
-/// Whether the linger is ours, and what has no company leaves at once; else it is the operator's, and all wait for it.
-pub(super) fn hurries(spec: &KafkaSpec) -> bool {
-    !["linger.ms", "queue.buffering.max.ms"].iter().any(|name| spec.properties.contains_key(*name))
+/// Whether the operator has records wait for others in librdkafka.
+pub(super) fn lingers(spec: &KafkaSpec) -> bool {
+    let names = ["linger.ms", "queue.buffering.max.ms"];
+    let mut values = names.iter().filter_map(|name| spec.properties.get(*name));
+    values.any(|value| value.trim().parse::<f64>() != Ok(0.0))
 }
 
 /// What the promises need, and for the rest what measured best. Security is as librdkafka's defaults have it: none,
@@ -174,6 +172,8 @@ fn ours(spec: &KafkaSpec) -> ClientConfig {
         ("message.timeout.ms", "0"),
         ("partitioner", "murmur2_random"),
         ("compression.type", "lz4"),
+        // What comes while five requests are on their way goes together all the same (docs/decisions/batching.md).
+        ("linger.ms", "0"),
         ("batch.num.messages", "50000"),
         ("socket.keepalive.enable", "true"),
         ("reconnect.backoff.ms", "50"),
@@ -186,7 +186,6 @@ fn ours(spec: &KafkaSpec) -> ClientConfig {
     ] {
         config.set(name, value);
     }
-    config.set("linger.ms", LINGER.as_millis().to_string());
     config.set("queue.buffering.max.messages", queue_messages(spec).to_string());
     Sizes::of(spec).put(spec, &mut config);
     config

@@ -25,6 +25,8 @@ pub(super) struct Shared {
     pub(super) mailbox: Mailbox,
     /// librdkafka's queue was full: the next report is to post `Retry`.
     pub(super) full: AtomicBool,
+    /// Partitions wait for their turn, and so for answers to others.
+    pub(super) in_turns: AtomicBool,
     /// Reports of success so far: whether the broker still works.
     pub(super) acked: AtomicU64,
     /// Hours since the sink was opened.
@@ -112,6 +114,7 @@ impl Shared {
         Self {
             mailbox,
             full: AtomicBool::new(false),
+            in_turns: AtomicBool::new(false),
             acked: AtomicU64::new(0),
             hour: AtomicU32::new(0),
             failed: AtomicBool::new(false),

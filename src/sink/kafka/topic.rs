@@ -4,8 +4,10 @@ use super::Producer;
 use super::native;
 use super::producers::murmur2;
 use crate::record::{Record, Refusal};
+use rdkafka::metadata::MetadataPartition;
 use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
+use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::time::{Duration, Instant};
 
@@ -27,6 +29,8 @@ pub(super) struct Facts {
     pub(super) name: CString,
     /// How many partitions it has.
     pub(super) partitions: i32,
+    /// How many brokers lead them.
+    pub(super) leaders: usize,
     /// Bytes of a batch it takes (`max.message.bytes`).
     pub(super) limit: usize,
     /// Replicas that must have a record before it is acknowledged, where we may read it.
@@ -74,6 +78,7 @@ pub(super) fn look_up(
     if partitions == 0 {
         return Err(unusable(unclear));
     }
+    let leaders: BTreeSet<i32> = found.partitions().iter().map(MetadataPartition::leader).collect();
     // To read the configuration is optional: the permission may be missing, and so may the request itself among
     // Kafka's relatives (librdkafka's mock broker never answers it).
     let config = native::topic_config(producer, &name, config_timeout);
@@ -85,6 +90,7 @@ pub(super) fn look_up(
     Ok(Facts {
         name,
         partitions,
+        leaders: leaders.len(),
         limit: entry("max.message.bytes")
             .and_then(|value| value.parse().ok())
             .unwrap_or(BROKER_DEFAULT_BYTES),

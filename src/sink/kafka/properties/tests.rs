@@ -31,11 +31,12 @@ fn librdkafka_takes_our_settings_whatever_the_bounds_are() {
 }
 
 #[test]
-fn the_linger_is_ours_unless_the_operator_has_one() {
-    assert!(hurries(&spec(&[("compression.type", "zstd")])));
-    assert_eq!(client_config(&spec(&[])).unwrap().get("linger.ms"), Some("1"));
+fn nothing_lingers_unless_the_operator_wants_it() {
+    assert_eq!(client_config(&spec(&[])).unwrap().get("linger.ms"), Some("0"));
+    assert!(!lingers(&spec(&[])) && !lingers(&spec(&[("linger.ms", "0")])));
     for name in ["linger.ms", "queue.buffering.max.ms"] {
-        assert!(!hurries(&spec(&[(name, "5")])), "{name}");
+        assert_eq!(one(name, "5").unwrap().get("linger.ms"), Some("5"), "{name}");
+        assert!(lingers(&spec(&[(name, "0.5")])), "{name}");
     }
 }
 

@@ -15,6 +15,7 @@ fn record<'a>(value: &'a [u8], headers: &'a [Header<'a>]) -> Record<'a> {
 fn facts(limit: usize) -> Facts {
     Facts {
         name: c"t".to_owned(),
+        leaders: 1,
         partitions: 3,
         limit,
         min_insync: None,
