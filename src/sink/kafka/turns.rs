@@ -36,8 +36,8 @@ struct Line<T> {
 
 /// The lines of a sink, and what waits in them.
 ///
-/// Records are numbered as they are handed over; as many as are acknowledged count as answered. That is not exact, since
-/// answers come in another order; it comes right as soon as all are there.
+/// Records are numbered as they are handed over; as many as are acknowledged count as answered. That is not exact,
+/// since answers come in another order; it comes right as soon as all are there.
 pub(super) struct Turns<T> {
     /// Somebody asks whose turn it is. Nobody waits before that.
     asked: bool,
