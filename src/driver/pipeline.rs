@@ -232,7 +232,7 @@ impl Pipeline {
                 () = tokio::time::sleep_until(lease), if held => {
                     self.apply(self.now(), Input::SlotTaken);
                 }
-                () = tokio::time::sleep(say::REPORT_INTERVAL) => {}
+                () = tokio::time::sleep(say::REPORT_INTERVAL) => self.take_posts(self.now()),
             }
             if let Some(exit) = self.outcome() {
                 return Waited::Over(exit);

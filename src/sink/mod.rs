@@ -62,7 +62,8 @@ pub trait Sink: Send {
     /// What was in flight is then `Unknown`, all of it: the caller starts again from its cursor.
     fn reset(&mut self);
 
-    /// Sends what is queued and waits for reports, at most `grace`; then lets go of the broker.
+    /// Lets what was handed over be sent, unless something of it was given up, and waits for reports, at most `grace`;
+    /// then lets go of the broker. What still waits for others' answers is not sent: who wants it waits for its report.
     fn close(&mut self, grace: Duration);
 }
 

@@ -81,6 +81,7 @@ impl Pipeline {
             }
         }
         self.posts = posts;
-        self.sink_due = self.sink.turn();
+        // Where all is to be given up, nothing more goes on its way before the reset.
+        self.sink_due = if self.ending() { None } else { self.sink.turn() };
     }
 }

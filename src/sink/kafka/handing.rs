@@ -6,7 +6,7 @@
 use super::introductions::Entry;
 use super::polled::Producer;
 use super::topic::{self, Facts};
-use super::{Code, KafkaSink, codes, native, turns};
+use super::{Code, KafkaSink, codes, native};
 use crate::record::{Outcome, OwnedRecord, Record, Scope, Ticket};
 use crate::sink::NotTaken;
 use rdkafka::producer::Producer as _;
@@ -41,7 +41,8 @@ impl KafkaSink {
             let now = Instant::now();
             self.turns.wait(line, Waiting { ticket, facts, partition, record }, now);
             self.shared.in_turns.store(true, Ordering::Relaxed);
-            if self.turns.is_backlog(acked) {
+            // Where an answer is waited for it says when to try again.
+            if self.turns.is_backlog(acked) && !self.shared.full.load(Ordering::SeqCst) {
                 self.hand_over(now);
             }
             return Ok(());
@@ -55,15 +56,17 @@ impl KafkaSink {
     pub(super) fn hand_over(&mut self, now: Instant) {
         // Each line once: one that is put back waits for an answer.
         for _ in 0..self.turns.queued() {
-            if self.is_shut() {
-                break;
-            }
             let acked = self.shared.acked.load(Ordering::Relaxed);
             let Some(line) = self.turns.next(acked, now) else { break };
             while let Some(waiting) = self.turns.take(line) {
                 let Waiting { ticket, facts, partition, record } = &waiting;
                 let (ticket, partition) = (*ticket, Some(*partition));
-                match record.lend(|record| self.produce(facts, partition, ticket, record)) {
+                let taken = if self.is_shut() {
+                    Err(NotTaken::Full)
+                } else {
+                    record.lend(|record| self.produce(facts, partition, ticket, record))
+                };
+                match taken {
                     Ok(()) => self.turns.handed(line, acked),
                     Err(why) => {
                         self.not_handed_over(ticket, why);
@@ -95,16 +98,10 @@ impl KafkaSink {
         }
     }
 
-    /// Hands over all that waits, by `deadline`: a partition that does not know the producer takes one record first.
-    pub(super) fn hand_over_all(&mut self, deadline: Instant) {
-        while self.turns.queued() > 0 && !self.is_shut() && Instant::now() < deadline {
-            self.hand_over(Instant::now() + turns::PATIENCE);
-            if self.turns.queued() > 0
-                && let Some(producers) = &self.producers
-            {
-                producers.flush(deadline.saturating_duration_since(Instant::now()));
-            }
-        }
+    /// What waits for its turn is not handed over any more.
+    pub(super) fn give_up_waiting(&mut self) {
+        self.turns.clear();
+        self.shared.in_turns.store(false, Ordering::Relaxed);
     }
 
     fn produce(
@@ -172,10 +169,16 @@ impl KafkaSink {
         if let Outcome::Rejected { scope: Scope::Event, reason } = outcome {
             return Err(NotTaken::Refused(reason));
         }
-        self.shared.mailbox.report(ticket, outcome);
-        if outcome == Outcome::Unknown {
-            producer.client().context().broken(format!("the producer took no record: {code}"));
+        if let Outcome::Rejected { scope: Scope::Destination, .. } = outcome {
+            if code == Code::TopicAuthorizationFailed {
+                self.shared.rights.store(true, Ordering::Release);
+            }
+            self.shared.forget_topics();
+            self.shared.want(record.topic);
+            return Err(NotTaken::Destination);
         }
+        self.shared.mailbox.report(ticket, outcome);
+        producer.client().context().broken(format!("the producer took no record: {code}"));
         Ok(())
     }
 }

@@ -298,11 +298,12 @@ impl Keeper {
         let patience = if unread { (ANSWER_MAX, ANSWER_MAX) } else { SHORT };
         match self.look_up(producers.first(), &topic, patience) {
             Ok(facts) => {
-                self.learn(&topic, facts);
-                // One that knows no broker any more is not noticed by what is acknowledged: the others go on.
+                // All of them, before anything is sent by it. One that knows no broker any more is not noticed by what
+                // is acknowledged: the others go on.
                 if !producers.learn(&topic, ANSWER_MAX) {
                     self.name_brokers(&producers);
                 }
+                self.learn(&topic, facts);
             }
             Err(why) => {
                 tracing::debug!(

@@ -256,6 +256,10 @@ impl Sink for KafkaSink {
         if !self.lingers {
             self.turns.ask();
         }
+        // What ends that is posted.
+        if self.is_shut() {
+            return None;
+        }
         if self.turns.queued() > 0 {
             self.hand_over(Instant::now());
         }
@@ -273,7 +277,7 @@ impl Sink for KafkaSink {
     /// (exactly-once delivery) closes that.
     fn reset(&mut self) {
         self.shared.full.store(false, Ordering::SeqCst);
-        self.turns.clear();
+        self.give_up_waiting();
         if let Some(emptying) = std::mem::take(&mut self.emptying).upgrade() {
             emptying.mute();
         }
@@ -298,11 +302,15 @@ impl Sink for KafkaSink {
 
     fn close(&mut self, grace: Duration) {
         let deadline = Instant::now() + grace;
-        self.hand_over_all(deadline);
+        self.give_up_waiting();
+        // What is behind a record that was given up is not to be sent.
+        let failed = self.shared.failed.load(Ordering::SeqCst);
         let emptying = std::mem::take(&mut self.emptying).upgrade();
         let producers = self.producers.take();
         for live in emptying.iter().chain(&producers) {
-            live.flush(deadline.saturating_duration_since(Instant::now()));
+            if !failed {
+                live.flush(deadline.saturating_duration_since(Instant::now()));
+            }
             live.mute();
             live.purge(true);
         }

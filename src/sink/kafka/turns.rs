@@ -20,7 +20,7 @@ const AT_ONCE: usize = 12;
 const IN_HAND: usize = 8;
 
 /// How long a record waits for a turn at most: those that have theirs may be another broker's, which does not answer.
-pub(super) const PATIENCE: Duration = Duration::from_millis(100);
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// So many records without an answer are a backlog, with those that wait.
 const BACKLOG: u64 = 1_000;
@@ -103,11 +103,11 @@ impl<T> Turns<T> {
             return true;
         }
         let at_once = AT_ONCE * self.connections;
-        if !self.asked || self.busy.len() < at_once {
+        if !self.asked || self.busy.len() < at_once || self.is_backlog(acked) {
             return false;
         }
         self.settle(acked);
-        self.busy.len() >= at_once && !self.is_backlog(acked)
+        self.busy.len() >= at_once
     }
 
     /// A record waits in its line from here on.
