@@ -10,6 +10,7 @@ use rdkafka::error::KafkaError;
 use rdkafka::message::{Headers, Message};
 use rdkafka::metadata::MetadataTopic;
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
+use rdkafka::types::RDKafkaErrorCode;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -233,7 +234,11 @@ impl Topic {
                 records.len()
             );
             match consumer.poll(Duration::from_millis(100)) {
-                None => {}
+                // librdkafka says it of a broker that closed a connection, and connects again: by the deadline.
+                None
+                | Some(Err(KafkaError::MessageConsumption(
+                    RDKafkaErrorCode::AllBrokersDown | RDKafkaErrorCode::BrokerTransportFailure,
+                ))) => {}
                 Some(Err(KafkaError::PartitionEOF(partition))) => {
                     open.remove(&partition);
                 }
