@@ -7,6 +7,7 @@ use crate::await_that::await_that;
 use crate::private::kafka::template::{archive, need_archive};
 use crate::private::{Signal, exit_of, free_port, signal};
 use crate::proxy::Proxy;
+use crate::reader::PARTITIONS;
 use crate::relays::RELAYS;
 use crate::server::servers;
 use crate::topic;
@@ -87,12 +88,13 @@ impl Cluster {
         .await;
     }
 
-    /// Creates a topic of eight partitions on all three brokers, of which two must have a record.
+    /// Creates a topic on all three brokers, of which two must have a record. It has more partitions than have
+    /// their turn at a time.
     pub(crate) async fn create_topic(&self, name: &str) {
         let addresses = self.direct();
         let admin = topic::admin(&addresses);
         await_that(&format!("topic {name}"), START_DEADLINE, || async {
-            let topic = NewTopic::new(name, 8, TopicReplication::Fixed(3))
+            let topic = NewTopic::new(name, PARTITIONS, TopicReplication::Fixed(3))
                 .set("min.insync.replicas", "2")
                 .set("message.timestamp.type", "LogAppendTime");
             let created = admin.create_topics([&topic], &AdminOptions::new()).await;

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Partitions of each topic of the run.
-const PARTITIONS: i32 = 8;
+pub(crate) const PARTITIONS: i32 = 64;
 const READ_DEADLINE: Duration = Duration::from_mins(5);
 
 /// A record, as far as the ledger asks.
