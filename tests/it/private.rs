@@ -14,8 +14,10 @@ use crate::await_that::await_that;
 use crate::server::{servers, unique};
 use std::fs::{self, File};
 use std::net::TcpListener;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// How long a server may take to start, on a machine that is busy with other tests.
@@ -60,13 +62,22 @@ pub(crate) fn signal(pid: u32, signal: Signal) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// A port that nobody listens on, below the range that outgoing connections take: it stays free while a server
-/// restarts.
+/// Below the range that outgoing connections take: a port stays free while its server restarts.
+const PORTS: Range<u16> = 20_000..32_000;
+
+/// A port that nobody listens on, and that this process gave to nobody before: between two tests that are about to
+/// listen, the second one would not start.
 pub(crate) fn free_port() -> u16 {
-    (0..100)
-        .map(|_| fastrand::u16(20_000..32_000))
+    static NEXT: Mutex<Option<u16>> = Mutex::new(None);
+    let mut next = NEXT.lock().unwrap_or_else(PoisonError::into_inner);
+    // From anywhere: servers of another run may be there.
+    let from = next.unwrap_or_else(|| fastrand::u16(PORTS));
+    let port = (from..PORTS.end)
+        .chain(PORTS.start..from)
         .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
-        .expect("a free port")
+        .expect("a free port");
+    *next = Some(if port + 1 == PORTS.end { PORTS.start } else { port + 1 });
+    port
 }
 
 /// A directory of one server, readable by the user it runs as; removed at the end.

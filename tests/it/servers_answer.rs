@@ -1,11 +1,13 @@
 //! The shared servers are what the other tests believe they are.
 
 use crate::await_that::SOON;
+use crate::private::free_port;
 use crate::server::{Database, Version, brokers};
 use crate::topic::Topics;
 use rdkafka::config::ClientConfig;
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{FutureProducer, FutureRecord};
+use std::collections::BTreeSet;
 
 #[tokio::test]
 async fn every_postgresql_answers_with_its_version_and_logical_wal() {
@@ -69,4 +71,10 @@ async fn a_produced_record_is_read_back_with_header_and_key() {
     assert_eq!(records[0].header("id"), Some("7"));
     assert_eq!(records[0].timestamp, Some(1_700_000_000_123));
     assert_eq!(records[0].offset, 0);
+}
+
+#[test]
+fn two_tests_are_not_given_the_same_port() {
+    let ports: BTreeSet<u16> = (0..2_000).map(|_| free_port()).collect();
+    assert_eq!(ports.len(), 2_000);
 }

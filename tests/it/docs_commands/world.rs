@@ -281,15 +281,19 @@ impl World {
             .stdin(Stdio::null())
             .stderr(log.expect("a log"))
             .spawn();
-        self.run = Some(child.expect("postrider"));
+        let run = self.run.insert(child.expect("postrider"));
         let port = self.admin_port;
-        let ready = || async move {
-            match http_get(port, "/ready").await {
-                Ok((200, _)) => Ok(()),
-                Ok((_, why)) | Err(why) => Err(why),
+        let log = || fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
+        let ready = || {
+            let ended = run.try_wait().expect("its state");
+            assert!(ended.is_none(), "{place}: postrider run ended: {ended:?}\n{}", log());
+            async move {
+                match http_get(port, "/ready").await {
+                    Ok((200, _)) => Ok(()),
+                    Ok((_, why)) | Err(why) => Err(why),
+                }
             }
         };
-        let log = || fs::read_to_string(self.dir.path().join("log")).unwrap_or_default();
         await_or_dump(&format!("{place}: postrider run is ready"), SOON, ready, log).await;
     }
 
