@@ -46,7 +46,11 @@ impl Pipeline {
         exit
     }
 
-    fn new(spec: PipelineSpec, board: Board, metrics: PipelineMetrics) -> Result<Self, Halt> {
+    pub(super) fn new(
+        spec: PipelineSpec,
+        board: Board,
+        metrics: PipelineMetrics,
+    ) -> Result<Self, Halt> {
         let mailbox = Mailbox::default();
         let mapper = Mapper::new(spec.outbox.clone()).map_err(|e| halts::unfit_outbox(&e))?;
         let sink = sink::open(&spec.sink, mailbox.clone()).map_err(|e| halts::unfit_sink(&e))?;

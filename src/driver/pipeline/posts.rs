@@ -85,3 +85,61 @@ impl Pipeline {
         self.sink_due = if self.ending() { None } else { self.sink.turn() };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+    use crate::metrics::Metrics;
+    use crate::record::Record;
+    use crate::sink::{NotTaken, Sink};
+    use crate::status::Board;
+    use std::path::Path;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Instant;
+
+    /// Counts its turns.
+    #[derive(Clone, Default)]
+    struct Counting(Arc<AtomicUsize>);
+
+    impl Sink for Counting {
+        fn enqueue(&mut self, _: Ticket, _: &Record<'_>) -> Result<(), NotTaken> {
+            Ok(())
+        }
+
+        fn turn(&mut self) -> Option<Instant> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            None
+        }
+
+        fn reset(&mut self) {}
+
+        fn close(&mut self, _: Duration) {}
+    }
+
+    /// What waits in a sink may not be ours any more: it must not go on its way before the reset.
+    #[test]
+    fn a_sink_that_is_to_be_reset_has_no_turn_before_that() {
+        let text = "[pipelines.orders]\nsource.url = \"postgresql://postrider@localhost/app\"\n\
+                    outbox.table = \"outbox\"\nsink.kind = \"discard\"\n";
+        let config = config::parse("postrider.toml", Path::new(""), text, &|_| None).unwrap();
+        let spec = config.specs.into_iter().next().unwrap();
+        let board = Board::new("orders");
+        let metrics = Metrics::default().pipeline(&board);
+        let mut pipeline = Pipeline::new(spec, board, metrics).unwrap();
+        let sink = Counting::default();
+        pipeline.sink = Box::new(sink.clone());
+        let turns = || sink.0.load(Ordering::Relaxed);
+
+        pipeline.take_posts(pipeline.now());
+        assert_eq!(turns(), 1);
+        pipeline.mailbox.post(Post::Broken { reason: "its state is lost".to_owned() });
+        pipeline.take_posts(pipeline.now());
+        pipeline.take_posts(pipeline.now());
+        assert_eq!(turns(), 1, "a restart waits to be performed");
+        assert!(pipeline.outcome().is_none());
+        pipeline.take_posts(pipeline.now());
+        assert_eq!(turns(), 2);
+    }
+}
