@@ -153,11 +153,7 @@ impl Context {
         let outcome = outcome(code);
         let too_large = matches!(code, Code::MessageSizeTooLarge | Code::MessageBatchTooLarge);
         if too_large || matches!(outcome, Outcome::Rejected { scope: Scope::Destination, .. }) {
-            if code == Code::TopicAuthorizationFailed {
-                self.shared.rights.store(true, Ordering::Release);
-            }
-            // The topic is not what it was when it was asked for.
-            self.shared.forget_topics();
+            self.shared.forget_topics(code);
         }
         // What is merely unknown is said once, by `Broken`, behind the report that names the cause.
         if outcome != Outcome::Unknown {

@@ -160,20 +160,13 @@ impl KafkaSink {
             producer.client().context().broken("the producer takes no more records".to_owned());
             return Err(NotTaken::Full);
         }
-        if matches!(code, Code::UnknownTopic | Code::UnknownPartition) {
-            self.shared.forget_topics();
-            self.shared.want(record.topic);
-            return Err(NotTaken::Destination);
-        }
         let outcome = codes::outcome(code);
         if let Outcome::Rejected { scope: Scope::Event, reason } = outcome {
             return Err(NotTaken::Refused(reason));
         }
-        if let Outcome::Rejected { scope: Scope::Destination, .. } = outcome {
-            if code == Code::TopicAuthorizationFailed {
-                self.shared.rights.store(true, Ordering::Release);
-            }
-            self.shared.forget_topics();
+        let is_unknown = matches!(code, Code::UnknownTopic | Code::UnknownPartition);
+        if is_unknown || matches!(outcome, Outcome::Rejected { scope: Scope::Destination, .. }) {
+            self.shared.forget_topics(code);
             self.shared.want(record.topic);
             return Err(NotTaken::Destination);
         }

@@ -296,8 +296,11 @@ impl Shared {
         before
     }
 
-    /// Forgets all topics: one of them is not what it was.
-    pub(super) fn forget_topics(&self) {
+    /// Forgets all topics: one of them is not what it was when it was asked for, as `code` says.
+    pub(super) fn forget_topics(&self, code: Code) {
+        if code == Code::TopicAuthorizationFailed {
+            self.rights.store(true, Ordering::Release);
+        }
         self.topics().clear();
         self.topics_version.fetch_add(1, Ordering::Release);
     }
