@@ -1,11 +1,13 @@
 //! More partitions than a broker answers for at a time: their records wait for a turn in the sink.
 
+use crate::await_that::await_that;
 use crate::server::brokers;
 use crate::sink_caller::{Caller, SOON, by_key, record, spec};
 use crate::topic::{Topic, Topics};
 use postrider::record::Record;
-use postrider::sink::KafkaSpec;
-use std::time::{Duration, Instant};
+use postrider::sink::{KafkaSpec, NotTaken};
+use std::collections::BTreeMap;
+use std::time::Instant;
 
 const PARTITIONS: i32 = 64;
 
@@ -31,6 +33,13 @@ fn to<'a>(topic: &'a Topic, partition: i32, value: &'a [u8]) -> Record<'a> {
 fn burst(topic: &Topic, caller: &mut Caller, value: &[u8]) {
     for partition in 0..BURST {
         caller.offer(&to(topic, partition, value)).expect("it is taken, and may wait");
+    }
+}
+
+/// The same, as soon as the sink takes them.
+async fn burst_later(topic: &Topic, caller: &mut Caller, value: &[u8]) {
+    for partition in 0..BURST {
+        caller.send(&to(topic, partition, value)).await;
     }
 }
 
@@ -79,16 +88,40 @@ async fn what_waits_for_its_turn_is_given_up_by_a_reset() {
     let (topic, mut caller) = known("turns_reset").await;
     burst(&topic, &mut caller, b"given up");
     caller.sink.reset();
-    let since = Instant::now();
     caller.send(&to(&topic, 0, b"after")).await;
     let last = caller.next - 1;
     caller.until("its report", SOON, |caller| caller.outcomes.contains_key(&last)).await;
-    // Longer than anything waits for a turn.
-    while since.elapsed() < Duration::from_secs(1) {
-        caller.look();
-        tokio::task::yield_now().await;
-    }
+    assert_eq!(caller.sink.turn(), None, "nothing waits any more");
     assert_few_were_sent(&topic).await;
+}
+
+/// The producers are exchanged for such as make smaller batches while records wait.
+#[tokio::test]
+async fn what_waits_is_handed_over_when_other_producers_have_taken_over_and_asks_for_no_turn_before()
+ {
+    let (topic, mut caller) = known("turns_resize").await;
+    let settings = [("max.message.bytes", "20000")];
+    let small = Topics::new(&brokers(), "turns_small").create_with("t", 1, &settings).await;
+    await_that("news of the topic", SOON, || {
+        let answer = caller.sink.sound(&small.name, Instant::now());
+        std::future::ready(answer.map_err(|why| format!("{why:?}")))
+    })
+    .await;
+    burst(&topic, &mut caller, b"1");
+    let other = record(&small.name, "k", b"1");
+    assert_eq!(caller.offer(&other), Err(NotTaken::Full), "the producers are exchanged");
+    assert_eq!(caller.sink.turn(), None, "what ends that is posted");
+    burst_later(&topic, &mut caller, b"2").await;
+    caller.send(&other).await;
+    caller.reported().await;
+    assert!(caller.all_acked());
+    let mut all = BTreeMap::<_, Vec<_>>::new();
+    for record in topic.read_all().await {
+        all.entry(record.partition).or_default().push(record.value_text().unwrap().to_owned());
+    }
+    for partition in 0..BURST {
+        assert_eq!(all[&partition], ["0", "1", "2"], "partition {partition}");
+    }
 }
 
 async fn assert_few_were_sent(topic: &Topic) {
