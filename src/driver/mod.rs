@@ -15,6 +15,7 @@ mod claim;
 mod connect;
 mod cut;
 mod destinations;
+mod farewell;
 mod feed;
 mod halts;
 mod history;

@@ -18,19 +18,13 @@ use crate::parked::Entry;
 use crate::postgres::cursor::{self, Cursor, Written};
 use crate::postgres::poll::marks::Marker;
 use crate::postgres::wal::WalStream;
-use crate::postgres::{Batch, SourceError, slot};
+use crate::postgres::{Batch, SourceError};
 use crate::relay::{Effect, Input};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
-
-/// How long the server may take to answer the end of a stream, and to show the last position in the slot.
-const FAREWELL_MAX: Duration = Duration::from_secs(2);
-
-/// Pause between two looks at the slot then: nothing tells of it.
-const FAREWELL_LOOK: Duration = Duration::from_millis(5);
 
 /// Under load there is always something to take, and the loop would never wait: so often the control connection, which
 /// is another task of this thread, and the timers have their turn all the same. Each turn would be a system call each.
@@ -118,7 +112,7 @@ impl Pipeline {
         match end {
             End::Over(exit) => {
                 self.leave_nothing_in_flight();
-                self.farewell(session).await;
+                self.farewell(session.connected).await;
                 return End::Over(exit);
             }
             End::Restart | End::Lost(_) | End::LetGo(_) => session.connected.wal.abandon(),
@@ -313,26 +307,6 @@ impl Pipeline {
         session.tell(self.confirmed);
         self.fetch_for_tries(&mut session.connected.desk);
         end
-    }
-
-    /// Ends the stream in good order, and waits until the slot shows the last position: so nothing comes twice.
-    async fn farewell(&mut self, session: Session) {
-        let Connected { wal, desk, version, .. } = session.connected;
-        // Answers that nobody takes would stand before those that are asked for here.
-        drop(desk.jobs);
-        if let Err(error) = wal.stop(FAREWELL_MAX).await {
-            say::farewell_failed(self, &error);
-            return;
-        }
-        let deadline = Instant::now() + FAREWELL_MAX;
-        while Instant::now() < deadline {
-            match slot::read(desk.control.client(), version, &self.spec.names.slot).await {
-                Ok(Some(row)) if row.confirmed_flush_lsn >= Some(self.confirmed.lsn()) => return,
-                Ok(Some(_)) => tokio::time::sleep(FAREWELL_LOOK).await,
-                Ok(None) => return,
-                Err(error) => return say::farewell_failed(self, &error),
-            }
-        }
     }
 }
 
