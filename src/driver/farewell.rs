@@ -1,4 +1,5 @@
-//! The end of a stream in good order. What the server does not answer in time is left to the next start, which repeats it.
+//! The end of a stream in good order. What the server does not answer in time is left to the next start, which
+//! repeats it.
 
 use super::connect::Connected;
 use super::pipeline::Pipeline;

@@ -89,12 +89,14 @@ impl Pipeline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config;
+    use crate::driver::spec::{Mode, OnSlotLost, PipelineSpec, PollSettings};
     use crate::metrics::Metrics;
+    use crate::outbox::{Layout, OutboxSpec};
+    use crate::postgres::{Conninfo, Names};
     use crate::record::Record;
-    use crate::sink::{NotTaken, Sink};
+    use crate::relay::{Limits, OnPoison, Rules};
+    use crate::sink::{NotTaken, Sink, SinkSpec};
     use crate::status::Board;
-    use std::path::Path;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Instant;
@@ -118,16 +120,50 @@ mod tests {
         fn close(&mut self, _: Duration) {}
     }
 
+    fn spec() -> PipelineSpec {
+        let second = Duration::from_secs(1);
+        let poll = PollSettings { table: None, interval: second, batch: 100, mark_streamed: false };
+        PipelineSpec {
+            conninfo: Conninfo::parse("postgresql://postrider@localhost/app", &|_| None).unwrap(),
+            names: Names {
+                pipeline: "orders".to_owned(),
+                slot: "postrider_orders".to_owned(),
+                publication: "postrider_orders".to_owned(),
+                table: None,
+            },
+            failover: false,
+            wal_retain_max: None,
+            outbox: OutboxSpec::for_layout(Layout::Postrider),
+            sink: SinkSpec::Discard,
+            limits: Limits { events_max: 100, bytes_max: 1 << 20 },
+            parking: Rules {
+                on_poison: OnPoison::BlockKey,
+                attempts_max: 10,
+                step: second,
+                steps_max: 8,
+                rows_max: 100,
+                strict: false,
+                letters: false,
+            },
+            dead_topic: None,
+            park_after: None,
+            mode: Mode::Wal,
+            on_slot_lost: OnSlotLost::Halt,
+            only_repair: false,
+            poll,
+            bookmarks_retain_max: 1 << 20,
+            cursor_interval: second,
+            confirm_interval: second,
+            shutdown_grace: second,
+        }
+    }
+
     /// What waits in a sink may not be ours any more: it must not go on its way before the reset.
     #[test]
     fn a_sink_that_is_to_be_reset_has_no_turn_before_that() {
-        let text = "[pipelines.orders]\nsource.url = \"postgresql://postrider@localhost/app\"\n\
-                    outbox.table = \"outbox\"\nsink.kind = \"discard\"\n";
-        let config = config::parse("postrider.toml", Path::new(""), text, &|_| None).unwrap();
-        let spec = config.specs.into_iter().next().unwrap();
         let board = Board::new("orders");
         let metrics = Metrics::default().pipeline(&board);
-        let mut pipeline = Pipeline::new(spec, board, metrics).unwrap();
+        let mut pipeline = Pipeline::new(spec(), board, metrics).unwrap();
         let sink = Counting::default();
         pipeline.sink = Box::new(sink.clone());
         let turns = || sink.0.load(Ordering::Relaxed);

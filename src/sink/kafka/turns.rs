@@ -3,8 +3,8 @@
 //! librdkafka puts one partition into a request, and takes the next one from where its loop happens to stand: behind a
 //! broker at its limit a record waits by luck, now not at all, now for five times the mean. So only some partitions
 //! have records in its hands at a time, and the others wait here, in the order in which they came
-//! (`docs/decisions/batching.md`), for a while at most. A backlog knows no turns: full batches count there. What waits is
-//! in flight for the caller, who bounds it.
+//! (`docs/decisions/batching.md`), for a while at most. A backlog knows no turns: full batches count there. What waits
+//! is in flight for the caller, who bounds it.
 //!
 //! Decides for the sink's thread, by line: a partition of a topic. Knows no producer, and not what waits.
 
