@@ -123,6 +123,23 @@ async fn a_take_over_waits_for_a_write_and_sees_its_rows() {
     }
 }
 
+/// Sessions have a new setting before the checkpointer, and it is the checkpointer who has commits wait. What it takes
+/// is a commit that wrote something; who waits then is left to the end of the setting.
+async fn does_a_commit_wait(url: &str, admin: &Client) -> Result<(), String> {
+    let session = Client::connect(url).await.map_err(|error| error.to_string())?;
+    let pid = session.text("select pg_backend_pid()").await.ok_or("no pid")?;
+    let sql = format!("select wait_event from pg_stat_activity where pid = {pid}");
+    let waits = async {
+        while admin.text(&sql).await.as_deref() != Some("SyncRep") {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = session.batch("create temp table written ()") => Err("it did not wait".to_owned()),
+        () = waits => Ok(()),
+    }
+}
+
 /// The session's own `synchronous_commit` is `local`; a parked row must outlive a failover to a synchronous standby.
 #[tokio::test]
 async fn a_parked_row_waits_for_the_synchronous_standby_and_the_cursor_does_not() {
@@ -142,6 +159,7 @@ async fn a_parked_row_waits_for_the_synchronous_standby_and_the_cursor_does_not(
     // A superuser's own commits would wait as well.
     admin.batch("set synchronous_commit = local").await;
     standby("nobody").await;
+    await_that("commits wait", SOON, || does_a_commit_wait(&table.url, &admin)).await;
     let cursor = cursor::read(table.client(), PIPELINE).await.unwrap().unwrap();
     assert_eq!(cursor::write(table.client(), &cursor).await.unwrap(), Written::Stored);
 
