@@ -164,8 +164,7 @@ impl KafkaSink {
         if let Outcome::Rejected { scope: Scope::Event, reason } = outcome {
             return Err(NotTaken::Refused(reason));
         }
-        let is_unknown = matches!(code, Code::UnknownTopic | Code::UnknownPartition);
-        if is_unknown || matches!(outcome, Outcome::Rejected { scope: Scope::Destination, .. }) {
+        if matches!(outcome, Outcome::Rejected { scope: Scope::Destination, .. }) {
             self.shared.forget_topics(code);
             self.shared.want(record.topic);
             return Err(NotTaken::Destination);
