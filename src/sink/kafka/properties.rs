@@ -180,8 +180,6 @@ fn ours(spec: &KafkaSpec) -> ClientConfig {
         ("reconnect.backoff.max.ms", "1000"),
         // A broker that closes an idle connection is not worth a line.
         ("log.connection.close", "false"),
-        // What it gathers for a broker that may ask is 0.3 MB; /metrics has it all (docs/decisions/allocator.md).
-        ("enable.metrics.push", "false"),
         ("allow.auto.create.topics", "false"),
         ("client.id", spec.client_id.as_str()),
         ("bootstrap.servers", spec.brokers.as_str()),
