@@ -124,7 +124,7 @@ async fn a_take_over_waits_for_a_write_and_sees_its_rows() {
 }
 
 /// Sessions have a new setting before the checkpointer, and it is the checkpointer who has commits wait. What it takes
-/// is a commit that wrote something; who waits then is left to the end of the setting.
+/// is a commit that wrote something; a session that waits then is left until the setting ends.
 async fn does_a_commit_wait(url: &str, admin: &Client) -> Result<(), String> {
     let session = Client::connect(url).await.map_err(|error| error.to_string())?;
     let pid = session.text("select pg_backend_pid()").await.ok_or("no pid")?;
