@@ -73,6 +73,8 @@ mod docs_commands;
 mod harness;
 /// `postrider init`: what it writes runs as it is, also from a Debezium connector's configuration.
 mod init;
+/// Producers that do not find their way back by themselves.
+mod kafka_astray;
 /// What a bad day of the broker looks like.
 mod kafka_outages;
 /// The Kafka sink against a real broker.

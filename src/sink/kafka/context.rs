@@ -83,6 +83,11 @@ impl Context {
         });
     }
 
+    /// That was asked for.
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
     /// The records that are the first of their partitions.
     pub(super) const fn firsts(&self) -> &Firsts {
         &self.firsts

@@ -7,6 +7,7 @@ mod codes;
 mod context;
 mod forgotten;
 mod handing;
+mod ids;
 mod introductions;
 mod keeper;
 mod names;

@@ -1,9 +1,12 @@
 //! The few librdkafka calls that the crate wraps with a pause (flush: 100 ms), with copies (headers), or not at all
-//! on a producer (the topic's configuration). With its `events` the only place with `unsafe`; it decides nothing.
+//! on a producer (the topic's configuration). With its `events` and `description` the only place with `unsafe`; it
+//! decides nothing.
 #![expect(unsafe_code, reason = "librdkafka's C functions, on handles the crate keeps alive")]
 
+mod description;
 mod events;
 
+pub(super) use description::{Description, TopicId, describe};
 pub(super) use events::{Events, Gathered, Report};
 
 use super::polled::Producer;
@@ -166,88 +169,6 @@ pub(super) fn topic_config(
         };
         sys::rd_kafka_queue_destroy(queue);
         entries
-    }
-}
-
-/// Whether we may write to a topic, as its broker says (`DescribeTopics` with authorized operations, Kafka 2.3 and
-/// later); `None` where it does not say. Waits at most `timeout`.
-pub(super) fn may_write(
-    producer: &Producer,
-    topic: &CStr,
-    timeout: Duration,
-) -> Result<Option<bool>, RDKafkaErrorCode> {
-    let client = producer.client().native_ptr();
-    // SAFETY: every object made here is destroyed here, after its last use; the event owns the result.
-    unsafe {
-        let queue = sys::rd_kafka_queue_new(client);
-        let options = sys::rd_kafka_AdminOptions_new(
-            client,
-            sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS,
-        );
-        let mut text: [c_char; 128] = [0; 128];
-        sys::rd_kafka_AdminOptions_set_request_timeout(
-            options,
-            millis(timeout),
-            text.as_mut_ptr(),
-            text.len(),
-        );
-        let error = sys::rd_kafka_AdminOptions_set_include_authorized_operations(options, 1);
-        if !error.is_null() {
-            sys::rd_kafka_error_destroy(error);
-        }
-        let mut names = [topic.as_ptr()];
-        let topics = sys::rd_kafka_TopicCollection_of_topic_names(names.as_mut_ptr(), names.len());
-        sys::rd_kafka_DescribeTopics(client, topics, options, queue);
-        sys::rd_kafka_TopicCollection_destroy(topics);
-        sys::rd_kafka_AdminOptions_destroy(options);
-        let event = sys::rd_kafka_queue_poll(queue, millis(timeout));
-        let answer = if event.is_null() {
-            Err(RDKafkaErrorCode::OperationTimedOut)
-        } else {
-            let answer = write_authorized(event);
-            sys::rd_kafka_event_destroy(event);
-            answer
-        };
-        sys::rd_kafka_queue_destroy(queue);
-        answer
-    }
-}
-
-/// # Safety
-/// `event` is a live event of a `DescribeTopics` queue.
-unsafe fn write_authorized(
-    event: *mut sys::rd_kafka_event_t,
-) -> Result<Option<bool>, RDKafkaErrorCode> {
-    // SAFETY: what the caller promises; the arrays are as long as their counts say.
-    unsafe {
-        let error = sys::rd_kafka_event_error(event);
-        if error != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
-            return Err(error.into());
-        }
-        let result = sys::rd_kafka_event_DescribeTopics_result(event);
-        if result.is_null() {
-            return Err(RDKafkaErrorCode::InvalidType);
-        }
-        let mut count = 0;
-        let topics = sys::rd_kafka_DescribeTopics_result_topics(result, &raw mut count);
-        if count == 0 {
-            return Ok(None);
-        }
-        let topic = *topics;
-        let error = sys::rd_kafka_TopicDescription_error(topic);
-        let code = sys::rd_kafka_error_code(error);
-        if code != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
-            return Err(code.into());
-        }
-        let mut count = 0;
-        let allowed = sys::rd_kafka_TopicDescription_authorized_operations(topic, &raw mut count);
-        if allowed.is_null() {
-            return Ok(None);
-        }
-        let may = |operation| (0..count).any(|index| *allowed.add(index) == operation);
-        // Who sees the topic may describe it: a list without that is no answer.
-        let answers = may(sys::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_DESCRIBE);
-        Ok(answers.then(|| may(sys::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_WRITE)))
     }
 }
 

@@ -104,9 +104,10 @@ impl Producers {
         self.all().for_each(|producer| native::add_brokers(producer, brokers));
     }
 
-    /// One of them takes no more records.
+    /// One of them takes no more records, or all were given up.
     pub(super) fn is_broken(&self) -> bool {
-        self.all().any(|producer| producer.client().fatal_error().is_some())
+        self.first().client().context().is_broken()
+            || self.all().any(|producer| producer.client().fatal_error().is_some())
     }
 
     /// Sends what lingers and waits until every record has its report, at most `timeout`. True when none is left.
@@ -164,6 +165,16 @@ pub(super) fn murmur2(key: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// They know partitions as they were, and say no more that they are broken: a reset must not take them for new.
+    #[test]
+    fn what_was_given_up_is_broken_though_nothing_was_handed_to_it() {
+        let shared = Arc::new(Shared::new(crate::sink::Mailbox::default()));
+        let producers = Producers::make(&ClientConfig::new(), &shared, 2).unwrap();
+        assert!(!producers.is_broken());
+        producers.others[0].client().context().broken("a topic was made anew".to_owned());
+        assert!(producers.is_broken());
+    }
 
     #[test]
     fn hash_is_the_one_of_kafkas_clients() {

@@ -3,13 +3,9 @@
 //!
 //! Owns what was last answered; what a closed topic leads to is the keeper's.
 
-use super::native;
-use super::polled::Producer;
-use super::shared::Shared;
-use super::topic::Facts;
+use super::native::Description;
+use rdkafka::types::RDKafkaErrorCode as Code;
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// Topics remembered as closed; a further one is found open, and refuses again.
 const CLOSED_MAX: usize = 1_000;
@@ -20,22 +16,12 @@ pub(super) struct Rights {
 }
 
 impl Rights {
-    /// Whether a topic that is there is closed to us. Waits at most `timeout`.
+    /// Whether a topic that is there is closed to us, by what its broker says.
     ///
     /// The controller is asked, which may be a broker that nobody has spoken to: where it gives no answer, the one
     /// before holds.
-    pub(super) fn closed(
-        &mut self,
-        shared: &Shared,
-        producer: &Producer,
-        topic: &str,
-        facts: &Facts,
-        timeout: Duration,
-    ) -> bool {
-        if !shared.rights.load(Ordering::Acquire) {
-            return false;
-        }
-        match native::may_write(producer, &facts.name, timeout) {
+    pub(super) fn closed(&mut self, topic: &str, described: Result<Description, Code>) -> bool {
+        match described.map(|described| described.may_write) {
             Ok(Some(false)) if self.closed.len() < CLOSED_MAX => {
                 self.closed.insert(topic.to_owned());
             }

@@ -237,7 +237,8 @@ impl Ask<'_> {
 
     fn write(&self, name: &CString, out: &mut Vec<Finding>) {
         // A broker that does not say is no finding: the first record tells.
-        if native::may_write(self.producer, name, ANSWER_MAX) == Ok(Some(false)) {
+        let described = native::describe(self.producer, name, ANSWER_MAX);
+        if described.is_ok_and(|described| described.may_write == Some(false)) {
             out.push(
                 Finding::error(
                     "topic_write",

@@ -1,0 +1,193 @@
+//! What the keeper asks of topics: of those that somebody waits for, of those that are known, now and then, and of all
+//! where nothing is acknowledged.
+//!
+//! What it finds goes to [`Shared`](super::Shared); of a topic that can't be used it says so.
+
+use super::{ANSWER_MAX, Keeper, TICK};
+use crate::sink::Post;
+use crate::sink::kafka::native::{self, Description};
+use crate::sink::kafka::polled::Producer;
+use crate::sink::kafka::producers::Producers;
+use crate::sink::kafka::shared::Suspicion;
+use crate::sink::kafka::topic::{self, CONFIG_ANSWER_MAX, Facts, Unusable};
+use crate::sink::kafka::trouble::{self, About, Trouble};
+use rdkafka::producer::Producer as _;
+use rdkafka::types::RDKafkaErrorCode as Code;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long a topic that somebody waits for may take: its configuration may come later.
+const SHORT: (Duration, Duration) = (ANSWER_MAX, CONFIG_ANSWER_MAX);
+/// Topics asked for in one turn while nothing is acknowledged.
+const STALL_TOPICS: usize = 8;
+/// Topics asked for in one turn while somebody waits for them: each may take `ANSWER_MAX`.
+const ASKED_TOPICS: usize = 8;
+/// How often what is known of topics is asked for again.
+const REFRESH: Duration = Duration::from_mins(1);
+
+impl Keeper {
+    /// Asks for the topics that are waited for, a few a turn. False when no broker answered.
+    pub(super) fn ask(&mut self) -> bool {
+        if self.shared.drop_unwanted() {
+            // Whoever waits all the same asks again.
+            self.shared.mailbox.post(Post::Retry);
+        }
+        let topics = self.shared.to_ask(ASKED_TOPICS, TICK);
+        let Some(producers) = self.producers.clone() else { return true };
+        for topic in topics {
+            let asked_at = Instant::now();
+            match self.look_up(producers.first(), &topic, SHORT) {
+                Ok(facts) => {
+                    if !producers.learn(&topic, ANSWER_MAX) {
+                        self.name_brokers(&producers);
+                    }
+                    if !facts.configured {
+                        self.unread.insert(topic.clone());
+                    }
+                    // What nobody waits for is asked after that.
+                    self.stale.push(topic.clone());
+                    self.learn(&topic, facts);
+                    self.shared.got(&topic);
+                    self.connected = true;
+                    self.suspicion = None;
+                    self.told.over_for(topic);
+                    self.told.over(About::Broker);
+                    self.shared.mailbox.post(Post::Retry);
+                }
+                Err(why) => {
+                    let Some(trouble) = trouble::of_topic(&topic, why, &self.brokers) else {
+                        self.shared.refuse_none();
+                        self.name_brokers(&producers);
+                        let trouble = self.broker_trouble();
+                        self.told.say(trouble);
+                        return false;
+                    };
+                    self.shared.refuse(&topic, asked_at);
+                    self.told.say_of(topic, trouble);
+                }
+            }
+        }
+        true
+    }
+
+    /// A topic that was there and is not, if there is one. Asks for a few topics a turn, so each has its turn.
+    pub(super) fn why_stalled(&mut self, producers: &Producers) -> Option<Trouble> {
+        if self.stale.is_empty() {
+            self.stale = self.shared.known_topics().into_keys().collect();
+        }
+        for _ in 0..STALL_TOPICS {
+            let topic = self.stale.pop()?;
+            match self.look_closely(producers.first(), &topic, SHORT) {
+                Ok(facts) => self.learn(&topic, facts),
+                Err(why) => {
+                    if let Some(trouble) = trouble::of_topic(&topic, why, &self.brokers) {
+                        // It stays at hand: the next turn asks for it again.
+                        self.stale.push(topic);
+                        return Some(Trouble { about: About::Stall, ..trouble });
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Asks again for what is known of one topic a turn, all of them once in `REFRESH`.
+    pub(super) fn refresh(&mut self) {
+        if self.refreshed_at.elapsed() >= REFRESH {
+            self.stale = self.shared.known_topics().into_keys().collect();
+            self.refreshed_at = Instant::now();
+        }
+        let Some(producers) = self.producers.clone().filter(|_| !self.told.is_trouble()) else {
+            return;
+        };
+        let Some(topic) = self.stale.pop() else {
+            return;
+        };
+        let unread = self.unread.remove(&topic);
+        let patience = if unread { (ANSWER_MAX, ANSWER_MAX) } else { SHORT };
+        match self.look_closely(producers.first(), &topic, patience) {
+            Ok(facts) => {
+                // All of them, before anything is sent by it. One that knows no broker any more is not noticed by what
+                // is acknowledged: the others go on.
+                if !producers.learn(&topic, ANSWER_MAX) {
+                    self.name_brokers(&producers);
+                }
+                self.learn(&topic, facts);
+            }
+            Err(why) => {
+                tracing::debug!(
+                    target: "postrider::kafka", topic, code = %why.code, "could not ask for the topic again"
+                );
+                if trouble::of_topic(&topic, why, &self.brokers).is_none() {
+                    // The next look asks whether any broker answers.
+                    let code = Code::AllBrokersDown;
+                    Suspicion { code, reason: String::new() }.outweigh(&mut self.suspicion);
+                }
+            }
+        }
+    }
+
+    /// Asks for a topic, and for our rights to it where there is doubt.
+    fn look_up(
+        &mut self,
+        producer: &Producer,
+        topic: &str,
+        patience: (Duration, Duration),
+    ) -> Result<Facts, Unusable> {
+        let facts = topic::look_up(producer, topic, patience)?;
+        if self.shared.rights.load(Ordering::Acquire) {
+            self.describe(producer, topic, &facts)?;
+        }
+        Ok(facts)
+    }
+
+    /// The same, and whether it is the topic that it was.
+    fn look_closely(
+        &mut self,
+        producer: &Producer,
+        topic: &str,
+        patience: (Duration, Duration),
+    ) -> Result<Facts, Unusable> {
+        let facts = topic::look_up(producer, topic, patience)?;
+        self.describe(producer, topic, &facts)?;
+        Ok(facts)
+    }
+
+    fn describe(
+        &mut self,
+        producer: &Producer,
+        topic: &str,
+        facts: &Facts,
+    ) -> Result<(), Unusable> {
+        let described = native::describe(producer, &facts.name, ANSWER_MAX);
+        if let Ok(Description { id: Some(id), .. }) = described
+            && self.ids.changed(topic, id)
+        {
+            let reason = format!("topic \"{topic}\" was deleted and made anew");
+            producer.client().context().broken(reason);
+        }
+        let in_doubt = self.shared.rights.load(Ordering::Acquire);
+        if in_doubt && self.rights.closed(topic, described) {
+            return Err(Unusable { code: Code::TopicAuthorizationFailed, brokers: 0 });
+        }
+        Ok(())
+    }
+
+    fn learn(&self, topic: &str, facts: Facts) {
+        let (partitions, limit, min_insync) = (facts.partitions, facts.limit, facts.min_insync);
+        match self.shared.learn(topic, facts) {
+            None => tracing::debug!(
+                target: "postrider::kafka", topic, partitions, limit, min_insync, "found the topic"
+            ),
+            Some(before) if before.partitions != partitions => tracing::warn!(
+                target: "postrider::kafka", topic, before = before.partitions, now = partitions,
+                "the topic's partitions have changed: keys move to other partitions, \
+                 and a reader may see an aggregate's events out of order across the change"
+            ),
+            Some(before) if before.limit != limit => tracing::debug!(
+                target: "postrider::kafka", topic, before = before.limit, limit, "found the topic's limit"
+            ),
+            Some(_) => {}
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! A topic as its broker describes it: which one it is, and whether we may write to it.
+
+use super::millis;
+use crate::sink::kafka::polled::Producer;
+use rdkafka::producer::Producer as _;
+use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
+use rdkafka_sys as sys;
+use std::ffi::{CStr, c_char};
+use std::time::Duration;
+
+/// What a topic keeps for as long as it lives, and one that is made anew under its name does not have (Kafka, KIP-516).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::sink::kafka) struct TopicId(i64, i64);
+
+/// What a broker says of a topic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::sink::kafka) struct Description {
+    /// None before Kafka 2.8.
+    pub(in crate::sink::kafka) id: Option<TopicId>,
+    /// Whether we may write to it; where the broker says it, as from Kafka 2.3 on.
+    pub(in crate::sink::kafka) may_write: Option<bool>,
+}
+
+/// Asks the controller for a topic (`DescribeTopics` with authorized operations). Waits at most `timeout`.
+///
+/// # Errors
+/// The topic's own error, or why the broker could not be asked.
+pub(in crate::sink::kafka) fn describe(
+    producer: &Producer,
+    topic: &CStr,
+    timeout: Duration,
+) -> Result<Description, RDKafkaErrorCode> {
+    let client = producer.client().native_ptr();
+    // SAFETY: every object made here is destroyed here, after its last use; the event owns the result.
+    unsafe {
+        let queue = sys::rd_kafka_queue_new(client);
+        let options = sys::rd_kafka_AdminOptions_new(
+            client,
+            sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS,
+        );
+        let mut text: [c_char; 128] = [0; 128];
+        sys::rd_kafka_AdminOptions_set_request_timeout(
+            options,
+            millis(timeout),
+            text.as_mut_ptr(),
+            text.len(),
+        );
+        let error = sys::rd_kafka_AdminOptions_set_include_authorized_operations(options, 1);
+        if !error.is_null() {
+            sys::rd_kafka_error_destroy(error);
+        }
+        let mut names = [topic.as_ptr()];
+        let topics = sys::rd_kafka_TopicCollection_of_topic_names(names.as_mut_ptr(), names.len());
+        sys::rd_kafka_DescribeTopics(client, topics, options, queue);
+        sys::rd_kafka_TopicCollection_destroy(topics);
+        sys::rd_kafka_AdminOptions_destroy(options);
+        let event = sys::rd_kafka_queue_poll(queue, millis(timeout));
+        let answer = if event.is_null() {
+            Err(RDKafkaErrorCode::OperationTimedOut)
+        } else {
+            let answer = description(event);
+            sys::rd_kafka_event_destroy(event);
+            answer
+        };
+        sys::rd_kafka_queue_destroy(queue);
+        answer
+    }
+}
+
+/// # Safety
+/// `event` is a live event of a `DescribeTopics` queue.
+unsafe fn description(event: *mut sys::rd_kafka_event_t) -> Result<Description, RDKafkaErrorCode> {
+    // SAFETY: what the caller promises; the array is as long as its count says.
+    unsafe {
+        let error = sys::rd_kafka_event_error(event);
+        if error != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
+            return Err(error.into());
+        }
+        let result = sys::rd_kafka_event_DescribeTopics_result(event);
+        if result.is_null() {
+            return Err(RDKafkaErrorCode::InvalidType);
+        }
+        let mut count = 0;
+        let topics = sys::rd_kafka_DescribeTopics_result_topics(result, &raw mut count);
+        if count == 0 {
+            return Err(RDKafkaErrorCode::UnknownTopicOrPartition);
+        }
+        let topic = *topics;
+        let error = sys::rd_kafka_TopicDescription_error(topic);
+        let code = sys::rd_kafka_error_code(error);
+        if code != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
+            return Err(code.into());
+        }
+        Ok(Description { id: id(topic), may_write: may_write(topic) })
+    }
+}
+
+/// # Safety
+/// `topic` is of a live result.
+unsafe fn id(topic: *const sys::rd_kafka_TopicDescription_t) -> Option<TopicId> {
+    // SAFETY: what the caller promises.
+    let (most, least) = unsafe {
+        let id = sys::rd_kafka_TopicDescription_topic_id(topic);
+        if id.is_null() {
+            return None;
+        }
+        (
+            sys::rd_kafka_Uuid_most_significant_bits(id),
+            sys::rd_kafka_Uuid_least_significant_bits(id),
+        )
+    };
+    ((most, least) != (0, 0)).then_some(TopicId(most, least))
+}
+
+/// # Safety
+/// `topic` is of a live result.
+unsafe fn may_write(topic: *const sys::rd_kafka_TopicDescription_t) -> Option<bool> {
+    let mut count = 0;
+    // SAFETY: what the caller promises.
+    let allowed =
+        unsafe { sys::rd_kafka_TopicDescription_authorized_operations(topic, &raw mut count) };
+    if allowed.is_null() {
+        return None;
+    }
+    // SAFETY: the array is as long as its count says.
+    let may = |operation| (0..count).any(|index| unsafe { *allowed.add(index) } == operation);
+    // Who sees the topic may describe it: a list without that is no answer.
+    may(sys::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_DESCRIBE)
+        .then(|| may(sys::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_WRITE))
+}
