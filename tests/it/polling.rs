@@ -1,6 +1,7 @@
 //! Polling end to end: each layout to real Kafka, with the marks its seed writes, and the order of each aggregate.
 
 mod letters;
+mod parked;
 mod refused;
 mod roles;
 mod stuck;
@@ -10,8 +11,7 @@ use crate::load::Load;
 use crate::pipeline::Pipeline;
 use crate::relay::{Relay, postrider_ok};
 use crate::server::{Version, brokers};
-use crate::sink_caller::alter;
-use crate::topic::{ReadRecord, Topic, create_topic};
+use crate::topic::ReadRecord;
 use serde_json::Value;
 
 /// A pipeline that polls. The one it is made from was set up to stream: its slot goes.
@@ -143,185 +143,6 @@ async fn debezium_rows_go() {
         "select count(*)::text from outboxevent",
     )
     .await;
-}
-
-/// An event too large for its topic: parked where the table keeps no failures, and its followers behind it.
-#[tokio::test]
-async fn bad_event_is_parked_and_its_row_goes() {
-    let pipeline = polling(Version::Pg17, "pollbad", "postrider").await;
-    alter(&pipeline.topic, "max.message.bytes", "3000").await;
-    let relay = pipeline.run();
-    pipeline
-        .sql
-        .batch(
-            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
-             select 'order', a, 'T', to_json(case when i = 2 then (select string_agg(md5(random()::text), '') \
-             from generate_series(1, 600)) else 'x' end) \
-             from (values (1, 'a'), (2, 'a'), (3, 'b'), (4, 'a'), (5, 'b')) v(i, a)",
-        )
-        .await;
-    let records = pipeline.topic.await_records(3, SOON).await;
-    assert_eq!(ids(&records, "b"), ["3", "5"]);
-    count(&pipeline, "select count(*)::text from outbox", "0").await;
-    let states = "select string_agg(event_id || ' ' || (state in ('waiting', 'dead'))::text, ', ' order by commit_lsn, ordinal) \
-                  from postrider.parked";
-    count(&pipeline, states, "2 true, 4 false").await;
-    let aged = |status: &Value| {
-        status["pipelines"][0]["parked"]["oldest_seconds"].as_f64().is_some_and(|age| age > 0.0)
-    };
-    relay.await_status("the age of the oldest", SOON, aged).await;
-    alter(&pipeline.topic, "max.message.bytes", "100000").await;
-    let again = "update postrider.parked set requested_action = 'retry', requested_at = now() where event_id = '2'";
-    pipeline.sql.batch(again).await;
-    let records = pipeline.topic.await_records(5, SOON).await;
-    assert_eq!(ids(&records, "a"), ["1", "2", "4"], "in order");
-    assert_eq!(relay.terminate(SOON).await.code, Some(0));
-    // Long ago: pruned, though no stream moves the cursor past them.
-    pipeline.sql.batch("update postrider.parked set resolved_at = now() - interval '8 days'").await;
-    let relay = pipeline.run();
-    count(&pipeline, "select count(*)::text from postrider.parked", "0").await;
-    assert_eq!(relay.terminate(SOON).await.code, Some(0));
-}
-
-/// Its row is committed with its claim, which may wait for others long after it is due: it is not taken for deleted,
-/// and nothing of its aggregate overtakes it.
-#[tokio::test]
-async fn parked_event_holds_up_its_aggregate_while_its_claim_is_open() {
-    let pipeline = polling(Version::Pg17, "pollopen", "postrider").await;
-    let (base, brokers) = (pipeline.topic.name.as_str(), pipeline.topic.brokers.as_str());
-    let config = pipeline.config.replace(base, &format!("{base}.{{aggregate_type}}"));
-    let orders = Topic { name: format!("{base}.order"), brokers: brokers.to_owned() };
-    create_topic(brokers, &orders.name, 1, &[("max.message.bytes", "3000")]).await;
-    let relay = Relay::spawn(&config);
-    pipeline
-        .sql
-        .batch(
-            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
-             select t, a, 'T', to_json(case when i = 2 then (select string_agg(md5(random()::text), '') \
-             from generate_series(1, 600)) else 'x' end) \
-             from (values (1, 'order', 'a'), (2, 'order', 'a'), (3, 'late', 'b'), (4, 'order', 'a')) v(i, t, a)",
-        )
-        .await;
-    // The third has no topic. Tries of the second are due after 0.2 s.
-    let waits = |status: &Value| {
-        status["pipelines"][0]["lag_seconds"].as_f64().is_some_and(|lag| lag > 2.0)
-    };
-    relay.await_status("the claim is open", SOON, waits).await;
-    create_topic(brokers, &format!("{base}.late"), 1, &[]).await;
-    let states = "select string_agg(event_id || ' ' || (state in ('waiting', 'dead'))::text, ', ' order by commit_lsn, ordinal) \
-                  from postrider.parked";
-    count(&pipeline, states, "2 true, 4 false").await;
-    alter(&orders, "max.message.bytes", "100000").await;
-    let again = "update postrider.parked set requested_action = 'retry', requested_at = now() where event_id = '2'";
-    pipeline.sql.batch(again).await;
-    let records = orders.await_records(3, SOON).await;
-    assert_eq!(ids(&records, "a"), ["1", "2", "4"], "in order");
-    assert_eq!(relay.terminate(SOON).await.code, Some(0));
-}
-
-/// A stop waits for no event that was parked in the claim at hand, and what is published of the claim is marked.
-#[tokio::test]
-async fn stop_in_the_middle_of_a_claim_marks_what_is_published() {
-    let pipeline = polling(Version::Pg17, "pollstop", "postrider").await;
-    let (base, brokers) = (pipeline.topic.name.as_str(), pipeline.topic.brokers.as_str());
-    let config = pipeline.config.replace(base, &format!("{base}.{{aggregate_type}}"));
-    let orders = Topic { name: format!("{base}.order"), brokers: brokers.to_owned() };
-    create_topic(brokers, &orders.name, 1, &[("max.message.bytes", "3000")]).await;
-    // Longer than a claim is held.
-    let relay = Relay::spawn(&format!("shutdown_grace = \"2m\"\n{config}"));
-    pipeline
-        .sql
-        .batch(
-            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
-             select t, a, 'T', to_json(case when i = 2 then (select string_agg(md5(random()::text), '') \
-             from generate_series(1, 600)) else 'x' end) \
-             from (values (1, 'order', 'a'), (2, 'order', 'b'), (3, 'late', 'c'), (4, 'order', 'a')) v(i, t, a)",
-        )
-        .await;
-    // The third has no topic. Tries of the second are due after 0.2 s.
-    let waits = |status: &Value| {
-        status["pipelines"][0]["lag_seconds"].as_f64().is_some_and(|lag| lag > 2.0)
-    };
-    relay.await_status("the claim is open", SOON, waits).await;
-    assert_eq!(relay.terminate(SOON).await.code, Some(0));
-    let left = "select string_agg(id::text, ' ' order by id) from outbox";
-    count(&pipeline, left, "3 4").await;
-    let parked = "select string_agg(event_id || ' ' || state, ' ') from postrider.parked";
-    count(&pipeline, parked, "2 waiting").await;
-    let records = orders.await_records(1, SOON).await;
-    assert_eq!(ids(&records, "a"), ["1"]);
-}
-
-/// The same where the table has columns for it: the row says so, its aggregate waits, and the pause is the layout's.
-#[tokio::test]
-async fn bad_event_is_marked_in_a_table_that_keeps_failures() {
-    let mut pipeline = polling(Version::Pg18, "pollfail", "commerce").await;
-    pipeline.config = pipeline.config.replace("attempts_max = 3", "attempts_max = 1000");
-    alter(&pipeline.topic, "max.message.bytes", "3000").await;
-    let relay = pipeline.run();
-    pipeline
-        .sql
-        .batch(
-            "insert into outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at) \
-             select 1, 'order', a, 'T', 1, to_jsonb(case when i = 2 then (select string_agg(md5(random()::text), '') \
-             from generate_series(1, 600)) else 'x' end), now() \
-             from (values (1, 1), (2, 1), (3, 2), (4, 1), (5, 2)) v(i, a)",
-        )
-        .await;
-    pipeline.topic.await_records(3, SOON).await;
-    count(
-        &pipeline,
-        "select count(*)::text from outbox_messages where id = 2 and processed_at is null and attempts > 0 \
-         and last_error is not null and available_at > occurred_at",
-        "1",
-    )
-    .await;
-    count(
-        &pipeline,
-        "select (processed_at is null)::text from outbox_messages where id = 4",
-        "true",
-    )
-    .await;
-    alter(&pipeline.topic, "max.message.bytes", "100000").await;
-    let records = pipeline.topic.await_records(5, 2 * SOON).await;
-    assert_eq!(ids(&records, "1"), ["1", "2", "4"], "in order");
-    assert_eq!(relay.terminate(SOON).await.code, Some(0));
-}
-
-/// A row whose layout gives it up goes to the dead-letter topic as well: once, with the error, whoever is killed.
-#[tokio::test]
-async fn row_that_its_layout_gives_up_goes_to_the_dead_letter_topic() {
-    let mut pipeline = polling(Version::Pg18, "polldead", "sqlgarden").await;
-    let dead = Topic { name: format!("{}-dead", pipeline.topic.name), ..pipeline.topic.clone() };
-    create_topic(&dead.brokers, &dead.name, 1, &[]).await;
-    let line = format!("parking = {{ dead_topic = \"{}\", ", dead.name);
-    pipeline.config = pipeline.config.replace("parking = { ", &line);
-    alter(&pipeline.topic, "max.message.bytes", "3000").await;
-    pipeline
-        .sql
-        .batch(
-            "insert into outbox_events (aggregate_type, aggregate_id, event_type, payload) \
-             select 'order', i::text, 'T', to_jsonb(case when i = 2 then (select string_agg(md5(random()::text), '') \
-             from generate_series(1, 600)) else 'x' end) from generate_series(1, 3) i",
-        )
-        .await;
-    let relay = pipeline.run();
-    pipeline.topic.await_records(2, SOON).await;
-    let letters = dead.await_records(1, SOON).await;
-    assert_eq!(letters[0].header("dead_code"), Some("too_large"));
-    assert_eq!(letters[0].header("dead_topic"), Some(pipeline.topic.name.as_str()));
-    assert_eq!(letters[0].header("dead_attempts"), Some("3"));
-    assert_eq!(letters[0].key_text(), Some("2"));
-    let given_up = "select string_agg(concat_ws(' ', aggregate_id, status, attempt_count), ', ') from outbox_events \
-                    where status <> 'PUBLISHED'";
-    count(&pipeline, given_up, "2 FAILED 3").await;
-    let told = "select string_agg(concat_ws(' ', state, blocks, dead_sent_at is not null), ', ') from postrider.parked";
-    count(&pipeline, told, "dead f t").await;
-    assert_eq!(relay.terminate(SOON).await.code, Some(0));
-    let relay = pipeline.run();
-    relay.await_state("polling", SOON).await;
-    assert_eq!(relay.terminate(SOON).await.code, Some(0));
-    assert_eq!(dead.await_records(1, SOON).await.len(), 1, "once");
 }
 
 /// In mode `wal` as in mode `poll`: an event whose time has passed is skipped, and counted.

@@ -7,6 +7,42 @@ use crate::sink_caller::alter;
 use crate::topic::{Topic, create_topic};
 use serde_json::Value;
 
+/// A row whose layout gives it up goes to the dead-letter topic as well: once, with the error, whoever is killed.
+#[tokio::test]
+async fn row_that_its_layout_gives_up_goes_to_the_dead_letter_topic() {
+    let mut pipeline = polling(Version::Pg18, "polldead", "sqlgarden").await;
+    let dead = Topic { name: format!("{}-dead", pipeline.topic.name), ..pipeline.topic.clone() };
+    create_topic(&dead.brokers, &dead.name, 1, &[]).await;
+    let line = format!("parking = {{ dead_topic = \"{}\", ", dead.name);
+    pipeline.config = pipeline.config.replace("parking = { ", &line);
+    alter(&pipeline.topic, "max.message.bytes", "3000").await;
+    pipeline
+        .sql
+        .batch(
+            "insert into outbox_events (aggregate_type, aggregate_id, event_type, payload) \
+             select 'order', i::text, 'T', to_jsonb(case when i = 2 then (select string_agg(md5(random()::text), '') \
+             from generate_series(1, 600)) else 'x' end) from generate_series(1, 3) i",
+        )
+        .await;
+    let relay = pipeline.run();
+    pipeline.topic.await_records(2, SOON).await;
+    let letters = dead.await_records(1, SOON).await;
+    assert_eq!(letters[0].header("dead_code"), Some("too_large"));
+    assert_eq!(letters[0].header("dead_topic"), Some(pipeline.topic.name.as_str()));
+    assert_eq!(letters[0].header("dead_attempts"), Some("3"));
+    assert_eq!(letters[0].key_text(), Some("2"));
+    let given_up = "select string_agg(concat_ws(' ', aggregate_id, status, attempt_count), ', ') from outbox_events \
+                    where status <> 'PUBLISHED'";
+    count(&pipeline, given_up, "2 FAILED 3").await;
+    let told = "select string_agg(concat_ws(' ', state, blocks, dead_sent_at is not null), ', ') from postrider.parked";
+    count(&pipeline, told, "dead f t").await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let relay = pipeline.run();
+    relay.await_state("polling", SOON).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    assert_eq!(dead.await_records(1, SOON).await.len(), 1, "once");
+}
+
 /// Each failing claim is a new beginning for the relay; the letter of the one before is most likely on its way then.
 #[tokio::test]
 async fn rows_that_fail_one_after_the_other_do_not_cost_a_producer_each() {
