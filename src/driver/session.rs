@@ -1,5 +1,7 @@
 //! A stream from its start to its end: selects one input at a time, and performs what the relay wants.
 
+mod effects;
+
 use super::alarm::Alarm;
 use super::connect::Connected;
 use super::cut::cut;
@@ -11,15 +13,12 @@ use super::pipeline::Pipeline;
 use super::run::{Exit, Stop};
 use super::say;
 use super::spec::PipelineSpec;
-use crate::ack::Progress;
 use crate::error::Halt;
-use crate::lsn::Watermark;
 use crate::parked::Entry;
-use crate::postgres::cursor::{self, Cursor, Written};
-use crate::postgres::poll::marks::Marker;
+use crate::postgres::cursor::Written;
 use crate::postgres::wal::WalStream;
 use crate::postgres::{Batch, SourceError};
-use crate::relay::{Effect, Input};
+use crate::relay::Input;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -86,6 +85,12 @@ impl Session {
             alarm: Alarm::default(),
             yielded_at: Duration::ZERO,
         }
+    }
+
+    /// When the older of the writes began that are under way.
+    fn written_since(&self) -> Option<Instant> {
+        let row = self.writing.as_ref().map(|_| self.writing_since);
+        [row, self.connected.desk.jobs.written_since()].into_iter().flatten().min()
     }
 }
 
@@ -264,91 +269,11 @@ impl Pipeline {
         }
         self.perform(session)
     }
-
-    /// Performs the relay's effects, in order.
-    fn perform(&mut self, session: &mut Session) -> Option<End> {
-        let mut effects = std::mem::take(&mut self.effects);
-        let mut end = None;
-        for effect in effects.drain(..) {
-            match effect {
-                Effect::Publish(_) | Effect::Park { .. } => {}
-                Effect::WriteParking { rows, marks } => {
-                    self.write_parking(&mut session.connected.desk, rows, marks);
-                }
-                Effect::Try { ticket, position } => {
-                    self.shelf.try_again(ticket, position);
-                }
-                Effect::Sound { ticket, position } => self.shelf.sound(ticket, position),
-                Effect::Letter { ticket, position } => {
-                    self.shelf.send_letter(ticket, position);
-                }
-                Effect::Overtaken { position, by } => say::overtaken(self, position, by),
-                Effect::Undelivered { position, reason } => {
-                    say::undelivered(self, position, reason);
-                }
-                Effect::Released { position } => self.released(position),
-                Effect::Published { ticket, commit_time } => self.published(ticket, commit_time),
-                Effect::WriteCursor(row) => {
-                    cut("cursor_due");
-                    let marks = self.marking.take(Some(&row));
-                    session.write(row, marks);
-                }
-                Effect::Confirm(watermark) => self.confirmed = watermark,
-                Effect::Restart { why } => {
-                    self.reset_sink(why);
-                    end = Some(End::Restart);
-                }
-                Effect::Drained => end = Some(End::Over(Exit::Stopped)),
-                Effect::Halt(halt) => end = Some(End::Over(Exit::Halted(halt))),
-            }
-        }
-        self.effects = effects;
-        self.observe_latency();
-        session.tell(self.confirmed);
-        self.fetch_for_tries(&mut session.connected.desk);
-        end
-    }
 }
 
 /// The next batch; or, for whoever has no room for one, the end of the connection.
 async fn next_or_lost(wal: &mut WalStream, hungry: bool) -> Result<Batch, SourceError> {
     if hungry { wal.next().await } else { Err(wal.lost().await) }
-}
-
-impl Session {
-    /// Passes the confirmation on. After a reconnect the stream repeats what we know, and nothing may be confirmed on
-    /// it that it has not sent.
-    fn tell(&self, watermark: Watermark) {
-        if watermark.lsn() <= self.connected.wal.received() {
-            self.connected.wal.confirm(watermark);
-        }
-    }
-
-    /// When the older of the writes began that are under way.
-    fn written_since(&self) -> Option<Instant> {
-        let row = self.writing.as_ref().map(|_| self.writing_since);
-        [row, self.connected.desk.jobs.written_since()].into_iter().flatten().min()
-    }
-
-    fn write(&mut self, row: Progress, marks: Option<(Marker, Arc<Vec<String>>)>) {
-        assert!(self.writing.is_none(), "two cursor rows at once");
-        let resume = &self.connected.resume;
-        let cursor = Cursor {
-            watermark: row.watermark,
-            flush_limit: row.watermark.lsn(),
-            partial: row.partial,
-            owner_epoch: self.connected.desk.epoch,
-            ..resume.cursor.clone()
-        };
-        let client = self.connected.desk.control.shared_client();
-        self.writing_since = Instant::now();
-        self.writing = Some(Box::pin(async move {
-            if let Some((marker, ids)) = marks {
-                marker.mark(&client, &ids).await?;
-            }
-            cursor::write(&client, &cursor).await
-        }));
-    }
 }
 
 pub(super) async fn job<T>(job: &mut Option<Job<T>>) -> Result<T, SourceError> {

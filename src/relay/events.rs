@@ -1,17 +1,18 @@
-//! What an input does: events of the stream, what a sink says of them, and what comes back from the table.
+//! What an input does: events of the stream, sent or parked, and what comes back from the table. What a sink
+//! says of them is in `reports`.
 
 use super::effect::{Effect, Restart};
 use super::flow::Slot;
 use super::input::{Change, Input};
 use super::parking::{OnPoison, Parking};
-use super::phase::{Phase, Until, poison};
+use super::phase::{Phase, Until};
 use super::{Relay, Upcoming};
 use crate::ack::bug::{Bug, injected};
 use crate::ack::{Broken, Resolution};
 use crate::error::Halt;
 use crate::event::Aggregate;
 use crate::parked::{Entry, Lane, State};
-use crate::record::{Outcome, Refusal, Scope, Ticket};
+use crate::record::{Refusal, Ticket};
 use std::time::Duration;
 
 impl Relay {
@@ -230,126 +231,9 @@ impl Relay {
         }
     }
 
-    fn report(&mut self, ticket: Ticket, outcome: Outcome, effects: &mut Vec<Effect>) {
-        let Some(slot) = self.flow.get(ticket) else {
-            if outcome == Outcome::Acked {
-                self.flow.landed_late(ticket);
-            }
-            return;
-        };
-        match outcome {
-            Outcome::Unknown if injected(Bug::UnknownIsAcked) => {
-                self.report(ticket, Outcome::Acked, effects);
-            }
-            Outcome::Acked => {
-                let overtaken = self.flow.landed(ticket);
-                self.resolve(ticket);
-                self.feedback.delivered();
-                if let Some(by) = overtaken.filter(|_| !injected(Bug::OvertakenUntold)) {
-                    effects.push(Effect::Overtaken { position: slot.position, by });
-                }
-                effects.push(Effect::Published { ticket, commit_time: slot.commit_time });
-            }
-            Outcome::Rejected { scope: Scope::Event, reason } => {
-                self.refused(ticket, slot, reason, effects);
-            }
-            Outcome::Rejected { scope: Scope::Destination | Scope::Broker, reason: _ }
-            | Outcome::Unknown => self.restart(Restart::Unknown, effects),
-        }
-    }
-
-    /// A broker refuses batches, so its word counts for one event only where it was sent alone; else all of its batch
-    /// are streamed again, one at a time. One that was alone is streamed again too, and parked when it comes: by then
-    /// its record is at hand, and the producer is a new one.
-    fn refused(&mut self, ticket: Ticket, slot: Slot, reason: Refusal, effects: &mut Vec<Effect>) {
-        let certain = self.flow.was_alone() || injected(Bug::BlamesTheInnocent);
-        if self.parking.rules.on_poison == OnPoison::Stop && (certain || names_one(reason)) {
-            let halt = Box::new(poison(slot.position, reason));
-            self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
-            return;
-        }
-        if certain {
-            let mut entry = self.parking.rules.refused(slot.position, Some(slot.lane), false);
-            entry.overtaken_by = self.flow.overtaken(slot.position);
-            self.parking.condemn(entry);
-            self.restart(Restart::Refused(reason), effects);
-        } else {
-            self.flow.refused(ticket);
-            self.refused = Some(reason);
-        }
-    }
-
-    fn report_try(
-        &mut self,
-        now: Duration,
-        ticket: Ticket,
-        outcome: Outcome,
-        effects: &mut Vec<Effect>,
-    ) {
-        match outcome {
-            Outcome::Acked => {
-                if let Some(position) = self.parking.released(ticket, self.resolved()) {
-                    effects.push(Effect::Released { position });
-                }
-            }
-            Outcome::Rejected { scope: Scope::Event, reason } => {
-                if names_one(reason) || self.parking.was_alone(ticket) {
-                    self.parking.refused_again(now, ticket, reason);
-                } else if self.parking.tried(ticket) {
-                    self.parking.suspect(now, ticket);
-                    self.refused = Some(reason);
-                }
-            }
-            Outcome::Rejected { scope: Scope::Destination, reason: _ } => {
-                self.parking.put_off(now, ticket);
-            }
-            Outcome::Rejected { scope: Scope::Broker, reason: _ } | Outcome::Unknown => {
-                if self.parking.tried(ticket) {
-                    self.restart(Restart::Unknown, effects);
-                }
-            }
-        }
-    }
-
-    #[cfg(test)]
-    fn acknowledge_by_time(&mut self, effects: &mut Vec<Effect>) {
-        let low = self.tracker.low();
-        if injected(Bug::TimeOutIsAcked) && self.flow.flies(low) {
-            self.report(low, Outcome::Acked, effects);
-        }
-    }
-
-    fn report_letter(
-        &mut self,
-        now: Duration,
-        ticket: Ticket,
-        outcome: Outcome,
-        effects: &mut Vec<Effect>,
-    ) {
-        match outcome {
-            Outcome::Acked => self.parking.delivered(ticket),
-            Outcome::Rejected { scope: Scope::Event | Scope::Destination, reason } => {
-                if let Some(position) = self.parking.undelivered(now, ticket) {
-                    effects.push(Effect::Undelivered { position, reason });
-                }
-            }
-            Outcome::Rejected { scope: Scope::Broker, reason: _ } | Outcome::Unknown => {
-                self.restart(Restart::Unknown, effects);
-            }
-        }
-    }
-
-    fn resolve(&mut self, ticket: Ticket) {
+    pub(super) fn resolve(&mut self, ticket: Ticket) {
         let resolution = self.tracker.resolve(ticket);
         assert_eq!(resolution, Ok(Resolution::Resolved), "of {ticket:?}");
         self.flow.forget_below(self.tracker.low());
-    }
-}
-
-/// Whether a refusal can only mean the event it came for: our own, not a broker's of a batch.
-fn names_one(reason: Refusal) -> bool {
-    match reason {
-        Refusal::TooLarge { .. } | Refusal::TopicName | Refusal::Partition(_) => true,
-        Refusal::Kafka(_) => false,
     }
 }

@@ -7,6 +7,7 @@
 //! of it is left and every mark of it is committed.
 
 mod by_lane;
+mod due;
 
 use crate::ack::bug::{Bug, injected};
 use crate::event::Position;
@@ -154,15 +155,6 @@ impl Lanes {
         dead.map(|(position, _)| *position).take(most).collect()
     }
 
-    /// Whether neither time nor a report changes anything before something else does: no head is due, and no settled
-    /// row waits to be forgotten.
-    #[inline]
-    pub(super) fn asleep(&self, now: Duration) -> bool {
-        self.now.is_empty()
-            && self.settled.is_empty()
-            && self.later.first().is_none_or(|(due, _)| *due > now)
-    }
-
     /// A row that is new to us. `written` where the table has it already.
     pub(super) fn insert(&mut self, now: Duration, entry: &Entry, written: bool) {
         let Entry { position, lane, state, attempts, wait, overtaken_by: _ } = *entry;
@@ -266,44 +258,6 @@ impl Lanes {
         self.free(lane);
     }
 
-    /// Time has passed: rows fall due.
-    pub(super) fn ripen(&mut self, now: Duration) {
-        while let Some(&(due, position)) = self.later.first().filter(|(due, _)| *due <= now) {
-            self.later.remove(&(due, position));
-            self.now.insert(position);
-        }
-    }
-
-    /// The next row to try, or to sound: due, at the head of its lane, and below the cursor row, `durable`.
-    /// `alone_allowed` where nothing is in flight. `None` where there is none, or the next one has to wait to be alone.
-    pub(super) fn next_due(&mut self, durable: Position, alone_allowed: bool) -> Option<Position> {
-        let position = self.now.first().copied().filter(|position| *position < durable)?;
-        let alone = self.rows.get(&position).is_some_and(|row| row.alone && row.sounded);
-        if alone && !alone_allowed {
-            return None;
-        }
-        self.now.remove(&position);
-        Some(position)
-    }
-
-    /// Whether the next row to try must have nothing else in flight.
-    pub(super) fn wants_to_be_alone(&self, durable: Position) -> bool {
-        let first = self.now.first().filter(|position| **position < durable);
-        first
-            .and_then(|position| self.rows.get(position))
-            .is_some_and(|row| row.alone && row.sounded)
-    }
-
-    /// Whether a head is due that stands at `durable` or behind it, and before `resolved`.
-    pub(super) fn is_due_between(&self, durable: Position, resolved: Position) -> bool {
-        durable < resolved && self.now.range(durable..resolved).next().is_some()
-    }
-
-    /// When the next row falls due.
-    pub(super) fn deadline(&self) -> Option<Duration> {
-        self.later.first().map(|(due, _)| *due)
-    }
-
     /// A broker refused a batch this row was in.
     pub(super) fn set_alone(&mut self, position: Position) {
         if let Some(row) = self.rows.get_mut(&position) {
@@ -345,30 +299,6 @@ impl Lanes {
         if self.queues.get(&lane).is_some_and(|queue| queue.rows.is_empty() && queue.unmarked == 0)
         {
             self.queues.remove(&lane);
-        }
-    }
-
-    fn is_head(&self, position: Position, row: &Row) -> bool {
-        let any = injected(Bug::TriesOutOfOrder);
-        any || row.lane.is_none_or(|lane| {
-            self.queues.get(&lane).is_none_or(|queue| queue.rows.front() == Some(&position))
-        })
-    }
-
-    /// Puts a row where its time finds it, if it is at the head and nothing keeps it.
-    fn schedule(&mut self, position: Position) {
-        let Some(row) = self.rows.get(&position) else { return };
-        let written = row.unwritten == 0 || injected(Bug::TriesUncommitted);
-        let free = row.trying.is_none() && written && row.state != State::Dead;
-        if free && self.is_head(position, row) {
-            self.later.insert((row.due, position));
-        }
-    }
-
-    fn unschedule(&mut self, position: Position) {
-        self.now.remove(&position);
-        if let Some(row) = self.rows.get(&position) {
-            self.later.remove(&(row.due, position));
         }
     }
 

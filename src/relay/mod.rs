@@ -25,6 +25,7 @@ mod input;
 mod lanes;
 mod parking;
 mod phase;
+mod reports;
 mod stream;
 
 pub use effect::{Effect, Restart};

@@ -14,6 +14,7 @@ mod reread;
 mod suspects;
 mod told;
 mod tries;
+mod unreadable;
 mod waits;
 mod wishes;
 

@@ -2,9 +2,10 @@
 //! is told to stop. There is no last try.
 
 use super::ReplayError;
-use super::job::{again, locked};
+use super::job::locked;
 use super::outlet::Outlet;
 use super::plan::{Plan, Source};
+use super::resume::again;
 use super::run::APPLICATION_NAME;
 use super::tally::Tell;
 use crate::backoff::Backoff;

@@ -21,6 +21,7 @@ mod outlet;
 mod pace;
 mod plan;
 mod request;
+mod resume;
 mod rows;
 mod run;
 mod tally;

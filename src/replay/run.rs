@@ -1,5 +1,7 @@
 //! The loop: feeds the outlet from the source, writes what is done, and is the only place that waits.
 
+mod reading;
+
 use super::ReplayError;
 use super::away::Place;
 use super::job::lanes;
@@ -14,7 +16,8 @@ use crate::event::Position;
 use crate::outbox::Mapper;
 use crate::postgres::control::Control;
 use crate::postgres::replay::{self as rows, Done, Met, Rows, Select};
-use crate::postgres::{SourceError, table};
+use crate::postgres::table;
+use reading::Reading;
 use std::future::Future;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
@@ -62,13 +65,6 @@ pub(super) struct Run<'a> {
     /// What the session before was reading: what is still reported counts for it.
     before: Option<Reading>,
     stop_by: Option<Instant>,
-}
-
-enum Reading {
-    Log(Box<Log>),
-    Table(Box<Table>),
-    /// The log, after its connection.
-    Nothing,
 }
 
 impl<'a> Run<'a> {
@@ -314,63 +310,5 @@ impl<'a> Run<'a> {
         rows::save(self.control.client(), self.spec.name(), &self.plan.name, &done, &met).await?;
         self.saved = Some((done, met));
         Ok(())
-    }
-}
-
-impl Reading {
-    fn over(&self) -> bool {
-        match self {
-            Self::Log(log) => log.over,
-            Self::Table(table) => table.over,
-            Self::Nothing => false,
-        }
-    }
-
-    /// Lets go of the connection to a log.
-    fn hang_up(&mut self) {
-        if matches!(self, Self::Log(_)) {
-            *self = Self::Nothing;
-        }
-    }
-
-    fn wants_frames(&self) -> bool {
-        matches!(self, Self::Log(log) if !log.has_frames() && !log.over)
-    }
-
-    /// Waits for frames of the log. Cancel-safe.
-    async fn read(&mut self) -> Result<(), SourceError> {
-        match self {
-            Self::Log(log) => log.read().await,
-            Self::Table(_) | Self::Nothing => std::future::pending().await,
-        }
-    }
-
-    /// Fetches rows of the table, where none are at hand.
-    async fn fetch(&mut self) -> Result<(), SourceError> {
-        match self {
-            Self::Table(table) if !table.has_rows() && !table.over => table.read().await,
-            Self::Log(_) | Self::Table(_) | Self::Nothing => Ok(()),
-        }
-    }
-
-    fn feed(&mut self, mapper: &mut Mapper, outlet: &mut Outlet) -> Result<Offered, ReplayError> {
-        match self {
-            Self::Log(log) => log.feed(mapper, outlet),
-            Self::Table(table) => table.feed(mapper, outlet),
-            Self::Nothing => Ok(Offered::Done),
-        }
-    }
-
-    fn settle(&mut self, outlet: &Outlet) {
-        if let Self::Table(table) = self {
-            table.settle(outlet);
-        }
-    }
-
-    fn row_done(&self) -> Option<String> {
-        match self {
-            Self::Log(_) | Self::Nothing => None,
-            Self::Table(table) => table.done.clone(),
-        }
     }
 }

@@ -1,7 +1,8 @@
 //! A connector's configuration goes in; a file that our own reader takes comes out, with an answer to every option.
 
-use super::answer::page;
-use super::options::{CONNECTOR, Known, ROUTER};
+mod options;
+
+use super::options::{CONNECTOR, ROUTER};
 use super::*;
 use expect_test::{expect, expect_file};
 use proptest::prelude::*;
@@ -29,114 +30,6 @@ fn keys(text: &str) -> String {
 
 fn answer_to(translation: &Translation, option: &str) -> Answer {
     translation.answers.iter().find(|answer| answer.option == option).unwrap().clone()
-}
-
-/// A value with which an option is not what it is by default.
-fn sample(name: &str) -> &'static str {
-    match name {
-        "database.port" => "5433",
-        "database.sslmode" => "require",
-        "database.sslcert" | "database.sslkey" | "database.sslrootcert" => "/etc/tls/some.pem",
-        "plugin.name" => "decoderbufs",
-        "slot.failover" | "table.expand.json.payload" | "route.tombstone.on.empty.payload" => {
-            "true"
-        }
-        "table.fields.additional.error.on.missing" => "false",
-        "table.include.list" | "table.whitelist" => "shop.events",
-        "table.fields.additional.placement" => "type:header:eventType",
-        "table.field.additional.missing" => "ignore",
-        "route.topic.regex" => "(.*)Event",
-        "route.topic.replacement" => "all.${routedByValue}",
-        "bootstrap.servers" => "k1:9092",
-        "compression.type" => "gzip",
-        "security.protocol" => "SASL_SSL",
-        "sasl.mechanism" => "SCRAM-SHA-512",
-        "sasl.jaas.config" => "x.ScramLoginModule required username=\"u\" password=\"hush\";",
-        "ssl.truststore.location" => "/etc/tls/ca.pem",
-        "ssl.keystore.location" => "/etc/tls/client.p12",
-        "client.dns.lookup" => "resolve_canonical_bootstrap_servers_only",
-        "ssl.endpoint.identification.algorithm" => "",
-        _ => match name.rsplit('.').next() {
-            Some("ms" | "bytes" | "size") => "4711",
-            Some("level") => "3",
-            _ => "some_name",
-        },
-    }
-}
-
-/// What an option says only together with others.
-fn beside(name: &str) -> &'static str {
-    match name {
-        "table.expand.json.payload" => {
-            "transforms.outbox.table.fields.additional.placement=a:envelope\n"
-        }
-        "table.field.additional.missing" | "table.fields.additional.error.on.missing" => {
-            "transforms.outbox.table.fields.additional.placement=a:header\n"
-        }
-        "route.topic.regex" => "transforms.outbox.route.topic.replacement=events.$1\n",
-        "ssl.truststore.type" => "producer.override.ssl.truststore.location=/etc/tls/trust\n",
-        "ssl.keystore.type" => "producer.override.ssl.keystore.location=/etc/tls/keys\n",
-        _ => "",
-    }
-}
-
-/// The table tells no lies: what it calls translated changes the file, what it calls needless does not.
-#[test]
-fn every_option_is_what_the_table_says() {
-    let least = keys(LEAST);
-    let check = |known: &Known, prefix: &str| {
-        // What stands for many is shown by its members; of these the value decides, or other options.
-        let elsewhere =
-            ["type", "transforms", "predicates", "debezium.sink.type", "connector.class"];
-        if known.name.ends_with('*') || elsewhere.contains(&known.name) {
-            return;
-        }
-        let value = match known.name {
-            "ssl.truststore.type" | "ssl.keystore.type" => "PEM",
-            name => sample(name),
-        };
-        let option = format!("{prefix}{}", known.name);
-        let text = format!("{LEAST}{}{option}={value}\n", beside(known.name));
-        let without = keys(&format!("{LEAST}{}", beside(known.name)));
-        let changed = keys(&text) != without;
-        assert_eq!(
-            changed,
-            known.verdict == Verdict::Translated,
-            "{option}={value}:\n{}",
-            keys(&text)
-        );
-        let answer = answer_to(&translated(&text), &option);
-        if known.name != "plugin.name" {
-            assert_eq!(answer.verdict, known.verdict, "{option}: {}", answer.text);
-        }
-    };
-    let producer = super::producer::TABLE;
-    for (table, prefix) in
-        [(ROUTER, "transforms.outbox."), (CONNECTOR, ""), (producer, "producer.override.")]
-    {
-        for known in table {
-            check(known, prefix);
-        }
-    }
-    assert!(least.contains("layout = \"debezium\""), "{least}");
-}
-
-#[test]
-fn values_that_make_no_difference_are_not_complained_of() {
-    for known in CONNECTOR
-        .iter()
-        .filter(|known| !known.same.is_empty() && !known.name.starts_with("debezium."))
-    {
-        for value in known.same {
-            let translation = translated(&format!("{LEAST}{}={value}\n", known.name));
-            assert_eq!(
-                answer_to(&translation, known.name).verdict,
-                Verdict::NotNeeded,
-                "{}",
-                known.name
-            );
-        }
-    }
 }
 
 const CONNECT: &str = r#"{
@@ -329,25 +222,4 @@ proptest! {
             prop_assert!(!found, "{text}");
         }
     }
-}
-
-const BEGIN: &str = "<!-- options: begin -->\n";
-const END: &str = "<!-- options: end -->";
-
-/// `UPDATE_EXPECT=1` writes the page anew.
-#[test]
-fn the_page_has_every_option() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/debezium.md");
-    let text = std::fs::read_to_string(path).unwrap();
-    let (before, rest) = text.split_once(BEGIN).unwrap();
-    let (within, after) = rest.split_once(END).unwrap();
-    let made = format!("\n{}", page());
-    if within != made && std::env::var_os("UPDATE_EXPECT").is_some() {
-        std::fs::write(path, format!("{before}{BEGIN}{made}{END}{after}")).unwrap();
-        return;
-    }
-    assert_eq!(
-        within, made,
-        "docs/debezium.md is not what src/init/debezium has; UPDATE_EXPECT=1 writes it anew"
-    );
 }

@@ -15,6 +15,7 @@
 mod claim;
 mod dies;
 pub mod listed;
+mod lock;
 pub mod marks;
 mod session;
 mod settle;
@@ -25,7 +26,8 @@ mod table;
 mod tests;
 
 pub use claim::{Claim, Settled};
-pub use session::{CHANNEL, CLAIM_ROWS_MAX, Locked, Opened, Poller, lock};
+pub use lock::{Locked, lock};
+pub use session::{CHANNEL, CLAIM_ROWS_MAX, Opened, Poller};
 pub use settle::ERROR_CHARS_MAX;
 pub use spec::{Backoff, Marks, PollSpec};
 pub use sql::CLAIM_BYTES_MAX;

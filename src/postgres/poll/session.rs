@@ -1,7 +1,10 @@
 //! The session that polls: one lock, one claim at a time.
 
+mod pauses;
+
 use super::claim::{Claim, Look, Settled};
 use super::dies::dies;
+use super::lock::{Locked, lock};
 use super::settle::{self, Marked};
 use super::spec::{Marks, PollSpec};
 use super::sql::{self, Ask};
@@ -11,10 +14,11 @@ use crate::postgres::conninfo::Conninfo;
 use crate::postgres::control::Control;
 use crate::postgres::error::{ServerReport, SourceError, SqlState};
 use bytes::Bytes;
+use pauses::{BLOCKED_PAUSE, PAUSES_MAX};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::sync::Notify;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
@@ -23,11 +27,6 @@ pub const CLAIM_ROWS_MAX: usize = 10_000;
 
 /// Where the trigger of `setup --notify` says that rows were inserted; the payload is schema and name of the table.
 pub const CHANNEL: &str = "postrider_outbox";
-
-/// Most aggregates that are left out for a while; further ones are looked at again by each claim.
-const PAUSES_MAX: usize = 1_000;
-/// How long an aggregate is left out when its held-back rows filled a claim.
-const BLOCKED_PAUSE: Duration = Duration::from_secs(1);
 /// Looks of one claim, each without the aggregates, or the expired rows, that filled the one before.
 const LOOKS_MAX: usize = 4;
 
@@ -35,16 +34,6 @@ const LOOKS_MAX: usize = 4;
 /// is one, also just after a backlog grew, when the planner's figures are those of an empty table.
 const PINNED: &str =
     "SET enable_seqscan = off; SET default_transaction_read_only = off; LISTEN postrider_outbox";
-
-/// The lock of a pipeline: held by the session, gone with it.
-const LOCK: &str =
-    "SELECT pg_try_advisory_lock(hashtextextended('postrider poll ' || $1::text, 0))";
-
-const HOLDER: &str = "\
-SELECT l.pid FROM pg_locks l, hashtextextended('postrider poll ' || $1::text, 0) AS k(key) \
-WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 \
-  AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
-  AND l.classid::int8 = (k.key >> 32) & 4294967295 AND l.objid::int8 = k.key & 4294967295";
 
 /// Whether we may poll.
 #[derive(Debug)]
@@ -78,33 +67,6 @@ impl fmt::Debug for Poller {
             .field("open", &self.open)
             .finish_non_exhaustive()
     }
-}
-
-/// Whether the pipeline's lock is ours.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Locked {
-    /// It is, for as long as the session lasts.
-    Ours,
-    /// Another session has it.
-    By {
-        /// Its backend; `None` where it has just gone.
-        pid: Option<u32>,
-    },
-}
-
-/// Takes the pipeline's lock, if it is free.
-///
-/// # Errors
-/// What the server says.
-pub async fn lock(client: &Client, pipeline: &str) -> Result<Locked, SourceError> {
-    let failed = |e| SourceError::control("take the polling lock", e);
-    let row = client.query_one(LOCK, &[&pipeline]).await.map_err(failed)?;
-    if row.try_get::<_, bool>(0).map_err(failed)? {
-        return Ok(Locked::Ours);
-    }
-    let holder = client.query_opt(HOLDER, &[&pipeline]).await.map_err(failed)?;
-    let pid = holder.map(|row| row.try_get::<_, i32>(0)).transpose().map_err(failed)?;
-    Ok(Locked::By { pid: pid.map(i32::cast_unsigned) })
 }
 
 impl Poller {
@@ -322,38 +284,6 @@ impl Poller {
             associated_lsn: None,
         };
         Err(SourceError::server(doing(), report))
-    }
-
-    /// A table that has no column for it: the pause after a failure is ours to remember.
-    fn pause(&mut self, claim: &Claim, outcomes: &[Settled]) {
-        let now = Instant::now();
-        // All are held, for events that are parked: else the oldest rows of some aggregates are all that is claimed.
-        let all_held = outcomes.iter().all(|outcome| *outcome == Settled::Held);
-        for key in claim.keys.iter().filter(|_| all_held) {
-            if self.pauses.len() < PAUSES_MAX {
-                self.pauses.entry(key.clone()).or_insert((now + BLOCKED_PAUSE, 0));
-            }
-        }
-        if !matches!(self.spec.marks, Marks::Gcx { .. }) {
-            self.pauses.retain(|_, (until, _)| *until > now);
-            return;
-        }
-        for (key, outcome) in claim.keys.iter().zip(outcomes) {
-            match outcome {
-                Settled::Published | Settled::Moved => {
-                    self.pauses.remove(key);
-                }
-                Settled::Failed { .. } if self.pauses.len() < PAUSES_MAX => {
-                    let failures = self.pauses.get(key).map_or(1, |(_, failures)| failures + 1);
-                    let until = now + self.spec.backoff.after(failures);
-                    self.pauses.insert(key.clone(), (until, failures));
-                }
-                Settled::Failed { .. } | Settled::Held => {}
-            }
-        }
-        let kept = self.spec.backoff.after(u32::MAX);
-        self.pauses
-            .retain(|_, (until, failures)| *failures > 0 && *until + kept > now || *until > now);
     }
 
     /// Waits until rows were inserted, where the table has the trigger of `setup --notify`; else for ever. What came

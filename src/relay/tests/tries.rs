@@ -1,4 +1,4 @@
-//! Parked events that are tried again: when, how often, and what a person may ask for.
+//! Parked events that are tried again: when, how often, and what frees their aggregates.
 
 use super::check_parking;
 use expect_test::expect;
@@ -128,62 +128,6 @@ fn nothing_is_tried_before_the_cursor_row_has_passed_it() {
             commit 32 48      │ 
             parked            │ write cursor 0/30
             written           │ try t0 0/20:0, confirm 0/30
-        "#]],
-    );
-}
-
-#[test]
-fn person_retries_the_dead_skips_and_replaces() {
-    check_parking(
-        "row 32 0 a dead
-         row 32 1 a behind
-         row 32 2 b dead
-         row 32 3 c dead
-         start 64
-         wish 32 0 retry
-         wish 32 2 skip
-         wish 32 3 replace
-         parked
-         parked
-         wish 32 9 retry
-         acked t0
-         toolarge t1
-         parked",
-        &expect![[r#"
-            start 64          │ confirm 0/40
-            wish 32 0 retry   │ write 0 rows [0/20:0 again]
-            wish 32 2 skip    │ 
-            wish 32 3 replace │ 
-            parked            │ try t0 0/20:0, write 0 rows [0/20:2 skipped; 0/20:3 again]
-            parked            │ try t1 0/20:3
-            wish 32 9 retry   │ write 0 rows [0/20:9 declined]
-            acked t0          │ released 0/20:0, try t2 0/20:1
-            toolarge t1       │ 
-            parked            │ write 0 rows [0/20:0 done; 0/20:3 waiting after 1]
-        "#]],
-    );
-}
-
-#[test]
-fn wish_for_an_event_that_is_being_tried_waits_for_the_answer() {
-    check_parking(
-        "row 32 0 a waiting
-         row 48 0 b waiting
-         start 64
-         wish 32 0 skip
-         wish 48 0 skip
-         acked t0
-         toolarge t1
-         parked
-         parked",
-        &expect![[r#"
-            start 64          │ try t0 0/20:0, try t1 0/30:0, confirm 0/40
-            wish 32 0 skip    │ 
-            wish 48 0 skip    │ 
-            acked t0          │ released 0/20:0, write 0 rows [0/20:0 declined]
-            toolarge t1       │ 
-            parked            │ write 0 rows [0/20:0 done; 0/30:0 skipped]
-            parked            │ 
         "#]],
     );
 }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::lsn::{Lsn, Watermark};
+use crate::record::{Outcome, Ticket};
 use crate::replay::request::{From, Request, SourceChoice};
 
 fn outlet() -> Outlet {
