@@ -22,17 +22,17 @@ impl SqlState {
     pub const OBJECT_NOT_IN_PREREQUISITE_STATE: Self = Self(*b"55000");
     /// `55006`, `object_in_use`: the slot is active.
     pub const OBJECT_IN_USE: Self = Self(*b"55006");
-    /// `42704`, `undefined_object`: no such slot or publication.
+    /// `42501`, `insufficient_privilege`.
     pub const INSUFFICIENT_PRIVILEGE: Self = Self(*b"42501");
-    /// Too many of something: slots, walsenders.
+    /// `53400`, `configuration_limit_exceeded`: too many of something, slots or walsenders.
     pub const CONFIGURATION_LIMIT_EXCEEDED: Self = Self(*b"53400");
-    /// No such object.
+    /// `42704`, `undefined_object`: no such slot or publication.
     pub const UNDEFINED_OBJECT: Self = Self(*b"42704");
     /// `09000`, `triggered_action_exception`: ours, where a table's own triggers undo what is written.
     pub const TRIGGERED_ACTION_EXCEPTION: Self = Self(*b"09000");
-    /// `28P01`, `invalid_password`.
+    /// `58P01`, `undefined_file`: the server has no history of that timeline.
     pub const UNDEFINED_FILE: Self = Self(*b"58P01");
-    /// The password is wrong.
+    /// `28P01`, `invalid_password`.
     pub const INVALID_PASSWORD: Self = Self(*b"28P01");
     /// `3D000`, `invalid_catalog_name`: no such database.
     pub const INVALID_CATALOG_NAME: Self = Self(*b"3D000");

@@ -72,7 +72,7 @@ pub enum Effect {
         /// When its transaction was committed.
         commit_time: PgTime,
     },
-    /// Commit the cursor row, then answer [`Input::CursorWritten`]. One at a time.
+    /// Commit the cursor row, then answer [`Input::CursorWritten`](super::Input::CursorWritten). One at a time.
     WriteCursor(Progress),
     /// An event reached the broker behind a later one of its aggregate: a broker had refused its batch, and took that
     /// one all the same. Where the event is parked instead, its row says so.

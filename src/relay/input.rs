@@ -74,7 +74,7 @@ pub enum Input<'a> {
     SlotTaken,
     /// The connection to the database ended. What is in flight stays in flight.
     SourceLost,
-    /// The cursor row of the last [`Effect::WriteCursor`] is committed.
+    /// The cursor row of the last [`Effect::WriteCursor`](super::Effect::WriteCursor) is committed.
     CursorWritten,
     /// The write of the last [`Effect::WriteParking`](super::Effect::WriteParking) is committed.
     ParkingWritten,
