@@ -1,12 +1,14 @@
 //! Producers that do not find their way back by themselves: all goes on with new ones.
 
 use crate::await_that::await_that;
-use crate::private::{PrivateKafka, topic_that_lacks_a_copy};
+use crate::kafka_strangers::turnstile::Turnstile;
+use crate::private::PrivateKafka;
 use crate::server::unique;
 use crate::sink_caller::{Caller, SOON, by_key, record, spec};
 use crate::topic::{Topic, admin, client_config};
 use rdkafka::admin::{AdminOptions, NewTopic, TopicReplication};
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use std::sync::OnceLock;
 
 /// Nothing is sent to it while it is not there. Its leaders' epochs begin at 0 again, and librdkafka believes none that
 /// is older than the one it knows (its issue 4898): it would send to the leader of before for ever.
@@ -40,12 +42,19 @@ async fn topic_that_is_made_anew_with_another_leader_gets_its_records() {
     assert_eq!(by_key(&topic.read_all().await)["k"], [1]);
 }
 
-/// Brokers answer, topics are in order, and nothing is acknowledged: what a start of the program would mend is mended
-/// without one. Here it is not, and that is no end of the trouble.
+/// Brokers answer, topics lack nothing, and nothing is acknowledged: what a start of the program would mend is mended
+/// without one.
 #[tokio::test]
-async fn producers_that_acknowledge_nothing_for_long_are_given_up() {
-    let broker = PrivateKafka::start("").await;
-    let (topic, mut second) = topic_that_lacks_a_copy(&broker, unique("sink_mute"), 1).await;
+async fn producers_that_are_acknowledged_nothing_for_long_are_given_up() {
+    let turnstile = OnceLock::new();
+    let broker = PrivateKafka::start_on(|port, _| {
+        let turnstile = turnstile.get_or_init(|| Turnstile::start(port, spec("").client_id));
+        format!("advertised.listeners=PLAINTEXT://127.0.0.1:{}", turnstile.port)
+    });
+    let broker = broker.await;
+    let turnstile = turnstile.get().expect("a turnstile");
+    let topic = Topic { brokers: broker.brokers(), name: unique("sink_mute") };
+    create(&topic, &[1]).await;
     let mut caller = Caller::open(spec(&broker.brokers()));
     caller.send(&record(&topic.name, "k", b"0")).await;
     caller
@@ -53,16 +62,13 @@ async fn producers_that_acknowledge_nothing_for_long_are_given_up() {
         .await;
     assert!(caller.was_told("acknowledged nothing"), "said: {:?}", caller.said);
     caller.sink.reset();
-    caller.send(&record(&topic.name, "k", b"0")).await;
-    let told = caller.said.len();
-    caller.until("what lasts", SOON, |caller| caller.said.len() > told).await;
+    let ticket = caller.send(&record(&topic.name, "k", b"0")).await;
     assert!(!caller.was_told("up"), "said: {:?}", caller.said);
-
-    second.restart().await;
-    caller.until("the end of it", SOON, |caller| caller.was_told("up")).await;
-    caller.until("an answer", SOON, |caller| caller.outcomes.contains_key(&1)).await;
+    turnstile.open();
+    caller.until("an answer", SOON, |caller| caller.outcomes.contains_key(&ticket)).await;
     assert!(caller.all_acked());
-    assert_eq!(by_key(&topic.read_all().await)["k"], [0]);
+    caller.until("the end of the trouble", SOON, |caller| caller.was_told("up")).await;
+    assert!(by_key(&topic.read_all().await)["k"].contains(&0));
 }
 
 /// Starts anew, and hands the record over once more.

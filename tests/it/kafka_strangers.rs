@@ -10,7 +10,7 @@ use rdkafka::producer::{FutureProducer, FutureRecord};
 use std::sync::OnceLock;
 use turnstile::Turnstile;
 
-mod turnstile;
+pub(crate) mod turnstile;
 
 /// The first request is refused, since the topic asks for a copy that there is not; what comes behind it would be
 /// taken, since it no longer asks.

@@ -71,7 +71,12 @@ impl Pipeline {
                 Post::Up { topic } => self.sink_up(topic.as_deref()),
                 Post::Broken { reason } => {
                     say::sink_broken(self, &reason);
+                    let stopping = self.relay.stopping();
                     self.apply(now, Input::SinkBroken);
+                    if stopping {
+                        // Nothing counts as in flight any more, and what is must not outlive the hold on the slot.
+                        self.sink.reset();
+                    }
                 }
                 Post::Unfit { reason, hint } => {
                     self.apply(now, Input::Halt(Box::new(halts::unfit_running(reason, hint))));
@@ -101,9 +106,9 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Instant;
 
-    /// Counts its turns.
+    /// Counts its turns and its resets.
     #[derive(Clone, Default)]
-    struct Counting(Arc<AtomicUsize>);
+    struct Counting(Arc<AtomicUsize>, Arc<AtomicUsize>);
 
     impl Sink for Counting {
         fn enqueue(&mut self, _: Ticket, _: &Record<'_>) -> Result<(), NotTaken> {
@@ -115,7 +120,9 @@ mod tests {
             None
         }
 
-        fn reset(&mut self) {}
+        fn reset(&mut self) {
+            self.1.fetch_add(1, Ordering::Relaxed);
+        }
 
         fn close(&mut self, _: Duration) {}
     }
@@ -158,14 +165,29 @@ mod tests {
         }
     }
 
-    /// What waits in a sink may not be ours any more: it must not go on its way before the reset.
-    #[test]
-    fn a_sink_that_is_to_be_reset_has_no_turn_before_that() {
+    fn pipeline() -> (Pipeline, Counting) {
         let board = Board::new("orders");
         let metrics = Metrics::default().pipeline(&board);
         let mut pipeline = Pipeline::new(spec(), board, metrics).unwrap();
         let sink = Counting::default();
         pipeline.sink = Box::new(sink.clone());
+        (pipeline, sink)
+    }
+
+    /// Its records would be sent behind those of whoever has the slot next.
+    #[test]
+    fn a_sink_that_breaks_while_its_pipeline_stops_is_reset_before_the_end() {
+        let (mut pipeline, sink) = pipeline();
+        pipeline.apply(pipeline.now(), Input::Drain);
+        pipeline.mailbox.post(Post::Broken { reason: "its state is lost".to_owned() });
+        pipeline.take_posts(pipeline.now());
+        assert_eq!(sink.1.load(Ordering::Relaxed), 1);
+    }
+
+    /// What waits in a sink may not be ours any more: it must not go on its way before the reset.
+    #[test]
+    fn a_sink_that_is_to_be_reset_has_no_turn_before_that() {
+        let (mut pipeline, sink) = pipeline();
         let turns = || sink.0.load(Ordering::Relaxed);
 
         pipeline.take_posts(pipeline.now());

@@ -11,6 +11,7 @@ use super::polled::Producer;
 use super::producers::Producers;
 use super::rights::Rights;
 use super::shared::{Leaving, Shared, Suspicion};
+use super::stall::{self, Stall};
 use super::told::Told;
 use super::trouble::{self, About, Trouble};
 use crate::sink::Post;
@@ -30,14 +31,6 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// How long the reports of a broken producer are waited for. After a fatal error some never come (measured).
 const LAST_WORDS: Duration = Duration::from_millis(100);
-/// How long records may be in flight without any acknowledgement before that is told.
-const STALL: Duration = Duration::from_secs(5);
-/// How long brokers may answer and acknowledge nothing, of topics that are in order, before the producers are taken for
-/// what is at fault: librdkafka may have lost its way to a leader, as a program that is started again has not. Twice
-/// as long after each that did not help.
-const GIVE_UP: Duration = Duration::from_secs(30);
-/// The longest such time: each repeats what is in flight.
-const GIVE_UP_MAX: Duration = Duration::from_mins(10);
 
 pub(super) struct Keeper {
     shared: Arc<Shared>,
@@ -50,10 +43,7 @@ pub(super) struct Keeper {
     told: Told,
     /// Those that are given up have the time since that was seen.
     leaving: Vec<(Leaving, Option<Instant>)>,
-    acked: u64,
-    acked_at: Instant,
-    /// How long the producers have to acknowledge something.
-    patience: Duration,
+    stall: Stall,
     refreshed_at: Instant,
     opened_at: Instant,
     /// Topics that are to be asked for again.
@@ -76,9 +66,7 @@ impl Keeper {
             connected: false,
             suspicion: None,
             leaving: Vec::new(),
-            acked: 0,
-            acked_at: now,
-            patience: GIVE_UP,
+            stall: Stall::new(now),
             refreshed_at: now,
             opened_at: now,
             stale: Vec::new(),
@@ -94,6 +82,8 @@ impl Keeper {
             self.see_out();
             if self.ask() {
                 self.watch();
+            } else {
+                self.stall.no_answer();
             }
             self.refresh();
         }
@@ -118,7 +108,7 @@ impl Keeper {
         if let Some(producers) = producers {
             self.producers = Some(producers);
             self.connected = false;
-            self.acked_at = now;
+            self.stall.new_producers(now);
         }
         if broken {
             // Reports that are ready come first.
@@ -176,24 +166,17 @@ impl Keeper {
         // What is being emptied keeps the new one waiting: where that is not acknowledged, nothing goes on.
         let leaving = self.leaving.iter().map(|(leaving, _)| leaving.producers.in_flight_count());
         let flying = leaving.sum::<i32>() + producers.in_flight_count();
-        if acked != self.acked {
-            self.patience = GIVE_UP;
+        if self.stall.look(acked, flying > 0, Instant::now()) {
+            self.told.over(About::Stall);
         }
-        if acked != self.acked || flying == 0 {
-            self.acked = acked;
-            self.acked_at = Instant::now();
-            // New producers have nothing in flight at first, and that is no end of a trouble they were made for.
-            if self.patience == GIVE_UP {
-                self.told.over(About::Stall);
-            }
-        }
-        let stalled = self.acked_at.elapsed() >= STALL;
+        let stalled = self.stall.is_told(Instant::now());
         let in_trouble = self.told.is_about(About::Broker);
         if self.connected && self.suspicion.is_none() && !in_trouble && !stalled {
             self.forgotten.over();
             return;
         }
         if !self.answers(producers.first()) {
+            self.stall.no_answer();
             self.name_brokers(&producers);
             let trouble = self.broker_trouble();
             self.told.say(trouble);
@@ -206,12 +189,15 @@ impl Keeper {
             // One of the others may know no broker.
             self.name_brokers(&producers);
             let why = self.why_stalled(&producers);
-            if why.is_none() && self.acked_at.elapsed() >= self.patience {
-                self.patience = (2 * self.patience).min(GIVE_UP_MAX);
+            let explained =
+                why.is_some() || self.shared.known_topics().values().any(|one| one.lacks);
+            let hopeless = self.stall.is_hopeless(explained, Instant::now());
+            // Something may have come while topics were asked for.
+            if hopeless && self.shared.acked.load(Ordering::Relaxed) == acked {
                 let reason = "brokers answer, and acknowledge nothing";
                 producers.first().client().context().broken(reason.to_owned());
             }
-            self.told.say(why.unwrap_or_else(|| trouble::of_stall(STALL)));
+            self.told.say(why.unwrap_or_else(|| trouble::of_stall(stall::STALL)));
         }
     }
 

@@ -19,6 +19,7 @@ mod properties;
 mod rights;
 mod shared;
 mod sizes;
+mod stall;
 mod throttle;
 mod told;
 mod topic;
@@ -282,18 +283,23 @@ impl Sink for KafkaSink {
         if let Some(emptying) = std::mem::take(&mut self.emptying).upgrade() {
             emptying.mute();
         }
-        let fresh = self.producers.as_ref().is_some_and(|live| !self.used && !live.is_broken());
-        if let Some(old) = self.producers.as_ref().filter(|_| !fresh) {
-            old.mute();
-            old.purge(false);
-        }
-        // After the old producers were muted: nothing of theirs comes into the inbox any more.
-        self.shared.tell(|inbox| {
-            self.shared.failed.store(false, Ordering::SeqCst);
+        let (shared, used) = (&self.shared, self.used);
+        let live = self.producers.as_ref();
+        // Under the inbox's lock: what is said before it was of what is given up here, and what is said after is told.
+        let old = shared.tell(|inbox| {
+            let old = live.filter(|live| used || live.is_broken());
+            if let Some(old) = old {
+                old.mute();
+            }
+            shared.failed.store(false, Ordering::SeqCst);
             inbox.wanted.clear();
             inbox.broken = None;
+            old
         });
-        if fresh {
+        if let Some(old) = old {
+            old.purge(false);
+        }
+        if old.is_none() && live.is_some() {
             return;
         }
         if let Some(old) = self.renew_or_say() {

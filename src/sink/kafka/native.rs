@@ -21,6 +21,25 @@ use std::time::Duration;
 // A ticket travels through librdkafka as a pointer-sized opaque.
 const _: () = assert!(size_of::<usize>() >= size_of::<u64>(), "tickets need 64-bit pointers");
 
+// Errors by their number: a broker's may be one that librdkafka's enum does not have.
+unsafe extern "C" {
+    #[link_name = "rd_kafka_event_error"]
+    fn event_error(event: *mut sys::rd_kafka_event_t) -> c_int;
+    #[link_name = "rd_kafka_error_code"]
+    fn error_code(error: *const sys::rd_kafka_error_t) -> c_int;
+    #[link_name = "rd_kafka_ConfigResource_error"]
+    fn resource_error(resource: *const sys::rd_kafka_ConfigResource_t) -> c_int;
+}
+
+/// A code by its number.
+fn code_of(number: i32) -> RDKafkaErrorCode {
+    RDKafkaRespErr::try_from(number).map_or(RDKafkaErrorCode::Unknown, RDKafkaErrorCode::from)
+}
+
+fn failed(number: i32) -> Result<(), RDKafkaErrorCode> {
+    if number == 0 { Ok(()) } else { Err(code_of(number)) }
+}
+
 /// Hands one record to librdkafka, which copies it, and chooses a partition where none is given. Never blocks.
 pub(super) fn produce(
     producer: &Producer,
@@ -179,10 +198,7 @@ unsafe fn entries(
 ) -> Result<Vec<(String, String)>, RDKafkaErrorCode> {
     // SAFETY: what the caller promises; the arrays are as long as their counts say.
     unsafe {
-        let error = sys::rd_kafka_event_error(event);
-        if error != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
-            return Err(error.into());
-        }
+        failed(event_error(event))?;
         let result = sys::rd_kafka_event_DescribeConfigs_result(event);
         if result.is_null() {
             return Err(RDKafkaErrorCode::InvalidType);
@@ -193,10 +209,7 @@ unsafe fn entries(
             return Ok(Vec::new());
         }
         let resource = *resources;
-        let error = sys::rd_kafka_ConfigResource_error(resource);
-        if error != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
-            return Err(error.into());
-        }
+        failed(resource_error(resource))?;
         let mut count = 0;
         let configs = sys::rd_kafka_ConfigResource_configs(resource, &raw mut count);
         Ok((0..count)

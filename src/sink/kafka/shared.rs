@@ -133,9 +133,10 @@ impl Shared {
     }
 
     /// Changes the inbox and wakes the keeper.
-    pub(super) fn tell(&self, change: impl FnOnce(&mut Inbox)) {
-        change(&mut self.inbox());
+    pub(super) fn tell<T>(&self, change: impl FnOnce(&mut Inbox) -> T) -> T {
+        let answer = change(&mut self.inbox());
         self.bell.notify_one();
+        answer
     }
 
     /// Hands an old producer over. Nothing is sent from here on until the keeper has let all of them go.

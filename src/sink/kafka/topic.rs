@@ -31,6 +31,8 @@ pub(super) struct Facts {
     pub(super) partitions: i32,
     /// How many brokers lead them.
     pub(super) leaders: usize,
+    /// One has no leader, or less copies in sync than it must have: it takes nothing, by no fault of the client's.
+    pub(super) lacks: bool,
     /// Bytes of a batch it takes (`max.message.bytes`).
     pub(super) limit: usize,
     /// Replicas that must have a record before it is acknowledged, where we may read it.
@@ -87,14 +89,18 @@ pub(super) fn look_up(
     let entry = |wanted: &str| {
         entries.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str())
     };
+    let min_insync = entry("min.insync.replicas").and_then(|value| value.parse().ok());
+    let copies = min_insync.unwrap_or(1);
+    let lacks = |one: &MetadataPartition| one.leader() < 0 || one.isr().len() < copies as usize;
     Ok(Facts {
         name,
         partitions,
         leaders: leaders.len(),
+        lacks: found.partitions().iter().any(lacks),
         limit: entry("max.message.bytes")
             .and_then(|value| value.parse().ok())
             .unwrap_or(BROKER_DEFAULT_BYTES),
-        min_insync: entry("min.insync.replicas").and_then(|value| value.parse().ok()),
+        min_insync,
         configured,
         asked_at,
     })

@@ -1,7 +1,7 @@
 //! A proxy before a broker that lets one client's produce requests through one by one, in the order they come; all else
 //! passes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,8 +18,8 @@ const PRODUCE: [u8; 2] = [0, 0];
 /// Messages of a connection that stand before the turnstile. A producer has five requests on their way at most.
 const QUEUED_MAX: usize = 100;
 
-pub(super) struct Turnstile {
-    pub(super) port: u16,
+pub(crate) struct Turnstile {
+    pub(crate) port: u16,
     counts: Arc<Counts>,
     _accepting: JoinSet<()>,
 }
@@ -33,7 +33,7 @@ struct Counts {
 
 impl Turnstile {
     /// To a port of this machine; shut for the client of this name (`client.id`).
-    pub(super) fn start(to: u16, client: String) -> Self {
+    pub(crate) fn start(to: u16, client: String) -> Self {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         listener.set_nonblocking(true).expect("a socket that does not block");
         let port = listener.local_addr().expect("an address").port();
@@ -45,21 +45,21 @@ impl Turnstile {
     }
 
     /// Produce requests that have come to it so far.
-    pub(super) fn seen(&self) -> usize {
+    pub(crate) fn seen(&self) -> usize {
         self.counts.seen.load(Ordering::SeqCst)
     }
 
     /// Those of them that the broker has answered.
-    pub(super) fn answered(&self) -> usize {
+    pub(crate) fn answered(&self) -> usize {
         self.counts.answered.load(Ordering::SeqCst)
     }
 
-    pub(super) fn let_through(&self, requests: usize) {
+    pub(crate) fn let_through(&self, requests: usize) {
         self.counts.passes.add_permits(requests);
     }
 
     /// For good.
-    pub(super) fn open(&self) {
+    pub(crate) fn open(&self) {
         self.let_through(Semaphore::MAX_PERMITS / 2);
     }
 }
@@ -106,14 +106,26 @@ async fn pass_on(
     counts: &Counts,
     asked: &Mutex<BTreeSet<[u8; 4]>>,
 ) -> io::Result<()> {
-    while let Some(message) = queue.recv().await {
-        if is_meant(&message, &counts.client) {
-            counts.passes.acquire().await.expect("never closed").forget();
-            asked.lock().expect("no panic").insert(correlation(&message[8..]));
-        }
+    let mut held = VecDeque::new();
+    loop {
+        let message = tokio::select! {
+            message = queue.recv() => {
+                let Some(message) = message else { return Ok(()) };
+                if is_meant(&message, &counts.client) {
+                    held.push_back(message);
+                    continue;
+                }
+                message
+            }
+            pass = counts.passes.acquire(), if !held.is_empty() => {
+                pass.expect("never closed").forget();
+                let message: Vec<u8> = held.pop_front().expect("one that is held");
+                asked.lock().expect("no panic").insert(correlation(&message[8..]));
+                message
+            }
+        };
         to.write_all(&message).await?;
     }
-    Ok(())
 }
 
 /// Header of a request: key, version, correlation id, and the client's name behind the two bytes of its length.

@@ -86,8 +86,8 @@ impl Keeper {
                 Ok(facts) => self.learn(&topic, facts),
                 Err(why) => {
                     if let Some(trouble) = trouble::of_topic(&topic, why, &self.brokers) {
-                        // It stays at hand: the next turn asks for it again.
-                        self.stale.push(topic);
+                        // It stays at hand: after the others it is asked for again.
+                        self.stale.insert(0, topic);
                         return Some(Trouble { about: About::Stall, ..trouble });
                     }
                 }
@@ -96,9 +96,9 @@ impl Keeper {
         None
     }
 
-    /// Asks again for what is known of one topic a turn, all of them once in `REFRESH`.
+    /// Asks again for what is known of one topic a turn, of all in `REFRESH` or in as many turns as they are.
     pub(super) fn refresh(&mut self) {
-        if self.refreshed_at.elapsed() >= REFRESH {
+        if self.stale.is_empty() && self.refreshed_at.elapsed() >= REFRESH {
             self.stale = self.shared.known_topics().into_keys().collect();
             self.refreshed_at = Instant::now();
         }

@@ -1,9 +1,9 @@
 //! A topic as its broker describes it: which one it is, and whether we may write to it.
 
-use super::millis;
+use super::{error_code, event_error, failed, millis};
 use crate::sink::kafka::polled::Producer;
 use rdkafka::producer::Producer as _;
-use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
+use rdkafka::types::RDKafkaErrorCode;
 use rdkafka_sys as sys;
 use std::ffi::{CStr, c_char};
 use std::time::Duration;
@@ -11,6 +11,13 @@ use std::time::Duration;
 /// What a topic keeps for as long as it lives, and one that is made anew under its name does not have (Kafka, KIP-516).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::sink::kafka) struct TopicId(i64, i64);
+
+#[cfg(test)]
+impl TopicId {
+    pub(in crate::sink::kafka) const fn number(number: i64) -> Self {
+        Self(number, 0)
+    }
+}
 
 /// What a broker says of a topic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,10 +79,7 @@ pub(in crate::sink::kafka) fn describe(
 unsafe fn description(event: *mut sys::rd_kafka_event_t) -> Result<Description, RDKafkaErrorCode> {
     // SAFETY: what the caller promises; the array is as long as its count says.
     unsafe {
-        let error = sys::rd_kafka_event_error(event);
-        if error != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
-            return Err(error.into());
-        }
+        failed(event_error(event))?;
         let result = sys::rd_kafka_event_DescribeTopics_result(event);
         if result.is_null() {
             return Err(RDKafkaErrorCode::InvalidType);
@@ -86,11 +90,7 @@ unsafe fn description(event: *mut sys::rd_kafka_event_t) -> Result<Description, 
             return Err(RDKafkaErrorCode::UnknownTopicOrPartition);
         }
         let topic = *topics;
-        let error = sys::rd_kafka_TopicDescription_error(topic);
-        let code = sys::rd_kafka_error_code(error);
-        if code != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR {
-            return Err(code.into());
-        }
+        failed(error_code(sys::rd_kafka_TopicDescription_error(topic)))?;
         Ok(Description { id: id(topic), may_write: may_write(topic) })
     }
 }

@@ -3,14 +3,14 @@
 //! The crate's own loop takes a reference and a lock for each report, and can't be told to come back later. Hands plain
 //! values to the producer's context, which decides.
 
-use super::millis;
+use super::{code_of, event_error, millis};
 use crate::record::Ticket;
 use crate::sink::kafka::polled::Producer;
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::error::KafkaError;
 use rdkafka::producer::Producer as _;
-use rdkafka::types::{RDKafkaErrorCode as Code, RDKafkaRespErr};
+use rdkafka::types::RDKafkaErrorCode as Code;
 use rdkafka_sys as sys;
 use std::borrow::Cow;
 use std::ffi::{CStr, c_char};
@@ -146,8 +146,8 @@ impl Event {
     fn error(&self) -> (Code, Cow<'_, str>) {
         // SAFETY: the event is alive, and owns its text.
         unsafe {
-            let code = sys::rd_kafka_event_error(self.0.as_ptr());
-            (code.into(), borrowed(sys::rd_kafka_event_error_string(self.0.as_ptr())))
+            let code = code_of(event_error(self.0.as_ptr()));
+            (code, borrowed(sys::rd_kafka_event_error_string(self.0.as_ptr())))
         }
     }
 
@@ -172,11 +172,6 @@ impl Drop for Event {
         // SAFETY: the event came from a queue and is given back once.
         unsafe { sys::rd_kafka_event_destroy(self.0.as_ptr()) };
     }
-}
-
-/// A code by its number.
-fn code_of(number: i32) -> Code {
-    RDKafkaRespErr::try_from(number).map_or(Code::Unknown, Code::from)
 }
 
 /// As syslog numbers them.

@@ -16,6 +16,7 @@ fn facts(limit: usize) -> Facts {
     Facts {
         name: c"t".to_owned(),
         leaders: 1,
+        lacks: false,
         partitions: 3,
         limit,
         min_insync: None,
