@@ -57,6 +57,11 @@ pub trait Sink: Send {
         None
     }
 
+    /// Whether nothing is on its way, reported or not.
+    fn is_idle(&self) -> bool {
+        true
+    }
+
     /// Throws away everything in flight and starts anew; reports of what was in flight may still come, or not.
     ///
     /// What was in flight is then `Unknown`, all of it: the caller starts again from its cursor.

@@ -21,9 +21,10 @@ impl Pipeline {
     }
 
     /// What is in flight at an end is given up before the slot is: another process may have it at once, and what this
-    /// one's producer sent after that might land behind the other's events.
+    /// one's producer sent after that might land behind the other's events. The sink may have more than the relay
+    /// counts, which has given up what it holds for unknown.
     pub(in crate::driver) fn leave_nothing_in_flight(&mut self) {
-        if self.relay.in_flight().0 > 0 || self.relay.is_trying() {
+        if self.relay.in_flight().0 > 0 || self.relay.is_trying() || !self.sink.is_idle() {
             self.sink.reset();
         }
     }
@@ -71,12 +72,7 @@ impl Pipeline {
                 Post::Up { topic } => self.sink_up(topic.as_deref()),
                 Post::Broken { reason } => {
                     say::sink_broken(self, &reason);
-                    let stopping = self.relay.stopping();
                     self.apply(now, Input::SinkBroken);
-                    if stopping {
-                        // Nothing counts as in flight any more, and what is must not outlive the hold on the slot.
-                        self.sink.reset();
-                    }
                 }
                 Post::Unfit { reason, hint } => {
                     self.apply(now, Input::Halt(Box::new(halts::unfit_running(reason, hint))));
@@ -106,9 +102,12 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Instant;
 
-    /// Counts its turns and its resets.
+    /// Counts its turns, and what is given up by a reset.
     #[derive(Clone, Default)]
-    struct Counting(Arc<AtomicUsize>, Arc<AtomicUsize>);
+    struct Counting {
+        turns: Arc<AtomicUsize>,
+        on_their_way: Arc<AtomicUsize>,
+    }
 
     impl Sink for Counting {
         fn enqueue(&mut self, _: Ticket, _: &Record<'_>) -> Result<(), NotTaken> {
@@ -116,12 +115,16 @@ mod tests {
         }
 
         fn turn(&mut self) -> Option<Instant> {
-            self.0.fetch_add(1, Ordering::Relaxed);
+            self.turns.fetch_add(1, Ordering::Relaxed);
             None
         }
 
+        fn is_idle(&self) -> bool {
+            self.on_their_way.load(Ordering::Relaxed) == 0
+        }
+
         fn reset(&mut self) {
-            self.1.fetch_add(1, Ordering::Relaxed);
+            self.on_their_way.store(0, Ordering::Relaxed);
         }
 
         fn close(&mut self, _: Duration) {}
@@ -174,21 +177,24 @@ mod tests {
         (pipeline, sink)
     }
 
-    /// Its records would be sent behind those of whoever has the slot next.
+    /// A report that gives a record up has the relay give up all, and end if it is to: what the sink has beside it
+    /// would be sent behind the events of whoever has the slot next.
     #[test]
-    fn a_sink_that_breaks_while_its_pipeline_stops_is_reset_before_the_end() {
+    fn what_a_relay_has_given_up_while_it_stops_is_not_sent_when_the_slot_is_free() {
         let (mut pipeline, sink) = pipeline();
+        sink.on_their_way.store(2, Ordering::Relaxed);
         pipeline.apply(pipeline.now(), Input::Drain);
-        pipeline.mailbox.post(Post::Broken { reason: "its state is lost".to_owned() });
-        pipeline.take_posts(pipeline.now());
-        assert_eq!(sink.1.load(Ordering::Relaxed), 1);
+        pipeline.apply(pipeline.now(), Input::SinkBroken);
+        assert!(pipeline.outcome().is_some());
+        pipeline.leave_nothing_in_flight();
+        assert_eq!(sink.on_their_way.load(Ordering::Relaxed), 0);
     }
 
     /// What waits in a sink may not be ours any more: it must not go on its way before the reset.
     #[test]
     fn a_sink_that_is_to_be_reset_has_no_turn_before_that() {
         let (mut pipeline, sink) = pipeline();
-        let turns = || sink.0.load(Ordering::Relaxed);
+        let turns = || sink.turns.load(Ordering::Relaxed);
 
         pipeline.take_posts(pipeline.now());
         assert_eq!(turns(), 1);

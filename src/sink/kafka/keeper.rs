@@ -16,7 +16,7 @@ use super::told::Told;
 use super::trouble::{self, About, Trouble};
 use crate::sink::Post;
 use rdkafka::producer::Producer as _;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -47,11 +47,13 @@ pub(super) struct Keeper {
     refreshed_at: Instant,
     opened_at: Instant,
     /// Topics that are to be asked for again.
-    stale: Vec<String>,
+    stale: VecDeque<String>,
     /// Those of them whose configuration was not read in time: once it is waited for longer.
     unread: BTreeSet<String>,
     rights: Rights,
     ids: Ids,
+    /// When a topic that was made anew last cost the producers.
+    anew_at: Option<Instant>,
 }
 
 impl Keeper {
@@ -69,10 +71,11 @@ impl Keeper {
             stall: Stall::new(now),
             refreshed_at: now,
             opened_at: now,
-            stale: Vec::new(),
+            stale: VecDeque::new(),
             unread: BTreeSet::new(),
             rights: Rights::default(),
             ids: Ids::default(),
+            anew_at: None,
         }
     }
 
@@ -109,6 +112,8 @@ impl Keeper {
             self.producers = Some(producers);
             self.connected = false;
             self.stall.new_producers(now);
+            // What a topic was is known of those before.
+            self.stale_are_all();
         }
         if broken {
             // Reports that are ready come first.
@@ -190,7 +195,7 @@ impl Keeper {
             self.name_brokers(&producers);
             let why = self.why_stalled(&producers);
             let explained =
-                why.is_some() || self.shared.known_topics().values().any(|one| one.lacks);
+                why.is_some() || self.shared.known_topics().values().any(|one| one.lacks());
             let hopeless = self.stall.is_hopeless(explained, Instant::now());
             // Something may have come while topics were asked for.
             if hopeless && self.shared.acked.load(Ordering::Relaxed) == acked {

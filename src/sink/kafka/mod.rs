@@ -268,6 +268,12 @@ impl Sink for KafkaSink {
         self.turns.due()
     }
 
+    fn is_idle(&self) -> bool {
+        let is_empty = |producers: &Arc<Producers>| producers.in_flight_count() == 0;
+        let emptying = self.emptying.upgrade();
+        self.turns.queued() == 0 && emptying.iter().chain(&self.producers).all(is_empty)
+    }
+
     /// Gives up the producers and everything in them.
     ///
     /// Nothing an old producer holds may reach the broker after a new one has sent, or an aggregate's events would be

@@ -21,21 +21,38 @@ pub(super) struct Stall {
     moved_at: Instant,
     /// Since when nothing is in flight.
     idle_since: Option<Instant>,
-    /// Since when brokers answer and nothing moves.
-    answering_since: Option<Instant>,
+    /// How long brokers have answered since then, and when the last answer was, if none was missing since.
+    answered: Duration,
+    answered_at: Option<Instant>,
+    /// Since then topics lacked leaders, or copies, or were not there.
+    explained: bool,
     patience: Duration,
 }
 
 impl Stall {
     pub(super) const fn new(now: Instant) -> Self {
-        Self { acked: 0, moved_at: now, idle_since: None, answering_since: None, patience: GIVE_UP }
+        Self {
+            acked: 0,
+            moved_at: now,
+            idle_since: None,
+            answered: Duration::ZERO,
+            answered_at: None,
+            explained: false,
+            patience: GIVE_UP,
+        }
     }
 
     /// Other producers are looked at from here on.
     pub(super) const fn new_producers(&mut self, now: Instant) {
-        self.moved_at = now;
         self.idle_since = None;
-        self.answering_since = None;
+        self.moves(now);
+    }
+
+    const fn moves(&mut self, now: Instant) {
+        self.moved_at = now;
+        self.answered = Duration::ZERO;
+        self.answered_at = None;
+        self.explained = false;
     }
 
     /// So much was acknowledged by now, and something is `flying`. Whether a stall that was told is over.
@@ -45,17 +62,15 @@ impl Stall {
         if moved {
             self.patience = GIVE_UP;
         }
-        if flying {
-            self.idle_since = None;
-        }
-        if moved || !flying {
-            self.moved_at = now;
-            self.answering_since = None;
+        // What flies now may have begun to since the look before.
+        let idle_since = self.idle_since.take();
+        if moved || !flying || idle_since.is_some() {
+            self.moves(now);
         }
         if flying {
             return moved;
         }
-        let idle_since = *self.idle_since.get_or_insert(now);
+        let idle_since = *self.idle_since.insert(idle_since.unwrap_or(now));
         // New producers have nothing in flight at first, and that is no end of a trouble that they were made for. But
         // who polls claims nothing while there is trouble.
         moved || self.patience == GIVE_UP || now - idle_since >= STALL
@@ -66,21 +81,23 @@ impl Stall {
         now - self.moved_at >= STALL
     }
 
-    /// No broker answers: the time that comes before does not count.
+    /// No broker answers: the time until one does not count.
     pub(super) const fn no_answer(&mut self) {
-        self.answering_since = None;
+        self.answered_at = None;
     }
 
     /// A broker answered though nothing moves: whether the producers are to be given up. `explained`: their topics lack
-    /// leaders, or copies, or are not there.
+    /// leaders, or copies, or are not there. Once that is known it holds until something moves: not each answer has it.
     pub(super) fn is_hopeless(&mut self, explained: bool, now: Instant) -> bool {
-        let since = *self.answering_since.get_or_insert(now);
-        let patience = if explained { GIVE_UP_MAX } else { self.patience };
-        if now - since < patience {
+        self.answered += self.answered_at.map_or(Duration::ZERO, |at| now - at);
+        self.answered_at = Some(now);
+        self.explained |= explained;
+        let patience = if self.explained { GIVE_UP_MAX } else { self.patience };
+        if self.answered < patience {
             return false;
         }
         self.patience = (2 * self.patience).min(GIVE_UP_MAX);
-        self.answering_since = None;
+        self.answered = Duration::ZERO;
         true
     }
 }
@@ -113,21 +130,36 @@ mod tests {
         assert!(!stall.is_hopeless(false, back));
         assert!(!stall.is_hopeless(false, back + 59 * SECOND));
         stall.no_answer();
-        assert!(!stall.is_hopeless(false, back + GIVE_UP));
-        assert!(stall.is_hopeless(false, back + 2 * GIVE_UP));
+        assert!(!stall.is_hopeless(false, back + 120 * SECOND));
+        assert!(stall.is_hopeless(false, back + 121 * SECOND));
     }
 
     #[test]
     fn each_time_without_help_is_followed_by_one_twice_as_long() {
         let mut stall = Stall::new(Instant::now());
         let given_up = given_up(&mut stall, Instant::now(), 3_000, false);
-        assert_eq!(given_up, [60, 181, 422, 903, 1504, 2105, 2706]);
+        assert_eq!(given_up, [60, 180, 420, 900, 1500, 2100, 2700]);
     }
 
     #[test]
     fn what_the_topics_explain_is_waited_for() {
         let mut stall = Stall::new(Instant::now());
-        assert_eq!(given_up(&mut stall, Instant::now(), 1_300, true), [600, 1201]);
+        let now = Instant::now();
+        stall.look(7, true, now);
+        assert!(!stall.is_hopeless(true, now));
+        assert_eq!(given_up(&mut stall, now, 1_300, false), [600, 1200]);
+    }
+
+    #[test]
+    fn what_has_just_begun_to_fly_is_no_stall() {
+        let start = Instant::now();
+        let mut stall = Stall::new(start);
+        stall.look(0, false, start);
+        let later = start + 2 * STALL;
+        stall.look(0, true, later);
+        assert!(!stall.is_told(later));
+        stall.look(0, true, later + STALL);
+        assert!(stall.is_told(later + STALL));
     }
 
     /// Who polls claims nothing while a stall is told: without an acknowledgement it would never be over.

@@ -31,8 +31,8 @@ pub(super) struct Facts {
     pub(super) partitions: i32,
     /// How many brokers lead them.
     pub(super) leaders: usize,
-    /// One has no leader, or less copies in sync than it must have: it takes nothing, by no fault of the client's.
-    pub(super) lacks: bool,
+    /// Copies in sync of the partition that has the fewest; 0 where one has no leader.
+    pub(super) in_sync: usize,
     /// Bytes of a batch it takes (`max.message.bytes`).
     pub(super) limit: usize,
     /// Replicas that must have a record before it is acknowledged, where we may read it.
@@ -41,6 +41,13 @@ pub(super) struct Facts {
     pub(super) configured: bool,
     /// When the broker was asked.
     pub(super) asked_at: Instant,
+}
+
+impl Facts {
+    /// One of its partitions takes nothing, by no fault of the client's.
+    pub(super) fn lacks(&self) -> bool {
+        self.in_sync < self.min_insync.map_or(1, |copies| copies as usize)
+    }
 }
 
 /// Why a topic can't be used.
@@ -89,18 +96,16 @@ pub(super) fn look_up(
     let entry = |wanted: &str| {
         entries.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str())
     };
-    let min_insync = entry("min.insync.replicas").and_then(|value| value.parse().ok());
-    let copies = min_insync.unwrap_or(1);
-    let lacks = |one: &MetadataPartition| one.leader() < 0 || one.isr().len() < copies as usize;
+    let in_sync = |one: &MetadataPartition| if one.leader() < 0 { 0 } else { one.isr().len() };
     Ok(Facts {
         name,
         partitions,
         leaders: leaders.len(),
-        lacks: found.partitions().iter().any(lacks),
+        in_sync: found.partitions().iter().map(in_sync).min().unwrap_or_default(),
         limit: entry("max.message.bytes")
             .and_then(|value| value.parse().ok())
             .unwrap_or(BROKER_DEFAULT_BYTES),
-        min_insync,
+        min_insync: entry("min.insync.replicas").and_then(|value| value.parse().ok()),
         configured,
         asked_at,
     })

@@ -24,6 +24,8 @@ const STALL_TOPICS: usize = 8;
 const ASKED_TOPICS: usize = 8;
 /// How often what is known of topics is asked for again.
 const REFRESH: Duration = Duration::from_mins(1);
+/// Between two sets of producers that topics cost which were made anew: whatever brokers say of ids.
+const ANEW_APART: Duration = Duration::from_secs(10);
 
 impl Keeper {
     /// Asks for the topics that are waited for, a few a turn. False when no broker answered.
@@ -41,11 +43,12 @@ impl Keeper {
                     if !producers.learn(&topic, ANSWER_MAX) {
                         self.name_brokers(&producers);
                     }
-                    if !facts.configured {
-                        self.unread.insert(topic.clone());
-                    }
                     // What nobody waits for is asked after that.
-                    self.stale.push(topic.clone());
+                    if !facts.configured && self.unread.insert(topic.clone()) {
+                        self.stale.push_front(topic.clone());
+                    } else if !self.stale.contains(&topic) {
+                        self.stale.push_back(topic.clone());
+                    }
                     self.learn(&topic, facts);
                     self.shared.got(&topic);
                     self.connected = true;
@@ -73,7 +76,7 @@ impl Keeper {
     /// A topic that was there and is not, if there is one. Asks for a few topics a turn, so each has its turn.
     pub(super) fn why_stalled(&mut self, producers: &Producers) -> Option<Trouble> {
         if self.stale.is_empty() {
-            self.stale = self.shared.known_topics().into_keys().collect();
+            self.stale_are_all();
         }
         let begun = Instant::now();
         for _ in 0..STALL_TOPICS {
@@ -81,13 +84,17 @@ impl Keeper {
             if begun.elapsed() >= ANSWER_MAX {
                 break;
             }
-            let topic = self.stale.pop()?;
+            let topic = self.stale.pop_front()?;
             match self.look_closely(producers.first(), &topic, SHORT) {
                 Ok(facts) => self.learn(&topic, facts),
                 Err(why) => {
                     if let Some(trouble) = trouble::of_topic(&topic, why, &self.brokers) {
-                        // It stays at hand: after the others it is asked for again.
-                        self.stale.insert(0, topic);
+                        // It stays at hand: after all others it is asked for again.
+                        if self.stale.is_empty() {
+                            self.stale_are_all();
+                        }
+                        self.stale.retain(|other| *other != topic);
+                        self.stale.push_back(topic);
                         return Some(Trouble { about: About::Stall, ..trouble });
                     }
                 }
@@ -96,16 +103,20 @@ impl Keeper {
         None
     }
 
+    pub(super) fn stale_are_all(&mut self) {
+        self.stale = self.shared.known_topics().into_keys().collect();
+        self.refreshed_at = Instant::now();
+    }
+
     /// Asks again for what is known of one topic a turn, of all in `REFRESH` or in as many turns as they are.
     pub(super) fn refresh(&mut self) {
         if self.stale.is_empty() && self.refreshed_at.elapsed() >= REFRESH {
-            self.stale = self.shared.known_topics().into_keys().collect();
-            self.refreshed_at = Instant::now();
+            self.stale_are_all();
         }
         let Some(producers) = self.producers.clone().filter(|_| !self.told.is_trouble()) else {
             return;
         };
-        let Some(topic) = self.stale.pop() else {
+        let Some(topic) = self.stale.pop_front() else {
             return;
         };
         let unread = self.unread.remove(&topic);
@@ -165,9 +176,13 @@ impl Keeper {
         facts: &Facts,
     ) -> Result<(), Unusable> {
         let described = native::describe(producer, &facts.name, ANSWER_MAX);
+        // Within that time it is not looked at, and found when it is asked for again.
+        let is_due = self.anew_at.is_none_or(|at| at.elapsed() >= ANEW_APART);
         if let Ok(Description { id: Some(id), .. }) = described
+            && is_due
             && self.ids.changed(topic, id)
         {
+            self.anew_at = Some(Instant::now());
             let reason = format!("topic \"{topic}\" was deleted and made anew");
             producer.client().context().broken(reason);
         }

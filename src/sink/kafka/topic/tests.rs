@@ -16,7 +16,7 @@ fn facts(limit: usize) -> Facts {
     Facts {
         name: c"t".to_owned(),
         leaders: 1,
-        lacks: false,
+        in_sync: 1,
         partitions: 3,
         limit,
         min_insync: None,
