@@ -29,20 +29,16 @@ pub(super) struct Ids {
 
 impl Ids {
     /// A topic has this id: whether it is another one than it had. Then new producers are made, and so the other topics
-    /// may be what they are from here on.
-    pub(super) fn changed(&mut self, topic: &str, id: TopicId) -> bool {
+    /// may be what they are from here on. Not where it is not `due`: then that is found when it is asked for again.
+    pub(super) fn changed(&mut self, topic: &str, id: TopicId, due: bool) -> bool {
         if self.topics.len() == TOPICS_MAX && !self.topics.contains_key(topic) {
             return false;
         }
         let known = self.topics.entry(topic.to_owned()).or_default();
-        if known.former == Some(id) {
+        if known.former == Some(id) || *known.id.get_or_insert(id) == id || !due {
             return false;
         }
-        let former = known.id.replace(id).filter(|before| *before != id);
-        if former.is_none() {
-            return false;
-        }
-        known.former = former;
+        known.former = known.id.replace(id);
         for (name, other) in &mut self.topics {
             if name != topic {
                 other.id = None;
@@ -60,12 +56,22 @@ mod tests {
     fn topic_that_is_made_anew_is_noticed_once() {
         let mut ids = Ids::default();
         let [old, new, newer] = [1, 2, 3].map(TopicId::number);
-        assert!(!ids.changed("a", old));
-        assert!(!ids.changed("a", old));
-        assert!(ids.changed("a", new));
-        assert!(!ids.changed("a", old), "a broker that lags behind");
-        assert!(!ids.changed("a", new));
-        assert!(ids.changed("a", newer));
+        assert!(!ids.changed("a", old, true));
+        assert!(!ids.changed("a", old, true));
+        assert!(ids.changed("a", new, true));
+        assert!(!ids.changed("a", old, true), "a broker that lags behind");
+        assert!(!ids.changed("a", new, true));
+        assert!(ids.changed("a", newer, true));
+    }
+
+    /// Behind a topic that was made anew all are asked for, just then: what is heard of them counts.
+    #[test]
+    fn what_is_heard_before_it_is_due_is_remembered_and_not_lost() {
+        let mut ids = Ids::default();
+        let [old, new] = [1, 2].map(TopicId::number);
+        assert!(!ids.changed("a", old, false));
+        assert!(!ids.changed("a", new, false));
+        assert!(ids.changed("a", new, true));
     }
 
     /// All of a cluster that was exchanged: the producers that are made for the first know no other of before.
@@ -74,10 +80,10 @@ mod tests {
         let mut ids = Ids::default();
         let [old, new] = [1, 2].map(TopicId::number);
         for topic in ["a", "b", "c"] {
-            assert!(!ids.changed(topic, old));
+            assert!(!ids.changed(topic, old, true));
         }
-        let changed = ["a", "b", "c", "a", "b"].map(|topic| ids.changed(topic, new));
+        let changed = ["a", "b", "c", "a", "b"].map(|topic| ids.changed(topic, new, true));
         assert_eq!(changed, [true, false, false, false, false]);
-        assert!(!ids.changed("a", old), "a broker that lags behind");
+        assert!(!ids.changed("a", old, true), "a broker that lags behind");
     }
 }

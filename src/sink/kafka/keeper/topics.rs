@@ -176,11 +176,9 @@ impl Keeper {
         facts: &Facts,
     ) -> Result<(), Unusable> {
         let described = native::describe(producer, &facts.name, ANSWER_MAX);
-        // Within that time it is not looked at, and found when it is asked for again.
-        let is_due = self.anew_at.is_none_or(|at| at.elapsed() >= ANEW_APART);
+        let due = self.anew_at.is_none_or(|at| at.elapsed() >= ANEW_APART);
         if let Ok(Description { id: Some(id), .. }) = described
-            && is_due
-            && self.ids.changed(topic, id)
+            && self.ids.changed(topic, id, due)
         {
             self.anew_at = Some(Instant::now());
             let reason = format!("topic \"{topic}\" was deleted and made anew");
