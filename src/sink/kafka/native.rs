@@ -150,20 +150,26 @@ pub(super) fn purge(producer: &Producer, in_flight: bool) {
     unsafe { sys::rd_kafka_purge(producer.client().native_ptr(), flags) };
 }
 
-/// The configuration of a topic as its broker has it: name and value of each entry. Waits at most `timeout`.
-pub(super) fn topic_config(
+/// Asks an administrator's question and reads its answer. Waits at most `timeout`.
+///
+/// # Safety
+/// `send` asks one question of the kind `op` with what it is given, and keeps none of it; `read` reads its answer.
+unsafe fn ask<T>(
     producer: &Producer,
-    topic: &CStr,
+    op: sys::rd_kafka_admin_op_t,
     timeout: Duration,
-) -> Result<Vec<(String, String)>, RDKafkaErrorCode> {
+    send: impl FnOnce(
+        *mut sys::rd_kafka_t,
+        *mut sys::rd_kafka_AdminOptions_t,
+        *mut sys::rd_kafka_queue_t,
+    ),
+    read: unsafe fn(*mut sys::rd_kafka_event_t) -> Result<T, RDKafkaErrorCode>,
+) -> Result<T, RDKafkaErrorCode> {
     let client = producer.client().native_ptr();
     // SAFETY: every object made here is destroyed here, after its last use; the event owns the result and its strings.
     unsafe {
         let queue = sys::rd_kafka_queue_new(client);
-        let options = sys::rd_kafka_AdminOptions_new(
-            client,
-            sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECONFIGS,
-        );
+        let options = sys::rd_kafka_AdminOptions_new(client, op);
         let mut text: [c_char; 128] = [0; 128];
         sys::rd_kafka_AdminOptions_set_request_timeout(
             options,
@@ -171,24 +177,39 @@ pub(super) fn topic_config(
             text.as_mut_ptr(),
             text.len(),
         );
+        send(client, options, queue);
+        sys::rd_kafka_AdminOptions_destroy(options);
+        let event = sys::rd_kafka_queue_poll(queue, millis(timeout));
+        let answer = if event.is_null() {
+            Err(RDKafkaErrorCode::OperationTimedOut)
+        } else {
+            let answer = read(event);
+            sys::rd_kafka_event_destroy(event);
+            answer
+        };
+        sys::rd_kafka_queue_destroy(queue);
+        answer
+    }
+}
+
+/// The configuration of a topic as its broker has it: name and value of each entry. Waits at most `timeout`.
+pub(super) fn topic_config(
+    producer: &Producer,
+    topic: &CStr,
+    timeout: Duration,
+) -> Result<Vec<(String, String)>, RDKafkaErrorCode> {
+    let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECONFIGS;
+    // SAFETY: one question of that kind; the resource is destroyed after its last use.
+    let send = |client, options: *mut sys::rd_kafka_AdminOptions_t, queue| unsafe {
         let mut resource = sys::rd_kafka_ConfigResource_new(
             sys::rd_kafka_ResourceType_t::RD_KAFKA_RESOURCE_TOPIC,
             topic.as_ptr(),
         );
         sys::rd_kafka_DescribeConfigs(client, &raw mut resource, 1, options, queue);
         sys::rd_kafka_ConfigResource_destroy(resource);
-        sys::rd_kafka_AdminOptions_destroy(options);
-        let event = sys::rd_kafka_queue_poll(queue, millis(timeout));
-        let entries = if event.is_null() {
-            Err(RDKafkaErrorCode::OperationTimedOut)
-        } else {
-            let entries = entries(event);
-            sys::rd_kafka_event_destroy(event);
-            entries
-        };
-        sys::rd_kafka_queue_destroy(queue);
-        entries
-    }
+    };
+    // SAFETY: `entries` reads the answer to that question.
+    unsafe { ask(producer, op, timeout, send, entries) }
 }
 
 /// # Safety

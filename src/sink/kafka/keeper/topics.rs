@@ -38,7 +38,7 @@ impl Keeper {
         let Some(producers) = self.producers.clone() else { return true };
         for topic in topics {
             let asked_at = Instant::now();
-            match self.look_up(producers.first(), &topic, SHORT) {
+            match self.look_up(producers.first(), &topic, SHORT, false) {
                 Ok(facts) => {
                     if !producers.learn(&topic, ANSWER_MAX) {
                         self.name_brokers(&producers);
@@ -85,7 +85,7 @@ impl Keeper {
                 break;
             }
             let topic = self.stale.pop_front()?;
-            match self.look_closely(producers.first(), &topic, SHORT) {
+            match self.look_up(producers.first(), &topic, SHORT, true) {
                 Ok(facts) => self.learn(&topic, facts),
                 Err(why) => {
                     if let Some(trouble) = trouble::of_topic(&topic, why, &self.brokers) {
@@ -103,6 +103,7 @@ impl Keeper {
         None
     }
 
+    /// All that is known is to be asked for again.
     pub(super) fn stale_are_all(&mut self) {
         self.stale = self.shared.known_topics().into_keys().collect();
         self.refreshed_at = Instant::now();
@@ -121,7 +122,7 @@ impl Keeper {
         };
         let unread = self.unread.remove(&topic);
         let patience = if unread { (ANSWER_MAX, ANSWER_MAX) } else { SHORT };
-        match self.look_closely(producers.first(), &topic, patience) {
+        match self.look_up(producers.first(), &topic, patience, true) {
             Ok(facts) => {
                 // All of them, before anything is sent by it. One that knows no broker any more is not noticed by what
                 // is acknowledged: the others go on.
@@ -143,29 +144,19 @@ impl Keeper {
         }
     }
 
-    /// Asks for a topic, and for our rights to it where there is doubt.
+    /// Asks for a topic, and for our rights to it where there is doubt; `closely`, also whether it is the one that it
+    /// was.
     fn look_up(
         &mut self,
         producer: &Producer,
         topic: &str,
         patience: (Duration, Duration),
+        closely: bool,
     ) -> Result<Facts, Unusable> {
         let facts = topic::look_up(producer, topic, patience)?;
-        if self.shared.rights.load(Ordering::Acquire) {
+        if closely || self.shared.rights.load(Ordering::Acquire) {
             self.describe(producer, topic, &facts)?;
         }
-        Ok(facts)
-    }
-
-    /// The same, and whether it is the topic that it was.
-    fn look_closely(
-        &mut self,
-        producer: &Producer,
-        topic: &str,
-        patience: (Duration, Duration),
-    ) -> Result<Facts, Unusable> {
-        let facts = topic::look_up(producer, topic, patience)?;
-        self.describe(producer, topic, &facts)?;
         Ok(facts)
     }
 

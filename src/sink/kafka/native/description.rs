@@ -1,11 +1,10 @@
 //! A topic as its broker describes it: which one it is, and whether we may write to it.
 
-use super::{error_code, event_error, failed, millis};
+use super::{ask, error_code, event_error, failed};
 use crate::sink::kafka::polled::Producer;
-use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode;
 use rdkafka_sys as sys;
-use std::ffi::{CStr, c_char};
+use std::ffi::CStr;
 use std::time::Duration;
 
 /// What a topic keeps for as long as it lives, and one that is made anew under its name does not have (Kafka, KIP-516).
@@ -37,21 +36,9 @@ pub(in crate::sink::kafka) fn describe(
     topic: &CStr,
     timeout: Duration,
 ) -> Result<Description, RDKafkaErrorCode> {
-    let client = producer.client().native_ptr();
-    // SAFETY: every object made here is destroyed here, after its last use; the event owns the result.
-    unsafe {
-        let queue = sys::rd_kafka_queue_new(client);
-        let options = sys::rd_kafka_AdminOptions_new(
-            client,
-            sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS,
-        );
-        let mut text: [c_char; 128] = [0; 128];
-        sys::rd_kafka_AdminOptions_set_request_timeout(
-            options,
-            millis(timeout),
-            text.as_mut_ptr(),
-            text.len(),
-        );
+    let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS;
+    // SAFETY: one question of that kind; the collection is destroyed after its last use.
+    let send = |client, options, queue| unsafe {
         let error = sys::rd_kafka_AdminOptions_set_include_authorized_operations(options, 1);
         if !error.is_null() {
             sys::rd_kafka_error_destroy(error);
@@ -60,18 +47,9 @@ pub(in crate::sink::kafka) fn describe(
         let topics = sys::rd_kafka_TopicCollection_of_topic_names(names.as_mut_ptr(), names.len());
         sys::rd_kafka_DescribeTopics(client, topics, options, queue);
         sys::rd_kafka_TopicCollection_destroy(topics);
-        sys::rd_kafka_AdminOptions_destroy(options);
-        let event = sys::rd_kafka_queue_poll(queue, millis(timeout));
-        let answer = if event.is_null() {
-            Err(RDKafkaErrorCode::OperationTimedOut)
-        } else {
-            let answer = description(event);
-            sys::rd_kafka_event_destroy(event);
-            answer
-        };
-        sys::rd_kafka_queue_destroy(queue);
-        answer
-    }
+    };
+    // SAFETY: `description` reads the answer to that question.
+    unsafe { ask(producer, op, timeout, send, description) }
 }
 
 /// # Safety
