@@ -8,7 +8,6 @@ use crate::sink_caller::{Caller, SOON, by_key, record, spec};
 use crate::topic::{Topic, admin, client_config};
 use rdkafka::admin::{AdminOptions, NewTopic, TopicReplication};
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use std::sync::OnceLock;
 
 /// Nothing is sent to it while it is not there. Its leaders' epochs begin at 0 again, and librdkafka believes none that
 /// is older than the one it knows (its issue 4898): it would send to the leader of before for ever.
@@ -46,13 +45,7 @@ async fn topic_that_is_made_anew_with_another_leader_gets_its_records() {
 /// without one.
 #[tokio::test]
 async fn producers_that_are_acknowledged_nothing_for_long_are_given_up() {
-    let turnstile = OnceLock::new();
-    let broker = PrivateKafka::start_on(|port, _| {
-        let turnstile = turnstile.get_or_init(|| Turnstile::start(port, spec("").client_id));
-        format!("advertised.listeners=PLAINTEXT://127.0.0.1:{}", turnstile.port)
-    });
-    let broker = broker.await;
-    let turnstile = turnstile.get().expect("a turnstile");
+    let (broker, turnstile) = Turnstile::before_a_broker(&spec("").client_id).await;
     let topic = Topic { brokers: broker.brokers(), name: unique("sink_mute") };
     create(&topic, &[1]).await;
     let mut caller = Caller::open(spec(&broker.brokers()));

@@ -1,13 +1,12 @@
 //! A producer's first records for a partition, which takes whatever it gets first of a producer it does not know.
 
 use crate::await_that::await_that;
-use crate::private::{PrivateKafka, topic_that_lacks_a_copy};
+use crate::private::topic_that_lacks_a_copy;
 use crate::server::unique;
 use crate::sink_caller::{Caller, SOON, alter, by_key, record, spec};
 use crate::topic::{Topic, client_config};
 use postrider::sink::NotTaken;
 use rdkafka::producer::{FutureProducer, FutureRecord};
-use std::sync::OnceLock;
 use turnstile::Turnstile;
 
 pub(crate) mod turnstile;
@@ -16,13 +15,7 @@ pub(crate) mod turnstile;
 /// taken, since it no longer asks.
 #[tokio::test]
 async fn nothing_overtakes_a_first_record_that_is_refused_for_a_moment() {
-    let turnstile = OnceLock::new();
-    let broker = PrivateKafka::start_on(|port, _| {
-        let turnstile = turnstile.get_or_init(|| Turnstile::start(port, spec("").client_id));
-        format!("advertised.listeners=PLAINTEXT://127.0.0.1:{}", turnstile.port)
-    });
-    let broker = broker.await;
-    let turnstile = turnstile.get().expect("a turnstile");
+    let (broker, turnstile) = Turnstile::before_a_broker(&spec("").client_id).await;
     let (topic, _second) = topic_that_lacks_a_copy(&broker, unique("sink_stranger"), 1).await;
     let mut caller = Caller::open(spec(&broker.brokers()));
     caller.send(&record(&topic.name, "k", b"0")).await;

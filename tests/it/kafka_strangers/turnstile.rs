@@ -1,10 +1,11 @@
 //! A proxy before a broker that lets one client's produce requests through one by one, in the order they come; all else
 //! passes.
 
+use crate::private::PrivateKafka;
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -19,7 +20,7 @@ const PRODUCE: [u8; 2] = [0, 0];
 const QUEUED_MAX: usize = 100;
 
 pub(crate) struct Turnstile {
-    pub(crate) port: u16,
+    port: u16,
     counts: Arc<Counts>,
     _accepting: JoinSet<()>,
 }
@@ -32,8 +33,19 @@ struct Counts {
 }
 
 impl Turnstile {
+    /// Before a broker of its own, which names it as its address.
+    pub(crate) async fn before_a_broker(client: &str) -> (PrivateKafka, Self) {
+        let turnstile = OnceLock::new();
+        let broker = PrivateKafka::start_on(|port, _| {
+            let turnstile = turnstile.get_or_init(|| Self::start(port, client.to_owned()));
+            format!("advertised.listeners=PLAINTEXT://127.0.0.1:{}", turnstile.port)
+        });
+        let broker = broker.await;
+        (broker, turnstile.into_inner().expect("a turnstile"))
+    }
+
     /// To a port of this machine; shut for the client of this name (`client.id`).
-    pub(crate) fn start(to: u16, client: String) -> Self {
+    fn start(to: u16, client: String) -> Self {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         listener.set_nonblocking(true).expect("a socket that does not block");
         let port = listener.local_addr().expect("an address").port();
