@@ -40,6 +40,13 @@ fn nothing_lingers_unless_the_operator_wants_it() {
     }
 }
 
+#[test]
+fn small_requests_leave_together_unless_the_operator_has_a_broker_far_away() {
+    let name = "socket.nagle.disable";
+    assert_eq!(client_config(&spec(&[])).unwrap().get(name), Some("false"));
+    assert_eq!(one(name, "true").unwrap().get(name), Some("true"));
+}
+
 /// librdkafka's own defaults are others, and a producer starts with those too.
 #[test]
 fn what_the_promises_need_is_set_and_is_what_an_operator_may_write() {
