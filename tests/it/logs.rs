@@ -113,7 +113,9 @@ async fn a_backlog_is_two_lines() {
     pipeline.insert(1000).await;
     // The events are old when the relay finds them.
     pipeline.sql("select pg_sleep(6)").await;
-    let relay = halted::spawn(&pipeline.config);
+    // One after the other, so that it lasts: what is gone between two looks at the lag is no backlog.
+    let one = format!("[pipelines.{}.flow]\nin_flight_events = 1\n", pipeline.name);
+    let relay = halted::spawn(&format!("{}{one}", pipeline.config));
     pipeline.topic.await_records(1000, SOON).await;
     relay.await_log("\"caught_up\"", SOON).await;
     let ended = relay.terminate(SOON).await;
