@@ -176,9 +176,6 @@ fn ours(spec: &KafkaSpec) -> ClientConfig {
         ("linger.ms", "0"),
         ("batch.num.messages", "50000"),
         ("socket.keepalive.enable", "true"),
-        // A small request waits for the answer to the one before: a broker would not look at it sooner anyhow, and the
-        // requests of a transaction, one a partition, leave together (docs/decisions/batching.md).
-        ("socket.nagle.disable", "false"),
         ("reconnect.backoff.ms", "50"),
         ("reconnect.backoff.max.ms", "1000"),
         // A broker that closes an idle connection is not worth a line.
