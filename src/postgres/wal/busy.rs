@@ -39,9 +39,9 @@ const OVERSLEPT: Duration = Duration::from_millis(3);
 /// How long not to sleep after that.
 const AWAKE: Duration = Duration::from_millis(100);
 
-/// What may pile up: of transactions of one row, whose messages are small, a third of what the socket's buffer holds.
-/// Twice what it was, and a tenth less processor time there (measured, eight rounds of each in turn: 2.8 and 3.2 µs an
-/// event), at the same rate; with four times as much the walsender found the buffer full. Unit: bytes.
+/// What may pile up. Twice what it was: of transactions of one row, whose messages are small, an event costs a tenth
+/// less processor time (measured, eight rounds of each in turn, to `discard`: 2.8 and 3.2 µs) at the same rate; with
+/// four times as much a drain took a tenth longer. Unit: bytes.
 const COALESCE_BYTES: u64 = 15_000;
 
 /// How long data may pile up. The kernel makes about twice as much of the shortest; the longest is what an event may

@@ -40,7 +40,7 @@ fn nothing_lingers_unless_the_operator_wants_it() {
     }
 }
 
-/// A broker a network away made medians of up to three times as much (docs/decisions/batching.md).
+/// A broker a network away made medians of up to three and a half times as much (docs/decisions/batching.md).
 #[test]
 fn small_requests_wait_for_each_other_only_if_the_operator_wants_it() {
     let name = "socket.nagle.disable";
