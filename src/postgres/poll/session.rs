@@ -70,7 +70,7 @@ impl fmt::Debug for Poller {
 }
 
 impl Poller {
-    /// Opens a session, takes the pipeline's lock, and reads what the table looks like.
+    /// Opens a session, reads what the table looks like, and takes the pipeline's lock.
     ///
     /// # Errors
     /// What the server says; 42P01 and 42703 where table or columns are missing.
@@ -89,13 +89,15 @@ impl Poller {
         };
         let (client, connection) = connect_listening(conninfo, application_name, about).await?;
         let control = Control::start(client, connection).await?;
-        let failed = |e| SourceError::control("take the polling lock", e);
+        let failed = |e| SourceError::control("set up the polling session", e);
         let client = control.client();
+        client.batch_execute(PINNED).await.map_err(failed)?;
+        let shape = table::read(client, spec).await?;
+        // Last: what fails before it leaves no lock behind, which a session keeps until the server has ended it, and
+        // our next try would take for another's.
         if let Locked::By { pid } = lock(client, &spec.pipeline).await? {
             return Ok(Opened::StandBy { pid });
         }
-        client.batch_execute(PINNED).await.map_err(failed)?;
-        let shape = table::read(client, spec).await?;
         if matches!(spec.marks, Marks::Commerce { .. }) && shape.dlq.is_none() {
             tracing::warn!(table = %spec.table, "there is no dead-letter table: failed events are tried for ever");
         }

@@ -55,7 +55,8 @@ struct Listed {
 }
 
 impl Reader {
-    /// Opens the session and takes the pipeline's lock. `marks`: published rows get their layout's mark.
+    /// Opens the session, reads the table, and takes the pipeline's lock. `marks`: published rows get their layout's
+    /// mark.
     ///
     /// `Err` of the inner result: the backend that has the lock, where it is known.
     ///
@@ -68,13 +69,14 @@ impl Reader {
         marks: bool,
     ) -> Result<Result<Self, Option<u32>>, SourceError> {
         let control = Control::connect(conninfo, application_name).await?;
-        if let Locked::By { pid } = lock(control.client(), &spec.pipeline).await? {
-            return Ok(Err(pid));
-        }
         let pipeline = spec.pipeline.clone();
         let marker =
             if marks { Some(Marker::prepare(control.client(), &spec).await?) } else { None };
         let table = Table::read(control.client(), spec).await?;
+        // Last, as the poller's.
+        if let Locked::By { pid } = lock(control.client(), &pipeline).await? {
+            return Ok(Err(pid));
+        }
         let (page, open, drained) = (None, false, false);
         Ok(Ok(Self { control, table, marker, pipeline, page, open, drained }))
     }

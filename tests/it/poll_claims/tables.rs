@@ -152,3 +152,13 @@ async fn a_table_that_does_not_fit_is_told_before_anything_is_claimed() {
     assert_eq!(error.sqlstate().unwrap().as_str(), "42703", "{error}");
     assert!(error.to_string().contains("it has no column \"published_at\""), "{error}");
 }
+
+#[tokio::test]
+async fn a_table_that_does_not_fit_is_told_also_while_another_polls() {
+    let outbox = Outbox::create(Version::Pg15, Layout::Adr30, "poll_unfit_two").await;
+    let poller = outbox.poller().await;
+    outbox.client.batch("alter table outbox drop column published_at cascade").await;
+    let error = outbox.open().await.unwrap_err();
+    assert_eq!(error.sqlstate().unwrap().as_str(), "42703", "{error}");
+    drop(poller);
+}
