@@ -58,10 +58,11 @@ impl PrivatePostgres {
         let rules = fs::read_to_string(data.join("pg_hba.conf")).expect("pg_hba.conf");
         fs::write(data.join("pg_hba.conf"), format!("{hba}\n{rules}")).expect("pg_hba.conf");
         let settings = fs::read_to_string(data.join("postgresql.conf")).expect("postgresql.conf");
+        // Dynamic memory of a server that is killed for good goes with its files.
         let ours = format!(
             "port = {}\nlisten_addresses = '127.0.0.1'\nunix_socket_directories = '{}'\n\
              wal_level = logical\nmax_prepared_transactions = 10\nshared_buffers = 32MB\n\
-             fsync = off\nfull_page_writes = off\n{extra_conf}\n",
+             fsync = off\nfull_page_writes = off\ndynamic_shared_memory_type = mmap\n{extra_conf}\n",
             server.port,
             server.socket().display(),
         );
@@ -233,8 +234,13 @@ impl PrivatePostgres {
 
 impl Drop for PrivatePostgres {
     fn drop(&mut self) {
+        if self.child.is_some() {
+            self.thaw();
+        }
         if let Some(mut child) = self.child.take() {
-            kill_all(child.id());
+            // Not by kill -9: what the server shares in memory would stay, until the machine has room for no more.
+            // It kills children that have not gone after 5 s by itself.
+            signal(child.id(), Signal::Quit);
             drop(child.wait());
         }
     }
