@@ -27,7 +27,7 @@ async fn topic_that_is_made_anew_with_another_leader_gets_its_records() {
     assert!(caller.all_acked());
 
     second.restart().await;
-    delete(&topic).await;
+    topic.delete().await;
     create(&topic, &[2]).await;
     led_by(&topic, 2).await;
     caller.send(&record(&topic.name, "k", b"1")).await;
@@ -82,13 +82,6 @@ async fn create(topic: &Topic, brokers: &[i32]) {
         made.expect("an answer").remove(0).map(drop).map_err(|(_, code)| code.to_string())
     })
     .await;
-}
-
-async fn delete(topic: &Topic) {
-    let deleted = admin(&topic.brokers).delete_topics(&[&topic.name], &AdminOptions::new()).await;
-    for result in deleted.expect("an answer") {
-        result.expect("a topic that was there");
-    }
 }
 
 async fn led_by(topic: &Topic, broker: i32) {

@@ -178,6 +178,24 @@ impl Topic {
         Ok(usize::try_from(held).unwrap_or(0))
     }
 
+    /// Deletes it, and waits until the broker takes nothing for it: the controller answers before that, and what is
+    /// acknowledged in between is gone with the topic.
+    pub(crate) async fn delete(&self) {
+        let answer = admin(&self.brokers).delete_topics(&[&self.name], &AdminOptions::new()).await;
+        for result in answer.expect("an answer") {
+            result.expect("a topic that was there");
+        }
+        await_that(&format!("no topic {}", self.name), CALL_DEADLINE, || {
+            let topic = self.clone();
+            blocking(move || match topic.ends(&topic.consumer()) {
+                Ok(ends) if ends.is_empty() => Ok(()),
+                Ok(ends) => Err(format!("{} partitions", ends.len())),
+                Err(error) => Err(error),
+            })
+        })
+        .await;
+    }
+
     /// First and next offset of every partition.
     fn ends(&self, consumer: &BaseConsumer) -> Result<BTreeMap<i32, (i64, i64)>, String> {
         let metadata = consumer

@@ -5,8 +5,7 @@ use crate::await_that::SOON;
 use crate::pipeline::Pipeline;
 use crate::relay::Relay;
 use crate::server::Version;
-use crate::topic::{Topic, admin, create_topic};
-use rdkafka::admin::AdminOptions;
+use crate::topic::{Topic, create_topic};
 use std::collections::BTreeSet;
 
 /// Waits until the relay says that this topic is missing, and what makes it.
@@ -75,10 +74,7 @@ async fn topic_deleted_while_running_is_told_and_goes_on_when_it_is_made_again()
     pipeline.insert(10).await;
     pipeline.topic.await_records(10, SOON).await;
     let (name, brokers) = (&pipeline.topic.name, &pipeline.topic.brokers);
-    let deleted = admin(brokers).delete_topics(&[name], &AdminOptions::new()).await;
-    for result in deleted.expect("an answer") {
-        result.expect("a deletion");
-    }
+    pipeline.topic.delete().await;
     pipeline
         .sql(
             "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \

@@ -5,8 +5,7 @@ use crate::parking::{SOON, Scene};
 use crate::pipeline::Pipeline;
 use crate::private::PrivateKafka;
 use crate::server::Version;
-use crate::topic::{Topic, admin, create_topic};
-use rdkafka::admin::AdminOptions;
+use crate::topic::{Topic, create_topic};
 use std::collections::{BTreeMap, HashSet};
 
 /// A topic is given up after two seconds.
@@ -55,14 +54,6 @@ impl Stage {
         })
         .await;
     }
-
-    async fn delete(&self) {
-        let name = self.shy.name.as_str();
-        let deleted = admin(&self.shy.brokers).delete_topics(&[name], &AdminOptions::new()).await;
-        for result in deleted.expect("an answer") {
-            result.expect("deleted");
-        }
-    }
 }
 
 /// What each aggregate got, in order.
@@ -95,7 +86,7 @@ async fn topic_that_is_missing_parks_its_events_alone_until_it_is_made_anew() {
     assert_eq!(numbers(&stage.shy, 6).await, is(&[2, 4, 6], &[1, 3, 5]), "in order, none twice");
 
     // Deleted while it is known: what is handed over is refused first, and then its events are parked too.
-    stage.delete().await;
+    stage.shy.delete().await;
     stage.insert(7).await;
     await_that("all three parked", SOON * 2, || async {
         let sql =
