@@ -86,6 +86,12 @@ impl Pipeline {
         Self { name, url: url.to_owned(), topic, config, sql, database: None }
     }
 
+    /// From now on no more events than these are on their way to the broker.
+    pub(crate) fn bound_in_flight(&mut self, events: usize) {
+        let flow = format!("[pipelines.{}.flow]\nin_flight_events = {events}\n", self.name);
+        self.config.push_str(&flow);
+    }
+
     /// `postrider run`.
     pub(crate) fn run(&self) -> Relay {
         Relay::spawn(&self.config)

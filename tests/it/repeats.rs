@@ -61,9 +61,7 @@ async fn publication_changed_inside_a_transaction_repeats_its_published_part() {
     const ROWS: usize = 200_000;
     const IN_FLIGHT_EVENTS: usize = 5_000;
     let mut pipeline = Pipeline::shared(Version::Pg17, "otherpub").await;
-    let flow =
-        format!("[pipelines.{}.flow]\nin_flight_events = {IN_FLIGHT_EVENTS}\n", pipeline.name);
-    pipeline.config.push_str(&flow);
+    pipeline.bound_in_flight(IN_FLIGHT_EVENTS);
     let other = format!("{}_other", pipeline.slot());
     let make = format!("create publication {other} for table outbox with (publish = 'insert')");
     pipeline.sql(&make).await;
@@ -103,9 +101,7 @@ async fn database_and_broker_away_together_repeat_what_was_in_flight() {
     let kafka = PrivateKafka::start("").await;
     let mut postgres = PrivatePostgres::start(Version::Pg17, "fsync = on").await;
     let mut pipeline = Pipeline::on(&postgres.socket_url(), &kafka.brokers(), "bothaway").await;
-    let flow =
-        format!("[pipelines.{}.flow]\nin_flight_events = {IN_FLIGHT_EVENTS}\n", pipeline.name);
-    pipeline.config.push_str(&flow);
+    pipeline.bound_in_flight(IN_FLIGHT_EVENTS);
     let relay = pipeline.run();
     pipeline.insert(10).await;
     pipeline.topic.await_records(10, SOON).await;
@@ -131,9 +127,7 @@ async fn stop_while_the_database_is_away_repeats_what_came_since_the_last_row() 
     const IN_FLIGHT_EVENTS: usize = 1_000;
     let mut postgres = PrivatePostgres::start(Version::Pg17, "fsync = on").await;
     let mut pipeline = Pipeline::on(&postgres.socket_url(), &brokers(), "dbaway").await;
-    let flow =
-        format!("[pipelines.{}.flow]\nin_flight_events = {IN_FLIGHT_EVENTS}\n", pipeline.name);
-    pipeline.config.push_str(&flow);
+    pipeline.bound_in_flight(IN_FLIGHT_EVENTS);
     pipeline.insert(ROWS).await;
     let relay = pipeline.run();
     relay.await_status("a part", SOON, |status| published(status) > 40_000).await;

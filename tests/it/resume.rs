@@ -45,10 +45,12 @@ async fn clean_stops_and_starts_repeat_nothing() {
 #[tokio::test]
 async fn relay_killed_at_any_time_loses_and_swaps_nothing() {
     const KILLS: usize = 5;
-    // A backlog drains in less than the interval of the cursor: then a row is due for so many events, and others are in
-    // flight.
-    const REPEATED_MAX: usize = CURSOR_EVENTS + 5_000;
-    let pipeline = Pipeline::shared(Version::Pg15, "killed").await;
+    const IN_FLIGHT_EVENTS: usize = 5_000;
+    // A backlog drains in less than the interval of the cursor: then a row is due for so many events, others are
+    // delivered while it is being written, and others are in flight.
+    const REPEATED_MAX: usize = CURSOR_EVENTS + CURSOR_EVENTS + IN_FLIGHT_EVENTS;
+    let mut pipeline = Pipeline::shared(Version::Pg15, "killed").await;
+    pipeline.bound_in_flight(IN_FLIGHT_EVENTS);
     let mut plan = pipeline.plan();
     (plan.rate, plan.transaction_events) = (2_500, 25);
     let load = Load::start(&plan, 2);
@@ -72,9 +74,7 @@ async fn relay_killed_inside_a_huge_transaction_goes_on_where_it_was() {
     const ROWS: usize = 300_000;
     const IN_FLIGHT_EVENTS: usize = 5_000;
     let mut pipeline = Pipeline::shared(Version::Pg15, "hugekill").await;
-    let flow =
-        format!("[pipelines.{}.flow]\nin_flight_events = {IN_FLIGHT_EVENTS}\n", pipeline.name);
-    pipeline.config.push_str(&flow);
+    pipeline.bound_in_flight(IN_FLIGHT_EVENTS);
     pipeline.insert(ROWS).await;
     let relay = pipeline.run();
     relay.await_status("a part", SOON, |status| published(status) > 100_000).await;
