@@ -177,23 +177,27 @@ async fn event_of_two_megabytes_slows_nobody_but_its_aggregate() {
     // Half of what a build that is not optimised manages: its queues are empty, and every stall is seen.
     (plan.rate, plan.transaction_events, plan.rollback_every) = (2_500, 10, 0);
     let load = Load::start(&plan, 2);
-    let more = async |what: &str| {
+    let more = async |what: &str, events: u64| {
         let so_far = published(&relay.status().await.expect("a status"));
-        relay.await_status(what, SOON, |status| published(status) >= so_far + EVENTS).await;
+        relay.await_status(what, SOON, |status| published(status) >= so_far + events).await;
         latencies(&relay).await
     };
     let mut rounds: Vec<Round> = Vec::new();
     loop {
         let aggregate = format!("large{}", rounds.len() + 1);
-        let start = if rounds.is_empty() { more("warm").await } else { latencies(&relay).await };
+        let start = if rounds.is_empty() {
+            more("warm", EVENTS / 5).await
+        } else {
+            latencies(&relay).await
+        };
         let stolen_before = stolen();
-        let before = more("without").await;
+        let before = more("without", EVENTS).await;
         insert_large(&pipeline, &aggregate).await;
         let parked = |status: &Value| {
             let parked = &status["pipelines"][0]["parked"];
             parked["behind"] == 2 && parked["waiting"] == 1
         };
-        let after = more("while it is parked").await;
+        let after = more("while it is parked", EVENTS).await;
         relay.await_status("two behind it", SOON, parked).await;
         let end = pipeline.wal_end().await;
         await_that("the slot past it", SOON, || pipeline.confirmed(&end)).await;
