@@ -1,6 +1,7 @@
 //! More partitions than a broker answers for at a time: their records wait for a turn in the sink.
 
 use crate::await_that::await_that;
+use crate::private::PrivateKafka;
 use crate::server::brokers;
 use crate::sink_caller::{Caller, SOON, by_key, record, spec};
 use crate::topic::{Topic, Topics};
@@ -15,9 +16,9 @@ const PARTITIONS: i32 = 64;
 const BURST: i32 = 60;
 
 /// A caller whose records wait for turns, and a topic whose partitions know its producer.
-async fn known(test: &str) -> (Topic, Caller) {
-    let topic = Topics::new(&brokers(), test).create("t", PARTITIONS).await;
-    let mut caller = Caller::open(spec(&brokers()));
+async fn known(brokers: &str, test: &str) -> (Topic, Caller) {
+    let topic = Topics::new(brokers, test).create("t", PARTITIONS).await;
+    let mut caller = Caller::open(spec(brokers));
     for partition in 0..PARTITIONS {
         caller.send(&to(&topic, partition, b"0")).await;
     }
@@ -76,7 +77,7 @@ async fn records_of_many_partitions_all_arrive_in_order_at_any_rate() {
 /// Who wants it sent waits for its report: what is left at a close was given up, and the slot may be another's.
 #[tokio::test]
 async fn a_close_does_not_send_what_waits_for_its_turn() {
-    let (topic, mut caller) = known("turns_close").await;
+    let (topic, mut caller) = known(&brokers(), "turns_close").await;
     burst(&topic, &mut caller, b"given up");
     caller.sink.close(SOON);
     assert_few_were_sent(&topic).await;
@@ -85,7 +86,7 @@ async fn a_close_does_not_send_what_waits_for_its_turn() {
 /// Another process may have the slot: what was given up must not come behind what that one has sent.
 #[tokio::test]
 async fn what_waits_for_its_turn_is_given_up_by_a_reset() {
-    let (topic, mut caller) = known("turns_reset").await;
+    let (topic, mut caller) = known(&brokers(), "turns_reset").await;
     burst(&topic, &mut caller, b"given up");
     caller.sink.reset();
     caller.send(&to(&topic, 0, b"after")).await;
@@ -99,18 +100,22 @@ async fn what_waits_for_its_turn_is_given_up_by_a_reset() {
 #[tokio::test]
 async fn what_waits_is_handed_over_when_other_producers_have_taken_over_and_asks_for_no_turn_before()
  {
-    let (topic, mut caller) = known("turns_resize").await;
+    let broker = PrivateKafka::start("").await;
+    let (topic, mut caller) = known(&broker.brokers(), "turns_resize").await;
     let settings = [("max.message.bytes", "20000")];
-    let small = Topics::new(&brokers(), "turns_small").create_with("t", 1, &settings).await;
+    let small = Topics::new(&broker.brokers(), "turns_small").create_with("t", 1, &settings).await;
     await_that("news of the topic", SOON, || {
         let answer = caller.sink.sound(&small.name, Instant::now());
         std::future::ready(answer.map_err(|why| format!("{why:?}")))
     })
     .await;
+    // What the former producers have is not answered meanwhile.
+    broker.freeze();
     burst(&topic, &mut caller, b"1");
     let other = record(&small.name, "k", b"1");
     assert_eq!(caller.offer(&other), Err(NotTaken::Full), "the producers are exchanged");
     assert_eq!(caller.sink.turn(), None, "what ends that is posted");
+    broker.thaw();
     burst_later(&topic, &mut caller, b"2").await;
     caller.send(&other).await;
     caller.reported().await;
