@@ -14,7 +14,7 @@ use std::path::PathBuf;
 #[derive(Parser, Debug)]
 #[command(name = "postrider", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(
-    after_help = "Exit codes: 0 done; 1 it ran, and what it looked at is not well; 2 wrong usage or configuration; \
+    after_help = "Exit codes: 0 done; 1 completed, but found problems; 2 wrong usage or configuration; \
                         3 stopped for an operator; 70 a bug in Postrider."
 )]
 pub struct Args {
@@ -47,7 +47,7 @@ pub struct Global {
     )]
     #[arg(long, value_name = "LEVEL|FILTER", default_value = "info", global = true)]
     pub log: String,
-    /// Log errors alone
+    /// Log only errors
     #[arg(short, long, global = true)]
     pub quiet: bool,
     /// Whether there are colours.
@@ -104,19 +104,19 @@ pub enum Color {
 pub enum Command {
     /// See it work: a throwaway database, an in-process broker, a writer and a reader, one screen
     Demo(DemoArgs),
-    /// Look for everything that would bite later, in file, database and broker; changes nothing
+    /// Check configuration, database and broker for problems (read-only)
     Check(CheckArgs),
     /// Write a first configuration: from nothing, from the tables of a database, or from a Debezium connector's
     Init(InitArgs),
     /// Create what is missing in the database: publication, slot, Postrider's schema
     Setup(SetupArgs),
-    /// Stream until told to stop: the service
+    /// Stream until SIGTERM or SIGINT: the service
     Run(RunArgs),
     /// One look at every pipeline of the running process
     Status(StatusArgs),
     /// Events that could not be published: list, show, retry, skip, replace
     Parked(ParkedArgs),
-    /// Make a lost slot anew and publish from the table what it won't bring
+    /// Recreate a lost replication slot and publish the missed events from the outbox table
     Repair(RepairArgs),
     /// Saved positions to replay from: create, list, drop
     Bookmark(BookmarkArgs),
@@ -162,7 +162,7 @@ pub struct DemoArgs {
 /// `postrider check`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "Each finding comes with the lines that mend it: sql for an administrator of the database, config for \
+    after_help = "Each finding comes with the lines that fix it: sql for an administrator of the database, config for \
                         the file, shell. Warnings do not fail: exits 0 where there is no finding of severity error, \
                         1 where there is one, 2 when the file itself can't be used."
 )]

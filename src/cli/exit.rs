@@ -7,7 +7,7 @@ use std::process::{ExitCode, Termination};
 pub enum Exit {
     /// Done; a clean stop.
     Done,
-    /// It ran, and what it looked at is not well.
+    /// Completed, but found problems.
     NotWell,
     /// Wrong usage or configuration; nothing was touched.
     Usage,

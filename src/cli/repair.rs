@@ -1,4 +1,4 @@
-//! `postrider repair`: a slot that is gone is made anew, and what it won't bring is published from the table.
+//! `postrider repair`: a slot that is gone is recreated, and what it won't bring is published from the table.
 //!
 //! Says first what is the matter and how it will be told what is unpublished. The publishing is the driver's, as in
 //! `postrider run`.
@@ -127,7 +127,7 @@ fn of_mode(spec: &PipelineSpec) -> Option<Halt> {
             ("mode = \"poll\" has no slot", "start postrider run: what is unmarked is published")
         }
         Mode::Auto => (
-            "mode = \"auto\" repairs by itself: it polls while it makes the slot anew",
+            "mode = \"auto\" repairs by itself: it polls while it recreates the slot",
             "start postrider run",
         ),
     };
@@ -185,7 +185,11 @@ async fn publish(mut spec: PipelineSpec) -> Result<Exit, CliError> {
                 Some((_, driver::Exit::Bug)) => Exit::Bug,
             }),
             name = signals.next() => {
-                tracing::info!(event = "told_to_stop", signal = name, "told to stop; once more leaves at once");
+                tracing::info!(
+                    event = "told_to_stop",
+                    signal = name,
+                    "received {name}, shutting down; send it again to exit immediately"
+                );
                 handle.stop();
             }
         }

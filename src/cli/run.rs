@@ -61,7 +61,7 @@ async fn aside(
             tracing::info!(
                 event = "told_to_stop",
                 signal = name,
-                "told to stop; once more leaves at once"
+                "received {name}, shutting down; send it again to exit immediately"
             );
             handle.stop();
         }

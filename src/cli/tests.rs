@@ -32,15 +32,14 @@ fn help_is_short() {
         Commands:
           demo         See it work: a throwaway database, an in-process broker, a writer and a reader, one
                        screen
-          check        Look for everything that would bite later, in file, database and broker; changes
-                       nothing
+          check        Check configuration, database and broker for problems (read-only)
           init         Write a first configuration: from nothing, from the tables of a database, or from a
                        Debezium connector's
           setup        Create what is missing in the database: publication, slot, Postrider's schema
-          run          Stream until told to stop: the service
+          run          Stream until SIGTERM or SIGINT: the service
           status       One look at every pipeline of the running process
           parked       Events that could not be published: list, show, retry, skip, replace
-          repair       Make a lost slot anew and publish from the table what it won't bring
+          repair       Recreate a lost replication slot and publish the missed events from the outbox table
           bookmark     Saved positions to replay from: create, list, drop
           replay       Publish again: from a bookmark, an LSN, a time, by ids or of one aggregate
           config       Look at the configuration: the values in effect, or the schema for editors
@@ -55,14 +54,14 @@ fn help_is_short() {
                                      values: text, json]
               --log <LEVEL|FILTER>   What is logged: error, warn, info, debug or trace, or a filter as
                                      info,postrider::driver=debug [default: info]
-          -q, --quiet                Log errors alone
+          -q, --quiet                Log only errors
               --color <WHEN>         Colours; auto has them on a terminal, unless $NO_COLOR is set [default:
                                      auto] [possible values: auto, always, never]
           -h, --help                 Print help (see more with '--help')
           -V, --version              Print version
 
-        Exit codes: 0 done; 1 it ran, and what it looked at is not well; 2 wrong usage or configuration; 3
-        stopped for an operator; 70 a bug in Postrider.
+        Exit codes: 0 done; 1 completed, but found problems; 2 wrong usage or configuration; 3 stopped for
+        an operator; 70 a bug in Postrider.
     "#]].assert_eq(&help(&[]));
 }
 

@@ -61,7 +61,7 @@ impl Pipeline {
         let budget = self.budget.as_mut()?;
         let max = budget.max;
         match budget.judge(retained) {
-            Standing::Well => say::wal_budget_well(self, retained),
+            Standing::Well => say::wal_budget_ok(self, retained),
             Standing::Half => say::wal_budget_half(self, retained, max),
             Standing::Past => return Some(past(self, retained, max)),
         }

@@ -21,7 +21,7 @@ impl Pipeline {
         // Answers that nobody takes would stand before those that are asked for here.
         drop(desk.jobs);
         if let Err(error) = wal.stop(FAREWELL_MAX).await {
-            say::farewell_failed(self, &error);
+            say::shutdown_error(self, &error);
             return;
         }
         let deadline = Instant::now() + FAREWELL_MAX;
@@ -30,7 +30,7 @@ impl Pipeline {
                 Ok(Some(row)) if row.confirmed_flush_lsn >= Some(self.confirmed.lsn()) => return,
                 Ok(Some(_)) => tokio::time::sleep(FAREWELL_LOOK).await,
                 Ok(None) => return,
-                Err(error) => return say::farewell_failed(self, &error),
+                Err(error) => return say::shutdown_error(self, &error),
             }
         }
     }

@@ -147,7 +147,7 @@ impl Pipeline {
                 Ok(Some(Over::Exit(exit))) => {
                     self.leave_nothing_in_flight();
                     if let Err(error) = self.settle_claim(&mut polling, stop).await {
-                        say::farewell_failed(self, &error);
+                        say::shutdown_error(self, &error);
                     }
                     return End::Over(exit);
                 }

@@ -141,7 +141,7 @@ impl Pipeline {
             }
             Ok(Renewed::Gone) => {
                 renewal.step = Step::Empty;
-                say::slot_let_go(self);
+                say::slot_dropped(self);
             }
             Ok(Renewed::Holds(bytes)) => self.held(polling, bytes),
             Ok(Renewed::NotYet(reason)) => {

@@ -20,7 +20,7 @@ pub(super) use repair::{
     repair_begins, repair_next, repair_progress, repair_told, repaired, repairing, slot_gone_again,
 };
 pub(super) use sink::{resetting, sink_broken, sink_down, sink_up};
-pub(super) use slot::{slot_held, slot_let_go, wal_budget_half, wal_budget_well};
+pub(super) use slot::{slot_dropped, slot_held, wal_budget_half, wal_budget_ok};
 pub(super) use source::{look_failed, source_down, standing_by, waiting};
 pub(super) use write::{write_done, write_waits};
 
@@ -164,12 +164,7 @@ pub(super) fn lag(pipeline: &mut Pipeline, state: status::State, lag: Duration) 
         if let Some(trouble) = behind.take() {
             let seconds = trouble.seconds(now);
             let after = span(seconds);
-            info!(
-                event = "caught_up",
-                pipeline = name,
-                seconds,
-                "close behind again, after {after}"
-            );
+            info!(event = "caught_up", pipeline = name, seconds, "caught up after {after}");
         }
     }
 }
@@ -245,22 +240,22 @@ pub(super) fn draining(pipeline: &mut Pipeline) {
     pipeline.report(None);
 }
 
-pub(super) fn left_behind(pipeline: &Pipeline) {
+pub(super) fn shutdown_incomplete(pipeline: &Pipeline) {
     let (in_flight, _) = pipeline.relay.in_flight();
     warn!(
-        event = "left_behind",
+        event = "shutdown_incomplete",
         pipeline = pipeline.spec.name(),
         in_flight,
-        "leaving before everything is acknowledged: it is published again at the next start"
+        "stopped before everything was acknowledged: the rest is published again at the next start"
     );
 }
 
-pub(super) fn farewell_failed(pipeline: &Pipeline, error: &SourceError) {
+pub(super) fn shutdown_error(pipeline: &Pipeline, error: &SourceError) {
     warn!(
-        event = "farewell_failed",
+        event = "shutdown_error",
         pipeline = pipeline.spec.name(),
         reason = %Chain(error),
-        "the stream did not end in good order: the cursor row still bounds what is repeated"
+        "the stream was not closed in order: the cursor row still bounds what is repeated"
     );
 }
 

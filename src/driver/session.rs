@@ -210,7 +210,7 @@ impl Pipeline {
         let now = self.now();
         match turn {
             Turn::Leave | Turn::Grace => {
-                say::left_behind(self);
+                say::shutdown_incomplete(self);
                 // A halt that was waiting for reports is still a halt.
                 self.apply(now, Input::SourceLost);
                 return Some(End::Over(self.outcome().unwrap_or(Exit::Stopped)));

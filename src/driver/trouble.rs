@@ -92,7 +92,7 @@ const FEW: u32 = 20;
 pub(super) struct Few {
     since: Option<Instant>,
     passed: u32,
-    unsaid: u64,
+    suppressed: u64,
 }
 
 impl Few {
@@ -103,11 +103,11 @@ impl Few {
             (self.since, self.passed) = (Some(now), 0);
         }
         if self.passed == FEW {
-            self.unsaid += 1;
+            self.suppressed += 1;
             return None;
         }
         self.passed += 1;
-        Some(std::mem::take(&mut self.unsaid))
+        Some(std::mem::take(&mut self.suppressed))
     }
 }
 

@@ -119,7 +119,7 @@ fn a_scrape_shows_everything() {
         # HELP postrider_halted Whether the pipeline waits for an operator, and the code of the halt
         # TYPE postrider_halted gauge
         postrider_halted{pipeline="orders"} 0
-        # HELP postrider_reconnects Connections lost and made anew since the start
+        # HELP postrider_reconnects Connections lost and recreated since the start
         # TYPE postrider_reconnects counter
         postrider_reconnects_total{pipeline="orders",side="source",class="transient"} 1
         # HELP outbox_lag_seconds The same as postrider_lag_seconds

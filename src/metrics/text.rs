@@ -25,7 +25,7 @@ pub const CATALOG: &[(&str, &str)] = &[
     ("postrider_slot_state", "The slot's wal_status: 1 for the one that holds"),
     ("postrider_state", "What the pipeline is doing: 1 for the one that holds"),
     ("postrider_halted", "Whether the pipeline waits for an operator, and the code of the halt"),
-    ("postrider_reconnects_total", "Connections lost and made anew since the start"),
+    ("postrider_reconnects_total", "Connections lost and recreated since the start"),
     ("outbox_lag_seconds", "The same as postrider_lag_seconds"),
     ("outbox_throughput", "Events published since the start, a counter"),
     ("outbox_failures", "Events that could not be published, a counter"),

@@ -36,7 +36,7 @@ async fn topic_that_is_made_anew_with_another_leader_gets_its_records() {
             caller.was_told("broken: topic") || caller.outcomes.len() > 1
         })
         .await;
-    assert!(caller.was_told("was deleted and made anew"), "said: {:?}", caller.said);
+    assert!(caller.was_told("was deleted and recreated"), "said: {:?}", caller.said);
     again(&mut caller, &topic, b"1").await;
     assert_eq!(by_key(&topic.read_all().await)["k"], [1]);
 }

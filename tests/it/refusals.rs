@@ -199,7 +199,7 @@ async fn a_slot_that_was_moved_or_made_again_halts_with_the_way_out() {
                 "select pg_replication_slot_advance('{slot}', pg_current_wal_lsn())",
             ),
             (
-                "slot made anew",
+                "slot recreated",
                 "select pg_drop_replication_slot('{slot}'); \
              select pg_create_logical_replication_slot('{slot}', 'pgoutput')",
             ),

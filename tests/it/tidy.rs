@@ -1,10 +1,11 @@
 //! The rules of the house that no compiler knows. Std only, and no servers.
 //!
-//! Sizes of files and lines, words that must not be committed; `layers` and `names` have the rest.
+//! Sizes of files and lines, words that must not be committed; `layers`, `names` and `words` have the rest.
 #![expect(clippy::string_slice, reason = "at the ends of matches")]
 
 mod layers;
 mod names;
+mod words;
 
 use std::fs;
 use std::path::{Path, PathBuf};

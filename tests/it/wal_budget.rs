@@ -123,7 +123,7 @@ async fn halts_and_drains(version: Version) {
     let look = || async {
         scene.server.connect().await.batch("checkpoint").await;
         let log = relay.stderr();
-        if log.contains("wal_budget_well") {
+        if log.contains("wal_budget_ok") {
             Ok(())
         } else {
             Err(scene.held_mib().await.unwrap_or(0))
@@ -151,7 +151,7 @@ async fn lets_the_slot_go(version: Version) {
     scene.write_wal(40).await;
     await_event(&relay, "wal_budget_half").await;
     scene.write_wal(40).await;
-    await_event(&relay, "slot_let_go").await;
+    await_event(&relay, "slot_dropped").await;
     assert_eq!(scene.held_mib().await, None, "the slot is gone while the broker is away");
     scene.write_wal(80).await;
     let kept = files(&scene.server, true).await;

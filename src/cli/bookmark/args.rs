@@ -8,8 +8,8 @@ use std::time::Duration;
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "A bookmark is a copy of the pipeline's slot: it takes one of max_replication_slots, and the database \
-                  keeps WAL from there on until it is dropped. All bookmarks of a pipeline together hold back at most \
-                  bookmarks.retain_max; past it the oldest is let go."
+                  keeps WAL from there on until it is dropped. All bookmarks of a pipeline together retain at most \
+                  bookmarks.retain_max of WAL; past it the oldest is deleted."
 )]
 pub struct BookmarkArgs {
     /// What to do.
@@ -24,7 +24,7 @@ pub enum BookmarkCommand {
     Create(CreateArgs),
     /// What there is, what each holds back, and whether it can be replayed from
     List(ListBookmarksArgs),
-    /// Let go of it: the database may forget what it kept
+    /// Delete a bookmark; PostgreSQL may then remove the WAL it was holding
     Drop(DropArgs),
 }
 
@@ -37,7 +37,7 @@ pub struct CreateArgs {
     /// A line to remember it by
     #[arg(long, value_name = "TEXT")]
     pub note: Option<String>,
-    /// Let go of it after this time: 7d
+    /// Delete it automatically after this time: 7d
     #[arg(long, value_name = "DURATION", value_parser = config::duration)]
     pub expire: Option<Duration>,
     /// JSON

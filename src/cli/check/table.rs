@@ -47,10 +47,10 @@ fn summary(reports: &[Report]) -> String {
     let number =
         |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
     format!(
-        "{}, {}; {} well",
-        number(count(Severity::Error), "error"),
+        "{} passed, {}, {}",
+        count(Severity::Ok),
         number(count(Severity::Warning), "warning"),
-        count(Severity::Ok)
+        number(count(Severity::Error), "error"),
     )
 }
 
@@ -72,7 +72,7 @@ impl Style<'_> {
             .unwrap_or_default();
     }
 
-    /// Severity, name, what; below it why, and what mends it.
+    /// Severity, name, what; below it why, and what fixes it.
     fn row(&self, finding: &Finding, widest: usize, text: &mut String) {
         let (code, word) = match finding.severity {
             Severity::Ok => ("32", "ok"),
@@ -202,7 +202,7 @@ mod tests {
             orders:   why: words words words words words words words words words words words words words
             orders:   mend config postrider.toml: pipelines.orders.outbox.table = "app.outbox"
             orders:   mend shell: postrider setup -p orders
-            1 error, 1 warning; 1 well"#]]
+            1 passed, 1 warning, 1 error"#]]
         .assert_eq(&render(&reports(), "postrider.toml", false, false));
     }
 

@@ -121,7 +121,7 @@ impl Job<'_> {
                 print::outcome(desk.spec.name(), self.wish, self.act.dry_run, &told, &missing);
             out.line(&format!("{value:#}")).map_err(CliError::Output)?;
         } else if told.is_empty() && missing.is_empty() {
-            let text = format!("{}: no parked event is meant", desk.spec.name());
+            let text = format!("{}: no parked event matches", desk.spec.name());
             out.line(&text).map_err(CliError::Output)?;
         } else if !told.is_empty() {
             let lines: Vec<String> =
@@ -197,12 +197,18 @@ impl Job<'_> {
                 sleep(LOOK_INTERVAL).await;
                 continue;
             }
-            let told = now.into_iter().map(|event| {
-                let taken = asked.contains(&event.position);
-                let word = if taken { self.became(&event, relay) } else { self.lost(&event) };
-                (event, word)
-            });
-            return Ok(told.collect());
+            let mut told = Vec::with_capacity(now.len());
+            for event in now {
+                let word = if !asked.contains(&event.position) {
+                    self.lost(&event)
+                } else if self.settled(&event) || event.requested.is_some() {
+                    self.became(&event, relay)
+                } else {
+                    queued(blocker(desk, &event).await?.as_ref())
+                };
+                told.push((event, word));
+            }
+            return Ok(told);
         }
     }
 
@@ -234,9 +240,31 @@ impl Job<'_> {
                 let why = event.error.as_deref().unwrap_or("no reason is known");
                 format!("refused again, {}: {why}", state.name())
             }
-            (state, None) => format!("{}: to be tried", state.name()),
+            (_, None) => queued(None),
         }
     }
+}
+
+/// The earliest unresolved event of the same aggregate that `event` waits behind.
+async fn blocker(desk: &Desk<'_>, event: &Listed) -> Result<Option<Listed>, CliError> {
+    if event.aggregate.is_none() {
+        return Ok(None);
+    }
+    let mut wanted = filter(&[], &FilterArgs::default(), &[State::Waiting, State::Dead]);
+    wanted.aggregate.clone_from(&event.aggregate);
+    let first = desk.list(&wanted, 1).await?.pop();
+    Ok(first.filter(|first| first.position < event.position))
+}
+
+/// The event is to be published, and nothing has refused it since the request.
+fn queued(blocker: Option<&Listed>) -> String {
+    blocker.map_or_else(
+        || "queued".to_owned(),
+        |first| {
+            let (state, position) = (first.state.name(), first.position);
+            format!("queued; blocked by {state} event {position} of the same aggregate")
+        },
+    )
 }
 
 /// Whether a word of [`Job::became`] is no trouble.

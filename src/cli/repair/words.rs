@@ -74,7 +74,7 @@ fn uncertain(rows: u64) -> Option<String> {
 fn missing(ids: Option<u64>) -> Option<String> {
     let text = match ids {
         None => {
-            "ids are no numbers: whether rows were deleted before they were published can't be known".to_owned()
+            "Ids are not numeric, so deleted-but-unpublished rows cannot be detected".to_owned()
         }
         Some(0) => return None,
         Some(ids) => format!(

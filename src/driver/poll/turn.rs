@@ -69,7 +69,7 @@ impl Pipeline {
         let now = self.now();
         match turn {
             Turn::Leave | Turn::Grace => {
-                say::left_behind(self);
+                say::shutdown_incomplete(self);
                 self.apply(now, Input::SourceLost);
                 return Ok(Some(Over::Exit(self.outcome().unwrap_or(Exit::Stopped))));
             }

@@ -10,37 +10,37 @@ use tracing::{debug, info, warn};
 
 /// An event was set aside because something is wrong with it. A few a minute are told one by one.
 pub(in crate::driver) fn parked(tell: &mut Tell, spec: &PipelineSpec, row: &Parked) {
-    let Some(unsaid) = tell.parked.admit(Instant::now()) else { return };
+    let Some(suppressed) = tell.parked.admit(Instant::now()) else { return };
     let blocks = row.entry.lane.is_some();
     let rest = if blocks {
-        "the later ones of its aggregate wait, all others go on"
+        "later events of its aggregate are held back, other aggregates continue"
     } else {
-        "all others go on, those of its aggregate too"
+        "all other events continue, those of its aggregate too"
     };
     warn!(
         event = "parked",
         pipeline = spec.name(),
         position = %row.entry.position,
         id = row.event_id,
-        unsaid,
+        suppressed,
         code = row.error_code,
         reason = row.error,
         state = row.entry.state.name(),
         blocks,
         hint = format!("postrider parked show {}", row.entry.position),
-        "event parked: {rest}"
+        "event parked; {rest}"
     );
 }
 
 /// An event came behind a later one of its aggregate: a broker had refused its batch and taken that one.
 pub(in crate::driver) fn overtaken(pipeline: &mut Pipeline, position: Position, by: Position) {
-    let Some(unsaid) = pipeline.tell.overtaken.admit(Instant::now()) else { return };
+    let Some(suppressed) = pipeline.tell.overtaken.admit(Instant::now()) else { return };
     warn!(
         event = "overtaken",
         pipeline = pipeline.spec.name(),
         %position,
         %by,
-        unsaid,
+        suppressed,
         hint = "flow.ordering = \"strict\" rules it out",
         "published behind a later event of its aggregate: a broker refused its batch and took that one"
     );
@@ -58,27 +58,27 @@ pub(in crate::driver) fn marked(pipeline: &mut Pipeline, marks: &[Mark]) {
     for Mark { position, became } in marks {
         match became {
             Became::Refused { state: State::Dead, attempts, reason, .. } => {
-                let Some(unsaid) = few.admit(Instant::now()) else { continue };
+                let Some(suppressed) = few.admit(Instant::now()) else { continue };
                 warn!(
                     event = "parked_dead",
                     pipeline = name,
                     %position,
                     attempts,
                     %reason,
-                    unsaid,
+                    suppressed,
                     hint = format!("postrider parked show {position}"),
                     "parked event is dead: only a person moves it now (parked retry, skip or replace)"
                 );
             }
             Became::Skipped | Became::Again => {
-                let Some(unsaid) = few.admit(Instant::now()) else { continue };
+                let Some(suppressed) = few.admit(Instant::now()) else { continue };
                 let asked = format!("{became:?}");
                 info!(
                     event = "parked_answered",
                     pipeline = name,
                     %position,
                     asked,
-                    unsaid,
+                    suppressed,
                     "parked event: done as asked"
                 );
             }

@@ -30,7 +30,7 @@ pub(in crate::driver) fn repair_begins(spec: &PipelineSpec, why: &str) {
         pipeline = spec.name(),
         slot,
         reason = why,
-        "making the slot anew: {why}"
+        "recreating the slot: {why}"
     );
 }
 

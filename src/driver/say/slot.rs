@@ -36,11 +36,11 @@ pub(in crate::driver) fn wal_budget_half(pipeline: &mut Pipeline, retained: u64,
 }
 
 /// Less than half again.
-pub(in crate::driver) fn wal_budget_well(pipeline: &mut Pipeline, retained: u64) {
+pub(in crate::driver) fn wal_budget_ok(pipeline: &mut Pipeline, retained: u64) {
     let Some(trouble) = pipeline.tell.budget.take() else { return };
     let (pipeline, seconds) = (pipeline.spec.name(), trouble.seconds(Instant::now()));
     info!(
-        event = "wal_budget_well",
+        event = "wal_budget_ok",
         pipeline,
         retained_bytes = retained,
         seconds,
@@ -49,12 +49,12 @@ pub(in crate::driver) fn wal_budget_well(pipeline: &mut Pipeline, retained: u64)
 }
 
 /// The slot is gone, and its WAL with the server's next checkpoint.
-pub(in crate::driver) fn slot_let_go(pipeline: &mut Pipeline) {
+pub(in crate::driver) fn slot_dropped(pipeline: &mut Pipeline) {
     (pipeline.tell.slot, pipeline.tell.budget) = (None, None);
     slot_held(pipeline, None);
     let (name, slot) = (pipeline.spec.name(), &pipeline.spec.names.slot);
     let words = "the slot is let go: the database may remove its WAL; a new one is made once the table is polled empty";
-    warn!(event = "slot_let_go", pipeline = name, slot, "{words}");
+    warn!(event = "slot_dropped", pipeline = name, slot, "{words}");
 }
 
 /// Brings the board up to date with a slot that is not streamed from.

@@ -79,7 +79,7 @@ pub(super) fn other_schema(facts: &Facts) -> Halt {
     halt(
         HaltReason::SchemaUnfit,
         message,
-        format!("the durable cursor can't be kept; {}", kept(facts)),
+        format!("Postrider cannot store its position; {}", kept(facts)),
         hint,
     )
 }

@@ -117,7 +117,7 @@ pub async fn place(
         return Ok(());
     }
     let failed =
-        |e| SourceError::control(format!("place parked events of pipeline {pipeline:?} anew"), e);
+        |e| SourceError::control(format!("place parked events of pipeline {pipeline:?} again"), e);
     let (before, after): (Vec<Position>, Vec<Position>) = places.iter().copied().unzip();
     let ((from_lsn, from_ordinal), (to_lsn, to_ordinal)) = (columns(&before), columns(&after));
     let sql = "UPDATE postrider.parked AS p SET commit_lsn = m.to_lsn, ordinal = m.to_ordinal \

@@ -21,7 +21,7 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
                         scene.server.database
                     ),
                 )
-                .why("the durable cursor can't be kept")
+                .why("Postrider cannot store its position")
                 .shell(setup),
             );
             return;

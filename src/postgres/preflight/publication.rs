@@ -39,7 +39,9 @@ fn missing(scene: &Scene<'_>) -> Finding {
     );
     let finding = Finding::error("publication_missing", what);
     if scene.slot.is_none() {
-        return finding.why("the stream is made of what it publishes").shell(lines.setup.clone());
+        return finding
+            .why("Without the publication PostgreSQL sends no events")
+            .shell(lines.setup.clone());
     }
     let finding = finding
         .why(

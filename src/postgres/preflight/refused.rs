@@ -72,7 +72,7 @@ fn by_sqlstate(
         ("28P01", _) => Finding::error("source_password", what)
             .why(format!(
                 "the password is wrong, or role {user:?} has none, does not exist or has expired: the server does not \
-                 say which. What is set anew goes into source.password_file"
+                 say which. A new password goes into source.password_file"
             ))
             .sql(format!(
                 "SELECT rolname, rolcanlogin, rolvaliduntil FROM pg_roles WHERE rolname = {};",

@@ -160,8 +160,7 @@ pub(super) fn rights(scene: &Scene<'_>, out: &mut Vec<Finding>) {
             out.push(
                 Finding::warning("table_select", format!("role {:?} may not read {table}", role.name))
                     .why(
-                        "streaming works without; looking for what consumers miss, and what check knows of topics, \
-                         does not",
+                        "Streaming does not need SELECT, but `repair`, `replay --source table` and the topic check do",
                     )
                     .sql(format!("GRANT USAGE ON SCHEMA {} TO {name};", ident(&table.schema)))
                     .sql(format!("GRANT SELECT ON TABLE {table} TO {name};")),
@@ -175,7 +174,7 @@ pub(super) fn rights(scene: &Scene<'_>, out: &mut Vec<Finding>) {
                 "cursor_rights",
                 format!("role {:?} may not use the tables of schema \"postrider\"", role.name),
             )
-            .why("the durable cursor can't be kept: nothing is ever confirmed")
+            .why("Postrider cannot store its position: nothing is ever confirmed")
             .sql(format!("GRANT USAGE ON SCHEMA postrider TO {name};"))
             .sql(format!(
                 "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postrider TO {name};"

@@ -93,7 +93,7 @@ fn kind(
         Persistence::Logged => {}
         Persistence::Unlogged => out.push(
             Finding::error("table_unlogged", format!("table {name} is unlogged"))
-                .why("WAL has no rows of it: no event is ever seen. The statement writes the table anew, under a lock")
+                .why("WAL has no rows of it: no event is ever seen. The statement rewrites the table, under a lock")
                 .sql(format!("ALTER TABLE {name} SET LOGGED;")),
         ),
         Persistence::Temporary => out.push(

@@ -137,39 +137,36 @@ impl Method {
         let known = self.known.as_deref().and_then(Snapshot::parse);
         let ledger = match (&known, self.commit_times) {
             (Some(known), true) => format!(
-                "rows whose transaction is not known to be resolved (those before {} are, and by \
-                 commit times most before {})",
+                "rows from transaction {} on, without those that commit times show to be resolved \
+                 (most before {})",
                 known.xmin, known.xmax
             ),
-            (Some(known), false) => format!(
-                "rows whose transaction is not known to be resolved (those before {} are)",
-                known.xmin
-            ),
+            (Some(known), false) => format!("rows from transaction {} on", known.xmin),
             (None, _) => "every row".to_owned(),
         };
         let rows = match self.selection {
             Selection::All => "every row of the table".to_owned(),
             Selection::Unmarked => "rows without their layout's mark".to_owned(),
             Selection::Unresolved => ledger,
-            Selection::Both => format!("rows without their layout's mark, and of these {ledger}"),
+            Selection::Both => format!("rows without their layout's mark, of these {ledger}"),
         };
         let by = match (self.commit_times, table.id_is_number()) {
             (true, true) => {
-                "by commit time, then id: commit order, as far as the clock never went back"
+                "commit time, then id. This equals commit order as long as the clock never went back"
             }
             (true, false) => {
-                "by commit time, then as inserted: commit order, as far as the clock never went back"
+                "commit time, then insertion. This equals commit order as long as the clock never went back"
             }
             (false, true) => {
-                "by id: commit order where writers of one aggregate exclude each other; \
-                 track_commit_timestamp = on would tell more"
+                "id. This equals commit order only if writers lock the aggregate; set \
+                 track_commit_timestamp = on for exact order"
             }
             (false, false) => {
-                "by the time column, then as inserted: commit order where writers of one aggregate \
-                 exclude each other; track_commit_timestamp = on would tell more"
+                "the time column, then insertion. This equals commit order only if writers lock the \
+                 aggregate; set track_commit_timestamp = on for exact order"
             }
         };
-        format!("{rows}; {by}")
+        format!("selected: {rows}. Order: {by}")
     }
 }
 

@@ -52,7 +52,7 @@ pub fn check_backfill(facts: &Facts, row: Option<&Row>) -> Result<(), Halt> {
             format!("pipeline {pipeline:?} has begun already: its cursor row is there"),
             "nothing was changed; --backfill is for the first start, and would publish rows twice",
             format!(
-                "if its slot was lost: postrider repair -p {pipeline}. To begin anew: postrider setup --undo -p \
+                "if its slot was lost: postrider repair -p {pipeline}. To start over: postrider setup --undo -p \
                  {pipeline}"
             ),
         ));

@@ -118,8 +118,8 @@ fn publication(facts: &Facts, plan: &mut SetupPlan) {
     plan.steps.push(Step {
         kind: StepKind::Publication,
         title: format!("create publication {name:?}"),
-        why: "Committed before the slot is made: WAL is decoded with the publication of its own time. Inserts alone, \
-              since with more the application's deletes need a replica identity; partitions under their root's name.",
+        why: "Must exist before the slot. Publishes only INSERTs, so no REPLICA IDENTITY is needed. Partitions are \
+              published under the parent table's name.",
         sql: transaction(&format!(
             "CREATE PUBLICATION {}{table}\n    WITH (publish = 'insert', publish_via_partition_root = true);",
             ident(name)

@@ -102,7 +102,7 @@ fn bind(facts: &Facts, epoch: i64) -> String {
 async fn run(control: &Control, sql: &str) -> Result<(), SourceError> {
     let Err(error) = control.client().batch_execute(sql).await else { return Ok(()) };
     drop(control.client().batch_execute("ROLLBACK").await);
-    Err(SourceError::control("make the slot anew", error))
+    Err(SourceError::control("recreate the slot", error))
 }
 
 /// No right to make slots, no logical decoding, no slot free.

@@ -29,7 +29,7 @@ const CONNECTION_PAUSE: Duration = Duration::from_mins(15);
 
 /// Why a producer is done with whose report no broker gave.
 const INFERRED: &str =
-    "a record was taken for written because a later one was: its topic may have been made anew";
+    "a record was taken for written because a later one was: its topic may have been recreated";
 
 /// The callbacks of one producer.
 pub(super) struct Context {

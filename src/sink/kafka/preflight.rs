@@ -86,7 +86,7 @@ pub(in crate::sink) fn look(spec: &KafkaSpec, topics: &[String], keyed: bool) ->
     };
     found.push(Finding::ok(
         "broker",
-        format!("cluster {cluster} at {} answers, and takes us", spec.brokers),
+        format!("connected to Kafka cluster {cluster} at {}, authentication OK", spec.brokers),
     ));
     for topic in topics {
         let ask = Ask { spec, producer: &producer, topic, keyed };

@@ -172,7 +172,7 @@ mod tests {
         let shared = Arc::new(Shared::new(crate::sink::Mailbox::default()));
         let producers = Producers::make(&ClientConfig::new(), &shared, 2).unwrap();
         assert!(!producers.is_broken());
-        producers.others[0].client().context().broken("a topic was made anew".to_owned());
+        producers.others[0].client().context().broken("a topic was recreated".to_owned());
         assert!(producers.is_broken());
     }
 

@@ -99,7 +99,7 @@ const ROWS: &[Row] = &[
         "aggregate_id",
         r"'a\0b\x00c\u0000d%00'",
         |r| r.key_text() == Some(r"a\0b\x00c\u0000d%00"),
-        "letter by letter",
+        "character by character",
     ),
     (
         "key with emoji, joiners and marks",
@@ -113,7 +113,7 @@ const ROWS: &[Row] = &[
         "aggregate_id",
         r"E'\b\f\n\r\t\x01\x7f '",
         |r| r.key_text() == Some("\u{8}\u{c}\n\r\t\u{1}\u{7f} "),
-        "letter by letter",
+        "character by character",
     ),
     (
         "key of 1 MB",

@@ -39,7 +39,7 @@ const CASES: &[Case] = &[
     ("topic of 250 characters", "aggregate_type", "repeat('t', 250)", &["topic"]),
     ("topic with a slash", "aggregate_type", "'a/b'", &["topic"]),
     ("topic of two dots", "aggregate_type", "'..'", &["topic"]),
-    ("topic with a letter beyond ASCII", "aggregate_type", "'caf\u{e9}'", &["topic"]),
+    ("topic with a character beyond ASCII", "aggregate_type", "'caf\u{e9}'", &["topic"]),
 ];
 
 /// What the log says of a parked event: the line with this id, or the one of an event that has none.

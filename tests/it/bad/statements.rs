@@ -191,7 +191,7 @@ async fn table_dropped_and_made_anew_is_told_and_goes_on_behind_the_mend() {
         let halted = halt_of(relay).await;
         halted.assert_says("PR008", &["does not publish table"], &["LOCK TABLE", "ADD TABLE"]);
         let halted = run_to_halt(&pipeline.config).await;
-        answer("table dropped and made anew", &pipeline, &halted);
+        answer("table dropped and recreated", &pipeline, &halted);
         pipeline.sql.batch(&halted.hint).await;
         pipeline.sql(&format!("insert into outbox {COLUMNS} select aggregate_type, aggregate_id, event_type, payload from outbox order by id")).await;
         super::arrives(&pipeline, 15).await;

@@ -130,6 +130,6 @@ fn the_page_has_every_option() {
     }
     assert_eq!(
         within, made,
-        "docs/debezium.md is not what src/init/debezium has; UPDATE_EXPECT=1 writes it anew"
+        "docs/debezium.md is not what src/init/debezium has; UPDATE_EXPECT=1 writes it again"
     );
 }

@@ -12,9 +12,8 @@ CREATE TABLE outbox (
 COMMIT;
 
 -- 2. create publication "postrider_orders"
--- Committed before the slot is made: WAL is decoded with the publication of its own time. Inserts
--- alone, since with more the application's deletes need a replica identity; partitions under their
--- root's name.
+-- Must exist before the slot. Publishes only INSERTs, so no REPLICA IDENTITY is needed. Partitions
+-- are published under the parent table's name.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
 CREATE PUBLICATION "postrider_orders" FOR TABLE "public"."outbox"

@@ -24,7 +24,7 @@ const STALL_TOPICS: usize = 8;
 const ASKED_TOPICS: usize = 8;
 /// How often what is known of topics is asked for again.
 const REFRESH: Duration = Duration::from_mins(1);
-/// Between two sets of producers that topics cost which were made anew: whatever brokers say of ids.
+/// Between two sets of producers that topics cost which were recreated: whatever brokers say of ids.
 const ANEW_APART: Duration = Duration::from_secs(10);
 
 impl Keeper {
@@ -172,7 +172,7 @@ impl Keeper {
             && self.ids.changed(topic, id, due)
         {
             self.anew_at = Some(Instant::now());
-            let reason = format!("topic \"{topic}\" was deleted and made anew");
+            let reason = format!("topic \"{topic}\" was deleted and recreated");
             producer.client().context().broken(reason);
         }
         let in_doubt = self.shared.rights.load(Ordering::Acquire);
