@@ -10,6 +10,7 @@ pub mod finding;
 pub mod lsn;
 pub mod parked;
 pub mod record;
+pub mod secret_file;
 pub mod status;
 
 // Pure.

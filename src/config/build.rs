@@ -101,8 +101,8 @@ fn rules(pipeline: &PipelineConfig) -> Rules {
 fn conninfo(context: &Context<'_>, path: &str, pipeline: &PipelineConfig) -> Option<Conninfo> {
     match Conninfo::parse(pipeline.source.url.reveal(), context.env) {
         Ok(mut conninfo) => {
-            if let Some(password) = &pipeline.source.password {
-                conninfo.set_password(password.reveal().to_owned());
+            if let Some(file) = &pipeline.source.password {
+                conninfo.set_password_file(file.clone());
             }
             Some(conninfo)
         }
@@ -146,6 +146,7 @@ fn sink_spec(pipeline: &PipelineConfig) -> SinkSpec {
         SinkKind::Kafka => SinkSpec::Kafka(KafkaSpec {
             brokers: from.brokers.clone(),
             properties: from.properties.0.clone(),
+            secret_files: from.secret_files.clone(),
             shards: fit(from.shards.into()),
             client_id: format!("postrider-{}", pipeline.name),
             in_flight_events: fit(flow.in_flight_events),

@@ -2,10 +2,8 @@
 
 use super::context::Context;
 use crate::driver::PipelineSpec;
+use crate::secret_file::SecretFile;
 use std::path::Path;
-
-/// Bytes a secret file may have.
-const SECRET_BYTES_MAX: usize = 64 << 10;
 
 /// Checks across pipelines.
 pub(super) fn across(context: &Context<'_>, specs: &[PipelineSpec]) {
@@ -27,41 +25,24 @@ fn share_a_slot(a: &PipelineSpec, b: &PipelineSpec) -> bool {
 }
 
 impl Context<'_> {
-    /// The content of a secret file without one trailing newline. Tells when others may read the file.
-    pub(super) fn secret_file(&self, key: &str, file: &str) -> Option<String> {
-        let path = self.directory.join(file);
-        let content = match std::fs::read(&path) {
-            Ok(content) => content,
+    /// A secret file and its content. Warns where others may read the file.
+    pub(super) fn secret_file(&self, key: &str, file: &str) -> Option<(SecretFile, String)> {
+        let file = SecretFile::new(self.directory.join(file));
+        let secret = match file.read() {
+            Ok(secret) => secret,
             Err(error) => {
-                self.error_at(key, format_args!("could not read \"{}\": {error}", path.display()));
+                self.error_at(key, error);
                 return None;
             }
         };
-        let fits = content.len() <= SECRET_BYTES_MAX;
-        let Some(mut secret) =
-            fits.then_some(content).and_then(|bytes| String::from_utf8(bytes).ok())
-        else {
-            let message = format!("\"{}\" is not a secret: no UTF-8, or too long", path.display());
-            self.error_at(key, message);
-            return None;
-        };
-        if secret.ends_with('\n') {
-            secret.pop();
-            if secret.ends_with('\r') {
-                secret.pop();
-            }
-        }
-        if secret.is_empty() {
-            self.error_at(key, format_args!("\"{}\" is empty", path.display()));
-        }
-        if others_may_read(&path) {
-            let path = path.display();
+        if others_may_read(file.path()) {
+            let path = file.path().display();
             self.warn_at(
                 key,
                 format_args!("everybody can read \"{path}\"; mend it with: chmod o-rwx '{path}'"),
             );
         }
-        Some(secret)
+        Some((file, secret))
     }
 }
 

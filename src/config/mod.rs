@@ -32,7 +32,7 @@ pub use file::{find, load, parse};
 pub use names::quoted as key_as_toml;
 pub use outbox::table_name;
 pub use place::{Place, Places};
-pub use secret::{Properties, Secret, Url};
+pub use secret::{Properties, Url};
 pub use types::{
     AdminConfig, BackoffConfig, BookmarksConfig, Config, Delivery, FlowConfig, Mark, Ordering,
     OutboxConfig, ParkingConfig, PayloadConfig, PipelineConfig, PollConfig, RouteConfig,

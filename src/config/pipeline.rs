@@ -2,7 +2,7 @@
 
 use super::kind::Kind;
 use super::outbox;
-use super::secret::{Secret, Url};
+use super::secret::Url;
 use super::section::{Section, wrong_kind};
 use super::sink;
 use super::types::{
@@ -90,7 +90,8 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
     let password_file = section.text("password_file");
     let password = password_file
         .as_deref()
-        .and_then(|file| section.context.secret_file(&section.path_of("password_file"), file));
+        .and_then(|file| section.context.secret_file(&section.path_of("password_file"), file))
+        .map(|(file, _)| file);
     let default = format!("{NAME_PREFIX}{pipeline}");
     let slot = section.text("slot").unwrap_or_else(|| default.clone());
     if section.has("slot") && !((1..=NAME_BYTES_MAX).contains(&slot.len()) && is_plain(&slot)) {
@@ -110,7 +111,6 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
     let losses = [("halt", OnSlotLost::Halt), ("repair", OnSlotLost::Repair)];
     let on_slot_lost = section.one_of("on_slot_lost", &losses, &[], OnSlotLost::Halt);
     section.finish();
-    let password = password.map(Secret::new);
     SourceConfig {
         url: Url::new(url),
         password_file,

@@ -7,28 +7,6 @@ use std::fmt;
 /// What is printed in place of a secret.
 pub(super) const MASK: &str = "***";
 
-/// A secret. Neither `Debug` nor anything else prints it; [`Secret::reveal`] is the only way to it.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
-
-impl Secret {
-    /// Wraps a secret.
-    pub fn new(text: String) -> Self {
-        Self(text)
-    }
-
-    /// The secret itself, for the code that sends it.
-    pub fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(MASK)
-    }
-}
-
 /// A connection string, which may hold a password: printed without it.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Url(String);

@@ -5,6 +5,7 @@ use super::kind::Kind;
 use super::secret::Properties;
 use super::section::Section;
 use super::types::{Delivery, SinkConfig, SinkKind};
+use crate::secret_file::SecretFile;
 use std::collections::BTreeMap;
 use toml::de::DeValue;
 
@@ -21,6 +22,7 @@ pub(super) fn read(section: Section<'_>) -> SinkConfig {
         SinkKind::Stdout | SinkKind::Discard => section.text("brokers").unwrap_or_default(),
     };
     check_brokers(&section, &brokers);
+    let (properties, secret_files) = properties(&section.section("properties"));
     let config = SinkConfig {
         kind,
         brokers,
@@ -31,7 +33,8 @@ pub(super) fn read(section: Section<'_>) -> SinkConfig {
             Delivery::AtLeastOnce,
         ),
         shards: section.small("shards", 1, 1..=16),
-        properties: properties(&section.section("properties")),
+        properties,
+        secret_files,
     };
     section.finish();
     config
@@ -56,8 +59,10 @@ fn check_brokers(section: &Section<'_>, brokers: &str) {
 }
 
 /// librdkafka's names have dots: `"linger.ms"` in quotes is meant, a bare `linger.ms` is taken as the same.
-fn properties(section: &Section<'_>) -> Properties {
-    let mut properties = BTreeMap::new();
+///
+/// Those that come from a file are given beside their value with the file, which is read again when producers are made.
+fn properties(section: &Section<'_>) -> (Properties, BTreeMap<String, SecretFile>) {
+    let (mut properties, mut files) = (BTreeMap::new(), BTreeMap::new());
     for entry in section.entries(Kind::Scalar) {
         let mut leaves = Vec::new();
         flatten(entry.name.to_owned(), entry.value.get_ref(), &mut leaves);
@@ -68,9 +73,10 @@ fn properties(section: &Section<'_>) -> Properties {
             };
             let (name, text) = match name.strip_suffix(FILE_SUFFIX) {
                 Some(name) => {
-                    let Some(text) = section.context.secret_file(&entry.path, &text) else {
+                    let Some((file, text)) = section.context.secret_file(&entry.path, &text) else {
                         continue;
                     };
+                    files.insert(name.to_owned(), file);
                     (name.to_owned(), text)
                 }
                 None => (name, text),
@@ -81,7 +87,7 @@ fn properties(section: &Section<'_>) -> Properties {
             }
         }
     }
-    Properties(properties)
+    (Properties(properties), files)
 }
 
 fn flatten<'v>(name: String, value: &'v DeValue<'v>, leaves: &mut Vec<(String, &'v DeValue<'v>)>) {

@@ -224,7 +224,7 @@ fn secrets_are_read_from_files_and_never_printed() {
     "#;
     let config = parse("f", directory.path(), text, &none).unwrap();
     let orders = config.pipelines.iter().find(|pipeline| pipeline.name == "orders").unwrap();
-    assert_eq!(orders.source.password.as_ref().unwrap().reveal(), "hush-pg");
+    assert_eq!(orders.source.password.as_ref().unwrap().read().unwrap(), "hush-pg");
     assert_eq!(orders.sink.properties.0["sasl.password"], "hush-kafka");
     let printed = format!("{config:?} {config:#?} {}", orders.source.url);
     assert!(!printed.contains("hush"), "{printed}");

@@ -2,12 +2,13 @@
 
 use super::error::Finding;
 use super::place::Places;
-use super::secret::{Properties, Secret, Url};
+use super::secret::{Properties, Url};
 use crate::driver::{Mode, OnSlotLost, PipelineSpec};
 use crate::outbox::{
     Extra, Layout, NullPayload, Replace, Role, StandardHeaders, TableName, TimestampSource,
 };
 use crate::relay::OnPoison;
+use crate::secret_file::SecretFile;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -79,10 +80,10 @@ pub struct BookmarksConfig {
 pub struct SourceConfig {
     /// URI or `key=value` pairs, as libpq takes them.
     pub url: Url,
-    /// The file that holds the password.
+    /// The file that holds the password, as it is written in the configuration.
     pub password_file: Option<String>,
-    /// Its content.
-    pub password: Option<Secret>,
+    /// The same file, to be read at each login.
+    pub password: Option<SecretFile>,
     /// The replication slot.
     pub slot: String,
     /// The publication, as it is called in the catalog (not folded, not quoted).
@@ -166,6 +167,8 @@ pub struct SinkConfig {
     pub shards: u32,
     /// librdkafka's own settings.
     pub properties: Properties,
+    /// Those of the properties that come from a file (`_file`), and the file.
+    pub secret_files: BTreeMap<String, SecretFile>,
 }
 
 /// `sink.kind`

@@ -76,6 +76,12 @@ impl Login<'_> {
     }
 
     fn password(&self) -> Result<String, SourceError> {
+        if let Some(file) = &self.conninfo.password_file {
+            // Read at each login: the file may have been rotated since the process started.
+            return file.read().map_err(|error| {
+                SourceError::new(SourceErrorKind::AuthRefused, self.doing.as_str()).caused_by(error)
+            });
+        }
         let given = self.conninfo.password.as_ref().map(|secret| secret.reveal().to_owned());
         given
             .or_else(|| passfile::password(self.conninfo, self.host))

@@ -17,6 +17,7 @@ pub use masked::masked;
 pub use types::{ChannelBinding, SslMode, TargetSessionAttrs};
 pub(super) use types::{Keepalive, Root, Secret, Ssl, TlsVersions};
 
+use crate::secret_file::SecretFile;
 use keys::Support;
 use settings::Reader;
 use std::collections::BTreeMap;
@@ -41,6 +42,8 @@ pub struct Conninfo {
     pub(super) user: String,
     pub(super) dbname: String,
     pub(super) password: Option<Secret>,
+    /// Read at each login, and before `password`.
+    pub(super) password_file: Option<SecretFile>,
     pub(super) passfile: Option<PathBuf>,
     pub(super) application_name: Option<String>,
     pub(super) options: Option<String>,
@@ -173,9 +176,14 @@ impl Conninfo {
         Reader::new(&given, env).conninfo()
     }
 
-    /// Sets the password, in place of one that was given.
-    pub fn set_password(&mut self, password: String) {
-        self.password = Some(Secret::new(password));
+    /// Has the password read from `file` at each login, in place of one that was given.
+    pub fn set_password_file(&mut self, file: SecretFile) {
+        self.password_file = Some(file);
+    }
+
+    /// Whether a password is given, in whatever way but the password file of libpq.
+    pub(super) const fn has_password(&self) -> bool {
+        self.password.is_some() || self.password_file.is_some()
     }
 
     /// The database's name.

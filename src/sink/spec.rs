@@ -2,6 +2,7 @@
 //!
 //! `config` fills these in; nothing here reads a file or the network.
 
+use crate::secret_file::SecretFile;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -23,6 +24,8 @@ pub struct KafkaSpec {
     pub brokers: String,
     /// librdkafka's own properties, verbatim; those that would break a promise are refused.
     pub properties: BTreeMap<String, String>,
+    /// Files from which the values of some of the properties are read each time that producers are made.
+    pub secret_files: BTreeMap<String, SecretFile>,
     /// Producers among which the aggregates are divided; 0 is as 1.
     pub shards: usize,
     /// The name the broker's logs and quotas know us by; a `client.id` among the properties wins.
@@ -42,6 +45,7 @@ impl fmt::Debug for KafkaSpec {
         f.debug_struct("KafkaSpec")
             .field("brokers", &self.brokers)
             .field("properties", &self.properties.keys())
+            .field("secret_files", &self.secret_files.keys())
             .field("shards", &self.shards)
             .field("client_id", &self.client_id)
             .field("in_flight_events", &self.in_flight_events)

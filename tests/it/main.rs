@@ -113,6 +113,8 @@ mod repeats;
 mod replay;
 /// Stop, kill, restart, freeze: what is sent again, and what is not.
 mod resume;
+/// Secrets that are rotated while the service runs.
+mod rotation;
 /// What nothing that is written for people or machines may hold.
 mod secrets;
 /// The shared servers answer, and a produced record is read back with header and key.

@@ -26,6 +26,7 @@ pub(crate) fn spec(brokers: &str) -> KafkaSpec {
     KafkaSpec {
         brokers: brokers.to_owned(),
         properties: BTreeMap::new(),
+        secret_files: BTreeMap::new(),
         shards: 1,
         client_id: "postrider-test".to_owned(),
         in_flight_events: 50_000,

@@ -52,6 +52,7 @@ impl<'a> Reader<'a> {
             dbname: self.text("dbname").unwrap_or(&user).to_owned(),
             user,
             password: self.text("password").map(|text| Secret::new(text.to_owned())),
+            password_file: None,
             passfile: self
                 .text("passfile")
                 .map(PathBuf::from)

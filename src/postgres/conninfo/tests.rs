@@ -142,11 +142,9 @@ fn nobody_wrote_sslmode_means_tls_if_offered() {
 
 #[test]
 fn debug_shows_no_password() {
-    let mut conninfo = parse("postgresql://bob:hunter2@h/d").unwrap();
+    let conninfo = parse("postgresql://bob:hunter2@h/d").unwrap();
     assert!(!format!("{conninfo:?}").contains("hunter2"));
-    conninfo.set_password("hunter3".to_owned());
-    assert!(!format!("{conninfo:?}").contains("hunter3"));
-    assert!(line(&conninfo).ends_with("hunter3"));
+    assert!(line(&conninfo).ends_with("hunter2"));
 }
 
 #[test]

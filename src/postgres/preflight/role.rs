@@ -121,7 +121,7 @@ pub(super) fn superuser(scene: &Scene<'_>, out: &mut Vec<Finding>) {
         let finding = finding
             .sql(format!("{verb} ROLE {OWN_ROLE} LOGIN REPLICATION;"))
             .config(scene.lines.config("source.url", &uri(conninfo, OWN_ROLE, &[])));
-        let finding = if conninfo.password.is_some() {
+        let finding = if conninfo.has_password() {
             finding.shell(format!("psql '{}' -c '\\password {OWN_ROLE}'", uri(conninfo, user, &[])))
         } else {
             finding

@@ -10,11 +10,12 @@ use super::ids::Ids;
 use super::polled::Producer;
 use super::producers::Producers;
 use super::rights::Rights;
+use super::secrets::{SaslLogin, Secrets};
 use super::shared::{Leaving, Shared, Suspicion};
 use super::stall::{self, Stall};
 use super::told::Told;
 use super::trouble::{self, About, Trouble};
-use crate::sink::Post;
+use crate::sink::{KafkaSpec, Post};
 use rdkafka::producer::Producer as _;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -34,8 +35,12 @@ const LAST_WORDS: Duration = Duration::from_millis(100);
 
 pub(super) struct Keeper {
     shared: Arc<Shared>,
-    brokers: String,
+    spec: KafkaSpec,
     producers: Option<Arc<Producers>>,
+    /// What the secret files held when the producers were made.
+    made_with: Secrets,
+    /// The same at the last look. Live producers have the SASL login of it.
+    secrets: Secrets,
     /// The first of them has had an answer from a broker.
     connected: bool,
     suspicion: Option<Suspicion>,
@@ -57,14 +62,16 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    pub(super) fn new(shared: Arc<Shared>, brokers: String) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, spec: KafkaSpec) -> Self {
         let now = Instant::now();
         Self {
             told: Told::new(Arc::clone(&shared)),
             shared,
-            forgotten: Forgotten::new(&brokers),
-            brokers,
+            forgotten: Forgotten::new(&spec.brokers),
+            spec,
             producers: None,
+            made_with: Secrets::default(),
+            secrets: Secrets::default(),
             connected: false,
             suspicion: None,
             leaving: Vec::new(),
@@ -83,6 +90,7 @@ impl Keeper {
     pub(super) fn run(mut self) {
         while self.take_orders() {
             self.see_out();
+            self.read_secrets();
             if self.ask() {
                 self.watch();
             } else {
@@ -108,8 +116,10 @@ impl Keeper {
         let hour = u32::try_from((now - self.opened_at).as_secs() / 3_600).unwrap_or(u32::MAX);
         self.shared.hour.store(hour, Ordering::Relaxed);
         self.leaving.extend(leaving.into_iter().map(|leaving| (leaving, None)));
-        if let Some(producers) = producers {
+        if let Some((producers, secrets)) = producers {
             self.producers = Some(producers);
+            self.secrets.clone_from(&secrets);
+            self.made_with = secrets;
             self.connected = false;
             self.stall.new_producers(now);
             // What a topic was is known of those before.
@@ -126,6 +136,37 @@ impl Keeper {
             suspicion.outweigh(&mut self.suspicion);
         }
         !stop
+    }
+
+    /// Reads the secret files, and hands a SASL login that has changed to the live producers, which use it from their
+    /// next login on.
+    ///
+    /// Where a connection fails, producers that were made with other certificates or keys than the files hold now are
+    /// given up: librdkafka reads those files only when a producer is made.
+    fn read_secrets(&mut self) {
+        let secrets = Secrets::read(&self.spec, &self.secrets);
+        let before = std::mem::replace(&mut self.secrets, secrets);
+        let in_doubt = self.suspicion.is_some() || self.told.is_about(About::Broker);
+        if in_doubt
+            && self.secrets.needs_new_producers(&self.made_with)
+            && let Some(producers) = &self.producers
+        {
+            let reason = "the files of its certificates or keys have changed since it was made";
+            producers.first().client().context().broken(reason.to_owned());
+        }
+        let login = self.secrets.login(&self.spec);
+        if login == before.login(&self.spec) {
+            return;
+        }
+        let Some(SaslLogin { username, password }) = login else { return };
+        let leaving = self.leaving.iter().map(|(leaving, _)| &leaving.producers);
+        for producers in leaving.chain(&self.producers) {
+            producers.set_login(&username, &password);
+        }
+        tracing::info!(
+            target: "postrider::kafka",
+            "the SASL login was read again from its file: used from the next login on"
+        );
     }
 
     /// Lets old producers go: when their records have their reports, or when they were given up and have had their
@@ -225,6 +266,6 @@ impl Keeper {
         if let Some(heard) = self.shared.heard() {
             heard.outweigh(&mut self.suspicion);
         }
-        trouble::of_broker(&self.brokers, self.suspicion.as_ref())
+        trouble::of_broker(&self.spec.brokers, self.suspicion.as_ref())
     }
 }

@@ -17,6 +17,7 @@ mod preflight;
 mod producers;
 mod properties;
 mod rights;
+mod secrets;
 mod shared;
 mod sizes;
 mod stall;
@@ -36,6 +37,7 @@ pub(super) use preflight::{look, settings};
 use producers::Producers;
 use rdkafka::config::ClientConfig;
 use rdkafka::types::RDKafkaErrorCode as Code;
+use secrets::Secrets;
 use shared::{Leaving, Shared};
 use sizes::Sizes;
 use std::collections::BTreeMap;
@@ -55,6 +57,8 @@ pub(super) struct KafkaSink {
     config: ClientConfig,
     /// What `producers` were made with.
     sizes: Sizes,
+    /// The same: what the secret files held.
+    secrets: Secrets,
     /// The producers; none after they could not be made again, or after `close`.
     producers: Option<Arc<Producers>>,
     /// Something was handed to `producers`.
@@ -87,6 +91,7 @@ impl KafkaSink {
             config,
             spec: spec.clone(),
             sizes: Sizes::of(spec),
+            secrets: Secrets::default(),
             producers: None,
             used: false,
             introductions: Introductions::default(),
@@ -98,7 +103,7 @@ impl KafkaSink {
             last: None,
         };
         sink.renew()?;
-        let keeper = Keeper::new(shared, spec.brokers.clone());
+        let keeper = Keeper::new(shared, spec.clone());
         // Not joined: it may be waiting for a broker that does not answer, and holds nothing that must be kept.
         std::thread::Builder::new()
             .name("kafka-keeper".to_owned())
@@ -110,11 +115,16 @@ impl KafkaSink {
     /// Puts new producers in place of the present ones, which are given back.
     fn renew(&mut self) -> Result<Option<Arc<Producers>>, SinkError> {
         self.sizes.put(&self.spec, &mut self.config);
+        self.secrets = Secrets::read(&self.spec, &self.secrets);
+        for (name, value) in self.secrets.values() {
+            self.config.set(properties::our_name(name), value);
+        }
         let made = Producers::make(&self.config, &self.shared, self.spec.shards);
         let producers = Arc::new(made?);
         self.used = false;
         self.introductions = Introductions::default();
-        self.shared.tell(|inbox| inbox.producers = Some(Arc::clone(&producers)));
+        let secrets = self.secrets.clone();
+        self.shared.tell(|inbox| inbox.producers = Some((Arc::clone(&producers), secrets)));
         Ok(self.producers.replace(producers))
     }
 

@@ -14,7 +14,7 @@ use crate::record::{Header, Record, Ticket};
 use rdkafka::producer::{PARTITION_UA, Producer as _};
 use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
 use rdkafka_sys as sys;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::time::Duration;
 
@@ -139,6 +139,24 @@ pub(super) fn flush(producer: &Producer, timeout: Duration) -> bool {
 pub(super) fn add_brokers(producer: &Producer, brokers: &CStr) {
     // SAFETY: the handle lives as long as `producer`; the text is copied before the call returns.
     unsafe { sys::rd_kafka_brokers_add(producer.client().native_ptr(), brokers.as_ptr()) };
+}
+
+/// Gives a producer another SASL name and password (PLAIN, SCRAM). It uses them from its next login on, and tries the
+/// brokers at once whose login was refused. Connections that are logged in stay.
+pub(super) fn set_login(producer: &Producer, username: &str, password: &str) {
+    let texts = (CString::new(username), CString::new(password));
+    // A value with a zero byte is no login that librdkafka could send.
+    let (Ok(username), Ok(password)) = texts else { return };
+    // SAFETY: the handle lives as long as `producer`; both texts are copied before the call returns. The error, which
+    // is only made where one of them is null, is given back.
+    unsafe {
+        let client = producer.client().native_ptr();
+        let error =
+            sys::rd_kafka_sasl_set_credentials(client, username.as_ptr(), password.as_ptr());
+        if !error.is_null() {
+            sys::rd_kafka_error_destroy(error);
+        }
+    }
 }
 
 /// Throws away what is queued and not yet in a request; with `in_flight`, what is in a request too. Never waits.

@@ -104,6 +104,11 @@ impl Producers {
         self.all().for_each(|producer| native::add_brokers(producer, brokers));
     }
 
+    /// Gives all of them another SASL login. See [`native::set_login`].
+    pub(super) fn set_login(&self, username: &str, password: &str) {
+        self.all().for_each(|producer| native::set_login(producer, username, password));
+    }
+
     /// One of them takes no more records, or all were given up.
     pub(super) fn is_broken(&self) -> bool {
         self.first().client().context().is_broken()

@@ -33,7 +33,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("sasl.mechanism", "sasl.mechanisms"),
 ];
 
-fn our_name(name: &str) -> &str {
+pub(super) fn our_name(name: &str) -> &str {
     ALIASES.iter().find(|(other, _)| *other == name).map_or(name, |(_, ours)| ours)
 }
 

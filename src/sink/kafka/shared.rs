@@ -1,6 +1,7 @@
 //! What the sink, the callbacks and the keeper share: the known topics, and the keeper's inbox.
 
 use super::producers::Producers;
+use super::secrets::Secrets;
 use super::topic::Facts;
 use crate::sink::{Mailbox, Post};
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -51,8 +52,8 @@ pub(super) struct Shared {
 /// which two can be on the way out.
 #[derive(Default)]
 pub(super) struct Inbox {
-    /// The producers to ask with.
-    pub(super) producers: Option<Arc<Producers>>,
+    /// The producers to ask with, and the secrets that they were made with.
+    pub(super) producers: Option<(Arc<Producers>, Secrets)>,
     /// The topics that are being waited for.
     pub(super) wanted: BTreeMap<String, Wanted>,
     /// What the error callback said since.

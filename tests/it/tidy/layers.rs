@@ -14,6 +14,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("words", "error", "lsn event"),
     ("words", "status", "lsn event error"),
     ("words", "finding", ""),
+    ("words", "secret_file", ""),
     // Test only: beside each reader, its tests use it.
     ("words", "fuzz", ""),
     ("words", "parked", "lsn event record"),

@@ -58,7 +58,7 @@ impl Keeper {
                     self.shared.mailbox.post(Post::Retry);
                 }
                 Err(why) => {
-                    let Some(trouble) = trouble::of_topic(&topic, why, &self.brokers) else {
+                    let Some(trouble) = trouble::of_topic(&topic, why, &self.spec.brokers) else {
                         self.shared.refuse_none();
                         self.name_brokers(&producers);
                         let trouble = self.broker_trouble();
@@ -88,7 +88,7 @@ impl Keeper {
             match self.look_up(producers.first(), &topic, SHORT, true) {
                 Ok(facts) => self.learn(&topic, facts),
                 Err(why) => {
-                    if let Some(trouble) = trouble::of_topic(&topic, why, &self.brokers) {
+                    if let Some(trouble) = trouble::of_topic(&topic, why, &self.spec.brokers) {
                         // It stays at hand: after all others it is asked for again.
                         if self.stale.is_empty() {
                             self.stale_are_all();
@@ -135,7 +135,7 @@ impl Keeper {
                 tracing::debug!(
                     target: "postrider::kafka", topic, code = %why.code, "could not ask for the topic again"
                 );
-                if trouble::of_topic(&topic, why, &self.brokers).is_none() {
+                if trouble::of_topic(&topic, why, &self.spec.brokers).is_none() {
                     // The next look asks whether any broker answers.
                     let code = Code::AllBrokersDown;
                     Suspicion { code, reason: String::new() }.outweigh(&mut self.suspicion);

@@ -8,6 +8,7 @@ fn spec(properties: &[(&str, &str)]) -> KafkaSpec {
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
             .collect::<BTreeMap<_, _>>(),
+        secret_files: BTreeMap::new(),
         shards: 1,
         client_id: "postrider".to_owned(),
         in_flight_events: 50_000,
