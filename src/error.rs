@@ -103,4 +103,6 @@ halt_reasons! {
     Wedged = "PR016" "wedged",
     /// The slot holds back more WAL than the operator allows.
     WalBudget = "PR017" "wal_budget",
+    /// Published rows can't be marked in the outbox table without loss or repetition.
+    MarksUnfit = "PR018" "marks_unfit",
 }

@@ -73,7 +73,7 @@ async fn look(
     login: Option<&Conninfo>,
     findings: &mut Vec<Finding>,
 ) {
-    let columns: Vec<_> = spec.outbox.required_columns().into_iter().map(str::to_owned).collect();
+    let columns = spec.columns();
     let parts: Option<Vec<TopicPart>> =
         spec.outbox.topic_pieces().map(|pieces| pieces.into_iter().map(part).collect());
     let ask = Ask {
@@ -82,7 +82,8 @@ async fn look(
         login,
         columns: &columns,
         streams: spec.mode != Mode::Poll,
-        poll: spec.poll.table.as_ref().filter(|_| spec.mode != Mode::Wal),
+        poll: spec.marks(),
+        polls: spec.mode != Mode::Wal,
         messages: spec.messages(),
         failover: spec.failover,
         bookmarks_retain_max: spec.bookmarks_retain_max,

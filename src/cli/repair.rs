@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::driver::{self, Mode, PipelineSpec, Service, Stop, selection};
 use crate::error::{Halt, HaltReason};
 use crate::metrics::Metrics;
-use crate::postgres::control::{Ask, Control};
+use crate::postgres::control::Control;
 use crate::postgres::poll::listed::Table;
 use crate::postgres::repair::{self, Ledger, Method, Row, Survey, Verdict};
 use crate::status::Board;
@@ -97,14 +97,8 @@ async fn look(spec: &PipelineSpec, control: &Control) -> Result<Result<Look, Hal
         return Ok(Err(halt));
     }
     let identity = driver::identity(&spec.conninfo, APPLICATION_NAME).await?;
-    let columns: Vec<_> = spec.outbox.required_columns().into_iter().map(str::to_owned).collect();
-    let ask = Ask {
-        names: &spec.names,
-        identity: &identity,
-        columns: &columns,
-        messages: spec.messages(),
-        failover: spec.failover,
-    };
+    let columns = spec.columns();
+    let ask = spec.ask(&identity, &columns);
     let facts = control.facts(&ask).await?;
     if let Err(halt) = repair::fit(&facts) {
         return Ok(Err(halt));

@@ -15,7 +15,7 @@ use super::output::Output;
 use crate::config::{Config, Env, PipelineConfig};
 use crate::driver::{Mode, PipelineSpec};
 use crate::postgres::Conninfo;
-use crate::postgres::control::{Ask, Control};
+use crate::postgres::control::Control;
 use crate::postgres::setup::{self, Options, Progress};
 use std::collections::BTreeSet;
 
@@ -40,14 +40,8 @@ async fn one(
 ) -> Result<(), CliError> {
     let conninfo = login.unwrap_or(&spec.conninfo);
     let control = Control::connect(conninfo, APPLICATION_NAME).await?;
-    let columns: Vec<_> = spec.outbox.required_columns().into_iter().map(str::to_owned).collect();
-    let ask = Ask {
-        names: &spec.names,
-        identity: &None,
-        columns: &columns,
-        messages: spec.messages(),
-        failover: spec.failover,
-    };
+    let columns = spec.columns();
+    let ask = spec.ask(&None, &columns);
     if args.undo {
         return undo::one(spec.name(), &control, &ask, args).await;
     }
@@ -71,11 +65,7 @@ async fn one(
         notify: args.notify,
         polls: spec.mode == Mode::Poll,
         backfill: selection.is_some(),
-        marks: spec
-            .poll
-            .table
-            .as_ref()
-            .filter(|_| spec.mode != Mode::Wal || spec.poll.mark_streamed),
+        marks: spec.marks(),
     };
     let mut out = Output::stdout();
     if args.print_sql {

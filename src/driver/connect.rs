@@ -102,13 +102,7 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
 
     let identity = Some(Identity::from(&system));
     let columns = spec.columns();
-    let ask = Ask {
-        names: &spec.names,
-        identity: &identity,
-        columns: &columns,
-        messages: spec.messages(),
-        failover: spec.failover,
-    };
+    let ask = spec.ask(&identity, &columns);
     let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
     if facts.schema == SchemaState::Version(schema::VERSION)
         && let Some(first) = comes_first(&control, spec).await.map_err(at(Phase::Handshake))?
@@ -227,13 +221,7 @@ async fn poll_handshake(spec: &PipelineSpec) -> Result<Polling, Failure> {
     let control = Control::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
     let client = control.client();
     let columns = spec.columns();
-    let ask = Ask {
-        names: &spec.names,
-        identity: &None,
-        columns: &columns,
-        messages: false,
-        failover: false,
-    };
+    let ask = Ask { messages: false, failover: false, ..spec.ask(&None, &columns) };
     let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
     match fence::check_polling(&facts) {
         Ok(None) => {}

@@ -9,8 +9,9 @@ use super::session::{Job, job};
 use super::spec::PipelineSpec;
 use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;
-use crate::postgres::control::{self, Ask};
+use crate::postgres::control;
 use crate::postgres::slot::{self, SlotRow};
+use crate::postgres::table::{self, LeafChange};
 use crate::postgres::{SourceError, bookmark, fence, parked};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +37,8 @@ pub(super) struct Look {
     pub(super) oldest_parked: Option<Duration>,
     /// The stream waits for a standby.
     pub(super) waits_for_standby: bool,
+    /// OIDs of the outbox's partitions, ascending; empty where it has none.
+    leaves: Vec<u32>,
     halt: Option<Halt>,
 }
 
@@ -76,6 +79,7 @@ impl Looks {
         if self.running.is_none() {
             self.alarm.at(self.next_at).await;
             let (client, spec) = (Arc::clone(&self.client), Arc::clone(&self.spec));
+            let before = self.latest.as_ref().map(|look| look.leaves.clone());
             let prune = self.prune_at <= Instant::now();
             if prune {
                 self.prune_at = Instant::now() + PRUNE_INTERVAL;
@@ -88,7 +92,13 @@ impl Looks {
                         say::bookmark_let_go(spec.name(), &swept, max);
                     }
                 }
-                look(&client, &spec).await
+                let look = look(&client, &spec).await?;
+                if let Some(before) = before {
+                    for change in changes(&client, &before, &look.leaves).await? {
+                        say::partition_changed(spec.name(), &change);
+                    }
+                }
+                Ok(look)
             }));
         }
         let outcome = job(&mut self.running).await;
@@ -112,14 +122,7 @@ impl Looks {
 
 async fn look(client: &Client, spec: &PipelineSpec) -> Result<Look, SourceError> {
     let columns = spec.columns();
-    let ask = Ask {
-        names: &spec.names,
-        identity: &None,
-        columns: &columns,
-        messages: spec.messages(),
-        failover: spec.failover,
-    };
-    let facts = control::facts(client, &ask).await?;
+    let facts = control::facts(client, &spec.ask(&None, &columns)).await?;
     let halt = fence::check_running(&facts).err().map(seen_late);
     let oldest_parked = parked::counts(client, spec.name()).await?.oldest;
     let waits_for_standby = match facts.slot.as_ref().and_then(|slot| slot.active_pid) {
@@ -127,7 +130,24 @@ async fn look(client: &Client, spec: &PipelineSpec) -> Result<Look, SourceError>
         None => false,
     };
     let wal_end = facts.server.wal_end;
-    Ok(Look { slot: facts.slot, wal_end, oldest_parked, waits_for_standby, halt })
+    let leaves = facts.table.map(|table| table.partitions.leaves).unwrap_or_default();
+    Ok(Look { slot: facts.slot, wal_end, oldest_parked, waits_for_standby, leaves, halt })
+}
+
+/// Partitions that were attached with what they held, or detached, since the look before.
+async fn changes(
+    client: &Client,
+    before: &[u32],
+    now: &[u32],
+) -> Result<Vec<LeafChange>, SourceError> {
+    let without = |these: &[u32], those: &[u32]| -> Vec<u32> {
+        these.iter().copied().filter(|oid| those.binary_search(oid).is_err()).collect()
+    };
+    let (gone, new) = (without(before, now), without(now, before));
+    if gone.is_empty() && new.is_empty() {
+        return Ok(Vec::new());
+    }
+    table::leaf_changes(client, &gone, &new).await
 }
 
 /// A publication that was changed under the stream left rows out from then on, and nothing in the stream says so.

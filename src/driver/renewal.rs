@@ -16,7 +16,7 @@ use super::run::Stop;
 use super::say;
 use super::session::{Job, job};
 use crate::error::{Chain, HaltReason};
-use crate::postgres::control::{Ask, Control};
+use crate::postgres::control::Control;
 use crate::postgres::setup::{self, Renewed};
 use crate::postgres::{SourceError, cursor, server};
 use std::sync::Arc;
@@ -117,13 +117,7 @@ impl Pipeline {
                 Step::Empty | Step::Make => {}
             }
             let columns = spec.columns();
-            let ask = Ask {
-                names: &spec.names,
-                identity: &None,
-                columns: &columns,
-                messages: spec.messages(),
-                failover: spec.failover,
-            };
+            let ask = spec.ask(&None, &columns);
             setup::renew(&control, &ask, epoch).await
         }));
     }

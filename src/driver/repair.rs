@@ -13,7 +13,7 @@ use super::say;
 use super::spec::{Mode, OnSlotLost, PipelineSpec};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::action::Phase;
-use crate::postgres::control::{self, Control};
+use crate::postgres::control::Control;
 use crate::postgres::fence::Identity;
 use crate::postgres::poll::{Marks, PollSpec};
 use crate::postgres::repair::{
@@ -94,13 +94,7 @@ pub(super) async fn open(spec: Arc<PipelineSpec>) -> Result<Polling, Failure> {
         .map_err(|pid| Failure::StandBy { active_pid: pid.unwrap_or_default() })?;
     let identity = identity(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
     let columns = spec.columns();
-    let ask = control::Ask {
-        names: &spec.names,
-        identity: &identity,
-        columns: &columns,
-        messages: spec.messages(),
-        failover: spec.failover,
-    };
+    let ask = spec.ask(&identity, &columns);
     let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
     repair::fit(&facts).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     let row = repair::read(client, spec.name()).await.map_err(at(Phase::Handshake))?;

@@ -1,6 +1,8 @@
 //! What a pipeline is made from: plain values, complete, each checked by the module that takes it.
 
 use crate::outbox::OutboxSpec;
+use crate::postgres::control::Ask;
+use crate::postgres::fence::Identity;
 use crate::postgres::poll::PollSpec;
 use crate::postgres::{Conninfo, Names};
 use crate::relay::{Limits, Rules};
@@ -98,8 +100,27 @@ impl PipelineSpec {
         self.outbox.message_prefix.is_some()
     }
 
+    /// How published rows are marked in the table, where they are: by polling, or behind the stream.
+    pub fn marks(&self) -> Option<&PollSpec> {
+        let marked = self.mode != Mode::Wal || self.poll.mark_streamed;
+        self.poll.table.as_ref().filter(|_| marked)
+    }
+
+    /// What is asked of the catalog. `columns` are those of [`PipelineSpec::columns`].
+    pub fn ask<'a>(&'a self, identity: &'a Option<Identity>, columns: &'a [String]) -> Ask<'a> {
+        Ask {
+            names: &self.names,
+            identity,
+            columns,
+            messages: self.messages(),
+            failover: self.failover,
+            marks: self.marks(),
+            polls: self.mode != Mode::Wal,
+        }
+    }
+
     /// The columns the layout can't do without.
-    pub(super) fn columns(&self) -> Vec<String> {
+    pub fn columns(&self) -> Vec<String> {
         self.outbox.required_columns().into_iter().map(str::to_owned).collect()
     }
 }

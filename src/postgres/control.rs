@@ -7,6 +7,8 @@ use super::client::connect_listening;
 use super::conninfo::Conninfo;
 use super::error::{SourceError, SourceErrorKind};
 use super::names::Names;
+use super::poll::PollSpec;
+use super::table::TableFacts;
 use super::{cursor, fence, parked, publication, schema, server, slot, table};
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
@@ -178,6 +180,10 @@ pub struct Ask<'a> {
     pub messages: bool,
     /// Whether the slot is to be a failover slot where the server has them.
     pub failover: bool,
+    /// How published rows are marked in the table, where they are.
+    pub marks: Option<&'a PollSpec>,
+    /// Whether the table is polled, or may be.
+    pub polls: bool,
 }
 
 /// Reads everything `fence` decides on.
@@ -207,6 +213,10 @@ pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<fence::Facts, Sourc
         Some(name) => table::read(client, name).await?,
         None => None,
     };
+    let marks = match ask.marks {
+        Some(spec) => Some(marks(client, spec, ask.polls).await?),
+        None => None,
+    };
     let server = server::read(client).await?;
     Ok(fence::Facts {
         names: names.clone(),
@@ -220,5 +230,20 @@ pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<fence::Facts, Sourc
         columns: ask.columns.to_vec(),
         messages: ask.messages,
         failover: ask.failover,
+        marks,
     })
+}
+
+/// What a table of dead letters has, where polling writes into one.
+pub(super) async fn marks(
+    client: &Client,
+    spec: &PollSpec,
+    polls: bool,
+) -> Result<fence::MarkFacts, SourceError> {
+    let dlq = match spec.dlq().filter(|_| polls) {
+        Some(dlq) => table::read(client, dlq).await?,
+        None => None,
+    };
+    let columns = |table: TableFacts| table.columns.into_iter().map(|column| column.name).collect();
+    Ok(fence::MarkFacts { spec: spec.clone(), dlq: dlq.map(columns) })
 }

@@ -19,6 +19,9 @@ pub struct PublicationFacts {
     pub all_tables: bool,
     /// Rows of partitions come under the name of the partitioned table.
     pub via_root: bool,
+    /// It names the outbox table itself: as a table, by its schema, or as one of all tables. A partitioned table
+    /// whose partitions alone are named counts as published where `via_root` is off.
+    pub names_table: bool,
     /// How it publishes the outbox table; `None` if it does not.
     pub table: Option<PublishedTable>,
     /// Tables in it beside the outbox.
@@ -41,7 +44,14 @@ SELECT p.pubinsert, p.pubupdate OR p.pubdelete OR p.pubtruncate, p.puballtables,
        t.attnames::pg_catalog.text[], t.rowfilter, \
        (SELECT pg_catalog.count(*) FROM pg_catalog.pg_publication_tables o \
          WHERE o.pubname = p.pubname AND (o.schemaname, o.tablename) \
-               IS DISTINCT FROM (t.schemaname, t.tablename)) \
+               IS DISTINCT FROM (t.schemaname, t.tablename)), \
+       p.puballtables OR EXISTS ( \
+         SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+         WHERE n.nspname = $2::pg_catalog.text AND c.relname = $3::pg_catalog.text \
+           AND (EXISTS (SELECT FROM pg_catalog.pg_publication_rel r \
+                        WHERE r.prpubid = p.oid AND r.prrelid = c.oid) \
+                OR EXISTS (SELECT FROM pg_catalog.pg_publication_namespace s \
+                           WHERE s.pnpubid = p.oid AND s.pnnspid = n.oid))) \
 FROM pg_catalog.pg_publication p \
 LEFT JOIN LATERAL ( \
   SELECT x.schemaname, x.tablename, x.attnames, x.rowfilter \
@@ -78,6 +88,7 @@ fn from_row(row: &Row) -> Result<PublicationFacts, tokio_postgres::Error> {
         more_than_insert: row.try_get(1)?,
         all_tables: row.try_get(2)?,
         via_root: row.try_get(3)?,
+        names_table: row.try_get(7)?,
         table: columns.map(|columns| PublishedTable { row_filter, columns }),
         other_tables: u32::try_from(row.try_get::<_, i64>(6)?).unwrap_or(u32::MAX),
     })

@@ -99,6 +99,8 @@ impl Pipeline {
             columns: &self.columns,
             messages: self.messages,
             failover: true,
+            marks: None,
+            polls: false,
         }
     }
 

@@ -1,7 +1,7 @@
 //! The table's columns against what the layout wants of them: there, of a type that fits, not NULL, and streamed.
 
 use crate::config::PipelineConfig;
-use crate::driver::PipelineSpec;
+use crate::driver::{Mode, PipelineSpec};
 use crate::finding::Finding;
 use crate::outbox::{Layout, OutboxSpec, Role, TimestampSource};
 use crate::postgres::names::{TableName, ident};
@@ -34,6 +34,7 @@ pub(super) fn findings(
         }
     }
     look.generated(&mut found);
+    look.moves(&mut found);
     if found.is_empty() {
         found.push(Finding::ok(
             "columns",
@@ -54,6 +55,34 @@ impl Look<'_> {
             self.pipeline.name,
             toml::Value::String(value.to_owned())
         )
+    }
+
+    /// Columns of the partition key that an application is likely to change.
+    fn moves(&self, found: &mut Vec<Finding>) {
+        const FIXED: [Role; 7] = [
+            Role::Id,
+            Role::AggregateType,
+            Role::AggregateId,
+            Role::EventType,
+            Role::Time,
+            Role::Topic,
+            Role::PartitionKey,
+        ];
+        if self.spec.mode == Mode::Poll {
+            return;
+        }
+        let fixed = |column: &String| {
+            FIXED.iter().any(|role| self.spec.outbox.column(*role) == Some(column))
+        };
+        let key = self.table.partitions.key.iter().filter(|column| !fixed(column));
+        let list: Vec<String> = key.map(|column| ident(column)).collect();
+        if !list.is_empty() {
+            let what = format!("table {} is partitioned by column {}", self.name, list.join(", "));
+            found.push(Finding::warning("table_moves", what).why(
+                "an UPDATE that moves a row to another partition is a DELETE and an INSERT in WAL: the event is \
+                 published again, with the same id and another position. Leave the column of a row as it was inserted",
+            ));
+        }
     }
 
     fn missing(&self, found: &mut Vec<Finding>) {

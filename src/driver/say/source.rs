@@ -3,6 +3,7 @@
 use crate::driver::pipeline::Pipeline;
 use crate::driver::trouble::{Due, Trouble, span};
 use crate::error::Chain;
+use crate::postgres::table::LeafChange;
 use crate::postgres::{SourceError, action};
 use std::time::Instant;
 use tracing::{info, warn};
@@ -63,4 +64,28 @@ pub(in crate::driver) fn standing_by(pipeline: &mut Pipeline, active_pid: Option
 pub(in crate::driver) fn look_failed(pipeline: &Pipeline, error: &SourceError) {
     let (pipeline, reason) = (pipeline.spec.name(), Chain(error));
     warn!(event = "look_failed", pipeline, %reason, "could not look at the slot");
+}
+
+/// A partition of the outbox was attached with rows in it, or detached.
+pub(in crate::driver) fn partition_changed(pipeline: &str, change: &LeafChange) {
+    let partition = change.name.to_string();
+    if change.detached {
+        info!(
+            event = "partition_detached",
+            pipeline,
+            partition,
+            "the partition was detached: rows inserted into it from now on are no events; those that were committed \
+             before are still streamed"
+        );
+    } else if change.bytes > 0 {
+        warn!(
+            event = "partition_attached",
+            pipeline,
+            partition,
+            bytes = change.bytes,
+            hint = "those that are not published: delete and insert them again through the partitioned table, in one \
+                    transaction",
+            "a table with rows was attached as a partition: rows inserted before that are in no stream"
+        );
+    }
 }

@@ -52,6 +52,7 @@ pub fn explain(reason: HaltReason, error: &SourceError, names: &Names) -> Halt {
         | HaltReason::PositionAhead
         | HaltReason::SlotMoved
         | HaltReason::TableUnfit
+        | HaltReason::MarksUnfit
         | HaltReason::WalBudget
         | HaltReason::SinkUnfit => (
             NOTHING_LOST.to_owned(),

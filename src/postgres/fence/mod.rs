@@ -7,6 +7,7 @@
 //! The first that fails speaks, so that a wrong host is not told as a missing slot.
 
 mod history;
+mod marks;
 mod note;
 mod object;
 mod position;
@@ -14,11 +15,13 @@ mod publication;
 #[cfg(test)]
 pub(super) mod tests;
 
-pub(super) use object::VERSION_MIN;
+pub(super) use object::{VERSION_MIN, log_leaf};
 pub use position::{AfterStart, check_after_start};
+pub(super) use publication::via_root;
 
 use super::cursor::Cursor;
 use super::names::Names;
+use super::poll::PollSpec;
 use super::publication::PublicationFacts;
 use super::schema::SchemaState;
 use super::server::ServerFacts;
@@ -75,6 +78,17 @@ pub struct Facts {
     pub messages: bool,
     /// Whether a failover slot is wanted where the server has them.
     pub failover: bool,
+    /// How published rows are marked, where they are.
+    pub marks: Option<MarkFacts>,
+}
+
+/// How rows are marked, and where those go that have failed for good.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MarkFacts {
+    /// The columns, by name.
+    pub spec: PollSpec,
+    /// The columns of the table of dead letters; `None` where there is no such table, or it is not written into.
+    pub dlq: Option<Vec<String>>,
 }
 
 /// What to do now. The fourth answer is a [`Halt`].
@@ -121,6 +135,11 @@ pub struct Note {
 /// A rule: `None` when it holds.
 type Rule = fn(&Facts) -> Option<Halt>;
 
+/// What polling asks of the table. A mark that moves a row to another partition does no harm there: no stream brings
+/// the row again.
+const POLLED: &[Rule] =
+    &[object::table, object::polled_leaves, marks::columns, marks::dead_letters];
+
 /// Decides.
 ///
 /// # Errors
@@ -134,9 +153,13 @@ pub fn decide(facts: &Facts) -> Result<Decision, Halt> {
         object::slot_kind,
         object::slot_lost,
         object::table,
+        object::leaves,
         publication::exists,
         publication::rows,
         publication::columns,
+        marks::columns,
+        marks::dead_letters,
+        marks::partition_key,
     ];
     const POSITIONS: &[Rule] = &[
         position::cursor_binding,
@@ -175,7 +198,16 @@ pub fn check_objects(facts: &Facts) -> Result<(), Halt> {
         check(&[object::slot_kind, object::slot_lost], facts)?;
     }
     if facts.table.is_some() {
-        check(&[object::table], facts)?;
+        check(
+            &[
+                object::table,
+                object::leaves,
+                marks::columns,
+                marks::dead_letters,
+                marks::partition_key,
+            ],
+            facts,
+        )?;
     }
     if facts.publication.is_some() && facts.table.is_some() {
         check(&[publication::rows, publication::columns], facts)?;
@@ -192,8 +224,18 @@ pub fn check_polling(facts: &Facts) -> Result<Option<String>, Halt> {
     if let Some(message) = object::not_now(facts) {
         return Ok(Some(message));
     }
-    check(&[object::schema, object::table], facts)?;
+    check(&[object::schema], facts)?;
+    check(POLLED, facts)?;
     Ok(None)
+}
+
+/// The table of a pipeline that polls alone, where it exists: what `setup` asks.
+///
+/// # Errors
+/// The table exists and can't be polled.
+pub fn check_polled_objects(facts: &Facts) -> Result<(), Halt> {
+    check(&[object::version], facts)?;
+    if facts.table.is_some() { check(POLLED, facts) } else { Ok(()) }
 }
 
 /// What a new slot behind an old cursor asks: our cluster, our schema, a table and a publication that are fit, and
@@ -210,8 +252,11 @@ pub(super) fn check_repair(facts: &Facts) -> Result<(), Halt> {
         object::schema,
         object::slot_kind,
         object::table,
+        object::leaves,
         publication::rows,
         publication::columns,
+        marks::columns,
+        marks::partition_key,
     ];
     check(RULES, facts)
 }
@@ -232,8 +277,15 @@ pub(super) fn check_cursor(facts: &Facts) -> Result<(), Halt> {
 /// # Errors
 /// The stream would pass over events from here on.
 pub fn check_running(facts: &Facts) -> Result<(), Halt> {
-    const RULES: &[Rule] =
-        &[object::table, publication::exists, publication::rows, publication::columns];
+    const RULES: &[Rule] = &[
+        object::table,
+        object::leaves,
+        publication::exists,
+        publication::rows,
+        publication::columns,
+        marks::columns,
+        marks::partition_key,
+    ];
     check(RULES, facts)
 }
 
@@ -255,6 +307,12 @@ pub(super) fn schema_unfit(facts: &Facts) -> Halt {
 /// The table exists and is fit.
 pub(super) fn check_table(facts: &Facts) -> Result<(), Halt> {
     check(&[object::table], facts)
+}
+
+/// What the marks of published rows ask of the tables, where the columns exist.
+pub(super) fn check_marks(facts: &Facts, streams: bool) -> Result<(), Halt> {
+    check(&[marks::dead_letters], facts)?;
+    if streams { check(&[marks::partition_key], facts) } else { Ok(()) }
 }
 
 /// The cursor row belongs to the slot of the configured name.

@@ -2,9 +2,11 @@
 
 use super::{Facts, halt};
 use crate::error::{Halt, HaltReason};
-use crate::postgres::names::{ident, literal};
+use crate::postgres::names::{TableName, ident, literal};
+use crate::postgres::poll::PollSpec;
+use crate::postgres::poll::marks::unmarked;
 use crate::postgres::schema::{self, SchemaState};
-use crate::postgres::table::{Persistence, RelationKind};
+use crate::postgres::table::{Persistence, RelationKind, TableFacts, UnfitLeaf, UnfitLeafKind};
 
 /// The oldest server we know: 15 is the first with row filters and column lists in the views.
 pub(in crate::postgres) const VERSION_MIN: u32 = 150_000;
@@ -257,6 +259,15 @@ pub(super) fn table(facts: &Facts) -> Option<Halt> {
     }
     match table.persistence {
         Persistence::Logged => {}
+        Persistence::Unlogged if table.kind == RelationKind::Partitioned => {
+            return Some(unfit(
+                format!("partitioned table {name} is marked UNLOGGED: no publication takes it"),
+                format!(
+                    "make a partitioned table without UNLOGGED in its place (ALTER TABLE … SET LOGGED does not change \
+                     a partitioned table), and attach the partitions of {name} to it"
+                ),
+            ));
+        }
         Persistence::Unlogged => {
             return Some(halt(
                 HaltReason::TableUnfit,
@@ -283,4 +294,106 @@ pub(super) fn table(facts: &Facts) -> Option<Halt> {
                 .to_owned(),
         )
     })
+}
+
+/// Every partition is written to WAL.
+pub(super) fn leaves(facts: &Facts) -> Option<Halt> {
+    let (name, table) = (facts.names.table.as_ref()?, facts.table.as_ref()?);
+    let loses = |leaf: &&UnfitLeaf| leaf.kind != UnfitLeafKind::Foreign { insertable: false };
+    let unfit: Vec<&UnfitLeaf> = table.partitions.unfit.iter().filter(loses).collect();
+    if unfit.is_empty() {
+        return None;
+    }
+    let save: Vec<String> = unfit.iter().map(|leaf| save_leaf(facts, table, name, leaf)).collect();
+    let logs = unfit.iter().any(|leaf| leaf.kind == UnfitLeafKind::Unlogged);
+    let repeats = if facts.marks.is_some() || !logs {
+        ""
+    } else {
+        " The statements publish every row of the partition, also one that was streamed before: consumers know \
+         repetitions by the header id"
+    };
+    Some(halt(
+        HaltReason::TableUnfit,
+        format!("WAL has no rows of {}", described(&unfit)),
+        "rows inserted into it are in no stream, and a crash of the server empties an unlogged table: they are \
+         published when they are inserted again, behind later events of their aggregate. Rows of the other partitions \
+         wait in the slot",
+        format!("{}{repeats}", save.join(" ")),
+    ))
+}
+
+/// Polling reads every partition, but what a crash of this server empties, or another server keeps, is not safe there.
+pub(super) fn polled_leaves(facts: &Facts) -> Option<Halt> {
+    let name = facts.names.table.as_ref()?;
+    let unfit: Vec<&UnfitLeaf> = facts.table.as_ref()?.partitions.unfit.iter().collect();
+    if unfit.is_empty() {
+        return None;
+    }
+    let lines: Vec<String> = unfit
+        .iter()
+        .map(|leaf| match leaf.kind {
+            UnfitLeafKind::Unlogged => format!("ALTER TABLE {} SET LOGGED;", leaf.name),
+            UnfitLeafKind::Foreign { .. } => {
+                format!(
+                    "ALTER TABLE {name} DETACH PARTITION {}; and insert its rows that are not published into an \
+                     ordinary partition;",
+                    leaf.name
+                )
+            }
+        })
+        .collect();
+    Some(halt(
+        HaltReason::TableUnfit,
+        format!("rows of {} can't be polled safely", described(&unfit)),
+        "a crash of the server empties an unlogged table, and rows of a foreign table can't be locked and marked here; \
+         nothing is published while halted",
+        lines.join(" "),
+    ))
+}
+
+/// `partition "public"."a" (unlogged), "public"."b" (a foreign table)`
+fn described(leaves: &[&UnfitLeaf]) -> String {
+    let one = |leaf: &&UnfitLeaf| match leaf.kind {
+        UnfitLeafKind::Unlogged => format!("{} (unlogged)", leaf.name),
+        UnfitLeafKind::Foreign { .. } => format!("{} (a foreign table)", leaf.name),
+    };
+    let list: Vec<String> = leaves.iter().map(one).collect();
+    format!("partition {}", list.join(", "))
+}
+
+/// What makes an unlogged leaf part of the stream, with the rows it holds. `SET LOGGED` alone writes them to WAL as
+/// pages, which no stream shows.
+pub(in crate::postgres) fn log_leaf(
+    marks: Option<&PollSpec>,
+    table: &TableFacts,
+    name: &TableName,
+    leaf: &TableName,
+) -> String {
+    let columns = inserted(table);
+    let filter = marks.map_or_else(String::new, |spec| format!(" WHERE {}", unmarked(spec)));
+    format!(
+        "BEGIN; ALTER TABLE {leaf} SET LOGGED; WITH again AS (DELETE FROM {leaf} AS o{filter} RETURNING {columns}) \
+         INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM again; COMMIT;"
+    )
+}
+
+/// The columns that an `INSERT` may name.
+fn inserted(table: &TableFacts) -> String {
+    let columns = table.columns.iter().filter(|column| !column.generated);
+    columns.map(|column| ident(&column.name)).collect::<Vec<_>>().join(", ")
+}
+
+fn save_leaf(facts: &Facts, table: &TableFacts, name: &TableName, leaf: &UnfitLeaf) -> String {
+    let (leaf, columns) = match leaf.kind {
+        UnfitLeafKind::Unlogged => {
+            let marks = facts.marks.as_ref().map(|marks| &marks.spec);
+            return log_leaf(marks, table, name, &leaf.name);
+        }
+        UnfitLeafKind::Foreign { .. } => (&leaf.name, inserted(table)),
+    };
+    format!(
+        "ALTER TABLE {name} DETACH PARTITION {leaf}; make an ordinary partition in its place; INSERT INTO {name} \
+         ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {leaf}; or, where it only keeps old rows, let it \
+         refuse new ones (postgres_fdw): ALTER FOREIGN TABLE {leaf} OPTIONS (ADD updatable 'false');"
+    )
 }

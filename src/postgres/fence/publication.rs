@@ -64,8 +64,8 @@ pub(super) fn rows(facts: &Facts) -> Option<Halt> {
     if facts_of_table.kind == RelationKind::Partitioned && !publication.via_root {
         return Some(unfit(
             facts,
-            &format!("publishes the partitions of {name} under their own names"),
-            format!("{alter} SET (publish_via_partition_root = true);"),
+            &format!("publishes partitions of {name} under their own names"),
+            via_root(&alter, name, publication.names_table),
         ));
     }
     published.row_filter.as_ref().map(|_| {
@@ -75,6 +75,15 @@ pub(super) fn rows(facts: &Facts) -> Option<Halt> {
             format!("{alter} SET TABLE {name};"),
         )
     })
+}
+
+/// Where the table itself is not named, its other partitions are not published: it is added by the same transaction.
+pub(in crate::postgres) fn via_root(alter: &str, name: &TableName, named: bool) -> String {
+    let set = format!("{alter} SET (publish_via_partition_root = true);");
+    if named {
+        return set;
+    }
+    format!("BEGIN; LOCK TABLE {name} IN SHARE MODE; {alter} ADD TABLE {name}; {set} COMMIT;")
 }
 
 /// Rows that open transactions wrote before the change would be left out: the lock waits for them.

@@ -4,8 +4,11 @@ mod histories;
 
 use super::*;
 use crate::postgres::names::TableName;
+use crate::postgres::poll::{Backoff, Marks};
 use crate::postgres::publication::PublishedTable;
-use crate::postgres::table::{ColumnFacts, Persistence, RelationKind, TableFacts};
+use crate::postgres::table::{
+    ColumnFacts, Partitions, Persistence, RelationKind, TableFacts, UnfitLeaf, UnfitLeafKind,
+};
 use expect_test::expect_file;
 use histories::HISTORIES;
 use std::fmt::Write;
@@ -55,6 +58,7 @@ pub(in crate::postgres) fn good() -> Facts {
             more_than_insert: false,
             all_tables: false,
             via_root: true,
+            names_table: true,
             table: Some(PublishedTable { row_filter: None, columns: columns.to_vec() }),
             other_tables: 0,
         }),
@@ -64,11 +68,13 @@ pub(in crate::postgres) fn good() -> Facts {
             persistence: Persistence::Logged,
             is_partition: false,
             notifies: false,
+            partitions: Partitions::default(),
             columns: columns.iter().map(column).collect(),
         }),
         columns: columns.to_vec(),
         messages: false,
         failover: true,
+        marks: None,
     }
 }
 
@@ -236,7 +242,41 @@ const OBJECTS: &[(&str, Change)] = &[
         table(f).kind = RelationKind::Partitioned;
         publication(f).via_root = false;
     }),
+    ("some partitions under their own names", |f| {
+        table(f).kind = RelationKind::Partitioned;
+        publication(f).via_root = false;
+        publication(f).names_table = false;
+    }),
     ("partitioned, by root", |f| table(f).kind = RelationKind::Partitioned),
+    ("an unlogged root", |f| {
+        table(f).kind = RelationKind::Partitioned;
+        table(f).persistence = Persistence::Unlogged;
+    }),
+    ("an unlogged partition", |f| leaf(f, UnfitLeafKind::Unlogged)),
+    ("an unlogged partition, marks", |f| {
+        marked(f);
+        leaf(f, UnfitLeafKind::Unlogged);
+    }),
+    ("a foreign partition", |f| leaf(f, UnfitLeafKind::Foreign { insertable: true })),
+    ("a foreign partition that takes no rows", |f| {
+        leaf(f, UnfitLeafKind::Foreign { insertable: false });
+    }),
+    ("marks without their columns", |f| {
+        marked(f);
+        table(f).columns.retain(|column| column.name == "id" || !column.name.contains("_at"));
+    }),
+    ("a table of dead letters without the payload", |f| {
+        marked(f);
+        f.marks.as_mut().unwrap().dlq = Some(vec!["id".to_owned(), "aggregate_type".to_owned()]);
+    }),
+    ("marks that move rows", |f| {
+        marked(f);
+        table(f).partitions.key = vec!["id".to_owned(), "processed_at".to_owned()];
+    }),
+    ("a partition key that no mark changes", |f| {
+        marked(f);
+        table(f).partitions.key = vec!["id".to_owned()];
+    }),
     ("not partitioned, not by root", |f| publication(f).via_root = false),
     ("logical messages alone", |f| {
         f.names.table = None;
@@ -251,6 +291,44 @@ const OBJECTS: &[(&str, Change)] = &[
         slot(f).wal_status = Some("lost".to_owned());
     }),
 ];
+
+fn leaf(facts: &mut Facts, kind: UnfitLeafKind) {
+    table(facts).kind = RelationKind::Partitioned;
+    table(facts).partitions.unfit =
+        vec![UnfitLeaf { name: TableName::new("public", "late"), kind }];
+}
+
+/// As layout `commerce` marks.
+fn marked(facts: &mut Facts) {
+    let name = TableName::new("public", "outbox");
+    let text = |name: &str| name.to_owned();
+    let spec = PollSpec {
+        pipeline: text("orders"),
+        table: name.clone(),
+        id: text("id"),
+        aggregate_type: text("aggregate_type"),
+        aggregate_id: text("aggregate_id"),
+        time: Some(text("occurred_at")),
+        marks: Marks::commerce(&name),
+        delete: false,
+        block_key: true,
+        attempts_max: 10,
+        backoff: Backoff::DEFAULT,
+    };
+    let more = spec.columns().into_iter().map(str::to_owned).collect::<Vec<_>>();
+    for name in more {
+        if table(facts).columns.iter().all(|column| column.name != name) {
+            let type_name = text("timestamp with time zone");
+            table(facts).columns.push(ColumnFacts {
+                name,
+                type_name,
+                not_null: false,
+                generated: false,
+            });
+        }
+    }
+    facts.marks = Some(MarkFacts { spec, dlq: None });
+}
 
 /// Before 18 it shows among the published columns all the same.
 fn generate(facts: &mut Facts) {

@@ -72,7 +72,7 @@ fn deletes(spec: &PollSpec) -> bool {
 }
 
 /// What has no mark of success yet.
-pub(super) fn unmarked(spec: &PollSpec) -> String {
+pub(in crate::postgres) fn unmarked(spec: &PollSpec) -> String {
     let column = |name: &str| format!("o.{}", ident(name));
     match &spec.marks {
         Marks::Delete | Marks::PublishedAt { .. } => ready(spec, "o"),

@@ -160,6 +160,31 @@ impl Marks {
         columns.into_iter().flatten().map(String::as_str).collect()
     }
 
+    /// The type of one of the columns, as the layouts' own SQL has it.
+    pub(in crate::postgres) fn column_type(&self, column: &str) -> &'static str {
+        match self {
+            Self::Commerce { attempts, .. } if column == attempts => "smallint NOT NULL DEFAULT 0",
+            Self::Commerce { last_error, .. } if column == last_error => "text",
+            Self::Commerce { available_at, .. } if column == available_at => {
+                "timestamptz NOT NULL DEFAULT now()"
+            }
+            Self::Gcx { status, .. } if column == status => {
+                "varchar(20) NOT NULL DEFAULT 'pending'"
+            }
+            Self::Gcx { retry_count, .. } if column == retry_count => "smallint NOT NULL DEFAULT 0",
+            Self::Gcx { max_retries, .. } if column == max_retries => "smallint NOT NULL DEFAULT 5",
+            Self::Sqlgarden { status, .. } if column == status => "text NOT NULL DEFAULT 'PENDING'",
+            Self::Sqlgarden { attempt_count, .. } if column == attempt_count => {
+                "integer NOT NULL DEFAULT 0"
+            }
+            Self::Delete
+            | Self::PublishedAt { .. }
+            | Self::Commerce { .. }
+            | Self::Gcx { .. }
+            | Self::Sqlgarden { .. } => "timestamptz",
+        }
+    }
+
     /// The column that counts failures.
     pub(super) fn failures(&self) -> Option<&str> {
         match self {
@@ -194,6 +219,34 @@ impl PollSpec {
             | Marks::Gcx { .. }
             | Marks::Sqlgarden { .. } => None,
         }
+    }
+
+    /// The columns that an `UPDATE` of a mark writes.
+    pub(in crate::postgres) fn written(&self) -> Vec<&str> {
+        let columns: [Option<&String>; 5] = match &self.marks {
+            Marks::Delete => [None; 5],
+            Marks::PublishedAt { published_at } => {
+                [Some(published_at).filter(|_| !self.delete), None, None, None, None]
+            }
+            Marks::Commerce { processed_at, attempts, available_at, last_error, dlq: _ } => [
+                Some(processed_at).filter(|_| !self.delete),
+                Some(attempts),
+                Some(available_at),
+                Some(last_error),
+                None,
+            ],
+            Marks::Gcx { status, retry_count, published_at, max_retries: _, expires_at: _ } => [
+                Some(status),
+                Some(retry_count),
+                Some(published_at).filter(|_| !self.delete),
+                None,
+                None,
+            ],
+            Marks::Sqlgarden { status, attempt_count, last_attempt_at } => {
+                [Some(status), Some(attempt_count), Some(last_attempt_at), None, None]
+            }
+        };
+        columns.into_iter().flatten().map(String::as_str).collect()
     }
 
     /// Every column that SQL names.

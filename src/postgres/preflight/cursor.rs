@@ -87,6 +87,7 @@ fn of_halt(scene: &Scene<'_>, halt: Halt) -> Finding {
         | HaltReason::PublicationMissing
         | HaltReason::PublicationUnfit
         | HaltReason::TableUnfit
+        | HaltReason::MarksUnfit
         | HaltReason::SchemaUnfit
         | HaltReason::PoisonEvent
         | HaltReason::Protocol

@@ -45,6 +45,7 @@ const READ_ONLY: &str = "SET default_transaction_read_only = on; SET statement_t
                          SET lock_timeout = '2s'";
 
 /// What to look at.
+#[expect(clippy::struct_excessive_bools, reason = "settings of the pipeline")]
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
     /// The objects of the pipeline.
@@ -57,8 +58,10 @@ pub struct Ask<'a> {
     pub columns: &'a [String],
     /// Whether the log is streamed; else the table is polled alone.
     pub streams: bool,
-    /// How the table is polled, where it is, or may be.
+    /// How the table's rows are marked, where they are: by polling, or behind the stream.
     pub poll: Option<&'a PollSpec>,
+    /// Whether the table is polled, or may be.
+    pub polls: bool,
     /// Whether logical messages are events.
     pub messages: bool,
     /// Whether a failover slot is wanted where the server has them.
@@ -169,7 +172,7 @@ async fn at_server(ask: &Ask<'_>, client: &Client, seen: &mut Seen) -> Result<()
     {
         out.insert(0, finding);
     }
-    if ask.streams && ask.poll.is_some() {
+    if ask.streams && ask.polls {
         out.iter_mut().filter(|finding| is_of_the_log(finding.id)).for_each(polled_meanwhile);
     }
     seen.findings.append(&mut out);

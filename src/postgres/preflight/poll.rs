@@ -2,8 +2,10 @@
 
 use super::Scene;
 use crate::finding::Finding;
+use crate::postgres::fence;
 use crate::postgres::names::ident;
-use crate::postgres::poll::{Marks, PollSpec};
+use crate::postgres::poll::PollSpec;
+use crate::postgres::schema::SchemaState;
 
 pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     let (Some(poll), Some(table)) = (scene.ask.poll, &scene.table) else { return };
@@ -23,16 +25,27 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
                 missing.iter().map(|column| ident(column)).collect::<Vec<_>>().join(", ")
             ),
         )
-        .why("what was published is not known without; rows that are there count as unpublished then");
+        .why(
+            "what was published is not known without it. Polling publishes every row without a mark: write it into \
+             the rows that are published already, before the relay starts",
+        );
         for column in missing {
-            let (table, kind) = (&poll.table, kind(&poll.marks, column));
+            let (table, kind) = (&poll.table, poll.marks.column_type(column));
             finding =
                 finding.sql(format!("ALTER TABLE {table} ADD COLUMN {} {kind};", ident(column)));
         }
         out.push(finding);
     }
+    if scene.ask.polls {
+        dead_letters(scene, poll, out);
+    }
+    let facts = scene.fence_with(SchemaState::Missing);
+    if let Err(halt) = fence::check_marks(&facts, scene.ask.streams) {
+        let why = format!("{}. {}", halt.meaning, halt.hint);
+        out.push(Finding::error("marks_unfit", halt.message).why(why));
+    }
     rights(scene, poll, out);
-    if out.len() > before {
+    if out.len() > before || !scene.ask.polls {
         return;
     }
     if table.notifies {
@@ -46,27 +59,20 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     }
 }
 
-/// The type of a column that a mark is kept in, as the layouts' own SQL has it.
-fn kind(marks: &Marks, column: &str) -> &'static str {
-    match marks {
-        Marks::Commerce { attempts, .. } if column == attempts => "smallint NOT NULL DEFAULT 0",
-        Marks::Commerce { last_error, .. } if column == last_error => "text",
-        Marks::Commerce { available_at, .. } if column == available_at => {
-            "timestamptz NOT NULL DEFAULT now()"
-        }
-        Marks::Gcx { status, .. } if column == status => "varchar(20) NOT NULL DEFAULT 'pending'",
-        Marks::Gcx { retry_count, .. } if column == retry_count => "smallint NOT NULL DEFAULT 0",
-        Marks::Gcx { max_retries, .. } if column == max_retries => "smallint NOT NULL DEFAULT 5",
-        Marks::Sqlgarden { status, .. } if column == status => "text NOT NULL DEFAULT 'PENDING'",
-        Marks::Sqlgarden { attempt_count, .. } if column == attempt_count => {
-            "integer NOT NULL DEFAULT 0"
-        }
-        Marks::Delete
-        | Marks::PublishedAt { .. }
-        | Marks::Commerce { .. }
-        | Marks::Gcx { .. }
-        | Marks::Sqlgarden { .. } => "timestamptz",
-    }
+/// The application's table of dead letters, where the layout has one.
+fn dead_letters(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
+    let absent = scene.marks.as_ref().is_some_and(|marks| marks.dlq.is_none());
+    let Some(dlq) = poll.dlq().filter(|_| absent) else { return };
+    let finding = Finding::warning("poll_dlq", format!("table {dlq} does not exist"))
+        .why("a row that fails stays in the outbox and is tried again for ever, before later rows of its aggregate")
+        .sql(format!(
+            "CREATE TABLE {dlq} (LIKE {} INCLUDING DEFAULTS INCLUDING CONSTRAINTS);",
+            poll.table
+        ));
+    out.push(match &scene.role {
+        Some(role) => finding.sql(format!("GRANT INSERT ON TABLE {dlq} TO {};", ident(&role.name))),
+        None => finding,
+    });
 }
 
 /// Rows are locked while they are on their way, and then marked or deleted.

@@ -2,6 +2,7 @@
 
 use super::Scene;
 use crate::finding::Finding;
+use crate::postgres::fence;
 use crate::postgres::names::{TableName, ident};
 use crate::postgres::publication::{PublicationFacts, PublishedTable};
 use crate::postgres::table::{Persistence, RelationKind, TableFacts};
@@ -144,10 +145,10 @@ fn of_table(
         out.push(
             Finding::error(
                 "publication_via_root",
-                format!("{called} publishes the partitions of {name} under their own names"),
+                format!("{called} publishes partitions of {name} under their own names"),
             )
             .why("rows are told by the name of the table: under a partition's they would be passed over")
-            .sql(format!("{alter} SET (publish_via_partition_root = true);")),
+            .sql(fence::via_root(&alter, name, publication.names_table)),
         );
     } else if !publication.all_tables && publication.other_tables > 0 {
         out.push(

@@ -39,6 +39,7 @@ pub(super) struct Scene<'a> {
     pub(super) schema: Option<SchemaState>,
     pub(super) cursor: Option<Cursor>,
     pub(super) cursor_usable: bool,
+    pub(super) marks: Option<fence::MarkFacts>,
     pub(super) bookmarks: Vec<Bookmark>,
 }
 
@@ -54,11 +55,16 @@ impl Scene<'_> {
 
     /// What `run` would decide on; `None` where the schema can't be read.
     pub(super) fn fence(&self) -> Option<fence::Facts> {
-        Some(fence::Facts {
+        self.schema.map(|schema| self.fence_with(schema))
+    }
+
+    /// The same where the schema does not matter.
+    pub(super) fn fence_with(&self, schema: SchemaState) -> fence::Facts {
+        fence::Facts {
             names: self.ask.names.clone(),
             identity: None,
             server: self.server.clone(),
-            schema: self.schema?,
+            schema,
             slot: self.slot.clone(),
             cursor: self.cursor.clone(),
             publication: self.publication.clone(),
@@ -66,7 +72,8 @@ impl Scene<'_> {
             columns: self.ask.columns.to_vec(),
             messages: self.ask.messages,
             failover: self.ask.failover,
-        })
+            marks: self.marks.clone(),
+        }
     }
 }
 
@@ -107,16 +114,8 @@ pub(super) async fn read<'a>(
         }
         Some(_) | None => Vec::new(),
     };
-    let (mut table, mut around, mut namesakes) = (None, None, Vec::new());
-    let dlq = ask.poll.and_then(PollSpec::dlq);
-    if let Some(name) = &names.table {
-        table = crate::postgres::table::read(client, name).await?;
-        let viewer = role.as_ref().map_or(server.role.as_str(), |role| role.name.as_str());
-        match &table {
-            Some(table) => around = Some(facts::around(client, table.oid, viewer, dlq).await?),
-            None => namesakes = facts::namesakes(client, name).await?,
-        }
-    }
+    let viewer = role.as_ref().map_or(server.role.as_str(), |role| role.name.as_str());
+    let Outbox { table, around, namesakes, marks } = outbox(ask, client, viewer).await?;
     let owned = around.as_ref().is_none_or(|around| around.owned);
     let able = looks.is_some_and(|r| r.superuser || r.may_create && r.replication && owned);
     Ok(Scene {
@@ -146,6 +145,34 @@ pub(super) async fn read<'a>(
         bookmarks,
         schema,
         cursor,
+        marks,
         server,
     })
+}
+
+/// The outbox table and what is around it.
+#[derive(Default)]
+struct Outbox {
+    table: Option<TableFacts>,
+    around: Option<Around>,
+    namesakes: Vec<TableName>,
+    marks: Option<fence::MarkFacts>,
+}
+
+/// Reads [`Outbox`]; rights are those of the role `viewer`.
+async fn outbox(ask: &Ask<'_>, client: &Client, viewer: &str) -> Result<Outbox, SourceError> {
+    let mut outbox = Outbox::default();
+    if let Some(spec) = ask.poll {
+        outbox.marks = Some(crate::postgres::control::marks(client, spec, ask.polls).await?);
+    }
+    let Some(name) = &ask.names.table else { return Ok(outbox) };
+    outbox.table = crate::postgres::table::read(client, name).await?;
+    match &outbox.table {
+        Some(table) => {
+            let dlq = ask.poll.filter(|_| ask.polls).and_then(PollSpec::dlq);
+            outbox.around = Some(facts::around(client, table.oid, viewer, dlq).await?);
+        }
+        None => outbox.namesakes = facts::namesakes(client, name).await?,
+    }
+    Ok(outbox)
 }

@@ -3,8 +3,9 @@
 use super::Scene;
 use super::facts::Around;
 use crate::finding::Finding;
+use crate::postgres::fence;
 use crate::postgres::names::{TableName, ident};
-use crate::postgres::table::{Persistence, RelationKind, TableFacts};
+use crate::postgres::table::{Persistence, RelationKind, TableFacts, UnfitLeaf, UnfitLeafKind};
 
 pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     let Some(name) = &scene.ask.names.table else {
@@ -18,6 +19,7 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     let before = out.len();
     let around = scene.around.clone().unwrap_or_default();
     kind(scene, name, table, &around, out);
+    partitions(scene, name, table, out);
     swallowed(name, &around, out);
     row_security(scene, name, &around, out);
     if out.len() == before {
@@ -91,6 +93,12 @@ fn kind(
     }
     match table.persistence {
         Persistence::Logged => {}
+        Persistence::Unlogged if table.kind == RelationKind::Partitioned => out.push(
+            Finding::error("table_unlogged", format!("partitioned table {name} is marked UNLOGGED")).why(
+                "no publication takes it, and ALTER TABLE … SET LOGGED does not change a partitioned table: make one \
+                 without UNLOGGED in its place, and attach the partitions to it",
+            ),
+        ),
         Persistence::Unlogged => out.push(
             Finding::error("table_unlogged", format!("table {name} is unlogged"))
                 .why("WAL has no rows of it: no event is ever seen. The statement rewrites the table, under a lock")
@@ -114,6 +122,44 @@ fn kind(
                 .why("rows inserted into it come under its own name, and are passed over")
                 .sql(format!("ALTER TABLE {child} NO INHERIT {name};")),
         );
+    }
+}
+
+/// Partitions whose rows are in no stream, or are not safe where they are polled.
+fn partitions(scene: &Scene<'_>, name: &TableName, table: &TableFacts, out: &mut Vec<Finding>) {
+    let streams = scene.ask.streams;
+    for UnfitLeaf { name: leaf, kind } in &table.partitions.unfit {
+        out.push(match kind {
+            UnfitLeafKind::Unlogged if streams => {
+                let repeats = if scene.ask.poll.is_some() {
+                    ""
+                } else {
+                    ", also those that were streamed before"
+                };
+                Finding::error("table_partition_unlogged", format!("partition {leaf} of {name} is unlogged"))
+                    .why(format!(
+                        "rows inserted into it are in no stream, and a crash of the server empties it. The line writes \
+                         the partition again, under a lock, and inserts its rows again{repeats}: they come \
+                         behind later events of their aggregate"
+                    ))
+                    .sql(fence::log_leaf(scene.ask.poll, table, name, leaf))
+            }
+            UnfitLeafKind::Unlogged => {
+                Finding::error("table_partition_unlogged", format!("partition {leaf} of {name} is unlogged"))
+                    .why("a crash of the server empties it, with every event that is not published yet")
+                    .sql(format!("ALTER TABLE {leaf} SET LOGGED;"))
+            }
+            UnfitLeafKind::Foreign { insertable: false } if streams => continue,
+            UnfitLeafKind::Foreign { .. } => {
+                Finding::error("table_partition_foreign", format!("partition {leaf} of {name} is a foreign table"))
+                    .why(
+                        "its rows are in another server's WAL, and can't be locked and marked here. Insert those that \
+                         are not published into an ordinary partition; one that keeps old rows alone may stay where \
+                         the log is streamed, if it refuses new ones (postgres_fdw: OPTIONS (ADD updatable 'false'))",
+                    )
+                    .sql(format!("ALTER TABLE {name} DETACH PARTITION {leaf};"))
+            }
+        });
     }
 }
 

@@ -14,7 +14,9 @@ use crate::postgres::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL};
 /// # Errors
 /// Something of the configured names stands and can't be used, or a step would leave events out.
 pub fn plan(facts: &Facts, options: &Options<'_>) -> Result<SetupPlan, Halt> {
-    if !options.polls {
+    if options.polls {
+        fence::check_polled_objects(facts)?;
+    } else {
         fence::check_objects(facts)?;
     }
     refuse(facts, options)?;
