@@ -27,8 +27,8 @@ const APPLICATION_NAME: &str = "postrider repair";
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "Refused while another relay of the pipeline is live. Killed half way and run again, it goes on \
-                        where it was; so does postrider run. Exits 0 when the stream can start, 3 where a person must \
-                        decide."
+                        where it was; so does postrider run. Exits 0 when the stream can start, 1 when it can and \
+                        rows had been deleted before they were published, 3 where a person must decide."
 )]
 pub struct RepairArgs {
     /// Say what is the matter and what would be published; change nothing
@@ -82,7 +82,8 @@ async fn one(spec: PipelineSpec, args: &RepairArgs) -> Result<Exit, CliError> {
     let control = Control::connect(&conninfo, APPLICATION_NAME).await?;
     let Some(row) = repair::read(control.client(), &name).await? else { return Ok(exit) };
     print(args, &words::of_row(&name, &row), &words::json_of(&name, &row))?;
-    Ok(if exit == Exit::Done && row.unfinished() { Exit::NotWell } else { exit })
+    let lost = row.unfinished() || row.rows_gone > 0;
+    Ok(if exit == Exit::Done && lost { Exit::NotWell } else { exit })
 }
 
 /// What a look at the database gave.

@@ -15,6 +15,7 @@ use crate::error::{Halt, HaltReason};
 use crate::postgres::action::Phase;
 use crate::postgres::control::Control;
 use crate::postgres::fence::Identity;
+use crate::postgres::names::literal;
 use crate::postgres::poll::{Marks, PollSpec};
 use crate::postgres::repair::{
     self, Ask, Finished, Kind, Reader as List, Row, Selection, State, Told, Verdict,
@@ -58,6 +59,28 @@ pub fn selection(
         (None, Some(_)) => Ok(Selection::Unresolved),
         (None, None) if marks => Ok(Selection::Unmarked),
         (None, None) => Err(Box::new(unknown())),
+    }
+}
+
+/// Rows were not found that are there: which ones were published can't be said, so the repair is not done.
+fn unexplained(spec: &PipelineSpec, row: &Row, left: u64) -> Halt {
+    let table = spec.names.table.as_ref().map_or_else(String::new, ToString::to_string);
+    let (gone, total, published) = (row.rows_gone, row.rows_total, row.rows_published);
+    let pipeline = literal(spec.name());
+    Halt {
+        reason: HaltReason::TableUnfit,
+        message: format!(
+            "{gone} of the {total} rows to publish were not found in table {table} by their ids, and it has {left} \
+             rows that may be some of them"
+        ),
+        meaning: "the repair is not finished: these rows may be unpublished, and nothing streams from the new slot yet"
+            .to_owned(),
+        hint: format!(
+            "if ids were changed since the repair began (UPDATE, ALTER TABLE), or rows deleted, list again what the \
+             table has now: DELETE FROM postrider.repair WHERE pipeline = {pipeline}; then postrider repair -p {}; \
+             {published} rows that this repair has published may be published a second time",
+            spec.name()
+        ),
     }
 }
 
@@ -169,6 +192,10 @@ impl Pipeline {
             Finished::Yes(row) => {
                 self.repaired = true;
                 say::repaired(self, &row);
+            }
+            Finished::Unexplained { row, left } => {
+                let halt = unexplained(&self.spec, &row, left);
+                self.apply(self.now(), Input::Halt(Box::new(halt)));
             }
             Finished::SlotGone => say::slot_gone_again(self),
             Finished::TakenOver => say::row_taken(self, &cursor::Written::TakenOver),

@@ -38,3 +38,4 @@ pub mod server;
 pub mod setup;
 pub mod slot;
 pub mod table;
+pub mod types;

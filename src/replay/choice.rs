@@ -48,14 +48,19 @@ impl Choice {
             return false;
         }
         if let Some((kind, of)) = &self.aggregate
-            && aggregate.is_none_or(|aggregate| aggregate.kind != kind || aggregate.id != of)
+            && aggregate.is_none_or(|aggregate| {
+                ![(aggregate.kind, kind), (aggregate.id, of)]
+                    .into_iter()
+                    .all(|(text, asked)| text == asked || unfilled(text) == asked)
+            })
         {
             return false;
         }
         if self.ids.is_empty() {
             return true;
         }
-        self.ids.get_mut(id).is_some_and(|met| {
+        let asked = if self.ids.contains_key(id) { id } else { unfilled(id) };
+        self.ids.get_mut(asked).is_some_and(|met| {
             *met = true;
             true
         })
@@ -70,6 +75,11 @@ impl Choice {
     pub(super) fn missing(&self) -> Vec<String> {
         self.ids.iter().filter(|(_, met)| !**met).map(|(id, _)| id.clone()).collect()
     }
+}
+
+/// A text without the blanks that fill a `char(n)` up: who asks for a value need not write them.
+fn unfilled(text: &str) -> &str {
+    text.trim_end_matches(' ')
 }
 
 #[cfg(test)]
@@ -101,6 +111,10 @@ mod tests {
         assert!(!choice.takes("c", order, at(15)));
         assert_eq!((choice.met(), choice.missing()), (vec!["a".into()], vec!["b".into()]));
         assert_eq!(Choice::new(&request(), &["b".to_owned()]).missing(), ["a"]);
+        let filled = Some(Aggregate { kind: "order     ", id: "1  " });
+        assert!(choice.takes("b   ", filled, at(15)), "char(n) is filled up with blanks");
+        assert!(!choice.takes(" b", filled, at(15)));
+        assert_eq!(choice.missing(), Vec::<String>::new());
         assert!(choice.without_times().takes("b", order, at(99)));
     }
 }

@@ -71,6 +71,8 @@ mod demo;
 mod docs_commands;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
+/// Ids of every type, wherever a row is found again by its id.
+mod ids;
 /// `postrider init`: what it writes runs as it is, also from a Debezium connector's configuration.
 mod init;
 /// Producers that do not find their way back by themselves.

@@ -100,7 +100,7 @@ pub(super) fn of_row(pipeline: &str, row: &Row) -> String {
     lines.extend(uncertain(row.rows_uncertain));
     if row.rows_gone > 0 {
         let text = format!(
-            "{} rows were deleted while they waited: they are not published",
+            "{} rows were deleted after they were listed and before they were published: these events are lost",
             row.rows_gone
         );
         lines.push(folded("  gone       ", &text));

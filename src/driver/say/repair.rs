@@ -101,6 +101,15 @@ pub(in crate::driver) fn repaired(pipeline: &Pipeline, row: &Row) {
         at,
         "published from the table; the stream goes on from the new slot"
     );
+    if row.rows_gone > 0 {
+        warn!(
+            event = "repair_rows_gone",
+            pipeline = pipeline.spec.name(),
+            gone = row.rows_gone,
+            "{} rows were deleted after they were listed and before they were published: these events are lost",
+            row.rows_gone
+        );
+    }
 }
 
 /// The new slot was lost in its turn.

@@ -5,7 +5,7 @@
 use super::claim::{Claim, Look};
 use super::spec::PollSpec;
 use super::sql::{CLAIM_BYTES_MAX, key, order, size, unpublished};
-use super::table::{self, Shape};
+use super::table::{self, Column, Shape};
 use crate::lsn::Lsn;
 use crate::postgres::error::SourceError;
 use crate::postgres::names::{ident, literal};
@@ -22,6 +22,16 @@ const IDS_MAX: usize = 10_000;
 pub struct Table {
     spec: PollSpec,
     shape: Shape,
+    id: Column,
+}
+
+/// How rows are found by the texts of their ids.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum By {
+    /// By value, where the type of the id allows it: an index serves.
+    Value,
+    /// By text: the whole table is read.
+    Text,
 }
 
 /// Some of the rows that were asked for.
@@ -43,7 +53,8 @@ impl Table {
     /// What the server says; 42P01 and 42703 where table or columns are missing.
     pub async fn read(client: &Client, spec: PollSpec) -> Result<Self, SourceError> {
         let shape = table::read(client, &spec).await?;
-        Ok(Self { spec, shape })
+        let id = shape.id(&spec.table, &spec.id)?.clone();
+        Ok(Self { spec, shape, id })
     }
 
     /// The names it was read with.
@@ -63,7 +74,12 @@ impl Table {
 
     /// Whether ids are numbers.
     pub fn id_is_number(&self) -> bool {
-        self.shape.column(&self.spec.id).is_some_and(|id| id.number)
+        self.id.number
+    }
+
+    /// The id of a row (`o`) as one text: as the stream has it.
+    pub fn id(&self) -> String {
+        self.id.text("o")
     }
 
     /// The order of an aggregate's rows, first key first, as polling has it.
@@ -102,24 +118,16 @@ impl Table {
         client: &Client,
         ids: &[&str],
     ) -> Result<HashSet<String>, SourceError> {
-        let id = ident(&self.spec.id);
-        let type_name = self.shape.column(&self.spec.id).map_or("text", |column| &column.type_name);
         let (table, rows) = (&self.spec.table, unpublished(&self.spec, "o"));
-        let sql = format!(
-            "SELECT o.{id}::text FROM {table} AS o \
-             WHERE o.{id} = ANY (($1::text[])::{type_name}[]) AND {rows}"
-        );
+        let (text, wanted) = (self.id(), self.id.is_one_of("o", "$1::text[]"));
+        let sql = format!("SELECT {text} FROM {table} AS o WHERE {wanted} AND {rows}");
         // Slow, and for ids that the column can't have: it was another one when they were noted.
-        let as_text = format!(
-            "SELECT o.{id}::text FROM {table} AS o WHERE o.{id}::text = ANY ($1) AND {rows}"
-        );
+        let as_text =
+            format!("SELECT {text} FROM {table} AS o WHERE {text} = ANY ($1::text[]) AND {rows}");
         let mut found = HashSet::new();
         let failed =
             |e| SourceError::control(format!("look at rows of table {}", self.spec.table), e);
         for ids in ids.chunks(IDS_MAX) {
-            let alien = |error: &tokio_postgres::Error| {
-                error.code().is_some_and(|state| state.code().starts_with("22"))
-            };
             let rows = match client.query(&sql, &[&ids]).await {
                 Err(error) if alien(&error) => client.query(&as_text, &[&ids]).await,
                 answer => answer,
@@ -131,13 +139,24 @@ impl Table {
         Ok(found)
     }
 
-    /// The rows of these ids, as far as [`CLAIM_BYTES_MAX`] goes; one row is always taken.
+    /// The rows of these ids, as far as [`CLAIM_BYTES_MAX`] goes; one row is always taken. Outside of a transaction:
+    /// ids that the column can't have are an error of a statement, and are looked for by text then.
     ///
     /// # Errors
     /// What the server says.
-    pub async fn fetch(&self, client: &Client, ids: &[String]) -> Result<Page, SourceError> {
+    pub async fn fetch(
+        &self,
+        client: &Client,
+        ids: &[String],
+        by: By,
+    ) -> Result<Page, SourceError> {
         let doing = || format!("read listed rows of table {}", self.spec.table);
-        let answer = client.simple_query(&self.fetch_sql(ids)).await;
+        let answer = match client.simple_query(&self.fetch_sql(ids, by)).await {
+            Err(error) if by == By::Value && alien(&error) => {
+                client.simple_query(&self.fetch_sql(ids, By::Text)).await
+            }
+            answer => answer,
+        };
         let answer = answer.map_err(|error| SourceError::control(doing(), error))?;
         let look = Look::read(&answer, &self.shape)?;
         let places: Vec<usize> = look
@@ -162,10 +181,13 @@ impl Table {
     }
 
     /// As [`super::sql::claim`] answers.
-    fn fetch_sql(&self, ids: &[String]) -> String {
-        let id = ident(&self.spec.id);
-        let type_name = self.shape.column(&self.spec.id).map_or("text", |column| &column.type_name);
+    fn fetch_sql(&self, ids: &[String], by: By) -> String {
         let wanted: Vec<String> = ids.iter().map(|id| literal(id)).collect();
+        let by_value = self.id.is_listed("o").filter(|_| by == By::Value);
+        let (values_of, is_listed) = match by_value {
+            Some(is_listed) => (self.id.type_name.as_str(), is_listed),
+            None => ("text", format!("{} = w.text", self.id())),
+        };
         let (mut values, mut names) = (String::new(), String::new());
         for (at, column) in self.shape.columns.iter().enumerate() {
             let _infallible = write!(values, ", o.{} AS c{at}", ident(&column.name));
@@ -175,8 +197,9 @@ impl Table {
             "SELECT x.n, x.key, x.oid, x.tid, false, x.candidates{names} FROM (\n  \
                SELECT w.n, {key} AS key, o.tableoid AS oid, o.ctid AS tid, count(*) OVER () AS candidates,\n    \
                  row_number() OVER v AS place, sum({size}) OVER v AS total{values}\n  \
-               FROM unnest((ARRAY[{wanted}]::text[])::{type_name}[]) WITH ORDINALITY AS w(id, n)\n  \
-               JOIN {table} AS o ON o.{id} = w.id\n  \
+               FROM (SELECT ARRAY[{wanted}]::text[] AS ids) AS l\n  \
+               CROSS JOIN unnest(l.ids, l.ids::{values_of}[]) WITH ORDINALITY AS w(text, id, n)\n  \
+               JOIN {table} AS o ON {is_listed}\n  \
                WINDOW v AS (ORDER BY w.n ROWS UNBOUNDED PRECEDING)\n\
              ) AS x WHERE x.total <= {CLAIM_BYTES_MAX} OR x.place = 1;\n\
              SELECT pg_current_wal_insert_lsn(), \
@@ -187,4 +210,9 @@ impl Table {
             table = self.spec.table,
         )
     }
+}
+
+/// Whether a statement failed for a value that its type can't have.
+fn alien(error: &tokio_postgres::Error) -> bool {
+    error.code().is_some_and(|state| state.code().starts_with("22"))
 }

@@ -4,7 +4,7 @@
 use super::settle::success;
 use super::spec::{Marks, PollSpec};
 use super::sql::ready;
-use super::table;
+use super::table::{self, Column};
 use crate::postgres::error::SourceError;
 use crate::postgres::names::ident;
 use tokio_postgres::{Client, Statement};
@@ -27,8 +27,7 @@ impl Marker {
     pub async fn prepare(client: &Client, spec: &PollSpec) -> Result<Self, SourceError> {
         let shape = table::read(client, spec).await?;
         let doing = format!("mark published rows of table {}", spec.table);
-        let type_name = shape.column(&spec.id).map_or("text", |id| &id.type_name);
-        let statement = client.prepare(&sql(spec, type_name)).await;
+        let statement = client.prepare(&sql(spec, shape.id(&spec.table, &spec.id)?)).await;
         let statement = statement.map_err(|error| SourceError::control(&doing, error))?;
         Ok(Self { statement, doing })
     }
@@ -55,12 +54,13 @@ impl Marker {
 
 /// Locks in the order of the ids, so that two of them never wait for each other; rows that are not ready (failed,
 /// marked) are left as they are, except that a delay does not matter any more.
-pub(super) fn sql(spec: &PollSpec, type_name: &str) -> String {
-    let (table, id) = (&spec.table, ident(&spec.id));
+pub(super) fn sql(spec: &PollSpec, id: &Column) -> String {
+    let table = &spec.table;
+    let (wanted, order) = (id.is_one_of("o", "$1::text[]"), id.sort_key("o"));
     let ready = unmarked(spec);
     format!(
         "WITH k AS MATERIALIZED (\n  SELECT o.tableoid AS oid, o.ctid AS tid FROM {table} AS o\n  \
-         WHERE o.{id} = ANY (($1::text[])::{type_name}[]) AND {ready}\n  ORDER BY o.{id} FOR UPDATE\n)\n\
+         WHERE {wanted} AND {ready}\n  ORDER BY {order} FOR UPDATE\n)\n\
          {}\n{} k WHERE o.tableoid = k.oid AND o.ctid = k.tid",
         success(spec, "statement_timestamp()"),
         if deletes(spec) { "USING" } else { "FROM" },

@@ -215,7 +215,9 @@ fn expired(marks: &Marks) -> Option<String> {
 /// among rows of one time, which are mostly of one transaction: what has failed before was the first, then as they were
 /// inserted (transaction, command, place).
 pub(in crate::postgres) fn order(spec: &PollSpec, shape: &Shape, row: &str) -> Vec<String> {
-    let id = format!("{row}.{}", ident(&spec.id));
+    let id = shape
+        .column(&spec.id)
+        .map_or_else(|| format!("{row}.{}", ident(&spec.id)), |column| column.sort_key(row));
     if shape.column(&spec.id).is_some_and(|column| column.number) {
         return vec![id];
     }

@@ -81,7 +81,8 @@ fn names_are_quoted_wherever_they_stand() {
     let places = [place(1), place(2), place(3), Place { oid: 16_385, ..place(4) }];
     let marked = settle::settle(&spec, &shape, &places, &outcomes);
     assert_eq!(marked.rows, 3);
-    let all = [claim(&spec, &shape, &ASK), marked.sql, marks::sql(&spec, "bigint")];
+    let all =
+        [claim(&spec, &shape, &ASK), marked.sql, marks::sql(&spec, shape.column("Id\\").unwrap())];
     expect_file!["snapshots/names.sql"].assert_eq(&all.join("\n\n"));
 }
 
@@ -107,12 +108,12 @@ fn rows_of_the_stream_are_marked_by_their_id() {
     expect![[r#"
         WITH k AS MATERIALIZED (
           SELECT o.tableoid AS oid, o.ctid AS tid FROM "public"."outbox" AS o
-          WHERE o."id" = ANY (($1::text[])::bigint[]) AND o."status" <> 'PUBLISHED'
+          WHERE o."id" OPERATOR(pg_catalog.=) ANY (($1::text[])::bigint[]) AND o."status" <> 'PUBLISHED'
           ORDER BY o."id" FOR UPDATE
         )
         DELETE FROM "public"."outbox" AS o
         USING k WHERE o.tableoid = k.oid AND o.ctid = k.tid"#]]
-    .assert_eq(&marks::sql(&spec, "bigint"));
+    .assert_eq(&marks::sql(&spec, shape("bigint").column("id").unwrap()));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::survey::survey;
 use crate::postgres::conninfo::Conninfo;
 use crate::postgres::control::Control;
 use crate::postgres::error::SourceError;
-use crate::postgres::names::{Names, ident, literal};
+use crate::postgres::names::{Names, literal};
 use crate::postgres::poll::listed::Table;
 use crate::postgres::server::pg_lsn;
 use crate::postgres::setup::Blocker;
@@ -173,12 +173,12 @@ async fn list(
     let sql = format!(
         "INSERT INTO postrider.repair_page (pipeline, number, ids) \
          SELECT $1, b.first + (l.n - 1) / {PAGE_ROWS}, array_agg(l.id ORDER BY l.n) \
-         FROM (SELECT o.{id}::text AS id, row_number() OVER (ORDER BY {order}) AS n \
+         FROM (SELECT {id} AS id, row_number() OVER (ORDER BY {order}) AS n \
                FROM {name} AS o WHERE {rows}) AS l, \
               (SELECT coalesce(max(p.number) + 1, 0) AS first FROM postrider.repair_page AS p \
                WHERE p.pipeline = $1) AS b \
          GROUP BY 2",
-        id = ident(&spec.id),
+        id = table.id(),
         order = method.order(table),
         name = spec.table,
         rows = method.rows(table),

@@ -11,7 +11,7 @@
 
 use super::row::Selection;
 use crate::postgres::error::SourceError;
-use crate::postgres::names::{ident, literal};
+use crate::postgres::names::literal;
 use crate::postgres::poll::listed::Table;
 use std::fmt::Write as _;
 use tokio_postgres::Client;
@@ -47,6 +47,11 @@ impl<'a> Snapshot<'a> {
     }
 }
 
+/// The transaction that wrote a row (`o`), with its epoch: the one that makes it past.
+const XID: &str = "((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) \
+                    - (((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - o.xmin::text::int8) \
+                       & 4294967295))";
+
 impl Method {
     /// Asks the server what it keeps.
     ///
@@ -71,18 +76,32 @@ impl Method {
     /// its place among the rows of its aggregate. That is what no later parked event stays behind.
     pub(super) fn rows(&self, table: &Table) -> String {
         let spec = table.spec();
-        let (pipeline, id) = (literal(&spec.pipeline), ident(&spec.id));
+        let (pipeline, id) = (literal(&spec.pipeline), table.id());
         let selected = self.selected(table);
         format!(
             "{selected}\n  AND NOT EXISTS (SELECT FROM postrider.parked AS p LEFT JOIN (\n    \
                SELECT q.aggregate_type, q.aggregate_id, max(q.commit_lsn) AS last\n    \
                FROM postrider.parked AS q\n    \
                WHERE q.pipeline = {pipeline} AND q.blocks AND q.state NOT IN ('done', 'skipped')\n    \
-                 AND NOT EXISTS (SELECT FROM {name} AS o WHERE o.{id}::text = q.event_id AND {selected})\n    \
+                 AND NOT EXISTS (SELECT FROM {name} AS o WHERE {id} = q.event_id AND {selected})\n    \
                GROUP BY 1, 2) AS stays USING (aggregate_type, aggregate_id)\n  \
-             WHERE p.pipeline = {pipeline} AND p.event_id = o.{id}::text\n    \
+             WHERE p.pipeline = {pipeline} AND p.event_id = {id}\n    \
                AND (NOT p.blocks OR p.state IN ('done', 'skipped') OR p.commit_lsn <= stays.last))",
             name = spec.table,
+        )
+    }
+
+    /// Counts rows of the table that are unpublished by this method, where `unmarked` says so only those without a
+    /// mark: those that the list of this snapshot was made of, and those that were written after it.
+    pub(super) fn left_sql(&self, table: &Table, snapshot: &str, unmarked: bool) -> String {
+        let filter = if unmarked { table.unmarked() } else { "true".to_owned() };
+        format!(
+            "SELECT count(*) FILTER (WHERE r.seen), count(*) FILTER (WHERE NOT r.seen) FROM ( \
+               SELECT pg_visible_in_snapshot({XID}::text::xid8, {snapshot}::pg_snapshot) AS seen \
+               FROM {name} AS o WHERE {rows} AND {filter}) AS r",
+            name = table.spec().table,
+            rows = self.rows(table),
+            snapshot = literal(snapshot),
         )
     }
 
@@ -104,9 +123,7 @@ impl Method {
 
     fn unresolved(&self, known: &str) -> Option<String> {
         let known = Snapshot::parse(known)?;
-        // The epoch of a row's transaction is the one that makes it past.
-        let past = "(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8)";
-        let xid = format!("({past} - (({past} - o.xmin::text::int8) & 4294967295))");
+        let xid = XID;
         let mut resolved = format!("{xid} < {}", known.xmin);
         if self.commit_times && known.xmax > known.xmin {
             let running = known.running.join(",");

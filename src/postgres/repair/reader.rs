@@ -3,13 +3,14 @@
 //! It looks to the driver as a poller does: a claim is a transaction, open until its rows have their outcomes, and what
 //! is parked is written in it.
 
+use super::list::Method;
 use super::row::{self, Row};
 use crate::lsn::Lsn;
 use crate::postgres::conninfo::Conninfo;
 use crate::postgres::control::Control;
 use crate::postgres::error::SourceError;
 use crate::postgres::names::Names;
-use crate::postgres::poll::listed::{Page, Table};
+use crate::postgres::poll::listed::{By, Page, Table};
 use crate::postgres::poll::marks::Marker;
 use crate::postgres::poll::{Claim, Locked, PollSpec, Settled, lock};
 use crate::postgres::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn};
@@ -21,6 +22,9 @@ use tokio_postgres::types::PgLsn;
 /// Rows of one page of the list.
 pub const PAGE_ROWS: usize = 1_000;
 
+/// Fewer rows that are gone are believed to be deleted, however short the list.
+const GONE_ROWS_MIN: u64 = 10;
+
 /// How it ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Finished {
@@ -30,6 +34,13 @@ pub enum Finished {
     SlotGone,
     /// Another process has taken the pipeline over.
     TakenOver,
+    /// Most of the list was found in no row, and the table has unpublished rows that may be those.
+    Unexplained {
+        /// The repair.
+        row: Box<Row>,
+        /// Unpublished rows of the table that may be those.
+        left: u64,
+    },
 }
 
 /// The session. Dropping it frees the pipeline's lock; an open claim comes again.
@@ -42,6 +53,9 @@ pub struct Reader {
     page: Option<Listed>,
     open: bool,
     drained: bool,
+    by: By,
+    /// Rows that were not found by value were looked for by text once.
+    looked_again: bool,
 }
 
 /// The page at hand.
@@ -77,8 +91,17 @@ impl Reader {
         if let Locked::By { pid } = lock(control.client(), &pipeline).await? {
             return Ok(Err(pid));
         }
-        let (page, open, drained) = (None, false, false);
-        Ok(Ok(Self { control, table, marker, pipeline, page, open, drained }))
+        Ok(Ok(Self {
+            control,
+            table,
+            marker,
+            pipeline,
+            page: None,
+            open: false,
+            drained: false,
+            by: By::Value,
+            looked_again: false,
+        }))
     }
 
     /// The table's columns, as pgoutput would describe them, and its OID.
@@ -131,24 +154,42 @@ impl Reader {
     /// What the server says.
     pub async fn claim(&mut self) -> Result<Claim, SourceError> {
         self.abandon().await?;
-        self.run("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
-        self.open = true;
         loop {
             let Some((number, ids)) = self.next_page().await? else {
                 self.drained = true;
-                self.run("COMMIT").await?;
-                self.open = false;
-                return Ok(self.table.fetch(self.client(), &[]).await?.claim);
+                return Ok(self.table.fetch(self.client(), &[], By::Value).await?.claim);
             };
-            let Page { claim, places, looked_at } = self.table.fetch(self.client(), &ids).await?;
+            let Page { claim, places, looked_at } = self.look(&ids).await?;
             let nothing = places.is_empty();
             self.page = Some(Listed { number, ids, places, looked_at });
             if !nothing {
+                self.run("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
+                self.open = true;
                 return Ok(claim);
             }
             // Every row of the page is gone.
             self.keep(&[]).await?;
         }
+    }
+
+    /// The rows of a page. That a row is gone is not believed at once: the first time, and wherever most of a page is
+    /// gone, rows are looked for by the text of their ids too, and from then on if that finds one.
+    async fn look(&mut self, ids: &[String]) -> Result<Page, SourceError> {
+        let page = self.table.fetch(self.client(), ids, self.by).await?;
+        let found: BTreeSet<usize> = page.places.iter().copied().collect();
+        let gone = page.looked_at.saturating_sub(found.len());
+        let doubtful = gone > 0 && (!self.looked_again || gone * 2 > page.looked_at);
+        if !doubtful || self.by == By::Text {
+            return Ok(page);
+        }
+        self.looked_again = true;
+        let again = self.table.fetch(self.client(), ids, By::Text).await?;
+        let missed = |place: &usize| *place < page.looked_at && !found.contains(place);
+        if !again.places.iter().any(missed) {
+            return Ok(page);
+        }
+        self.by = By::Text;
+        Ok(again)
     }
 
     async fn next_page(&self) -> Result<Option<(i64, Vec<String>)>, SourceError> {
@@ -233,6 +274,28 @@ impl Reader {
         ended.map_err(|error| SourceError::control("begin or end a page of the list", error))
     }
 
+    /// Where most of the list was found gone: unpublished rows of the table that may be those, if there are any.
+    ///
+    /// Each row that was listed is published or parked, or gone; so of the rows that the list was made of no more can
+    /// be left than were published. A row that was written after it may be a new one, which the stream brings, or one
+    /// of the list whose id was changed, which it does not.
+    async fn unexplained(&self) -> Result<Option<(Row, u64)>, SourceError> {
+        let client = self.client();
+        let row = row::read(client, &self.pipeline).await?;
+        let doubtful =
+            |row: &Row| row.rows_gone >= GONE_ROWS_MIN && row.rows_gone > row.rows_total / 2;
+        let Some(row) = row.filter(doubtful) else { return Ok(None) };
+        let Some(snapshot) = &row.snapshot else { return Ok(None) };
+        let method = Method::of(client, row.selection, row.ledger.as_deref()).await?;
+        let sql = method.left_sql(&self.table, snapshot, self.marker.is_some());
+        let failed = |e| SourceError::control("count the rows that are left", e);
+        let counts = client.query_one(&sql, &[]).await.map_err(failed)?;
+        let count = |at: usize| counts.try_get::<_, i64>(at).map(i64::cast_unsigned);
+        let (seen, later) = (count(0).map_err(failed)?, count(1).map_err(failed)?);
+        let left = if seen > row.rows_published { seen + later } else { later };
+        Ok((left > 0).then_some((row, left)))
+    }
+
     /// Sets the cursor row to the new slot, if the list is empty and the slot is what it was. `epoch`: the owner's.
     ///
     /// # Errors
@@ -244,6 +307,9 @@ impl Reader {
         epoch: i64,
     ) -> Result<Finished, SourceError> {
         let failed = |e| SourceError::control("set the cursor to the new slot", e);
+        if let Some((row, left)) = self.unexplained().await? {
+            return Ok(Finished::Unexplained { row: Box::new(row), left });
+        }
         let sql = format!(
             "WITH ours AS (SELECT FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $4 FOR UPDATE), \
              done AS ( \

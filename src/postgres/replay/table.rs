@@ -209,18 +209,27 @@ pub async fn order_in_words(client: &Client, spec: &PollSpec) -> Result<String, 
     })
 }
 
+/// Whether a text is one of those that were asked for; blanks that fill a `char(n)` up need not be asked for.
+fn asked(text: &str, texts: &[&str]) -> String {
+    let list: Vec<String> = texts.iter().map(|text| literal(text)).collect();
+    let list = list.join(", ");
+    format!("({text} IN ({list}) OR rtrim({text}) IN ({list}))")
+}
+
 fn declare(spec: &PollSpec, shape: &Shape, select: &Select<'_>, is_number: bool) -> String {
     let column = |name: &str| format!("o.{}", ident(name));
     let columns: Vec<String> = shape.columns.iter().map(|c| column(&c.name)).collect();
-    let id = format!("{}::text", column(&spec.id));
+    // As the stream has it: a cast to text differs for some types.
+    let text = |name: &str| format!("concat({})", column(name));
+    let id = text(&spec.id);
     let mut filter = Vec::new();
     if !select.ids.is_empty() {
-        let ids: Vec<String> = select.ids.iter().map(|id| literal(id)).collect();
-        filter.push(format!("{id} IN ({})", ids.join(", ")));
+        let ids: Vec<&str> = select.ids.iter().map(String::as_str).collect();
+        filter.push(asked(&id, &ids));
     }
     if let Some((kind, of)) = select.aggregate {
         for (name, value) in [(&spec.aggregate_type, kind), (&spec.aggregate_id, of)] {
-            filter.push(format!("{}::text = {}", column(name), literal(value)));
+            filter.push(asked(&text(name), &[value]));
         }
     }
     for (bound, sign) in [(select.since, ">="), (select.until, "<")] {

@@ -165,6 +165,8 @@ pub(super) const LIST: &[Group] = &[
             "repair without the publication",
             "repair of a pipeline that polls",
             "repair killed half way and run again",
+            "ids changed while a repair is at work",
+            "rows deleted while a repair is at work",
             "backfill of a pipeline that has begun",
         ],
         left_out: &[],

@@ -1,7 +1,10 @@
 //! What a repair refuses, and what it says.
 
+use super::interrupted::{Repairing, gone, progress};
 use super::{SOON, drop_slot, number, repair, repaired};
-use crate::answers::answer;
+use crate::answers::{Answer, answer};
+use crate::await_that::await_that;
+use crate::halted::run_to_halt;
 use crate::pipeline::{Pipeline, show};
 use crate::relay::postrider;
 use crate::server::Version;
@@ -131,4 +134,86 @@ async fn repair_without_a_publication_or_without_a_stream_is_refused() {
     let head = format!("[pipelines.{}]\n", pipeline.name);
     pipeline.config = pipeline.config.replacen(&head, &format!("{head}mode = \"poll\"\n"), 1);
     refused(&pipeline, "repair of a pipeline that polls", &["has no slot"]);
+}
+
+/// Rows are listed, and what they are changes before they are published.
+async fn listed(test: &str, id: &str) -> Pipeline {
+    let pipeline = Pipeline::shared(Version::Pg17, test).await;
+    let alter = format!(
+        "alter table outbox alter id drop identity; alter table outbox alter id type text using 'x' || id; \
+         create sequence ids; alter table outbox alter id set default {id}"
+    );
+    pipeline.sql.batch(&alter).await;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    pipeline.insert(40).await;
+    drop_slot(&pipeline).await;
+    let nowhere = pipeline.config.replace(&pipeline.topic.brokers, "127.0.0.1:1");
+    let listing = Repairing::start(&nowhere);
+    await_that("the list", SOON, || async {
+        match progress(&pipeline).await {
+            (0, 40) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    listing.kill().await;
+    gone(&pipeline).await;
+    pipeline
+}
+
+/// Most of the list is in no row any more, and the table has rows that may be those: nothing is taken for deleted.
+#[tokio::test]
+async fn rows_that_are_not_found_though_the_table_has_rows_stop_a_repair() {
+    let changes = [
+        "update outbox set id = 'y' || id",
+        "alter table outbox alter id drop default; \
+         alter table outbox alter id type bigint using substr(id, 2)::bigint",
+    ];
+    for change in changes {
+        let pipeline = listed("unfound", "'x' || nextval('ids')").await;
+        pipeline.sql.batch(change).await;
+        let (output, value) = repair(&pipeline.config, &[]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{value}\n{errors}");
+        assert!(errors.contains("were not found in table"), "{errors}");
+        let halted = run_to_halt(&pipeline.config).await;
+        halted.assert_says(
+            "PR009",
+            &["were not found in table"],
+            &["DELETE FROM postrider.repair WHERE", "postrider repair"],
+        );
+        answer("ids changed while a repair is at work", &pipeline, &halted);
+        assert_eq!(pipeline.topic.read_all().await.len(), 0, "nothing was published");
+        // As the hint says.
+        let name = &pipeline.name;
+        pipeline
+            .sql
+            .batch(&format!("delete from postrider.repair where pipeline = '{name}'"))
+            .await;
+        let value = repaired(&pipeline.config);
+        assert!(number(&value, "published") >= 40, "{value}");
+        let values: std::collections::BTreeSet<_> =
+            pipeline.topic.read_all().await.into_iter().map(|record| record.value).collect();
+        assert_eq!(values.len(), 40, "each is there");
+    }
+}
+
+/// What was deleted is lost, and no success.
+#[tokio::test]
+async fn rows_that_were_deleted_while_they_waited_are_no_success() {
+    let pipeline = listed("deleted", "'x' || nextval('ids')").await;
+    pipeline.sql.batch("delete from outbox where (payload #>> '{}')::int > 10").await;
+    let output = postrider(&pipeline.config, &["repair"]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let words = "gone 30 rows were deleted after they were listed and before they were published: these events are lost";
+    let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(flat.contains(words), "{said}");
+    answer(
+        "rows deleted while a repair is at work",
+        &pipeline,
+        Answer::said(words, "", "").then("1"),
+    );
 }

@@ -11,13 +11,13 @@ use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
 /// A repair as a process of its own, to be killed.
-struct Repairing {
+pub(super) struct Repairing {
     child: Child,
     _dir: TempDir,
 }
 
 impl Repairing {
-    fn start(config: &str) -> Self {
+    pub(super) fn start(config: &str) -> Self {
         let dir = TempDir::new().expect("a directory");
         let file = dir.path().join("postrider.toml");
         std::fs::write(&file, config).expect("a configuration");
@@ -33,7 +33,7 @@ impl Repairing {
         Self { child, _dir: dir }
     }
 
-    async fn kill(mut self) {
+    pub(super) async fn kill(mut self) {
         signal(self.child.id(), Signal::Kill);
         exit_of(&mut self.child, SOON).await;
     }
@@ -91,7 +91,7 @@ async fn repair_that_is_killed_goes_on_where_it_was() {
 }
 
 /// The server has seen that the killed one is gone: until then another is refused.
-async fn gone(pipeline: &Pipeline) {
+pub(super) async fn gone(pipeline: &Pipeline) {
     let sql = format!(
         "select count(*)::text from pg_stat_activity where application_name = 'postrider {}' \
          and datname = current_database()",
@@ -141,7 +141,7 @@ async fn slot_that_is_lost_again_half_way_is_made_again() {
 }
 
 /// Rows published so far, and of how many.
-async fn progress(pipeline: &Pipeline) -> (i64, i64) {
+pub(super) async fn progress(pipeline: &Pipeline) -> (i64, i64) {
     let sql = "select rows_published, rows_total from postrider.repair";
     let rows = pipeline.sql.query(sql, &[]).await.expect("the repair's row");
     rows.first().map_or((0, 0), |row| (row.get(0), row.get(1)))

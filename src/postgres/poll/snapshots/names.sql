@@ -46,7 +46,7 @@ INSERT INTO "Ä"."dead""letters" ("Id\", "Versüche", "select") OVERRIDING SYSTE
 
 WITH k AS MATERIALIZED (
   SELECT o.tableoid AS oid, o.ctid AS tid FROM "my schema"."out""box" AS o
-  WHERE o."Id\" = ANY (($1::text[])::bigint[]) AND o."Done ""at""" IS NULL
+  WHERE o."Id\" OPERATOR(pg_catalog.=) ANY (($1::text[])::bigint[]) AND o."Done ""at""" IS NULL
   ORDER BY o."Id\" FOR UPDATE
 )
 UPDATE "my schema"."out""box" AS o SET "Done ""at""" = statement_timestamp()
