@@ -44,6 +44,16 @@ pub enum SpecError {
     /// A name is empty, or holds a zero byte, which librdkafka takes for the end.
     #[error("{0} must not be empty nor hold a zero byte")]
     Name(String),
+    /// Two members of the envelope would have one name.
+    #[error(
+        "{key} is placed in the envelope as {name:?}, and the envelope has a member of this name already"
+    )]
+    Member {
+        /// The key.
+        key: String,
+        /// The name.
+        name: String,
+    },
     /// Two things would be the partition.
     #[error("route.partition and an extra column are both the partition")]
     TwoPartitions,
@@ -53,9 +63,10 @@ impl SpecError {
     /// The key it is about, below the pipeline.
     pub fn key(&self) -> String {
         match self {
-            Self::Template { key, .. } | Self::UnknownField { key, .. } | Self::Name(key) => {
-                key.clone()
-            }
+            Self::Template { key, .. }
+            | Self::UnknownField { key, .. }
+            | Self::Name(key)
+            | Self::Member { key, .. } => key.clone(),
             Self::Pattern(_) => "route.replace.pattern".to_owned(),
             Self::Replacement(_) => "route.replace.with".to_owned(),
             Self::NoColumn(role) => format!("outbox.columns.{role}"),
