@@ -6,6 +6,7 @@ use crate::driver::claim::Open;
 use crate::driver::pipeline::Pipeline;
 use crate::driver::renewal::Renewal;
 use crate::driver::run::Stop;
+use crate::driver::say;
 use crate::postgres::SourceError;
 use crate::postgres::poll::CLAIM_ROWS_MAX;
 use crate::relay::Restart;
@@ -50,7 +51,7 @@ impl Pipeline {
             polling.anew = Anew::Due(Instant::now());
             return self.begin_anew(polling, stop).await;
         }
-        self.tell.skipped_total += claim.expired;
+        say::rows_expired(&mut self.tell, self.spec.name(), claim.expired);
         if let Some(renewal) = &mut polling.renewal {
             renewal.claimed(claim.more, claim.withheld);
         }
