@@ -12,6 +12,7 @@ pub mod parked;
 pub mod record;
 pub mod secret_file;
 pub mod status;
+pub mod zone;
 
 // Pure.
 pub mod ack;

@@ -104,6 +104,39 @@ pub struct Head {
     pub retry_in_seconds: Option<f64>,
 }
 
+/// Changes that were passed over on purpose, by reason.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Skipped {
+    /// Updates, deletes and truncations.
+    pub not_inserts: u64,
+    /// Rows of other tables, and logical messages of other prefixes.
+    pub others: u64,
+    /// Events whose time (`expires_at`) was over.
+    pub expired: u64,
+    /// Logical messages of our prefix that are not transactional.
+    pub not_transactional: u64,
+    /// Events that were published before, by polling or a repair.
+    pub repeated: u64,
+}
+
+impl Skipped {
+    /// Each reason with its count, for metrics.
+    pub const fn reasons(self) -> [(&'static str, u64); 5] {
+        [
+            ("not_inserts", self.not_inserts),
+            ("others", self.others),
+            ("expired", self.expired),
+            ("not_transactional", self.not_transactional),
+            ("repeated", self.repeated),
+        ]
+    }
+
+    /// All of them.
+    pub fn total(self) -> u64 {
+        self.reasons().iter().map(|(_, count)| count).sum()
+    }
+}
+
 /// One look at one pipeline.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Snapshot {
@@ -135,8 +168,10 @@ pub struct Snapshot {
     pub parked_total: u64,
     /// Events that are parked.
     pub parked: Parked,
-    /// Changes passed over on purpose (deletes, updates, other tables) since the process started.
+    /// Changes passed over on purpose since the process started.
     pub skipped_total: u64,
+    /// The same by reason.
+    pub skipped: Skipped,
     /// Reconnects to the source since the process started.
     pub source_reconnects_total: u64,
     /// Producers thrown away since the process started.

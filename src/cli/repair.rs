@@ -34,6 +34,10 @@ pub struct RepairArgs {
     /// Say what is the matter and what would be published; change nothing
     #[arg(long)]
     pub dry_run: bool,
+    /// Repair also where the slot can be used: drop it, create it again, and publish from the table every row that is not
+    /// known to be published. For rows that the slot cannot bring, since the publication left them out
+    #[arg(long)]
+    pub from_table: bool,
     /// One JSON object a pipeline
     #[arg(long)]
     pub json: bool,
@@ -50,9 +54,10 @@ pub(super) async fn run(config: Config, args: &RepairArgs) -> Result<Exit, CliEr
     Ok(exit)
 }
 
-async fn one(spec: PipelineSpec, args: &RepairArgs) -> Result<Exit, CliError> {
-    let refused =
-        |halt| CliError::Repair { pipeline: spec.name().to_owned(), halt: Box::new(halt) };
+async fn one(mut spec: PipelineSpec, args: &RepairArgs) -> Result<Exit, CliError> {
+    spec.from_table = args.from_table;
+    let name = spec.name().to_owned();
+    let refused = |halt| CliError::Repair { pipeline: name.clone(), halt: Box::new(halt) };
     let control = Control::connect(&spec.conninfo, APPLICATION_NAME).await?;
     let look = look(&spec, &control).await?.map_err(refused)?;
     let Look { verdict, row, ledger } = look;
@@ -71,13 +76,17 @@ async fn one(spec: PipelineSpec, args: &RepairArgs) -> Result<Exit, CliError> {
     if args.dry_run {
         return dry_run(&spec, &control, args, &verdict, row.as_ref(), &ledger).await;
     }
-    drop(control);
-    let name = spec.name().to_owned();
     let conninfo = spec.conninfo.clone();
     if !args.json {
-        let text = words::of_verdict(&name, &verdict);
+        // Before anything is dropped: what will be published, and what cannot be.
+        let found = count(&spec, &control, &verdict, row.as_ref(), &ledger).await?;
+        let text = found.map_or_else(
+            || words::of_verdict(&name, &verdict),
+            |found| words::of_begin(&name, &verdict, &found),
+        );
         Output::stdout().line(&text).map_err(CliError::Output)?;
     }
+    drop(control);
     let exit = publish(spec).await?;
     let control = Control::connect(&conninfo, APPLICATION_NAME).await?;
     let Some(row) = repair::read(control.client(), &name).await? else { return Ok(exit) };
@@ -105,7 +114,7 @@ async fn look(spec: &PipelineSpec, control: &Control) -> Result<Result<Look, Hal
         return Ok(Err(halt));
     }
     let row = repair::read(control.client(), spec.name()).await?;
-    let verdict = match repair::judge(&facts, row.as_ref()) {
+    let verdict = match repair::judge(&facts, row.as_ref(), spec.from_table) {
         Ok(verdict) => verdict,
         Err(halt) => return Ok(Err(halt)),
     };
@@ -143,23 +152,36 @@ async fn dry_run(
     row: Option<&Row>,
     ledger: &Ledger,
 ) -> Result<Exit, CliError> {
+    let Some(found) = count(spec, control, verdict, row, ledger).await? else {
+        return Ok(Exit::Done);
+    };
+    let text = words::of_dry_run(spec.name(), verdict, &found);
+    print(args, &text, &words::json_of_dry_run(spec.name(), verdict, &found)).map(|()| Exit::Done)
+}
+
+/// What there is to publish, as the server shows it now; `None` without a table.
+async fn count(
+    spec: &PipelineSpec,
+    control: &Control,
+    verdict: &Verdict,
+    row: Option<&Row>,
+    ledger: &Ledger,
+) -> Result<Option<words::Found>, CliError> {
     let refused = |halt| CliError::Repair { pipeline: spec.name().to_owned(), halt };
     let marks = spec.poll.mark_streamed;
-    let Some(table) = driver::repair_table(spec, marks) else { return Ok(Exit::Done) };
+    let Some(table) = driver::repair_table(spec, marks) else { return Ok(None) };
     let table = Table::read(control.client(), table).await?;
     let listed = repair::left(control.client(), spec.name()).await?;
     let (method, survey) = if *verdict == Verdict::GoesOn {
         (row.map(|row| row.method.clone()).unwrap_or_default(), Survey::default())
     } else {
-        let selection = selection(row, ledger.known.as_deref(), marks).map_err(refused)?;
+        let selection = selection(spec, row, ledger.known.as_deref(), marks).map_err(refused)?;
         let method = Method::of(control.client(), selection, ledger.known.as_deref()).await?;
         let survey = repair::survey(control.client(), &table, &method, ledger.at).await?;
         (method.words(&table), survey)
     };
     let parked = repair::parked_aggregates(control.client(), spec.name()).await?;
-    let found = words::Found { listed, parked, method: &method, survey: &survey };
-    let text = words::of_dry_run(spec.name(), verdict, &found);
-    print(args, &text, &words::json_of_dry_run(spec.name(), verdict, &found)).map(|()| Exit::Done)
+    Ok(Some(words::Found { listed, parked, method, survey }))
 }
 
 /// Lets the driver publish, until the list is at its end or somebody stops it.

@@ -17,6 +17,7 @@ use crate::lsn::Lsn;
 use crate::postgres::control::Control;
 use crate::postgres::replay as rows;
 use crate::replay::{From, Job, Options, Prepared, Request, SourceChoice, Until};
+use crate::zone::Zone;
 use std::io::IsTerminal as _;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -35,7 +36,7 @@ pub(super) async fn run(config: &Config, args: &ReplayArgs) -> Result<Exit, CliE
     let what = if let Some(name) = &args.resume {
         Prepared::Resume(Some(name.clone()).filter(|name| !name.is_empty()))
     } else {
-        let request = request(&control, args).await?;
+        let request = request(&control, args, spec.names.times.zone.as_ref()).await?;
         let name = match &args.name {
             Some(name) => name.clone(),
             None => default_name(&request, &control).await?,
@@ -75,18 +76,22 @@ fn give_way() {
 }
 
 /// What was asked for, with times as the server reads them.
-async fn request(control: &Control, args: &ReplayArgs) -> Result<Request, CliError> {
+async fn request(
+    control: &Control,
+    args: &ReplayArgs,
+    zone: Option<&Zone>,
+) -> Result<Request, CliError> {
     let from = match (&args.bookmark, args.lsn, &args.since) {
         (Some(name), _, _) => From::Bookmark(name.clone()),
         (None, Some(at), _) => From::Lsn { at, timeline: args.timeline },
-        (None, None, Some(text)) => From::Since(time(control, "--since", text).await?),
+        (None, None, Some(text)) => From::Since(time(control, "--since", text, zone).await?),
         (None, None, None) => From::Anywhere,
     };
     let until = match &args.until {
         None => None,
         Some(text) => Some(match text.parse::<Lsn>() {
             Ok(lsn) => Until::Lsn(lsn),
-            Err(_) => Until::Time(time(control, "--until", text).await?),
+            Err(_) => Until::Time(time(control, "--until", text, zone).await?),
         }),
     };
     Ok(Request {
@@ -104,15 +109,20 @@ async fn request(control: &Control, args: &ReplayArgs) -> Result<Request, CliErr
     })
 }
 
-/// A point in time, or how long ago.
-async fn time(control: &Control, flag: &'static str, text: &str) -> Result<PgTime, CliError> {
+/// A point in time, or how long ago. Of a time that comes twice, the one with which more is replayed.
+async fn time(
+    control: &Control,
+    flag: &'static str,
+    text: &str,
+    zone: Option<&Zone>,
+) -> Result<PgTime, CliError> {
     let wrong = || CliError::NotATime { flag, text: text.to_owned() };
     if let Ok(ago) = config::duration(text) {
-        let now = rows::time(control.client(), "now").await?.ok_or_else(wrong)?;
+        let now = rows::time(control.client(), "now", None, false).await?.ok_or_else(wrong)?;
         let ago = i64::try_from(ago.as_micros()).unwrap_or(i64::MAX);
         return Ok(PgTime { micros: now.micros.saturating_sub(ago) });
     }
-    rows::time(control.client(), text).await?.ok_or_else(wrong)
+    rows::time(control.client(), text, zone, flag == "--until").await?.ok_or_else(wrong)
 }
 
 /// `before-fix-20260301T040000`: where it begins, and the second of this host.

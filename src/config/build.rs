@@ -6,14 +6,15 @@
 use super::context::Context;
 use super::names::quoted;
 use super::types::{Mark, Ordering, PipelineConfig, SinkKind, SizeMax};
-use crate::driver::{PipelineSpec, PollSettings, poll_spec};
+use crate::driver::{Mode, PipelineSpec, PollSettings, poll_spec};
 use crate::error::Chain;
-use crate::outbox::{Mapper, OutboxSpec};
+use crate::outbox::{Mapper, OutboxSpec, Role, TimestampSource};
 use crate::postgres::Conninfo;
-use crate::postgres::names::{Names, TableName};
-use crate::postgres::poll::{Backoff, PollSpec};
+use crate::postgres::names::{Deciding, Names, TableName, Times};
+use crate::postgres::poll::{Backoff, Marks, PollSpec};
 use crate::relay::{Limits, OnPoison, Rules};
 use crate::sink::{self, KafkaSpec, SinkError, SinkSpec};
+use crate::zone::Zone;
 use std::time::Duration;
 
 /// The specification of a pipeline that has been read without mistakes; `None`, and findings, where it can't be made.
@@ -45,12 +46,14 @@ pub(super) fn spec(
             slot: pipeline.source.slot.clone(),
             publication: pipeline.source.publication.clone(),
             table: outbox.table.as_ref().map(|t| TableName::new(t.schema.clone(), t.name.clone())),
+            times: times(&outbox, &poll, pipeline.mode != Mode::Wal),
         },
         conninfo,
         failover: pipeline.source.failover,
         wal_retain_max: pipeline.source.wal_retain_max,
         on_slot_lost: pipeline.source.on_slot_lost,
         only_repair: false,
+        from_table: false,
         outbox,
         sink,
         limits: Limits {
@@ -67,6 +70,27 @@ pub(super) fn spec(
         confirm_interval: pipeline.flow.confirm_interval,
         shutdown_grace,
     })
+}
+
+/// Which columns hold times, and what depends on them.
+fn times(outbox: &OutboxSpec, poll: &PollSettings, polls: bool) -> Times {
+    let mut deciding = Vec::new();
+    for (role, what) in [
+        (Role::AvailableAt, "when an event may be published"),
+        (Role::ExpiresAt, "whether an event has expired"),
+    ] {
+        if let Some(column) = outbox.column(role) {
+            deciding.push(Deciding { column: column.to_owned(), what });
+        }
+    }
+    let marks = poll.table.as_ref().filter(|_| polls).map(|table| &table.marks);
+    if let Some(Marks::Sqlgarden { last_attempt_at, .. }) = marks {
+        let what = "when a refused event is tried again";
+        deciding.push(Deciding { column: last_attempt_at.clone(), what });
+    }
+    let stamps = outbox.timestamp == TimestampSource::Event || polls;
+    let stamp = outbox.column(Role::Time).filter(|_| stamps).map(str::to_owned);
+    Times { zone: outbox.zone.clone(), deciding, stamp }
 }
 
 fn poll(pipeline: &PipelineConfig, outbox: &OutboxSpec) -> PollSettings {
@@ -128,6 +152,7 @@ fn outbox(pipeline: &PipelineConfig) -> OutboxSpec {
         partition: route.partition.clone().unwrap_or_default(),
         replace: route.replace.clone(),
         timestamp: route.timestamp,
+        zone: Zone::named(&pipeline.source.time_zone),
         headers: route.headers.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
         standard_headers: route.standard_headers.unwrap_or(layout.standard_headers),
         null_payload: pipeline.payload.null,

@@ -13,6 +13,7 @@ use crate::driver::{Mode, OnSlotLost};
 use crate::outbox::{NullPayload, Replace, StandardHeaders, TimestampSource};
 use crate::record::is_topic_name;
 use crate::relay::OnPoison;
+use crate::zone::Zone;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -92,6 +93,16 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
         .as_deref()
         .and_then(|file| section.context.secret_file(&section.path_of("password_file"), file))
         .map(|(file, _)| file);
+    let time_zone = section.text("time_zone").unwrap_or_default();
+    if !time_zone.is_empty() && Zone::named(&time_zone).is_none() {
+        section.error(
+            "time_zone",
+            format_args!(
+                "no time zone {time_zone:?} is known; expected a name of pg_timezone_names with a slash in it, such as \
+                 \"America/New_York\", or \"UTC\""
+            ),
+        );
+    }
     let default = format!("{NAME_PREFIX}{pipeline}");
     let slot = section.text("slot").unwrap_or_else(|| default.clone());
     if section.has("slot") && !((1..=NAME_BYTES_MAX).contains(&slot.len()) && is_plain(&slot)) {
@@ -115,6 +126,7 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
         url: Url::new(url),
         password_file,
         password,
+        time_zone,
         slot,
         publication,
         failover,

@@ -87,6 +87,7 @@ impl Rows<'_> {
         let (source, table) = (&pipeline.source, of("source"));
         self.add(&table, "url", json!(source.url.masked()));
         self.add(&table, "password_file", json!(source.password_file));
+        self.add(&table, "time_zone", json!(source.time_zone));
         self.add(&table, "slot", json!(source.slot));
         self.add(&table, "publication", json!(source.publication));
         self.add(&table, "failover", json!(source.failover));

@@ -84,6 +84,8 @@ pub struct SourceConfig {
     pub password_file: Option<String>,
     /// The same file, to be read at each login.
     pub password: Option<SecretFile>,
+    /// The zone of columns without one; empty where none is said.
+    pub time_zone: String,
     /// The replication slot.
     pub slot: String,
     /// The publication, as it is called in the catalog (not folded, not quoted).

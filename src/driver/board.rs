@@ -43,6 +43,7 @@ impl Pipeline {
             Some(_) | None => (reason, hint),
         };
         say::lag(self, state, lag);
+        say::skipped(self);
         let parked = self.parked();
         let (tell, relay) = (&self.tell, &self.relay);
         let parked_any = relay.parked().total() > 0;
@@ -55,7 +56,8 @@ impl Pipeline {
             snapshot.received = relay.received().to_string();
             (snapshot.in_flight_events, snapshot.in_flight_bytes) = (events, bytes);
             snapshot.published_total = tell.published_total;
-            snapshot.skipped_total = tell.skipped_total;
+            snapshot.skipped_total = tell.skipped.total();
+            snapshot.skipped = tell.skipped;
             snapshot.parked_total = tell.parked_total;
             snapshot.parked = parked;
             snapshot.source_reconnects_total = tell.reconnects_total;

@@ -4,6 +4,7 @@
 //! place, and goes on from there: the batch stays where it was read.
 
 use super::halts;
+use super::marking::Handed;
 use super::pipeline::Pipeline;
 use super::returning::Returning;
 use super::say::{self, Tell};
@@ -141,13 +142,18 @@ impl Pipeline {
             Message::Update(_) | Message::Delete(_) | Message::Truncate(_) => {
                 Input::Change(Change::Skipped)
             }
-            Message::Message(_) | Message::Origin(_) | Message::Type(_) => return Step::Next,
+            Message::Message(logical) => {
+                // It comes once more where the connection does: the count is of messages seen.
+                self.tell.skipped.not_transactional += u64::from(self.mapper.has_prefix(logical));
+                return Step::Next;
+            }
+            Message::Origin(_) | Message::Type(_) => return Step::Next,
         };
         if matches!(input, Input::Change(_)) {
             if self.relay.upcoming().is_some() && !self.relay.intake_open() {
                 return Step::Stay;
             }
-            self.tell.skipped_total += 1;
+            self.tell.skipped.not_inserts += 1;
         }
         self.apply(now, input);
         Step::Next
@@ -163,7 +169,7 @@ impl Pipeline {
         let mapped = match map(&mut self.mapper, change, at) {
             Ok(Some(mapped)) => mapped,
             Ok(None) => {
-                self.tell.skipped_total += 1;
+                self.tell.skipped.others += 1;
                 return self.skip(now);
             }
             Err(error) => return self.not_mapped(now, at, error),
@@ -171,12 +177,12 @@ impl Pipeline {
         if !self.relay.admits(mapped.aggregate) {
             return Step::Stay;
         }
-        let expired = has_expired(&self.tell, &self.returning, &mapped);
-        let (id, commit_lsn, of) =
-            (mapped.event_id, at.position.commit_lsn, Some(mapped.aggregate));
-        if expired || self.returning.passes(id) || self.handed.has(id, commit_lsn, of) {
-            self.tell.skipped_total += u64::from(expired);
+        if has_expired(&self.tell, &self.returning, &mapped) {
+            say::expired(&mut self.tell, self.spec.name(), at.position, mapped.event_id);
             return self.skip(now);
+        }
+        if is_repeated(&self.returning, &mut self.handed, &mapped, at) {
+            return self.skip_repeated(now);
         }
         let record = mapped.record();
         let (aggregate, size_bytes) = (mapped.aggregate, record.held_bytes());
@@ -227,6 +233,11 @@ impl Pipeline {
         Step::Next
     }
 
+    fn skip_repeated(&mut self, now: Duration) -> Step {
+        self.tell.skipped.repeated += 1;
+        self.skip(now)
+    }
+
     fn skip(&mut self, now: Duration) -> Step {
         self.apply(now, Input::Change(Change::Skipped));
         Step::Next
@@ -242,7 +253,7 @@ impl Pipeline {
                 if self.returning.passes(event_id)
                     || self.handed.has(event_id, at.position.commit_lsn, aggregate)
                 {
-                    return self.skip(now);
+                    return self.skip_repeated(now);
                 }
                 self.handed.claimed(event_id);
                 self.metrics.failed(remains.event_type.as_deref().unwrap_or_default());
@@ -304,6 +315,12 @@ enum Answer {
 /// Whether the event's time has passed. One that is parked does not expire: it would go behind its followers.
 fn has_expired(tell: &Tell, returning: &Returning, mapped: &Mapped<'_>) -> bool {
     mapped.expires_at.is_some_and(|at| tell.has_passed(at)) && !returning.parks(mapped.event_id)
+}
+
+/// Whether polling or a repair has published the event, or has it in hand.
+fn is_repeated(returning: &Returning, handed: &mut Handed, mapped: &Mapped<'_>, at: At) -> bool {
+    let (id, commit_lsn) = (mapped.event_id, at.position.commit_lsn);
+    returning.passes(id) || handed.has(id, commit_lsn, Some(mapped.aggregate))
 }
 
 /// Whether a record waits for its destination alone.

@@ -16,7 +16,7 @@ use super::reader::Reader;
 use super::renewal::Renewal;
 use super::returning::Returning;
 use super::run::{Exit, Stop};
-use super::say;
+use super::say::{self, Expiry};
 use super::session::End;
 use super::spec::Mode;
 use crate::ack::Progress;
@@ -27,7 +27,7 @@ use crate::pgoutput::{self, Message};
 use crate::postgres::SourceError;
 use crate::postgres::cursor::Written;
 use crate::postgres::parked::{Loaded, Stored};
-use crate::postgres::poll::CLAIM_ROWS_MAX;
+use crate::postgres::poll::{CLAIM_ROWS_MAX, PollSpec};
 use crate::relay::{Effect, Input, Restart};
 use looks::RowLooks;
 use tokio::time::Instant;
@@ -119,7 +119,12 @@ impl Pipeline {
     /// Polls until something ends it.
     pub(super) async fn poll(&mut self, polling: Polling, stop: &Stop) -> End {
         self.shelf.failures_stay = polling.keeps_failures;
+        let expires = self.spec.poll.table.as_ref().is_some_and(PollSpec::expires);
+        if expires || polling.poller.repairs().is_some() {
+            self.tell.expiry = Expiry::Left;
+        }
         let end = self.poll_on(polling, stop).await;
+        self.tell.expiry = Expiry::Judged;
         self.shelf.failures_stay = false;
         self.returning = Returning::default();
         end

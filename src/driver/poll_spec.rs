@@ -23,6 +23,7 @@ pub fn poll_spec(pipeline: &str, outbox: &OutboxSpec, delete: bool) -> Option<Po
         block_key: true,
         attempts_max: 10,
         backoff: Backoff::DEFAULT,
+        zone: outbox.zone.clone(),
     })
 }
 

@@ -44,6 +44,7 @@ fn marks(spec: &PipelineSpec) -> bool {
 /// # Errors
 /// Nothing is known.
 pub fn selection(
+    spec: &PipelineSpec,
     row: Option<&Row>,
     known: Option<&str>,
     marks: bool,
@@ -58,7 +59,9 @@ pub fn selection(
         (None, Some(_)) if marks => Ok(Selection::Both),
         (None, Some(_)) => Ok(Selection::Unresolved),
         (None, None) if marks => Ok(Selection::Unmarked),
-        (None, None) => Err(Box::new(unknown())),
+        // Said before it begins: every row, whether it was published or not.
+        (None, None) if spec.from_table => Ok(Selection::All),
+        (None, None) => Err(Box::new(unknown(spec.name()))),
     }
 }
 
@@ -84,16 +87,17 @@ fn unexplained(spec: &PipelineSpec, row: &Row, left: u64) -> Halt {
     }
 }
 
-fn unknown() -> Halt {
+fn unknown(pipeline: &str) -> Halt {
     Halt {
         reason: HaltReason::SlotMissing,
         message: "the cursor row does not say yet which transactions are resolved, and rows have no marks"
             .to_owned(),
         meaning: "nothing was changed; an earlier version wrote the row, or nothing was ever streamed"
             .to_owned(),
-        hint: "DELETE FROM postrider.cursor of this pipeline; then postrider setup --backfill none, or all: every row \
-               of the table"
-            .to_owned(),
+        hint: format!(
+            "postrider repair -p {pipeline} --from-table publishes every row of the table, those too that were \
+             published before; --dry-run counts them"
+        ),
     }
 }
 
@@ -121,7 +125,7 @@ pub(super) async fn open(spec: Arc<PipelineSpec>) -> Result<Polling, Failure> {
     let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
     repair::fit(&facts).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     let row = repair::read(client, spec.name()).await.map_err(at(Phase::Handshake))?;
-    let verdict = repair::judge(&facts, row.as_ref());
+    let verdict = repair::judge(&facts, row.as_ref(), spec.from_table);
     let verdict = verdict.map_err(|halt| Failure::Halt(Box::new(halt)))?;
     if verdict == Verdict::Sound {
         return Err(Failure::Sound);
@@ -129,7 +133,7 @@ pub(super) async fn open(spec: Arc<PipelineSpec>) -> Result<Polling, Failure> {
     let ledger = repair::ledger(client, spec.name(), row.as_ref(), spec.cursor_interval).await;
     let ledger = ledger.map_err(at(Phase::Control))?;
     let selection =
-        selection(row.as_ref(), ledger.known.as_deref(), marks).map_err(Failure::Halt)?;
+        selection(&spec, row.as_ref(), ledger.known.as_deref(), marks).map_err(Failure::Halt)?;
     cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
     let epoch = cursor::take_over(client, spec.name()).await.map_err(at(Phase::Control))?;
     if let Verdict::NewSlot(why) = verdict {

@@ -9,6 +9,7 @@ mod destination;
 mod parked;
 mod repair;
 mod sink;
+mod skipped;
 mod slot;
 mod source;
 mod write;
@@ -20,6 +21,7 @@ pub(super) use repair::{
     repair_begins, repair_next, repair_progress, repair_told, repaired, repairing, slot_gone_again,
 };
 pub(super) use sink::{resetting, sink_broken, sink_down, sink_up};
+pub(super) use skipped::{expired, rows_expired, skipped};
 pub(super) use slot::{slot_dropped, slot_held, wal_budget_half, wal_budget_ok};
 pub(super) use source::{look_failed, partition_changed, source_down, standing_by, waiting};
 pub(super) use write::{write_done, write_waits};
@@ -31,7 +33,8 @@ use crate::error::{Chain, Halt};
 use crate::event::{PgTime, Position};
 use crate::postgres::SourceError;
 use crate::postgres::cursor::Written;
-use crate::status::{self, Board};
+use crate::status::{self, Board, Skipped};
+use skipped::SkippedLog;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::{error, info, warn};
@@ -52,7 +55,8 @@ const CLOSE_FOR: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Tell {
     pub(super) published_total: u64,
-    pub(super) skipped_total: u64,
+    pub(super) skipped: Skipped,
+    pub(super) skipped_log: SkippedLog,
     pub(super) parked_total: u64,
     pub(super) clamped_total: u64,
     pub(super) reconnects_total: u64,
@@ -85,13 +89,25 @@ pub(super) struct Tell {
     dead: Few,
     /// Retries that were requested, and have no answer yet.
     requested: BTreeSet<Position>,
+    expired: Few,
     pub(super) streaming: bool,
     pub(super) polling: bool,
+    pub(super) expiry: Expiry,
     pub(super) draining: bool,
     /// `published_total` at the last report.
     pub(super) reported_total: u64,
     pub(super) reported_at: Option<Instant>,
     pub(super) wall: PgTime,
+}
+
+/// Whose it is to find events that have expired.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Expiry {
+    /// The relay's.
+    #[default]
+    Judged,
+    /// Not the relay's: the claims find them, or it is a repair, which publishes all.
+    Left,
 }
 
 impl Tell {
@@ -108,10 +124,10 @@ impl Tell {
         Duration::from_micros(u64::try_from(micros).unwrap_or(0))
     }
 
-    /// Whether an event's time (`expires_at`) is over. The claims of polling judge that themselves, by the server's
-    /// clock.
+    /// Whether an event's time (`expires_at`) is over, by our clock; the claims of a layout that expires judge by the
+    /// server's.
     pub(super) fn has_passed(&self, at: PgTime) -> bool {
-        !self.polling && at.micros <= self.wall.micros
+        self.expiry == Expiry::Judged && at.micros <= self.wall.micros
     }
 
     /// Seconds since a commit, by our clock; 0 if the server's is ahead.

@@ -72,6 +72,8 @@ pub struct PipelineSpec {
     pub on_slot_lost: OnSlotLost,
     /// `postrider repair`: end when there is nothing to repair any more.
     pub only_repair: bool,
+    /// `postrider repair --from-table`: repair also where the slot can be used.
+    pub from_table: bool,
     /// How the table is polled, and marked.
     pub poll: PollSettings,
     /// Bytes of WAL that bookmarks may hold back together.

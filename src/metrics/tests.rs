@@ -43,6 +43,13 @@ fn a_scrape_shows_everything() {
         postrider_events_total{pipeline="orders",outcome="published"} 7
         postrider_events_total{pipeline="orders",outcome="parked"} 0
         postrider_events_total{pipeline="orders",outcome="skipped"} 2
+        # HELP postrider_skipped Changes passed over on purpose since the start, by reason
+        # TYPE postrider_skipped counter
+        postrider_skipped_total{pipeline="orders",reason="not_inserts"} 0
+        postrider_skipped_total{pipeline="orders",reason="others"} 0
+        postrider_skipped_total{pipeline="orders",reason="expired"} 0
+        postrider_skipped_total{pipeline="orders",reason="not_transactional"} 0
+        postrider_skipped_total{pipeline="orders",reason="repeated"} 0
         # HELP postrider_publish_latency_seconds From commit to the broker's acknowledgement
         # TYPE postrider_publish_latency_seconds histogram
         postrider_publish_latency_seconds_sum{pipeline="orders"} 100.0065

@@ -11,6 +11,7 @@ use std::fmt;
 /// Every metric: its name as it is scraped, and its help. `docs/metrics.md` is held against this list.
 pub const CATALOG: &[(&str, &str)] = &[
     ("postrider_events_total", "Events by outcome since the start"),
+    ("postrider_skipped_total", "Changes passed over on purpose since the start, by reason"),
     ("postrider_publish_latency_seconds", "From commit to the broker's acknowledgement"),
     ("postrider_lag_seconds", "Age of the oldest commit that is not published or parked"),
     ("postrider_source_contact_seconds", "Time since the database last answered"),
@@ -67,6 +68,7 @@ impl Look {
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         self.events(&mut encoder)?;
+        self.skipped(&mut encoder)?;
         self.latency(&mut encoder)?;
         self.gauges(&mut encoder)?;
         self.parked(&mut encoder)?;
@@ -88,6 +90,19 @@ impl Scrape {
             ];
             for (outcome, count) in outcomes {
                 let labels = [look.pipeline(), ("outcome", outcome)];
+                family
+                    .encode_family(&labels)?
+                    .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn skipped(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut family = describe(encoder, "postrider_skipped_total", MetricType::Counter)?;
+        for look in &self.0 {
+            for (reason, count) in look.snapshot.skipped.reasons() {
+                let labels = [look.pipeline(), ("reason", reason)];
                 family
                     .encode_family(&labels)?
                     .encode_counter::<NoLabelSet, _, f64>(&count, None)?;

@@ -1,7 +1,8 @@
 //! Reads the times of events, and remembers the last: those of one second differ in its fraction alone.
 
-use super::time::{self, MICROS_OF_DIGITS};
+use super::time::{self, MICROS_OF_DIGITS, Written};
 use crate::event::PgTime;
+use crate::zone::Zone;
 
 /// Most that an event's time may be ahead of its commit, in milliseconds. Kafka 4.0 refuses stamps further ahead than
 /// `log.message.timestamp.after.max.ms`, an hour by default, and a refused stamp would stop the topic.
@@ -17,36 +18,72 @@ pub(super) struct Clock {
     second: [u8; SECOND_BYTES],
     /// What follows the fraction: `+00`.
     zone: Vec<u8>,
-    /// Microseconds since the Unix epoch of that second.
-    micros: i64,
+    /// That second.
+    start: Local,
+}
+
+/// The two instants that a time can be, mostly the same. Unit: microseconds since the Unix epoch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Local {
+    earlier: i64,
+    later: i64,
+}
+
+impl Local {
+    /// A time without an offset is one of `zone`; without a zone it is UTC.
+    fn of(written: Written, zone: Option<&Zone>) -> Self {
+        let (earlier, later) = match zone {
+            Some(zone) if !written.offset => zone.instants(written.micros),
+            Some(_) | None => (written.micros, written.micros),
+        };
+        Self { earlier, later }
+    }
+
+    fn shifted(self, micros: i64) -> Option<Self> {
+        let (earlier, later) = (self.earlier.checked_add(micros)?, self.later.checked_add(micros)?);
+        Some(Self { earlier, later })
+    }
+
+    /// Of a time that comes twice, the one nearer to the commit.
+    fn near(self, commit: PgTime) -> i64 {
+        let distance = |micros: i64| micros.abs_diff(commit.unix_micros());
+        if distance(self.earlier) <= distance(self.later) { self.earlier } else { self.later }
+    }
 }
 
 impl Clock {
     /// The record's timestamp for an event's own time: milliseconds since the Unix epoch, and whether the commit's had
     /// to be taken because the own one is none, not after 1970 (Kafka has no such stamps), or more than an hour ahead.
     #[inline]
-    pub(super) fn stamp(&mut self, text: &[u8], commit: PgTime) -> (i64, bool) {
+    pub(super) fn stamp(
+        &mut self,
+        text: &[u8],
+        commit: PgTime,
+        zone: Option<&Zone>,
+    ) -> (i64, bool) {
         let commit_ms = commit.unix_millis();
-        let own = self.parse(text).map(|micros| micros.div_euclid(1000));
+        let own = self.parse(text, zone).map(|own| own.near(commit).div_euclid(1000));
         match own.filter(|ms| *ms > 0 && *ms <= commit_ms.saturating_add(AHEAD_MAX_MS)) {
             Some(ms) => (ms, false),
             None => (commit_ms, true),
         }
     }
 
-    /// As [`time::parse`].
+    /// As [`time::read`], in `zone`, which is always the same.
     #[inline]
-    fn parse(&mut self, text: &[u8]) -> Option<i64> {
-        let Some((second, fraction, zone)) = split(text) else { return time::parse(text) };
-        if *second == self.second && zone == self.zone {
-            return self.micros.checked_add(fraction);
+    fn parse(&mut self, text: &[u8], zone: Option<&Zone>) -> Option<Local> {
+        let Some((second, fraction, offset)) = split(text) else {
+            return Some(Local::of(time::read(text)?, zone));
+        };
+        if *second == self.second && offset == self.zone {
+            return self.start.shifted(fraction);
         }
-        let micros = time::parse(text)?;
+        let local = Local::of(time::read(text)?, zone);
         self.second = *second;
-        self.micros = micros - fraction;
+        self.start = local.shifted(-fraction)?;
         self.zone.clear();
-        self.zone.extend_from_slice(zone);
-        Some(micros)
+        self.zone.extend_from_slice(offset);
+        Some(local)
     }
 }
 
@@ -88,9 +125,13 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_remembered_never_shows(texts in prop::collection::vec(text(), 1..20)) {
-            let mut clock = Clock::default();
-            for text in texts {
-                prop_assert_eq!(clock.parse(text.as_bytes()), time::parse(text.as_bytes()), "{}", text);
+            let zone = Zone::named("Asia/Tokyo");
+            for zone in [None, zone.as_ref()] {
+                let mut clock = Clock::default();
+                for text in &texts {
+                    let alone = time::read(text.as_bytes()).map(|written| Local::of(written, zone));
+                    prop_assert_eq!(clock.parse(text.as_bytes(), zone), alone, "{}", text);
+                }
             }
         }
     }

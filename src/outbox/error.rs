@@ -154,6 +154,12 @@ pub enum Problem {
     /// A `bytea` that is not in PostgreSQL's hex format.
     #[error("\"{0}\" is not bytea in hex format")]
     NotHex(String),
+    /// No date or time, where one decides when the event is published.
+    #[error("\"{0}\" is not a date or time")]
+    Time(String),
+    /// A time without an offset, where no zone is configured.
+    #[error("\"{0}\" is a time without an offset, and source.time_zone is not set")]
+    NoZone(String),
     /// The payload is NULL and the configuration says that it must not be.
     #[error("the payload is NULL")]
     NullPayload,
@@ -176,6 +182,7 @@ impl Problem {
             Self::HeaderName(_) => "header_name",
             Self::Partition => "partition",
             Self::NotHex(_) => "not_hex",
+            Self::Time(_) | Self::NoZone(_) => "time",
             Self::NullPayload => "null_payload",
             Self::NotJson => "not_json",
         }
@@ -212,6 +219,14 @@ impl Poison {
             Problem::NotAnObject(column) => format!(
                 "{PASS_OVER}: with a JSON object such as {{\"source\": \"shop\"}} in \"{column}\""
             ),
+            Problem::Time(column) => format!(
+                "{PASS_OVER}: with a time such as 2026-03-01 04:00:00+00 in \"{column}\", or NULL"
+            ),
+            Problem::NoZone(_) => {
+                "set source.time_zone to the zone of the sessions that insert, such as \"America/New_York\", and \
+                 start again"
+                    .to_owned()
+            }
             Problem::HeaderName(column) => {
                 format!("{PASS_OVER}: with names without \\u0000 in \"{column}\"")
             }
@@ -256,6 +271,18 @@ pub enum Unfit {
         /// The role.
         role: Role,
     },
+    /// A column without a zone decides when an event is published, and no zone is configured.
+    #[error(
+        "column \"{column}\" of table \"{table}\" has no time zone, and {role} decides when an event is published"
+    )]
+    NoZone {
+        /// The table.
+        table: TableName,
+        /// The column.
+        column: String,
+        /// The role.
+        role: Role,
+    },
 }
 
 impl Unfit {
@@ -266,6 +293,14 @@ impl Unfit {
                 let keys: Vec<&str> = columns.iter().map(|(_, key)| key.as_str()).collect();
                 format!("add the column, or say which it is: {}", keys.join(", "))
             }
+            Self::NoZone { table, column, .. } => format!(
+                "set source.time_zone to the zone of the sessions that insert (SHOW TimeZone there), such as \
+                 \"America/New_York\"; or ALTER TABLE {} ALTER COLUMN {} TYPE timestamptz USING {} AT TIME ZONE \
+                 'America/New_York'",
+                table,
+                Quoted(&[(column.clone(), String::new())]),
+                Quoted(&[(column.clone(), String::new())]),
+            ),
             Self::Type { role: Role::Time, .. } => {
                 "use timestamptz, timestamp, date or text, or set route.timestamp to \"commit\""
                     .to_owned()

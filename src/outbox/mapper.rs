@@ -137,6 +137,11 @@ impl Mapper {
         map(&mut self.route, &mut self.work, row, at, false)
     }
 
+    /// Whether a logical message has the configured prefix.
+    pub fn has_prefix(&self, message: &LogicalMessage<'_>) -> bool {
+        self.prefix.as_deref() == Some(message.prefix)
+    }
+
     /// Maps a logical message; `None` where it is not transactional or its prefix is not the configured one.
     ///
     /// # Errors

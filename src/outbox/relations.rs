@@ -77,6 +77,13 @@ fn plan(relation: &Relation<'_>, table: &TableName, route: &Route) -> Result<Pla
             let column = field.column.clone();
             return Err(Unfit::Type { table: table.clone(), column, role });
         }
+        let decides = matches!(field.role, Some(Role::AvailableAt | Role::ExpiresAt));
+        if let Some(role) = field.role.filter(|_| decides && kind.lacks_zone())
+            && route.zone.is_none()
+        {
+            let column = field.column.clone();
+            return Err(Unfit::NoZone { table: table.clone(), column, role });
+        }
         sources.push(Source { column: Some(index), kind });
     }
     if missing.is_empty() {

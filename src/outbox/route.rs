@@ -7,6 +7,7 @@ use super::replace::Rewrite;
 use super::span::{Extent, FieldId};
 use super::spec::{NullPayload, OutboxSpec, Placement, TimestampSource};
 use super::template::{Template, TemplateError};
+use crate::zone::Zone;
 
 /// One thing an event has: a role, or an extra column.
 #[derive(Debug)]
@@ -77,6 +78,7 @@ pub(super) struct Route {
     pub(super) partition: Option<Template>,
     pub(super) headers: Vec<HeaderRule>,
     pub(super) timestamp: TimestampSource,
+    pub(super) zone: Option<Zone>,
     pub(super) null_payload: NullPayload,
     pub(super) blank_is_tombstone: bool,
     pub(super) envelope: Option<Envelope>,
@@ -118,6 +120,7 @@ impl Route {
             partition,
             headers,
             timestamp: spec.timestamp,
+            zone: spec.zone.clone(),
             null_payload: spec.null_payload,
             blank_is_tombstone: spec.blank_is_tombstone,
             envelope,

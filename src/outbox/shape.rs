@@ -9,7 +9,7 @@ use super::route::{HeaderRule, Route};
 use super::span::{Buffers, Extent, FieldId, Row, Span};
 use super::spec::{NullPayload, TimestampSource};
 use super::template::Template;
-use super::time;
+use super::time::{self, NoInstant, Twice};
 use super::trace::is_traceparent;
 use super::types::Kind;
 use super::work::Work;
@@ -59,6 +59,8 @@ impl Shaper<'_> {
         let partition = self.partition()?;
         let value = self.value()?;
         let (timestamp_ms, clamped) = self.timestamp();
+        let available_at = self.instant(core.available_at, Twice::Earlier)?;
+        let expires_at = self.instant(core.expires_at, Twice::Later)?;
         self.headers()?;
         let (aggregate_type, event_type) = (Span::Row(aggregate_type), event_type.into());
         self.texts(aggregate_type, event_type)?;
@@ -73,8 +75,8 @@ impl Shaper<'_> {
             partition,
             timestamp_ms,
             clamped,
-            available_at: self.instant(core.available_at),
-            expires_at: self.instant(core.expires_at),
+            available_at,
+            expires_at,
         })
     }
 
@@ -107,9 +109,25 @@ impl Shaper<'_> {
         }
     }
 
-    /// A field's time; `None` where it is NULL, none, or always past.
-    fn instant(&self, field: Option<FieldId>) -> Option<PgTime> {
-        self.row.text(field?).and_then(time::instant)
+    /// A field's time; `None` where it is NULL. Whether an event is published depends on it, so one that can't be
+    /// read is never guessed.
+    fn instant(&self, field: Option<FieldId>, twice: Twice) -> Result<Option<PgTime>, Problem> {
+        let Some((field, text)) = field.and_then(|field| Some((field, self.row.text(field)?)))
+        else {
+            return Ok(None);
+        };
+        let is_text = self.row.kind(field) == Kind::Text && !self.message;
+        // Those of character(n) belong to the type.
+        let text = if is_text { text.trim_ascii_end() } else { text };
+        let instant = if is_text && !time::is_plain(text) {
+            Err(NoInstant::Unreadable)
+        } else {
+            time::instant(text, self.route.zone.as_ref(), twice)
+        };
+        instant.map(Some).map_err(|error| match error {
+            NoInstant::Unreadable => Problem::Time(self.label(field)),
+            NoInstant::NoZone => Problem::NoZone(self.label(field)),
+        })
     }
 
     /// What messages call a field.
@@ -256,8 +274,9 @@ impl Shaper<'_> {
             TimestampSource::Event => {
                 let own = self.route.core.time.and_then(|field| self.row.text(field));
                 let clock = &mut self.work.clock;
-                let (ms, clamped) =
-                    own.map_or((commit.unix_millis(), false), |own| clock.stamp(own, commit));
+                let (ms, clamped) = own.map_or((commit.unix_millis(), false), |own| {
+                    clock.stamp(own, commit, self.route.zone.as_ref())
+                });
                 (Some(ms), clamped)
             }
         }

@@ -1,6 +1,7 @@
 //! What the configuration says about an outbox, as plain data. `Mapper::new` checks it.
 
 use super::layout::{Layout, Role};
+use crate::zone::Zone;
 use std::fmt;
 
 /// A table's qualified name, as in the catalog: unquoted, case as stored.
@@ -41,6 +42,8 @@ pub struct OutboxSpec {
     pub replace: Option<Replace>,
     /// Where a record's timestamp comes from.
     pub timestamp: TimestampSource,
+    /// The zone of times that are written without one; `None` where none is configured.
+    pub zone: Option<Zone>,
     /// Further headers: name and template.
     pub headers: Vec<(String, String)>,
     /// Which of the standard headers are sent.
@@ -147,6 +150,7 @@ impl OutboxSpec {
             partition: String::new(),
             replace: None,
             timestamp: TimestampSource::Event,
+            zone: None,
             headers: Vec::new(),
             standard_headers: StandardHeaders { event_type: ours, position: ours },
             null_payload: NullPayload::Tombstone,

@@ -1,15 +1,24 @@
 //! Timestamps as PostgreSQL prints them with `DateStyle = ISO`: `2024-01-02 03:04:05.678+00`, `0044-03-15 12:00:00 BC`.
 
 use crate::event::PgTime;
+use crate::zone::Zone;
 
 const DAY_MICROS: i64 = 86_400_000_000;
 
 /// Microseconds of the last of so many digits after a second's point.
 pub(super) const MICROS_OF_DIGITS: [i64; 7] = [1_000_000, 100_000, 10_000, 1_000, 100, 10, 1];
 
-/// Microseconds since the Unix epoch of a date, `timestamp` (read as UTC) or `timestamptz`; `None` for `infinity`, for
-/// what is not one, and beyond 64 bits.
-pub(super) fn parse(text: &[u8]) -> Option<i64> {
+/// A date or time as it was written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Written {
+    /// Microseconds since the Unix epoch; where no offset was written, as if it were UTC.
+    pub(super) micros: i64,
+    /// Whether an offset was written: then it is a point in time, whatever the zone.
+    pub(super) offset: bool,
+}
+
+/// Reads a date, `timestamp` or `timestamptz`; `None` for `infinity`, for what is not one, and beyond 64 bits.
+pub(super) fn read(text: &[u8]) -> Option<Written> {
     let mut text = Text(text);
     let bc = text.0.strip_suffix(b" BC");
     text.0 = bc.unwrap_or(text.0);
@@ -23,20 +32,102 @@ pub(super) fn parse(text: &[u8]) -> Option<i64> {
     let day = text.two_digits(1, 31)?;
     let year = if bc.is_some() { 1 - year } else { year };
     let mut micros = days_from_civil(year, month, day).checked_mul(DAY_MICROS)?;
+    let mut offset = false;
     if text.byte(b' ').or_else(|| text.byte(b'T')).is_some() {
         micros = micros.checked_add(text.time_of_day()?)?;
+        offset = !text.0.is_empty();
         micros = micros.checked_sub(text.zone()?)?;
     }
-    text.0.is_empty().then_some(micros)
+    text.0.is_empty().then_some(Written { micros, offset })
 }
 
-/// A point in time as PostgreSQL prints it; `infinity` is later than any other, and what is none is none.
-pub(super) fn instant(text: &[u8]) -> Option<PgTime> {
-    if text == b"infinity" {
-        return Some(PgTime { micros: i64::MAX });
+/// As [`read`], a time without an offset as UTC.
+pub(super) fn parse(text: &[u8]) -> Option<i64> {
+    read(text).map(|written| written.micros)
+}
+
+/// Which of two instants is meant where a local time comes twice: the hour in which clocks are set back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Twice {
+    /// For a delay: no event waits an hour too long.
+    Earlier,
+    /// For an expiry: no event expires an hour too soon.
+    Later,
+}
+
+/// Why a text is no point in time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum NoInstant {
+    /// It is not a date or time.
+    Unreadable,
+    /// It has no offset, and no zone is configured.
+    NoZone,
+}
+
+/// A point in time. `infinity` is later than any other, `-infinity` earlier.
+pub(super) fn instant(text: &[u8], zone: Option<&Zone>, twice: Twice) -> Result<PgTime, NoInstant> {
+    match text {
+        b"infinity" => return Ok(PgTime { micros: i64::MAX }),
+        b"-infinity" => return Ok(PgTime { micros: i64::MIN }),
+        _ => {}
     }
-    let micros = parse(text)?.checked_sub(PgTime::UNIX_OFFSET_MICROS)?;
-    Some(PgTime { micros })
+    let written = read(text).ok_or(NoInstant::Unreadable)?;
+    let unix = match (written.offset, zone) {
+        (true, _) => written.micros,
+        (false, Some(zone)) => {
+            let (earlier, later) = zone.instants(written.micros);
+            if twice == Twice::Earlier { earlier } else { later }
+        }
+        (false, None) => return Err(NoInstant::NoZone),
+    };
+    let micros = unix.checked_sub(PgTime::UNIX_OFFSET_MICROS).ok_or(NoInstant::Unreadable)?;
+    Ok(PgTime { micros })
+}
+
+/// Whether a column of type text holds a time: the years 1 to 9999, days that exist, an optional offset. Polling has
+/// the same rule in SQL (`postgres::poll::times`), so that a row means the same in both.
+pub(super) fn is_plain(text: &[u8]) -> bool {
+    match text {
+        b"infinity" | b"-infinity" => return true,
+        _ => {}
+    }
+    let mut rest = Text(text);
+    let mut plain = || {
+        let (year, digits) = rest.number()?;
+        rest.byte(b'-')?;
+        let month = rest.two_digits(1, 12)?;
+        rest.byte(b'-')?;
+        let day = rest.two_digits(1, 31)?;
+        let exists = civil_from_days(days_from_civil(year, month, day)) == (year, month, day);
+        if digits != 4 || year == 0 || !exists {
+            return None;
+        }
+        if rest.0.is_empty() {
+            return Some(());
+        }
+        rest.byte(b' ').or_else(|| rest.byte(b'T'))?;
+        rest.two_digits(0, 23)?;
+        for _ in 0..2 {
+            rest.byte(b':')?;
+            rest.two_digits(0, 59)?;
+        }
+        if rest.byte(b'.').is_some() {
+            let (_, digits) = rest.number()?;
+            (digits <= 6).then_some(())?;
+        }
+        if rest.0.is_empty() || rest.byte(b'Z').is_some() {
+            return Some(());
+        }
+        rest.byte(b'+').or_else(|| rest.byte(b'-'))?;
+        rest.two_digits(0, 15)?;
+        for _ in 0..2 {
+            if rest.byte(b':').is_some() {
+                rest.two_digits(0, 59)?;
+            }
+        }
+        Some(())
+    };
+    plain().is_some() && rest.0.is_empty()
 }
 
 /// Microseconds since midnight of a `time`.
@@ -147,7 +238,7 @@ impl Text<'_> {
         } else if self.byte(b'-').is_some() {
             -1
         } else {
-            // Nothing is UTC too; anything else is left over, and the caller sees it.
+            // Anything else is left over, and the caller sees it.
             return self.byte(b'Z').or(Some(())).map(|()| 0);
         };
         let mut seconds = self.two_digits(0, 23)? * 3600;

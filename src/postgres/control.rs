@@ -9,7 +9,7 @@ use super::error::{SourceError, SourceErrorKind};
 use super::names::Names;
 use super::poll::PollSpec;
 use super::table::TableFacts;
-use super::{cursor, fence, parked, publication, schema, server, slot, table};
+use super::{cursor, fence, parked, publication, schema, server, slot, table, times};
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::Notify;
@@ -217,6 +217,14 @@ pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<fence::Facts, Sourc
         Some(spec) => Some(marks(client, spec, ask.polls).await?),
         None => None,
     };
+    let changed = match (schema, &cursor, &publication) {
+        (schema::SchemaState::Version(schema::VERSION), Some(_), Some(_)) => {
+            let oid = table.as_ref().map(|table| table.oid);
+            publication::changed_since(client, &names.pipeline, &names.publication, oid).await?
+        }
+        _ => None,
+    };
+    let times = times::read(client, &names.times, table.as_ref().map(|table| table.oid)).await?;
     let server = server::read(client).await?;
     Ok(fence::Facts {
         names: names.clone(),
@@ -226,7 +234,9 @@ pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<fence::Facts, Sourc
         slot,
         cursor,
         publication,
+        publication_changed: changed.unwrap_or(false),
         table,
+        times,
         columns: ask.columns.to_vec(),
         messages: ask.messages,
         failover: ask.failover,

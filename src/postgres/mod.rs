@@ -38,4 +38,5 @@ pub mod server;
 pub mod setup;
 pub mod slot;
 pub mod table;
+pub mod times;
 pub mod types;

@@ -3,6 +3,7 @@
 //! Owns [`Names`] and the quoting of identifiers and literals. Every text that leaves for a server, a log or a person
 //! takes its quoting from here, so a name with a quote in it is a strange name and nothing worse.
 
+use crate::zone::Zone;
 use std::fmt;
 
 /// A table by schema and name.
@@ -39,6 +40,35 @@ pub struct Names {
     pub publication: String,
     /// The outbox table; `None` where logical messages alone are taken.
     pub table: Option<TableName>,
+    /// The columns of the table that hold times, and their zone.
+    pub times: Times,
+}
+
+/// The columns that hold times, and the zone of those that have none.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Times {
+    /// `source.time_zone`.
+    pub zone: Option<Zone>,
+    /// Columns that decide whether or when an event is published.
+    pub deciding: Vec<Deciding>,
+    /// The column of the event's own time, where records are stamped or ordered by it.
+    pub stamp: Option<String>,
+}
+
+/// A column that decides whether or when an event is published.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Deciding {
+    /// The column.
+    pub column: String,
+    /// What depends on it: a clause without a verb's subject, such as "when an event expires".
+    pub what: &'static str,
+}
+
+impl Times {
+    /// Every column's name.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.deciding.iter().map(|d| d.column.as_str()).chain(self.stamp.as_deref())
+    }
 }
 
 /// `name` as an SQL identifier: always quoted, so that no keyword and no capital letter is a surprise.

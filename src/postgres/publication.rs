@@ -93,3 +93,36 @@ fn from_row(row: &Row) -> Result<PublicationFacts, tokio_postgres::Error> {
         other_tables: u32::try_from(row.try_get::<_, i64>(6)?).unwrap_or(u32::MAX),
     })
 }
+
+/// Whether the publication, or the table's place in it, was made or changed by a transaction that is not among those
+/// whose events are known to be resolved: then it may have left out rows that were committed before it. `None` where
+/// nothing is known to be resolved yet. The schema must be ours.
+///
+/// What is certain: a change that is not found here was made before everything that may still be unpublished, unless a
+/// savepoint made it. A change that is found may be a harmless one, such as of the published statements.
+///
+/// # Errors
+/// What the server says.
+pub async fn changed_since(
+    client: &Client,
+    pipeline: &str,
+    name: &str,
+    table: Option<u32>,
+) -> Result<Option<bool>, SourceError> {
+    let failed = |e| SourceError::control(format!("read the age of publication {name:?}"), e);
+    // The epoch of a row's transaction is the one that makes it past.
+    let sql = "\
+WITH past AS (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::int8 AS at), \
+known AS (SELECT CASE WHEN pending_lsn <= watermark THEN pending_snapshot ELSE resolved_snapshot END AS of \
+          FROM postrider.cursor WHERE pipeline = $1), \
+rows AS (SELECT p.xmin::text::int8 AS xid FROM pg_catalog.pg_publication p WHERE p.pubname = $2::text \
+         UNION ALL \
+         SELECT r.xmin::text::int8 FROM pg_catalog.pg_publication_rel r \
+         JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid \
+         WHERE p.pubname = $2::text AND r.prrelid = $3) \
+SELECT pg_catalog.bool_or(NOT pg_catalog.pg_visible_in_snapshot(\
+         (past.at - ((past.at - rows.xid) & 4294967295))::text::xid8, known.of)) \
+FROM past, known, rows WHERE known.of IS NOT NULL";
+    let row = client.query_one(sql, &[&pipeline, &name, &table.unwrap_or(0)]).await;
+    row.and_then(|row| row.try_get(0)).map_err(failed)
+}

@@ -54,6 +54,11 @@ pub enum ReplayError {
         "no bookmark reaches back that far, and the rows of table {table} have no time to go by"
     )]
     NoTime { table: String },
+    /// Rows have a time, but not the zone that it is of.
+    #[error(
+        "column \"{column}\" of table {table} has no time zone: which rows are of that time can't be known"
+    )]
+    NoZone { table: String, column: String },
     /// The rows of the table have no position.
     #[error("the table's rows have no positions: --source table can't begin or end at an LSN")]
     NoPositions,
@@ -137,6 +142,9 @@ fn list(known: &[String]) -> String {
 const TABLE: &str =
     "--since TIME --source table publishes the rows that are still in the outbox table";
 
+const NO_ZONE: &str = "set source.time_zone to the zone of the sessions that insert, such as \
+                       \"America/New_York\"; or ask by --bookmark, --id or --aggregate";
+
 impl ReplayError {
     /// Whether nothing was asked that could be done: wrong usage.
     pub fn is_usage(&self) -> bool {
@@ -186,6 +194,7 @@ impl ReplayError {
             Self::NoTime { .. } => {
                 "name the column of the row's time: outbox.columns.time; or ask by --id or --aggregate".to_owned()
             }
+            Self::NoZone { .. } => NO_ZONE.to_owned(),
             Self::NoPositions => "ask by --since TIME, --id or --aggregate".to_owned(),
             Self::Parked { kind, id } => format!(
                 "look at them first: postrider parked list --aggregate {kind}:{id}; or --include-parked publishes \

@@ -200,6 +200,11 @@ async fn table(
     if (since.is_some() || until.is_some()) && poll.time.is_none() {
         return Err(ReplayError::NoTime { table: poll.table.to_string() });
     }
+    if (since.is_some() || until.is_some())
+        && let Some(column) = replay::time_without_zone(client, poll).await?
+    {
+        return Err(ReplayError::NoZone { table: poll.table.to_string(), column });
+    }
     let order = replay::order_in_words(client, poll).await?;
     Ok(Source::Table { order, since, until })
 }

@@ -8,6 +8,8 @@ mod patient;
 mod refused;
 mod ten;
 
+pub(crate) use patient::Patient;
+
 use crate::relay::postrider;
 use std::collections::BTreeSet;
 

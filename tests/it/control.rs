@@ -10,7 +10,7 @@ use postrider::error::Halt;
 use postrider::postgres::Conninfo;
 use postrider::postgres::control::{Ask, Control};
 use postrider::postgres::fence::{Decision, Facts, Identity, Resume, decide};
-use postrider::postgres::names::{Names, TableName};
+use postrider::postgres::names::{Names, TableName, Times};
 use postrider::postgres::setup::{Options, Progress, SetupError, SetupPlan, apply};
 use postrider::postgres::wal::WalConnection;
 
@@ -58,6 +58,7 @@ impl Pipeline {
             slot: format!("postrider_{name}"),
             publication: format!("postrider_{name}"),
             table: Some(TableName::new("public", "outbox")),
+            times: Times::default(),
         };
         let conninfo = conninfo(url);
         Self {

@@ -113,6 +113,8 @@ mod polling;
 mod refusals;
 /// A wrong start that needs a server of its own.
 mod refused_servers;
+/// Each remedy that is printed, followed with rows waiting.
+mod remedies;
 /// What comes twice where the cursor row can't prevent it.
 mod repeats;
 /// `postrider replay`: which events, in which order, how far after a kill, and what is refused.
@@ -135,6 +137,8 @@ mod standby;
 mod stream;
 /// No servers: the layers, the limits of files and lines, names that documents promise.
 mod tidy;
+/// Times without a zone, in stream and polling; what expires.
+mod times;
 /// Topics that are missing, or go.
 mod topics;
 /// What the endpoint and `status` say, against what is so.

@@ -5,13 +5,13 @@ use crate::postgres::repair::{Row, State, Survey, Verdict};
 use serde_json::{Value, json};
 
 /// What a dry run has found.
-pub(super) struct Found<'a> {
+pub(super) struct Found {
     /// Rows on the list of a repair that was begun before.
     pub(super) listed: u64,
     /// Aggregates with a parked event.
     pub(super) parked: u64,
-    pub(super) method: &'a str,
-    pub(super) survey: &'a Survey,
+    pub(super) method: String,
+    pub(super) survey: Survey,
 }
 
 fn why(verdict: &Verdict) -> &str {
@@ -27,13 +27,17 @@ pub(super) fn of_verdict(pipeline: &str, verdict: &Verdict) -> String {
 }
 
 /// What would be done.
-pub(super) fn of_dry_run(pipeline: &str, verdict: &Verdict, found: &Found<'_>) -> String {
+pub(super) fn of_dry_run(pipeline: &str, verdict: &Verdict, found: &Found) -> String {
+    format!("{}\nnothing was changed", of_begin(pipeline, verdict, found))
+}
+
+/// The same before it is done.
+pub(super) fn of_begin(pipeline: &str, verdict: &Verdict, found: &Found) -> String {
     let mut lines = vec![of_verdict(pipeline, verdict)];
-    let survey = found.survey;
+    let survey = &found.survey;
     if *verdict == Verdict::GoesOn {
         lines.push(format!("  listed     {} rows still to be published", found.listed));
-        lines.push(folded("  method     ", found.method));
-        lines.push("nothing was changed".to_owned());
+        lines.push(folded("  method     ", &found.method));
         return lines.join("\n");
     }
     if found.listed > 0 {
@@ -54,12 +58,11 @@ pub(super) fn of_dry_run(pipeline: &str, verdict: &Verdict, found: &Found<'_>) -
         );
         lines.push(folded("  parked     ", &text));
     }
-    lines.push(folded("  method     ", found.method));
+    lines.push(folded("  method     ", &found.method));
     lines.push(folded(
         "  then       ",
         "a new slot, these rows, and the stream from where the slot begins",
     ));
-    lines.push("nothing was changed".to_owned());
     lines.join("\n")
 }
 
@@ -129,8 +132,8 @@ pub(super) fn json_of(pipeline: &str, row: &Row) -> Value {
     })
 }
 
-pub(super) fn json_of_dry_run(pipeline: &str, verdict: &Verdict, found: &Found<'_>) -> Value {
-    let survey = found.survey;
+pub(super) fn json_of_dry_run(pipeline: &str, verdict: &Verdict, found: &Found) -> Value {
+    let survey = &found.survey;
     json!({
         "pipeline": pipeline,
         "state": "dry_run",

@@ -10,10 +10,10 @@ const RATE: &str = "5000";
 /// `postrider replay`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "A TIME is what PostgreSQL reads as one, in UTC unless it names a zone (2026-03-01T04:00:00Z), or how \
-                  long ago (90m, 2d). It ends with what is committed when it begins, or at --until. What was published \
-                  is noted every second: after an interruption --resume goes on there. Exits 1 where something that \
-                  was asked for was not published."
+    after_help = "A TIME is what PostgreSQL reads as one (2026-03-01T04:00:00Z), in source.time_zone or else UTC where \
+                  it names no zone, or how long ago (90m, 2d). It ends with what is committed when it begins, or at \
+                  --until. What was published is noted every second: after an interruption --resume goes on there. \
+                  Exits 1 where something that was asked for was not published."
 )]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true)
     .args(["bookmark", "lsn", "since", "ids", "aggregate", "resume"]))]

@@ -37,6 +37,7 @@ pub(super) fn render(pipelines: &[Value], color: bool) -> String {
     }
     for pipeline in pipelines {
         text.push_str(&trouble(pipeline));
+        text.push_str(&skipped(pipeline));
     }
     text
 }
@@ -104,6 +105,22 @@ fn trouble(pipeline: &Value) -> String {
     text
 }
 
+/// What was skipped that an application may have meant to be published.
+fn skipped(pipeline: &Value) -> String {
+    let name = pipeline["pipeline"].as_str().unwrap_or("-");
+    let count = |key: &str| pipeline["skipped"][key].as_u64().filter(|count| *count > 0);
+    let mut text = String::new();
+    for (key, words) in [
+        ("expired", "events skipped since the start: they had expired"),
+        ("not_transactional", "logical messages skipped since the start: not transactional"),
+    ] {
+        if let Some(count) = count(key) {
+            write!(text, "\n\n{name}: {} {words}", grouped(count)).unwrap_or_default();
+        }
+    }
+    text
+}
+
 /// `1234567` as `1,234,567`.
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
@@ -139,6 +156,7 @@ mod tests {
                 "pipeline": "orders", "state": "streaming", "ready": true, "lag_seconds": 0.04,
                 "lag_bytes": 1536, "in_flight_events": 12, "published_total": 1_234_567,
                 "slot_state": "reserved", "slot_retained_bytes": 17_000_000, "watermark": "0/1A2B3C8",
+                "skipped": {"expired": 1_100, "not_transactional": 0, "others": 7},
             }),
             json!({
                 "pipeline": "invoices", "state": "halted", "ready": false, "lag_seconds": 3600.5,
@@ -151,6 +169,8 @@ mod tests {
             PIPELINE  STATE           LAG  WAL LAG  IN FLIGHT  PUBLISHED  SLOT      RETAINED  WATERMARK
             orders    streaming     0.0 s  1.5 KiB         12  1,234,567  reserved  16.2 MiB  0/1A2B3C8
             invoices  halted     3600.5 s      0 B          0          0  -                -  0/0
+
+            orders: 1,100 events skipped since the start: they had expired
 
             invoices: PR002: slot "postrider_invoices" does not exist
               run one

@@ -93,6 +93,7 @@ mod tests {
     use crate::driver::spec::{Mode, OnSlotLost, PipelineSpec, PollSettings};
     use crate::metrics::Metrics;
     use crate::outbox::{Layout, OutboxSpec};
+    use crate::postgres::names::Times;
     use crate::postgres::{Conninfo, Names};
     use crate::record::Record;
     use crate::relay::{Limits, OnPoison, Rules};
@@ -140,6 +141,7 @@ mod tests {
                 slot: "postrider_orders".to_owned(),
                 publication: "postrider_orders".to_owned(),
                 table: None,
+                times: Times::default(),
             },
             failover: false,
             wal_retain_max: None,
@@ -160,6 +162,7 @@ mod tests {
             mode: Mode::Wal,
             on_slot_lost: OnSlotLost::Halt,
             only_repair: false,
+            from_table: false,
             poll,
             bookmarks_retain_max: 1 << 20,
             cursor_interval: second,

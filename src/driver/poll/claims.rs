@@ -7,6 +7,7 @@ use crate::driver::lag::OldestRow;
 use crate::driver::pipeline::Pipeline;
 use crate::driver::renewal::Renewal;
 use crate::driver::run::Stop;
+use crate::driver::say;
 use crate::postgres::SourceError;
 use crate::postgres::poll::CLAIM_ROWS_MAX;
 use crate::relay::Restart;
@@ -55,7 +56,7 @@ impl Pipeline {
         self.lag.answered(std::time::Instant::now());
         let takes_all = !claim.more && claim.withheld == 0 && polling.poller.repairs().is_none();
         polling.empties_since = takes_all.then_some(began);
-        self.tell.skipped_total += claim.expired;
+        say::rows_expired(&mut self.tell, self.spec.name(), claim.expired);
         if let Some(renewal) = &mut polling.renewal {
             renewal.claimed(claim.more, claim.withheld);
         }

@@ -2,7 +2,7 @@
 
 use crate::error::{Chain, Halt, HaltReason};
 use crate::postgres::error::{SourceError, SourceErrorKind};
-use crate::postgres::names::{Names, literal};
+use crate::postgres::names::{Names, ident, literal};
 
 const NOTHING_LOST: &str =
     "nothing is confirmed while halted; the slot keeps the WAL, nothing is lost";
@@ -159,14 +159,27 @@ fn publication_missing(error: &SourceError, names: &Names) -> (String, String) {
             "the publication did not exist when the WAL{at} was written: rows of that time are not sent, even if it \
              exists again now; nothing was confirmed past them"
         ),
-        format!(
-            "make sure that publication {:?} exists and nobody drops it; then begin a new slot: SELECT \
-             pg_drop_replication_slot({}); DELETE FROM postrider.cursor WHERE pipeline = {}; then postrider setup -p \
-             {}; then insert again the outbox rows that consumers miss",
-            names.publication,
+        from_table(names),
+    )
+}
+
+/// The publication, where it is missing, and then what the slot can't bring, from the table.
+fn from_table(names: &Names) -> String {
+    let (publication, pipeline) = (ident(&names.publication), &names.pipeline);
+    let Some(table) = &names.table else {
+        return format!(
+            "logical messages of that time are lost, since they leave no row: have the application emit them again. \
+             If the publication does not exist: CREATE PUBLICATION {publication}. A new slot begins with: SELECT \
+             pg_drop_replication_slot({}); then DELETE FROM postrider.cursor WHERE pipeline = {}; then postrider \
+             setup -p {pipeline}",
             literal(&names.slot),
-            literal(&names.pipeline),
-            names.pipeline
-        ),
+            literal(pipeline)
+        );
+    };
+    format!(
+        "if the publication does not exist: CREATE PUBLICATION {publication} FOR TABLE {table} WITH (publish = \
+         'insert', publish_via_partition_root = true); then postrider repair -p {pipeline} --from-table --dry-run (it \
+         counts the rows that are not known to be published); then postrider repair -p {pipeline} --from-table (it \
+         publishes them and begins a new slot)"
     )
 }

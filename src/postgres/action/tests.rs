@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::postgres::error::ServerReport;
-use crate::postgres::names::{Names, TableName};
+use crate::postgres::names::{Names, TableName, Times};
 use expect_test::expect_file;
 use std::fmt::Write;
 
@@ -90,6 +90,7 @@ fn every_halt_of_the_table_says_what_it_means_and_what_mends_it() {
         slot: "postrider_orders".to_owned(),
         publication: "postrider_orders".to_owned(),
         table: Some(TableName::new("public", "outbox")),
+        times: Times::default(),
     };
     let mut out = String::new();
     for (name, kind) in kinds() {

@@ -4,7 +4,7 @@
 //! standby to which the slot was carried over: the server says so of its slots (`synced`), from PostgreSQL 17 on.
 //! Whatever else has a higher timeline could be a restored backup, and is a person's to judge where that can be told.
 
-use super::object::{accept_gap, repair};
+use super::object::{begin_with_every_row, repair};
 use super::{Facts, halt};
 use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;
@@ -31,7 +31,7 @@ pub(super) fn same(facts: &Facts) -> Option<Halt> {
             format!(
                 "if source.url is wrong, correct it. If this database was restored, copied or upgraded and is to be \
                  the source now: {}",
-                accept_gap(facts)
+                begin_with_every_row(facts)
             ),
         ));
     }
@@ -65,7 +65,7 @@ pub(super) fn ancestor(facts: &Facts) -> Option<Halt> {
             "the same position is another event in another history: going on could skip events",
             format!(
                 "if source.url is wrong, correct it. If this server is to be the source now: {}",
-                accept_gap(facts)
+                begin_with_every_row(facts)
             ),
         )
     })

@@ -27,6 +27,7 @@ use super::schema::SchemaState;
 use super::server::ServerFacts;
 use super::slot::SlotRow;
 use super::table::TableFacts;
+use super::times::TimesFacts;
 use super::wal::{Switch, SystemIdentity};
 use crate::error::{Halt, HaltReason};
 use crate::event::Position;
@@ -70,8 +71,13 @@ pub struct Facts {
     pub cursor: Option<Cursor>,
     /// The publication.
     pub publication: Option<PublicationFacts>,
+    /// Whether it may have left out rows that were committed after what is known to be published
+    /// ([`super::publication::changed_since`]).
+    pub publication_changed: bool,
     /// The outbox table.
     pub table: Option<TableFacts>,
+    /// The table's columns that hold times, and their zone.
+    pub times: TimesFacts,
     /// The columns the layout can't do without.
     pub columns: Vec<String>,
     /// Whether logical messages are asked for.
@@ -138,7 +144,7 @@ type Rule = fn(&Facts) -> Option<Halt>;
 /// What polling asks of the table. A mark that moves a row to another partition does no harm there: no stream brings
 /// the row again.
 const POLLED: &[Rule] =
-    &[object::table, object::polled_leaves, marks::columns, marks::dead_letters];
+    &[object::table, object::polled_leaves, object::times, marks::columns, marks::dead_letters];
 
 /// Decides.
 ///
@@ -154,6 +160,7 @@ pub fn decide(facts: &Facts) -> Result<Decision, Halt> {
         object::slot_lost,
         object::table,
         object::leaves,
+        object::times,
         publication::exists,
         publication::rows,
         publication::columns,
@@ -202,6 +209,7 @@ pub fn check_objects(facts: &Facts) -> Result<(), Halt> {
             &[
                 object::table,
                 object::leaves,
+                object::times,
                 marks::columns,
                 marks::dead_letters,
                 marks::partition_key,
@@ -253,6 +261,7 @@ pub(super) fn check_repair(facts: &Facts) -> Result<(), Halt> {
         object::slot_kind,
         object::table,
         object::leaves,
+        object::times,
         publication::rows,
         publication::columns,
         marks::columns,
@@ -264,6 +273,16 @@ pub(super) fn check_repair(facts: &Facts) -> Result<(), Halt> {
 /// Why the slot is not the one the cursor goes on from, where it is not: moved, made again, or a backup's.
 pub(super) fn slot_moved(facts: &Facts) -> Option<Halt> {
     check(&[position::moved, history::promoted, history::restored], facts).err()
+}
+
+/// Why the slot may not bring everything that is unpublished, though it can be used: a fragment.
+pub(super) fn publication_gap(facts: &Facts) -> Option<String> {
+    publication::gap(facts)
+}
+
+/// The lines with which a pipeline begins over, and publishes every row of the table.
+pub(super) fn begin_with_every_row(facts: &Facts) -> String {
+    object::begin_with_every_row(facts)
 }
 
 /// The cursor row names the configured slot, and stands within the server's WAL.
@@ -280,6 +299,7 @@ pub fn check_running(facts: &Facts) -> Result<(), Halt> {
     const RULES: &[Rule] = &[
         object::table,
         object::leaves,
+        object::times,
         publication::exists,
         publication::rows,
         publication::columns,
@@ -351,6 +371,11 @@ impl Facts {
     /// A command of ours for this pipeline.
     fn command(&self, rest: &str) -> String {
         format!("postrider {rest} -p {}", self.names.pipeline)
+    }
+
+    /// The same with options behind the pipeline.
+    fn command_with(&self, rest: &str, options: &str) -> String {
+        format!("{} {options}", self.command(rest))
     }
 }
 

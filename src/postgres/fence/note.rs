@@ -55,6 +55,12 @@ pub(super) fn all(facts: &Facts, slot: &SlotRow) -> Vec<Note> {
             ),
         );
     }
+    if let Some(gap) = super::publication::gap(facts) {
+        note(
+            "publication_changed",
+            format!("{gap}; postrider repair -p {} publishes them", facts.names.pipeline),
+        );
+    }
     if slot.wal_status.as_deref() == Some("unreserved") {
         note(
             "unreserved",

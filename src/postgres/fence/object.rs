@@ -1,12 +1,13 @@
 //! Rules about what stands on the server: version, settings, schema, slot, table.
 
-use super::{Facts, halt};
+use super::{Facts, halt, publication};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::names::{TableName, ident, literal};
 use crate::postgres::poll::PollSpec;
 use crate::postgres::poll::marks::unmarked;
 use crate::postgres::schema::{self, SchemaState};
 use crate::postgres::table::{Persistence, RelationKind, TableFacts, UnfitLeaf, UnfitLeafKind};
+use crate::postgres::times::{ServerZone, TimeType, with_zone};
 
 /// The oldest server we know: 15 is the first with row filters and column lists in the views.
 pub(in crate::postgres) const VERSION_MIN: u32 = 150_000;
@@ -133,18 +134,18 @@ pub(super) fn slot_kind(facts: &Facts) -> Option<Halt> {
     let slot = facts.slot.as_ref()?;
     let name = &slot.name;
     let unusable = |what: String| {
-        halt(
-            HaltReason::SlotUnusable,
-            what,
-            "nothing was read from it and nothing was changed",
+        halt(HaltReason::SlotUnusable, what, "nothing was read from it and nothing was changed", {
+            // Where the pipeline has begun, its own slot is gone, and what it would have brought is in the table.
+            let then = match (&facts.cursor, &facts.names.table) {
+                (Some(_), Some(_)) => facts.command("repair"),
+                _ => facts.command("setup"),
+            };
             format!(
-                "set source.slot to another name and run: {}; or, if nothing else uses this slot: SELECT \
-                 pg_drop_replication_slot({}); and {}",
-                facts.command("setup"),
+                "set source.slot to a name that no slot has; then {then}; or, if nothing else uses this slot: \
+                     SELECT pg_drop_replication_slot({}); then {then}",
                 literal(name),
-                facts.command("setup")
-            ),
-        )
+            )
+        })
     };
     if !slot.logical {
         return Some(unusable(format!("slot {name:?} is a physical slot")));
@@ -202,27 +203,39 @@ fn rows_remain(facts: &Facts) -> String {
     )
 }
 
-/// The command that publishes what no slot brings any more and begins a new one; and, for whoever wants to leave that
-/// out, the lines that do. Logical messages leave no row to find.
+/// The commands that count, and then publish, what no slot brings any more, and begin a new one. Logical messages leave
+/// no row: without a table, what says that they are lost.
 pub(super) fn repair(facts: &Facts) -> String {
-    let drop_slot = match facts.slot {
-        Some(_) => {
-            format!("SELECT pg_drop_replication_slot({}); ", literal(&facts.names.slot))
-        }
-        None => String::new(),
-    };
-    let accept = format!("accept the gap and begin a new slot: {drop_slot}{}", accept_gap(facts));
     if facts.names.table.is_none() {
-        return accept;
+        return begin_without(facts);
     }
     format!(
-        "{} (it publishes the rows that no slot brings any more, and begins a new slot); or {accept}",
+        "{} (it counts the rows that no slot brings any more); then {} (it publishes them and begins a new slot)",
+        facts.command_with("repair", "--dry-run"),
         facts.command("repair")
     )
 }
 
-/// The lines that begin a new slot and thereby leave out what came before it.
-pub(super) fn accept_gap(facts: &Facts) -> String {
+/// The same where the slot can be used, and would leave rows out.
+pub(super) fn from_table(facts: &Facts) -> String {
+    if facts.names.table.is_none() {
+        return begin_without(facts);
+    }
+    format!(
+        "{} (it counts the rows that are not known to be published); then {} (it publishes them and begins a new slot)",
+        facts.command_with("repair", "--from-table --dry-run"),
+        facts.command_with("repair", "--from-table")
+    )
+}
+
+/// The lines of a pipeline that has no table, hence nothing to publish from.
+fn begin_without(facts: &Facts) -> String {
+    let drop_slot = match facts.slot {
+        Some(_) => {
+            format!("SELECT pg_drop_replication_slot({}); then ", literal(&facts.names.slot))
+        }
+        None => String::new(),
+    };
     let forget = match facts.cursor {
         Some(_) => format!(
             "DELETE FROM postrider.cursor WHERE pipeline = {}; then ",
@@ -230,11 +243,31 @@ pub(super) fn accept_gap(facts: &Facts) -> String {
         ),
         None => String::new(),
     };
-    let again = match facts.names.table {
-        Some(_) => "; then insert again the outbox rows that consumers miss",
-        None => "",
+    format!(
+        "every logical message that was not published is lost, since messages leave no row; have the application \
+         emit again what consumers miss. A new slot begins with: {drop_slot}{forget}{}",
+        facts.command("setup")
+    )
+}
+
+/// Where the cursor row says nothing of this server: the lines that publish every row of the table, and lose nothing.
+pub(super) fn begin_with_every_row(facts: &Facts) -> String {
+    if facts.names.table.is_none() {
+        return begin_without(facts);
+    }
+    let drop_slot = match facts.slot {
+        Some(_) => {
+            format!("SELECT pg_drop_replication_slot({}); then ", literal(&facts.names.slot))
+        }
+        None => String::new(),
     };
-    format!("{forget}{}{again}", facts.command("setup"))
+    format!(
+        "{drop_slot}DELETE FROM postrider.cursor WHERE pipeline = {}; then {} (it publishes every row of the table, \
+         those too that were published before; \"unpublished\" instead of \"all\": only rows without their layout's \
+         mark)",
+        literal(&facts.names.pipeline),
+        facts.command_with("setup", "--backfill all")
+    )
 }
 
 pub(super) fn table(facts: &Facts) -> Option<Halt> {
@@ -276,10 +309,15 @@ pub(super) fn table(facts: &Facts) -> Option<Halt> {
                 HaltReason::TableUnfit,
                 format!("table {name} is unlogged: WAL has no rows of it"),
                 "rows inserted while it is unlogged are never streamed; what came before is in the slot",
-                format!(
-                    "ALTER TABLE {name} SET LOGGED; make sure that the publication has it; then insert again the \
-                     rows of the time in between"
-                ),
+                {
+                    let published = facts.publication.as_ref().map(|p| p.table.is_some());
+                    let add = if published == Some(false) {
+                        format!("{}; then ", publication::add_table(facts, name))
+                    } else {
+                        String::new()
+                    };
+                    format!("ALTER TABLE {name} SET LOGGED; then {add}{}", from_table(facts))
+                },
             ));
         }
         Persistence::Temporary => {
@@ -399,4 +437,48 @@ fn save_leaf(facts: &Facts, table: &TableFacts, name: &TableName, leaf: &UnfitLe
          ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {leaf}; or, where it only keeps old rows, let it \
          refuse new ones (postgres_fdw): ALTER FOREIGN TABLE {leaf} OPTIONS (ADD updatable 'false');"
     )
+}
+
+/// Where a column decides whether or when an event is published, the zone of its values is known, to the server too.
+pub(super) fn times(facts: &Facts) -> Option<Halt> {
+    let (table, times) = (facts.names.table.as_ref()?, &facts.names.times);
+    if facts.times.zone == ServerZone::Unknown {
+        let name = times.zone.as_ref().map_or("", |zone| zone.name());
+        return Some(halt(
+            HaltReason::ServerUnfit,
+            format!("the server has no time zone {name:?}, which source.time_zone names"),
+            format!("times of columns without a zone can't be computed by it; {}", kept(facts)),
+            "set source.time_zone to a name of: SELECT name FROM pg_timezone_names",
+        ));
+    }
+    if times.zone.is_some() {
+        return None;
+    }
+    let lacks = |name: &str| {
+        facts.times.columns.iter().find(|column| column.name == name && column.kind.lacks_zone())
+    };
+    let (deciding, column) =
+        times.deciding.iter().find_map(|deciding| Some((deciding, lacks(&deciding.column)?)))?;
+    let name = ident(&column.name);
+    let alter = match column.kind {
+        TimeType::Local => {
+            format!("; or: {}", with_zone(table, &column.name, "America/New_York"))
+        }
+        TimeType::Text | TimeType::Absolute | TimeType::Other => String::new(),
+    };
+    Some(halt(
+        HaltReason::TableUnfit,
+        format!(
+            "column {name} ({}) of table {table} has no time zone, and decides {}",
+            column.type_name, deciding.what
+        ),
+        format!(
+            "read in another zone than it was written in, events would be dropped, or hours late; {}",
+            kept(facts)
+        ),
+        format!(
+            "set source.time_zone to the zone of the sessions that insert (SHOW TimeZone there), such as \
+             \"America/New_York\", and start again{alter}"
+        ),
+    ))
 }

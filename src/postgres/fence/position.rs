@@ -4,7 +4,7 @@
 //! WAL holds everything below its watermark, on this timeline; and no position above the row's `flush_limit` is ever
 //! confirmed before the row says so.
 
-use super::object::repair;
+use super::object::{begin_with_every_row, repair};
 use super::{Facts, Note, Resume, halt, history};
 use crate::error::{Halt, HaltReason};
 use crate::lsn::{Lsn, Watermark};
@@ -26,7 +26,12 @@ pub(super) fn cursor_binding(facts: &Facts) -> Option<Halt> {
                 "events between {} and the start of the new slot could be left out",
                 cursor.watermark
             ),
-            format!("set source.slot back to {:?}; or {}", cursor.slot, repair(facts)),
+            format!(
+                "set source.slot back to {:?}; or, to move to another slot, set it to a name that no slot has, and \
+                 run {}: it publishes what no slot brings any more, and begins the new one",
+                cursor.slot,
+                facts.command("repair")
+            ),
         )
     })
 }
@@ -47,7 +52,7 @@ pub(super) fn ahead(facts: &Facts) -> Option<Halt> {
          be skipped",
         format!(
             "find out which events were published that the database no longer has; then {}",
-            repair(facts)
+            begin_with_every_row(facts)
         ),
     ))
 }

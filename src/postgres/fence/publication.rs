@@ -1,9 +1,9 @@
 //! Rules about the publication: it exists, and publishes every insert of the table whole, under the table's own name.
 
-use super::object::accept_gap;
+use super::object::from_table;
 use super::{Facts, halt};
 use crate::error::{Halt, HaltReason};
-use crate::postgres::names::{TableName, ident, literal};
+use crate::postgres::names::{TableName, ident};
 use crate::postgres::table::{RelationKind, TableFacts};
 
 /// The first server with `publish_generated_columns`.
@@ -21,25 +21,52 @@ pub(super) fn missing(facts: &Facts) -> Halt {
         format!("publication {name:?} does not exist in database {:?}", facts.server.database),
         "the server decodes with the publication as it was at each commit: rows committed while it did not exist \
              are skipped (18) or stop the stream (15 to 17), even if it is made again now",
-        if facts.slot.is_some() {
-            format!(
-                "begin a new slot behind a new publication, since WAL from before it can't be used: SELECT \
-                     pg_drop_replication_slot({}); {}",
-                literal(&facts.names.slot),
-                accept_gap(facts)
-            )
-        } else {
-            facts.command("setup")
+        match (&facts.slot, &facts.cursor) {
+            (None, None) => facts.command("setup"),
+            _ => format!("{}; then {}", create(facts), from_table(facts)),
         },
     )
 }
 
-fn unfit(facts: &Facts, what: &str, hint: String) -> Halt {
+/// The statement that makes it.
+pub(super) fn create(facts: &Facts) -> String {
+    let table = facts.names.table.as_ref().map_or_else(String::new, |t| format!(" FOR TABLE {t}"));
+    format!(
+        "CREATE PUBLICATION {}{table} WITH (publish = 'insert', publish_via_partition_root = true)",
+        ident(&facts.names.publication)
+    )
+}
+
+/// It may have left out rows that are not known to be published.
+pub(super) fn gap(facts: &Facts) -> Option<String> {
+    facts.publication_changed.then(|| {
+        format!(
+            "publication {:?} was created or changed after what is known to be published: rows that were committed \
+             before the change may be in no stream",
+            facts.names.publication
+        )
+    })
+}
+
+/// What follows a change of it: the rows of before.
+fn then_from_table(facts: &Facts, change: &str) -> String {
+    let change = change.trim_end_matches(';');
+    match (&facts.slot, &facts.cursor) {
+        (Some(_), Some(_)) => format!(
+            "{change}; then {}. Where the table itself was dropped and created again, start instead: its events are \
+             in the slot",
+            from_table(facts)
+        ),
+        _ => format!("{change};"),
+    }
+}
+
+fn unfit(facts: &Facts, what: &str, hint: &str) -> Halt {
     halt(
         HaltReason::PublicationUnfit,
         format!("publication {:?} {what}", facts.names.publication),
-        "rows it leaves out would be passed over without a trace; nothing is confirmed while halted",
-        hint,
+        "rows that were committed while it was so are in no stream; nothing is confirmed while halted",
+        then_from_table(facts, hint),
     )
 }
 
@@ -49,7 +76,7 @@ pub(super) fn rows(facts: &Facts) -> Option<Halt> {
     let alter = format!("ALTER PUBLICATION {}", ident(&facts.names.publication));
     if !publication.insert {
         let hint = format!("{alter} SET (publish = 'insert');");
-        return Some(unfit(facts, "does not publish inserts", hint));
+        return Some(unfit(facts, "does not publish inserts", &hint));
     }
     let name = facts.names.table.as_ref()?;
     let facts_of_table = facts.table.as_ref()?;
@@ -57,22 +84,22 @@ pub(super) fn rows(facts: &Facts) -> Option<Halt> {
         let hint = if facts_of_table.is_partition {
             "name the partitioned table in outbox.table, not its partition".to_owned()
         } else {
-            add_table(&alter, name)
+            add_table(facts, name)
         };
-        return Some(unfit(facts, &format!("does not publish table {name}"), hint));
+        return Some(unfit(facts, &format!("does not publish table {name}"), &hint));
     };
     if facts_of_table.kind == RelationKind::Partitioned && !publication.via_root {
         return Some(unfit(
             facts,
             &format!("publishes partitions of {name} under their own names"),
-            via_root(&alter, name, publication.names_table),
+            &via_root(&alter, name, publication.names_table),
         ));
     }
     published.row_filter.as_ref().map(|_| {
         unfit(
             facts,
             &format!("has a row filter on table {name}"),
-            format!("{alter} SET TABLE {name};"),
+            &format!("{alter} SET TABLE {name};"),
         )
     })
 }
@@ -87,8 +114,11 @@ pub(in crate::postgres) fn via_root(alter: &str, name: &TableName, named: bool) 
 }
 
 /// Rows that open transactions wrote before the change would be left out: the lock waits for them.
-fn add_table(alter: &str, name: &TableName) -> String {
-    format!("BEGIN; LOCK TABLE {name} IN SHARE MODE; {alter} ADD TABLE {name}; COMMIT;")
+pub(super) fn add_table(facts: &Facts, name: &TableName) -> String {
+    let publication = ident(&facts.names.publication);
+    format!(
+        "BEGIN; LOCK TABLE {name} IN SHARE MODE; ALTER PUBLICATION {publication} ADD TABLE {name}; COMMIT"
+    )
 }
 
 /// Every column the layout needs.
@@ -113,7 +143,7 @@ pub(super) fn columns(facts: &Facts) -> Option<Halt> {
     Some(unfit(
         facts,
         &format!("does not publish column {} of table {name}", quoted.join(", ")),
-        show_columns(facts, table, name, &hidden),
+        &show_columns(facts, table, name, &hidden),
     ))
 }
 

@@ -3,12 +3,13 @@
 mod histories;
 
 use super::*;
-use crate::postgres::names::TableName;
+use crate::postgres::names::{TableName, Times};
 use crate::postgres::poll::{Backoff, Marks};
 use crate::postgres::publication::PublishedTable;
 use crate::postgres::table::{
     ColumnFacts, Partitions, Persistence, RelationKind, TableFacts, UnfitLeaf, UnfitLeafKind,
 };
+use crate::postgres::times::TimesFacts;
 use expect_test::expect_file;
 use histories::HISTORIES;
 use std::fmt::Write;
@@ -32,6 +33,7 @@ pub(in crate::postgres) fn good() -> Facts {
             slot: "postrider_orders".to_owned(),
             publication: "postrider_orders".to_owned(),
             table: Some(TableName::new("public", "outbox")),
+            times: Times::default(),
         },
         identity: Some(Identity {
             system_identifier: "7000".to_owned(),
@@ -62,6 +64,8 @@ pub(in crate::postgres) fn good() -> Facts {
             table: Some(PublishedTable { row_filter: None, columns: columns.to_vec() }),
             other_tables: 0,
         }),
+        times: TimesFacts::default(),
+        publication_changed: false,
         table: Some(TableFacts {
             oid: 16_400,
             kind: RelationKind::Table,
@@ -320,6 +324,7 @@ fn marked(facts: &mut Facts) {
         block_key: true,
         attempts_max: 10,
         backoff: Backoff::DEFAULT,
+        zone: None,
     };
     let more = spec.columns().into_iter().map(str::to_owned).collect::<Vec<_>>();
     for name in more {

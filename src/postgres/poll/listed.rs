@@ -118,7 +118,7 @@ impl Table {
         client: &Client,
         ids: &[&str],
     ) -> Result<HashSet<String>, SourceError> {
-        let (table, rows) = (&self.spec.table, unpublished(&self.spec, "o"));
+        let (table, rows) = (&self.spec.table, unpublished(&self.spec, &self.shape, "o"));
         let (text, wanted) = (self.id(), self.id.is_one_of("o", "$1::text[]"));
         let sql = format!("SELECT {text} FROM {table} AS o WHERE {wanted} AND {rows}");
         // Slow, and for ids that the column can't have: it was another one when they were noted.

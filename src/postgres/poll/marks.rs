@@ -3,8 +3,7 @@
 
 use super::settle::success;
 use super::spec::{Marks, PollSpec};
-use super::sql::ready;
-use super::table::{self, Column};
+use super::table::{self, Shape};
 use crate::postgres::error::SourceError;
 use crate::postgres::names::ident;
 use tokio_postgres::{Client, Statement};
@@ -27,7 +26,7 @@ impl Marker {
     pub async fn prepare(client: &Client, spec: &PollSpec) -> Result<Self, SourceError> {
         let shape = table::read(client, spec).await?;
         let doing = format!("mark published rows of table {}", spec.table);
-        let statement = client.prepare(&sql(spec, shape.id(&spec.table, &spec.id)?)).await;
+        let statement = client.prepare(&sql(spec, &shape)?).await;
         let statement = statement.map_err(|error| SourceError::control(&doing, error))?;
         Ok(Self { statement, doing })
     }
@@ -54,28 +53,29 @@ impl Marker {
 
 /// Locks in the order of the ids, so that two of them never wait for each other; rows that are not ready (failed,
 /// marked) are left as they are, except that a delay does not matter any more.
-pub(super) fn sql(spec: &PollSpec, id: &Column) -> String {
-    let table = &spec.table;
+pub(super) fn sql(spec: &PollSpec, shape: &Shape) -> Result<String, SourceError> {
+    let (table, id) = (&spec.table, shape.id(&spec.table, &spec.id)?);
     let (wanted, order) = (id.is_one_of("o", "$1::text[]"), id.sort_key("o"));
     let ready = unmarked(spec);
-    format!(
+    Ok(format!(
         "WITH k AS MATERIALIZED (\n  SELECT o.tableoid AS oid, o.ctid AS tid FROM {table} AS o\n  \
          WHERE {wanted} AND {ready}\n  ORDER BY {order} FOR UPDATE\n)\n\
          {}\n{} k WHERE o.tableoid = k.oid AND o.ctid = k.tid",
-        success(spec, "statement_timestamp()"),
+        success(spec, shape, "statement_timestamp()"),
         if deletes(spec) { "USING" } else { "FROM" },
-    )
+    ))
 }
 
 fn deletes(spec: &PollSpec) -> bool {
-    success(spec, "").starts_with("DELETE")
+    spec.delete || matches!(spec.marks, Marks::Delete)
 }
 
 /// What has no mark of success yet.
 pub(in crate::postgres) fn unmarked(spec: &PollSpec) -> String {
     let column = |name: &str| format!("o.{}", ident(name));
     match &spec.marks {
-        Marks::Delete | Marks::PublishedAt { .. } => ready(spec, "o"),
+        Marks::Delete => "true".to_owned(),
+        Marks::PublishedAt { published_at } => format!("{} IS NULL", column(published_at)),
         Marks::Commerce { processed_at, .. } => format!("{} IS NULL", column(processed_at)),
         Marks::Gcx { status, .. } => format!("{} <> 'published'", column(status)),
         Marks::Sqlgarden { status, .. } => format!("{} <> 'PUBLISHED'", column(status)),

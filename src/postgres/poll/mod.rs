@@ -25,6 +25,7 @@ mod sql;
 mod table;
 #[cfg(test)]
 mod tests;
+mod times;
 
 pub use claim::{Claim, Settled};
 pub use lock::{Locked, lock};
@@ -35,3 +36,5 @@ pub use spec::{Backoff, Marks, PollSpec};
 pub use sql::CLAIM_BYTES_MAX;
 pub(in crate::postgres) use sql::order;
 pub(in crate::postgres) use table::{Shape, shape};
+pub(in crate::postgres) use times::instant;
+pub use times::{Twice, instant_sql};

@@ -6,6 +6,7 @@ use super::claim::{Place, Settled};
 use super::spec::{Marks, PollSpec};
 use super::sql::places;
 use super::table::Shape;
+use super::times::stored;
 use crate::postgres::names::{ident, literal};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -46,7 +47,7 @@ pub(super) fn settle(
         let _infallible = writeln!(
             marked.sql,
             "{}\n  WHERE o.tableoid = {oid} AND o.ctid = ANY ({});",
-            success(spec, "statement_timestamp()"),
+            success(spec, shape, "statement_timestamp()"),
             places(&rows)
         );
     }
@@ -57,29 +58,40 @@ pub(super) fn settle(
 }
 
 /// `UPDATE` or `DELETE` of published rows, without its `WHERE`.
-pub(super) fn success(spec: &PollSpec, now: &str) -> String {
+pub(super) fn success(spec: &PollSpec, shape: &Shape, now: &str) -> String {
     let table = &spec.table;
+    let stored = |column: &str, at: &str| stored(shape, spec.zone.as_ref(), column, at);
     if spec.delete {
         return format!("DELETE FROM {table} AS o");
     }
     match &spec.marks {
         Marks::Delete => format!("DELETE FROM {table} AS o"),
         Marks::PublishedAt { published_at } => {
-            format!("UPDATE {table} AS o SET {} = {now}", ident(published_at))
+            format!(
+                "UPDATE {table} AS o SET {} = {}",
+                ident(published_at),
+                stored(published_at, now)
+            )
         }
         Marks::Commerce { processed_at, .. } => {
-            format!("UPDATE {table} AS o SET {} = {now}", ident(processed_at))
+            format!(
+                "UPDATE {table} AS o SET {} = {}",
+                ident(processed_at),
+                stored(processed_at, now)
+            )
         }
         Marks::Gcx { status, published_at, .. } => {
+            let now = stored(published_at, now);
             let (status, published_at) = (ident(status), ident(published_at));
             format!("UPDATE {table} AS o SET {status} = 'published', {published_at} = {now}")
         }
         Marks::Sqlgarden { status, attempt_count, last_attempt_at } => {
             // PUBLISHING, and the count of the attempt, are of this transaction too: nobody else sees them alone.
+            let now = stored(last_attempt_at, "now()");
             let (status, count, last) =
                 (ident(status), ident(attempt_count), ident(last_attempt_at));
             format!(
-                "UPDATE {table} AS o SET {status} = 'PUBLISHED', {count} = o.{count} + 1, {last} = now()"
+                "UPDATE {table} AS o SET {status} = 'PUBLISHED', {count} = o.{count} + 1, {last} = {now}"
             )
         }
     }
@@ -101,10 +113,11 @@ fn failure(spec: &PollSpec, shape: &Shape, oid: u32, rows: &[(Place, String)]) -
             )
         }
         Marks::Sqlgarden { status, attempt_count, last_attempt_at } => {
+            let now = stored(shape, spec.zone.as_ref(), last_attempt_at, "now()");
             let (status, count, last) =
                 (ident(status), ident(attempt_count), ident(last_attempt_at));
             format!(
-                "UPDATE {table} AS o SET {status} = 'FAILED', {count} = o.{count} + 1, {last} = now()\n  \
+                "UPDATE {table} AS o SET {status} = 'FAILED', {count} = o.{count} + 1, {last} = {now}\n  \
                  WHERE {these};\n"
             )
         }
@@ -124,9 +137,14 @@ fn commerce_failure(spec: &PollSpec, shape: &Shape, oid: u32, rows: &[(Place, St
         })
         .collect();
     let errors = format!("(VALUES {}) AS v(tid, error)", values.join(", "));
+    let zone = spec.zone.as_ref();
+    let delayed = |at: String| stored(shape, zone, available_at, &at);
     let (attempts, available, last) = (ident(attempts), ident(available_at), ident(last_error));
     let next = format!("least(o.{attempts} + 1, 32767)");
-    let at = format!("statement_timestamp() + {}", spec.backoff.sql(&format!("o.{attempts} + 1")));
+    let at = delayed(format!(
+        "statement_timestamp() + {}",
+        spec.backoff.sql(&format!("o.{attempts} + 1"))
+    ));
     let these = format!("o.tableoid = {oid} AND o.ctid = v.tid");
     let update = format!(
         "UPDATE {table} AS o SET {attempts} = {next}, {available} = {at}, {last} = v.error\n  \

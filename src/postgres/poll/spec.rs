@@ -1,6 +1,7 @@
 //! What polling is told of a table: its names, its marks, and how often a failure is tried again. Plain data.
 
 use crate::postgres::names::TableName;
+use crate::zone::Zone;
 use std::time::Duration;
 
 /// How one outbox table is polled.
@@ -28,6 +29,8 @@ pub struct PollSpec {
     pub attempts_max: u32,
     /// The pause after a failure.
     pub backoff: Backoff,
+    /// The zone of columns without one.
+    pub zone: Option<Zone>,
 }
 
 /// The pause after the n-th failure: `min(n, steps_max)` steps.
@@ -208,6 +211,11 @@ impl PollSpec {
             Marks::Delete | Marks::Commerce { .. } => true,
             Marks::PublishedAt { .. } | Marks::Gcx { .. } | Marks::Sqlgarden { .. } => self.delete,
         }
+    }
+
+    /// Whether claims find rows that have expired, and mark them.
+    pub fn expires(&self) -> bool {
+        matches!(self.marks, Marks::Gcx { .. })
     }
 
     /// Where rows that have failed for good are moved.

@@ -7,6 +7,7 @@
 use super::claim::Place;
 use super::spec::{Marks, PollSpec};
 use super::table::Shape;
+use super::times::{Twice, instant};
 use crate::postgres::names::{ident, literal};
 use std::fmt::Write as _;
 
@@ -33,7 +34,7 @@ pub(super) struct Ask<'a> {
 /// `NOT IN` and no join, since the planner underrates how many rows are locked, and would compare each with each.
 pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
     let table = &spec.table;
-    let ready = if ask.unready { unpublished(spec, "o") } else { ready(spec, "o") };
+    let ready = if ask.unready { unpublished(spec, shape, "o") } else { ready(spec, shape, "o") };
     let order = order(spec, shape, "o");
     let mut filter = ready.clone();
     if let Some(snapshot) = ask.visible_in {
@@ -78,7 +79,7 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
         id = ident(&spec.aggregate_id),
         key = key(spec, "o"),
         order_columns = order_columns.join(", "),
-        expired = expired(&spec.marks).unwrap_or_else(|| "false".to_owned()),
+        expired = expired(spec, shape).unwrap_or_else(|| "false".to_owned()),
         size = size(shape),
         order = order.join(", "),
         limit = ask.limit,
@@ -99,7 +100,7 @@ pub(super) fn key(spec: &PollSpec, row: &str) -> String {
 }
 
 /// Rows that may be published now, were there no other rows.
-pub(super) fn ready(spec: &PollSpec, row: &str) -> String {
+pub(super) fn ready(spec: &PollSpec, shape: &Shape, row: &str) -> String {
     let column = |name: &str| format!("{row}.{}", ident(name));
     match &spec.marks {
         Marks::Delete => "true".to_owned(),
@@ -107,12 +108,12 @@ pub(super) fn ready(spec: &PollSpec, row: &str) -> String {
         Marks::Commerce { processed_at, available_at, .. } => format!(
             "{} IS NULL AND coalesce({} <= now(), true)",
             column(processed_at),
-            column(available_at)
+            instant(shape, spec.zone.as_ref(), row, available_at, Twice::Earlier)
         ),
         Marks::Gcx { status, .. } => format!("{} = 'pending'", column(status)),
         Marks::Sqlgarden { status, .. } => {
             let status = column(status);
-            let again = sqlgarden_again(spec, row);
+            let again = sqlgarden_again(spec, shape, row);
             // The first condition is the partial index's of `sql/layouts`.
             format!(
                 "{status} <> 'PUBLISHED' AND ({status} IN ('PENDING', 'PUBLISHING') OR {status} = 'FAILED' AND {again})"
@@ -122,13 +123,14 @@ pub(super) fn ready(spec: &PollSpec, row: &str) -> String {
 }
 
 /// Rows that are not published, whatever keeps them from it. What expired stays as it is.
-pub(super) fn unpublished(spec: &PollSpec, row: &str) -> String {
+pub(super) fn unpublished(spec: &PollSpec, shape: &Shape, row: &str) -> String {
     let column = |name: &str| format!("{row}.{}", ident(name));
     match &spec.marks {
-        Marks::Delete | Marks::PublishedAt { .. } => ready(spec, row),
+        Marks::Delete | Marks::PublishedAt { .. } => ready(spec, shape, row),
         Marks::Commerce { processed_at, .. } => format!("{} IS NULL", column(processed_at)),
         Marks::Gcx { status, expires_at, .. } => {
-            let (status, expires_at) = (column(status), column(expires_at));
+            let status = column(status);
+            let expires_at = instant(shape, spec.zone.as_ref(), row, expires_at, Twice::Later);
             format!(
                 "({status} = 'pending' OR {status} = 'failed' AND coalesce({expires_at} > now(), true))"
             )
@@ -138,16 +140,14 @@ pub(super) fn unpublished(spec: &PollSpec, row: &str) -> String {
 }
 
 /// Whether a failed row of `sqlgarden` is due again.
-fn sqlgarden_again(spec: &PollSpec, row: &str) -> String {
+fn sqlgarden_again(spec: &PollSpec, shape: &Shape, row: &str) -> String {
     let Marks::Sqlgarden { attempt_count, last_attempt_at, .. } = &spec.marks else {
         return "false".to_owned();
     };
-    let (count, last) = (ident(attempt_count), ident(last_attempt_at));
+    let count = ident(attempt_count);
+    let last = instant(shape, spec.zone.as_ref(), row, last_attempt_at, Twice::Earlier);
     let pause = spec.backoff.sql(&format!("{row}.{count}"));
-    format!(
-        "({row}.{count} < {} AND coalesce({row}.{last} + {pause} <= now(), true))",
-        spec.attempts_max
-    )
+    format!("({row}.{count} < {} AND coalesce({last} + {pause} <= now(), true))", spec.attempts_max)
 }
 
 /// Rows that are not published, are not ready, and hold back later ones of their aggregate (those of `f`).
@@ -165,7 +165,7 @@ fn blocker(spec: &PollSpec, shape: &Shape) -> Option<String> {
             format!(
                 "{} IS NULL AND {} > now(){failed_too}",
                 column(processed_at),
-                column(available_at)
+                instant(shape, spec.zone.as_ref(), "b", available_at, Twice::Earlier)
             )
         }
         Marks::Gcx { .. } | Marks::Sqlgarden { .. } if !spec.block_key => return None,
@@ -173,11 +173,11 @@ fn blocker(spec: &PollSpec, shape: &Shape) -> Option<String> {
             format!(
                 "{} = 'failed' AND coalesce({} > now(), true)",
                 column(status),
-                column(expires_at)
+                instant(shape, spec.zone.as_ref(), "b", expires_at, Twice::Later)
             )
         }
         Marks::Sqlgarden { status, .. } => {
-            let again = sqlgarden_again(spec, "b");
+            let again = sqlgarden_again(spec, shape, "b");
             format!(
                 "{status} <> 'PUBLISHED' AND {status} = 'FAILED' AND NOT {again}",
                 status = column(status)
@@ -197,11 +197,12 @@ fn blocker(spec: &PollSpec, shape: &Shape) -> Option<String> {
 }
 
 /// Rows whose time has passed: their layout gives up on them.
-fn expired(marks: &Marks) -> Option<String> {
-    match marks {
-        Marks::Gcx { expires_at, .. } => {
-            Some(format!("coalesce(o.{} <= now(), false)", ident(expires_at)))
-        }
+fn expired(spec: &PollSpec, shape: &Shape) -> Option<String> {
+    match &spec.marks {
+        Marks::Gcx { expires_at, .. } => Some(format!(
+            "coalesce({} <= now(), false)",
+            instant(shape, spec.zone.as_ref(), "o", expires_at, Twice::Later)
+        )),
         Marks::Delete
         | Marks::PublishedAt { .. }
         | Marks::Commerce { .. }

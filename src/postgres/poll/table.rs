@@ -3,6 +3,7 @@
 use super::spec::{Marks, PollSpec};
 use crate::postgres::error::{ServerReport, SourceError, SqlState};
 use crate::postgres::names::{TableName, ident};
+use crate::postgres::times::TimeType;
 use crate::postgres::types::BASE_TYPE_SQL;
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio_postgres::Client;
@@ -216,6 +217,11 @@ impl Shape {
         id: &str,
     ) -> Result<&Column, SourceError> {
         self.column(id).ok_or_else(|| refused(table, "42703", format!("it has no column \"{id}\"")))
+    }
+
+    /// What the type of a column says of the times in it.
+    pub(in crate::postgres) fn time_type(&self, name: &str) -> TimeType {
+        self.column(name).map_or(TimeType::Other, |column| TimeType::of(column.type_oid))
     }
 
     /// The table's description as a pgoutput Relation message (manual, "Logical Replication Message Formats").

@@ -25,6 +25,7 @@ fn spec(marks: Marks) -> PollSpec {
         block_key: true,
         attempts_max: 10,
         backoff: Backoff::DEFAULT,
+        zone: None,
     }
 }
 
@@ -81,8 +82,7 @@ fn names_are_quoted_wherever_they_stand() {
     let places = [place(1), place(2), place(3), Place { oid: 16_385, ..place(4) }];
     let marked = settle::settle(&spec, &shape, &places, &outcomes);
     assert_eq!(marked.rows, 3);
-    let all =
-        [claim(&spec, &shape, &ASK), marked.sql, marks::sql(&spec, shape.column("Id\\").unwrap())];
+    let all = [claim(&spec, &shape, &ASK), marked.sql, marks::sql(&spec, &shape).unwrap()];
     expect_file!["snapshots/names.sql"].assert_eq(&all.join("\n\n"));
 }
 
@@ -113,7 +113,7 @@ fn rows_of_the_stream_are_marked_by_their_id() {
         )
         DELETE FROM "public"."outbox" AS o
         USING k WHERE o.tableoid = k.oid AND o.ctid = k.tid"#]]
-    .assert_eq(&marks::sql(&spec, shape("bigint").column("id").unwrap()));
+    .assert_eq(&marks::sql(&spec, &shape("bigint")).unwrap());
 }
 
 #[test]

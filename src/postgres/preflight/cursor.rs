@@ -62,7 +62,7 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
 /// What `run` asks of positions before it starts, by the same rules.
 fn positions(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     if let Some(Err(halt)) = scene.fence().map(|facts| fence::check_positions(&facts)) {
-        out.push(of_halt(scene, halt));
+        out.push(of_halt(scene, &halt));
     } else if let Some(cursor) = &scene.cursor {
         out.push(Finding::ok(
             "cursor",
@@ -76,7 +76,7 @@ fn positions(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     }
 }
 
-fn of_halt(scene: &Scene<'_>, halt: Halt) -> Finding {
+fn of_halt(scene: &Scene<'_>, halt: &Halt) -> Finding {
     let id = match halt.reason {
         HaltReason::OtherHistory => "other_history",
         HaltReason::PositionAhead => "position_ahead",
@@ -101,12 +101,21 @@ fn of_halt(scene: &Scene<'_>, halt: Halt) -> Finding {
         | HaltReason::AlreadySetUp => "cursor",
     };
     let why = format!("{} ({}); {}", halt.meaning, halt.reason.code(), halt.hint);
-    let mut finding = Finding::error(id, halt.message).why(why);
-    if halt.reason == HaltReason::PositionAhead {
-        finding = finding.sql(scene.lines.drop_slot());
+    let finding = Finding::error(id, halt.message.clone()).why(why);
+    let (lines, slot) = (&scene.lines, scene.slot.is_some());
+    let Some(cursor) = &scene.cursor else { return finding };
+    let other_cluster = cursor.system_identifier != scene.server.system_identifier;
+    let is = |reason| halt.reason == reason;
+    if is(HaltReason::PositionAhead) || is(HaltReason::OtherHistory) && other_cluster {
+        lines.every_row(finding, slot)
+    } else if is(HaltReason::OtherHistory) && scene.server.timeline < cursor.timeline {
+        // The old primary: nothing is to be done here but to leave it.
+        finding
+    } else if is(HaltReason::SlotMoved) && cursor.slot != scene.ask.names.slot {
+        finding.config(lines.config("source.slot", &cursor.slot))
+    } else if scene.ask.names.table.is_none() {
+        lines.every_row(finding, slot)
+    } else {
+        finding.shell(lines.repair.clone())
     }
-    if let Some(forget) = scene.lines.forget() {
-        finding = finding.sql(forget);
-    }
-    finding.shell(scene.lines.setup.clone())
 }

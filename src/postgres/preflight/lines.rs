@@ -3,6 +3,7 @@
 //! Never puts a password into a line.
 
 use super::Ask;
+use crate::finding::Finding;
 use crate::postgres::conninfo::{Conninfo, Host, Place, Root, SslMode};
 use crate::postgres::names::literal;
 use std::fmt::Write as _;
@@ -11,12 +12,16 @@ use std::fmt::Write as _;
 #[derive(Clone, Debug)]
 pub(super) struct Lines {
     pub(super) pipeline: String,
+    /// What publishes the rows that no slot brings: `postrider repair -p NAME`, or the run itself in mode `auto`.
+    pub(super) repair: String,
     /// `postrider setup -p NAME`, with `--url` where the role that looks may not make what is missing.
     pub(super) setup: String,
     /// Somebody who may make things, as a URI.
     pub(super) admin: String,
     slot: String,
     has_cursor: bool,
+    has_table: bool,
+    polls: bool,
 }
 
 impl Lines {
@@ -29,7 +34,20 @@ impl Lines {
         if ask.login.is_some() || !able {
             write!(setup, " --url '{admin}'").unwrap_or_default();
         }
-        Self { pipeline, setup, admin, slot: ask.names.slot.clone(), has_cursor }
+        let repair = match ask.poll {
+            Some(_) => "postrider run".to_owned(),
+            None => format!("postrider repair -p {pipeline}"),
+        };
+        Self {
+            pipeline,
+            repair,
+            setup,
+            admin,
+            slot: ask.names.slot.clone(),
+            has_cursor,
+            has_table: ask.names.table.is_some(),
+            polls: ask.poll.is_some(),
+        }
     }
 
     /// A key of the pipeline with a text as its value.
@@ -42,6 +60,30 @@ impl Lines {
         let pipeline = literal(&self.pipeline);
         self.has_cursor
             .then(|| format!("DELETE FROM postrider.cursor WHERE pipeline = {pipeline};"))
+    }
+
+    /// After a change of the publication: publishes what it left out. `slot`: there is one, which could be used.
+    pub(super) fn left_out(&self, finding: Finding, slot: bool) -> Finding {
+        match (self.has_cursor && slot, self.polls) {
+            (false, _) => finding,
+            (true, false) => finding.shell(format!("{} --from-table", self.repair)),
+            // It polls the table while there is no slot, and begins a new one.
+            (true, true) => finding.sql(self.drop_slot()).shell(self.repair.clone()),
+        }
+    }
+
+    /// Begins over and publishes every row of the table: where the cursor row says nothing of this server.
+    pub(super) fn every_row(&self, finding: Finding, slot: bool) -> Finding {
+        let finding = if slot { finding.sql(self.drop_slot()) } else { finding };
+        let finding = match self.forget() {
+            Some(forget) => finding.sql(forget),
+            None => finding,
+        };
+        finding.shell(if self.has_table {
+            format!("{} --backfill all", self.setup)
+        } else {
+            self.setup.clone()
+        })
     }
 
     /// Drops the slot.

@@ -20,6 +20,7 @@ mod standbys;
 mod table;
 #[cfg(test)]
 mod tests;
+mod times;
 mod topics;
 
 pub use topics::TopicPart;
@@ -205,6 +206,7 @@ fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     }
     role::rules(scene, out);
     table::rules(scene, out);
+    times::rules(scene, out);
     poll::rules(scene, out);
     if streams {
         publication::rules(scene, out);

@@ -1,7 +1,7 @@
 //! Rules about the publication: that it publishes every insert of the outbox, whole, and not much else.
 
 use super::Scene;
-use crate::finding::Finding;
+use crate::finding::{Finding, Severity};
 use crate::postgres::fence;
 use crate::postgres::names::{TableName, ident};
 use crate::postgres::publication::{PublicationFacts, PublishedTable};
@@ -22,6 +22,10 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     }
     if let (Some(table_name), Some(table)) = (&scene.ask.names.table, &scene.table) {
         of_table(scene, publication, table_name, table, out);
+    }
+    // An error's own lines end with the same.
+    if !out.iter().skip(before).any(|finding| finding.severity == Severity::Error) {
+        changed(scene, out);
     }
     if out.len() == before {
         out.push(Finding::ok(
@@ -44,18 +48,43 @@ fn missing(scene: &Scene<'_>) -> Finding {
             .why("Without the publication PostgreSQL sends no events")
             .shell(lines.setup.clone());
     }
-    let finding = finding
-        .why(
-            "the server decodes with the publication as it was at each commit: rows committed while there was none are \
-             skipped (18) or stop the stream (15 to 17), even if it is made again. A new slot begins behind a new \
-             publication; insert again what consumers miss",
-        )
-        .sql(lines.drop_slot());
-    let finding = match lines.forget() {
-        Some(forget) => finding.sql(forget),
-        None => finding,
-    };
-    finding.shell(lines.setup.clone())
+    let finding = finding.why(
+        "the server decodes with the publication as it was at each commit: rows committed while there was none are \
+         skipped (18) or stop the stream (15 to 17), even if it is created again. Those rows are published from the \
+         table, and a new slot begins behind the new publication; logical messages of that time are lost",
+    );
+    if scene.cursor.is_none() || scene.ask.names.table.is_none() {
+        return lines.every_row(finding, true);
+    }
+    lines.left_out(finding.sql(create(scene, &scene.ask.names.publication)), true)
+}
+
+fn create(scene: &Scene<'_>, name: &str) -> String {
+    let table = scene.ask.names.table.as_ref();
+    let table = table.map_or_else(String::new, |table| format!(" FOR TABLE {table}"));
+    format!(
+        "CREATE PUBLICATION {}{table} WITH (publish = 'insert', publish_via_partition_root = true);",
+        ident(name)
+    )
+}
+
+/// After a mending statement: what the publication has left out until then.
+fn left_out(scene: &Scene<'_>, finding: Finding) -> Finding {
+    scene.lines.left_out(finding, scene.slot.is_some())
+}
+
+/// It may have left out rows before it became as it is.
+fn changed(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    let Some(gap) = scene.fence().as_ref().and_then(fence::publication_gap) else { return };
+    let finding = Finding::warning("publication_changed", gap).why(
+        "the server decodes with the publication as it was at each commit. Harmless where nothing was committed, or \
+         where the change left out no row; otherwise those rows are published from the table (--dry-run counts them)",
+    );
+    out.push(if scene.ask.poll.is_some() {
+        left_out(scene, finding)
+    } else {
+        finding.shell(scene.lines.repair.clone())
+    });
 }
 
 fn alter(scene: &Scene<'_>) -> String {
@@ -75,6 +104,9 @@ fn events(scene: &Scene<'_>, publication: &PublicationFacts, out: &mut Vec<Findi
             .why(format!("no event is ever seen: {LEFT_OUT}"))
             .sql(inserts),
         );
+        // Whoever follows the lines publishes what it left out.
+        let last = out.pop().map(|finding| left_out(scene, finding));
+        out.extend(last);
     } else if publication.more_than_insert {
         let identity = scene.around.as_ref().is_none_or(|around| around.has_identity);
         let what = format!("publication {name:?} publishes more than inserts");
@@ -97,23 +129,20 @@ fn all_tables(scene: &Scene<'_>) -> Finding {
     let finding = Finding::warning("publication_all_tables", format!("publication {name:?} is FOR ALL TABLES"))
         .why(
             "every table of the database is decoded and sent for nothing, the relay's own cursor among them. It can't \
-             be altered: a publication of another name, and a new slot behind it. Do it with the writers stopped and \
-             everything published, or insert again what comes between",
+             be altered: a publication of another name, and a new slot behind it. Rows that the old slot has not \
+             brought are published from the table",
         );
-    let Some(table) = &names.table else { return finding };
-    let mut finding = finding.config(lines.config("source.publication", &format!("{name}_outbox")));
-    if scene.slot.is_some() {
-        finding = finding.sql(lines.drop_slot());
-        if let Some(forget) = lines.forget() {
-            finding = finding.sql(forget);
-        }
+    if names.table.is_none() {
+        return finding;
     }
-    finding
-        .sql(format!(
-            "CREATE PUBLICATION {} FOR TABLE {table} WITH (publish = 'insert', publish_via_partition_root = true);",
-            ident(&format!("{name}_outbox"))
-        ))
-        .shell(lines.setup.clone())
+    let other = format!("{name}_outbox");
+    let finding =
+        finding.config(lines.config("source.publication", &other)).sql(create(scene, &other));
+    match (&scene.slot, &scene.cursor) {
+        (Some(_), Some(_)) => left_out(scene, finding),
+        (Some(_), None) => lines.every_row(finding, true),
+        (None, _) => finding.shell(lines.setup.clone()),
+    }
 }
 
 fn of_table(
@@ -132,24 +161,26 @@ fn of_table(
     match &publication.table {
         Some(published) => whole(scene, published, name, table, out),
         None if other => return,
-        None => out.push(
+        None => out.push(left_out(
+            scene,
             Finding::error("publication_table", format!("{called} does not publish table {name}"))
                 .why(format!(
                     "no event is ever seen: {LEFT_OUT}. The lock waits for open writers, whose earlier rows would \
                      be left out"
                 ))
                 .sql(format!("BEGIN; LOCK TABLE {name} IN SHARE MODE; {alter} ADD TABLE {name}; COMMIT;")),
-        ),
+        )),
     }
     if table.kind == RelationKind::Partitioned && !publication.via_root {
-        out.push(
+        out.push(left_out(
+            scene,
             Finding::error(
                 "publication_via_root",
                 format!("{called} publishes partitions of {name} under their own names"),
             )
-            .why("rows are told by the name of the table: under a partition's they would be passed over")
+            .why("rows are found by the name of the table: under a partition's name they are skipped")
             .sql(fence::via_root(&alter, name, publication.names_table)),
-        );
+        ));
     } else if !publication.all_tables && publication.other_tables > 0 {
         out.push(
             Finding::warning(
@@ -176,14 +207,15 @@ fn whole(
         "BEGIN; LOCK TABLE {name} IN SHARE MODE; {alter} DROP TABLE {name}; {alter} ADD TABLE {name}; COMMIT;"
     );
     if published.row_filter.is_some() {
-        out.push(
+        out.push(left_out(
+            scene,
             Finding::error(
                 "publication_row_filter",
                 format!("{called} has a row filter on table {name}"),
             )
             .why(LEFT_OUT)
             .sql(again.clone()),
-        );
+        ));
     }
     let streamed = |column: &&String| {
         table.columns.iter().any(|have| have.name == **column && !have.generated)
@@ -195,13 +227,14 @@ fn whole(
         .collect();
     if !hidden.is_empty() {
         let list = hidden.join(", ");
-        out.push(
+        out.push(left_out(
+            scene,
             Finding::error(
                 "publication_columns",
                 format!("{called} hides column {list} of table {name}"),
             )
             .why("no event can be made of a row without it (PR008)")
             .sql(again),
-        );
+        ));
     }
 }

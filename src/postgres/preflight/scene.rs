@@ -7,13 +7,14 @@ use crate::postgres::bookmark::{self, Bookmark};
 use crate::postgres::cursor::Cursor;
 use crate::postgres::error::SourceError;
 use crate::postgres::fence;
-use crate::postgres::names::TableName;
+use crate::postgres::names::{Names, TableName};
 use crate::postgres::poll::PollSpec;
 use crate::postgres::publication::PublicationFacts;
 use crate::postgres::schema::SchemaState;
 use crate::postgres::server::ServerFacts;
 use crate::postgres::slot::SlotRow;
 use crate::postgres::table::TableFacts;
+use crate::postgres::times::{self, TimesFacts};
 use std::collections::BTreeMap;
 use tokio_postgres::Client;
 
@@ -29,9 +30,15 @@ pub(super) struct Scene<'a> {
     pub(super) role: Option<RoleFacts>,
     pub(super) own_role_exists: bool,
     pub(super) table: Option<TableFacts>,
+    /// The table's columns that hold times, and their zone.
+    pub(super) times: TimesFacts,
+    /// The zones that sessions have by settings of roles and databases.
+    pub(super) session_zones: Vec<String>,
     pub(super) around: Option<Around>,
     pub(super) namesakes: Vec<TableName>,
     pub(super) publication: Option<PublicationFacts>,
+    /// Whether it may have left out rows that are not known to be published.
+    pub(super) publication_changed: bool,
     pub(super) slot: Option<SlotRow>,
     /// Who reads the slot: application, and role and address.
     pub(super) holder: Option<(String, String)>,
@@ -68,7 +75,9 @@ impl Scene<'_> {
             slot: self.slot.clone(),
             cursor: self.cursor.clone(),
             publication: self.publication.clone(),
+            publication_changed: self.publication_changed,
             table: self.table.clone(),
+            times: self.times.clone(),
             columns: self.ask.columns.to_vec(),
             messages: self.ask.messages,
             failover: self.ask.failover,
@@ -116,6 +125,15 @@ pub(super) async fn read<'a>(
     };
     let viewer = role.as_ref().map_or(server.role.as_str(), |role| role.name.as_str());
     let Outbox { table, around, namesakes, marks } = outbox(ask, client, viewer).await?;
+    let publication =
+        crate::postgres::publication::read(client, &names.publication, names.table.as_ref())
+            .await?;
+    let oid = table.as_ref().map(|table| table.oid);
+    let publication_changed = match (&cursor, &publication) {
+        (Some(_), Some(_)) => changed(client, names, oid).await,
+        _ => false,
+    };
+    let (times, session_zones) = zones(client, names, oid).await?;
     let owned = around.as_ref().is_none_or(|around| around.owned);
     let able = looks.is_some_and(|r| r.superuser || r.may_create && r.replication && owned);
     Ok(Scene {
@@ -130,14 +148,12 @@ pub(super) async fn read<'a>(
             Some(role) => facts::cursor_usable(client, &role.name).await?,
             None => true,
         },
-        publication: crate::postgres::publication::read(
-            client,
-            &names.publication,
-            names.table.as_ref(),
-        )
-        .await?,
+        publication,
+        publication_changed,
         role,
         table,
+        times,
+        session_zones,
         around,
         namesakes,
         slot,
@@ -148,6 +164,30 @@ pub(super) async fn read<'a>(
         marks,
         server,
     })
+}
+
+/// Whether the publication may have left out rows; one whose cursor row may not be read is told by the rights.
+async fn changed(client: &Client, names: &Names, table: Option<u32>) -> bool {
+    let (pipeline, publication) = (&names.pipeline, &names.publication);
+    let changed =
+        crate::postgres::publication::changed_since(client, pipeline, publication, table).await;
+    changed.ok().flatten().unwrap_or(false)
+}
+
+/// The table's columns that hold times, and the zones that sessions have where they matter.
+async fn zones(
+    client: &Client,
+    names: &Names,
+    table: Option<u32>,
+) -> Result<(TimesFacts, Vec<String>), SourceError> {
+    let times = times::read(client, &names.times, table).await?;
+    let lack = times.columns.iter().any(|column| column.kind.lacks_zone());
+    let zones = if lack && names.times.zone.is_none() {
+        times::session_zones(client).await?
+    } else {
+        Vec::new()
+    };
+    Ok((times, zones))
 }
 
 /// The outbox table and what is around it.

@@ -52,19 +52,43 @@ fn missing(scene: &Scene<'_>) -> Finding {
     let (lines, name) = (&scene.lines, &scene.ask.names.slot);
     let finding = Finding::error("slot_missing", format!("slot {name:?} does not exist"));
     match (&scene.cursor, lines.forget()) {
-        (Some(cursor), Some(forget)) => finding
-            .why(format!(
+        (Some(cursor), Some(_)) => again(
+            scene,
+            finding.why(format!(
                 "it was there before: events committed after {} that were not published are in no slot any more. After \
-                 a failover go back to the server that has it; otherwise accept the gap, and insert again the outbox \
-                 rows that consumers miss",
-                cursor.watermark
-            ))
-            .sql(forget)
-            .shell(lines.setup.clone()),
+                 a failover go back to the server that has it; {}",
+                cursor.watermark,
+                remains(scene)
+            )),
+            false,
+        ),
         _ => finding
             .why("events committed before it exists are not streamed")
             .shell(lines.setup.clone()),
     }
+}
+
+/// What is left of events that no slot brings.
+fn remains(scene: &Scene<'_>) -> &'static str {
+    if scene.ask.names.table.is_some() {
+        "otherwise their rows are published from the table, and a new slot is created (--dry-run counts them first)"
+    } else {
+        "otherwise they are lost, all of them: logical messages leave no row to publish from"
+    }
+}
+
+/// A new slot, and before it what the old one would have brought.
+fn again(scene: &Scene<'_>, finding: Finding, drop_slot: bool) -> Finding {
+    let lines = &scene.lines;
+    if scene.ask.names.table.is_some() {
+        return finding.shell(lines.repair.clone());
+    }
+    let finding = if drop_slot { finding.sql(lines.drop_slot()) } else { finding };
+    let finding = match lines.forget() {
+        Some(forget) => finding.sql(forget),
+        None => finding,
+    };
+    finding.shell(lines.setup.clone())
 }
 
 /// Another's slot under our name: ours gets another name.
@@ -93,10 +117,13 @@ fn unusable(scene: &Scene<'_>, slot: &SlotRow) -> Option<Finding> {
              another name",
         )
         .config(scene.lines.config("source.slot", &free.unwrap_or_default()));
-    if let Some(forget) = scene.lines.forget() {
-        finding = finding.sql(forget);
-    }
-    Some(finding.shell(scene.lines.setup.clone()))
+    finding = if scene.cursor.is_some() {
+        // Its own slot is gone.
+        again(scene, finding, false)
+    } else {
+        finding.shell(scene.lines.setup.clone())
+    };
+    Some(finding)
 }
 
 fn lost(scene: &Scene<'_>, slot: &SlotRow) -> Finding {
@@ -104,17 +131,22 @@ fn lost(scene: &Scene<'_>, slot: &SlotRow) -> Finding {
     let why = slot.invalidation_reason.as_deref().unwrap_or(unsaid);
     let after =
         scene.cursor.as_ref().map_or_else(String::new, |c| format!(" after {}", c.watermark));
-    let mut finding =
-        Finding::error("slot_lost", format!("slot {:?} was invalidated ({why})", slot.name))
-            .why(format!(
-                "the WAL it needs is gone: events committed{after} that were not published can't be streamed any more. \
-                 Accept the gap with a new slot, then insert again the outbox rows that consumers miss"
-            ))
-            .sql(scene.lines.drop_slot());
-    if let Some(forget) = scene.lines.forget() {
-        finding = finding.sql(forget);
+    let finding =
+        Finding::error("slot_lost", format!("slot {:?} was invalidated ({why})", slot.name));
+    if scene.cursor.is_none() {
+        let finding = finding.why(
+            "the WAL it needs is gone, and no cursor row says what was published: every row of the table is, then",
+        );
+        return scene.lines.every_row(finding, true);
     }
-    finding.shell(scene.lines.setup.clone())
+    again(
+        scene,
+        finding.why(format!(
+            "the WAL it needs is gone: events committed{after} that were not published can't be streamed any more; {}",
+            remains(scene)
+        )),
+        true,
+    )
 }
 
 /// WAL it holds back, in bytes.

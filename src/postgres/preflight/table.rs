@@ -99,11 +99,17 @@ fn kind(
                  without UNLOGGED in its place, and attach the partitions to it",
             ),
         ),
-        Persistence::Unlogged => out.push(
+        Persistence::Unlogged => out.push(scene.lines.left_out(
             Finding::error("table_unlogged", format!("table {name} is unlogged"))
-                .why("WAL has no rows of it: no event is ever seen. The statement rewrites the table, under a lock")
+                .why(
+                    "WAL has no rows of it: no event is ever seen. The statement rewrites the table, under a lock; \
+                     the rows that it has are published from the table",
+                )
                 .sql(format!("ALTER TABLE {name} SET LOGGED;")),
-        ),
+            // Without it in the publication, that is mended next, and has the same line.
+            scene.slot.is_some()
+                && scene.publication.as_ref().is_some_and(|publication| publication.table.is_some()),
+        )),
         Persistence::Temporary => out.push(
             Finding::error("table_unlogged", format!("table {name} is temporary"))
                 .why("WAL has no rows of it: no event is ever seen")
@@ -168,9 +174,12 @@ fn publish_instead(scene: &Scene<'_>, finding: Finding, table: &TableName) -> Fi
     match &scene.publication {
         Some(publication) if !publication.all_tables => {
             let publication = ident(&scene.ask.names.publication);
-            finding.sql(format!("ALTER PUBLICATION {publication} SET TABLE {table};")).sql(format!(
-                "ALTER PUBLICATION {publication} SET (publish = 'insert', publish_via_partition_root = true);"
-            ))
+            let finding = finding
+                .sql(format!("ALTER PUBLICATION {publication} SET TABLE {table};"))
+                .sql(format!(
+                    "ALTER PUBLICATION {publication} SET (publish = 'insert', publish_via_partition_root = true);"
+                ));
+            scene.lines.left_out(finding, scene.slot.is_some())
         }
         Some(_) | None => finding,
     }

@@ -3,7 +3,7 @@
 use super::row::{Row, State};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::fence::{self, Facts};
-use crate::postgres::names::{ident, literal};
+use crate::postgres::names::ident;
 use crate::postgres::setup::plan::standby;
 
 /// What is the matter.
@@ -17,11 +17,12 @@ pub enum Verdict {
     NewSlot(String),
 }
 
-/// Judges. `row` is the pipeline's repair, where there is one.
+/// Judges. `row` is the pipeline's repair, where there is one. `from_table`: a person asks for a repair also where the
+/// slot can be used.
 ///
 /// # Errors
 /// It can't be repaired as it is, or by us: the hint says what is possible.
-pub fn judge(facts: &Facts, row: Option<&Row>) -> Result<Verdict, Halt> {
+pub fn judge(facts: &Facts, row: Option<&Row>, from_table: bool) -> Result<Verdict, Halt> {
     fit(facts)?;
     let name = &facts.names.slot;
     if facts.names.table.is_none() {
@@ -65,7 +66,18 @@ pub fn judge(facts: &Facts, row: Option<&Row>) -> Result<Verdict, Halt> {
         let why = slot.invalidation_reason.as_deref().unwrap_or("wal_removed");
         return Ok(Verdict::NewSlot(format!("slot {name:?} was invalidated ({why})")));
     }
-    Ok(fence::slot_moved(facts).map_or(Verdict::Sound, |halt| Verdict::NewSlot(halt.message)))
+    if let Some(halt) = fence::slot_moved(facts) {
+        return Ok(Verdict::NewSlot(halt.message));
+    }
+    if let Some(why) = fence::publication_gap(facts) {
+        return Ok(Verdict::NewSlot(why));
+    }
+    if from_table {
+        return Ok(Verdict::NewSlot(format!(
+            "--from-table: slot {name:?} is dropped and created again"
+        )));
+    }
+    Ok(Verdict::Sound)
 }
 
 /// What comes before any look at our tables: a primary, our cluster, our schema, and objects of our kind.
@@ -86,12 +98,10 @@ fn of_another_cluster(facts: &Facts, halt: Halt) -> Halt {
     if !other || halt.reason != HaltReason::OtherHistory {
         return halt;
     }
-    let pipeline = &facts.names.pipeline;
     let hint = format!(
         "if source.url is wrong, correct it. If this database was restored, copied or upgraded and is to be the \
-         source now: DELETE FROM postrider.cursor WHERE pipeline = {}; then postrider setup -p {pipeline} --backfill \
-         none, or unpublished (rows without their layout's mark), or all",
-        literal(pipeline)
+         source now: {}",
+        fence::begin_with_every_row(facts)
     );
     Halt { hint, ..halt }
 }
@@ -118,7 +128,8 @@ fn no_publication(facts: &Facts) -> Halt {
             .to_owned(),
         hint: format!(
             "CREATE PUBLICATION {name}{table} WITH (publish = 'insert', publish_via_partition_root = true); then \
-             repair again"
+             postrider repair -p {}",
+            facts.names.pipeline
         ),
     }
 }

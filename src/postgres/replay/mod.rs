@@ -8,10 +8,13 @@ mod rows;
 mod table;
 
 pub use rows::{Done, Met, New, Replay, find, finish, insert, names, save};
-pub use table::{Rows, Select, TableRow, order_in_words};
+pub use table::{Rows, Select, TableRow, order_in_words, time_without_zone};
 
 use super::error::SourceError;
+use super::names::literal;
 use crate::event::PgTime;
+use crate::zone::Zone;
+use std::future::Future;
 use tokio_postgres::Client;
 
 /// One replay of a pipeline at a time: held by the session, gone with it.
@@ -51,13 +54,43 @@ pub async fn stamp(client: &Client) -> Result<String, SourceError> {
     row.and_then(|row| row.try_get(0)).map_err(|e| SourceError::control("read the time", e))
 }
 
-/// A time as PostgreSQL reads it, in UTC where it names no zone; `None` where it is none.
+/// A time as PostgreSQL reads it; where it names no zone, as one of `zone`, or of UTC without one. `None` where it is
+/// none. Of a time that comes twice: `later` or the earlier instant.
 ///
 /// # Errors
 /// What the server says otherwise.
-pub async fn time(client: &Client, text: &str) -> Result<Option<PgTime>, SourceError> {
+pub async fn time(
+    client: &Client,
+    text: &str,
+    zone: Option<&Zone>,
+    later: bool,
+) -> Result<Option<PgTime>, SourceError> {
+    let Some(at) = read_in(client, text, "UTC").await? else { return Ok(None) };
+    let Some(zone) = zone else { return Ok(Some(at)) };
+    // Written with a zone, it is the same wherever it is read.
+    if read_in(client, text, "Etc/GMT+11").await? == Some(at) {
+        return Ok(Some(at));
+    }
+    // Through the zone, so that "today" is the day it is there.
+    let sql = "SELECT (pg_catalog.date_part('epoch', $1::text::timestamptz AT TIME ZONE $2::text) * 1e6)::int8";
+    let local: Result<i64, SourceError> = in_zone(client, zone.name(), async {
+        let row = client.query_one(sql, &[&text, &zone.name()]).await;
+        row.and_then(|row| row.try_get(0)).map_err(|e| SourceError::control("read a time", e))
+    })
+    .await?;
+    let (earlier, last) = zone.instants(local?);
+    let unix = if later { last } else { earlier };
+    Ok(Some(PgTime { micros: unix.saturating_sub(PgTime::UNIX_OFFSET_MICROS) }))
+}
+
+/// As the server reads it in sessions of `zone`.
+async fn read_in(client: &Client, text: &str, zone: &str) -> Result<Option<PgTime>, SourceError> {
     let sql = "SELECT (pg_catalog.date_part('epoch', $1::text::timestamptz) * 1e6)::int8 - 946684800000000";
-    match client.query_one(sql, &[&text]).await.and_then(|row| row.try_get(0)) {
+    let read = in_zone(client, zone, async {
+        client.query_one(sql, &[&text]).await.and_then(|row| row.try_get(0))
+    })
+    .await?;
+    match read {
         Ok(micros) => Ok(Some(PgTime { micros })),
         Err(error) => {
             let error = SourceError::control("read a time", error);
@@ -66,4 +99,20 @@ pub async fn time(client: &Client, text: &str) -> Result<Option<PgTime>, SourceE
             if wrong { Ok(None) } else { Err(error) }
         }
     }
+}
+
+/// Runs something in a session of another zone than the usual one, which is UTC.
+async fn in_zone<T>(
+    client: &Client,
+    zone: &str,
+    what: impl Future<Output = T>,
+) -> Result<T, SourceError> {
+    let set = async |zone: &str| {
+        let sql = format!("SET TimeZone = {}", literal(zone));
+        client.batch_execute(&sql).await.map_err(|e| SourceError::control("set the time zone", e))
+    };
+    set(zone).await?;
+    let done = what.await;
+    set("UTC").await?;
+    Ok(done)
 }

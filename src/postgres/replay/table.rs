@@ -9,7 +9,7 @@ use crate::postgres::conninfo::Conninfo;
 use crate::postgres::control::Control;
 use crate::postgres::error::{SourceError, SourceErrorKind};
 use crate::postgres::names::{ident, literal};
-use crate::postgres::poll::{PollSpec, Shape, order, shape};
+use crate::postgres::poll::{PollSpec, Shape, Twice, instant, order, shape};
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::TryStreamExt;
 use std::fmt;
@@ -216,6 +216,19 @@ fn asked(text: &str, texts: &[&str]) -> String {
     format!("({text} IN ({list}) OR rtrim({text}) IN ({list}))")
 }
 
+/// The row's time column and its type, where it has no zone and none is configured.
+///
+/// # Errors
+/// What the server says; a table that is not there.
+pub async fn time_without_zone(
+    client: &Client,
+    spec: &PollSpec,
+) -> Result<Option<String>, SourceError> {
+    let shape = shape(client, &spec.table, &spec.id).await?;
+    let time = spec.time.as_ref().filter(|_| spec.zone.is_none());
+    Ok(time.filter(|time| shape.time_type(time).lacks_zone()).cloned())
+}
+
 fn declare(spec: &PollSpec, shape: &Shape, select: &Select<'_>, is_number: bool) -> String {
     let column = |name: &str| format!("o.{}", ident(name));
     let columns: Vec<String> = shape.columns.iter().map(|c| column(&c.name)).collect();
@@ -232,12 +245,15 @@ fn declare(spec: &PollSpec, shape: &Shape, select: &Select<'_>, is_number: bool)
             filter.push(asked(&text(name), &[value]));
         }
     }
-    for (bound, sign) in [(select.since, ">="), (select.until, "<")] {
+    // Of a time that comes twice the instant counts by which the row belongs: rather one row too many.
+    for (bound, sign, twice) in
+        [(select.since, ">=", Twice::Later), (select.until, "<", Twice::Earlier)]
+    {
         if let (Some(bound), Some(time)) = (bound, &spec.time) {
             let micros = bound.unix_micros();
+            let at = instant(shape, spec.zone.as_ref(), "o", time, twice);
             filter.push(format!(
-                "{}::timestamptz {sign} 'epoch'::timestamptz + interval '{micros} microseconds'",
-                column(time)
+                "{at}::timestamptz {sign} 'epoch'::timestamptz + interval '{micros} microseconds'"
             ));
         }
     }

@@ -92,7 +92,8 @@ pub async fn backfill(
     };
     let before = repair::read(control.client(), name).await?;
     let unfinished = before.as_ref().filter(|row| row.unfinished());
-    let listed = unfinished.is_some() && repair::judge(facts, unfinished) == Ok(Verdict::GoesOn);
+    let listed =
+        unfinished.is_some() && repair::judge(facts, unfinished, false) == Ok(Verdict::GoesOn);
     if !listed {
         let ask = Ask { before: unfinished, drop_slot: facts.slot.is_some(), ..ask };
         repair::begin(control, list.table(), &ask, told).await?;

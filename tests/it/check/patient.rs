@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
 /// A configuration file in a directory of its own.
-pub(super) struct Patient {
+pub(crate) struct Patient {
     dir: TempDir,
     /// The administrator's login.
     admin: String,
@@ -19,9 +19,9 @@ pub(super) struct Patient {
 
 /// What one look said.
 #[derive(Debug)]
-pub(super) struct Checked {
-    pub(super) code: Option<i32>,
-    pub(super) findings: Vec<Value>,
+pub(crate) struct Checked {
+    pub(crate) code: Option<i32>,
+    pub(crate) findings: Vec<Value>,
 }
 
 impl std::fmt::Display for Checked {
@@ -35,19 +35,19 @@ impl std::fmt::Display for Checked {
 
 impl Checked {
     /// The finding of this name, that is not about something being well.
-    pub(super) fn find(&self, id: &str) -> Option<&Value> {
+    pub(crate) fn find(&self, id: &str) -> Option<&Value> {
         self.findings.iter().find(|finding| finding["id"] == id && finding["severity"] != "ok")
     }
 
     /// Names of what is of one of these severities.
-    pub(super) fn ids(&self, severities: &[&str]) -> Vec<&str> {
+    pub(crate) fn ids(&self, severities: &[&str]) -> Vec<&str> {
         let is =
             |finding: &&Value| severities.iter().any(|severity| finding["severity"] == *severity);
         self.findings.iter().filter(is).filter_map(|finding| finding["id"].as_str()).collect()
     }
 
     /// The finding, which must be of this severity and say something.
-    pub(super) fn expect(&self, id: &str, severity: &str) -> &Value {
+    pub(crate) fn expect(&self, id: &str, severity: &str) -> &Value {
         let finding = self.find(id).unwrap_or_else(|| panic!("no {id}: {self}"));
         assert_eq!(finding["severity"], severity, "{finding:#}");
         assert!(finding["what"].as_str().is_some_and(|what| what.len() > 5), "{finding:#}");
@@ -57,7 +57,7 @@ impl Checked {
 }
 
 /// A mending line: its kind, itself, and whether the server must be restarted.
-pub(super) fn mends(finding: &Value) -> Vec<(String, String, bool)> {
+pub(crate) fn mends(finding: &Value) -> Vec<(String, String, bool)> {
     let mends = finding["mend"].as_array().expect("an array");
     mends
         .iter()
@@ -69,13 +69,13 @@ pub(super) fn mends(finding: &Value) -> Vec<(String, String, bool)> {
 }
 
 impl Patient {
-    pub(super) fn new(config: &str, admin: &str) -> Self {
+    pub(crate) fn new(config: &str, admin: &str) -> Self {
         let patient = Self { dir: TempDir::new().expect("a directory"), admin: admin.to_owned() };
         patient.write(config);
         patient
     }
 
-    pub(super) fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
@@ -83,16 +83,16 @@ impl Patient {
         self.path("postrider.toml")
     }
 
-    pub(super) fn write(&self, config: &str) {
+    pub(crate) fn write(&self, config: &str) {
         fs::write(self.file(), config).expect("a configuration");
     }
 
-    pub(super) fn config(&self) -> String {
+    pub(crate) fn config(&self) -> String {
         fs::read_to_string(self.file()).expect("a configuration")
     }
 
     /// `postrider check --json`, and what it said.
-    pub(super) fn check(&self, more: &[&str]) -> Checked {
+    pub(crate) fn check(&self, more: &[&str]) -> Checked {
         let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
         command.arg("-c").arg(self.file()).args(["check", "--json"]).args(more);
         let output = command.stdin(Stdio::null()).output().expect("postrider");
@@ -104,7 +104,7 @@ impl Patient {
     }
 
     /// Executes every mending line of a finding. None of them may want a restart.
-    pub(super) async fn mend(&self, finding: &Value) {
+    pub(crate) async fn mend(&self, finding: &Value) {
         let lines = mends(finding);
         assert!(!lines.is_empty(), "nothing mends it: {finding:#}");
         for (kind, line, restart) in lines {
@@ -114,7 +114,7 @@ impl Patient {
     }
 
     /// Executes one line where it belongs.
-    pub(super) async fn execute(&self, kind: &str, line: &str) {
+    pub(crate) async fn execute(&self, kind: &str, line: &str) {
         match kind {
             "sql" => {
                 let admin = Client::connect(&self.admin).await.expect("an administrator");

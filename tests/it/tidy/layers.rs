@@ -15,6 +15,7 @@ const LAYERS: &[(&str, &str, &str)] = &[
     ("words", "status", "lsn event error"),
     ("words", "finding", ""),
     ("words", "secret_file", ""),
+    ("words", "zone", ""),
     // Test only: beside each reader, its tests use it.
     ("words", "fuzz", ""),
     ("words", "parked", "lsn event record"),
