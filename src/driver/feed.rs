@@ -156,7 +156,7 @@ impl Pipeline {
             Some(next) => At { position: next.position, commit_time: next.commit_time },
             None => return self.skip(now),
         };
-        let mapped = match map(&mut self.mapper, change, at) {
+        let mut mapped = match map(&mut self.mapper, change, at) {
             Ok(Some(mapped)) => mapped,
             Ok(None) => {
                 self.tell.skipped_total += 1;
@@ -166,6 +166,9 @@ impl Pipeline {
         };
         if !self.relay.admits(mapped.aggregate) {
             return Step::Stay;
+        }
+        if self.relay.is_overtaken(at.position) {
+            mapped.take_off_position();
         }
         let expired = has_expired(&self.tell, &self.returning, &mapped);
         let (id, commit_lsn, of) =

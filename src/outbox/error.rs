@@ -44,6 +44,14 @@ pub enum SpecError {
     /// A name is empty, or holds a zero byte, which librdkafka takes for the end.
     #[error("{0} must not be empty nor hold a zero byte")]
     Name(String),
+    /// Two headers would have one name.
+    #[error("{key} would be a second header \"{name}\"")]
+    HeaderTaken {
+        /// The key.
+        key: String,
+        /// The name.
+        name: String,
+    },
     /// Two things would be the partition.
     #[error("route.partition and an extra column are both the partition")]
     TwoPartitions,
@@ -53,9 +61,10 @@ impl SpecError {
     /// The key it is about, below the pipeline.
     pub fn key(&self) -> String {
         match self {
-            Self::Template { key, .. } | Self::UnknownField { key, .. } | Self::Name(key) => {
-                key.clone()
-            }
+            Self::Template { key, .. }
+            | Self::UnknownField { key, .. }
+            | Self::HeaderTaken { key, .. }
+            | Self::Name(key) => key.clone(),
             Self::Pattern(_) => "route.replace.pattern".to_owned(),
             Self::Replacement(_) => "route.replace.with".to_owned(),
             Self::NoColumn(role) => format!("outbox.columns.{role}"),
