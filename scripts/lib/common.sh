@@ -119,6 +119,22 @@ need_pgbouncer() {
   PATH="$PATH:/usr/sbin" command -v pgbouncer >/dev/null || RUNLEVEL=1 install_packages pgbouncer
 }
 
+# What compiles and runs the programs of docs/consumers.md.
+TYPESCRIPT_VERSION=5.9.3
+need_languages() {
+  local missing=() tools="$ROOT/target/tools"
+  command -v python3 >/dev/null || missing+=(python3)
+  command -v javac >/dev/null && command -v java >/dev/null || missing+=(openjdk-17-jdk-headless)
+  command -v go >/dev/null || missing+=(golang-go)
+  command -v node >/dev/null && command -v npm >/dev/null || missing+=(nodejs npm)
+  install_packages "${missing[@]}"
+  [ -e "$tools/node_modules/typescript/bin/tsc" ] && return 0
+  say "fetching TypeScript $TYPESCRIPT_VERSION"
+  mkdir -p "$tools"
+  npm install --silent --no-audit --no-fund --no-save --prefix "$tools" "typescript@$TYPESCRIPT_VERSION" >&2 ||
+    die "npm could not fetch: typescript@$TYPESCRIPT_VERSION"
+}
+
 need_rust() {
   [ -n "${HOME:-}" ] && [ -d "$HOME/.cargo/bin" ] && PATH="$HOME/.cargo/bin:$PATH"
   command -v cargo >/dev/null ||

@@ -15,12 +15,12 @@ use super::reader::Reader;
 use super::spec::PipelineSpec;
 use crate::ack::Progress;
 use crate::error::Halt;
-use crate::event::Position;
+use crate::event::{HistoryId, Position};
 use crate::lsn::Lsn;
 use crate::postgres::action::Phase;
 use crate::postgres::control::{Ask, Control};
-use crate::postgres::cursor::Seized;
-use crate::postgres::fence::{self, AfterStart, Decision, Identity, Resume};
+use crate::postgres::cursor::{Seized, Settled};
+use crate::postgres::fence::{self, AfterStart, Decision, Facts, Identity, Resume};
 use crate::postgres::parked::Loaded;
 use crate::postgres::poll::{Opened, Poller};
 use crate::postgres::schema::SchemaState;
@@ -29,7 +29,7 @@ use crate::postgres::{
     repair, schema, slot,
 };
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// The longest a whole handshake may take. Each step has a time-out of its own; a slot with much WAL to skip takes
 /// its time only after START_REPLICATION has answered.
@@ -82,9 +82,9 @@ pub(super) enum Failure {
     Halt(Box<Halt>),
 }
 
-/// Tries once.
-pub(super) async fn open(spec: Arc<PipelineSpec>) -> Result<Connected, Failure> {
-    let attempt = tokio::time::timeout(HANDSHAKE_MAX, handshake(&spec));
+/// Tries once. `seen`: the highest history that this process has published under.
+pub(super) async fn open(spec: Arc<PipelineSpec>, seen: HistoryId) -> Result<Connected, Failure> {
+    let attempt = tokio::time::timeout(HANDSHAKE_MAX, handshake(&spec, seen));
     attempt.await.unwrap_or_else(|elapsed| {
         let kind = SourceErrorKind::Timeout(HANDSHAKE_MAX);
         let error = SourceError::new(kind, "finish the handshake with the server");
@@ -92,7 +92,7 @@ pub(super) async fn open(spec: Arc<PipelineSpec>) -> Result<Connected, Failure> 
     })
 }
 
-async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
+async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Failure> {
     let at = |phase| move |error| Failure::Source(error, phase);
     let name = application_name(spec);
     let mut wal =
@@ -142,7 +142,9 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
         AfterStart::Held => {
             let (seized, progress, parked) = take_over(spec, &control, &resume).await?;
             let epoch_before = seized.before;
-            let desk = Desk { control, epoch: seized.epoch, jobs: Jobs::default() };
+            let histories = settle(spec, &control, seized.epoch, &facts, seen).await?;
+            let epoch = seized.epoch;
+            let desk = Desk { control, epoch, histories, jobs: Jobs::default() };
             let resumed = Connected {
                 wal,
                 desk,
@@ -197,6 +199,29 @@ async fn take_over(
     Ok((seized, progress, parked))
 }
 
+/// The histories in force on this server, which is ours now.
+pub(super) async fn settle(
+    spec: &PipelineSpec,
+    control: &Control,
+    epoch: i64,
+    facts: &Facts,
+    seen: HistoryId,
+) -> Result<Settled, Failure> {
+    let switches = facts.identity.as_ref().map_or(&[][..], |identity| &identity.switches);
+    let of = cursor::Of {
+        system_identifier: &facts.server.system_identifier,
+        timeline: facts.server.timeline,
+        switches,
+    };
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let now = u32::try_from(since.as_secs()).unwrap_or_default();
+    let settled =
+        cursor::settle_histories(control.client(), spec.name(), epoch, of, (now, seen)).await;
+    settled.map_err(|error| Failure::Source(error, Phase::Control))?.ok_or_else(|| Failure::Wait {
+        message: "another process took the pipeline over".to_owned(),
+    })
+}
+
 /// What is parked, where no stream will bring anything again.
 pub(super) async fn load_all(
     client: &tokio_postgres::Client,
@@ -207,8 +232,11 @@ pub(super) async fn load_all(
 }
 
 /// Tries once to get what polling needs: the pipeline's lock, and the right to write its tables.
-pub(super) async fn open_poll(spec: Arc<PipelineSpec>) -> Result<Polling, Failure> {
-    let attempt = tokio::time::timeout(HANDSHAKE_MAX, poll_handshake(&spec));
+pub(super) async fn open_poll(
+    spec: Arc<PipelineSpec>,
+    seen: HistoryId,
+) -> Result<Polling, Failure> {
+    let attempt = tokio::time::timeout(HANDSHAKE_MAX, poll_handshake(&spec, seen));
     attempt.await.unwrap_or_else(|elapsed| {
         let kind = SourceErrorKind::Timeout(HANDSHAKE_MAX);
         let error = SourceError::new(kind, "finish the handshake with the server");
@@ -216,7 +244,7 @@ pub(super) async fn open_poll(spec: Arc<PipelineSpec>) -> Result<Polling, Failur
     })
 }
 
-async fn poll_handshake(spec: &PipelineSpec) -> Result<Polling, Failure> {
+async fn poll_handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Polling, Failure> {
     let at = |phase| move |error| Failure::Source(error, phase);
     let name = application_name(spec);
     let Some(poll_spec) = &spec.poll.table else {
@@ -243,9 +271,10 @@ async fn poll_handshake(spec: &PipelineSpec) -> Result<Polling, Failure> {
     };
     cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
     let epoch = cursor::take_over(client, spec.name()).await.map_err(at(Phase::Control))?;
+    let histories = settle(spec, &control, epoch, &facts, seen).await?;
     let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
     control.listen(spec.name()).await.map_err(at(Phase::Control))?;
-    let desk = Desk { control, epoch, jobs: Jobs::default() };
+    let desk = Desk { control, epoch, histories, jobs: Jobs::default() };
     Ok(Polling::new(poller, desk, parked, facts.server.wal_end, poll_spec.keeps_failures()))
 }
 

@@ -166,7 +166,7 @@ impl Pipeline {
             Some(next) => At { position: next.position, commit_time: next.commit_time },
             None => return self.skip(now),
         };
-        let mapped = match map(&mut self.mapper, change, at) {
+        let mut mapped = match map(&mut self.mapper, change, at) {
             Ok(Some(mapped)) => mapped,
             Ok(None) => {
                 self.tell.skipped.others += 1;
@@ -176,6 +176,9 @@ impl Pipeline {
         };
         if !self.relay.admits(mapped.aggregate) {
             return Step::Stay;
+        }
+        if self.relay.is_overtaken(at.position) {
+            mapped.take_off_position();
         }
         if has_expired(&self.tell, &self.returning, &mapped) {
             say::expired(&mut self.tell, self.spec.name(), at.position, mapped.event_id);

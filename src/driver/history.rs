@@ -101,7 +101,8 @@ impl History {
                       more, and what it commits next would be taken for a repetition; nothing of it was read"
                 .into(),
             hint: "if source.url leads to a copy, correct it. If this server is the source now, start again: a start \
-                   knows only the server's own cursor row, and publishes all that is committed behind it"
+                   knows only the server's own cursor row, publishes all that is committed behind it, and begins a \
+                   new history of positions, so that consumers take no event of it for a repetition"
                 .into(),
             ..other_history(message)
         })

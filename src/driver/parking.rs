@@ -10,10 +10,11 @@ use super::shelf::Wanted;
 use super::spec::Mode;
 use crate::event::Position;
 use crate::lsn::Lsn;
+use crate::outbox::of_retried;
 use crate::parked::{Mark, Wish};
 use crate::postgres::SourceError;
 use crate::postgres::control::{Control, Notifications};
-use crate::postgres::cursor::Written;
+use crate::postgres::cursor::{Settled, Written};
 use crate::postgres::parked::{self, Loaded, Stored};
 use crate::record::{OwnedRecord, Ticket};
 use crate::relay::Input;
@@ -49,6 +50,8 @@ pub(super) struct Desk {
     pub(super) control: Control,
     /// Another process that takes over raises it.
     pub(super) epoch: i64,
+    /// Which histories positions belong to, committed to the cursor row.
+    pub(super) histories: Settled,
     pub(super) jobs: Jobs,
 }
 
@@ -148,6 +151,8 @@ impl Pipeline {
             return;
         }
         let (client, spec) = (desk.control.shared_client(), Arc::clone(&self.spec));
+        let positioned = spec.outbox.standard_headers.position;
+        let histories = self.histories.clone();
         desk.jobs.fetching = Some(Box::pin(async move {
             let of = |letter: bool| {
                 let those = wanted.iter().filter(move |wanted| wanted.letter == letter);
@@ -160,12 +165,18 @@ impl Pipeline {
                 let records =
                     parked::fetch(&client, spec.name(), &positions, TRIES_BYTES_MAX).await?;
                 // What did not fit is asked for again: it is not gone.
-                let values = records.iter().filter_map(|(_, record)| record.value.as_ref());
+                let values = records.iter().filter_map(|fetched| fetched.record.value.as_ref());
                 if values.map(Vec::len).sum::<usize>() >= TRIES_BYTES_MAX as usize {
-                    let last = records.last().map(|(at, _)| *at);
+                    let last = records.last().map(|fetched| fetched.position);
                     wanted.retain(|wanted| wanted.letter || Some(wanted.position) <= last);
                 }
-                found.extend(records.into_iter().map(|(at, record)| (tries[&at], record)));
+                found.extend(records.into_iter().map(|fetched| {
+                    let parked::Fetched { position, mut record, keeps_order } = fetched;
+                    if positioned {
+                        of_retried(&mut record, keeps_order, &histories);
+                    }
+                    (tries[&position], record)
+                }));
             }
             if let Some(topic) = spec.dead_topic.as_deref().filter(|_| !letters.is_empty()) {
                 let positions: Vec<Position> = letters.keys().copied().collect();

@@ -10,6 +10,7 @@ use super::halts;
 use super::history::{History, Seen};
 use super::lag::LagMeter;
 use super::marking::{Handed, Marking};
+use super::parking::Desk;
 use super::repair;
 use super::returning::Returning;
 use super::run::{Exit, Stop};
@@ -19,12 +20,13 @@ use super::shelf::Shelf;
 use super::spec::{Mode, PipelineSpec};
 use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
-use crate::event::PgTime;
+use crate::event::{Histories, PgTime};
 use crate::lsn::{Lsn, Watermark};
 use crate::metrics::PipelineMetrics;
 use crate::outbox::Mapper;
 use crate::postgres::SourceErrorKind;
 use crate::postgres::action::{Phase, Repeats};
+use crate::postgres::cursor::{self, Settled};
 use crate::relay::{Effect, Input, Relay};
 use crate::sink::{Mailbox, Post, Sink};
 use crate::status::Board;
@@ -86,6 +88,8 @@ pub(super) struct Pipeline {
     pub(super) ever_streamed: bool,
     /// What the positions we remember belong to.
     pub(super) history: Option<History>,
+    /// Which histories published positions belong to.
+    pub(super) histories: Histories,
     /// The epoch under which we streamed last.
     pub(super) owned: Option<i64>,
     /// When what is in flight is no longer ours to send, while there is no stream.
@@ -129,7 +133,8 @@ impl Pipeline {
                     None => continue,
                 }
             }
-            let attempt = connect::open(Arc::clone(&self.spec));
+            let seen = self.histories.current();
+            let attempt = connect::open(Arc::clone(&self.spec), seen);
             let failure = match self.waiting(attempt, stop).await {
                 Waited::Over(exit) => return exit,
                 Waited::Done(Err(failure)) => failure,
@@ -143,6 +148,7 @@ impl Pipeline {
                             .or_else(|| before.rewound(&next, &connected.past, seen, start))
                     });
                     if let Some(halt) = refused {
+                        self.end_history(&connected.desk).await;
                         return Exit::Halted(Box::new(halt));
                     }
                     let since = Instant::now();
@@ -178,8 +184,13 @@ impl Pipeline {
         backoff: &mut Backoff,
     ) -> Option<Exit> {
         let spec = Arc::clone(&self.spec);
+        let seen = self.histories.current();
         let attempt = async move {
-            if repairs { repair::open(spec).await } else { connect::open_poll(spec).await }
+            if repairs {
+                repair::open(spec, seen).await
+            } else {
+                connect::open_poll(spec, seen).await
+            }
         };
         let failure = match self.waiting(attempt, stop).await {
             Waited::Over(exit) => return Some(exit),
@@ -207,12 +218,26 @@ impl Pipeline {
         self.pause(stop, backoff).await
     }
 
-    /// The mapper of streams, or of claims: those have no position in the log.
-    pub(super) fn renew_mapper(&mut self, polls: bool) -> Result<(), Box<Halt>> {
-        let mut outbox = self.spec.outbox.clone();
-        outbox.standard_headers.position &= !polls;
-        self.mapper = Mapper::new(outbox).map_err(|e| Box::new(halts::unfit_outbox(&e)))?;
+    /// The mapper of streams, or of claims (`rows`): those have no position in the log.
+    pub(super) fn renew_mapper(&mut self, desk: &Desk, rows: bool) -> Result<(), Box<Halt>> {
+        let outbox = self.spec.outbox.clone();
+        let mut mapper = Mapper::new(outbox).map_err(|e| Box::new(halts::unfit_outbox(&e)))?;
+        let Settled { histories, raised } = &desk.histories;
+        mapper.set_histories(histories.clone(), rows);
+        if let Some((before, from)) = *raised {
+            say::history_begins(&self.spec, histories.current(), before, from);
+        }
+        self.histories = histories.clone();
+        self.mapper = mapper;
         Ok(())
+    }
+
+    /// Asks for a new history on a server that this process refuses to stream from: whoever starts on it next knows the
+    /// server's own row alone, and consumers may have seen higher positions of ours. Where the database can't be told,
+    /// the halt still says how a person does it.
+    async fn end_history(&self, desk: &Desk) {
+        let ended = cursor::end_history(desk.control.client(), self.spec.name(), desk.epoch).await;
+        ended.unwrap_or_default();
     }
 
     /// Waits for `future` without a stream: reports still come, and a stop may.

@@ -131,7 +131,7 @@ impl Pipeline {
     }
 
     async fn poll_on(&mut self, mut polling: Polling, stop: &Stop) -> End {
-        if let Err(halt) = self.renew_mapper(true) {
+        if let Err(halt) = self.renew_mapper(&polling.desk, true) {
             return End::Over(Exit::Halted(halt));
         }
         let in_its_stead = self.spec.mode == Mode::Auto && polling.poller.repairs().is_none();

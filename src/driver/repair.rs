@@ -3,7 +3,7 @@
 //! To the relay it is polling, from a list instead of by marks: so order, parking and aggregates that wait behind a
 //! parked head are the same. Their positions lie between those of the old slot and those of the new one.
 
-use super::connect::{Failure, application_name, load_all};
+use super::connect::{Failure, application_name, load_all, settle};
 use super::halts;
 use super::parking::{Desk, Jobs};
 use super::pipeline::Pipeline;
@@ -12,6 +12,7 @@ use super::reader::Reader;
 use super::say;
 use super::spec::{Mode, OnSlotLost, PipelineSpec};
 use crate::error::{Halt, HaltReason};
+use crate::event::HistoryId;
 use crate::postgres::action::Phase;
 use crate::postgres::control::Control;
 use crate::postgres::fence::Identity;
@@ -103,7 +104,7 @@ fn unknown(pipeline: &str) -> Halt {
 
 /// Gets the pipeline's lock, a slot, and the list of what is to be published. It takes as long as the longest
 /// transaction that is running.
-pub(super) async fn open(spec: Arc<PipelineSpec>) -> Result<Polling, Failure> {
+pub(super) async fn open(spec: Arc<PipelineSpec>, seen: HistoryId) -> Result<Polling, Failure> {
     let at = |phase| move |error| Failure::Source(error, phase);
     let name = application_name(&spec);
     let marks = marks(&spec);
@@ -136,6 +137,7 @@ pub(super) async fn open(spec: Arc<PipelineSpec>) -> Result<Polling, Failure> {
         selection(&spec, row.as_ref(), ledger.known.as_deref(), marks).map_err(Failure::Halt)?;
     cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
     let epoch = cursor::take_over(client, spec.name()).await.map_err(at(Phase::Control))?;
+    let histories = settle(&spec, &control, epoch, &facts, seen).await?;
     if let Verdict::NewSlot(why) = verdict {
         say::repair_begins(&spec, &why);
         let unfinished = row.as_ref().filter(|row| row.unfinished());
@@ -160,7 +162,7 @@ pub(super) async fn open(spec: Arc<PipelineSpec>) -> Result<Polling, Failure> {
     if let Some(row) = repair::read(client, spec.name()).await.map_err(at(Phase::Control))? {
         say::repairing(&spec, &row);
     }
-    let desk = Desk { control, epoch, jobs: Jobs::default() };
+    let desk = Desk { control, epoch, histories, jobs: Jobs::default() };
     Ok(Polling::new(Reader::Repair(Box::new(list)), desk, parked, start, false))
 }
 

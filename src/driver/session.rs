@@ -104,7 +104,7 @@ impl Pipeline {
         if let Err(error) = self.marking.find_parked(&client, self.spec.name()).await {
             return End::Lost(error);
         }
-        if let Err(halt) = self.renew_mapper(false) {
+        if let Err(halt) = self.renew_mapper(&connected.desk, false) {
             return End::Over(Exit::Halted(halt));
         }
         let mut session = Session::new(connected, &self.spec);

@@ -54,6 +54,14 @@ pub enum SpecError {
         /// The name.
         name: String,
     },
+    /// Two headers would have one name.
+    #[error("{key} would be a second header \"{name}\"")]
+    HeaderTaken {
+        /// The key.
+        key: String,
+        /// The name.
+        name: String,
+    },
     /// Two things would be the partition.
     #[error("route.partition and an extra column are both the partition")]
     TwoPartitions,
@@ -65,6 +73,7 @@ impl SpecError {
         match self {
             Self::Template { key, .. }
             | Self::UnknownField { key, .. }
+            | Self::HeaderTaken { key, .. }
             | Self::Name(key)
             | Self::Member { key, .. } => key.clone(),
             Self::Pattern(_) => "route.replace.pattern".to_owned(),

@@ -36,6 +36,10 @@ impl<'a> Headers<'a> {
         }
     }
 
+    pub(super) fn as_mut_slice(&mut self) -> &mut [Header<'a>] {
+        if self.spilled.is_empty() { &mut self.in_place[..self.len] } else { &mut self.spilled }
+    }
+
     pub(super) fn as_slice(&self) -> &[Header<'a>] {
         if self.spilled.is_empty() { &self.in_place[..self.len] } else { &self.spilled }
     }

@@ -3,6 +3,7 @@
 use super::error::{MapError, SpecError};
 use super::headers::Headers;
 use super::message::MessageRow;
+use super::position;
 use super::relations::Relations;
 use super::remains;
 use super::route::Route;
@@ -10,7 +11,7 @@ use super::shape::{Shape, Shaper};
 use super::span::{Buffers, Extent, Row, Span};
 use super::spec::{OutboxSpec, TableName};
 use super::work::Work;
-use crate::event::{Aggregate, PgTime, Position};
+use crate::event::{Aggregate, Histories, PgTime, Position};
 use crate::pgoutput::{Cell, Insert, LogicalMessage, Relation};
 use crate::record::{Header, Record};
 use std::fmt;
@@ -58,6 +59,11 @@ pub struct Mapped<'a> {
 }
 
 impl Mapped<'_> {
+    /// Takes the event's position off its record: a later event of its aggregate was published before it.
+    pub fn take_off_position(&mut self) {
+        position::take_off(self.headers.as_mut_slice());
+    }
+
     /// What a sink publishes.
     pub fn record(&self) -> Record<'_> {
         Record { headers: self.headers.as_slice(), ..self.record }
@@ -90,6 +96,13 @@ impl Mapper {
             cells: Vec::new(),
             work: Work::default(),
         })
+    }
+
+    /// Which histories positions belong to. Those of rows that are read from the table (`rows`) are not known: their
+    /// records have header `history` in place of `position`.
+    pub fn set_histories(&mut self, histories: Histories, rows: bool) {
+        self.work.positions.set_histories(histories);
+        self.work.rows = rows;
     }
 
     /// Takes note of a table's shape; a table that is not the outbox is remembered as such.

@@ -36,6 +36,7 @@ pub use error::{MapError, Poison, Problem, Remains, SpecError, Unfit};
 pub use layout::{Layout, Role};
 pub use mapper::{At, Mapped, Mapper};
 pub use pieces::TopicPiece;
+pub use position::of_retried;
 pub use spec::{
     Extra, NullPayload, OutboxSpec, Placement, Replace, StandardHeaders, TableName, TimestampSource,
 };

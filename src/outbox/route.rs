@@ -3,11 +3,15 @@
 use super::debezium::Place;
 use super::error::{Problem, SpecError};
 use super::layout::{Layout, Role};
+use super::position::{HISTORY, POSITION};
 use super::replace::Rewrite;
 use super::span::{Extent, FieldId};
 use super::spec::{NullPayload, OutboxSpec, Placement, TimestampSource};
 use super::template::{Template, TemplateError};
 use crate::zone::Zone;
+
+/// The header that marks a replayed event: no other may have it.
+pub(super) const REPLAY: &str = "replay";
 
 /// One thing an event has: a role, or an extra column.
 #[derive(Debug)]
@@ -30,8 +34,8 @@ pub(super) enum HeaderRule {
     Typed { name: Extent, field: FieldId },
     /// A template.
     Template { name: Extent, template: Template },
-    /// The event's position.
-    Position { name: Extent },
+    /// The event's position, or its history alone.
+    Position { name: Extent, history: Extent },
     /// Each member of a JSON object.
     Object { field: FieldId },
     /// A trace, under one of two names.
@@ -77,6 +81,8 @@ pub(super) struct Route {
     pub(super) key: Template,
     pub(super) partition: Option<Template>,
     pub(super) headers: Vec<HeaderRule>,
+    /// Names that a member of the row's headers can't have.
+    pub(super) taken_names: Vec<String>,
     pub(super) timestamp: TimestampSource,
     pub(super) zone: Option<Zone>,
     pub(super) null_payload: NullPayload,
@@ -97,6 +103,7 @@ impl Route {
         let key = compiler.written("route.key", &spec.key, Place::Plain);
         let partition = compiler.partition();
         let headers = compiler.headers();
+        let taken_names = compiler.taken_names();
         let envelope = compiler.envelope();
         let replace = match spec.replace.as_ref().map(Rewrite::compile).transpose() {
             Ok(replace) => replace,
@@ -119,6 +126,7 @@ impl Route {
             key,
             partition,
             headers,
+            taken_names,
             timestamp: spec.timestamp,
             zone: spec.zone.clone(),
             null_payload: spec.null_payload,
@@ -267,7 +275,8 @@ impl<'s> Compiler<'s> {
             rules.push(self.field(name, field));
         }
         if spec.standard_headers.position {
-            rules.push(HeaderRule::Position { name: self.constant("position") });
+            let (name, history) = (self.constant(POSITION), self.constant(HISTORY));
+            rules.push(HeaderRule::Position { name, history });
         }
         if let Some(field) = self.role(Role::Headers) {
             rules.push(HeaderRule::Object { field });
@@ -301,6 +310,37 @@ impl<'s> Compiler<'s> {
         } else {
             HeaderRule::Field { name, field }
         }
+    }
+
+    /// The names of headers that are ours, or the configuration's: of two headers of one name a consumer could take
+    /// the row's for ours.
+    fn taken_names(&mut self) -> Vec<String> {
+        let spec = self.spec;
+        let mut taken: Vec<&str> = vec!["id", REPLAY];
+        if spec.standard_headers.event_type {
+            taken.push("type");
+        }
+        if spec.standard_headers.position {
+            taken.extend([POSITION, HISTORY]);
+        }
+        if self.role(Role::Trace).is_some() {
+            taken.extend(["traceparent", "trace_id"]);
+        }
+        let ours: Vec<&str> = taken.iter().copied().filter(|name| *name != "id").collect();
+        let extras = spec.extras().filter_map(|extra| match &extra.placement {
+            Placement::Header(name) => Some((name, format!("outbox.extra.{}", extra.column))),
+            Placement::Envelope(_) | Placement::Partition | Placement::Ignore => None,
+        });
+        let headers = spec.headers.iter().map(|(name, _)| (name, format!("route.headers.{name}")));
+        // Debezium appends: a consumer that takes its first header `id` gets ours.
+        let appends = |name: &str| spec.layout == Layout::Debezium && !ours.contains(&name);
+        for (name, key) in extras.chain(headers) {
+            if taken.contains(&name.as_str()) && !name.is_empty() && !appends(name) {
+                self.errors.push(SpecError::HeaderTaken { key, name: name.clone() });
+            }
+            taken.push(name);
+        }
+        taken.into_iter().map(str::to_owned).collect()
     }
 
     fn check_name(&mut self, name: &str, key: &str) {

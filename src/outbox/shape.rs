@@ -5,6 +5,7 @@ use super::error::Problem;
 use super::json;
 use super::mapper::At;
 use super::payload;
+use super::position::Positions;
 use super::route::{HeaderRule, Route};
 use super::span::{Buffers, Extent, FieldId, Row, Span};
 use super::spec::{NullPayload, TimestampSource};
@@ -31,6 +32,9 @@ pub(super) struct Shape {
     pub(super) available_at: Option<PgTime>,
     pub(super) expires_at: Option<PgTime>,
 }
+
+/// What the name of a row's own header begins with where the name alone is a header of ours.
+const ROW_PREFIX: &str = "row.";
 
 /// Lays events out.
 pub(super) struct Shaper<'w> {
@@ -285,7 +289,7 @@ impl Shaper<'_> {
     /// All headers, also behind one that can't be read, which is left out.
     fn headers(&mut self) -> Result<(), Problem> {
         let mut problem = Ok(());
-        let Work { scratch, headers, positions, .. } = &mut *self.work;
+        let Work { scratch, headers, positions, rows, .. } = &mut *self.work;
         let fixed = &self.route.fixed;
         for rule in &self.route.headers {
             match rule {
@@ -304,15 +308,25 @@ impl Shaper<'_> {
                     let value = template.fill(&self.row, fixed, scratch).unwrap_or(Span::Null);
                     headers.push((Span::Fixed(*name), value));
                 }
-                HeaderRule::Position { name } => {
-                    let start = scratch.len();
-                    positions.append(self.at.position, scratch);
+                HeaderRule::Position { name, history } => {
+                    let (start, at) = (scratch.len(), self.at.position);
+                    let name = if *rows {
+                        positions.append_current(scratch);
+                        history
+                    } else if Positions::has(at) {
+                        positions.append(at, scratch);
+                        name
+                    } else {
+                        positions.append_history(at.commit_lsn, scratch);
+                        history
+                    };
                     headers.push((Span::Fixed(*name), Span::since(start, scratch)));
                 }
                 HeaderRule::Object { field } => {
                     let Some(text) = self.row.text(*field) else { continue };
                     let first = headers.len();
-                    let wrong = if object(text, scratch, headers).is_err() {
+                    let taken = &self.route.taken_names;
+                    let wrong = if object(text, taken, scratch, headers).is_err() {
                         Problem::NotAnObject
                     } else if headers[first..].iter().any(|(name, _)| holds_zero(*name, scratch)) {
                         Problem::HeaderName
@@ -342,9 +356,10 @@ fn label(route: &Route, message: bool, field: FieldId) -> String {
 
 type Fill = fn(&Template, &Row<'_>, &str, &mut Vec<u8>) -> Result<Span, FieldId>;
 
-/// Each member of a JSON object as a header.
+/// Each member of a JSON object as a header; one that has the name of a header of ours (`taken`) as `row.NAME`.
 fn object(
     text: &[u8],
+    taken: &[String],
     scratch: &mut Vec<u8>,
     headers: &mut Vec<(Span, Span)>,
 ) -> Result<(), json::NotAnObject> {
@@ -353,6 +368,10 @@ fn object(
         return Ok(());
     }
     json::members(text, scratch, |scratch, start, value| {
+        let name = scratch.get(start..).unwrap_or_default();
+        if taken.iter().any(|taken| taken.as_bytes() == name) {
+            scratch.splice(start..start, ROW_PREFIX.bytes());
+        }
         let name = Span::since(start, scratch);
         let start = scratch.len();
         json::append_plain(value, scratch);

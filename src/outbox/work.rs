@@ -17,6 +17,8 @@ pub(super) struct Work {
     pub(super) event_type: Known,
     pub(super) clock: Clock,
     pub(super) positions: Positions,
+    /// Events are rows of the table, whose positions are not known.
+    pub(super) rows: bool,
 }
 
 /// A text that is mostly the one before.

@@ -12,7 +12,8 @@
 
 use super::error::SourceError;
 use super::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn, pg_lsn};
-use crate::event::Position;
+use super::wal::Switch;
+use crate::event::{Histories, HistoryId, Position};
 use crate::lsn::{Lsn, Watermark};
 use tokio_postgres::types::{PgLsn, ToSql};
 use tokio_postgres::{Client, Row};
@@ -190,6 +191,136 @@ pub async fn take_over(client: &Client, pipeline: &str) -> Result<i64, SourceErr
     client.query_one(sql, &[&pipeline]).await.and_then(|row| row.try_get(0)).map_err(failed)
 }
 
+/// Which histories the pipeline's positions belong to, as its row has it; `None` where there is no row.
+///
+/// # Errors
+/// What the server says.
+pub async fn histories(client: &Client, pipeline: &str) -> Result<Option<Histories>, SourceError> {
+    let failed =
+        |e| SourceError::control(format!("read the histories of pipeline {pipeline:?}"), e);
+    let sql = "SELECT histories, histories_from FROM postrider.cursor WHERE pipeline = $1";
+    let row = client.query_opt(sql, &[&pipeline]).await.map_err(failed)?;
+    row.map(|row| histories_of(&row).map_err(failed)).transpose()
+}
+
+/// The server that a pipeline's positions are of, and what is known of its past.
+#[derive(Clone, Copy, Debug)]
+pub struct Of<'a> {
+    /// The cluster.
+    pub system_identifier: &'a str,
+    /// Its timeline.
+    pub timeline: u32,
+    /// The timelines before it; empty where nothing is known of them.
+    pub switches: &'a [Switch],
+}
+
+/// The histories in force, raised where the server is on another timeline, or another cluster, than the row's last
+/// history; where the row is ahead of the server's WAL, so that the server was set back; and where this process has
+/// published under a higher one (`seen`). Committed when this returns, and so before anything is published under it.
+///
+/// Only for the owner (`epoch`): `None` where that is another process now. The number is the Unix second by the
+/// server's clock, or by `now`, which is ours, where that is later: after a failover one of the two may be behind.
+///
+/// # Errors
+/// What the server says.
+pub async fn settle_histories(
+    client: &Client,
+    pipeline: &str,
+    epoch: i64,
+    of: Of<'_>,
+    (now, seen): (u32, HistoryId),
+) -> Result<Option<Settled>, SourceError> {
+    let failed =
+        |e| SourceError::control(format!("settle the histories of pipeline {pipeline:?}"), e);
+    let sql = "SELECT histories, histories_from, history_system_identifier, history_timeline, \
+                 watermark > pg_catalog.pg_current_wal_insert_lsn(), \
+                 pg_catalog.date_part('epoch', pg_catalog.clock_timestamp())::pg_catalog.int8 \
+               FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $2";
+    let Some(row) = client.query_opt(sql, &[&pipeline, &epoch]).await.map_err(failed)? else {
+        return Ok(None);
+    };
+    let before = histories_of(&row).map_err(failed)?;
+    let bound = Bound {
+        system_identifier: row.try_get(2).map_err(failed)?,
+        timeline: row.try_get(3).map_err(failed)?,
+        set_back: row.try_get(4).map_err(failed)?,
+    };
+    let Some(from) = bound.raises(of, before.current() < seen) else {
+        return Ok(Some(Settled { histories: before, raised: None }));
+    };
+    let clock: i64 = row.try_get(5).map_err(failed)?;
+    let now = u32::try_from(clock).unwrap_or_default().max(now);
+    let histories = before.raised(from, now, seen);
+    let numbers: Vec<i64> = histories.starts().iter().map(|(_, n)| i64::from(n.0)).collect();
+    let starts: Vec<PgLsn> = histories.starts().iter().map(|(at, _)| pg_lsn(*at)).collect();
+    let sql = "UPDATE postrider.cursor SET histories = $3, histories_from = $4, \
+                 history_system_identifier = $5, history_timeline = $6, updated_at = pg_catalog.now() \
+               WHERE pipeline = $1 AND owner_epoch = $2";
+    let timeline = i64::from(of.timeline);
+    let parameters: [&(dyn ToSql + Sync); 6] =
+        [&pipeline, &epoch, &numbers, &starts, &of.system_identifier, &timeline];
+    let written = client.execute(sql, &parameters).await.map_err(failed)?;
+    Ok((written == 1).then_some(Settled { histories, raised: Some((before.current(), from)) }))
+}
+
+/// What [`settle_histories`] came to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Settled {
+    /// The histories now.
+    pub histories: Histories,
+    /// The one that was in force before, and from where on the new one is, where one was begun.
+    pub raised: Option<(HistoryId, Lsn)>,
+}
+
+/// Asks for a new history at the next start: what this server commits stands at positions that consumers may have seen.
+/// `epoch`: the owner's.
+///
+/// # Errors
+/// What the server says.
+pub async fn end_history(client: &Client, pipeline: &str, epoch: i64) -> Result<(), SourceError> {
+    let failed = |e| SourceError::control(format!("end the history of pipeline {pipeline:?}"), e);
+    let sql = "UPDATE postrider.cursor SET history_timeline = NULL \
+               WHERE pipeline = $1 AND owner_epoch = $2";
+    client.execute(sql, &[&pipeline, &epoch]).await.map(drop).map_err(failed)
+}
+
+/// What the row's last history was raised for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Bound {
+    system_identifier: Option<String>,
+    timeline: Option<i64>,
+    /// The row is ahead of the server's WAL.
+    set_back: bool,
+}
+
+impl Bound {
+    /// Where a new history begins, if one does: at the end of the timeline that the last one was raised for, and where
+    /// that is not known at the beginning of everything.
+    fn raises(&self, of: Of<'_>, published_higher: bool) -> Option<Lsn> {
+        let same_system = self.system_identifier.as_deref() == Some(of.system_identifier);
+        let same = same_system && self.timeline == Some(i64::from(of.timeline));
+        if same && !self.set_back && !published_higher {
+            return None;
+        }
+        let left = |switch: &&Switch| Some(i64::from(switch.timeline)) == self.timeline;
+        let descends = same_system && !same && !self.set_back;
+        let switch = of.switches.iter().find(left).filter(|_| descends);
+        Some(switch.map_or(Lsn::ZERO, |switch| switch.at))
+    }
+}
+
+/// The first two columns of a row; of what a person wrote and does not rise, the highest number.
+fn histories_of(row: &Row) -> Result<Histories, tokio_postgres::Error> {
+    let numbers: Vec<i64> = row.try_get(0)?;
+    let starts: Vec<PgLsn> = row.try_get(1)?;
+    let number = |n: i64| HistoryId(u32::try_from(n).unwrap_or_default());
+    let pairs = starts.into_iter().map(lsn).zip(numbers.iter().map(|n| number(*n)));
+    Ok(Histories::new(pairs.collect()).unwrap_or_else(|| {
+        let highest = numbers.iter().copied().map(number).max().unwrap_or_default();
+        Histories::default().raised(Lsn::ZERO, highest.0, HistoryId(0))
+    }))
+}
+
 /// Moves the row to `cursor`, in one statement: never backwards, only if it still belongs to the same slot of the same
 /// cluster, and only for its owner. Returns when the commit is on the server's disk (the session's
 /// `synchronous_commit` is `local`).
@@ -330,4 +461,52 @@ fn from_row(row: &Row, first: usize) -> Result<Cursor, tokio_postgres::Error> {
         }),
         owner_epoch: row.try_get(first + 11)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bound(system: Option<&str>, timeline: Option<i64>, set_back: bool) -> Bound {
+        Bound { system_identifier: system.map(str::to_owned), timeline, set_back }
+    }
+
+    #[test]
+    fn a_new_history_begins_where_the_one_before_was_left() {
+        let switch = |timeline, at| Switch {
+            timeline,
+            at: Lsn::from_wire(at),
+            reason: "no recovery target specified".to_owned(),
+        };
+        let switches = [switch(1, 50), switch(2, 80)];
+        let of = |timeline, known| Of {
+            system_identifier: "7",
+            timeline,
+            switches: if known { &switches } else { &[] },
+        };
+        let at = |lsn| Some(Lsn::from_wire(lsn));
+        for (row, of, higher, begins) in [
+            (bound(Some("7"), Some(3), false), of(3, true), false, None),
+            (bound(Some("7"), Some(2), false), of(3, true), false, at(80)),
+            // Away during two failovers.
+            (bound(Some("7"), Some(1), false), of(3, true), false, at(50)),
+            // The file of the past is gone, or a poller did not read it.
+            (bound(Some("7"), Some(2), false), of(3, false), false, at(0)),
+            // A higher one was published under, which the promoted standby never had.
+            (bound(Some("7"), Some(3), false), of(3, true), true, at(0)),
+            (bound(Some("7"), Some(2), false), of(3, true), true, at(80)),
+            (bound(Some("8"), Some(3), false), of(3, true), false, at(0)),
+            (bound(Some("8"), Some(2), false), of(3, true), false, at(0)),
+            // Asked for by a person, and a row that no relay has used yet.
+            (bound(Some("7"), None, false), of(3, true), false, at(0)),
+            (bound(None, None, false), of(3, true), false, at(0)),
+            // The WAL ends before the row.
+            (bound(Some("7"), Some(3), true), of(3, true), false, at(0)),
+            (bound(Some("7"), Some(2), true), of(3, true), false, at(0)),
+            // A row of a timeline that is to come.
+            (bound(Some("7"), Some(4), false), of(3, true), false, at(0)),
+        ] {
+            assert_eq!(row.raises(of, higher), begins, "{row:?} on {}", of.timeline);
+        }
+    }
 }

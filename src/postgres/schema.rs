@@ -27,10 +27,15 @@ pub const MIGRATIONS: &[Migration] = &[
         name: "bookmark",
         sql: include_str!("../../sql/schema/0004_bookmark.sql"),
     },
+    Migration {
+        number: 5,
+        name: "history",
+        sql: include_str!("../../sql/schema/0005_history.sql"),
+    },
 ];
 
 /// The version this binary works with.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The last version without the parked table.
 const BEFORE_PARKED: u32 = 1;

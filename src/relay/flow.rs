@@ -227,6 +227,11 @@ impl Flow {
         self.overtaken.remove(&position)
     }
 
+    #[inline]
+    pub(super) fn is_overtaken(&self, position: Position) -> bool {
+        !self.overtaken.is_empty() && self.overtaken.contains_key(&position)
+    }
+
     fn ends(&mut self, ticket: Ticket, state: Handed) -> Option<Slot> {
         let slot = self.index(ticket).and_then(|index| self.slots.get_mut(index))?;
         slot.state = state;

@@ -203,6 +203,11 @@ impl Relay {
         self.stream.upcoming()
     }
 
+    /// Whether a later event of its aggregate was published before this one, which is to be published only now.
+    pub fn is_overtaken(&self, position: Position) -> bool {
+        self.flow.is_overtaken(position)
+    }
+
     /// How far the stream is resolved.
     pub fn progress(&self) -> Progress {
         self.tracker.progress()

@@ -19,7 +19,7 @@ use crate::parked::Lane;
 use crate::postgres::control::Control;
 use crate::postgres::replay::{self as rows, New};
 use crate::postgres::server::ServerFacts;
-use crate::postgres::{SourceError, bookmark, parked, server};
+use crate::postgres::{SourceError, bookmark, cursor, parked, server};
 use crate::record::is_topic_name;
 use crate::sink::{self, Mailbox, Sink, SinkSpec};
 use std::collections::HashSet;
@@ -140,7 +140,7 @@ impl Job {
             self.begin().await?;
         }
         let mut outlet = self.outlet(options)?;
-        let mut mapper = self.mapper()?;
+        let mut mapper = self.mapper().await?;
         let Self { spec, control, row, plan } = self;
         let row_done = row.and_then(|row| row.last_id);
         let place = Place { spec: &spec, plan: &plan, dry: options.dry_run };
@@ -216,15 +216,17 @@ impl Job {
         Ok(())
     }
 
-    fn mapper(&self) -> Result<Mapper, ReplayError> {
-        let mut outbox = self.spec.outbox.clone();
-        if matches!(self.plan.source, Source::Table { .. }) {
-            outbox.standard_headers.position = false;
-        }
-        Mapper::new(outbox).map_err(|mut errors| match errors.pop() {
+    /// Positions are those of the first publication: of the same histories.
+    async fn mapper(&self) -> Result<Mapper, ReplayError> {
+        let outbox = self.spec.outbox.clone();
+        let mut mapper = Mapper::new(outbox).map_err(|mut errors| match errors.pop() {
             Some(error) => ReplayError::Spec(error),
             None => ReplayError::NoSource,
-        })
+        })?;
+        let histories = cursor::histories(self.control.client(), self.spec.name()).await?;
+        let rows = matches!(self.plan.source, Source::Table { .. });
+        mapper.set_histories(histories.unwrap_or_default(), rows);
+        Ok(mapper)
     }
 
     fn outlet(&self, options: Options) -> Result<Outlet, ReplayError> {

@@ -1,12 +1,12 @@
 //! Frames of the stream into the relay, and its records into the sink: what `driver::feed` does.
 
-use super::Check;
 use super::broker::{NotTaken, Record};
 use super::plan::Bad;
 use super::postgres::{Change, at};
 use super::session::Stage;
 use super::walsender::Frame;
 use super::world::World;
+use super::{Check, wrong};
 use crate::error::{Halt, HaltReason};
 use crate::event::{Aggregate, PgTime};
 use crate::parked::Entry;
@@ -106,9 +106,15 @@ impl World {
         }
         let size_bytes = usize::try_from(what.size).unwrap();
         let wait = Duration::from_millis(what.not_before.saturating_sub(self.now));
+        let overtaken = relay.is_overtaken(what.position);
         let first = self.procs[i].effects.len();
         self.apply(i, Input::Change(RelayChange::Event { aggregate, size_bytes, wait }))?;
         let ticket = match take_answer(&mut self.procs[i].effects, first) {
+            // What the driver takes the record's position off by: consumers have a later event of its aggregate.
+            Answer::Publish(_) if self.procs[i].overtaken.contains(&event) && !overtaken => {
+                let position = self.truth.events[event].position;
+                return wrong(format!("{position} was overtaken, and comes with its position"));
+            }
             Answer::Publish(ticket) => ticket,
             Answer::Park(entry) => {
                 self.keep(i, entry, event)?;

@@ -87,15 +87,18 @@ fn read(message: &BorrowedMessage<'_>) -> (i64, Read) {
         std::str::from_utf8(value).ok()
     };
     let id = header("id").unwrap_or("a record without an id").to_owned();
-    let position = header("position").and_then(|position| position.split_once(':'));
+    let number = |digits: &str| u64::from_str_radix(digits, 16).ok();
+    let position: Option<Vec<u64>> =
+        header("position").and_then(|position| position.split('-').map(number).collect());
+    let part = |at: usize| position.as_ref().and_then(|parts| parts.get(at)).copied();
     let value = message.payload().unwrap_or_default();
     let record = Read {
         key: String::from_utf8_lossy(message.key().unwrap_or_default()).into_owned(),
         partition: message.partition(),
         bytes: value.len(),
         intact: is_intact(&id, value),
-        commit_lsn: position.and_then(|(lsn, _)| parse_lsn(lsn)).unwrap_or(0),
-        ordinal: position.and_then(|(_, ordinal)| ordinal.parse().ok()).unwrap_or(u64::MAX),
+        commit_lsn: part(1).unwrap_or(0),
+        ordinal: part(2).unwrap_or(u64::MAX),
         appended: message.timestamp().to_millis().unwrap_or(i64::MAX),
         id,
     };

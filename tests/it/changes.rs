@@ -16,9 +16,8 @@ async fn streaming(version: Version, test: &str) -> (Pipeline, Relay) {
     pipeline.insert(10).await;
     let records = pipeline.topic.await_records(10, SOON).await;
     // Not the end of WAL: a cursor row may stand there, and one alone is not worth another.
-    let position = records[0].header("position").expect("a position");
-    let (commit, _) = position.split_once(':').expect("a position and an ordinal");
-    await_that("the confirmation", SOON, || pipeline.confirmed(commit)).await;
+    let commit = records[0].commit_lsn();
+    await_that("the confirmation", SOON, || pipeline.confirmed(&commit)).await;
     (pipeline, relay)
 }
 

@@ -149,11 +149,11 @@ impl Ledger {
             if !as_written {
                 found.corrupted.push(id.to_owned());
             }
-            let place = record.header("position").and_then(|position| position.split_once(':'));
+            let place = record.header("position").and_then(|position| position.rsplit_once('-'));
             if let Some((transaction, ordinal)) = place
                 && *places.entry((at, transaction)).or_insert(ordinal) != ordinal
             {
-                found.corrupted.push(format!("{id} at {transaction}:{ordinal} too"));
+                found.corrupted.push(format!("{id} at {transaction}-{ordinal} too"));
             }
             *deliveries.entry(at).or_default() += 1;
             lanes.entry(entry.aggregate.as_str()).or_default().push(at);

@@ -63,6 +63,8 @@ mod check;
 mod cli;
 /// `postrider config` and `completions`, and mistakes of a file, without servers.
 mod config_commands;
+/// The consumer's side: what docs/consumers.md shows, over real records.
+mod consumers;
 /// The control side: setup, the fence, the cursor row, the session's end.
 mod control;
 /// Every column type in every place, against what Debezium was seen to write.

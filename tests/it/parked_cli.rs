@@ -286,7 +286,7 @@ async fn replace_keeps_the_new_payload_in_the_request() {
     office.write(&[], &[Mark { position: at("0/100:1"), became: Became::Again }]).await;
     let fetched =
         parked::fetch(office.control.client(), &office.pipeline.name, &[at("0/100:1")], 1).await;
-    assert_eq!(fetched.unwrap()[0].1.value.as_deref(), Some(&[b'{', 0xff, b'}'][..]));
+    assert_eq!(fetched.unwrap()[0].record.value.as_deref(), Some(&[b'{', 0xff, b'}'][..]));
     assert!(office.ok(&["show", "e-1"]).contains("last word    replace by postgres ("));
 
     // By standard input, which is empty here; a file that is not there touches nothing.

@@ -207,8 +207,7 @@ async fn poison_behind_a_load_halts_after_all_before_it_is_published_and_confirm
     halted.assert_says("PR011", &["\"20001\"", "\"event_type\" is NULL"], &["SET NOT NULL"]);
     let records = pipeline.topic.read_all().await;
     assert_eq!(records.len(), ROWS);
-    let position = records[0].header("position").expect("a position");
-    let (commit, _) = position.split_once(':').expect("a position and an ordinal");
+    let commit = records[0].commit_lsn();
     let confirmed = pipeline.confirmed_lsn().await.expect("a slot");
     let sql = format!("select ('{confirmed}'::pg_lsn > '{commit}'::pg_lsn)::text");
     assert_eq!(pipeline.sql.text(&sql).await.as_deref(), Some("true"), "{confirmed} {commit}");

@@ -66,6 +66,13 @@ async fn rows_are_published_in_order_and_go() {
             assert!(ids.is_sorted(), "{ids:?}");
         }
         assert!(records.iter().all(|record| record.header("position").is_none()), "there is none");
+        // The history in force takes its place, the same for all: nothing happened to the server.
+        let histories = "select lpad(upper(to_hex(histories[cardinality(histories)])), 8, '0') from postrider.cursor";
+        let history = pipeline.sql.text(histories).await;
+        assert!(
+            records.iter().all(|record| record.header("history") == history.as_deref()),
+            "{history:?}"
+        );
         count(&pipeline, "select count(*)::text from outbox", "0").await;
         assert_eq!(relay.get("/ready").await.expect("an answer").0, 200);
         assert_eq!(relay.terminate(SOON).await.code, Some(0));

@@ -47,10 +47,15 @@ fn numbers(records: &[ReadRecord]) -> Vec<u64> {
 
 /// A record's place in the log, to compare.
 fn position(record: &ReadRecord) -> (u64, u64) {
-    let text = record.header("position").expect("a position");
-    let (lsn, ordinal) = text.split_once(':').expect("LSN:ORDINAL");
+    let (_, lsn, ordinal) = record.place().expect("a position");
     let lsn: postrider::lsn::Lsn = lsn.parse().expect("an LSN");
-    (lsn.to_wire(), ordinal.parse().expect("a number"))
+    (lsn.to_wire(), ordinal)
+}
+
+/// A record's position as it is typed and printed: `0/1A2B3C8:5`.
+fn typed(record: &ReadRecord) -> String {
+    let (_, lsn, ordinal) = record.place().expect("a position");
+    format!("{lsn}:{ordinal}")
 }
 
 /// Fails unless positions rise in every partition: commit order, nothing twice.

@@ -3,7 +3,8 @@
 
 mod backups;
 mod behind;
-mod pair;
+pub(crate) mod pair;
 mod phantom;
-mod promotion;
+mod positions;
+pub(crate) mod promotion;
 mod readiness;

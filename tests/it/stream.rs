@@ -5,7 +5,7 @@ use crate::pipeline::Pipeline;
 use crate::server::Version;
 use crate::topic::ReadRecord;
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// The walking skeleton: one row, one record, its position confirmed after the report.
 #[tokio::test]
@@ -21,11 +21,14 @@ async fn committed_row_is_in_the_topic_and_then_confirmed() {
         assert_eq!(records[0].value_text(), Some("1"));
         assert_eq!(records[0].header("id"), Some("1"));
         assert_eq!(records[0].header("type"), Some("Written"));
-        let position = records[0].header("position").expect("a position").to_owned();
-        assert!(position.ends_with(":0"), "the first change of its transaction: {position}");
-        assert_ne!(before, position);
-        let (commit_lsn, _) = position.split_once(':').expect("a position and an ordinal");
-        await_that("the confirmation", SOON, || pipeline.confirmed(commit_lsn)).await;
+        let (history, commit_lsn, ordinal) = records[0].place().expect("a position");
+        assert_eq!(ordinal, 0, "the first change of its transaction");
+        assert_ne!(before, commit_lsn);
+        // The Unix second of the pipeline's first start.
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        let age = now.checked_sub(u64::from(history)).expect("a history of the past");
+        assert!(age < 3600, "history {history} began {age} s ago");
+        await_that("the confirmation", SOON, || pipeline.confirmed(&commit_lsn)).await;
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
     }
 }

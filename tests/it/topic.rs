@@ -38,6 +38,23 @@ impl ReadRecord {
         std::str::from_utf8(value.as_deref()?).ok()
     }
 
+    /// What header `position` says: history, commit LSN as PostgreSQL prints it, and ordinal.
+    pub(crate) fn place(&self) -> Option<(u32, String, u64)> {
+        let position = self.header("position")?;
+        let parts: Vec<&str> = position.split('-').collect();
+        let lengths: Vec<usize> = parts.iter().map(|part| part.len()).collect();
+        assert_eq!(lengths, [8, 16, 8], "the form of header position: {position}");
+        let number = |digits: &str| u64::from_str_radix(digits, 16).expect("hexadecimal digits");
+        let (history, lsn) = (number(parts[0]), number(parts[1]));
+        let lsn = format!("{:X}/{:X}", lsn >> 32, lsn & 0xFFFF_FFFF);
+        Some((u32::try_from(history).expect("eight digits"), lsn, number(parts[2])))
+    }
+
+    /// The commit LSN of header `position`, as PostgreSQL prints it.
+    pub(crate) fn commit_lsn(&self) -> String {
+        self.place().expect("header position").1
+    }
+
     /// The key as text.
     pub(crate) fn key_text(&self) -> Option<&str> {
         std::str::from_utf8(self.key.as_deref()?).ok()

@@ -1,7 +1,7 @@
 //! What can be typed behind `postrider parked`.
 
 use crate::config;
-use crate::event::Position;
+use crate::event::{HeaderPosition, Position};
 use crate::parked::State;
 use clap::Subcommand;
 use std::path::PathBuf;
@@ -10,8 +10,9 @@ use std::time::Duration;
 /// `postrider parked`
 #[derive(clap::Args, Debug)]
 #[command(
-    after_help = "An ID is a position such as 0/1A2B3C8:5, or an event's id. Requests are written into the parked \
-                        table; the running relay carries them out at once, else the next start does."
+    after_help = "An ID is a position such as 0/1A2B3C8:5, or as header position has it, or an event's id. Requests \
+                  are written into the parked table; the running relay carries them out at once, else the next start \
+                  does."
 )]
 pub struct ParkedArgs {
     /// What to do.
@@ -182,9 +183,13 @@ impl std::fmt::Display for Id {
     }
 }
 
-/// What has the form of a position is one; everything else is an event's id.
+/// What has the form of a position is one, as we print it or as header `position` has it; everything else is an event's
+/// id.
 #[expect(clippy::unnecessary_wraps, reason = "clap's parsers may fail")]
 fn id(text: &str) -> Result<Id, String> {
+    if let Some(header) = HeaderPosition::parse(text) {
+        return Ok(Id::Position(header.position));
+    }
     let position = text.rsplit_once(':').and_then(|(commit_lsn, ordinal)| {
         let commit_lsn = commit_lsn.parse().ok()?;
         // Held in a signed column.
@@ -217,6 +222,7 @@ mod tests {
         let parsed = id("16/B374D848:12").unwrap();
         assert!(matches!(parsed, Id::Position(Position { ordinal: 12, .. })));
         assert_eq!(parsed.to_string(), "16/B374D848:12");
+        assert_eq!(id("68F1A2B3-00000016B374D848-0000000C"), Ok(parsed));
         for text in
             ["42", "order:7", "0/1", "0/1:", "0/1:-1", "0/1:99999999999999999999", "7f0c-4111"]
         {

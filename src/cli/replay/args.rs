@@ -1,6 +1,6 @@
 //! What can be typed behind `postrider replay`.
 
-use crate::event::Position;
+use crate::event::{HeaderPosition, Position};
 use crate::lsn::Lsn;
 use clap::ValueEnum;
 
@@ -23,7 +23,8 @@ pub struct ReplayArgs {
     pub bookmark: Option<String>,
     /// What commits at this position or later.
     #[arg(
-        help = "What commits at this LSN or later; or from one event on, by its position 0/1A2B3C8:5"
+        help = "What commits at this LSN or later; or from one event on, by its position: 0/1A2B3C8:5, or as header \
+                position has it"
     )]
     #[arg(long, value_name = "X/Y[:N]", value_parser = position, conflicts_with = "since")]
     pub lsn: Option<Position>,
@@ -83,6 +84,9 @@ pub enum SourceArg {
 
 fn position(text: &str) -> Result<Position, String> {
     const EXPECTED: &str = "expected an LSN such as 0/1A2B3C8, or a position such as 0/1A2B3C8:5";
+    if let Some(header) = HeaderPosition::parse(text) {
+        return Ok(header.position);
+    }
     let (lsn, ordinal) = text.split_once(':').unwrap_or((text, "0"));
     let commit_lsn: Lsn = lsn.parse().ok().ok_or(EXPECTED)?;
     // Held in a signed column.
@@ -103,6 +107,8 @@ mod tests {
     fn a_replay_begins_at_an_lsn_or_at_one_event() {
         assert_eq!(position("0/1A2B3C8").unwrap().to_string(), "0/1A2B3C8:0");
         assert_eq!(position("0/1A2B3C8:5").unwrap().to_string(), "0/1A2B3C8:5");
+        let header = position("68F1A2B3-0000000001A2B3C8-00000005").unwrap();
+        assert_eq!(header.to_string(), "0/1A2B3C8:5");
         for text in ["", "5", "0/1:", "0/1:-1", "0/1:x", "0/1:99999999999999999999"] {
             assert!(position(text).is_err(), "{text}");
         }

@@ -12,7 +12,7 @@ use crate::driver::say;
 use crate::driver::shelf::Shelf;
 use crate::driver::spec::{Mode, PipelineSpec};
 use crate::error::Halt;
-use crate::event::PgTime;
+use crate::event::{Histories, PgTime};
 use crate::lsn::Watermark;
 use crate::metrics::PipelineMetrics;
 use crate::outbox::Mapper;
@@ -98,6 +98,7 @@ impl Pipeline {
             epoch: Instant::now(),
             ever_streamed: false,
             history: None,
+            histories: Histories::default(),
             owned: None,
             lease_ends: Instant::now(),
             rechecked: None,

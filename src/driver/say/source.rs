@@ -1,8 +1,11 @@
 //! What is said of the source: a database that is away, a slot that another process has, a look that failed.
 
 use crate::driver::pipeline::Pipeline;
+use crate::driver::spec::PipelineSpec;
 use crate::driver::trouble::{Due, Trouble, span};
 use crate::error::Chain;
+use crate::event::HistoryId;
+use crate::lsn::Lsn;
 use crate::postgres::table::LeafChange;
 use crate::postgres::{SourceError, action};
 use std::time::Instant;
@@ -26,6 +29,23 @@ pub(in crate::driver) fn source_down(pipeline: &mut Pipeline, error: &SourceErro
         warn!(event = "source_down", pipeline, seconds, tries, reason, hint, "{words}");
     }
     pipeline.report(None);
+}
+
+/// Positions are of a new history from here on.
+pub(in crate::driver) fn history_begins(
+    spec: &PipelineSpec,
+    history: HistoryId,
+    before: HistoryId,
+    from: Lsn,
+) {
+    info!(
+        event = "history_begins",
+        pipeline = spec.name(),
+        %history,
+        %before,
+        %from,
+        "events committed at {from} or later have history {history} in header position; before it was {before}"
+    );
 }
 
 pub(in crate::driver) fn waiting(pipeline: &mut Pipeline, message: &str) {

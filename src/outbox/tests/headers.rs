@@ -1,7 +1,10 @@
 //! Headers: of the row, of extra columns, traces, constants.
 
-use super::support::{ColumnSpec, map_with, null, problem, text, typed};
-use crate::outbox::{Extra, Layout, OutboxSpec, Placement, Role};
+use super::support::{AT, ColumnSpec, insert, map_with, null, problem, relation, text, typed};
+use crate::event::{Histories, HistoryId, Position};
+use crate::lsn::Lsn;
+use crate::outbox::{At, Extra, Layout, Mapper, OutboxSpec, Placement, Role};
+use crate::pgoutput::{Message, decode};
 use expect_test::expect;
 use std::fmt::Write as _;
 
@@ -149,4 +152,143 @@ fn an_extra_column_that_may_lack_and_does_gives_no_header() {
     let placement = Placement::Header("x".to_owned());
     spec.extra.push(Extra { column: "absent".to_owned(), placement, may_lack: true });
     expect![""].assert_eq(&headers(spec, &columns(None, None)));
+}
+
+/// A member of the row that has the name of one of our headers is marked: a consumer that takes the first header of a
+/// name, and one that takes the last, must both get ours.
+#[test]
+fn a_members_name_that_is_a_header_of_ours_is_marked_as_the_rows() {
+    let json = r#"{"id": "x", "type": "x", "position": "x", "history": "x", "replay": "x", "traceparent": "x",
+        "trace_id": "x", "x-tenant": "x", "source": "x", "p\u006fsition": "y", "Id": "x", "other": "x"}"#;
+    let full = || {
+        let mut spec = spec();
+        spec.standard_headers.event_type = true;
+        spec.standard_headers.position = true;
+        let placement = Placement::Header("x-tenant".to_owned());
+        spec.extra.push(Extra { column: "tenant".to_owned(), placement, may_lack: false });
+        spec.headers = vec![("source".to_owned(), "shop".to_owned())];
+        spec
+    };
+    expect![[r#"
+        type = Some("OrderPlaced")
+        position = Some("00000000-0000000001A2B3C8-00000005")
+        row.id = Some("x")
+        row.type = Some("x")
+        row.position = Some("x")
+        row.history = Some("x")
+        row.replay = Some("x")
+        row.traceparent = Some("x")
+        row.trace_id = Some("x")
+        row.x-tenant = Some("x")
+        row.source = Some("x")
+        row.position = Some("y")
+        Id = Some("x")
+        other = Some("x")
+        trace_id = Some("t")
+        x-tenant = Some("acme")
+        source = Some("shop")
+    "#]]
+    .assert_eq(&headers(full(), &columns(Some(json), Some("t"))));
+    // Where the configuration sends no such header, it is the row's to have.
+    let mut few = spec();
+    few.columns.push((Role::Trace, String::new()));
+    expect![[r#"
+        row.id = Some("x")
+        type = Some("x")
+        position = Some("x")
+        history = Some("x")
+        row.replay = Some("x")
+        traceparent = Some("x")
+        trace_id = Some("x")
+        x-tenant = Some("x")
+        source = Some("x")
+        position = Some("y")
+        Id = Some("x")
+        other = Some("x")
+    "#]]
+    .assert_eq(&headers(few, &columns(Some(json), None)));
+}
+
+#[test]
+fn a_second_header_of_one_name_is_refused_with_its_key() {
+    for layout in Layout::ALL.iter().copied() {
+        for name in ["id", "replay"] {
+            let mut spec = OutboxSpec::for_layout(layout);
+            spec.headers = vec![(name.to_owned(), "x".to_owned())];
+            if (layout, name) == (Layout::Debezium, "id") {
+                assert!(Mapper::new(spec).is_ok(), "Debezium sends both, its own first");
+                continue;
+            }
+            let errors = Mapper::new(spec).unwrap_err();
+            let said = format!("route.headers.{name} would be a second header \"{name}\"");
+            assert_eq!(errors[0].to_string(), said, "{layout:?}");
+            assert_eq!(errors[0].key(), format!("route.headers.{name}"));
+        }
+    }
+    let two = |sent: bool, name: &str| {
+        let mut spec = spec();
+        spec.standard_headers.event_type = sent;
+        spec.standard_headers.position = sent;
+        let placement = Placement::Header(name.to_owned());
+        spec.extra.push(Extra { column: "tenant".to_owned(), placement, may_lack: false });
+        Mapper::new(spec).err().map(|errors| errors[0].to_string())
+    };
+    for name in ["type", "position", "history"] {
+        let said = format!("outbox.extra.tenant would be a second header \"{name}\"");
+        assert_eq!(two(true, name), Some(said));
+        assert_eq!(two(false, name), None);
+    }
+    assert!(two(false, "traceparent").is_some(), "the layout has a trace");
+}
+
+/// The position header, or the history header, of one event.
+fn place(mapper: &mut Mapper, columns: &[ColumnSpec<'_>], at: At, late: bool) -> String {
+    let row = insert(7, columns);
+    let Message::Insert(row) = decode(&row).unwrap() else { unreachable!() };
+    let mut mapped = mapper.insert(&row, at).unwrap().unwrap();
+    if late {
+        mapped.take_off_position();
+    }
+    let record = mapped.record();
+    let places: Vec<String> = record
+        .headers
+        .iter()
+        .filter(|header| ["position", "history"].contains(&header.name))
+        .map(|header| {
+            let value = header.value.map(|value| value.escape_ascii().to_string());
+            format!("{} {}", header.name, value.unwrap_or_default())
+        })
+        .collect();
+    places.join(", ")
+}
+
+#[test]
+fn a_record_has_a_position_that_sorts_or_its_history_alone() {
+    let mut spec = spec();
+    spec.standard_headers.position = true;
+    let columns =
+        columns(Some(r#"{"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6, "g": 7}"#), None);
+    let table = spec.table.clone().unwrap();
+    let mut mapper = Mapper::new(spec).unwrap();
+    let described = relation(7, &table.schema, &table.name, &columns);
+    let Message::Relation(described) = decode(&described).unwrap() else { unreachable!() };
+    mapper.relation(&described).unwrap();
+    let at =
+        |lsn, ordinal| At { position: Position { commit_lsn: Lsn::from_wire(lsn), ordinal }, ..AT };
+    let begun = Histories::default().raised(Lsn::ZERO, 0x68F1_A2B3, HistoryId(0));
+    let histories = begun.raised(Lsn::from_wire(0x100), 0x68F1_A2B4, HistoryId(0));
+    mapper.set_histories(histories.clone(), false);
+    let mut of = |at, late| place(&mut mapper, &columns, at, late);
+    assert_eq!(of(at(0xFF, 7), false), "position 68F1A2B3-00000000000000FF-00000007");
+    assert_eq!(of(at(0x100, 7), false), "position 68F1A2B4-0000000000000100-00000007");
+    assert_eq!(of(at(0x100, 7), true), "history 68F1A2B4");
+    assert_eq!(of(at(0xFF, 7), true), "history 68F1A2B3");
+    // No digit is left for it.
+    assert_eq!(
+        of(at(0xFF, u64::from(u32::MAX)), false),
+        "position 68F1A2B3-00000000000000FF-FFFFFFFF"
+    );
+    assert_eq!(of(at(0xFF, u64::from(u32::MAX) + 1), false), "history 68F1A2B3");
+    mapper.set_histories(histories, true);
+    assert_eq!(place(&mut mapper, &columns, at(0xFF, 7), false), "history 68F1A2B4");
 }

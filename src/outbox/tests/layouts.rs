@@ -35,7 +35,7 @@ fn a_row_of_layout_postrider() {
         timestamp 1704164645678
         header    id = "42"
         header    type = "OrderPlaced"
-        header    position = "0/1A2B3C8:5"
+        header    position = "00000000-0000000001A2B3C8-00000005"
         header    source = "shop"
         header    attempt = "1.0"
         header    a = "{\"b\": [1, 2]}"
@@ -96,7 +96,7 @@ fn a_row_of_layout_commerce() {
         timestamp 1704164645000
         header    id = "9"
         header    type = "OrderConfirmed"
-        header    position = "0/1A2B3C8:5"
+        header    position = "00000000-0000000001A2B3C8-00000005"
         header    traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
         header    tenant_id = "3"
         header    event_version = "2"
@@ -134,7 +134,7 @@ fn a_row_of_layout_gcx() {
         timestamp 1704164645000
         header    id = "0b6c8a4e-1111-4222-8333-944444444444"
         header    type = "trade.matched"
-        header    position = "0/1A2B3C8:5"
+        header    position = "00000000-0000000001A2B3C8-00000005"
         header    source = "engine"
         header    traceId = "t-1"
     "#]]
@@ -166,7 +166,7 @@ fn a_row_of_layout_sqlgarden() {
         timestamp 1704164645000
         header    id = "1"
         header    type = "UserEmailUpdated"
-        header    position = "0/1A2B3C8:5"
+        header    position = "00000000-0000000001A2B3C8-00000005"
     "#]]
     .assert_eq(&record);
 }
@@ -195,7 +195,7 @@ fn a_row_of_layout_adr30() {
         timestamp 1704164645000
         header    id = "0b6c8a4e-1111-4222-8333-944444444444"
         header    type = "booking.created"
-        header    position = "0/1A2B3C8:5"
+        header    position = "00000000-0000000001A2B3C8-00000005"
         header    userId = "u"
         header    traceId = "t"
     "#]]

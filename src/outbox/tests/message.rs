@@ -22,15 +22,15 @@ fn a_message_is_an_event() {
     let content = r#"{"aggregate_type": "order", "aggregate_id": 42, "event_type": "Order\u0050laced",
         "payload": {"total":  9.50}, "headers": {"source": "shop"}, "more": [1]}"#;
     expect![[r#"
-        event     0/1A2B3C8:5 "OrderPlaced"
+        event     00000000-0000000001A2B3C8-00000005 "OrderPlaced"
         aggregate order / 42
         topic     order
         key       "42"
         value     "{\"total\":  9.50}"
         timestamp 1704164645500
-        header    id = "0/1A2B3C8:5"
+        header    id = "00000000-0000000001A2B3C8-00000005"
         header    type = "OrderPlaced"
-        header    position = "0/1A2B3C8:5"
+        header    position = "00000000-0000000001A2B3C8-00000005"
         header    source = "shop"
     "#]]
     .assert_eq(&emit(spec(Layout::Postrider), true, "orders", content));
@@ -53,7 +53,7 @@ fn it_may_bring_its_own_id_time_topic_key_and_extra_columns() {
         timestamp 1704164645000
         header    id = "e-2"
         header    type = "t"
-        header    position = "0/1A2B3C8:5"
+        header    position = "00000000-0000000001A2B3C8-00000005"
         header    tenant = "7"
     "#]]
     .assert_eq(&emit(spec, true, "orders", content));
@@ -89,16 +89,16 @@ fn what_is_not_an_event_is_poison() {
         error: event without id at 0/1A2B3C8:5 can't be published:
                the logical message is not a JSON object
         hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), emit it again: a JSON object with aggregate_type, aggregate_id, event_type and payload
-        error: event "0/1A2B3C8:5" at 0/1A2B3C8:5 can't be published:
+        error: event "00000000-0000000001A2B3C8-00000005" at 0/1A2B3C8:5 can't be published:
                the logical message has no "aggregate_type"
         hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), emit it again: a JSON object with aggregate_type, aggregate_id, event_type and payload
-        error: event "0/1A2B3C8:5" at 0/1A2B3C8:5 can't be published:
+        error: event "00000000-0000000001A2B3C8-00000005" at 0/1A2B3C8:5 can't be published:
                the logical message has no "aggregate_id"
         hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), emit it again: a JSON object with aggregate_type, aggregate_id, event_type and payload
-        error: event "0/1A2B3C8:5" at 0/1A2B3C8:5 can't be published:
+        error: event "00000000-0000000001A2B3C8-00000005" at 0/1A2B3C8:5 can't be published:
                "headers" is not a JSON object
         hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected: with a JSON object such as {"source": "shop"} in "headers"
-        error: event "0/1A2B3C8:5" at 0/1A2B3C8:5 can't be published:
+        error: event "00000000-0000000001A2B3C8-00000005" at 0/1A2B3C8:5 can't be published:
                its topic, from {aggregate_type}, is not a name Kafka allows
         hint:  mend route.topic and start again; or WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)
     "#]]
@@ -109,15 +109,15 @@ fn what_is_not_an_event_is_poison() {
 fn a_message_without_payload_is_a_tombstone() {
     let content = r#"{"aggregate_type": "order", "aggregate_id": "1", "event_type": "OrderGone"}"#;
     expect![[r#"
-        event     0/1A2B3C8:5 "OrderGone"
+        event     00000000-0000000001A2B3C8-00000005 "OrderGone"
         aggregate order / 1
         topic     order
         key       "1"
         value     null
         timestamp 1704164645500
-        header    id = "0/1A2B3C8:5"
+        header    id = "00000000-0000000001A2B3C8-00000005"
         header    type = "OrderGone"
-        header    position = "0/1A2B3C8:5"
+        header    position = "00000000-0000000001A2B3C8-00000005"
     "#]]
     .assert_eq(&emit(spec(Layout::Postrider), true, "orders", content));
 }

@@ -112,7 +112,7 @@ fn text_that_is_not_utf8_is_poison_and_payloads_are_bytes() {
         timestamp 1704164645000
         header    id = "42"
         header    type = "OrderPlaced"
-        header    position = "0/1A2B3C8:5"
+        header    position = "00000000-0000000001A2B3C8-00000005"
     "#]]
     .assert_eq(&all);
 }
@@ -161,13 +161,13 @@ fn what_is_known_of_a_poison_event_is_kept() {
         all += &remains(&poison(&row));
     }
     expect![[r#"
-        null: None Some("OrderPlaced") Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=null type=OrderPlaced position=0/1A2B3C8:5
-        null: Some("42") Some("OrderPlaced") None to "" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=0/1A2B3C8:5
-        null: Some("42") Some("OrderPlaced") None to "order" key null value {} at Some(1704164645000) id=42 type=OrderPlaced position=0/1A2B3C8:5
-        null: Some("42") None Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=42 type=null position=0/1A2B3C8:5
-        topic_name: Some("42") Some("OrderPlaced") Some(("no topic", "o-7")) to "" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=0/1A2B3C8:5
-        headers: Some("42") Some("OrderPlaced") Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=0/1A2B3C8:5
-        header_name: Some("42") Some("OrderPlaced") Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=0/1A2B3C8:5
+        null: None Some("OrderPlaced") Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=null type=OrderPlaced position=00000000-0000000001A2B3C8-00000005
+        null: Some("42") Some("OrderPlaced") None to "" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=00000000-0000000001A2B3C8-00000005
+        null: Some("42") Some("OrderPlaced") None to "order" key null value {} at Some(1704164645000) id=42 type=OrderPlaced position=00000000-0000000001A2B3C8-00000005
+        null: Some("42") None Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=42 type=null position=00000000-0000000001A2B3C8-00000005
+        topic_name: Some("42") Some("OrderPlaced") Some(("no topic", "o-7")) to "" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=00000000-0000000001A2B3C8-00000005
+        headers: Some("42") Some("OrderPlaced") Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=00000000-0000000001A2B3C8-00000005
+        header_name: Some("42") Some("OrderPlaced") Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=00000000-0000000001A2B3C8-00000005
     "#]].assert_eq(&all);
     let mut row = columns();
     row[0] = null("id", 20);

@@ -109,7 +109,7 @@ fn columns_may_be_renamed_reordered_or_declared_absent_by_hand() {
         timestamp 1704164645500
         header    id = "42"
         header    type = "OrderPlaced"
-        header    position = "0/1A2B3C8:5"
+        header    position = "00000000-0000000001A2B3C8-00000005"
     "#]]
     .assert_eq(&record);
 }

@@ -15,7 +15,7 @@ mod rows;
 mod write;
 
 pub use letters::fetch_letters;
-pub use read::{Loaded, fetch, load, missing, requests};
+pub use read::{Fetched, Loaded, fetch, load, missing, requests};
 pub use returning::{Again, listed, not_passed, place, take_back, unpublished};
 pub use write::{ROUND_BYTES_MAX, ROUND_ROWS_MAX, Stored, write};
 

@@ -76,6 +76,17 @@ fn loaded_of(row: &Row) -> Result<Loaded, tokio_postgres::Error> {
     })
 }
 
+/// The record of a parked event, for a retry.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fetched {
+    /// Which event.
+    pub position: Position,
+    /// As it was to be published.
+    pub record: OwnedRecord,
+    /// Every later event of its aggregate has waited for it.
+    pub keeps_order: bool,
+}
+
 /// The records of these events, for a retry, in order. An event that is resolved, or whose row is gone, is left out.
 ///
 /// One answer holds them, so it ends with the record whose payload makes `bytes` full: what is behind that one in the
@@ -88,7 +99,7 @@ pub async fn fetch(
     pipeline: &str,
     positions: &[Position],
     bytes: u32,
-) -> Result<Vec<(Position, OwnedRecord)>, SourceError> {
+) -> Result<Vec<Fetched>, SourceError> {
     fetch_where(client, pipeline, positions, "p.state NOT IN ('done', 'skipped')", bytes).await
 }
 
@@ -98,7 +109,8 @@ pub(super) async fn fetch_any(
     pipeline: &str,
     positions: &[Position],
 ) -> Result<Vec<(Position, OwnedRecord)>, SourceError> {
-    fetch_where(client, pipeline, positions, "true", u32::MAX).await
+    let fetched = fetch_where(client, pipeline, positions, "true", u32::MAX).await?;
+    Ok(fetched.into_iter().map(|fetched| (fetched.position, fetched.record)).collect())
 }
 
 async fn fetch_where(
@@ -107,11 +119,12 @@ async fn fetch_where(
     positions: &[Position],
     condition: &str,
     bytes: u32,
-) -> Result<Vec<(Position, OwnedRecord)>, SourceError> {
+) -> Result<Vec<Fetched>, SourceError> {
     let failed =
         |e| SourceError::control(format!("fetch parked events of pipeline {pipeline:?}"), e);
     let sql = format!(
-        "SELECT commit_lsn, ordinal, topic, partition, key, value, timestamp_ms, header_names, header_values \
+        "SELECT commit_lsn, ordinal, topic, partition, key, value, timestamp_ms, header_names, header_values, \
+           blocks AND overtaken_lsn IS NULL \
          FROM (SELECT p.*, pg_catalog.sum(pg_catalog.octet_length(p.value)) OVER \
              (ORDER BY p.commit_lsn, p.ordinal ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before \
            FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \
@@ -124,7 +137,11 @@ async fn fetch_where(
         .query(&sql, &[&pipeline, &lsns, &ordinals, &i64::from(bytes)])
         .await
         .map_err(failed)?;
-    rows.iter().map(|row| record_of(row).map_err(failed)).collect()
+    let fetched = |row: &Row| {
+        let (position, record) = record_of(row)?;
+        Ok(Fetched { position, record, keeps_order: row.try_get(9)? })
+    };
+    rows.iter().map(fetched).collect::<Result<_, _>>().map_err(failed)
 }
 
 pub(super) fn record_of(row: &Row) -> Result<(Position, OwnedRecord), tokio_postgres::Error> {

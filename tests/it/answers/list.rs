@@ -36,6 +36,7 @@ pub(super) const LIST: &[Group] = &[
             "unset variable",
             "bad unit",
             "template that names no column",
+            "second header of a name that is taken",
             "regular expression that does not compile",
             "librdkafka property that is unknown",
             "librdkafka property that would break a promise",

@@ -69,6 +69,11 @@ fn what_can_not_be_meant_is_refused_with_line_and_key_before_anything_is_touched
             &[":6:", "route.replace.pattern", "not a regular expression"],
         ),
         (
+            "second header of a name that is taken",
+            "route.headers = { position = \"{aggregate_id}\" }",
+            &[":6:", "route.headers.position", "second header"],
+        ),
+        (
             "librdkafka property that is unknown",
             "sink.properties = { \"linger.msec\" = 5 }",
             &[":6:", "linger.msec", "linger.ms"],

@@ -245,9 +245,8 @@ async fn names_that_need_quotes_are_taken_as_they_are() {
             (records[0].header("type"), records[0].header("from")),
             (Some("T"), Some("there"))
         );
-        let position = records[0].header("position").expect("a position");
-        let (commit, _) = position.split_once(':').expect("a position and an ordinal");
-        await_that("the confirmation", SOON, || pipeline.confirmed(commit)).await;
+        let commit = records[0].commit_lsn();
+        await_that("the confirmation", SOON, || pipeline.confirmed(&commit)).await;
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
         let how = "published: names are taken as the catalog has them";
         answer("quoted, mixed-case, 63-byte and Unicode names", &pipeline, Answer::published(how));

@@ -3,10 +3,11 @@
 use super::Pipeline;
 use crate::private::PrivatePostgres;
 use crate::server::Version;
-use postrider::event::Position;
+use postrider::event::{HistoryId, Position};
 use postrider::lsn::{Lsn, Watermark};
+use postrider::postgres::Switch;
 use postrider::postgres::control::Control;
-use postrider::postgres::cursor::{self, Cursor, Written};
+use postrider::postgres::cursor::{self, Cursor, Of, Settled, Written};
 
 fn at(text: &str) -> Lsn {
     text.parse().expect("a position")
@@ -41,6 +42,69 @@ async fn the_row_goes_forward_and_never_back() {
         let back = moved(&first, "FFFF/FF");
         let behind = Written::Behind(Watermark::resumed(at("FFFF/100")));
         assert_eq!(cursor::write(client, &back).await.unwrap(), behind);
+    }
+}
+
+/// Seconds that are far ahead of the server's clock, so that ours decides.
+const LATER: u32 = 3_000_000_000;
+
+#[tokio::test]
+async fn histories_are_raised_once_by_the_owner_alone() {
+    for version in Version::ALL {
+        let pipeline = Pipeline::ready(version, "cursor_histories").await;
+        let (client, name) = (pipeline.control.client(), &pipeline.names.pipeline);
+        let switches = [Switch {
+            timeline: 1,
+            at: at("0/5000"),
+            reason: "no recovery target specified".to_owned(),
+        }];
+        let of = |timeline| Of { system_identifier: "7", timeline, switches: &switches };
+        let settle = async |epoch, timeline, now, seen| {
+            let said = (now, HistoryId(seen));
+            cursor::settle_histories(client, name, epoch, of(timeline), said).await.unwrap()
+        };
+        let old = cursor::take_over(client, name).await.unwrap();
+        let before = cursor::histories(client, name).await.unwrap().unwrap();
+        // The first start: the server's own second, which is later than ours here.
+        let first = settle(old, 1, 5, 0).await.expect("the owner");
+        assert_eq!(first.raised, Some((before.current(), Lsn::ZERO)));
+        assert!(first.histories.current() > before.current());
+        assert!(first.histories.current().0 > 1_700_000_000, "{:?}", first.histories);
+        // Committed: the next start finds it, and raises nothing.
+        assert_eq!(cursor::histories(client, name).await.unwrap().as_ref(), Some(&first.histories));
+        let again = settle(old, 1, LATER, 0).await.expect("the owner");
+        assert_eq!(again, Settled { histories: first.histories.clone(), raised: None });
+
+        // Whoever lost the pipeline raises nothing, and the new owner raises it once.
+        let new = cursor::take_over(client, name).await.unwrap();
+        assert_eq!(settle(old, 2, LATER, 0).await, None);
+        let second = settle(new, 2, LATER, 0).await.expect("the owner");
+        assert_eq!(second.raised, Some((first.histories.current(), at("0/5000"))));
+        assert_eq!(second.histories.current(), HistoryId(LATER));
+        assert_eq!(second.histories.of(at("0/4FFF")), first.histories.current());
+        assert_eq!(settle(new, 2, LATER, 0).await.expect("the owner").raised, None);
+
+        // A failover within the same second, to a server that lost the raise before it; and a clock that was set back.
+        let third = settle(new, 3, 5, LATER + 7).await.expect("the owner");
+        assert_eq!(third.histories.current(), HistoryId(LATER + 8));
+        // Asked for: by a halt of ours, or by hand.
+        cursor::end_history(client, name, old).await.unwrap();
+        assert_eq!(settle(new, 3, 5, 0).await.expect("the owner").raised, None);
+        cursor::end_history(client, name, new).await.unwrap();
+        let fourth = settle(new, 3, 5, 0).await.expect("the owner");
+        assert_eq!(fourth.histories.starts(), [(Lsn::ZERO, HistoryId(LATER + 9))]);
+
+        // The row is ahead of the server's WAL: it was set back.
+        let ahead = "update postrider.cursor set watermark = 'FFFF/0', flush_limit = 'FFFF/0'";
+        pipeline.sql(ahead).await;
+        let fifth = settle(new, 3, 5, 0).await.expect("the owner");
+        assert_eq!(fifth.histories.current(), HistoryId(LATER + 10));
+        // What no history is, written by hand.
+        pipeline
+            .sql("update postrider.cursor set histories = '{9,8}', histories_from = '{0/0}'")
+            .await;
+        let strange = cursor::histories(client, name).await.unwrap().unwrap();
+        assert_eq!(strange.starts(), [(Lsn::ZERO, HistoryId(9))]);
     }
 }
 

@@ -107,7 +107,7 @@ async fn a_schema_of_version_1_is_refused_by_the_fence_and_brought_forward_by_se
             .await;
         let halt = pipeline.decide().await.unwrap_err();
         assert_eq!(halt.reason, HaltReason::SchemaUnfit);
-        assert!(halt.message.contains("has version 1, 4 is needed"), "{}", halt.message);
+        assert!(halt.message.contains("has version 1, 5 is needed"), "{}", halt.message);
         assert!(halt.hint.starts_with("postrider setup"), "{}", halt.hint);
         // The row is read all the same: a slot that is gone is a gap, also now.
         assert_eq!(pipeline.facts().await.cursor.as_ref(), Some(&before));
@@ -118,6 +118,44 @@ async fn a_schema_of_version_1_is_refused_by_the_fence_and_brought_forward_by_se
         assert_eq!(pipeline.resume().await.cursor, before);
         let client = pipeline.control.client();
         assert!(cursor::take_over(client, &pipeline.names.pipeline).await.unwrap() > 0);
+    }
+}
+
+/// A pipeline of before histories were kept: its positions stay what they were to consumers, until the server is
+/// another.
+#[tokio::test]
+async fn a_row_of_version_4_is_of_history_0_and_a_new_row_of_no_timeline() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let pipeline = Pipeline::ready(version, "setup_v4").await;
+        let (name, client) = (&pipeline.names.pipeline, pipeline.control.client());
+        let bound = async || {
+            let sql = "select histories::text || ' ' || histories_from::text || ' ' \
+                         || coalesce(history_system_identifier = system_identifier \
+                              and history_timeline = timeline, false)::text \
+                       from postrider.cursor where pipeline = $1";
+            client.query_one(sql, &[name]).await.unwrap().get::<_, String>(0)
+        };
+        // A new one: the first start raises it, in the second of that start.
+        let new = bound().await;
+        assert!(new.ends_with(" {0/0} false") && !new.starts_with("{0}"), "{new}");
+        pipeline
+            .sql(
+                "alter table postrider.cursor drop histories, drop histories_from, \
+                   drop history_system_identifier, drop history_timeline; \
+                 delete from postrider.migration where number > 4",
+            )
+            .await;
+        pipeline.set_up(&Options::default()).await.unwrap();
+        assert_eq!(bound().await, "{0} {0/0} true");
+        // Once more, after a table was dropped: what was asked for meanwhile stays asked for.
+        pipeline
+            .sql(
+                "update postrider.cursor set histories = '{7}', history_timeline = null; \
+                 drop table postrider.replay",
+            )
+            .await;
+        pipeline.set_up(&Options::default()).await.unwrap();
+        assert_eq!(bound().await, "{7} {0/0} false");
     }
 }
 

@@ -133,7 +133,7 @@ async fn requests_are_seen_and_each_is_taken_off_once() {
         assert_eq!(second.entry.state, State::Waiting);
         let two = [at("0/1:0"), at("0/2:0")];
         let records = parked::fetch(table.client(), PIPELINE, &two, u32::MAX).await.unwrap();
-        let values = records.iter().map(|(_, record)| record.value.as_deref().unwrap());
+        let values = records.iter().map(|row| row.record.value.as_deref().unwrap());
         assert_eq!(values.collect::<Vec<_>>(), [&b"{\"total\": 9.5}"[..], b"new"]);
     }
 }

@@ -9,6 +9,8 @@ use crate::halted::{Halted, halt_of, run_to_halt, spawn};
 use crate::pipeline::{Pipeline, show};
 use crate::private::PrivatePostgres;
 use crate::server::{Client, Version, brokers};
+use crate::topic::ReadRecord;
+use std::collections::BTreeSet;
 use std::fs;
 
 /// A server with a pipeline that has published 50 events, 25 of them before its backup was taken.
@@ -135,8 +137,16 @@ async fn server_set_back_under_a_running_process_halts() {
             &halted,
         );
 
-        // A new process has nothing but the server's word: it publishes all that is committed behind the row.
+        // A new process has nothing but the server's word: it publishes all that is committed behind the row, at
+        // positions that are other events' in the history before.
+        let histories = |records: &[ReadRecord]| -> BTreeSet<u32> {
+            records.iter().map(|record| record.place().expect("a position").0).collect()
+        };
+        let before = histories(&pipeline.topic.read_all().await);
         publish(&pipeline, 75).await;
+        let after = histories(&pipeline.topic.read_all().await);
+        assert_eq!((before.len(), after.len()), (1, 2), "{before:?} {after:?}");
+        assert!(after.last() > before.last(), "{before:?} {after:?}");
     }
 }
 

@@ -19,7 +19,12 @@ pub(crate) struct Pair {
 impl Pair {
     /// Starts both. `synchronous` makes each commit wait for the standby, so that what a writer was told is on both.
     pub(crate) async fn start(version: Version, synchronous: bool) -> Self {
-        let mut primary = PrivatePostgres::start(version, "max_wal_senders = 10").await;
+        let primary = PrivatePostgres::start(version, "max_wal_senders = 10").await;
+        Self::of(primary, synchronous).await
+    }
+
+    /// A server that runs, and a new standby of it.
+    pub(crate) async fn of(mut primary: PrivatePostgres, synchronous: bool) -> Self {
         let slot = format!("select pg_create_physical_replication_slot('{STANDBY}', true)");
         primary.connect().await.text(&slot).await;
         primary.stop_fast(SOON).await;
@@ -30,15 +35,16 @@ impl Pair {
             primary.port
         ));
         standby.place("standby.signal");
+        // As a backup that was taken from a running server: what has slots here is carried over.
+        for slot in std::fs::read_dir(standby.data().join("pg_replslot")).expect("slots") {
+            std::fs::remove_dir_all(slot.expect("a slot").path()).expect("a slot's files");
+        }
         let waits = if synchronous { STANDBY } else { "" };
         primary.configure(&format!(
             "synchronized_standby_slots = '{STANDBY}'\nsynchronous_standby_names = '{waits}'"
         ));
         primary.restart().await;
-        // Slots are not in a backup; one that came with the files would hold WAL back for nobody.
         standby.restart().await;
-        let drop_copy = format!("select pg_drop_replication_slot('{STANDBY}')");
-        standby.connect().await.text(&drop_copy).await;
         let pair = Self { primary, standby };
         pair.await_streaming().await;
         pair

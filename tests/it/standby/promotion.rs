@@ -20,7 +20,7 @@ const RATE: u32 = 1_000;
 const DUPLICATES_MAX: usize = 5_000;
 
 /// A pipeline on the primary, with a connection string that finds whichever of the two takes writes.
-pub(super) async fn pipeline(pair: &Pair, test: &str) -> Pipeline {
+pub(crate) async fn pipeline(pair: &Pair, test: &str) -> Pipeline {
     let mut pipeline = Pipeline::on(&pair.primary.url(), &brokers(), test).await;
     pipeline.url = pair.url();
     pipeline.config = pipeline.config.replace(&pair.primary.url(), &pair.url());

@@ -125,7 +125,7 @@ pub const CONNECTOR: &[Known] = &[
     without(
         "provide.transaction.metadata",
         &["false"],
-        "no topic of transactions; header position has commit LSN and ordinal: route.standard_headers",
+        "no topic of transactions; header position has history, commit LSN and ordinal: route.standard_headers",
     ),
     needless("transaction.metadata.factory", "there is no topic of transactions"),
     without(

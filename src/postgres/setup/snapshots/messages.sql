@@ -10,7 +10,7 @@ CREATE PUBLICATION "postrider_orders"
     WITH (publish = 'insert', publish_via_partition_root = true);
 COMMIT;
 
--- 2. bring schema "postrider" to version 4
+-- 2. bring schema "postrider" to version 5
 -- The relay's own tables. They are never part of the publication.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
@@ -226,6 +226,26 @@ CREATE TABLE IF NOT EXISTS postrider.replay (
 )
 WITH (fillfactor = 50);
 INSERT INTO postrider.migration (number, name) VALUES (4, 'bookmark') ON CONFLICT DO NOTHING;
+-- Which history the positions of published records belong to (header "position"): LSNs of two histories can't be
+-- compared.
+--
+-- A history is the Unix second at which it began: a counter alone would give a restored database a number that was used
+-- after its backup. The relay that owns the pipeline raises it before it publishes anything under it.
+ALTER TABLE postrider.cursor
+    -- In order of the log: what commits at histories_from[n] or later has histories[n]. The last one is in force.
+    -- 0 is the history of what was published before histories were kept.
+    ADD COLUMN IF NOT EXISTS histories      bigint[] NOT NULL DEFAULT '{0}',
+    ADD COLUMN IF NOT EXISTS histories_from pg_lsn[] NOT NULL DEFAULT '{0/0}',
+    -- The cluster and the timeline that the last history was raised for. A server that is another, and NULL, raise it.
+    ADD COLUMN IF NOT EXISTS history_system_identifier text,
+    ADD COLUMN IF NOT EXISTS history_timeline          bigint;
+
+UPDATE postrider.cursor SET history_system_identifier = system_identifier, history_timeline = timeline
+    WHERE histories = '{0}' AND history_timeline IS NULL;
+
+ALTER TABLE postrider.cursor
+    ALTER COLUMN histories SET DEFAULT ARRAY[floor(extract(epoch FROM now()))::bigint];
+INSERT INTO postrider.migration (number, name) VALUES (5, 'history') ON CONFLICT DO NOTHING;
 COMMIT;
 
 -- 3. give role "postrider" its rights
