@@ -115,6 +115,7 @@ async fn handshake(spec: &PipelineSpec) -> Result<Connected, Failure> {
         Ok(Decision::Wait { message }) => return Err(Failure::Wait { message }),
         Err(halt) => return Err(Failure::Halt(Box::new(halt))),
     };
+    spec.fit(facts.table.as_ref()).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     if resume.adopt {
         let made = cursor::create(control.client(), &resume.cursor).await;
         made.map_err(at(Phase::Control))?;
@@ -228,6 +229,7 @@ async fn poll_handshake(spec: &PipelineSpec) -> Result<Polling, Failure> {
         Ok(Some(message)) => return Err(Failure::Wait { message }),
         Err(halt) => return Err(Failure::Halt(Box::new(halt))),
     }
+    spec.fit(facts.table.as_ref()).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     let opened =
         Poller::open(&spec.conninfo, &name, poll_spec).await.map_err(at(Phase::Handshake))?;
     let poller = match opened {

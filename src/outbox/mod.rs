@@ -39,3 +39,4 @@ pub use pieces::TopicPiece;
 pub use spec::{
     Extra, NullPayload, OutboxSpec, Placement, Replace, StandardHeaders, TableName, TimestampSource,
 };
+pub use types::{ColumnType, TypeFacts};
