@@ -18,6 +18,7 @@ use crate::postgres::Conninfo;
 use crate::postgres::control::Control;
 use crate::postgres::repair::Selection;
 use crate::postgres::setup::{self, Options, Progress, ServerKind, SetupPlan};
+use crate::postgres::table;
 use std::collections::BTreeSet;
 
 /// What the server knows the sessions by.
@@ -45,6 +46,10 @@ async fn one(
     let ask = spec.ask(&None, &columns);
     if args.undo {
         return undo::one(spec.name(), &control, &ask, args).await;
+    }
+    if let Some(name) = &spec.names.table {
+        let table = table::read(control.client(), name).await?;
+        spec.fit(table.as_ref()).map_err(setup::SetupError::from)?;
     }
     let selection = backfill::wanted(args.backfill);
     if selection.is_some() {

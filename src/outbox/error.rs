@@ -271,7 +271,7 @@ pub enum Unfit {
         columns: Vec<(String, String)>,
     },
     /// A column has a type that can't play its role.
-    #[error("column \"{column}\" of table \"{table}\" has a type that can't be {role}")]
+    #[error("column \"{column}\" of table \"{table}\" {} that can't be {role}", OfType(is.as_deref()))]
     Type {
         /// The table.
         table: TableName,
@@ -279,6 +279,8 @@ pub enum Unfit {
         column: String,
         /// The role.
         role: Role,
+        /// The type as SQL writes it, where that is known.
+        is: Option<String>,
     },
     /// A column without a zone decides when an event is published, and no zone is configured.
     #[error(
@@ -295,6 +297,14 @@ pub enum Unfit {
 }
 
 impl Unfit {
+    /// The role that a column's type can't play.
+    pub fn role(&self) -> Option<Role> {
+        match self {
+            Self::Missing { .. } => None,
+            Self::Type { role, .. } | Self::NoZone { role, .. } => Some(*role),
+        }
+    }
+
     /// What mends it.
     pub fn hint(&self) -> String {
         match self {
@@ -320,6 +330,17 @@ impl Unfit {
             Self::Type { role, .. } => {
                 format!("use jsonb, json or text, or set outbox.columns.{role} to another column")
             }
+        }
+    }
+}
+
+struct OfType<'a>(Option<&'a str>);
+
+impl fmt::Display for OfType<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(is) => write!(f, "is of type {is}, a type"),
+            None => f.write_str("has a type"),
         }
     }
 }

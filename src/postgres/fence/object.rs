@@ -359,7 +359,11 @@ pub(super) fn leaves(facts: &Facts) -> Option<Halt> {
         format!(
             "rows inserted into it are in no stream, and a crash of the server empties an unlogged table: they are \
              published when they are inserted again, behind later events of their aggregate{}",
-            if facts.slot.is_some() { ". Rows of the other partitions wait in the slot" } else { "" }
+            if facts.slot.is_some() {
+                ". Rows of the other partitions wait in the slot"
+            } else {
+                ""
+            }
         ),
         format!("{}{repeats}", save.join(" ")),
     ))

@@ -24,7 +24,7 @@ impl OldestReady {
     pub(super) fn of(spec: &PollSpec, shape: &Shape) -> Self {
         let moment =
             |name: &str| shape.column(name).is_some_and(|column| column.type_name == MOMENT);
-        let (table, ready) = (&spec.table, ready(spec, "o"));
+        let (table, ready) = (&spec.table, ready(spec, shape, "o"));
         let Some(time) = spec.time.as_deref().filter(|time| moment(time)) else {
             let sql = format!("SELECT NULL::int8 FROM {table} AS o WHERE {ready} LIMIT 1");
             return Self { sql };
