@@ -24,4 +24,5 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=10s CMD ["bash", "-c", \
   "exec 3<>/dev/tcp/127.0.0.1/9464 && printf 'GET /live HTTP/1.0\\r\\n\\r\\n' >&3 && head -n 1 <&3 | grep -q ' 200 '"]
 # SIGTERM drains within `shutdown_grace` (10 s); give the container longer than that.
 ENTRYPOINT ["postrider"]
+# A halted process stays up and answers; with `run --fail-fast` it exits with 3.
 CMD ["run"]

@@ -5,6 +5,7 @@
 
 use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// What a pipeline is doing. Exactly one of them holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
@@ -25,6 +26,8 @@ pub enum State {
     BrokerDown,
     /// The database can't be reached.
     SourceDown,
+    /// As many rows are parked as `parking.rows_max` allows: nothing is read until there is room.
+    ParkingFull,
     /// Told to stop: waiting for what is in flight.
     Draining,
     /// Stopped for an operator.
@@ -43,6 +46,7 @@ impl State {
         Self::StandingBy,
         Self::BrokerDown,
         Self::SourceDown,
+        Self::ParkingFull,
         Self::Draining,
         Self::Halted,
         Self::Stopped,
@@ -58,6 +62,7 @@ impl State {
             Self::StandingBy => "standing_by",
             Self::BrokerDown => "broker_down",
             Self::SourceDown => "source_down",
+            Self::ParkingFull => "parking_full",
             Self::Draining => "draining",
             Self::Halted => "halted",
             Self::Stopped => "stopped",
@@ -104,6 +109,10 @@ pub struct Head {
 pub struct Snapshot {
     /// The pipeline's name.
     pub pipeline: String,
+    /// The database it reads: hosts and name, without login. With the slot it tells pipelines of one name apart.
+    pub source: String,
+    /// Its replication slot.
+    pub slot: String,
     /// What it is doing.
     pub state: State,
     /// Why, in one line, where the state is not a good one.
@@ -132,8 +141,11 @@ pub struct Snapshot {
     pub source_reconnects_total: u64,
     /// Producers thrown away since the process started.
     pub sink_resets_total: u64,
-    /// Seconds since the commit of the oldest unresolved event; 0 when everything is resolved.
+    /// Seconds since the commit of the oldest event that is not published or parked; 0 when there is none. While the
+    /// database can't be read it is not known what was committed: then at least the seconds since it was read last.
     pub lag_seconds: f64,
+    /// Seconds since the database last answered; `None` before its first answer.
+    pub source_contact_seconds: Option<f64>,
     /// Bytes of WAL between the server's end and the watermark, as last seen.
     pub lag_bytes: u64,
     /// Bytes of WAL the slot holds back, as last seen.
@@ -150,7 +162,43 @@ pub struct Snapshot {
     pub ready: bool,
     /// When the loop last turned; not part of the JSON.
     #[serde(skip)]
-    pub turned_at: Option<std::time::Instant>,
+    pub turned_at: Option<Instant>,
+    /// What `lag_seconds` is made from when the snapshot is read.
+    #[serde(skip)]
+    pub lag: Lag,
+    /// What `source_contact_seconds` is made from.
+    #[serde(skip)]
+    pub source_contact_at: Option<Instant>,
+}
+
+/// How far behind a pipeline is, so that whoever reads it later knows it then: the driver may have halted meanwhile.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Lag {
+    /// Everything that is known of is published or parked.
+    #[default]
+    None,
+    /// It was so long when it was measured, and grows.
+    Growing {
+        /// The lag at that moment.
+        was: Duration,
+        /// The moment.
+        at: Instant,
+    },
+}
+
+impl Lag {
+    /// A lag that is so long now, and grows; none where it is zero.
+    pub fn growing(was: Duration) -> Self {
+        if was.is_zero() { Self::None } else { Self::Growing { was, at: Instant::now() } }
+    }
+
+    /// How long it is at `now`.
+    pub fn at(self, now: Instant) -> Duration {
+        match self {
+            Self::None => Duration::ZERO,
+            Self::Growing { was, at } => was.saturating_add(now.saturating_duration_since(at)),
+        }
+    }
 }
 
 /// A place for the newest snapshot, shared by its writer and its readers.
@@ -168,8 +216,37 @@ impl Board {
         change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The newest snapshot.
+    /// The newest snapshot, with what has passed since it was written.
     pub fn read(&self) -> Snapshot {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let mut snapshot = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let now = Instant::now();
+        snapshot.lag_seconds = snapshot.lag.at(now).as_secs_f64();
+        let contact = snapshot.source_contact_at;
+        snapshot.source_contact_seconds =
+            contact.map(|at| now.saturating_duration_since(at).as_secs_f64());
+        snapshot
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lag_grows_though_nobody_writes_the_board() {
+        let board = Board::new("orders");
+        assert_eq!(board.read().lag_seconds.to_bits(), 0.0_f64.to_bits());
+        board.update(|snapshot| snapshot.lag = Lag::growing(Duration::from_secs(7)));
+        let (first, second) = (board.read().lag_seconds, board.read().lag_seconds);
+        assert!(first >= 7.0 && second > first, "{first} {second}");
+        assert_eq!(Lag::growing(Duration::ZERO).at(Instant::now()), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_last_contact_is_told_once_there_was_one() {
+        let board = Board::new("orders");
+        assert_eq!(board.read().source_contact_seconds, None);
+        board.update(|snapshot| snapshot.source_contact_at = Some(Instant::now()));
+        assert!(board.read().source_contact_seconds.is_some_and(|seconds| seconds < 60.0));
     }
 }

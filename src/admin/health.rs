@@ -20,6 +20,7 @@ pub fn live(snapshot: &Snapshot, started: Instant, now: Instant) -> Why {
         | State::StandingBy
         | State::BrokerDown
         | State::SourceDown
+        | State::ParkingFull
         | State::Draining => {
             let since = now.saturating_duration_since(snapshot.turned_at.unwrap_or(started));
             let seconds = since.as_secs();
@@ -43,6 +44,7 @@ pub fn ready(snapshot: &Snapshot, lag_max: Duration, started: Instant, now: Inst
         | State::StandingBy
         | State::BrokerDown
         | State::SourceDown
+        | State::ParkingFull
         | State::Draining
         | State::Halted
         | State::Stopped => Some(told(snapshot)),

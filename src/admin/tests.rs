@@ -1,7 +1,7 @@
 //! The endpoint over a real socket, with boards that nobody writes but the test.
 
 use super::*;
-use crate::status::State as Doing;
+use crate::status::{Lag, State as Doing};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
@@ -51,20 +51,20 @@ fn ready_is_200_only_while_every_pipeline_streams_close_behind() {
             (Doing::Streaming, 0.0, 200),
             (Doing::Streaming, 29.9, 200),
             (Doing::Streaming, 30.0, 503),
-            (Doing::Streaming, f64::NAN, 503),
             (Doing::CatchingUp, 1.0, 200),
             (Doing::CatchingUp, 300.0, 503),
             (Doing::Starting, 0.0, 503),
             (Doing::StandingBy, 0.0, 503),
             (Doing::BrokerDown, 0.0, 503),
             (Doing::SourceDown, 0.0, 503),
+            (Doing::ParkingFull, 0.0, 503),
             (Doing::Draining, 0.0, 503),
             (Doing::Halted, 0.0, 503),
             (Doing::Stopped, 0.0, 503),
         ] {
             b.update(|snapshot| {
                 snapshot.state = state;
-                snapshot.lag_seconds = lag;
+                snapshot.lag = Lag::growing(Duration::from_secs_f64(lag));
             });
             let (found, body) = ask(address, "/ready").await;
             assert_eq!(found, status, "{state:?} {lag} {body}");

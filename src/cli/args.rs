@@ -259,7 +259,7 @@ pub struct SetupArgs {
                         leaves at once. Exits 3 when every pipeline has halted for an operator."
 )]
 pub struct RunArgs {
-    /// Exit as soon as one pipeline has halted, not when all have
+    /// Stop all pipelines and exit with 3 as soon as one has halted; without it a halted process stays up and answers
     #[arg(long)]
     pub fail_fast: bool,
 }

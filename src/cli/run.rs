@@ -13,6 +13,7 @@ use std::pin::pin;
 
 pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError> {
     let signals = Signals::listen().map_err(CliError::Runtime)?;
+    let hangup = Hangup::listen().map_err(CliError::Runtime)?;
     let boards: Vec<_> = config.specs.iter().map(|spec| Board::new(spec.name())).collect();
     let total = boards.len();
     let metrics = Metrics::default();
@@ -28,8 +29,8 @@ pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError
     let pipelines = pipelines.map(|((spec, board), counts)| (spec, board, counts)).collect();
     let service = Service::start(pipelines, &stop).map_err(CliError::Thread)?;
 
-    let mut exit = pin!(pipelines_end(service, total, args.fail_fast, &handle));
-    let mut aside = pin!(aside(admin, view, signals, &handle));
+    let mut exit = pin!(pipelines_end(service, total, args.fail_fast, (&handle, &stop)));
+    let mut aside = pin!(aside(admin, view, (signals, hangup), &handle));
     tokio::select! {
         exit = &mut exit => Ok(exit),
         never = &mut aside => match never {},
@@ -43,7 +44,7 @@ enum Never {}
 async fn aside(
     admin: Option<Admin>,
     view: View,
-    mut signals: Signals,
+    (mut signals, mut hangup): (Signals, Hangup),
     handle: &StopHandle,
 ) -> Never {
     let serve = async {
@@ -54,6 +55,17 @@ async fn aside(
             tracing::error!(event = "admin_ended", %reason, hint, "the admin endpoint ended");
         }
         std::future::pending::<Never>().await
+    };
+    let ignore = async {
+        loop {
+            hangup.next().await;
+            tracing::warn!(
+                event = "hangup_ignored",
+                signal = "SIGHUP",
+                hint = "restart the process to have it read its configuration again",
+                "received SIGHUP: reloading the configuration is not supported yet, nothing changes"
+            );
+        }
     };
     let obey = async {
         loop {
@@ -68,6 +80,7 @@ async fn aside(
     };
     tokio::select! {
         never = serve => never,
+        never = ignore => never,
         never = obey => never,
     }
 }
@@ -77,7 +90,7 @@ async fn pipelines_end(
     mut service: Service,
     mut left: usize,
     fail_fast: bool,
-    handle: &StopHandle,
+    (handle, stop): (&StopHandle, &Stop),
 ) -> Exit {
     let mut ends = Ends::default();
     while let Some((pipeline, exit)) = service.next_exit().await {
@@ -91,6 +104,14 @@ async fn pipelines_end(
             tracing::warn!(event = "stopping_all", pipeline, "stopping the other pipelines");
             handle.stop();
         }
+    }
+    if ends.stays_up() && !stop.is_asked_for() {
+        tracing::warn!(
+            event = "all_halted",
+            hint = "postrider status shows why; fix it, then restart the process",
+            "every pipeline has halted: the process keeps answering until it is stopped (--fail-fast exits instead)"
+        );
+        stop.drain().await;
     }
     ends.exit()
 }
@@ -124,6 +145,12 @@ impl Ends {
                 first
             }
         }
+    }
+
+    /// Whether the process goes on answering after the last pipeline: nobody asked for its end, and its answers have
+    /// the reasons.
+    fn stays_up(&self) -> bool {
+        self.halted > 0 && self.bugs == 0 && !self.failed_fast
     }
 
     fn exit(&self) -> Exit {
@@ -192,6 +219,39 @@ impl Signals {
     }
 }
 
+/// SIGHUP, which a terminal sends that closes, and service managers for a reload. By default it ends a process, and
+/// nothing that is in flight would be waited for.
+struct Hangup {
+    #[cfg(unix)]
+    signal: tokio::signal::unix::Signal,
+}
+
+impl Hangup {
+    #[cfg(unix)]
+    fn listen() -> std::io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { signal: signal(SignalKind::hangup())? })
+    }
+
+    #[cfg(unix)]
+    async fn next(&mut self) {
+        if self.signal.recv().await.is_none() {
+            std::future::pending().await
+        }
+    }
+
+    #[cfg(not(unix))]
+    #[expect(clippy::unnecessary_wraps, reason = "as on Unix")]
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self {})
+    }
+
+    #[cfg(not(unix))]
+    async fn next(&mut self) {
+        std::future::pending().await
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -222,6 +282,22 @@ mod tests {
         assert_eq!(exit(&[halted(), halted()], false), Exit::Halted);
         assert_eq!(exit(&[halted(), Stopped], true), Exit::Halted);
         assert_eq!(exit(&[Bug, Stopped, halted()], false), Exit::Bug);
+    }
+
+    #[test]
+    fn the_process_stays_up_when_all_have_halted_unless_told_otherwise() {
+        use driver::Exit::{Bug, Stopped};
+        let stays_up = |ends: &[driver::Exit], fail_fast| {
+            let mut counted = Ends::default();
+            for end in ends {
+                counted.count(end, fail_fast);
+            }
+            counted.stays_up()
+        };
+        assert!(stays_up(&[halted(), halted()], false));
+        assert!(!stays_up(&[halted()], true));
+        assert!(!stays_up(&[halted(), Bug], false));
+        assert!(!stays_up(&[Stopped], false));
     }
 
     #[test]

@@ -75,7 +75,7 @@ impl Relay {
     }
 
     async fn run_setup(&self) -> Result<(), DemoError> {
-        let mut child = Setup(self.spawn("setup")?);
+        let mut child = Setup(self.spawn(&["setup"])?);
         match ended(&mut child.0, SETUP_DEADLINE).await.map_err(DemoError::Wait)? {
             Some(status) if status.success() => Ok(()),
             status => Err(DemoError::Setup { status: ending(status), log: self.log_tail() }),
@@ -83,13 +83,13 @@ impl Relay {
     }
 
     /// A command of this program with the demo's configuration, its output behind the log's end.
-    fn spawn(&self, command: &str) -> Result<Child, DemoError> {
+    fn spawn(&self, command: &[&str]) -> Result<Child, DemoError> {
         let opened = File::options().create(true).append(true).open(&self.log);
         let opened = opened.and_then(|log| Ok((log.try_clone()?, log)));
         let (output, errors) =
             opened.map_err(|source| DemoError::Directory { path: self.log.clone(), source })?;
         let mut child = Command::new(&self.executable);
-        child.arg("--config").arg(&self.config).args(["--color", "never", command]);
+        child.arg("--config").arg(&self.config).args(["--color", "never"]).args(command);
         child.stdin(Stdio::null()).stdout(output).stderr(errors);
         // A group of its own: Ctrl-C is for the demo alone, which then ends the relay in its turn.
         child.process_group(0);
@@ -103,7 +103,7 @@ impl Relay {
 
     /// Starts it.
     pub(super) fn start(&mut self) -> Result<(), DemoError> {
-        self.child = Some(self.spawn("run")?);
+        self.child = Some(self.spawn(&["run", "--fail-fast"])?);
         Ok(())
     }
 

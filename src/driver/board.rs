@@ -1,16 +1,21 @@
 //! Brings the status board up to date: what `/status`, `/ready` and the metrics read.
 
+use super::lag::Reading;
 use super::looks::Looks;
 use super::pipeline::Pipeline;
 use super::say::{self, REPORT_SOON, Tell};
 use super::trouble::Trouble;
 use crate::event::Position;
 use crate::parked;
-use crate::status::{Head, Parked, State};
+use crate::status::{Head, Lag, Parked, State};
 use std::time::{Duration, Instant};
 
 /// Behind by more than this is catching up.
 const CATCHING_UP: Duration = Duration::from_secs(5);
+
+/// What to do where nothing more can be parked.
+pub(super) const FULL_HINT: &str =
+    "postrider parked list; then retry, skip or replace the events, or raise parking.rows_max";
 
 /// Heads that are shown.
 const HEADS_MAX: usize = 10;
@@ -30,7 +35,7 @@ impl Pipeline {
         self.tell.reported_total = self.tell.published_total;
         let (events, bytes) = self.relay.in_flight();
         let watermark = self.relay.progress().watermark;
-        let lag = self.relay.oldest_unresolved().map_or(Duration::ZERO, |at| self.tell.since(at));
+        let lag = self.lag_now();
         let (state, reason, hint) = self.state(lag);
         let Tell { write, standby, budget, .. } = &self.tell;
         let (reason, hint) = match write.as_ref().or(standby.as_ref()).or(budget.as_ref()) {
@@ -42,6 +47,7 @@ impl Pipeline {
         let (tell, relay) = (&self.tell, &self.relay);
         let parked_any = relay.parked().total() > 0;
         let retain_max = self.spec.wal_retain_max;
+        let contact = self.lag.answered_at();
         self.board.update(|snapshot| {
             snapshot.state = state;
             (snapshot.reason, snapshot.hint) = (reason, hint);
@@ -54,7 +60,8 @@ impl Pipeline {
             snapshot.parked = parked;
             snapshot.source_reconnects_total = tell.reconnects_total;
             snapshot.sink_resets_total = tell.resets_total;
-            snapshot.lag_seconds = lag.as_secs_f64();
+            snapshot.lag = Lag::growing(lag);
+            snapshot.source_contact_at = contact;
             snapshot.turned_at = tell.reported_at;
             let Some(look) = looks.and_then(Looks::latest) else { return };
             // A look is older than what the relay knows.
@@ -69,6 +76,23 @@ impl Pipeline {
             let confirmed = slot.and_then(|slot| slot.confirmed_flush_lsn);
             snapshot.confirmed_flush_lsn = confirmed.map(|at| at.to_string());
         });
+    }
+
+    /// The age of the oldest commit that is not published or parked, whether it was read yet or not.
+    fn lag_now(&mut self) -> Duration {
+        let tell = &self.tell;
+        let reading = if tell.standing_by.is_some() {
+            Reading::Other
+        } else if !tell.streaming {
+            Reading::Nothing
+        } else if tell.polling {
+            Reading::Table
+        } else {
+            Reading::Stream { received: self.relay.received() }
+        };
+        let known = self.relay.oldest_unresolved().into_iter().chain(tell.held_at);
+        let known = known.map(|at| tell.since(at)).max().unwrap_or_default();
+        known.max(self.lag.of_unread(reading, Instant::now()))
     }
 
     fn parked(&self) -> Parked {
@@ -91,6 +115,16 @@ impl Pipeline {
             oldest_seconds: self.shelf.oldest.map_or(0.0, |age| age.as_secs_f64()),
             heads: self.relay.heads(HEADS_MAX).into_iter().map(head).collect(),
         }
+    }
+
+    /// `parking table full (100,000 of 100,000 rows): the pipeline is paused`
+    pub(super) fn full(&self) -> String {
+        let (rows, max) = (self.relay.parked().total(), self.spec.parking.rows_max);
+        format!(
+            "parking table full ({} of {} rows): the pipeline is paused",
+            grouped(rows),
+            grouped(max)
+        )
     }
 
     fn state(&self, lag: Duration) -> (State, Option<String>, Option<String>) {
@@ -116,10 +150,8 @@ impl Pipeline {
             return (State::BrokerDown, reason, hint);
         }
         if self.relay.parking_is_full() {
-            let reason = "as many events are parked as parking.rows_max allows: the intake is shut";
-            let hint =
-                "postrider parked list; then retry, skip or replace, or raise parking.rows_max";
-            return (State::CatchingUp, Some(reason.into()), Some(hint.into()));
+            let (reason, hint) = (self.full(), FULL_HINT.to_owned());
+            return (State::ParkingFull, Some(reason), Some(hint));
         }
         if !tell.streaming {
             return (State::Starting, None, None);
@@ -130,4 +162,17 @@ impl Pipeline {
         }
         (if tell.polling { State::Polling } else { State::Streaming }, None, None)
     }
+}
+
+/// `1234567` as `1,234,567`.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }

@@ -66,8 +66,8 @@ pub(super) struct Connected {
 pub(super) enum Failure {
     /// A connection failed; `postgres::action` knows what to do.
     Source(SourceError, Phase),
-    /// Another process has the slot.
-    StandBy { active_pid: u32 },
+    /// Another process has the slot. Where known: the server's end of WAL, and what that process has confirmed.
+    StandBy { active_pid: u32, progress: Option<(Lsn, Lsn)> },
     /// Not now.
     Wait { message: String },
     /// The producer was thrown away: nothing is wrong with the database.
@@ -111,7 +111,11 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
     }
     let resume = match fence::decide(&facts) {
         Ok(Decision::Resume(resume)) => resume,
-        Ok(Decision::StandBy { pid }) => return Err(Failure::StandBy { active_pid: pid }),
+        Ok(Decision::StandBy { pid }) => {
+            let confirmed = facts.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn);
+            let progress = confirmed.map(|confirmed| (facts.server.wal_end, confirmed));
+            return Err(Failure::StandBy { active_pid: pid, progress });
+        }
         Ok(Decision::Wait { message }) => return Err(Failure::Wait { message }),
         Err(halt) => return Err(Failure::Halt(Box::new(halt))),
     };
@@ -261,7 +265,8 @@ async fn poll_handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Polling,
     let poller = match opened {
         Opened::Polling(poller) => Reader::Poll(poller),
         Opened::StandBy { pid } => {
-            return Err(Failure::StandBy { active_pid: pid.unwrap_or_default() });
+            let active_pid = pid.unwrap_or_default();
+            return Err(Failure::StandBy { active_pid, progress: None });
         }
     };
     cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;

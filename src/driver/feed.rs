@@ -62,6 +62,7 @@ impl Pipeline {
         more: impl Fn() -> Option<Batch>,
     ) -> Fed {
         let mut frames = FRAMES_MAX;
+        self.tell.held_at = None;
         loop {
             if at_hand.is_none() && !self.relay.stopping() {
                 *at_hand = more().map(|batch| Feeding { batch, offset: 0 });
@@ -86,7 +87,10 @@ impl Pipeline {
             }
             match self.frame(now, &frame) {
                 Step::Next => feeding.offset = next,
-                Step::Stay => return Fed::Waiting,
+                Step::Stay => {
+                    self.tell.held_at = self.relay.upcoming().map(|next| next.commit_time);
+                    return Fed::Waiting;
+                }
             }
         }
         Fed::Turn

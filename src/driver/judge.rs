@@ -54,7 +54,14 @@ impl Pipeline {
     pub(super) fn judge(&mut self, failure: Failure) -> Option<Box<Halt>> {
         match failure {
             Failure::Halt(halt) => return Some(halt),
-            Failure::StandBy { active_pid } => self.stand_by(Some(active_pid)),
+            Failure::StandBy { active_pid, progress } => {
+                let now = std::time::Instant::now();
+                match progress {
+                    Some((wal_end, confirmed)) => self.lag.other_reads(wal_end, confirmed, now),
+                    None => self.lag.answered(now),
+                }
+                self.stand_by(Some(active_pid));
+            }
             Failure::Wait { message } => say::waiting(self, &message),
             Failure::Reset => {}
             Failure::Unrepaired => self.next = Next::Repair,

@@ -8,6 +8,7 @@ use super::connect::{self, Failure};
 use super::destinations::Destinations;
 use super::halts;
 use super::history::{History, Seen};
+use super::lag::LagMeter;
 use super::marking::{Handed, Marking};
 use super::parking::Desk;
 use super::repair;
@@ -59,6 +60,8 @@ pub(super) struct Pipeline {
     pub(super) board: Board,
     pub(super) metrics: PipelineMetrics,
     pub(super) tell: say::Tell,
+    /// Of commits that were not read yet.
+    pub(super) lag: LagMeter,
     /// Records of parked events.
     pub(super) shelf: Shelf,
     pub(super) destinations: Destinations,

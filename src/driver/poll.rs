@@ -4,6 +4,7 @@
 //! connection that is lost leaves the rows as they were: they are claimed and published again.
 
 mod claims;
+mod looks;
 mod turn;
 
 pub(super) use turn::Turn;
@@ -28,6 +29,7 @@ use crate::postgres::cursor::Written;
 use crate::postgres::parked::{Loaded, Stored};
 use crate::postgres::poll::CLAIM_ROWS_MAX;
 use crate::relay::{Effect, Input, Restart};
+use looks::RowLooks;
 use tokio::time::Instant;
 
 /// The sessions of a pipeline that polls, and the claim at hand.
@@ -58,6 +60,9 @@ pub(super) struct Polling {
     /// `mode = "auto"`: the slot that is to be streamed from again.
     pub(super) renewal: Option<Renewal>,
     leave_at: Option<Instant>,
+    looks: RowLooks,
+    /// When the newest claim began that took all that was ready; none since rows were left.
+    empties_since: Option<Instant>,
 }
 
 /// Whether what is parked is to be read again.
@@ -85,7 +90,10 @@ impl Polling {
         start: Lsn,
         keeps_failures: bool,
     ) -> Self {
+        let looks = RowLooks::new(desk.control.shared_client(), poller.oldest_ready());
         Self {
+            looks,
+            empties_since: None,
             poller,
             desk,
             parked,

@@ -1,7 +1,7 @@
 //! Where rows are claimed: the table, by its marks, or the list of a repair.
 
 use crate::postgres::SourceError;
-use crate::postgres::poll::{Claim, Poller, Settled};
+use crate::postgres::poll::{Claim, OldestReady, Poller, Settled};
 use crate::postgres::repair;
 use bytes::Bytes;
 use std::sync::Arc;
@@ -20,6 +20,14 @@ impl Reader {
         match self {
             Self::Poll(poller) => poller.relation().clone(),
             Self::Repair(reader) => reader.relation(),
+        }
+    }
+
+    /// The question for the oldest row that is ready; a list has none.
+    pub(super) fn oldest_ready(&self) -> Option<OldestReady> {
+        match self {
+            Self::Poll(poller) => Some(poller.oldest_ready()),
+            Self::Repair(_) => None,
         }
     }
 

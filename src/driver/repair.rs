@@ -115,7 +115,7 @@ pub(super) async fn open(spec: Arc<PipelineSpec>, seen: HistoryId) -> Result<Pol
     let list = List::open(&spec.conninfo, &name, table, marks).await;
     let list = list
         .map_err(at(Phase::Handshake))?
-        .map_err(|pid| Failure::StandBy { active_pid: pid.unwrap_or_default() })?;
+        .map_err(|pid| Failure::StandBy { active_pid: pid.unwrap_or_default(), progress: None })?;
     let identity = identity(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
     let columns = spec.columns();
     let ask = spec.ask(&identity, &columns);

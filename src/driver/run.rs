@@ -1,5 +1,6 @@
 //! Any number of pipelines in one process, each on its own thread, and how they are told to stop.
 
+use super::halted;
 use super::pipeline::Pipeline;
 use super::spec::PipelineSpec;
 use crate::error::Halt;
@@ -43,8 +44,13 @@ impl Stop {
         (StopHandle(sender), Self(receiver))
     }
 
+    /// Whether any stop was asked for.
+    pub fn is_asked_for(&self) -> bool {
+        *self.0.borrow() != Urgency::Run
+    }
+
     /// Waits until a drain, or more, is asked for.
-    pub(super) async fn drain(&self) {
+    pub async fn drain(&self) {
         self.wait(Urgency::Drain).await;
     }
 
@@ -76,7 +82,7 @@ pub enum Exit {
 /// The pipelines of one process.
 #[derive(Debug)]
 pub struct Service {
-    pipelines: Vec<(String, JoinHandle<Exit>, oneshot::Receiver<()>)>,
+    pipelines: Vec<(String, JoinHandle<()>, oneshot::Receiver<Exit>)>,
 }
 
 impl Service {
@@ -98,23 +104,29 @@ impl Service {
         Ok(Self { pipelines: started })
     }
 
-    /// Waits for the next pipeline to end; `None` when none is left.
+    /// Waits for the next pipeline to end; `None` when none is left. The thread of a halted one goes on looking at its
+    /// slot until the process is told to stop.
     pub async fn next_exit(&mut self) -> Option<(String, Exit)> {
-        let index = std::future::poll_fn(|context| {
+        let (index, exit) = std::future::poll_fn(|context| {
             if self.pipelines.is_empty() {
                 return std::task::Poll::Ready(None);
             }
             for (index, (_, _, wait)) in self.pipelines.iter_mut().enumerate() {
                 // A dropped sender is a thread that panicked: it has ended as well.
-                if std::future::Future::poll(std::pin::Pin::new(wait), context).is_ready() {
-                    return std::task::Poll::Ready(Some(index));
+                let ended = std::future::Future::poll(std::pin::Pin::new(wait), context);
+                if let std::task::Poll::Ready(exit) = ended {
+                    return std::task::Poll::Ready(Some((index, exit.unwrap_or(Exit::Bug))));
                 }
             }
             std::task::Poll::Pending
         })
         .await?;
         let (name, thread, _) = self.pipelines.swap_remove(index);
-        Some((name, thread.join().unwrap_or(Exit::Bug)))
+        if !matches!(exit, Exit::Halted(_)) {
+            // A panic is told by the exit already.
+            drop(thread.join());
+        }
+        Some((name, exit))
     }
 }
 
@@ -123,38 +135,39 @@ fn thread(
     board: Board,
     metrics: PipelineMetrics,
     stop: Stop,
-    ended: oneshot::Sender<()>,
-) -> Exit {
-    let guard = Ended { board: board.clone(), ended: Some(ended) };
+    ended: oneshot::Sender<Exit>,
+) {
+    // Where this thread panics, its sender is dropped with it.
+    let guard = Panic { board: board.clone() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let exit = match runtime {
-        Ok(runtime) => runtime.block_on(Pipeline::live(spec, board, metrics, stop)),
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
         Err(error) => {
             tracing::error!(%error, "could not make the pipeline's runtime");
-            Exit::Bug
+            return;
         }
     };
+    let exit = runtime.block_on(Pipeline::live(spec.clone(), board.clone(), metrics, stop.clone()));
     drop(guard);
-    exit
+    let halted = matches!(exit, Exit::Halted(_));
+    // Where nobody waits for it any more, nobody needs to know, and the process is about to end.
+    if ended.send(exit).is_ok() && halted {
+        runtime.block_on(halted::watch(&spec, &board, &stop));
+    }
 }
 
-/// Says that the thread has ended, in whatever way.
-struct Ended {
+/// Shows on the board that the thread panicked.
+struct Panic {
     board: Board,
-    ended: Option<oneshot::Sender<()>>,
 }
 
-impl Drop for Ended {
+impl Drop for Panic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.board.update(|snapshot| {
                 snapshot.state = State::Halted;
                 snapshot.reason = Some("a bug in Postrider: see the log".into());
             });
-        }
-        if let Some(ended) = self.ended.take() {
-            // Where nobody waits for it any more, nobody needs to be told.
-            ended.send(()).unwrap_or_default();
         }
     }
 }

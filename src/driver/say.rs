@@ -77,7 +77,10 @@ pub(super) struct Tell {
     pub(super) standing_by: Option<Trouble>,
     /// When a repair last told how far it is.
     pub(super) repair_at: Option<Instant>,
+    /// Commit time of the transaction that waits to be handed over while the intake is shut.
+    pub(super) held_at: Option<PgTime>,
     behind: Option<Trouble>,
+    full: Option<Trouble>,
     close_since: Option<Instant>,
     parked: Few,
     overtaken: Few,
@@ -144,11 +147,14 @@ pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::fence
 /// Far behind, and close again: a backlog that drains is a state too.
 pub(super) fn lag(pipeline: &mut Pipeline, state: status::State, lag: Duration) {
     let now = Instant::now();
-    let name = pipeline.spec.name();
     let lag_seconds = lag.as_secs();
-    let (behind, close) = (&mut pipeline.tell.behind, &mut pipeline.tell.close_since);
+    let close = &mut pipeline.tell.close_since;
     let well = matches!(state, status::State::Streaming | status::State::Polling) && lag < CLOSE;
     *close = if well { close.or(Some(now)) } else { None };
+    parking_full(pipeline, state, now);
+    let behind = &mut pipeline.tell.behind;
+    let close = pipeline.tell.close_since;
+    let name = pipeline.spec.name();
     if state == status::State::CatchingUp {
         if let Some(Due { seconds, .. }) = Trouble::note(behind, String::new(), None, now) {
             let (far, waits_for) = (span(lag_seconds), pipeline.relay.waits_for());
@@ -168,6 +174,27 @@ pub(super) fn lag(pipeline: &mut Pipeline, state: status::State, lag: Duration) 
             let after = span(seconds);
             info!(event = "caught_up", pipeline = name, seconds, "caught up after {after}");
         }
+    }
+}
+
+/// No row more may be parked, or again some may.
+fn parking_full(pipeline: &mut Pipeline, state: status::State, now: Instant) {
+    if state == status::State::ParkingFull {
+        let (reason, hint) = (pipeline.full(), super::board::FULL_HINT);
+        let told = &mut pipeline.tell.full;
+        if let Some(due) = Trouble::note(told, reason.clone(), Some(hint.to_owned()), now) {
+            let (pipeline, Due { seconds, tries }) = (pipeline.spec.name(), due);
+            warn!(event = "parking_full", pipeline, seconds, tries, hint, "{reason}");
+        }
+    } else if let Some(trouble) = pipeline.tell.full.take() {
+        let (pipeline, seconds) = (pipeline.spec.name(), trouble.seconds(now));
+        let after = span(seconds);
+        info!(
+            event = "parking_room",
+            pipeline,
+            seconds,
+            "free space in the parking table again, after {after}: reading goes on"
+        );
     }
 }
 
@@ -267,6 +294,15 @@ pub(super) fn ended(name: &str, board: &Board, exit: &Exit) {
         Exit::Stopped => snapshot.state = status::State::Stopped,
         Exit::Halted(halt) => {
             snapshot.state = status::State::Halted;
+            // What was last seen may be what the halt is about. The slot is looked at again while the pipeline is
+            // halted.
+            snapshot.slot_state = None;
+            snapshot.slot_safe_bytes = None;
+            snapshot.slot_retained_bytes = None;
+            snapshot.confirmed_flush_lsn = None;
+            if let status::Lag::None = snapshot.lag {
+                snapshot.lag = status::Lag::Growing { was: Duration::ZERO, at: Instant::now() };
+            }
             // Without the code: it stands beside it.
             snapshot.reason = Some(halt.message.clone());
             snapshot.halt_code = Some(halt.reason.code());

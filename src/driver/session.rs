@@ -146,6 +146,8 @@ impl Pipeline {
         let started = Input::Started { cursor, same_history, same_owner, parked, wishes };
         self.relay.apply(self.now(), started, &mut self.effects);
         self.go_on_with(loaded);
+        self.tell.held_at = None;
+        self.lag.connected(session.connected.past.wal_end, std::time::Instant::now());
         say::streaming(self, &session.connected.resume);
     }
 
@@ -246,6 +248,8 @@ impl Pipeline {
                 return Some(End::Lost(error));
             }
             Turn::Looked(Ok(look)) => {
+                let received = self.relay.received();
+                self.lag.looked(look.wal_end, received, std::time::Instant::now());
                 self.awaits_standby(look.waits_for_standby);
                 let spent = look.retained().filter(|_| !self.relay.stopping());
                 if let Some(halt) = spent.and_then(|retained| self.spend(retained)) {
@@ -265,7 +269,10 @@ impl Pipeline {
                 return Some(End::Lost(error));
             }
             Turn::Looked(Err(error)) => say::look_failed(self, &error),
-            Turn::Batch(Ok(batch)) => session.feeding = Some(Feeding { batch, offset: 0 }),
+            Turn::Batch(Ok(batch)) => {
+                self.lag.answered(std::time::Instant::now());
+                session.feeding = Some(Feeding { batch, offset: 0 });
+            }
         }
         self.perform(session)
     }

@@ -2,9 +2,9 @@
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them so")]
 
 use super::*;
-use crate::status::State;
+use crate::status::{Lag, State};
 use expect_test::expect;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn metrics() -> Metrics {
     let metrics = Metrics::default();
@@ -14,7 +14,10 @@ fn metrics() -> Metrics {
         snapshot.state = State::Streaming;
         snapshot.published_total = 7;
         snapshot.skipped_total = 2;
-        snapshot.lag_seconds = 0.25;
+        // Not yet: it does not grow while the test runs.
+        let at = Instant::now() + Duration::from_hours(1);
+        snapshot.lag = Lag::Growing { was: Duration::from_millis(250), at };
+        snapshot.source_contact_at = Some(at);
         snapshot.lag_bytes = 4096;
         snapshot.in_flight_events = 3;
         snapshot.in_flight_bytes = 900;
@@ -61,9 +64,12 @@ fn a_scrape_shows_everything() {
         postrider_publish_latency_seconds_bucket{le="30.0",pipeline="orders"} 3
         postrider_publish_latency_seconds_bucket{le="60.0",pipeline="orders"} 3
         postrider_publish_latency_seconds_bucket{le="+Inf",pipeline="orders"} 4
-        # HELP postrider_lag_seconds Age of the oldest commit that is not published whole
+        # HELP postrider_lag_seconds Age of the oldest commit that is not published or parked
         # TYPE postrider_lag_seconds gauge
         postrider_lag_seconds{pipeline="orders"} 0.25
+        # HELP postrider_source_contact_seconds Time since the database last answered
+        # TYPE postrider_source_contact_seconds gauge
+        postrider_source_contact_seconds{pipeline="orders"} 0.0
         # HELP postrider_lag_bytes WAL between the server's end and what is confirmed
         # TYPE postrider_lag_bytes gauge
         postrider_lag_bytes{pipeline="orders"} 4096.0
@@ -113,6 +119,7 @@ fn a_scrape_shows_everything() {
         postrider_state{pipeline="orders",state="standing_by"} 0
         postrider_state{pipeline="orders",state="broker_down"} 0
         postrider_state{pipeline="orders",state="source_down"} 0
+        postrider_state{pipeline="orders",state="parking_full"} 0
         postrider_state{pipeline="orders",state="draining"} 0
         postrider_state{pipeline="orders",state="halted"} 0
         postrider_state{pipeline="orders",state="stopped"} 0

@@ -12,7 +12,8 @@ use std::fmt;
 pub const CATALOG: &[(&str, &str)] = &[
     ("postrider_events_total", "Events by outcome since the start"),
     ("postrider_publish_latency_seconds", "From commit to the broker's acknowledgement"),
-    ("postrider_lag_seconds", "Age of the oldest commit that is not published whole"),
+    ("postrider_lag_seconds", "Age of the oldest commit that is not published or parked"),
+    ("postrider_source_contact_seconds", "Time since the database last answered"),
     ("postrider_lag_bytes", "WAL between the server's end and what is confirmed"),
     ("postrider_in_flight_events", "Events handed to the broker without a report"),
     ("postrider_in_flight_bytes", "Bytes handed to the broker without a report"),
@@ -110,6 +111,9 @@ impl Scrape {
 
     fn gauges(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         self.gauge(encoder, "postrider_lag_seconds", |snapshot| Some(snapshot.lag_seconds))?;
+        self.gauge(encoder, "postrider_source_contact_seconds", |snapshot| {
+            snapshot.source_contact_seconds
+        })?;
         self.gauge(encoder, "postrider_lag_bytes", |snapshot| Some(real(snapshot.lag_bytes)))?;
         self.gauge(encoder, "postrider_in_flight_events", |snapshot| {
             Some(real(snapshot.in_flight_events))

@@ -81,7 +81,7 @@ impl Relay {
         }
         let log = File::options().create(true).append(true).open(self.log_file()).expect("a log");
         let mut command = Command::new(env!("CARGO_BIN_EXE_postrider"));
-        command.arg("-c").arg(self.config()).args(["--log-format", "json", "run"]);
+        command.arg("-c").arg(self.config()).args(["--log-format", "json", "run", "--fail-fast"]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.child = Some(command.spawn().expect("postrider"));
         self.lives += 1;

@@ -1,5 +1,7 @@
 //! `config/alerts.yml`, judged by promtool: whether it can be read, and when it calls.
 
+mod live;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -25,7 +27,7 @@ fn said(output: &Output) -> String {
 fn rules_are_rules() {
     let output = promtool(&["check", "rules", "config/alerts.yml"]);
     assert!(output.status.success(), "{}", said(&output));
-    assert!(said(&output).contains("9 rules found"), "{}", said(&output));
+    assert!(said(&output).contains("15 rules found"), "{}", said(&output));
 }
 
 /// One series for half an hour, and which alert it is after six minutes and after one.
@@ -51,7 +53,9 @@ fn alerts_call_when_they_should_and_not_before() {
         ("postrider_parked_attempts", "10 10 11x30", "PostriderAttempts", false, true),
         ("postrider_slot_safe_bytes", "9e8x30", "PostriderSlotLosingWal", true, true),
         ("postrider_slot_safe_bytes", "2e9x30", "PostriderSlotLosingWal", false, false),
-        ("postrider_state{state=\"halted\"}", "0 1x30", "PostriderHalted", true, true),
+        ("postrider_halted{code=\"PR001\"}", "0 1x30", "PostriderHalted", true, true),
+        ("postrider_slot_retained_bytes", "11e9x30", "PostriderRetainsWal", false, true),
+        ("postrider_slot_retained_bytes", "9e9x30", "PostriderRetainsWal", false, false),
     ];
     let rules = root().join("config/alerts.yml");
     let tests: Vec<String> = cases
@@ -59,8 +63,8 @@ fn alerts_call_when_they_should_and_not_before() {
             let page =
                 ["Lagging", "SlotLosingWal", "Halted"].iter().any(|name| alert.ends_with(name));
             let severity = if page { "page" } else { "ticket" };
-            let state = if series.contains("state=") { ", state: halted" } else { "" };
-            let labels = format!("{{ severity: {severity}{state} }}");
+            let code = if series.contains("code=") { ", code: PR001" } else { "" };
+            let labels = format!("{{ severity: {severity}{code} }}");
             case(series, values, alert, after_1m, after_6m).replace("LABELS", &labels)
         })
         .into();

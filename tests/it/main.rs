@@ -87,6 +87,8 @@ mod kafka_sink;
 mod kafka_strangers;
 /// More partitions than have their turn at a time.
 mod kafka_turns;
+/// Lag, readiness and state, whatever stops the flow; a halted process that answers.
+mod lag;
 /// The log: which lines, with which fields.
 mod logs;
 /// Several pipelines in one process; sinks without a broker; messages; partitions.

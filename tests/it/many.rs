@@ -1,7 +1,7 @@
 //! Several pipelines in one process, sinks without a broker, logical messages, partitions.
 
 use crate::await_that::{SOON, await_that};
-use crate::halted::{halt_lines, spawn};
+use crate::halted::halt_lines;
 use crate::pipeline::Pipeline;
 use crate::relay::{Relay, postrider_ok};
 use crate::server::Version;
@@ -33,7 +33,7 @@ fn state<'a>(status: &'a Value, pipeline: &Pipeline) -> &'a Value {
 #[tokio::test]
 async fn one_that_halts_leaves_the_others_alone_and_the_last_halt_ends_the_process() {
     let pipelines = three().await;
-    let relay = spawn(&together(&pipelines));
+    let relay = stays_up(&together(&pipelines));
     let [one, two, three] = &pipelines;
     let is = |pipeline: &Pipeline, wanted: &'static str| {
         let name = pipeline.name.clone();
@@ -66,16 +66,32 @@ async fn one_that_halts_leaves_the_others_alone_and_the_last_halt_ends_the_proce
     three.insert(100).await;
     assert_eq!(three.topic.await_records(200, SOON).await.len(), 200);
     poison(three).await;
-    let ended = relay.ended(SOON).await;
+    relay.await_status("the third halt", SOON, is(three, "halted")).await;
+    // The process stays up, so that whoever asks it learns why nothing is published.
+    relay.await_log("every pipeline has halted", SOON).await;
+    assert_eq!(relay.get("/live").await.expect("an answer").0, 200);
+    let (ready, why) = relay.get("/ready").await.expect("an answer");
+    assert_eq!((ready, why.lines().count()), (503, 3), "{why}");
+    let (_, metrics) = relay.get("/metrics").await.expect("an answer");
+    for pipeline in [one, two, three] {
+        let series = format!("postrider_halted{{pipeline=\"{}\",code=\"PR011\"}} 1", pipeline.name);
+        assert!(metrics.contains(&series), "{metrics}");
+    }
+    let ended = relay.terminate(SOON).await;
     assert_eq!(ended.code, Some(3), "{}", ended.stderr);
     assert_eq!(halt_lines(&ended.stderr).len(), 3);
+}
+
+/// A run that goes on answering when all has halted.
+fn stays_up(config: &str) -> Relay {
+    Relay::spawn_with(config, &["--log-format", "json"], &[])
 }
 
 /// A stop after a halt is a clean one for those that ran.
 #[tokio::test]
 async fn stop_after_one_of_two_halted_is_clean() {
     let [one, two, _] = &three().await;
-    let relay = spawn(&format!("{}{}", one.stops(), two.config));
+    let relay = stays_up(&format!("{}{}", one.stops(), two.config));
     poison(one).await;
     relay.await_state("halted", SOON).await;
     two.insert(10).await;

@@ -8,7 +8,8 @@ use crate::topic::ReadRecord;
 
 /// Runs until the pipeline halts with `code`; its log.
 async fn halted(pipeline: &Pipeline, code: &str) -> String {
-    let ended = pipeline.run().ended(SOON).await;
+    let ended =
+        crate::relay::Relay::spawn_with(&pipeline.config, &["--fail-fast"], &[]).ended(SOON).await;
     assert_eq!(ended.code, Some(3), "{}", ended.stderr);
     assert!(ended.stderr.contains(&format!("code=\"{code}\"")), "{}", ended.stderr);
     ended.stderr

@@ -121,7 +121,9 @@ async fn slot_that_outgrew_the_wal_limit_is_repaired_under_load() {
         drop(relay.kill().await);
         committed(&load, UNPUBLISHED).await;
         outgrow(&pipeline).await;
-        let halted = pipeline.run().ended(SOON).await;
+        let halted = crate::relay::Relay::spawn_with(&pipeline.config, &["--fail-fast"], &[])
+            .ended(SOON)
+            .await;
         assert_eq!(halted.code, Some(3), "{}", halted.stderr);
 
         let value = repaired(&pipeline.config);

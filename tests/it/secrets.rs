@@ -175,7 +175,7 @@ async fn planted_secrets_are_told_by_no_command() {
 }
 
 fn trace(config: &str) -> Relay {
-    Relay::spawn_with(config, &["--log", "trace"], &[("PLANTED", PASSWORD)])
+    Relay::spawn_with(config, &["--log", "trace", "--fail-fast"], &[("PLANTED", PASSWORD)])
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use super::{Next, Pipeline};
 use crate::driver::budget::Budget;
 use crate::driver::destinations::Destinations;
 use crate::driver::halts;
+use crate::driver::lag::LagMeter;
 use crate::driver::marking::{Handed, Marking};
 use crate::driver::returning::Returning;
 use crate::driver::run::{Exit, Stop};
@@ -32,11 +33,17 @@ impl Pipeline {
         stop: Stop,
     ) -> Exit {
         let name = spec.name().to_owned();
+        board.update(|snapshot| {
+            snapshot.source = format!("{}/{}", spec.conninfo.hosts(), spec.conninfo.dbname());
+            snapshot.slot.clone_from(&spec.names.slot);
+        });
         let exit = match Self::new(spec, board.clone(), metrics) {
             Ok(mut pipeline) => {
                 let exit = pipeline.run(&stop).await;
                 pipeline.leave_nothing_in_flight();
                 pipeline.sink.close(pipeline.spec.shutdown_grace.min(Duration::from_secs(2)));
+                // From here on nothing is read.
+                pipeline.tell.streaming = false;
                 pipeline.report(None);
                 exit
             }
@@ -74,6 +81,7 @@ impl Pipeline {
             board,
             metrics,
             tell: say::Tell::default(),
+            lag: LagMeter::new(std::time::Instant::now()),
             shelf: Shelf::default(),
             destinations,
             marking,

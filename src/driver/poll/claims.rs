@@ -3,6 +3,7 @@
 use super::{Anew, Polling};
 use crate::backoff::Backoff;
 use crate::driver::claim::Open;
+use crate::driver::lag::OldestRow;
 use crate::driver::pipeline::Pipeline;
 use crate::driver::renewal::Renewal;
 use crate::driver::run::Stop;
@@ -38,6 +39,7 @@ impl Pipeline {
         let limit = polling.limit.max(settings.batch).min(polling.limit_max);
         let all = polling.renewal.as_mut().is_some_and(Renewal::claims);
         polling.keeps_now = polling.keeps_failures && !all;
+        let began = Instant::now();
         let claim = if all {
             polling.poller.claim_all(limit).await?
         } else {
@@ -50,12 +52,16 @@ impl Pipeline {
             polling.anew = Anew::Due(Instant::now());
             return self.begin_anew(polling, stop).await;
         }
+        self.lag.answered(std::time::Instant::now());
+        let takes_all = !claim.more && claim.withheld == 0 && polling.poller.repairs().is_none();
+        polling.empties_since = takes_all.then_some(began);
         self.tell.skipped_total += claim.expired;
         if let Some(renewal) = &mut polling.renewal {
             renewal.claimed(claim.more, claim.withheld);
         }
         polling.limit = if claim.more { (limit * 2).min(BACKLOG_ROWS) } else { batch };
         if claim.rows.is_empty() {
+            self.is_empty(polling);
             let pause = match (claim.more, claim.expired) {
                 (true, 0) => LOCKED_PAUSE.min(interval),
                 (true, _) => Duration::ZERO,
@@ -68,6 +74,13 @@ impl Pipeline {
         Ok(())
     }
 
+    /// Notes for the lag that nothing is ready any more, where the claim at hand had taken all there was.
+    fn is_empty(&mut self, polling: &mut Polling) {
+        if let Some(began) = polling.empties_since.take() {
+            self.lag.polled(OldestRow::None, began.into_std(), std::time::Instant::now());
+        }
+    }
+
     /// Settles a claim that is done, and looks for the next at once.
     pub(super) async fn end_claim(
         &mut self,
@@ -78,6 +91,7 @@ impl Pipeline {
         polling.limit_max = polling.limit_max.saturating_mul(2).min(CLAIM_ROWS_MAX);
         polling.again.reset();
         let any = self.settle_claim(polling, stop).await?;
+        self.is_empty(polling);
         if std::mem::take(&mut polling.failed) {
             // The table holds failed rows and their followers back: the next claim is a new beginning.
             polling.anew = Anew::Due(Instant::now());

@@ -1,6 +1,7 @@
 //! One turn of polling: what it waits for, and what follows from what came first.
 
 use super::{Anew, Over, Polling};
+use crate::driver::lag::OldestRow;
 use crate::driver::parking::{Desk, Said};
 use crate::driver::pipeline::Pipeline;
 use crate::driver::renewal::renewing;
@@ -25,6 +26,7 @@ pub(in crate::driver) enum Turn {
     Lost(SourceError),
     Due,
     Claim,
+    Looked(Result<(OldestRow, Instant), SourceError>),
     Renew,
     Renewed(Result<Renewed, SourceError>),
 }
@@ -40,7 +42,7 @@ impl Pipeline {
         let due = hold.map_or(due, |hold| due.min(hold));
         let again = (polling.anew == Anew::SameHistory).then_some(polling.again_at);
         let due = again.filter(|at| *at > Instant::now()).map_or(due, |at| due.min(at));
-        let Polling { poller, desk, next_at, leave_at, renewal, .. } = polling;
+        let Polling { poller, desk, next_at, leave_at, renewal, looks, .. } = polling;
         let Desk { control, jobs, .. } = desk;
         let (wake, notifications) = (poller.wake(), control.notifications());
         let grace = leave_at.unwrap_or_else(Instant::now);
@@ -56,6 +58,7 @@ impl Pipeline {
             said = jobs.next(&notifications) => Turn::Parking(said),
             () = self.mailbox.arrived() => Turn::Posts,
             turn = renewing(renewal) => turn,
+            looked = looks.next() => Turn::Looked(looked),
             () = tokio::time::sleep_until(due) => Turn::Due,
         }
     }
@@ -86,6 +89,12 @@ impl Pipeline {
                     return Ok(self.hands_over(polling, stop).await?.then_some(Over::Streams));
                 }
             }
+            Turn::Looked(Ok((oldest, began))) => {
+                self.lag.polled(oldest, began.into_std(), std::time::Instant::now());
+            }
+            // The session is gone; else the server refuses this one question, and polling goes on.
+            Turn::Looked(Err(error)) if error.sqlstate().is_none() => return Err(error),
+            Turn::Looked(Err(error)) => say::look_failed(self, &error),
             Turn::Renew => self.renew(polling),
             Turn::Renewed(outcome) => self.renewed(polling, outcome),
             Turn::Due => {

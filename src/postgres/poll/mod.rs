@@ -17,6 +17,7 @@ mod dies;
 pub mod listed;
 mod lock;
 pub mod marks;
+mod oldest;
 mod session;
 mod settle;
 mod spec;
@@ -27,6 +28,7 @@ mod tests;
 
 pub use claim::{Claim, Settled};
 pub use lock::{Locked, lock};
+pub use oldest::OldestReady;
 pub use session::{CHANNEL, CLAIM_ROWS_MAX, Opened, Poller};
 pub use settle::ERROR_CHARS_MAX;
 pub use spec::{Backoff, Marks, PollSpec};

@@ -5,6 +5,7 @@ mod pauses;
 use super::claim::{Claim, Look, Settled};
 use super::dies::dies;
 use super::lock::{Locked, lock};
+use super::oldest::OldestReady;
 use super::settle::{self, Marked};
 use super::spec::{Marks, PollSpec};
 use super::sql::{self, Ask};
@@ -111,6 +112,11 @@ impl Poller {
     /// The table as a pgoutput Relation message, for `Mapper::relation`.
     pub fn relation(&self) -> &Bytes {
         &self.relation
+    }
+
+    /// The question for the oldest row that is ready.
+    pub fn oldest_ready(&self) -> OldestReady {
+        OldestReady::of(&self.spec, &self.shape)
     }
 
     /// The table's OID, for `Mapper::forget_relations`.

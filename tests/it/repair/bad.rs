@@ -107,7 +107,8 @@ async fn slot_made_again_by_hand_is_repaired() {
     let slot = pipeline.slot();
     let made = format!("select pg_create_logical_replication_slot('{slot}', 'pgoutput')::text");
     pipeline.sql.text(&made).await;
-    let halted = pipeline.run().ended(SOON).await;
+    let halted =
+        crate::relay::Relay::spawn_with(&pipeline.config, &["--fail-fast"], &[]).ended(SOON).await;
     assert_eq!(halted.code, Some(3), "{}", halted.stderr);
     let value = repaired(&pipeline.config);
     assert_eq!(number(&value, "published"), 100, "{value}");

@@ -1,0 +1,61 @@
+//! Looks at the polled table: how long its oldest ready row has waited.
+//!
+//! One look at a time, on the control connection, whether a claim is open or not.
+
+use crate::driver::alarm::Alarm;
+use crate::driver::lag::OldestRow;
+use crate::driver::session::{Job, job};
+use crate::postgres::SourceError;
+use crate::postgres::poll::OldestReady;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+use tokio_postgres::Client;
+
+/// The shortest pause between two looks.
+const PAUSE_MIN: Duration = Duration::from_secs(2);
+
+/// A look that takes long is followed by a pause of so many times its own length: looks take no more than a tenth of
+/// one session's time.
+const PAUSE_FACTOR: u32 = 9;
+
+/// The looks at one table.
+pub(in crate::driver) struct RowLooks {
+    client: Arc<Client>,
+    /// None for the list of a repair, all of which waits.
+    question: Option<OldestReady>,
+    running: Option<Job<OldestRow>>,
+    began: Instant,
+    next_at: Instant,
+    alarm: Alarm,
+}
+
+impl RowLooks {
+    pub(in crate::driver) fn new(client: Arc<Client>, question: Option<OldestReady>) -> Self {
+        let now = Instant::now();
+        let alarm = Alarm::default();
+        Self { client, question, running: None, began: now, next_at: now, alarm }
+    }
+
+    /// Waits for the next look, and gives the moment at which it began. Cancel-safe.
+    pub(in crate::driver) async fn next(&mut self) -> Result<(OldestRow, Instant), SourceError> {
+        if self.running.is_none() {
+            self.alarm.at(self.next_at).await;
+            let (client, question) = (Arc::clone(&self.client), self.question.clone());
+            self.began = Instant::now();
+            self.running = Some(Box::pin(async move {
+                let Some(question) = question else { return Ok(OldestRow::Unknown) };
+                Ok(match question.ask(&client).await? {
+                    None => OldestRow::None,
+                    Some(Some(age)) => OldestRow::Since(age),
+                    Some(None) => OldestRow::Unknown,
+                })
+            }));
+        }
+        let outcome = job(&mut self.running).await;
+        self.running = None;
+        let pause = self.began.elapsed().saturating_mul(PAUSE_FACTOR).max(PAUSE_MIN);
+        self.next_at = Instant::now() + pause;
+        Ok((outcome?, self.began))
+    }
+}

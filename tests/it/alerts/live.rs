@@ -1,0 +1,234 @@
+//! The alert rules against a live Prometheus that scrapes running relays: each fault is produced, its alert fires, and
+//! clears when the fault is over.
+//!
+//! The rules are those of `config/alerts.yml`, with `for` in seconds where they have minutes.
+
+use super::root;
+use crate::await_that::{SOON, await_that};
+use crate::parking::Scene;
+use crate::pipeline::Pipeline;
+use crate::private::{PrivateKafka, PrivatePostgres, free_port};
+use crate::relay::{Relay, http_get, postrider_ok};
+use crate::server::{Version, brokers};
+use serde_json::Value;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use tempfile::TempDir;
+
+/// Ended when dropped.
+struct Prometheus {
+    child: Child,
+    port: u16,
+    _dir: TempDir,
+}
+
+impl Prometheus {
+    fn start(targets: &[u16]) -> Self {
+        let fetched = root().join("target/tools/usr/bin/prometheus");
+        let program = if fetched.exists() { fetched } else { PathBuf::from("prometheus") };
+        let dir = TempDir::new().expect("a directory");
+        let rules = fs::read_to_string(root().join("config/alerts.yml")).expect("the rules");
+        let scaled = regex::Regex::new(r"(?m)^(\s+for: \d+)m$").expect("a pattern");
+        assert!(scaled.is_match(&rules), "{rules}");
+        fs::write(dir.path().join("alerts.yml"), &*scaled.replace_all(&rules, "${1}s")).unwrap();
+        let targets: Vec<String> =
+            targets.iter().map(|port| format!("\"127.0.0.1:{port}\"")).collect();
+        let config = format!(
+            "global: {{ scrape_interval: 250ms, scrape_timeout: 250ms, evaluation_interval: 250ms }}\n\
+             rule_files: [alerts.yml]\nscrape_configs:\n  - job_name: postrider\n    \
+             static_configs: [ {{ targets: [ {} ] }} ]\n",
+            targets.join(", ")
+        );
+        fs::write(dir.path().join("prometheus.yml"), config).expect("a configuration");
+        let port = free_port();
+        let child = Command::new(&program)
+            .arg(format!("--config.file={}", dir.path().join("prometheus.yml").display()))
+            .arg(format!("--storage.tsdb.path={}", dir.path().join("data").display()))
+            .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+            .arg("--log.level=error")
+            .stdin(Stdio::null())
+            .spawn();
+        let child = child.unwrap_or_else(|error| panic!("{}: {error}", program.display()));
+        Self { child, port, _dir: dir }
+    }
+
+    /// The alerts that fire, by name and pipeline.
+    async fn firing(&self) -> Result<Vec<(String, String)>, String> {
+        let (_, body) = http_get(self.port, "/api/v1/alerts").await?;
+        let answer: Value = serde_json::from_str(&body).map_err(|error| error.to_string())?;
+        let alerts = answer["data"]["alerts"].as_array().cloned().unwrap_or_default();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let firing = alerts.iter().filter(|alert| alert["state"] == "firing");
+        let names = firing
+            .map(|alert| (text(&alert["labels"]["alertname"]), text(&alert["labels"]["pipeline"])));
+        Ok(names.collect())
+    }
+
+    async fn await_alert(&self, alert: &str, pipeline: &str, fires: bool) {
+        let what = format!("{alert} of {pipeline:?} {}", if fires { "fires" } else { "clears" });
+        await_that(&what, SOON, || async {
+            let firing = self.firing().await?;
+            let found = firing.iter().any(|(name, of)| name == alert && of == pipeline);
+            if found == fires { Ok(()) } else { Err(format!("{firing:?}")) }
+        })
+        .await;
+    }
+
+    async fn fires(&self, alert: &str, pipeline: &Pipeline) {
+        self.await_alert(alert, &pipeline.name, true).await;
+    }
+
+    async fn clears(&self, alert: &str, pipeline: &Pipeline) {
+        self.await_alert(alert, &pipeline.name, false).await;
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+#[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one Prometheus, one fault after the other")]
+async fn each_fault_fires_its_alert_and_clears_when_it_is_over() {
+    let mut server = PrivatePostgres::start(Version::Pg17, "").await;
+    let mut kafka = PrivateKafka::start("").await;
+    let tried = "attempts_max = 1000\nbackoff = { step = \"300ms\", steps_max = 1 }";
+    let mut parked = Scene::set_with(Version::Pg17, "al_parked", tried).await;
+    let mut dead = Scene::set_with(Version::Pg17, "al_dead", "attempts_max = 1").await;
+    let full_lines = format!("rows_max = 2\n{tried}");
+    let mut full = Scene::set_with(Version::Pg17, "al_full", &full_lines).await;
+    let source = Pipeline::on(&server.url(), &brokers(), "al_source").await;
+    let budget = Pipeline::with_layout(
+        &server.url_of("postgres"),
+        &kafka.brokers(),
+        "al_broker",
+        "postrider",
+        "[.parking]\nrows_max = 1000\n",
+    )
+    .await;
+    let halted = Pipeline::shared(Version::Pg17, "al_halted").await;
+    let standing = Pipeline::shared(Version::Pg17, "al_standing").await;
+
+    let hidden = standing.run();
+    hidden.await_state("streaming", SOON).await;
+    let ports: Vec<u16> = (0..7).map(|_| free_port()).collect();
+    let at = |config: &str, index: usize| Relay::spawn_at(config, ports[index], &[]);
+    let parked_relay = at(&parked.config, 0);
+    let dead_relay = at(&dead.config, 1);
+    let full_relay = at(&full.config, 2);
+    let source_relay = at(&source.config, 3);
+    let budget_relay = at(&budget.with_line("source", "wal_retain_max = \"1GiB\""), 4);
+    let halted_relay = at(&halted.stops(), 5);
+    let standing_relay = at(&standing.config, 6);
+    let prometheus = Prometheus::start(&ports);
+    for (relay, state) in [
+        (&parked_relay, "streaming"),
+        (&dead_relay, "streaming"),
+        (&full_relay, "streaming"),
+        (&source_relay, "streaming"),
+        (&budget_relay, "streaming"),
+        (&halted_relay, "streaming"),
+        (&standing_relay, "standing_by"),
+    ] {
+        relay.await_state(state, SOON).await;
+    }
+
+    // All faults that need nothing of each other, at once.
+    parked.insert(&["!a", "a"]).await;
+    dead.insert(&["!a"]).await;
+    full.insert(&["!a", "a"]).await;
+    full.await_rows("a waiting, a behind").await;
+    full.insert(&["b"]).await;
+    kafka.freeze();
+    budget.insert(10).await;
+    let poison = "alter table outbox alter event_type drop not null; \
+                  insert into outbox (aggregate_type, aggregate_id) values ('order', 'a')";
+    halted.sql.batch(poison).await;
+    prometheus.fires("PostriderParkingFull", &full.pipeline).await;
+    prometheus.fires("PostriderStandingBy", &standing).await;
+    prometheus.fires("PostriderDeadLetters", &dead.pipeline).await;
+    prometheus.fires("PostriderBrokerDown", &budget).await;
+    prometheus.fires("PostriderAttempts", &parked.pipeline).await;
+    prometheus.fires("PostriderParked", &parked.pipeline).await;
+    prometheus.fires("PostriderHalted", &halted).await;
+
+    // Each is mended, and its alert clears.
+    parked.raise_the_limit().await;
+    prometheus.clears("PostriderAttempts", &parked.pipeline).await;
+    prometheus.clears("PostriderParked", &parked.pipeline).await;
+    postrider_ok(&dead.config, &["parked", "skip", "--all", "--yes"]);
+    prometheus.clears("PostriderDeadLetters", &dead.pipeline).await;
+    assert_eq!(hidden.terminate(SOON).await.code, Some(0));
+    prometheus.clears("PostriderStandingBy", &standing).await;
+    assert_eq!(halted_relay.terminate(SOON).await.code, Some(3));
+    prometheus.fires("PostriderPipelineGone", &halted).await;
+    let halted_relay = at(&halted.config, 5);
+    prometheus.clears("PostriderHalted", &halted).await;
+    prometheus.clears("PostriderPipelineGone", &halted).await;
+    kafka.thaw();
+    prometheus.clears("PostriderBrokerDown", &budget).await;
+
+    // The slot: WAL that is retained, and WAL that is about to be lost.
+    let session = server.connect().await;
+    session.batch("alter system set max_slot_wal_keep_size = '512MB'").await;
+    session.batch("select pg_reload_conf()").await;
+    prometheus.fires("PostriderSlotLosingWal", &source).await;
+    session.batch("alter system reset max_slot_wal_keep_size").await;
+    session.batch("select pg_reload_conf()").await;
+    prometheus.clears("PostriderSlotLosingWal", &source).await;
+    assert_eq!(budget_relay.terminate(SOON).await.code, Some(0));
+    let budget_relay = at(&budget.with_line("source", "wal_retain_max = \"64MiB\""), 4);
+    budget_relay.await_state("streaming", SOON).await;
+    kafka.freeze();
+    budget.insert(10).await;
+    budget_relay.await_state("broker_down", SOON).await;
+    session.batch("create table if not exists filler (x text)").await;
+    for _ in 0..3 {
+        // 16 MiB of WAL: a segment.
+        session
+            .batch("insert into filler select repeat(md5(i::text), 30) from generate_series(1, 14000) i; select pg_switch_wal()")
+            .await;
+    }
+    prometheus.fires("PostriderWalBudget", &budget).await;
+    kafka.thaw();
+    await_that("less WAL is retained", SOON, || async {
+        session.batch("checkpoint").await;
+        let firing = prometheus.firing().await?;
+        let over = firing.iter().all(|(name, _)| name != "PostriderWalBudget");
+        if over { Ok(()) } else { Err(format!("{firing:?}")) }
+    })
+    .await;
+
+    server.stop_fast(SOON).await;
+    prometheus.fires("PostriderSourceDown", &source).await;
+    server.restart().await;
+    prometheus.clears("PostriderSourceDown", &source).await;
+
+    // By now it is more than a minute behind.
+    prometheus.fires("PostriderLagging", &full.pipeline).await;
+    full.raise_the_limit().await;
+    prometheus.clears("PostriderParkingFull", &full.pipeline).await;
+    prometheus.clears("PostriderLagging", &full.pipeline).await;
+
+    for relay in [
+        parked_relay,
+        dead_relay,
+        full_relay,
+        source_relay,
+        budget_relay,
+        halted_relay,
+        standing_relay,
+    ] {
+        relay.kill().await;
+    }
+    prometheus.await_alert("PostriderGone", "", true).await;
+    let again = at(&standing.config, 6);
+    again.await_state("streaming", SOON).await;
+    prometheus.await_alert("PostriderGone", "", false).await;
+    assert_eq!(again.terminate(SOON).await.code, Some(0));
+    kafka.stop().await;
+}
