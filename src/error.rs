@@ -105,4 +105,10 @@ halt_reasons! {
     WalBudget = "PR017" "wal_budget",
     /// Published rows can't be marked in the outbox table without loss or repetition.
     MarksUnfit = "PR018" "marks_unfit",
+    /// Another process is at work on the pipeline or its slot; commands that would disturb it are refused.
+    RelayRunning = "PR020" "relay_running",
+    /// The command does not apply to a pipeline of this mode or without a table.
+    NotApplicable = "PR021" "not_applicable",
+    /// A first start is asked for, and the pipeline has a cursor row or a slot already.
+    AlreadySetUp = "PR022" "already_set_up",
 }

@@ -33,12 +33,14 @@ pub(super) enum CliError {
     Runtime(#[source] io::Error),
     #[error("admin.listen is \"\": a process without an endpoint can't be asked")]
     AdminOff,
-    #[error("could not ask http://{address}/status")]
+    #[error("no Postrider answers at {address}")]
     Ask {
         address: SocketAddr,
         #[source]
         source: io::Error,
     },
+    #[error("the Postrider at {address} runs another configuration than {file}: {}", .differences.join("; "))]
+    OtherConfiguration { address: SocketAddr, file: String, differences: Vec<String> },
     #[error("what answers at http://{0}/status is not Postrider")]
     Stranger(SocketAddr),
     #[error(transparent)]
@@ -53,6 +55,14 @@ pub(super) enum CliError {
         "--undo drops things and asks first, but standard input is no terminal: nothing was changed"
     )]
     NotAgreed,
+    #[error(
+        "parked {command} asks before it changes an event, but standard input is not a terminal: nothing was changed"
+    )]
+    NeedsYes { command: &'static str },
+    #[error(
+        "the new payload is not JSON, and column {column} of table {table} is {type_name}: nothing was changed"
+    )]
+    NotJson { column: String, table: String, type_name: String },
     #[error(transparent)]
     Setup(#[from] SetupError),
     #[error(transparent)]
@@ -129,6 +139,8 @@ impl CliError {
             | Self::Admin(_)
             | Self::Url(_)
             | Self::NotAgreed
+            | Self::NeedsYes { .. }
+            | Self::NotJson { .. }
             | Self::WhichPipeline { .. }
             | Self::NothingSelected
             | Self::Ambiguous { .. }
@@ -141,6 +153,7 @@ impl CliError {
             Self::Runtime(_)
             | Self::Ask { .. }
             | Self::Stranger(_)
+            | Self::OtherConfiguration { .. }
             | Self::Thread(_)
             | Self::Setup(_)
             | Self::Source(_)
@@ -193,9 +206,20 @@ impl CliError {
             }
             Self::AdminOff => hint("give admin.listen an address, and restart postrider run"),
             Self::Ask { .. } => hint(
-                "is postrider run running, with this configuration? Or it has halted: its log says why",
+                "postrider run is not running, or ended (its log says why), or admin.listen differs from the running \
+                 process's",
             ),
             Self::NotAgreed => hint("read what is lost above, and say --yes"),
+            Self::NeedsYes { .. } => hint(
+                "see which events these are (above, or with --dry-run), and run it again with --yes",
+            ),
+            Self::NotJson { .. } => hint(
+                "correct the file: consumers of this topic expect JSON. To publish it all the same: --not-json",
+            ),
+            Self::OtherConfiguration { .. } => hint(
+                "another Postrider may have this address: give admin.listen a port of its own, or name the other's \
+                 configuration with -c. If the configuration has changed since the start, restart the process",
+            ),
             Self::Stranger(_) => hint("give admin.listen a port of its own"),
             Self::Thread(_) => hint("raise the limit of threads (ulimit -u, pids.max)"),
             Self::WhichPipeline { .. } => hint("name one of them with -p"),

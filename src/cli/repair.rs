@@ -127,7 +127,7 @@ fn of_mode(spec: &PipelineSpec) -> Option<Halt> {
         ),
     };
     Some(Halt {
-        reason: HaltReason::SlotUnusable,
+        reason: HaltReason::NotApplicable,
         message: message.to_owned(),
         meaning: "nothing was changed".to_owned(),
         hint: hint.to_owned(),

@@ -30,11 +30,11 @@ use super::pipeline::Pipeline;
 use super::run::Exit;
 use super::trouble::{Due, Few, Trouble, span};
 use crate::error::{Chain, Halt};
-use crate::event::PgTime;
+use crate::event::{PgTime, Position};
 use crate::postgres::SourceError;
 use crate::postgres::cursor::Written;
 use crate::status::{self, Board};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::{error, info, warn};
 
@@ -85,6 +85,8 @@ pub(super) struct Tell {
     parked: Few,
     overtaken: Few,
     dead: Few,
+    /// Retries that were requested, and have no answer yet.
+    requested: BTreeSet<Position>,
     pub(super) streaming: bool,
     pub(super) polling: bool,
     pub(super) draining: bool,

@@ -90,6 +90,11 @@ impl PipelineSpec {
         &self.names.pipeline
     }
 
+    /// The database, without login: hosts and name.
+    pub fn source_name(&self) -> String {
+        format!("{}/{}", self.conninfo.hosts(), self.conninfo.dbname())
+    }
+
     /// Whether everything the slot would bring is found in the table too, so that the slot may be let go.
     pub(super) fn polls_in_its_stead(&self) -> bool {
         self.mode == Mode::Auto && self.poll.table.is_some() && !self.messages()

@@ -30,7 +30,7 @@ pub(crate) async fn run_to_halt(config: &str) -> Halted {
     halt_of(spawn(config)).await
 }
 
-/// Waits for the end of a process with one pipeline and `--fail-fast`, which must be a halt: exit 3, told in four parts.
+/// Waits for the end of a process with one pipeline and `--fail-fast`, which must be a halt: exit 3, in four parts.
 pub(crate) async fn halt_of(relay: Relay) -> Halted {
     let ended = relay.ended(HALT_DEADLINE).await;
     assert_eq!(ended.code, Some(3), "{}", ended.stderr);

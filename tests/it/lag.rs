@@ -205,3 +205,40 @@ async fn a_hangup_is_logged_and_changes_nothing() {
     assert_eq!(pipeline.topic.await_records(10, SOON).await.len(), 10);
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
+
+/// The address of `admin.listen` is the default of every Postrider: what answers there may be another one.
+#[tokio::test]
+async fn status_of_another_configuration_is_refused() {
+    let ours = Pipeline::shared(Version::Pg17, "ours").await;
+    let other = Pipeline::shared(Version::Pg18, "other").await;
+    let port = crate::private::free_port();
+    let relay = Relay::spawn_at(&other.config, port, &[]);
+    relay.await_state("streaming", SOON).await;
+    let admin = format!("\n[admin]\nlisten = \"127.0.0.1:{port}\"\n");
+    let ask = |config: &str, args: &[&str]| {
+        let args: Vec<&str> = std::iter::once("status").chain(args.iter().copied()).collect();
+        let output = postrider(&format!("{config}{admin}"), &args);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, shown, errors) = ask(&other.config, &[]);
+    assert_eq!(code, Some(0), "{shown}{errors}");
+    // Another name, and the same name in another database and with another slot.
+    let named = ours.config.replace(&ours.name, &other.name);
+    let elsewhere = other.config.replace(&other.url, &ours.url);
+    let both = format!("{}{}", other.config, ours.config);
+    for (config, words) in [
+        (&ours.config, format!("it has no pipeline \"{}\"", ours.name)),
+        (&named, "has source".to_owned()),
+        (&elsewhere, "has source".to_owned()),
+        (&both, format!("it has no pipeline \"{}\"", ours.name)),
+    ] {
+        for args in [&[][..], &["--json"]] {
+            let (code, shown, errors) = ask(config, args);
+            assert_eq!((code, shown.as_str()), (Some(1), ""), "{errors}");
+            assert!(errors.contains("runs another configuration"), "{errors}");
+            assert!(errors.contains(&words), "no {words:?} in {errors}");
+        }
+    }
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}

@@ -233,7 +233,7 @@ async fn what_can_not_be_done_is_named_and_the_rest_is_done() {
     assert!(said.contains("0/400:0  nothing done: it has no topic"), "{said}");
     assert_eq!(office.requests().await, [("0/200:0".to_owned(), Wish::Retry)]);
 
-    let output = office.run(&["skip", "no-topic", "--json", "--no-wait"]);
+    let output = office.run(&["skip", "no-topic", "--json", "--no-wait", "--yes"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(outcome["action"], "skip");
@@ -247,6 +247,20 @@ async fn what_can_not_be_done_is_named_and_the_rest_is_done() {
     }
 }
 
+/// What loses or changes events needs a yes; a retry does not.
+#[tokio::test]
+async fn without_a_terminal_only_a_retry_goes_without_a_yes() {
+    let office = Office::new(Version::Pg17, "cli_yes").await;
+    for args in [&["skip", "e-1"][..], &["skip", "--all"], &["skip", "--error", "too_large"]] {
+        let output = office.run(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(text(&output.stderr).contains("--yes"), "{}", text(&output.stderr));
+        assert_eq!(office.requests().await, [], "{args:?}");
+    }
+    office.ok(&["retry", "--all", "--no-wait"]);
+    assert_eq!(office.requests().await.len(), 2);
+}
+
 #[tokio::test]
 async fn replace_keeps_the_new_payload_in_the_request() {
     let mut office = Office::new(Version::Pg15, "cli_replace").await;
@@ -254,7 +268,18 @@ async fn replace_keeps_the_new_payload_in_the_request() {
     let file = dir.path().join("payload");
     std::fs::write(&file, [b'{', 0xff, b'}']).unwrap();
     let file = file.to_str().unwrap();
-    let said = office.ok(&["replace", "e-1", "--payload-file", file, "--yes"]);
+    // Off a terminal nobody can be asked; and the payload column is JSON.
+    let unasked = office.run(&["replace", "e-1", "--payload-file", file, "--not-json"]);
+    assert_eq!(unasked.status.code(), Some(2));
+    assert!(text(&unasked.stderr).contains("nothing was changed"), "{}", text(&unasked.stderr));
+    assert!(text(&unasked.stderr).contains("--yes"), "{}", text(&unasked.stderr));
+    let not_json = office.run(&["replace", "e-1", "--payload-file", file, "--yes"]);
+    assert_eq!(not_json.status.code(), Some(2));
+    let errors = text(&not_json.stderr);
+    assert!(errors.contains("the new payload is not JSON, and column payload"), "{errors}");
+    assert!(errors.contains("--not-json"), "{errors}");
+    assert_eq!(office.requests().await, []);
+    let said = office.ok(&["replace", "e-1", "--payload-file", file, "--yes", "--not-json"]);
     assert!(said.contains("0/100:1  replace: asked for"), "{said}");
     assert_eq!(office.requests().await, [("0/100:1".to_owned(), Wish::Replace)]);
     // As the relay takes it.
@@ -265,7 +290,7 @@ async fn replace_keeps_the_new_payload_in_the_request() {
     assert!(office.ok(&["show", "e-1"]).contains("last word    replace by postgres ("));
 
     // By standard input, which is empty here; a file that is not there touches nothing.
-    office.ok(&["replace", "e-2", "--payload-file", "-"]);
+    office.ok(&["replace", "e-2", "--payload-file", "-", "--yes", "--not-json"]);
     let output = office.run(&["replace", "e-3", "--payload-file", "/nowhere/payload"]);
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(office.requests().await, [("0/100:2".to_owned(), Wish::Replace)]);

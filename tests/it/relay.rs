@@ -234,12 +234,11 @@ fn has_state(status: &Value, state: &str) -> bool {
     }
 }
 
-/// HTTP/1.1 by hand: one request, the answer read to its end.
+/// HTTP/1.0 by hand, so that the answer has no chunks: one request, the answer read to its end.
 pub(crate) async fn http_get(port: u16, path: &str) -> Result<(u16, String), String> {
     let exchange = async {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
-        let request =
-            format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).await?;

@@ -169,19 +169,25 @@ impl Look<'_> {
             | Role::PartitionKey
             | Role::AvailableAt
             | Role::ExpiresAt => finding.config(self.config(&key, "")),
-            Role::Payload => {
-                finding.sql(format!("ALTER TABLE {} ADD COLUMN {} json;", self.name, ident(column)))
-            }
-            Role::Id => finding.sql(format!(
-                "ALTER TABLE {} ADD COLUMN {} bigint GENERATED ALWAYS AS IDENTITY;",
-                self.name,
-                ident(column)
-            )),
-            Role::AggregateType | Role::AggregateId | Role::EventType | Role::Topic => {
-                finding.sql(format!(
-                    "ALTER TABLE {} ADD COLUMN {} text NOT NULL DEFAULT 'unknown';",
-                    self.name,
-                    ident(column)
+            Role::Id
+            | Role::AggregateType
+            | Role::AggregateId
+            | Role::EventType
+            | Role::Topic
+            | Role::Payload => {
+                // What such a column holds only the application knows: there is no default that would be true.
+                let columns: Vec<String> = free().map(ident).collect();
+                let or = if columns.is_empty() {
+                    "every column of the table has another role".to_owned()
+                } else {
+                    format!("it may be one of {}", columns.join(", "))
+                };
+                let layout = self.spec.outbox.layout.name();
+                finding.why(format!(
+                    "layout \"{layout}\" needs it: no event can be made of a row (PR009). If another column has it, \
+                     name that one in pipelines.{}.{key}: {or}. Else the application has to add the column and write \
+                     it",
+                    self.pipeline.name
                 ))
             }
         }

@@ -7,6 +7,7 @@ use crate::cli::exit::Exit;
 use crate::cli::output::Output;
 use crate::config::Env;
 use crate::event::Position;
+use crate::outbox::Role;
 use crate::parked::{State, Wish};
 use crate::postgres::parked::desk::{self, Listed, Request};
 use crate::postgres::{server, slot};
@@ -71,8 +72,28 @@ pub(super) async fn replace(
         let ids = events.iter().map(|event| event.position.to_string()).collect();
         return Err(CliError::Ambiguous { id: args.id.to_string(), ids });
     }
+    if !args.not_json && serde_json::from_slice::<serde::de::IgnoredAny>(payload).is_err() {
+        expects_no_json(desk).await?;
+    }
     let job = Job { wish: Wish::Replace, value: Some(payload), act: &args.act };
     job.run(desk, events, ids, env).await
+}
+
+/// An error where the pipeline's payloads are JSON: consumers would be the first to notice that this one is not.
+async fn expects_no_json(desk: &Desk<'_>) -> Result<(), CliError> {
+    let outbox = &desk.spec.outbox;
+    let Some((table, column)) = desk.spec.names.table.as_ref().zip(outbox.column(Role::Payload))
+    else {
+        return Ok(());
+    };
+    match desk::json_type(desk.control.client(), table, column).await? {
+        Some(type_name) => Err(CliError::NotJson {
+            column: column.to_owned(),
+            table: table.to_string(),
+            type_name,
+        }),
+        None => Ok(()),
+    }
 }
 
 /// One request for some events.
@@ -161,11 +182,16 @@ impl Job<'_> {
         Output::stdout().line(&text).map_err(CliError::Output)
     }
 
-    /// Asks on a terminal, where something would be gone or more than one event is meant.
+    /// Asks where something would be gone or more than one event is meant. Without a terminal there is nobody to ask:
+    /// what loses or changes an event is not done without `--yes`.
     fn agreed(&self, events: &[Listed]) -> Result<bool, CliError> {
-        let harmless = self.wish == Wish::Retry && events.len() == 1;
-        if self.act.yes || harmless || !std::io::stdin().is_terminal() {
+        let asks = std::io::stdin().is_terminal();
+        let harmless = self.wish == Wish::Retry && (events.len() == 1 || !asks);
+        if self.act.yes || harmless {
             return Ok(true);
+        }
+        if !asks {
+            return Err(CliError::NeedsYes { command: self.wish.name() });
         }
         let s = if events.len() == 1 { "" } else { "s" };
         let question = format!("{} {} event{s}? [y/N]", self.wish.name(), events.len());

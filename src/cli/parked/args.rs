@@ -157,6 +157,9 @@ pub struct ReplaceArgs {
     /// The new payload, byte for byte; "-" is standard input
     #[arg(long, value_name = "FILE")]
     pub payload_file: PathBuf,
+    /// Publish it although the payload column is JSON and this is not
+    #[arg(long)]
+    pub not_json: bool,
     /// How.
     #[command(flatten)]
     pub act: ActArgs,

@@ -58,7 +58,7 @@ pub(super) async fn check(
 
 fn polls() -> Halt {
     Halt {
-        reason: HaltReason::SlotUnusable,
+        reason: HaltReason::NotApplicable,
         message: "mode = \"poll\" has no slot: there is nothing to backfill before it".to_owned(),
         meaning: "nothing was changed; every row without a mark is published".to_owned(),
         hint: "leave --backfill away".to_owned(),

@@ -34,7 +34,7 @@ impl Pipeline {
     ) -> Exit {
         let name = spec.name().to_owned();
         board.update(|snapshot| {
-            snapshot.source = format!("{}/{}", spec.conninfo.hosts(), spec.conninfo.dbname());
+            snapshot.source = spec.source_name();
             snapshot.slot.clone_from(&spec.names.slot);
         });
         let exit = match Self::new(spec, board.clone(), metrics) {

@@ -3,6 +3,7 @@
 use super::Tell;
 use crate::driver::pipeline::Pipeline;
 use crate::driver::spec::PipelineSpec;
+use crate::driver::trouble::Few;
 use crate::event::Position;
 use crate::parked::{Became, Mark, Parked, State};
 use std::time::Instant;
@@ -52,10 +53,15 @@ pub(in crate::driver) fn released(pipeline: &Pipeline, position: Position) {
     debug!(event = "parked_published", pipeline, %position, "parked event published");
 }
 
+/// Positions of requested retries that are remembered until they are answered.
+const REQUESTED_MAX: usize = 10_000;
+
 /// What became of parked events.
 pub(in crate::driver) fn marked(pipeline: &mut Pipeline, marks: &[Mark]) {
-    let (name, few) = (pipeline.spec.name(), &mut pipeline.tell.dead);
+    let (name, tell) = (pipeline.spec.name(), &mut pipeline.tell);
+    let (few, requested) = (&mut tell.dead, &mut tell.requested);
     for Mark { position, became } in marks {
+        let answers = requested.remove(position);
         match became {
             Became::Refused { state: State::Dead, attempts, reason, .. } => {
                 let Some(suppressed) = few.admit(Instant::now()) else { continue };
@@ -70,25 +76,41 @@ pub(in crate::driver) fn marked(pipeline: &mut Pipeline, marks: &[Mark]) {
                     "parked event is dead: only a person moves it now (parked retry, skip or replace)"
                 );
             }
-            Became::Skipped | Became::Again => {
+            Became::Refused { attempts, reason, .. } if answers => {
                 let Some(suppressed) = few.admit(Instant::now()) else { continue };
-                let asked = format!("{became:?}");
-                info!(
-                    event = "parked_answered",
+                warn!(
+                    event = "parked_refused_again",
                     pipeline = name,
                     %position,
-                    asked,
+                    attempts,
+                    %reason,
                     suppressed,
-                    "parked event: done as asked"
+                    hint = format!("postrider parked show {position}"),
+                    "retry requested: refused again: {reason}"
                 );
             }
-            Became::Done
-            | Became::Refused { .. }
-            | Became::Declined
-            | Became::DeadSent
-            | Became::Overtaken { .. } => {
+            Became::Again => {
+                if requested.len() < REQUESTED_MAX {
+                    requested.insert(*position);
+                }
+                answered(name, few, *position, ("retry", "retry requested: event queued"));
+            }
+            Became::Skipped => {
+                answered(name, few, *position, ("skip", "skip requested: event given up"));
+            }
+            Became::Declined => {
+                let words = "request declined: it cannot be carried out where the event is";
+                answered(name, few, *position, ("declined", words));
+            }
+            Became::Done | Became::Refused { .. } | Became::DeadSent | Became::Overtaken { .. } => {
                 debug!(event = "parked_marked", pipeline = name, %position, "parked event marked");
             }
         }
     }
+}
+
+/// What a person asked for was taken up, or was not.
+fn answered(pipeline: &str, few: &mut Few, position: Position, (answer, words): (&str, &str)) {
+    let Some(suppressed) = few.admit(Instant::now()) else { return };
+    info!(event = "parked_answered", pipeline, %position, answer, suppressed, "{words}");
 }

@@ -54,6 +54,9 @@ pub fn explain(reason: HaltReason, error: &SourceError, names: &Names) -> Halt {
         | HaltReason::TableUnfit
         | HaltReason::MarksUnfit
         | HaltReason::WalBudget
+        | HaltReason::RelayRunning
+        | HaltReason::NotApplicable
+        | HaltReason::AlreadySetUp
         | HaltReason::SinkUnfit => (
             NOTHING_LOST.to_owned(),
             format!("postrider setup -p {} --print-sql shows what is needed", names.pipeline),

@@ -8,10 +8,36 @@ use super::{CHANNEL, micros};
 use crate::event::Position;
 use crate::parked::{State, Wish};
 use crate::postgres::error::SourceError;
+use crate::postgres::names::TableName;
 use crate::record::OwnedRecord;
 use std::time::Duration;
 use tokio_postgres::types::PgLsn;
 use tokio_postgres::{Client, Row};
+
+/// Follows domains down to the type that they are made of.
+const JSON_TYPE: &str = "\
+WITH RECURSIVE base AS ( \
+  SELECT t.oid, t.typbasetype, t.typname FROM pg_catalog.pg_attribute a \
+  JOIN pg_catalog.pg_class c ON c.oid = a.attrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+  JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
+  WHERE n.nspname = $1::text AND c.relname = $2::text AND a.attname = $3::text AND NOT a.attisdropped \
+  UNION ALL \
+  SELECT t.oid, t.typbasetype, t.typname FROM base b JOIN pg_catalog.pg_type t ON t.oid = b.typbasetype) \
+SELECT typname::text FROM base WHERE typbasetype = 0 AND typname IN ('json', 'jsonb')";
+
+/// `json` or `jsonb`, where the column holds that, or a domain over it.
+///
+/// # Errors
+/// What the server says.
+pub async fn json_type(
+    client: &Client,
+    table: &TableName,
+    column: &str,
+) -> Result<Option<String>, SourceError> {
+    let failed = |e| SourceError::control("read the type of the payload column", e);
+    let row = client.query_opt(JSON_TYPE, &[&table.schema, &table.name, &column]).await;
+    row.map_err(failed)?.map(|row| row.try_get(0).map_err(failed)).transpose()
+}
 
 /// Which events are meant. What is left out does not narrow.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -95,7 +95,10 @@ fn of_halt(scene: &Scene<'_>, halt: Halt) -> Finding {
         | HaltReason::AccessDenied
         | HaltReason::SinkUnfit
         | HaltReason::Wedged
-        | HaltReason::WalBudget => "cursor",
+        | HaltReason::WalBudget
+        | HaltReason::RelayRunning
+        | HaltReason::NotApplicable
+        | HaltReason::AlreadySetUp => "cursor",
     };
     let why = format!("{} ({}); {}", halt.meaning, halt.reason.code(), halt.hint);
     let mut finding = Finding::error(id, halt.message).why(why);

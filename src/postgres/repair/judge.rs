@@ -99,7 +99,7 @@ fn of_another_cluster(facts: &Facts, halt: Halt) -> Halt {
 /// Another relay of the pipeline is at work.
 pub fn live(what: &str) -> Halt {
     Halt {
-        reason: HaltReason::SlotUnusable,
+        reason: HaltReason::RelayRunning,
         message: format!("another relay of this pipeline is live: {what}"),
         meaning: "nothing was changed; two at a time would swap events".to_owned(),
         hint: "stop postrider run of this pipeline, then repair; or leave the repair to it: source.on_slot_lost = \

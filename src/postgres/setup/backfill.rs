@@ -37,18 +37,20 @@ pub fn check_backfill(facts: &Facts, row: Option<&Row>) -> Result<(), Halt> {
         return Ok(());
     }
     let (pipeline, slot) = (&facts.names.pipeline, &facts.names.slot);
-    let halt = |message: String, meaning: &str, hint: String| Halt {
-        reason: HaltReason::SlotUnusable,
+    let halt = |reason, message: String, meaning: &str, hint: String| Halt {
+        reason,
         message,
         meaning: meaning.to_owned(),
         hint,
     };
     if facts.names.table.is_none() {
         let message = "there is no outbox table to backfill from".to_owned();
-        return Err(halt(message, "nothing was changed", "leave --backfill away".to_owned()));
+        let (reason, hint) = (HaltReason::NotApplicable, "leave --backfill away".to_owned());
+        return Err(halt(reason, message, "nothing was changed", hint));
     }
     if facts.cursor.is_some() {
         return Err(halt(
+            HaltReason::AlreadySetUp,
             format!("pipeline {pipeline:?} has begun already: its cursor row is there"),
             "nothing was changed; --backfill is for the first start, and would publish rows twice",
             format!(
@@ -59,6 +61,7 @@ pub fn check_backfill(facts: &Facts, row: Option<&Row>) -> Result<(), Halt> {
     }
     if facts.slot.is_some() {
         return Err(halt(
+            HaltReason::AlreadySetUp,
             format!("slot {slot:?} stands already"),
             "nothing was changed; which rows of the table it will bring can't be told any more",
             format!(

@@ -190,7 +190,7 @@ fn foreign(slot: &SlotRow, database: &str) -> Option<String> {
 
 fn in_use(slot: &str, pid: u32) -> Halt {
     Halt {
-        reason: HaltReason::SlotUnusable,
+        reason: HaltReason::RelayRunning,
         message: format!("slot {slot:?} is in use by the server's process {pid}"),
         meaning: "nothing was changed".to_owned(),
         hint: "stop postrider run first; who holds it: SELECT pid, application_name, client_addr FROM \

@@ -114,7 +114,7 @@ async fn thousands_of_bad_aggregates_shut_the_intake_and_none_is_dropped() {
         let full = |status: &serde_json::Value| status["pipelines"][0]["parked"]["full"] == true;
         let status = relay.await_status("the intake shut", SOON, full).await;
         let reason = status["pipelines"][0]["reason"].as_str().unwrap_or_default().to_owned();
-        assert!(reason.contains("parking.rows_max"), "{status}");
+        assert!(reason.contains("parking table full (1,000 of 1,000 rows)"), "{status}");
         assert!(scene.delivered().await.is_empty(), "{left} are still to come");
         let said = scene.parked_ok(&["skip", "--all", "--yes", "--reason", "test data"]);
         assert!(said.contains("order:bad-"), "{said}");
