@@ -236,7 +236,7 @@ impl Hangup {
     #[cfg(unix)]
     async fn next(&mut self) {
         if self.signal.recv().await.is_none() {
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 

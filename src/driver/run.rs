@@ -98,7 +98,7 @@ impl Service {
             let stop = stop.clone();
             let thread = std::thread::Builder::new()
                 .name(format!("pipeline-{name}"))
-                .spawn(move || thread(spec, board, metrics, stop, ended))?;
+                .spawn(move || thread(&spec, &board, metrics, &stop, ended))?;
             started.push((name, thread, wait));
         }
         Ok(Self { pipelines: started })
@@ -131,10 +131,10 @@ impl Service {
 }
 
 fn thread(
-    spec: PipelineSpec,
-    board: Board,
+    spec: &PipelineSpec,
+    board: &Board,
     metrics: PipelineMetrics,
-    stop: Stop,
+    stop: &Stop,
     ended: oneshot::Sender<Exit>,
 ) {
     // Where this thread panics, its sender is dropped with it.
@@ -152,7 +152,7 @@ fn thread(
     let halted = matches!(exit, Exit::Halted(_));
     // Where nobody waits for it any more, nobody needs to know, and the process is about to end.
     if ended.send(exit).is_ok() && halted {
-        runtime.block_on(halted::watch(&spec, &board, &stop));
+        runtime.block_on(halted::watch(spec, board, stop));
     }
 }
 
