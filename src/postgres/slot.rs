@@ -66,9 +66,11 @@ pub async fn read(
             "coalesce(s.conflicting, false), s.failover, s.synced, s.invalidation_reason, \
              s.inactive_since::pg_catalog.text"
         }
+        // In 16 `conflicting` is true of every slot that was invalidated. One whose WAL was removed has no
+        // restart_lsn any more, and one in conflict with recovery keeps it.
         160_000.. => {
-            "coalesce(s.conflicting, false), false, false, null::pg_catalog.text, \
-             null::pg_catalog.text"
+            "coalesce(s.conflicting, false) AND s.restart_lsn IS NOT NULL, false, false, \
+             null::pg_catalog.text, null::pg_catalog.text"
         }
         _ => "false, false, false, null::pg_catalog.text, null::pg_catalog.text",
     };

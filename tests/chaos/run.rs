@@ -285,7 +285,7 @@ fn acts() -> Vec<Act> {
 async fn whatever_happens_to_whom_the_ledger_balances() {
     let seconds = setting("POSTRIDER_CHAOS_SECONDS").unwrap_or(180);
     let seed = setting("POSTRIDER_CHAOS_SEED").unwrap_or_else(|| fastrand::u64(1..1_000_000));
-    let version = Version::ALL[usize::try_from(seed % 3).expect("a small number")];
+    let version = Version::ALL[usize::try_from(seed % 4).expect("a small number")];
     eprintln!(
         "seed {seed}, {seconds} s, PostgreSQL {}, slot postrider_{PIPELINE}",
         version.major()

@@ -63,9 +63,8 @@ async fn agree(script: &[Step]) -> Vec<Vec<String>> {
         );
         seen
     };
-    let [first, second, third] = Version::ALL;
-    let (first, second, third) = tokio::join!(run(first), run(second), run(third));
-    vec![first, second, third]
+    let [pg15, pg16, pg17, pg18] = Version::ALL.map(|version| Box::pin(run(version)));
+    <[Vec<String>; 4]>::from(tokio::join!(pg15, pg16, pg17, pg18)).into()
 }
 
 /// As [`agree`], of a script that leaves the fake no choice.

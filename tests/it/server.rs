@@ -14,17 +14,19 @@ use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Version {
     Pg15,
+    Pg16,
     Pg17,
     Pg18,
 }
 
 impl Version {
-    pub(crate) const ALL: [Self; 3] = [Self::Pg15, Self::Pg17, Self::Pg18];
+    pub(crate) const ALL: [Self; 4] = [Self::Pg15, Self::Pg16, Self::Pg17, Self::Pg18];
 
     /// The major version.
     pub(crate) const fn major(self) -> u32 {
         match self {
             Self::Pg15 => 15,
+            Self::Pg16 => 16,
             Self::Pg17 => 17,
             Self::Pg18 => 18,
         }

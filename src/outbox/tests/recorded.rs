@@ -8,7 +8,7 @@ use expect_test::expect_file;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-const VERSIONS: [&str; 3] = ["pg15", "pg17", "pg18"];
+const VERSIONS: [&str; 4] = ["pg15", "pg16", "pg17", "pg18"];
 
 fn recording(version: &str, name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/wal");

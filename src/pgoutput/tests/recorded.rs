@@ -6,7 +6,7 @@ use expect_test::expect_file;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-const VERSIONS: [&str; 3] = ["pg15", "pg17", "pg18"];
+const VERSIONS: [&str; 4] = ["pg15", "pg16", "pg17", "pg18"];
 
 /// Every recording, in order.
 fn recordings() -> Vec<PathBuf> {
