@@ -15,7 +15,7 @@ pub struct ServerFacts {
     pub version: u32,
     /// Whether it is a standby.
     pub in_recovery: bool,
-    /// `wal_level`.
+    /// `wal_level`, as it is configured.
     pub wal_level: String,
     /// End of the WAL that is on its disk; on a standby, of what it has replayed.
     pub wal_end: Lsn,
@@ -31,6 +31,23 @@ pub struct ServerFacts {
     pub role: String,
     /// Whether the role may use replication (REPLICATION or superuser).
     pub replication: bool,
+}
+
+/// The first server whose `wal_level` is a floor: with `replica` the first logical slot raises `effective_wal_level` to
+/// `logical`, and the last one that goes lowers it again (PostgreSQL 19, commit 67c20979ce72).
+const RAISES_WAL_LEVEL: u32 = 190_000;
+
+impl ServerFacts {
+    /// Whether a logical slot can be made, or is served.
+    pub fn decodes(&self) -> bool {
+        self.wal_level == "logical"
+            || (self.version >= RAISES_WAL_LEVEL && self.wal_level == "replica")
+    }
+
+    /// What `wal_level` has to be at least.
+    pub fn wal_level_needed(&self) -> &'static str {
+        if self.version >= RAISES_WAL_LEVEL { "replica" } else { "logical" }
+    }
 }
 
 /// The system identifier as text. `IDENTIFY_SYSTEM` prints it unsigned, the function signed: the same until 2038, since

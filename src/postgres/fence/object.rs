@@ -26,14 +26,17 @@ pub(super) fn version(facts: &Facts) -> Option<Halt> {
 }
 
 pub(super) fn wal_level(facts: &Facts) -> Option<Halt> {
-    (facts.server.wal_level != "logical").then(|| {
+    let (server, needed) = (&facts.server, facts.server.wal_level_needed());
+    (!server.decodes()).then(|| {
         halt(
             HaltReason::ServerUnfit,
-            format!("wal_level is {:?}, logical decoding needs \"logical\"", facts.server.wal_level),
+            format!("wal_level is {:?}, logical decoding needs {needed:?}", server.wal_level),
             "WAL written until it is changed can't be decoded: events committed before the slot exists are not \
              streamed",
-            "ALTER SYSTEM SET wal_level = logical; then restart PostgreSQL (managed: rds.logical_replication = 1, \
-             cloudsql.logical_decoding = on)",
+            format!(
+                "ALTER SYSTEM SET wal_level = {needed}; then restart PostgreSQL (managed: rds.logical_replication = \
+                 1, cloudsql.logical_decoding = on)"
+            ),
         )
     })
 }

@@ -143,6 +143,12 @@ const SERVER: &[(&str, Change)] = &[
     ("a minor release with known bugs", |f| f.server.version = 170_002),
     ("a standby", |f| f.server.in_recovery = true),
     ("wal_level replica", |f| f.server.wal_level = "replica".to_owned()),
+    ("wal_level replica on 19, where the first slot raises it", |f| {
+        (f.server.version, f.server.wal_level) = (190_000, "replica".to_owned());
+    }),
+    ("wal_level minimal on 19", |f| {
+        (f.server.version, f.server.wal_level) = (190_000, "minimal".to_owned());
+    }),
     ("encoding SQL_ASCII", |f| f.server.encoding = "SQL_ASCII".to_owned()),
     ("another cluster", |f| {
         f.server.system_identifier = "8000".to_owned();

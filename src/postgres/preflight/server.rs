@@ -71,16 +71,19 @@ fn version(scene: &Scene<'_>, out: &mut Vec<Finding>) {
 }
 
 fn wal_level(scene: &Scene<'_>, out: &mut Vec<Finding>) {
-    let level = &scene.server.wal_level;
+    let (level, needed) = (&scene.server.wal_level, scene.server.wal_level_needed());
     out.push(if level == "logical" {
         Finding::ok("wal_level", "logical")
+    } else if scene.server.decodes() {
+        // Making the first slot asks for a checkpoint, and waits for it.
+        Finding::ok("wal_level", format!("{level}: the first logical slot raises it to logical"))
     } else {
-        Finding::error("wal_level", format!("wal_level is {level:?}, logical decoding needs \"logical\""))
+        Finding::error("wal_level", format!("wal_level is {level:?}, logical decoding needs {needed:?}"))
             .why(
                 "no slot can be made, and WAL written until it is changed can't be decoded (RDS: parameter \
                  rds.logical_replication = 1; Cloud SQL: flag cloudsql.logical_decoding = on)",
             )
-            .sql_and_restart("ALTER SYSTEM SET wal_level = 'logical';")
+            .sql_and_restart(format!("ALTER SYSTEM SET wal_level = '{needed}';"))
     });
 }
 

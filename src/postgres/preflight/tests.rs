@@ -10,8 +10,8 @@ use expect_test::{Expect, expect};
 
 const URL: &str = "postgresql://postrider@127.0.0.1/shop";
 
-/// What is told beside what is well, after `change`.
-fn told(url: &str, change: impl FnOnce(&mut Scene<'_>), expected: &Expect) {
+/// What is found, after `change`.
+fn found(url: &str, change: impl FnOnce(&mut Scene<'_>)) -> Vec<Finding> {
     let facts = good();
     let conninfo = Conninfo::parse(url, &|_| None).unwrap();
     let ask = Ask {
@@ -31,6 +31,12 @@ fn told(url: &str, change: impl FnOnce(&mut Scene<'_>), expected: &Expect) {
     change(&mut scene);
     let mut found = Vec::new();
     rules(&scene, &mut found);
+    found
+}
+
+/// What is told beside what is well, after `change`.
+fn told(url: &str, change: impl FnOnce(&mut Scene<'_>), expected: &Expect) {
+    let mut found = found(url, change);
     found.retain(|finding| finding.severity != Severity::Ok);
     let text: Vec<String> = found.iter().map(shown).collect();
     expected.assert_eq(&text.join("\n"));
@@ -122,6 +128,31 @@ fn old_minors_are_told_with_their_bugs() {
           shell apt-get install --only-upgrade postgresql-17"#]],
     );
     told(URL, |scene| scene.server.version = 160_014, &expect![""]);
+}
+
+/// From 19 on `wal_level` is a floor, which the first logical slot raises.
+#[test]
+fn the_wal_level_is_asked_for_by_the_servers_version() {
+    for (version, level, needed) in [
+        (150_018, "logical", None),
+        (180_004, "logical", None),
+        (180_004, "replica", Some("logical")),
+        (180_004, "minimal", Some("logical")),
+        (190_000, "logical", None),
+        (190_000, "replica", None),
+        (190_001, "minimal", Some("replica")),
+        (200_000, "replica", None),
+    ] {
+        let change = |scene: &mut Scene<'_>| {
+            (scene.server.version, scene.server.wal_level) = (version, level.to_owned());
+        };
+        let found = found(URL, change);
+        let found = found.iter().find(|finding| finding.id == "wal_level").unwrap();
+        let lines: Vec<&str> = found.mend.iter().map(|mend| mend.line.as_str()).collect();
+        let line = needed.map(|needed| format!("ALTER SYSTEM SET wal_level = '{needed}';"));
+        assert_eq!(lines, line.as_slice(), "{version} {level}");
+        assert_eq!(found.severity == Severity::Ok, needed.is_none(), "{version} {level}");
+    }
 }
 
 #[test]

@@ -164,15 +164,23 @@ fn schema(facts: &Facts, plan: &mut SetupPlan) {
     });
 }
 
+const WHY_SLOT: &str = "Events committed from here on are kept for the relay. It waits for every transaction that is \
+    running now, in any database of the cluster, so it may take as long as the longest of them; no lock is held \
+    meanwhile. The row is made with the slot's own position.";
+
+/// From PostgreSQL 19 on, where `wal_level` is a floor.
+const WHY_FIRST_SLOT: &str = "Events committed from here on are kept for the relay. It waits for every transaction \
+    that is running now, in any database of the cluster, so it may take as long as the longest of them; no lock is \
+    held meanwhile. The row is made with the slot's own position. Where the cluster has no other logical slot, this \
+    one raises the WAL level from replica to logical, and may wait for a checkpoint.";
+
 fn slot_and_cursor(facts: &Facts, plan: &mut SetupPlan) {
     let name = &facts.names.slot;
     let Some(slot) = &facts.slot else {
         plan.steps.push(Step {
             kind: StepKind::Slot,
             title: format!("create slot {name:?} and its cursor"),
-            why: "Events committed from here on are kept for the relay. It waits for every transaction that is \
-                  running now, in any database of the cluster, so it may take as long as the longest of them; no lock \
-                  is held meanwhile. The row is made with the slot's own position.",
+            why: if facts.server.wal_level == "replica" { WHY_FIRST_SLOT } else { WHY_SLOT },
             sql: format!(
                 "BEGIN;\nSET LOCAL lock_timeout = 0;\nSET LOCAL statement_timeout = 0;\n{BEFORE};\n{};\n{};\nCOMMIT;",
                 creation(facts),
