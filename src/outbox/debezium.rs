@@ -1,74 +1,318 @@
-//! Header texts as Debezium's converters write them, column type by column type (seen on 3.7.0, `StringConverter` or
-//! `SimpleHeaderConverter`).
+//! Values as Debezium's event router writes them, column type by column type.
 //!
-//! Whatever a type's text can't be read as is sent as PostgreSQL renders it: a header is no reason to hold an event
-//! back.
+//! `tests/debezium/types.tsv` has what Debezium 3.7.0 really wrote, and `tests/it/debezium_types.rs` holds this against
+//! it. Key and value are written by `StringConverter`, headers by `SimpleHeaderConverter`, members of the envelope by
+//! `JsonConverter` without schemas. A value whose text can't be read as its type is sent as PostgreSQL renders it: it
+//! is no reason to hold an event back.
 
+use super::json;
 use super::payload::{append_base64, append_bytea};
 use super::span::{FieldId, Row, Span};
 use super::time;
 use super::types::Kind;
+use std::borrow::Cow;
 use std::io::Write as _;
 
-/// The header's value for a field; NULL keeps the header, with a null value.
-pub(super) fn header(row: &Row<'_>, field: FieldId, scratch: &mut Vec<u8>) -> Span {
+/// Where a text goes. The converters differ in arrays, bytes and numbers without a scale.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    /// The key or the value: Java's `toString`. Where that is the identity of an object (bytes, a number without a
+    /// scale, a point), and where Debezium sends null for want of a number (NaN), the text is PostgreSQL's.
+    Plain,
+    /// A header.
+    Header,
+}
+
+/// What was written of a value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Written {
+    Text,
+    /// Nothing: Debezium has null for it.
+    Null,
+}
+
+/// The text of a field; NULL stays NULL.
+#[inline]
+pub(super) fn text(row: &Row<'_>, field: FieldId, place: Place, scratch: &mut Vec<u8>) -> Span {
     let Some(extent) = row.extent(field) else {
         return Span::Null;
     };
-    let text = row.at(extent);
+    let kind = row.kind(field);
+    if kind.is_verbatim() {
+        return Span::Row(extent);
+    }
     let start = scratch.len();
-    let written = match row.kind(field) {
-        Kind::Bool => written(scratch, if text == b"t" { "true" } else { "false" }),
-        Kind::Bytea => bytea(text, scratch),
-        Kind::Float4 | Kind::Float8 => double(text, scratch),
-        Kind::Numeric { scale: Some(_) | None } if text == b"NaN" => return Span::Null,
-        Kind::Numeric { scale: None } => numeric(text, scratch),
-        Kind::Date => {
-            time::parse(text).and_then(|micros| written(scratch, micros.div_euclid(86_400_000_000)))
+    match append(kind, row.at(extent), place, scratch) {
+        Some(Written::Text) => Span::since(start, scratch),
+        Some(Written::Null) => Span::Null,
+        None => {
+            scratch.truncate(start);
+            Span::Row(extent)
         }
-        Kind::Time { digits } => {
-            time::parse_time_of_day(text).and_then(|micros| scaled(micros, digits, scratch))
-        }
-        Kind::Timestamp { digits } => {
-            time::parse(text).and_then(|micros| scaled(micros, digits, scratch))
-        }
-        Kind::Timestamptz { digits } => {
-            time::parse(text).and_then(|micros| instant(micros, digits, scratch))
-        }
-        Kind::Interval => interval(text).and_then(|micros| written(scratch, micros)),
-        Kind::Int
-        | Kind::Numeric { scale: Some(_) }
-        | Kind::Json
-        | Kind::Text
-        | Kind::Uuid
-        | Kind::Other => None,
-    };
-    if written.is_some() {
-        Span::since(start, scratch)
-    } else {
-        scratch.truncate(start);
-        Span::Row(extent)
     }
 }
 
-fn written(out: &mut Vec<u8>, value: impl std::fmt::Display) -> Option<()> {
-    write!(out, "{value}").ok()
+/// Appends a value's text; `None`, and anything written, where it is as PostgreSQL renders it.
+fn append(kind: Kind, text: &[u8], place: Place, out: &mut Vec<u8>) -> Option<Written> {
+    match (kind, place) {
+        (Kind::Bool | Kind::Bit { length: 1 }, _) => {
+            let is_true = matches!(text, b"t" | b"1");
+            written(out, is_true)
+        }
+        (Kind::Bytea, Place::Header) => bytea(text, out),
+        (Kind::Bit { .. }, Place::Header) => bits(text, out),
+        (Kind::Float4 | Kind::Float8, _) => double(text, out),
+        (Kind::Numeric { .. }, Place::Header) if is_special(text) => Some(Written::Null),
+        (Kind::Numeric { scale: None }, Place::Header) => unscaled_number(text, out),
+        (Kind::Numeric { scale: Some(_) }, _) => decimal(text, out),
+        (Kind::Money, _) => {
+            out.extend_from_slice(&money(text)?);
+            Some(Written::Text)
+        }
+        (Kind::Date, _) => match text {
+            b"infinity" => written(out, DATE_INFINITY),
+            b"-infinity" => written(out, DATE_MINUS_INFINITY),
+            _ => time::parse(text).and_then(|micros| written(out, micros.div_euclid(DAY_MICROS))),
+        },
+        (Kind::Time { digits }, _) => {
+            time::parse_time_of_day(text).and_then(|micros| scaled(micros, digits, out))
+        }
+        (Kind::TimeTz, _) => zoned_time(text, out),
+        (Kind::Timestamp { digits }, _) => match (text, digits) {
+            (b"infinity", ..=3) => written(out, MILLIS_INFINITY),
+            (b"-infinity", ..=3) => written(out, MILLIS_MINUS_INFINITY),
+            (b"infinity", _) => written(out, i64::MAX),
+            (b"-infinity", _) => written(out, i64::MIN),
+            _ => time::parse(text).and_then(|micros| scaled(micros, digits, out)),
+        },
+        (Kind::Timestamptz { digits }, _) => {
+            time::parse(text).and_then(|micros| instant(micros, digits, out))
+        }
+        (Kind::Interval, _) => interval(text).and_then(|micros| written(out, micros)),
+        (Kind::Point, Place::Header) => point(text, out),
+        (Kind::Array { .. }, _) => array(kind, text, place, out),
+        (
+            Kind::Bytea
+            | Kind::Bit { .. }
+            | Kind::Numeric { scale: None }
+            | Kind::Point
+            | Kind::Int
+            | Kind::Oid
+            | Kind::Json
+            | Kind::Text
+            | Kind::Uuid
+            | Kind::Other,
+            _,
+        ) => None,
+    }
 }
 
-fn bytea(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
+/// What Debezium makes of the ends of time: of a `date`, and of a `timestamp` with at most three digits.
+const DATE_INFINITY: i64 = 2_146_033_979;
+const DATE_MINUS_INFINITY: i64 = -2_147_472_691;
+const MILLIS_INFINITY: i64 = 9_223_372_036_825_200_000;
+const MILLIS_MINUS_INFINITY: i64 = -9_223_372_036_832_400_000;
+
+const DAY_MICROS: i64 = 86_400_000_000;
+
+fn written(out: &mut Vec<u8>, value: impl std::fmt::Display) -> Option<Written> {
+    write!(out, "{value}").ok().map(|()| Written::Text)
+}
+
+/// A `numeric` that is no number. Debezium has no value for it.
+fn is_special(text: &[u8]) -> bool {
+    matches!(text, b"NaN" | b"Infinity" | b"-Infinity")
+}
+
+fn bytea(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     let mut bytes = Vec::new();
     append_bytea(text, &mut bytes)?;
     append_base64(&bytes, out);
-    Some(())
+    Some(Written::Text)
+}
+
+/// Bits as the bytes of a number, the lowest first and no more than it needs, in base64.
+fn bits(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
+    let mut bytes = vec![0_u8; text.len().div_ceil(8)];
+    for (at, bit) in text.iter().rev().enumerate() {
+        match bit {
+            b'0' => {}
+            b'1' => *bytes.get_mut(at / 8)? |= 1 << (at % 8),
+            _ => return None,
+        }
+    }
+    let length = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    append_base64(bytes.get(..length)?, out);
+    Some(Written::Text)
+}
+
+/// `java.math.BigDecimal.toString`: an exponent where the number is less than a millionth.
+fn decimal(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
+    let (sign, number) = match text.strip_prefix(b"-") {
+        Some(rest) => ("-", rest),
+        None => ("", text),
+    };
+    let (_, fraction) = std::str::from_utf8(number).ok()?.split_once('.')?;
+    let digits = std::str::from_utf8(number).ok()?.replace('.', "");
+    let digits = digits.trim_start_matches('0');
+    let digits = if digits.is_empty() { "0" } else { digits };
+    let exponent = i64::try_from(digits.len()).ok()? - 1 - i64::try_from(fraction.len()).ok()?;
+    if exponent >= -6 {
+        return None;
+    }
+    match digits.split_at_checked(1)? {
+        (first, "") => written(out, format_args!("{sign}{first}E{exponent}")),
+        (first, rest) => written(out, format_args!("{sign}{first}.{rest}E{exponent}")),
+    }
+}
+
+/// `money` as a number with the two digits that `money.fraction.digits` has by default, whatever `lc_monetary` puts
+/// around and between; `None` where it has another number of digits.
+fn money(text: &[u8]) -> Option<Vec<u8>> {
+    let negative = text.iter().any(|byte| matches!(byte, b'-' | b'('));
+    let last = text.iter().rposition(u8::is_ascii_digit)?;
+    let first = text.iter().position(u8::is_ascii_digit)?;
+    let number = text.get(first..=last)?;
+    let (whole, [b'.' | b',', tens, ones]) = number.split_last_chunk::<3>()? else {
+        return None;
+    };
+    let mut plain = if negative { vec![b'-'] } else { Vec::new() };
+    plain.extend(whole.iter().filter(|byte| byte.is_ascii_digit()));
+    plain.extend([b'.', *tens, *ones]);
+    Some(plain)
+}
+
+/// `time with time zone` at UTC, with the digits that it has.
+fn zoned_time(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
+    let at = text.iter().rposition(|byte| matches!(byte, b'+' | b'-'))?;
+    let (clock, zone) = text.split_at_checked(at)?;
+    let micros = time::parse_time_of_day(clock)?;
+    let east = time::parse_zone(zone)?;
+    // The end of a day is one where there is nothing to shift.
+    let micros = if east == 0 { micros } else { (micros - east).rem_euclid(DAY_MICROS) };
+    let (seconds, fraction) = (micros / 1_000_000, micros % 1_000_000);
+    let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    write!(out, "{hour:02}:{minute:02}:{second:02}").ok()?;
+    if fraction > 0 {
+        let fraction = format!("{fraction:06}");
+        write!(out, ".{}", fraction.trim_end_matches('0')).ok()?;
+    }
+    written(out, "Z")
+}
+
+/// `(1.5,2)`: its coordinates, and itself in well-known binary.
+fn point(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
+    let text = text.strip_prefix(b"(")?.strip_suffix(b")")?;
+    let comma = text.iter().position(|byte| *byte == b',')?;
+    let (x, y) = (text.get(..comma)?, text.get(comma + 1..)?);
+    // Byte order: little-endian; type: point.
+    let mut binary = vec![1, 1, 0, 0, 0];
+    for coordinate in [x, y] {
+        let value: f64 = std::str::from_utf8(coordinate).ok()?.parse().ok()?;
+        value.is_finite().then_some(())?;
+        binary.extend(value.to_le_bytes());
+    }
+    out.extend_from_slice(br#"{"x":"#);
+    double(x, out)?;
+    out.extend_from_slice(br#","y":"#);
+    double(y, out)?;
+    out.extend_from_slice(br#","wkb":""#);
+    append_base64(&binary, out);
+    written(out, r#"","srid":null}"#)
+}
+
+/// An array of one dimension: in key and value as a Java list prints itself, in a header as JSON.
+fn array(kind: Kind, text: &[u8], place: Place, out: &mut Vec<u8>) -> Option<Written> {
+    let element = kind.element()?;
+    out.push(b'[');
+    for (at, text) in elements(text)?.iter().enumerate() {
+        if at > 0 {
+            out.extend_from_slice(if place == Place::Plain { b", " } else { b"," });
+        }
+        let Some(text) = text else {
+            out.extend_from_slice(b"null");
+            continue;
+        };
+        let start = out.len();
+        let quoted = place == Place::Header && !element.is_bare();
+        if quoted {
+            out.push(b'"');
+        }
+        let before = out.len();
+        match append(element, text, place, out) {
+            Some(Written::Text) => {}
+            Some(Written::Null) => {
+                out.truncate(start);
+                out.extend_from_slice(b"null");
+                continue;
+            }
+            None => {
+                out.truncate(before);
+                for byte in text.iter() {
+                    if quoted && matches!(byte, b'"' | b'\\') {
+                        out.push(b'\\');
+                    }
+                    out.push(*byte);
+                }
+            }
+        }
+        if quoted {
+            out.push(b'"');
+        }
+    }
+    out.push(b']');
+    Some(Written::Text)
+}
+
+/// The elements of an array's text, `{a,"b c",NULL}` or with bounds `[0:1]={a,b}`; `None` where it has more than one
+/// dimension.
+fn elements(text: &[u8]) -> Option<Vec<Option<Cow<'_, [u8]>>>> {
+    let mut rest = match text.first()? {
+        b'[' => text.get(text.iter().position(|byte| *byte == b'=')? + 1..)?,
+        _ => text,
+    };
+    rest = rest.strip_prefix(b"{")?.strip_suffix(b"}")?;
+    let mut elements = Vec::new();
+    if rest.is_empty() {
+        return Some(elements);
+    }
+    loop {
+        if let Some(quoted) = rest.strip_prefix(b"\"") {
+            let mut value = Vec::new();
+            let mut bytes = quoted.iter().enumerate();
+            let end = loop {
+                match bytes.next()? {
+                    (at, b'"') => break at + 1,
+                    (_, b'\\') => value.push(*bytes.next()?.1),
+                    (_, byte) => value.push(*byte),
+                }
+            };
+            elements.push(Some(Cow::Owned(value)));
+            rest = quoted.get(end..)?;
+        } else {
+            let end = rest.iter().position(|byte| *byte == b',').unwrap_or(rest.len());
+            let (value, after) = rest.split_at_checked(end)?;
+            if value.first() == Some(&b'{') {
+                return None;
+            }
+            elements.push((value != b"NULL").then_some(Cow::Borrowed(value)));
+            rest = after;
+        }
+        match rest.split_first() {
+            None => return Some(elements),
+            Some((b',', after)) => rest = after,
+            Some(_) => return None,
+        }
+    }
 }
 
 /// Milliseconds where the column declares at most three digits, else microseconds.
-fn scaled(micros: i64, digits: u8, out: &mut Vec<u8>) -> Option<()> {
+fn scaled(micros: i64, digits: u8, out: &mut Vec<u8>) -> Option<Written> {
     written(out, if digits <= 3 { micros.div_euclid(1000) } else { micros })
 }
 
 /// `java.lang.Double.toString`: always a fraction, and an exponent below 10⁻³ and from 10⁷ on.
-fn double(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
+fn double(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     let text = std::str::from_utf8(text).ok()?;
     let value: f64 = text.parse().ok()?;
     if !value.is_finite() {
@@ -109,14 +353,13 @@ fn double(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
 const DIGITS_MAX: usize = 1000;
 
 /// `numeric` without a declared scale: Debezium's `VariableScaleDecimal` as JSON.
-fn numeric(text: &[u8], out: &mut Vec<u8>) -> Option<()> {
+fn unscaled_number(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
     let (scale, bytes) = unscaled(text)?;
     out.extend_from_slice(br#"{"scale":"#);
     written(out, scale)?;
     out.extend_from_slice(br#","value":""#);
     append_base64(&bytes, out);
-    out.extend_from_slice(br#""}"#);
-    Some(())
+    written(out, r#""}"#)
 }
 
 /// Scale and unscaled number, its bytes big-endian in two's complement.
@@ -147,54 +390,68 @@ fn unscaled(text: &[u8]) -> Option<(usize, Vec<u8>)> {
     Some((scale, bytes))
 }
 
-/// A member of the envelope as Debezium's JSON converter writes its type (`decimal.handling.mode = precise`,
-/// `time.precision.mode = adaptive`); `None`, and nothing written, where it is a string as PostgreSQL renders it.
-pub(super) fn member(row: &Row<'_>, field: FieldId, out: &mut Vec<u8>) -> Option<()> {
-    let text = row.text(field)?;
+/// Appends a value as Debezium's JSON converter writes its type (`decimal.handling.mode = precise`,
+/// `time.precision.mode = adaptive`); `None` where a `bytea` is not in hex format.
+pub(super) fn append_member(kind: Kind, text: &[u8], out: &mut Vec<u8>) -> Option<()> {
     let start = out.len();
-    let done = match row.kind(field) {
-        Kind::Date | Kind::Time { .. } | Kind::Timestamp { .. } | Kind::Interval => {
-            in_scratch(header(row, field, out))
-        }
-        Kind::Numeric { scale: None } if text != b"NaN" => in_scratch(header(row, field, out)),
-        Kind::Numeric { .. } if text == b"NaN" => written(out, "null"),
-        Kind::Numeric { .. } => unscaled(text).map(|(_, bytes)| {
-            out.push(b'"');
-            append_base64(&bytes, out);
-            out.push(b'"');
-        }),
-        Kind::Timestamptz { .. } => {
-            out.push(b'"');
-            let done = in_scratch(header(row, field, out));
-            out.push(b'"');
-            done
+    let done = match kind {
+        Kind::Bool
+        | Kind::Bit { length: 1 }
+        | Kind::Date
+        | Kind::Time { .. }
+        | Kind::Timestamp { .. }
+        | Kind::Interval
+        | Kind::Point => append(kind, text, Place::Header, out),
+        Kind::Int | Kind::Oid => {
+            out.extend_from_slice(text);
+            Some(Written::Text)
         }
         // NaN and Infinity are no JSON numbers.
-        Kind::Float4 | Kind::Float8 if text.last().is_some_and(u8::is_ascii_digit) => {
-            in_scratch(header(row, field, out))
+        Kind::Float4 | Kind::Float8 if !text.last().is_some_and(u8::is_ascii_digit) => None,
+        Kind::Float4 | Kind::Float8 => double(text, out),
+        Kind::Numeric { .. } if is_special(text) => written(out, "null"),
+        Kind::Numeric { scale: None } => unscaled_number(text, out),
+        Kind::Numeric { scale: Some(_) } => unscaled_member(text, out),
+        Kind::Money => money(text).and_then(|text| unscaled_member(&text, out)),
+        Kind::Timestamptz { .. } | Kind::TimeTz | Kind::Bit { .. } | Kind::Bytea => {
+            out.push(b'"');
+            let done = append(kind, text, Place::Header, out);
+            out.push(b'"');
+            if done.is_none() && kind == Kind::Bytea {
+                return None;
+            }
+            done
         }
-        Kind::Bool
-        | Kind::Bytea
-        | Kind::Int
-        | Kind::Float4
-        | Kind::Float8
-        | Kind::Json
-        | Kind::Text
-        | Kind::Uuid
-        | Kind::Other => None,
+        Kind::Array { .. } => array_member(kind, text, out),
+        Kind::Json | Kind::Text | Kind::Uuid | Kind::Other => None,
     };
     if done.is_none() {
         out.truncate(start);
+        json::append_string(text, out);
     }
-    done
+    Some(())
 }
 
-/// Whether the header's text was made, and not left as the row has it.
-fn in_scratch(span: Span) -> Option<()> {
-    match span {
-        Span::Scratch(_) => Some(()),
-        Span::Null | Span::Row(_) | Span::Fixed(_) => None,
+fn unscaled_member(text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
+    let (_, bytes) = unscaled(text)?;
+    out.push(b'"');
+    append_base64(&bytes, out);
+    written(out, '"')
+}
+
+fn array_member(kind: Kind, text: &[u8], out: &mut Vec<u8>) -> Option<Written> {
+    let element = kind.element()?;
+    out.push(b'[');
+    for (at, text) in elements(text)?.iter().enumerate() {
+        if at > 0 {
+            out.push(b',');
+        }
+        match text {
+            None => out.extend_from_slice(b"null"),
+            Some(text) => append_member(element, text, out)?,
+        }
     }
+    written(out, ']')
 }
 
 /// The shortest two's complement of a magnitude, little-endian, as `BigInteger.toByteArray`.
@@ -215,7 +472,7 @@ fn twos_complement(bytes: &mut Vec<u8>, negative: bool) {
 }
 
 /// `2024-01-02T03:04:05.678Z`: UTC, with just the digits that the column declares.
-fn instant(micros: i64, digits: u8, out: &mut Vec<u8>) -> Option<()> {
+fn instant(micros: i64, digits: u8, out: &mut Vec<u8>) -> Option<Written> {
     let (days, rest) = (micros.div_euclid(86_400_000_000), micros.rem_euclid(86_400_000_000));
     let (year, month, day) = time::civil_from_days(days);
     let (seconds, fraction) = (rest / 1_000_000, rest % 1_000_000);

@@ -52,6 +52,16 @@ pub enum SpecError {
         /// The name.
         name: String,
     },
+    /// Two members of the envelope would have one name.
+    #[error(
+        "{key} is placed in the envelope as {name:?}, and the envelope has a member of this name already"
+    )]
+    Member {
+        /// The key.
+        key: String,
+        /// The name.
+        name: String,
+    },
     /// Two things would be the partition.
     #[error("route.partition and an extra column are both the partition")]
     TwoPartitions,
@@ -64,6 +74,7 @@ impl SpecError {
             Self::Template { key, .. }
             | Self::UnknownField { key, .. }
             | Self::HeaderTaken { key, .. }
+            | Self::Member { key, .. }
             | Self::Name(key) => key.clone(),
             Self::Pattern(_) => "route.replace.pattern".to_owned(),
             Self::Replacement(_) => "route.replace.with".to_owned(),

@@ -59,9 +59,7 @@ pub(super) fn wrap(
     }
     for (name, field) in envelope.placed.iter().filter(|(_, field)| row.has(*field)) {
         scratch.extend_from_slice(name.of(fixed.as_bytes()));
-        if envelope.json || debezium::member(row, *field, scratch).is_none() {
-            member(envelope, row.extent(*field), row.kind(*field), row, scratch)?;
-        }
+        member(envelope, row.extent(*field), row.kind(*field), row, scratch)?;
     }
     scratch.push(b'}');
     Some(Span::since(start, scratch))
@@ -69,29 +67,13 @@ pub(super) fn wrap(
 
 /// The text of a JSON object or array. What the column's type does not promise is read.
 fn is_json(text: &[u8], kind: Kind) -> bool {
-    let begins = matches!(text.first(), Some(b'{' | b'['));
-    begins
-        && match kind {
-            Kind::Json => true,
-            Kind::Text | Kind::Other => {
-                serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok()
-            }
-            Kind::Bool
-            | Kind::Bytea
-            | Kind::Int
-            | Kind::Float4
-            | Kind::Float8
-            | Kind::Numeric { .. }
-            | Kind::Uuid
-            | Kind::Date
-            | Kind::Time { .. }
-            | Kind::Timestamp { .. }
-            | Kind::Timestamptz { .. }
-            | Kind::Interval => false,
-        }
+    let reads = || serde_json::from_slice::<serde::de::IgnoredAny>(text).is_ok();
+    matches!(text.first(), Some(b'{' | b'['))
+        && (kind == Kind::Json || (matches!(kind, Kind::Text | Kind::Other) && reads()))
 }
 
-/// One value as JSON: numbers and booleans as they are, JSON as the configuration says, bytes in base64, else a string.
+/// One value as JSON. With `payload.envelope_json` numbers, booleans and JSON stand as they are, bytes in base64, all
+/// else is a string as PostgreSQL renders it; without, everything is as Debezium writes it.
 fn member(
     envelope: &Envelope,
     value: Option<Extent>,
@@ -104,33 +86,25 @@ fn member(
         return Some(());
     };
     let text = row.at(extent);
-    match kind {
-        Kind::Json if envelope.json => out.extend_from_slice(text),
-        Kind::Bool => out.extend_from_slice(if text == b"t" { b"true" } else { b"false" }),
-        Kind::Int => out.extend_from_slice(text),
-        // NaN and Infinity are no JSON numbers.
-        Kind::Float4 | Kind::Float8 if text.last().is_some_and(u8::is_ascii_digit) => {
-            out.extend_from_slice(text);
-        }
-        Kind::Bytea => {
-            let mut bytes = Vec::new();
-            append_bytea(text, &mut bytes)?;
-            out.push(b'"');
-            append_base64(&bytes, out);
-            out.push(b'"');
-        }
-        Kind::Json
-        | Kind::Float4
-        | Kind::Float8
-        | Kind::Numeric { .. }
-        | Kind::Text
-        | Kind::Uuid
-        | Kind::Date
-        | Kind::Time { .. }
-        | Kind::Timestamp { .. }
-        | Kind::Timestamptz { .. }
-        | Kind::Interval
-        | Kind::Other => super::json::append_string(text, out),
+    if !envelope.json {
+        return debezium::append_member(kind, text, out);
+    }
+    // NaN and Infinity are no JSON numbers.
+    let is_number = kind == Kind::Int
+        || (matches!(kind, Kind::Float4 | Kind::Float8)
+            && text.last().is_some_and(u8::is_ascii_digit));
+    if is_number || kind == Kind::Json {
+        out.extend_from_slice(text);
+    } else if kind == Kind::Bool {
+        out.extend_from_slice(if text == b"t" { b"true" } else { b"false" });
+    } else if kind == Kind::Bytea {
+        let mut bytes = Vec::new();
+        append_bytea(text, &mut bytes)?;
+        out.push(b'"');
+        append_base64(&bytes, out);
+        out.push(b'"');
+    } else {
+        super::json::append_string(text, out);
     }
     Some(())
 }

@@ -1,5 +1,6 @@
 //! A specification, checked and compiled: every name resolved to a field, every constant in one fixed text.
 
+use super::debezium::Place;
 use super::error::{Problem, SpecError};
 use super::layout::{Layout, Role};
 use super::position::{HISTORY, POSITION};
@@ -97,7 +98,7 @@ impl Route {
         if topic.is_empty() && compiler.errors.is_empty() {
             compiler.errors.push(SpecError::Name("route.topic".to_owned()));
         }
-        let key = compiler.template("route.key", &spec.key);
+        let key = compiler.written("route.key", &spec.key, Place::Plain);
         let partition = compiler.partition();
         let headers = compiler.headers();
         let taken_names = compiler.taken_names();
@@ -231,6 +232,12 @@ impl<'s> Compiler<'s> {
         })
     }
 
+    /// A template that layout `debezium` fills as Debezium writes `place`.
+    fn written(&mut self, key: &str, text: &str, place: Place) -> Template {
+        let template = self.template(key, text);
+        if self.spec.layout == Layout::Debezium { template.written_in(place) } else { template }
+    }
+
     fn constant(&mut self, text: &str) -> Extent {
         let start = self.fixed.len();
         self.fixed.push_str(text);
@@ -255,12 +262,14 @@ impl<'s> Compiler<'s> {
         let spec = self.spec;
         let mut rules = Vec::new();
         if let Some(field) = self.role(Role::Id) {
-            rules.push(HeaderRule::Field { name: self.constant("id"), field });
+            let name = self.constant("id");
+            rules.push(self.field(name, field));
         }
         if let Some(field) = self.role(Role::EventType)
             && spec.standard_headers.event_type
         {
-            rules.push(HeaderRule::Field { name: self.constant("type"), field });
+            let name = self.constant("type");
+            rules.push(self.field(name, field));
         }
         if spec.standard_headers.position {
             let (name, history) = (self.constant(POSITION), self.constant(HISTORY));
@@ -279,18 +288,15 @@ impl<'s> Compiler<'s> {
             {
                 self.check_name(header, &format!("outbox.extra.{}", extra.column));
                 let name = self.constant(header);
-                rules.push(if spec.layout == Layout::Debezium {
-                    HeaderRule::Typed { name, field }
-                } else {
-                    HeaderRule::Field { name, field }
-                });
+                rules.push(self.field(name, field));
             }
         }
         for (header, text) in &spec.headers {
             let key = format!("route.headers.{header}");
             self.check_name(header, &key);
             let name = self.constant(header);
-            rules.push(HeaderRule::Template { name, template: self.template(&key, text) });
+            let template = self.written(&key, text, Place::Header);
+            rules.push(HeaderRule::Template { name, template });
         }
         rules
     }
@@ -326,6 +332,14 @@ impl<'s> Compiler<'s> {
         taken.into_iter().map(str::to_owned).collect()
     }
 
+    fn field(&self, name: Extent, field: FieldId) -> HeaderRule {
+        if self.spec.layout == Layout::Debezium {
+            HeaderRule::Typed { name, field }
+        } else {
+            HeaderRule::Field { name, field }
+        }
+    }
+
     fn check_name(&mut self, name: &str, key: &str) {
         if name.is_empty() || name.contains('\0') {
             self.errors.push(SpecError::Name(key.to_owned()));
@@ -334,19 +348,25 @@ impl<'s> Compiler<'s> {
 
     fn envelope(&mut self) -> Option<Envelope> {
         let spec = self.spec;
+        let payload = spec.envelope.as_deref().unwrap_or("payload");
         let mut placed = Vec::new();
+        let mut names = vec![payload];
         for extra in spec.extras() {
             if let Placement::Envelope(name) = &extra.placement
                 && let Some(field) = self.extra(&extra.column)
             {
-                self.check_name(name, &format!("outbox.extra.{}", extra.column));
+                let key = format!("outbox.extra.{}", extra.column);
+                self.check_name(name, &key);
+                if names.contains(&name.as_str()) {
+                    self.errors.push(SpecError::Member { key, name: name.clone() });
+                }
+                names.push(name);
                 placed.push((self.constant(&format!(",{}:", serde_json::json!(name))), field));
             }
         }
         if placed.is_empty() && spec.envelope.is_none() {
             return None;
         }
-        let payload = spec.envelope.as_deref().unwrap_or("payload");
         self.check_name(payload, "payload.envelope");
         let open = self.constant(&format!("{{{}:", serde_json::json!(payload)));
         Some(Envelope { open, placed, json: spec.envelope_json, expand: spec.expand_json })

@@ -1,6 +1,6 @@
 //! One event laid out: where every part of its record lies, or what is wrong with it.
 
-use super::debezium;
+use super::debezium::{self, Place};
 use super::error::Problem;
 use super::json;
 use super::mapper::At;
@@ -239,7 +239,11 @@ impl Shaper<'_> {
             return Ok(Span::Fixed(Extent { start: 0, len: 0 }));
         };
         if self.row.kind(field) != Kind::Bytea {
-            return Ok(Span::Row(payload));
+            return Ok(if self.route.debezium {
+                debezium::text(&self.row, field, Place::Plain, scratch)
+            } else {
+                Span::Row(payload)
+            });
         }
         let start = scratch.len();
         match payload::append_bytea(self.row.at(payload), scratch) {
@@ -277,7 +281,7 @@ impl Shaper<'_> {
                     headers.push((Span::Fixed(*name), self.row.extent(*field).into()));
                 }
                 HeaderRule::Typed { name, field } => {
-                    let value = debezium::header(&self.row, *field, scratch);
+                    let value = debezium::text(&self.row, *field, Place::Header, scratch);
                     headers.push((Span::Fixed(*name), value));
                 }
                 HeaderRule::Template { name, template } => {

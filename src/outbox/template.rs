@@ -2,12 +2,15 @@
 //!
 //! Compiled once; one that is a single field or plain text costs nothing at run time.
 
+use super::debezium::{self, Place};
 use super::span::{Extent, FieldId, Row, Span};
 
 /// A compiled template.
 #[derive(Debug, Default)]
 pub(super) struct Template {
     pieces: Vec<Piece>,
+    /// Fields are written as Debezium does in this place; `None`: as PostgreSQL renders them.
+    place: Option<Place>,
 }
 
 #[derive(Debug)]
@@ -116,12 +119,17 @@ impl Template {
                 }
             }
         }
-        Ok(Self { pieces })
+        Ok(Self { pieces, place: None })
     }
 
     /// One field alone.
     pub(super) fn field(field: FieldId) -> Self {
-        Self { pieces: vec![Piece::Field(vec![field])] }
+        Self { pieces: vec![Piece::Field(vec![field])], place: None }
+    }
+
+    /// The same, with its fields as Debezium writes them in `place`.
+    pub(super) fn written_in(self, place: Place) -> Self {
+        Self { place: Some(place), ..self }
     }
 
     /// Whether there is nothing in it.
@@ -140,8 +148,8 @@ impl Template {
         match self.pieces.as_slice() {
             [] => Ok(Span::Fixed(Extent { start: 0, len: 0 })),
             [Piece::Text(extent)] => Ok(Span::Fixed(*extent)),
-            [Piece::Field(ids)] => first(ids, row).map(Span::Row),
-            pieces => Self::join(pieces, row, fixed, scratch),
+            [Piece::Field(ids)] => self.value(ids, row, scratch),
+            _ => self.join(row, fixed, scratch),
         }
     }
 
@@ -158,12 +166,12 @@ impl Template {
         });
         match (fields.next(), fields.next()) {
             (None, _) => self.fill(row, fixed, scratch),
-            (Some(ids), None) => first(ids, row).map(Span::Row),
+            (Some(ids), None) => self.value(ids, row, scratch),
             (Some(_), Some(_)) => {
                 let start = scratch.len();
                 for piece in &self.pieces {
                     if let Piece::Field(ids) = piece {
-                        scratch.extend_from_slice(row.at(first(ids, row)?));
+                        self.append(ids, row, scratch)?;
                     }
                 }
                 Ok(Span::since(start, scratch))
@@ -171,25 +179,45 @@ impl Template {
         }
     }
 
-    fn join(
-        pieces: &[Piece],
+    /// One field.
+    #[inline]
+    fn value(
+        &self,
+        ids: &[FieldId],
         row: &Row<'_>,
-        fixed: &str,
         scratch: &mut Vec<u8>,
     ) -> Result<Span, FieldId> {
+        let (field, extent) = first(ids, row)?;
+        Ok(match self.place {
+            None => Span::Row(extent),
+            Some(place) => debezium::text(row, field, place, scratch),
+        })
+    }
+
+    /// One field among other text.
+    fn append(&self, ids: &[FieldId], row: &Row<'_>, scratch: &mut Vec<u8>) -> Result<(), FieldId> {
+        match self.value(ids, row, scratch)? {
+            Span::Row(extent) => scratch.extend_from_slice(row.at(extent)),
+            // It has been written there.
+            Span::Scratch(_) | Span::Null | Span::Fixed(_) => {}
+        }
+        Ok(())
+    }
+
+    fn join(&self, row: &Row<'_>, fixed: &str, scratch: &mut Vec<u8>) -> Result<Span, FieldId> {
         let start = scratch.len();
-        for piece in pieces {
+        for piece in &self.pieces {
             match piece {
                 Piece::Text(extent) => scratch.extend_from_slice(extent.of(fixed.as_bytes())),
-                Piece::Field(ids) => scratch.extend_from_slice(row.at(first(ids, row)?)),
+                Piece::Field(ids) => self.append(ids, row, scratch)?,
             }
         }
         Ok(Span::since(start, scratch))
     }
 }
 
-fn first(ids: &[FieldId], row: &Row<'_>) -> Result<Extent, FieldId> {
-    let found = ids.iter().find_map(|id| row.extent(*id));
+fn first(ids: &[FieldId], row: &Row<'_>) -> Result<(FieldId, Extent), FieldId> {
+    let found = ids.iter().find_map(|id| Some((*id, row.extent(*id)?)));
     // A template always names at least one field, so the last is there.
     found.ok_or_else(|| ids.last().copied().unwrap_or_default())
 }

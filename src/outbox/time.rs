@@ -46,6 +46,13 @@ pub(super) fn parse_time_of_day(text: &[u8]) -> Option<i64> {
     text.0.is_empty().then_some(micros)
 }
 
+/// Microseconds east of a zone as PostgreSQL prints it, `+05:30`.
+pub(super) fn parse_zone(text: &[u8]) -> Option<i64> {
+    let mut text = Text(text);
+    let micros = text.zone()?;
+    text.0.is_empty().then_some(micros)
+}
+
 /// Days between 1970-01-01 and a date of the proleptic Gregorian calendar, in which year 0 is 1 BC.
 fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
     // Years begin in March, so the leap day is a year's last; an era has 400 years and 146,097 days.

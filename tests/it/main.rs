@@ -67,6 +67,8 @@ mod config_commands;
 mod consumers;
 /// The control side: setup, the fence, the cursor row, the session's end.
 mod control;
+/// Every column type in every place, against what Debezium was seen to write.
+mod debezium_types;
 /// `postrider demo` as a user runs it: the ledger balances, also under kill -9, and nothing stays behind.
 mod demo;
 /// Every command, statement and setting that the documents show, run in their order.

@@ -37,6 +37,33 @@ fn roles_go_by_their_own_name_and_by_the_layouts() {
     assert_eq!(Layout::Adr30.role("kind"), None);
 }
 
+/// A member of an object has one value: Debezium refuses such a schema too.
+#[test]
+fn two_members_of_the_envelope_have_two_names() {
+    let placed = |column: &str, name: &str| Extra {
+        column: column.to_owned(),
+        placement: Placement::Envelope(name.to_owned()),
+        may_lack: false,
+    };
+    for (envelope, extra, member) in [
+        (None, vec![placed("a", "payload")], "payload"),
+        (Some("event"), vec![placed("a", "event")], "event"),
+        (None, vec![placed("a", "x"), placed("b", "x")], "x"),
+    ] {
+        let key = extra.last().map(|extra| extra.column.clone()).unwrap();
+        let spec = OutboxSpec { envelope: envelope.map(str::to_owned), extra, ..spec() };
+        let told = format!(
+            "outbox.extra.{key}\n  outbox.extra.{key} is placed in the envelope as {member:?}, and the envelope has a \
+             member of this name already\n"
+        );
+        assert_eq!(errors(spec), told);
+    }
+    let extra = vec![placed("a", "payload"), placed("b", "event_")];
+    assert!(
+        Mapper::new(OutboxSpec { envelope: Some("event".to_owned()), extra, ..spec() }).is_ok()
+    );
+}
+
 #[test]
 fn every_fault_is_told_at_once() {
     let mut spec = spec();
