@@ -19,11 +19,28 @@ pub(super) fn translate(t: &mut Translator<'_>) -> Result<(), InitError> {
     column(t, Role::AggregateId, &["table.field.event.key", "table.field.payload.id"]);
     column(t, Role::Payload, &["table.field.event.payload", "table.field.payload"]);
     column(t, Role::Time, &["table.field.event.timestamp"]);
+    operations(t)?;
     let has_envelope = placement(t)?;
     topic(t)?;
     payload(t, has_envelope);
     value_converter(t, has_envelope);
     key_converter(t);
+    Ok(())
+}
+
+/// An update of the outbox table can't stop the pipeline: no update is in the stream.
+fn operations(t: &Translator<'_>) -> Result<(), InitError> {
+    let behavior = t.router("table.op.invalid.behavior");
+    if behavior.is_some_and(|behavior| behavior.eq_ignore_ascii_case("fatal")) {
+        return Err(InitError::NotOurs {
+            what: "table.op.invalid.behavior=fatal stops the connector at an UPDATE of the outbox table, and nothing \
+                   here does"
+                .to_owned(),
+            hint: "let the database refuse the UPDATE itself: REVOKE UPDATE on the table from the writers, or a \
+                   trigger BEFORE UPDATE that raises; then write warn for fatal in a copy of the connector's file"
+                .to_owned(),
+        });
+    }
     Ok(())
 }
 
@@ -42,19 +59,30 @@ fn placement(t: &mut Translator<'_>) -> Result<bool, InitError> {
         .is_some_and(|v| v.eq_ignore_ascii_case("ignore"))
         || t.router("table.fields.additional.error.on.missing")
             .is_some_and(|v| v.eq_ignore_ascii_case("false"));
-    let list = t.router("table.fields.additional.placement").unwrap_or_default();
-    let mut has_envelope = false;
-    for entry in list.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
-        let parts: Vec<&str> = entry.split(':').map(str::trim).collect();
+    let Some(list) = t.router_as_given("table.fields.additional.placement") else {
+        return Ok(false);
+    };
+    let mut members = vec!["payload"];
+    // Java leaves out what is empty at the end, and nothing else; an empty list has one empty entry.
+    let entries = list.trim_end_matches(|c: char| c == ',' || c.is_whitespace());
+    if entries.is_empty() && !list.is_empty() {
+        return Ok(false);
+    }
+    for entry in entries.split(',').map(str::trim) {
+        let parts: Vec<&str> = entry.trim_end_matches(':').split(':').map(str::trim).collect();
         let (column, way, alias) = match parts.as_slice() {
             [column, way] => (*column, *way, *column),
             [column, way, alias] => (*column, *way, *alias),
             _ => return Err(bad_placement(entry)),
         };
+        if column.is_empty() || alias.is_empty() {
+            return Err(bad_placement(entry));
+        }
         match way.to_ascii_lowercase().as_str() {
             "header" => header(t, column, alias, may_lack),
+            "envelope" if members.contains(&alias) => return Err(taken_member(entry, alias)),
             "envelope" => {
-                has_envelope = true;
+                members.push(alias);
                 envelope(t, column, alias, may_lack);
             }
             "partition" if t.draft.get("outbox.extra", column).is_none() => {
@@ -64,14 +92,27 @@ fn placement(t: &mut Translator<'_>) -> Result<bool, InitError> {
             _ => return Err(bad_placement(entry)),
         }
     }
-    Ok(has_envelope)
+    Ok(members.len() > 1)
+}
+
+/// The router puts the payload into the envelope as `payload`, and a member has one value.
+fn taken_member(entry: &str, alias: &str) -> InitError {
+    InitError::NotOurs {
+        what: format!(
+            "\"{entry}\" in table.fields.additional.placement: the envelope has a member \"{alias}\" already"
+        ),
+        hint: "write another alias behind the column's name: column:envelope:alias; Debezium itself fails at the \
+               first record"
+            .to_owned(),
+    }
 }
 
 fn bad_placement(entry: &str) -> InitError {
     InitError::NotOurs {
         what: format!("\"{entry}\" in table.fields.additional.placement places nothing"),
-        hint: "write column:header, column:envelope or column:partition, with :alias behind the first two; Debezium \
-               itself takes the word and fails at the first record"
+        hint: "write column:header, column:envelope or column:partition, with :alias behind the first two, or leave \
+               the option out; Debezium refuses an entry without a placement, and fails at the first record where it \
+               does not know the word"
             .to_owned(),
     }
 }
@@ -84,12 +125,9 @@ fn header(t: &mut Translator<'_>, column: &str, alias: &str, may_lack: bool) {
     }
 }
 
-/// A column that is placed twice is a further header as PostgreSQL writes it.
+/// A column that is placed twice is a further header, by a template.
 fn by_template(t: &mut Translator<'_>, column: &str, alias: &str) {
     t.draft.set("route.headers", alias, format!("{{{column}}}"));
-    t.hint(format!(
-        "header \"{alias}\" has the text of column \"{column}\" as PostgreSQL writes it, since it is placed twice"
-    ));
 }
 
 fn envelope(t: &mut Translator<'_>, column: &str, alias: &str, may_lack: bool) {

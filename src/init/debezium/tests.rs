@@ -145,6 +145,12 @@ fn what_nobody_can_translate_is_refused_with_what_to_do() {
         format!("{LEAST}transforms.outbox.route.topic.replacement=$${{other}}\n"),
         format!("{LEAST}transforms.outbox.route.topic.regex=a(.*)\n"),
         format!("{LEAST}transforms.outbox.table.fields.additional.placement=a:heder\n"),
+        format!("{LEAST}transforms.outbox.table.fields.additional.placement=\n"),
+        format!("{LEAST}transforms.outbox.table.fields.additional.placement=a:header,,b:header\n"),
+        format!("{LEAST}transforms.outbox.table.fields.additional.placement=:header\n"),
+        format!("{LEAST}transforms.outbox.table.fields.additional.placement=a:envelope:payload\n"),
+        format!("{LEAST}transforms.outbox.table.fields.additional.placement=a:envelope,b:envelope:a\n"),
+        format!("{LEAST}transforms.outbox.table.op.invalid.behavior=fatal\n"),
         format!("{LEAST}table.include.list=public.orders,public.items\n"),
         format!("{LEAST}table.include.list=public\\\\..*\n"),
         "{\"a\": [1]}".to_owned(),
@@ -152,6 +158,17 @@ fn what_nobody_can_translate_is_refused_with_what_to_do() {
         all.push_str(&refused(&text));
     }
     expect_file!["../snapshots/refused.txt"].assert_eq(&all);
+}
+
+/// As Java splits: what is empty at the end is left out.
+#[test]
+fn a_placement_may_end_in_what_parts_its_entries() {
+    for placement in ["a:header", "a:header,", " a : HEADER ,, ", "a:header:", "a:header:a"] {
+        let option = "transforms.outbox.table.fields.additional.placement";
+        let draft = translated(&format!("{LEAST}{option}={placement}\n")).draft;
+        let placed: Vec<_> = draft.keys_of("outbox.extra").map(|(key, _)| key).collect();
+        assert_eq!(placed, ["a"], "{placement}");
+    }
 }
 
 #[test]

@@ -47,6 +47,12 @@ impl<'g> Translator<'g> {
         self.get(&format!("{}{name}", self.router))
     }
 
+    /// The same, an empty one too.
+    pub(super) fn router_as_given(&self, name: &str) -> Option<&'g str> {
+        let option = format!("{}{name}", self.router);
+        self.given.iter().find(|given| given.option == option).map(|given| given.value.trim())
+    }
+
     /// Whether an option, of the router or not, is `true`.
     pub(super) fn is_true(value: Option<&str>) -> bool {
         value.is_some_and(|value| value.eq_ignore_ascii_case("true"))

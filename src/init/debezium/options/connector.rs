@@ -223,11 +223,9 @@ pub const CONNECTOR: &[Known] = &[
     needless("value.converter.*", "values are the payload's own text or bytes"),
     without(
         "header.converter",
-        &[
-            "org.apache.kafka.connect.storage.SimpleHeaderConverter",
-            "org.apache.kafka.connect.storage.StringConverter",
-        ],
-        "header values are plain text, as by SimpleHeaderConverter",
+        &["org.apache.kafka.connect.storage.SimpleHeaderConverter"],
+        "header values are plain text, as by SimpleHeaderConverter; StringConverter writes arrays, bytea, bit and \
+         numbers without a scale otherwise",
     ),
     needless("header.converter.*", "header values are plain text"),
     to("transforms", "the event router among them"),

@@ -36,6 +36,10 @@ pub const ROUTER: &[Known] = &[
         "nothing is dropped: the JSON passes as it was written",
     ),
     needless(
+        "table.json.payload.empty.array.behavior",
+        "nothing is dropped: an empty array passes as it was written",
+    ),
+    needless(
         "debezium.expand.json.payload",
         "Debezium itself does not know it any more, and ignores it",
     ),
@@ -46,7 +50,8 @@ pub const ROUTER: &[Known] = &[
     without(
         "table.op.invalid.behavior",
         &["warn", "error"],
-        "updates are never an error: the publication has inserts alone, others are passed over and counted",
+        "fatal is refused; an update is never an error: the publication has inserts alone, others are passed over and \
+         counted",
     ),
     needless(
         "debezium.op.invalid.behavior",
