@@ -104,6 +104,9 @@ async fn look(spec: &PipelineSpec, control: &Control) -> Result<Result<Look, Hal
     if let Err(halt) = repair::fit(&facts) {
         return Ok(Err(halt));
     }
+    if let Err(halt) = spec.fit(facts.table.as_ref()) {
+        return Ok(Err(halt));
+    }
     let row = repair::read(control.client(), spec.name()).await?;
     let verdict = match repair::judge(&facts, row.as_ref()) {
         Ok(verdict) => verdict,

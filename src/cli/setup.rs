@@ -17,6 +17,7 @@ use crate::driver::{Mode, PipelineSpec};
 use crate::postgres::Conninfo;
 use crate::postgres::control::Control;
 use crate::postgres::setup::{self, Options, Progress};
+use crate::postgres::table;
 use std::collections::BTreeSet;
 
 /// What the server knows the sessions by.
@@ -44,6 +45,10 @@ async fn one(
     let ask = spec.ask(&None, &columns);
     if args.undo {
         return undo::one(spec.name(), &control, &ask, args).await;
+    }
+    if let Some(name) = &spec.names.table {
+        let table = table::read(control.client(), name).await?;
+        spec.fit(table.as_ref()).map_err(setup::SetupError::from)?;
     }
     let selection = backfill::wanted(args.backfill);
     if selection.is_some() {

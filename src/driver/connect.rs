@@ -119,6 +119,7 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
         Ok(Decision::Wait { message }) => return Err(Failure::Wait { message }),
         Err(halt) => return Err(Failure::Halt(Box::new(halt))),
     };
+    spec.fit(facts.table.as_ref()).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     if resume.adopt {
         let made = cursor::create(control.client(), &resume.cursor).await;
         made.map_err(at(Phase::Control))?;
@@ -260,6 +261,7 @@ async fn poll_handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Polling,
         Ok(Some(message)) => return Err(Failure::Wait { message }),
         Err(halt) => return Err(Failure::Halt(Box::new(halt))),
     }
+    spec.fit(facts.table.as_ref()).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     let opened =
         Poller::open(&spec.conninfo, &name, poll_spec).await.map_err(at(Phase::Handshake))?;
     let poller = match opened {

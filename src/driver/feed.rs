@@ -126,7 +126,15 @@ impl Pipeline {
                 self.committed_at = commit.commit_time;
                 Input::Commit { commit_lsn: commit.commit_lsn, end_lsn: commit.end_lsn }
             }
+            Message::Type(of) => {
+                self.mapper.type_name(of);
+                return Step::Next;
+            }
             Message::Relation(relation) => {
+                self.unknown_types = self.mapper.unknown_types(relation);
+                if !self.unknown_types.is_empty() {
+                    return Step::Stay;
+                }
                 if let Err(error) = self.mapper.relation(relation) {
                     self.apply(now, Input::Halt(Box::new(halts::unfit_table(&error))));
                     return Step::Stay;
@@ -141,7 +149,7 @@ impl Pipeline {
             Message::Update(_) | Message::Delete(_) | Message::Truncate(_) => {
                 Input::Change(Change::Skipped)
             }
-            Message::Message(_) | Message::Origin(_) | Message::Type(_) => return Step::Next,
+            Message::Message(_) | Message::Origin(_) => return Step::Next,
         };
         if matches!(input, Input::Change(_)) {
             if self.relay.upcoming().is_some() && !self.relay.intake_open() {

@@ -43,4 +43,4 @@ mod trouble;
 pub use poll_spec::poll_spec;
 pub use repair::{identity, repair_table, selection};
 pub use run::{Exit, Service, Stop, StopHandle};
-pub use spec::{Mode, OnSlotLost, PipelineSpec, PollSettings};
+pub use spec::{Mode, OnSlotLost, PipelineSpec, PollSettings, type_facts};

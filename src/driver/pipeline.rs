@@ -50,6 +50,8 @@ pub(super) struct Pipeline {
     pub(super) spec: Arc<PipelineSpec>,
     pub(super) relay: Relay,
     pub(super) mapper: Mapper,
+    /// Types that the relation at hand waits for: the catalog is to be asked for them.
+    pub(super) unknown_types: Vec<u32>,
     pub(super) sink: Box<dyn Sink>,
     pub(super) mailbox: Mailbox,
     pub(super) effects: Vec<Effect>,

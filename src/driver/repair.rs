@@ -121,6 +121,7 @@ pub(super) async fn open(spec: Arc<PipelineSpec>, seen: HistoryId) -> Result<Pol
     let ask = spec.ask(&identity, &columns);
     let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
     repair::fit(&facts).map_err(|halt| Failure::Halt(Box::new(halt)))?;
+    spec.fit(facts.table.as_ref()).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     let row = repair::read(client, spec.name()).await.map_err(at(Phase::Handshake))?;
     let verdict = repair::judge(&facts, row.as_ref());
     let verdict = verdict.map_err(|halt| Failure::Halt(Box::new(halt)))?;

@@ -12,12 +12,13 @@ use super::parking::{Desk, Said, wishes};
 use super::pipeline::Pipeline;
 use super::run::{Exit, Stop};
 use super::say;
-use super::spec::PipelineSpec;
+use super::spec::{PipelineSpec, type_facts};
 use crate::error::Halt;
+use crate::outbox::TypeFacts;
 use crate::parked::Entry;
 use crate::postgres::cursor::Written;
 use crate::postgres::wal::WalStream;
-use crate::postgres::{Batch, SourceError};
+use crate::postgres::{Batch, SourceError, SourceErrorKind, types};
 use crate::relay::Input;
 use std::future::Future;
 use std::pin::Pin;
@@ -28,6 +29,9 @@ use tokio::time::Instant;
 /// Under load there is always something to take, and the loop would never wait: so often the control connection, which
 /// is another task of this thread, and the timers have their turn all the same. Each turn would be a system call each.
 const YIELD_INTERVAL: Duration = Duration::from_millis(1);
+
+/// How long a look at the catalog for the types of columns may take: nothing else is done meanwhile.
+const TYPES_MAX: Duration = Duration::from_secs(10);
 
 /// A statement on its way on the control connection.
 pub(super) type Job<T> = Pin<Box<dyn Future<Output = Result<T, SourceError>>>>;
@@ -131,6 +135,7 @@ impl Pipeline {
 
     fn begin(&mut self, session: &Session) {
         self.mapper.forget_relations(session.connected.table_oid);
+        self.unknown_types.clear();
         self.destinations.awaits(None);
         let cursor = session.connected.progress;
         let history = History::of(&session.connected.resume.cursor);
@@ -175,9 +180,30 @@ impl Pipeline {
             session.yielded_at = now;
             tokio::task::yield_now().await;
         }
-        let more = fed == Fed::Turn;
+        let learned = match self.learn_types(&session.connected.desk).await {
+            Ok(learned) => learned,
+            Err(error) => return Some(End::Lost(error)),
+        };
+        let more = fed == Fed::Turn || learned;
         let turn = self.wait(session, stop, more).await;
         self.react(session, turn)
+    }
+
+    /// Asks the catalog for the types that a relation waits for; whether there were any. It comes with the first row of
+    /// a connection, and with the first behind an ALTER TABLE.
+    async fn learn_types(&mut self, desk: &Desk) -> Result<bool, SourceError> {
+        if self.unknown_types.is_empty() {
+            return Ok(false);
+        }
+        let asked = std::mem::take(&mut self.unknown_types);
+        let answer = types::read(desk.control.client(), &asked);
+        let found = tokio::time::timeout(TYPES_MAX, answer).await.unwrap_or_else(|elapsed| {
+            let kind = SourceErrorKind::Timeout(TYPES_MAX);
+            Err(SourceError::new(kind, types::LOOK_UP).caused_by(elapsed))
+        })?;
+        let found: Vec<TypeFacts> = found.iter().map(type_facts).collect();
+        self.mapper.learn_types(&asked, &found);
+        Ok(true)
     }
 
     async fn wait(&self, session: &mut Session, stop: &Stop, more: bool) -> Turn {

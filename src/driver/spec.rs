@@ -1,10 +1,13 @@
 //! What a pipeline is made from: plain values, complete, each checked by the module that takes it.
 
-use crate::outbox::OutboxSpec;
+use super::halts;
+use crate::error::Halt;
+use crate::outbox::{ColumnType, MapError, Mapper, OutboxSpec, TypeFacts, Unfit};
 use crate::postgres::control::Ask;
 use crate::postgres::fence::Identity;
 use crate::postgres::poll::PollSpec;
-use crate::postgres::{Conninfo, Names};
+use crate::postgres::table::{ColumnFacts, TableFacts};
+use crate::postgres::{Conninfo, Names, types};
 use crate::relay::{Limits, Rules};
 use crate::sink::SinkSpec;
 use std::time::Duration;
@@ -124,8 +127,39 @@ impl PipelineSpec {
         }
     }
 
+    /// The columns of the table whose types can't play their roles; none where the specification is not sound, which
+    /// whoever takes it says.
+    pub fn unfit_types(&self, table: &TableFacts) -> Vec<Unfit> {
+        let column = |column| {
+            let ColumnFacts { name, type_name, type_facts, .. }: &ColumnFacts = column;
+            let (oid, modifier) = (type_facts.base_oid, type_facts.base_modifier);
+            ColumnType { name, type_name, oid, modifier, is_text: type_facts.is_text }
+        };
+        let columns: Vec<ColumnType<'_>> = table.columns.iter().map(column).collect();
+        Mapper::new(self.outbox.clone())
+            .map_or_else(|_unsound| Vec::new(), |mapper| mapper.unfit_types(&columns))
+    }
+
+    /// Whether they all can.
+    ///
+    /// # Errors
+    /// A halt for the first that can't.
+    pub fn fit(&self, table: Option<&TableFacts>) -> Result<(), Halt> {
+        let unfit = table.map(|table| self.unfit_types(table));
+        match unfit.and_then(|unfit| unfit.into_iter().next()) {
+            Some(unfit) => Err(halts::unfit_table(&MapError::Unfit(unfit))),
+            None => Ok(()),
+        }
+    }
+
     /// The columns the layout can't do without.
     pub fn columns(&self) -> Vec<String> {
         self.outbox.required_columns().into_iter().map(str::to_owned).collect()
     }
+}
+
+/// What the catalog says of a type, as the mapper takes it.
+pub fn type_facts(facts: &types::TypeFacts) -> TypeFacts {
+    let types::TypeFacts { oid, base_oid, base_modifier, is_text } = *facts;
+    TypeFacts { oid, base_oid, base_modifier, is_text }
 }

@@ -256,7 +256,7 @@ pub enum Unfit {
         columns: Vec<(String, String)>,
     },
     /// A column has a type that can't play its role.
-    #[error("column \"{column}\" of table \"{table}\" has a type that can't be {role}")]
+    #[error("column \"{column}\" of table \"{table}\" {} that can't be {role}", OfType(is.as_deref()))]
     Type {
         /// The table.
         table: TableName,
@@ -264,10 +264,20 @@ pub enum Unfit {
         column: String,
         /// The role.
         role: Role,
+        /// The type as SQL writes it, where that is known.
+        is: Option<String>,
     },
 }
 
 impl Unfit {
+    /// The role that a column's type can't play.
+    pub fn role(&self) -> Option<Role> {
+        match self {
+            Self::Missing { .. } => None,
+            Self::Type { role, .. } => Some(*role),
+        }
+    }
+
     /// What mends it.
     pub fn hint(&self) -> String {
         match self {
@@ -285,6 +295,17 @@ impl Unfit {
             Self::Type { role, .. } => {
                 format!("use jsonb, json or text, or set outbox.columns.{role} to another column")
             }
+        }
+    }
+}
+
+struct OfType<'a>(Option<&'a str>);
+
+impl fmt::Display for OfType<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(is) => write!(f, "is of type {is}, a type"),
+            None => f.write_str("has a type"),
         }
     }
 }

@@ -1,18 +1,19 @@
 //! The mapper: rows and logical messages in, records out.
 
-use super::error::{MapError, SpecError};
+use super::error::{MapError, SpecError, Unfit};
 use super::headers::Headers;
 use super::message::MessageRow;
 use super::position;
-use super::relations::Relations;
+use super::relations::{self, Relations};
 use super::remains;
 use super::route::Route;
 use super::shape::{Shape, Shaper};
 use super::span::{Buffers, Extent, Row, Span};
 use super::spec::{OutboxSpec, TableName};
+use super::types::{ColumnType, TypeFacts, Types};
 use super::work::Work;
 use crate::event::{Aggregate, Histories, PgTime, Position};
-use crate::pgoutput::{Cell, Insert, LogicalMessage, Relation};
+use crate::pgoutput::{Cell, Insert, LogicalMessage, Relation, TypeName};
 use crate::record::{Header, Record};
 use std::fmt;
 
@@ -25,6 +26,7 @@ pub struct Mapper {
     prefix: Option<String>,
     route: Route,
     relations: Relations,
+    types: Types,
     /// The row's columns, by index.
     cells: Vec<Option<Extent>>,
     message: MessageRow,
@@ -93,6 +95,7 @@ impl Mapper {
             message: MessageRow::new(&route),
             route,
             relations: Relations::default(),
+            types: Types::default(),
             cells: Vec::new(),
             work: Work::default(),
         })
@@ -110,14 +113,43 @@ impl Mapper {
     /// # Errors
     /// [`MapError::Unfit`] where the outbox table lacks a column or has one of an impossible type.
     pub fn relation(&mut self, relation: &Relation<'_>) -> Result<(), MapError> {
-        self.relations.describe(relation, self.table.as_ref(), self.table_oid, &self.route)
+        let (table, oid) = (self.table.as_ref(), self.table_oid);
+        self.relations.describe(relation, table, oid, &self.route, &self.types)
     }
 
-    /// Forgets all relations: a new connection describes them again. `table_oid` is what the table's name stands for
-    /// now.
+    /// Types of our table's columns that are not built in, and that the catalog is to be asked for before the relation
+    /// is taken note of: whether a column is a domain, and over what, no Relation message says.
+    pub fn unknown_types(&self, relation: &Relation<'_>) -> Vec<u32> {
+        match &self.table {
+            Some(table) if relations::is_ours(relation, table, self.table_oid) => {
+                relations::unknown_types(relation, &self.route, &self.types)
+            }
+            Some(_) | None => Vec::new(),
+        }
+    }
+
+    /// What the catalog has of the types that it was asked for.
+    pub fn learn_types(&mut self, asked: &[u32], found: &[TypeFacts]) {
+        self.types.learn(asked, found);
+    }
+
+    /// Takes note of a type's name, for one that the catalog does not have any more.
+    pub fn type_name(&mut self, of: &TypeName<'_>) {
+        self.types.name(of);
+    }
+
+    /// The outbox table's columns, as the catalog has them now, whose types can't play their roles.
+    pub fn unfit_types(&self, columns: &[ColumnType<'_>]) -> Vec<Unfit> {
+        let unfit = |table| relations::unfit_types(table, columns, &self.route);
+        self.table.as_ref().map_or_else(Vec::new, unfit)
+    }
+
+    /// Forgets all relations and types: a new connection describes them again. `table_oid` is what the table's name
+    /// stands for now.
     pub fn forget_relations(&mut self, table_oid: Option<u32>) {
         self.table_oid = table_oid;
         self.relations.forget();
+        self.types.forget();
     }
 
     /// Maps a row; `None` where its table is not the outbox.

@@ -40,3 +40,4 @@ pub use position::of_retried;
 pub use spec::{
     Extra, NullPayload, OutboxSpec, Placement, Replace, StandardHeaders, TableName, TimestampSource,
 };
+pub use types::{ColumnType, TypeFacts};

@@ -8,7 +8,7 @@ use super::layout::Role;
 use super::route::{Field, Route};
 use super::span::Source;
 use super::spec::{TableName, TimestampSource};
-use super::types::Kind;
+use super::types::{ColumnType, Resolved, Types};
 use crate::pgoutput::Relation;
 use std::collections::BTreeMap;
 
@@ -46,21 +46,61 @@ impl Relations {
         table: Option<&TableName>,
         table_oid: Option<u32>,
         route: &Route,
+        types: &Types,
     ) -> Result<(), MapError> {
         // First of all: a row must never be read with the shape from before one that does not fit.
         self.0.remove(&relation.id);
-        // The protocol writes no schema for pg_catalog; an outbox is never there.
-        let ours = table.filter(|table| {
-            table_oid == Some(relation.id)
-                || (table.schema == relation.schema && table.name == relation.name)
-        });
-        let plan = ours.map(|table| plan(relation, table, route).map_err(MapError::Unfit));
+        let ours = table.filter(|table| is_ours(relation, table, table_oid));
+        let plan = ours.map(|table| plan(relation, table, route, types).map_err(MapError::Unfit));
         self.0.insert(relation.id, plan.transpose()?);
         Ok(())
     }
 }
 
-fn plan(relation: &Relation<'_>, table: &TableName, route: &Route) -> Result<Plan, Unfit> {
+/// The protocol writes no schema for `pg_catalog`; an outbox is never there.
+pub(super) fn is_ours(relation: &Relation<'_>, table: &TableName, table_oid: Option<u32>) -> bool {
+    table_oid == Some(relation.id)
+        || (table.schema == relation.schema && table.name == relation.name)
+}
+
+/// Types of the columns of our table that the catalog is to be asked for.
+pub(super) fn unknown_types(relation: &Relation<'_>, route: &Route, types: &Types) -> Vec<u32> {
+    let columns = relation.columns.iter();
+    let asked = columns.filter(|column| route.fields.iter().any(|f| f.column == column.name));
+    let mut oids: Vec<u32> = asked.map(|column| column.type_oid).collect();
+    oids.retain(|oid| types.unknown(*oid));
+    oids.sort_unstable();
+    oids.dedup();
+    oids
+}
+
+/// The columns of the table, as the catalog has it, whose types can't play their roles. Those that it lacks are
+/// somebody else's to miss.
+pub(super) fn unfit_types(
+    table: &TableName,
+    columns: &[ColumnType<'_>],
+    route: &Route,
+) -> Vec<Unfit> {
+    let mut unfit = Vec::new();
+    for field in &route.fields {
+        let Some(column) = columns.iter().find(|column| column.name == field.column) else {
+            continue;
+        };
+        let resolved = Resolved::of_column(column);
+        if let Some(role) = field.role.filter(|role| !fits(*role, resolved, route)) {
+            let (column, is) = (field.column.clone(), Some(column.type_name.to_owned()));
+            unfit.push(Unfit::Type { table: table.clone(), column, role, is });
+        }
+    }
+    unfit
+}
+
+fn plan(
+    relation: &Relation<'_>,
+    table: &TableName,
+    route: &Route,
+    types: &Types,
+) -> Result<Plan, Unfit> {
     let mut missing = Vec::new();
     let mut sources = Vec::with_capacity(route.fields.len());
     for field in &route.fields {
@@ -72,12 +112,12 @@ fn plan(relation: &Relation<'_>, table: &TableName, route: &Route) -> Result<Pla
             sources.push(Source::default());
             continue;
         };
-        let kind = Kind::of(column.type_oid, column.type_modifier);
-        if let Some(role) = field.role.filter(|role| !fits(*role, kind, route)) {
+        let resolved = types.resolve(column.type_oid, column.type_modifier);
+        if let Some(role) = field.role.filter(|role| !fits(*role, resolved, route)) {
             let column = field.column.clone();
-            return Err(Unfit::Type { table: table.clone(), column, role });
+            return Err(Unfit::Type { table: table.clone(), column, role, is: None });
         }
-        sources.push(Source { column: Some(index), kind });
+        sources.push(Source { column: Some(index), kind: resolved.kind });
     }
     if missing.is_empty() {
         Ok(Plan { width: relation.columns.len(), sources })
@@ -94,11 +134,11 @@ fn key_of(field: &Field) -> String {
     }
 }
 
-fn fits(role: Role, kind: Kind, route: &Route) -> bool {
+fn fits(role: Role, of: Resolved, route: &Route) -> bool {
     match role {
-        Role::Time => route.timestamp != TimestampSource::Event || kind.can_be_time(),
-        Role::AvailableAt | Role::ExpiresAt => kind.can_be_time(),
-        Role::Headers => kind.can_be_object(),
+        Role::Time => route.timestamp != TimestampSource::Event || of.can_be_time(),
+        Role::AvailableAt | Role::ExpiresAt => of.can_be_time(),
+        Role::Headers => of.can_be_object(),
         Role::Id
         | Role::AggregateType
         | Role::AggregateId

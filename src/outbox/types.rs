@@ -1,4 +1,11 @@
 //! The column types that change how a value is written. All others are text as PostgreSQL renders it.
+//!
+//! A Relation message has the OID of a domain, not of the type beneath it. What a type that is not built in is, the
+//! catalog says, and who has a connection asks it ([`Types::unknown`]); of a type that is not in the catalog any more
+//! the stream's own Type message names the type beneath, without its modifier.
+
+use crate::pgoutput::TypeName;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A column's type, by OID (`src/include/catalog/pg_type.dat`) and type modifier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -46,19 +53,20 @@ pub(super) enum Kind {
         /// The column's type modifier, which is the element's.
         modifier: i32,
     },
-    /// Anything else, domains among them.
+    /// Anything else.
     #[default]
     Other,
 }
 
 impl Kind {
+    /// The kind of a type that is built in.
     pub(super) fn of(oid: u32, modifier: i32) -> Self {
         let digits = u8::try_from(modifier).ok().filter(|digits| *digits <= 6).unwrap_or(6);
         match oid {
             16 => Self::Bool,
             17 => Self::Bytea,
             20 | 21 | 23 => Self::Int,
-            25 | 1042 | 1043 => Self::Text,
+            18 | 19 | 25 | 1042 | 1043 => Self::Text,
             114 | 3802 => Self::Json,
             700 => Self::Float4,
             701 => Self::Float8,
@@ -198,4 +206,147 @@ fn scale(modifier: i32) -> Option<u8> {
     let packed = modifier.checked_sub(4).filter(|packed| *packed >= 0)?;
     let scale = packed & 0x7ff;
     Some(u8::try_from(scale).unwrap_or(0))
+}
+
+/// The first OID of types that are not built in (`FirstGenbkiObjectId`): the stream names those, and only those.
+const FIRST_NAMED: u32 = 10_000;
+
+/// What the catalog says of a type that is not built in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TypeFacts {
+    /// Its OID.
+    pub oid: u32,
+    /// The OID of the type beneath its domains; its own where it is no domain.
+    pub base_oid: u32,
+    /// The modifier of the innermost domain, -1 for none.
+    pub base_modifier: i32,
+    /// The type beneath is a kind of text (category `S`, as `citext`).
+    pub is_text: bool,
+}
+
+/// A table's column, as the catalog has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ColumnType<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its type as SQL writes it, for people.
+    pub type_name: &'a str,
+    /// The OID of its type, beneath all domains.
+    pub oid: u32,
+    /// The modifier of that.
+    pub modifier: i32,
+    /// That is a kind of text.
+    pub is_text: bool,
+}
+
+/// A type, as far as it is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Resolved {
+    pub(super) kind: Kind,
+    /// It is known which type it is, also where that is of no kind of its own.
+    pub(super) known: bool,
+}
+
+impl Resolved {
+    fn of(oid: u32, modifier: i32, is_text: bool) -> Self {
+        let kind = if is_text { Kind::Text } else { Kind::of(oid, modifier) };
+        Self { kind, known: true }
+    }
+
+    /// Of a column of the catalog.
+    pub(super) fn of_column(column: &ColumnType<'_>) -> Self {
+        Self::of(column.oid, column.modifier, column.is_text)
+    }
+
+    /// Whether a value of it can be a time.
+    pub(super) fn can_be_time(self) -> bool {
+        self.kind.can_be_time() && !(self.known && self.kind == Kind::Other)
+    }
+
+    /// Whether a value of it can be a JSON object.
+    pub(super) fn can_be_object(self) -> bool {
+        self.kind.can_be_object() && !(self.known && self.kind == Kind::Other)
+    }
+}
+
+/// The types that are not built in, of one connection: another server has other OIDs.
+#[derive(Debug, Default)]
+pub(super) struct Types {
+    known: BTreeMap<u32, TypeFacts>,
+    /// Those that the catalog did not have when it was asked.
+    absent: BTreeSet<u32>,
+    /// What Type messages named: the OID of the built-in type beneath; 0 where that is of no kind.
+    named: BTreeMap<u32, u32>,
+}
+
+impl Types {
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Whether the catalog is to be asked for it.
+    pub(super) fn unknown(&self, oid: u32) -> bool {
+        oid >= FIRST_NAMED && !self.known.contains_key(&oid) && !self.absent.contains(&oid)
+    }
+
+    /// What the catalog said when it was asked for `asked`. An OID and what it stands for do not part: a domain's type
+    /// can't be changed.
+    pub(super) fn learn(&mut self, asked: &[u32], found: &[TypeFacts]) {
+        self.known.extend(found.iter().map(|facts| (facts.oid, *facts)));
+        self.absent.extend(asked.iter().filter(|oid| !self.known.contains_key(oid)));
+    }
+
+    /// A Type message has the OID of the type, and the name of the type beneath its domains.
+    pub(super) fn name(&mut self, of: &TypeName<'_>) {
+        if of.schema.is_empty() {
+            self.named.insert(of.id, built_in(of.name));
+        }
+    }
+
+    pub(super) fn resolve(&self, oid: u32, modifier: i32) -> Resolved {
+        if oid < FIRST_NAMED {
+            return Resolved::of(oid, modifier, false);
+        }
+        if let Some(facts) = self.known.get(&oid) {
+            return Resolved::of(facts.base_oid, facts.base_modifier, facts.is_text);
+        }
+        match self.named.get(&oid) {
+            Some(base) => Resolved::of(*base, modifier, false),
+            None => Resolved { kind: Kind::Other, known: false },
+        }
+    }
+}
+
+/// The OID of a built-in type that is of a kind; 0 for all others.
+fn built_in(name: &str) -> u32 {
+    match name {
+        "bool" => 16,
+        "bytea" => 17,
+        "char" => 18,
+        "name" => 19,
+        "int8" => 20,
+        "int2" => 21,
+        "int4" => 23,
+        "text" => 25,
+        "json" => 114,
+        "float4" => 700,
+        "float8" => 701,
+        "bpchar" => 1042,
+        "varchar" => 1043,
+        "oid" => 26,
+        "point" => 600,
+        "money" => 790,
+        "date" => 1082,
+        "time" => 1083,
+        "timestamp" => 1114,
+        "timestamptz" => 1184,
+        "interval" => 1186,
+        "timetz" => 1266,
+        "bit" => 1560,
+        "varbit" => 1562,
+        "numeric" => 1700,
+        "uuid" => 2950,
+        "jsonb" => 3802,
+        _ => 0,
+    }
 }

@@ -4,6 +4,7 @@
 
 use super::error::SourceError;
 use super::names::TableName;
+use super::types::{BASE_TYPE_SQL, IS_TEXT_SQL, TypeFacts};
 use tokio_postgres::Client;
 
 /// What kind of relation stands under the table's name.
@@ -54,6 +55,8 @@ pub struct ColumnFacts {
     pub name: String,
     /// The type, as SQL writes it.
     pub type_name: String,
+    /// The same, as the catalog has it.
+    pub type_facts: TypeFacts,
     /// Whether it refuses NULL.
     pub not_null: bool,
     /// GENERATED ALWAYS AS: not in the stream before PostgreSQL 18, and there only if the publication asks for it.
@@ -96,19 +99,27 @@ pub enum UnfitLeafKind {
     },
 }
 
-const SQL: &str = "\
+const TABLE_SQL: &str = "\
 SELECT c.oid, c.relkind::pg_catalog.text, c.relpersistence::pg_catalog.text, c.relispartition, \
-       pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attnum), \
-       pg_catalog.array_agg(pg_catalog.format_type(a.atttypid, a.atttypmod) ORDER BY a.attnum), \
-       pg_catalog.array_agg(a.attnotnull ORDER BY a.attnum), \
-       pg_catalog.array_agg(a.attgenerated <> '' ORDER BY a.attnum), \
+       k.name, k.type_name, k.not_null, k.generated, \
        EXISTS (SELECT FROM pg_catalog.pg_trigger t \
-               WHERE t.tgrelid = c.oid AND t.tgname = 'postrider_notify') \
+               WHERE t.tgrelid = c.oid AND t.tgname = 'postrider_notify'), \
+       k.oid, k.base_oid, k.base_modifier, k.is_text \
 FROM pg_catalog.pg_class c \
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
-WHERE n.nspname = $1::pg_catalog.text AND c.relname = $2::pg_catalog.text \
-GROUP BY c.oid, c.relkind, c.relpersistence, c.relispartition";
+CROSS JOIN LATERAL (SELECT \
+       coalesce(pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attnum), '{}') AS name, \
+       coalesce(pg_catalog.array_agg(pg_catalog.format_type(a.atttypid, a.atttypmod) ORDER BY a.attnum), '{}') \
+         AS type_name, \
+       coalesce(pg_catalog.array_agg(a.attnotnull ORDER BY a.attnum), '{}') AS not_null, \
+       coalesce(pg_catalog.array_agg(a.attgenerated <> '' ORDER BY a.attnum), '{}') AS generated, \
+       coalesce(pg_catalog.array_agg(a.atttypid ORDER BY a.attnum), '{}') AS oid, \
+       coalesce(pg_catalog.array_agg(base.oid ORDER BY a.attnum), '{}') AS base_oid, \
+       coalesce(pg_catalog.array_agg(base.modifier ORDER BY a.attnum), '{}') AS base_modifier, ";
+
+const COLUMNS_SQL: &str = "\
+  WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS k \
+WHERE n.nspname = $1::pg_catalog.text AND c.relname = $2::pg_catalog.text";
 
 /// `pg_inherits` is read instead of `pg_partition_tree`, which locks every partition and so waits behind an
 /// `ALTER TABLE` of one. A key column depends on its own table, whether it is named in the key or in an expression.
@@ -205,21 +216,31 @@ ORDER BY 1, 2";
 /// The table, `None` if there is none of that name.
 pub async fn read(client: &Client, table: &TableName) -> Result<Option<TableFacts>, SourceError> {
     let failed = |e| SourceError::control(format!("read the definition of table {table}"), e);
-    let row = client.query_opt(SQL, &[&table.schema, &table.name]).await.map_err(failed)?;
+    let sql = format!(
+        "{TABLE_SQL} coalesce(pg_catalog.array_agg({IS_TEXT_SQL} ORDER BY a.attnum), '{{}}') AS is_text \
+         FROM pg_catalog.pg_attribute a {BASE_TYPE_SQL} JOIN pg_catalog.pg_type t ON t.oid = base.oid \
+         {COLUMNS_SQL}"
+    );
+    let row = client.query_opt(&sql, &[&table.schema, &table.name]).await.map_err(failed)?;
     let Some(row) = row else { return Ok(None) };
     let facts = || {
-        let names: Vec<Option<String>> = row.try_get(4)?;
-        let types: Vec<Option<String>> = row.try_get(5)?;
-        let not_null: Vec<Option<bool>> = row.try_get(6)?;
-        let generated: Vec<Option<bool>> = row.try_get(7)?;
-        let columns = names.into_iter().zip(types).zip(not_null.into_iter().zip(generated));
-        let columns = columns.filter_map(|((name, type_name), (not_null, generated))| {
-            Some(ColumnFacts {
-                name: name?,
-                type_name: type_name.unwrap_or_default(),
-                not_null: not_null.unwrap_or(false),
-                generated: generated.unwrap_or(false),
-            })
+        let names: Vec<String> = row.try_get(4)?;
+        let type_names: Vec<String> = row.try_get(5)?;
+        let not_null: Vec<bool> = row.try_get(6)?;
+        let generated: Vec<bool> = row.try_get(7)?;
+        let (oids, base_oids): (Vec<u32>, Vec<u32>) = (row.try_get(9)?, row.try_get(10)?);
+        let (modifiers, texts): (Vec<i32>, Vec<bool>) = (row.try_get(11)?, row.try_get(12)?);
+        let types = oids.into_iter().zip(base_oids).zip(modifiers.into_iter().zip(texts));
+        let types = types.map(|((oid, base_oid), (base_modifier, is_text))| TypeFacts {
+            oid,
+            base_oid,
+            base_modifier,
+            is_text,
+        });
+        let flags = not_null.into_iter().zip(generated);
+        let columns = names.into_iter().zip(type_names).zip(types.zip(flags));
+        let columns = columns.map(|((name, type_name), (type_facts, (not_null, generated)))| {
+            ColumnFacts { name, type_name, type_facts, not_null, generated }
         });
         Ok(TableFacts {
             oid: row.try_get(0)?,

@@ -54,6 +54,8 @@ pub(super) struct Log {
     pub(super) at: Lsn,
     /// The end was passed.
     pub(super) over: bool,
+    /// Types that the relation at hand waits for: the catalog is to be asked for them.
+    pub(super) unknown_types: Vec<u32>,
 }
 
 #[derive(Clone, Copy)]
@@ -93,7 +95,8 @@ impl Log {
         };
         let span = span.clone();
         let at = start.commit_lsn;
-        Ok(Self { wal, span, batch: None, current: None, start, at, over: false })
+        let unknown_types = Vec::new();
+        Ok(Self { wal, span, batch: None, current: None, start, at, over: false, unknown_types })
     }
 
     /// Where it ends.
@@ -201,7 +204,15 @@ impl Log {
                 self.reached(end_lsn);
                 Ok(Offered::Done)
             }
+            Message::Type(of) => {
+                mapper.type_name(of);
+                Ok(Offered::Done)
+            }
             Message::Relation(relation) => {
+                self.unknown_types = mapper.unknown_types(relation);
+                if !self.unknown_types.is_empty() {
+                    return Ok(Offered::Wait(Some(Instant::now())));
+                }
                 mapper.relation(relation).map_err(ReplayError::Unfit)?;
                 Ok(Offered::Done)
             }
@@ -219,7 +230,7 @@ impl Log {
             Message::Update(_) | Message::Delete(_) | Message::Truncate(_) => {
                 self.change(outlet, |outlet, _, _| outlet.pass())
             }
-            Message::Message(_) | Message::Origin(_) | Message::Type(_) => Ok(Offered::Done),
+            Message::Message(_) | Message::Origin(_) => Ok(Offered::Done),
         }
     }
 

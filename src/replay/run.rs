@@ -11,12 +11,12 @@ use super::plan::{Plan, Source};
 use super::request::From;
 use super::rows::Table;
 use super::tally::{Moment, Tell};
-use crate::driver::PipelineSpec;
+use crate::driver::{PipelineSpec, type_facts};
 use crate::event::Position;
 use crate::outbox::Mapper;
 use crate::postgres::control::Control;
 use crate::postgres::replay::{self as rows, Done, Met, Rows, Select};
-use crate::postgres::table;
+use crate::postgres::{table, types};
 use reading::Reading;
 use std::future::Future;
 use std::pin::Pin;
@@ -200,7 +200,16 @@ impl<'a> Run<'a> {
             let id = self.row_done.clone().unwrap_or_default();
             return Err(ReplayError::LostPlace { id });
         }
-        match reading.feed(mapper, outlet)? {
+        let offered = reading.feed(mapper, outlet)?;
+        if let Reading::Log(log) = &mut *reading
+            && !log.unknown_types.is_empty()
+        {
+            let asked = std::mem::take(&mut log.unknown_types);
+            let found = types::read(self.control.client(), &asked).await?;
+            mapper.learn_types(&asked, &found.iter().map(type_facts).collect::<Vec<_>>());
+            return Ok(None);
+        }
+        match offered {
             Offered::Done if reading.wants_frames() => Ok(Some(timers)),
             Offered::Done => Ok(None),
             Offered::Wait(due) => Ok(Some(due.map_or(timers, |due| due.min(timers)))),

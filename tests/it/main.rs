@@ -73,6 +73,8 @@ mod debezium_types;
 mod demo;
 /// Every command, statement and setting that the documents show, run in their order.
 mod docs_commands;
+/// Domains: published as the type beneath, wherever their row is read.
+mod domains;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
 /// Ids of every type, wherever a row is found again by its id.

@@ -3,7 +3,7 @@
 use crate::config::PipelineConfig;
 use crate::driver::{Mode, PipelineSpec};
 use crate::finding::Finding;
-use crate::outbox::{Layout, OutboxSpec, Role, TimestampSource};
+use crate::outbox::{Layout, OutboxSpec, Role, Unfit};
 use crate::postgres::names::{TableName, ident};
 use crate::postgres::table::{ColumnFacts, TableFacts};
 
@@ -28,9 +28,11 @@ pub(super) fn findings(
     let look = Look { pipeline, spec, name, table, published, version: version.unwrap_or(0) };
     let mut found = Vec::new();
     look.missing(&mut found);
+    let unfit = spec.unfit_types(table);
+    let unfit: Vec<Role> = unfit.iter().filter_map(Unfit::role).collect();
     for (role, column) in spec.outbox.roles() {
         if let Some(facts) = look.facts(column) {
-            look.of_role(role, facts, &mut found);
+            look.of_role(role, facts, &unfit, &mut found);
         }
     }
     look.generated(&mut found);
@@ -193,12 +195,11 @@ impl Look<'_> {
         }
     }
 
-    fn of_role(&self, role: Role, column: &ColumnFacts, found: &mut Vec<Finding>) {
+    fn of_role(&self, role: Role, column: &ColumnFacts, unfit: &[Role], found: &mut Vec<Finding>) {
         let (table, name, kind) = (self.name, ident(&column.name), &column.type_name);
         let key = format!("outbox.columns.{role}");
-        let wants_time = role == Role::Time && self.spec.outbox.timestamp == TimestampSource::Event;
-        if wants_time && !can_be_time(kind) || role == Role::Headers && !can_be_object(kind) {
-            let wanted = if role == Role::Time { "a time" } else { "a JSON object" };
+        if unfit.contains(&role) {
+            let wanted = if role == Role::Headers { "a JSON object" } else { "a time" };
             found.push(
                 Finding::error(
                     "column_type",
@@ -293,39 +294,4 @@ const fn usual_names(role: Role) -> &'static [&'static str] {
         Role::AvailableAt => &["notbefore", "deliverat"],
         Role::ExpiresAt => &["expiry", "notafter"],
     }
-}
-
-/// As `outbox` decides by OID: everything but what can't be read as a time.
-fn can_be_time(kind: &str) -> bool {
-    let refused = [
-        "boolean",
-        "bytea",
-        "smallint",
-        "integer",
-        "bigint",
-        "real",
-        "double precision",
-        "json",
-        "jsonb",
-        "uuid",
-    ];
-    let begins = ["numeric", "time(", "time without", "interval"];
-    !refused.contains(&kind) && !begins.iter().any(|begin| kind.starts_with(begin))
-}
-
-/// As `outbox` decides by OID: JSON and text, and what it does not know.
-fn can_be_object(kind: &str) -> bool {
-    let refused = [
-        "boolean",
-        "bytea",
-        "smallint",
-        "integer",
-        "bigint",
-        "real",
-        "double precision",
-        "uuid",
-        "date",
-    ];
-    let begins = ["numeric", "time", "interval"];
-    !refused.contains(&kind) && !begins.iter().any(|begin| kind.starts_with(begin))
 }

@@ -73,6 +73,7 @@ impl Pipeline {
             spec: Arc::new(spec),
             relay: Relay::new(settings),
             mapper,
+            unknown_types: Vec::new(),
             sink,
             mailbox,
             effects: Vec::new(),

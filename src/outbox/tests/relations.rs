@@ -1,8 +1,8 @@
 //! Which table is the outbox, and whether it fits.
 
 use super::support::{AT, insert, map, map_layout, null, print, relation, text, typed};
-use crate::outbox::{Layout, Mapper, OutboxSpec, Role};
-use crate::pgoutput::{Message, decode};
+use crate::outbox::{ColumnType, Layout, Mapper, OutboxSpec, Role, TypeFacts};
+use crate::pgoutput::{Message, TypeName, decode};
 use expect_test::expect;
 
 fn describe(mapper: &mut Mapper, bytes: &[u8]) {
@@ -112,6 +112,63 @@ fn columns_may_be_renamed_reordered_or_declared_absent_by_hand() {
         header    position = "00000000-0000000001A2B3C8-00000005"
     "#]]
     .assert_eq(&record);
+}
+
+/// OID 20001 is a domain over bytea, 20002 one over numeric(10,2), 20003 an enum.
+#[test]
+fn a_domain_is_the_type_beneath_it_once_the_catalog_was_asked() {
+    let mut mapper = Mapper::new(OutboxSpec::for_layout(Layout::Postrider)).unwrap();
+    let mut columns = full();
+    columns[3] = typed("event_type", 20_003, "OrderPlaced");
+    columns[4] = typed("payload", 20_001, "\\x6869");
+    let bytes = relation(7, "public", "outbox", &columns);
+    let Message::Relation(described) = decode(&bytes).unwrap() else { unreachable!() };
+    assert_eq!(mapper.unknown_types(&described), [20_001, 20_003]);
+    let domain = TypeFacts { oid: 20_001, base_oid: 17, base_modifier: -1, is_text: false };
+    mapper.learn_types(&[20_001, 20_003], &[domain]);
+    assert_eq!(
+        mapper.unknown_types(&described),
+        Vec::<u32>::new(),
+        "what is not in the catalog is asked for once"
+    );
+    mapper.relation(&described).unwrap();
+    assert!(row(&mut mapper, &insert(7, &columns)).contains("value     \"hi\""));
+    // Another connection may be one to another server.
+    mapper.forget_relations(None);
+    assert_eq!(mapper.unknown_types(&described), [20_001, 20_003]);
+}
+
+/// A Type message has the OID of the domain and the name of the type beneath it.
+#[test]
+fn a_domain_that_the_catalog_does_not_have_any_more_is_what_the_stream_names() {
+    let mut mapper = Mapper::new(OutboxSpec::for_layout(Layout::Postrider)).unwrap();
+    let mut columns = full();
+    columns[4] = typed("payload", 20_001, "\\x6869");
+    mapper.type_name(&TypeName { id: 20_001, schema: "", name: "bytea" });
+    mapper.learn_types(&[20_001], &[]);
+    describe(&mut mapper, &relation(7, "public", "outbox", &columns));
+    assert!(row(&mut mapper, &insert(7, &columns)).contains("value     \"hi\""));
+}
+
+#[test]
+fn types_that_are_known_to_be_of_no_kind_cannot_be_times_or_objects() {
+    let fits = |role: &str, oid: u32, is_text: bool| {
+        let mapper = Mapper::new(OutboxSpec::for_layout(Layout::Postrider)).unwrap();
+        let column = ColumnType { name: role, type_name: "x", oid, modifier: -1, is_text };
+        mapper.unfit_types(&[column]).is_empty()
+    };
+    for (oid, is_text, time, object) in [
+        (25, false, true, true),
+        (1184, false, true, false),
+        (3802, false, false, true),
+        (20_001, true, true, true),
+        (20_001, false, false, false),
+        (869, false, false, false),
+        (1009, false, false, false),
+    ] {
+        assert_eq!(fits("created_at", oid, is_text), time, "{oid}");
+        assert_eq!(fits("headers", oid, is_text), object, "{oid}");
+    }
 }
 
 #[test]

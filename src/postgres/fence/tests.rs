@@ -9,6 +9,7 @@ use crate::postgres::publication::PublishedTable;
 use crate::postgres::table::{
     ColumnFacts, Partitions, Persistence, RelationKind, TableFacts, UnfitLeaf, UnfitLeafKind,
 };
+use crate::postgres::types::TypeFacts;
 use expect_test::expect_file;
 use histories::HISTORIES;
 use std::fmt::Write;
@@ -23,6 +24,7 @@ pub(in crate::postgres) fn good() -> Facts {
     let column = |name: &String| ColumnFacts {
         name: name.clone(),
         type_name: "text".to_owned(),
+        type_facts: TypeFacts { oid: 25, base_oid: 25, base_modifier: -1, is_text: false },
         not_null: true,
         generated: false,
     };
@@ -325,9 +327,12 @@ fn marked(facts: &mut Facts) {
     for name in more {
         if table(facts).columns.iter().all(|column| column.name != name) {
             let type_name = text("timestamp with time zone");
+            let type_facts =
+                TypeFacts { oid: 1184, base_oid: 1184, base_modifier: -1, is_text: false };
             table(facts).columns.push(ColumnFacts {
                 name,
                 type_name,
+                type_facts,
                 not_null: false,
                 generated: false,
             });
