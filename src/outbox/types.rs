@@ -155,11 +155,6 @@ impl Kind {
         }
     }
 
-    /// Whether a value may be a time without a zone. Of a domain only its values say so.
-    pub(super) fn lacks_zone(self) -> bool {
-        matches!(self, Self::Timestamp { .. } | Self::Date | Self::Text)
-    }
-
     /// Whether a value can be a JSON object.
     pub(super) fn can_be_object(self) -> bool {
         matches!(self, Self::Json | Self::Text | Self::Other)
@@ -338,11 +333,17 @@ fn built_in(name: &str) -> u32 {
         "float8" => 701,
         "bpchar" => 1042,
         "varchar" => 1043,
+        "oid" => 26,
+        "point" => 600,
+        "money" => 790,
         "date" => 1082,
         "time" => 1083,
         "timestamp" => 1114,
         "timestamptz" => 1184,
         "interval" => 1186,
+        "timetz" => 1266,
+        "bit" => 1560,
+        "varbit" => 1562,
         "numeric" => 1700,
         "uuid" => 2950,
         "jsonb" => 3802,
