@@ -343,14 +343,6 @@ impl<'s> Compiler<'s> {
         taken.into_iter().map(str::to_owned).collect()
     }
 
-    fn field(&self, name: Extent, field: FieldId) -> HeaderRule {
-        if self.spec.layout == Layout::Debezium {
-            HeaderRule::Typed { name, field }
-        } else {
-            HeaderRule::Field { name, field }
-        }
-    }
-
     fn check_name(&mut self, name: &str, key: &str) {
         if name.is_empty() || name.contains('\0') {
             self.errors.push(SpecError::Name(key.to_owned()));

@@ -155,6 +155,11 @@ impl Kind {
         }
     }
 
+    /// Whether a value may be a time without a zone. Of a domain only its values say so.
+    pub(super) fn lacks_zone(self) -> bool {
+        matches!(self, Self::Timestamp { .. } | Self::Date | Self::Text)
+    }
+
     /// Whether a value can be a JSON object.
     pub(super) fn can_be_object(self) -> bool {
         matches!(self, Self::Json | Self::Text | Self::Other)
