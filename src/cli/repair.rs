@@ -34,8 +34,8 @@ pub struct RepairArgs {
     /// Say what is the matter and what would be published; change nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Repair also where the slot can be used: drop it, create it again, and publish from the table every row that is not
-    /// known to be published. For rows that the slot cannot bring, since the publication left them out
+    /// Repair also where the slot can be used: drop it, create it again, and publish from the table every row that is
+    /// not known to be published. For rows that the slot cannot bring, since the publication left them out
     #[arg(long)]
     pub from_table: bool,
     /// One JSON object a pipeline

@@ -142,9 +142,8 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
     match fence::check_after_start(row.as_ref(), backend_pid, &resume) {
         AfterStart::Held => {
             let (seized, progress, parked) = take_over(spec, &control, &resume).await?;
-            let epoch_before = seized.before;
-            let histories = settle(spec, &control, seized.epoch, &facts, seen).await?;
-            let epoch = seized.epoch;
+            let (epoch, epoch_before) = (seized.epoch, seized.before);
+            let histories = settle(spec, &control, epoch, &facts, seen).await?;
             let desk = Desk { control, epoch, histories, jobs: Jobs::default() };
             let resumed = Connected {
                 wal,

@@ -176,10 +176,7 @@ impl Pipeline {
         };
         let mut mapped = match map(&mut self.mapper, change, at) {
             Ok(Some(mapped)) => mapped,
-            Ok(None) => {
-                self.tell.skipped.others += 1;
-                return self.skip(now);
-            }
+            Ok(None) => return self.skip_other(now),
             Err(error) => return self.not_mapped(now, at, error),
         };
         if !self.relay.admits(mapped.aggregate) {
@@ -242,6 +239,11 @@ impl Pipeline {
             }
         }
         Step::Next
+    }
+
+    fn skip_other(&mut self, now: Duration) -> Step {
+        self.tell.skipped.others += 1;
+        self.skip(now)
     }
 
     fn skip_repeated(&mut self, now: Duration) -> Step {

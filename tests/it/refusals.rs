@@ -134,12 +134,12 @@ async fn wrong_names_in_the_configuration_are_told() {
 
         let config = pipeline.with_line("source", "slot = \"nobodys\"");
         let halted = run_to_halt(&config).await;
-        halted.assert_says("PR002", &["\"nobodys\""], &["postrider setup"]);
+        halted.assert_says("PR002", &["\"nobodys\""], &["postrider repair"]);
         answer("slot missing", &pipeline, &halted);
 
         let config = pipeline.with_line("source", "publication = \"nobodys\"");
         let halted = run_to_halt(&config).await;
-        halted.assert_says("PR007", &["\"nobodys\""], &["setup"]);
+        halted.assert_says("PR007", &["\"nobodys\""], &["CREATE PUBLICATION", "repair"]);
         answer("publication missing", &pipeline, &halted);
 
         let other = format!("{}_other", pipeline.slot());

@@ -105,11 +105,10 @@ async fn invalidated_slot_halts_with_what_it_means_and_the_way_out() {
         halted.assert_says(
             "PR001",
             &[&pipeline.slot(), "invalidated", "wal_removed"],
-            &["pg_drop_replication_slot", "max_slot_wal_keep_size"],
+            &["postrider repair", "max_slot_wal_keep_size"],
         );
         assert!(halted.meaning.contains("their rows are still in"), "{halted:#?}");
         answer("slot invalidated: wal_removed", &pipeline, &halted);
-        pipeline.sql("select pg_drop_replication_slot('{slot}')").await;
         crate::refusals::follow(&pipeline, &halted).await;
     }
 }

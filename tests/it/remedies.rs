@@ -115,8 +115,8 @@ const FAULTS: &[Fault] = &[
     fault("schema dropped", "drop schema postrider cascade", "PR010", "schema"),
 ];
 
-/// A pipeline that has published ten rows and is stopped; five wait from before the fault, five from its time, five from
-/// after it.
+/// A pipeline that has published ten rows and is stopped; five wait from before the fault, five from its time, five
+/// from after it.
 async fn hurt(version: Version, fault: &Fault) -> Pipeline {
     let pipeline = Pipeline::shared(version, "remedies").await;
     let relay = pipeline.run();
@@ -308,8 +308,8 @@ async fn a_repair_finds_that_the_publication_was_created_again() {
     }
 }
 
-/// Nothing halts here: taken out and put back while the relay is stopped, the stream would pass over the rows of between
-/// without a word. The start and `check` say so, and a repair publishes them.
+/// Nothing halts here: taken out and put back while the relay is stopped, the stream would pass over the rows of
+/// between without a word. The start and `check` say so, and a repair publishes them.
 #[tokio::test]
 async fn rows_that_a_publication_left_out_for_a_while_are_found_and_published() {
     let fault = Fault {

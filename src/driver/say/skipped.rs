@@ -1,6 +1,6 @@
 //! What is said of changes that are passed over: nothing that is skipped is silent.
 //!
-//! An event that expired is named, a few lines a minute. The rest is counted as it passes, and told of when the board is
+//! An event that expired is named, a few lines a minute. The rest is counted as it passes, and logged when the board is
 //! brought up to date: at once, then at growing intervals while there are more.
 
 use super::Tell;

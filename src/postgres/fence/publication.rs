@@ -1,6 +1,6 @@
 //! Rules about the publication: it exists, and publishes every insert of the table whole, under the table's own name.
 
-use super::object::from_table;
+use super::object::{begin_with_every_row, from_table};
 use super::{Facts, halt};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::names::{TableName, ident};
@@ -23,7 +23,9 @@ pub(super) fn missing(facts: &Facts) -> Halt {
              are skipped (18) or stop the stream (15 to 17), even if it is made again now",
         match (&facts.slot, &facts.cursor) {
             (None, None) => facts.command("setup"),
-            _ => format!("{}; then {}", create(facts), from_table(facts)),
+            // Nothing says what was published.
+            (Some(_), None) => begin_with_every_row(facts),
+            (_, Some(_)) => format!("{}; then {}", create(facts), from_table(facts)),
         },
     )
 }

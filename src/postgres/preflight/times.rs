@@ -37,7 +37,7 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
         if let Some(deciding) = times.deciding.iter().find(|d| d.column == column.name) {
             let alter = match column.kind {
                 TimeType::Local => format!(
-                    ". Or give the column a zone, which writes the table anew under a lock: {};",
+                    ". Or give the column a zone, which rewrites the table under a lock: {};",
                     with_zone(table, &column.name, proposed)
                 ),
                 TimeType::Text | TimeType::Absolute | TimeType::Other => String::new(),
