@@ -10,11 +10,6 @@
 -- of the cluster: treat its password accordingly. Amazon RDS and Aurora instead of ALTER ROLE: GRANT rds_replication TO
 -- postrider;
 \set ON_ERROR_STOP on
-\if :{?only_polls}
-\else
--- [streams]
-ALTER ROLE :"role" REPLICATION;
-\endif
 -- [always]
 GRANT CONNECT ON DATABASE :"database" TO :"role";
 ALTER SCHEMA postrider OWNER TO :"role";
@@ -41,4 +36,10 @@ GRANT DELETE ON TABLE :"schema".:"table" TO :"role";
 \if :{?dlq}
 -- [dlq]
 GRANT INSERT ON TABLE :"schema".:"dlq" TO :"role";
+\endif
+-- Last: where it is refused, the rest is given. Who may: docs/security.md.
+\if :{?only_polls}
+\else
+-- [streams]
+ALTER ROLE :"role" REPLICATION;
 \endif

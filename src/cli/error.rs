@@ -196,6 +196,9 @@ impl CliError {
     fn notes(&self) -> Vec<(&'static str, String)> {
         match self {
             Self::Setup(SetupError::Halt(halt)) | Self::Repair { halt, .. } => of_halt(halt),
+            Self::Setup(
+                SetupError::Denied { hint: text, .. } | SetupError::Rights { hint: text, .. },
+            ) => hint(text),
             Self::Setup(SetupError::Step { error, .. } | SetupError::Source(error))
             | Self::Source(error)
             | Self::Bookmark(BookmarkError::Source(error))

@@ -16,18 +16,27 @@ use std::path::{Path, PathBuf};
 /// What stands for a standard stream.
 const STREAM: &str = "-";
 
-pub(super) async fn run(args: &InitArgs, env: Env<'_>) -> Result<Exit, CliError> {
+/// `pipeline`: the name that is given as everywhere, with -p.
+pub(super) async fn run(
+    args: &InitArgs,
+    pipeline: Option<&str>,
+    env: Env<'_>,
+) -> Result<Exit, CliError> {
+    let mut exit = Exit::Done;
     let layout = args.layout.as_deref().and_then(Layout::from_name);
     let (mut draft, mut told) = match (&args.from_debezium, &args.from_database) {
         (Some(file), _) => from_debezium(args, file)?,
         (None, Some(url)) => {
             let parsed = Conninfo::parse(url, env).map_err(InitError::from)?;
             let proposal = database::propose(url, &parsed, args.table.as_deref(), layout).await?;
+            if !proposal.complete {
+                exit = Exit::NotWell;
+            }
             (proposal.draft, proposal.found)
         }
         (None, None) => (init::plain(layout.unwrap_or(Layout::Postrider)), Vec::new()),
     };
-    fill_in(&mut draft, args)?;
+    fill_in(&mut draft, args, pipeline)?;
     let text = init::text(&draft);
     init::check(&text)?;
     if args.output == Path::new(STREAM) {
@@ -39,14 +48,14 @@ pub(super) async fn run(args: &InitArgs, env: Env<'_>) -> Result<Exit, CliError>
     if !told.is_empty() {
         Output::stderr().say(&told.join("\n"));
     }
-    Ok(Exit::Done)
+    Ok(exit)
 }
 
 /// What was typed wins over what was found.
-fn fill_in(draft: &mut Draft, args: &InitArgs) -> Result<(), CliError> {
-    if let Some(name) = &args.name {
+fn fill_in(draft: &mut Draft, args: &InitArgs, pipeline: Option<&str>) -> Result<(), CliError> {
+    if let Some(name) = args.name.as_deref().or(pipeline) {
         // As typed: what is wrong with it is told.
-        draft.name.clone_from(name);
+        name.clone_into(&mut draft.name);
     }
     if let Some(url) = &args.url {
         draft.set("source", "url", conninfo::masked(url, None).map_err(InitError::from)?);

@@ -71,7 +71,7 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             let config = read(&args.global, env)?;
             block_on(check::run(&config, &args.global, check, env))?
         }
-        Command::Init(init) => block_on(init::run(init, env))?,
+        Command::Init(init) => block_on(init::run(init, args.global.pipeline.as_deref(), env))?,
         Command::Setup(setup) => {
             let config = load(&args.global, env)?;
             block_on(setup::run(&config, setup, env))?

@@ -16,7 +16,8 @@ use crate::config::{Config, Env, PipelineConfig};
 use crate::driver::{Mode, PipelineSpec};
 use crate::postgres::Conninfo;
 use crate::postgres::control::Control;
-use crate::postgres::setup::{self, Options, Progress};
+use crate::postgres::repair::Selection;
+use crate::postgres::setup::{self, Options, Progress, ServerKind, SetupPlan};
 use std::collections::BTreeSet;
 
 /// What the server knows the sessions by.
@@ -58,6 +59,13 @@ async fn one(
         Some(role) if !setup::role_exists(&control, role).await? => Some(role),
         Some(_) | None => None,
     };
+    let held = match role {
+        Some(role) => {
+            let table = spec.names.table.as_ref();
+            Some(setup::read_rights(&control, role, table, spec.marks()).await?)
+        }
+        None => None,
+    };
     let mut options = Options {
         create_table: sql.as_deref(),
         role,
@@ -66,33 +74,75 @@ async fn one(
         polls: spec.mode == Mode::Poll,
         backfill: selection.is_some(),
         marks: spec.marks(),
+        rights: held.as_ref(),
     };
-    let mut out = Output::stdout();
     if args.print_sql {
         // Whoever reads the SQL can make the role first.
         options.role_missing = false;
-        let facts = control.facts(&ask).await?;
-        let plan = setup::plan(&facts, &options).map_err(setup::SetupError::from)?;
-        let first = absent.map_or_else(String::new, |role| {
-            format!(
-                "-- First, since the role does not exist: {}\n",
-                setup::role_sql(role, options.polls)
-            )
-        });
-        let text = format!("-- Pipeline {}\n{first}{plan}", spec.name());
-        return out.line(text.trim_end()).map_err(CliError::Output);
+        let plan = setup::plan(&control.facts(&ask).await?, &options);
+        let plan = plan.map_err(setup::SetupError::from)?;
+        let left = backfill::left_out(spec, &control, &plan).await?;
+        let text = printed(spec.name(), &plan, absent, &options, left);
+        return Output::stdout().line(text.trim_end()).map_err(CliError::Output);
     }
-    let plan =
-        setup::plan(&control.facts(&ask).await?, &options).map_err(setup::SetupError::from)?;
+    make(spec, args, conninfo, &control, options, selection).await
+}
+
+/// The plan as SQL, with what is to be known before it.
+fn printed(
+    pipeline: &str,
+    plan: &SetupPlan,
+    absent: Option<&str>,
+    options: &Options<'_>,
+    left: Option<String>,
+) -> String {
+    let kind = options.rights.map_or_else(ServerKind::default, |rights| rights.kind);
+    let first = absent.map_or_else(String::new, |role| {
+        let sql = setup::role_sql(role, options.polls, kind);
+        format!("-- First, since the role does not exist: {sql}\n")
+    });
+    let left = left.map_or_else(String::new, |rows| {
+        format!(
+            "-- Not streamed, since they are there before the slot: {rows}.\n-- postrider setup --backfill makes the \
+             slot with a list of them.\n"
+        )
+    });
+    format!("-- Pipeline {pipeline}\n{first}{left}{plan}")
+}
+
+/// Makes what is missing, and says what was done.
+async fn make(
+    spec: &PipelineSpec,
+    args: &SetupArgs,
+    conninfo: &Conninfo,
+    control: &Control,
+    mut options: Options<'_>,
+    mut selection: Option<Selection>,
+) -> Result<(), CliError> {
+    let columns = spec.columns();
+    let ask = spec.ask(&None, &columns);
+    let mut out = Output::stdout();
+    let facts = control.facts(&ask).await?;
+    let mut plan = setup::plan(&facts, &options).map_err(setup::SetupError::from)?;
+    let mut left = match args.backfill {
+        None => backfill::left_out(spec, control, &plan).await?,
+        Some(_) => None,
+    };
+    if let Some(which) = left.as_deref().map(backfill::asked).transpose()?.flatten() {
+        (selection, left) = (backfill::wanted(Some(which)), None);
+        options.backfill = selection.is_some();
+        plan = setup::plan(&facts, &options).map_err(setup::SetupError::from)?;
+    }
     out.line(&words::of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
     let watch = Control::connect(conninfo, APPLICATION_NAME).await?;
-    let done = setup::apply(&control, &watch, &ask, &options, &mut tell(spec.name())).await?;
+    let done = setup::apply(control, &watch, &ask, &options, &mut tell(spec.name())).await?;
     let mut lines = Vec::new();
     lines.extend(done.steps.iter().map(|step| format!("done           {}", step.title)));
     lines.extend(done.adopted.iter().map(|object| format!("there already  {object}")));
     if let Some(selection) = selection {
-        lines.extend(backfill::make(spec, conninfo, &control, &ask, selection).await?);
+        lines.extend(backfill::make(spec, conninfo, control, &ask, selection).await?);
     }
+    lines.extend(left.map(|rows| backfill::notice(spec.name(), &rows)));
     lines.push(format!("{} is set up; start it with: postrider run", spec.name()));
     out.line(&lines.join("\n")).map_err(CliError::Output)
 }

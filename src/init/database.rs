@@ -7,7 +7,7 @@ mod guess;
 pub use guess::{Column, Fit, fit};
 
 use super::{Draft, InitError};
-use crate::outbox::{Layout, TableName};
+use crate::outbox::{Layout, Role, TableName};
 use crate::postgres::control::Control;
 use crate::postgres::{Conninfo, SourceError, conninfo};
 use toml::Value;
@@ -49,7 +49,15 @@ pub struct Proposal {
     pub draft: Draft,
     /// What was found, for people.
     pub found: Vec<String>,
+    /// A column was found for everything that an event has.
+    pub complete: bool,
 }
+
+/// The relay's role, where the login that looked is an administrator's.
+const RELAY_ROLE: &str = "postrider";
+
+/// What an event has that a table may lack columns for, and still be taken for the outbox.
+const MISSING_MAX: usize = 2;
 
 /// Looks at the tables of a database. `table`, as SQL writes it, and `layout` narrow it down.
 ///
@@ -61,13 +69,24 @@ pub async fn propose(
     table: Option<&str>,
     layout: Option<Layout>,
 ) -> Result<Proposal, InitError> {
-    let tables = read(conninfo).await?;
+    let (tables, admin) = read(conninfo).await?;
     let (chosen, fit) = match table {
         Some(name) => named(&tables, name, conninfo.dbname(), layout)?,
         None => only(&tables, conninfo.dbname(), layout)?,
     };
     let mut draft = Draft::new(chosen.name.name.trim_end_matches("_events"));
-    draft.set("source", "url", conninfo::masked(url, None)?);
+    if admin {
+        draft.set("source", "url", conninfo::of_user(url, RELAY_ROLE)?);
+        draft.note(
+            "source",
+            format!(
+                "The relay's own role; setup --url ADMIN gives it its rights. As an administrator: CREATE \
+                 ROLE {RELAY_ROLE} LOGIN REPLICATION PASSWORD '…';"
+            ),
+        );
+    } else {
+        draft.set("source", "url", conninfo::masked(url, None)?);
+    }
     draft.set("outbox", "table", sql_name(&chosen.name));
     draft.set("outbox", "layout", fit.layout.name());
     for (role, column) in &fit.columns {
@@ -84,6 +103,19 @@ pub async fn propose(
         };
         found.push(format!("{role}: {what}"));
     }
+    if admin {
+        found.push(format!(
+            "source.url: role {RELAY_ROLE} in place of the administrator's; setup --url ADMIN gives it its rights"
+        ));
+    }
+    let names: Vec<&str> = chosen.columns.iter().map(|column| column.name.as_str()).collect();
+    for role in &fit.missing {
+        found.push(format!("to do: fill in outbox.columns.{role}: no column was recognised"));
+        draft.note(
+            "outbox.columns",
+            format!("{role} = \"…\"   to be filled in; the table has {}", names.join(", ")),
+        );
+    }
     if !fit.left.is_empty() {
         let names: Vec<_> = fit.left.iter().map(|column| column.name.as_str()).collect();
         found.push(format!("not published: {}; outbox.extra places them", names.join(", ")));
@@ -99,11 +131,19 @@ pub async fn propose(
             );
         }
     }
-    Ok(Proposal { draft, found })
+    Ok(Proposal { draft, found, complete: fit.missing.is_empty() })
 }
 
-async fn read(conninfo: &Conninfo) -> Result<Vec<Table>, InitError> {
+/// The tables, and whether the login is an administrator's: no role for a relay to have.
+async fn read(conninfo: &Conninfo) -> Result<(Vec<Table>, bool), InitError> {
+    const ADMIN: &str = "SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls \
+                         OR EXISTS (SELECT FROM pg_database d WHERE d.datname = current_database() \
+                                    AND pg_has_role(current_user, d.datdba, 'USAGE')) \
+                         FROM pg_roles WHERE rolname = current_user";
     let control = Control::connect(conninfo, APPLICATION_NAME).await?;
+    let failed = |e| SourceError::control("read the attributes of the role", e);
+    let admin = control.client().query_one(ADMIN, &[]).await.and_then(|row| row.try_get(0));
+    let admin: bool = admin.map_err(failed)?;
     let failed = |e| SourceError::control("read the tables of the database", e);
     let limit = i64::try_from(TABLES_MAX).unwrap_or(i64::MAX);
     let rows = control.client().query(SQL, &[&limit]).await.map_err(failed)?;
@@ -115,7 +155,7 @@ async fn read(conninfo: &Conninfo) -> Result<Vec<Table>, InitError> {
         Ok(Table { name: TableName { schema: row.try_get(0)?, name: row.try_get(1)? }, columns })
     };
     let tables: Result<Vec<_>, _> = rows.iter().map(table).collect();
-    Ok(tables.map_err(failed)?)
+    Ok((tables.map_err(failed)?, admin))
 }
 
 /// The one table that looks like an outbox.
@@ -124,8 +164,19 @@ fn only<'t>(
     database: &str,
     layout: Option<Layout>,
 ) -> Result<(&'t Table, Fit), InitError> {
-    let fits = tables.iter().map(|table| (table, fit(table, layout)));
-    let mut fits: Vec<_> = fits.filter(|(_, fit)| fit.missing.is_empty()).collect();
+    let all: Vec<_> = tables.iter().map(|table| (table, fit(table, layout))).collect();
+    let is_whole = |fit: &Fit| fit.missing.is_empty();
+    // Many a table has an id, a type and data; what an outbox alone has is an aggregate.
+    let is_near = |fit: &Fit| {
+        let of_aggregate = [Role::AggregateType, Role::AggregateId];
+        fit.missing.len() <= MISSING_MAX
+            && of_aggregate.iter().any(|role| !fit.missing.contains(role))
+    };
+    let whole = all.iter().any(|(_, fit)| is_whole(fit));
+    let mut fits: Vec<_> = all
+        .into_iter()
+        .filter(|(_, fit)| if whole { is_whole(fit) } else { is_near(fit) })
+        .collect();
     match fits.len() {
         0 => Err(InitError::NoCandidate { database: database.to_owned(), tables: tables.len() }),
         1 => Ok(fits.swap_remove(0)),
@@ -157,7 +208,7 @@ fn named<'t>(
         });
     };
     let fit = fit(table, layout);
-    if fit.missing.is_empty() {
+    if fit.missing.len() * 2 <= fit.needed() {
         return Ok((table, fit));
     }
     Err(InitError::Unplaced {

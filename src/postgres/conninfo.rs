@@ -13,7 +13,7 @@ mod settings;
 mod syntax;
 mod types;
 
-pub use masked::masked;
+pub use masked::{masked, of_user};
 pub use types::{ChannelBinding, SslMode, TargetSessionAttrs};
 pub(super) use types::{Keepalive, Root, Secret, Ssl, TlsVersions};
 

@@ -138,7 +138,7 @@ async fn a_proposed_configuration_runs_as_it_is() {
     .await;
     let url = database.url();
     let name = unique("proposed");
-    let args = ["--from-database", &url, "--brokers", &brokers(), "--name", &name];
+    let args = ["--from-database", &url, "--url", &url, "--brokers", &brokers(), "--name", &name];
     let (dir, output) = init(("x", ""), &args);
     let config = written(&dir, &output);
     let told = text(&output.stderr);
@@ -198,4 +198,53 @@ async fn tables_that_leave_a_choice_or_none_are_told() {
     let (_dir, output) = init(("x", ""), &["--from-database", &gone]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("not_there"), "{}", text(&output.stderr));
+}
+
+/// Two columns that nobody would guess: the rest is written, and the two are marked.
+#[tokio::test]
+async fn a_table_of_which_most_is_recognised_is_written_with_the_rest_to_be_filled_in() {
+    let database = Database::create(Version::Pg17, "partial").await;
+    let sql = database.connect().await;
+    sql.batch(
+        "create table events (id bigint, aggregate_type text, aggregate_id text, was text, stuff json, \
+         headers json, created_at timestamptz)",
+    )
+    .await;
+    let url = database.url();
+    for more in [&[][..], &["--table", "events"][..]] {
+        let args = [&["--from-database", &url, "-p", "bills"], more].concat();
+        let (dir, output) = init(("x", ""), &args);
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        let config = fs::read_to_string(dir.path().join("postrider.toml")).expect("a file");
+        for role in ["event_type", "payload"] {
+            assert!(told.contains(&format!("to do: fill in outbox.columns.{role}")), "{told}");
+            assert!(config.contains(&format!("# {role} = ")), "{config}");
+        }
+        assert!(config.contains("was, stuff"), "{config}");
+        assert!(config.contains("[pipelines.bills.outbox]"), "-p names it: {config}");
+        assert!(config.contains("table = \"public.events\""), "{config}");
+    }
+}
+
+/// The login that looks is the administrator's; the relay's is another.
+#[tokio::test]
+async fn the_administrator_is_not_proposed_as_the_relays_role() {
+    let database = Database::create(Version::Pg18, "whose").await;
+    let sql = database.connect().await;
+    sql.batch(include_str!("../../sql/layouts/postrider.sql")).await;
+    let url = database.url();
+    let (dir, output) = init(("x", ""), &["--from-database", &url]);
+    let config = written(&dir, &output);
+    let proposed = url.replacen("postgres@", "postrider@", 1);
+    assert_ne!(proposed, url);
+    assert!(config.contains(&format!("url = \"{proposed}\"")), "{config}");
+    assert!(text(&output.stderr).contains("setup --url ADMIN"), "{}", text(&output.stderr));
+    let role = unique("plain");
+    sql.batch(&format!("create role {role} login")).await;
+    let plain = url.replacen("postgres@", &format!("{role}@"), 1);
+    let (dir, output) = init(("x", ""), &["--from-database", &plain]);
+    let config = written(&dir, &output);
+    assert!(config.contains(&format!("url = \"{plain}\"")), "{config}");
+    sql.batch(&format!("drop role {role}")).await;
 }

@@ -93,6 +93,8 @@ mod kafka_turns;
 mod lag;
 /// The log: which lines, with which fields.
 mod logs;
+/// `postrider setup` by an administrator who is no superuser.
+mod managed;
 /// Several pipelines in one process; sinks without a broker; messages; partitions.
 mod many;
 /// The simulator's fakes against the servers that they stand for.

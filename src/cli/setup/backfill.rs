@@ -2,14 +2,16 @@
 
 use super::APPLICATION_NAME;
 use crate::cli::error::CliError;
+use crate::cli::output::Output;
 use crate::driver::{Mode, PipelineSpec, repair_table};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::control::{Ask as Look, Control};
 use crate::postgres::repair::{self, Ask, Kind, Selection, Told};
 use crate::postgres::schema::{self, SchemaState};
-use crate::postgres::setup::{self, Backfilled, SetupError};
+use crate::postgres::setup::{self, Backfilled, SetupError, SetupPlan, StepKind};
 use crate::postgres::{Conninfo, setup::check_backfill};
 use clap::ValueEnum;
+use std::io::{self, BufRead as _, IsTerminal as _};
 
 /// `--backfill`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -35,6 +37,64 @@ impl Backfill {
 /// Whether rows are to be listed at all.
 pub(super) fn wanted(backfill: Option<Backfill>) -> Option<Selection> {
     backfill.and_then(Backfill::selection)
+}
+
+/// Rows that are in the table when the first slot is about to be made: the stream does not bring them.
+pub(super) async fn left_out(
+    spec: &PipelineSpec,
+    control: &Control,
+    plan: &SetupPlan,
+) -> Result<Option<String>, CliError> {
+    let makes = |kind| plan.steps.iter().any(|step| step.kind == kind);
+    let Some(table) = spec.names.table.as_ref().filter(|_| makes(StepKind::Slot)) else {
+        return Ok(None);
+    };
+    if makes(StepKind::Table) {
+        return Ok(None);
+    }
+    Ok(match setup::rows(control, table).await.map_err(SetupError::from)? {
+        Some(0) => None,
+        Some(1) => Some(format!("1 row of {table}")),
+        Some(rows) if rows > setup::ROWS_COUNTED_MAX => {
+            Some(format!("more than {} rows of {table}", setup::ROWS_COUNTED_MAX))
+        }
+        Some(rows) => Some(format!("{rows} rows of {table}")),
+        None => Some(format!("rows of {table}, if there are any: they could not be counted")),
+    })
+}
+
+/// Asks a person at a terminal which of these rows go before the stream; `None` where there is nobody to ask.
+pub(super) fn asked(rows: &str) -> Result<Option<Backfill>, CliError> {
+    let input = io::stdin();
+    if !input.is_terminal() {
+        return Ok(None);
+    }
+    let names: Vec<_> =
+        Backfill::value_variants().iter().filter_map(ValueEnum::to_possible_value).collect();
+    let names: Vec<&str> = names.iter().map(clap::builder::PossibleValue::get_name).collect();
+    loop {
+        Output::stderr().say(&format!(
+            "There before the slot, and not streamed: {rows}. They can be published first now, and not once the slot \
+             exists. Which? Type {}:",
+            names.join(", ")
+        ));
+        let mut answer = String::new();
+        if input.lock().read_line(&mut answer).map_err(CliError::Input)? == 0 {
+            return Err(CliError::Input(io::ErrorKind::UnexpectedEof.into()));
+        }
+        if let Ok(which) = Backfill::from_str(answer.trim(), true) {
+            return Ok(Some(which));
+        }
+    }
+}
+
+/// What is said of rows that were left out.
+pub(super) fn notice(pipeline: &str, rows: &str) -> String {
+    format!(
+        "not streamed   {rows}, which were there before the slot. To publish them first, before postrider run has \
+         published anything: postrider setup -p {pipeline} --undo --yes, then postrider setup -p {pipeline} --backfill \
+         all (or unpublished), with the same --url"
+    )
 }
 
 /// Before anything is made.

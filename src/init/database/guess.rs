@@ -27,6 +27,13 @@ pub struct Fit {
     score: i32,
 }
 
+impl Fit {
+    /// How many things every event of the layout has.
+    pub(super) fn needed(&self) -> usize {
+        Role::ALL.iter().filter(|role| is_needed(self.layout, **role)).count()
+    }
+}
+
 /// Names that people give to what an event has, beside those of the layouts: lower case, without `_`.
 const NAMES: &[(Role, &[&str])] = &[
     (Role::Id, &["id", "eventid", "messageid", "uuid", "eventuuid", "outboxid"]),

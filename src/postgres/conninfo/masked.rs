@@ -11,28 +11,43 @@ const SECRETS: [&str; 5] =
 /// # Errors
 /// It is not well formed: then nobody can say what in it is a secret.
 pub fn masked(text: &str, mask: Option<&str>) -> Result<String, ConninfoError> {
+    rewritten(text, mask, None)
+}
+
+/// The connection string without its secrets, and with another user, whose name has letters, digits and `_` alone.
+///
+/// # Errors
+/// As [`masked`].
+pub fn of_user(text: &str, user: &str) -> Result<String, ConninfoError> {
+    rewritten(text, None, Some(user))
+}
+
+fn rewritten(text: &str, mask: Option<&str>, user: Option<&str>) -> Result<String, ConninfoError> {
     let text = text.trim();
     let pairs = syntax::pairs(text)?;
-    match text.split_once("://") {
-        Some((scheme @ ("postgresql" | "postgres"), rest)) => {
-            Ok(format!("{scheme}://{}", uri(rest, mask)))
-        }
-        Some(_) | None => Ok(key_value(pairs, mask)),
+    if let Some((scheme @ ("postgresql" | "postgres"), rest)) = text.split_once("://") {
+        return Ok(format!("{scheme}://{}", uri(rest, mask, user)));
     }
+    let is_user = |name: &str| user.is_some() && name.trim().eq_ignore_ascii_case("user");
+    let mut shown: Vec<String> = user.map(|user| format!("user={user}")).into_iter().collect();
+    let rest: syntax::Pairs = pairs.into_iter().filter(|(name, _)| !is_user(name)).collect();
+    let rest = key_value(rest, mask);
+    shown.extend((!rest.is_empty()).then_some(rest));
+    Ok(shown.join(" "))
 }
 
 fn is_secret(name: &str) -> bool {
     SECRETS.contains(&name.trim().to_ascii_lowercase().as_str())
 }
 
-fn uri(rest: &str, mask: Option<&str>) -> String {
+fn uri(rest: &str, mask: Option<&str>, other: Option<&str>) -> String {
     // As `syntax::uri` reads it: the first `@` ends the login.
     let (login, after) = match rest.split_once('@').filter(|(login, _)| !login.contains('/')) {
         Some((login, after)) => (Some(login), after),
         None => (None, rest),
     };
-    let mut shown = String::new();
-    if let Some(login) = login {
+    let mut shown = other.map_or_else(String::new, |user| format!("{user}@"));
+    if let Some(login) = login.filter(|_| other.is_none()) {
         let (user, password) = login.split_once(':').map_or((login, None), |(u, p)| (u, Some(p)));
         shown.push_str(user);
         if let (Some(_), Some(mask)) = (password, mask) {
@@ -46,7 +61,9 @@ fn uri(rest: &str, mask: Option<&str>) -> String {
     let parameter = |part: &str| -> Option<String> {
         let name = part.split_once('=').map_or(part, |(name, _)| name);
         // A name written with %XX is not worth reading twice.
-        if is_secret(name) || name.contains('%') {
+        if other.is_some() && name.eq_ignore_ascii_case("user") {
+            None
+        } else if is_secret(name) || name.contains('%') {
             mask.map(|mask| format!("{name}={mask}"))
         } else {
             Some(part.to_owned())
@@ -107,6 +124,17 @@ mod tests {
         ] {
             assert_eq!(masked(text, Some("***")).unwrap(), with);
             assert_eq!(masked(text, None).unwrap(), without);
+        }
+        for (text, other) in [
+            (
+                "postgresql://admin:hush@h:5432/d?sslmode=require",
+                "postgresql://rider@h:5432/d?sslmode=require",
+            ),
+            ("postgresql://h/d?user=admin&password=hush", "postgresql://rider@h/d"),
+            ("host=h user=admin password=hush dbname=d", "user=rider host=h dbname=d"),
+            ("host=h dbname=d", "user=rider host=h dbname=d"),
+        ] {
+            assert_eq!(of_user(text, "rider").unwrap(), other);
         }
         masked("mysql://u:hush@h/d", None).unwrap_err();
         masked("host=h password='hush", None).unwrap_err();

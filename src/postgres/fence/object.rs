@@ -318,9 +318,15 @@ pub(super) fn leaves(facts: &Facts) -> Option<Halt> {
     Some(halt(
         HaltReason::TableUnfit,
         format!("WAL has no rows of {}", described(&unfit)),
-        "rows inserted into it are in no stream, and a crash of the server empties an unlogged table: they are \
-         published when they are inserted again, behind later events of their aggregate. Rows of the other partitions \
-         wait in the slot",
+        format!(
+            "rows inserted into it are in no stream, and a crash of the server empties an unlogged table: they are \
+             published when they are inserted again, behind later events of their aggregate{}",
+            if facts.slot.is_some() {
+                ". Rows of the other partitions wait in the slot"
+            } else {
+                ""
+            }
+        ),
         format!("{}{repeats}", save.join(" ")),
     ))
 }

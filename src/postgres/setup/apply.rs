@@ -1,9 +1,11 @@
 //! Runs the steps, and says what it waits for.
 
-use super::{Options, SetupPlan, Step, StepKind, plan};
+use super::rights::wanted;
+use super::{Options, RightsFacts, SetupPlan, Step, StepKind, plan, read_rights};
 use crate::error::Halt;
 use crate::postgres::control::{Ask, Control};
 use crate::postgres::error::SourceError;
+use crate::postgres::fence::Facts;
 use std::time::Duration;
 use tokio_postgres::Client;
 
@@ -24,6 +26,27 @@ pub enum SetupError {
         /// What the server said.
         #[source]
         error: SourceError,
+    },
+    /// A step was refused.
+    #[error("could not {step}")]
+    Denied {
+        /// The step's title.
+        step: String,
+        /// What the server said.
+        #[source]
+        error: SourceError,
+        /// The lines that let it be done.
+        hint: String,
+    },
+    /// Everything else was done, but the relay's role lacks rights that could not be given.
+    #[error("role {role:?} lacks {}; the other steps are done", .missing.join(", "))]
+    Rights {
+        /// The relay's role.
+        role: String,
+        /// What it lacks.
+        missing: Vec<String>,
+        /// The lines that give it.
+        hint: String,
     },
     /// A step was done, and is still missing.
     #[error("could not {step}: it was done, and does not show")]
@@ -81,14 +104,23 @@ pub async fn apply(
     progress: &mut (dyn FnMut(Progress<'_>) + Send),
 ) -> Result<SetupPlan, SetupError> {
     let mut done = SetupPlan { steps: Vec::new(), adopted: Vec::new() };
+    let mut tried = Vec::new();
+    let mut first = true;
     loop {
-        let plan = plan(&control.facts(ask).await?, options)?;
-        if done.steps.is_empty() {
+        let facts = control.facts(ask).await?;
+        let rights = match options.role {
+            Some(role) => Some(rights_of(control, ask, options, role).await?),
+            None => None,
+        };
+        let options = Options { rights: rights.as_ref(), ..*options };
+        let plan = plan(&facts, &options)?;
+        if std::mem::take(&mut first) {
             done.adopted.clone_from(&plan.adopted);
         }
-        let next =
-            plan.steps.into_iter().find(|step| step.kind != StepKind::Rights || !given(&done));
-        let Some(step) = next else { return Ok(done) };
+        let next = plan.steps.into_iter().find(|step| !tried.contains(&step.kind));
+        let Some(step) = next else {
+            return ends(done, &facts, &options).map_err(|error| *error);
+        };
         if done.steps.iter().any(|earlier| earlier.title == step.title) {
             return Err(SetupError::NoEffect { step: step.title });
         }
@@ -100,19 +132,79 @@ pub async fn apply(
             | StepKind::Schema
             | StepKind::Cursor
             | StepKind::Notify
-            | StepKind::Rights => run(control.client(), &step.sql).await,
+            | StepKind::Rights
+            | StepKind::TableRights
+            | StepKind::Replication => run(control.client(), &step.sql).await,
         };
-        if let Err(error) = outcome {
-            return Err(SetupError::Step { step: step.title, error });
+        if step.kind.gives_rights() {
+            tried.push(step.kind);
         }
-        progress(Progress::Done(&step));
-        done.steps.push(step);
+        match outcome {
+            Ok(()) => {
+                progress(Progress::Done(&step));
+                done.steps.push(step);
+            }
+            Err(error) if is_denied(&error) && step.kind.gives_rights() => {}
+            Err(error) => return Err(refused(control, ask, &options, &facts, step, error).await),
+        }
     }
 }
 
-/// Rights are given each time, since giving them twice does nothing; but once a run.
-fn given(done: &SetupPlan) -> bool {
-    done.steps.iter().any(|step| step.kind == StepKind::Rights)
+/// `insufficient_privilege`
+fn is_denied(error: &SourceError) -> bool {
+    error.report().is_some_and(|report| report.sqlstate.as_str() == "42501")
+}
+
+async fn rights_of(
+    control: &Control,
+    ask: &Ask<'_>,
+    options: &Options<'_>,
+    role: &str,
+) -> Result<RightsFacts, SourceError> {
+    read_rights(control, role, ask.names.table.as_ref(), options.marks).await
+}
+
+/// A step that failed; what was refused comes with what lets it be done.
+async fn refused(
+    control: &Control,
+    ask: &Ask<'_>,
+    options: &Options<'_>,
+    facts: &Facts,
+    step: Step,
+    error: SourceError,
+) -> SetupError {
+    let step_failed = |error| SetupError::Step { step: step.title.clone(), error };
+    if !is_denied(&error) {
+        return step_failed(error);
+    }
+    let role = options.role.unwrap_or(&facts.server.role);
+    let Ok(rights) = rights_of(control, ask, options, role).await else {
+        return step_failed(error);
+    };
+    match rights.denied(facts, step.kind) {
+        Some(hint) => SetupError::Denied { step: step.title, error, hint },
+        None => step_failed(error),
+    }
+}
+
+/// What is true when there is nothing left to do. A step that gives rights counts as done where they are held.
+fn ends(
+    mut done: SetupPlan,
+    facts: &Facts,
+    options: &Options<'_>,
+) -> Result<SetupPlan, Box<SetupError>> {
+    let (Some(role), Some(rights)) = (options.role, options.rights) else { return Ok(done) };
+    let mut missing = wanted(facts, role, options);
+    missing.retain(|right| !right.held);
+    done.steps.retain(|step| missing.iter().all(|right| right.step != step.kind));
+    if missing.is_empty() {
+        return Ok(done);
+    }
+    Err(Box::new(SetupError::Rights {
+        role: role.to_owned(),
+        hint: rights.remedy(facts, &missing),
+        missing: missing.into_iter().map(|right| right.what).collect(),
+    }))
 }
 
 pub(super) async fn run(client: &Client, sql: &str) -> Result<(), SourceError> {

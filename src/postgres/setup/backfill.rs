@@ -9,7 +9,7 @@ use crate::error::{Halt, HaltReason};
 use crate::postgres::control::Control;
 use crate::postgres::error::SourceError;
 use crate::postgres::fence::Facts;
-use crate::postgres::names::literal;
+use crate::postgres::names::{TableName, literal};
 use crate::postgres::poll::PollSpec;
 use crate::postgres::repair::{self, Ask, Reader, Row, Told, Verdict};
 
@@ -71,6 +71,30 @@ pub fn check_backfill(facts: &Facts, row: Option<&Row>) -> Result<(), Halt> {
         ));
     }
     Ok(())
+}
+
+/// Rows that are counted at most.
+pub const ROWS_COUNTED_MAX: u64 = 100_000;
+
+/// The role may not read the table, somebody holds a lock on it, or counting takes too long.
+const UNCOUNTED: [&str; 3] = ["42501", "55P03", "57014"];
+
+/// Rows of the table, up to one more than [`ROWS_COUNTED_MAX`]; `None` where they can't be counted now.
+///
+/// # Errors
+/// What the server says.
+pub async fn rows(control: &Control, table: &TableName) -> Result<Option<u64>, SourceError> {
+    let most = ROWS_COUNTED_MAX + 1;
+    let sql = format!("SELECT count(*) FROM (SELECT FROM {table} LIMIT {most}) AS counted");
+    let counted = control.client().query_one(&sql, &[]).await.and_then(|row| row.try_get(0));
+    let failed = |e| SourceError::control(format!("count the rows of table {table}"), e);
+    match counted.map_err(failed) {
+        Ok(count) => Ok(Some(i64::unsigned_abs(count))),
+        Err(error) if error.report().is_some_and(|r| UNCOUNTED.contains(&r.sqlstate.as_str())) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Makes slot and list; publication and schema must stand. Killed, it goes on by the same call, or by `postrider run`.

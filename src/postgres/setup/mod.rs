@@ -15,16 +15,18 @@ mod notify;
 pub(in crate::postgres) mod plan;
 mod print;
 mod renew;
+mod rights;
 #[cfg(test)]
 mod tests;
 pub mod undo;
 
 pub use apply::{Blocker, Progress, SetupError, apply};
-pub use backfill::{Backfilled, backfill, check_backfill};
+pub use backfill::{Backfilled, ROWS_COUNTED_MAX, backfill, check_backfill, rows};
 pub use let_go::{held, let_go};
 pub use notify::{TRIGGER, notify_sql, notify_undo_sql};
 pub use plan::plan;
 pub use renew::{Renewed, renew};
+pub use rights::{RightsFacts, ServerKind, read_rights};
 pub use undo::UndoPlan;
 
 use super::control::Control;
@@ -69,8 +71,19 @@ pub enum StepKind {
     Cursor,
     /// The trigger that wakes a polling relay.
     Notify,
-    /// Rights of the relay's role.
+    /// Rights of the relay's role on the database and on schema `postrider`.
     Rights,
+    /// Rights of the relay's role on the application's tables.
+    TableRights,
+    /// The right to replicate. A transaction of its own: where it is refused, the other rights stay given.
+    Replication,
+}
+
+impl StepKind {
+    /// A step whose success is read from the catalog; where it is refused the others go on.
+    const fn gives_rights(self) -> bool {
+        matches!(self, Self::Rights | Self::TableRights | Self::Replication)
+    }
 }
 
 /// What the operator asked for beside the facts.
@@ -92,6 +105,8 @@ pub struct Options<'a> {
     pub marks: Option<&'a PollSpec>,
     /// That role does not exist: nothing is begun ([`role_exists`]).
     pub role_missing: bool,
+    /// What that role may do already; without it every right is given.
+    pub rights: Option<&'a RightsFacts>,
 }
 
 /// Whether the server has the role.
@@ -105,10 +120,17 @@ pub async fn role_exists(control: &Control, role: &str) -> Result<bool, SourceEr
     row.try_get(0).map_err(failed)
 }
 
-/// The statement that makes the role; the password is for the reader to fill in.
-pub fn role_sql(role: &str, polls: bool) -> String {
-    let streams = if polls { "" } else { " REPLICATION" };
-    format!("CREATE ROLE {} LOGIN{streams} PASSWORD '…';", ident(role))
+/// The statements that make the role; the password is for the reader to fill in.
+pub fn role_sql(role: &str, polls: bool, kind: ServerKind) -> String {
+    match (polls, kind) {
+        (true, _) => format!("CREATE ROLE {} LOGIN PASSWORD '…';", ident(role)),
+        (false, ServerKind::Rds) => {
+            format!("CREATE ROLE {} LOGIN PASSWORD '…'; {}", ident(role), kind.replicate(role))
+        }
+        (false, ServerKind::Own | ServerKind::CloudSql | ServerKind::Azure) => {
+            format!("CREATE ROLE {} LOGIN REPLICATION PASSWORD '…';", ident(role))
+        }
+    }
 }
 
 /// Locks are waited for this long: setup never queues in front of the application for longer.

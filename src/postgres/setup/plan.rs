@@ -1,11 +1,13 @@
 //! From facts to steps.
 
-use super::{Options, SetupPlan, Step, StepKind, TRIGGER, notify_sql, role_sql, transaction};
+use super::{
+    Options, ServerKind, SetupPlan, Step, StepKind, TRIGGER, notify_sql, rights, role_sql,
+    transaction,
+};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::cursor::OVER_POLLING;
 use crate::postgres::fence::{self, Facts};
 use crate::postgres::names::{ident, literal};
-use crate::postgres::poll::PollSpec;
 use crate::postgres::schema::{MIGRATION_TABLE, SchemaState, VERSION};
 use crate::postgres::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL};
 
@@ -26,14 +28,14 @@ pub fn plan(facts: &Facts, options: &Options<'_>) -> Result<SetupPlan, Halt> {
         publication(facts, &mut plan);
     }
     schema(facts, &mut plan);
+    if let Some(role) = options.role {
+        rights(facts, role, options, &mut plan);
+    }
     if !options.polls && !options.backfill {
         slot_and_cursor(facts, &mut plan);
     }
     if options.notify {
         notify(facts, &mut plan);
-    }
-    if let Some(role) = options.role {
-        plan.steps.push(rights(facts, role, options));
     }
     Ok(plan)
 }
@@ -50,7 +52,11 @@ fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
             meaning: "nothing was changed".to_owned(),
             hint: format!(
                 "as an administrator: {} then run setup again",
-                role_sql(role, options.polls)
+                role_sql(
+                    role,
+                    options.polls,
+                    options.rights.map_or_else(ServerKind::default, |rights| rights.kind)
+                )
             ),
         });
     }
@@ -262,50 +268,66 @@ fn insert_cursor(facts: &Facts, lsn: &str, resolved: &str, source: &str) -> Stri
     )
 }
 
-/// `sql/role.sql`, filled in: what psql would do with its variables.
-fn rights(facts: &Facts, role: &str, options: &Options<'_>) -> Step {
-    const ROLE: &str = include_str!("../../../sql/role.sql");
-    let table = facts.names.table.as_ref();
-    let marks = options.marks.filter(|_| table.is_some());
-    let dlq = marks.and_then(PollSpec::dlq);
-    let wanted = |section: &str| match section {
-        "always" => true,
-        "streams" => !options.polls,
-        "table" => table.is_some(),
-        "polls" => marks.is_some(),
-        "deletes" => marks.is_some_and(PollSpec::deletes),
-        "dlq" => dlq.is_some(),
-        _ => false,
+/// What the relay's role lacks. A superuser makes it the owner of schema `postrider`, as `sql/role.sql` does; another
+/// administrator keeps what it made, and grants.
+fn rights(facts: &Facts, role: &str, options: &Options<'_>, plan: &mut SetupPlan) {
+    let wanted = rights::wanted(facts, role, options);
+    let lacking = |step: StepKind| {
+        let sql = wanted.iter().filter(move |right| right.step == step && !right.held);
+        let sql: Vec<&str> = sql.map(|right| right.sql.as_str()).collect();
+        (!sql.is_empty()).then(|| sql.join("\n"))
     };
-    let (mut section, mut statements) = ("", Vec::new());
+    let (ours, table) = (lacking(StepKind::Rights), lacking(StepKind::TableRights));
+    let replication = lacking(StepKind::Replication);
+    if ours.is_none() && table.is_none() && replication.is_none() {
+        plan.adopted.push(format!("the rights of role {role:?}"));
+    }
+    if let Some(granted) = ours {
+        let hands_over = options.rights.is_none_or(|rights| rights.superuser);
+        let sql = if hands_over { ownership(facts, role) } else { granted };
+        plan.steps.push(Step {
+            kind: StepKind::Rights,
+            title: format!("give role {role:?} its rights"),
+            why: "It logs in, and keeps its position and its parked events in the schema \"postrider\".",
+            sql: transaction(&sql),
+        });
+    }
+    if let (Some(sql), Some(name)) = (table, &facts.names.table) {
+        plan.steps.push(Step {
+            kind: StepKind::TableRights,
+            title: format!("give role {role:?} its rights on table {name}"),
+            why: if options.marks.is_some() {
+                "It reads the outbox, locks rows while they are on their way, and then marks or deletes them."
+            } else {
+                "Streaming needs none; repair, replay from the table and check read it."
+            },
+            sql: transaction(&sql),
+        });
+    }
+    if let Some(sql) = replication {
+        plan.steps.push(Step {
+            kind: StepKind::Replication,
+            title: format!("let role {role:?} replicate"),
+            why: "The stream needs it. It reads every published table of the cluster: treat the role's password \
+                  accordingly.",
+            sql: transaction(&sql),
+        });
+    }
+}
+
+/// The section `always` of `sql/role.sql`, filled in: what psql would do with its variables.
+fn ownership(facts: &Facts, role: &str) -> String {
+    const ROLE: &str = include_str!("../../../sql/role.sql");
+    let (mut wanted, mut statements) = (false, Vec::new());
     for line in ROLE.lines() {
         if let Some(name) = line.strip_prefix("-- [") {
-            section = name.trim_end_matches(']');
-        } else if !line.starts_with("--") && !line.starts_with('\\') && wanted(section) {
-            // The table of dead letters is the application's, and may not be there.
-            statements.push(match dlq.filter(|_| section == "dlq") {
-                Some(dlq) => format!(
-                    "DO $$ BEGIN IF to_regclass({}) IS NOT NULL THEN\n  {line}\nEND IF; END $$;",
-                    literal(&dlq.to_string())
-                ),
-                None => line.to_owned(),
-            });
+            wanted = name.trim_end_matches(']') == "always";
+        } else if wanted && !line.starts_with("--") && !line.starts_with('\\') {
+            statements.push(line);
         }
     }
-    let name = |name: Option<&str>| name.map_or_else(String::new, ident);
-    let filled = statements
+    statements
         .join("\n")
         .replace(":\"role\"", &ident(role))
         .replace(":\"database\"", &ident(&facts.server.database))
-        .replace(":\"schema\"", &name(table.map(|table| table.schema.as_str())))
-        .replace(":\"table\"", &name(table.map(|table| table.name.as_str())))
-        .replace(":\"dlq\"", &name(dlq.map(|dlq| dlq.name.as_str())));
-    let why = if options.polls {
-        "It owns the schema \"postrider\", and may do with the outbox what polling does."
-    } else {
-        "REPLICATION reads every published table of the cluster: treat its password accordingly. On Amazon RDS and \
-         Aurora GRANT rds_replication instead of ALTER ROLE."
-    };
-    let kind = StepKind::Rights;
-    Step { kind, title: format!("give role {role:?} its rights"), why, sql: transaction(&filled) }
 }

@@ -36,8 +36,10 @@ fn everything_missing_is_made_in_the_order_that_loses_nothing() {
             StepKind::Table,
             StepKind::Publication,
             StepKind::Schema,
-            StepKind::Slot,
-            StepKind::Rights
+            StepKind::Rights,
+            StepKind::TableRights,
+            StepKind::Replication,
+            StepKind::Slot
         ]
     );
     expect_file!["snapshots/everything.sql"].assert_eq(&plan.to_string());
@@ -141,12 +143,15 @@ fn what_can_not_be_used_is_not_adopted() {
 fn role_sql_is_filled_in_whole() {
     let options = Options { role: Some("rider"), ..Options::default() };
     let plan = plan(&bare(), &options).unwrap();
-    let rights = plan.steps.last().unwrap();
-    assert_eq!(rights.kind, StepKind::Rights);
-    for left in [":\"", "{", "\\", "-- "] {
-        assert!(!rights.sql.contains(left), "{left}: {}", rights.sql);
+    let sql = |kind| &plan.steps.iter().find(|step| step.kind == kind).unwrap().sql;
+    for kind in [StepKind::Rights, StepKind::TableRights, StepKind::Replication] {
+        for left in [":\"", "{", "\\", "-- "] {
+            assert!(!sql(kind).contains(left), "{left}: {}", sql(kind));
+        }
     }
-    assert!(rights.sql.contains("GRANT SELECT ON TABLE \"public\".\"outbox\" TO \"rider\";"));
+    let select = "GRANT SELECT ON TABLE \"public\".\"outbox\" TO \"rider\";";
+    assert!(sql(StepKind::TableRights).contains(select));
+    assert!(!sql(StepKind::Rights).contains("REPLICATION"), "a transaction of its own");
 }
 
 fn holdings(others: bool) -> undo::Holdings {

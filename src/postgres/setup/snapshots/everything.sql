@@ -258,7 +258,38 @@ ALTER TABLE postrider.cursor
 INSERT INTO postrider.migration (number, name) VALUES (5, 'history') ON CONFLICT DO NOTHING;
 COMMIT;
 
--- 4. create slot "postrider_orders" and its cursor
+-- 4. give role "postrider" its rights
+-- It logs in, and keeps its position and its parked events in the schema "postrider".
+BEGIN;
+SET LOCAL lock_timeout = '5s';
+GRANT CONNECT ON DATABASE "shop" TO "postrider";
+ALTER SCHEMA postrider OWNER TO "postrider";
+ALTER TABLE postrider.migration OWNER TO "postrider";
+ALTER TABLE postrider.cursor OWNER TO "postrider";
+ALTER TABLE postrider.parked OWNER TO "postrider";
+ALTER TABLE postrider.repair OWNER TO "postrider";
+ALTER TABLE postrider.repair_page OWNER TO "postrider";
+ALTER TABLE postrider.bookmark OWNER TO "postrider";
+ALTER TABLE postrider.replay OWNER TO "postrider";
+COMMIT;
+
+-- 5. give role "postrider" its rights on table "public"."outbox"
+-- Streaming needs none; repair, replay from the table and check read it.
+BEGIN;
+SET LOCAL lock_timeout = '5s';
+GRANT USAGE ON SCHEMA "public" TO "postrider";
+GRANT SELECT ON TABLE "public"."outbox" TO "postrider";
+COMMIT;
+
+-- 6. let role "postrider" replicate
+-- The stream needs it. It reads every published table of the cluster: treat the role's password
+-- accordingly.
+BEGIN;
+SET LOCAL lock_timeout = '5s';
+ALTER ROLE "postrider" WITH REPLICATION;
+COMMIT;
+
+-- 7. create slot "postrider_orders" and its cursor
 -- Events committed from here on are kept for the relay. It waits for every transaction that is
 -- running now, in any database of the cluster, so it may take as long as the longest of them; no
 -- lock is held meanwhile. The row is made with the slot's own position.
@@ -282,23 +313,4 @@ ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identif
     partial_commit_lsn = excluded.partial_commit_lsn, partial_ordinal = excluded.partial_ordinal,
     resolved_snapshot = excluded.resolved_snapshot, pending_snapshot = NULL, pending_lsn = NULL
     WHERE postrider.cursor.slot = '';
-COMMIT;
-
--- 5. give role "postrider" its rights
--- REPLICATION reads every published table of the cluster: treat its password accordingly. On Amazon
--- RDS and Aurora GRANT rds_replication instead of ALTER ROLE.
-BEGIN;
-SET LOCAL lock_timeout = '5s';
-ALTER ROLE "postrider" REPLICATION;
-GRANT CONNECT ON DATABASE "shop" TO "postrider";
-ALTER SCHEMA postrider OWNER TO "postrider";
-ALTER TABLE postrider.migration OWNER TO "postrider";
-ALTER TABLE postrider.cursor OWNER TO "postrider";
-ALTER TABLE postrider.parked OWNER TO "postrider";
-ALTER TABLE postrider.repair OWNER TO "postrider";
-ALTER TABLE postrider.repair_page OWNER TO "postrider";
-ALTER TABLE postrider.bookmark OWNER TO "postrider";
-ALTER TABLE postrider.replay OWNER TO "postrider";
-GRANT USAGE ON SCHEMA "public" TO "postrider";
-GRANT SELECT ON TABLE "public"."outbox" TO "postrider";
 COMMIT;
