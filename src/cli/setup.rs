@@ -14,10 +14,12 @@ use super::exit::Exit;
 use super::output::Output;
 use crate::config::{Config, Env, PipelineConfig};
 use crate::driver::{Mode, PipelineSpec};
+use crate::finding::{Finding, Severity};
 use crate::postgres::Conninfo;
 use crate::postgres::control::Control;
 use crate::postgres::setup::{self, Options, Progress};
 use crate::postgres::table;
+use crate::sink::{self, SinkSpec};
 use std::collections::BTreeSet;
 
 /// What the server knows the sessions by.
@@ -87,6 +89,7 @@ async fn one(
         let text = format!("-- Pipeline {}\n{first}{plan}", spec.name());
         return out.line(text.trim_end()).map_err(CliError::Output);
     }
+    let topics = known_topics(spec);
     let plan =
         setup::plan(&control.facts(&ask).await?, &options).map_err(setup::SetupError::from)?;
     out.line(&words::of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
@@ -98,8 +101,37 @@ async fn one(
     if let Some(selection) = selection {
         lines.extend(backfill::make(spec, conninfo, &control, &ask, selection).await?);
     }
+    lines.extend(make_topics(spec, topics).await);
     lines.push(format!("{} is set up; start it with: postrider run", spec.name()));
     out.line(&lines.join("\n")).map_err(CliError::Output)
+}
+
+/// The topics that `sink.create_topics` makes and that are known before the first event.
+fn known_topics(spec: &PipelineSpec) -> Vec<String> {
+    match &spec.sink {
+        SinkSpec::Kafka(kafka) => {
+            kafka.create_topics.as_ref().map_or_else(Vec::new, |create| create.known.clone())
+        }
+        SinkSpec::Stdout | SinkSpec::Discard => Vec::new(),
+    }
+}
+
+/// Makes them, in so far as they do not exist; a line for each. The pipeline is set up without them too: the running
+/// process tries again.
+async fn make_topics(spec: &PipelineSpec, topics: Vec<String>) -> Vec<String> {
+    if topics.is_empty() {
+        return Vec::new();
+    }
+    let sink = spec.sink.clone();
+    let made = tokio::task::spawn_blocking(move || sink::create_topics(&sink, &topics)).await;
+    // It does not panic, and nobody aborts it.
+    let line = |finding: Finding| match finding.severity {
+        Severity::Ok => format!("done           {}", finding.what),
+        Severity::Info | Severity::Warning | Severity::Error => {
+            format!("not done       {}; {}", finding.what, finding.why)
+        }
+    };
+    made.unwrap_or_default().into_iter().map(line).collect()
 }
 
 /// Logs the steps, and each waiting for a transaction once.

@@ -14,7 +14,7 @@ use crate::parked::Entry;
 use crate::pgoutput::{self, Insert, LogicalMessage, Message};
 use crate::postgres::{Batch, Frame};
 use crate::record::{Refusal, Ticket};
-use crate::relay::{Change, Effect, Input};
+use crate::relay::{Change, Effect, Input, OnPoison};
 use crate::sink::NotTaken;
 use std::time::Duration;
 
@@ -198,15 +198,27 @@ impl Pipeline {
         self.relay.apply(now, Input::Change(event), &mut self.effects);
         let ticket = match take_answer(&mut self.effects, first) {
             Answer::Publish(ticket) => ticket,
-            Answer::Park(entry) => {
+            Answer::Park(entry, None) => {
                 self.handed.claimed(mapped.event_id);
                 self.shelf.keep(entry, &mapped, at);
                 self.tell.parked_total += 1;
                 return Step::Next;
             }
+            Answer::Park(entry, refused) => {
+                self.handed.claimed(mapped.event_id);
+                self.metrics.failed(mapped.event_type);
+                let row = self.shelf.keep_refused(entry, &mapped, at, refused);
+                self.tell.parked_total += 1;
+                say::parked(&mut self.tell, &self.spec, row);
+                return Step::Next;
+            }
             Answer::Nothing => return Step::Next,
         };
-        let Err(not_taken) = self.sink.enqueue(ticket, &record) else {
+        let mut taken = self.sink.enqueue(ticket, &record);
+        if taken == Err(NotTaken::Alone) && self.relay.sends_alone() {
+            taken = self.sink.enqueue_alone(ticket, &record, None);
+        }
+        let Err(not_taken) = taken else {
             self.destinations.takes(record.topic);
             self.handed.claimed(mapped.event_id);
             self.marking.sent(ticket, mapped.event_id);
@@ -214,11 +226,24 @@ impl Pipeline {
             return Step::Next;
         };
         let doubted = self.shelf.takes_doubted(self.spec.parking.on_poison);
-        let lost = || self.destinations.lost(record.topic, now);
+        let missing = not_taken == NotTaken::Missing;
+        let stops = self.spec.parking.on_poison == OnPoison::Stop;
+        let lost = || {
+            let destinations = &mut self.destinations;
+            if missing && !stops && destinations.parks_missing(record.topic, now) {
+                destinations.parks();
+                return true;
+            }
+            destinations.lost(record.topic, now)
+        };
         let halt = |reason| Box::new(halts::refused_event(&mapped, at, reason));
         let Some((input, refused)) = set_aside(not_taken, ticket, (doubted, lost), halt) else {
             self.destinations.awaits(nowhere(not_taken).then_some(record.topic));
-            self.apply(now, Input::NotTaken { ticket });
+            let alone = not_taken == NotTaken::Alone;
+            self.apply(
+                now,
+                if alone { Input::Alone { ticket } } else { Input::NotTaken { ticket } },
+            );
             return Step::Stay;
         };
         self.destinations.awaits(None);
@@ -228,10 +253,14 @@ impl Pipeline {
         }
         let first = self.effects.len();
         self.relay.apply(now, input, &mut self.effects);
-        if let Answer::Park(entry) = take_answer(&mut self.effects, first) {
-            let row = self.shelf.keep_refused(entry, &mapped, at, refused);
+        if let Answer::Park(entry, _) = take_answer(&mut self.effects, first) {
+            let row = if missing {
+                self.shelf.keep_missing(entry, &mapped, at)
+            } else {
+                self.shelf.keep_refused(entry, &mapped, at, refused)
+            };
             self.tell.parked_total += 1;
-            if refused.is_some() {
+            if missing || refused.is_some() {
                 say::parked(&mut self.tell, &self.spec, row);
             }
         }
@@ -261,7 +290,7 @@ impl Pipeline {
                 let first = self.effects.len();
                 let change = Input::Change(Change::Poison { aggregate, halt });
                 self.relay.apply(now, change, &mut self.effects);
-                if let Answer::Park(entry) = take_answer(&mut self.effects, first) {
+                if let Answer::Park(entry, _) = take_answer(&mut self.effects, first) {
                     let row = self.shelf.keep_poison(entry, &poison, at.commit_time);
                     self.tell.parked_total += 1;
                     say::parked(&mut self.tell, &self.spec, row);
@@ -300,15 +329,18 @@ fn set_aside(
             Some((Input::Refused { ticket, reason, halt: halt(reason) }, Some(reason)))
         }
         NotTaken::Doubted(reason) => doubted.then_some((Input::Doubted { ticket }, Some(reason))),
-        NotTaken::Unavailable => lost().then_some((Input::Unavailable { ticket }, None)),
-        NotTaken::Full | NotTaken::Destination => None,
+        NotTaken::Unavailable | NotTaken::Missing => {
+            let soon = not_taken == NotTaken::Missing;
+            lost().then_some((Input::Unavailable { ticket, soon }, None))
+        }
+        NotTaken::Full | NotTaken::Destination | NotTaken::Alone => None,
     }
 }
 
 /// What is to be done with the record at hand.
 enum Answer {
     Publish(Ticket),
-    Park(Entry),
+    Park(Entry, Option<Refusal>),
     Nothing,
 }
 
@@ -319,7 +351,7 @@ fn has_expired(tell: &Tell, returning: &Returning, mapped: &Mapped<'_>) -> bool 
 
 /// Whether a record waits for its destination alone.
 fn nowhere(not_taken: NotTaken) -> bool {
-    matches!(not_taken, NotTaken::Destination | NotTaken::Unavailable)
+    matches!(not_taken, NotTaken::Destination | NotTaken::Unavailable | NotTaken::Missing)
 }
 
 /// The answer to the event just applied, taken out of the effects: its record is at hand only now.
@@ -328,7 +360,7 @@ fn take_answer(effects: &mut Vec<Effect>, first: usize) -> Answer {
     let Some(at) = effects.iter().skip(first).position(at_hand) else { return Answer::Nothing };
     match effects.remove(first + at) {
         Effect::Publish(ticket) => Answer::Publish(ticket),
-        Effect::Park { ticket: _, entry } => Answer::Park(entry),
+        Effect::Park { ticket: _, entry, reason } => Answer::Park(entry, reason),
         Effect::Published { .. }
         | Effect::WriteParking { .. }
         | Effect::Try { .. }
