@@ -157,10 +157,8 @@ fn sink_spec(pipeline: &PipelineConfig, outbox: &OutboxSpec) -> SinkSpec {
             },
             create_topics: from.create_topics.as_ref().map(|create| {
                 let dead = pipeline.parking.dead_topic.clone();
-                CreateTopics {
-                    known: outbox.constant_topic().into_iter().chain(dead).collect(),
-                    ..create.clone()
-                }
+                let known = outbox.constant_topic().into_iter().chain(dead).collect();
+                Box::new(CreateTopics { known, ..create.clone() })
             }),
         }),
         SinkKind::Stdout => SinkSpec::Stdout,

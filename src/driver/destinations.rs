@@ -85,9 +85,14 @@ impl Destinations {
         waited && *parked < UNPROVEN_MAX
     }
 
-    /// An event of a destination that was never known is parked.
-    pub(super) fn parks(&mut self) {
-        self.unproven.1 = self.unproven.1.saturating_add(u32::from(!self.proven));
+    /// Whether the event at hand, which its destination did not take, is parked. `may_park`: the destination was never
+    /// known, and its events may be parked for that.
+    pub(super) fn parks(&mut self, topic: &str, may_park: bool, now: Duration) -> bool {
+        if may_park && self.parks_missing(topic, now) {
+            self.unproven.1 = self.unproven.1.saturating_add(u32::from(!self.proven));
+            return true;
+        }
+        self.lost(topic, now)
     }
 
     /// The event at hand waits for this destination, or for none.
@@ -209,8 +214,7 @@ mod tests {
         assert!(!destinations.parks_missing("a", Duration::from_secs(30)));
         assert!(destinations.parks_missing("outbox.event.", Duration::from_secs(30)), "empty part");
         for parked in 0..UNPROVEN_MAX {
-            assert!(destinations.parks_missing("a", Duration::from_secs(31)), "{parked}");
-            destinations.parks();
+            assert!(destinations.parks("a", true, Duration::from_secs(31)), "{parked}");
         }
         assert!(!destinations.parks_missing("a", Duration::from_secs(1_000)), "enough looked for");
         assert!(!destinations.parks_missing("outbox.event.", Duration::from_secs(1_000)));

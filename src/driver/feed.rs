@@ -7,15 +7,18 @@ use super::halts;
 use super::pipeline::Pipeline;
 use super::returning::Returning;
 use super::say::{self, Tell};
+use super::shelf::Shelf;
+use super::spec::PipelineSpec;
 use crate::error::{Halt, HaltReason};
 use crate::event::Aggregate;
+use crate::metrics::PipelineMetrics;
 use crate::outbox::{At, MapError, Mapped, Mapper};
 use crate::parked::Entry;
 use crate::pgoutput::{self, Insert, LogicalMessage, Message};
 use crate::postgres::{Batch, Frame};
-use crate::record::{Refusal, Ticket};
-use crate::relay::{Change, Effect, Input, OnPoison};
-use crate::sink::NotTaken;
+use crate::record::{Record, Refusal, Ticket};
+use crate::relay::{Change, Effect, Input, OnPoison, Relay};
+use crate::sink::{NotTaken, Sink};
 use std::time::Duration;
 
 /// Frames fed before the driver looks at everything else again. At about 1 µs a frame: 2 ms.
@@ -198,27 +201,15 @@ impl Pipeline {
         self.relay.apply(now, Input::Change(event), &mut self.effects);
         let ticket = match take_answer(&mut self.effects, first) {
             Answer::Publish(ticket) => ticket,
-            Answer::Park(entry, None) => {
-                self.handed.claimed(mapped.event_id);
-                self.shelf.keep(entry, &mapped, at);
-                self.tell.parked_total += 1;
-                return Step::Next;
-            }
             Answer::Park(entry, refused) => {
                 self.handed.claimed(mapped.event_id);
-                self.metrics.failed(mapped.event_type);
-                let row = self.shelf.keep_refused(entry, &mapped, at, refused);
-                self.tell.parked_total += 1;
-                say::parked(&mut self.tell, &self.spec, row);
+                let parker = (&mut self.shelf, &mut self.tell, &self.metrics);
+                park(parker, &self.spec, entry, (&mapped, at), refused);
                 return Step::Next;
             }
             Answer::Nothing => return Step::Next,
         };
-        let mut taken = self.sink.enqueue(ticket, &record);
-        if taken == Err(NotTaken::Alone) && self.relay.sends_alone() {
-            taken = self.sink.enqueue_alone(ticket, &record, None);
-        }
-        let Err(not_taken) = taken else {
+        let Err(not_taken) = enqueue(&mut *self.sink, &self.relay, ticket, &record) else {
             self.destinations.takes(record.topic);
             self.handed.claimed(mapped.event_id);
             self.marking.sent(ticket, mapped.event_id);
@@ -227,23 +218,12 @@ impl Pipeline {
         };
         let doubted = self.shelf.takes_doubted(self.spec.parking.on_poison);
         let missing = not_taken == NotTaken::Missing;
-        let stops = self.spec.parking.on_poison == OnPoison::Stop;
-        let lost = || {
-            let destinations = &mut self.destinations;
-            if missing && !stops && destinations.parks_missing(record.topic, now) {
-                destinations.parks();
-                return true;
-            }
-            destinations.lost(record.topic, now)
-        };
+        let may_park = missing && self.spec.parking.on_poison != OnPoison::Stop;
+        let lost = || self.destinations.parks(record.topic, may_park, now);
         let halt = |reason| Box::new(halts::refused_event(&mapped, at, reason));
         let Some((input, refused)) = set_aside(not_taken, ticket, (doubted, lost), halt) else {
             self.destinations.awaits(nowhere(not_taken).then_some(record.topic));
-            let alone = not_taken == NotTaken::Alone;
-            self.apply(
-                now,
-                if alone { Input::Alone { ticket } } else { Input::NotTaken { ticket } },
-            );
+            self.apply(now, offered_again(not_taken, ticket));
             return Step::Stay;
         };
         self.destinations.awaits(None);
@@ -254,15 +234,8 @@ impl Pipeline {
         let first = self.effects.len();
         self.relay.apply(now, input, &mut self.effects);
         if let Answer::Park(entry, _) = take_answer(&mut self.effects, first) {
-            let row = if missing {
-                self.shelf.keep_missing(entry, &mapped, at)
-            } else {
-                self.shelf.keep_refused(entry, &mapped, at, refused)
-            };
-            self.tell.parked_total += 1;
-            if missing || refused.is_some() {
-                say::parked(&mut self.tell, &self.spec, row);
-            }
+            let parker = (&mut self.shelf, &mut self.tell);
+            park_unsent(parker, &self.spec, entry, (&mapped, at), (missing, refused));
         }
         Step::Next
     }
@@ -314,6 +287,58 @@ fn map<'a>(
         Candidate::Row(insert) => mapper.insert(insert, at),
         Candidate::Message(message) => mapper.message(message, at),
     }
+}
+
+/// Hands the event at hand to the sink, which may take it only with nothing else in flight.
+#[inline]
+fn enqueue(
+    sink: &mut dyn Sink,
+    relay: &Relay,
+    ticket: Ticket,
+    record: &Record<'_>,
+) -> Result<(), NotTaken> {
+    match sink.enqueue(ticket, record) {
+        Err(NotTaken::Alone) if relay.sends_alone() => sink.enqueue_alone(ticket, record, None),
+        taken => taken,
+    }
+}
+
+/// The event was not taken, and comes again as the next change.
+fn offered_again(not_taken: NotTaken, ticket: Ticket) -> Input<'static> {
+    if not_taken == NotTaken::Alone { Input::Alone { ticket } } else { Input::NotTaken { ticket } }
+}
+
+/// Keeps the record of an event that the sink did not take.
+fn park_unsent(
+    (shelf, tell): (&mut Shelf, &mut Tell),
+    spec: &PipelineSpec,
+    entry: Entry,
+    (mapped, at): (&Mapped<'_>, At),
+    (missing, refused): (bool, Option<Refusal>),
+) {
+    tell.parked_total += 1;
+    let row = shelf.keep_unsent(entry, mapped, at, (missing, refused));
+    if missing || refused.is_some() {
+        say::parked(tell, spec, row);
+    }
+}
+
+/// Keeps the record of an event that is parked before it is sent: behind another, or since a broker refused it.
+fn park(
+    (shelf, tell, metrics): (&mut Shelf, &mut Tell, &PipelineMetrics),
+    spec: &PipelineSpec,
+    entry: Entry,
+    (mapped, at): (&Mapped<'_>, At),
+    refused: Option<Refusal>,
+) {
+    tell.parked_total += 1;
+    if refused.is_none() {
+        shelf.keep(entry, mapped, at);
+        return;
+    }
+    metrics.failed(mapped.event_type);
+    let row = shelf.keep_refused(entry, mapped, at, refused);
+    say::parked(tell, spec, row);
 }
 
 /// Whether an event that the sink did not take is parked, and why; `None` where it is offered again before any other.

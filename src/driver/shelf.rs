@@ -177,8 +177,23 @@ impl Shelf {
         push(&mut self.kept, row)
     }
 
+    /// Keeps the record of an event that was not taken: since nobody has made its topic, or for this reason.
+    pub(super) fn keep_unsent(
+        &mut self,
+        entry: Entry,
+        mapped: &Mapped<'_>,
+        at: At,
+        (missing, refused): (bool, Option<Refusal>),
+    ) -> &Parked {
+        if missing {
+            self.keep_missing(entry, mapped, at)
+        } else {
+            self.keep_refused(entry, mapped, at, refused)
+        }
+    }
+
     /// Keeps the record of an event whose topic nobody has made.
-    pub(super) fn keep_missing(&mut self, entry: Entry, mapped: &Mapped<'_>, at: At) -> &Parked {
+    fn keep_missing(&mut self, entry: Entry, mapped: &Mapped<'_>, at: At) -> &Parked {
         let mut row = parked(entry, mapped, at.commit_time);
         row.error_code = Some("topic_missing");
         row.error = Some(
@@ -275,8 +290,9 @@ impl Pipeline {
                 {
                     return true;
                 }
-                Err(NotTaken::Destination | NotTaken::Doubted(_)) => NO_DESTINATION,
-                Err(NotTaken::Missing) => NO_DESTINATION,
+                Err(NotTaken::Destination | NotTaken::Doubted(_) | NotTaken::Missing) => {
+                    NO_DESTINATION
+                }
                 Err(NotTaken::Unavailable) => {
                     if a_try.what != What::Letter {
                         self.destinations.lost(&record.topic, now);

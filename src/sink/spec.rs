@@ -39,7 +39,7 @@ pub struct KafkaSpec {
     /// limit.
     pub size_max: Option<usize>,
     /// How topics that are missing are made; `None` where they are not.
-    pub create_topics: Option<CreateTopics>,
+    pub create_topics: Option<Box<CreateTopics>>,
 }
 
 /// How topics that are missing are made.

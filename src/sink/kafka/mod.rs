@@ -86,7 +86,7 @@ pub(super) struct KafkaSink {
 /// Looks at the settings as [`KafkaSink::open`] does.
 pub(super) fn check(spec: &KafkaSpec) -> Result<(), SinkError> {
     properties::client_config(spec)?;
-    spec.create_topics.as_ref().map(creation::Wanted::of).transpose().map(drop)
+    spec.create_topics.as_deref().map(creation::Wanted::of).transpose().map(drop)
 }
 
 impl KafkaSink {
@@ -112,7 +112,7 @@ impl KafkaSink {
             last: None,
         };
         sink.renew()?;
-        let wanted = spec.create_topics.as_ref().map(creation::Wanted::of).transpose()?;
+        let wanted = spec.create_topics.as_deref().map(creation::Wanted::of).transpose()?;
         let creation = Creation::new(wanted);
         let keeper = Keeper::new(shared, spec.clone(), creation);
         // Not joined: it may be waiting for a broker that does not answer, and holds nothing that must be kept.

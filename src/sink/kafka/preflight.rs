@@ -100,7 +100,7 @@ pub(in crate::sink) fn look(spec: &KafkaSpec, topics: &[String], keyed: bool) ->
 /// Makes those of `topics` that do not exist, as `sink.create_topics` says. Whatever fails is a finding.
 pub(in crate::sink) fn create(spec: &KafkaSpec, topics: &[String]) -> Vec<Finding> {
     let shared = Arc::new(Shared::new(Mailbox::default()));
-    let wanted = spec.create_topics.as_ref().map(Wanted::of).transpose();
+    let wanted = spec.create_topics.as_deref().map(Wanted::of).transpose();
     let (producer, wanted) = match (producer(spec, &shared), wanted) {
         (Ok(producer), Ok(wanted)) => (producer, wanted),
         (Err(error), _) | (_, Err(error)) => {

@@ -341,11 +341,10 @@ impl Shared {
                 facts.compression.clone_from(&read.compression);
                 facts.configured = true;
             }
-            Some(None) => {}
             None if once.len() < KNOWN_ONCE_MAX => {
                 once.insert(topic.to_owned(), None);
             }
-            None => {}
+            Some(None) | None => {}
         }
     }
 

@@ -75,18 +75,9 @@ impl Unusable {
 
     /// Whether there is no such topic, as far as we may see: a broker says "not authorised" of a name that it would not
     /// show us either way.
-    #[expect(
-        clippy::wildcard_enum_match_arm,
-        reason = "librdkafka's list is open: the rest exists"
-    )]
     pub(super) const fn is_missing(self) -> bool {
-        match self.code {
-            Code::UnknownTopicOrPartition
-            | Code::UnknownTopic
-            | Code::InvalidTopic
-            | Code::TopicAuthorizationFailed => true,
-            _ => false,
-        }
+        self.does_not_exist()
+            || matches!(self.code, Code::InvalidTopic | Code::TopicAuthorizationFailed)
     }
 }
 

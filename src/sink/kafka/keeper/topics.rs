@@ -48,7 +48,7 @@ impl Keeper {
                     Made::Yes => found = self.look_up(producers.first(), &topic, SHORT, false),
                     Made::No => {}
                     Made::Not(why) => {
-                        not_made = Some(creation::trouble(&topic, &why, &self.brokers));
+                        not_made = Some(creation::trouble(&topic, &why, &self.spec.brokers));
                     }
                     Made::Later => not_made = Some(creation::too_many(&topic)),
                 }

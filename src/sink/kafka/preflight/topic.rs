@@ -5,6 +5,7 @@ use crate::finding::Finding;
 use crate::record::is_topic_name;
 use crate::sink::KafkaSpec;
 use crate::sink::kafka::creation::{self, Wanted};
+use crate::sink::kafka::sizes::Sizes;
 use crate::sink::kafka::topic::{BROKER_DEFAULT_BYTES, Unusable};
 use crate::sink::kafka::trouble::{self, Trouble};
 use crate::sink::kafka::{Producer, native};
@@ -138,7 +139,7 @@ impl Ask<'_> {
     /// makes nothing.
     fn made(&self) -> Option<Finding> {
         let topic = self.topic;
-        let wanted = Wanted::of(self.spec.create_topics.as_ref()?).ok()?;
+        let wanted = Wanted::of(self.spec.create_topics.as_deref()?).ok()?;
         let name = CString::new(topic).ok().filter(|_| wanted.allows(topic))?;
         let asked = native::create_topic(self.producer, &name, &wanted.spec, true, ANSWER_MAX);
         Some(match asked {
@@ -245,7 +246,11 @@ impl Ask<'_> {
                     "topic_size",
                     format!("topic \"{topic}\" takes {limit} bytes, less than {set} ({wanted})"),
                 )
-                .why("a larger event can't be published: it is parked, and its aggregate waits")
+                .why(if Sizes::compress(self.spec) {
+                    "a larger event is published only if it compresses to less; else it is parked and its aggregate waits"
+                } else {
+                    "a larger event can't be published: it is parked, and its aggregate waits"
+                })
                 .shell(self.alter(&format!("max.message.bytes={room}"))),
             );
         }
