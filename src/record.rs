@@ -65,6 +65,12 @@ pub fn is_topic_name(name: &[u8]) -> bool {
         && !matches!(name, b"." | b"..")
 }
 
+/// Whether a part of a topic's name is empty: it begins or ends with a separator, or has two in a row. So it is where a
+/// field of the template is empty in a row (`outbox.event.`).
+pub fn has_empty_part(topic: &str) -> bool {
+    topic.split(['.', '-', '_']).any(str::is_empty)
+}
+
 /// Bytes of the longest topic name (Kafka's `Topic.MAX_NAME_LENGTH`).
 const TOPIC_NAME_BYTES_MAX: usize = 249;
 
@@ -128,6 +134,13 @@ pub enum Refusal {
         /// Bytes the destination takes.
         limit: usize,
     },
+    /// The record is larger than the destination takes, and the broker refused it compressed too.
+    TooLargeCompressed {
+        /// Bytes of the record before compression.
+        size: usize,
+        /// Bytes the destination takes.
+        limit: usize,
+    },
     /// The topic's name can't be a topic's name.
     TopicName,
     /// The route names a partition the topic does not have.
@@ -141,7 +154,9 @@ impl Refusal {
     pub const fn code(self) -> &'static str {
         match self {
             // MSG_SIZE_TOO_LARGE and RECORD_LIST_TOO_LARGE.
-            Self::TooLarge { .. } | Self::Kafka(10 | 18) => "too_large",
+            Self::TooLarge { .. } | Self::TooLargeCompressed { .. } | Self::Kafka(10 | 18) => {
+                "too_large"
+            }
             // TOPIC_EXCEPTION.
             Self::TopicName | Self::Kafka(17) => "topic_name",
             Self::Partition(_) => "partition",
@@ -158,6 +173,11 @@ impl fmt::Display for Refusal {
             Self::TooLarge { size, limit } => {
                 write!(f, "the record has {size} bytes, the destination takes {limit}")
             }
+            Self::TooLargeCompressed { size, limit } => write!(
+                f,
+                "the record has {size} bytes, and compressed it is still larger than the {limit} that the \
+                 destination takes"
+            ),
             Self::TopicName => f.write_str("the topic's name is not one Kafka allows"),
             Self::Partition(number) => write!(f, "the topic has no partition {number}"),
             Self::Kafka(code) => write!(f, "the broker refused it with code {code}"),

@@ -102,8 +102,7 @@ async fn look(
     if matches!(spec.sink, sink::SinkSpec::Stdout | sink::SinkSpec::Discard) {
         return;
     }
-    let constant = parts.as_deref().and_then(constant);
-    let topics = constant.map(|topic| vec![topic]).or(seen.topics);
+    let topics = spec.outbox.constant_topic().map(|topic| vec![topic]).or(seen.topics);
     if topics.as_ref().is_none_or(Vec::is_empty) {
         let seen =
             if topics.is_some() { "no row tells of one" } else { "rows could not be looked at" };
@@ -112,7 +111,11 @@ async fn look(
                 "topics",
                 format!("topics are made by {:?}, and {seen}", spec.outbox.topic),
             )
-            .why("make the topics before the first events: a missing one holds the stream up"),
+            .why(if makes_topics(&spec.sink) {
+                "sink.create_topics makes each with its first event; a misspelt field makes one too"
+            } else {
+                "make the topics before the first events: events of a missing one wait, parked"
+            }),
         );
     }
     let (kafka, topics) = (spec.sink.clone(), topics.unwrap_or_default());
@@ -129,13 +132,8 @@ fn part(piece: TopicPiece) -> TopicPart {
     }
 }
 
-/// The one topic of a template without fields.
-fn constant(parts: &[TopicPart]) -> Option<String> {
-    let text = |part: &TopicPart| match part {
-        TopicPart::Text(text) => Some(text.clone()),
-        TopicPart::Columns(_) => None,
-    };
-    parts.iter().map(text).collect()
+fn makes_topics(sink: &sink::SinkSpec) -> bool {
+    matches!(sink, sink::SinkSpec::Kafka(kafka) if kafka.create_topics.is_some())
 }
 
 /// A command of ours names the file that this one was told to read.

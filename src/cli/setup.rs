@@ -14,11 +14,13 @@ use super::exit::Exit;
 use super::output::Output;
 use crate::config::{Config, Env, PipelineConfig};
 use crate::driver::{Mode, PipelineSpec};
+use crate::finding::{Finding, Severity};
 use crate::postgres::Conninfo;
 use crate::postgres::control::Control;
 use crate::postgres::repair::Selection;
 use crate::postgres::setup::{self, Options, Progress, ServerKind, SetupPlan};
 use crate::postgres::table;
+use crate::sink::{self, SinkSpec};
 use std::collections::BTreeSet;
 
 /// What the server knows the sessions by.
@@ -138,6 +140,7 @@ async fn make(
         options.backfill = selection.is_some();
         plan = setup::plan(&facts, &options).map_err(setup::SetupError::from)?;
     }
+    let topics = known_topics(spec);
     out.line(&words::of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
     let watch = Control::connect(conninfo, APPLICATION_NAME).await?;
     let done = setup::apply(control, &watch, &ask, &options, &mut tell(spec.name())).await?;
@@ -148,8 +151,37 @@ async fn make(
         lines.extend(backfill::make(spec, conninfo, control, &ask, selection).await?);
     }
     lines.extend(left.map(|rows| backfill::notice(spec.name(), &rows)));
+    lines.extend(make_topics(spec, topics).await);
     lines.push(format!("{} is set up; start it with: postrider run", spec.name()));
     out.line(&lines.join("\n")).map_err(CliError::Output)
+}
+
+/// The topics that `sink.create_topics` makes and that are known before the first event.
+fn known_topics(spec: &PipelineSpec) -> Vec<String> {
+    match &spec.sink {
+        SinkSpec::Kafka(kafka) => {
+            kafka.create_topics.as_ref().map_or_else(Vec::new, |create| create.known.clone())
+        }
+        SinkSpec::Stdout | SinkSpec::Discard => Vec::new(),
+    }
+}
+
+/// Makes them, in so far as they do not exist; a line for each. The pipeline is set up without them too: the running
+/// process tries again.
+async fn make_topics(spec: &PipelineSpec, topics: Vec<String>) -> Vec<String> {
+    if topics.is_empty() {
+        return Vec::new();
+    }
+    let sink = spec.sink.clone();
+    let made = tokio::task::spawn_blocking(move || sink::create_topics(&sink, &topics)).await;
+    // It does not panic, and nobody aborts it.
+    let line = |finding: Finding| match finding.severity {
+        Severity::Ok => format!("done           {}", finding.what),
+        Severity::Info | Severity::Warning | Severity::Error => {
+            format!("not done       {}; {}", finding.what, finding.why)
+        }
+    };
+    made.unwrap_or_default().into_iter().map(line).collect()
 }
 
 /// Logs the steps, and each waiting for a transaction once.

@@ -13,7 +13,7 @@ use crate::postgres::Conninfo;
 use crate::postgres::names::{Deciding, Names, TableName, Times};
 use crate::postgres::poll::{Backoff, Marks, PollSpec};
 use crate::relay::{Limits, OnPoison, Rules};
-use crate::sink::{self, KafkaSpec, SinkError, SinkSpec};
+use crate::sink::{self, CreateTopics, KafkaSpec, SinkError, SinkSpec};
 use crate::zone::Zone;
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub(super) fn spec(
             context.error_at(&format!("{path}.{}", error.key()), Chain(&error));
         }
     }
-    let sink = sink_spec(pipeline);
+    let sink = sink_spec(pipeline, &outbox);
     if let Err(error) = sink::check(&sink) {
         let key = format!("{path}.sink{}", sink_key(&error));
         context.error_at(&key, format_args!("{}; {}", Chain(&error), error.hint()));
@@ -163,7 +163,7 @@ fn outbox(pipeline: &PipelineConfig) -> OutboxSpec {
     }
 }
 
-fn sink_spec(pipeline: &PipelineConfig) -> SinkSpec {
+fn sink_spec(pipeline: &PipelineConfig, outbox: &OutboxSpec) -> SinkSpec {
     let (from, flow) = (&pipeline.sink, &pipeline.flow);
     // The bounds of these keys fit a usize on every platform we build for.
     let fit = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
@@ -180,6 +180,11 @@ fn sink_spec(pipeline: &PipelineConfig) -> SinkSpec {
                 SizeMax::Auto => None,
                 SizeMax::Bytes(bytes) => Some(fit(bytes)),
             },
+            create_topics: from.create_topics.as_ref().map(|create| {
+                let dead = pipeline.parking.dead_topic.clone();
+                let known = outbox.constant_topic().into_iter().chain(dead).collect();
+                Box::new(CreateTopics { known, ..create.clone() })
+            }),
         }),
         SinkKind::Stdout => SinkSpec::Stdout,
         SinkKind::Discard => SinkSpec::Discard,
@@ -191,8 +196,11 @@ fn sink_key(error: &SinkError) -> String {
     match error {
         SinkError::Refused { name, .. }
         | SinkError::UnknownProperty { name, .. }
+        | SinkError::NoLogin { name, .. }
         | SinkError::BadValue { name } => format!(".properties.{}", quoted(name)),
+        SinkError::NoMechanism => format!(".properties.{}", quoted("security.protocol")),
         SinkError::Create(_) => ".properties".to_owned(),
+        SinkError::AllowPattern => ".create_topics.allow".to_owned(),
         SinkError::Thread(_) => String::new(),
     }
 }

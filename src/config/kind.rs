@@ -5,6 +5,8 @@
 pub(super) enum Kind {
     /// A table.
     Table,
+    /// A table, or `false`.
+    TableOrFalse,
     /// Any string.
     Text,
     /// `true` or `false`.

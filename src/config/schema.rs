@@ -138,6 +138,7 @@ impl Keys {
     fn key(&self, path: &str) -> Value {
         let mut schema = match self.asked.get(path) {
             Some(Kind::Table) => self.table(path),
+            Some(Kind::TableOrFalse) => json!({"anyOf": [{"const": false}, self.table(path)]}),
             Some(kind) => scalar(kind),
             None => Value::Bool(true),
         };
@@ -157,7 +158,7 @@ fn scalar(kind: &Kind) -> Value {
     let pattern =
         |pattern: &str| json!({"type": "string", "pattern": format!("{pattern}|{VARIABLE}")});
     match kind {
-        Kind::Table => json!({"type": "object"}),
+        Kind::Table | Kind::TableOrFalse => json!({"type": "object"}),
         Kind::Text => json!({"type": "string"}),
         Kind::Boolean => json!({"type": "boolean"}),
         Kind::Integer { min, max } => json!({"type": "integer", "minimum": min, "maximum": max}),

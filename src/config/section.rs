@@ -96,6 +96,21 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// The table `key`, or `false` in its place, which is as if it were absent.
+    pub(super) fn section_or_false(&self, key: &'static str) -> Section<'a> {
+        let found = self.get(key, Kind::TableOrFalse);
+        let table = found.and_then(|(_, value)| value.as_table());
+        let section =
+            Section::new(self.context, self.path_of(key), join(&self.pattern, key), table);
+        match found {
+            Some((place, value)) if table.is_none() && value.as_bool() != Some(false) => {
+                self.wrong(place, key, "false or a table", value);
+                Section { broken: true, ..section }
+            }
+            Some(_) | None => section,
+        }
+    }
+
     /// A string with its variables filled in; `None` where absent or wrong.
     pub(super) fn text(&self, key: &'static str) -> Option<String> {
         self.text_as(key, Kind::Text, "a string")

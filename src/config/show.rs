@@ -194,6 +194,21 @@ impl Rows<'_> {
         };
         self.add(table, "delivery", json!(delivery));
         self.add(table, "shards", json!(sink.shards));
+        match &sink.create_topics {
+            None => self.add(table, "create_topics", json!(false)),
+            Some(create) => {
+                let table = format!("{table}.create_topics");
+                let count =
+                    |number: Option<u32>| number.map_or(json!("broker"), |number| json!(number));
+                self.add(&table, "partitions", count(create.partitions));
+                self.add(&table, "replication_factor", count(create.replication_factor));
+                self.add(&table, "allow", json!(create.allow.as_deref().unwrap_or_default()));
+                let table = format!("{table}.config");
+                for (name, value) in &create.config {
+                    self.add(&table, &quoted(name), json!(value));
+                }
+            }
+        }
         let table = format!("{table}.properties");
         for (property, value) in sink.properties.masked() {
             // In quotes, from a file, or with bare dots, where the first part is the key of a table.

@@ -6,8 +6,15 @@ use super::secret::Properties;
 use super::section::Section;
 use super::types::{Delivery, SinkConfig, SinkKind};
 use crate::secret_file::SecretFile;
+use crate::sink::CreateTopics;
 use std::collections::BTreeMap;
 use toml::de::DeValue;
+
+/// Partitions of a topic that is made.
+const PARTITIONS_MAX: u32 = 10_000;
+
+/// Replicas of a topic that is made.
+const REPLICAS_MAX: u32 = 100;
 
 /// A property whose name ends so takes its value from the file named.
 const FILE_SUFFIX: &str = "_file";
@@ -33,11 +40,25 @@ pub(super) fn read(section: Section<'_>) -> SinkConfig {
             Delivery::AtLeastOnce,
         ),
         shards: section.small("shards", 1, 1..=16),
+        create_topics: create_topics(&section),
         properties,
         secret_files,
     };
     section.finish();
     config
+}
+
+/// `false`, or a table that says how topics are made. What is not in it is the broker's default.
+fn create_topics(section: &Section<'_>) -> Option<CreateTopics> {
+    let table = section.section_or_false("create_topics");
+    let number = |key, max| Some(table.small(key, 0, 1..=max)).filter(|number| *number > 0);
+    let (partitions, replication_factor) =
+        (number("partitions", PARTITIONS_MAX), number("replication_factor", REPLICAS_MAX));
+    let allow = table.optional("allow");
+    let config = properties(&table.section("config")).0.0;
+    let is_on = table.is_present();
+    table.finish();
+    is_on.then(|| CreateTopics { partitions, replication_factor, config, allow, known: Vec::new() })
 }
 
 fn check_brokers(section: &Section<'_>, brokers: &str) {

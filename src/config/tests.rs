@@ -144,16 +144,13 @@ fn variables_come_through_the_given_door() {
 fn properties_are_librdkafkas_names_in_quotes_or_not() {
     let text = format!(
         "{SMALL}\n[pipelines.orders.sink.properties]\n\
-         \"linger.ms\" = 1\nsecurity.protocol = \"SASL_SSL\"\nsocket.keepalive.enable = true\n"
+         \"linger.ms\" = 1\nsecurity.protocol = \"SSL\"\nsocket.keepalive.enable = true\n"
     );
     let config = parsed(&text).unwrap();
     let properties = &config.pipelines[0].sink.properties.0;
     let pairs: Vec<_> = properties.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-    let expected = [
-        ("linger.ms", "1"),
-        ("security.protocol", "SASL_SSL"),
-        ("socket.keepalive.enable", "true"),
-    ];
+    let expected =
+        [("linger.ms", "1"), ("security.protocol", "SSL"), ("socket.keepalive.enable", "true")];
     assert_eq!(pairs, expected);
 }
 

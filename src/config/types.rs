@@ -9,6 +9,7 @@ use crate::outbox::{
 };
 use crate::relay::OnPoison;
 use crate::secret_file::SecretFile;
+use crate::sink::CreateTopics;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -167,6 +168,8 @@ pub struct SinkConfig {
     pub delivery: Delivery,
     /// Producers.
     pub shards: u32,
+    /// How topics that are missing are made; `None` where they are not.
+    pub create_topics: Option<CreateTopics>,
     /// librdkafka's own settings.
     pub properties: Properties,
     /// Those of the properties that come from a file (`_file`), and the file.

@@ -2,15 +2,29 @@
 //!
 //! Owns `parking.park_after`. A destination is only here while its broker answers and refuses it: a broker that is gone
 //! is nobody's fault and parks nothing.
+//!
+//! A destination that took records before is waited for: its trouble is its own, and most events may be for it. One
+//! that this process has never known may be a misspelt name in one row, so its events are parked, and all others flow.
+//! That is only so where another destination takes records. Where none is known to, the cluster may be the wrong one, or
+//! the topics are still to be made: the pipeline waits for [`UNPROVEN_PAUSE`], and then looks behind at most
+//! [`UNPROVEN_MAX`] events for a destination that does.
 
 use super::pipeline::Pipeline;
 use super::say;
 use super::trouble::Trouble;
+use crate::record::has_empty_part;
+use crate::relay::OnPoison;
 use std::collections::HashMap;
 use std::time::Duration;
 
 /// Destinations in trouble that are remembered; events of further ones wait.
 const DESTINATIONS_MAX: usize = 1_000;
+
+/// How long the first event whose destination is missing is waited for, while no destination has taken a record.
+const UNPROVEN_PAUSE: Duration = Duration::from_secs(30);
+
+/// Events that are parked for missing destinations while no destination has taken a record.
+const UNPROVEN_MAX: u32 = 100;
 
 /// The destinations in trouble, and the one that the intake waits for.
 #[derive(Debug, Default)]
@@ -23,6 +37,10 @@ pub(super) struct Destinations {
     awaited: Option<String>,
     /// What is told of the sink is about this one alone.
     told: Option<String>,
+    /// A destination of this pipeline has taken a record.
+    proven: bool,
+    /// Before that: since when a missing destination is waited for, and events that were parked for such.
+    unproven: (Option<Duration>, u32),
 }
 
 /// What to do with an event of a destination that takes none.
@@ -42,7 +60,7 @@ impl Destinations {
     /// The destination took the event at hand.
     #[inline]
     pub(super) fn takes(&mut self, topic: &str) {
-        if !self.since.is_empty() || self.awaited.is_some() {
+        if !self.proven || !self.since.is_empty() || self.awaited.is_some() {
             self.awaited = None;
             self.took(topic);
         }
@@ -51,6 +69,30 @@ impl Destinations {
     /// The destination took a record.
     pub(super) fn took(&mut self, topic: &str) {
         self.since.remove(topic);
+        self.proven = true;
+        self.unproven = (None, 0);
+    }
+
+    /// Whether events of a destination that was never known are parked now, without a wait for it.
+    pub(super) fn parks_missing(&mut self, topic: &str, now: Duration) -> bool {
+        if self.proven {
+            return true;
+        }
+        let (since, parked) = &mut self.unproven;
+        let since = *since.get_or_insert(now);
+        // An empty part is in doubt even where nothing is known: no destination is meant to be called so.
+        let waited = has_empty_part(topic) || now.saturating_sub(since) >= UNPROVEN_PAUSE;
+        waited && *parked < UNPROVEN_MAX
+    }
+
+    /// Whether the event at hand, which its destination did not take, is parked. `may_park`: the destination was never
+    /// known, and its events may be parked for that.
+    pub(super) fn parks(&mut self, topic: &str, may_park: bool, now: Duration) -> bool {
+        if may_park && self.parks_missing(topic, now) {
+            self.unproven.1 = self.unproven.1.saturating_add(u32::from(!self.proven));
+            return true;
+        }
+        self.lost(topic, now)
     }
 
     /// The event at hand waits for this destination, or for none.
@@ -90,9 +132,21 @@ impl Destinations {
 }
 
 impl Pipeline {
-    /// The sink is in trouble. A destination that nothing but letters and parked events wait for holds up nobody.
-    pub(super) fn sink_down(&mut self, reason: &str, hint: Option<&str>, topic: Option<&str>) {
-        if let Some(topic) = topic.filter(|topic| !self.destinations.is_awaited(topic)) {
+    /// The sink is in trouble. A destination that nothing but letters and parked events wait for holds up nobody, nor
+    /// does one whose event at hand is about to be parked. Of the topic also whether it was never known.
+    pub(super) fn sink_down(
+        &mut self,
+        now: Duration,
+        reason: &str,
+        hint: Option<&str>,
+        topic: Option<(&str, bool)>,
+    ) {
+        let stops = self.spec.parking.on_poison == OnPoison::Stop;
+        let parks = topic.is_some_and(|(topic, missing)| {
+            missing && !stops && self.destinations.parks_missing(topic, now)
+        });
+        let topic = topic.map(|(topic, _)| topic);
+        if let Some(topic) = topic.filter(|topic| parks || !self.destinations.is_awaited(topic)) {
             if self.destinations.told.as_deref() == Some(topic) {
                 // It did, until it was given up.
                 (self.tell.sink, self.destinations.told) = (None, None);
@@ -141,6 +195,31 @@ mod tests {
         assert!(destinations.is_awaited("a"), "a parked event was taken");
         destinations.takes("c");
         assert!(!destinations.is_awaited("a"), "the intake goes on");
+    }
+
+    #[test]
+    fn missing_destination_parks_at_once_where_another_takes_records() {
+        let mut destinations = Destinations::new("p", None);
+        destinations.takes("good");
+        for topic in ["misspelt", "outbox.event.", "good.2"] {
+            assert!(destinations.parks_missing(topic, Duration::ZERO), "{topic}");
+        }
+    }
+
+    /// Nothing is known to be well: a while is waited, and then a few events are looked behind.
+    #[test]
+    fn missing_destination_is_waited_for_where_no_other_is_known_to_take_records() {
+        let mut destinations = Destinations::new("p", None);
+        assert!(!destinations.parks_missing("a", Duration::from_secs(1)));
+        assert!(!destinations.parks_missing("a", Duration::from_secs(30)));
+        assert!(destinations.parks_missing("outbox.event.", Duration::from_secs(30)), "empty part");
+        for parked in 0..UNPROVEN_MAX {
+            assert!(destinations.parks("a", true, Duration::from_secs(31)), "{parked}");
+        }
+        assert!(!destinations.parks_missing("a", Duration::from_secs(1_000)), "enough looked for");
+        assert!(!destinations.parks_missing("outbox.event.", Duration::from_secs(1_000)));
+        destinations.takes("good");
+        assert!(destinations.parks_missing("a", Duration::from_secs(1_000)));
     }
 
     #[test]

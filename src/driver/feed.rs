@@ -8,15 +8,18 @@ use super::marking::Handed;
 use super::pipeline::Pipeline;
 use super::returning::Returning;
 use super::say::{self, Tell};
+use super::shelf::Shelf;
+use super::spec::PipelineSpec;
 use crate::error::{Halt, HaltReason};
 use crate::event::Aggregate;
+use crate::metrics::PipelineMetrics;
 use crate::outbox::{At, MapError, Mapped, Mapper};
 use crate::parked::Entry;
 use crate::pgoutput::{self, Insert, LogicalMessage, Message};
 use crate::postgres::{Batch, Frame};
-use crate::record::{Refusal, Ticket};
-use crate::relay::{Change, Effect, Input};
-use crate::sink::NotTaken;
+use crate::record::{Record, Refusal, Ticket};
+use crate::relay::{Change, Effect, Input, OnPoison, Relay};
+use crate::sink::{NotTaken, Sink};
 use std::time::Duration;
 
 /// Frames fed before the driver looks at everything else again. At about 1 µs a frame: 2 ms.
@@ -201,15 +204,15 @@ impl Pipeline {
         self.relay.apply(now, Input::Change(event), &mut self.effects);
         let ticket = match take_answer(&mut self.effects, first) {
             Answer::Publish(ticket) => ticket,
-            Answer::Park(entry) => {
+            Answer::Park(entry, refused) => {
                 self.handed.claimed(mapped.event_id);
-                self.shelf.keep(entry, &mapped, at);
-                self.tell.parked_total += 1;
+                let parker = (&mut self.shelf, &mut self.tell, &self.metrics);
+                park(parker, &self.spec, entry, (&mapped, at), refused);
                 return Step::Next;
             }
             Answer::Nothing => return Step::Next,
         };
-        let Err(not_taken) = self.sink.enqueue(ticket, &record) else {
+        let Err(not_taken) = enqueue(&mut *self.sink, &self.relay, ticket, &record) else {
             self.destinations.takes(record.topic);
             self.handed.claimed(mapped.event_id);
             self.marking.sent(ticket, mapped.event_id);
@@ -217,11 +220,13 @@ impl Pipeline {
             return Step::Next;
         };
         let doubted = self.shelf.takes_doubted(self.spec.parking.on_poison);
-        let lost = || self.destinations.lost(record.topic, now);
+        let missing = not_taken == NotTaken::Missing;
+        let may_park = missing && self.spec.parking.on_poison != OnPoison::Stop;
+        let lost = || self.destinations.parks(record.topic, may_park, now);
         let halt = |reason| Box::new(halts::refused_event(&mapped, at, reason));
         let Some((input, refused)) = set_aside(not_taken, ticket, (doubted, lost), halt) else {
             self.destinations.awaits(nowhere(not_taken).then_some(record.topic));
-            self.apply(now, Input::NotTaken { ticket });
+            self.apply(now, offered_again(not_taken, ticket));
             return Step::Stay;
         };
         self.destinations.awaits(None);
@@ -231,12 +236,9 @@ impl Pipeline {
         }
         let first = self.effects.len();
         self.relay.apply(now, input, &mut self.effects);
-        if let Answer::Park(entry) = take_answer(&mut self.effects, first) {
-            let row = self.shelf.keep_refused(entry, &mapped, at, refused);
-            self.tell.parked_total += 1;
-            if refused.is_some() {
-                say::parked(&mut self.tell, &self.spec, row);
-            }
+        if let Answer::Park(entry, _) = take_answer(&mut self.effects, first) {
+            let parker = (&mut self.shelf, &mut self.tell);
+            park_unsent(parker, &self.spec, entry, (&mapped, at), (missing, refused));
         }
         Step::Next
     }
@@ -274,7 +276,7 @@ impl Pipeline {
                 let first = self.effects.len();
                 let change = Input::Change(Change::Poison { aggregate, halt });
                 self.relay.apply(now, change, &mut self.effects);
-                if let Answer::Park(entry) = take_answer(&mut self.effects, first) {
+                if let Answer::Park(entry, _) = take_answer(&mut self.effects, first) {
                     let row = self.shelf.keep_poison(entry, &poison, at.commit_time);
                     self.tell.parked_total += 1;
                     say::parked(&mut self.tell, &self.spec, row);
@@ -300,6 +302,58 @@ fn map<'a>(
     }
 }
 
+/// Hands the event at hand to the sink, which may take it only with nothing else in flight.
+#[inline]
+fn enqueue(
+    sink: &mut dyn Sink,
+    relay: &Relay,
+    ticket: Ticket,
+    record: &Record<'_>,
+) -> Result<(), NotTaken> {
+    match sink.enqueue(ticket, record) {
+        Err(NotTaken::Alone) if relay.sends_alone() => sink.enqueue_alone(ticket, record, None),
+        taken => taken,
+    }
+}
+
+/// The event was not taken, and comes again as the next change.
+fn offered_again(not_taken: NotTaken, ticket: Ticket) -> Input<'static> {
+    if not_taken == NotTaken::Alone { Input::Alone { ticket } } else { Input::NotTaken { ticket } }
+}
+
+/// Keeps the record of an event that the sink did not take.
+fn park_unsent(
+    (shelf, tell): (&mut Shelf, &mut Tell),
+    spec: &PipelineSpec,
+    entry: Entry,
+    (mapped, at): (&Mapped<'_>, At),
+    (missing, refused): (bool, Option<Refusal>),
+) {
+    tell.parked_total += 1;
+    let row = shelf.keep_unsent(entry, mapped, at, (missing, refused));
+    if missing || refused.is_some() {
+        say::parked(tell, spec, row);
+    }
+}
+
+/// Keeps the record of an event that is parked before it is sent: behind another, or since a broker refused it.
+fn park(
+    (shelf, tell, metrics): (&mut Shelf, &mut Tell, &PipelineMetrics),
+    spec: &PipelineSpec,
+    entry: Entry,
+    (mapped, at): (&Mapped<'_>, At),
+    refused: Option<Refusal>,
+) {
+    tell.parked_total += 1;
+    if refused.is_none() {
+        shelf.keep(entry, mapped, at);
+        return;
+    }
+    metrics.failed(mapped.event_type);
+    let row = shelf.keep_refused(entry, mapped, at, refused);
+    say::parked(tell, spec, row);
+}
+
 /// Whether an event that the sink did not take is parked, and why; `None` where it is offered again before any other.
 /// `doubted` and `lost`: whether that is so for one that may not fit, and for one whose destination takes none.
 fn set_aside(
@@ -313,15 +367,18 @@ fn set_aside(
             Some((Input::Refused { ticket, reason, halt: halt(reason) }, Some(reason)))
         }
         NotTaken::Doubted(reason) => doubted.then_some((Input::Doubted { ticket }, Some(reason))),
-        NotTaken::Unavailable => lost().then_some((Input::Unavailable { ticket }, None)),
-        NotTaken::Full | NotTaken::Destination => None,
+        NotTaken::Unavailable | NotTaken::Missing => {
+            let soon = not_taken == NotTaken::Missing;
+            lost().then_some((Input::Unavailable { ticket, soon }, None))
+        }
+        NotTaken::Full | NotTaken::Destination | NotTaken::Alone => None,
     }
 }
 
 /// What is to be done with the record at hand.
 enum Answer {
     Publish(Ticket),
-    Park(Entry),
+    Park(Entry, Option<Refusal>),
     Nothing,
 }
 
@@ -338,7 +395,7 @@ fn is_repeated(returning: &Returning, handed: &mut Handed, mapped: &Mapped<'_>, 
 
 /// Whether a record waits for its destination alone.
 fn nowhere(not_taken: NotTaken) -> bool {
-    matches!(not_taken, NotTaken::Destination | NotTaken::Unavailable)
+    matches!(not_taken, NotTaken::Destination | NotTaken::Unavailable | NotTaken::Missing)
 }
 
 /// The answer to the event just applied, taken out of the effects: its record is at hand only now.
@@ -347,7 +404,7 @@ fn take_answer(effects: &mut Vec<Effect>, first: usize) -> Answer {
     let Some(at) = effects.iter().skip(first).position(at_hand) else { return Answer::Nothing };
     match effects.remove(first + at) {
         Effect::Publish(ticket) => Answer::Publish(ticket),
-        Effect::Park { ticket: _, entry } => Answer::Park(entry),
+        Effect::Park { ticket: _, entry, reason } => Answer::Park(entry, reason),
         Effect::Published { .. }
         | Effect::WriteParking { .. }
         | Effect::Try { .. }

@@ -39,7 +39,7 @@ pub(super) fn refused_event(mapped: &Mapped<'_>, at: At, reason: Refusal) -> Hal
     let topic = mapped.record().topic;
     let id: String = mapped.event_id.chars().take(Poison::ID_CHARS_MAX).collect();
     let hint = match reason {
-        Refusal::TooLarge { size, .. } => format!(
+        Refusal::TooLarge { size, .. } | Refusal::TooLargeCompressed { size, .. } => format!(
             "let the topic take it: kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config \
              max.message.bytes={size}; where payload.size_max sets the limit, raise that; then start again"
         ),

@@ -7,7 +7,7 @@ use super::pipeline::Pipeline;
 use crate::event::{PgTime, Position};
 use crate::outbox::{At, Mapped, Poison};
 use crate::parked::{Entry, Parked};
-use crate::record::{Outcome, OwnedRecord, Refusal, Scope, Ticket};
+use crate::record::{Outcome, OwnedRecord, Refusal, Scope, Ticket, has_empty_part};
 use crate::relay::{Input, OnPoison};
 use crate::sink::NotTaken;
 use std::collections::{HashSet, VecDeque};
@@ -177,6 +177,37 @@ impl Shelf {
         push(&mut self.kept, row)
     }
 
+    /// Keeps the record of an event that was not taken: since nobody has made its topic, or for this reason.
+    pub(super) fn keep_unsent(
+        &mut self,
+        entry: Entry,
+        mapped: &Mapped<'_>,
+        at: At,
+        (missing, refused): (bool, Option<Refusal>),
+    ) -> &Parked {
+        if missing {
+            self.keep_missing(entry, mapped, at)
+        } else {
+            self.keep_refused(entry, mapped, at, refused)
+        }
+    }
+
+    /// Keeps the record of an event whose topic nobody has made.
+    fn keep_missing(&mut self, entry: Entry, mapped: &Mapped<'_>, at: At) -> &Parked {
+        let mut row = parked(entry, mapped, at.commit_time);
+        row.error_code = Some("topic_missing");
+        row.error = Some(
+            if has_empty_part(mapped.record().topic) {
+                "the topic does not exist, or is not open to us; a part of its name is empty: a field of route.topic \
+                 is empty in this row"
+            } else {
+                "the topic does not exist, or is not open to us: the event is published when it takes records"
+            }
+            .to_owned(),
+        );
+        push(&mut self.kept, row)
+    }
+
     /// Keeps what is known of an event that can't be made a record.
     pub(super) fn keep_poison(
         &mut self,
@@ -230,7 +261,15 @@ impl Pipeline {
             let answer = if sounds {
                 self.sink.sound(&record.topic, since)
             } else {
-                record.lend(|record| self.sink.enqueue_again(ticket, record, since))
+                record.lend(|record| {
+                    let taken = self.sink.enqueue_again(ticket, record, since);
+                    // A dead letter is alone in its batch, and does not wait until nothing else is in flight.
+                    let alone = a_try.what == What::Letter || self.relay.tries_alone(ticket);
+                    if taken == Err(NotTaken::Alone) && alone {
+                        return self.sink.enqueue_alone(ticket, record, Some(since));
+                    }
+                    taken
+                })
             };
             let outcome = match answer {
                 Ok(()) if sounds => {
@@ -242,12 +281,18 @@ impl Pipeline {
                     return false;
                 }
                 Err(NotTaken::Full) => return true,
+                Err(NotTaken::Alone) => {
+                    self.apply(now, Input::Alone { ticket });
+                    return false;
+                }
                 Err(NotTaken::Destination | NotTaken::Doubted(_))
                     if since.elapsed() < DESTINATION_PATIENCE =>
                 {
                     return true;
                 }
-                Err(NotTaken::Destination | NotTaken::Doubted(_)) => NO_DESTINATION,
+                Err(NotTaken::Destination | NotTaken::Doubted(_) | NotTaken::Missing) => {
+                    NO_DESTINATION
+                }
                 Err(NotTaken::Unavailable) => {
                     if a_try.what != What::Letter {
                         self.destinations.lost(&record.topic, now);

@@ -31,7 +31,8 @@ pub fn plain(layout: Layout) -> Draft {
 /// The layout's own route, in comments.
 fn explain(draft: &mut Draft, layout: Layout) {
     let spec = OutboxSpec::for_layout(layout);
-    let words = "Templates over the event's fields; these are the layout's own. Topics are never made: make them.";
+    let words = "Templates over the event's fields; these are the layout's own. \
+                 Make the topics, or see sink.create_topics.";
     draft.note("route", words);
     draft.note("route", format!("topic = {}", Value::String(spec.topic)));
     draft.note("route", format!("key = {}", Value::String(spec.key)));

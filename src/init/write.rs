@@ -70,7 +70,7 @@ const PARTS: &[Part] = &[
         keys: &[
             (
                 "topic",
-                "A template over the event's fields. Topics are never made: make them first.",
+                "A template over the event's fields. Make the topics first, or see sink.create_topics.",
                 None,
             ),
             ("key", "", None),
@@ -104,6 +104,13 @@ const PARTS: &[Part] = &[
         keys: &[("kind", "", None), ("brokers", "", None)],
         always: true,
     },
+    Part {
+        table: "sink.create_topics",
+        comment: "Topics that do not exist are made with these settings; what is not set is the broker's default.",
+        keys: &[("partitions", "", None), ("replication_factor", "", None), ("allow", "", None)],
+        always: false,
+    },
+    Part { table: "sink.create_topics.config", comment: "", keys: &[], always: false },
     Part {
         table: "sink.properties",
         comment: "librdkafka's own settings. With _file at the end of its name one takes its value from a file.",

@@ -30,6 +30,16 @@ impl OutboxSpec {
         pieces.collect()
     }
 
+    /// The one topic of a template without fields.
+    pub fn constant_topic(&self) -> Option<String> {
+        let pieces = self.topic_pieces()?.into_iter();
+        let text = |piece| match piece {
+            TopicPiece::Text(text) => Some(text),
+            TopicPiece::Columns(_) => None,
+        };
+        pieces.map(text).collect()
+    }
+
     /// The column a template means by `name`: as `route` has it.
     fn column_called(&self, name: &str) -> Option<String> {
         let role = || Role::from_name(name).and_then(|role| self.column(role));

@@ -19,6 +19,8 @@ pub enum Effect {
         ticket: Ticket,
         /// What the row says.
         entry: Entry,
+        /// Why the broker refused it, where that was known before it came again; else the driver knows the reason.
+        reason: Option<Refusal>,
     },
     /// Commit the first `rows` records kept by [`Effect::Park`], and the marks, in one transaction; then answer
     /// [`Input::ParkingWritten`](super::Input::ParkingWritten). One at a time.

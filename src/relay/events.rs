@@ -62,12 +62,18 @@ impl Relay {
             Input::SourceLost => self.source_lost(effects),
             Input::CursorWritten => self.feedback.written(),
             Input::ParkingWritten => self.parking_written(),
+            Input::Alone { ticket } if Parking::is_try(ticket) => self.parking.suspect(now, ticket),
+            Input::Alone { ticket } => {
+                self.tracker.retract(ticket);
+                self.flow.retract_to_send_alone();
+                self.stream.retract();
+            }
             Input::Gone { ticket } => self.parking.gone(ticket),
             Input::Sounded { ticket } => self.parking.sounded(now, ticket),
             Input::Deleted { position } => self.parking.deleted(position),
             Input::Unsent { position } => self.parking.unsent(position),
-            Input::Unavailable { ticket } => {
-                let (state, wait) = self.parking.rules.unavailable();
+            Input::Unavailable { ticket, soon } => {
+                let (state, wait) = self.parking.rules.unavailable(soon);
                 self.wait_aside(now, ticket, (state, wait), effects);
             }
             Input::Doubted { ticket } => {
@@ -114,9 +120,9 @@ impl Relay {
                         self.flow.hand_over(ticket, slot);
                         effects.push(Effect::Publish(ticket));
                     }
-                    Some(entry) => {
+                    Some((entry, reason)) => {
                         self.flow.aside(ticket, slot);
-                        self.park(now, ticket, entry, size_bytes, effects);
+                        self.park(now, ticket, (entry, reason), size_bytes, effects);
                     }
                 }
             }
@@ -131,21 +137,26 @@ impl Relay {
         Ok(())
     }
 
-    /// What an event is parked as before it is ever sent; `None` where it is sent.
-    fn to_be_parked(&self, upcoming: &Upcoming, lane: Lane, wait: Duration) -> Option<Entry> {
+    /// What an event is parked as before it is sent, and why the broker has refused it; `None` where it is sent.
+    fn to_be_parked(
+        &self,
+        upcoming: &Upcoming,
+        lane: Lane,
+        wait: Duration,
+    ) -> Option<(Entry, Option<Refusal>)> {
         let position = upcoming.position;
         let (state, wait) = if self.parking.lanes.is_blocked(lane) {
             // Whether its own time has come is seen when it is at the head.
             (if wait.is_zero() { State::Behind } else { State::Due }, wait)
-        } else if let Some(entry) = self.parking.condemned(position) {
-            return Some(entry);
+        } else if let Some((entry, reason)) = self.parking.condemned(position) {
+            return Some((entry, Some(reason)));
         } else if wait.is_zero() {
             return None;
         } else {
             (State::Due, wait)
         };
         let lane = Some(lane);
-        Some(Entry { position, lane, state, attempts: 0, wait, overtaken_by: None })
+        Some((Entry { position, lane, state, attempts: 0, wait, overtaken_by: None }, None))
     }
 
     fn poison(
@@ -166,7 +177,7 @@ impl Relay {
         let slot = Slot::new(upcoming, lane.unwrap_or_default(), 0);
         self.flow.aside(ticket, slot);
         let entry = self.parking.rules.refused(upcoming.position, lane, true);
-        self.park(now, ticket, entry, 0, effects);
+        self.park(now, ticket, (entry, None), 0, effects);
     }
 
     /// The sink will not take the event just handed over; its record is still at hand.
@@ -187,7 +198,7 @@ impl Relay {
         let hopeless = reason == Refusal::TopicName;
         let mut entry = self.parking.rules.refused(slot.position, Some(slot.lane), hopeless);
         entry.overtaken_by = self.flow.overtaken(slot.position);
-        self.park(now, ticket, entry, slot.size_bytes(), effects);
+        self.park(now, ticket, (entry, None), slot.size_bytes(), effects);
     }
 
     /// Nothing is known to be wrong with the event just handed over, and yet it is parked: its aggregate waits.
@@ -203,14 +214,14 @@ impl Relay {
         let overtaken_by = self.flow.overtaken(slot.position);
         let (position, lane) = (slot.position, Some(slot.lane));
         let entry = Entry { position, lane, state, attempts: 0, wait, overtaken_by };
-        self.park(now, ticket, entry, slot.size_bytes(), effects);
+        self.park(now, ticket, (entry, None), slot.size_bytes(), effects);
     }
 
     fn park(
         &mut self,
         now: Duration,
         ticket: Ticket,
-        entry: Entry,
+        (entry, reason): (Entry, Option<Refusal>),
         size_bytes: usize,
         effects: &mut Vec<Effect>,
     ) {
@@ -218,7 +229,7 @@ impl Relay {
         if injected(Bug::ParkedBeforeCommit) {
             self.resolve(ticket);
         }
-        effects.push(Effect::Park { ticket, entry });
+        effects.push(Effect::Park { ticket, entry, reason });
     }
 
     fn parking_written(&mut self) {

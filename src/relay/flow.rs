@@ -72,7 +72,8 @@ pub(super) struct Flow {
     shut: bool,
     /// Commit time of an event that the sink has not taken yet.
     waiting: Option<PgTime>,
-    /// Events of batches that a broker refused: each is sent with nothing else in flight, to find the one it means.
+    /// Events that are sent with nothing else in flight: those of batches that a broker refused, to find the one it
+    /// means, and those that the sink takes only so.
     suspects: BTreeSet<Position>,
     /// One of them is in flight.
     alone: bool,
@@ -158,6 +159,12 @@ impl Flow {
         self.waiting = Some(slot.commit_time);
         // It was let in, so the intake was open before it.
         self.shut = false;
+    }
+
+    /// The newest event was not taken by the sink, which takes it only with nothing else in flight.
+    pub(super) fn retract_to_send_alone(&mut self) {
+        self.suspects.extend(self.slots.back().map(|slot| slot.position));
+        self.retract();
     }
 
     /// A ticket that no sink will report on.

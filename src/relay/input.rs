@@ -88,10 +88,18 @@ pub enum Input<'a> {
     Unavailable {
         /// Whose.
         ticket: Ticket,
+        /// It was just found so: it is tried again soon, for somebody may be making the destination.
+        soon: bool,
     },
     /// The event just handed over does not fit what was last heard of its destination: it is set aside, and tried as
     /// soon as its row is committed. Its record is still at hand.
     Doubted {
+        /// Whose.
+        ticket: Ticket,
+    },
+    /// The sink takes the event just handed over, or the parked event that is tried, only with nothing else in flight,
+    /// because the broker may refuse it and the producer is thrown away then. It is offered again when that is so.
+    Alone {
         /// Whose.
         ticket: Ticket,
     },

@@ -41,7 +41,7 @@ use crate::error::Halt;
 use crate::event::{Aggregate, PgTime, Position};
 use crate::lsn::Lsn;
 use crate::parked::{Lane, State};
-use crate::record::Refusal;
+use crate::record::{Refusal, Ticket};
 use feedback::{Feedback, Tickets};
 use flow::Flow;
 use parking::Parking;
@@ -108,10 +108,15 @@ impl Relay {
     }
 
     /// Whether the next change may be taken. While it is not, the driver keeps its place and waits for reports.
+    ///
+    /// An event that is sent alone waits until all before it is resolved, parked rows too: where it is refused, the
+    /// stream begins again behind what is resolved, and what was published behind a row that is not committed would
+    /// come twice.
     pub fn intake_open(&self) -> bool {
         matches!(self.phase, Phase::Running)
             && self.refused.is_none()
             && self.flow.has_room(self.stream.expected(), self.parking.tries())
+            && (self.tracker.span() == 0 || !self.flow.is_suspicious(self.stream.expected()))
             && self.may_go_on()
             && !self.row_lags()
     }
@@ -153,7 +158,7 @@ impl Relay {
         } else if self.parking.needs_quiet(self.durable()) {
             "a parked event that is tried alone, after a refused batch"
         } else if self.flow.is_suspicious(next) {
-            "the answer to one event: after a refused batch its events are sent one at a time"
+            "the answer to an event that is sent alone: after a refused batch, or because it is large, one at a time"
         } else {
             "answers: as much is in flight as in_flight_events and in_flight_bytes allow"
         })
@@ -172,6 +177,16 @@ impl Relay {
     /// Whether a parked event or a letter is being tried, or what became of one is not written yet.
     pub fn is_trying(&self) -> bool {
         !self.parking.quiet()
+    }
+
+    /// Whether the event just handed over is sent with nothing else in flight.
+    pub fn sends_alone(&self) -> bool {
+        self.flow.was_alone()
+    }
+
+    /// Whether this try of a parked event is made with nothing else in flight.
+    pub fn tries_alone(&self, ticket: Ticket) -> bool {
+        self.parking.was_alone(ticket)
     }
 
     /// How many events are parked.

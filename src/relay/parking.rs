@@ -14,7 +14,7 @@ use super::lanes::{Counts, Lanes};
 use crate::ack::bug::{Bug, injected};
 use crate::event::Position;
 use crate::parked::{Became, Entry, Lane, Mark, State};
-use crate::record::Ticket;
+use crate::record::{Refusal, Ticket};
 use letters::Letters;
 pub use rules::{OnPoison, Rules};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -62,8 +62,8 @@ pub(super) struct Parking {
     next_try: u64,
     /// Rows that were in a batch a broker refused.
     suspects: BTreeSet<Position>,
-    /// Events of the stream that a broker refused alone: they are parked when they come again.
-    condemned: BTreeMap<Position, Entry>,
+    /// Events of the stream that a broker refused alone, and why: they are parked when they come again.
+    condemned: BTreeMap<Position, (Entry, Refusal)>,
     connected: bool,
     /// A try has to be alone: letters wait.
     hushed: bool,
@@ -149,11 +149,11 @@ impl Parking {
     }
 
     /// An event that is to be parked as this when the stream brings it again.
-    pub(super) fn condemn(&mut self, entry: Entry) {
-        self.condemned.insert(entry.position, entry);
+    pub(super) fn condemn(&mut self, entry: Entry, reason: Refusal) {
+        self.condemned.insert(entry.position, (entry, reason));
     }
 
-    pub(super) fn condemned(&self, position: Position) -> Option<Entry> {
+    pub(super) fn condemned(&self, position: Position) -> Option<(Entry, Refusal)> {
         if self.condemned.is_empty() { None } else { self.condemned.get(&position).copied() }
     }
 

@@ -44,6 +44,12 @@ impl Relay {
     /// are streamed again, one at a time. One that was alone is streamed again too, and parked when it comes: by then
     /// its record is at hand, and the producer is a new one.
     fn refused(&mut self, ticket: Ticket, slot: Slot, reason: Refusal, effects: &mut Vec<Effect>) {
+        if matches!(reason, Refusal::TooLargeCompressed { .. }) {
+            // The sink refuses it at once when it comes again: then the driver has its record, id and topic at hand.
+            self.flow.refused(ticket);
+            self.restart(Restart::Refused(reason), effects);
+            return;
+        }
         let certain = self.flow.was_alone() || injected(Bug::BlamesTheInnocent);
         if self.parking.rules.on_poison == OnPoison::Stop && (certain || names_one(reason)) {
             let halt = Box::new(poison(slot.position, reason));
@@ -53,7 +59,7 @@ impl Relay {
         if certain {
             let mut entry = self.parking.rules.refused(slot.position, Some(slot.lane), false);
             entry.overtaken_by = self.flow.overtaken(slot.position);
-            self.parking.condemn(entry);
+            self.parking.condemn(entry, reason);
             self.restart(Restart::Refused(reason), effects);
         } else {
             self.flow.refused(ticket);
@@ -122,10 +128,13 @@ impl Relay {
     }
 }
 
-/// Whether a refusal can only mean the event it came for: our own, not a broker's of a batch.
+/// Whether a refusal can only mean the event it came for: the sink's own, or a broker's of a batch of one.
 fn names_one(reason: Refusal) -> bool {
     match reason {
-        Refusal::TooLarge { .. } | Refusal::TopicName | Refusal::Partition(_) => true,
+        Refusal::TooLarge { .. }
+        | Refusal::TooLargeCompressed { .. }
+        | Refusal::TopicName
+        | Refusal::Partition(_) => true,
         Refusal::Kafka(_) => false,
     }
 }

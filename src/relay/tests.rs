@@ -5,6 +5,7 @@
 //! seconds after the n-th, 5 rows.
 
 mod again;
+mod alone;
 mod ends;
 mod flow;
 mod letters;
@@ -144,6 +145,9 @@ impl Script {
             "acked" => report(Outcome::Acked),
             "unknown" => report(Outcome::Unknown),
             "toolarge" => report(reject(Scope::Event, too_large)),
+            "heavy" => {
+                report(reject(Scope::Event, Refusal::TooLargeCompressed { size: 9, limit: 8 }))
+            }
             "nottaken" => Input::Refused {
                 ticket: Ticket(number(1)),
                 reason: Refusal::Partition(7),
@@ -157,10 +161,11 @@ impl Script {
             "written" => Input::CursorWritten,
             "parked" => Input::ParkingWritten,
             "unsent" => Input::Unsent { position: position() },
-            "unavailable" => Input::Unavailable { ticket: ticket(1) },
+            "unavailable" => Input::Unavailable { ticket: ticket(1), soon: words.len() > 2 },
             "doubted" => Input::Doubted { ticket: ticket(1) },
             "deleted" => Input::Deleted { position: position() },
             "sounded" => Input::Sounded { ticket: ticket(1) },
+            "alone" => Input::Alone { ticket: ticket(1) },
             "gone" => Input::Gone { ticket: ticket(1) },
             "wish" => Input::Wish { position: position(), wish: Wish::parse(words[3]).unwrap() },
             "unreadable" => Input::Unreadable(Box::new(halt("too large to be read"))),
@@ -221,7 +226,7 @@ fn show(effect: &Effect) -> String {
     };
     match effect {
         Effect::Publish(ticket) => format!("publish #{}", ticket.0),
-        Effect::Park { ticket, entry } => {
+        Effect::Park { ticket, entry, reason: _ } => {
             let wait = entry.wait.as_millis();
             let by = entry.overtaken_by.map_or(String::new(), |by| format!(" overtaken by {by}"));
             format!("park #{} {} {wait}{by}", ticket.0, entry.state.name())

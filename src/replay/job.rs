@@ -179,7 +179,7 @@ impl Job {
         if !is_topic_name(topic.as_bytes()) {
             return Err(refused("it is not the name of a topic".to_owned(), None));
         }
-        let found = sink::preflight(&self.spec.sink, std::slice::from_ref(topic), true);
+        let found = sink::preflight(&self.sink_spec(), std::slice::from_ref(topic), true);
         let worst = |finding: &Finding| finding.severity == Severity::Error;
         match found.into_iter().find(worst) {
             None => Ok(()),
@@ -255,9 +255,9 @@ impl Job {
         }))
     }
 
-    /// A sink of our own: nothing of the live stream's.
-    fn sink(&self, mailbox: &Mailbox) -> Result<Box<dyn Sink>, ReplayError> {
-        let spec = match &self.spec.sink {
+    /// The sink's settings for a replay. It makes no topics: one that is named by hand has to be there.
+    fn sink_spec(&self) -> SinkSpec {
+        match &self.spec.sink {
             SinkSpec::Kafka(kafka) => {
                 let mut kafka = kafka.clone();
                 kafka.client_id.push_str("-replay");
@@ -266,12 +266,17 @@ impl Job {
                 kafka.shards = 1;
                 let linger = || LINGER_MILLIS.to_owned();
                 kafka.properties.entry("linger.ms".to_owned()).or_insert_with(linger);
+                kafka.create_topics = None;
                 SinkSpec::Kafka(kafka)
             }
             SinkSpec::Stdout => SinkSpec::Stdout,
             SinkSpec::Discard => SinkSpec::Discard,
-        };
-        Ok(sink::open(&spec, mailbox.clone())?)
+        }
+    }
+
+    /// A sink of our own: nothing of the live stream's.
+    fn sink(&self, mailbox: &Mailbox) -> Result<Box<dyn Sink>, ReplayError> {
+        Ok(sink::open(&self.sink_spec(), mailbox.clone())?)
     }
 }
 

@@ -224,12 +224,17 @@ impl Outlet {
             return self.dealt_with();
         };
         let ticket = self.tracker.change();
-        match sink.enqueue(ticket, &record) {
+        let mut taken = sink.enqueue(ticket, &record);
+        let goes_alone = taken == Err(NotTaken::Alone) && self.flight.is_empty();
+        if goes_alone {
+            taken = sink.enqueue_alone(ticket, &record, None);
+        }
+        match taken {
             Ok(()) => {
                 self.pace.spend();
                 self.refusing = self.refusing.take().filter(|refusing| refusing.topic != topic);
                 self.tally.sent(position, mapped.event_id, topic, bytes);
-                let alone = self.is_suspect(position, mapped.event_id);
+                let alone = goes_alone || self.is_suspect(position, mapped.event_id);
                 self.alone = alone;
                 let event = name_of(position, mapped.event_id);
                 self.flight.insert(ticket.0, Flying { bytes, event, alone });
@@ -243,12 +248,15 @@ impl Outlet {
                 self.tally.refuse(event, reason.to_string());
                 Ok(Offered::Done)
             }
-            Err(NotTaken::Unavailable) => {
+            Err(NotTaken::Unavailable | NotTaken::Missing) => {
                 let topic = topic.to_owned();
                 self.tracker.retract(ticket);
                 self.refused_by(topic, now)
             }
-            Err(NotTaken::Full | NotTaken::Destination | NotTaken::Doubted(_)) => {
+            // One that goes alone is offered again with every report, until nothing else is in flight.
+            Err(
+                NotTaken::Full | NotTaken::Alone | NotTaken::Destination | NotTaken::Doubted(_),
+            ) => {
                 self.tracker.retract(ticket);
                 Ok(Offered::Wait(None))
             }

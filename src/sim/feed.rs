@@ -34,7 +34,7 @@ fn take_answer(effects: &mut Vec<Effect>, first: usize) -> Answer {
     let at_hand = |effect: &Effect| matches!(effect, Effect::Publish(_) | Effect::Park { .. });
     let Some(at) = effects.iter().skip(first).position(at_hand) else { return Answer::Nothing };
     let effect = effects.remove(first + at);
-    if let Effect::Park { ticket: _, entry } = effect {
+    if let Effect::Park { ticket: _, entry, reason: _ } = effect {
         return Answer::Park(entry);
     }
     if let Effect::Publish(ticket) = effect { Answer::Publish(ticket) } else { Answer::Nothing }
@@ -123,6 +123,10 @@ impl World {
             Answer::Nothing => return Ok(true),
         };
         self.boundary(i)?;
+        if self.large.chance(self.large_in_1000) && !self.procs[i].relay.sends_alone() {
+            self.apply(i, Input::Alone { ticket })?;
+            return Ok(false);
+        }
         let taken = self.enqueue(i, Record { ticket, event, version: 0 });
         self.boundary(i)?;
         match taken {
@@ -130,8 +134,12 @@ impl World {
             // Its destination was waited for long enough, or what is known of it may be old.
             Err(NotTaken::Destination) if self.late.chance(300) => {
                 let old = self.late.chance(500);
-                let input =
-                    if old { Input::Doubted { ticket } } else { Input::Unavailable { ticket } };
+                let soon = self.large.chance(500);
+                let input = if old {
+                    Input::Doubted { ticket }
+                } else {
+                    Input::Unavailable { ticket, soon }
+                };
                 self.refused(i, event, input)
             }
             Err(NotTaken::Full | NotTaken::Destination) => {

@@ -15,11 +15,22 @@ use std::fmt::Write;
 /// Steps between the last fault or transaction and the healing.
 const AFTERMATH: u64 = 150;
 
+/// Makes the seed of the generator for large records another one.
+const LARGE_SEED: u64 = 0x6c61_7267_6500_0000;
+/// Of a thousand runs, those with large records.
+const LARGE_RUNS: u64 = 100;
+/// Of a thousand records of such a run, those that the sink takes only with nothing else in flight.
+const LARGE_RECORDS: u64 = 50;
+
 pub(super) struct World {
     pub(super) plan: Plan,
     pub(super) rng: Rng,
     /// Of reports that come late: a stream of its own, so that the others are what they were.
     pub(super) late: Rng,
+    /// Of records that the sink takes only alone: as `late`.
+    pub(super) large: Rng,
+    /// How many of a thousand records those are. In most runs there are none, and they are what they were.
+    pub(super) large_in_1000: u64,
     /// Milliseconds.
     pub(super) now: u64,
     pub(super) step: u64,
@@ -56,9 +67,13 @@ impl World {
         let knobs = plan.knobs;
         // One aggregate more for the event at the end, and one for poison.
         let aggregates = usize::try_from(AGGREGATES).unwrap() + 1;
+        let mut large = Rng::new(plan.schedule ^ LARGE_SEED);
+        let large_in_1000 = if large.chance(LARGE_RUNS) { LARGE_RECORDS } else { 0 };
         let mut world = Self {
             rng: Rng::new(plan.schedule),
             late: Rng::new(!plan.schedule),
+            large,
+            large_in_1000,
             plan: plan.clone(),
             now: 0,
             step: 0,

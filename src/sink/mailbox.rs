@@ -28,6 +28,8 @@ pub enum Post {
         hint: Option<String>,
         /// The destination that is meant, where it is one alone.
         topic: Option<String>,
+        /// It was never known ([`NotTaken::Missing`](super::NotTaken::Missing)).
+        missing: bool,
     },
     /// It takes records again.
     Up {

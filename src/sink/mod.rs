@@ -10,7 +10,7 @@ mod spec;
 mod stdout;
 
 pub use mailbox::{Mailbox, Post};
-pub use spec::{KafkaSpec, SinkError, SinkSpec};
+pub use spec::{CreateTopics, KafkaSpec, SinkError, SinkSpec};
 
 use crate::finding::Finding;
 use crate::record::{Record, Refusal, Ticket};
@@ -32,7 +32,7 @@ pub trait Sink: Send {
     /// nothing, for somebody may have mended it. One answer serves all that were tried before it was asked for.
     ///
     /// # Errors
-    /// As `enqueue`. [`NotTaken::Unavailable`] was heard after `since`.
+    /// As `enqueue`. [`NotTaken::Unavailable`] and [`NotTaken::Missing`] were heard after `since`.
     fn enqueue_again(
         &mut self,
         ticket: Ticket,
@@ -42,11 +42,25 @@ pub trait Sink: Send {
         self.enqueue(ticket, record)
     }
 
+    /// As `enqueue`, or with `since` as `enqueue_again`, for a record that was answered [`NotTaken::Alone`]: nothing
+    /// else is in flight.
+    ///
+    /// # Errors
+    /// As those, but not [`NotTaken::Alone`].
+    fn enqueue_alone(
+        &mut self,
+        ticket: Ticket,
+        record: &Record<'_>,
+        _since: Option<Instant>,
+    ) -> Result<(), NotTaken> {
+        self.enqueue(ticket, record)
+    }
+
     /// Whether a record for this destination could be offered now. Hands over nothing.
     ///
     /// # Errors
-    /// [`NotTaken::Destination`] while it is being asked for, [`NotTaken::Unavailable`] where the broker has said after
-    /// `since` that it takes none.
+    /// [`NotTaken::Destination`] while it is being asked for, [`NotTaken::Unavailable`] or
+    /// [`NotTaken::Missing`] where the broker has said after `since` that it takes none.
     fn sound(&mut self, _topic: &str, _since: Instant) -> Result<(), NotTaken> {
         Ok(())
     }
@@ -83,9 +97,15 @@ pub enum NotTaken {
     /// The broker answers, and says that the destination takes no records: it is missing, or not open to us. A post
     /// says when that is over.
     Unavailable,
+    /// As `Unavailable`, and this sink has never known the destination: it may be the record's fault, which names one
+    /// that nobody has made.
+    Missing,
     /// It does not fit what was last heard of the destination, which is old news and is being asked for again. Nothing
     /// else waits for the answer: others may be offered meanwhile. A post says when to offer this one again.
     Doubted(Refusal),
+    /// It is taken only with nothing else in flight: the broker alone can say whether it takes the record, and where it
+    /// does not, the client loses all that it has. To be offered by `enqueue_alone`; no post says when.
+    Alone,
     /// It can never be published as it is.
     Refused(Refusal),
 }
@@ -111,6 +131,15 @@ pub fn preflight(spec: &SinkSpec, topics: &[String], keyed: bool) -> Vec<Finding
     match spec {
         SinkSpec::Kafka(kafka) => kafka::look(kafka, topics, keyed),
         SinkSpec::Stdout | SinkSpec::Discard => Vec::new(),
+    }
+}
+
+/// Makes those of `topics` that do not exist, where the settings say that topics are made; what became of each. Waits
+/// for the broker.
+pub fn create_topics(spec: &SinkSpec, topics: &[String]) -> Vec<Finding> {
+    match spec {
+        SinkSpec::Kafka(kafka) if kafka.create_topics.is_some() => kafka::create(kafka, topics),
+        SinkSpec::Kafka(_) | SinkSpec::Stdout | SinkSpec::Discard => Vec::new(),
     }
 }
 

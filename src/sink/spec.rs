@@ -38,6 +38,23 @@ pub struct KafkaSpec {
     /// The largest record in bytes of key, value and headers, where the operator sets one; else the destination's
     /// limit.
     pub size_max: Option<usize>,
+    /// How topics that are missing are made; `None` where they are not.
+    pub create_topics: Option<Box<CreateTopics>>,
+}
+
+/// How topics that are missing are made.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct CreateTopics {
+    /// `None` is the broker's default.
+    pub partitions: Option<u32>,
+    /// `None` is the broker's default.
+    pub replication_factor: Option<u32>,
+    /// The topic's settings, by Kafka's names.
+    pub config: BTreeMap<String, String>,
+    /// A regular expression that matches the whole of a name that may be made; `None` is any.
+    pub allow: Option<String>,
+    /// The topics that are known before the first event.
+    pub known: Vec<String>,
 }
 
 impl fmt::Debug for KafkaSpec {
@@ -51,6 +68,7 @@ impl fmt::Debug for KafkaSpec {
             .field("in_flight_events", &self.in_flight_events)
             .field("in_flight_bytes", &self.in_flight_bytes)
             .field("size_max", &self.size_max)
+            .field("create_topics", &self.create_topics)
             .finish()
     }
 }
@@ -82,9 +100,27 @@ pub enum SinkError {
         /// librdkafka's name.
         name: String,
     },
+    /// A property of a login that this build can't make.
+    #[error("property `{name}` asks for {what}")]
+    NoLogin {
+        /// The name as written.
+        name: String,
+        /// Which login, and what lacks for it.
+        what: &'static str,
+        /// What to use.
+        instead: &'static str,
+    },
+    /// SASL without a mechanism, where librdkafka's default is one that this build lacks.
+    #[error(
+        "`security.protocol` asks for SASL without `sasl.mechanism`, and the default, GSSAPI, is not in this build"
+    )]
+    NoMechanism,
     /// The properties are each right, but librdkafka makes no producer of them.
     #[error("could not make a Kafka producer")]
     Create(#[source] rdkafka::error::KafkaError),
+    /// `create_topics.allow` is no regular expression.
+    #[error("`create_topics.allow` is not a regular expression")]
+    AllowPattern,
     /// No thread for the sink's background work.
     #[error("could not start the sink's thread")]
     Thread(#[source] std::io::Error),
@@ -104,8 +140,15 @@ impl SinkError {
             Self::BadValue { name } => {
                 format!("see `{name}` in librdkafka's CONFIGURATION.md for its range")
             }
+            Self::NoLogin { instead, .. } => (*instead).to_owned(),
+            Self::NoMechanism => {
+                "set `sasl.mechanism`: SCRAM-SHA-512, SCRAM-SHA-256 or PLAIN".to_owned()
+            }
             Self::Create(_) => {
                 "check the files and combinations the ssl.* and sasl.* properties name".to_owned()
+            }
+            Self::AllowPattern => {
+                "write one that matches whole names, such as \"outbox\\.event\\..+\"".to_owned()
             }
             Self::Thread(_) => "raise the limit of threads (ulimit -u, pids.max)".to_owned(),
         }

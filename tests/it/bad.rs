@@ -18,6 +18,7 @@ mod table;
 pub(crate) use crate::await_that::SOON;
 use crate::pipeline::Pipeline;
 use crate::relay::Relay;
+pub(crate) use poison::told as told_of_parked;
 
 /// All of `count` events are in the topic, once, after a run from here on.
 async fn arrives(pipeline: &Pipeline, count: usize) {

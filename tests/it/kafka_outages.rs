@@ -5,6 +5,7 @@ use crate::proxy::{Mode, Proxy};
 use crate::server::{brokers, unique};
 use crate::sink_caller::{
     Caller, SOON, TOLD, alter, by_key, noise, numbers, numbers_of_one_key, record, spec,
+    uncompressed,
 };
 use crate::topic::{Topic, Topics, admin, create_topic};
 use postrider::record::{Outcome, Refusal, Scope, Ticket};
@@ -96,7 +97,7 @@ async fn limit_of_a_topic_that_could_not_be_read_at_first_is_known_soon() {
     let topic = Topics::new(&broker.brokers(), "sink_late").create("t", 1).await;
     alter(&topic, "max.message.bytes", "3000").await;
     proxy.set(Mode::Delay(Duration::from_millis(350)));
-    let mut caller = Caller::open(spec(&broker.brokers()));
+    let mut caller = Caller::open(uncompressed(&broker.brokers()));
     caller.send(&record(&topic.name, "k", b"small")).await;
     let large = [noise(), noise(), noise(), noise()].concat();
     let known_by = Instant::now() + Duration::from_secs(40);

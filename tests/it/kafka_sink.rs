@@ -3,7 +3,7 @@
 use crate::await_that::await_that;
 use crate::pipeline::show;
 use crate::server::brokers;
-use crate::sink_caller::{Caller, SOON, alter, by_key, noise, numbers, record, spec};
+use crate::sink_caller::{Caller, SOON, alter, by_key, noise, numbers, record, spec, uncompressed};
 use crate::topic::{Topic, Topics, admin, client_config, create_topic};
 use postrider::record::{Header, Outcome, Record, Refusal, Scope, Ticket};
 use postrider::sink::{KafkaSpec, NotTaken};
@@ -137,7 +137,7 @@ async fn keys_go_where_the_java_client_sends_them() {
 async fn a_record_over_the_topics_limit_is_refused_and_the_others_go_on() {
     let settings = [("max.message.bytes", "20000")];
     let topic = Topics::new(&brokers(), "sink_large").create_with("t", 1, &settings).await;
-    let mut caller = Caller::open(spec(&brokers()));
+    let mut caller = Caller::open(uncompressed(&brokers()));
     let noise: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(40_000).collect();
     let plain = record(&topic.name, "k", b"");
     caller.send(&Record { value: Some(&noise[..10_000]), ..plain }).await;
@@ -245,7 +245,7 @@ async fn a_record_far_over_the_usual_limit_arrives_where_the_topic_takes_it() {
 async fn a_record_is_not_refused_on_old_news_of_its_topic_and_keeps_no_other_waiting() {
     let settings = [("max.message.bytes", "20000")];
     let topic = Topics::new(&brokers(), "sink_news").create_with("t", 1, &settings).await;
-    let mut caller = Caller::open(spec(&brokers()));
+    let mut caller = Caller::open(uncompressed(&brokers()));
     caller.send(&record(&topic.name, "k", b"0")).await;
     caller.reported().await;
     let large = noise().repeat(50);

@@ -67,6 +67,8 @@ mod config_commands;
 mod consumers;
 /// The control side: setup, the fence, the cursor row, the session's end.
 mod control;
+/// Topics that the relay makes.
+mod create_topics;
 /// Every column type in every place, against what Debezium was seen to write.
 mod debezium_types;
 /// `postrider demo` as a user runs it: the ledger balances, also under kill -9, and nothing stays behind.
@@ -87,12 +89,16 @@ mod kafka_astray;
 mod kafka_outages;
 /// The Kafka sink against a real broker.
 mod kafka_sink;
+/// Records above their topic's limit before compression.
+mod kafka_sizes;
 /// A partition that does not know a producer.
 mod kafka_strangers;
 /// More partitions than have their turn at a time.
 mod kafka_turns;
 /// Lag, readiness and state, whatever stops the flow; a halted process that answers.
 mod lag;
+/// Payloads above their topic's limit before compression, end to end.
+mod large;
 /// The log: which lines, with which fields.
 mod logs;
 /// `postrider setup` by an administrator who is no superuser.

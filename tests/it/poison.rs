@@ -124,7 +124,8 @@ async fn payload_over_the_topics_limit_halts_and_goes_on_when_it_is_raised() {
         let pipeline = Pipeline::shared(version, "large").await;
         alter(&pipeline.topic, "max.message.bytes", "3000").await;
         let poison = format!(
-            "{INSERT}('order', 'a', 'T', json_build_object('n', 4, 'c', '{SECRET}', 'x', repeat('x', 20000)), null)"
+            "{INSERT}('order', 'a', 'T', json_build_object('n', 4, 'c', '{SECRET}', 'x', \
+             (select string_agg(md5(g::text), '') from generate_series(1, 625) g)), null)"
         );
         let halted = halted_by(&pipeline, &poison, &pipeline.stops()).await;
         says(&halted, &["event \"4\"", &pipeline.topic.name, "3000"], "max.message.bytes");

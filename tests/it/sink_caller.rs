@@ -32,7 +32,19 @@ pub(crate) fn spec(brokers: &str) -> KafkaSpec {
         in_flight_events: 50_000,
         in_flight_bytes: 32 << 20,
         size_max: None,
+        create_topics: None,
     }
+}
+
+/// The same, where the size that the broker judges is known before a record is sent.
+pub(crate) fn uncompressed(brokers: &str) -> KafkaSpec {
+    compressing(brokers, "none")
+}
+
+/// The same with a codec.
+pub(crate) fn compressing(brokers: &str, codec: &str) -> KafkaSpec {
+    let properties = BTreeMap::from([("compression.type".to_owned(), codec.to_owned())]);
+    KafkaSpec { properties, ..spec(brokers) }
 }
 
 pub(crate) fn record<'a>(topic: &'a str, key: &'a str, value: &'a [u8]) -> Record<'a> {
@@ -67,7 +79,7 @@ impl Caller {
                     assert_eq!(before, None, "{ticket:?} was reported twice");
                 }
                 Post::Retry => retry = true,
-                Post::Down { reason, hint, topic: _ } => {
+                Post::Down { reason, hint, .. } => {
                     self.said.push(reason);
                     self.hints.extend(hint);
                 }
@@ -127,13 +139,23 @@ impl Caller {
         deadline: Duration,
     ) -> Option<u64> {
         let end = tokio::time::Instant::now() + deadline;
-        while let Err(why) = self.sink.enqueue(Ticket(self.next), record) {
+        loop {
+            let mut taken = self.sink.enqueue(Ticket(self.next), record);
+            if taken == Err(NotTaken::Alone) && self.outcomes.len() as u64 == self.next {
+                taken = self.sink.enqueue_alone(Ticket(self.next), record, None);
+            }
+            let Err(why) = taken else { break };
             if let NotTaken::Refused(reason) = why {
                 let outcome = Outcome::Rejected { scope: Scope::Event, reason };
                 self.outcomes.insert(self.next, outcome);
                 break;
             }
-            while !self.look() {
+            // One that goes alone waits for every report.
+            while !self.look() && why != NotTaken::Alone {
+                let mailbox = self.mailbox.clone();
+                tokio::time::timeout_at(end, mailbox.arrived()).await.ok()?;
+            }
+            if why == NotTaken::Alone && self.outcomes.len() as u64 != self.next {
                 let mailbox = self.mailbox.clone();
                 tokio::time::timeout_at(end, mailbox.arrived()).await.ok()?;
             }

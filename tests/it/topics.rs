@@ -1,7 +1,7 @@
 //! Topics that are not there: told with the command that makes them, and all goes on when they are.
 
 use crate::answers::{Answer, answer};
-use crate::await_that::SOON;
+use crate::await_that::{SOON, await_that};
 use crate::pipeline::Pipeline;
 use crate::relay::Relay;
 use crate::server::Version;
@@ -41,28 +41,110 @@ async fn missing_topic_is_told_and_events_wait_until_it_is_created() {
     }
 }
 
-/// One topic of many is missing: the stream is one, so what comes behind its event waits, and nothing is passed over.
+/// The parked events: id of the aggregate, state and code, in order of the stream.
+async fn parked(pipeline: &Pipeline) -> String {
+    let sql = "select coalesce(string_agg(concat_ws(' ', aggregate_id, state, error_code), ', ' \
+                 order by commit_lsn, ordinal), '') from postrider.parked where state not in ('done', 'skipped')";
+    pipeline.sql.text(sql).await.unwrap_or_default()
+}
+
+async fn await_parked(pipeline: &Pipeline, wanted: &str) {
+    await_that(&format!("parked: {wanted:?}"), SOON, || async {
+        let found = parked(pipeline).await;
+        if found == wanted { Ok(()) } else { Err(found) }
+    })
+    .await;
+}
+
+/// What a row's type is, what is made of it, and the code of the parked row; the aggregate's id is the case's number.
+const TYPES: &[(&str, &str, &str)] = &[
+    ("an empty aggregate type", "", "topic_missing"),
+    ("a misspelt aggregate type", "ordr", "topic_missing"),
+    ("an aggregate type in capitals", "ORDER", "topic_missing"),
+    ("an aggregate type with a blank at its end", "order ", "topic_name"),
+    ("an aggregate type with a slash", "order/1", "topic_name"),
+];
+
+/// Events of `order`, whose topic exists, before, between and behind such rows: they flow, and the rows are parked each
+/// by itself. By the stream and by polling.
 #[tokio::test]
-async fn one_missing_topic_of_two_holds_the_stream_and_passes_nothing_over() {
-    let pipeline = Pipeline::shared(Version::Pg18, "twotopics").await;
+async fn row_with_an_empty_or_misspelt_type_is_parked_and_holds_up_no_other() {
+    for mode in ["wal", "poll"] {
+        let pipeline = Pipeline::shared(Version::Pg18, "misspelt").await;
+        let (base, brokers) = (&pipeline.topic.name, &pipeline.topic.brokers);
+        let head = format!("[pipelines.{}]\n", pipeline.name);
+        let lines = format!("{head}mode = \"{mode}\"\npoll = {{ interval = \"50ms\" }}\n");
+        let config = pipeline.config.replacen(&head, &lines, 1);
+        let config = config.replace(base, &format!("{base}.event.{{aggregate_type}}"));
+        let config = pipeline.with_parking(&config, "backoff = { step = \"1s\", steps_max = 1 }");
+        let order = Topic { brokers: brokers.clone(), name: format!("{base}.event.order") };
+        create_topic(brokers, &order.name, 4, &[]).await;
+        let row = |kind: &str, id: &str, payload: &str| {
+            format!("('{kind}', '{id}', 'T', to_json({payload}))")
+        };
+        let mut rows = vec![row("order", "o", "0")];
+        for (number, (_, kind, _)) in TYPES.iter().enumerate() {
+            rows.push(row(kind, &format!("bad{number}"), "1"));
+            rows.push(row(kind, &format!("bad{number}"), "2"));
+            rows.push(row("order", "o", &(number + 1).to_string()));
+        }
+        let insert =
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) values ";
+        let relay = crate::halted::spawn(&config);
+        for row in rows {
+            pipeline.sql.batch(&format!("{insert}{row}")).await;
+        }
+        let records = order.await_records(TYPES.len() + 1, SOON).await;
+        let seen: Vec<_> = records.iter().filter_map(|record| record.value_text()).collect();
+        assert_eq!(seen, ["0", "1", "2", "3", "4", "5"], "{mode}: in order, once");
+        let all = TYPES.iter().enumerate().map(|(number, (_, _, code))| {
+            let state = if *code == "topic_name" { "dead" } else { "waiting" };
+            format!("bad{number} {state} {code}, bad{number} behind")
+        });
+        await_parked(&pipeline, &all.collect::<Vec<_>>().join(", ")).await;
+        // It is nobody else's trouble: neither the log nor the state says that the broker is down.
+        relay.await_state(if mode == "wal" { "streaming" } else { "polling" }, SOON).await;
+        let log = relay.stderr();
+        assert!(!log.contains("broker not available"), "{mode}: {log}");
+        for (number, (input, ..)) in TYPES.iter().enumerate() {
+            let first = (3 * number + 2).to_string();
+            if mode == "wal" {
+                answer(input, &pipeline, crate::bad::told_of_parked(&log, &first));
+            }
+            assert!(
+                log.contains(&format!("\"id\":\"{first}\"")),
+                "{mode}: {input} is named: {log}"
+            );
+        }
+        // Made two minutes later: the parked events go out by themselves, in order, and what is new behind them.
+        create_topic(brokers, &format!("{base}.event.ordr"), 1, &[]).await;
+        pipeline.sql.batch(&format!("{insert}{}", row("ordr", "bad1", "3"))).await;
+        let made = Topic { brokers: brokers.clone(), name: format!("{base}.event.ordr") };
+        let records = made.await_records(3, SOON).await;
+        let seen: Vec<_> = records.iter().filter_map(|record| record.value_text()).collect();
+        assert_eq!(seen, ["1", "2", "3"], "{mode}: in order, once");
+        let ended = relay.terminate(SOON).await;
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    }
+}
+
+/// The very first event has no topic, and nothing is known of any other: after a while others are looked for.
+#[tokio::test]
+async fn misspelt_row_at_the_start_of_the_stream_holds_it_up_for_half_a_minute_at_most() {
+    let pipeline = Pipeline::shared(Version::Pg17, "misspelt_first").await;
     let (base, brokers) = (&pipeline.topic.name, &pipeline.topic.brokers);
     let config = pipeline.config.replace(base, &format!("{base}.{{aggregate_type}}"));
     create_topic(brokers, &format!("{base}.order"), 4, &[]).await;
-    pipeline.insert(5).await;
-    pipeline
-        .sql(
-            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
-             values ('invoice', '1', 'T', '0')",
-        )
-        .await;
-    pipeline.insert(5).await;
+    let sql = "insert into outbox (aggregate_type, aggregate_id, event_type, payload) values ('ordr', '1', 'T', '0')";
+    pipeline.sql.batch(sql).await;
+    pipeline.insert(10).await;
     let relay = Relay::spawn(&config);
-    told_missing(&relay, &format!("{base}.invoice")).await;
-    let topic = |kind: &str| Topic { brokers: brokers.clone(), name: format!("{base}.{kind}") };
-    assert_eq!(topic("order").await_records(5, SOON).await.len(), 5);
-    create_topic(brokers, &format!("{base}.invoice"), 1, &[]).await;
-    assert_eq!(topic("invoice").await_records(1, SOON).await.len(), 1);
-    assert_eq!(topic("order").await_records(10, SOON).await.len(), 10);
+    // Until then it may be that no topic was made yet, and the operator is told so.
+    told_missing(&relay, &format!("{base}.ordr")).await;
+    let order = Topic { brokers: brokers.clone(), name: format!("{base}.order") };
+    assert_eq!(order.await_records(10, SOON).await.len(), 10);
+    await_parked(&pipeline, "1 waiting topic_missing").await;
+    relay.await_state("streaming", SOON).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 

@@ -66,8 +66,9 @@ impl Pipeline {
                     self.apply(now, Input::Report { ticket, outcome });
                 }
                 Post::Retry => {}
-                Post::Down { reason, hint, topic } => {
-                    self.sink_down(&reason, hint.as_deref(), topic.as_deref());
+                Post::Down { reason, hint, topic, missing } => {
+                    let topic = topic.as_deref().map(|topic| (topic, missing));
+                    self.sink_down(now, &reason, hint.as_deref(), topic);
                 }
                 Post::Up { topic } => self.sink_up(topic.as_deref()),
                 Post::Broken { reason } => {

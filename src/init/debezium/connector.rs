@@ -1,6 +1,6 @@
 //! The options of the connector: where the database is, the slot, the table.
 
-use super::answer::Verdict::{NoCounterpart, Translated};
+use super::answer::Verdict::{NoCounterpart, NotNeeded, Translated};
 use super::translate::Translator;
 use super::{Overrides, value};
 use crate::init::InitError;
@@ -39,7 +39,44 @@ pub(super) fn translate(t: &mut Translator<'_>, overrides: &Overrides) -> Result
     };
     t.draft.set("outbox", "table", table);
     brokers(t);
+    created_topics(t);
     Ok(())
+}
+
+/// What Kafka Connect makes topics with: the default group alone, and nothing without its partitions and replicas.
+fn created_topics(t: &mut Translator<'_>) {
+    const GROUP: &str = "topic.creation.default.";
+    let given = t.given_with(|option| option.strip_prefix(GROUP).map(str::to_owned));
+    let number = |name: &str| given.iter().find(|(known, _)| known == name).map(|(_, value)| value);
+    let (Some(partitions), Some(replicas)) = (number("partitions"), number("replication.factor"))
+    else {
+        let text = "Kafka Connect makes no topic without partitions and replication.factor";
+        t.answer_where(|option| option.starts_with(GROUP), NotNeeded, text);
+        return;
+    };
+    let table = "sink.create_topics";
+    // -1 is the broker's default, as it is where nothing is said.
+    for (name, value) in [("partitions", partitions), ("replication_factor", replicas)] {
+        match value.trim().parse::<i64>() {
+            Ok(number) if number > 0 => t.draft.set(table, name, number),
+            Ok(_) => {}
+            Err(_) => t.hint(format!(
+                "{table}.{name}: the connector's value is not a number; set it by hand"
+            )),
+        }
+    }
+    if t.draft.keys_of(table).next().is_none() {
+        // The table must be there for topics to be made.
+        t.draft.set(table, "allow", "");
+    }
+    for (name, value) in &given {
+        if !["partitions", "replication.factor"].contains(&name.as_str()) {
+            t.draft.set("sink.create_topics.config", name, value::plain(value));
+        }
+    }
+    t.hint(
+        "topics are made with sink.create_topics: a misspelt field of route.topic makes one too",
+    );
 }
 
 fn url(t: &mut Translator<'_>) -> String {

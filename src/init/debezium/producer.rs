@@ -24,6 +24,7 @@ const fn without(name: &'static str, text: &'static str) -> Known {
 }
 
 const PROMISE: &str = "set as the promises need it";
+const LOGINS: &str = "this build has no Kerberos, OIDC or MSK IAM login: use SCRAM-SHA-512, PLAIN or a TLS certificate";
 const NO_QUEUE: &str = "flow.in_flight_bytes is the bound";
 
 /// Every setting of the Java producer that matters.
@@ -51,14 +52,11 @@ pub(super) const TABLE: &[Known] = &[
     renamed("receive.buffer.bytes", "socket.receive.buffer.bytes"),
     same("security.protocol"),
     same("sasl.mechanism"),
-    same("sasl.kerberos.service.name"),
+    without("sasl.kerberos.*", LOGINS),
     renamed("sasl.jaas.config", "sasl.username; the password is not copied: set KAFKA_PASSWORD"),
-    without("sasl.login.*", "librdkafka has its own logins: sasl.oauthbearer.method and the like"),
-    without(
-        "sasl.oauthbearer.*",
-        "librdkafka has its own: sasl.oauthbearer.method=oidc and the like",
-    ),
-    without("sasl.client.callback.handler.class", "librdkafka has its own logins"),
+    without("sasl.login.*", LOGINS),
+    without("sasl.oauthbearer.*", LOGINS),
+    without("sasl.client.callback.handler.class", LOGINS),
     renamed("ssl.endpoint.identification.algorithm", "the same name; empty is none"),
     renamed("ssl.truststore.location", "ssl.ca.location, where it is PEM"),
     renamed("ssl.truststore.type", "says whether the trust store is PEM"),
@@ -99,6 +97,9 @@ pub(super) const TABLE: &[Known] = &[
 ];
 
 const SINK: &str = "sink.properties";
+
+/// Rounds in which properties are left out that are refused.
+const DROPS_MAX: usize = 20;
 
 /// The part of an option's name that is the producer's, where it is one.
 pub(super) fn name_of(option: &str) -> Option<&str> {
@@ -148,17 +149,20 @@ pub(super) fn translate(t: &mut Translator<'_>) {
 
 /// Leaves out what librdkafka does not take: a value that only the Java producer knows is no reason to write nothing.
 pub(super) fn drop_refused(t: &mut Translator<'_>) {
-    let Err(InitError::Refused(findings)) = crate::init::check(&crate::init::text(&t.draft)) else {
-        return;
-    };
-    let of = |finding: &Finding| {
-        finding.key.split_once(".sink.properties.").map(|(_, name)| name.replace('"', ""))
-    };
-    for name in findings.list.iter().filter_map(of) {
-        t.draft.unset(SINK, &name);
-        t.hint(format!(
-            "sink.properties has no \"{name}\": librdkafka does not take the connector's value"
-        ));
+    // Without one property another may be refused: `security.protocol` without a mechanism.
+    for _ in 0..DROPS_MAX {
+        let Err(InitError::Refused(findings)) = crate::init::check(&crate::init::text(&t.draft))
+        else {
+            return;
+        };
+        let of = |finding: &Finding| {
+            let name = finding.key.split_once(".sink.properties.")?.1.replace('"', "");
+            Some((name, finding.message.clone()))
+        };
+        for (name, why) in findings.list.iter().filter_map(of) {
+            t.draft.unset(SINK, &name);
+            t.hint(format!("sink.properties has no \"{name}\": {why}"));
+        }
     }
 }
 

@@ -132,6 +132,50 @@ fn debezium_server_is_translated() {
 }
 
 #[test]
+fn topics_that_connect_makes_are_made_with_its_settings() {
+    let translation = translated(&format!(
+        "{LEAST}topic.creation.enable=true\ntopic.creation.default.partitions=8\n\
+         topic.creation.default.replication.factor=-1\ntopic.creation.default.cleanup.policy=delete\n\
+         topic.creation.groups=big\n"
+    ));
+    let get = |table: &str, key: &str| translation.draft.get(table, key).map(ToString::to_string);
+    assert_eq!(get("sink.create_topics", "partitions").as_deref(), Some("8"));
+    assert_eq!(get("sink.create_topics", "replication_factor"), None, "the broker's default");
+    let policy = get("sink.create_topics.config", "cleanup.policy");
+    assert_eq!(policy.as_deref(), Some("\"delete\""));
+    assert_eq!(answer_to(&translation, "topic.creation.groups").verdict, Verdict::NoCounterpart);
+    crate::init::check(&crate::init::text(&translation.draft)).expect("a file that is taken");
+    // Both of the broker's own: made all the same.
+    let both = translated(&format!(
+        "{LEAST}topic.creation.default.partitions=-1\n\
+         topic.creation.default.replication.factor=-1\n"
+    ));
+    let written = crate::init::text(&both.draft);
+    let user = |name: &str| (name == "PGUSER").then(|| "relay".to_owned());
+    let config = crate::config::parse("f", std::path::Path::new(""), &written, &user);
+    let config = config.expect("a file that is taken");
+    assert!(config.pipelines[0].sink.create_topics.is_some(), "{written}");
+    // Connect makes none without both.
+    let one = translated(&format!("{LEAST}topic.creation.default.partitions=8\n"));
+    assert_eq!(one.draft.keys_of("sink.create_topics").count(), 0);
+}
+
+/// What the connector logs in with and this build can't: named, with what to use.
+#[test]
+fn logins_that_this_build_lacks_are_left_out_and_told() {
+    for (options, told) in [
+        ("producer.override.sasl.mechanism=GSSAPI\n", "Kerberos"),
+        ("producer.override.sasl.mechanism=OAUTHBEARER\n", "OAuth tokens"),
+        ("producer.override.sasl.mechanism=AWS_MSK_IAM\n", "Amazon MSK"),
+        ("", "without `sasl.mechanism`"),
+    ] {
+        let text = format!("{LEAST}producer.override.security.protocol=SASL_SSL\n{options}");
+        let hints = translated(&text).hints.join("\n");
+        assert!(hints.contains(told), "{options}: {hints}");
+    }
+}
+
+#[test]
 fn what_nobody_can_translate_is_refused_with_what_to_do() {
     let refused = |text: &str| {
         let error = translate(text, &Overrides::default()).unwrap_err();

@@ -4,6 +4,9 @@ use crate::event::Position;
 use crate::parked::{Entry, Lane, State};
 use std::time::Duration;
 
+/// The first try of an event whose destination is missing; further ones keep the usual pause.
+const FIRST_LOOK: Duration = Duration::from_secs(1);
+
 /// What a poison event does to the events behind it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnPoison {
@@ -59,8 +62,10 @@ impl Rules {
         }
     }
 
-    /// How an event waits for its destination: nothing is wrong with it, so no attempt is counted.
-    pub(in crate::relay) fn unavailable(&self) -> (State, Duration) {
-        (State::Waiting, self.wait(1))
+    /// How an event waits for its destination: nothing is wrong with it, so no attempt is counted. `soon`: it may be
+    /// that the destination was made a moment ago, and not every broker has heard of it.
+    pub(in crate::relay) fn unavailable(&self, soon: bool) -> (State, Duration) {
+        let wait = self.wait(1);
+        (State::Waiting, if soon { wait.min(FIRST_LOOK) } else { wait })
     }
 }

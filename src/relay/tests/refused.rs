@@ -46,7 +46,7 @@ fn broker_refusal_names_a_batch_and_the_culprit_is_found_alone() {
             broken            │ restart: SinkBroken
             start 16          │ 
             begin 32          │ 
-            event a           │ park #4 waiting 1000 overtaken by 0/20:2, write 1 rows []
+            event a           │ park #4 waiting 1000 overtaken by 0/20:2, write 1 rows [] (shut)
             event b           │ publish #5 (shut)
             acked 5           │ published
             event a           │ park #6 behind 0
@@ -104,7 +104,7 @@ fn culprit_that_was_not_reported_with_its_batch_is_told_as_overtaken_all_the_sam
             broken            │ restart: SinkBroken
             start 16          │ 
             begin 32          │ 
-            event a           │ park #5 waiting 1000 overtaken by 0/20:2, write 1 rows []
+            event a           │ park #5 waiting 1000 overtaken by 0/20:2, write 1 rows [] (shut)
         "#]],
     );
 }

@@ -22,7 +22,7 @@ impl Outlet {
             match post {
                 Post::Report { ticket, outcome } => self.report(ticket, outcome)?,
                 Post::Retry => {}
-                Post::Down { reason, hint, topic } => {
+                Post::Down { reason, hint, topic, missing: _ } => {
                     if let (Some(refusing), Some(topic)) = (&mut self.refusing, topic)
                         && refusing.topic == topic
                     {

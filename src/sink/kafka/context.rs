@@ -155,10 +155,13 @@ impl Context {
 
     /// A record was given up. Whatever is behind it would overtake it, so the producer is done with.
     fn refused(&self, ticket: Ticket, code: Code) {
-        let outcome = outcome(code);
+        let mut outcome = outcome(code);
         let too_large = matches!(code, Code::MessageSizeTooLarge | Code::MessageBatchTooLarge);
         if too_large || matches!(outcome, Outcome::Rejected { scope: Scope::Destination, .. }) {
             self.shared.forget_topics(code);
+        }
+        if too_large && let Some(reason) = self.shared.large.refuse(ticket) {
+            outcome = Outcome::Rejected { scope: Scope::Event, reason };
         }
         // What is merely unknown is said once, by `Broken`, behind the report that names the cause.
         if outcome != Outcome::Unknown {

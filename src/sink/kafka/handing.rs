@@ -7,7 +7,7 @@ use super::introductions::Entry;
 use super::polled::Producer;
 use super::topic::{self, Facts};
 use super::{Code, KafkaSink, codes, native};
-use crate::record::{Outcome, OwnedRecord, Record, Scope, Ticket};
+use crate::record::{Outcome, OwnedRecord, Record, Refusal, Scope, Ticket};
 use crate::sink::NotTaken;
 use rdkafka::producer::Producer as _;
 use std::sync::Arc;
@@ -83,13 +83,13 @@ impl KafkaSink {
     /// then offered for says why.
     fn not_handed_over(&self, ticket: Ticket, why: NotTaken) {
         let reason = match why {
-            NotTaken::Full => return,
+            NotTaken::Full | NotTaken::Alone => return,
             NotTaken::Refused(reason) | NotTaken::Doubted(reason) => {
                 let outcome = Outcome::Rejected { scope: Scope::Event, reason };
                 self.shared.mailbox.report(ticket, outcome);
                 "the producer refused a record that it was to take"
             }
-            NotTaken::Destination | NotTaken::Unavailable => {
+            NotTaken::Destination | NotTaken::Unavailable | NotTaken::Missing => {
                 "the producer does not know a partition that the topic had"
             }
         };
@@ -159,6 +159,11 @@ impl KafkaSink {
         if code == Code::Fatal {
             producer.client().context().broken("the producer takes no more records".to_owned());
             return Err(NotTaken::Full);
+        }
+        if code == Code::MessageSizeTooLarge {
+            // librdkafka's own limit, `message.max.bytes`, set by an operator: for the record before compression.
+            let (size, limit) = (record.size_bytes(), self.sizes.client);
+            return Err(NotTaken::Refused(Refusal::TooLarge { size, limit }));
         }
         let outcome = codes::outcome(code);
         if let Outcome::Rejected { scope: Scope::Event, reason } = outcome {

@@ -5,6 +5,7 @@
 
 mod topics;
 
+use super::creation::Creation;
 use super::forgotten::Forgotten;
 use super::ids::Ids;
 use super::polled::Producer;
@@ -56,14 +57,19 @@ pub(super) struct Keeper {
     /// Those of them whose configuration was not read in time: once it is waited for longer.
     unread: BTreeSet<String>,
     rights: Rights,
+    creation: Creation,
     ids: Ids,
     /// When a topic that was made anew last cost the producers.
     anew_at: Option<Instant>,
 }
 
 impl Keeper {
-    pub(super) fn new(shared: Arc<Shared>, spec: KafkaSpec) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, spec: KafkaSpec, creation: Creation) -> Self {
         let now = Instant::now();
+        // Those that are known are made before the first event of theirs.
+        for topic in creation.known() {
+            shared.want(&topic);
+        }
         Self {
             told: Told::new(Arc::clone(&shared)),
             shared,
@@ -81,6 +87,7 @@ impl Keeper {
             stale: VecDeque::new(),
             unread: BTreeSet::new(),
             rights: Rights::default(),
+            creation,
             ids: Ids::default(),
             anew_at: None,
         }

@@ -5,11 +5,14 @@
 
 mod codes;
 mod context;
+mod creation;
 mod forgotten;
 mod handing;
 mod ids;
 mod introductions;
 mod keeper;
+mod large;
+mod logins;
 mod names;
 mod native;
 mod polled;
@@ -29,11 +32,13 @@ mod turns;
 
 use super::{KafkaSpec, Mailbox, NotTaken, Post, Sink, SinkError};
 use crate::record::{Record, Refusal, Ticket, is_topic_name};
+use creation::Creation;
 use handing::Waiting;
 use introductions::Introductions;
 use keeper::Keeper;
+use large::Print;
 use polled::Producer;
-pub(super) use preflight::{look, settings};
+pub(super) use preflight::{create, look, settings};
 use producers::Producers;
 use rdkafka::config::ClientConfig;
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -44,7 +49,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use topic::Facts;
+use topic::{Facts, Fit};
 use turns::Turns;
 
 /// How long it serves to have asked for a topic, where a record does not fit it. Longer than a question takes.
@@ -59,6 +64,8 @@ pub(super) struct KafkaSink {
     sizes: Sizes,
     /// The same: what the secret files held.
     secrets: Secrets,
+    /// They compress batches.
+    compresses: bool,
     /// The producers; none after they could not be made again, or after `close`.
     producers: Option<Arc<Producers>>,
     /// Something was handed to `producers`.
@@ -78,7 +85,8 @@ pub(super) struct KafkaSink {
 
 /// Looks at the settings as [`KafkaSink::open`] does.
 pub(super) fn check(spec: &KafkaSpec) -> Result<(), SinkError> {
-    properties::client_config(spec).map(drop)
+    properties::client_config(spec)?;
+    spec.create_topics.as_deref().map(creation::Wanted::of).transpose().map(drop)
 }
 
 impl KafkaSink {
@@ -92,6 +100,7 @@ impl KafkaSink {
             spec: spec.clone(),
             sizes: Sizes::of(spec),
             secrets: Secrets::default(),
+            compresses: Sizes::compress(spec),
             producers: None,
             used: false,
             introductions: Introductions::default(),
@@ -103,7 +112,9 @@ impl KafkaSink {
             last: None,
         };
         sink.renew()?;
-        let keeper = Keeper::new(shared, spec.clone());
+        let wanted = spec.create_topics.as_deref().map(creation::Wanted::of).transpose()?;
+        let creation = Creation::new(wanted);
+        let keeper = Keeper::new(shared, spec.clone(), creation);
         // Not joined: it may be waiting for a broker that does not answer, and holds nothing that must be kept.
         std::thread::Builder::new()
             .name("kafka-keeper".to_owned())
@@ -153,9 +164,17 @@ impl KafkaSink {
 
     /// What to say of a record whose topic is not known: a refusal counts where it was heard after `since`.
     fn unknown(&self, topic: &str, since: Option<Instant>) -> NotTaken {
-        let heard = self.shared.refused_at(topic);
-        let counts = heard.is_some_and(|heard| since.is_none_or(|since| heard > since));
-        if counts { NotTaken::Unavailable } else { NotTaken::Destination }
+        let heard = self.shared.refused_topic(topic);
+        let counts = heard.filter(|heard| match since {
+            Some(since) => heard.at > since,
+            // It is asked for again: where its event may be parked on the answer, old news is not enough.
+            None => !heard.missing || heard.at.elapsed() < FRESH,
+        });
+        match counts {
+            Some(heard) if heard.missing => NotTaken::Missing,
+            Some(_) => NotTaken::Unavailable,
+            None => NotTaken::Destination,
+        }
     }
 
     /// The same for a record, with less to look for where its topic is the one before.
@@ -179,16 +198,31 @@ impl KafkaSink {
         facts: &Arc<Facts>,
         ticket: Ticket,
         record: &Record<'_>,
-        since: Option<Instant>,
+        (since, alone): (Option<Instant>, bool),
     ) -> Result<(), NotTaken> {
         topic::within(record, self.spec.size_max).map_err(NotTaken::Refused)?;
-        if let Err(reason) = topic::fits(record, facts) {
-            return Err(self.unfit(record.topic, (facts.asked_at, since), reason));
+        let asked = (facts.asked_at, since);
+        let large = match topic::fits(record, facts, self.compresses) {
+            Ok(Fit::Surely) => None,
+            Ok(Fit::Compressed { size }) => Some((Print::of(record), size)),
+            Err(reason) => return Err(self.unfit(record.topic, asked, reason)),
+        };
+        if let Some((print, size)) = large {
+            if self.shared.large.is_refused(print, facts) {
+                let reason = Refusal::TooLargeCompressed { size, limit: facts.limit };
+                return Err(self.unfit(record.topic, asked, reason));
+            }
+            if !alone {
+                return Err(NotTaken::Alone);
+            }
         }
         let sizes = self.sizes.to_send(record, facts);
         if sizes != self.sizes {
             self.resize(sizes);
             return Err(NotTaken::Full);
+        }
+        if let Some((print, size)) = large {
+            self.shared.large.sent(ticket, print, size, facts);
         }
         self.produce_or_wait(facts, ticket, record)
     }
@@ -230,13 +264,13 @@ impl KafkaSink {
         &mut self,
         ticket: Ticket,
         record: &Record<'_>,
-        since: Option<Instant>,
+        (since, alone): (Option<Instant>, bool),
     ) -> Result<(), NotTaken> {
         if self.is_shut() {
             return Err(NotTaken::Full);
         }
         let facts = self.facts_for(record.topic, since)?;
-        let taken = self.enqueue_to(&facts, ticket, record, since);
+        let taken = self.enqueue_to(&facts, ticket, record, (since, alone));
         self.last = Some(facts);
         taken
     }
@@ -244,7 +278,7 @@ impl KafkaSink {
 
 impl Sink for KafkaSink {
     fn enqueue(&mut self, ticket: Ticket, record: &Record<'_>) -> Result<(), NotTaken> {
-        self.offer(ticket, record, None)
+        self.offer(ticket, record, (None, false))
     }
 
     fn enqueue_again(
@@ -253,7 +287,16 @@ impl Sink for KafkaSink {
         record: &Record<'_>,
         since: Instant,
     ) -> Result<(), NotTaken> {
-        self.offer(ticket, record, Some(since))
+        self.offer(ticket, record, (Some(since), false))
+    }
+
+    fn enqueue_alone(
+        &mut self,
+        ticket: Ticket,
+        record: &Record<'_>,
+        since: Option<Instant>,
+    ) -> Result<(), NotTaken> {
+        self.offer(ticket, record, (since, true))
     }
 
     fn sound(&mut self, topic: &str, since: Instant) -> Result<(), NotTaken> {

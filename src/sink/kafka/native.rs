@@ -1,11 +1,13 @@
 //! The few librdkafka calls that the crate wraps with a pause (flush: 100 ms), with copies (headers), or not at all
-//! on a producer (the topic's configuration). With its `events` and `description` the only place with `unsafe`; it
-//! decides nothing.
+//! on a producer (the topic's configuration). With its `create`, `description` and `events` the only place with
+//! `unsafe`; it decides nothing.
 #![expect(unsafe_code, reason = "librdkafka's C functions, on handles the crate keeps alive")]
 
+mod create;
 mod description;
 mod events;
 
+pub(super) use create::{NotMade, create_topic};
 pub(super) use description::{Description, TopicId, describe};
 pub(super) use events::{Events, Gathered, Report};
 

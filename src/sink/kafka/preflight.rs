@@ -6,9 +6,11 @@
 mod topic;
 
 use super::context::Context;
+use super::creation::{self, Creation, Made, Wanted};
 use super::polled::Polled;
 use super::properties;
 use super::shared::{Shared, Suspicion};
+use super::topic as facts;
 use super::trouble::{self, Trouble};
 use crate::error::Chain;
 use crate::finding::Finding;
@@ -91,6 +93,49 @@ pub(in crate::sink) fn look(spec: &KafkaSpec, topics: &[String], keyed: bool) ->
     for topic in topics {
         let ask = Ask { spec, producer: &producer, topic, keyed };
         ask.look(&mut found);
+    }
+    found
+}
+
+/// Makes those of `topics` that do not exist, as `sink.create_topics` says. Whatever fails is a finding.
+pub(in crate::sink) fn create(spec: &KafkaSpec, topics: &[String]) -> Vec<Finding> {
+    let shared = Arc::new(Shared::new(Mailbox::default()));
+    let wanted = spec.create_topics.as_deref().map(Wanted::of).transpose();
+    let (producer, wanted) = match (producer(spec, &shared), wanted) {
+        (Ok(producer), Ok(wanted)) => (producer, wanted),
+        (Err(error), _) | (_, Err(error)) => {
+            let what = Chain(&error).to_string();
+            return vec![Finding::error("sink_settings", what).why(error.hint())];
+        }
+    };
+    if producer.client().fetch_cluster_id(FIRST_ANSWER_MAX).is_none() {
+        return vec![unreachable(spec, shared.heard().as_ref())];
+    }
+    let mut creation = Creation::new(wanted);
+    let mut found = Vec::new();
+    for topic in topics {
+        let looked = facts::look_up(&producer, topic, (ANSWER_MAX, ANSWER_MAX));
+        found.push(match looked {
+            Ok(_) => Finding::ok("topic", format!("topic \"{topic}\" exists")),
+            Err(why) if why.does_not_exist() => match creation.make(&producer, topic, ANSWER_MAX) {
+                Made::Yes => Finding::ok("topic", format!("topic \"{topic}\" was made")),
+                Made::No | Made::Later => Finding::error(
+                    "topic_missing",
+                    format!(
+                        "topic \"{topic}\" does not exist, and sink.create_topics does not make it"
+                    ),
+                ),
+                Made::Not(why) => {
+                    let Trouble { reason, hint, .. } =
+                        creation::trouble(topic, &why, &spec.brokers);
+                    Finding::error("topic_missing", reason).why(hint.unwrap_or_default())
+                }
+            },
+            Err(why) => {
+                let what = format!("topic \"{topic}\" can't be used: {}", why.code);
+                Finding::error("topic_unusable", what)
+            }
+        });
     }
     found
 }

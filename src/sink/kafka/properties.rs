@@ -3,6 +3,7 @@
 //!
 //! Knows the promises; knows no topic and no broker. Makes the [`ClientConfig`] that producers are made from.
 
+use super::logins::Build;
 use super::names::NAMES;
 use super::sizes::Sizes;
 use crate::sink::{KafkaSpec, SinkError};
@@ -103,9 +104,12 @@ const TRANSACTIONS: &str = "Postrider does not use transactions";
 
 /// librdkafka's configuration for `spec`: our settings, and the operator's on top where they break no promise.
 pub(super) fn client_config(spec: &KafkaSpec) -> Result<ClientConfig, SinkError> {
+    let build = Build::here();
     for (name, value) in &spec.properties {
+        build.allows(name, value)?;
         allowed(name, value)?;
     }
+    build.allows_all(spec)?;
     let mut config = ours(spec);
     for (name, value) in &spec.properties {
         // One property at a time, so that the error names it: librdkafka's own text repeats the value, which may be a

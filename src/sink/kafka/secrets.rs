@@ -113,6 +113,7 @@ mod tests {
             in_flight_events: 1,
             in_flight_bytes: 1,
             size_max: None,
+            create_topics: None,
         }
     }
 

@@ -1,5 +1,6 @@
 //! What the sink, the callbacks and the keeper share: the known topics, and the keeper's inbox.
 
+use super::large::Large;
 use super::producers::Producers;
 use super::secrets::Secrets;
 use super::topic::Facts;
@@ -15,6 +16,9 @@ const REASON_BYTES_MAX: usize = 300;
 
 /// Topics remembered as taking no records.
 const REFUSED_TOPICS_MAX: usize = 1_000;
+
+/// Topics that are remembered as known at some time; one beyond counts as never known when it is missing.
+const KNOWN_ONCE_MAX: usize = 10_000;
 
 /// Topics that are asked for at a time; further ones wait until one of them is known, or waited for no more.
 const WANTED_TOPICS_MAX: usize = 100;
@@ -37,13 +41,17 @@ pub(super) struct Shared {
     pub(super) failed: AtomicBool,
     /// A topic that we may see took no record of ours: from here on each is also asked whether we may write.
     pub(super) rights: AtomicBool,
+    /// Records that are larger than their topics take before compression.
+    pub(super) large: Large,
     /// An old producer is on its way out: nothing may be sent before it is gone.
     pub(super) settling: AtomicBool,
     topics: Mutex<BTreeMap<String, Arc<Facts>>>,
     /// Rises with every change of `topics`.
     pub(super) topics_version: AtomicU64,
-    /// Topics of which a broker says that they take no records, and when it was asked.
-    refused: Mutex<BTreeMap<String, Instant>>,
+    /// Topics of which a broker says that they take no records.
+    refused: Mutex<BTreeMap<String, RefusedTopic>>,
+    /// Topics that were known at some time, with their settings as they were last read.
+    once: Mutex<BTreeMap<String, Option<Read>>>,
     inbox: Mutex<Inbox>,
     bell: Condvar,
 }
@@ -73,6 +81,22 @@ pub(super) struct Wanted {
     at: Instant,
     /// When it was last asked for.
     asked_at: Option<Instant>,
+}
+
+/// A topic's settings, as they were read.
+struct Read {
+    limit: usize,
+    min_insync: Option<u32>,
+    compression: Option<String>,
+}
+
+/// A topic of which a broker says that it takes no records.
+#[derive(Clone, Copy)]
+pub(super) struct RefusedTopic {
+    /// When the broker was asked.
+    pub(super) at: Instant,
+    /// The topic was never known.
+    pub(super) missing: bool,
 }
 
 /// What librdkafka said of a broker.
@@ -120,10 +144,12 @@ impl Shared {
             hour: AtomicU32::new(0),
             failed: AtomicBool::new(false),
             rights: AtomicBool::new(false),
+            large: Large::default(),
             settling: AtomicBool::new(false),
             topics: Mutex::default(),
             topics_version: AtomicU64::new(0),
             refused: Mutex::default(),
+            once: Mutex::default(),
             inbox: Mutex::default(),
             bell: Condvar::new(),
         }
@@ -202,16 +228,30 @@ impl Shared {
         inbox.wanted.len() < before
     }
 
-    fn refused(&self) -> MutexGuard<'_, BTreeMap<String, Instant>> {
+    fn refused(&self) -> MutexGuard<'_, BTreeMap<String, RefusedTopic>> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A broker that was asked then says that the topic takes no records.
-    pub(super) fn refuse(&self, topic: &str, asked_at: Instant) {
+    pub(super) fn refuse(&self, topic: &str, at: Instant, missing: bool) {
         let mut refused = self.refused();
-        if refused.len() < REFUSED_TOPICS_MAX || refused.contains_key(topic) {
-            refused.insert(topic.to_owned(), asked_at);
+        if refused.len() >= REFUSED_TOPICS_MAX && !refused.contains_key(topic) {
+            // Whoever waits for a topic that is forgotten here asks for it again.
+            let oldest = refused.iter().min_by_key(|(_, one)| one.at);
+            if let Some(oldest) = oldest.map(|(topic, _)| topic.clone()) {
+                refused.remove(&oldest);
+            }
         }
+        refused.insert(topic.to_owned(), RefusedTopic { at, missing });
+    }
+
+    fn once(&self) -> MutexGuard<'_, BTreeMap<String, Option<Read>>> {
+        self.once.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the topic was known at some time.
+    pub(super) fn was_known(&self, topic: &str) -> bool {
+        self.once().contains_key(topic)
     }
 
     /// No broker answers: nothing is known of any topic.
@@ -219,8 +259,8 @@ impl Shared {
         self.refused().clear();
     }
 
-    /// When the broker was asked that says that the topic takes no records.
-    pub(super) fn refused_at(&self, topic: &str) -> Option<Instant> {
+    /// What a broker has said of a topic that takes no records.
+    pub(super) fn refused_topic(&self, topic: &str) -> Option<RefusedTopic> {
         self.refused().get(topic).copied()
     }
 
@@ -280,20 +320,39 @@ impl Shared {
         self.topics().keys().next().cloned()
     }
 
+    /// What was read once is better than a default: a topic whose settings were not answered in time has those that it
+    /// had, also after all topics were forgotten.
+    fn keep_settings(&self, topic: &str, facts: &mut Facts) {
+        let mut once = self.once();
+        if facts.configured {
+            let (limit, min_insync) = (facts.limit, facts.min_insync);
+            let read = Some(Read { limit, min_insync, compression: facts.compression.clone() });
+            if let Some(known) = once.get_mut(topic) {
+                *known = read;
+            } else if once.len() < KNOWN_ONCE_MAX {
+                once.insert(topic.to_owned(), read);
+            }
+            return;
+        }
+        match once.get(topic) {
+            Some(Some(read)) => {
+                facts.limit = read.limit;
+                facts.min_insync = read.min_insync;
+                facts.compression.clone_from(&read.compression);
+                facts.configured = true;
+            }
+            None if once.len() < KNOWN_ONCE_MAX => {
+                once.insert(topic.to_owned(), None);
+            }
+            Some(None) | None => {}
+        }
+    }
+
     /// Remembers what was found of a topic, and gives back what was known before.
     pub(super) fn learn(&self, topic: &str, mut facts: Facts) -> Option<Arc<Facts>> {
         self.refused().remove(topic);
-        let mut topics = self.topics();
-        if let Some(before) = topics.get(topic).filter(|before| before.configured)
-            && !facts.configured
-        {
-            // What was read once is better than a default.
-            facts.limit = before.limit;
-            facts.min_insync = before.min_insync;
-            facts.configured = true;
-        }
-        let before = topics.insert(topic.to_owned(), Arc::new(facts));
-        drop(topics);
+        self.keep_settings(topic, &mut facts);
+        let before = self.topics().insert(topic.to_owned(), Arc::new(facts));
         self.topics_version.fetch_add(1, Ordering::Release);
         before
     }

@@ -45,11 +45,24 @@ impl Sizes {
     pub(super) fn to_send(self, record: &Record<'_>, facts: &Facts) -> Self {
         let mut sizes = self;
         sizes.batch = sizes.batch.min(batch_within(facts.limit));
-        if sizes.grows && topic::batch_bytes_at_most(record) > sizes.client {
-            let client = facts.limit.saturating_add(FRAMING_BYTES).min(CLIENT_BYTES_MAX);
+        let needed = topic::batch_bytes_at_most(record);
+        if sizes.grows && needed > sizes.client {
+            // One that has to compress is above the limit. In powers of two: new producers for each size there is
+            // would be many.
+            let needed = needed.saturating_add(FRAMING_BYTES);
+            let needed = if needed > facts.limit { needed.next_power_of_two() } else { needed };
+            let client =
+                facts.limit.saturating_add(FRAMING_BYTES).max(needed).min(CLIENT_BYTES_MAX);
             sizes.client = sizes.client.max(client);
         }
         sizes
+    }
+
+    /// Whether librdkafka compresses batches: a codec is set, under either of its names.
+    pub(super) fn compress(spec: &KafkaSpec) -> bool {
+        let names = ["compression.type", "compression.codec"];
+        let codec = names.iter().find_map(|name| spec.properties.get(*name));
+        codec.is_none_or(|codec| !codec.trim().eq_ignore_ascii_case("none"))
     }
 
     /// Writes them into the configuration of the next producer, with room for the largest record in the queue.

@@ -37,15 +37,17 @@ impl Told {
     pub(super) fn say(&mut self, trouble: Trouble) {
         if is_news(self.of_all.as_ref(), &trouble) {
             let Trouble { about: _, reason, hint } = trouble.clone();
-            self.shared.mailbox.post(Post::Down { reason, hint, topic: None });
+            self.shared.mailbox.post(Post::Down { reason, hint, topic: None, missing: false });
             self.of_all = Some((trouble, Instant::now()));
         }
     }
 
-    pub(super) fn say_of(&mut self, topic: String, trouble: Trouble) {
+    /// `missing`: the topic was never known.
+    pub(super) fn say_of(&mut self, topic: String, trouble: Trouble, missing: bool) {
         if is_news(self.of_topics.get(&topic), &trouble) {
             let Trouble { about: _, reason, hint } = trouble.clone();
-            self.shared.mailbox.post(Post::Down { reason, hint, topic: Some(topic.clone()) });
+            let about = Some(topic.clone());
+            self.shared.mailbox.post(Post::Down { reason, hint, topic: about, missing });
             if self.of_topics.len() == TOPICS_MAX {
                 self.of_topics.clear();
             }

@@ -1,6 +1,7 @@
 //! What is known of a topic, how it is asked for, and whether a record fits.
 
 use super::Producer;
+use super::large::ATTEMPT_BYTES_MAX;
 use super::native;
 use super::producers::murmur2;
 use crate::record::{Record, Refusal};
@@ -37,6 +38,8 @@ pub(super) struct Facts {
     pub(super) limit: usize,
     /// Replicas that must have a record before it is acknowledged, where we may read it.
     pub(super) min_insync: Option<u32>,
+    /// How the topic keeps its batches (`compression.type`): `producer`, a codec, `uncompressed`; where we may read it.
+    pub(super) compression: Option<String>,
     /// Whether limit and replicas are the topic's own; else they are the broker's defaults.
     pub(super) configured: bool,
     /// When the broker was asked.
@@ -44,6 +47,11 @@ pub(super) struct Facts {
 }
 
 impl Facts {
+    /// The broker undoes the producer's compression: what counts is the size without.
+    fn keeps_uncompressed(&self) -> bool {
+        self.compression.as_deref() == Some("uncompressed")
+    }
+
     /// One of its partitions takes nothing, by no fault of the client's.
     pub(super) fn lacks(&self) -> bool {
         self.in_sync < self.min_insync.map_or(1, |copies| copies as usize)
@@ -57,6 +65,20 @@ pub(super) struct Unusable {
     pub(super) code: Code,
     /// Brokers of the cluster; 0 where none answered.
     pub(super) brokers: usize,
+}
+
+impl Unusable {
+    /// Whether a broker says that there is no such topic.
+    pub(super) const fn does_not_exist(self) -> bool {
+        matches!(self.code, Code::UnknownTopicOrPartition | Code::UnknownTopic)
+    }
+
+    /// Whether there is no such topic, as far as we may see: a broker says "not authorised" of a name that it would not
+    /// show us either way.
+    pub(super) const fn is_missing(self) -> bool {
+        self.does_not_exist()
+            || matches!(self.code, Code::InvalidTopic | Code::TopicAuthorizationFailed)
+    }
 }
 
 /// Asks for a topic; waits at most `timeout`, and `config_timeout` for its configuration.
@@ -106,6 +128,7 @@ pub(super) fn look_up(
             .and_then(|value| value.parse().ok())
             .unwrap_or(BROKER_DEFAULT_BYTES),
         min_insync: entry("min.insync.replicas").and_then(|value| value.parse().ok()),
+        compression: entry("compression.type").map(str::to_owned),
         configured,
         asked_at,
     })
@@ -133,8 +156,19 @@ pub(super) fn within(record: &Record<'_>, size_max: Option<usize>) -> Result<(),
     if size > limit { Err(Refusal::TooLarge { size, limit }) } else { Ok(()) }
 }
 
-/// Whether the topic takes the record, alone in a batch and not compressed.
-pub(super) fn fits(record: &Record<'_>, facts: &Facts) -> Result<(), Refusal> {
+/// How a record fits its topic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Fit {
+    /// However little it compresses.
+    Surely,
+    /// If it compresses enough: the broker can say. Bytes of a batch of it alone, not compressed.
+    Compressed { size: usize },
+}
+
+/// Whether the topic takes the record, alone in a batch. `compresses`: whether the producer compresses batches.
+///
+/// The broker judges a batch as it arrives, and once more where it keeps it in another way (`compression.type`).
+pub(super) fn fits(record: &Record<'_>, facts: &Facts, compresses: bool) -> Result<Fit, Refusal> {
     if let Some(partition) = record.partition
         && !(0..facts.partitions).contains(&partition)
     {
@@ -143,10 +177,20 @@ pub(super) fn fits(record: &Record<'_>, facts: &Facts) -> Result<(), Refusal> {
     let limit = facts.limit;
     // The exact size is only worth its loop near the limit.
     if batch_bytes_at_most(record) <= limit {
-        return Ok(());
+        return Ok(Fit::Surely);
     }
     let size = batch_bytes(record);
-    if size > limit { Err(Refusal::TooLarge { size, limit }) } else { Ok(()) }
+    if size <= limit {
+        return Ok(Fit::Surely);
+    }
+    if size > ATTEMPT_BYTES_MAX {
+        return Err(Refusal::TooLarge { size, limit: limit.max(ATTEMPT_BYTES_MAX) });
+    }
+    // The default that is taken for a limit which may not be read is a guess, and the broker knows.
+    if (compresses && !facts.keeps_uncompressed()) || !facts.configured {
+        return Ok(Fit::Compressed { size });
+    }
+    Err(Refusal::TooLarge { size, limit })
 }
 
 /// As [`batch_bytes`], or a little more: ten bytes of lengths a header, and 64 for the rest.

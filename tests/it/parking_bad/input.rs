@@ -24,12 +24,17 @@ async fn bad_event_alone_first_and_last_in_its_transaction() {
         scene.await_last(aggregate, last).await;
     }
     scene.await_rows("").await;
-    scene.end(relay).await;
+    let ended = scene.end(relay).await;
     let wanted: [(&str, &[u64]); 5] =
         [("a", &[1, 8]), ("b", &[2, 3, 9]), ("c", &[4, 10]), ("d", &[5, 11]), ("e", &[6, 7, 12])];
     let wanted: BTreeMap<String, Vec<u64>> =
         wanted.into_iter().map(|(id, numbers)| (id.to_owned(), numbers.to_vec())).collect();
-    assert_eq!(scene.delivered().await, wanted, "in order, none twice, none lost");
+    assert_eq!(
+        scene.delivered().await,
+        wanted,
+        "in order, none twice, none lost\n{}",
+        ended.stderr
+    );
 }
 
 #[tokio::test]

@@ -24,9 +24,12 @@ pub(crate) struct PrivateKafka {
     child: Option<Child>,
 }
 
-/// Operations and permissions, as the protocol numbers them.
+/// Kinds of resources, operations and permissions, as the protocol numbers them.
+const TOPIC: u8 = 2;
+const CLUSTER: u8 = 4;
 const ALL: u8 = 2;
 const WRITE: u8 = 4;
+const CREATE: u8 = 5;
 const DENY: u8 = 2;
 const ALLOW: u8 = 3;
 
@@ -104,27 +107,37 @@ impl PrivateKafka {
         self.rule(topic, ALL, ALLOW);
     }
 
+    /// Denies everybody to create a topic of this name, and nothing else: as one of a cluster, and by its name.
+    pub(crate) fn deny_creation(&self, topic: &str) {
+        for (kind, name) in [(CLUSTER, "kafka-cluster"), (TOPIC, topic)] {
+            for (operation, permission) in [(CREATE, DENY), (ALL, ALLOW)] {
+                let who = [text("User:ANONYMOUS"), text("*"), vec![operation, permission]].concat();
+                self.change_rules(30, (kind, name), &who);
+            }
+        }
+    }
+
     /// For everybody, by the topic's literal name.
     fn rule(&self, topic: &str, operation: u8, permission: u8) {
         let rest = [text("User:ANONYMOUS"), text("*"), vec![operation, permission]].concat();
-        self.change_rules(30, topic, &rest);
+        self.change_rules(30, (TOPIC, topic), &rest);
     }
 
     fn no_rules(&self, topic: &str) {
         // Any principal, any host (null), any operation, any permission.
-        self.change_rules(31, topic, &[0xff, 0xff, 0xff, 0xff, 1, 1]);
+        self.change_rules(31, (TOPIC, topic), &[0xff, 0xff, 0xff, 0xff, 1, 1]);
     }
 
     /// One creation, or one filter.
-    fn change_rules(&self, api: i16, topic: &str, rest: &[u8]) {
+    fn change_rules(&self, api: i16, (kind, name): (u8, &str), rest: &[u8]) {
         let parts: [&[u8]; 8] = [
             &api.to_be_bytes(),
             // Version 1, correlation 7, client "t", one element.
             &[0, 1, 0, 0, 0, 7],
             &text("t"),
             &[0, 0, 0, 1],
-            &[2],
-            &text(topic),
+            &[kind],
+            &text(name),
             &[3],
             rest,
         ];

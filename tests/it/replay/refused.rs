@@ -90,7 +90,8 @@ async fn events_of_a_parked_aggregate_are_left_out_unless_asked_for() {
     postrider_ok(&pipeline.config, &["bookmark", "create", "b"]);
     let relay = pipeline.run();
     let large = "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload) \
-                 values ('order', '1', 'Written', to_json(repeat('x', 2000000)))";
+                 select 'order', '1', 'Written', to_json(string_agg(md5(g::text), '')) \
+                 from generate_series(1, 62500) g";
     insert_many(&pipeline.sql, 1, 10).await;
     pipeline.sql.batch(large).await;
     insert_many(&pipeline.sql, 1, 10).await;

@@ -239,7 +239,25 @@ pub const CONNECTOR: &[Known] = &[
     to("producer.override.*", "sink.properties: the table below"),
     to("producer.*", "sink.properties: the table below"),
     to("bootstrap.servers", "sink.brokers"),
-    without("topic.creation.*", &[], "topics are never made: make them first"),
+    to(
+        "topic.creation.default.partitions",
+        "sink.create_topics.partitions; -1 is the broker's default",
+    ),
+    to(
+        "topic.creation.default.replication.factor",
+        "sink.create_topics.replication_factor; -1 is the broker's default",
+    ),
+    to("topic.creation.default.*", "sink.create_topics.config, by the same name"),
+    without(
+        "topic.creation.enable",
+        &["true"],
+        "a setting of the worker: where it is false, delete sink.create_topics",
+    ),
+    without(
+        "topic.creation.*",
+        &[],
+        "one group of settings serves all topics (default): make the topics of other groups by hand",
+    ),
     without(
         "exactly.once.support",
         &["requested"],

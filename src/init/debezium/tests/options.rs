@@ -23,7 +23,9 @@ fn sample(name: &str) -> &'static str {
         "route.topic.replacement" => "all.${routedByValue}",
         "bootstrap.servers" => "k1:9092",
         "compression.type" => "gzip",
-        "security.protocol" => "SASL_SSL",
+        "security.protocol" => "SSL",
+        "topic.creation.default.partitions" => "8",
+        "topic.creation.default.replication.factor" => "3",
         "sasl.mechanism" => "SCRAM-SHA-512",
         "sasl.jaas.config" => "x.ScramLoginModule required username=\"u\" password=\"hush\";",
         "ssl.truststore.location" => "/etc/tls/ca.pem",
@@ -47,6 +49,8 @@ fn beside(name: &str) -> &'static str {
         "table.field.additional.missing" | "table.fields.additional.error.on.missing" => {
             "transforms.outbox.table.fields.additional.placement=a:header\n"
         }
+        "topic.creation.default.partitions" => "topic.creation.default.replication.factor=3\n",
+        "topic.creation.default.replication.factor" => "topic.creation.default.partitions=8\n",
         "route.topic.regex" => "transforms.outbox.route.topic.replacement=events.$1\n",
         "ssl.truststore.type" => "producer.override.ssl.truststore.location=/etc/tls/trust\n",
         "ssl.keystore.type" => "producer.override.ssl.keystore.location=/etc/tls/keys\n",

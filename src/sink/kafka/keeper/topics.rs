@@ -5,6 +5,7 @@
 
 use super::{ANSWER_MAX, Keeper, TICK};
 use crate::sink::Post;
+use crate::sink::kafka::creation::{self, Made};
 use crate::sink::kafka::native::{self, Description};
 use crate::sink::kafka::polled::Producer;
 use crate::sink::kafka::producers::Producers;
@@ -38,7 +39,21 @@ impl Keeper {
         let Some(producers) = self.producers.clone() else { return true };
         for topic in topics {
             let asked_at = Instant::now();
-            match self.look_up(producers.first(), &topic, SHORT, false) {
+            let mut found = self.look_up(producers.first(), &topic, SHORT, false);
+            let mut not_made = None;
+            if let Err(why) = found
+                && why.does_not_exist()
+            {
+                match self.creation.make(producers.first(), &topic, ANSWER_MAX) {
+                    Made::Yes => found = self.look_up(producers.first(), &topic, SHORT, false),
+                    Made::No => {}
+                    Made::Not(why) => {
+                        not_made = Some(creation::trouble(&topic, &why, &self.spec.brokers));
+                    }
+                    Made::Later => not_made = Some(creation::too_many(&topic)),
+                }
+            }
+            match found {
                 Ok(facts) => {
                     if !producers.learn(&topic, ANSWER_MAX) {
                         self.name_brokers(&producers);
@@ -65,8 +80,10 @@ impl Keeper {
                         self.told.say(trouble);
                         return false;
                     };
-                    self.shared.refuse(&topic, asked_at);
-                    self.told.say_of(topic, trouble);
+                    let trouble = not_made.unwrap_or(trouble);
+                    let missing = why.is_missing() && !self.shared.was_known(&topic);
+                    self.shared.refuse(&topic, asked_at, missing);
+                    self.told.say_of(topic, trouble, missing);
                 }
             }
         }

@@ -4,6 +4,8 @@ use super::ANSWER_MAX;
 use crate::finding::Finding;
 use crate::record::is_topic_name;
 use crate::sink::KafkaSpec;
+use crate::sink::kafka::creation::{self, Wanted};
+use crate::sink::kafka::sizes::Sizes;
 use crate::sink::kafka::topic::{BROKER_DEFAULT_BYTES, Unusable};
 use crate::sink::kafka::trouble::{self, Trouble};
 use crate::sink::kafka::{Producer, native};
@@ -109,10 +111,15 @@ impl Ask<'_> {
     )]
     fn missing(&self, code: Code, trouble: Option<Trouble>) -> Finding {
         let (id, why) = match code {
-            Code::UnknownTopicOrPartition | Code::UnknownTopic => (
-                "topic_missing",
-                "topics are never made by the relay: its events wait until somebody makes it",
-            ),
+            Code::UnknownTopicOrPartition | Code::UnknownTopic => {
+                if let Some(made) = self.made() {
+                    return made;
+                }
+                (
+                    "topic_missing",
+                    "sink.create_topics does not make it: its events wait, parked, until somebody does",
+                )
+            }
             Code::TopicAuthorizationFailed => ("topic_write", "its events wait until we may write"),
             _ => ("topic_unusable", "its events wait until it is mended"),
         };
@@ -126,6 +133,32 @@ impl Ask<'_> {
             }
             None => Finding::error(id, format!("topic \"{topic}\" can't be used: {code}")).why(why),
         }
+    }
+
+    /// What is said of a topic that is missing and would be made; `None` where it would not. The broker is asked, and
+    /// makes nothing.
+    fn made(&self) -> Option<Finding> {
+        let topic = self.topic;
+        let wanted = Wanted::of(self.spec.create_topics.as_deref()?).ok()?;
+        let name = CString::new(topic).ok().filter(|_| wanted.allows(topic))?;
+        let asked = native::create_topic(self.producer, &name, &wanted.spec, true, ANSWER_MAX);
+        Some(match asked {
+            Ok(()) => Finding::ok(
+                "topic",
+                format!(
+                    "topic \"{topic}\" does not exist, and is made with its first event: {}",
+                    wanted.words()
+                ),
+            ),
+            Err(why) => {
+                let Trouble { reason, hint, .. } =
+                    creation::trouble(topic, &why, &self.spec.brokers);
+                let hint = self.with_login(hint.unwrap_or_default());
+                Finding::error("topic_missing", reason)
+                    .why("its events wait, parked, until it exists")
+                    .shell(hint)
+            }
+        })
     }
 
     fn replicas(&self, shape: &Shape, out: &mut Vec<Finding>) {
@@ -213,7 +246,11 @@ impl Ask<'_> {
                     "topic_size",
                     format!("topic \"{topic}\" takes {limit} bytes, less than {set} ({wanted})"),
                 )
-                .why("a larger event can't be published: it is parked, and its aggregate waits")
+                .why(if Sizes::compress(self.spec) {
+                    "a larger event is published only if it compresses to less; else it is parked and its aggregate waits"
+                } else {
+                    "a larger event can't be published: it is parked, and its aggregate waits"
+                })
                 .shell(self.alter(&format!("max.message.bytes={room}"))),
             );
         }

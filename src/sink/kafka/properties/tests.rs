@@ -14,6 +14,7 @@ fn spec(properties: &[(&str, &str)]) -> KafkaSpec {
         in_flight_events: 50_000,
         in_flight_bytes: 32 << 20,
         size_max: None,
+        create_topics: None,
     }
 }
 
@@ -74,6 +75,7 @@ fn an_operators_property_wins_over_ours_where_it_breaks_nothing() {
         ("compression.type", "zstd"),
         ("client.id", "mine"),
         ("security.protocol", "SASL_SSL"),
+        ("sasl.mechanisms", "PLAIN"),
         ("acks", "-1"),
         ("max.in.flight", "1"),
         ("partitioner", "murmur2"),

@@ -20,6 +20,7 @@ fn facts(limit: usize) -> Facts {
         partitions: 3,
         limit,
         min_insync: None,
+        compression: None,
         configured: true,
         asked_at: Instant::now(),
     }
@@ -48,11 +49,47 @@ fn a_record_fits_up_to_the_limit_and_not_beyond() {
         let value = vec![0; len];
         let record = record(&value, &[]);
         let size = batch_bytes(&record);
-        assert_eq!(fits(&record, &facts(size)), Ok(()));
+        assert_eq!(fits(&record, &facts(size), false), Ok(Fit::Surely));
         let refusal = Refusal::TooLarge { size, limit: size - 1 };
-        assert_eq!(fits(&record, &facts(size - 1)), Err(refusal));
+        assert_eq!(fits(&record, &facts(size - 1), false), Err(refusal));
         assert!(batch_bytes_at_most(&record) >= size);
     }
+}
+
+/// Whether the size before compression decides, by who compresses.
+#[test]
+fn a_record_above_the_limit_may_fit_where_it_arrives_and_stays_compressed() {
+    let value = [0; 1_000];
+    let (record, limit) = (record(&value, &[]), 500);
+    let size = batch_bytes(&record);
+    let (may, never) = (Ok(Fit::Compressed { size }), Err(Refusal::TooLarge { size, limit }));
+    for (topic, compresses, expected) in [
+        (None, false, never),
+        (None, true, may),
+        (Some("producer"), false, never),
+        (Some("producer"), true, may),
+        (Some("gzip"), false, never),
+        (Some("gzip"), true, may),
+        (Some("zstd"), true, may),
+        (Some("uncompressed"), false, never),
+        (Some("uncompressed"), true, never),
+    ] {
+        let facts = Facts { compression: topic.map(str::to_owned), ..facts(limit) };
+        assert_eq!(fits(&record, &facts, compresses), expected, "{topic:?} {compresses}");
+        // A limit that was not read is a guess.
+        let guessed = Facts { configured: false, compression: None, ..facts };
+        assert_eq!(fits(&record, &guessed, compresses), may, "{compresses}");
+    }
+}
+
+#[test]
+fn a_record_is_not_sent_that_no_request_can_hold() {
+    let value = vec![0; ATTEMPT_BYTES_MAX];
+    let record = record(&value, &[]);
+    let (size, limit) = (batch_bytes(&record), ATTEMPT_BYTES_MAX);
+    let refusal = Refusal::TooLarge { size, limit };
+    assert_eq!(fits(&record, &facts(1_000), true), Err(refusal));
+    assert_eq!(fits(&record, &facts(2 * limit), true), Ok(Fit::Surely), "the topic's own word");
 }
 
 #[test]
@@ -67,8 +104,8 @@ fn an_operators_limit_counts_key_value_and_headers() {
 fn a_partition_the_topic_does_not_have_is_refused() {
     for (partition, fine) in [(-1, false), (0, true), (2, true), (3, false)] {
         let record = Record { partition: Some(partition), ..record(b"", &[]) };
-        let expected = if fine { Ok(()) } else { Err(Refusal::Partition(partition)) };
-        assert_eq!(fits(&record, &facts(1 << 20)), expected);
+        let expected = if fine { Ok(Fit::Surely) } else { Err(Refusal::Partition(partition)) };
+        assert_eq!(fits(&record, &facts(1 << 20), true), expected);
     }
 }
 

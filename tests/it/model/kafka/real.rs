@@ -2,7 +2,7 @@
 
 use super::{Kind, PARTITIONS, Seen, Step};
 use crate::server::brokers;
-use crate::sink_caller::{Caller, SOON, alter, noise, record, spec};
+use crate::sink_caller::{Caller, SOON, alter, noise, record, uncompressed};
 use crate::topic::{Topic, Topics};
 use postrider::record::{Outcome, Record};
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ pub(super) async fn run(script: &[Step]) -> Seen {
     let partitions = i32::try_from(PARTITIONS).unwrap();
     let settings = [("max.message.bytes", WIDE)];
     let topic = Topics::new(&brokers(), "model").create_with("t", partitions, &settings).await;
-    let mut spec = spec(&brokers());
+    let mut spec = uncompressed(&brokers());
     if script.iter().any(|step| matches!(step, Step::Narrow)) {
         spec.properties.insert("linger.ms".to_owned(), LINGER_MS.to_owned());
     }
