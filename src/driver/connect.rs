@@ -144,8 +144,7 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
             let (seized, progress, parked) = take_over(spec, &control, &resume).await?;
             let epoch_before = seized.before;
             let histories = settle(spec, &control, seized.epoch, &facts, seen).await?;
-            let epoch = seized.epoch;
-            let desk = Desk { control, epoch, histories, jobs: Jobs::default() };
+            let desk = Desk { control, epoch: seized.epoch, histories, jobs: Jobs::default() };
             let resumed = Connected {
                 wal,
                 desk,
