@@ -61,6 +61,7 @@ impl Relay {
             Input::SlotTaken => self.slot_taken(effects),
             Input::SourceLost => self.source_lost(effects),
             Input::CursorWritten => self.feedback.written(),
+            Input::CursorHeld => self.feedback.held(),
             Input::ParkingWritten => self.parking_written(),
             Input::Alone { ticket } if Parking::is_try(ticket) => self.parking.suspect(now, ticket),
             Input::Alone { ticket } => {
