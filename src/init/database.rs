@@ -80,7 +80,7 @@ pub async fn propose(
         draft.note(
             "source",
             format!(
-                "The relay's own role, which needs no more than setup --url ADMIN gives it. As an administrator: CREATE \
+                "The relay's own role; setup --url ADMIN gives it its rights. As an administrator: CREATE \
                  ROLE {RELAY_ROLE} LOGIN REPLICATION PASSWORD '…';"
             ),
         );

@@ -59,7 +59,7 @@ pub(super) async fn left_out(
             Some(format!("more than {} rows of {table}", setup::ROWS_COUNTED_MAX))
         }
         Some(rows) => Some(format!("{rows} rows of {table}")),
-        None => Some(format!("rows of {table}, if there are any: this role may not read it")),
+        None => Some(format!("rows of {table}, if there are any: they could not be counted")),
     })
 }
 

@@ -76,18 +76,23 @@ pub fn check_backfill(facts: &Facts, row: Option<&Row>) -> Result<(), Halt> {
 /// Rows that are counted at most.
 pub const ROWS_COUNTED_MAX: u64 = 100_000;
 
-/// Rows of the table, up to one more than [`ROWS_COUNTED_MAX`]; `None` where the session's role may not read it.
+/// The role may not read the table, somebody holds a lock on it, or counting takes too long.
+const UNCOUNTED: [&str; 3] = ["42501", "55P03", "57014"];
+
+/// Rows of the table, up to one more than [`ROWS_COUNTED_MAX`]; `None` where they can't be counted now.
 ///
 /// # Errors
 /// What the server says.
 pub async fn rows(control: &Control, table: &TableName) -> Result<Option<u64>, SourceError> {
     let most = ROWS_COUNTED_MAX + 1;
-    let sql = format!("SELECT count(*) FROM (SELECT FROM {table} LIMIT {most}) AS some");
+    let sql = format!("SELECT count(*) FROM (SELECT FROM {table} LIMIT {most}) AS counted");
     let counted = control.client().query_one(&sql, &[]).await.and_then(|row| row.try_get(0));
     let failed = |e| SourceError::control(format!("count the rows of table {table}"), e);
     match counted.map_err(failed) {
         Ok(count) => Ok(Some(i64::unsigned_abs(count))),
-        Err(error) if error.report().is_some_and(|r| r.sqlstate.as_str() == "42501") => Ok(None),
+        Err(error) if error.report().is_some_and(|r| UNCOUNTED.contains(&r.sqlstate.as_str())) => {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }

@@ -268,8 +268,8 @@ fn insert_cursor(facts: &Facts, lsn: &str, resolved: &str, source: &str) -> Stri
     )
 }
 
-/// What the relay's role lacks. A superuser makes it the owner of schema `postrider`, as `sql/role.sql` does; who is none
-/// keeps what it made, and grants.
+/// What the relay's role lacks. A superuser makes it the owner of schema `postrider`, as `sql/role.sql` does; another
+/// administrator keeps what it made, and grants.
 fn rights(facts: &Facts, role: &str, options: &Options<'_>, plan: &mut SetupPlan) {
     let wanted = rights::wanted(facts, role, options);
     let lacking = |step: StepKind| {

@@ -1,7 +1,7 @@
 //! What the relay's role may do, as the catalog has it, and the statements that give it the rest.
 //!
-//! `GRANT` by who may not grant is an error, or a mere warning where another right of the same object is held: so what is
-//! true is read from the catalog before and afterwards, and never taken from a statement's success.
+//! `GRANT` by a role that may not grant is an error, or a mere warning where it holds another right of the same object.
+//! So what is true is read from the catalog before and afterwards, and never taken from a statement's success.
 
 use super::{Options, StepKind};
 use crate::postgres::control::Control;
@@ -105,7 +105,8 @@ SELECT a.rolname::text, a.rolsuper, \
   a.rolsuper OR a.rolreplication OR rds.oid IS NOT NULL AND pg_has_role(a.oid, rds.oid, 'MEMBER'), \
   has_database_privilege(a.oid, current_database(), 'CREATE'), \
   r.rolsuper OR r.rolreplication OR rds.oid IS NOT NULL AND pg_has_role(r.oid, rds.oid, 'MEMBER'), \
-  has_database_privilege(r.oid, current_database(), 'CONNECT') AND coalesce(has_schema_privilege(r.oid, p.oid, 'USAGE') \
+  has_database_privilege(r.oid, current_database(), 'CONNECT') \
+    AND coalesce(has_schema_privilege(r.oid, p.oid, 'USAGE') \
     AND (SELECT bool_and(has_table_privilege(r.oid, c.oid, 'SELECT') AND has_table_privilege(r.oid, c.oid, 'INSERT') \
            AND has_table_privilege(r.oid, c.oid, 'UPDATE') AND has_table_privilege(r.oid, c.oid, 'DELETE')) \
          FROM pg_class c WHERE c.relnamespace = p.oid AND c.relkind = 'r'), false), \
