@@ -126,7 +126,7 @@ async fn repair_without_a_publication_or_without_a_stream_is_refused() {
     pipeline.insert(20).await;
     let publication = pipeline.slot();
     pipeline.sql.batch(&format!("drop publication {publication}")).await;
-    let says = ["CREATE PUBLICATION", "then repair again"];
+    let says = ["CREATE PUBLICATION", "then postrider repair"];
     refused(&pipeline, "repair without the publication", &says);
     let made =
         format!("create publication {publication} for table outbox with (publish = 'insert')");
