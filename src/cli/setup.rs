@@ -17,7 +17,7 @@ use crate::driver::{Mode, PipelineSpec};
 use crate::postgres::Conninfo;
 use crate::postgres::control::Control;
 use crate::postgres::setup::{self, Options, Progress};
-use crate::postgres::table;
+use crate::postgres::{server, table};
 use std::collections::BTreeSet;
 
 /// What the server knows the sessions by.
@@ -50,6 +50,8 @@ async fn one(
         let table = table::read(control.client(), name).await?;
         spec.fit(table.as_ref()).map_err(setup::SetupError::from)?;
     }
+    let encoding = server::read(control.client()).await?.encoding;
+    spec.messages_encoding(&encoding).map_err(setup::SetupError::from)?;
     let selection = backfill::wanted(args.backfill);
     if selection.is_some() {
         backfill::check(spec, &control, &ask).await?;
