@@ -98,6 +98,14 @@ async fn look(
         let behind = behind.unwrap_or(seen.findings.len());
         seen.findings.splice(behind..behind, of_columns);
     }
+    if let Some(halt) = seen.encoding.and_then(|of| spec.messages_encoding(&of).err()) {
+        let finding = Finding::error("message_encoding", halt.message).why(format!(
+            "no logical message could be read ({}): {}",
+            halt.reason.code(),
+            halt.hint
+        ));
+        seen.findings.push(finding);
+    }
     findings.append(&mut seen.findings);
     if matches!(spec.sink, sink::SinkSpec::Stdout | sink::SinkSpec::Discard) {
         return;

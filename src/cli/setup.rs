@@ -19,7 +19,7 @@ use crate::postgres::Conninfo;
 use crate::postgres::control::Control;
 use crate::postgres::repair::Selection;
 use crate::postgres::setup::{self, Options, Progress, ServerKind, SetupPlan};
-use crate::postgres::table;
+use crate::postgres::{server, table};
 use crate::sink::{self, SinkSpec};
 use std::collections::BTreeSet;
 
@@ -53,6 +53,8 @@ async fn one(
         let table = table::read(control.client(), name).await?;
         spec.fit(table.as_ref()).map_err(setup::SetupError::from)?;
     }
+    let encoding = server::read(control.client()).await?.encoding;
+    spec.messages_encoding(&encoding).map_err(setup::SetupError::from)?;
     let selection = backfill::wanted(args.backfill);
     if selection.is_some() {
         backfill::check(spec, &control, &ask).await?;

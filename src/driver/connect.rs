@@ -17,6 +17,7 @@ use crate::ack::Progress;
 use crate::error::Halt;
 use crate::event::{HistoryId, Position};
 use crate::lsn::Lsn;
+use crate::outbox::Encoding;
 use crate::postgres::action::Phase;
 use crate::postgres::control::{Ask, Control};
 use crate::postgres::cursor::{Seized, Settled};
@@ -54,6 +55,8 @@ pub(super) struct Connected {
     pub(super) version: u32,
     /// The outbox table's OID.
     pub(super) table_oid: Option<u32>,
+    /// What logical messages are in.
+    pub(super) encoding: Encoding,
     /// The parked table's rows.
     pub(super) parked: Vec<Loaded>,
     /// What the cursor row says now that nobody else writes it.
@@ -119,7 +122,9 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
         Ok(Decision::Wait { message }) => return Err(Failure::Wait { message }),
         Err(halt) => return Err(Failure::Halt(Box::new(halt))),
     };
-    spec.fit(facts.table.as_ref()).map_err(|halt| Failure::Halt(Box::new(halt)))?;
+    let halted = |halt| Failure::Halt(Box::new(halt));
+    spec.fit(facts.table.as_ref()).map_err(halted)?;
+    let encoding = spec.messages_encoding(&facts.server.encoding).map_err(halted)?;
     if resume.adopt {
         let made = cursor::create(control.client(), &resume.cursor).await;
         made.map_err(at(Phase::Control))?;
@@ -152,6 +157,7 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
                 past,
                 version,
                 table_oid,
+                encoding,
                 parked,
                 progress,
                 epoch_before,

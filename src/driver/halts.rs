@@ -73,6 +73,21 @@ pub(super) fn poison_event(poison: &Poison) -> Halt {
     }
 }
 
+/// Rows are converted by the server; logical messages are not.
+pub(super) fn unreadable_messages(encoding: &str) -> Halt {
+    Halt {
+        reason: HaltReason::ServerUnfit,
+        message: format!(
+            "outbox.message_prefix is set, and the database has encoding {encoding}: its logical messages can't be \
+             converted to UTF-8"
+        ),
+        meaning: "nothing was touched".into(),
+        hint: "insert the events into a table (outbox.table), whose rows the server converts, and set \
+               outbox.message_prefix to \"\"; or use a database with encoding UTF8"
+            .into(),
+    }
+}
+
 /// Logical messages alone leave no rows behind.
 pub(super) fn nothing_to_poll() -> Halt {
     Halt {

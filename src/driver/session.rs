@@ -144,6 +144,7 @@ impl Pipeline {
 
     fn begin(&mut self, session: &Session) {
         self.mapper.forget_relations(session.connected.table_oid);
+        self.mapper.read_messages_as(session.connected.encoding);
         self.unknown_types.clear();
         self.destinations.awaits(None);
         let cursor = session.connected.progress;

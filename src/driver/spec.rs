@@ -2,7 +2,7 @@
 
 use super::halts;
 use crate::error::Halt;
-use crate::outbox::{ColumnType, MapError, Mapper, OutboxSpec, TypeFacts, Unfit};
+use crate::outbox::{ColumnType, Encoding, MapError, Mapper, OutboxSpec, TypeFacts, Unfit};
 use crate::postgres::control::Ask;
 use crate::postgres::fence::Identity;
 use crate::postgres::poll::PollSpec;
@@ -140,6 +140,18 @@ impl PipelineSpec {
         let columns: Vec<ColumnType<'_>> = table.columns.iter().map(column).collect();
         Mapper::new(self.outbox.clone())
             .map_or_else(|_unsound| Vec::new(), |mapper| mapper.unfit_types(&columns))
+    }
+
+    /// How the logical messages of a database in `encoding` are read.
+    ///
+    /// # Errors
+    /// A halt where they are asked for, and can't be.
+    pub fn messages_encoding(&self, encoding: &str) -> Result<Encoding, Halt> {
+        match Encoding::of(encoding) {
+            Some(encoding) => Ok(encoding),
+            None if self.messages() => Err(halts::unreadable_messages(encoding)),
+            None => Ok(Encoding::UTF8),
+        }
     }
 
     /// Whether they all can.

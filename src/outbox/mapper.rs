@@ -1,5 +1,6 @@
 //! The mapper: rows and logical messages in, records out.
 
+use super::encoding::Encoding;
 use super::error::{MapError, SpecError, Unfit};
 use super::headers::Headers;
 use super::message::MessageRow;
@@ -30,6 +31,9 @@ pub struct Mapper {
     /// The row's columns, by index.
     cells: Vec<Option<Extent>>,
     message: MessageRow,
+    /// What messages are in, and one of them in UTF-8.
+    encoding: Encoding,
+    decoded: String,
     work: Work,
 }
 
@@ -97,6 +101,8 @@ impl Mapper {
             relations: Relations::default(),
             types: Types::default(),
             cells: Vec::new(),
+            encoding: Encoding::UTF8,
+            decoded: String::new(),
             work: Work::default(),
         })
     }
@@ -115,6 +121,12 @@ impl Mapper {
     pub fn relation(&mut self, relation: &Relation<'_>) -> Result<(), MapError> {
         let (table, oid) = (self.table.as_ref(), self.table_oid);
         self.relations.describe(relation, table, oid, &self.route, &self.types)
+    }
+
+    /// What logical messages are in from here on: the server sends them as they stand in WAL, whatever the session's
+    /// encoding is.
+    pub fn read_messages_as(&mut self, encoding: Encoding) {
+        self.encoding = encoding;
     }
 
     /// Types of our table's columns that are not built in, and that the catalog is to be asked for before the relation
@@ -199,8 +211,14 @@ impl Mapper {
         if !message.transactional || self.prefix.as_deref() != Some(message.prefix) {
             return Ok(None);
         }
-        if self.message.read(message.content, &self.route).is_err() {
-            return Err(remains::not_json(at.position, message.content));
+        self.decoded.shrink_to(Work::KEPT_MAX);
+        let content = match self.encoding.decode(message.content, &mut self.decoded) {
+            Ok(true) => self.decoded.as_bytes(),
+            Ok(false) => message.content,
+            Err(_not_text) => return Err(remains::not_json(at.position, message.content)),
+        };
+        if self.message.read(content, &self.route).is_err() {
+            return Err(remains::not_json(at.position, content));
         }
         self.message
             .default_id(&self.route, |bytes| self.work.positions.append(at.position, bytes));

@@ -7,6 +7,7 @@
 
 mod clock;
 mod debezium;
+mod encoding;
 mod error;
 mod headers;
 mod json;
@@ -32,6 +33,7 @@ mod work;
 #[cfg(test)]
 mod tests;
 
+pub use encoding::Encoding;
 pub use error::{MapError, Poison, Problem, Remains, SpecError, Unfit};
 pub use layout::{Layout, Role};
 pub use mapper::{At, Mapped, Mapper};

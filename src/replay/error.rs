@@ -1,5 +1,6 @@
 //! Why something was not replayed, and the line that mends it.
 
+use crate::error::Halt;
 use crate::lsn::Lsn;
 use crate::outbox::{MapError, SpecError};
 use crate::pgoutput::DecodeError;
@@ -24,6 +25,9 @@ pub enum ReplayError {
     /// The bookmark is there, and its WAL is not.
     #[error("bookmark \"{name}\" can't be replayed from: {why}")]
     Unusable { name: String, why: String, created_at: String },
+    /// Logical messages can't be read.
+    #[error("{}", .0.message)]
+    Messages(Box<Halt>),
     /// Somebody moved the bookmark's slot.
     #[error(
         "the slot of bookmark \"{name}\" stands at {confirmed}, behind the position {at}: somebody moved it"
@@ -222,6 +226,7 @@ impl ReplayError {
             Self::LostPlace { .. } => {
                 "begin another one: rows that it has published before come again, with the same ids".to_owned()
             }
+            Self::Messages(halt) => halt.hint.clone(),
             Self::Spec(_) | Self::Unfit(_) => "postrider check says what does not fit".to_owned(),
             Self::Protocol(_) | Self::Broken(_) => {
                 "report it with the server's version".to_owned()

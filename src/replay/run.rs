@@ -16,7 +16,7 @@ use crate::event::Position;
 use crate::outbox::Mapper;
 use crate::postgres::control::Control;
 use crate::postgres::replay::{self as rows, Done, Met, Rows, Select};
-use crate::postgres::{table, types};
+use crate::postgres::{server, table, types};
 use reading::Reading;
 use std::future::Future;
 use std::pin::Pin;
@@ -226,6 +226,10 @@ impl<'a> Run<'a> {
                     None => None,
                 };
                 mapper.forget_relations(oid);
+                let encoding = server::read(self.control.client()).await?.encoding;
+                let encoding = self.spec.messages_encoding(&encoding);
+                let unreadable = |halt| ReplayError::Messages(Box::new(halt));
+                mapper.read_messages_as(encoding.map_err(unreadable)?);
                 let asked = match &self.plan.request.from {
                     From::Lsn { at, .. } => Some(at.commit_lsn),
                     From::Bookmark(_) | From::Since(_) | From::Anywhere => None,

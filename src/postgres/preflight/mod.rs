@@ -82,6 +82,8 @@ pub struct Seen {
     pub table: Option<TableFacts>,
     /// `server_version_num`, where the server answered.
     pub version: Option<u32>,
+    /// The database's encoding, where it did.
+    pub encoding: Option<String>,
     /// The columns that the publication publishes of it.
     pub published: Option<Vec<String>>,
     /// Topics that rows of the outbox go to; `None` where they could not be looked for.
@@ -155,6 +157,7 @@ fn unread(error: &SourceError) -> Finding {
 async fn at_server(ask: &Ask<'_>, client: &Client, seen: &mut Seen) -> Result<(), SourceError> {
     let server = super::server::read(client).await?;
     seen.version = Some(server.version);
+    seen.encoding = Some(server.encoding.clone());
     if let Some(finding) = server::too_old(server.version) {
         seen.findings.push(finding);
         return Ok(());

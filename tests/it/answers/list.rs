@@ -78,6 +78,7 @@ pub(super) const LIST: &[Group] = &[
             "PgBouncer in between",
             "PgBouncer in between, with ignore_startup_parameters",
             "a database in LATIN1",
+            "logical messages of a database in EUC_TW",
             "a database in SQL_ASCII, text in UTF-8",
             "a database in SQL_ASCII, bytes that are no text",
             "wal_level = replica",
