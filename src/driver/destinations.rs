@@ -5,8 +5,8 @@
 //!
 //! A destination that took records before is waited for: its trouble is its own, and most events may be for it. One
 //! that this process has never known may be a misspelt name in one row, so its events are parked, and all others flow.
-//! That is only so where another destination takes records. Where none is known to, the cluster may be the wrong one, or
-//! the topics are still to be made: the pipeline waits for [`UNPROVEN_PAUSE`], and then looks behind at most
+//! That is only so where another destination takes records. Where none is known to, the cluster may be the wrong one,
+//! or the topics are still to be made: the pipeline waits for [`UNPROVEN_PAUSE`], and then looks behind at most
 //! [`UNPROVEN_MAX`] events for a destination that does.
 
 use super::pipeline::Pipeline;

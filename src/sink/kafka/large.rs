@@ -24,6 +24,10 @@ const REFUSED_MAX: usize = 10_000;
 /// topic's configuration does not show.
 const REFUSED_FOR: Duration = Duration::from_mins(10);
 
+/// Refusals in a minute after which no further large record is sent: each costs a producer, and where many records do
+/// not compress, the others must flow all the same. What was not sent is tried again later, and no attempt is counted.
+const REFUSALS_A_MINUTE: usize = 5;
+
 /// Large records on their way that are remembered: of the stream one, one that is tried again, one dead letter.
 const SENT_MAX: usize = 8;
 
@@ -98,6 +102,14 @@ impl Large {
         Some(Refusal::TooLargeCompressed { size, limit })
     }
 
+    /// Whether so many were refused in the last minute that no further one is sent.
+    pub(super) fn are_many_refused(&self) -> bool {
+        let state = self.state();
+        let minute = Duration::from_mins(1);
+        let recent = state.refused.iter().rev().take(REFUSALS_A_MINUTE);
+        recent.filter(|refused| refused.at.elapsed() < minute).count() == REFUSALS_A_MINUTE
+    }
+
     /// Whether the broker has refused this record, and its topic is as it was then.
     pub(super) fn is_refused(&self, print: Print, facts: &Facts) -> bool {
         let mut state = self.state();
@@ -148,6 +160,18 @@ mod tests {
         assert!(!large.is_refused(print(b"b"), &now), "another record");
         assert!(!large.is_refused(print(b"a"), &facts(101, "producer")), "takes more now");
         assert!(!large.is_refused(print(b"a"), &facts(100, "zstd")), "compresses otherwise now");
+    }
+
+    #[test]
+    fn no_further_one_is_sent_after_many_refusals() {
+        let large = Large::default();
+        let now = facts(100, "producer");
+        for number in 0..REFUSALS_A_MINUTE as u64 {
+            assert!(!large.are_many_refused(), "{number}");
+            large.sent(Ticket(number), print(&number.to_le_bytes()), 300, &now);
+            large.refuse(Ticket(number));
+        }
+        assert!(large.are_many_refused());
     }
 
     #[test]

@@ -212,6 +212,13 @@ impl KafkaSink {
                 let reason = Refusal::TooLargeCompressed { size, limit: facts.limit };
                 return Err(self.unfit(record.topic, asked, reason));
             }
+            if self.shared.large.are_many_refused() {
+                // As without compression. A parked one is tried again, and no attempt is counted.
+                let reason = Refusal::TooLarge { size, limit: facts.limit };
+                let again = since.is_some();
+                let not_taken = if again { NotTaken::Doubted } else { NotTaken::Refused };
+                return Err(not_taken(reason));
+            }
             if !alone {
                 return Err(NotTaken::Alone);
             }

@@ -247,7 +247,7 @@ impl Ask<'_> {
                     format!("topic \"{topic}\" takes {limit} bytes, less than {set} ({wanted})"),
                 )
                 .why(if Sizes::compress(self.spec) {
-                    "a larger event is published only if it compresses to less; else it is parked and its aggregate waits"
+                    "a larger event is published only if it compresses to less; else it is parked, its aggregate waits"
                 } else {
                     "a larger event can't be published: it is parked, and its aggregate waits"
                 })
