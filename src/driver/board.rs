@@ -37,8 +37,9 @@ impl Pipeline {
         let watermark = self.relay.progress().watermark;
         let lag = self.lag_now();
         let (state, reason, hint) = self.state(lag);
-        let Tell { write, standby, budget, .. } = &self.tell;
-        let (reason, hint) = match write.as_ref().or(standby.as_ref()).or(budget.as_ref()) {
+        let Tell { write, marks, row, standby, budget, .. } = &self.tell;
+        let waits = [write, row, marks, standby, budget].into_iter().flatten().next();
+        let (reason, hint) = match waits {
             Some(spent) if reason.is_none() => (Some(spent.reason.clone()), spent.hint.clone()),
             Some(_) | None => (reason, hint),
         };

@@ -4,12 +4,12 @@
 //! place, and goes on from there: the batch stays where it was read.
 
 use super::halts;
-use super::marking::Handed;
+use super::marking::{Handed, Marking};
 use super::pipeline::Pipeline;
 use super::returning::Returning;
 use super::say::{self, Tell};
 use crate::error::{Halt, HaltReason};
-use crate::event::Aggregate;
+use crate::event::{Aggregate, Position};
 use crate::outbox::{At, MapError, Mapped, Mapper};
 use crate::parked::Entry;
 use crate::pgoutput::{self, Insert, LogicalMessage, Message};
@@ -168,6 +168,7 @@ impl Pipeline {
     }
 
     /// A change that may be an event: maps it, asks the relay, and hands it to the sink if told to.
+    #[expect(clippy::too_many_lines, reason = "one event's way, with its record at hand all along")]
     fn change(&mut self, now: Duration, change: &Candidate<'_>) -> Step {
         let at = match self.relay.upcoming() {
             Some(_) if !self.relay.intake_open() => return Step::Stay,
@@ -189,7 +190,7 @@ impl Pipeline {
             say::expired(&mut self.tell, self.spec.name(), at.position, mapped.event_id);
             return self.skip(now);
         }
-        if is_repeated(&self.returning, &mut self.handed, &mapped, at) {
+        if is_repeated((&self.returning, &self.marking), &mut self.handed, &mapped, at) {
             return self.skip_repeated(now);
         }
         let record = mapped.record();
@@ -212,7 +213,7 @@ impl Pipeline {
         let Err(not_taken) = self.sink.enqueue(ticket, &record) else {
             self.destinations.takes(record.topic);
             self.handed.claimed(mapped.event_id);
-            self.marking.sent(ticket, mapped.event_id);
+            self.marking.sent(ticket, of_row(change, &mapped, at), mapped.event_id);
             self.tell.clamped_total += u64::from(mapped.clamped);
             return Step::Next;
         };
@@ -331,9 +332,25 @@ fn has_expired(tell: &Tell, returning: &Returning, mapped: &Mapped<'_>) -> bool 
 }
 
 /// Whether polling or a repair has published the event, or has it in hand.
-fn is_repeated(returning: &Returning, handed: &mut Handed, mapped: &Mapped<'_>, at: At) -> bool {
+fn is_repeated(
+    (returning, marking): (&Returning, &Marking),
+    handed: &mut Handed,
+    mapped: &Mapped<'_>,
+    at: At,
+) -> bool {
     let (id, commit_lsn) = (mapped.event_id, at.position.commit_lsn);
-    returning.passes(id) || handed.has(id, commit_lsn, Some(mapped.aggregate))
+    marking.waits_for(id)
+        || returning.passes(id)
+        || handed.has(id, commit_lsn, Some(mapped.aggregate))
+}
+
+/// Where an event of a row stands, and of which aggregate; `None` of a message.
+fn of_row<'a>(
+    change: &Candidate<'_>,
+    mapped: &Mapped<'a>,
+    at: At,
+) -> Option<(Position, Aggregate<'a>)> {
+    matches!(change, Candidate::Row(_)).then_some((at.position, mapped.aggregate))
 }
 
 /// Whether a record waits for its destination alone.

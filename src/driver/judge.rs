@@ -70,7 +70,9 @@ impl Pipeline {
             Failure::Sound => self.repaired = true,
             Failure::Source(error, phase) => {
                 match action::action(&error, phase, self.ever_streamed) {
-                    Action::Reconnect(class) => return self.reconnect(class, &error),
+                    Action::Reconnect(class) | Action::Later(class) => {
+                        return self.reconnect(class, &error);
+                    }
                     Action::StandBy => self.stand_by(None),
                     Action::Recheck(reason) if self.rechecked != Some(reason) => {
                         self.rechecked = Some(reason);

@@ -4,56 +4,186 @@
 //! Marks are committed before the cursor row that passes their events: so a row without a mark is one the stream still
 //! brings, or brings again, and polling may take over at any moment. Ids are kept whole: a hash would one day pass over
 //! an event that was never published.
+//!
+//! A row that another session has locked gets its mark when it is free. Until then no cursor row passes its event, and
+//! the marks of later events of its aggregate wait behind it; everything else goes on (`docs/decisions/marks.md`).
 
 use crate::ack::Progress;
 use crate::event::{Aggregate, Position};
 use crate::lsn::Lsn;
 use crate::parked::Lane;
-use crate::postgres::SourceError;
-use crate::postgres::parked;
+use crate::postgres::action::{self, Action, Phase};
+use crate::postgres::locks::Holder;
 use crate::postgres::poll::PollSpec;
-use crate::postgres::poll::marks::Marker;
+use crate::postgres::poll::marks::{Marker, ToMark};
+use crate::postgres::{SourceError, TableName, parked};
 use crate::record::Ticket;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
 use tokio_postgres::Client;
 
 /// Events remembered as polled, of about 100 bytes each; and aggregates remembered as coming twice.
 const HANDED_MAX: usize = 100_000;
 
+/// Where nothing but dashboards and clean-ups depends on the marks (`mode = "wal"`): how long the cursor row waits for
+/// them. After that it goes on, and they are made later by this process, or not at all.
+const WAIT_BESIDE: Duration = Duration::from_mins(1);
+
+/// Events remembered there for a later mark, of about 100 bytes each. The oldest go first, and are counted.
+const BESIDE_MAX: usize = 100_000;
+
+/// Pause between two looks at who holds locks on rows that wait for their mark.
+const HOLDERS_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Pause between two tries to mark rows that wait, while the table is polled.
+const POLLED_INTERVAL: Duration = Duration::from_secs(1);
+
 /// What is to be marked.
 #[derive(Debug, Default)]
 pub(super) struct Marking {
     on: bool,
+    /// Polling may take over at any moment: no cursor row passes an event without its mark.
+    required: bool,
+    /// The table is polled: rows of a claim get their marks with it.
+    polled: bool,
     marker: Option<Marker>,
-    flying: HashMap<Ticket, String>,
-    done: Vec<String>,
+    flying: HashMap<Ticket, ToMark>,
+    /// Published, and not marked.
+    done: Vec<ToMark>,
     /// Parked, and not yet passed by the cursor row: if the slot is lost before that, the table tells what comes before
     /// them.
     set_aside: Vec<(Position, String)>,
     /// Taken for a cursor row that is being written.
-    taken: Arc<Vec<String>>,
+    taken: Arc<Vec<ToMark>>,
+    /// Aggregates of which a row was locked when it was last to be marked.
+    waiting: HashSet<Lane>,
+    /// Ids that were to be marked when that was last tried, and are not.
+    unmarked: HashSet<String>,
+    /// Since when there are such.
+    waits_since: Option<Instant>,
+    tried_at: Option<Instant>,
+    holders_at: Option<Instant>,
+}
+
+/// Marks that are to be made before a cursor row.
+pub(super) struct Batch {
+    marker: Marker,
+    rows: Arc<Vec<ToMark>>,
+    waiting: HashSet<Lane>,
+    /// The row waits for marks that can't be made yet.
+    waits: bool,
+    /// Polling depends on the marks.
+    required: bool,
+    /// Who holds locks is to be found out.
+    looks: bool,
+}
+
+/// What became of them.
+pub(super) struct Made {
+    /// Which of the rows wait, by their places.
+    left: Vec<usize>,
+    holders: Vec<Holder>,
+    /// Why none was made.
+    pub(super) failed: Option<SourceError>,
+    /// The table refuses them, and nothing depends on them: nothing waits for that to change.
+    refused: bool,
+}
+
+impl Batch {
+    /// Makes them.
+    ///
+    /// # Errors
+    /// What ends the connection, or has to stop the pipeline. What concerns the marks alone is in [`Made::failed`].
+    pub(super) async fn make(&self, client: &Client) -> Result<Made, SourceError> {
+        let left = match self.marker.mark(client, &self.rows, &self.waiting).await {
+            Ok(left) => left,
+            Err(error) => {
+                let refused = match action::action(&error, Phase::Control, true) {
+                    Action::Later(_) => false,
+                    // Whoever only streams does not depend on them.
+                    Action::Halt(_) if !self.required => true,
+                    Action::Halt(_)
+                    | Action::Reconnect(_)
+                    | Action::StandBy
+                    | Action::Recheck(_) => return Err(error),
+                };
+                let left = (0..self.rows.len()).collect();
+                return Ok(Made { left, holders: Vec::new(), failed: Some(error), refused });
+            }
+        };
+        let holders = if self.looks && !left.is_empty() {
+            let rows: Vec<ToMark> = left.iter().map(|place| self.rows[*place].clone()).collect();
+            // For people: a look that fails must not fail the marks.
+            self.marker.holders(client, &rows).await.unwrap_or_default()
+        } else {
+            Vec::new()
+        };
+        Ok(Made { left, holders, failed: None, refused: false })
+    }
+
+    /// Whether the cursor row that stands at `row` has to wait: it would pass an event whose mark was not made.
+    pub(super) fn holds_back(&self, made: &Made, row: Position) -> bool {
+        let passes = || made.left.iter().any(|place| self.rows[*place].position < row);
+        self.waits && !made.refused && passes()
+    }
+}
+
+/// Marks that wait, in words.
+pub(super) struct Waiting {
+    pub(super) table: TableName,
+    pub(super) rows: usize,
+    pub(super) holders: Vec<Holder>,
 }
 
 impl Marking {
-    pub(super) fn new(on: bool) -> Self {
-        Self { on, ..Self::default() }
+    /// `required`: polling depends on the marks.
+    pub(super) fn new(on: bool, required: bool) -> Self {
+        Self { on, required, ..Self::default() }
     }
 
-    /// An event is on its way.
-    pub(super) fn sent(&mut self, ticket: Ticket, id: &str) {
-        if self.on {
-            self.flying.insert(ticket, id.to_owned());
+    /// An event is on its way: `row` says where it stands, and of which aggregate; `None` for a message, which has no
+    /// row.
+    pub(super) fn sent(
+        &mut self,
+        ticket: Ticket,
+        row: Option<(Position, Aggregate<'_>)>,
+        id: &str,
+    ) {
+        if self.on
+            && !self.polled
+            && let Some((position, aggregate)) = row
+        {
+            let lane = Some(Lane::of(aggregate));
+            self.flying.insert(ticket, ToMark { position, lane, id: id.to_owned() });
         }
     }
 
     /// It is published.
     pub(super) fn published(&mut self, ticket: Ticket) {
         if self.on
-            && let Some(id) = self.flying.remove(&ticket)
+            && let Some(row) = self.flying.remove(&ticket)
         {
-            self.done.push(id);
+            self.done.push(row);
         }
+    }
+
+    /// Whether the event of this id is published, and its row waits for its mark: whoever polls passes over it.
+    #[inline]
+    pub(super) fn waits_for(&self, id: &str) -> bool {
+        self.polled && !self.unmarked.is_empty() && self.unmarked.contains(id)
+    }
+
+    /// The table is polled from here on, or no more.
+    pub(super) fn polls(&mut self, polled: bool) {
+        self.polled = polled;
+    }
+
+    /// Whether marks that wait are to be tried again, while the table is polled.
+    pub(super) fn is_due(&self) -> bool {
+        let due = self.tried_at.is_none_or(|at| at.elapsed() >= POLLED_INTERVAL);
+        due && (!self.done.is_empty() || !self.taken.is_empty())
     }
 
     /// It is kept in the parked table: its row in the outbox is done with once the cursor row has passed it.
@@ -85,6 +215,14 @@ impl Marking {
         self.flying.clear();
         self.done.clear();
         self.set_aside.clear();
+        self.taken = Arc::default();
+        self.nothing_waits();
+    }
+
+    fn nothing_waits(&mut self) {
+        self.waiting.clear();
+        self.unmarked.clear();
+        (self.waits_since, self.holders_at) = (None, None);
     }
 
     /// Prepares the mark on a session.
@@ -102,24 +240,55 @@ impl Marking {
 
     /// What is to be marked before the next cursor row, and with what. `row` is that row; `None` where the slot is
     /// lost: what it has not passed comes again from the table.
-    pub(super) fn take(&mut self, row: Option<&Progress>) -> Option<(Marker, Arc<Vec<String>>)> {
+    pub(super) fn take(&mut self, row: Option<&Progress>) -> Option<Batch> {
         self.put_back();
         let passed = row.map_or_else(Position::default, Progress::position);
         for (position, id) in std::mem::take(&mut self.set_aside) {
             if position < passed {
-                self.done.push(id);
+                self.done.push(ToMark { position, lane: None, id });
             } else if row.is_some() {
                 self.set_aside.push((position, id));
             }
         }
         let marker = self.marker.clone().filter(|_| !self.done.is_empty())?;
+        self.done.sort_by_key(|row| row.position);
         self.taken = Arc::new(std::mem::take(&mut self.done));
-        Some((marker, Arc::clone(&self.taken)))
+        self.tried_at = Some(Instant::now());
+        let looks = self.holders_at.is_none_or(|at| at.elapsed() >= HOLDERS_INTERVAL);
+        let patience = self.waits_since.is_none_or(|since| since.elapsed() < WAIT_BESIDE);
+        Some(Batch {
+            marker,
+            rows: Arc::clone(&self.taken),
+            waiting: self.waiting.clone(),
+            waits: self.required || patience,
+            required: self.required,
+            looks,
+        })
     }
 
-    /// What was taken last is marked.
-    pub(super) fn marked(&mut self) {
-        self.taken = Arc::default();
+    /// What became of what was taken last. Gives what waits, where something does, and how many rows of it are given
+    /// up.
+    pub(super) fn made(&mut self, made: &Made) -> (Option<Waiting>, usize) {
+        let taken = std::mem::take(&mut self.taken);
+        let left: Vec<&ToMark> = made.left.iter().filter_map(|place| taken.get(*place)).collect();
+        // Of those only: what was published meanwhile was not tried yet.
+        self.waiting = left.iter().filter_map(|row| row.lane).collect();
+        self.done.extend(left.into_iter().cloned());
+        let given_up = if self.required { 0 } else { self.done.len().saturating_sub(BESIDE_MAX) };
+        self.done.drain(..given_up);
+        if made.left.is_empty() {
+            self.nothing_waits();
+            return (None, 0);
+        }
+        self.waits_since.get_or_insert_with(Instant::now);
+        if !made.holders.is_empty() {
+            self.holders_at = Some(Instant::now());
+        }
+        self.unmarked = self.done.iter().map(|row| row.id.clone()).collect();
+        let table = self.marker.as_ref().map(|marker| marker.table().clone());
+        let rows = made.left.len();
+        let waiting = table.map(|table| Waiting { table, rows, holders: made.holders.clone() });
+        (waiting, given_up)
     }
 
     fn put_back(&mut self) {

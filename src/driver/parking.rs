@@ -13,6 +13,7 @@ use crate::lsn::Lsn;
 use crate::outbox::of_retried;
 use crate::parked::{Mark, Wish};
 use crate::postgres::SourceError;
+use crate::postgres::action::{self, Action, Phase};
 use crate::postgres::control::{Control, Notifications};
 use crate::postgres::cursor::{Settled, Written};
 use crate::postgres::parked::{self, Loaded, Stored};
@@ -28,6 +29,9 @@ const REQUESTS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Payloads that are read for tries and not handed over yet: no more are read then. Parked events are the large ones.
 const TRIES_BYTES_MAX: u32 = 16 << 20;
+
+/// Pause before a write is made again that met a row which another session has locked.
+const LOCKED_PAUSE: Duration = Duration::from_secs(1);
 
 /// What was asked for, and the records that were there.
 type Fetched = (Vec<Wanted>, Vec<(Ticket, OwnedRecord)>);
@@ -117,6 +121,11 @@ impl Jobs {
     }
 }
 
+/// Whether only this statement failed, and may succeed later on the same connection.
+fn is_passing(error: &SourceError) -> bool {
+    matches!(action::action(error, Phase::Control, true), Action::Later(_))
+}
+
 async fn finished<T: 'static>(job: &mut Option<Job<T>>) {
     if let Some(pending) = job {
         let answer = pending.await;
@@ -135,7 +144,13 @@ impl Pipeline {
         let epoch = desk.epoch;
         desk.jobs.writing_since = Instant::now();
         desk.jobs.writing = Some(Box::pin(async move {
-            parked::write(&client, spec.name(), epoch, &rows, &marks).await
+            loop {
+                match parked::write(&client, spec.name(), epoch, &rows, &marks).await {
+                    // Somebody holds one of the rows. Nothing was written; the stream goes on meanwhile.
+                    Err(error) if is_passing(&error) => tokio::time::sleep(LOCKED_PAUSE).await,
+                    done => return done,
+                }
+            }
         }));
     }
 
@@ -203,6 +218,11 @@ impl Pipeline {
                 jobs.writing = None;
                 self.stored(now, stored?);
             }
+            Said::Fetched(Err(error)) if is_passing(&error) => {
+                // They are asked for again with the next effects.
+                jobs.fetching = None;
+                say::look_failed(self, &error);
+            }
             Said::Fetched(fetched) => {
                 jobs.fetching = None;
                 let (asked, found) = fetched?;
@@ -212,6 +232,11 @@ impl Pipeline {
             Said::Ask => {
                 jobs.ask_at = Instant::now() + REQUESTS_INTERVAL;
                 self.ask(desk);
+            }
+            Said::Asked(Err(error)) if is_passing(&error) => {
+                // No event waits for them: they are looked for again when they are due.
+                jobs.asking = None;
+                say::look_failed(self, &error);
             }
             Said::Asked(asked) => {
                 jobs.asking = None;

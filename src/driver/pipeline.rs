@@ -25,7 +25,7 @@ use crate::lsn::{Lsn, Watermark};
 use crate::metrics::PipelineMetrics;
 use crate::outbox::Mapper;
 use crate::postgres::SourceErrorKind;
-use crate::postgres::action::{Phase, Repeats};
+use crate::postgres::action::Repeats;
 use crate::postgres::cursor::{self, Settled};
 use crate::relay::{Effect, Input, Relay};
 use crate::sink::{Mailbox, Post, Sink};
@@ -155,15 +155,16 @@ impl Pipeline {
                     }
                     let since = Instant::now();
                     self.ever_streamed = true;
-                    self.rechecked = None;
+                    self.connects();
                     let end = self.stream(connected, stop).await;
                     self.lease_ends = Instant::now() + lease(&end);
                     if since.elapsed() > RECONNECT_MAX {
+                        self.rechecked = None;
                         backoff.reset();
                     }
                     match end {
                         End::Over(exit) => return exit,
-                        End::Lost(error) => Failure::Source(error, Phase::Stream),
+                        End::Lost(error, phase) => Failure::Source(error, phase),
                         End::Restart => Failure::Reset,
                         End::LetGo(halt) => {
                             self.lets_go = true;
@@ -200,14 +201,15 @@ impl Pipeline {
             Waited::Done(Ok(polling)) => {
                 let since = Instant::now();
                 self.ever_streamed = true;
-                self.rechecked = None;
+                self.connects();
                 let end = self.poll(polling, stop).await;
                 if since.elapsed() > RECONNECT_MAX {
+                    self.rechecked = None;
                     backoff.reset();
                 }
                 match end {
                     End::Over(exit) => return Some(exit),
-                    End::Lost(error) => Failure::Source(error, Phase::Stream),
+                    End::Lost(error, phase) => Failure::Source(error, phase),
                     End::Restart => Failure::Reset,
                     End::LetGo(halt) => Failure::Halt(halt),
                 }
@@ -218,6 +220,15 @@ impl Pipeline {
             return Some(Exit::Halted(halt));
         }
         self.pause(stop, backoff).await
+    }
+
+    /// A handshake went well: what the server had refused before is over. Not what a statement was refused that no
+    /// handshake makes.
+    fn connects(&mut self) {
+        let made_later = |reason: &HaltReason| {
+            matches!(reason, HaltReason::SchemaUnfit | HaltReason::TableUnfit)
+        };
+        self.rechecked = self.rechecked.filter(made_later);
     }
 
     /// The mapper of streams, or of claims (`rows`): those have no position in the log.
@@ -342,8 +353,8 @@ impl Pipeline {
 /// How long what is in flight may go on after a stream that ended so.
 fn lease(end: &End) -> Duration {
     match end {
-        End::Lost(error) if matches!(error.kind(), SourceErrorKind::Silent(_)) => Duration::ZERO,
-        End::Lost(_) | End::Restart | End::LetGo(_) | End::Over(_) => LEASE,
+        End::Lost(error, _) if matches!(error.kind(), SourceErrorKind::Silent(_)) => Duration::ZERO,
+        End::Lost(..) | End::Restart | End::LetGo(_) | End::Over(_) => LEASE,
     }
 }
 
@@ -351,10 +362,11 @@ fn lease(end: &End) -> Duration {
 mod tests {
     use super::*;
     use crate::postgres::SourceError;
+    use crate::postgres::action::Phase;
 
     #[test]
     fn what_is_in_flight_outlives_a_silent_server_not_at_all_and_others_for_seconds() {
-        let lost = |kind| End::Lost(SourceError::new(kind, "stream"));
+        let lost = |kind| End::Lost(SourceError::new(kind, "stream"), Phase::Stream);
         let silent = lost(SourceErrorKind::Silent(Duration::from_secs(13)));
         assert_eq!(lease(&silent), Duration::ZERO);
         assert_eq!(lease(&lost(SourceErrorKind::Closed)), Duration::from_secs(3));

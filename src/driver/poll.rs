@@ -25,6 +25,7 @@ use crate::lsn::{Lsn, Watermark};
 use crate::parked::Entry;
 use crate::pgoutput::{self, Message};
 use crate::postgres::SourceError;
+use crate::postgres::action::Phase;
 use crate::postgres::cursor::Written;
 use crate::postgres::parked::{Loaded, Stored};
 use crate::postgres::poll::{CLAIM_ROWS_MAX, PollSpec};
@@ -123,7 +124,9 @@ impl Pipeline {
         if expires || polling.poller.repairs().is_some() {
             self.tell.expiry = Expiry::Left;
         }
+        self.marking.polls(true);
         let end = self.poll_on(polling, stop).await;
+        self.marking.polls(false);
         self.tell.expiry = Expiry::Judged;
         self.shelf.failures_stay = false;
         self.returning = Returning::default();
@@ -137,10 +140,10 @@ impl Pipeline {
         let in_its_stead = self.spec.mode == Mode::Auto && polling.poller.repairs().is_none();
         // Marked first: what the cursor row has passed does not come again.
         if in_its_stead && let Err(error) = self.mark_streamed(&polling).await {
-            return End::Lost(error);
+            return End::Lost(error, Phase::Control);
         }
         if let Err(error) = self.find_returning(&mut polling, stop).await {
-            return End::Lost(error);
+            return End::Lost(error, Phase::Control);
         }
         if let Some(halt) = self.begin_polling(&polling, false) {
             return End::Over(Exit::Halted(halt));
@@ -168,7 +171,7 @@ impl Pipeline {
                     // Nothing is known of the claim at hand: all of it is claimed again.
                     self.apply(self.now(), Input::SlotTaken);
                     self.apply(self.now(), Input::SourceLost);
-                    return self.outcome().map_or(End::Lost(error), End::Over);
+                    return self.outcome().map_or(End::Lost(error, Phase::Control), End::Over);
                 }
             }
         }

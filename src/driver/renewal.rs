@@ -22,6 +22,7 @@ use crate::postgres::{SourceError, cursor, server};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
+use tokio_postgres::Client;
 
 /// Pause between two tries to have a slot.
 const RENEW_INTERVAL: Duration = Duration::from_secs(5);
@@ -97,11 +98,30 @@ impl Pipeline {
     pub(super) async fn mark_streamed(&mut self, polling: &Polling) -> Result<(), SourceError> {
         let client = polling.desk.control.client();
         self.marking.prepare(client, self.spec.poll.table.as_ref()).await?;
-        if let Some((marker, ids)) = self.marking.take(None) {
-            marker.mark(client, &ids).await?;
-            self.marking.marked();
+        self.mark_waiting(client).await
+    }
+
+    /// Marks what the stream had published, as far as its rows are free. Of the others the ids are remembered, and
+    /// passed over in claims.
+    async fn mark_waiting(&mut self, client: &Client) -> Result<(), SourceError> {
+        if let Some(batch) = self.marking.take(None) {
+            let made = batch.make(client).await?;
+            self.marks_made(&made);
         }
         Ok(())
+    }
+
+    /// Before a claim: the same again, where there are such.
+    pub(super) async fn mark_what_waited(
+        &mut self,
+        polling: &mut Polling,
+        stop: &Stop,
+    ) -> Result<(), SourceError> {
+        if !self.marking.is_due() || polling.poller.repairs().is_some() {
+            return Ok(());
+        }
+        self.finish_jobs(polling, stop).await?;
+        self.mark_waiting(polling.desk.control.client()).await
     }
 
     /// Begins to see to the slot, on a session of its own.

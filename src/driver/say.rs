@@ -6,6 +6,7 @@
 
 mod bookmark;
 mod destination;
+mod marks;
 mod parked;
 mod repair;
 mod sink;
@@ -16,6 +17,7 @@ mod write;
 
 pub(super) use bookmark::bookmark_let_go;
 pub(super) use destination::{destination_down, destination_given_up, undelivered};
+pub(super) use marks::{marks_failed, marks_made, marks_wait, row_goes_on, row_waits};
 pub(super) use parked::{marked, overtaken, parked, released};
 pub(super) use repair::{
     repair_begins, repair_next, repair_progress, repair_told, repaired, repairing, slot_gone_again,
@@ -78,6 +80,10 @@ pub(super) struct Tell {
     /// With a write that is not committed, and when it was last looked at.
     pub(super) write: Option<Trouble>,
     pub(super) write_at: Option<Instant>,
+    /// With marks on published rows.
+    pub(super) marks: Option<Trouble>,
+    /// With a cursor row that can't be written yet.
+    pub(super) row: Option<Trouble>,
     pub(super) standing_by: Option<Trouble>,
     /// When a repair last told how far it is.
     pub(super) repair_at: Option<Instant>,

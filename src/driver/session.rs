@@ -8,6 +8,7 @@ use super::cut::cut;
 use super::feed::{Fed, Feeding};
 use super::history::History;
 use super::looks::{Look, Looks};
+use super::marking::Made;
 use super::parking::{Desk, Said, wishes};
 use super::pipeline::Pipeline;
 use super::run::{Exit, Stop};
@@ -16,6 +17,7 @@ use super::spec::{PipelineSpec, type_facts};
 use crate::error::Halt;
 use crate::outbox::TypeFacts;
 use crate::parked::Entry;
+use crate::postgres::action::{self, Action, Phase};
 use crate::postgres::cursor::Written;
 use crate::postgres::wal::WalStream;
 use crate::postgres::{Batch, SourceError, SourceErrorKind, types};
@@ -42,17 +44,24 @@ pub(super) enum End {
     Over(Exit),
     /// The producer was thrown away: connect again.
     Restart,
-    /// The connection is gone.
-    Lost(SourceError),
+    /// The connection is gone, or of no use.
+    Lost(SourceError, Phase),
     /// The slot holds back more than it may, and the table is polled in its stead.
     LetGo(Box<Halt>),
+}
+
+/// What became of a cursor row, and of the marks before it.
+pub(super) struct RowWritten {
+    made: Option<Made>,
+    /// `None` where the row was not written, since it would pass an event without its mark.
+    row: Option<Written>,
 }
 
 /// A stream and what is under way on it.
 pub(super) struct Session {
     pub(super) connected: Connected,
     feeding: Option<Feeding>,
-    writing: Option<Job<Written>>,
+    writing: Option<Job<RowWritten>>,
     writing_since: Instant,
     looks: Looks,
     leave_at: Option<Instant>,
@@ -67,7 +76,7 @@ enum Turn {
     Drain,
     Grace,
     Posts,
-    Written(Result<Written, SourceError>),
+    Written(Result<RowWritten, SourceError>),
     Parking(Said),
     Looked(Result<Box<Look>, SourceError>),
     ControlLost(SourceError),
@@ -103,10 +112,10 @@ impl Pipeline {
     pub(super) async fn stream(&mut self, connected: Connected, stop: &Stop) -> End {
         let client = connected.desk.control.shared_client();
         if let Err(error) = self.marking.prepare(&client, self.spec.poll.table.as_ref()).await {
-            return End::Lost(error);
+            return End::Lost(error, Phase::Control);
         }
         if let Err(error) = self.marking.find_parked(&client, self.spec.name()).await {
-            return End::Lost(error);
+            return End::Lost(error, Phase::Control);
         }
         if let Err(halt) = self.renew_mapper(&connected.desk, false) {
             return End::Over(Exit::Halted(halt));
@@ -124,7 +133,7 @@ impl Pipeline {
                 self.farewell(session.connected).await;
                 return End::Over(exit);
             }
-            End::Restart | End::Lost(_) | End::LetGo(_) => session.connected.wal.abandon(),
+            End::Restart | End::Lost(..) | End::LetGo(_) => session.connected.wal.abandon(),
         }
         self.apply(self.now(), Input::SourceLost);
         match self.outcome() {
@@ -182,7 +191,7 @@ impl Pipeline {
         }
         let learned = match self.learn_types(&session.connected.desk).await {
             Ok(learned) => learned,
-            Err(error) => return Some(End::Lost(error)),
+            Err(error) => return Some(End::Lost(error, Phase::Control)),
         };
         let more = fed == Fed::Turn || learned;
         let turn = self.wait(session, stop, more).await;
@@ -250,29 +259,34 @@ impl Pipeline {
             }
             Turn::Posts | Turn::Again => {}
             Turn::Due => self.apply(now, Input::Tick),
-            Turn::Written(Ok(Written::Stored)) => {
-                cut("cursor_committed");
-                self.marking.marked();
-                session.writing = None;
-                self.apply(now, Input::CursorWritten);
-            }
             Turn::Written(Ok(written)) => {
                 session.writing = None;
-                // Another process wrote the row: the slot is no longer ours to speak for.
-                say::row_taken(self, &written);
-                self.apply(now, Input::SlotTaken);
+                self.row_written(now, written);
+            }
+            Turn::Written(Err(error)) => {
+                session.writing = None;
+                match action::action(&error, Phase::Control, true) {
+                    // The stream goes on, and the row is written later.
+                    Action::Later(_) => {
+                        say::row_waits(self, &error);
+                        self.apply(now, Input::CursorHeld);
+                    }
+                    Action::Reconnect(_)
+                    | Action::StandBy
+                    | Action::Recheck(_)
+                    | Action::Halt(_) => return Some(End::Lost(error, Phase::Control)),
+                }
             }
             Turn::Parking(said) => {
                 if let Err(error) = self.parking_said(&mut session.connected.desk, said) {
-                    return Some(End::Lost(error));
+                    return Some(End::Lost(error, Phase::Control));
                 }
             }
             Turn::Batch(Err(error)) if error.is_of_a_message() => self.halt_behind(now, error),
             // The server stops, or took this session away. Nothing can be confirmed without the row, so nothing is
             // gained by holding on, and a stream that holds on would hold up the server's shutdown.
-            Turn::ControlLost(error) | Turn::Written(Err(error)) | Turn::Batch(Err(error)) => {
-                return Some(End::Lost(error));
-            }
+            Turn::ControlLost(error) => return Some(End::Lost(error, Phase::Control)),
+            Turn::Batch(Err(error)) => return Some(End::Lost(error, Phase::Stream)),
             Turn::Looked(Ok(look)) => {
                 let received = self.relay.received();
                 self.lag.looked(look.wal_end, received, std::time::Instant::now());
@@ -292,7 +306,7 @@ impl Pipeline {
                 }
             }
             Turn::Looked(Err(error)) if error.sqlstate().is_none() => {
-                return Some(End::Lost(error));
+                return Some(End::Lost(error, Phase::Control));
             }
             Turn::Looked(Err(error)) => say::look_failed(self, &error),
             Turn::Batch(Ok(batch)) => {
@@ -301,6 +315,39 @@ impl Pipeline {
             }
         }
         self.perform(session)
+    }
+}
+
+impl Pipeline {
+    /// Takes what became of a cursor row.
+    fn row_written(&mut self, now: Duration, RowWritten { made, row }: RowWritten) {
+        if let Some(made) = &made {
+            self.marks_made(made);
+        }
+        let input = match row {
+            Some(Written::Stored) => {
+                cut("cursor_committed");
+                say::row_goes_on(self);
+                Input::CursorWritten
+            }
+            // Another process wrote the row: the slot is no longer ours to speak for.
+            Some(taken) => {
+                say::row_taken(self, &taken);
+                Input::SlotTaken
+            }
+            None => Input::CursorHeld,
+        };
+        self.apply(now, input);
+    }
+
+    /// Takes what became of marks, and tells of those that wait.
+    pub(super) fn marks_made(&mut self, made: &Made) {
+        let (waiting, given_up) = self.marking.made(made);
+        match (waiting, &made.failed) {
+            (None, _) => say::marks_made(self),
+            (Some(waiting), Some(error)) => say::marks_failed(self, &waiting, error, given_up),
+            (Some(waiting), None) => say::marks_wait(self, &waiting, given_up),
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 
 use super::client::connect_listening;
 use super::conninfo::Conninfo;
-use super::error::{SourceError, SourceErrorKind};
+use super::error::{SourceError, SourceErrorKind, Statement};
 use super::names::Names;
 use super::poll::PollSpec;
 use super::table::TableFacts;
@@ -20,13 +20,31 @@ use tokio_postgres::Client;
 /// nothing but
 /// `pg_catalog` to resolve a bare name.
 ///
+/// `default_transaction_isolation`: our statements are written for READ COMMITTED, where one sees what was committed
+/// before it. `default_transaction_read_only` is not set: with it somebody says that this role, database or server
+/// takes no writes, and it is waited out (SQLSTATE 25006).
+///
 /// `statement_timeout`: no statement here takes a second on a healthy server. `lock_timeout`: the service never
 /// queues for a lock in front of the application. `synchronous_commit`: see [`cursor`].
 const PINNED: &str = "\
 SET search_path = ''; SET statement_timeout = '30s'; SET lock_timeout = '5s'; \
 SET idle_in_transaction_session_timeout = '60s'; SET synchronous_commit = 'local'; \
 SET client_min_messages = 'warning'; SET row_security = off; SET jit = off; \
-SET DateStyle = 'ISO'; SET TimeZone = 'UTC'";
+SET DateStyle = 'ISO'; SET TimeZone = 'UTC'; SET IntervalStyle = 'postgres'; \
+SET extra_float_digits = 3; SET bytea_output = 'hex'; SET client_encoding = 'UTF8'; \
+SET standard_conforming_strings = on; SET default_transaction_isolation = 'read committed'; \
+SET default_transaction_deferrable = off; SET idle_session_timeout = 0";
+
+/// The same of what not every server has, or not every role may set. In a transaction of its own: with
+/// `default_transaction_deferrable` a query would wait for a snapshot.
+///
+/// `transaction_timeout` is 17's. `session_replication_role` would leave out triggers and foreign keys when rows are
+/// marked or deleted; it stays where an administrator has set it for a role that may not.
+const PINNED_WHERE_THERE: &str = "\
+SELECT pg_catalog.set_config(s.name, '0', false) FROM pg_catalog.pg_settings AS s WHERE s.name = 'transaction_timeout' \
+UNION ALL SELECT pg_catalog.set_config(s.name, 'origin', false) FROM pg_catalog.pg_settings AS s \
+WHERE s.name = 'session_replication_role' AND s.setting <> 'origin' \
+  AND pg_catalog.has_parameter_privilege(s.name, 'SET')";
 
 /// The control session. Dropping it ends the connection.
 #[derive(Debug)]
@@ -93,8 +111,10 @@ impl Control {
         #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
         let connection = tokio::spawn(connection);
         let mut control = Self { client: Arc::new(client), connection, ended: false, inbox };
-        if let Err(error) = control.client.batch_execute(PINNED).await {
-            return Err(control.blame("set up the control session", error).await);
+        for settings in [PINNED, PINNED_WHERE_THERE] {
+            if let Err(error) = control.client.batch_execute(settings).await {
+                return Err(control.blame("set up the control session", error).await);
+            }
         }
         Ok(control)
     }
@@ -106,8 +126,10 @@ impl Control {
     /// What the server says.
     pub async fn listen(&self, pipeline: &str) -> Result<(), SourceError> {
         let pipeline = self.inbox.pipeline.get_or_init(|| pipeline.to_owned());
-        let failed =
-            |e| SourceError::control(format!("listen for requests for pipeline {pipeline:?}"), e);
+        let failed = |e| {
+            SourceError::control(format!("listen for requests for pipeline {pipeline:?}"), e)
+                .of(Statement::Requests)
+        };
         self.client.batch_execute(&format!("LISTEN {}", parked::CHANNEL)).await.map_err(failed)
     }
 

@@ -10,7 +10,7 @@
 //! the limit was moved, or made again, by somebody else; `relay` keeps the order. With `synchronous_commit = off` a
 //! crash of the server could keep the slot's move and lose the row's, and the pipeline would halt for nothing.
 
-use super::error::SourceError;
+use super::error::{SourceError, Statement};
 use super::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn, pg_lsn};
 use super::wal::Switch;
 use crate::event::{Histories, HistoryId, Position};
@@ -95,7 +95,10 @@ async fn read_columns(
     pipeline: &str,
     columns: &str,
 ) -> Result<Option<Cursor>, SourceError> {
-    let failed = |e| SourceError::control(format!("read the cursor of pipeline {pipeline:?}"), e);
+    let failed = |e| {
+        SourceError::control(format!("read the cursor of pipeline {pipeline:?}"), e)
+            .of(Statement::Cursor)
+    };
     // A row without a slot is a polling pipeline's: it says whose turn it is, and no position.
     let sql = format!("SELECT {columns} FROM postrider.cursor WHERE pipeline = $1 AND slot <> ''");
     let row = client.query_opt(&sql, &[&pipeline]).await.map_err(failed)?;
@@ -108,7 +111,10 @@ async fn read_columns(
 /// # Errors
 /// What the server says.
 pub async fn polls_on(client: &Client, pipeline: &str) -> Result<bool, SourceError> {
-    let failed = |e| SourceError::control(format!("read the cursor of pipeline {pipeline:?}"), e);
+    let failed = |e| {
+        SourceError::control(format!("read the cursor of pipeline {pipeline:?}"), e)
+            .of(Statement::Cursor)
+    };
     let sql = "SELECT polls_on FROM postrider.cursor WHERE pipeline = $1";
     let row = client.query_opt(sql, &[&pipeline]).await.map_err(failed)?;
     row.map_or(Ok(false), |row| row.try_get(0).map_err(failed))
@@ -119,7 +125,10 @@ pub async fn polls_on(client: &Client, pipeline: &str) -> Result<bool, SourceErr
 /// # Errors
 /// What the server says.
 pub async fn polled(client: &Client, pipeline: &str, epoch: i64) -> Result<(), SourceError> {
-    let failed = |e| SourceError::control(format!("end the polling of pipeline {pipeline:?}"), e);
+    let failed = |e| {
+        SourceError::control(format!("end the polling of pipeline {pipeline:?}"), e)
+            .of(Statement::Cursor)
+    };
     let sql = "UPDATE postrider.cursor SET polls_on = false \
                WHERE pipeline = $1 AND owner_epoch = $2 AND polls_on";
     client.execute(sql, &[&pipeline, &epoch]).await.map(drop).map_err(failed)
@@ -148,7 +157,9 @@ pub struct Seized {
 /// # Errors
 /// As [`take_over`].
 pub async fn seize(client: &Client, pipeline: &str) -> Result<Seized, SourceError> {
-    let failed = |e| SourceError::control(format!("take pipeline {pipeline:?} over"), e);
+    let failed = |e| {
+        SourceError::control(format!("take pipeline {pipeline:?} over"), e).of(Statement::Cursor)
+    };
     let sql = "WITH before AS ( \
                  SELECT owner_epoch AS epoch FROM postrider.cursor WHERE pipeline = $1 FOR UPDATE) \
                UPDATE postrider.cursor c SET updated_at = pg_catalog.now(), \
@@ -183,7 +194,9 @@ pub async fn seize(client: &Client, pipeline: &str) -> Result<Seized, SourceErro
 /// # Errors
 /// What the server says; [`SourceErrorKind::Closed`](super::SourceErrorKind::Closed) where there is no row.
 pub async fn take_over(client: &Client, pipeline: &str) -> Result<i64, SourceError> {
-    let failed = |e| SourceError::control(format!("take pipeline {pipeline:?} over"), e);
+    let failed = |e| {
+        SourceError::control(format!("take pipeline {pipeline:?} over"), e).of(Statement::Cursor)
+    };
     let sql = "UPDATE postrider.cursor SET updated_at = pg_catalog.now(), \
                  owner_epoch = greatest(owner_epoch + 1, (pg_catalog.date_part('epoch', \
                    pg_catalog.clock_timestamp()) * 1e6)::pg_catalog.int8) \
@@ -325,8 +338,10 @@ fn histories_of(row: &Row) -> Result<Histories, tokio_postgres::Error> {
 /// cluster, and only for its owner. Returns when the commit is on the server's disk (the session's
 /// `synchronous_commit` is `local`).
 pub async fn write(client: &Client, cursor: &Cursor) -> Result<Written, SourceError> {
-    let failed =
-        |e| SourceError::control(format!("write the cursor of pipeline {:?}", cursor.pipeline), e);
+    let failed = |e| {
+        SourceError::control(format!("write the cursor of pipeline {:?}", cursor.pipeline), e)
+            .of(Statement::Cursor)
+    };
     let sql = format!(
         "WITH stored AS ( \
            UPDATE postrider.cursor SET timeline = $3, publication = $6, messages = $7, \
@@ -363,8 +378,10 @@ pub async fn write(client: &Client, cursor: &Cursor) -> Result<Written, SourceEr
 ///
 /// For a slot that is adopted: `setup` does it, and `run` where the slot stands and the row was never made.
 pub async fn create(client: &Client, cursor: &Cursor) -> Result<bool, SourceError> {
-    let failed =
-        |e| SourceError::control(format!("make the cursor of pipeline {:?}", cursor.pipeline), e);
+    let failed = |e| {
+        SourceError::control(format!("make the cursor of pipeline {:?}", cursor.pipeline), e)
+            .of(Statement::Cursor)
+    };
     let sql = format!(
         "INSERT INTO postrider.cursor ({COLUMNS}) \
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8, greatest($9::pg_catalog.pg_lsn, $8), $10, $11, $12) \
@@ -381,7 +398,10 @@ pub async fn create(client: &Client, cursor: &Cursor) -> Result<bool, SourceErro
 /// # Errors
 /// What the server says.
 pub async fn create_for_polling(client: &Client, pipeline: &str) -> Result<(), SourceError> {
-    let failed = |e| SourceError::control(format!("make the cursor of pipeline {pipeline:?}"), e);
+    let failed = |e| {
+        SourceError::control(format!("make the cursor of pipeline {pipeline:?}"), e)
+            .of(Statement::Cursor)
+    };
     let sql = format!(
         "INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn, \
            publication, messages, watermark, flush_limit) \

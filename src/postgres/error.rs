@@ -30,6 +30,8 @@ impl SqlState {
     pub const UNDEFINED_OBJECT: Self = Self(*b"42704");
     /// `09000`, `triggered_action_exception`: ours, where a table's own triggers undo what is written.
     pub const TRIGGERED_ACTION_EXCEPTION: Self = Self(*b"09000");
+    /// `55P03`, `lock_not_available`: somebody else holds a lock for longer than we wait.
+    pub const LOCK_NOT_AVAILABLE: Self = Self(*b"55P03");
     /// `58P01`, `undefined_file`: the server has no history of that timeline.
     pub const UNDEFINED_FILE: Self = Self(*b"58P01");
     /// `28P01`, `invalid_password`.
@@ -108,18 +110,67 @@ pub enum SourceErrorKind {
     System,
 }
 
+macro_rules! statements {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
+        /// Statements of ours, by what they are for. What an SQLSTATE means depends on it: the same 55000 is a lost
+        /// slot of `START_REPLICATION`, and of a mark a table without replica identity.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        pub enum Statement { $($(#[$doc])* $variant,)* }
+
+        impl Statement {
+            /// Every statement.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// Its name in the table of errors.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+statements! {
+    /// The mark on rows of the outbox table that the stream brought and the broker has.
+    Mark = "mark",
+    /// Polling: rows of the outbox table are locked and read.
+    Claim = "claim",
+    /// Polling: rows of the outbox table get their marks, or go to the table of dead letters.
+    Settle = "settle",
+    /// The cursor row is read, written or taken over.
+    Cursor = "cursor",
+    /// Rows and marks of the parked table.
+    Parked = "parked",
+    /// Requests of people are listened for and read.
+    Requests = "requests",
+    /// The slot, the publication and the end of WAL are looked at while a stream runs.
+    Look = "look",
+}
+
 /// Something went wrong between us and PostgreSQL.
 #[derive(Debug)]
 pub struct SourceError {
     kind: SourceErrorKind,
     doing: String,
+    statement: Option<Statement>,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
 
 impl SourceError {
     /// An error while `doing`: a lowercase fragment that reads on after "could not", naming its object.
     pub fn new(kind: SourceErrorKind, doing: impl Into<String>) -> Self {
-        Self { kind, doing: doing.into(), source: None }
+        Self { kind, doing: doing.into(), statement: None, source: None }
+    }
+
+    /// The same as an error of this statement, unless a caller below has named one.
+    #[must_use]
+    pub fn of(mut self, statement: Statement) -> Self {
+        self.statement.get_or_insert(statement);
+        self
+    }
+
+    /// The statement it came from; `None` for login, handshake and stream.
+    pub const fn statement(&self) -> Option<Statement> {
+        self.statement
     }
 
     /// The same, with what caused it.

@@ -57,6 +57,15 @@ pub(super) struct Session {
     pub(super) parameters: BTreeMap<String, String>,
 }
 
+impl Session {
+    /// The server's major version, as it reports it: 15 of `15.18 (Debian 15.18-0+deb12u1)`; 0 where it reports none.
+    pub(super) fn major(&self) -> u32 {
+        let version = self.parameters.get("server_version").map_or("", String::as_str);
+        let digits = version.split(|c: char| !c.is_ascii_digit()).next();
+        digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
+    }
+}
+
 /// Connects to the first host that answers and is what `target_session_attrs` asks for.
 pub(super) async fn connect(
     conninfo: &Conninfo,

@@ -15,7 +15,7 @@ mod wire;
 
 pub use client::connect_client;
 pub use conninfo::{Conninfo, ConninfoError};
-pub use error::{ServerReport, SourceError, SourceErrorKind, SqlState};
+pub use error::{ServerReport, SourceError, SourceErrorKind, SqlState, Statement};
 pub use names::{Names, TableName};
 pub use transport::Transport;
 pub use wal::{Batch, Frame, StartReplication, Switch, WalConnection, WalStream};
@@ -26,6 +26,7 @@ pub mod bookmark;
 pub mod control;
 pub mod cursor;
 pub mod fence;
+pub mod locks;
 pub mod names;
 pub mod parked;
 pub mod poll;

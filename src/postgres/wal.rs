@@ -117,6 +117,9 @@ pub struct WalConnection {
     wal_sender_timeout: Duration,
 }
 
+/// `transaction_timeout` is a setting since this version. A startup packet that names an unknown one is refused.
+const TRANSACTION_TIMEOUT_SINCE: u32 = 17;
+
 impl WalConnection {
     /// Connects to the first host that answers and fits, and logs in.
     ///
@@ -135,7 +138,12 @@ impl WalConnection {
     ) -> Result<Self, SourceError> {
         let millis = u32::try_from(wal_sender_timeout.as_millis()).unwrap_or(WAL_SENDER_TIMEOUT_MS);
         let purpose = Purpose::Replication { wal_sender_timeout_ms: millis };
-        let session = handshake::connect(conninfo, purpose, application_name).await?;
+        let mut session = handshake::connect(conninfo, purpose, application_name).await?;
+        let doing = "set up the replication session";
+        if session.major() >= TRANSACTION_TIMEOUT_SINCE {
+            let set = command::set_transaction_timeout(&mut session.wire, doing);
+            within(COMMAND_TIMEOUT, doing, set).await?;
+        }
         Ok(Self { session, wal_sender_timeout })
     }
 

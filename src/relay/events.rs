@@ -61,6 +61,7 @@ impl Relay {
             Input::SlotTaken => self.slot_taken(effects),
             Input::SourceLost => self.source_lost(effects),
             Input::CursorWritten => self.feedback.written(),
+            Input::CursorHeld => self.feedback.held(),
             Input::ParkingWritten => self.parking_written(),
             Input::Gone { ticket } => self.parking.gone(ticket),
             Input::Sounded { ticket } => self.parking.sounded(now, ticket),

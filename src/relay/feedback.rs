@@ -24,6 +24,13 @@ const DELIVERED_EVENTS_MAX: u64 = 10_000;
 /// killed again and again gets on all the same.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
+/// Pause before a row is written again that was held back.
+const HELD_PAUSE: Duration = Duration::from_secs(1);
+
+/// Events that the row before does not know of while it is held back: reaching this shuts the intake. A crash would
+/// repeat as many.
+pub(super) const HELD_EVENTS_MAX: u64 = 1_000_000;
+
 /// How far tickets have come.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Tickets {
@@ -42,6 +49,8 @@ pub(super) struct Feedback {
     /// The same of the one that is being written.
     writing: Option<(Progress, Tickets)>,
     written_at: Option<Duration>,
+    /// The last one was held back.
+    held: bool,
     /// Rows written by this process.
     rows: u32,
     /// Events delivered since the last row.
@@ -57,6 +66,7 @@ impl Feedback {
             behind_row: Tickets::default(),
             writing: None,
             written_at: None,
+            held: false,
             rows: 0,
             delivered: 0,
             confirmed: Watermark::default(),
@@ -67,6 +77,7 @@ impl Feedback {
         (self.row, self.behind_row) = (row, unresolved);
         self.confirmed = Watermark::default();
         self.writing = None;
+        self.held = false;
         self.delivered = 0;
     }
 
@@ -84,7 +95,21 @@ impl Feedback {
             assert!(row.watermark >= self.row.watermark, "the cursor went back");
             (self.row, self.behind_row) = (row, unresolved);
             self.rows = self.rows.saturating_add(1);
+            self.held = false;
         }
+    }
+
+    /// The row was not written, and is to be written later.
+    pub(super) fn held(&mut self) {
+        if self.writing.take().is_some() {
+            self.delivered += 1;
+            self.held = true;
+        }
+    }
+
+    /// Whether the row is held back, so that whatever it does not pass waits.
+    pub(super) fn is_held(&self) -> bool {
+        self.held
     }
 
     /// The connection is gone, and with it the answer to a row being written: it is written again.
@@ -99,6 +124,9 @@ impl Feedback {
     pub(super) fn lags(&self, next: Tickets, in_flight_max: u64) -> bool {
         let skipped = next.skipped - self.behind_row.skipped;
         let unknown = (next.from - self.behind_row.from).saturating_sub(skipped);
+        if self.held {
+            return unknown >= HELD_EVENTS_MAX;
+        }
         self.writing.is_some() && unknown >= in_flight_max.saturating_add(2 * DELIVERED_EVENTS_MAX)
     }
 
@@ -113,7 +141,8 @@ impl Feedback {
             return None;
         }
         let due = self.due_at(progress).is_some_and(|due| due <= now);
-        if !due && !at_once {
+        // One that was held back is held back again if it is tried at once.
+        if !due && (!at_once || self.held) {
             return None;
         }
         self.writing = Some((progress, unresolved));
@@ -146,7 +175,9 @@ impl Feedback {
 
     fn due_at(&self, progress: Progress) -> Option<Duration> {
         let idle_bytes = progress.watermark.lsn().bytes_since(self.row.watermark.lsn());
-        let pause = if self.delivered >= DELIVERED_EVENTS_MAX && progress != self.row {
+        let pause = if self.held && progress != self.row {
+            HELD_PAUSE
+        } else if self.delivered >= DELIVERED_EVENTS_MAX && progress != self.row {
             Duration::ZERO
         } else if (self.delivered > 0 || self.row.partial.is_some()) && progress != self.row {
             self.cursor_interval.min(FIRST_PAUSE * (1 << self.rows.min(16)))
@@ -156,5 +187,35 @@ impl Feedback {
             return None;
         };
         Some(self.written_at.map_or(Duration::ZERO, |at| at + pause))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lsn::Lsn;
+
+    fn at(lsn: u64) -> Progress {
+        Progress { watermark: Watermark::from_keepalive(Lsn::from_wire(lsn)), partial: None }
+    }
+
+    /// Held back, a row bounds how much a crash repeats by [`HELD_EVENTS_MAX`], and by no less: others go on till then.
+    #[test]
+    fn intake_shuts_behind_a_held_row_only_at_its_bound() {
+        let mut feedback = Feedback::new(Duration::from_secs(1));
+        feedback.delivered();
+        let tickets = |from| Tickets { from, skipped: 0 };
+        let due = |feedback: &mut Feedback, now, lsn| {
+            feedback.cursor_due(Duration::from_secs(now), (at(lsn), tickets(0)), true)
+        };
+        assert!(due(&mut feedback, 0, 8).is_some());
+        assert!(feedback.lags(tickets(100_000), 50_000), "a row that is being written for long");
+        feedback.held();
+        assert!(!feedback.lags(tickets(HELD_EVENTS_MAX - 1), 50_000));
+        assert!(feedback.lags(tickets(HELD_EVENTS_MAX), 50_000));
+        assert!(due(&mut feedback, 0, 8).is_none(), "not at once");
+        assert!(due(&mut feedback, 1, 8).is_some());
+        feedback.written();
+        assert!(!feedback.lags(tickets(HELD_EVENTS_MAX), 50_000), "nothing is being written");
     }
 }

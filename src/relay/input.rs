@@ -76,6 +76,9 @@ pub enum Input<'a> {
     SourceLost,
     /// The cursor row of the last [`Effect::WriteCursor`](super::Effect::WriteCursor) is committed.
     CursorWritten,
+    /// It was not written: it would pass an event whose mark in the outbox table has to wait, or its own row is locked.
+    /// It falls due again after a pause.
+    CursorHeld,
     /// The write of the last [`Effect::WriteParking`](super::Effect::WriteParking) is committed.
     ParkingWritten,
     /// A row read at the start is dead, and its record did not go to the dead-letter topic yet.

@@ -142,6 +142,8 @@ impl Relay {
             "the beginning of the stream"
         } else if self.refused.is_some() {
             "answers to all that is in flight, after a refusal"
+        } else if self.row_lags() && self.feedback.is_held() {
+            "rows of the outbox table that another session has locked: a million events are published behind them"
         } else if self.row_lags() {
             "PostgreSQL to commit the cursor row"
         } else if self.parking_is_full() {

@@ -155,6 +155,7 @@ impl Script {
             "taken" => Input::SlotTaken,
             "lost" => Input::SourceLost,
             "written" => Input::CursorWritten,
+            "held" => Input::CursorHeld,
             "parked" => Input::ParkingWritten,
             "unsent" => Input::Unsent { position: position() },
             "unavailable" => Input::Unavailable { ticket: ticket(1) },

@@ -112,7 +112,7 @@ impl Away {
             return (passes && phase == Phase::Control).then_some(Duration::from_secs(1));
         };
         match action(error, phase, true) {
-            Action::Reconnect(class) => {
+            Action::Reconnect(class) | Action::Later(class) => {
                 let at = outlet.tracker.progress().position().commit_lsn;
                 let wedged = self.repeats.wedged(error, at);
                 (!wedged).then(|| class.pause_min())

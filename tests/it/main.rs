@@ -100,6 +100,7 @@ mod managed;
 /// Several pipelines in one process; sinks without a broker; messages; partitions.
 mod many;
 /// The simulator's fakes against the servers that they stand for.
+mod marks;
 mod model;
 /// What the operations page tells an operator to do.
 mod operations;

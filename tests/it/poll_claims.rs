@@ -1,6 +1,7 @@
 //! Polling's adapter against real servers: what is claimed, in which order, what is marked. No broker: a test publishes
 //! by noting the record.
 
+mod alone;
 mod marks;
 mod order;
 mod session;

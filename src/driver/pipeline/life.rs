@@ -66,7 +66,8 @@ impl Pipeline {
             cursor_interval: spec.cursor_interval,
             rules: spec.parking,
         };
-        let marking = Marking::new(spec.poll.mark_streamed || spec.mode == Mode::Auto);
+        let auto = spec.mode == Mode::Auto;
+        let marking = Marking::new(auto || spec.poll.mark_streamed, auto);
         let budget = spec.wal_retain_max.map(|max| Budget::new(max, spec.polls_in_its_stead()));
         let destinations = Destinations::new(spec.name(), spec.park_after);
         Ok(Self {

@@ -35,6 +35,7 @@ impl Pipeline {
         polling: &mut Polling,
         stop: &Stop,
     ) -> Result<(), SourceError> {
+        self.mark_what_waited(polling, stop).await?;
         let settings = &self.spec.poll;
         self.handed.claims();
         let limit = polling.limit.max(settings.batch).min(polling.limit_max);

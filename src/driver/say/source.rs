@@ -21,7 +21,7 @@ pub(in crate::driver) fn source_down(pipeline: &mut Pipeline, error: &SourceErro
     if let Some(due) = told {
         let Due { seconds, tries } = due;
         let words = if tries == 1 {
-            format!("database not available, trying again until it is: {reason}")
+            format!("connecting to the database again: {reason}")
         } else {
             format!("still waiting for database, {}, last: {reason}", due.words())
         };
@@ -83,7 +83,7 @@ pub(in crate::driver) fn standing_by(pipeline: &mut Pipeline, active_pid: Option
 
 pub(in crate::driver) fn look_failed(pipeline: &Pipeline, error: &SourceError) {
     let (pipeline, reason) = (pipeline.spec.name(), Chain(error));
-    warn!(event = "look_failed", pipeline, %reason, "could not look at the slot");
+    warn!(event = "look_failed", pipeline, %reason, "a look at the database failed; it is made again: {reason}");
 }
 
 /// A partition of the outbox was attached with rows in it, or detached.

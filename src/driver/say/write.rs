@@ -5,7 +5,9 @@ use crate::driver::trouble::{Due, Trouble};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-const HINT: &str = "a standby in synchronous_standby_names may be away: see SELECT application_name, sync_state FROM \
+const HINT: &str = "another session may hold a lock: SELECT pid, pg_blocking_pids(pid), wait_event_type FROM \
+                    pg_stat_activity WHERE application_name LIKE 'postrider%'; or a standby in \
+                    synchronous_standby_names is not connected: see SELECT application_name, sync_state FROM \
                     pg_stat_replication; bring it back, or take it out and SELECT pg_reload_conf()";
 
 /// A write is not committed after so long.

@@ -2,17 +2,16 @@
 //!
 //! Decides nothing and waits for nothing; what is under way stands in the session, whose loop sees it end.
 
-use super::{End, Session};
+use super::{End, RowWritten, Session};
 use crate::ack::Progress;
 use crate::driver::cut::cut;
+use crate::driver::marking::Batch;
 use crate::driver::pipeline::Pipeline;
 use crate::driver::run::Exit;
 use crate::driver::say;
 use crate::lsn::Watermark;
 use crate::postgres::cursor::{self, Cursor};
-use crate::postgres::poll::marks::Marker;
 use crate::relay::Effect;
-use std::sync::Arc;
 use tokio::time::Instant;
 
 impl Pipeline {
@@ -70,7 +69,9 @@ impl Session {
         }
     }
 
-    fn write(&mut self, row: Progress, marks: Option<(Marker, Arc<Vec<String>>)>) {
+    /// Makes the marks that come before the row, then writes it; not where it would pass an event whose mark has to
+    /// wait.
+    fn write(&mut self, row: Progress, marks: Option<Batch>) {
         assert!(self.writing.is_none(), "two cursor rows at once");
         let resume = &self.connected.resume;
         let cursor = Cursor {
@@ -83,10 +84,17 @@ impl Session {
         let client = self.connected.desk.control.shared_client();
         self.writing_since = Instant::now();
         self.writing = Some(Box::pin(async move {
-            if let Some((marker, ids)) = marks {
-                marker.mark(&client, &ids).await?;
+            let mut made = None;
+            if let Some(batch) = marks {
+                let done = batch.make(&client).await?;
+                let held = batch.holds_back(&done, row.position());
+                made = Some(done);
+                if held {
+                    return Ok(RowWritten { made, row: None });
+                }
             }
-            cursor::write(&client, &cursor).await
+            let row = Some(cursor::write(&client, &cursor).await?);
+            Ok(RowWritten { made, row })
         }));
     }
 }

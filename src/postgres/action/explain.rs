@@ -1,7 +1,7 @@
 //! The halts that come from an error of the server, in the four parts that every halt has.
 
 use crate::error::{Chain, Halt, HaltReason};
-use crate::postgres::error::{SourceError, SourceErrorKind};
+use crate::postgres::error::{SourceError, SourceErrorKind, Statement};
 use crate::postgres::names::{Names, ident, literal};
 
 const NOTHING_LOST: &str =
@@ -28,9 +28,8 @@ pub fn explain(reason: HaltReason, error: &SourceError, names: &Names) -> Halt {
                 literal(&names.slot)
             ),
         ),
-        HaltReason::SchemaUnfit => {
-            (NOTHING_LOST.to_owned(), format!("postrider setup -p {}", names.pipeline))
-        }
+        HaltReason::SchemaUnfit => (NOTHING_LOST.to_owned(), schema_hint(error, names)),
+        HaltReason::TableUnfit if error.statement().is_some() => table_refuses(error, names),
         HaltReason::PoisonEvent => (
             "one message of the stream can't be taken; everything behind it waits in the slot".to_owned(),
             "keep payloads below the limit: ALTER TABLE … ADD CHECK (octet_length(payload::text) < …); to pass over \
@@ -146,6 +145,72 @@ fn access_hint(error: &SourceError) -> String {
         | SourceErrorKind::System => "check source.url",
     };
     hint.to_owned()
+}
+
+fn schema_hint(error: &SourceError, names: &Names) -> String {
+    let setup = format!("postrider setup -p {}", names.pipeline);
+    match error.report().map(|report| report.sqlstate) {
+        Some(state)
+            if matches!(state.class(), "23" | "27" | "09" | "P0" | "44")
+                || state.as_str() == "0A000" =>
+        {
+            format!(
+                "see which trigger, rule or constraint was added to the tables of schema postrider, and remove it; \
+                 then start again ({setup} makes what is missing, and changes no row)"
+            )
+        }
+        Some(_) | None => {
+            format!("{setup}; it makes what is missing, grants the rights, and changes no row")
+        }
+    }
+}
+
+/// The outbox table refuses a statement of ours: what that means for the data, and what to change. Nothing of it loses
+/// an event: rows without a mark are published again at most.
+fn table_refuses(error: &SourceError, names: &Names) -> (String, String) {
+    let table =
+        names.table.as_ref().map_or_else(|| "the outbox table".to_owned(), ToString::to_string);
+    let claims = error.statement() == Some(Statement::Claim);
+    let meaning = if claims {
+        "nothing was claimed or marked; all rows are still in the table".to_owned()
+    } else {
+        format!(
+            "nothing is lost: published rows of {table} can't be marked as published, so nothing is confirmed past \
+             them; events published since then are published again at the next start"
+        )
+    };
+    let right = if claims { "lock" } else { "mark" };
+    let hint = match error.report().map(|report| report.sqlstate) {
+        Some(state) if state.as_str() == "42501" => format!(
+            "the role needs UPDATE, and DELETE where marks delete, to {right} rows: GRANT SELECT, UPDATE, DELETE ON \
+             {table} TO the role of source.url (postrider setup -p {} --print-sql has the lines); then start again",
+            names.pipeline
+        ),
+        Some(state) if state.as_str() == "55000" => format!(
+            "a publication that sends updates or deletes of {table} needs the table's replica identity: add a \
+             primary key, or ALTER TABLE {table} REPLICA IDENTITY FULL; or, where nobody else subscribes to it, \
+             ALTER PUBLICATION {} SET (publish = 'insert'); SELECT pubname FROM pg_publication_tables lists them; \
+             then start again",
+            ident(&names.publication)
+        ),
+        Some(state) if matches!(state.as_str(), "42P01" | "42703" | "42804" | "3F000") => format!(
+            "{table} is not as the layout describes it: postrider check -p {} names the columns; then start again",
+            names.pipeline
+        ),
+        Some(state)
+            if matches!(state.class(), "09" | "27" | "P0" | "23" | "44" | "38" | "39" | "2F") =>
+        {
+            format!(
+                "see which trigger, rule or constraint of {table} refuses or undoes the change, and except the role of \
+             source.url from it; then start again"
+            )
+        }
+        Some(_) | None => format!(
+            "run the layout's UPDATE or DELETE of one row of {table} as the role of source.url to see what refuses it; \
+             then start again"
+        ),
+    };
+    (meaning, hint)
 }
 
 /// The WAL being decoded is of a time when the publication did not exist: no publication made now helps it.

@@ -1,8 +1,9 @@
 //! What to do about an error of the source: one total function, printed whole by a test.
 //!
-//! Pure. Goes by the kind of the error and its SQLSTATE, never by text. What is not known is transient: a wrong
-//! "transient" stalls where everybody sees it, a wrong "definite" stops a healthy pipeline. Nothing here counts
-//! attempts but [`Repeats`], which only ever ends in an operator's hands, never in giving up an event.
+//! Pure. Goes by the kind of the error, its SQLSTATE and the statement that it came from, never by text. What is not
+//! known is transient: a wrong "transient" stalls where everybody sees it, a wrong "definite" stops a healthy pipeline.
+//! Nothing here counts attempts but [`Repeats`], which only ever ends in an operator's hands, never in giving up an
+//! event.
 
 mod explain;
 #[cfg(test)]
@@ -10,12 +11,12 @@ mod tests;
 
 pub use explain::{explain, hint};
 
-use super::error::{SourceError, SourceErrorKind, SqlState};
+use super::error::{SourceError, SourceErrorKind, SqlState, Statement};
 use crate::error::HaltReason;
 use crate::lsn::Lsn;
 use std::time::Duration;
 
-/// Where the error came up.
+/// Where an error came up that names no [`Statement`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
     /// Opening either connection: name, TCP, TLS, login.
@@ -41,6 +42,9 @@ impl Phase {
 pub enum Action {
     /// Drop both connections and do the whole handshake again, for ever, with back-off.
     Reconnect(Class),
+    /// Only this statement failed, and may succeed later: it is made again on the same connection, and nothing else
+    /// waits for it. Outside a stream, where there is nothing to go on with, as [`Action::Reconnect`].
+    Later(Class),
     /// Somebody else holds the slot: the same, and say so.
     StandBy,
     /// The server refused something: do the handshake again, whose fence knows the reason better; if it finds nothing
@@ -133,8 +137,129 @@ pub fn action(error: &SourceError, phase: Phase, proven: bool) -> Action {
         }
         SourceErrorKind::Protocol => Action::Halt(HaltReason::Protocol),
         SourceErrorKind::TooLarge { .. } => Action::Halt(HaltReason::PoisonEvent),
-        SourceErrorKind::Server(report) => by_sqlstate(report.sqlstate, phase, proven),
+        SourceErrorKind::Server(report) => match error.statement() {
+            Some(statement) => by_statement(report.sqlstate, statement, proven),
+            None => by_sqlstate(report.sqlstate, phase, proven),
+        },
     }
+}
+
+/// What an SQLSTATE of one of our own statements leads to.
+///
+/// The session is the walsender's neighbour, not the walsender: no SQLSTATE here says anything of slot, publication or
+/// stream. Three things are told apart: the session is over, or this server takes no writes (connect again); the
+/// statement may succeed later (`Later`, or connect again where the relay can't go on without it); and the table
+/// refuses what we write, for a reason that only a person can take away.
+fn by_statement(state: SqlState, statement: Statement, proven: bool) -> Action {
+    if let Some(class) = session_over(state) {
+        return Action::Reconnect(class);
+    }
+    match statement {
+        Statement::Mark => match passing(state).or_else(|| at_work(state)) {
+            Some(class) => Action::Later(class),
+            None if refusal(state) => Action::Halt(HaltReason::TableUnfit),
+            None => Action::Later(Class::Unknown),
+        },
+        // The claim's transaction is over with its first error: another session claims again.
+        Statement::Claim | Statement::Settle => match passing(state).or_else(|| at_work(state)) {
+            Some(class) => Action::Reconnect(class),
+            // pg_current_wal_insert_lsn() on a server that is in recovery again.
+            None if state.as_str() == "55000" && statement == Statement::Claim => {
+                Action::Reconnect(Class::NotPrimary)
+            }
+            // A migration may have taken the table away for a moment: the start check knows better.
+            None if matches!(state.as_str(), "42P01" | "42703" | "3F000") => {
+                Action::Recheck(HaltReason::TableUnfit)
+            }
+            None if refusal(state) => Action::Halt(HaltReason::TableUnfit),
+            None => Action::Reconnect(Class::Unknown),
+        },
+        Statement::Cursor | Statement::Parked => match passing(state) {
+            Some(Class::Busy) => Action::Later(Class::Busy),
+            Some(class) => Action::Reconnect(class),
+            None => own_table(state, proven),
+        },
+        // People wait for these, and no event does.
+        Statement::Requests | Statement::Look => {
+            let class = passing(state).or_else(|| at_work(state)).unwrap_or(Class::Unknown);
+            Action::Later(class)
+        }
+    }
+}
+
+/// The tables of schema `postrider` refused a statement.
+fn own_table(state: SqlState, proven: bool) -> Action {
+    match state.as_str() {
+        // In recovery there is no end of WAL to write down.
+        "55000" => Action::Reconnect(Class::NotPrimary),
+        "42501" if !proven => Action::Halt(HaltReason::AccessDenied),
+        // A schema of another version: the start check says which.
+        "42P01" | "42703" | "3F000" => Action::Recheck(HaltReason::SchemaUnfit),
+        // Values of one event that the database's encoding does not have: [`Repeats`] watches them.
+        _ if state.class() == "22" => Action::Reconnect(Class::Server),
+        _ => match at_work(state) {
+            Some(class) => Action::Reconnect(class),
+            None if refusal(state) => Action::Halt(HaltReason::SchemaUnfit),
+            None => Action::Reconnect(Class::Unknown),
+        },
+    }
+}
+
+/// The session has ended, or another one is needed.
+fn session_over(state: SqlState) -> Option<Class> {
+    match state.as_str() {
+        "57P01" | "57P02" | "57P05" => Some(Class::Shutdown),
+        "57P03" => Some(Class::Starting),
+        // The primary became a standby.
+        "25006" => Some(Class::NotPrimary),
+        // idle_in_transaction_session_timeout, transaction_timeout.
+        "25P03" | "25P04" => Some(Class::Busy),
+        // Somebody deallocated what was prepared: a pooler is in between, or a DISCARD ALL.
+        "26000" => Some(Class::Unknown),
+        "3D000" | "57P04" => Some(Class::Access),
+        _ if state.class() == "08" => Some(Class::Connection),
+        _ if state.class() == "28" => Some(Class::Access),
+        _ => None,
+    }
+}
+
+/// What passes by itself: a lock, a deadlock, a time-out, a full disk.
+fn passing(state: SqlState) -> Option<Class> {
+    match (state.as_str(), state.class()) {
+        ("55P03" | "57014" | "55006", _) | (_, "40") => Some(Class::Busy),
+        (_, "53") => Some(Class::Resources),
+        _ => None,
+    }
+}
+
+/// The server failed at its work: limits, the disk, internal errors, corruption; [`Repeats`] watches them.
+fn at_work(state: SqlState) -> Option<Class> {
+    matches!(state.class(), "54" | "58" | "XX").then_some(Class::Server)
+}
+
+/// The table, its types, constraints, triggers or rights are not as the statement needs them: trying again changes
+/// nothing before somebody changes the table.
+fn refusal(state: SqlState) -> bool {
+    let of_class = matches!(
+        state.class(),
+        // Features, triggers, cardinality, data, constraints, functions and their errors, names and rights, WITH CHECK
+        // OPTION, PL/pgSQL's RAISE.
+        "0A" | "09"
+            | "0L"
+            | "0P"
+            | "21"
+            | "22"
+            | "23"
+            | "27"
+            | "2F"
+            | "38"
+            | "39"
+            | "42"
+            | "3F"
+            | "44"
+            | "P0"
+    );
+    of_class || state.as_str() == "55000"
 }
 
 /// A refusal of the login or of a right: wrong from the start, or changed since.
@@ -152,8 +277,6 @@ fn by_sqlstate(state: SqlState, phase: Phase, proven: bool) -> Action {
         ("55000" | "25006", _) => Action::Reconnect(Class::NotPrimary),
         ("55006", _) => Action::StandBy,
         ("42704", Phase::Start) => Action::Recheck(HaltReason::SlotMissing),
-        // The table's own triggers undo our marks: going on would publish the same rows for ever.
-        ("09000", _) => Action::Halt(HaltReason::TableUnfit),
         // Two publications with different column lists.
         ("0A000", Phase::Stream) => Action::Halt(HaltReason::PublicationUnfit),
         ("0A000" | "22023" | "42601" | "42602", _) if started => {

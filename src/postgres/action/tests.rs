@@ -22,10 +22,11 @@ fn error(kind: SourceErrorKind) -> SourceError {
 }
 
 const STATES: &[&str] = &[
-    "08006", "0A000", "22021", "22023", "22P05", "25006", "28000", "28P01", "3D000", "3F000",
-    "40001", "40P01", "42501", "42601", "42602", "42703", "42704", "42P01", "53100", "53200",
-    "53300", "53400", "54000", "55000", "55006", "55P03", "57014", "57P01", "57P02", "57P03",
-    "57P05", "58030", "58P01", "XX000", "XX001", "ZZ999",
+    "08006", "09000", "0A000", "22021", "22023", "22P02", "22P05", "23505", "23514", "25006",
+    "25P03", "26000", "28000", "28P01", "3D000", "3F000", "40001", "40P01", "42501", "42601",
+    "42602", "42703", "42704", "42804", "42P01", "44000", "53100", "53200", "53300", "53400",
+    "54000", "55000", "55006", "55P03", "57014", "57P01", "57P02", "57P03", "57P05", "58030",
+    "58P01", "P0001", "XX000", "XX001", "ZZ999",
 ];
 
 fn kinds() -> Vec<(String, SourceErrorKind)> {
@@ -52,6 +53,7 @@ fn kinds() -> Vec<(String, SourceErrorKind)> {
 fn tell(action: Action) -> String {
     match action {
         Action::Reconnect(class) => class.name().to_owned(),
+        Action::Later(class) => format!("later {}", class.name()),
         Action::StandBy => "STAND BY".to_owned(),
         Action::Recheck(reason) => format!("RECHECK {}", reason.name()),
         Action::Halt(reason) => format!("HALT {}", reason.name()),
@@ -83,15 +85,91 @@ fn the_whole_table() {
     expect_file!["snapshots/table.txt"].assert_eq(&out);
 }
 
+/// The same for statements of ours, by SQLSTATE. The phase does not matter: a statement is never the walsender's.
 #[test]
-fn every_halt_of_the_table_says_what_it_means_and_what_mends_it() {
-    let names = Names {
+fn the_whole_table_by_statement() {
+    let names: Vec<&str> = Statement::ALL.iter().map(|statement| statement.name()).collect();
+    let mut out = format!("error | proven | {}\n", names.join(" | "));
+    for state in STATES {
+        let row = |proven: bool| {
+            let cell = |statement: &Statement| {
+                let error = error(server(state)).of(*statement);
+                let [first, others @ ..] = Phase::ALL.map(|phase| action(&error, phase, proven));
+                assert!(others.iter().all(|other| *other == first), "{state} {statement:?}");
+                tell(first)
+            };
+            let cells: Vec<String> = Statement::ALL.iter().map(cell).collect();
+            if cells.iter().all(|cell| *cell == cells[0]) {
+                cells[0].clone()
+            } else {
+                cells.join(" | ")
+            }
+        };
+        let (new, proven) = (row(false), row(true));
+        if new == proven {
+            writeln!(out, "{state} | any | {new}").unwrap();
+        } else {
+            writeln!(out, "{state} | false | {new}\n{state} | true | {proven}").unwrap();
+        }
+    }
+    expect_file!["snapshots/statements.txt"].assert_eq(&out);
+}
+
+/// The publication and the slot are the stream's. Whatever a statement of ours meets says nothing of them.
+#[test]
+fn no_error_of_a_statement_of_ours_is_taken_for_one_of_slot_or_publication() {
+    for state in STATES {
+        for statement in Statement::ALL {
+            let action = action(&error(server(state)).of(*statement), Phase::Stream, true);
+            let (Action::Halt(reason) | Action::Recheck(reason)) = action else { continue };
+            let own = matches!(reason, HaltReason::TableUnfit | HaltReason::SchemaUnfit);
+            assert!(own, "{state} of {statement:?}: {reason:?}");
+        }
+    }
+}
+
+/// Of a halt that a statement of ours leads to: what it means, and what to change, which loses no event.
+#[test]
+fn every_halt_of_a_statement_names_what_to_change_and_gives_nothing_up() {
+    let names = names();
+    let mut out = String::new();
+    for statement in Statement::ALL {
+        for state in STATES {
+            let error = error(server(state)).of(*statement);
+            let (Action::Halt(reason) | Action::Recheck(reason)) =
+                action(&error, Phase::Stream, true)
+            else {
+                continue;
+            };
+            let halt = explain(reason, &error, &names);
+            for loses in ["DROP", "DELETE FROM", "pg_drop_replication_slot", "TRUNCATE"] {
+                assert!(!halt.hint.contains(loses), "{state} of {statement:?}: {}", halt.hint);
+            }
+            let statement = statement.name();
+            writeln!(
+                out,
+                "## {statement} {state}\n\n{halt}\nmeans: {}\nmend:  {}\n",
+                halt.meaning, halt.hint
+            )
+            .unwrap();
+        }
+    }
+    expect_file!["snapshots/statement_halts.md"].assert_eq(&out);
+}
+
+fn names() -> Names {
+    Names {
         pipeline: "orders".to_owned(),
         slot: "postrider_orders".to_owned(),
         publication: "postrider_orders".to_owned(),
         table: Some(TableName::new("public", "outbox")),
         times: Times::default(),
-    };
+    }
+}
+
+#[test]
+fn every_halt_of_the_table_says_what_it_means_and_what_mends_it() {
+    let names = names();
     let mut out = String::new();
     for (name, kind) in kinds() {
         let error = error(kind);

@@ -2,7 +2,7 @@
 
 use super::read::{columns, position, record_of};
 use crate::event::Position;
-use crate::postgres::error::SourceError;
+use crate::postgres::error::{SourceError, Statement};
 use crate::record::OwnedRecord;
 use tokio_postgres::{Client, Row};
 
@@ -18,7 +18,10 @@ pub async fn fetch_letters(
     positions: &[Position],
     topic: &str,
 ) -> Result<Vec<(Position, OwnedRecord)>, SourceError> {
-    let failed = |e| SourceError::control(format!("fetch dead events of pipeline {pipeline:?}"), e);
+    let failed = |e| {
+        SourceError::control(format!("fetch dead events of pipeline {pipeline:?}"), e)
+            .of(Statement::Parked)
+    };
     let sql = "SELECT p.commit_lsn, p.ordinal, p.topic, p.partition, p.key, p.value, p.timestamp_ms, \
                  p.header_names, p.header_values, p.error_code, p.error, p.attempts \
                FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \

@@ -19,7 +19,7 @@ pub use read::{Fetched, Loaded, fetch, load, missing, requests};
 pub use returning::{Again, listed, not_passed, place, take_back, unpublished};
 pub use write::{ROUND_BYTES_MAX, ROUND_ROWS_MAX, Stored, write};
 
-use super::error::SourceError;
+use super::error::{SourceError, Statement};
 use super::server::pg_lsn;
 use crate::lsn::Lsn;
 use crate::parked::State;
@@ -76,8 +76,10 @@ async fn prune_where(
     keep: Duration,
     polled: bool,
 ) -> Result<u64, SourceError> {
-    let failed =
-        |e| SourceError::control(format!("prune the parked events of pipeline {pipeline:?}"), e);
+    let failed = |e| {
+        SourceError::control(format!("prune the parked events of pipeline {pipeline:?}"), e)
+            .of(Statement::Requests)
+    };
     let sql = "DELETE FROM postrider.parked p USING ( \
                  SELECT t.commit_lsn, t.ordinal FROM postrider.parked t \
                  WHERE t.pipeline = $1 AND t.state IN ('done', 'skipped') \
@@ -85,7 +87,7 @@ async fn prune_where(
                    AND t.requested_action IS NULL \
                    AND ($5 OR t.commit_lsn < least($2::pg_catalog.pg_lsn, \
                      (SELECT c.watermark FROM postrider.cursor c WHERE c.pipeline = $1))) \
-                 ORDER BY t.resolved_at LIMIT $4) old \
+                 ORDER BY t.resolved_at LIMIT $4 FOR UPDATE SKIP LOCKED) old \
                WHERE p.pipeline = $1 AND p.commit_lsn = old.commit_lsn AND p.ordinal = old.ordinal";
     let mut total = 0;
     loop {
@@ -121,8 +123,10 @@ impl Counts {
 /// # Errors
 /// What the server says.
 pub async fn counts(client: &Client, pipeline: &str) -> Result<Counts, SourceError> {
-    let failed =
-        |e| SourceError::control(format!("count the parked events of pipeline {pipeline:?}"), e);
+    let failed = |e| {
+        SourceError::control(format!("count the parked events of pipeline {pipeline:?}"), e)
+            .of(Statement::Requests)
+    };
     let sql = "SELECT state, pg_catalog.count(*), \
                  (greatest(0, pg_catalog.date_part('epoch', \
                    pg_catalog.now() - pg_catalog.min(parked_at))) * 1e6)::pg_catalog.int8 \

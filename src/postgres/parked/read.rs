@@ -2,7 +2,7 @@
 
 use crate::event::{Aggregate, Position};
 use crate::parked::{Entry, Lane, State, Wish};
-use crate::postgres::error::SourceError;
+use crate::postgres::error::{SourceError, Statement};
 use crate::postgres::server::{lsn, pg_lsn};
 use crate::record::OwnedRecord;
 use futures_util::TryStreamExt;
@@ -45,8 +45,10 @@ pub async fn load(
     pipeline: &str,
     from: Position,
 ) -> Result<Vec<Loaded>, SourceError> {
-    let failed =
-        |e| SourceError::control(format!("load the parked events of pipeline {pipeline:?}"), e);
+    let failed = |e| {
+        SourceError::control(format!("load the parked events of pipeline {pipeline:?}"), e)
+            .of(Statement::Parked)
+    };
     let (commit_lsn, ordinal) = (pg_lsn(from.commit_lsn), from.ordinal.cast_signed());
     let parameters: [&(dyn ToSql + Sync); 3] = [&pipeline, &commit_lsn, &ordinal];
     let rows = client.query_raw(LOAD, parameters).await.map_err(failed)?;
@@ -120,8 +122,10 @@ async fn fetch_where(
     condition: &str,
     bytes: u32,
 ) -> Result<Vec<Fetched>, SourceError> {
-    let failed =
-        |e| SourceError::control(format!("fetch parked events of pipeline {pipeline:?}"), e);
+    let failed = |e| {
+        SourceError::control(format!("fetch parked events of pipeline {pipeline:?}"), e)
+            .of(Statement::Parked)
+    };
     let sql = format!(
         "SELECT commit_lsn, ordinal, topic, partition, key, value, timestamp_ms, header_names, header_values, \
            blocks AND overtaken_lsn IS NULL \
@@ -167,8 +171,10 @@ pub async fn missing(
     pipeline: &str,
     positions: &[Position],
 ) -> Result<Vec<Position>, SourceError> {
-    let failed =
-        |e| SourceError::control(format!("look for parked events of pipeline {pipeline:?}"), e);
+    let failed = |e| {
+        SourceError::control(format!("look for parked events of pipeline {pipeline:?}"), e)
+            .of(Statement::Parked)
+    };
     let sql = "SELECT w.commit_lsn, w.ordinal \
                FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \
                WHERE NOT EXISTS (SELECT FROM postrider.parked p WHERE p.pipeline = $1 \
@@ -187,8 +193,10 @@ pub async fn requests(
     client: &Client,
     pipeline: &str,
 ) -> Result<Vec<(Position, Wish)>, SourceError> {
-    let failed =
-        |e| SourceError::control(format!("read the requests for pipeline {pipeline:?}"), e);
+    let failed = |e| {
+        SourceError::control(format!("read the requests for pipeline {pipeline:?}"), e)
+            .of(Statement::Requests)
+    };
     let sql = "SELECT commit_lsn, ordinal, requested_action FROM postrider.parked \
                WHERE pipeline = $1 AND requested_action IS NOT NULL ORDER BY commit_lsn, ordinal";
     let rows = client.query(sql, &[&pipeline]).await.map_err(failed)?;

@@ -5,7 +5,7 @@
 
 use super::read::{columns, position};
 use crate::event::Position;
-use crate::postgres::error::SourceError;
+use crate::postgres::error::{SourceError, Statement};
 use crate::postgres::poll::listed::Table;
 use crate::postgres::server::pg_lsn;
 use std::collections::{HashMap, HashSet};
@@ -88,7 +88,7 @@ fn coming(candidates: Vec<Candidate>, stand: &HashSet<String>) -> Vec<Again> {
 async fn read(client: &Client, pipeline: &str, sql: &str) -> Result<Vec<Candidate>, SourceError> {
     let failed = |e| {
         let doing = format!("look for parked events of pipeline {pipeline:?} that come again");
-        SourceError::control(doing, e)
+        SourceError::control(doing, e).of(Statement::Parked)
     };
     let candidate = |row: &Row| {
         let again = Again {
@@ -116,8 +116,10 @@ pub async fn place(
     if places.is_empty() {
         return Ok(());
     }
-    let failed =
-        |e| SourceError::control(format!("place parked events of pipeline {pipeline:?} again"), e);
+    let failed = |e| {
+        SourceError::control(format!("place parked events of pipeline {pipeline:?} again"), e)
+            .of(Statement::Parked)
+    };
     let (before, after): (Vec<Position>, Vec<Position>) = places.iter().copied().unzip();
     let ((from_lsn, from_ordinal), (to_lsn, to_ordinal)) = (columns(&before), columns(&after));
     let sql = "UPDATE postrider.parked AS p SET commit_lsn = m.to_lsn, ordinal = m.to_ordinal \
@@ -143,8 +145,10 @@ pub async fn take_back(
     places: &[(Position, Position)],
 ) -> Result<(), SourceError> {
     place(client, pipeline, places).await?;
-    let failed =
-        |e| SourceError::control(format!("take back parked events of pipeline {pipeline:?}"), e);
+    let failed = |e| {
+        SourceError::control(format!("take back parked events of pipeline {pipeline:?}"), e)
+            .of(Statement::Parked)
+    };
     let sql = "DELETE FROM postrider.parked AS p \
                WHERE p.pipeline = $1 AND p.commit_lsn = $2 AND p.ordinal >= $3";
     let (commit_lsn, ordinal) = (pg_lsn(from.commit_lsn), from.ordinal.cast_signed());
@@ -159,8 +163,10 @@ pub async fn not_passed(
     client: &Client,
     pipeline: &str,
 ) -> Result<Vec<(Position, String)>, SourceError> {
-    let failed =
-        |e| SourceError::control(format!("read parked events of pipeline {pipeline:?}"), e);
+    let failed = |e| {
+        SourceError::control(format!("read parked events of pipeline {pipeline:?}"), e)
+            .of(Statement::Parked)
+    };
     let sql = "SELECT p.commit_lsn, p.ordinal, p.event_id FROM postrider.parked AS p \
                WHERE p.pipeline = $1 AND p.event_id IS NOT NULL AND p.commit_lsn >= \
                  (SELECT c.watermark FROM postrider.cursor AS c WHERE c.pipeline = $1)";

@@ -4,7 +4,7 @@ use super::marks::{self, Marks};
 use super::rows::{self, Rows};
 use crate::event::Position;
 use crate::parked::{Mark, Parked};
-use crate::postgres::error::SourceError;
+use crate::postgres::error::{SourceError, Statement};
 use std::collections::HashSet;
 use std::sync::LazyLock;
 use tokio_postgres::Client;
@@ -113,8 +113,10 @@ impl Round<'_> {
         pipeline: &str,
         epoch: i64,
     ) -> Result<Stored, SourceError> {
-        let failed =
-            |e| SourceError::control(format!("write parked events of pipeline {pipeline:?}"), e);
+        let failed = |e| {
+            SourceError::control(format!("write parked events of pipeline {pipeline:?}"), e)
+                .of(Statement::Parked)
+        };
         let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&pipeline, &epoch];
         parameters.extend(self.rows.parameters());
         parameters.extend(self.marks.parameters());

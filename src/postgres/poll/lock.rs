@@ -2,7 +2,7 @@
 //!
 //! Knows nothing of tables and claims. [`Poller`](super::Poller) takes it as it opens.
 
-use crate::postgres::error::SourceError;
+use crate::postgres::error::{SourceError, Statement};
 use tokio_postgres::Client;
 
 /// The lock of a pipeline: held by the session, gone with it.
@@ -32,7 +32,7 @@ pub enum Locked {
 /// # Errors
 /// What the server says.
 pub async fn lock(client: &Client, pipeline: &str) -> Result<Locked, SourceError> {
-    let failed = |e| SourceError::control("take the polling lock", e);
+    let failed = |e| SourceError::control("take the polling lock", e).of(Statement::Claim);
     let row = client.query_one(LOCK, &[&pipeline]).await.map_err(failed)?;
     if row.try_get::<_, bool>(0).map_err(failed)? {
         return Ok(Locked::Ours);

@@ -1,21 +1,47 @@
 //! Marks on rows that the stream brought (`poll.mark_streamed`; always in mode `auto`): by their ids, so that an
 //! application's own cleanup and dashboards go on working, and polling knows what is published.
+//!
+//! A mark never waits for a row: a row that another session has locked is passed over, and marked later. The later rows
+//! of its aggregate wait with it, since a row without a mark may be published again from the table, and then what
+//! follows it in its aggregate has to follow it again.
 
 use super::settle::success;
 use super::spec::{Marks, PollSpec};
-use super::table::{self, Shape};
-use crate::postgres::error::SourceError;
-use crate::postgres::names::ident;
-use tokio_postgres::{Client, Statement};
+use super::table::{self, Column, Shape};
+use crate::event::Position;
+use crate::parked::Lane;
+use crate::postgres::error::{ServerReport, SourceError, SqlState, Statement};
+use crate::postgres::locks::{self, Holder};
+use crate::postgres::names::{TableName, ident};
+use std::collections::{HashMap, HashSet};
+use tokio_postgres::Client;
+use tokio_postgres::types::ToSql;
 
 /// Most ids of one statement.
 pub const MARK_ROWS_MAX: usize = 10_000;
 
+/// Statements for the rows of one call that are at most made again because rows were locked, or changed, meanwhile.
+const ROUNDS_MAX: usize = 6;
+
+/// A published event whose row is to be marked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ToMark {
+    /// Where it stands in the stream.
+    pub position: Position,
+    /// Its aggregate: its marks are made in order. `None` where the event has no place in an order.
+    pub lane: Option<Lane>,
+    /// As `Mapped::event_id` has it.
+    pub id: String,
+}
+
 /// A prepared mark. It belongs to the session that prepared it.
 #[derive(Clone, Debug)]
 pub struct Marker {
-    statement: Statement,
-    doing: String,
+    statement: tokio_postgres::Statement,
+    /// The same for ids that the column can't have (a logical message's may be any text): slow, by the ids' text.
+    by_text: String,
+    table: TableName,
+    locked: String,
 }
 
 impl Marker {
@@ -24,46 +50,230 @@ impl Marker {
     /// # Errors
     /// What the server says; 42P01 and 42703 where table or columns are missing.
     pub async fn prepare(client: &Client, spec: &PollSpec) -> Result<Self, SourceError> {
-        let shape = table::read(client, spec).await?;
-        let doing = format!("mark published rows of table {}", spec.table);
+        let shape = table::read(client, spec).await.map_err(|error| error.of(Statement::Mark))?;
+        let id = shape.id(&spec.table, &spec.id)?;
         let statement = client.prepare(&sql(spec, &shape)?).await;
-        let statement = statement.map_err(|error| SourceError::control(&doing, error))?;
-        Ok(Self { statement, doing })
+        let statement = statement.map_err(|error| failed(&spec.table, error))?;
+        Ok(Self {
+            statement,
+            by_text: sql_of(spec, &shape, id, &format!("{} = ANY ($1::text[])", id.text("o"))),
+            table: spec.table.clone(),
+            locked: locked_sql(spec, id),
+        })
     }
 
-    /// Marks the rows of these ids, as `Mapped::event_id` has them, [`MARK_ROWS_MAX`] a statement, and says how many
-    /// took the mark: rows that are marked already, or gone, are none.
+    /// The table whose rows it marks.
+    pub fn table(&self) -> &TableName {
+        &self.table
+    }
+
+    /// Marks the rows of these events, [`MARK_ROWS_MAX`] a statement, and gives back which of them wait: their places
+    /// among `rows`, in order. All others are marked, were marked already, or are gone. `rows` are in order of the
+    /// stream; `waiting` are the aggregates of which a row was locked at the last call.
     ///
     /// # Errors
-    /// What the server says. Asking again does no harm.
-    pub async fn mark<I: AsRef<str>>(
+    /// What the server says, as an error of [`Statement::Mark`]; SQLSTATE 09000 where rows took no mark (a trigger of
+    /// the table undoes them). Asking again does no harm.
+    pub async fn mark(
         &self,
         client: &Client,
-        ids: &[I],
-    ) -> Result<u64, SourceError> {
-        let mut marked = 0;
-        for ids in ids.chunks(MARK_ROWS_MAX) {
-            let ids: Vec<&str> = ids.iter().map(AsRef::as_ref).collect();
-            let rows = client.execute(&self.statement, &[&ids]).await;
-            marked += rows.map_err(|error| SourceError::control(&self.doing, error))?;
+        rows: &[ToMark],
+        waiting: &HashSet<Lane>,
+    ) -> Result<Vec<usize>, SourceError> {
+        let mut marking = Marking { rows, done: vec![false; rows.len()], held: waiting.clone() };
+        // Of an aggregate that waits the first row says whether it still does.
+        let heads = marking.heads();
+        self.mark_some(client, &mut marking, &heads).await?;
+        for place in heads {
+            if let (true, Some(lane)) = (marking.done[place], rows[place].lane) {
+                marking.held.remove(&lane);
+            }
         }
-        Ok(marked)
+        let rest: Vec<usize> = (0..rows.len()).filter(|place| !marking.done[*place]).collect();
+        for chunk in rest.chunks(MARK_ROWS_MAX) {
+            let chunk: Vec<usize> =
+                chunk.iter().copied().filter(|place| !marking.waits(*place)).collect();
+            self.mark_some(client, &mut marking, &chunk).await?;
+        }
+        Ok((0..rows.len()).filter(|place| !marking.done[*place]).collect())
+    }
+
+    /// Marks what it can of these places. What is found locked, or changed by a transaction that committed meanwhile,
+    /// is looked at once more by a new snapshot; what is locked then waits, with the later rows of its aggregate.
+    async fn mark_some(
+        &self,
+        client: &Client,
+        marking: &mut Marking<'_>,
+        places: &[usize],
+    ) -> Result<(), SourceError> {
+        let mut todo = places.to_vec();
+        for round in 0..ROUNDS_MAX {
+            if todo.is_empty() {
+                return Ok(());
+            }
+            let ids: Vec<&str> =
+                todo.iter().map(|place| marking.rows[*place].id.as_str()).collect();
+            let left = match self.mark_all(client, &ids).await {
+                Ok(left) => left,
+                // The row went to another partition while it was looked for: a new snapshot finds it there.
+                Err(error) if error.sqlstate().is_some_and(|state| state.class() == "40") => {
+                    if round + 1 == ROUNDS_MAX {
+                        return Err(error);
+                    }
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if left.is_empty() {
+                for place in todo {
+                    marking.done[place] = true;
+                }
+                return Ok(());
+            }
+            if round > 0 {
+                let left: HashSet<&str> = left.iter().map(String::as_str).collect();
+                todo.retain(|place| marking.may_go_on(*place, &left));
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks all of these rows, or none: then gives the ids of the rows that could not be had.
+    async fn mark_all(&self, client: &Client, ids: &[&str]) -> Result<Vec<String>, SourceError> {
+        let failed = |error| failed(&self.table, error);
+        let alien = |error: &tokio_postgres::Error| {
+            error.code().is_some_and(|state| state.code().starts_with("22"))
+        };
+        let parameters: [&(dyn ToSql + Sync); 1] = [&ids];
+        let row = match client.query_one(&self.statement, &parameters).await {
+            Err(error) if alien(&error) => client.query_one(&self.by_text, &parameters).await,
+            answer => answer,
+        };
+        let row = row.map_err(failed)?;
+        let (locked, marked): (i64, i64) =
+            (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+        let left: Vec<String> = row.try_get(2).map_err(failed)?;
+        if left.is_empty() && marked < locked {
+            return Err(self.undone(marked, locked));
+        }
+        Ok(left)
+    }
+
+    fn undone(&self, marked: i64, of: i64) -> SourceError {
+        let message = format!("{marked} of {of} rows took their mark");
+        self.refused(SqlState::TRIGGERED_ACTION_EXCEPTION, message)
+    }
+
+    /// The error for rows that stayed locked.
+    pub fn locked(&self, rows: usize, holders: &[Holder]) -> SourceError {
+        let message = format!("{rows} rows are locked by {}", locks::names(holders));
+        self.refused(SqlState::LOCK_NOT_AVAILABLE, message)
+    }
+
+    fn refused(&self, sqlstate: SqlState, message: String) -> SourceError {
+        let report = ServerReport {
+            severity: "ERROR".to_owned(),
+            sqlstate,
+            message,
+            detail: None,
+            hint: None,
+            associated_lsn: None,
+        };
+        SourceError::server(doing(&self.table), report).of(Statement::Mark)
+    }
+
+    /// Which sessions hold locks on the rows of these events.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn holders(
+        &self,
+        client: &Client,
+        rows: &[ToMark],
+    ) -> Result<Vec<Holder>, SourceError> {
+        let ids: Vec<&str> = rows.iter().take(locks::ROWS_MAX).map(|row| row.id.as_str()).collect();
+        locks::holders(client, &self.table, &self.locked, &ids).await
     }
 }
 
-/// Locks in the order of the ids, so that two of them never wait for each other; rows that are not ready (failed,
-/// marked) are left as they are, except that a delay does not matter any more.
+/// What one call of [`Marker::mark`] knows.
+struct Marking<'a> {
+    rows: &'a [ToMark],
+    done: Vec<bool>,
+    /// Aggregates of which a row is locked.
+    held: HashSet<Lane>,
+}
+
+impl Marking<'_> {
+    fn waits(&self, place: usize) -> bool {
+        self.rows[place].lane.is_some_and(|lane| self.held.contains(&lane))
+    }
+
+    /// The first row of each aggregate that waits.
+    fn heads(&self) -> Vec<usize> {
+        let mut heads = HashMap::new();
+        for (place, row) in self.rows.iter().enumerate() {
+            if let Some(lane) = row.lane.filter(|lane| self.held.contains(lane)) {
+                heads.entry(lane).or_insert(place);
+            }
+        }
+        let mut heads: Vec<usize> = heads.into_values().collect();
+        heads.sort_unstable();
+        heads
+    }
+
+    /// Whether a row may be marked although those of the ids `left` could not be had: not one of them, and not behind
+    /// one of them in its aggregate. To be asked in order of the rows.
+    fn may_go_on(&mut self, place: usize, left: &HashSet<&str>) -> bool {
+        let row = &self.rows[place];
+        if left.contains(row.id.as_str()) {
+            self.held.extend(row.lane);
+            return false;
+        }
+        row.lane.is_none_or(|lane| !self.held.contains(&lane))
+    }
+}
+
+fn doing(table: &TableName) -> String {
+    format!("mark published rows of table {table}")
+}
+
+fn failed(table: &TableName, error: tokio_postgres::Error) -> SourceError {
+    SourceError::control(doing(table), error).of(Statement::Mark)
+}
+
 pub(super) fn sql(spec: &PollSpec, shape: &Shape) -> Result<String, SourceError> {
-    let (table, id) = (&spec.table, shape.id(&spec.table, &spec.id)?);
-    let (wanted, order) = (id.is_one_of("o", "$1::text[]"), id.sort_key("o"));
+    let id = shape.id(&spec.table, &spec.id)?;
+    Ok(sql_of(spec, shape, id, &id.is_one_of("o", "$1::text[]")))
+}
+
+/// Marks all rows of `these`, or none. Answers how many were locked for it, how many took the mark, and the ids of
+/// those that could not be had.
+///
+/// `k` locks in the order of the ids and waits for no row. A row that somebody changed and committed after the
+/// statement's snapshot is locked at its new place, which the snapshot does not see, so that an update of it would hit
+/// nothing: it is among `l`, as a locked one is. Only where `l` is empty are all of the snapshot's rows ours, at their
+/// places. Rows that are not ready (failed, marked) are left as they are, except that a delay does not matter any more.
+fn sql_of(spec: &PollSpec, shape: &Shape, id: &Column, these: &str) -> String {
+    let (table, order, text) = (&spec.table, id.sort_key("o"), id.text("o"));
     let ready = unmarked(spec);
-    Ok(format!(
+    format!(
         "WITH k AS MATERIALIZED (\n  SELECT o.tableoid AS oid, o.ctid AS tid FROM {table} AS o\n  \
-         WHERE {wanted} AND {ready}\n  ORDER BY {order} FOR UPDATE\n)\n\
-         {}\n{} k WHERE o.tableoid = k.oid AND o.ctid = k.tid",
+         WHERE {these} AND {ready}\n  ORDER BY {order} FOR UPDATE SKIP LOCKED\n\
+         ), l AS MATERIALIZED (\n  SELECT {text} AS id FROM {table} AS o\n  \
+         WHERE {these} AND {ready}\n    AND (o.tableoid, o.ctid) NOT IN (SELECT k.oid, k.tid FROM k)\n\
+         ), m AS (\n  {}\n  {} k WHERE o.tableoid = k.oid AND o.ctid = k.tid AND NOT EXISTS (SELECT FROM l)\n  \
+         RETURNING 1\n)\n\
+         SELECT (SELECT count(*) FROM k), (SELECT count(*) FROM m), ARRAY(SELECT l.id FROM l)",
         success(spec, shape, "statement_timestamp()"),
         if deletes(spec) { "USING" } else { "FROM" },
-    ))
+    )
+}
+
+/// The `xmax` of rows by their ids in `$1`, as text.
+fn locked_sql(spec: &PollSpec, id: &Column) -> String {
+    let these = id.is_one_of("o", "$1::text[]");
+    format!("SELECT o.xmax::text FROM {} AS o WHERE {these}", spec.table)
 }
 
 fn deletes(spec: &PollSpec) -> bool {

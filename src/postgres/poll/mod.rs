@@ -14,6 +14,7 @@
 
 mod claim;
 mod dies;
+pub(in crate::postgres) mod index;
 pub mod listed;
 mod lock;
 pub mod marks;

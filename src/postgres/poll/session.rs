@@ -13,7 +13,7 @@ use super::table::{self, Shape};
 use crate::postgres::client::connect_listening;
 use crate::postgres::conninfo::Conninfo;
 use crate::postgres::control::Control;
-use crate::postgres::error::{ServerReport, SourceError, SqlState};
+use crate::postgres::error::{ServerReport, SourceError, SqlState, Statement};
 use bytes::Bytes;
 use pauses::{BLOCKED_PAUSE, PAUSES_MAX};
 use std::collections::BTreeMap;
@@ -90,7 +90,7 @@ impl Poller {
         };
         let (client, connection) = connect_listening(conninfo, application_name, about).await?;
         let control = Control::start(client, connection).await?;
-        let failed = |e| SourceError::control("set up the polling session", e);
+        let failed = |e| SourceError::control("set up the polling session", e).of(Statement::Claim);
         let client = control.client();
         client.batch_execute(PINNED).await.map_err(failed)?;
         let shape = table::read(client, spec).await?;
@@ -208,8 +208,8 @@ impl Poller {
         let text = if self.open { text.trim_start_matches(BEGIN) } else { &text };
         self.open = true;
         let doing = || format!("claim rows of table {}", self.spec.table);
-        let answer = self.control.client().simple_query(text).await;
-        let answer = answer.map_err(|error| SourceError::control(doing(), error))?;
+        let failed = |error| SourceError::control(doing(), error).of(Statement::Claim);
+        let answer = self.control.client().simple_query(text).await.map_err(failed)?;
         Look::read(&answer, &self.shape)
     }
 
@@ -261,7 +261,7 @@ impl Poller {
 
     async fn end(&mut self, how: &str) -> Result<(), SourceError> {
         let ended = self.control.client().batch_execute(how).await;
-        ended.map_err(|error| SourceError::control("end a claim", error))?;
+        ended.map_err(|error| SourceError::control("end a claim", error).of(Statement::Claim))?;
         self.open = false;
         Ok(())
     }
@@ -269,8 +269,8 @@ impl Poller {
     /// Runs marks, and sees that every row took its own.
     async fn mark(&self, marked: &Marked) -> Result<(), SourceError> {
         let doing = || format!("mark rows of table {}", self.spec.table);
-        let answer = self.control.client().simple_query(&marked.sql).await;
-        let answer = answer.map_err(|error| SourceError::control(doing(), error))?;
+        let failed = |error| SourceError::control(doing(), error).of(Statement::Settle);
+        let answer = self.control.client().simple_query(&marked.sql).await.map_err(failed)?;
         let touched: u64 =
             answer
                 .iter()
@@ -291,7 +291,7 @@ impl Poller {
             ),
             associated_lsn: None,
         };
-        Err(SourceError::server(doing(), report))
+        Err(SourceError::server(doing(), report).of(Statement::Settle))
     }
 
     /// Waits until rows were inserted, where the table has the trigger of `setup --notify`; else for ever. What came

@@ -109,10 +109,17 @@ fn rows_of_the_stream_are_marked_by_their_id() {
         WITH k AS MATERIALIZED (
           SELECT o.tableoid AS oid, o.ctid AS tid FROM "public"."outbox" AS o
           WHERE o."id" OPERATOR(pg_catalog.=) ANY (($1::text[])::bigint[]) AND o."status" <> 'PUBLISHED'
-          ORDER BY o."id" FOR UPDATE
+          ORDER BY o."id" FOR UPDATE SKIP LOCKED
+        ), l AS MATERIALIZED (
+          SELECT concat(o."id") AS id FROM "public"."outbox" AS o
+          WHERE o."id" OPERATOR(pg_catalog.=) ANY (($1::text[])::bigint[]) AND o."status" <> 'PUBLISHED'
+            AND (o.tableoid, o.ctid) NOT IN (SELECT k.oid, k.tid FROM k)
+        ), m AS (
+          DELETE FROM "public"."outbox" AS o
+          USING k WHERE o.tableoid = k.oid AND o.ctid = k.tid AND NOT EXISTS (SELECT FROM l)
+          RETURNING 1
         )
-        DELETE FROM "public"."outbox" AS o
-        USING k WHERE o.tableoid = k.oid AND o.ctid = k.tid"#]]
+        SELECT (SELECT count(*) FROM k), (SELECT count(*) FROM m), ARRAY(SELECT l.id FROM l)"#]]
     .assert_eq(&marks::sql(&spec, &shape("bigint")).unwrap());
 }
 

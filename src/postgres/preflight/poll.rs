@@ -48,6 +48,7 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     if out.len() > before || !scene.ask.polls {
         return;
     }
+    index(scene, poll, out);
     if table.notifies {
         out.push(Finding::ok("poll", "an insert wakes the polling relay"));
     } else {
@@ -73,6 +74,22 @@ fn dead_letters(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
         Some(role) => finding.sql(format!("GRANT INSERT ON TABLE {dlq} TO {};", ident(&role.name))),
         None => finding,
     });
+}
+
+/// Behind a backlog a claim without its index costs as much as the whole backlog.
+fn index(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
+    let Some(index) = scene.claim_index.as_ref().filter(|index| !index.exists) else { return };
+    out.push(
+        Finding::warning(
+            "poll_index",
+            format!("no index has the unpublished rows of {} in the order of polling", poll.table),
+        )
+        .why(
+            "each claim reads and sorts all of them, or passes over all published ones: draining a backlog costs its \
+             square (docs/polling.md has figures)",
+        )
+        .sql(index.create.clone()),
+    );
 }
 
 /// Rows are locked while they are on their way, and then marked or deleted.

@@ -9,6 +9,7 @@ use crate::postgres::error::SourceError;
 use crate::postgres::fence;
 use crate::postgres::names::{Names, TableName};
 use crate::postgres::poll::PollSpec;
+use crate::postgres::poll::index::{self, ClaimIndex};
 use crate::postgres::publication::PublicationFacts;
 use crate::postgres::schema::SchemaState;
 use crate::postgres::server::ServerFacts;
@@ -36,6 +37,7 @@ pub(super) struct Scene<'a> {
     pub(super) session_zones: Vec<String>,
     pub(super) around: Option<Around>,
     pub(super) namesakes: Vec<TableName>,
+    pub(super) claim_index: Option<ClaimIndex>,
     pub(super) publication: Option<PublicationFacts>,
     /// Whether it may have left out rows that are not known to be published.
     pub(super) publication_changed: bool,
@@ -124,7 +126,7 @@ pub(super) async fn read<'a>(
         Some(_) | None => Vec::new(),
     };
     let viewer = role.as_ref().map_or(server.role.as_str(), |role| role.name.as_str());
-    let Outbox { table, around, namesakes, marks } = outbox(ask, client, viewer).await?;
+    let Outbox { table, around, namesakes, claims, marks } = outbox(ask, client, viewer).await?;
     let publication =
         crate::postgres::publication::read(client, &names.publication, names.table.as_ref())
             .await?;
@@ -156,6 +158,7 @@ pub(super) async fn read<'a>(
         session_zones,
         around,
         namesakes,
+        claim_index: claims,
         slot,
         holder,
         bookmarks,
@@ -196,6 +199,7 @@ struct Outbox {
     table: Option<TableFacts>,
     around: Option<Around>,
     namesakes: Vec<TableName>,
+    claims: Option<ClaimIndex>,
     marks: Option<fence::MarkFacts>,
 }
 
@@ -211,6 +215,9 @@ async fn outbox(ask: &Ask<'_>, client: &Client, viewer: &str) -> Result<Outbox, 
         Some(table) => {
             let dlq = ask.poll.filter(|_| ask.polls).and_then(PollSpec::dlq);
             outbox.around = Some(facts::around(client, table.oid, viewer, dlq).await?);
+            if let Some(spec) = ask.poll {
+                outbox.claims = index::read(client, table.oid, spec).await?;
+            }
         }
         None => outbox.namesakes = facts::namesakes(client, name).await?,
     }

@@ -102,6 +102,7 @@ fn well<'a>(ask: Ask<'a>, facts: &fence::Facts) -> Scene<'a> {
         session_zones: Vec::new(),
         around: Some(Around { readable: true, has_identity: true, ..Around::default() }),
         namesakes: Vec::new(),
+        claim_index: None,
         publication: facts.publication.clone(),
         publication_changed: false,
         slot: facts.slot.clone(),

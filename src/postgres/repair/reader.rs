@@ -5,17 +5,19 @@
 
 use super::list::Method;
 use super::row::{self, Row};
+use crate::event::Position;
 use crate::lsn::Lsn;
 use crate::postgres::conninfo::Conninfo;
 use crate::postgres::control::Control;
 use crate::postgres::error::SourceError;
 use crate::postgres::names::Names;
 use crate::postgres::poll::listed::{By, Page, Table};
-use crate::postgres::poll::marks::Marker;
+use crate::postgres::poll::marks::{Marker, ToMark};
 use crate::postgres::poll::{Claim, Locked, PollSpec, Settled, lock};
 use crate::postgres::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn};
 use bytes::Bytes;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
+use std::time::{Duration, Instant};
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
@@ -24,6 +26,11 @@ pub const PAGE_ROWS: usize = 1_000;
 
 /// Fewer rows that are gone are believed to be deleted, however short the list.
 const GONE_ROWS_MIN: u64 = 10;
+
+/// How long published rows that another session has locked are waited for before the page is given up, as long as any
+/// statement waits for a lock; and the pause between two tries.
+const LOCKED_MAX: Duration = Duration::from_secs(5);
+const LOCKED_PAUSE: Duration = Duration::from_millis(100);
 
 /// How it ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -240,7 +247,7 @@ impl Reader {
             .collect();
         let ids: Vec<String> = done.iter().copied().filter_map(of).collect();
         if let Some(marker) = &self.marker {
-            marker.mark(self.client(), &ids).await?;
+            self.mark(marker, &ids).await?;
         }
         let (done, gone) = (count(ids.len()), count(gone));
         let sql = "WITH cut AS (UPDATE postrider.repair_page SET ids = $3 \
@@ -254,6 +261,27 @@ impl Reader {
             .await
             .map(drop)
             .map_err(failed)
+    }
+
+    /// Marks published rows. A row that another session has locked is waited for: its mark and the shorter list are
+    /// committed together.
+    async fn mark(&self, marker: &Marker, ids: &[String]) -> Result<(), SourceError> {
+        let to_mark =
+            |id: &String| ToMark { position: Position::default(), lane: None, id: id.clone() };
+        let mut rows: Vec<ToMark> = ids.iter().map(to_mark).collect();
+        let since = Instant::now();
+        loop {
+            let left = marker.mark(self.client(), &rows, &HashSet::new()).await?;
+            rows = left.into_iter().filter_map(|place| rows.get(place).cloned()).collect();
+            if rows.is_empty() {
+                return Ok(());
+            }
+            if since.elapsed() >= LOCKED_MAX {
+                let holders = marker.holders(self.client(), &rows).await?;
+                return Err(marker.locked(rows.len(), &holders));
+            }
+            tokio::time::sleep(LOCKED_PAUSE).await;
+        }
     }
 
     /// Gives the claim up: nothing is taken off the list. Does nothing where there is none.

@@ -98,6 +98,14 @@ pub(super) async fn created_slot(
     created.ok_or_else(|| broken(doing))
 }
 
+/// Decoding a transaction is a transaction of its own: one that takes long must not end the stream.
+pub(super) async fn set_transaction_timeout(
+    wire: &mut Wire,
+    doing: &str,
+) -> Result<(), SourceError> {
+    one_row(wire, doing, "SET transaction_timeout = 0").await.map(drop)
+}
+
 /// Sends a command and reads the one row of its answer.
 async fn one_row(
     wire: &mut Wire,

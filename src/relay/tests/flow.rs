@@ -297,3 +297,72 @@ fn what_the_intake_waits_for_is_named() {
     run.line("refused 2");
     assert!(waits_for(&run).contains("after a refusal"));
 }
+
+/// A row that would pass an event without its mark is written a second later, and nothing waits for it: events go on,
+/// and no position is confirmed.
+#[test]
+fn row_that_is_held_back_stops_no_event_and_confirms_nothing() {
+    check(
+        "start 16
+         begin 32
+         event a
+         commit 32 48
+         acked 0
+         held
+         wait 999
+         begin 48
+         event b
+         commit 48 64
+         acked 1
+         wait 1
+         held
+         wait 1000
+         written",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            commit 32 48      │ 
+            acked 0           │ published, write cursor 0/30
+            held              │ 
+            wait 999          │ 
+            begin 48          │ 
+            event b           │ publish #1
+            commit 48 64      │ 
+            acked 1           │ published
+            wait 1            │ write cursor 0/40
+            held              │ 
+            wait 1000         │ write cursor 0/40
+            written           │ confirm 0/40
+        "#]],
+    );
+}
+
+/// An end waits for the row as long as it is allowed to, and does not ask for it again and again.
+#[test]
+fn drain_asks_for_a_row_that_is_held_back_once_a_second() {
+    check(
+        "start 16
+         begin 32
+         event a
+         commit 32 48
+         acked 0
+         held
+         drain
+         wait 500
+         wait 500
+         written",
+        &expect![[r#"
+            start 16          │ confirm 0/10
+            begin 32          │ 
+            event a           │ publish #0
+            commit 32 48      │ 
+            acked 0           │ published, write cursor 0/30
+            held              │ 
+            drain             │  (shut)
+            wait 500          │  (shut)
+            wait 500          │ write cursor 0/30 (shut)
+            written           │ confirm 0/30, drained (shut)
+        "#]],
+    );
+}

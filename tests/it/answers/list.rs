@@ -267,6 +267,22 @@ pub(super) const LIST: &[Group] = &[
         left_out: &[],
     },
     Group {
+        name: "Marks",
+        about: "Of published rows, in `mode = \"auto\"` or with `poll.mark_streamed`: what the table refuses.",
+        inputs: &[
+            "marks: no replica identity in a publication that sends updates",
+            "marks: a trigger that raises an exception",
+            "marks: a trigger that undoes them",
+            "marks: the row is referenced by another table",
+            "marks: no replica identity in a publication that sends updates (mode wal)",
+            "marks: a trigger that raises an exception (mode wal)",
+            "marks: a trigger that undoes them (mode wal)",
+            "marks: the row is referenced by another table (mode wal)",
+            "marks: a role without the right",
+        ],
+        left_out: &[],
+    },
+    Group {
         name: "Bookmarks and replay",
         about: "Commands of a person: nothing of it touches the live stream.",
         inputs: &[

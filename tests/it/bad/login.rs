@@ -148,6 +148,9 @@ const SETTINGS: &[(&str, &str)] = &[
     ("synchronous_commit", "off"),
     ("default_transaction_isolation", "'serializable'"),
     ("default_transaction_deferrable", "on"),
+    ("row_security", "on"),
+    ("session_replication_role", "'replica'"),
+    ("array_nulls", "off"),
     ("logical_decoding_work_mem", "'64kB'"),
 ];
 
@@ -183,6 +186,7 @@ async fn settings_of_role_and_database_change_neither_values_nor_the_stream() {
         let status = relay.status().await.expect("a status");
         assert_eq!(status["pipelines"][0]["source_reconnects_total"], 0, "{status}");
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        marked_under_the_same(&pipeline, &config).await;
         let how = "published: the relay's sessions have their own";
         answer("time-outs set on role or database", &pipeline, Answer::published(how));
         answer(
@@ -190,6 +194,35 @@ async fn settings_of_role_and_database_change_neither_values_nor_the_stream() {
             &pipeline,
             Answer::published(how),
         );
+    }
+}
+
+/// The other modes under the settings of [`SETTINGS`]: each publishes a row once, and marks it.
+async fn marked_under_the_same(pipeline: &Pipeline, config: &str) {
+    pipeline.sql.batch("delete from outbox; grant all on outbox to carrier").await;
+    let head = format!("[pipelines.{}]\n", pipeline.name);
+    for (mode, state, count) in [("auto", "streaming", 2), ("poll", "polling", 3)] {
+        let lines = format!("mode = \"{mode}\"\npoll = {{ interval = \"50ms\" }}\n");
+        let relay = spawn(&config.replacen(&head, &format!("{head}{lines}"), 1));
+        relay.await_state(state, SOON).await;
+        idle_for_two_seconds(pipeline).await;
+        let row = "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+                   values ('order', 'a', 'T\u{f6}', '\\x00ff41')";
+        pipeline.sql.batch(row).await;
+        let records = pipeline.topic.await_records(count, SOON).await;
+        let last = records.last().expect("a record");
+        assert_eq!(last.value.as_deref(), Some(&b"\x00\xffA"[..]), "{mode}");
+        assert_eq!((records.len(), last.header("type")), (count, Some("T\u{f6}")), "{mode}");
+        await_that("a mark", SOON, || async {
+            match pipeline.sql.text("select count(*)::text from outbox").await.as_deref() {
+                Some("0") => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+        let status = relay.status().await.expect("a status");
+        assert_eq!(status["pipelines"][0]["source_reconnects_total"], 0, "{status}");
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
     }
 }
 

@@ -204,6 +204,8 @@ async fn polling_needs_marks_and_the_right_to_write_them() {
     }
     let checked = patient.check(&[]);
     assert_eq!(errors(&checked), Vec::<&str>::new(), "{checked}");
+    // The column took the index with it that claims are read from.
+    patient.mend(checked.expect("poll_index", "warning")).await;
     patient.mend(checked.expect("poll", "info")).await;
     let well = patient.check(&[]);
     // What keeps it from streaming is no error where it may poll meanwhile.

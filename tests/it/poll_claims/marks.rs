@@ -1,7 +1,15 @@
 //! The marks, column by column, beside the statements of the places the layouts come from.
 
 use super::*;
-use postrider::postgres::poll::marks::Marker;
+use crate::await_that::{SOON, await_that};
+use postrider::event::Aggregate;
+use postrider::lsn::Lsn;
+use postrider::parked::Lane;
+use postrider::postgres::Statement;
+use postrider::postgres::locks::Holder;
+use postrider::postgres::poll::Marks;
+use postrider::postgres::poll::marks::{Marker, ToMark};
+use std::collections::HashSet;
 
 /// A layout, rows of it, and what its own relay runs on row 1 (published) and row 2 (failed).
 struct Case {
@@ -243,11 +251,300 @@ async fn rows_that_the_stream_brought_are_marked_by_their_ids() {
                 .text(&format!("select min(id::text) from public.{}", case.table))
                 .await
                 .unwrap();
-            assert_eq!(marker.mark(&client, &[&id]).await.unwrap(), 1);
-            assert_eq!(marker.mark(&client, &[&id]).await.unwrap(), 0, "twice does nothing");
+            for _ in ["once", "twice does nothing"] {
+                let left = marker.mark(&client, &[event(1, None, &id)], &HashSet::new()).await;
+                assert!(left.unwrap().is_empty());
+            }
             outbox.client.batch(&fill(case.published, "twin")).await;
             let what = format!("{version:?} {:?}", case.layout);
             assert_same(&outbox.client, case.table, "twin", &what).await;
         }
+    }
+}
+
+/// An event of the stream, at a position of its own.
+fn event(number: u64, aggregate: Option<&str>, id: &str) -> ToMark {
+    let position = Position { commit_lsn: Lsn::from_wire(number * 8), ordinal: 0 };
+    let lane = aggregate.map(|id| Lane::of(Aggregate { kind: "order", id }));
+    ToMark { position, lane, id: id.to_owned() }
+}
+
+/// A session as the relay's, and a marker on it.
+async fn marker(outbox: &Outbox) -> (Client, Marker) {
+    let client = outbox.database.connect().await;
+    client.batch("set search_path = ''").await;
+    let marker = Marker::prepare(&client, &outbox.spec).await.unwrap();
+    (client, marker)
+}
+
+/// Whoever casts a text to the type `gated` waits while a test holds the lock: a statement that compares ids has its
+/// snapshot then, and nothing else.
+const GATE: &str = "create type gated; \
+    create function gated_in(cstring) returns gated language internal immutable strict as 'textin'; \
+    create function gated_out(gated) returns cstring language internal immutable strict as 'textout'; \
+    create type gated (input = gated_in, output = gated_out, like = text, collatable = true); \
+    create function gated_lt(gated, gated) returns boolean language internal immutable strict as 'text_lt'; \
+    create function gated_le(gated, gated) returns boolean language internal immutable strict as 'text_le'; \
+    create function gated_eq(gated, gated) returns boolean language internal immutable strict as 'texteq'; \
+    create function gated_ge(gated, gated) returns boolean language internal immutable strict as 'text_ge'; \
+    create function gated_gt(gated, gated) returns boolean language internal immutable strict as 'text_gt'; \
+    create function gated_cmp(gated, gated) returns integer language internal immutable strict as 'bttextcmp'; \
+    create operator < (leftarg = gated, rightarg = gated, function = gated_lt); \
+    create operator <= (leftarg = gated, rightarg = gated, function = gated_le); \
+    create operator = (leftarg = gated, rightarg = gated, function = gated_eq); \
+    create operator >= (leftarg = gated, rightarg = gated, function = gated_ge); \
+    create operator > (leftarg = gated, rightarg = gated, function = gated_gt); \
+    create operator class gated_ops default for type gated using btree as operator 1 <, operator 2 <=, \
+      operator 3 =, operator 4 >=, operator 5 >, function 1 gated_cmp(gated, gated); \
+    create function to_gated(text) returns gated language plpgsql volatile as \
+      $$ begin perform pg_catalog.pg_advisory_xact_lock_shared(4242); \
+      return public.gated_in(pg_catalog.textout($1)); end $$; \
+    create cast (text as gated) with function to_gated(text)";
+
+/// What another session commits between the snapshot of a mark and its look at the row.
+const CHANGES: [&str; 3] = [
+    "update {t} set payload = payload where id::text = '{id}'",
+    "delete from {t} where id::text = '{id}'",
+    "update {t} set {key} = {value} where id::text = '{id}'",
+];
+
+/// The first row of the case is changed by a transaction that the mark's snapshot does not see. It gets its mark.
+async fn marked_behind_its_snapshot(outbox: &Outbox, table: &str, change: &str) {
+    let id = outbox.client.text(&format!("select min(id::text) from {table}")).await.unwrap();
+    let (client, marker) = marker(outbox).await;
+    let gate = outbox.database.connect().await;
+    gate.batch("select pg_advisory_lock(4242)").await;
+    let rows = [event(1, Some("a"), &id)];
+    let none = HashSet::new();
+    let waits = "select count(*)::text from pg_locks where locktype = 'advisory' and not granted";
+    let change_it = async {
+        await_that("a mark that has its snapshot", SOON, || async {
+            match gate.text(waits).await.as_deref() {
+                Some("1") => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+        // The trigger of the type is the marker's own business.
+        gate.batch(&change.replace("{t}", table).replace("{id}", &id)).await;
+        gate.batch("select pg_advisory_unlock(4242)").await;
+    };
+    let (left, ()) = tokio::join!(marker.mark(&client, &rows, &none), change_it);
+    assert_eq!(left.unwrap(), Vec::<usize>::new(), "{table}: {change}");
+}
+
+#[tokio::test]
+async fn mark_reaches_a_row_that_was_changed_behind_its_snapshot() {
+    for version in VERSIONS {
+        for case in &CASES {
+            for change in &CHANGES[..2] {
+                let outbox = with_twin(version, case, "poll_race").await;
+                let table = case.table;
+                outbox.client.batch(GATE).await;
+                let gated = format!(
+                    "alter table {table} alter id drop identity if exists; \
+                     alter table {table} alter id drop default; \
+                     alter table {table} alter id type gated using id::text::gated"
+                );
+                outbox.client.batch(&gated).await;
+                marked_behind_its_snapshot(&outbox, table, change).await;
+                let what = format!("{version:?} {:?} {change}", case.layout);
+                if change.starts_with("delete") {
+                    let gone = fill("delete from {t} where id::text = {id}1'", "twin");
+                    outbox.client.batch(&gone.replace(ID, "'").replace("''1'", "'1'")).await;
+                    let left = format!("select count(*)::text from {table}");
+                    assert_eq!(outbox.client.text(&left).await.as_deref(), Some("2"), "{what}");
+                } else {
+                    outbox.client.batch(&fill(case.published, "twin")).await;
+                    assert_same(&outbox.client, table, "twin", &what).await;
+                }
+            }
+        }
+    }
+}
+
+/// A table that an application partitions by a column of its own, and an UPDATE that moves the row.
+#[tokio::test]
+async fn mark_reaches_a_row_that_was_moved_to_another_partition_behind_its_snapshot() {
+    for version in VERSIONS {
+        for marks in [Marks::Delete, Marks::adr30()] {
+            let mut outbox =
+                Outbox::with(version, OutboxSpec::for_layout(Layout::Postrider), "poll_moves")
+                    .await;
+            outbox.client.batch(GATE).await;
+            outbox
+                .client
+                .batch(
+                    "create table outbox (id gated, region text, aggregate_type text, aggregate_id text, \
+                       event_type text, payload json, headers json, created_at timestamptz default now(), \
+                       published_at timestamptz, primary key (id, region)) partition by list (region); \
+                     create table outbox_a partition of outbox for values in ('a'); \
+                     create table outbox_b partition of outbox for values in ('b'); \
+                     insert into outbox (id, region, aggregate_type, aggregate_id, event_type, payload) \
+                       select i::text::gated, 'a', 'order', 'a', 'T', '1' from generate_series(1, 2) i",
+                )
+                .await;
+            outbox.spec.marks = marks.clone();
+            let moves = CHANGES[2].replace("{key}", "region").replace("{value}", "'b'");
+            marked_behind_its_snapshot(&outbox, "outbox", &moves).await;
+            let left =
+                "select string_agg(id::text || region, ' ') from outbox where published_at is null";
+            let left = outbox.client.text(left).await;
+            assert_eq!(left.as_deref(), Some("2a"), "{version:?} {marks:?}");
+        }
+    }
+}
+
+/// Rows that another session has locked get their marks later, and with them the later ones of their aggregates; all
+/// others get theirs at once. The holder is named.
+#[tokio::test]
+async fn marks_pass_over_locked_rows_and_what_follows_them_in_their_aggregates() {
+    for version in VERSIONS {
+        for case in &CASES {
+            let outbox = with_twin(version, case, "poll_locked").await;
+            let table = case.table;
+            let (client, marker) = marker(&outbox).await;
+            let ids = format!("select string_agg(id::text, ' ' order by id) from {table}");
+            let ids = outbox.client.text(&ids).await.unwrap();
+            let ids: Vec<&str> = ids.split(' ').collect();
+            // The third is of another aggregate than the first two.
+            let rows = [
+                event(1, Some("a"), ids[0]),
+                event(2, Some("a"), ids[1]),
+                event(3, Some("b"), ids[2]),
+            ];
+            for lock in ["for update", "for share", "for key share"] {
+                let blocks = lock != "for key share" || outbox.spec.deletes();
+                let holder = outbox.database.connect().await;
+                let take = format!(
+                    "set application_name = 'a person'; begin; select from {table} where id::text = '{}' {lock}",
+                    ids[0]
+                );
+                holder.batch(&take).await;
+                let twice = outbox.database.connect().await;
+                if lock == "for share" {
+                    let take = take.replace("a person", "another person");
+                    twice.batch(&take).await;
+                }
+                let what = format!("{version:?} {:?} {lock}", case.layout);
+                let left = marker.mark(&client, &rows, &HashSet::new()).await.unwrap();
+                // FOR UPDATE conflicts with all of them.
+                assert_eq!(left, [0, 1], "{what} {blocks}");
+                let waiting = HashSet::from_iter(rows[0].lane);
+                let again = marker.mark(&client, &rows, &waiting).await.unwrap();
+                assert_eq!(again, [0, 1], "{what}: again");
+                let holders = marker.holders(&client, &rows[..2]).await.unwrap();
+                let mut names: Vec<&str> = holders
+                    .iter()
+                    .map(|holder| match holder {
+                        Holder::Session { application, .. } => application.as_str(),
+                        Holder::Prepared { gid } => panic!("{gid}"),
+                    })
+                    .collect();
+                names.sort_unstable();
+                let wanted: &[&str] = if lock == "for share" {
+                    &["a person", "another person"]
+                } else {
+                    &["a person"]
+                };
+                assert_eq!(names, wanted, "{what}");
+                holder.batch("rollback").await;
+                if lock == "for share" {
+                    twice.batch("rollback").await;
+                }
+            }
+            let waiting = HashSet::from_iter(rows[0].lane);
+            let left = marker.mark(&client, &rows, &waiting).await.unwrap();
+            assert!(left.is_empty(), "{left:?}");
+            let ready = format!("select count(*)::text from {table}");
+            if outbox.spec.deletes() && outbox.spec.marks == Marks::Delete {
+                assert_eq!(outbox.client.text(&ready).await.as_deref(), Some("0"));
+            }
+        }
+    }
+}
+
+/// What a table can do to marks, and the SQLSTATE of it. The error names the statement.
+#[tokio::test]
+async fn error_of_a_mark_is_an_error_of_a_mark() {
+    let trigger = |body: &str| {
+        format!(
+            "create function no() returns trigger language plpgsql as $$ begin {body} end $$; \
+             create trigger no before update or delete on outbox for each row execute function no()"
+        )
+    };
+    let cases = [
+        (
+            "55000",
+            "alter table outbox drop constraint outbox_pkey; create publication p for table outbox"
+                .to_owned(),
+        ),
+        ("42501", "revoke update, delete on outbox from {role}".to_owned()),
+        ("P0001", trigger("raise exception 'no';")),
+        ("09000", trigger("return null;")),
+        ("23514", "alter table outbox add check (published_at is null)".to_owned()),
+        ("42703", "alter table outbox drop column published_at".to_owned()),
+        ("42P01", "drop table outbox".to_owned()),
+        ("42804", "alter table outbox alter published_at type int using null".to_owned()),
+        ("40001", trigger("raise exception using errcode = '40001';")),
+        ("40P01", trigger("raise exception using errcode = '40P01';")),
+        ("57014", trigger("raise exception using errcode = '57014';")),
+        ("55P03", "begin; lock table outbox in access exclusive mode".to_owned()),
+        ("25006", "alter role {role} set default_transaction_read_only = on".to_owned()),
+        ("0A000", "create rule no as on update to outbox do instead nothing".to_owned()),
+        ("53100", trigger("raise exception using errcode = '53100';")),
+    ];
+    for version in VERSIONS {
+        for (state, sql) in &cases {
+            let outbox = with_twin(version, &ADR30, "poll_refused").await;
+            let role = format!("r_{}", outbox.database.name);
+            let grants = format!(
+                "create role {role} login; grant select, update, delete on outbox to {role}"
+            );
+            outbox.client.batch(&grants).await;
+            let before = ["42703", "42P01", "25006"].contains(state);
+            let holder = outbox.database.connect().await;
+            let sql = sql.replace("{role}", &role);
+            if before {
+                holder.batch(&sql).await;
+            }
+            let url = outbox.database.url().replace("postgres@", &format!("{role}@"));
+            let client = Client::connect(&url).await.unwrap();
+            client.batch("set search_path = ''; set lock_timeout = '200ms'").await;
+            let prepared = Marker::prepare(&client, &outbox.spec).await;
+            let error = match prepared {
+                Err(error) => error,
+                Ok(marker) => {
+                    if !before {
+                        holder.batch(&sql).await;
+                    }
+                    let id = "00000000-0000-4000-8000-000000000001";
+                    let rows = [event(1, None, id)];
+                    marker.mark(&client, &rows, &HashSet::new()).await.expect_err(state)
+                }
+            };
+            assert_eq!(error.statement(), Some(Statement::Mark), "{version:?} {state}: {error}");
+            let found = error.sqlstate().map(|state| state.to_string());
+            assert_eq!(found.as_deref(), Some(*state), "{version:?}: {error}");
+            drop(holder);
+            drop(client);
+            outbox.client.batch(&format!("drop owned by {role}; drop role {role}")).await;
+        }
+    }
+}
+
+/// An id that the column can't have (a logical message's) does not keep the others from their marks.
+#[tokio::test]
+async fn id_that_the_column_cannot_have_is_in_no_row() {
+    for case in &CASES {
+        let outbox = with_twin(Version::Pg17, case, "poll_alien").await;
+        let (client, marker) = marker(&outbox).await;
+        let id =
+            outbox.client.text(&format!("select min(id::text) from {}", case.table)).await.unwrap();
+        let rows = [event(1, None, "not a key"), event(2, Some("a"), &id)];
+        let left = marker.mark(&client, &rows, &HashSet::new()).await.unwrap();
+        assert!(left.is_empty(), "{:?}", case.layout);
+        outbox.client.batch(&fill(case.published, "twin")).await;
+        assert_same(&outbox.client, case.table, "twin", &format!("{:?}", case.layout)).await;
     }
 }

@@ -47,7 +47,14 @@ INSERT INTO "Ä"."dead""letters" ("Id\", "Versüche", "select") OVERRIDING SYSTE
 WITH k AS MATERIALIZED (
   SELECT o.tableoid AS oid, o.ctid AS tid FROM "my schema"."out""box" AS o
   WHERE o."Id\" OPERATOR(pg_catalog.=) ANY (($1::text[])::bigint[]) AND o."Done ""at""" IS NULL
-  ORDER BY o."Id\" FOR UPDATE
+  ORDER BY o."Id\" FOR UPDATE SKIP LOCKED
+), l AS MATERIALIZED (
+  SELECT concat(o."Id\") AS id FROM "my schema"."out""box" AS o
+  WHERE o."Id\" OPERATOR(pg_catalog.=) ANY (($1::text[])::bigint[]) AND o."Done ""at""" IS NULL
+    AND (o.tableoid, o.ctid) NOT IN (SELECT k.oid, k.tid FROM k)
+), m AS (
+  UPDATE "my schema"."out""box" AS o SET "Done ""at""" = statement_timestamp()
+  FROM k WHERE o.tableoid = k.oid AND o.ctid = k.tid AND NOT EXISTS (SELECT FROM l)
+  RETURNING 1
 )
-UPDATE "my schema"."out""box" AS o SET "Done ""at""" = statement_timestamp()
-FROM k WHERE o.tableoid = k.oid AND o.ctid = k.tid
+SELECT (SELECT count(*) FROM k), (SELECT count(*) FROM m), ARRAY(SELECT l.id FROM l)

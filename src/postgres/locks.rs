@@ -1,0 +1,133 @@
+//! Who holds a lock that a statement of ours did not get: for people, who have to end that session's transaction.
+//!
+//! Our statements wait for no row (`SKIP LOCKED`), so `pg_blocking_pids` has no answer for them. The holder of a row is
+//! found by the row's `xmax`: a transaction, or the members of a multixact.
+
+use super::error::SourceError;
+use super::names::TableName;
+use std::fmt;
+use tokio_postgres::{Client, Row};
+
+/// Rows whose holders are asked for.
+pub const ROWS_MAX: usize = 100;
+
+/// Holders that are named.
+pub const HOLDERS_MAX: usize = 5;
+
+/// A session, or a prepared transaction, that holds a lock.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Holder {
+    /// A session.
+    Session {
+        /// Its backend.
+        pid: i32,
+        /// Its `application_name`.
+        application: String,
+        /// Its role.
+        role: String,
+        /// How long its transaction has been open, where we may see that. Unit: seconds.
+        seconds: Option<i64>,
+    },
+    /// A transaction that was prepared (`PREPARE TRANSACTION`) and not ended.
+    Prepared {
+        /// Its name.
+        gid: String,
+    },
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Session { pid, application, role, seconds } => {
+                write!(f, "pid {pid} (application {application:?}, role {role:?}")?;
+                if let Some(seconds) = seconds {
+                    write!(f, ", in a transaction for {seconds} s")?;
+                }
+                f.write_str(")")
+            }
+            Self::Prepared { gid } => write!(f, "prepared transaction {gid:?}"),
+        }
+    }
+}
+
+/// Holders in one line; `another session` where none is known.
+pub fn names(holders: &[Holder]) -> String {
+    if holders.is_empty() {
+        return "another session".to_owned();
+    }
+    let names: Vec<String> = holders.iter().map(ToString::to_string).collect();
+    names.join(", ")
+}
+
+/// Locks of whole transactions by their ids (`$1`), which is what a row's locker has; and locks on the table (`$2`)
+/// that keep others from locking its rows.
+const SQL: &str = "\
+SELECT DISTINCT l.pid, a.application_name, a.usename::text, \
+       extract(epoch FROM clock_timestamp() - a.xact_start)::int8, p.gid \
+FROM pg_catalog.pg_locks AS l \
+LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid \
+LEFT JOIN pg_catalog.pg_prepared_xacts AS p ON l.pid IS NULL AND p.transaction = l.transactionid \
+WHERE l.granted AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid() \
+  AND (l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.transactionid::text = ANY ($1::text[]) \
+    OR l.locktype = 'relation' AND l.relation = pg_catalog.to_regclass($2::text) \
+      AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database()) \
+      AND l.mode IN ('ExclusiveLock', 'AccessExclusiveLock')) \
+ORDER BY 1 LIMIT 5";
+
+const _: () = assert!(HOLDERS_MAX == 5, "the limit in SQL");
+
+/// A row that several sessions hold has a multixact in the place of a transaction's id. There is an error where it is
+/// none.
+const MEMBERS: &str = "\
+SELECT DISTINCT m.xid::text FROM pg_catalog.pg_get_multixact_members(($1::text)::xid) AS m";
+
+/// Who holds locks on rows of `table`: at most [`HOLDERS_MAX`]. `rows` is SQL that gives the rows' `xmax` as text for
+/// the ids in `$1`.
+///
+/// # Errors
+/// What the server says.
+pub async fn holders(
+    client: &Client,
+    table: &TableName,
+    rows: &str,
+    ids: &[&str],
+) -> Result<Vec<Holder>, SourceError> {
+    let failed = |e| SourceError::control(format!("look who locks rows of table {table}"), e);
+    let texts = |rows: Vec<Row>| -> Result<Vec<String>, tokio_postgres::Error> {
+        rows.iter().map(|row| row.try_get(0)).collect()
+    };
+    let xids = texts(client.query(rows, &[&ids]).await.map_err(failed)?).map_err(failed)?;
+    let found = sessions(client, table, &xids).await.map_err(failed)?;
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    let mut members = Vec::new();
+    for xid in xids.iter().filter(|xid| *xid != "0").take(HOLDERS_MAX) {
+        match client.query(MEMBERS, &[xid]).await {
+            Ok(rows) => members.extend(texts(rows).map_err(failed)?),
+            Err(error) if error.as_db_error().is_some() => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    sessions(client, table, &members).await.map_err(failed)
+}
+
+async fn sessions(
+    client: &Client,
+    table: &TableName,
+    xids: &[String],
+) -> Result<Vec<Holder>, tokio_postgres::Error> {
+    let rows = client.query(SQL, &[&xids, &table.to_string()]).await?;
+    rows.iter().filter_map(|row| holder(row).transpose()).collect()
+}
+
+fn holder(row: &Row) -> Result<Option<Holder>, tokio_postgres::Error> {
+    let gid: Option<String> = row.try_get(4)?;
+    if let Some(gid) = gid {
+        return Ok(Some(Holder::Prepared { gid }));
+    }
+    let Some(pid) = row.try_get(0)? else { return Ok(None) };
+    let text = |column| Ok(row.try_get::<_, Option<String>>(column)?.unwrap_or_default());
+    let (application, role) = (text(1)?, text(2)?);
+    Ok(Some(Holder::Session { pid, application, role, seconds: row.try_get(3)? }))
+}

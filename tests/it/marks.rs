@@ -1,0 +1,333 @@
+//! Marks on published rows, end to end: rows that others have locked, and tables that refuse to be marked.
+
+use crate::answers::{Answer, answer};
+use crate::await_that::{SOON, await_that};
+use crate::halted::{halt_of, spawn};
+use crate::pipeline::Pipeline;
+use crate::relay::Relay;
+use crate::server::{Client, Version};
+use crate::topic::ReadRecord;
+use serde_json::Value;
+
+/// A pipeline whose published rows are deleted: `mode = "auto"`, or `wal` with marks.
+async fn marking(version: Version, test: &str, mode: &str) -> Pipeline {
+    let mut pipeline = Pipeline::shared(version, test).await;
+    let head = format!("[pipelines.{}]\n", pipeline.name);
+    let lines =
+        format!("mode = \"{mode}\"\npoll = {{ interval = \"50ms\", mark_streamed = true }}\n");
+    pipeline.config = pipeline.config.replacen(&head, &format!("{head}{lines}"), 1);
+    pipeline
+}
+
+/// Waits until these ids are left in the outbox.
+async fn left(pipeline: &Pipeline, ids: &str) {
+    let sql = "select coalesce(string_agg(id::text, ' ' order by id), '') from outbox";
+    await_that(&format!("rows {ids:?} in the outbox"), SOON, || async {
+        let found = pipeline.sql.text(sql).await.unwrap_or_default();
+        if found == ids { Ok(()) } else { Err(found) }
+    })
+    .await;
+}
+
+/// A session that has locked something.
+async fn holding(pipeline: &Pipeline, lock: &str) -> Client {
+    let session = Client::connect(&pipeline.url).await.expect("a session");
+    session.batch(&format!("set application_name = 'a person'; begin; {lock}")).await;
+    session
+}
+
+fn is_told(status: &Value) -> bool {
+    let pipeline = &status["pipelines"][0];
+    let reason = pipeline["reason"].as_str().unwrap_or_default();
+    let told = ["are locked by pid ", "application \"a person\""];
+    pipeline["state"] == "streaming" && told.iter().all(|words| reason.contains(words))
+}
+
+fn ids_of(records: &[ReadRecord], key: &str) -> Vec<String> {
+    let of_key = records.iter().filter(|record| record.key_text() == Some(key));
+    of_key.map(|record| record.header("id").expect("an id").to_owned()).collect()
+}
+
+async fn drop_slot(pipeline: &Pipeline) {
+    let slot = pipeline.slot();
+    let sql = format!(
+        "do $$ begin for i in 1..200 loop \
+           perform pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = '{slot}' and active; \
+           begin perform pg_drop_replication_slot('{slot}'); return; \
+           exception when object_in_use then perform pg_sleep(0.01); end; \
+         end loop; raise 'the slot stays active'; end $$"
+    );
+    pipeline.sql.batch(&sql).await;
+}
+
+/// A person's transaction holds one published row: all other aggregates are published and marked, the holder is named,
+/// and no position behind the row's event is confirmed.
+#[tokio::test]
+async fn locked_row_holds_back_the_marks_of_its_aggregate_and_the_cursor_and_nothing_else() {
+    for version in Version::ALL {
+        for mode in ["auto", "wal"] {
+            let pipeline = marking(version, "marklock", mode).await;
+            pipeline.insert(20).await;
+            let holder = holding(&pipeline, "select from outbox where id = 1 for update").await;
+            let relay = pipeline.run();
+            pipeline.topic.await_records(20, SOON).await;
+            // Two of ten aggregates' rows: the locked one, and the one behind it.
+            left(&pipeline, "1 11").await;
+            relay.await_status("the holder is named", SOON, is_told).await;
+            let cursor = format!(
+                "select (watermark, partial_commit_lsn, partial_ordinal)::text from postrider.cursor where pipeline = '{}'",
+                pipeline.name
+            );
+            let before = pipeline.sql.text(&cursor).await;
+            pipeline.insert(20).await;
+            pipeline.topic.await_records(40, SOON).await;
+            left(&pipeline, "1 11 21 31").await;
+            assert_eq!(
+                pipeline.sql.text(&cursor).await,
+                before,
+                "the cursor row passes no unmarked event"
+            );
+            holder.batch("rollback").await;
+            left(&pipeline, "").await;
+            relay.await_log("all published rows are marked again", SOON).await;
+            await_that("a cursor row that goes on", SOON, || async {
+                let now = pipeline.sql.text(&cursor).await;
+                if now == before { Err(format!("{now:?}")) } else { Ok(()) }
+            })
+            .await;
+            assert_eq!(relay.terminate(SOON).await.code, Some(0));
+            let records = pipeline.topic.read_all().await;
+            assert_eq!(records.len(), 40, "{mode}: nothing comes twice");
+        }
+    }
+}
+
+/// The slot is lost while a published row is locked: whoever polls in its stead passes over the row and marks it.
+#[tokio::test]
+async fn published_row_that_was_locked_when_the_slot_was_lost_is_not_published_again() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let pipeline = marking(version, "marklost", "auto").await;
+        pipeline.insert(20).await;
+        let holder = holding(&pipeline, "select from outbox where id = 1 for update").await;
+        let relay = pipeline.run();
+        pipeline.topic.await_records(20, SOON).await;
+        left(&pipeline, "1 11").await;
+        drop_slot(&pipeline).await;
+        relay.await_log("polling the table until", SOON).await;
+        pipeline.insert(20).await;
+        // Polled: those of the aggregate wait behind the locked row.
+        left(&pipeline, "1 11 21 31").await;
+        holder.batch("rollback").await;
+        left(&pipeline, "").await;
+        relay.await_state("streaming", SOON).await;
+        let records = pipeline.topic.await_records(40, SOON).await;
+        assert_eq!(records.len(), 40, "nothing comes twice");
+        assert_eq!(ids_of(&records, "1"), ["1", "11", "21", "31"]);
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
+}
+
+/// Killed while a published row is locked, and the slot lost before the next start: what has no mark is published
+/// again from there on, in order, and nothing else.
+#[tokio::test]
+async fn aggregate_of_a_locked_row_comes_again_in_order_after_a_kill_and_a_lost_slot() {
+    let pipeline = marking(Version::Pg17, "markkill", "auto").await;
+    pipeline.insert(20).await;
+    let holder = holding(&pipeline, "select from outbox where id = 1 for update").await;
+    let relay = pipeline.run();
+    pipeline.topic.await_records(20, SOON).await;
+    left(&pipeline, "1 11").await;
+    drop(relay.kill().await);
+    drop_slot(&pipeline).await;
+    holder.batch("rollback").await;
+    let relay = pipeline.run();
+    left(&pipeline, "").await;
+    let records = pipeline.topic.await_records(22, SOON).await;
+    assert_eq!(records.len(), 22, "only the two without a mark come again");
+    assert_eq!(ids_of(&records, "1"), ["1", "11", "1", "11"]);
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// An application updates published rows all the time: each gets its mark, so that a fall-back publishes none again.
+#[tokio::test]
+async fn rows_that_are_updated_all_the_time_get_their_marks() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let pipeline = marking(version, "markrace", "auto").await;
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let session = Client::connect(&pipeline.url).await.expect("a session");
+        let churn = async {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                session.batch("update outbox set headers = '{}'").await;
+                tokio::task::yield_now().await;
+            }
+        };
+        let all = async {
+            for _ in 0..20 {
+                pipeline.insert(50).await;
+            }
+            pipeline.topic.await_records(1_000, SOON).await;
+            left(&pipeline, "").await;
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        };
+        tokio::join!(churn, all);
+        drop_slot(&pipeline).await;
+        relay.await_log("polling the table until", SOON).await;
+        relay.await_state("streaming", SOON).await;
+        assert_eq!(pipeline.topic.read_all().await.len(), 1_000, "nothing comes twice");
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
+}
+
+/// A session holds the cursor row: events go on, nothing is confirmed, and the state says why.
+#[tokio::test]
+async fn locked_cursor_row_stops_no_event() {
+    let pipeline = marking(Version::Pg18, "marksrow", "wal").await;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    let holder = holding(&pipeline, "select from postrider.cursor for update").await;
+    pipeline.insert(10).await;
+    pipeline.topic.await_records(10, SOON).await;
+    let told = |status: &Value| {
+        let pipeline = &status["pipelines"][0];
+        let reason = pipeline["reason"].as_str().unwrap_or_default();
+        pipeline["state"] == "streaming" && reason.contains("SQLSTATE 55P03")
+    };
+    relay.await_status("the row is waited for", SOON, told).await;
+    pipeline.insert(10).await;
+    pipeline.topic.await_records(20, SOON).await;
+    holder.batch("rollback").await;
+    relay.await_log("the cursor row is written again", SOON).await;
+    let log = relay.stderr();
+    assert!(!log.contains("connecting to the database again"), "{log}");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    assert_eq!(pipeline.topic.read_all().await.len(), 20);
+}
+
+/// What a table does to marks: the input, the SQLSTATE, statements, those that undo them, and words of the hint.
+const REFUSALS: &[(&str, &str, &str, &str, &str)] = &[
+    (
+        "marks: no replica identity in a publication that sends updates",
+        "55000",
+        "alter table outbox drop constraint outbox_pkey ;; alter publication {publication} set (publish = 'insert, update, delete')",
+        "alter table outbox add primary key (id)",
+        "REPLICA IDENTITY",
+    ),
+    (
+        "marks: a trigger that raises an exception",
+        "P0001",
+        "create function no() returns trigger language plpgsql as $$ begin raise exception 'no'; end $$ ;; \
+         create trigger no before delete on outbox for each row execute function no()",
+        "drop trigger no on outbox",
+        "trigger",
+    ),
+    (
+        "marks: a trigger that undoes them",
+        "09000",
+        "create function keep() returns trigger language plpgsql as $$ begin return null; end $$ ;; \
+         create trigger keep before delete on outbox for each row execute function keep()",
+        "drop trigger keep on outbox",
+        "trigger",
+    ),
+    (
+        "marks: the row is referenced by another table",
+        "23503",
+        "create table copies (id bigint references outbox) ;; insert into copies select id from outbox",
+        "drop table copies",
+        "constraint",
+    ),
+];
+
+/// With `mode = "auto"` polling depends on the marks: it halts with what refuses them, and a hint that loses nothing.
+#[tokio::test]
+async fn marks_that_are_refused_halt_mode_auto_with_the_reason_and_lose_nothing() {
+    for (input, state, refuse, allow, hint) in REFUSALS {
+        let pipeline = marking(Version::Pg18, "markhalt", "auto").await;
+        pipeline.insert(10).await;
+        for statement in refuse.split(" ;; ") {
+            let statement = statement.replace("{publication}", &pipeline.slot());
+            pipeline.sql.batch(&statement).await;
+        }
+        let halted = halt_of(spawn(&pipeline.config)).await;
+        halted.assert_says("PR009", &["mark published rows", state], &[hint]);
+        answer(input, &pipeline, &halted);
+        pipeline.insert(10).await;
+        pipeline.sql.batch(allow).await;
+        let relay = pipeline.run();
+        left(&pipeline, "").await;
+        let records = pipeline.topic.read_all().await;
+        let mut ids: Vec<u64> = (0..10)
+            .flat_map(|key| ids_of(&records, &key.to_string()))
+            .map(|id| id.parse().expect("a number"))
+            .collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids, (1..=20).collect::<Vec<u64>>(), "{input}: each is there");
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
+}
+
+/// With `mode = "wal"` nothing depends on them: events go on, it is told, and the marks are made when they can be.
+#[tokio::test]
+async fn marks_that_are_refused_stop_no_event_in_mode_wal_and_are_made_later() {
+    for (input, state, refuse, allow, _) in REFUSALS {
+        let pipeline = marking(Version::Pg17, "markgoes", "wal").await;
+        pipeline.insert(10).await;
+        for statement in refuse.split(" ;; ") {
+            let statement = statement.replace("{publication}", &pipeline.slot());
+            pipeline.sql.batch(&statement).await;
+        }
+        let relay = spawn(&pipeline.config);
+        pipeline.topic.await_records(10, SOON).await;
+        let told = |status: &Value| {
+            let pipeline = &status["pipelines"][0];
+            let reason = pipeline["reason"].as_str().unwrap_or_default();
+            pipeline["state"] == "streaming"
+                && reason.contains("are not marked")
+                && reason.contains(state)
+        };
+        relay.await_status("marks are refused", SOON, told).await;
+        pipeline.insert(10).await;
+        pipeline.topic.await_records(20, SOON).await;
+        let wal_end = pipeline.wal_end().await;
+        await_that("confirmed without marks", SOON, || pipeline.confirmed(&wal_end)).await;
+        let logged = Answer::logged(&relay.stderr(), "marks_failed");
+        answer(&format!("{input} (mode wal)"), &pipeline, logged);
+        pipeline.sql.batch(allow).await;
+        pipeline.insert(1).await;
+        left(&pipeline, "").await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        assert_eq!(pipeline.topic.read_all().await.len(), 21, "nothing comes twice");
+    }
+}
+
+/// The role may not mark: known by `check`, and the halt has the grant.
+#[tokio::test]
+async fn role_that_may_not_mark_is_told_the_grant() {
+    let pipeline = marking(Version::Pg15, "markrole", "auto").await;
+    let name = pipeline.name.clone();
+    pipeline
+        .sql
+        .batch(&format!(
+            "create role {name} login replication; grant usage on schema postrider to {name}; \
+             grant all on all tables in schema postrider to {name}; grant select on outbox to {name}"
+        ))
+        .await;
+    let config = pipeline.config.replace("user=postgres", &format!("user={name}"));
+    let config = config.replace("postgres@", &format!("{name}@"));
+    pipeline.insert(10).await;
+    let halted = halt_of(spawn(&config)).await;
+    halted.assert_says(
+        "PR009",
+        &["42501"],
+        &["GRANT SELECT, UPDATE, DELETE ON \"public\".\"outbox\""],
+    );
+    answer("marks: a role without the right", &pipeline, &halted);
+    pipeline.sql.batch(&format!("grant update, delete on outbox to {name}")).await;
+    let relay = Relay::spawn(&config);
+    left(&pipeline, "").await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    drop_slot(&pipeline).await;
+    pipeline.sql.batch(&format!("drop owned by {name}; drop role {name}")).await;
+}
