@@ -95,6 +95,20 @@ pub(super) async fn open(spec: Arc<PipelineSpec>, seen: HistoryId) -> Result<Con
     })
 }
 
+/// Whether the stream may start, and where.
+fn decided(facts: &Facts) -> Result<Box<Resume>, Failure> {
+    match fence::decide(facts) {
+        Ok(Decision::Resume(resume)) => Ok(resume),
+        Ok(Decision::StandBy { pid }) => {
+            let confirmed = facts.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn);
+            let progress = confirmed.map(|confirmed| (facts.server.wal_end, confirmed));
+            Err(Failure::StandBy { active_pid: pid, progress })
+        }
+        Ok(Decision::Wait { message }) => Err(Failure::Wait { message }),
+        Err(halt) => Err(Failure::Halt(Box::new(halt))),
+    }
+}
+
 async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Failure> {
     let at = |phase| move |error| Failure::Source(error, phase);
     let name = application_name(spec);
@@ -112,16 +126,7 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
     {
         return Err(first);
     }
-    let resume = match fence::decide(&facts) {
-        Ok(Decision::Resume(resume)) => resume,
-        Ok(Decision::StandBy { pid }) => {
-            let confirmed = facts.slot.as_ref().and_then(|slot| slot.confirmed_flush_lsn);
-            let progress = confirmed.map(|confirmed| (facts.server.wal_end, confirmed));
-            return Err(Failure::StandBy { active_pid: pid, progress });
-        }
-        Ok(Decision::Wait { message }) => return Err(Failure::Wait { message }),
-        Err(halt) => return Err(Failure::Halt(Box::new(halt))),
-    };
+    let resume = decided(&facts)?;
     let halted = |halt| Failure::Halt(Box::new(halt));
     spec.fit(facts.table.as_ref()).map_err(halted)?;
     let encoding = spec.messages_encoding(&facts.server.encoding).map_err(halted)?;

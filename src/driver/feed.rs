@@ -171,7 +171,6 @@ impl Pipeline {
     }
 
     /// A change that may be an event: maps it, asks the relay, and hands it to the sink if told to.
-    #[expect(clippy::too_many_lines, reason = "one event's way, with its record at hand all along")]
     fn change(&mut self, now: Duration, change: &Candidate<'_>) -> Step {
         let at = match self.relay.upcoming() {
             Some(_) if !self.relay.intake_open() => return Step::Stay,

@@ -245,11 +245,11 @@ fn a_second_header_of_one_name_is_refused_with_its_key() {
 fn place(mapper: &mut Mapper, columns: &[ColumnSpec<'_>], at: At, late: bool) -> String {
     let row = insert(7, columns);
     let Message::Insert(row) = decode(&row).unwrap() else { unreachable!() };
-    let mut mapped = mapper.insert(&row, at).unwrap().unwrap();
+    let mut event = mapper.insert(&row, at).unwrap().unwrap();
     if late {
-        mapped.take_off_position();
+        event.take_off_position();
     }
-    let record = mapped.record();
+    let record = event.record();
     let places: Vec<String> = record
         .headers
         .iter()

@@ -156,7 +156,7 @@ fn an_event_says_from_when_until_when_it_may_be_published() {
 }
 
 /// A row of layout gcx with one column of another type or value.
-fn gcx<'a>(expires_at: ColumnSpec<'a>) -> Vec<ColumnSpec<'a>> {
+fn gcx(expires_at: ColumnSpec<'_>) -> Vec<ColumnSpec<'_>> {
     vec![
         typed("id", 2950, "00000000-0000-0000-0000-000000000001"),
         text("aggregate_type", "Order"),
