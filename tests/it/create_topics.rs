@@ -80,7 +80,8 @@ async fn missing_topics_are_made_with_their_first_event() {
     }
     assert!([3, 5].contains(&partitions(&brokers, &raced.name).await));
     assert_eq!(partitions(&brokers, &topic("").name).await, 0, "an empty part makes no topic");
-    let sql = "select string_agg(concat_ws(' ', state, error_code), ', ') from postrider.parked";
+    let sql = "select string_agg(concat_ws(' ', state, error_code), ', ') from postrider.parked \
+               where state not in ('done', 'skipped')";
     await_that("the row without a type, parked", SOON, || async {
         let found = pipeline.sql.text(sql).await.unwrap_or_default();
         if found == "waiting topic_missing" { Ok(()) } else { Err(found) }

@@ -45,7 +45,13 @@ impl Keeper {
                 && why.does_not_exist()
             {
                 match self.creation.make(producers.first(), &topic, ANSWER_MAX) {
-                    Made::Yes => found = self.look_up(producers.first(), &topic, SHORT, false),
+                    Made::Yes => {
+                        found = self.look_up(producers.first(), &topic, SHORT, false);
+                        // Not every broker has heard of it yet: it is asked for again in the next turn.
+                        if found.as_ref().is_err_and(|why| why.does_not_exist()) {
+                            continue;
+                        }
+                    }
                     Made::No => {}
                     Made::Not(why) => {
                         not_made = Some(creation::trouble(&topic, &why, &self.spec.brokers));
