@@ -35,8 +35,8 @@ fn main() {
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("a line");
         let parts: Vec<&str> = line.split('\t').collect();
-        let names = ["id", "position", "history"];
-        let named = names.into_iter().zip(parts[1..4].iter().copied());
+        let fields = ["id", "position", "history"];
+        let named = fields.into_iter().zip(parts[1..4].iter().copied());
         let headers = named.filter(|(_, text)| !text.is_empty()).collect();
         if inbox.is_new(parts[0], &headers) {
             println!("{}\t{}", parts[0], parts[4]);

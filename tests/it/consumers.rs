@@ -21,6 +21,9 @@ use std::process::{Command, Stdio};
 #[expect(
     dead_code,
     unreachable_pub,
+    clippy::assigning_clones,
+    clippy::print_stdout,
+    clippy::string_slice,
     reason = "a program of its own, whose main reads standard input"
 )]
 mod program;
@@ -66,6 +69,7 @@ async fn write(pipeline: &Pipeline, sql: &str) {
 
 /// What a topic may hold after all that can happen to a pipeline, and what was committed: aggregate and number of each
 /// event.
+#[expect(clippy::too_many_lines, reason = "one story, in the order in which it happens")]
 async fn recorded() -> (Vec<ReadRecord>, BTreeSet<(String, u64)>) {
     let mut pair = Pair::start(Version::Pg17, true).await;
     let mut pipeline = pipeline(&pair, "consumers").await;
@@ -256,8 +260,8 @@ fn assert_holds_all_cases(records: &[ReadRecord]) {
     let with = |record: &&ReadRecord| record.header("position").is_some();
     let count = |is: &dyn Fn(&Vec<&ReadRecord>) -> bool| times.values().filter(|of| is(of)).count();
     let repeated = count(&|of| of.iter().filter(|record| with(record)).count() > 1);
-    let twins = count(&|of| of.iter().any(|r| with(&r)) && !of.iter().all(|r| with(&r)));
-    let alone = count(&|of| !of.iter().any(|record| with(&record)));
+    let twins = count(&|of| of.iter().any(&with) && !of.iter().all(&with));
+    let alone = count(&|of| !of.iter().any(&with));
     let histories: BTreeSet<u32> =
         records.iter().filter_map(|record| Some(record.place()?.0)).collect();
     assert!(repeated >= 20, "{repeated} events repeated with their positions");

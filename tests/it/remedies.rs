@@ -191,8 +191,8 @@ fn step(text: &str) -> Step {
         ["postrider ", "SELECT pg_", "DELETE FROM ", "CREATE PUBLICATION ", "ALTER ", "BEGIN; "];
     let found = begins.iter().filter_map(|begin| text.find(begin)).min();
     let Some(at) = found else { return Step::Words };
-    let command =
-        text[at..].split(". ").next().unwrap_or_default().trim_end_matches([';', '.', ' ']);
+    let rest = text.get(at..).unwrap_or_default();
+    let command = rest.split(". ").next().unwrap_or_default().trim_end_matches([';', '.', ' ']);
     match command.strip_prefix("postrider ") {
         Some(rest) => Step::Command(rest.split_whitespace().map(str::to_owned).collect()),
         None => Step::Sql(command.to_owned()),

@@ -195,7 +195,7 @@ fn decoded(encoding: &str, code: &[u8]) -> Option<String> {
     let message =
         LogicalMessage { transactional: true, lsn: Lsn::ZERO, prefix: "outbox", content: &content };
     let at = At { position: Position::default(), commit_time: PgTime::default() };
-    let mapped = mapper.message(&message, at).ok()??;
-    let value = String::from_utf8(mapped.record().value?.to_vec()).ok()?;
+    let event = mapper.message(&message, at).ok()??;
+    let value = String::from_utf8(event.record().value?.to_vec()).ok()?;
     Some(value.trim_matches('"').to_owned())
 }

@@ -44,7 +44,7 @@ impl Scene {
     /// Another server is the source from now on.
     fn moves(&mut self, url: &str) {
         self.pipeline.config = self.pipeline.config.replace(&self.pipeline.url, url);
-        self.pipeline.url = url.to_owned();
+        url.clone_into(&mut self.pipeline.url);
     }
 
     /// The statement of a halt's hint, word for word.
