@@ -141,7 +141,15 @@ async fn killed_while_polling_in_the_streams_stead() {
     relay.await_state("streaming", SOON).await;
     committed(&load, 500).await;
     let ledger = load.stop().await;
-    let records = pipeline.topic.await_records(ledger.committed(), SOON).await;
+    // As many records as events are there before the last event is, where some come twice: published rows go.
+    await_that("an empty table", SOON, || async {
+        match pipeline.sql.text("select count(*)::text from outbox").await.as_deref() {
+            Some("0") => Ok(()),
+            rows => Err(format!("{rows:?} rows")),
+        }
+    })
+    .await;
+    let records = pipeline.topic.read_all().await;
     ledger.check(&records).assert_balanced(3 * 4_000);
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
