@@ -124,6 +124,7 @@ impl Pipeline {
     fn message(&mut self, now: Duration, message: &Message<'_>) -> Step {
         let input = match message {
             Message::Begin(begin) => {
+                self.marking.begins(begin.xid);
                 Input::Begin { commit_lsn: begin.final_lsn, commit_time: begin.commit_time }
             }
             Message::Commit(commit) => {

@@ -37,6 +37,9 @@ const BESIDE_MAX: usize = 100_000;
 /// Pause between two looks at who holds locks on rows that wait for their mark.
 const HOLDERS_INTERVAL: Duration = Duration::from_secs(5);
 
+/// How long marks may wait before that is reported, where no session holds a lock on the rows.
+const UNREPORTED_MAX: Duration = Duration::from_secs(2);
+
 /// Pause between two tries to mark rows that wait, while the table is polled.
 const POLLED_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -49,6 +52,8 @@ pub(super) struct Marking {
     /// The table is polled: rows of a claim get their marks with it.
     polled: bool,
     marker: Option<Marker>,
+    /// The transaction that the stream is in.
+    xid: Option<u32>,
     flying: HashMap<Ticket, ToMark>,
     /// Published, and not marked.
     done: Vec<ToMark>,
@@ -156,8 +161,14 @@ impl Marking {
             && let Some((position, aggregate)) = row
         {
             let lane = Some(Lane::of(aggregate));
-            self.flying.insert(ticket, ToMark { position, lane, id: id.to_owned() });
+            let row = ToMark { position, lane, id: id.to_owned(), xid: self.xid };
+            self.flying.insert(ticket, row);
         }
+    }
+
+    /// The stream begins a transaction.
+    pub(super) const fn begins(&mut self, xid: u32) {
+        self.xid = Some(xid);
     }
 
     /// It is published.
@@ -245,7 +256,7 @@ impl Marking {
         let passed = row.map_or_else(Position::default, Progress::position);
         for (position, id) in std::mem::take(&mut self.set_aside) {
             if position < passed {
-                self.done.push(ToMark { position, lane: None, id });
+                self.done.push(ToMark { position, lane: None, id, xid: None });
             } else if row.is_some() {
                 self.set_aside.push((position, id));
             }
@@ -280,11 +291,16 @@ impl Marking {
             self.nothing_waits();
             return (None, 0);
         }
-        self.waits_since.get_or_insert_with(Instant::now);
+        let since = *self.waits_since.get_or_insert_with(Instant::now);
         if !made.holders.is_empty() {
             self.holders_at = Some(Instant::now());
         }
         self.unmarked = self.done.iter().map(|row| row.id.clone()).collect();
+        // A row that is not visible yet is marked a moment later: nothing to report.
+        let soon = made.holders.is_empty() && made.failed.is_none();
+        if soon && given_up == 0 && since.elapsed() < UNREPORTED_MAX {
+            return (None, 0);
+        }
         let table = self.marker.as_ref().map(|marker| marker.table().clone());
         let rows = made.left.len();
         let waiting = table.map(|table| Waiting { table, rows, holders: made.holders.clone() });

@@ -15,7 +15,15 @@ pub(in crate::driver) fn marks_wait(pipeline: &mut Pipeline, waiting: &Waiting, 
     let known = pipeline.tell.marks.as_ref().filter(|_| holders.is_empty());
     // Holders are looked for now and then; in between the last ones stand.
     let reason = known.map_or_else(
-        || format!("published rows of {table} are locked by {holder}: their marks and the cursor row wait"),
+        || {
+            let why = if holders.is_empty() {
+                "are locked, or not visible to other sessions yet (a commit that waits for a synchronous standby)"
+                    .to_owned()
+            } else {
+                format!("are locked by {holder}")
+            };
+            format!("published rows of {table} {why}: their marks and the cursor row wait")
+        },
         |trouble| trouble.reason.clone(),
     );
     let hint = "end that session's transaction (commit or roll back); until then all events are published, and only \

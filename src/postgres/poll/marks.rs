@@ -32,6 +32,9 @@ pub struct ToMark {
     pub lane: Option<Lane>,
     /// As `Mapped::event_id` has it.
     pub id: String,
+    /// The transaction that wrote the row, as pgoutput's Begin message has it; `None` where the row is known to be
+    /// visible to other sessions.
+    pub xid: Option<u32>,
 }
 
 /// A prepared mark. It belongs to the session that prepared it.
@@ -111,9 +114,10 @@ impl Marker {
             if todo.is_empty() {
                 return Ok(());
             }
-            let ids: Vec<&str> =
-                todo.iter().map(|place| marking.rows[*place].id.as_str()).collect();
-            let left = match self.mark_all(client, &ids).await {
+            let rows = todo.iter().map(|place| &marking.rows[*place]);
+            let (ids, xids): (Vec<&str>, Vec<Option<i64>>) =
+                rows.map(|row| (row.id.as_str(), row.xid.map(i64::from))).unzip();
+            let left = match self.mark_all(client, &ids, &xids).await {
                 Ok(left) => left,
                 // The row went to another partition while it was looked for: a new snapshot finds it there.
                 Err(error) if error.sqlstate().is_some_and(|state| state.class() == "40") => {
@@ -139,12 +143,17 @@ impl Marker {
     }
 
     /// Marks all of these rows, or none: then gives the ids of the rows that could not be had.
-    async fn mark_all(&self, client: &Client, ids: &[&str]) -> Result<Vec<String>, SourceError> {
+    async fn mark_all(
+        &self,
+        client: &Client,
+        ids: &[&str],
+        xids: &[Option<i64>],
+    ) -> Result<Vec<String>, SourceError> {
         let failed = |error| failed(&self.table, error);
         let alien = |error: &tokio_postgres::Error| {
             error.code().is_some_and(|state| state.code().starts_with("22"))
         };
-        let parameters: [&(dyn ToSql + Sync); 1] = [&ids];
+        let parameters: [&(dyn ToSql + Sync); 2] = [&ids, &xids];
         let row = match client.query_one(&self.statement, &parameters).await {
             Err(error) if alien(&error) => client.query_one(&self.by_text, &parameters).await,
             answer => answer,
@@ -247,13 +256,19 @@ pub(super) fn sql(spec: &PollSpec, shape: &Shape) -> Result<String, SourceError>
     Ok(sql_of(spec, shape, id, &id.is_one_of("o", "$1::text[]")))
 }
 
+/// The first transaction after a statement's snapshot, with its epoch. A transaction's own number has none: it is the
+/// one nearest to this.
+const XMAX: &str = "(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8)";
+
 /// Marks all rows of `these`, or none. Answers how many were locked for it, how many took the mark, and the ids of
 /// those that could not be had.
 ///
 /// `k` locks in the order of the ids and waits for no row. A row that somebody changed and committed after the
 /// statement's snapshot is locked at its new place, which the snapshot does not see, so that an update of it would hit
-/// nothing: it is among `l`, as a locked one is. Only where `l` is empty are all of the snapshot's rows ours, at their
-/// places. Rows that are not ready (failed, marked) are left as they are, except that a delay does not matter any more.
+/// nothing: it is among `l`, as a locked one is. So is one whose transaction (`$2`, beside the ids of `$1`) the snapshot
+/// does not see yet: a walsender sends a commit as soon as its WAL is flushed, and other sessions see its rows a moment
+/// later, with a synchronous standby that is down much later. Such a row is not deleted, and gets its mark later. Only
+/// where `l` is empty are all of the snapshot's rows ours, at their places. Rows that are not ready (failed, marked) are left as they are, except that a delay does not matter any more.
 fn sql_of(spec: &PollSpec, shape: &Shape, id: &Column, these: &str) -> String {
     let (table, order, text) = (&spec.table, id.sort_key("o"), id.text("o"));
     let ready = unmarked(spec);
@@ -261,7 +276,10 @@ fn sql_of(spec: &PollSpec, shape: &Shape, id: &Column, these: &str) -> String {
         "WITH k AS MATERIALIZED (\n  SELECT o.tableoid AS oid, o.ctid AS tid FROM {table} AS o\n  \
          WHERE {these} AND {ready}\n  ORDER BY {order} FOR UPDATE SKIP LOCKED\n\
          ), l AS MATERIALIZED (\n  SELECT {text} AS id FROM {table} AS o\n  \
-         WHERE {these} AND {ready}\n    AND (o.tableoid, o.ctid) NOT IN (SELECT k.oid, k.tid FROM k)\n\
+         WHERE {these} AND {ready}\n    AND (o.tableoid, o.ctid) NOT IN (SELECT k.oid, k.tid FROM k)\n  \
+         UNION ALL SELECT w.id FROM unnest($1::text[], $2::int8[]) AS w(id, xid)\n  \
+         WHERE NOT pg_visible_in_snapshot(({XMAX} - ((({XMAX} - w.xid + 2147483648) & 4294967295) - 2147483648))\
+         ::text::xid8, pg_current_snapshot())\n\
          ), m AS (\n  {}\n  {} k WHERE o.tableoid = k.oid AND o.ctid = k.tid AND NOT EXISTS (SELECT FROM l)\n  \
          RETURNING 1\n)\n\
          SELECT (SELECT count(*) FROM k), (SELECT count(*) FROM m), ARRAY(SELECT l.id FROM l)",

@@ -114,6 +114,8 @@ fn rows_of_the_stream_are_marked_by_their_id() {
           SELECT concat(o."id") AS id FROM "public"."outbox" AS o
           WHERE o."id" OPERATOR(pg_catalog.=) ANY (($1::text[])::bigint[]) AND o."status" <> 'PUBLISHED'
             AND (o.tableoid, o.ctid) NOT IN (SELECT k.oid, k.tid FROM k)
+          UNION ALL SELECT w.id FROM unnest($1::text[], $2::int8[]) AS w(id, xid)
+          WHERE NOT pg_visible_in_snapshot(((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - ((((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - w.xid + 2147483648) & 4294967295) - 2147483648))::text::xid8, pg_current_snapshot())
         ), m AS (
           DELETE FROM "public"."outbox" AS o
           USING k WHERE o.tableoid = k.oid AND o.ctid = k.tid AND NOT EXISTS (SELECT FROM l)

@@ -266,8 +266,12 @@ impl Reader {
     /// Marks published rows. A row that another session has locked is waited for: its mark and the shorter list are
     /// committed together.
     async fn mark(&self, marker: &Marker, ids: &[String]) -> Result<(), SourceError> {
-        let to_mark =
-            |id: &String| ToMark { position: Position::default(), lane: None, id: id.clone() };
+        let to_mark = |id: &String| ToMark {
+            position: Position::default(),
+            lane: None,
+            id: id.clone(),
+            xid: None,
+        };
         let mut rows: Vec<ToMark> = ids.iter().map(to_mark).collect();
         let since = Instant::now();
         loop {

@@ -266,7 +266,7 @@ async fn rows_that_the_stream_brought_are_marked_by_their_ids() {
 fn event(number: u64, aggregate: Option<&str>, id: &str) -> ToMark {
     let position = Position { commit_lsn: Lsn::from_wire(number * 8), ordinal: 0 };
     let lane = aggregate.map(|id| Lane::of(Aggregate { kind: "order", id }));
-    ToMark { position, lane, id: id.to_owned() }
+    ToMark { position, lane, id: id.to_owned(), xid: None }
 }
 
 /// A session as the relay's, and a marker on it.
@@ -391,6 +391,49 @@ async fn mark_reaches_a_row_that_was_moved_to_another_partition_behind_its_snaps
                 "select string_agg(id::text || region, ' ') from outbox where published_at is null";
             let left = outbox.client.text(left).await;
             assert_eq!(left.as_deref(), Some("2a"), "{version:?} {marks:?}");
+        }
+    }
+}
+
+/// A walsender sends a commit before other sessions see its rows: with a synchronous standby that is down, long before.
+#[tokio::test]
+async fn mark_of_a_row_that_is_not_visible_yet_waits_until_it_is() {
+    for version in VERSIONS {
+        for marks in [Marks::Delete, Marks::adr30()] {
+            let mut outbox =
+                Outbox::with(version, OutboxSpec::for_layout(Layout::Postrider), "poll_unseen")
+                    .await;
+            outbox
+                .client
+                .batch(
+                    "create table outbox (id bigint primary key, aggregate_type text, aggregate_id text, \
+                       event_type text, payload json, headers json, created_at timestamptz default now(), \
+                       published_at timestamptz)",
+                )
+                .await;
+            outbox.spec.marks = marks.clone();
+            let (client, marker) = marker(&outbox).await;
+            let writer = outbox.database.connect().await;
+            writer.batch("begin").await;
+            let insert = "insert into outbox (id, aggregate_type, aggregate_id, event_type, payload) \
+                          values ({id}, 'order', 'a', 'T', '1')";
+            writer.batch(&insert.replace("{id}", "1")).await;
+            let own = "select (pg_current_xact_id()::text::int8 & 4294967295)::text";
+            let xid: u32 = writer.text(own).await.unwrap().parse().unwrap();
+            outbox.client.batch(&insert.replace("{id}", "2")).await;
+            let unseen = ToMark { xid: Some(xid), ..event(1, Some("a"), "1") };
+            // Of the same aggregate, and of another one; their transactions are older.
+            let seen = ToMark { xid: Some(xid - 1), ..event(2, Some("b"), "2") };
+            let deleted = ToMark { xid: Some(xid - 1), ..event(3, Some("c"), "3") };
+            let rows = [unseen, seen, deleted];
+            let left = marker.mark(&client, &rows, &HashSet::new()).await.unwrap();
+            assert_eq!(left, [0], "{version:?} {marks:?}");
+            writer.batch("commit").await;
+            let left = marker.mark(&client, &rows, &HashSet::new()).await.unwrap();
+            assert!(left.is_empty(), "{version:?} {marks:?}: {left:?}");
+            let unmarked = "select count(*)::text from outbox where published_at is null";
+            let unmarked = outbox.client.text(unmarked).await;
+            assert_eq!(unmarked.as_deref(), Some("0"), "{version:?} {marks:?}");
         }
     }
 }

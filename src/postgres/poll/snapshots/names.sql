@@ -52,6 +52,8 @@ WITH k AS MATERIALIZED (
   SELECT concat(o."Id\") AS id FROM "my schema"."out""box" AS o
   WHERE o."Id\" OPERATOR(pg_catalog.=) ANY (($1::text[])::bigint[]) AND o."Done ""at""" IS NULL
     AND (o.tableoid, o.ctid) NOT IN (SELECT k.oid, k.tid FROM k)
+  UNION ALL SELECT w.id FROM unnest($1::text[], $2::int8[]) AS w(id, xid)
+  WHERE NOT pg_visible_in_snapshot(((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - ((((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - w.xid + 2147483648) & 4294967295) - 2147483648))::text::xid8, pg_current_snapshot())
 ), m AS (
   UPDATE "my schema"."out""box" AS o SET "Done ""at""" = statement_timestamp()
   FROM k WHERE o.tableoid = k.oid AND o.ctid = k.tid AND NOT EXISTS (SELECT FROM l)
