@@ -222,7 +222,9 @@ impl Pipeline {
         };
         let doubted = self.shelf.takes_doubted(self.spec.parking.on_poison);
         let missing = not_taken == NotTaken::Missing;
-        let may_park = missing && self.spec.parking.on_poison != OnPoison::Stop;
+        // A claim has its rows locked, and waits for the destination as it always did.
+        let on_poison = self.spec.parking.on_poison;
+        let may_park = missing && !self.tell.polling && on_poison != OnPoison::Stop;
         let lost = || self.destinations.parks(record.topic, may_park, now);
         let halt = |reason| Box::new(halts::refused_event(&mapped, at, reason));
         let Some((input, refused)) = set_aside(not_taken, ticket, (doubted, lost), halt) else {

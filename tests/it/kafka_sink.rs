@@ -295,7 +295,7 @@ async fn tries_of_a_missing_topic_are_decided_by_one_answer_that_comes_after_the
     let mut caller = Caller::open(spec(&brokers()));
     assert_eq!(caller.offer(&record), Err(NotTaken::Destination), "not heard of");
     caller.until("told", SOON, |caller| caller.was_told("does not exist")).await;
-    assert_eq!(caller.offer(&record), Err(NotTaken::Unavailable), "good enough for the first time");
+    assert_eq!(caller.offer(&record), Err(NotTaken::Missing), "good enough for the first time");
     let tries = [Instant::now(), Instant::now(), Instant::now()];
     for since in tries {
         let answer = caller.sink.enqueue_again(Ticket(9), &record, since);
@@ -305,13 +305,13 @@ async fn tries_of_a_missing_topic_are_decided_by_one_answer_that_comes_after_the
     await_that("an answer", SOON, || {
         let answer = caller.sink.enqueue_again(Ticket(9), &record, tries[0]);
         async move {
-            if answer == Err(NotTaken::Unavailable) { Ok(()) } else { Err(format!("{answer:?}")) }
+            if answer == Err(NotTaken::Missing) { Ok(()) } else { Err(format!("{answer:?}")) }
         }
     })
     .await;
     for since in tries {
         let answer = caller.sink.enqueue_again(Ticket(9), &record, since);
-        assert_eq!(answer, Err(NotTaken::Unavailable), "the same answer serves all");
+        assert_eq!(answer, Err(NotTaken::Missing), "the same answer serves all");
     }
     create_topic(&missing.brokers, &missing.name, 1, &[]).await;
     let since = Instant::now();

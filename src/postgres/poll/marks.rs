@@ -265,10 +265,11 @@ const XMAX: &str = "(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8)
 ///
 /// `k` locks in the order of the ids and waits for no row. A row that somebody changed and committed after the
 /// statement's snapshot is locked at its new place, which the snapshot does not see, so that an update of it would hit
-/// nothing: it is among `l`, as a locked one is. So is one whose transaction (`$2`, beside the ids of `$1`) the snapshot
-/// does not see yet: a walsender sends a commit as soon as its WAL is flushed, and other sessions see its rows a moment
-/// later, with a synchronous standby that is down much later. Such a row is not deleted, and gets its mark later. Only
-/// where `l` is empty are all of the snapshot's rows ours, at their places. Rows that are not ready (failed, marked) are left as they are, except that a delay does not matter any more.
+/// nothing: it is among `l`, as a locked one is. So is one whose transaction (`$2`, beside the ids of `$1`) the
+/// snapshot does not see yet: a walsender sends a commit as soon as its WAL is flushed, and other sessions see its rows
+/// a moment later, with a synchronous standby that is down much later. Such a row is not deleted, and gets its mark
+/// later. Only where `l` is empty are all of the snapshot's rows ours, at their places. Rows that are not ready
+/// (failed, marked) are left as they are, except that a delay does not matter any more.
 fn sql_of(spec: &PollSpec, shape: &Shape, id: &Column, these: &str) -> String {
     let (table, order, text) = (&spec.table, id.sort_key("o"), id.text("o"));
     let ready = unmarked(spec);

@@ -421,10 +421,11 @@ async fn mark_of_a_row_that_is_not_visible_yet_waits_until_it_is() {
             let own = "select (pg_current_xact_id()::text::int8 & 4294967295)::text";
             let xid: u32 = writer.text(own).await.unwrap().parse().unwrap();
             outbox.client.batch(&insert.replace("{id}", "2")).await;
+            let committed = outbox.client.text("select xmin::text from outbox where id = 2").await;
+            let committed: u32 = committed.unwrap().parse().unwrap();
             let unseen = ToMark { xid: Some(xid), ..event(1, Some("a"), "1") };
-            // Of the same aggregate, and of another one; their transactions are older.
-            let seen = ToMark { xid: Some(xid - 1), ..event(2, Some("b"), "2") };
-            let deleted = ToMark { xid: Some(xid - 1), ..event(3, Some("c"), "3") };
+            let seen = ToMark { xid: Some(committed), ..event(2, Some("b"), "2") };
+            let deleted = ToMark { xid: Some(committed), ..event(3, Some("c"), "3") };
             let rows = [unseen, seen, deleted];
             let left = marker.mark(&client, &rows, &HashSet::new()).await.unwrap();
             assert_eq!(left, [0], "{version:?} {marks:?}");

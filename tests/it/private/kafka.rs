@@ -110,7 +110,8 @@ impl PrivateKafka {
     /// Denies everybody to create a topic of this name, and nothing else: as one of a cluster, and by its name.
     pub(crate) fn deny_creation(&self, topic: &str) {
         for (kind, name) in [(CLUSTER, "kafka-cluster"), (TOPIC, topic)] {
-            for (operation, permission) in [(CREATE, DENY), (ALL, ALLOW)] {
+            // Allowed first: a resource with a rule is closed to all that no rule allows, to the broker itself too.
+            for (operation, permission) in [(ALL, ALLOW), (CREATE, DENY)] {
                 let who = [text("User:ANONYMOUS"), text("*"), vec![operation, permission]].concat();
                 self.change_rules(30, (kind, name), &who);
             }
