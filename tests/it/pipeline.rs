@@ -21,6 +21,12 @@ pub(crate) struct Pipeline {
 }
 
 impl Pipeline {
+    /// The configuration without compression: the size of an event is known before it is sent, and no broker is asked.
+    pub(crate) fn uncompressed(&self) -> String {
+        let Self { config, name, .. } = self;
+        format!("{config}\n[pipelines.{name}.sink.properties]\n\"compression.type\" = \"none\"\n")
+    }
+
     /// On the shared servers, in a database of its own, with the topic's 8 partitions.
     pub(crate) async fn shared(version: Version, test: &str) -> Self {
         Self::in_layout(version, test, LAYOUT).await

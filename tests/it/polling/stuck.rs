@@ -2,7 +2,6 @@
 
 use super::{count, ids, polling_to};
 use crate::await_that::{SOON, await_that};
-use crate::pipeline::Pipeline;
 use crate::private::{PrivateKafka, topic_that_lacks_a_copy};
 use crate::relay::Relay;
 use crate::server::Version;
@@ -17,12 +16,6 @@ async fn resets(relay: &Relay) -> u64 {
     lines.map(|line| line.rsplit(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0)).sum()
 }
 
-/// Without compression the size of an event is known before it is sent: it is parked though no broker answers.
-fn uncompressed(pipeline: &Pipeline) -> String {
-    let Pipeline { config, name, .. } = pipeline;
-    format!("{config}\n[pipelines.{name}.sink.properties]\n\"compression.type\" = \"none\"\n")
-}
-
 /// What is parked behind an event that has no answer stays in the table with it: parked alone, it would come to stand
 /// before it.
 #[tokio::test]
@@ -30,7 +23,7 @@ async fn stop_leaves_a_parked_event_behind_an_earlier_one_that_has_no_answer() {
     let kafka = PrivateKafka::start("").await;
     let mut pipeline =
         polling_to(&kafka.brokers(), Version::Pg17, "pollstopbehind", "postrider").await;
-    pipeline.config = uncompressed(&pipeline);
+    pipeline.config = pipeline.uncompressed();
     alter(&pipeline.topic, "max.message.bytes", "3000").await;
     let insert = |from: u32, large: u32| {
         format!(
@@ -82,7 +75,7 @@ async fn letters_that_nobody_answers_hold_up_no_other_event() {
     let (dead, mut second) = topic_that_lacks_a_copy(&kafka, name, 1).await;
     let line = format!("parking = {{ dead_topic = \"{}\", ", dead.name);
     pipeline.config = pipeline.config.replace("parking = { ", &line);
-    pipeline.config = uncompressed(&pipeline);
+    pipeline.config = pipeline.uncompressed();
     alter(&pipeline.topic, "max.message.bytes", "3000").await;
     let watch = "create table woken (id text);
         create function woke() returns trigger language plpgsql as \
