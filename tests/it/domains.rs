@@ -205,9 +205,7 @@ async fn a_domain_is_published_as_the_type_beneath_it_wherever_its_row_is_read()
             .await;
         let repaired = postrider(&config, &["repair", "--json"]);
         let stdout = String::from_utf8_lossy(&repaired.stdout).into_owned();
-        let count = records(&stdout, "own_plain").len();
-        assert!(count >= 3, "{stdout}");
-        alike(&stdout, count, "repair");
+        alike(&newest(&stdout), 3, "repair");
         let mut replayed = String::new();
         for (table, _, _) in TABLES {
             // The id of the aggregate is filled up with blanks.
@@ -225,6 +223,19 @@ async fn a_domain_is_published_as_the_type_beneath_it_wherever_its_row_is_read()
         alike(&relay.stdout(), 9, "polling");
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
     }
+}
+
+/// The lines of rows 7 to 9. A repair may publish again what was published shortly before the slot was lost, and that
+/// differs from pipeline to pipeline.
+fn newest(stdout: &str) -> String {
+    let lines = stdout.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let is_newest = |line: &Value| {
+        let mut headers = line["headers"].as_array().into_iter().flatten();
+        headers.any(|header| {
+            header[0] == "whole" && matches!(header[1].as_str(), Some("7" | "8" | "9"))
+        })
+    };
+    lines.filter(is_newest).map(|line| format!("{line}\n")).collect()
 }
 
 /// A replay names itself in a header.
