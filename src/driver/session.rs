@@ -110,15 +110,15 @@ impl Session {
 impl Pipeline {
     /// Streams until something ends it.
     pub(super) async fn stream(&mut self, connected: Connected, stop: &Stop) -> End {
+        if let Err(halt) = self.renew_mapper(&connected.desk, false) {
+            return End::Over(Exit::Halted(halt));
+        }
         let client = connected.desk.control.shared_client();
         if let Err(error) = self.marking.prepare(&client, self.spec.poll.table.as_ref()).await {
             return End::Lost(error, Phase::Control);
         }
         if let Err(error) = self.marking.find_parked(&client, self.spec.name()).await {
             return End::Lost(error, Phase::Control);
-        }
-        if let Err(halt) = self.renew_mapper(&connected.desk, false) {
-            return End::Over(Exit::Halted(halt));
         }
         let mut session = Session::new(connected, &self.spec);
         self.begin(&session);

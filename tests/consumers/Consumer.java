@@ -4,6 +4,7 @@ import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.util.HashMap;
 import java.util.HashSet;
+import java.util.List;
 import java.util.Map;
 import java.util.Set;
 
@@ -13,7 +14,7 @@ public class Consumer {
     /** What this consumer has seen. Keep both tables in the database of its effects. */
     static class Inbox {
         private final Map<String, String> highest = new HashMap<>(); // aggregate -> highest position
-        private final Set<String> ids = new HashSet<>(); // history and id of the last days
+        private final Set<List<String>> ids = new HashSet<>(); // aggregate, history and id, of the last days
 
         /** Whether the effect of this record is to happen. Call it in the effect's transaction. */
         boolean isNew(String aggregate, Map<String, String> headers) {
@@ -25,7 +26,7 @@ public class Consumer {
                 highest.put(aggregate, position);
             }
             String history = position == null ? headers.get("history") : position.substring(0, 8);
-            return ids.add(history + " " + headers.get("id"));
+            return ids.add(List.of(aggregate, history, headers.get("id")));
         }
     }
     // docs: end

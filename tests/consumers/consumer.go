@@ -13,7 +13,7 @@ import (
 // Inbox is what this consumer has seen. Keep both tables in the database of its effects.
 type Inbox struct {
 	highest map[string]string      // aggregate -> highest position
-	ids     map[[2]string]struct{} // history and id of the last days
+	ids     map[[3]string]struct{} // aggregate, history and id, of the last days
 }
 
 // IsNew says whether the effect of this record is to happen. Call it in the effect's transaction.
@@ -26,7 +26,7 @@ func (inbox *Inbox) IsNew(aggregate string, headers map[string]string) bool {
 		inbox.highest[aggregate] = position
 		history = position[:8]
 	}
-	id := [2]string{history, headers["id"]}
+	id := [3]string{aggregate, history, headers["id"]}
 	if _, seen := inbox.ids[id]; seen {
 		return false
 	}
@@ -37,7 +37,7 @@ func (inbox *Inbox) IsNew(aggregate string, headers map[string]string) bool {
 // docs: end
 
 func main() {
-	inbox := Inbox{highest: map[string]string{}, ids: map[[2]string]struct{}{}}
+	inbox := Inbox{highest: map[string]string{}, ids: map[[3]string]struct{}{}}
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
 		parts := strings.Split(lines.Text(), "\t")

@@ -8,7 +8,7 @@ class Inbox:
 
     def __init__(self):
         self.highest = {}  # aggregate -> highest position
-        self.ids = set()  # (history, id) of the last days
+        self.ids = set()  # (aggregate, history, id) of the last days
 
     def is_new(self, aggregate, headers):
         """Whether the effect of this record is to happen. Call it in the effect's transaction."""
@@ -18,9 +18,10 @@ class Inbox:
                 return False
             self.highest[aggregate] = position
         history = headers["history"] if position is None else position[:8]
-        if (history, headers["id"]) in self.ids:
+        known_by = (aggregate, history, headers["id"])
+        if known_by in self.ids:
             return False
-        self.ids.add((history, headers["id"]))
+        self.ids.add(known_by)
         return True
 # docs: end
 

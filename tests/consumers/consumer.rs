@@ -9,8 +9,8 @@ use std::io::BufRead;
 pub struct Inbox {
     /// Aggregate to highest position.
     highest: HashMap<String, String>,
-    /// History and id, of the last days.
-    ids: HashSet<(String, String)>,
+    /// Aggregate, history and id, of the last days.
+    ids: HashSet<[String; 3]>,
 }
 
 impl Inbox {
@@ -25,7 +25,7 @@ impl Inbox {
             *highest = (*position).to_owned();
         }
         let history = position.map_or_else(|| headers["history"], |position| &position[..8]);
-        self.ids.insert((history.to_owned(), headers["id"].to_owned()))
+        self.ids.insert([aggregate, history, headers["id"]].map(str::to_owned))
     }
 }
 // docs: end

@@ -5,7 +5,7 @@ declare function require(name: string): any;
 /** What this consumer has seen. Keep both tables in the database of its effects. */
 class Inbox {
   private highest = new Map<string, string>(); // aggregate -> highest position
-  private ids = new Set<string>(); // history and id of the last days
+  private ids = new Set<string>(); // aggregate, history and id, of the last days
 
   /** Whether the effect of this record is to happen. Call it in the effect's transaction. */
   isNew(aggregate: string, headers: Map<string, string>): boolean {
@@ -16,7 +16,7 @@ class Inbox {
       this.highest.set(aggregate, position);
     }
     const history = position === undefined ? headers.get("history") : position.slice(0, 8);
-    const id = `${history} ${headers.get("id")}`;
+    const id = JSON.stringify([aggregate, history, headers.get("id")]);
     if (this.ids.has(id)) return false;
     this.ids.add(id);
     return true;

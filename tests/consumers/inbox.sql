@@ -4,10 +4,11 @@ CREATE TABLE inbox_position (
     position  text COLLATE "C" NOT NULL
 );
 CREATE TABLE inbox_id (
-    history text,
-    id      text,
-    seen_at timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (history, id)
+    aggregate text,
+    history   text,
+    id        text,
+    seen_at   timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (aggregate, history, id)
 );
 
 -- Whether the effect of this record is to happen. Call it in the effect's transaction.
@@ -19,8 +20,8 @@ RETURNS boolean LANGUAGE sql AS $$
         ON CONFLICT (aggregate) DO UPDATE SET position = excluded.position WHERE p.position < excluded.position
         RETURNING true
     ), unknown AS (
-        INSERT INTO inbox_id (history, id)
-        SELECT coalesce(left(header_position, 8), header_history), header_id
+        INSERT INTO inbox_id (aggregate, history, id)
+        SELECT of_aggregate, coalesce(left(header_position, 8), header_history), header_id
         WHERE header_position IS NULL OR EXISTS (SELECT FROM higher)
         ON CONFLICT DO NOTHING
         RETURNING true
