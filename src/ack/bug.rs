@@ -20,6 +20,10 @@ pub(crate) enum Bug {
     TriesOutOfOrder,
     /// A lane is live before its marks are committed.
     LiveBeforeMarks,
+    /// A mark that was left out of a write counts as committed.
+    ForgetsLeftMarks,
+    /// Later marks of a lane do not wait for one that was left out.
+    MarksPassLeftOnes,
     /// A report of an earlier session resolves a ticket of this one.
     ForgetsSessions,
     /// After a failure only what failed is sent again.

@@ -189,7 +189,8 @@ impl Pipeline {
                 marks => parked::write(control.client(), name, epoch, &[], marks).await,
             }
         };
-        if self.patiently(stop, marked).await? == Stored::TakenOver {
+        let marked = self.patiently(stop, marked).await?;
+        if marked == Stored::TakenOver {
             return Ok(Stored::TakenOver);
         }
         let client = polling.poller.client();
@@ -197,7 +198,8 @@ impl Pipeline {
         parked::place(client, name, &places).await?;
         let stored = parked::write(client, name, epoch, rows, &[]).await?;
         drop(self.shelf.stored());
-        Ok(stored)
+        // Rows alone leave nothing out.
+        Ok(if stored == Stored::Yes { marked } else { stored })
     }
 
     /// Of rows whose failure is their table's to keep, those that are dead with it and go to the dead-letter topic:

@@ -16,6 +16,7 @@ use crate::postgres::SourceError;
 use crate::postgres::action::{self, Action, Phase};
 use crate::postgres::control::{Control, Notifications};
 use crate::postgres::cursor::{Settled, Written};
+use crate::postgres::locks::Holder;
 use crate::postgres::parked::{self, Loaded, Stored};
 use crate::record::{OwnedRecord, Ticket};
 use crate::relay::Input;
@@ -32,6 +33,16 @@ const TRIES_BYTES_MAX: u32 = 16 << 20;
 
 /// Pause before a write is made again that met a row which another session has locked.
 const LOCKED_PAUSE: Duration = Duration::from_secs(1);
+
+/// Pause between two looks at who holds locks on rows that could not be written.
+const LOCKERS_INTERVAL: Duration = Duration::from_secs(5);
+
+/// What became of a write, and who has locked what it did not get, where that was looked for.
+pub(super) struct Wrote {
+    /// The error where nothing was written, and the same write may succeed later on this connection.
+    stored: Result<Stored, SourceError>,
+    holders: Vec<Holder>,
+}
 
 /// What was asked for, and the records that were there.
 type Fetched = (Vec<Wanted>, Vec<(Ticket, OwnedRecord)>);
@@ -61,8 +72,12 @@ pub(super) struct Desk {
 
 /// What is under way.
 pub(super) struct Jobs {
-    writing: Option<Job<Stored>>,
+    writing: Option<Job<Wrote>>,
     writing_since: Instant,
+    /// The changes to rows of that write.
+    marks: Arc<[Mark]>,
+    /// When it was last found out who has locked rows.
+    lockers_at: Option<Instant>,
     /// The claim, not committed, in which rows stand that the relay takes for written: here they can't be seen yet,
     /// which does not mean that somebody has deleted them.
     pub(super) unseen: Option<Lsn>,
@@ -76,7 +91,7 @@ pub(super) struct Jobs {
 
 /// What came of one.
 pub(super) enum Said {
-    Stored(Result<Stored, SourceError>),
+    Stored(Result<Wrote, SourceError>),
     Fetched(Result<Fetched, SourceError>),
     Asked(Result<Asked, SourceError>),
     /// It is time to look for requests.
@@ -89,11 +104,28 @@ impl Default for Jobs {
         let (writing, fetching, asking) = (None, None, None);
         let (writing_since, ask_at, prune_at) = (now, now, now);
         let (unseen, alarm) = (None, Alarm::default());
-        Self { writing, writing_since, unseen, fetching, asking, ask_at, alarm, prune_at }
+        let (marks, lockers_at) = (Arc::default(), None);
+        Self {
+            writing,
+            writing_since,
+            marks,
+            lockers_at,
+            unseen,
+            fetching,
+            asking,
+            ask_at,
+            alarm,
+            prune_at,
+        }
     }
 }
 
 impl Jobs {
+    /// Whether it is time to find out who has locked rows.
+    pub(super) fn looks_for_lockers(&self) -> bool {
+        self.lockers_at.is_none_or(|at| at.elapsed() >= LOCKERS_INTERVAL)
+    }
+
     /// When the write began that is under way.
     pub(super) fn written_since(&self) -> Option<Instant> {
         self.writing.as_ref().map(|_| self.writing_since)
@@ -139,18 +171,33 @@ impl Pipeline {
         assert!(desk.jobs.writing.is_none(), "two writes of parked events at once");
         cut(if rows > 0 { "parked_row_due" } else { "mark_due" });
         say::marked(self, &marks);
-        let rows = self.shelf.take_rows(rows);
-        let (client, spec) = (desk.control.shared_client(), Arc::clone(&self.spec));
-        let epoch = desk.epoch;
+        drop(self.shelf.take_rows(rows));
+        desk.jobs.marks = marks.into();
         desk.jobs.writing_since = Instant::now();
+        self.write(desk, Duration::ZERO);
+    }
+
+    /// Makes the write that is due, after this pause.
+    fn write(&self, desk: &mut Desk, pause: Duration) {
+        let (client, spec) = (desk.control.shared_client(), Arc::clone(&self.spec));
+        let (rows, marks, epoch) =
+            (self.shelf.rows_being_written(), Arc::clone(&desk.jobs.marks), desk.epoch);
+        let looks = desk.jobs.looks_for_lockers();
         desk.jobs.writing = Some(Box::pin(async move {
-            loop {
-                match parked::write(&client, spec.name(), epoch, &rows, &marks).await {
-                    // Somebody holds one of the rows. Nothing was written; the stream goes on meanwhile.
-                    Err(error) if is_passing(&error) => tokio::time::sleep(LOCKED_PAUSE).await,
-                    done => return done,
-                }
-            }
+            tokio::time::sleep(pause).await;
+            let name = spec.name();
+            let stored = match parked::write(&client, name, epoch, &rows, &marks).await {
+                Err(error) if !is_passing(&error) => return Err(error),
+                stored => stored,
+            };
+            let holders = match &stored {
+                // Such an error has taken longer than the pause between two looks.
+                Err(_) => parked::table_lockers(&client, name).await,
+                Ok(Stored::Except(left)) if looks => parked::lockers(&client, name, left).await,
+                Ok(_) => Ok(Vec::new()),
+            };
+            // For people: a look that fails must not fail the write.
+            Ok(Wrote { stored, holders: holders.unwrap_or_default() })
         }));
     }
 
@@ -214,9 +261,20 @@ impl Pipeline {
     pub(super) fn parking_said(&mut self, desk: &mut Desk, said: Said) -> Result<(), SourceError> {
         let (now, jobs) = (self.now(), &mut desk.jobs);
         match said {
-            Said::Stored(stored) => {
+            Said::Stored(wrote) => {
                 jobs.writing = None;
-                self.stored(now, stored?);
+                let Wrote { stored, holders } = wrote?;
+                if !holders.is_empty() {
+                    jobs.lockers_at = Some(Instant::now());
+                }
+                match stored {
+                    Ok(stored) => self.stored(now, &stored, &holders),
+                    // Somebody has locked the table or the cursor row. Nothing was written; the stream goes on.
+                    Err(error) => {
+                        say::parked_rows_wait(self, &error, &holders);
+                        self.write(desk, LOCKED_PAUSE);
+                    }
+                }
             }
             Said::Fetched(Err(error)) if is_passing(&error) => {
                 // They are asked for again with the next effects.
@@ -287,20 +345,36 @@ impl Pipeline {
         }));
     }
 
-    fn stored(&mut self, now: Duration, stored: Stored) {
+    fn stored(&mut self, now: Duration, stored: &Stored, holders: &[Holder]) {
         match stored {
-            Stored::Yes => {
+            Stored::Yes | Stored::Except(_) => {
                 let rows = self.shelf.is_writing_rows();
                 cut(if rows { "parked_row_committed" } else { "mark_committed" });
                 for (position, id) in self.shelf.stored() {
                     self.marking.parked(position, id);
                 }
-                self.apply(now, Input::ParkingWritten);
+                self.parking_written(now, stored, holders);
             }
             Stored::TakenOver => {
                 say::row_taken(self, &Written::TakenOver);
                 self.apply(now, Input::SlotTaken);
             }
+        }
+    }
+}
+
+impl Pipeline {
+    /// A write is committed; which rows it has left out, and who has locked them, is reported until they are written.
+    pub(super) fn parking_written(&mut self, now: Duration, stored: &Stored, holders: &[Holder]) {
+        let left: &[Position] = match stored {
+            Stored::Except(left) => left,
+            Stored::Yes | Stored::TakenOver => &[],
+        };
+        self.apply(now, Input::ParkingWritten { left });
+        match self.relay.marks_left() {
+            0 => say::parked_rows_written(self),
+            rows if !left.is_empty() => say::parked_rows_locked(self, rows, holders),
+            _ => {}
         }
     }
 }

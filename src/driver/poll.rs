@@ -294,14 +294,14 @@ impl Pipeline {
                         self.write_parking(&mut polling.desk, 0, marks);
                     }
                     Effect::WriteParking { rows, marks } => {
-                        let input = match self.park_in_claim(polling, rows, marks, stop).await? {
-                            Stored::Yes => Input::ParkingWritten,
-                            Stored::TakenOver => {
-                                say::row_taken(self, &Written::TakenOver);
-                                Input::SlotTaken
-                            }
-                        };
-                        self.apply(self.now(), input);
+                        let stored = self.park_in_claim(polling, rows, marks, stop).await?;
+                        if stored == Stored::TakenOver {
+                            say::row_taken(self, &Written::TakenOver);
+                            self.apply(self.now(), Input::SlotTaken);
+                        } else {
+                            // Who has locked what is left out is found out by the next write.
+                            self.parking_written(self.now(), &stored, &[]);
+                        }
                     }
                     Effect::Restart { why } => self.send_again(polling, why).await?,
                     Effect::Drained => exit = Some(Exit::Stopped),

@@ -18,7 +18,9 @@ mod write;
 pub(super) use bookmark::bookmark_let_go;
 pub(super) use destination::{destination_down, destination_given_up, undelivered};
 pub(super) use marks::{marks_failed, marks_made, marks_wait, row_goes_on, row_waits};
-pub(super) use parked::{marked, overtaken, parked, released};
+pub(super) use parked::{
+    marked, overtaken, parked, parked_rows_locked, parked_rows_wait, parked_rows_written, released,
+};
 pub(super) use repair::{
     repair_begins, repair_next, repair_progress, repair_told, repaired, repairing, slot_gone_again,
 };
@@ -80,6 +82,8 @@ pub(super) struct Tell {
     /// With a write that is not committed, and when it was last looked at.
     pub(super) write: Option<Trouble>,
     pub(super) write_at: Option<Instant>,
+    /// With changes to rows of parked events: the rows, or their table, are locked.
+    pub(super) parked_rows: Option<Trouble>,
     /// With marks on published rows.
     pub(super) marks: Option<Trouble>,
     /// With a cursor row that can't be written yet.

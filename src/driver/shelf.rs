@@ -93,6 +93,11 @@ impl Shelf {
         Arc::clone(&self.writing)
     }
 
+    /// Those that are being written.
+    pub(super) fn rows_being_written(&self) -> Arc<Vec<Parked>> {
+        Arc::clone(&self.writing)
+    }
+
     /// Whether new rows are being written, and not marks alone.
     pub(super) fn is_writing_rows(&self) -> bool {
         !self.writing.is_empty()

@@ -59,8 +59,8 @@ pub fn names(holders: &[Holder]) -> String {
     names.join(", ")
 }
 
-/// Locks of whole transactions by their ids (`$1`), which is what a row's locker has; and locks on the table (`$2`)
-/// that keep others from locking its rows.
+/// Locks of whole transactions by their ids (`$1`), which is what a row's locker has; and locks on the table (`$2`) of
+/// these modes (`$3`).
 const SQL: &str = "\
 SELECT DISTINCT l.pid, a.application_name, a.usename::text, \
        extract(epoch FROM clock_timestamp() - a.xact_start)::int8, p.gid \
@@ -71,8 +71,14 @@ WHERE l.granted AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid() \
   AND (l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.transactionid::text = ANY ($1::text[]) \
     OR l.locktype = 'relation' AND l.relation = pg_catalog.to_regclass($2::text) \
       AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database()) \
-      AND l.mode IN ('ExclusiveLock', 'AccessExclusiveLock')) \
+      AND l.mode = ANY ($3::text[])) \
 ORDER BY 1 LIMIT 5";
+
+/// Locks on a table that keep others from locking its rows.
+const KEEP_ROWS: &[&str] = &["ExclusiveLock", "AccessExclusiveLock"];
+
+/// The lock on a table of a transaction that has changed rows of it.
+const WRITERS: &[&str] = &["RowExclusiveLock"];
 
 const _: () = assert!(HOLDERS_MAX == 5, "the limit in SQL");
 
@@ -97,7 +103,7 @@ pub async fn holders(
         rows.iter().map(|row| row.try_get(0)).collect()
     };
     let xids = texts(client.query(rows, &[&ids]).await.map_err(failed)?).map_err(failed)?;
-    let found = sessions(client, table, &xids).await.map_err(failed)?;
+    let found = sessions(client, table, &xids, KEEP_ROWS).await.map_err(failed)?;
     if !found.is_empty() {
         return Ok(found);
     }
@@ -109,15 +115,26 @@ pub async fn holders(
             Err(error) => return Err(failed(error)),
         }
     }
-    sessions(client, table, &members).await.map_err(failed)
+    sessions(client, table, &members, KEEP_ROWS).await.map_err(failed)
+}
+
+/// Who has changed rows of `table` in a transaction that is still open: an insert waits for such a session where it has
+/// written the same key, and that row is not visible to anybody.
+///
+/// # Errors
+/// What the server says.
+pub async fn writers(client: &Client, table: &TableName) -> Result<Vec<Holder>, SourceError> {
+    let failed = |e| SourceError::control(format!("look who writes to table {table}"), e);
+    sessions(client, table, &[], WRITERS).await.map_err(failed)
 }
 
 async fn sessions(
     client: &Client,
     table: &TableName,
     xids: &[String],
+    modes: &[&str],
 ) -> Result<Vec<Holder>, tokio_postgres::Error> {
-    let rows = client.query(SQL, &[&xids, &table.to_string()]).await?;
+    let rows = client.query(SQL, &[&xids, &table.to_string(), &modes]).await?;
     rows.iter().filter_map(|row| holder(row).transpose()).collect()
 }
 

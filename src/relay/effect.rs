@@ -23,7 +23,8 @@ pub enum Effect {
         reason: Option<Refusal>,
     },
     /// Commit the first `rows` records kept by [`Effect::Park`], and the marks, in one transaction; then answer
-    /// [`Input::ParkingWritten`](super::Input::ParkingWritten). One at a time.
+    /// [`Input::ParkingWritten`](super::Input::ParkingWritten). A mark whose row is locked may be left out, with the
+    /// later ones of its aggregate. One at a time.
     WriteParking {
         /// How many.
         rows: usize,

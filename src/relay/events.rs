@@ -10,7 +10,7 @@ use super::{Relay, Upcoming};
 use crate::ack::bug::{Bug, injected};
 use crate::ack::{Broken, Resolution};
 use crate::error::Halt;
-use crate::event::Aggregate;
+use crate::event::{Aggregate, Position};
 use crate::parked::{Entry, Lane, State};
 use crate::record::{Refusal, Ticket};
 use std::time::Duration;
@@ -62,7 +62,7 @@ impl Relay {
             Input::SourceLost => self.source_lost(effects),
             Input::CursorWritten => self.feedback.written(),
             Input::CursorHeld => self.feedback.held(),
-            Input::ParkingWritten => self.parking_written(),
+            Input::ParkingWritten { left } => self.parking_written(now, left),
             Input::Alone { ticket } if Parking::is_try(ticket) => self.parking.suspect(now, ticket),
             Input::Alone { ticket } => {
                 self.tracker.retract(ticket);
@@ -233,8 +233,8 @@ impl Relay {
         effects.push(Effect::Park { ticket, entry, reason });
     }
 
-    fn parking_written(&mut self) {
-        for ticket in self.parking.written() {
+    fn parking_written(&mut self, now: Duration, left: &[Position]) {
+        for ticket in self.parking.written(now, left) {
             if injected(Bug::ParkedBeforeCommit) {
                 continue;
             }

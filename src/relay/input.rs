@@ -80,7 +80,11 @@ pub enum Input<'a> {
     /// It falls due again after a pause.
     CursorHeld,
     /// The write of the last [`Effect::WriteParking`](super::Effect::WriteParking) is committed.
-    ParkingWritten,
+    ParkingWritten {
+        /// Rows whose marks it left out, because another session has locked them, or an earlier row of their aggregate:
+        /// these marks are wanted again after a pause.
+        left: &'a [Position],
+    },
     /// A row read at the start is dead, and its record did not go to the dead-letter topic yet.
     Unsent {
         /// Which.

@@ -53,6 +53,8 @@ struct Queue {
     rows: VecDeque<Position>,
     /// Rows that are resolved, and whose marks are not committed.
     unmarked: u32,
+    /// One of those marks can't be written yet: nothing more of the lane is tried until a mark of it is committed.
+    held: bool,
 }
 
 /// How many events are parked, by state.
@@ -252,10 +254,24 @@ impl Lanes {
     /// The mark of a resolved row is committed.
     pub(super) fn marked(&mut self, lane: Option<Lane>) {
         let Some(lane) = lane else { return };
+        let mut next = None;
         if let Some(queue) = self.queues.get_mut(&lane) {
             queue.unmarked = queue.unmarked.saturating_sub(1);
+            next = queue.rows.front().copied().filter(|_| std::mem::take(&mut queue.held));
         }
         self.free(lane);
+        if let Some(next) = next {
+            self.schedule(next);
+        }
+    }
+
+    /// The mark of a resolved row can't be written yet: nothing more of its lane is tried until one is.
+    pub(super) fn hold(&mut self, lane: Lane) {
+        let Some(queue) = self.queues.get_mut(&lane) else { return };
+        queue.held = true;
+        if let Some(next) = queue.rows.front().copied() {
+            self.unschedule(next);
+        }
     }
 
     /// A broker refused a batch this row was in.

@@ -171,6 +171,11 @@ impl Relay {
         !self.parking.rules.strict || self.flow.admits(Lane::of(aggregate))
     }
 
+    /// Changes to rows of parked events that could not be written when they were last to be: the rows are locked.
+    pub fn marks_left(&self) -> usize {
+        self.parking.left_marks()
+    }
+
     /// Whether parked events have reached their bound, so that the intake is shut.
     pub fn parking_is_full(&self) -> bool {
         self.parking.is_full(self.stream.expected())
@@ -250,7 +255,7 @@ impl Relay {
     pub fn deadline(&self) -> Option<Duration> {
         let row = self.feedback.deadline(self.tracker.progress());
         let due = self.parking.deadline().filter(|_| self.tries_allowed());
-        [row, due].into_iter().flatten().min()
+        [row, due, self.parking.locked_until()].into_iter().flatten().min()
     }
 
     /// Whether the relay has said [`Effect::Drained`] or [`Effect::Halt`].
@@ -322,7 +327,7 @@ impl Relay {
             self.parking.tick(now, (self.resolved(), self.durable()), in_flight, effects);
         }
         if parks {
-            effects.extend(self.parking.write_due());
+            effects.extend(self.parking.write_due(now));
         }
         let progress = self.tracker.progress();
         let quiet = self.flow.in_flight().0 == 0 && self.parking.quiet();

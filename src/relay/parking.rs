@@ -17,7 +17,7 @@ use crate::parked::{Became, Entry, Lane, Mark, State};
 use crate::record::{Refusal, Ticket};
 use letters::Letters;
 pub use rules::{OnPoison, Rules};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 /// Tries that are out at once, and soundings.
@@ -32,6 +32,9 @@ const PENDING_EVENTS_MAX: usize = 2_000;
 /// Bytes of their records; one event may exceed it alone.
 const PENDING_BYTES_MAX: u64 = 16 << 20;
 
+/// Pause before marks are written again whose rows another session had locked.
+const LOCKED_PAUSE: Duration = Duration::from_secs(1);
+
 /// Tickets of tries have this bit, tickets of the stream do not.
 const TRY: u64 = 1 << 63;
 
@@ -43,6 +46,44 @@ struct Pending {
     size_bytes: u64,
 }
 
+/// A mark that is not committed.
+#[derive(Clone, Copy, Debug)]
+struct Owed {
+    mark: Mark,
+    lane: Option<Lane>,
+    /// It is part of the write that is under way.
+    writing: bool,
+    /// It was left out of the last write that it was part of.
+    left: bool,
+}
+
+/// Marks that were left out of a write because another session had locked their rows, and which marks wait for them: a
+/// later one of the same lane must not be committed first, or a crash would repeat the earlier event alone, behind it.
+#[derive(Debug, Default)]
+struct Locked {
+    /// They are written again from here on.
+    until: Option<Duration>,
+    lanes: HashSet<Lane>,
+    rows: HashSet<Position>,
+    /// How many marks wait.
+    marks: usize,
+}
+
+impl Locked {
+    fn keeps(&self, owed: &Owed) -> bool {
+        self.until.is_some()
+            && (self.rows.contains(&owed.mark.position)
+                || owed.lane.is_some_and(|lane| self.lanes.contains(&lane))
+                    && !injected(Bug::MarksPassLeftOnes))
+    }
+
+    fn leave(&mut self, now: Duration, owed: &Owed) {
+        self.until = Some(now.saturating_add(LOCKED_PAUSE));
+        self.rows.insert(owed.mark.position);
+        self.lanes.extend(owed.lane);
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Parking {
     pub(super) rules: Rules,
@@ -51,9 +92,9 @@ pub(super) struct Parking {
     pending: VecDeque<Pending>,
     pending_bytes: u64,
     writing: usize,
-    /// In order; the first `marking` are being written.
-    marks: VecDeque<(Mark, Option<Lane>)>,
-    marking: usize,
+    /// In order.
+    marks: VecDeque<Owed>,
+    locked: Locked,
     under_way: bool,
     tries: HashMap<Ticket, Position>,
     /// Rows that are to be tried alone, while their destinations are asked for.
@@ -78,7 +119,7 @@ impl Parking {
             pending_bytes: 0,
             writing: 0,
             marks: VecDeque::new(),
-            marking: 0,
+            locked: Locked::default(),
             under_way: false,
             tries: HashMap::new(),
             soundings: HashMap::new(),
@@ -120,10 +161,15 @@ impl Parking {
     pub(super) fn asleep(&self, now: Duration) -> bool {
         self.lanes.asleep(now)
             && self.pending.is_empty()
-            && self.marks.is_empty()
+            && self.no_mark_is_due(now)
             && self.tries.is_empty()
             && self.letters.asleep(now)
             && !self.hushed
+    }
+
+    /// Marks that could not be written when they were last to be.
+    pub(super) fn left_marks(&self) -> usize {
+        self.marks.iter().filter(|owed| owed.left).count()
     }
 
     pub(super) fn counts(&self) -> Counts {
@@ -162,7 +208,11 @@ impl Parking {
     pub(super) fn lost(&mut self) {
         self.connected = false;
         self.under_way = false;
-        (self.writing, self.marking) = (0, 0);
+        self.writing = 0;
+        self.locked = Locked::default();
+        for owed in &mut self.marks {
+            owed.writing = false;
+        }
     }
 
     /// Everything in flight is given up: the stream brings again what has no row, and no try will be reported.
@@ -189,6 +239,7 @@ impl Parking {
         self.lost();
         self.given_up();
         self.marks.clear();
+        self.locked = Locked::default();
         self.letters.clear();
         self.suspects.clear();
         if !same_history {
@@ -214,7 +265,7 @@ impl Parking {
                 self.lanes.insert(now, entry, false);
             }
         }
-        for (mark, lane) in &self.marks {
+        for Owed { mark, lane, .. } in &self.marks {
             let position = mark.position;
             match mark.became {
                 Became::Done | Became::Skipped if self.lanes.row(position).is_some() => {
@@ -244,6 +295,8 @@ impl Parking {
     }
 
     fn mark(&mut self, position: Position, became: Became, lane: Option<Lane>) {
-        self.marks.push_back((Mark { position, became }, lane));
+        let owed = Owed { mark: Mark { position, became }, lane, writing: false, left: false };
+        self.locked.marks += usize::from(self.locked.keeps(&owed));
+        self.marks.push_back(owed);
     }
 }

@@ -116,6 +116,7 @@ impl Script {
             parked: &parked,
             wishes: &wishes,
         };
+        let left;
         let input = match words[0] {
             "row" => {
                 self.table = parked;
@@ -160,7 +161,15 @@ impl Script {
             "lost" => Input::SourceLost,
             "written" => Input::CursorWritten,
             "held" => Input::CursorHeld,
-            "parked" => Input::ParkingWritten,
+            // `parked 32 1 32 2`: but for the marks of 0/20:1 and 0/20:2.
+            "parked" => {
+                let at = |at: &[&str]| Position {
+                    commit_lsn: lsn(at[0].parse().unwrap()),
+                    ordinal: at[1].parse().unwrap(),
+                };
+                left = words[1..].chunks(2).map(at).collect::<Vec<_>>();
+                Input::ParkingWritten { left: &left }
+            }
             "unsent" => Input::Unsent { position: position() },
             "unavailable" => Input::Unavailable { ticket: ticket(1), soon: words.len() > 2 },
             "doubted" => Input::Doubted { ticket: ticket(1) },

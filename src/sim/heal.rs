@@ -24,6 +24,7 @@ impl World {
         (knobs.sink_full, knobs.destination_down, knobs.unknown) = (0, 0, 0);
         (knobs.refused_wider, knobs.report_lost, knobs.keepalive) = (0, 0, 0);
         knobs.turns = [2, 4, 4, 6, 8, 2];
+        self.server.locks.in_1000 = 0;
         for process in &mut self.procs {
             process.dies_after = None;
         }

@@ -4,6 +4,7 @@
 //! durable until it is saved; a stream leaves out what commits below its start; a write is fenced by the owner's epoch;
 //! of one statement the marks don't see the rows.
 
+use super::rng::Rng;
 use super::truth::Truth;
 use super::{Check, wrong};
 use crate::ack::Progress;
@@ -12,6 +13,18 @@ use crate::lsn::{Lsn, Watermark};
 use crate::parked::{Became, Entry, Lane, Mark, State, Wish};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
+
+/// Makes the seed of the generator for locked rows another one.
+const LOCKS_SEED: u64 = 0x10CC;
+
+/// Of a thousand runs, those in which rows are locked.
+const LOCKS_RUNS: u64 = 300;
+
+/// Of a thousand writes with marks in such a run, those that find a row locked.
+const LOCKS_ROWS: u64 = 300;
+
+/// How long a person holds it. Unit: milliseconds.
+const LOCKED_MAX: u64 = 3_000;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Change {
@@ -51,8 +64,8 @@ pub(super) enum Statement {
 pub(super) enum Answer {
     /// Whether it was stored.
     Cursor(bool),
-    /// Whether it was stored.
-    Parking(bool),
+    /// The rows whose marks were left out, because somebody has locked them; `None` where nothing was stored.
+    Parking(Option<Vec<Position>>),
     /// What was asked for, and the events and versions that were there.
     Fetched(Vec<Position>, Vec<(Position, usize, u32)>),
     Asked(Vec<(Position, Wish)>),
@@ -73,8 +86,27 @@ pub(super) struct Server {
     pub(super) table: BTreeMap<Position, Row>,
     /// Statements whose session is gone, and which nobody has stopped.
     pub(super) orphans: VecDeque<Statement>,
+    /// Rows that a person has locked, and until when.
+    locked: BTreeMap<Position, u64>,
+    /// Whether the next write finds one locked.
+    pub(super) locks: Locks,
     /// Transactions below it are known to be accounted for.
     accounted: usize,
+}
+
+/// How often a person locks a row just before a mark of it is written.
+#[derive(Debug, Default)]
+pub(super) struct Locks {
+    rng: Rng,
+    pub(super) in_1000: u64,
+}
+
+impl Locks {
+    pub(super) fn new(seed: u64) -> Self {
+        let mut rng = Rng::new(seed ^ LOCKS_SEED);
+        let in_1000 = if rng.chance(LOCKS_RUNS) { LOCKS_ROWS } else { 0 };
+        Self { rng, in_1000 }
+    }
 }
 
 pub(super) fn at(lsn: u64) -> Lsn {
@@ -187,12 +219,16 @@ impl Server {
                 Answer::Cursor(stored)
             }
             Statement::Parking { rows, marks, epoch } => {
-                let stored = epoch == self.epoch;
-                if stored {
+                if epoch == self.epoch {
+                    let left = self.leave_locked(now, &marks);
+                    let mut marks = marks;
+                    marks.retain(|mark| !left.contains(&mark.position));
                     self.write_marks(truth, now, &marks)?;
                     self.write_rows(truth, now, &rows)?;
+                    Answer::Parking(Some(left))
+                } else {
+                    Answer::Parking(None)
                 }
-                Answer::Parking(stored)
             }
             Statement::Fetch { positions } => {
                 let found = |position: &Position| {
@@ -206,6 +242,26 @@ impl Server {
                 self.table.iter().filter_map(|(at, row)| Some((*at, row.request?))).collect(),
             ),
         })
+    }
+
+    /// Which rows a write leaves out: those that are locked, and the later ones of their lanes.
+    fn leave_locked(&mut self, now: u64, marks: &[Mark]) -> Vec<Position> {
+        if !marks.is_empty() && self.locks.rng.chance(self.locks.in_1000) {
+            let at = marks[self.locks.rng.index(marks.len())].position;
+            let until = now + self.locks.rng.below(LOCKED_MAX);
+            self.locked.insert(at, until);
+        }
+        self.locked.retain(|_, until| *until > now);
+        let (mut left, mut lanes) = (Vec::new(), Vec::new());
+        for Mark { position, .. } in marks {
+            let Some(row) = self.table.get(position) else { continue };
+            let behind = row.lane.is_some_and(|lane| lanes.contains(&lane));
+            if self.locked.contains_key(position) || behind {
+                left.push(*position);
+                lanes.extend(row.lane);
+            }
+        }
+        left
     }
 
     fn write_rows(&mut self, truth: &mut Truth, now: u64, rows: &[(Entry, usize)]) -> Check {

@@ -1,6 +1,6 @@
 //! Random numbers from a seed (SplitMix64): the same on every machine and in every version of every crate.
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Rng(u64);
 
 impl Rng {

@@ -133,10 +133,10 @@ impl World {
         let Stage::Streaming(session) = &mut process.stage else { return Ok(()) };
         match answer {
             Answer::Cursor(true) => self.apply(i, Input::CursorWritten),
-            Answer::Cursor(false) | Answer::Parking(false) => self.apply(i, Input::SlotTaken),
-            Answer::Parking(true) => {
+            Answer::Cursor(false) | Answer::Parking(None) => self.apply(i, Input::SlotTaken),
+            Answer::Parking(Some(left)) => {
                 process.shelf.writing.clear();
-                self.apply(i, Input::ParkingWritten)
+                self.apply(i, Input::ParkingWritten { left: &left })
             }
             Answer::Fetched(asked, found) => {
                 session.fetching = false;

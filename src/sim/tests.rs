@@ -39,6 +39,8 @@ const BUGS: &[Bug] = &[
     Bug::NotStrict,
     Bug::ForgetsOvertaken,
     Bug::LiveBeforeMarks,
+    Bug::ForgetsLeftMarks,
+    Bug::MarksPassLeftOnes,
     Bug::OvertakenUntold,
 ];
 

@@ -2,7 +2,7 @@
 
 use super::broker::{Post, Producer};
 use super::plan::{AGGREGATES, Bad, Plan, PlannedChange, PlannedTransaction};
-use super::postgres::{Change, Server, Transaction, at};
+use super::postgres::{Change, Locks, Server, Transaction, at};
 use super::process::Process;
 use super::rng::Rng;
 use super::session::Stage;
@@ -83,6 +83,7 @@ impl World {
             run: Run::default(),
             telling,
         };
+        world.server.locks = Locks::new(plan.schedule);
         for _ in 0..knobs.processes {
             let process = Process::new(0, Relay::new(knobs.settings), Producer::new(&knobs, 0, 0));
             world.procs.push(process);

@@ -112,6 +112,7 @@ mod model;
 mod operations;
 /// The operators' words that need no relay.
 mod parked_cli;
+mod parked_locks;
 /// The parked table: rows, marks, tombstones, and who may write them.
 mod parked_table;
 mod parking;

@@ -3,9 +3,12 @@
 use super::Tell;
 use crate::driver::pipeline::Pipeline;
 use crate::driver::spec::PipelineSpec;
-use crate::driver::trouble::Few;
+use crate::driver::trouble::{Due, Few, Trouble};
+use crate::error::Chain;
 use crate::event::Position;
 use crate::parked::{Became, Mark, Parked, State};
+use crate::postgres::SourceError;
+use crate::postgres::locks::{self, Holder};
 use std::time::Instant;
 use tracing::{debug, info, warn};
 
@@ -51,6 +54,76 @@ pub(in crate::driver) fn overtaken(pipeline: &mut Pipeline, position: Position, 
 pub(in crate::driver) fn released(pipeline: &Pipeline, position: Position) {
     let pipeline = pipeline.spec.name();
     debug!(event = "parked_published", pipeline, %position, "parked event published");
+}
+
+/// Another session has locked rows of the parked table: what became of their events is written later.
+pub(in crate::driver) fn parked_rows_locked(
+    pipeline: &mut Pipeline,
+    rows: usize,
+    holders: &[Holder],
+) {
+    let holder = locks::names(holders);
+    let known = pipeline.tell.parked_rows.as_ref().filter(|_| holders.is_empty());
+    // Holders are looked for now and then; in between the last ones stand.
+    let reason = known.map_or_else(
+        || {
+            format!(
+                "rows of \"postrider\".\"parked\" are locked by {holder}: what became of these parked events is \
+                 written later"
+            )
+        },
+        |trouble| trouble.reason.clone(),
+    );
+    let hint = "end that session's transaction (commit or roll back); until then only the aggregates of these parked \
+                events wait, and a restart may publish events again that are published already";
+    let now = Instant::now();
+    let due =
+        Trouble::note(&mut pipeline.tell.parked_rows, reason.clone(), Some(hint.to_owned()), now);
+    if let Some(Due { seconds, tries }) = due {
+        let pipeline = pipeline.spec.name();
+        warn!(
+            event = "parked_rows_wait",
+            pipeline, rows, holder, seconds, tries, reason, hint, "{reason}"
+        );
+    }
+}
+
+/// No row of the parked table can be written: the table, or the cursor row, is locked, or the statement took too long.
+pub(in crate::driver) fn parked_rows_wait(
+    pipeline: &mut Pipeline,
+    error: &SourceError,
+    holders: &[Holder],
+) {
+    let holder = locks::names(holders);
+    let by = if holders.is_empty() { String::new() } else { format!(" (locked by {holder})") };
+    let reason = format!(
+        "{}{by}: events that have to be parked wait, and nothing behind them is confirmed; all others are published",
+        Chain(error)
+    );
+    let hint = "end the transaction of the session that has locked table \"postrider\".\"parked\", or the pipeline's \
+                row in \"postrider\".\"cursor\"";
+    let now = Instant::now();
+    let due =
+        Trouble::note(&mut pipeline.tell.parked_rows, reason.clone(), Some(hint.to_owned()), now);
+    if let Some(Due { seconds, tries }) = due {
+        let pipeline = pipeline.spec.name();
+        warn!(
+            event = "parked_rows_wait",
+            pipeline, holder, seconds, tries, reason, hint, "{reason}"
+        );
+    }
+}
+
+/// All rows of the parked table are written.
+pub(in crate::driver) fn parked_rows_written(pipeline: &mut Pipeline) {
+    if let Some(trouble) = pipeline.tell.parked_rows.take() {
+        let seconds = trouble.seconds(Instant::now());
+        let pipeline = pipeline.spec.name();
+        info!(
+            event = "parked_rows_written",
+            pipeline, seconds, "all changes to rows of parked events are written"
+        );
+    }
 }
 
 /// Positions of requested retries that are remembered until they are answered.

@@ -21,7 +21,46 @@ pub(super) struct Marks {
     by_ordinal: Vec<Option<i64>>,
 }
 
-/// Applies `$26` to `$35`, [`Marks::parameters`], where `fence` lets it.
+/// `$26` to `$35`, [`Marks::parameters`], as rows (`m`), in order; which of their rows this statement has locked; and
+/// which marks it leaves out (`later`): those whose rows another session has locked, and the later ones of their
+/// aggregates. Not those of rows that do not exist, or that the mark does not change.
+///
+/// `FOR NO KEY UPDATE` is what the update takes. A row that another transaction has changed and committed since the
+/// snapshot is locked at its newest version, and the update finds that version too, since it goes by the key. One that
+/// was deleted since is among `later` once, and does not exist for the next try.
+///
+/// `SKIP LOCKED`, since a row that is waited for would keep all others waiting; and the later marks of its aggregate
+/// wait with it, since an event whose mark is missing is published again after a crash, and what follows it in its
+/// aggregate has to follow it again.
+pub(super) const LOCK: &str = "\
+m AS MATERIALIZED ( \
+  SELECT u.*, u.became IN ('done', 'skipped') AS resolves, \
+    u.became IN ('done', 'skipped', 'again', 'declined') AS takes \
+  FROM unnest($26::pg_catalog.pg_lsn[], $27::pg_catalog.int8[], $28::pg_catalog.text[], \
+    $29::pg_catalog.text[], $30::pg_catalog.int4[], $31::pg_catalog.int8[], \
+    $32::pg_catalog.text[], $33::pg_catalog.text[], $34::pg_catalog.pg_lsn[], \
+    $35::pg_catalog.int8[]) WITH ORDINALITY \
+    AS u(commit_lsn, ordinal, became, state, attempts, wait, error_code, error, by_lsn, by_ordinal, line) \
+), there AS MATERIALIZED ( \
+  SELECT m.line, CASE WHEN p.blocks THEN p.aggregate_type END AS kind, p.aggregate_id AS id \
+  FROM m JOIN postrider.parked p \
+    ON p.pipeline = $1 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal \
+  WHERE p.state NOT IN ('done', 'skipped') OR m.became IN ('declined', 'overtaken') \
+), locked AS MATERIALIZED ( \
+  SELECT m.line FROM fence, m JOIN postrider.parked p \
+    ON p.pipeline = $1 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal \
+  WHERE p.state NOT IN ('done', 'skipped') OR m.became IN ('declined', 'overtaken') \
+  FOR NO KEY UPDATE OF p SKIP LOCKED \
+), missed AS MATERIALIZED ( \
+  SELECT t.line, t.kind, t.id FROM there t WHERE t.line NOT IN (SELECT l.line FROM locked l) \
+), later AS MATERIALIZED ( \
+  SELECT x.line FROM missed x \
+  UNION SELECT t.line FROM there t JOIN missed x ON x.kind = t.kind AND x.id = t.id AND x.line < t.line \
+), due AS MATERIALIZED ( \
+  SELECT m.* FROM m WHERE m.line IN (SELECT l.line FROM locked l) \
+    AND m.line NOT IN (SELECT x.line FROM later x))";
+
+/// Applies the marks of [`LOCK`] that are not left out (`due`), where `fence` lets it.
 ///
 /// A resolved row stays resolved: of the marks only those that take a request off reach it. A large value that is kept
 /// is not rewritten: the new version of the row points to the same one.
@@ -63,15 +102,7 @@ UPDATE postrider.parked p SET \
   requested_at = CASE WHEN m.takes THEN NULL ELSE p.requested_at END, \
   requested_reason = CASE WHEN m.takes THEN NULL ELSE p.requested_reason END, \
   requested_value = CASE WHEN m.takes THEN NULL ELSE p.requested_value END \
-FROM fence, ( \
-  SELECT u.*, u.became IN ('done', 'skipped') AS resolves, \
-    u.became IN ('done', 'skipped', 'again', 'declined') AS takes \
-  FROM unnest($26::pg_catalog.pg_lsn[], $27::pg_catalog.int8[], $28::pg_catalog.text[], \
-    $29::pg_catalog.text[], $30::pg_catalog.int4[], $31::pg_catalog.int8[], \
-    $32::pg_catalog.text[], $33::pg_catalog.text[], $34::pg_catalog.pg_lsn[], \
-    $35::pg_catalog.int8[]) \
-    AS u(commit_lsn, ordinal, became, state, attempts, wait, error_code, error, by_lsn, by_ordinal) \
-  ) m \
+FROM fence, due m \
 WHERE p.pipeline = $1 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal \
   AND (p.state NOT IN ('done', 'skipped') OR m.became IN ('declined', 'overtaken'))";
 

@@ -8,6 +8,7 @@
 
 pub mod desk;
 mod letters;
+mod lockers;
 mod marks;
 mod read;
 mod returning;
@@ -15,6 +16,7 @@ mod rows;
 mod write;
 
 pub use letters::fetch_letters;
+pub use lockers::{lockers, table_lockers};
 pub use read::{Fetched, Loaded, fetch, load, missing, requests};
 pub use returning::{Again, listed, not_passed, place, take_back, unpublished};
 pub use write::{ROUND_BYTES_MAX, ROUND_ROWS_MAX, Stored, write};

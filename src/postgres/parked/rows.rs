@@ -37,7 +37,8 @@ pub(super) struct Rows<'a> {
     header_value: Vec<Option<&'a [u8]>>,
 }
 
-/// Inserts `$3` to `$25`, [`Rows::parameters`], where `fence` lets it. What stands there already stays as it is.
+/// Inserts `$3` to `$25`, [`Rows::parameters`], where `fence` lets it. What stands there already stays as it is:
+/// no insert of it is tried, which would wait for a session that is changing or deleting it.
 pub(super) const INSERT: &str = "\
 INSERT INTO postrider.parked (pipeline, commit_lsn, ordinal, commit_time, event_id, event_type, \
   aggregate_type, aggregate_id, blocks, topic, partition, key, value, timestamp_ms, error_code, \
@@ -64,6 +65,8 @@ LEFT JOIN ( \
     pg_catalog.array_agg(u.val ORDER BY u.at) AS vals \
   FROM unnest($23::pg_catalog.int8[], $24::pg_catalog.text[], $25::pg_catalog.bytea[]) \
     WITH ORDINALITY AS u(line, name, val, at) GROUP BY u.line) h ON h.line = n.line \
+WHERE NOT EXISTS (SELECT FROM postrider.parked s \
+  WHERE s.pipeline = $1 AND s.commit_lsn = n.commit_lsn AND s.ordinal = n.ordinal) \
 ON CONFLICT (pipeline, commit_lsn, ordinal) DO NOTHING";
 
 impl<'a> Rows<'a> {

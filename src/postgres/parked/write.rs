@@ -18,11 +18,13 @@ pub const ROUND_ROWS_MAX: usize = 10_000;
 pub const ROUND_BYTES_MAX: usize = 64 << 20;
 
 /// What became of a write.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "an event whose row was not stored is not resolved"]
 pub enum Stored {
     /// Stored, and as durable as the server's settings make any commit.
     Yes,
+    /// The same but for the marks of these rows: another session has locked them, or an earlier one of their aggregate.
+    Except(Vec<Position>),
     /// Nothing more was stored: another process has taken the pipeline over, or its cursor row is gone.
     TakenOver,
 }
@@ -37,16 +39,18 @@ static SQL: LazyLock<String> = LazyLock::new(|| {
     format!(
         "WITH fence AS MATERIALIZED ( \
            SELECT 1 FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $2 FOR SHARE), \
-         parked AS ({}), marked AS ({}) \
-         SELECT EXISTS (SELECT FROM fence), \
+         parked AS ({}), {}, marked AS ({}) \
+         SELECT EXISTS (SELECT FROM fence), ARRAY(SELECT x.line FROM later x), \
            pg_catalog.set_config('synchronous_commit', 'on', true)",
         rows::INSERT,
+        marks::LOCK,
         marks::UPDATE
     )
 });
 
 /// Writes new rows, then marks. Where a row stands already it stays as it is: the event was parked before. A mark on a
-/// row that is not there, or is resolved, changes nothing.
+/// row that is not there, or is resolved, changes nothing. A mark whose row another session has locked is left out, and
+/// so are the later ones of its aggregate ([`Stored::Except`]); all others are made, without waiting for that session.
 ///
 /// It is one transaction as long as no position comes twice and the bounds ([`ROUND_ROWS_MAX`], [`ROUND_BYTES_MAX`])
 /// are kept; else it is several, in order, so that a crash leaves the beginning of what was asked.
@@ -60,29 +64,55 @@ pub async fn write(
     rows: &[Parked],
     marks: &[Mark],
 ) -> Result<Stored, SourceError> {
-    let mut round = Round::default();
+    let mut write = Write { client, pipeline, epoch, round: Round::default(), left: Vec::new() };
     for row in rows {
         let bytes = row.record.size_bytes();
-        if !round.takes(row.entry.position, bytes) {
-            let full = std::mem::take(&mut round);
-            if full.store(client, pipeline, epoch).await? == Stored::TakenOver {
-                return Ok(Stored::TakenOver);
-            }
+        if !write.round.takes(row.entry.position, bytes) && !write.store().await? {
+            return Ok(Stored::TakenOver);
         }
-        round.note(row.entry.position, bytes);
-        round.rows.push(row);
+        write.round.note(row.entry.position, bytes);
+        write.round.rows.push(row);
     }
     for mark in marks {
-        if !round.takes(mark.position, 0) {
-            let full = std::mem::take(&mut round);
-            if full.store(client, pipeline, epoch).await? == Stored::TakenOver {
-                return Ok(Stored::TakenOver);
-            }
+        // One of an earlier statement may be of the same aggregate.
+        if !write.left.is_empty() {
+            write.left.push(mark.position);
+            continue;
         }
-        round.note(mark.position, 0);
-        round.marks.push(mark);
+        if !write.round.takes(mark.position, 0) && !write.store().await? {
+            return Ok(Stored::TakenOver);
+        }
+        write.round.note(mark.position, 0);
+        write.round.marked.push(mark.position);
+        write.round.marks.push(mark);
     }
-    round.store(client, pipeline, epoch).await
+    Ok(match write.store().await? {
+        false => Stored::TakenOver,
+        true if write.left.is_empty() => Stored::Yes,
+        true => Stored::Except(write.left),
+    })
+}
+
+/// A write of several statements.
+struct Write<'a> {
+    client: &'a Client,
+    pipeline: &'a str,
+    epoch: i64,
+    round: Round<'a>,
+    /// Rows whose marks were left out so far.
+    left: Vec<Position>,
+}
+
+impl Write<'_> {
+    /// Writes what has gathered; whether the pipeline is still ours.
+    async fn store(&mut self) -> Result<bool, SourceError> {
+        let round = std::mem::take(&mut self.round);
+        let Some(left) = round.store(self.client, self.pipeline, self.epoch).await? else {
+            return Ok(false);
+        };
+        self.left.extend(left);
+        Ok(true)
+    }
 }
 
 /// One statement.
@@ -90,6 +120,8 @@ pub async fn write(
 struct Round<'a> {
     rows: Rows<'a>,
     marks: Marks,
+    /// Of the marks, in order.
+    marked: Vec<Position>,
     positions: HashSet<Position>,
     bytes: usize,
 }
@@ -107,12 +139,13 @@ impl Round<'_> {
         self.bytes += bytes;
     }
 
+    /// The rows whose marks were left out; `None` where the pipeline is another's, and nothing was stored.
     async fn store(
         &self,
         client: &Client,
         pipeline: &str,
         epoch: i64,
-    ) -> Result<Stored, SourceError> {
+    ) -> Result<Option<Vec<Position>>, SourceError> {
         let failed = |e| {
             SourceError::control(format!("write parked events of pipeline {pipeline:?}"), e)
                 .of(Statement::Parked)
@@ -122,7 +155,10 @@ impl Round<'_> {
         parameters.extend(self.marks.parameters());
         let row = client.query_one(SQL.as_str(), &parameters).await.map_err(failed)?;
         let owned: bool = row.try_get(0).map_err(failed)?;
-        Ok(if owned { Stored::Yes } else { Stored::TakenOver })
+        // Lines count from 1.
+        let lines: Vec<i64> = row.try_get(1).map_err(failed)?;
+        let at = |line: i64| usize::try_from(line - 1).ok().and_then(|at| self.marked.get(at));
+        Ok(owned.then(|| lines.into_iter().filter_map(at).copied().collect()))
     }
 }
 

@@ -73,7 +73,8 @@ impl Lanes {
         let Some(row) = self.rows.get(&position) else { return };
         let written = row.unwritten == 0 || injected(Bug::TriesUncommitted);
         let free = row.trying.is_none() && written && row.state != State::Dead;
-        if free && self.is_head(position, row) {
+        let held = row.lane.and_then(|lane| self.queues.get(&lane)).is_some_and(|queue| queue.held);
+        if free && !held && self.is_head(position, row) {
             self.later.insert((row.due, position));
         }
     }

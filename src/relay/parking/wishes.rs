@@ -1,6 +1,6 @@
 //! What persons ask for: each request is carried out once, and the mark that takes it off says how.
 
-use super::Parking;
+use super::{Owed, Parking};
 use crate::event::Position;
 use crate::parked::{Became, State, Wish};
 use std::time::Duration;
@@ -28,7 +28,7 @@ impl Parking {
 
     fn takes_a_request(&self, position: Position) -> bool {
         let takes = |became| matches!(became, Became::Again | Became::Skipped | Became::Declined);
-        self.marks.iter().any(|(mark, _)| mark.position == position && takes(mark.became))
+        self.marks.iter().any(|Owed { mark, .. }| mark.position == position && takes(mark.became))
     }
 
     pub(super) fn grant(

@@ -298,3 +298,144 @@ fn dead_event_that_is_deleted_lets_its_aggregate_go_on() {
         "#]],
     );
 }
+
+/// A session holds the row of the first: what became of it is written again a second later, and meanwhile nothing more
+/// of its aggregate is tried; the other aggregate's mark is committed, and it is live again.
+#[test]
+fn mark_of_a_locked_row_comes_later_and_keeps_its_own_aggregate_alone() {
+    check_parking(
+        "row 32 0 a waiting
+         row 32 1 a behind
+         row 32 2 b waiting
+         start 64
+         acked t0
+         acked t1
+         parked 32 0
+         parked
+         begin 96
+         event b
+         event a
+         acked 0
+         parked
+         written
+         wait 999
+         wait 1
+         parked 32 0
+         wait 1000
+         parked
+         acked t2
+         parked
+         parked",
+        &expect![[r#"
+            start 64          │ try t0 0/20:0, try t1 0/20:2, confirm 0/40
+            acked t0          │ released 0/20:0, try t2 0/20:1, write 0 rows [0/20:0 done]
+            acked t1          │ released 0/20:2
+            parked 32 0       │ write 0 rows [0/20:2 done]
+            parked            │ 
+            begin 96          │ 
+            event b           │ publish #0
+            event a           │ park #1 behind 0, write 1 rows []
+            acked 0           │ published, write cursor 0/40+0/60:1
+            parked            │ 
+            written           │ 
+            wait 999          │ write cursor 0/40+0/60:2
+            wait 1            │ write 0 rows [0/20:0 done]
+            parked 32 0       │ 
+            wait 1000         │ write 0 rows [0/20:0 done]
+            parked            │ 
+            acked t2          │ released 0/20:1, write 0 rows [0/20:1 done]
+            parked            │ 
+            parked            │ 
+        "#]],
+    );
+}
+
+/// Marks of one aggregate are committed in order, also those that are made while an earlier one waits.
+#[test]
+fn marks_behind_one_that_waits_stay_behind_it() {
+    check_parking(
+        "row 32 0 a waiting
+         row 32 1 a behind
+         row 32 2 a behind
+         row 32 3 b waiting
+         start 64
+         acked t0
+         acked t2
+         acked t1
+         parked 32 0
+         acked t3
+         parked
+         wait 1000
+         parked 32 1 32 2
+         wait 1000
+         parked
+         begin 96
+         event a",
+        &expect![[r#"
+            start 64          │ try t0 0/20:0, try t1 0/20:3, confirm 0/40
+            acked t0          │ released 0/20:0, try t2 0/20:1, write 0 rows [0/20:0 done]
+            acked t2          │ released 0/20:1, try t3 0/20:2
+            acked t1          │ released 0/20:3
+            parked 32 0       │ write 0 rows [0/20:3 done]
+            acked t3          │ released 0/20:2
+            parked            │ 
+            wait 1000         │ write 0 rows [0/20:0 done; 0/20:1 done; 0/20:2 done]
+            parked 32 1 32 2  │ 
+            wait 1000         │ write 0 rows [0/20:1 done; 0/20:2 done]
+            parked            │ 
+            begin 96          │ 
+            event a           │ publish #0
+        "#]],
+    );
+}
+
+/// A drain ends when what waits is committed, and asks for it once a second.
+#[test]
+fn drain_asks_for_a_mark_that_waits_once_a_second() {
+    check_parking(
+        "row 32 0 a waiting
+         start 64
+         acked t0
+         parked 32 0
+         drain
+         wait 999
+         wait 1
+         parked 32 0
+         wait 1000
+         parked",
+        &expect![[r#"
+            start 64          │ try t0 0/20:0, confirm 0/40
+            acked t0          │ released 0/20:0, write 0 rows [0/20:0 done]
+            parked 32 0       │ 
+            drain             │  (shut)
+            wait 999          │  (shut)
+            wait 1            │ write 0 rows [0/20:0 done] (shut)
+            parked 32 0       │  (shut)
+            wait 1000         │ write 0 rows [0/20:0 done] (shut)
+            parked            │ drained (shut)
+        "#]],
+    );
+}
+
+/// The connection is lost while a mark waits: the next session writes it at once.
+#[test]
+fn mark_that_waits_is_written_by_the_next_session() {
+    check_parking(
+        "row 32 0 a waiting
+         start 64
+         acked t0
+         parked 32 0
+         lost
+         row 32 0 a waiting
+         start 64
+         parked",
+        &expect![[r#"
+            start 64          │ try t0 0/20:0, confirm 0/40
+            acked t0          │ released 0/20:0, write 0 rows [0/20:0 done]
+            parked 32 0       │ 
+            lost              │ 
+            start 64          │ write 0 rows [0/20:0 done]
+            parked            │ 
+        "#]],
+    );
+}

@@ -295,8 +295,8 @@ impl Fake {
         let rows = rows.iter().map(row).collect();
         let marks = marks.iter().map(mark).collect();
         let statement = Statement::Parking { rows, marks, epoch: self.epoch(by) };
-        let Answer::Parking(stored) = self.execute(statement) else { panic!("its answer") };
-        self.notes.say(format!("a parking write: stored {stored}"));
+        let Answer::Parking(left) = self.execute(statement) else { panic!("its answer") };
+        self.notes.say(format!("a parking write: stored {}", left.is_some()));
     }
 }
 

@@ -56,7 +56,7 @@ async fn an_epoch_is_not_met_again_where_the_row_was_made_anew() {
 }
 
 /// Waits until the backend of `client` waits for a lock.
-async fn blocked(table: &Table, pid: i32) {
+pub(super) async fn blocked(table: &Table, pid: i32) {
     let person = table.person().await;
     let sql = format!("select wait_event_type from pg_stat_activity where pid = {pid}");
     await_that("a statement that waits for a lock", SOON, || async {

@@ -3,7 +3,7 @@
 use super::{PIPELINE, SOON, Table, at, row, session};
 use crate::server::Version;
 use postrider::parked::{Became, Mark, State, Wish};
-use postrider::postgres::parked;
+use postrider::postgres::parked::{self, Stored};
 use postrider::record::Refusal;
 use std::time::Duration;
 
@@ -187,4 +187,97 @@ async fn a_session_is_told_of_requests_for_its_pipeline_alone() {
     }
     person.batch(&notify).await;
     told().await;
+}
+
+/// Rows that others hold are left out, with the later ones of their aggregates; all others are marked without waiting.
+#[tokio::test]
+async fn marks_of_locked_rows_are_left_out_with_the_later_ones_of_their_aggregates() {
+    const HOLDS: [&str; 4] = [
+        "select from postrider.parked where event_id = 'id-0/2:0' for update",
+        // Two holders: a multixact.
+        "select from postrider.parked where event_id = 'id-0/2:0' for share",
+        "update postrider.parked set requested_reason = 'why' where event_id = 'id-0/2:0'",
+        "delete from postrider.parked where event_id = 'id-0/2:0'",
+    ];
+    for version in Version::ALL {
+        let table = Table::new(version, "marks_locked").await;
+        for hold in HOLDS {
+            let aggregates = ["a", "b", "c", "b", "a"];
+            let rows: Vec<_> = (1..)
+                .zip(aggregates)
+                .map(|(number, of)| row(&format!("0/{number}:0"), of, State::Waiting))
+                .collect();
+            table.write(&rows, &[]).await;
+            let (one, other) = (table.person().await, table.person().await);
+            one.batch(&format!("set application_name = 'a person'; begin; {hold}")).await;
+            if hold.contains("for share") {
+                other.batch(&format!("begin; {hold}")).await;
+            }
+            let marks: Vec<Mark> =
+                (1..6).map(|number| mark(&format!("0/{number}:0"), Became::Done)).collect();
+            let write = async |rows, marks| {
+                let stored =
+                    parked::write(table.client(), PIPELINE, table.epoch, rows, marks).await;
+                stored.expect("a write that waits for nobody")
+            };
+            // The same rows once more, as after a lost connection: not one is waited for.
+            assert_eq!(write(&rows, &[]).await, Stored::Yes, "{version:?}: {hold}");
+            let left = vec![at("0/2:0"), at("0/4:0")];
+            assert_eq!(
+                write(&[], &marks).await,
+                Stored::Except(left.clone()),
+                "{version:?}: {hold}"
+            );
+            let states: Vec<State> = table.load().await.iter().map(|row| row.entry.state).collect();
+            let (done, waiting) = (State::Done, State::Waiting);
+            assert_eq!(states, [done, waiting, done, waiting, done], "{hold}");
+            let holders = parked::lockers(table.client(), PIPELINE, &left).await.expect("holders");
+            let names: Vec<String> = holders.iter().map(ToString::to_string).collect();
+            assert!(
+                names.iter().any(|name| name.contains("application \"a person\"")),
+                "{names:?}"
+            );
+            one.batch("commit").await;
+            other.batch("rollback").await;
+            assert_eq!(write(&[], &marks).await, Stored::Yes, "{hold}");
+            let states: Vec<State> = table.load().await.iter().map(|row| row.entry.state).collect();
+            assert!(states.iter().all(|state| *state == done), "{states:?}");
+            table.person().await.batch("delete from postrider.parked").await;
+        }
+    }
+}
+
+/// A row that another transaction changes and commits while the statement is under way gets its mark, at once or by the
+/// next try: a mark that is not among those left out is there.
+#[tokio::test]
+async fn mark_reaches_a_row_that_was_changed_behind_its_snapshot() {
+    for version in Version::ALL {
+        let table = Table::new(version, "marks_changed").await;
+        table.write(&[row("0/1:0", "1", State::Waiting)], &[]).await;
+        let person = table.person().await;
+        // The write takes its snapshot, and waits for the cursor row.
+        person.batch("begin; select from postrider.cursor for update").await;
+        let marks = [mark("0/1:0", Became::Done)];
+        let pid: i32 = {
+            let row = table.client().query_one("SELECT pg_catalog.pg_backend_pid()", &[]).await;
+            row.expect("a process").get(0)
+        };
+        let write = parked::write(table.client(), PIPELINE, table.epoch, &[], &marks);
+        let change = async {
+            super::fence::blocked(&table, pid).await;
+            let other = table.person().await;
+            other.batch("update postrider.parked set error = 'why'").await;
+            person.batch("commit").await;
+        };
+        let (written, ()) = tokio::join!(write, change);
+        let mut written = written.expect("a write");
+        if written == Stored::Except(vec![at("0/1:0")]) {
+            written = parked::write(table.client(), PIPELINE, table.epoch, &[], &marks)
+                .await
+                .expect("a second write");
+        }
+        assert_eq!(written, Stored::Yes, "{version:?}");
+        let state = table.value(at("0/1:0"), "state || ' ' || error").await;
+        assert_eq!(state.as_deref(), Some("done why"), "{version:?}");
+    }
 }
