@@ -8,7 +8,7 @@
 //! A slot is never made here. Nothing is kept from one try to the next.
 
 use super::halts;
-use super::history::Past;
+use super::history::{History, Past};
 use super::parking::{Desk, Jobs};
 use super::poll::Polling;
 use super::reader::Reader;
@@ -287,7 +287,8 @@ async fn poll_handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Polling,
     let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
     control.listen(spec.name()).await.map_err(at(Phase::Control))?;
     let desk = Desk { control, epoch, histories, jobs: Jobs::default() };
-    Ok(Polling::new(poller, desk, parked, facts.server.wal_end, poll_spec.keeps_failures()))
+    let at = (facts.server.wal_end, History::polled(&facts.server));
+    Ok(Polling::new(poller, desk, parked, at, poll_spec.keeps_failures()))
 }
 
 /// Why a stream whose slot is no longer ours has ended, if it has. A server that fails on the first change is faster

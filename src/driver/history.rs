@@ -1,4 +1,4 @@
-//! Which history the positions of a stream belong to, as long as this process lives.
+//! Which history the events of a server belong to, as long as this process lives.
 //!
 //! The fence compares a server with its own cursor row. This compares it with the server we streamed from before: after
 //! a failover, or behind a name that now leads elsewhere, a position we remember can stand for another transaction.
@@ -7,6 +7,7 @@ use crate::error::{Halt, HaltReason};
 use crate::lsn::{Lsn, Watermark};
 use crate::postgres::Switch;
 use crate::postgres::cursor::Cursor;
+use crate::postgres::server::ServerFacts;
 
 /// What a server says of its own past.
 #[derive(Clone, Debug)]
@@ -44,23 +45,32 @@ impl History {
         }
     }
 
-    /// Why nothing may be streamed from `next` after this: it is another cluster, an older timeline, or one that does
+    /// Of a server whose table is polled: there is no slot.
+    pub(super) fn polled(server: &ServerFacts) -> Self {
+        Self {
+            system_identifier: server.system_identifier.clone(),
+            timeline: server.timeline,
+            slot_created_lsn: Lsn::ZERO,
+        }
+    }
+
+    /// Why nothing may be published from `next` after this: it is another cluster, an older timeline, or one that does
     /// not have ours behind it.
     pub(super) fn refuses(&self, next: &Self, past: &Past) -> Option<Halt> {
         let behind = || past.switches.iter().any(|switch| switch.timeline == self.timeline);
         let message = if self.system_identifier != next.system_identifier {
             format!(
-                "the server is of cluster {} now, the stream before was of cluster {}",
+                "the server is of cluster {} now, the one before was of cluster {}",
                 next.system_identifier, self.system_identifier
             )
         } else if next.timeline < self.timeline {
             format!(
-                "the server is on timeline {}, the stream before was on timeline {}",
+                "the server is on timeline {}, the one before was on timeline {}",
                 next.timeline, self.timeline
             )
         } else if next.timeline > self.timeline && !past.switches.is_empty() && !behind() {
             format!(
-                "the server is on timeline {}, which has no timeline {} behind it, where the stream before was",
+                "the server is on timeline {}, which has no timeline {} behind it, where the server before was",
                 next.timeline, self.timeline
             )
         } else {

@@ -7,7 +7,7 @@ use super::budget::Budget;
 use super::connect::{self, Failure};
 use super::destinations::Destinations;
 use super::halts;
-use super::history::{History, Seen};
+use super::history::{History, Past, Seen};
 use super::lag::LagMeter;
 use super::marking::{Handed, Marking};
 use super::parking::Desk;
@@ -90,6 +90,8 @@ pub(super) struct Pipeline {
     pub(super) ever_streamed: bool,
     /// What the positions we remember belong to.
     pub(super) history: Option<History>,
+    /// The server that events were read from last, streamed or polled.
+    server: Option<History>,
     /// Which histories published positions belong to.
     pub(super) histories: Histories,
     /// The epoch under which we streamed last.
@@ -143,16 +145,16 @@ impl Pipeline {
                 Waited::Done(Ok(connected)) => {
                     let next = History::of(&connected.resume.cursor);
                     let seen = Seen { confirmed: self.confirmed, received: self.relay.received() };
-                    let refused = self.history.as_ref().and_then(|before| {
-                        let start = connected.resume.start;
-                        before
-                            .refuses(&next, &connected.past)
-                            .or_else(|| before.rewound(&next, &connected.past, seen, start))
+                    let start = connected.resume.start;
+                    let refused = self.refuses(&next, &connected.past).or_else(|| {
+                        let before = self.history.as_ref()?;
+                        before.rewound(&next, &connected.past, seen, start)
                     });
                     if let Some(halt) = refused {
                         self.end_history(&connected.desk).await;
                         return Exit::Halted(Box::new(halt));
                     }
+                    self.server = Some(next);
                     let since = Instant::now();
                     self.ever_streamed = true;
                     self.connects();
@@ -199,6 +201,12 @@ impl Pipeline {
             Waited::Over(exit) => return Some(exit),
             Waited::Done(Err(failure)) => failure,
             Waited::Done(Ok(polling)) => {
+                let past = Past { wal_end: polling.start, switches: Vec::new() };
+                if let Some(halt) = self.refuses(&polling.server, &past) {
+                    self.end_history(&polling.desk).await;
+                    return Some(Exit::Halted(Box::new(halt)));
+                }
+                self.server = Some(polling.server.clone());
                 let since = Instant::now();
                 self.ever_streamed = true;
                 self.connects();
@@ -220,6 +228,11 @@ impl Pipeline {
             return Some(Exit::Halted(halt));
         }
         self.pause(stop, backoff).await
+    }
+
+    /// Why nothing of this server may be published after what was published from the server before.
+    fn refuses(&self, next: &History, past: &Past) -> Option<Halt> {
+        self.server.as_ref()?.refuses(next, past)
     }
 
     /// A handshake went well: what the server had refused before is over. Not what a statement was refused that no

@@ -10,6 +10,7 @@ mod turn;
 pub(super) use turn::Turn;
 
 use super::claim::Open;
+use super::history::History;
 use super::parking::{Desk, wishes};
 use super::pipeline::Pipeline;
 use super::reader::Reader;
@@ -40,6 +41,8 @@ pub(super) struct Polling {
     pub(super) parked: Vec<Loaded>,
     /// The server's end of WAL when this began.
     pub(super) start: Lsn,
+    /// The server.
+    pub(super) server: History,
     /// Failures are kept in the outbox table itself.
     pub(super) keeps_failures: bool,
     /// The same for the claim at hand.
@@ -88,7 +91,7 @@ impl Polling {
         poller: Reader,
         desk: Desk,
         parked: Vec<Loaded>,
-        start: Lsn,
+        (start, server): (Lsn, History),
         keeps_failures: bool,
     ) -> Self {
         let looks = RowLooks::new(desk.control.shared_client(), poller.oldest_ready());
@@ -99,6 +102,7 @@ impl Polling {
             desk,
             parked,
             start,
+            server,
             keeps_failures,
             keeps_now: keeps_failures,
             open: None,

@@ -5,6 +5,7 @@
 
 use super::connect::{Failure, application_name, load_all, settle};
 use super::halts;
+use super::history::History;
 use super::parking::{Desk, Jobs};
 use super::pipeline::Pipeline;
 use super::poll::Polling;
@@ -164,7 +165,8 @@ pub(super) async fn open(spec: Arc<PipelineSpec>, seen: HistoryId) -> Result<Pol
         say::repairing(&spec, &row);
     }
     let desk = Desk { control, epoch, histories, jobs: Jobs::default() };
-    Ok(Polling::new(Reader::Repair(Box::new(list)), desk, parked, start, false))
+    let at = (start, History::polled(&facts.server));
+    Ok(Polling::new(Reader::Repair(Box::new(list)), desk, parked, at, false))
 }
 
 /// Who the server is, and which history it has behind it: the replication protocol says so.

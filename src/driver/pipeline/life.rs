@@ -100,6 +100,7 @@ impl Pipeline {
             epoch: Instant::now(),
             ever_streamed: false,
             history: None,
+            server: None,
             histories: Histories::default(),
             owned: None,
             lease_ends: Instant::now(),

@@ -52,6 +52,11 @@ const XID: &str = "((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8)
                     - (((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - o.xmin::text::int8) \
                        & 4294967295))";
 
+/// Whether the row (`o`) was written after the row of the parked table (`p`): it is another event's then, under an id
+/// that was given again. In transactions between the two.
+const IS_NEWER: &str =
+    "((o.xmin::text::int8 - p.xmin::text::int8) & 4294967295) BETWEEN 1 AND 2147483647";
+
 impl Method {
     /// Asks the server what it keeps.
     ///
@@ -73,7 +78,8 @@ impl Method {
     }
 
     /// The rows (`o`) to publish: what the selection says, and of what is parked only what is to be parked again, in
-    /// its place among the rows of its aggregate. That is what no later parked event stays behind.
+    /// its place among the rows of its aggregate. That is what no later parked event stays behind. One that is published
+    /// or skipped stands for no row that was written after that.
     pub(super) fn rows(&self, table: &Table) -> String {
         let spec = table.spec();
         let (pipeline, id) = (literal(&spec.pipeline), table.id());
@@ -86,7 +92,8 @@ impl Method {
                  AND NOT EXISTS (SELECT FROM {name} AS o WHERE {id} = q.event_id AND {selected})\n    \
                GROUP BY 1, 2) AS stays USING (aggregate_type, aggregate_id)\n  \
              WHERE p.pipeline = {pipeline} AND p.event_id = {id}\n    \
-               AND (NOT p.blocks OR p.state IN ('done', 'skipped') OR p.commit_lsn <= stays.last))",
+               AND (CASE WHEN p.state IN ('done', 'skipped') THEN NOT {IS_NEWER}\n         \
+                 ELSE NOT p.blocks OR p.commit_lsn <= stays.last END))",
             name = spec.table,
         )
     }

@@ -6,7 +6,7 @@ use crate::answers::{Answer, answer};
 use crate::await_that::await_that;
 use crate::halted::run_to_halt;
 use crate::pipeline::{Pipeline, show};
-use crate::relay::postrider;
+use crate::relay::{postrider, postrider_ok};
 use crate::server::Version;
 
 /// It ended with 3, says this, and what the page has for `input`.
@@ -217,4 +217,46 @@ async fn rows_that_were_deleted_while_they_waited_are_no_success() {
         &pipeline,
         Answer::said(words, "", "").then("1"),
     );
+}
+
+/// A person skips an event, and corrects it: the row is inserted again under its id. When the slot is lost then, the
+/// corrected row is unpublished, though an event of its id is skipped.
+#[tokio::test]
+async fn row_that_was_inserted_again_after_its_event_was_skipped_is_published() {
+    let mut pipeline = Pipeline::shared(Version::Pg17, "again").await;
+    pipeline
+        .sql
+        .batch("alter table outbox alter id drop identity; alter table outbox alter id type text")
+        .await;
+    pipeline.config = pipeline.with_parking(&pipeline.config, "on_poison = \"skip_event\"");
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    let insert = |id: &str, headers: &str| {
+        format!(
+            "insert into public.outbox (id, aggregate_type, aggregate_id, event_type, payload, headers) \
+             values ('{id}', 'order', '1', 'Written', to_json('{id}'::text), {headers})"
+        )
+    };
+    pipeline.sql.batch(&insert("refused", "'[]'")).await;
+    let waiting = "select count(*)::text from postrider.parked where event_id = 'refused'";
+    await_that("a parked event", SOON, || async {
+        let found = pipeline.sql.text(waiting).await;
+        if found.as_deref() == Some("1") { Ok(()) } else { Err(format!("{found:?}")) }
+    })
+    .await;
+    postrider_ok(&pipeline.config, &["parked", "skip", "--all", "--yes"]);
+    let skipped = "select state from postrider.parked where event_id = 'refused'";
+    await_that("the event to be skipped", SOON, || async {
+        let found = pipeline.sql.text(skipped).await;
+        if found.as_deref() == Some("skipped") { Ok(()) } else { Err(format!("{found:?}")) }
+    })
+    .await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    drop_slot(&pipeline).await;
+    pipeline.sql.batch("delete from public.outbox where id = 'refused'").await;
+    pipeline.sql.batch(&insert("refused", "null")).await;
+    let repaired = postrider_ok(&pipeline.config, &["repair"]);
+    let records = pipeline.topic.read_all().await;
+    let published = records.iter().filter(|record| record.header("id") == Some("refused")).count();
+    assert_eq!(published, 1, "{repaired}");
 }

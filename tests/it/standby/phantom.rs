@@ -174,3 +174,34 @@ async fn rows_of_the_promoted_server_are_not_marked_for_those_of_the_old_one_und
     show(&format!("{same_ids} of {LOST} rows have ids of rows that the promoted server never had"));
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
+
+/// A relay that polls is led back to the primary of before, which takes writes again: nothing of it is published.
+#[tokio::test]
+async fn old_primary_is_not_polled_after_the_promoted_one() {
+    let mut pair = Pair::start(Version::Pg17, true).await;
+    let url = pair.primary.url();
+    let mut pipeline = Pipeline::with_layout(&url, &brokers(), "astray", "commerce", "").await;
+    pipeline.config = pipeline.config.replace(&url, &pair.url()).replacen(
+        &format!("[pipelines.{}.source]\n", pipeline.name),
+        &format!("mode = \"poll\"\n[pipelines.{}.source]\n", pipeline.name),
+        1,
+    );
+    postrider_ok(&pipeline.config, &["setup"]);
+    let relay = spawn(&pipeline.config);
+    relay.await_state("polling", SOON).await;
+    insert_on(&pipeline.sql, "both", 10).await;
+    pipeline.topic.await_records(10, SOON).await;
+    pair.primary.kill().await;
+    let promoted = pair.promote().await;
+    insert_on(&promoted, "promoted", 10).await;
+    let records = pipeline.topic.await_records(20, SOON).await;
+
+    pair.primary.configure("synchronous_standby_names = ''");
+    pair.primary.restart().await;
+    insert_on(&pair.primary.connect().await, "old", 10).await;
+    pair.standby.kill().await;
+    let halted = halt_of(relay).await;
+    halted.assert_says("PR004", &["timeline 1", "timeline 2"], &["current primary"]);
+    let after = pipeline.topic.read_all().await;
+    assert_eq!(after.len(), records.len(), "nothing of the old primary was published");
+}
