@@ -125,7 +125,7 @@ impl Pipeline {
     pub(super) async fn poll(&mut self, polling: Polling, stop: &Stop) -> End {
         self.shelf.failures_stay = polling.keeps_failures;
         let expires = self.spec.poll.table.as_ref().is_some_and(PollSpec::expires);
-        if expires || polling.poller.repairs().is_some() {
+        if expires && polling.poller.repairs().is_none() {
             self.tell.expiry = Expiry::Left;
         }
         self.marking.polls(true);

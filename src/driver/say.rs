@@ -118,7 +118,7 @@ pub(super) enum Expiry {
     /// The relay's.
     #[default]
     Judged,
-    /// Not the relay's: the claims find them, or it is a repair, which publishes all.
+    /// Not the relay's: the claims find them.
     Left,
 }
 

@@ -260,3 +260,27 @@ async fn row_that_was_inserted_again_after_its_event_was_skipped_is_published() 
     let published = records.iter().filter(|record| record.header("id") == Some("refused")).count();
     assert_eq!(published, 1, "{repaired}");
 }
+
+/// What expired while the slot was lost is skipped by a repair, as by the stream and by polling.
+#[tokio::test]
+async fn expired_rows_are_skipped_by_a_repair() {
+    let pipeline = Pipeline::in_layout(Version::Pg17, "expired", "gcx").await;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    drop_slot(&pipeline).await;
+    let insert = format!(
+        "insert into outbox (id, aggregate_type, aggregate_id, event_type, topic, payload, expires_at) \
+         select md5(i::text)::uuid, 'order', md5('a')::uuid, 'E', '{}', to_jsonb(i), \
+           now() + (i - 2.5) * interval '1 hour' from generate_series(1, 4) i",
+        pipeline.topic.name
+    );
+    pipeline.sql.batch(&insert).await;
+    let (output, value) = repair(&pipeline.config, &[]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{value}\n{errors}");
+    assert_eq!(errors.matches("event expired before it was published").count(), 2, "{errors}");
+    let records = pipeline.topic.read_all().await;
+    let payloads: Vec<_> = records.iter().filter_map(|record| record.value_text()).collect();
+    assert_eq!(payloads, ["3", "4"], "{value}");
+}
