@@ -216,6 +216,11 @@ async fn polling_needs_marks_and_the_right_to_write_them() {
     auto.expect("slot_missing", "warning");
     auto.expect("role_replication", "warning");
     assert_eq!(auto.code, Some(0), "{auto}");
+    // A publication that left rows out halts a pipeline in that mode too: it is an error.
+    pipeline.sql("drop publication {slot}").await;
+    let halts = patient.check(&[]);
+    assert!(errors(&halts).iter().any(|id| id.starts_with("publication")), "{halts}");
+    assert_eq!(halts.code, Some(1), "{halts}");
     pipeline.sql(&format!("drop owned by {role} cascade; drop role {role}")).await;
     assert_eq!(well.ids(&["error", "warning", "info"]), ["topics"; 0], "{well}");
 }
