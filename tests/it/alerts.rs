@@ -58,7 +58,7 @@ fn alerts_call_when_they_should_and_not_before() {
         ("postrider_slot_retained_bytes", "9e9x30", "PostriderRetainsWal", false, false),
     ];
     let rules = root().join("config/alerts.yml");
-    let tests: Vec<String> = cases
+    let mut tests: Vec<String> = cases
         .map(|(series, values, alert, after_1m, after_6m)| {
             let page =
                 ["Lagging", "SlotLosingWal", "Halted"].iter().any(|name| alert.ends_with(name));
@@ -68,6 +68,21 @@ fn alerts_call_when_they_should_and_not_before() {
             case(series, values, alert, after_1m, after_6m).replace("LABELS", &labels)
         })
         .into();
+    // Reconnects an hour: 72 are the limit. They have to go on for half an hour, after the range of the rate.
+    for (every_s, after_20m, after_50m) in [(45, false, true), (55, false, false)] {
+        let values = format!("0+{}x60", 60.0 / f64::from(every_s));
+        let expect = |minutes: u32, fires: bool| {
+            let labels = "[ { exp_labels: { severity: ticket } } ]";
+            let list = if fires { labels } else { "[]" };
+            format!("      - {{ eval_time: {minutes}m, alertname: PostriderReconnects, exp_alerts: {list} }}\n")
+        };
+        tests.push(format!(
+            "  - interval: 1m\n    input_series:\n      - {{ series: postrider_reconnects_total, values: '{values}' }}\n    \
+             alert_rule_test:\n{}{}",
+            expect(20, after_20m),
+            expect(50, after_50m)
+        ));
+    }
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("tests.yml");
     // What is checked here is when, not in which words.

@@ -1,7 +1,7 @@
 //! The alert rules against a live Prometheus that scrapes running relays: each fault is produced, its alert fires, and
 //! clears when the fault is over.
 //!
-//! The rules are those of `config/alerts.yml`, with `for` in seconds where they have minutes.
+//! The rules are those of `config/alerts.yml`, numbers included, with other spans of time: see [`shortened`].
 
 use super::root;
 use crate::await_that::{SOON, await_that};
@@ -9,12 +9,25 @@ use crate::parking::Scene;
 use crate::pipeline::Pipeline;
 use crate::private::{PrivateKafka, PrivatePostgres, free_port};
 use crate::relay::{Relay, http_get, postrider_ok};
-use crate::server::{Version, brokers};
+use crate::server::{Client, Version, brokers};
 use serde_json::Value;
+use std::cell::Cell;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
+
+/// The rules with `for` in seconds where they have minutes, and the range of a rate cut from 15 minutes to 20 s. The
+/// rate itself, per second, is as it is shipped.
+///
+/// A range has to be longer than the pause between two reconnects (`RECONNECT_MAX`, 15 s), and as in the shipped rules
+/// it is shorter than the rule's `for`: one reconnect raises no alert.
+fn shortened(rules: &str) -> String {
+    let spans = regex::Regex::new(r"(?m)^(\s+for: \d+)m$").expect("a pattern");
+    assert!(spans.is_match(rules), "{rules}");
+    assert_eq!(rules.matches("[15m]").count(), 1, "{rules}");
+    spans.replace_all(rules, "${1}s").replace("[15m]", "[20s]")
+}
 
 /// Ended when dropped.
 struct Prometheus {
@@ -29,9 +42,7 @@ impl Prometheus {
         let program = if fetched.exists() { fetched } else { PathBuf::from("prometheus") };
         let dir = TempDir::new().expect("a directory");
         let rules = fs::read_to_string(root().join("config/alerts.yml")).expect("the rules");
-        let scaled = regex::Regex::new(r"(?m)^(\s+for: \d+)m$").expect("a pattern");
-        assert!(scaled.is_match(&rules), "{rules}");
-        fs::write(dir.path().join("alerts.yml"), &*scaled.replace_all(&rules, "${1}s")).unwrap();
+        fs::write(dir.path().join("alerts.yml"), shortened(&rules)).unwrap();
         let targets: Vec<String> =
             targets.iter().map(|port| format!("\"127.0.0.1:{port}\"")).collect();
         let config = format!(
@@ -231,4 +242,94 @@ async fn each_fault_fires_its_alert_and_clears_when_it_is_over() {
     prometheus.await_alert("PostriderGone", "", false).await;
     assert_eq!(again.terminate(SOON).await.code, Some(0));
     kafka.stop().await;
+}
+
+/// Bytes of a WAL segment, and segments that one statement fills.
+const SEGMENT_BYTES: u64 = 16 << 20;
+const SEGMENTS_AT_ONCE: u64 = 32;
+
+/// Makes the server write `bytes` of WAL, and gives back the memory that its files take.
+///
+/// `pg_switch_wal` leaves a segment after one record and writes zeros to its end. Those are made a hole of the file:
+/// what is read stays the same, byte for byte.
+async fn write_wal(session: &Client, data: &Path, bytes: u64) {
+    let sql = format!(
+        "select o.file_name, o.file_offset::int8 from ( \
+           select pg_logical_emit_message(false, 'filler', 'x'), pg_switch_wal() as ended \
+           from generate_series(1, {SEGMENTS_AT_ONCE}) offset 0) s, pg_walfile_name_offset(s.ended) o"
+    );
+    for _ in 0..bytes.div_ceil(SEGMENTS_AT_ONCE * SEGMENT_BYTES) {
+        let segments = session.query(&sql, &[]).await.expect("segments of WAL");
+        for segment in segments {
+            let (name, used): (String, i64) = (segment.get(0), segment.get(1));
+            let used = u64::try_from(used).expect("an offset");
+            let punched = Command::new("fallocate")
+                .arg("--punch-hole")
+                .args(["--offset", &used.to_string()])
+                .args(["--length", &(SEGMENT_BYTES - used).to_string()])
+                .arg(data.join("pg_wal").join(&name))
+                .status();
+            assert!(punched.is_ok_and(|status| status.success()), "a hole in {name} from {used}");
+        }
+    }
+}
+
+/// Both at real thresholds: more than 10 GB of WAL behind a slot, and a connection that is cut again and again.
+#[tokio::test]
+async fn retained_wal_and_reconnects_fire_and_clear() {
+    // Nothing of the WAL is written twice, and no checkpoint of its own makes the server slow.
+    let settings = "wal_init_zero = off\nwal_recycle = off\nmax_wal_size = '64GB'";
+    let server = PrivatePostgres::start(Version::Pg17, settings).await;
+    let retains = Pipeline::on(&server.url(), &brokers(), "al_retains").await;
+    let flaps = Pipeline::shared(Version::Pg17, "al_flaps").await;
+    let ports = [free_port(), free_port()];
+    let retaining = Relay::spawn_at(&retains.config, ports[0], &[]);
+    let flapping = Relay::spawn_at(&flaps.config, ports[1], &[]);
+    for relay in [&retaining, &flapping] {
+        relay.await_state("streaming", SOON).await;
+    }
+    let prometheus = Prometheus::start(&ports);
+
+    let retained = async {
+        // A transaction that stays open holds the slot where it began.
+        let (forgotten, session) = (server.connect().await, server.connect().await);
+        forgotten.batch("begin; create table forgotten (i int)").await;
+        write_wal(&session, &server.data(), 10_000_000_000).await;
+        prometheus.fires("PostriderRetainsWal", &retains).await;
+        forgotten.batch("rollback").await;
+        await_that("the slot to follow", SOON, || async {
+            // A slot follows from one record of running transactions to the next: a checkpoint writes one.
+            session.batch("checkpoint").await;
+            let firing = prometheus.firing().await?;
+            let over = firing.iter().all(|(name, _)| name != "PostriderRetainsWal");
+            if over { Ok(()) } else { Err(format!("{firing:?}")) }
+        })
+        .await;
+    };
+    let reconnects = async {
+        let cuts = Cell::new(0);
+        let cut = format!(
+            "select count(pg_terminate_backend(active_pid))::text from pg_replication_slots \
+             where slot_name = '{}' and active",
+            flaps.slot()
+        );
+        let (alert, name) = ("PostriderReconnects".to_owned(), flaps.name.clone());
+        let fired = (alert.clone(), name);
+        await_that("PostriderReconnects fires", SOON, || async {
+            let cut = flaps.sql.text(&cut).await.expect("a count");
+            cuts.set(cuts.get() + cut.parse::<u32>().expect("a count"));
+            let firing = prometheus.firing().await?;
+            if firing.contains(&fired) { Ok(()) } else { Err(format!("{} cuts: {firing:?}", cuts.get())) }
+        })
+        .await;
+        assert!(cuts.get() > 2, "one reconnect is no reason to call: {}", cuts.get());
+        prometheus.clears(&alert, &flaps).await;
+    };
+    tokio::join!(retained, reconnects);
+
+    for (relay, pipeline) in [(retaining, &retains), (flapping, &flaps)] {
+        pipeline.insert(10).await;
+        assert_eq!(pipeline.topic.await_records(10, SOON).await.len(), 10);
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
 }
