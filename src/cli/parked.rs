@@ -18,9 +18,10 @@ use super::output::Output;
 use crate::config::{Config, Env};
 use crate::driver::PipelineSpec;
 use crate::event::Position;
+use crate::outbox::Role;
 use crate::parked::{State, Wish};
 use crate::postgres::control::Control;
-use crate::postgres::parked::desk::{self, Filter, Listed};
+use crate::postgres::parked::desk::{self, Filter, Listed, Padded};
 use crate::postgres::schema::{self, SchemaState};
 
 /// What the server knows the session by.
@@ -57,6 +58,7 @@ pub(super) async fn run(
 struct Desk<'a> {
     spec: &'a PipelineSpec,
     control: Control,
+    padded: Padded,
 }
 
 impl<'a> Desk<'a> {
@@ -76,11 +78,29 @@ impl<'a> Desk<'a> {
         if schema::read(control.client()).await? != SchemaState::Version(schema::VERSION) {
             return Err(CliError::NoParkedTable { pipeline: spec.name().to_owned() });
         }
-        Ok(Self { spec, control })
+        let padded = match &spec.names.table {
+            Some(table) => {
+                let columns = [Role::Id, Role::AggregateType, Role::AggregateId];
+                let columns = columns.map(|role| spec.outbox.column(role));
+                Padded::read(control.client(), table, columns).await?
+            }
+            None => Padded::default(),
+        };
+        Ok(Self { spec, control, padded })
     }
 
     async fn list(&self, filter: &Filter, limit: i64) -> Result<Vec<Listed>, CliError> {
-        Ok(desk::list(self.control.client(), self.spec.name(), filter, limit).await?)
+        let client = self.control.client();
+        Ok(desk::list(client, self.spec.name(), filter, self.padded, limit).await?)
+    }
+
+    /// Whether `id` means this event.
+    fn names(&self, id: &Id, event: &Listed) -> bool {
+        let bare = |id| Padded::bare(id, self.padded.id);
+        match id {
+            Id::Position(position) => *position == event.position,
+            Id::Event(id) => event.event_id.as_deref().map(bare) == Some(bare(id)),
+        }
     }
 
     async fn by_position(&self, positions: &[Position]) -> Result<Vec<Listed>, CliError> {
@@ -108,14 +128,6 @@ fn filter(ids: &[Id], flags: &FilterArgs, states: &[State]) -> Filter {
         }
     }
     filter
-}
-
-/// Whether `id` means this event.
-fn names(id: &Id, event: &Listed) -> bool {
-    match id {
-        Id::Position(position) => *position == event.position,
-        Id::Event(id) => event.event_id.as_deref() == Some(id),
-    }
 }
 
 async fn list(config: &Config, args: &ListArgs) -> Result<Exit, CliError> {

@@ -45,12 +45,12 @@ pub async fn read(client: &Client, oids: &[u32]) -> Result<Vec<TypeFacts>, Sourc
 }
 
 /// Whether type `t` is not built in, and a kind of text.
-pub(in crate::postgres) const IS_TEXT_SQL: &str =
+pub(crate) const IS_TEXT_SQL: &str =
     "(t.typcategory = 'S' AND t.typnamespace <> 'pg_catalog'::pg_catalog.regnamespace)";
 
 /// Joins `base` to an attribute `a`: OID and modifier of its type, and where that is a domain, of the type beneath all
 /// domains. The modifier is that of the innermost domain then (`getBaseTypeAndTypmod`).
-pub(in crate::postgres) const BASE_TYPE_SQL: &str = "\
+pub(crate) const BASE_TYPE_SQL: &str = "\
 CROSS JOIN LATERAL (WITH RECURSIVE r (oid, modifier, depth) AS (\
     SELECT a.atttypid, a.atttypmod, 0 \
     UNION ALL SELECT d.typbasetype, d.typtypmod, r.depth + 1 \

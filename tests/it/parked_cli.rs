@@ -1,7 +1,8 @@
 //! `postrider parked` without a relay: what is shown, what is asked for, what is refused.
 
+use crate::await_that::{SOON, await_that};
 use crate::pipeline::Pipeline;
-use crate::relay::{postrider, postrider_ok};
+use crate::relay::{postrider, postrider_at_a_terminal, postrider_ok};
 use crate::server::Version;
 use postrider::event::{Aggregate, PgTime, Position};
 use postrider::parked::{Became, Entry, Lane, Mark, Parked, State, Wish};
@@ -247,6 +248,64 @@ async fn what_can_not_be_done_is_named_and_the_rest_is_done() {
     }
 }
 
+/// Ids and aggregates of `character(n)` end in blanks, and nobody has to type them: a request hits what it names, as
+/// the type compares. In any other type blanks count.
+#[tokio::test]
+async fn blanks_that_fill_up_an_id_need_not_be_typed() {
+    for version in [Version::Pg16, Version::Pg18] {
+        let pipeline = Pipeline::shared(version, "cli_blanks").await;
+        let alter = "create domain code as character(8); create domain short as code; \
+                     alter table outbox alter id drop identity; \
+                     alter table outbox alter id type short using id::text::short, \
+                       alter aggregate_type type character(10), alter aggregate_id type code, \
+                       alter event_type drop not null";
+        pipeline.sql.batch(alter).await;
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        pipeline
+            .sql
+            .batch(
+                "insert into outbox (id, aggregate_type, aggregate_id, event_type, payload) \
+                 select 'e-' || i, 'order', i, null, '1' from generate_series(1, 4) i",
+            )
+            .await;
+        let parked = "select count(*)::text from postrider.parked where state = 'dead' and event_id like 'e-_     '";
+        await_that("four parked events", SOON, || async {
+            let count = pipeline.sql.text(parked).await.unwrap_or_default();
+            if count == "4" { Ok(()) } else { Err(count) }
+        })
+        .await;
+        let ok = |args: &[&str]| postrider_ok(&pipeline.config, &[&["parked"], args].concat());
+        for args in [
+            &["show", "e-1"][..],
+            &["show", "e-1     "],
+            &["list", "--aggregate", "order:1"],
+            &["list", "--aggregate", "order     :1    "],
+        ] {
+            let shown = ok(args);
+            assert!(shown.contains("e-1") && !shown.contains("e-2"), "{args:?}: {shown}");
+        }
+        ok(&["skip", "e-1", "e-2     ", "--yes"]);
+        ok(&["skip", "--aggregate", "order:3", "--yes"]);
+        let left = "select string_agg(event_id, ',') from postrider.parked where state = 'dead'";
+        assert_eq!(pipeline.sql.text(left).await.as_deref(), Some("e-4     "));
+        for args in [&["skip", "e-", "--yes"][..], &["skip", " e-4", "--yes"], &["show", "E-4"]] {
+            let output = postrider(&pipeline.config, &[&["parked"], args].concat());
+            assert_eq!(output.status.code(), Some(1), "{args:?}");
+            assert!(text(&output.stderr).contains("not parked:"), "{}", text(&output.stderr));
+        }
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
+    let mut office = Office::new(Version::Pg17, "cli_texts").await;
+    office.write(&[row("0/500:0", "e-5  ", "5 ", State::Dead)], &[]).await;
+    for args in [&["show", "e-5"][..], &["show", "e-5 "]] {
+        assert_eq!(office.run(args).status.code(), Some(1), "{args:?}");
+    }
+    assert_eq!(positions(&office.ok(&["list", "--aggregate", "order:5"])), Vec::<&str>::new());
+    assert_eq!(positions(&office.ok(&["list", "--aggregate", "order:5 "])), ["0/500:0"]);
+    assert!(office.ok(&["show", "e-5  "]).contains("0/500:0"));
+}
+
 /// What loses or changes events needs a yes; a retry does not.
 #[tokio::test]
 async fn without_a_terminal_only_a_retry_goes_without_a_yes() {
@@ -259,6 +318,44 @@ async fn without_a_terminal_only_a_retry_goes_without_a_yes() {
     }
     office.ok(&["retry", "--all", "--no-wait"]);
     assert_eq!(office.requests().await.len(), 2);
+}
+
+/// At a terminal a person is asked before an event is lost or changed, or more than one is meant; one retry is not
+/// asked about. What is not a yes changes nothing.
+#[tokio::test]
+async fn at_a_terminal_a_person_is_asked() {
+    let office = Office::new(Version::Pg18, "cli_tty").await;
+    let at_terminal = |args: &[&str], typed: &str| {
+        let args = [&["parked"], args, &["--no-wait"]].concat();
+        postrider_at_a_terminal(&office.pipeline.config, &args, typed)
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("payload");
+    std::fs::write(&file, "{}").unwrap();
+    let replace = ["replace", "e-1", "--payload-file", file.to_str().unwrap()];
+    for (args, question) in [
+        (&["skip", "e-1"][..], "skip 1 event? [y/N]"),
+        (&["skip", "--error", "too_large"], "skip 2 events? [y/N]"),
+        (&["retry", "--error", "too_large"], "retry 2 events? [y/N]"),
+        (&replace, "replace 1 event? [y/N]"),
+    ] {
+        for typed in ["n\n", "\n", "yup\n"] {
+            let (code, shown) = at_terminal(args, typed);
+            assert_eq!(code, Some(0), "{args:?} {typed:?}: {shown}");
+            assert!(shown.contains(question), "{args:?}: {shown}");
+            assert!(shown.contains("0/100:1  left alone"), "{args:?} {typed:?}: {shown}");
+            let asked = shown.find(question);
+            assert!(shown.find("0/100:1 ") < asked, "the events are named first: {shown}");
+            assert_eq!(office.requests().await, [], "{args:?} {typed:?}");
+        }
+    }
+    let (code, shown) = at_terminal(&["retry", "e-3"], "");
+    assert!(code == Some(0) && !shown.contains("[y/N]"), "{shown}");
+    assert_eq!(office.requests().await, [("0/200:0".to_owned(), Wish::Retry)]);
+    let (code, shown) = at_terminal(&["skip", "e-1"], "y\n");
+    assert!(code == Some(0) && shown.contains("skip 1 event? [y/N]"), "{shown}");
+    let wishes = [("0/100:1".to_owned(), Wish::Skip), ("0/200:0".to_owned(), Wish::Retry)];
+    assert_eq!(office.requests().await, wishes);
 }
 
 #[tokio::test]

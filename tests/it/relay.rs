@@ -4,7 +4,7 @@ use crate::await_that::await_or_dump;
 use crate::private::{Signal, exit_of, free_port, signal};
 use serde_json::Value;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
@@ -48,6 +48,30 @@ pub(crate) fn postrider_ok(config: &str, args: &[&str]) -> String {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "postrider {args:?}: {}\n{errors}{said}", output.status);
     String::from_utf8(output.stdout).expect("UTF-8 on standard output")
+}
+
+/// Runs `postrider -c CONFIG ARGS…` at a terminal of its own, where somebody types these lines: its exit code and
+/// what the terminal shows.
+pub(crate) fn postrider_at_a_terminal(
+    config: &str,
+    args: &[&str],
+    typed: &str,
+) -> (Option<i32>, String) {
+    let dir = TempDir::new().expect("a directory");
+    fs::write(dir.path().join("postrider.toml"), config).expect("a configuration");
+    let words: Vec<String> = [env!("CARGO_BIN_EXE_postrider"), "-c", "postrider.toml"]
+        .iter()
+        .chain(args)
+        .map(|word| format!("'{word}'"))
+        .collect();
+    // util-linux: runs a command at a pseudo-terminal, and gives back its exit code.
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--return", "--echo", "never", "--command"]).arg(words.join(" "));
+    command.arg("/dev/null").current_dir(dir.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("script, of util-linux");
+    child.stdin.take().expect("a terminal").write_all(typed.as_bytes()).expect("typed");
+    let output = child.wait_with_output().expect("what it shows");
+    (output.status.code(), String::from_utf8_lossy(&output.stdout).replace("\r\n", "\n"))
 }
 
 /// One `postrider run`. Killed when dropped.

@@ -1,7 +1,7 @@
 //! `retry`, `skip` and `replace`: which events, the request, and what became of it.
 
 use super::args::{ActArgs, FilterArgs, Id, ReplaceArgs, SelectArgs};
-use super::{Desk, EVENTS_MAX, filter, names, print};
+use super::{Desk, EVENTS_MAX, filter, print};
 use crate::cli::error::CliError;
 use crate::cli::exit::Exit;
 use crate::cli::output::Output;
@@ -113,7 +113,7 @@ impl Job<'_> {
     ) -> Result<Exit, CliError> {
         let missing: Vec<String> = ids
             .iter()
-            .filter(|id| !events.iter().any(|event| names(id, event)))
+            .filter(|id| !events.iter().any(|event| desk.names(id, event)))
             .map(Id::to_string)
             .collect();
         let (events, refused): (Vec<_>, Vec<_>) =

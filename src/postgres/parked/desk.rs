@@ -9,6 +9,7 @@ use crate::event::Position;
 use crate::parked::{State, Wish};
 use crate::postgres::error::SourceError;
 use crate::postgres::names::TableName;
+use crate::postgres::types::BASE_TYPE_SQL;
 use crate::record::OwnedRecord;
 use std::time::Duration;
 use tokio_postgres::types::PgLsn;
@@ -37,6 +38,56 @@ pub async fn json_type(
     let failed = |e| SourceError::control("read the type of the payload column", e);
     let row = client.query_opt(JSON_TYPE, &[&table.schema, &table.name, &column]).await;
     row.map_err(failed)?.map(|row| row.try_get(0).map_err(failed)).transpose()
+}
+
+/// Which columns of the outbox are `character(n)`, or a domain over it: their values end in blanks, which do not count
+/// when the type compares two of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Padded {
+    /// The event's id.
+    pub id: bool,
+    /// The aggregate's type.
+    pub aggregate_type: bool,
+    /// The aggregate's id.
+    pub aggregate_id: bool,
+}
+
+impl Padded {
+    /// Reads the types of these columns, in the order of the fields; a column that does not exist is not padded.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn read(
+        client: &Client,
+        table: &TableName,
+        columns: [Option<&str>; 3],
+    ) -> Result<Self, SourceError> {
+        let failed = |e| SourceError::control("read the types of the outbox table's columns", e);
+        let sql = format!(
+            "SELECT a.attname::text FROM pg_catalog.pg_class c \
+             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+             JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
+             {BASE_TYPE_SQL} \
+             WHERE n.nspname = $1::text AND c.relname = $2::text \
+               AND base.oid = 'pg_catalog.bpchar'::pg_catalog.regtype"
+        );
+        let rows = client.query(&sql, &[&table.schema, &table.name]).await.map_err(failed)?;
+        let names: Result<Vec<String>, _> = rows.iter().map(|row| row.try_get(0)).collect();
+        let names = names.map_err(failed)?;
+        let [id, aggregate_type, aggregate_id] =
+            columns.map(|column| names.iter().any(|name| Some(name.as_str()) == column));
+        Ok(Self { id, aggregate_type, aggregate_id })
+    }
+
+    /// `text` as it is compared, where its column is padded.
+    pub fn bare(text: &str, padded: bool) -> &str {
+        if padded { text.trim_end_matches(' ') } else { text }
+    }
+
+    /// `column` of the parked table as it is compared.
+    fn sql(column: &str, padded: bool) -> String {
+        if padded { format!("pg_catalog.rtrim({column})") } else { column.to_owned() }
+    }
 }
 
 /// Which events are meant. What is left out does not narrow.
@@ -120,12 +171,14 @@ pg_catalog.octet_length(value)::pg_catalog.int8, attempts, {next_attempt_at}, er
 requested_by, {requested_at}, requested_reason, acted_action, acted_by, {acted_at}, acted_reason, \
 acted_declined";
 
+/// `{…}` is a column of which blanks at the end may not count.
 const MATCHES: &str = "\
 pipeline = $1 \
 AND (pg_catalog.cardinality($2::pg_catalog.pg_lsn[]) + pg_catalog.cardinality($4::pg_catalog.text[]) = 0 \
   OR (commit_lsn, ordinal) IN (SELECT * FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[])) \
-  OR event_id = ANY ($4)) \
-AND ($5::pg_catalog.text IS NULL OR aggregate_type = $5 AND aggregate_id = $6::pg_catalog.text) \
+  OR {event_id} = ANY ($4)) \
+AND ($5::pg_catalog.text IS NULL \
+  OR {aggregate_type} = $5 AND {aggregate_id} = $6::pg_catalog.text) \
 AND ($7::pg_catalog.text IS NULL OR error_code = $7) \
 AND ($8::pg_catalog.int8 IS NULL \
   OR parked_at < pg_catalog.now() - $8::pg_catalog.int8 * interval '1 microsecond') \
@@ -139,6 +192,7 @@ pub async fn list(
     client: &Client,
     pipeline: &str,
     filter: &Filter,
+    padded: Padded,
     limit: i64,
 ) -> Result<Vec<Listed>, SourceError> {
     let failed =
@@ -146,12 +200,21 @@ pub async fn list(
     let columns_sql = COLUMNS
         .replace('{', "pg_catalog.to_char(")
         .replace('}', " AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')");
+    let matches = MATCHES
+        .replace("{event_id}", &Padded::sql("event_id", padded.id))
+        .replace("{aggregate_type}", &Padded::sql("aggregate_type", padded.aggregate_type))
+        .replace("{aggregate_id}", &Padded::sql("aggregate_id", padded.aggregate_id));
     let sql = format!(
-        "SELECT {columns_sql} FROM postrider.parked WHERE {MATCHES} \
+        "SELECT {columns_sql} FROM postrider.parked WHERE {matches} \
          ORDER BY commit_lsn, ordinal LIMIT $10"
     );
     let (lsns, ordinals) = columns(&filter.positions);
-    let (kind, id) = filter.aggregate.as_ref().map(|(kind, id)| (kind, id)).unzip();
+    let event_ids: Vec<&str> =
+        filter.event_ids.iter().map(|id| Padded::bare(id, padded.id)).collect();
+    let aggregate = filter.aggregate.as_ref().map(|(kind, id)| {
+        (Padded::bare(kind, padded.aggregate_type), Padded::bare(id, padded.aggregate_id))
+    });
+    let (kind, id) = aggregate.unzip();
     let states: Vec<&str> = filter.states.iter().map(|state| state.name()).collect();
     let older = filter.older_than.map(micros);
     let rows = client
@@ -161,7 +224,7 @@ pub async fn list(
                 &pipeline,
                 &lsns,
                 &ordinals,
-                &filter.event_ids,
+                &event_ids,
                 &kind,
                 &id,
                 &filter.error_code,
