@@ -9,6 +9,7 @@ pub use guess::{Column, Fit, fit};
 use super::{Draft, InitError};
 use crate::outbox::{Layout, Role, TableName};
 use crate::postgres::control::Control;
+use crate::postgres::types::{BASE_TYPE_SQL, IS_TEXT_SQL};
 use crate::postgres::{Conninfo, SourceError, conninfo};
 use toml::Value;
 
@@ -21,14 +22,19 @@ const TABLES_MAX: usize = 10_000;
 /// Names of tables that a message lists, at most.
 const NAMES_MAX: usize = 10;
 
-/// Ordinary and partitioned tables that are written to WAL, without partitions, and their columns.
-const SQL: &str = "\
+/// Ordinary and partitioned tables that are written to WAL, without partitions, and their columns. A type is that
+/// beneath all domains; kinds of text that are not built in (`citext`) are `text`, whatever their schema.
+const SELECT_SQL: &str = "\
 SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text, \
-       pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attnum), \
-       pg_catalog.array_agg(pg_catalog.format_type(a.atttypid, NULL) ORDER BY a.attnum) \
+       pg_catalog.array_agg(a.attname::pg_catalog.text ORDER BY a.attnum), ";
+
+const FROM_SQL: &str = "\
 FROM pg_catalog.pg_class c \
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
+JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped ";
+
+const WHERE_SQL: &str = "\
+JOIN pg_catalog.pg_type t ON t.oid = base.oid \
 WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition \
   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'postrider') \
 GROUP BY n.nspname, c.relname ORDER BY n.nspname, c.relname LIMIT $1";
@@ -146,7 +152,12 @@ async fn read(conninfo: &Conninfo) -> Result<(Vec<Table>, bool), InitError> {
     let admin: bool = admin.map_err(failed)?;
     let failed = |e| SourceError::control("read the tables of the database", e);
     let limit = i64::try_from(TABLES_MAX).unwrap_or(i64::MAX);
-    let rows = control.client().query(SQL, &[&limit]).await.map_err(failed)?;
+    let type_sql = format!(
+        "pg_catalog.array_agg(CASE WHEN {IS_TEXT_SQL} THEN 'text' \
+           ELSE pg_catalog.format_type(base.oid, NULL) END ORDER BY a.attnum) "
+    );
+    let sql = [SELECT_SQL, &type_sql, FROM_SQL, BASE_TYPE_SQL, WHERE_SQL].concat();
+    let rows = control.client().query(&sql, &[&limit]).await.map_err(failed)?;
     let table = |row: &tokio_postgres::Row| {
         let names: Vec<String> = row.try_get(2)?;
         let types: Vec<String> = row.try_get(3)?;

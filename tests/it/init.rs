@@ -160,6 +160,42 @@ async fn a_proposed_configuration_runs_as_it_is() {
     assert_eq!(records[0].header("type"), Some("Made"));
 }
 
+/// A domain is what it is made of, however deep, and an extension's text is a text wherever the extension is.
+#[tokio::test]
+async fn columns_whose_types_are_domains_are_recognised_by_the_type_beneath() {
+    for version in [Version::Pg15, Version::Pg16, Version::Pg18] {
+        let database = Database::create(version, "domains").await;
+        let sql = database.connect().await;
+        sql.batch(
+            "create schema kinds; create extension citext schema kinds; \
+             create domain kinds.document as jsonb; create domain kinds.event_body as kinds.document; \
+             create domain kinds.moment as timestamptz; create domain kinds.event_time as kinds.moment; \
+             create domain kinds.label as kinds.citext; create domain kinds.ident as uuid; \
+             create table events (id kinds.ident, aggregate_type kinds.label, aggregate_id kinds.ident, \
+               event_type kinds.citext, body kinds.event_body, metadata kinds.document, \
+               created_at kinds.event_time); \
+             create table wrong (id kinds.document, aggregate_type text, aggregate_id text, event_type text, \
+               payload kinds.moment)",
+        )
+        .await;
+        let url = database.url();
+        let (dir, output) = init(("x", ""), &["--from-database", &url, "--table", "events"]);
+        let config = written(&dir, &output);
+        assert!(!config.contains("to be filled in"), "{config}");
+        let told = text(&output.stderr);
+        assert!(told.contains("payload: column body"), "{told}");
+        assert!(!told.contains("not published"), "each column has its place: {told}");
+        assert!(config.contains("headers = \"metadata\"") || config.contains("adr30"), "{config}");
+        let (_dir, output) =
+            init(("x", ""), &["--from-database", &url, "--table", "wrong", "-o", "-"]);
+        let told = text(&output.stderr);
+        for role in ["id", "payload"] {
+            let to_do = format!("to do: fill in outbox.columns.{role}: no column was recognised");
+            assert!(told.contains(&to_do), "{role} can't be of such a type: {told}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn tables_that_leave_a_choice_or_none_are_told() {
     let database = Database::create(Version::Pg15, "choice").await;

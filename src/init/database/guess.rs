@@ -8,7 +8,7 @@ use crate::outbox::{Layout, OutboxSpec, Role};
 pub struct Column {
     /// The name.
     pub name: String,
-    /// The type, as SQL writes it, without length or precision.
+    /// The type, of a domain the one beneath it, as SQL writes it, without length or precision.
     pub type_name: String,
 }
 
@@ -187,7 +187,7 @@ fn take(left: &mut Vec<Column>, is: impl Fn(&str, &str) -> bool) -> Option<Colum
 }
 
 fn can_be(role: Role, kind: &str) -> bool {
-    let is_text = matches!(kind, "text" | "character varying" | "character" | "citext");
+    let is_text = matches!(kind, "text" | "character varying" | "character");
     let is_json = matches!(kind, "json" | "jsonb");
     match role {
         Role::Payload => is_text || is_json || kind == "bytea",
