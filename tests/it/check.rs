@@ -3,6 +3,7 @@
 mod acl;
 mod broker;
 mod cases;
+mod missing;
 mod one_by_one;
 mod patient;
 mod refused;

@@ -94,7 +94,11 @@ impl Look<'_> {
             .into_iter()
             .filter(|column| self.facts(column).is_none())
             .collect();
-        let layout = if missing.is_empty() { None } else { self.other_layout() };
+        let role_of =
+            |column: &str| outbox.roles().find(|(_, known)| *known == column).map(|(role, _)| role);
+        // Another layout may have another topic. Where the events can do without the columns, the layout stays.
+        let left_out = missing.iter().all(|column| role_of(column).is_some_and(may_be_left_out));
+        let layout = if left_out { None } else { self.other_layout() };
         for column in missing {
             let finding = Finding::error(
                 "column_missing",
@@ -104,8 +108,7 @@ impl Look<'_> {
                 "layout \"{}\" needs it: no event can be made of a row (PR009)",
                 outbox.layout.name()
             ));
-            let role = outbox.roles().find(|(_, known)| *known == column).map(|(role, _)| role);
-            found.push(match (layout, role) {
+            found.push(match (layout, role_of(column)) {
                 (Some(layout), _) => finding.config(self.config("outbox.layout", layout.name())),
                 (None, Some(role)) => self.mapped(finding, role, column),
                 (None, None) => finding.config(format!(
@@ -164,35 +167,22 @@ impl Look<'_> {
         if let Some(other) = usual().or_else(alike).or_else(by_type) {
             return finding.config(self.config(&key, other));
         }
-        match role {
-            Role::Headers
-            | Role::Time
-            | Role::Trace
-            | Role::PartitionKey
-            | Role::AvailableAt
-            | Role::ExpiresAt => finding.config(self.config(&key, "")),
-            Role::Id
-            | Role::AggregateType
-            | Role::AggregateId
-            | Role::EventType
-            | Role::Topic
-            | Role::Payload => {
-                // What such a column holds only the application knows: there is no default that would be true.
-                let columns: Vec<String> = free().map(ident).collect();
-                let or = if columns.is_empty() {
-                    "every column of the table has another role".to_owned()
-                } else {
-                    format!("it may be one of {}", columns.join(", "))
-                };
-                let layout = self.spec.outbox.layout.name();
-                finding.why(format!(
-                    "layout \"{layout}\" needs it: no event can be made of a row (PR009). If another column has it, \
-                     name that one in pipelines.{}.{key}: {or}. Else the application has to add the column and write \
-                     it",
-                    self.pipeline.name
-                ))
-            }
+        if may_be_left_out(role) {
+            return finding.config(self.config(&key, ""));
         }
+        // What such a column holds only the application knows: there is no default that would be true.
+        let columns: Vec<String> = free().map(ident).collect();
+        let or = if columns.is_empty() {
+            "every column of the table has another role".to_owned()
+        } else {
+            format!("it may be one of {}", columns.join(", "))
+        };
+        let layout = self.spec.outbox.layout.name();
+        finding.why(format!(
+            "layout \"{layout}\" needs it: no event can be made of a row (PR009). If another column has it, name that \
+             one in pipelines.{}.{key}: {or}. Else the application has to add the column and write it",
+            self.pipeline.name
+        ))
     }
 
     fn of_role(&self, role: Role, column: &ColumnFacts, unfit: &[Role], found: &mut Vec<Finding>) {
@@ -263,6 +253,24 @@ impl Look<'_> {
                 finding.sql(format!("ALTER TABLE {table} ALTER COLUMN {name} DROP EXPRESSION;"))
             });
         }
+    }
+}
+
+/// Whether an event can be made without a column for it.
+const fn may_be_left_out(role: Role) -> bool {
+    match role {
+        Role::Headers
+        | Role::Time
+        | Role::Trace
+        | Role::PartitionKey
+        | Role::AvailableAt
+        | Role::ExpiresAt => true,
+        Role::Id
+        | Role::AggregateType
+        | Role::AggregateId
+        | Role::EventType
+        | Role::Topic
+        | Role::Payload => false,
     }
 }
 
