@@ -28,7 +28,7 @@ const APPLICATION_NAME: &str = "postrider repair";
 #[command(
     after_help = "Refused while another relay of the pipeline is live. Killed half way and run again, it goes on \
                         where it was; so does postrider run. Exits 0 when the stream can start, 1 when it can and \
-                        rows had been deleted before they were published, 3 where a person must decide."
+                        rows had been deleted before they were published or have no id, 3 where a person must decide."
 )]
 pub struct RepairArgs {
     /// Say what is the matter and what would be published; change nothing
@@ -87,11 +87,20 @@ async fn one(mut spec: PipelineSpec, args: &RepairArgs) -> Result<Exit, CliError
         Output::stdout().line(&text).map_err(CliError::Output)?;
     }
     drop(control);
+    let marked = driver::repair_table(&spec, true);
+    let unmarked = driver::repair_table(&spec, false);
     let exit = publish(spec).await?;
     let control = Control::connect(&conninfo, APPLICATION_NAME).await?;
     let Some(row) = repair::read(control.client(), &name).await? else { return Ok(exit) };
-    print(args, &words::of_row(&name, &row), &words::json_of(&name, &row))?;
-    let lost = row.unfinished() || row.rows_gone > 0;
+    let no_id = match if row.selection.by_marks() { marked } else { unmarked } {
+        Some(table) => {
+            let table = Table::read(control.client(), table).await?;
+            repair::without_id(control.client(), &table, &row).await?
+        }
+        None => 0,
+    };
+    print(args, &words::of_row(&name, &row, no_id), &words::json_of(&name, &row, no_id))?;
+    let lost = row.unfinished() || row.rows_gone > 0 || no_id > 0;
     Ok(if exit == Exit::Done && lost { Exit::NotWell } else { exit })
 }
 

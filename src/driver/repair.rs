@@ -162,7 +162,8 @@ pub(super) async fn open(spec: Arc<PipelineSpec>, seen: HistoryId) -> Result<Pol
     let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
     control.listen(spec.name()).await.map_err(at(Phase::Control))?;
     if let Some(row) = repair::read(client, spec.name()).await.map_err(at(Phase::Control))? {
-        say::repairing(&spec, &row);
+        let without_id = list.without_id(&row).await.map_err(at(Phase::Control))?;
+        say::repairing(&spec, &row, without_id);
     }
     let desk = Desk { control, epoch, histories, jobs: Jobs::default() };
     let at = (start, History::polled(&facts.server));

@@ -51,6 +51,7 @@ pub(super) fn of_begin(pipeline: &str, verdict: &Verdict, found: &Found) -> Stri
     ));
     lines.extend(uncertain(survey.uncertain));
     lines.extend(missing(survey.missing));
+    lines.extend(without_id(survey.without_id));
     if found.parked > 0 {
         let text = format!(
             "{} aggregates have parked events: those stay parked, and their rows wait behind them",
@@ -74,6 +75,14 @@ fn uncertain(rows: u64) -> Option<String> {
     (rows > 0).then(|| folded("  uncertain  ", &text))
 }
 
+fn without_id(rows: u64) -> Option<String> {
+    let text = format!(
+        "{rows} rows have no id and are not published: rows are listed by their ids. Delete them and insert them again \
+         with an id, in one transaction: the stream publishes the new rows"
+    );
+    (rows > 0).then(|| folded("  no id      ", &text))
+}
+
 fn missing(ids: Option<u64>) -> Option<String> {
     let text = match ids {
         None => {
@@ -88,8 +97,8 @@ fn missing(ids: Option<u64>) -> Option<String> {
     Some(folded("  missing    ", &text))
 }
 
-/// What was done.
-pub(super) fn of_row(pipeline: &str, row: &Row) -> String {
+/// What was done. `no_id`: rows that have none.
+pub(super) fn of_row(pipeline: &str, row: &Row, no_id: u64) -> String {
     let mut lines = vec![match row.state {
         State::Done => format!("{pipeline} is repaired; start it with: postrider run"),
         State::Making | State::Publishing => {
@@ -109,6 +118,7 @@ pub(super) fn of_row(pipeline: &str, row: &Row) -> String {
         lines.push(folded("  gone       ", &text));
     }
     lines.extend(missing(row.ids_missing));
+    lines.extend(without_id(no_id));
     lines.push(folded("  method     ", &row.method));
     if let Some(at) = row.slot_created_lsn {
         lines.push(format!("  slot       {:?} begins at {at}", row.slot));
@@ -116,7 +126,7 @@ pub(super) fn of_row(pipeline: &str, row: &Row) -> String {
     lines.join("\n")
 }
 
-pub(super) fn json_of(pipeline: &str, row: &Row) -> Value {
+pub(super) fn json_of(pipeline: &str, row: &Row, no_id: u64) -> Value {
     json!({
         "pipeline": pipeline,
         "kind": row.kind.word(),
@@ -126,6 +136,7 @@ pub(super) fn json_of(pipeline: &str, row: &Row) -> Value {
         "uncertain": row.rows_uncertain,
         "gone": row.rows_gone,
         "ids_missing": row.ids_missing,
+        "without_id": no_id,
         "method": row.method,
         "slot": row.slot,
         "slot_created_lsn": row.slot_created_lsn.map(|at| at.to_string()),
@@ -144,6 +155,7 @@ pub(super) fn json_of_dry_run(pipeline: &str, verdict: &Verdict, found: &Found) 
         "bytes": survey.bytes,
         "uncertain": survey.uncertain,
         "ids_missing": survey.missing,
+        "without_id": survey.without_id,
         "first_id": survey.ids.as_ref().map(|(first, _)| first),
         "last_id": survey.ids.as_ref().map(|(_, last)| last),
         "parked_aggregates": found.parked,

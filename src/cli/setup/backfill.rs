@@ -6,6 +6,7 @@ use crate::cli::output::Output;
 use crate::driver::{Mode, PipelineSpec, repair_table};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::control::{Ask as Look, Control};
+use crate::postgres::poll::listed::Table;
 use crate::postgres::repair::{self, Ask, Kind, Selection, Told};
 use crate::postgres::schema::{self, SchemaState};
 use crate::postgres::setup::{self, Backfilled, SetupError, SetupPlan, StepKind};
@@ -134,6 +135,7 @@ pub(super) async fn make(
     selection: Selection,
 ) -> Result<Vec<String>, CliError> {
     let Some(table) = repair_table(spec, selection.by_marks()) else { return Ok(Vec::new()) };
+    let listed_table = table.clone();
     let facts = control.facts(look).await?;
     let ask = Ask {
         conninfo,
@@ -163,13 +165,22 @@ pub(super) async fn make(
         Backfilled::Listed(row) => {
             let left = repair::left(control.client(), pipeline).await?;
             let at = row.slot_created_lsn.map(|at| at.to_string()).unwrap_or_default();
-            Ok(vec![
+            let table = Table::read(control.client(), listed_table).await?;
+            let without_id = repair::without_id(control.client(), &table, &row).await?;
+            let mut lines = vec![
                 format!("done           create slot {:?} at {at}, with its snapshot", row.slot),
                 format!(
                     "done           list {left} rows, which postrider run publishes before it streams"
                 ),
                 format!("method         {}", row.method),
-            ])
+            ];
+            if without_id > 0 {
+                lines.push(format!(
+                    "not listed     {without_id} rows, which have no id: rows are listed by their ids. Delete them and \
+                     insert them again with an id, in one transaction: the stream publishes the new rows"
+                ));
+            }
+            Ok(lines)
         }
         Backfilled::Locked { pid } => {
             let by = pid.map_or_else(String::new, |pid| format!(": backend {pid}"));

@@ -54,8 +54,8 @@ pub(in crate::driver) fn repair_told(spec: &PipelineSpec, told: &Told<'_>) {
     }
 }
 
-/// The list is there.
-pub(in crate::driver) fn repairing(spec: &PipelineSpec, row: &Row) {
+/// The list is there. `without_id`: rows that it can't hold.
+pub(in crate::driver) fn repairing(spec: &PipelineSpec, row: &Row, without_id: u64) {
     let left = row.rows_total.saturating_sub(row.rows_published + row.rows_gone);
     info!(
         event = "repairing",
@@ -67,6 +67,17 @@ pub(in crate::driver) fn repairing(spec: &PipelineSpec, row: &Row) {
         method = row.method,
         "publishing {left} rows from the table before streaming"
     );
+    if without_id > 0 {
+        let table = spec.names.table.as_ref().map_or_else(String::new, ToString::to_string);
+        warn!(
+            event = "repair_rows_without_id",
+            pipeline = spec.name(),
+            rows = without_id,
+            hint = "delete them and insert them again with an id, in one transaction: the stream publishes \
+                    the new rows",
+            "{without_id} rows of table {table} have no id and are not published: rows are listed by their ids"
+        );
+    }
 }
 
 /// Rows of the list are done with.

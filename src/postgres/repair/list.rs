@@ -11,7 +11,7 @@
 
 use super::row::Selection;
 use crate::postgres::error::SourceError;
-use crate::postgres::names::literal;
+use crate::postgres::names::{ident, literal};
 use crate::postgres::poll::listed::Table;
 use std::fmt::Write as _;
 use tokio_postgres::Client;
@@ -79,13 +79,14 @@ impl Method {
 
     /// The rows (`o`) to publish: what the selection says, and of what is parked only what is to be parked again, in
     /// its place among the rows of its aggregate. That is what no later parked event stays behind. One that is published
-    /// or skipped stands for no row that was written after that.
+    /// or skipped stands for no row that was written after that. Rows are listed by their ids, so a row without one is
+    /// not among them: [`Self::without_id_sql`].
     pub(super) fn rows(&self, table: &Table) -> String {
         let spec = table.spec();
         let (pipeline, id) = (literal(&spec.pipeline), table.id());
         let selected = self.selected(table);
         format!(
-            "{selected}\n  AND NOT EXISTS (SELECT FROM postrider.parked AS p LEFT JOIN (\n    \
+            "{selected}\n  AND {has_id}\n  AND NOT EXISTS (SELECT FROM postrider.parked AS p LEFT JOIN (\n    \
                SELECT q.aggregate_type, q.aggregate_id, max(q.commit_lsn) AS last\n    \
                FROM postrider.parked AS q\n    \
                WHERE q.pipeline = {pipeline} AND q.blocks AND q.state NOT IN ('done', 'skipped')\n    \
@@ -95,6 +96,23 @@ impl Method {
                AND (CASE WHEN p.state IN ('done', 'skipped') THEN NOT {IS_NEWER}\n         \
                  ELSE NOT p.blocks OR p.commit_lsn <= stays.last END))",
             name = spec.table,
+            has_id = format_args!("o.{} IS NOT NULL", ident(&spec.id)),
+        )
+    }
+
+    /// Counts rows of the selection whose id is NULL, where a snapshot is given those that it sees: a list of ids can't
+    /// hold them.
+    pub(super) fn without_id_sql(&self, table: &Table, snapshot: Option<&str>) -> String {
+        let seen = snapshot.map_or_else(
+            || "true".to_owned(),
+            |of| format!("pg_visible_in_snapshot({XID}::text::xid8, {}::pg_snapshot)", literal(of)),
+        );
+        let spec = table.spec();
+        format!(
+            "SELECT count(*) FROM {name} AS o WHERE o.{id} IS NULL AND {selected} AND {seen}",
+            name = spec.table,
+            id = ident(&spec.id),
+            selected = self.selected(table),
         )
     }
 

@@ -328,6 +328,14 @@ impl Reader {
         Ok((left > 0).then_some((row, left)))
     }
 
+    /// Rows that the list of `repair` should have and could not, since their id is NULL.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn without_id(&self, repair: &Row) -> Result<u64, SourceError> {
+        super::survey::without_id(self.client(), &self.table, repair).await
+    }
+
     /// Sets the cursor row to the new slot, if the list is empty and the slot is what it was. `epoch`: the owner's.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! Looks before and while something is made: how many rows, which ids are missing, and who else is at work.
 
 use super::list::Method;
+use super::row::Row;
 use crate::postgres::error::SourceError;
 use crate::postgres::names::ident;
 use crate::postgres::poll::listed::Table;
@@ -23,6 +24,8 @@ pub struct Survey {
     pub ids: Option<(String, String)>,
     /// Numbers in between (and from the row before on) that no row has; `None` where ids are no numbers.
     pub missing: Option<u64>,
+    /// Rows that are chosen and have no id: they are not among [`Self::rows`], since a list of ids can't hold them.
+    pub without_id: u64,
 }
 
 /// Looks at the rows that `method` chooses. `ledger_at`: until when the relay before may have published.
@@ -66,6 +69,8 @@ pub async fn survey(
         Some((first, _)) => Some(missing(client, table, first).await?),
         None => number.then_some(0),
     };
+    let sql = method.without_id_sql(table, None);
+    let without_id = client.query_one(&sql, &[]).await.and_then(|row| row.try_get::<_, i64>(0));
     Ok(Survey {
         rows: count(0)?,
         aggregates: count(1)?,
@@ -73,7 +78,21 @@ pub async fn survey(
         uncertain: count(3)?,
         ids,
         missing,
+        without_id: without_id.map_err(failed)?.cast_unsigned(),
     })
+}
+
+/// Rows that the list of `repair` should have and could not, since their id is NULL: those that are in the table now.
+///
+/// # Errors
+/// What the server says.
+pub async fn without_id(client: &Client, table: &Table, repair: &Row) -> Result<u64, SourceError> {
+    let failed = |e| SourceError::control("count the rows without an id", e);
+    let Some(snapshot) = &repair.snapshot else { return Ok(0) };
+    let method = Method::of(client, repair.selection, repair.ledger.as_deref()).await?;
+    let sql = method.without_id_sql(table, Some(snapshot));
+    let row = client.query_one(&sql, &[]).await.map_err(failed)?;
+    row.try_get::<_, i64>(0).map(i64::cast_unsigned).map_err(failed)
 }
 
 /// Numbers that no row has, from behind the row before `first` to the highest of the table.

@@ -169,6 +169,7 @@ pub(super) const LIST: &[Group] = &[
             "repair killed half way and run again",
             "ids changed while a repair is at work",
             "rows deleted while a repair is at work",
+            "rows without an id in a repair",
             "backfill of a pipeline that has begun",
         ],
         left_out: &[],

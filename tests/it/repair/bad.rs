@@ -201,6 +201,91 @@ async fn rows_that_are_not_found_though_the_table_has_rows_stop_a_repair() {
     }
 }
 
+/// The table of [`Pipeline`] with a column `id` that may be NULL.
+const NULLABLE: &str = "alter table outbox alter id drop identity; alter table outbox drop constraint outbox_pkey; \
+                        alter table outbox alter id drop not null";
+
+/// `expression` makes an id of the number `i`.
+fn numbered(expression: &str, from: usize, to: usize) -> String {
+    format!(
+        "insert into outbox (id, aggregate_type, aggregate_id, event_type, payload) \
+         select {expression}, 'order', (i % 10)::text, 'Written', to_json(i) from generate_series({from}, {to}) i"
+    )
+}
+
+/// A list of ids can't hold a row that has none: it is counted and named before and after, the rest is published, and
+/// what the hint says publishes it.
+#[tokio::test]
+async fn rows_without_an_id_are_counted_and_no_success() {
+    for (of, id) in [("text", "'id-' || i"), ("bigint", "i"), ("uuid", "md5(i::text)::uuid")] {
+        let pipeline = Pipeline::shared(Version::Pg17, "noid").await;
+        let alter = format!("{NULLABLE}; alter table outbox alter id type {of} using null");
+        pipeline.sql.batch(&alter).await;
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        pipeline.sql.batch(&numbered(id, 1, 20)).await;
+        pipeline.sql.batch(&numbered("null", 21, 23)).await;
+        drop_slot(&pipeline).await;
+
+        let (_, planned) = repair(&pipeline.config, &["--dry-run"]);
+        assert_eq!(
+            (&planned["rows"], &planned["without_id"]),
+            (&20.into(), &3.into()),
+            "{planned}"
+        );
+        let output = postrider(&pipeline.config, &["repair"]);
+        let said = String::from_utf8_lossy(&output.stdout);
+        let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(output.status.code(), Some(1), "{of}: {said}");
+        let words = "no id 3 rows have no id and are not published: rows are listed by their ids.";
+        assert_eq!(flat.matches(words).count(), 2, "before and after, {of}: {said}");
+        assert!(flat.contains("published 20 of 20 rows"), "{of}: {said}");
+        assert!(!flat.contains("were deleted"), "{of}: {said}");
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(log.contains("3 rows of table \"public\".\"outbox\" have no id"), "{of}: {log}");
+        let answered = Answer::said(words, "", "delete them and insert them again with an id");
+        answer("rows without an id in a repair", &pipeline, answered.then("1"));
+
+        // As it says.
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        let again =
+            format!("begin; delete from outbox where id is null; {}; commit", numbered(id, 21, 23));
+        pipeline.sql.batch(&again).await;
+        let mut values: Vec<u32> = pipeline
+            .topic
+            .await_records(23, SOON)
+            .await
+            .iter()
+            .map(|record| record.value_text().expect("a payload").parse().expect("a number"))
+            .collect();
+        values.sort_unstable();
+        assert_eq!(values, (1..=23).collect::<Vec<_>>(), "{of}");
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
+}
+
+/// The same at a first start.
+#[tokio::test]
+async fn rows_without_an_id_are_named_by_a_backfill() {
+    let pipeline = Pipeline::shared(Version::Pg18, "bfnoid").await;
+    postrider_ok(&pipeline.config, &["setup", "--undo", "--yes"]);
+    pipeline.sql.batch(NULLABLE).await;
+    pipeline.sql.batch(&numbered("i", 1, 5)).await;
+    pipeline.sql.batch(&numbered("null", 6, 7)).await;
+    let said = postrider_ok(&pipeline.config, &["setup", "--backfill", "all"]);
+    let flat = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(flat.contains("list 5 rows"), "{said}");
+    assert!(flat.contains("not listed 2 rows, which have no id"), "{said}");
+    let relay = pipeline.run();
+    assert_eq!(pipeline.topic.await_records(5, SOON).await.len(), 5);
+    relay.await_state("streaming", SOON).await;
+    let ended = relay.terminate(SOON).await;
+    assert!(ended.stderr.contains("2 rows of table"), "{}", ended.stderr);
+    assert_eq!(ended.code, Some(0));
+}
+
 /// What was deleted is lost, and no success.
 #[tokio::test]
 async fn rows_that_were_deleted_while_they_waited_are_no_success() {
