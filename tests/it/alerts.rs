@@ -74,7 +74,9 @@ fn alerts_call_when_they_should_and_not_before() {
         let expect = |minutes: u32, fires: bool| {
             let labels = "[ { exp_labels: { severity: ticket } } ]";
             let list = if fires { labels } else { "[]" };
-            format!("      - {{ eval_time: {minutes}m, alertname: PostriderReconnects, exp_alerts: {list} }}\n")
+            format!(
+                "      - {{ eval_time: {minutes}m, alertname: PostriderReconnects, exp_alerts: {list} }}\n"
+            )
         };
         tests.push(format!(
             "  - interval: 1m\n    input_series:\n      - {{ series: postrider_reconnects_total, values: '{values}' }}\n    \

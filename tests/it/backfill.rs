@@ -5,7 +5,7 @@ use crate::await_that::{SOON, await_that};
 use crate::ledger::{Ledger, Outcome};
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
-use crate::relay::{postrider, postrider_ok};
+use crate::relay::{postrider, postrider_at_a_terminal, postrider_ok};
 use crate::server::{Client, Version};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -75,6 +75,70 @@ async fn backfill_of_all_hands_one_snapshot_over_to_the_stream() {
         ));
         // A row is in the snapshot or in the stream, never in both.
         findings.assert_balanced(0);
+    }
+}
+
+/// At a terminal `setup` asks which of the rows that are there go first, until it has an answer that it knows, and
+/// makes nothing before; `setup --undo` wants a yes in full.
+#[tokio::test]
+async fn at_a_terminal_a_person_is_asked_which_rows_go_first() {
+    let pipeline = bare(Version::Pg17, "bftty", "adr30").await;
+    let insert = "insert into outbox (id, aggregate_type, aggregate_id, event_type, payload, published_at) \
+                  select gen_random_uuid(), 'order', gen_random_uuid(), 'T', to_json(i), \
+                    case when i > 3 then now() end from generate_series(1, 5) i";
+    pipeline.sql.batch(insert).await;
+    let slots = || async {
+        let slot = pipeline.slot();
+        let sql =
+            format!("select count(*)::text from pg_replication_slots where slot_name = '{slot}'");
+        pipeline.sql.text(&sql).await.expect("a count")
+    };
+    let at_terminal =
+        |args: &[&str], typed: &str| postrider_at_a_terminal(&pipeline.config, args, typed);
+    let question = "There before the slot, and not streamed: 5 rows of \"public\".\"outbox\"";
+
+    // Nobody types anything: the end of input is no answer.
+    let (code, shown) = at_terminal(&["setup"], "");
+    assert_ne!(code, Some(0), "{shown}");
+    assert!(shown.contains(question), "{shown}");
+    assert_eq!(slots().await, "0", "{shown}");
+
+    let mut published = 0;
+    for (typed, times, listed) in
+        [("none\n", 1, 0), ("perhaps\n\nUnpublished\n", 3, 3), ("all\n", 1, 5)]
+    {
+        let (code, shown) = at_terminal(&["setup"], typed);
+        assert_eq!(code, Some(0), "{typed:?}: {shown}");
+        assert_eq!(shown.matches(question).count(), times, "{typed:?}: {shown}");
+        assert!(shown.contains("Type none, unpublished, all:"), "{shown}");
+        assert_eq!(
+            shown.contains(&format!("list {listed} rows")),
+            listed > 0,
+            "{typed:?}: {shown}"
+        );
+        assert_eq!(slots().await, "1");
+        let (code, again) = at_terminal(&["setup"], "");
+        assert!(code == Some(0) && !again.contains("Type none"), "asked once: {again}");
+
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        published += listed;
+        assert_eq!(
+            pipeline.topic.await_records(published, SOON).await.len(),
+            published,
+            "{typed:?}"
+        );
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        for typed in ["no\n", "y\n", ""] {
+            let (code, shown) = at_terminal(&["setup", "--undo"], typed);
+            assert_eq!(code, Some(0), "{typed:?}: {shown}");
+            assert!(shown.contains(&format!("Undo {}? Type yes:", pipeline.name)), "{shown}");
+            assert!(shown.contains("nothing was changed"), "{typed:?}: {shown}");
+            assert_eq!(slots().await, "1", "{typed:?}");
+        }
+        let (code, shown) = at_terminal(&["setup", "--undo"], "yes\n");
+        assert!(code == Some(0) && shown.contains("is undone"), "{shown}");
+        assert_eq!(slots().await, "0");
     }
 }
 

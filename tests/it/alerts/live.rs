@@ -319,7 +319,11 @@ async fn retained_wal_and_reconnects_fire_and_clear() {
             let cut = flaps.sql.text(&cut).await.expect("a count");
             cuts.set(cuts.get() + cut.parse::<u32>().expect("a count"));
             let firing = prometheus.firing().await?;
-            if firing.contains(&fired) { Ok(()) } else { Err(format!("{} cuts: {firing:?}", cuts.get())) }
+            if firing.contains(&fired) {
+                Ok(())
+            } else {
+                Err(format!("{} cuts: {firing:?}", cuts.get()))
+            }
         })
         .await;
         assert!(cuts.get() > 2, "one reconnect is no reason to call: {}", cuts.get());

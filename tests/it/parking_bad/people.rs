@@ -2,8 +2,10 @@
 
 use super::{OFTEN, SELDOM, said};
 use crate::await_that::await_that;
+use crate::halted::spawn;
 use crate::parking::{SECRET, SOON, Scene};
 use crate::server::Version;
+use serde_json::Value;
 use std::fs;
 
 #[tokio::test]
@@ -65,6 +67,60 @@ async fn retry_skip_and_replace_while_the_relay_runs() {
         let resolved = scene.parked(&[again, &position, "--yes"]);
         assert_eq!(resolved.status.code(), Some(1), "{}", said(&resolved));
     }
+}
+
+/// What became of each request is in the log: once, with the event it is about, and in the words for people.
+#[tokio::test]
+async fn what_became_of_a_request_is_logged() {
+    let mut scene = Scene::set_with(Version::Pg18, "answers", SELDOM).await;
+    let relay = spawn(&scene.config);
+    scene.insert(&["!a", "!b", "!c", "d"]).await;
+    scene.await_last("d", 4).await;
+    scene.await_rows("a waiting, b waiting, c waiting").await;
+    scene.await_passed().await;
+    let of = |aggregate: &str| {
+        format!(
+            "select commit_lsn || ':' || ordinal from postrider.parked where aggregate_id = '{aggregate}'"
+        )
+    };
+    let (a, b) = (scene.value(&of("a")).await, scene.value(&of("b")).await);
+    assert_eq!(scene.parked(&["retry", &a]).status.code(), Some(1), "it is too large again");
+    scene.parked_ok(&["skip", &b, "--yes"]);
+    // No event of the relay's is at that position: somebody has changed the row.
+    let moved = "update postrider.parked set ordinal = 1000000 where aggregate_id = 'c'";
+    scene.pipeline.sql.batch(moved).await;
+    let c = scene.value(&of("c")).await;
+    let declined = scene.parked(&["retry", &c]);
+    assert_eq!(declined.status.code(), Some(1), "{}", said(&declined));
+    assert!(said(&declined).contains("declined by the relay"), "{}", said(&declined));
+    let ended = scene.end(relay).await;
+
+    let lines = ended.stderr.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let lines: Vec<Value> = lines.collect();
+    let text = |line: &Value, name: &str| line[name].as_str().unwrap_or_default().to_owned();
+    let answers: Vec<_> = lines
+        .iter()
+        .filter(|line| line["event"] == "parked_answered")
+        .map(|line| (text(line, "answer"), text(line, "position"), text(line, "message")))
+        .collect();
+    let expected = [
+        ("retry", &a, "retry requested: event queued"),
+        ("skip", &b, "skip requested: event given up"),
+        ("declined", &c, "request declined: it cannot be carried out where the event is"),
+    ];
+    let expected = expected.map(|(answer, at, words)| (answer.into(), at.clone(), words.into()));
+    assert_eq!(answers, expected, "{}", ended.stderr);
+    let again: Vec<_> =
+        lines.iter().filter(|line| line["event"] == "parked_refused_again").collect();
+    let [again] = again[..] else { panic!("one refusal: {}", ended.stderr) };
+    assert_eq!((text(again, "position"), &again["attempts"]), (a.clone(), &Value::from(1)));
+    assert_eq!(text(again, "hint"), format!("postrider parked show {a}"));
+    assert_eq!(again["level"], "WARN", "{again}");
+    // The reason is that of the first refusal, which `parked show` has.
+    let (reason, message) = (text(again, "reason"), text(again, "message"));
+    assert!(reason.contains("3000"), "what the topic takes: {again}");
+    assert_eq!(message, format!("retry requested: refused again: {reason}"));
+    assert!(scene.parked_ok(&["show", &a]).contains(&reason), "{again}");
 }
 
 /// A head that is deleted, or resolved by hand, is passed over at its next try: its followers go on, in order.
