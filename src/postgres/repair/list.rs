@@ -78,9 +78,9 @@ impl Method {
     }
 
     /// The rows (`o`) to publish: what the selection says, and of what is parked only what is to be parked again, in
-    /// its place among the rows of its aggregate. That is what no later parked event stays behind. One that is published
-    /// or skipped stands for no row that was written after that. Rows are listed by their ids, so a row without one is
-    /// not among them: [`Self::without_id_sql`].
+    /// its place among the rows of its aggregate. That is what no later parked event stays behind. One that is
+    /// published or skipped stands for no row that was written after that. Rows are listed by their ids, so a row
+    /// without one is not among them: [`Self::without_id_sql`].
     pub(super) fn rows(&self, table: &Table) -> String {
         let spec = table.spec();
         let (pipeline, id) = (literal(&spec.pipeline), table.id());
