@@ -229,6 +229,18 @@ fn row_security(scene: &Scene<'_>, name: &TableName, around: &Around, out: &mut 
 
 /// Logical messages, where they are events.
 fn messages(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    if scene.ask.messages && scene.ask.streams && scene.ask.polls {
+        out.push(
+            Finding::warning(
+                "messages_only_in_wal",
+                "logical messages are events, and mode = \"auto\" goes on without the slot when it is lost",
+            )
+            .why(
+                "a message has no row: those that were written and not published before the slot was lost are lost, and \
+                 while the table is polled none is published. With mode = \"wal\" the pipeline halts instead",
+            ),
+        );
+    }
     if !scene.ask.messages || scene.sessions.emit.is_empty() {
         return;
     }

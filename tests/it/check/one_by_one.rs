@@ -177,7 +177,16 @@ async fn messages_that_everybody_may_write_are_told() {
     patient.write(&pipeline.with_line("outbox", "message_prefix = \"shop\""));
     let checked = patient.check(&[]);
     patient.mend(checked.expect("messages_public", "warning")).await;
-    assert!(patient.check(&[]).find("messages_public").is_none());
+    let well = patient.check(&[]);
+    assert!(
+        well.find("messages_public").is_none() && well.find("messages_only_in_wal").is_none(),
+        "{well}"
+    );
+    // A slot that is lost takes them along, and the other mode goes on without it.
+    let head = format!("[pipelines.{}]\n", pipeline.name);
+    let auto = pipeline.with_line("outbox", "message_prefix = \"shop\"");
+    patient.write(&auto.replacen(&head, &format!("{head}mode = \"auto\"\n"), 1));
+    patient.check(&[]).expect("messages_only_in_wal", "warning");
 }
 
 /// A table that is polled needs no log, but columns to mark its rows in and the right to.
