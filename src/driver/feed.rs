@@ -213,12 +213,18 @@ impl Pipeline {
             }
             Answer::Nothing => return Step::Next,
         };
-        let Err(not_taken) = enqueue(&mut *self.sink, &self.relay, ticket, &record) else {
-            self.destinations.takes(record.topic);
-            self.handed.claimed(mapped.event_id);
-            self.marking.sent(ticket, of_row(change, &mapped, at), mapped.event_id);
-            self.tell.clamped_total += u64::from(mapped.clamped);
-            return Step::Next;
+        let not_taken = match enqueue(&mut *self.sink, &self.relay, ticket, &record) {
+            Ok(sent) => {
+                self.destinations.takes(record.topic);
+                self.handed.claimed(mapped.event_id);
+                self.marking.sent(ticket, of_row(change, &mapped, at), mapped.event_id);
+                self.tell.clamped_total += u64::from(mapped.clamped);
+                if sent == Sent::Large {
+                    self.shelf.keep_large(ticket, &mapped, at);
+                }
+                return Step::Next;
+            }
+            Err(not_taken) => not_taken,
         };
         let doubted = self.shelf.takes_doubted(self.spec.parking.on_poison);
         let missing = not_taken == NotTaken::Missing;
@@ -226,7 +232,8 @@ impl Pipeline {
         let on_poison = self.spec.parking.on_poison;
         let may_park = missing && !self.tell.polling && on_poison != OnPoison::Stop;
         let lost = || self.destinations.parks(record.topic, may_park, now);
-        let halt = |reason| Box::new(halts::refused_event(&mapped, at, reason));
+        let named = (record.topic, mapped.event_id);
+        let halt = |reason| Box::new(halts::refused_event(named, at.position, reason));
         let Some((input, refused)) = set_aside(not_taken, ticket, (doubted, lost), halt) else {
             self.destinations.awaits(nowhere(not_taken).then_some(record.topic));
             self.apply(now, offered_again(not_taken, ticket));
@@ -305,6 +312,15 @@ fn map<'a>(
     }
 }
 
+/// How an event went to the sink.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sent {
+    /// As others.
+    Plain,
+    /// With nothing else in flight, to find out whether the broker takes one of its size.
+    Large,
+}
+
 /// Hands the event at hand to the sink, which may take it only with nothing else in flight.
 #[inline]
 fn enqueue(
@@ -312,10 +328,12 @@ fn enqueue(
     relay: &Relay,
     ticket: Ticket,
     record: &Record<'_>,
-) -> Result<(), NotTaken> {
+) -> Result<Sent, NotTaken> {
     match sink.enqueue(ticket, record) {
-        Err(NotTaken::Alone) if relay.sends_alone() => sink.enqueue_alone(ticket, record, None),
-        taken => taken,
+        Err(NotTaken::Alone) if relay.sends_alone() => {
+            sink.enqueue_alone(ticket, record, None).map(|()| Sent::Large)
+        }
+        taken => taken.map(|()| Sent::Plain),
     }
 }
 

@@ -3,7 +3,8 @@
 //! What the server's state or its errors ask for is told in `postgres`. Never a payload in any of them.
 
 use crate::error::{Chain, Halt, HaltReason};
-use crate::outbox::{At, MapError, Mapped, Poison, SpecError};
+use crate::event::Position;
+use crate::outbox::{MapError, Poison, SpecError};
 use crate::record::Refusal;
 use crate::sink::SinkError;
 
@@ -35,9 +36,12 @@ pub(super) fn unfit_running(reason: String, hint: String) -> Halt {
 }
 
 /// The sink will never take this event as it is. Its id, its position and its topic; never its payload.
-pub(super) fn refused_event(mapped: &Mapped<'_>, at: At, reason: Refusal) -> Halt {
-    let topic = mapped.record().topic;
-    let id: String = mapped.event_id.chars().take(Poison::ID_CHARS_MAX).collect();
+pub(super) fn refused_event(
+    (topic, event_id): (&str, &str),
+    position: Position,
+    reason: Refusal,
+) -> Halt {
+    let id: String = event_id.chars().take(Poison::ID_CHARS_MAX).collect();
     let hint = match reason {
         Refusal::TooLarge { size, .. } | Refusal::TooLargeCompressed { size, .. } => format!(
             "let the topic take it: kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config \
@@ -55,8 +59,7 @@ pub(super) fn refused_event(mapped: &Mapped<'_>, at: At, reason: Refusal) -> Hal
     Halt {
         reason: HaltReason::PoisonEvent,
         message: format!(
-            "event {id:?} at {} can't be published to topic {topic:?}: {reason}",
-            at.position
+            "event {id:?} at {position} can't be published to topic {topic:?}: {reason}"
         ),
         meaning: BEFORE_IT.to_owned(),
         hint,

@@ -180,6 +180,11 @@ impl Marking {
         }
     }
 
+    /// It was refused, and is parked.
+    pub(super) fn not_published(&mut self, ticket: Ticket) {
+        self.flying.remove(&ticket);
+    }
+
     /// Whether the event of this id is published, and its row waits for its mark: whoever polls passes over it.
     #[inline]
     pub(super) fn waits_for(&self, id: &str) -> bool {

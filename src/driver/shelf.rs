@@ -3,12 +3,14 @@
 //! The relay decides what is kept, written and tried; this holds the bytes meanwhile. What is kept is bounded by the
 //! relay's intake, what is tried by [`fetch`](crate::postgres::parked::fetch) and the number of tries.
 
+use super::halts;
 use super::pipeline::Pipeline;
-use crate::event::{PgTime, Position};
+use super::say;
+use crate::event::{Aggregate, PgTime, Position};
 use crate::outbox::{At, Mapped, Poison};
 use crate::parked::{Entry, Parked};
 use crate::record::{Outcome, OwnedRecord, Refusal, Scope, Ticket, has_empty_part};
-use crate::relay::{Input, OnPoison};
+use crate::relay::{Effect, Input, OnPoison};
 use crate::sink::NotTaken;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -29,6 +31,9 @@ const NAME_CHARS_MAX: usize = 400;
 pub(super) struct Shelf {
     /// Rows to be written, in the relay's order.
     kept: VecDeque<Parked>,
+    /// An event that was sent to find out whether the broker takes one of its size. Nothing else is in flight then, so
+    /// there is one of them at most.
+    large: Option<Large>,
     /// Rows that are being written, before those.
     writing: Arc<Vec<Parked>>,
     /// Tries that the sink has not taken yet.
@@ -37,6 +42,18 @@ pub(super) struct Shelf {
     pub(super) failures_stay: bool,
     /// How long the oldest event has been parked, as the last look had it; `None` where a stream's own looks say so.
     pub(super) oldest: Option<Duration>,
+}
+
+/// A large event that is in flight. Where it is refused, its record comes from here.
+#[derive(Debug)]
+struct Large {
+    ticket: Ticket,
+    position: Position,
+    commit_time: PgTime,
+    event_id: String,
+    event_type: String,
+    aggregate: (String, String),
+    record: OwnedRecord,
 }
 
 /// One try on its way to the sink.
@@ -76,6 +93,7 @@ impl Shelf {
     /// Nothing that was kept or tried counts any more.
     pub(super) fn clear(&mut self) {
         self.kept.clear();
+        self.large = None;
         self.writing = Arc::default();
         self.tries.clear();
     }
@@ -161,6 +179,20 @@ impl Shelf {
 }
 
 impl Shelf {
+    /// Keeps the record of a large event until the broker has answered.
+    pub(super) fn keep_large(&mut self, ticket: Ticket, mapped: &Mapped<'_>, at: At) {
+        let Aggregate { kind, id } = mapped.aggregate;
+        self.large = Some(Large {
+            ticket,
+            position: at.position,
+            commit_time: at.commit_time,
+            event_id: mapped.event_id.to_owned(),
+            event_type: mapped.event_type.to_owned(),
+            aggregate: (kind.to_owned(), id.to_owned()),
+            record: OwnedRecord::of(&mapped.record()),
+        });
+    }
+
     /// Keeps the record of an event that is set aside although nothing is wrong with it.
     pub(super) fn keep(&mut self, entry: Entry, mapped: &Mapped<'_>, at: At) {
         self.kept.push_back(parked(entry, mapped, at.commit_time));
@@ -237,6 +269,48 @@ impl Shelf {
 }
 
 impl Pipeline {
+    /// Hands the relay what became of an event. A large one that the broker has refused is parked now, and all that is
+    /// behind it goes on.
+    pub(super) fn reported(&mut self, now: Duration, ticket: Ticket, outcome: Outcome) {
+        let large = self.shelf.large.take_if(|large| large.ticket == ticket);
+        match (large, outcome) {
+            (
+                Some(large),
+                Outcome::Rejected {
+                    scope: Scope::Event,
+                    reason: reason @ Refusal::TooLargeCompressed { .. },
+                },
+            ) => self.large_refused(now, large, reason),
+            (_, outcome) => self.apply(now, Input::Report { ticket, outcome }),
+        }
+    }
+
+    fn large_refused(&mut self, now: Duration, large: Large, reason: Refusal) {
+        let named = (large.record.topic.as_str(), large.event_id.as_str());
+        let halt = Box::new(halts::refused_event(named, large.position, reason));
+        self.metrics.failed(&large.event_type);
+        self.marking.not_published(large.ticket);
+        let first = self.effects.len();
+        let refused = Input::Refused { ticket: large.ticket, reason, halt };
+        self.relay.apply(now, refused, &mut self.effects);
+        let parked = |effect: &Effect| matches!(effect, Effect::Park { .. });
+        let Some(at) = self.effects.iter().skip(first).position(parked) else { return };
+        if let Effect::Park { ticket: _, entry, reason: _ } = self.effects.remove(first + at) {
+            let row = Parked {
+                entry,
+                commit_time: large.commit_time,
+                event_id: Some(short(&large.event_id)),
+                event_type: Some(short(&large.event_type)),
+                aggregate: Some(large.aggregate),
+                record: large.record,
+                error_code: Some(reason.code()),
+                error: Some(reason.to_string()),
+            };
+            self.tell.parked_total += 1;
+            say::parked(&mut self.tell, &self.spec, push(&mut self.shelf.kept, row));
+        }
+    }
+
     /// Takes the records that were read for tries; `asked` are all that were asked for.
     pub(super) fn fetched(&mut self, asked: &[Wanted], found: Vec<(Ticket, OwnedRecord)>) {
         for (ticket, record) in found {
@@ -266,14 +340,10 @@ impl Pipeline {
             let answer = if sounds {
                 self.sink.sound(&record.topic, since)
             } else {
-                record.lend(|record| {
-                    let taken = self.sink.enqueue_again(ticket, record, since);
-                    // A dead letter is alone in its batch, and does not wait until nothing else is in flight.
-                    let alone = a_try.what == What::Letter || self.relay.tries_alone(ticket);
-                    if taken == Err(NotTaken::Alone) && alone {
-                        return self.sink.enqueue_alone(ticket, record, Some(since));
-                    }
-                    taken
+                record.lend(|record| match self.sink.enqueue_again(ticket, record, since) {
+                    // Nothing of its aggregate is in flight, and what is behind it waits.
+                    Err(NotTaken::Alone) => self.sink.enqueue_alone(ticket, record, Some(since)),
+                    taken => taken,
                 })
             };
             let outcome = match answer {
@@ -285,11 +355,7 @@ impl Pipeline {
                     self.destinations.took(&record.topic);
                     return false;
                 }
-                Err(NotTaken::Full) => return true,
-                Err(NotTaken::Alone) => {
-                    self.apply(now, Input::Alone { ticket });
-                    return false;
-                }
+                Err(NotTaken::Full | NotTaken::Alone) => return true,
                 Err(NotTaken::Destination | NotTaken::Doubted(_))
                     if since.elapsed() < DESTINATION_PATIENCE =>
                 {

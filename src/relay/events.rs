@@ -63,7 +63,6 @@ impl Relay {
             Input::CursorWritten => self.feedback.written(),
             Input::CursorHeld => self.feedback.held(),
             Input::ParkingWritten { left } => self.parking_written(now, left),
-            Input::Alone { ticket } if Parking::is_try(ticket) => self.parking.suspect(now, ticket),
             Input::Alone { ticket } => {
                 self.tracker.retract(ticket);
                 self.flow.retract_to_send_alone();

@@ -72,11 +72,15 @@ pub(super) struct Flow {
     shut: bool,
     /// Commit time of an event that the sink has not taken yet.
     waiting: Option<PgTime>,
-    /// Events that are sent with nothing else in flight: those of batches that a broker refused, to find the one it
-    /// means, and those that the sink takes only so.
+    /// Events of batches that a broker refused: they are sent with nothing else in flight, to find the one it means.
     suspects: BTreeSet<Position>,
     /// One of them is in flight.
     alone: bool,
+    /// The event that the sink takes only with no other event of the stream in flight: it is larger than its topic
+    /// takes before compression, and a producer of its own finds out whether the broker takes it.
+    large: Option<Position>,
+    /// It is in flight.
+    large_flies: bool,
     /// Of a suspect, a later event of its lane that reached the broker before it.
     overtaken: BTreeMap<Position, Position>,
     /// What was given up without a report that it landed: one that comes late can still tell of overtaking.
@@ -102,6 +106,8 @@ impl Flow {
             waiting: None,
             suspects: BTreeSet::new(),
             alone: false,
+            large: None,
+            large_flies: false,
             overtaken: BTreeMap::new(),
             given_up: HashMap::new(),
             behind: HashMap::new(),
@@ -126,7 +132,16 @@ impl Flow {
         if self.alone || self.suspects.contains(&next) {
             return self.events == 0 && (tries == 0 || injected(Bug::SuspectInCompany));
         }
+        if self.goes_alone(next) {
+            return self.events == 0;
+        }
         !self.shut || injected(Bug::NoBound)
+    }
+
+    /// Whether this event is sent with no other of the stream in flight because of its size, or one that is has not
+    /// been reported.
+    pub(super) fn goes_alone(&self, next: Position) -> bool {
+        self.large_flies || self.large == Some(next)
     }
 
     /// Whether this event is sent with nothing else in flight, or one that is has not been reported.
@@ -143,6 +158,7 @@ impl Flow {
     pub(super) fn hand_over(&mut self, ticket: Ticket, slot: Slot) {
         self.waiting = None;
         self.alone = self.suspects.contains(&slot.position);
+        self.large_flies = self.large == Some(slot.position);
         if let Some(flying) = &mut self.flying {
             flying.insert(slot.lane);
         }
@@ -161,9 +177,9 @@ impl Flow {
         self.shut = false;
     }
 
-    /// The newest event was not taken by the sink, which takes it only with nothing else in flight.
+    /// The newest event was not taken by the sink, which takes it only with no other in flight.
     pub(super) fn retract_to_send_alone(&mut self) {
-        self.suspects.extend(self.slots.back().map(|slot| slot.position));
+        self.large = self.slots.back().map(|slot| slot.position);
         self.retract();
     }
 
@@ -223,9 +239,9 @@ impl Flow {
         self.push(ticket, Slot { state: Handed::Aside, ..slot });
     }
 
-    /// Whether the event was sent with nothing else in flight, because it was suspected.
+    /// Whether the event was sent by itself, because it was suspected or for its size.
     pub(super) fn was_alone(&self) -> bool {
-        self.alone
+        self.alone || self.large_flies
     }
 
     /// A later event of its lane that was published before this one.
@@ -256,7 +272,7 @@ impl Flow {
     fn left(&mut self, slot: &Slot) {
         self.events -= 1;
         self.bytes -= u64::from(slot.size_bytes);
-        self.alone = false;
+        (self.alone, self.large_flies) = (false, false);
         if let Some(flying) = &mut self.flying {
             flying.remove(&slot.lane);
         }
@@ -314,6 +330,7 @@ impl Flow {
     /// Positions mean something else from now on.
     pub(super) fn forget_positions(&mut self) {
         self.suspects.clear();
+        self.large = None;
         self.overtaken.clear();
         self.given_up.clear();
         self.behind.clear();
@@ -322,7 +339,7 @@ impl Flow {
     pub(super) fn clear(&mut self) {
         self.slots.clear();
         self.waiting = None;
-        self.alone = false;
+        (self.alone, self.large_flies) = (false, false);
         if let Some(flying) = &mut self.flying {
             flying.clear();
         }

@@ -59,7 +59,8 @@ pub enum Input<'a> {
         /// What became of it.
         outcome: Outcome,
     },
-    /// The sink did not take the record of this ticket and never will, and why.
+    /// The sink did not take the record of this ticket and never will, and why; or it did, with nothing else in flight,
+    /// and the broker has refused it for its size. Its record is still at hand.
     Refused {
         /// Whose.
         ticket: Ticket,
@@ -104,8 +105,8 @@ pub enum Input<'a> {
         /// Whose.
         ticket: Ticket,
     },
-    /// The sink takes the event just handed over, or the parked event that is tried, only with nothing else in flight,
-    /// because the broker may refuse it and the producer is thrown away then. It is offered again when that is so.
+    /// The sink takes the event just handed over only with no other event of the stream in flight, because nobody but
+    /// the broker knows whether it takes one of its size. It is offered again when that is so.
     Alone {
         /// Whose.
         ticket: Ticket,

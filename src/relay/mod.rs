@@ -41,7 +41,7 @@ use crate::error::Halt;
 use crate::event::{Aggregate, PgTime, Position};
 use crate::lsn::Lsn;
 use crate::parked::{Lane, State};
-use crate::record::{Refusal, Ticket};
+use crate::record::Refusal;
 use feedback::{Feedback, Tickets};
 use flow::Flow;
 use parking::Parking;
@@ -109,9 +109,9 @@ impl Relay {
 
     /// Whether the next change may be taken. While it is not, the driver keeps its place and waits for reports.
     ///
-    /// An event that is sent alone waits until all before it is resolved, parked rows too: where it is refused, the
-    /// stream begins again behind what is resolved, and what was published behind a row that is not committed would
-    /// come twice.
+    /// An event of a refused batch, which is sent alone, waits until all before it is resolved, parked rows too: where
+    /// it is refused, the stream begins again behind what is resolved, and what was published behind a row that is not
+    /// committed would come twice.
     pub fn intake_open(&self) -> bool {
         matches!(self.phase, Phase::Running)
             && self.refused.is_none()
@@ -160,7 +160,10 @@ impl Relay {
         } else if self.parking.needs_quiet(self.durable()) {
             "a parked event that is tried alone, after a refused batch"
         } else if self.flow.is_suspicious(next) {
-            "the answer to an event that is sent alone: after a refused batch, or because it is large, one at a time"
+            "the answer to an event that is sent alone, one at a time, after a refused batch"
+        } else if self.flow.goes_alone(next) {
+            "answers to what is in flight, or to an event that is sent by itself: it is larger than its topic takes \
+             before compression"
         } else {
             "answers: as much is in flight as in_flight_events and in_flight_bytes allow"
         })
@@ -186,14 +189,9 @@ impl Relay {
         !self.parking.quiet()
     }
 
-    /// Whether the event just handed over is sent with nothing else in flight.
+    /// Whether the event just handed over is sent with no other event of the stream in flight.
     pub fn sends_alone(&self) -> bool {
         self.flow.was_alone()
-    }
-
-    /// Whether this try of a parked event is made with nothing else in flight.
-    pub fn tries_alone(&self, ticket: Ticket) -> bool {
-        self.parking.was_alone(ticket)
     }
 
     /// How many events are parked.

@@ -44,12 +44,6 @@ impl Relay {
     /// are streamed again, one at a time. One that was alone is streamed again too, and parked when it comes: by then
     /// its record is at hand, and the producer is a new one.
     fn refused(&mut self, ticket: Ticket, slot: Slot, reason: Refusal, effects: &mut Vec<Effect>) {
-        if matches!(reason, Refusal::TooLargeCompressed { .. }) {
-            // The sink refuses it at once when it comes again: then the driver has its record, id and topic at hand.
-            self.flow.refused(ticket);
-            self.restart(Restart::Refused(reason), effects);
-            return;
-        }
         let certain = self.flow.was_alone() || injected(Bug::BlamesTheInnocent);
         if self.parking.rules.on_poison == OnPoison::Stop && (certain || names_one(reason)) {
             let halt = Box::new(poison(slot.position, reason));

@@ -146,9 +146,6 @@ impl Script {
             "acked" => report(Outcome::Acked),
             "unknown" => report(Outcome::Unknown),
             "toolarge" => report(reject(Scope::Event, too_large)),
-            "heavy" => {
-                report(reject(Scope::Event, Refusal::TooLargeCompressed { size: 9, limit: 8 }))
-            }
             "nottaken" => Input::Refused {
                 ticket: Ticket(number(1)),
                 reason: Refusal::Partition(7),

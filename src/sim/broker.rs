@@ -10,6 +10,12 @@ use std::collections::VecDeque;
 /// Milliseconds a new producer is waited for.
 const SETTLING_MAX: u64 = 20;
 
+/// What a broker says of a record that is too large for it.
+pub(super) const TOO_LARGE: Outcome = Outcome::Rejected {
+    scope: Scope::Event,
+    reason: Refusal::TooLargeCompressed { size: 9, limit: 8 },
+};
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     pub(super) ticket: Ticket,
@@ -101,6 +107,23 @@ impl Producer {
             return Err(NotTaken::Full);
         }
         self.partitions[partition].push_back(record);
+        Ok(())
+    }
+
+    /// The same for a record that the broker refuses for its size. It goes through a producer of its own, and costs
+    /// none.
+    pub(super) fn send_refused(
+        &mut self,
+        truth: &mut Truth,
+        (knobs, rng, now): (&Knobs, &mut Rng, u64),
+        record: Record,
+    ) -> Result<(), NotTaken> {
+        if self.failed || now < self.settled_at || rng.chance(knobs.sink_full) {
+            return Err(NotTaken::Full);
+        }
+        truth.events[record.event].refused += 1;
+        let by = self.number;
+        self.reports.push_back(Post::Report { record, outcome: TOO_LARGE, by });
         Ok(())
     }
 

@@ -123,11 +123,15 @@ impl World {
             Answer::Nothing => return Ok(true),
         };
         self.boundary(i)?;
-        if self.large.chance(self.large_in_1000) && !self.procs[i].relay.sends_alone() {
+        // In runs with large records it is the broker that refuses one for its size.
+        let is_judged = self.large_in_1000 > 0 && self.truth.bad(event, self.now) == Bad::TooLarge;
+        let large = self.large.chance(self.large_in_1000) || is_judged;
+        if large && !self.procs[i].relay.sends_alone() {
             self.apply(i, Input::Alone { ticket })?;
             return Ok(false);
         }
-        let taken = self.enqueue(i, Record { ticket, event, version: 0 });
+        let record = Record { ticket, event, version: 0 };
+        let taken = if is_judged { self.send_refused(i, record) } else { self.enqueue(i, record) };
         self.boundary(i)?;
         match taken {
             Ok(()) => Ok(true),
@@ -153,8 +157,8 @@ impl World {
         }
     }
 
-    /// The event at hand can't be published.
-    fn refused(&mut self, i: usize, event: usize, input: Input<'_>) -> Check<bool> {
+    /// The event can't be published.
+    pub(super) fn refused(&mut self, i: usize, event: usize, input: Input<'_>) -> Check<bool> {
         let first = self.procs[i].effects.len();
         self.apply(i, input)?;
         if let Answer::Park(entry) = take_answer(&mut self.procs[i].effects, first) {

@@ -3,13 +3,15 @@
 //! Does what `driver::pipeline` and `driver::session` do, in the same order; the rows and tries of parked events are in
 //! [`shelf`](super::shelf).
 
-use super::broker::{NotTaken, Post, Producer, Record};
+use super::broker::{NotTaken, Post, Producer, Record, TOO_LARGE};
+use super::feed::halt;
 use super::postgres::{Statement, at, watermark};
 use super::session::Stage;
 use super::shelf::{Shelf, Try};
 use super::told::Told;
 use super::world::World;
 use super::{Check, Stop, wrong};
+use crate::error::HaltReason;
 use crate::record::{Outcome, Ticket};
 use crate::relay::{Effect, Input, Relay, Restart};
 use std::collections::BTreeSet;
@@ -160,6 +162,12 @@ impl World {
         }
         for post in std::mem::take(&mut self.procs[i].mailbox) {
             match post {
+                Post::Report { record, outcome: TOO_LARGE, by: _ } => {
+                    let (ticket, event) = (record.ticket, record.event);
+                    let Outcome::Rejected { reason, .. } = TOO_LARGE else { continue };
+                    let halt = halt(HaltReason::PoisonEvent);
+                    self.refused(i, event, Input::Refused { ticket, reason, halt })?;
+                }
                 Post::Report { record, outcome, by } => {
                     if record.version == 0 && record.ticket.0 >> 63 == 0 {
                         self.note(i, record.event, outcome, by);
@@ -281,6 +289,12 @@ impl World {
         process.producer.cut(&mut self.truth, (knobs, &mut self.rng, now))?;
         process.producer = Producer::new(knobs, number, settles);
         Ok(())
+    }
+
+    /// Hands over a record that the broker refuses for its size, with nothing else in flight.
+    pub(super) fn send_refused(&mut self, i: usize, record: Record) -> Result<(), NotTaken> {
+        let knobs = (&self.plan.knobs, &mut self.rng, self.now);
+        self.procs[i].producer.send_refused(&mut self.truth, knobs, record)
     }
 
     pub(super) fn enqueue(&mut self, i: usize, record: Record) -> Result<(), NotTaken> {

@@ -97,12 +97,6 @@ impl World {
                 continue;
             };
             let record = Record { ticket: a_try.ticket, event, version };
-            if self.large.chance(self.large_in_1000)
-                && !self.procs[i].relay.tries_alone(a_try.ticket)
-            {
-                self.apply(i, Input::Alone { ticket: a_try.ticket })?;
-                continue;
-            }
             let outcome = match self.enqueue(i, record) {
                 Ok(()) => continue,
                 Err(NotTaken::Full) => {

@@ -43,10 +43,10 @@ pub trait Sink: Send {
     }
 
     /// As `enqueue`, or with `since` as `enqueue_again`, for a record that was answered [`NotTaken::Alone`]: nothing
-    /// else is in flight.
+    /// that must stay in order with it is in flight, and nothing such is handed over before its report.
     ///
     /// # Errors
-    /// As those, but not [`NotTaken::Alone`].
+    /// As those, but not [`NotTaken::Alone`]. [`NotTaken::Full`] also while another such record is in flight.
     fn enqueue_alone(
         &mut self,
         ticket: Ticket,
@@ -103,8 +103,8 @@ pub enum NotTaken {
     /// It does not fit what was last heard of the destination, which is old news and is being asked for again. Nothing
     /// else waits for the answer: others may be offered meanwhile. A post says when to offer this one again.
     Doubted(Refusal),
-    /// It is taken only with nothing else in flight: the broker alone can say whether it takes the record, and where it
-    /// does not, the client loses all that it has. To be offered by `enqueue_alone`; no post says when.
+    /// It is taken only by a producer of its own, with nothing in flight that must stay in order with it: only the
+    /// broker can say whether it takes the record. To be offered by `enqueue_alone`; no post says when.
     Alone,
     /// It can never be published as it is.
     Refused(Refusal),

@@ -1,14 +1,17 @@
 //! Records above their topic's limit before compression, against a real broker: the broker judges a batch as it
 //! arrives, so whether one fits is known when it was sent. One that does not is refused for itself.
 
+use crate::private::PrivateKafka;
 use crate::server::brokers;
-use crate::sink_caller::{Caller, SOON, alter, compressing, noise, record};
-use crate::topic::{Topic, Topics, client_config};
-use postrider::record::{Outcome, Record, Refusal, Scope};
+use crate::sink_caller::{Caller, SOON, TOLD, alter, compressing, noise, record};
+use crate::topic::{Topic, Topics, admin, client_config};
+use postrider::record::{Outcome, Record, Refusal, Scope, Ticket};
 use postrider::sink::{KafkaSpec, NotTaken};
+use rdkafka::admin::{AdminOptions, NewPartitions};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::types::RDKafkaErrorCode;
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// Bytes of a batch that the topics take.
 const LIMIT: usize = 400_000;
@@ -32,18 +35,16 @@ async fn topic(compression: &str) -> Topic {
     Topics::new(&brokers(), "sizes").create_with(compression, 1, &settings).await
 }
 
-/// What became of a record; where the broker refused it, the caller goes on with a new producer.
+fn show(figure: &str) {
+    println!("{figure}");
+}
+
+/// What became of a record.
 async fn send(caller: &mut Caller, topic: &Topic, value: &[u8]) -> Outcome {
     let plain = record(&topic.name, "k", b"");
     let ticket = caller.send(&Record { value: Some(value), ..plain }).await;
     caller.reported().await;
-    let outcome = caller.outcomes[&ticket];
-    if matches!(outcome, Outcome::Rejected { reason: Refusal::TooLargeCompressed { .. }, .. }) {
-        caller.until("broken", SOON, |caller| caller.was_told("broken")).await;
-        caller.said.clear();
-        caller.sink.reset();
-    }
-    outcome
+    caller.outcomes[&ticket]
 }
 
 /// The first numbers of what the topic holds.
@@ -104,7 +105,129 @@ async fn what_compresses_is_taken_above_the_limit_unless_the_topic_keeps_it_unco
     }
 }
 
-/// A record that the broker has refused costs a producer once, and not with every try.
+/// However many the broker refuses, each is refused for itself: no producer is given up, and nothing is swapped.
+#[tokio::test]
+async fn many_records_that_the_broker_refuses_cost_no_producer() {
+    const REFUSED: u32 = 20;
+    let topic = topic("producer").await;
+    let mut caller = Caller::open(compressing(&brokers(), "lz4"));
+    let mut wanted = Vec::new();
+    let mut slowest = Duration::ZERO;
+    for number in 0..REFUSED {
+        let small = 3 * number;
+        assert_eq!(send(&mut caller, &topic, small.to_string().as_bytes()).await, Outcome::Acked);
+        let begun = Instant::now();
+        let outcome = send(&mut caller, &topic, &bytes(small + 1)).await;
+        slowest = slowest.max(begun.elapsed());
+        let Outcome::Rejected { scope: Scope::Event, reason } = outcome else {
+            panic!("{number}: {outcome:?}");
+        };
+        assert!(matches!(reason, Refusal::TooLargeCompressed { .. }), "{number}: {reason:?}");
+        // Behind a refusal, by the same producer.
+        assert_eq!(send(&mut caller, &topic, &text(small + 2)).await, Outcome::Acked);
+        wanted.extend([small, small + 2]);
+    }
+    show(&format!("{REFUSED} refusals of 450 kB: the slowest after {slowest:.1?}"));
+    assert!(!caller.was_told("broken"), "{:?}", caller.said);
+    assert_eq!(held(&topic).await, wanted, "in order, once");
+}
+
+/// Hands over a large record with nothing else in flight, and does not wait for its report.
+async fn hand_over(caller: &mut Caller, topic: &Topic, value: &[u8]) -> u64 {
+    let record = Record { value: Some(value), ..record(&topic.name, "k", b"") };
+    caller.until("all reports", SOON, |c| c.outcomes.len() as u64 == c.next).await;
+    let ticket = Ticket(caller.next);
+    caller.sink.enqueue_alone(ticket, &record, None).expect("taken");
+    caller.next += 1;
+    ticket.0
+}
+
+/// A broker that answers nobody while a large record is on its way, or is killed: the record is neither refused nor
+/// taken, and arrives once when there is an answer.
+#[tokio::test]
+async fn large_record_waits_for_a_broker_that_is_away_and_arrives_once() {
+    for killed in [false, true] {
+        let mut broker = PrivateKafka::start("").await;
+        let limit = LIMIT.to_string();
+        let settings = [("max.message.bytes", limit.as_str())];
+        let topic = Topics::new(&broker.brokers(), "sizes").create_with("t", 1, &settings).await;
+        let mut caller = Caller::open(compressing(&broker.brokers(), "lz4"));
+        assert_eq!(send(&mut caller, &topic, b"1").await, Outcome::Acked);
+        assert_eq!(send(&mut caller, &topic, &text(2)).await, Outcome::Acked);
+        if killed {
+            broker.kill().await;
+        } else {
+            broker.freeze();
+        }
+        let ticket = hand_over(&mut caller, &topic, &text(3)).await;
+        caller.until("the outage", TOLD, |caller| !caller.said.is_empty()).await;
+        assert_eq!(caller.outcomes.get(&ticket), None, "killed {killed}");
+        if killed {
+            broker.restart().await;
+        } else {
+            broker.thaw();
+        }
+        caller.until("its report", 2 * SOON, |c| c.outcomes.contains_key(&ticket)).await;
+        assert_eq!(caller.outcomes[&ticket], Outcome::Acked, "killed {killed}");
+        assert_eq!(send(&mut caller, &topic, b"4").await, Outcome::Acked);
+        assert!(!caller.was_told("broken"), "killed {killed}: {:?}", caller.said);
+        assert_eq!(held(&topic).await, [1, 2, 3, 4], "killed {killed}");
+    }
+}
+
+/// A reset gives up a large record with everything else: it is not written behind what comes after the reset, and
+/// nothing is reported of it.
+#[tokio::test]
+async fn large_record_that_a_reset_gives_up_is_not_written_behind_what_follows() {
+    let broker = PrivateKafka::start("").await;
+    let limit = LIMIT.to_string();
+    let settings = [("max.message.bytes", limit.as_str())];
+    let topic = Topics::new(&broker.brokers(), "sizes").create_with("t", 1, &settings).await;
+    let mut caller = Caller::open(compressing(&broker.brokers(), "lz4"));
+    assert_eq!(send(&mut caller, &topic, &text(1)).await, Outcome::Acked);
+    broker.freeze();
+    let given_up = hand_over(&mut caller, &topic, &text(2)).await;
+    assert!(!caller.sink.is_idle(), "it is on its way");
+    caller.sink.reset();
+    broker.thaw();
+    caller.next -= 1;
+    for number in 2..6 {
+        // The first of them has the ticket of the one that was given up.
+        let value = if number == 2 { text(2) } else { number.to_string().into_bytes() };
+        assert_eq!(send(&mut caller, &topic, &value).await, Outcome::Acked, "{number}");
+    }
+    assert_eq!(given_up + 4, caller.next);
+    let mut found = held(&topic).await;
+    found.dedup();
+    assert_eq!(found, [1, 2, 3, 4, 5], "in order");
+}
+
+/// The producer for large records learns of partitions as the others do.
+#[tokio::test]
+async fn partition_that_is_new_is_known_to_the_producer_for_large_records() {
+    let topic = topic("producer").await;
+    let mut caller = Caller::open(compressing(&brokers(), "lz4"));
+    let value = text(1);
+    let plain = record(&topic.name, "k", b"");
+    let to = |partition| Record { partition: Some(partition), value: Some(&value), ..plain };
+    caller.send(&to(0)).await;
+    caller.reported().await;
+    assert!(caller.all_acked());
+    let more = NewPartitions::new(&topic.name, 2);
+    admin(&brokers()).create_partitions(&[more], &AdminOptions::new()).await.unwrap();
+    let since = Instant::now();
+    loop {
+        let ticket = caller.send(&to(1)).await;
+        caller.reported().await;
+        if caller.outcomes[&ticket] == Outcome::Acked {
+            break;
+        }
+        assert!(since.elapsed() < SOON, "{:?}", caller.outcomes[&ticket]);
+    }
+    assert!(!caller.was_told("broken"), "{:?}", caller.said);
+}
+
+/// A record that the broker has refused is sent to it once, and not with every try.
 #[tokio::test]
 async fn what_does_not_compress_is_refused_by_the_broker_once_and_taken_when_the_limit_is_raised() {
     let topic = topic("producer").await;

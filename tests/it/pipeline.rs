@@ -23,7 +23,11 @@ pub(crate) struct Pipeline {
 impl Pipeline {
     /// The configuration without compression: the size of an event is known before it is sent, and no broker is asked.
     pub(crate) fn uncompressed(&self) -> String {
-        let Self { config, name, .. } = self;
+        Self::uncompressed_of(&self.config, &self.name)
+    }
+
+    /// The same of another configuration of the pipeline with this name.
+    pub(crate) fn uncompressed_of(config: &str, name: &str) -> String {
         format!("{config}\n[pipelines.{name}.sink.properties]\n\"compression.type\" = \"none\"\n")
     }
 

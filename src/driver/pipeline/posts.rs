@@ -62,9 +62,7 @@ impl Pipeline {
         self.tell.look_at_the_clock();
         for post in posts.drain(..) {
             match post {
-                Post::Report { ticket, outcome } => {
-                    self.apply(now, Input::Report { ticket, outcome });
-                }
+                Post::Report { ticket, outcome } => self.reported(now, ticket, outcome),
                 Post::Retry => {}
                 Post::Down { reason, hint, topic, missing } => {
                     let topic = topic.as_deref().map(|topic| (topic, missing));

@@ -1,5 +1,5 @@
-//! Events that the sink takes only with nothing else in flight: what is before them is answered first, what is behind
-//! them waits, and a refusal gives up nobody else.
+//! Events that the sink takes only with no other event of the stream in flight: what is before them is answered first,
+//! what is behind them waits, and a refusal gives up nobody else.
 
 use super::check_parking;
 use expect_test::expect;
@@ -30,61 +30,61 @@ fn event_that_goes_alone_waits_for_those_before_and_those_behind_wait_for_it() {
     );
 }
 
-/// The sink says at once of the same event that it is refused, when it comes again.
+/// What is behind it goes on at once, but for its own aggregate.
 #[test]
-fn event_that_is_refused_alone_is_streamed_again_alone_and_parked_on_the_sinks_word() {
+fn event_that_goes_alone_and_is_refused_is_parked_and_nothing_is_sent_again() {
     check_parking(
         "start 16
          begin 32
          event a
          alone 0
          event a
-         heavy 0
-         start 16
-         begin 32
+         keepalive 40
+         nottaken 0
+         event b
          event a
-         nottaken 1
+         acked 1
          parked
-         event b",
+         parked",
         &expect![[r#"
             start 16          │ confirm 0/10
             begin 32          │ 
             event a           │ publish #0
             alone 0           │ 
             event a           │ publish #0 (shut)
-            heavy 0           │ restart: Refused(TooLargeCompressed { size: 9, limit: 8 })
-            start 16          │ 
-            begin 32          │ 
-            event a           │ publish #1 (shut)
-            nottaken 1        │ park #1 waiting 1000, write 1 rows []
-            parked            │ write cursor 0/10+0/20:1
-            event b           │ publish #2
+            keepalive 40      │  (shut)
+            nottaken 0        │ park #0 waiting 1000, write 1 rows []
+            event b           │ publish #1
+            event a           │ park #2 behind 0
+            acked 1           │ published
+            parked            │ write 1 rows [], write cursor 0/10+0/20:2
+            parked            │ 
         "#]],
     );
 }
 
+/// It waits for no letter, nor for a try: what is between it and them has no order.
 #[test]
-fn parked_event_that_goes_alone_is_tried_when_nothing_else_is_in_flight() {
+fn event_that_goes_alone_waits_for_no_try_of_another_aggregate() {
     check_parking(
-        "row 32 0 a waiting
-         row 48 0 b waiting
+        "row 32 0 b waiting
          start 64
-         alone t0
          begin 96
-         event c
-         acked t1
-         sounded t2
+         event a
+         alone 0
+         event a
+         acked t0
          acked 0
-         acked t3",
+         event c",
         &expect![[r#"
-            start 64          │ try t0 0/20:0, try t1 0/30:0, confirm 0/40
-            alone t0          │ sound t2 0/20:0
+            start 64          │ try t0 0/20:0, confirm 0/40
             begin 96          │ 
-            event c           │ publish #0
-            acked t1          │ released 0/30:0, write 0 rows [0/30:0 done]
-            sounded t2        │  (shut)
-            acked 0           │ published, try t3 0/20:0, write cursor 0/40+0/60:1 (shut)
-            acked t3          │ released 0/20:0
+            event a           │ publish #0
+            alone 0           │ 
+            event a           │ publish #0 (shut)
+            acked t0          │ released 0/20:0, write 0 rows [0/20:0 done] (shut)
+            acked 0           │ published, write cursor 0/40+0/60:1
+            event c           │ publish #1
         "#]],
     );
 }

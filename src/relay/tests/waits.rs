@@ -69,6 +69,13 @@ fn event_that_is_sent_or_tried_alone_is_waited_for() {
     let mut run = after(rules(OnPoison::BlockKey), &lines);
     run.lines(&["start 16", "begin 32", "event a"]);
     assert!(waits_for(&run).contains("one at a time"));
+    let lines = ["start 16", "begin 32", "event a", "event b", "alone 1"];
+    let mut run = after(rules(OnPoison::BlockKey), &lines);
+    assert!(waits_for(&run).contains("before compression"));
+    run.lines(&["acked 0", "event b"]);
+    assert!(waits_for(&run).contains("before compression"));
+    run.line("acked 1");
+    assert_eq!(waits_for(&run), "nothing");
 
     let lines = ["row 32 0 a waiting", "start 64", "refused t0", "row 32 0 a waiting", "start 64"];
     let mut run = after(rules(OnPoison::BlockKey), &lines);

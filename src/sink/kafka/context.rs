@@ -153,15 +153,18 @@ impl Context {
         acked.clear();
     }
 
-    /// A record was given up. Whatever is behind it would overtake it, so the producer is done with.
+    /// A record was given up. Whatever is behind it would overtake it, so the producer is done with. Only behind one
+    /// that was sent to find out whether the broker takes its size there is nothing, and all goes on.
     fn refused(&self, ticket: Ticket, code: Code) {
-        let mut outcome = outcome(code);
+        let outcome = outcome(code);
         let too_large = matches!(code, Code::MessageSizeTooLarge | Code::MessageBatchTooLarge);
+        if too_large && let Some(reason) = self.shared.large.refuse(ticket) {
+            let outcome = Outcome::Rejected { scope: Scope::Event, reason };
+            self.shared.mailbox.report(ticket, outcome);
+            return;
+        }
         if too_large || matches!(outcome, Outcome::Rejected { scope: Scope::Destination, .. }) {
             self.shared.forget_topics(code);
-        }
-        if too_large && let Some(reason) = self.shared.large.refuse(ticket) {
-            outcome = Outcome::Rejected { scope: Scope::Event, reason };
         }
         // What is merely unknown is said once, by `Broken`, behind the report that names the cause.
         if outcome != Outcome::Unknown {

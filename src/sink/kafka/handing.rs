@@ -4,11 +4,12 @@
 //! by [`turns`](super::turns) and [`introductions`](super::introductions).
 
 use super::introductions::Entry;
+use super::large::Print;
 use super::polled::Producer;
 use super::topic::{self, Facts};
 use super::{Code, KafkaSink, codes, native};
 use crate::record::{Outcome, OwnedRecord, Record, Refusal, Scope, Ticket};
-use crate::sink::NotTaken;
+use crate::sink::{NotTaken, Post};
 use rdkafka::producer::Producer as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -143,6 +144,60 @@ impl KafkaSink {
             firsts.take_back(ticket);
             self.not_produced(producer, ticket, record, code)
         })
+    }
+
+    /// Hands a record above its topic's limit before compression to the producer for such records, which has no other
+    /// meanwhile. Whoever offers it has nothing in flight that must stay in order with it, so it waits for no turn.
+    pub(super) fn produce_large(
+        &mut self,
+        facts: &Facts,
+        (ticket, print, size): (Ticket, Print, usize),
+        (record, again): (&Record<'_>, bool),
+    ) -> Result<(), NotTaken> {
+        let Some(producers) = self.producers.clone() else {
+            return Err(NotTaken::Full);
+        };
+        if producers.large().is_none()
+            && let Err(error) = self.make_large(&producers)
+        {
+            self.not_made(&error);
+        }
+        let Some(producer) = producers.large() else {
+            return Err(NotTaken::Full);
+        };
+        if self.has_large(producer) {
+            self.large_waits |= !again;
+            return Err(NotTaken::Full);
+        }
+        if std::mem::take(&mut self.large_waits) && again {
+            // Everything behind that of the stream waits for it: it is offered before this one comes again.
+            self.shared.mailbox.post(Post::Retry);
+            return Err(NotTaken::Full);
+        }
+        self.used = true;
+        self.shared.large.sent(ticket, print, size, facts);
+        let to = (facts.name.as_c_str(), topic::partition_of(record, facts));
+        let result = native::produce(producer, to, ticket, record);
+        // One of before has its report: the producer had none.
+        self.large_out = result.is_ok() && !again;
+        result.or_else(|code| self.not_produced(producer, ticket, record, code))
+    }
+
+    /// Whether the producer for large records has one. Where it has, the report posts `Retry`.
+    fn has_large(&self, producer: &Producer) -> bool {
+        if producer.in_flight_count() == 0 {
+            return false;
+        }
+        // From here on, unless it has just come.
+        self.shared.full.store(true, Ordering::SeqCst);
+        producer.in_flight_count() > 0
+    }
+
+    /// Whether a large record of the stream is in flight.
+    pub(super) fn large_is_out(&mut self) -> bool {
+        let large = self.producers.as_ref().and_then(|producers| producers.large());
+        self.large_out = large.is_some_and(|producer| self.has_large(producer));
+        self.large_out
     }
 
     /// What to say of a record that librdkafka did not take.

@@ -1,9 +1,10 @@
 //! Records that are larger than their topic takes before compression, so that only the broker can say whether it takes
-//! them: which of them are on their way, and which the broker has refused.
+//! them: which of them is on its way, and which the broker has refused.
 //!
-//! The broker judges a batch as it arrives, compressed. Such a record is a batch of its own, because `batch.size` is
-//! below the topic's limit, and the caller sends it with nothing else in flight: a refusal costs the producer and all
-//! that is in it. A record that was refused is therefore not sent again while its topic is as it was.
+//! The broker judges a batch as it arrives, compressed. Such a record is sent alone in its batch by a producer of its
+//! own, which has one record at a time, while the caller sends nothing else that must stay in order with it. So a
+//! refusal means this record, and nothing else has to be given up for it. A record that was refused is not sent again
+//! while its topic is as it was.
 
 use super::topic::Facts;
 use crate::record::{Record, Refusal, Ticket};
@@ -23,13 +24,6 @@ const REFUSED_MAX: usize = 10_000;
 /// How long a refusal counts. After that the broker is asked again: it may take the record for a reason that the
 /// topic's configuration does not show.
 const REFUSED_FOR: Duration = Duration::from_mins(10);
-
-/// Refusals in a minute after which no further large record is sent: each costs a producer, and where many records do
-/// not compress, the others must flow all the same. What was not sent is tried again later, and no attempt is counted.
-const REFUSALS_A_MINUTE: usize = 5;
-
-/// Large records on their way that are remembered: of the stream one, one that is tried again, one dead letter.
-const SENT_MAX: usize = 8;
 
 /// Names a record by its content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,7 +61,7 @@ struct Refused {
 
 #[derive(Default, Debug)]
 struct State {
-    sent: VecDeque<Sent>,
+    sent: Option<Sent>,
     refused: VecDeque<Refused>,
 }
 
@@ -80,34 +74,22 @@ impl Large {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The record is handed to the producer.
+    /// The record is handed to its producer, which has no other.
     pub(super) fn sent(&self, ticket: Ticket, print: Print, size: usize, facts: &Facts) {
         let (limit, compression) = (facts.limit, facts.compression.clone());
-        let mut state = self.state();
-        if state.sent.len() == SENT_MAX {
-            state.sent.pop_front();
-        }
-        state.sent.push_back(Sent { ticket, print, size, limit, compression });
+        self.state().sent = Some(Sent { ticket, print, size, limit, compression });
     }
 
-    /// The broker refused a record for its size: why, where it was one of these.
+    /// The broker refused a record for its size: why, where it was this one.
     pub(super) fn refuse(&self, ticket: Ticket) -> Option<Refusal> {
         let mut state = self.state();
-        let at = state.sent.iter().position(|sent| sent.ticket == ticket)?;
-        let Sent { print, size, limit, compression, .. } = state.sent.remove(at)?;
+        let sent = state.sent.take_if(|sent| sent.ticket == ticket)?;
+        let Sent { print, size, limit, compression, .. } = sent;
         if state.refused.len() == REFUSED_MAX {
             state.refused.pop_front();
         }
         state.refused.push_back(Refused { print, limit, compression, at: Instant::now() });
         Some(Refusal::TooLargeCompressed { size, limit })
-    }
-
-    /// Whether so many were refused in the last minute that no further one is sent.
-    pub(super) fn are_many_refused(&self) -> bool {
-        let state = self.state();
-        let minute = Duration::from_mins(1);
-        let recent = state.refused.iter().rev().take(REFUSALS_A_MINUTE);
-        recent.filter(|refused| refused.at.elapsed() < minute).count() == REFUSALS_A_MINUTE
     }
 
     /// Whether the broker has refused this record, and its topic is as it was then.
@@ -163,18 +145,6 @@ mod tests {
     }
 
     #[test]
-    fn no_further_one_is_sent_after_many_refusals() {
-        let large = Large::default();
-        let now = facts(100, "producer");
-        for number in 0..REFUSALS_A_MINUTE as u64 {
-            assert!(!large.are_many_refused(), "{number}");
-            large.sent(Ticket(number), print(&number.to_le_bytes()), 300, &now);
-            large.refuse(Ticket(number));
-        }
-        assert!(large.are_many_refused());
-    }
-
-    #[test]
     fn what_is_remembered_is_bounded() {
         let large = Large::default();
         let now = facts(100, "producer");
@@ -184,10 +154,9 @@ mod tests {
         }
         assert!(!large.is_refused(print(&0_u64.to_le_bytes()), &now), "the oldest is forgotten");
         assert!(large.is_refused(print(&1_u64.to_le_bytes()), &now));
-        for number in 0..=SENT_MAX as u64 {
-            large.sent(Ticket(number), print(b"a"), 300, &now);
-        }
-        assert_eq!(large.refuse(Ticket(0)), None);
-        assert!(large.refuse(Ticket(1)).is_some());
+        large.sent(Ticket(1), print(b"a"), 300, &now);
+        large.sent(Ticket(2), print(b"a"), 300, &now);
+        assert_eq!(large.refuse(Ticket(1)), None, "its producer was given up before the second");
+        assert!(large.refuse(Ticket(2)).is_some());
     }
 }

@@ -73,6 +73,10 @@ pub(super) struct KafkaSink {
     /// Which partitions know them.
     introductions: Introductions,
     turns: Turns<Waiting>,
+    /// A large record of the stream may be in flight: no other one of the stream is handed over then.
+    large_out: bool,
+    /// A large record of the stream waits for one that is tried again: it has the next turn.
+    large_waits: bool,
     /// The operator has records wait in librdkafka: not before that too.
     lingers: bool,
     /// Those that are emptied because `producers` take over with other sizes. The keeper's: to drop them takes time.
@@ -105,6 +109,8 @@ impl KafkaSink {
             used: false,
             introductions: Introductions::default(),
             turns: Turns::new(spec.shards.max(1)),
+            large_out: false,
+            large_waits: false,
             lingers: properties::lingers(spec),
             emptying: Weak::new(),
             topics: BTreeMap::new(),
@@ -121,6 +127,23 @@ impl KafkaSink {
             .spawn(move || keeper.run())
             .map_err(SinkError::Thread)?;
         Ok(sink)
+    }
+
+    /// Makes the producer for large records. The secret files may have changed since the others were made.
+    fn make_large(&mut self, producers: &Producers) -> Result<(), SinkError> {
+        let secrets = Secrets::read(&self.spec, &self.secrets);
+        let mut config = properties::for_large(self.sizes, &self.spec, &self.config);
+        for (name, value) in secrets.values() {
+            config.set(properties::our_name(name), value);
+        }
+        producers.make_large(&config)?;
+        // One that changed since then was given to those that were there.
+        if let Some(login) = Secrets::read(&self.spec, &secrets).login(&self.spec)
+            && let Some(producer) = producers.large()
+        {
+            native::set_login(producer, &login.username, &login.password);
+        }
+        Ok(())
     }
 
     /// Puts new producers in place of the present ones, which are given back.
@@ -142,10 +165,14 @@ impl KafkaSink {
     /// As `renew`, where there is nobody to hand an error to.
     fn renew_or_say(&mut self) -> Option<Arc<Producers>> {
         self.renew().unwrap_or_else(|error| {
-            let reason = crate::error::Chain(&error).to_string();
-            self.shared.mailbox.post(Post::Unfit { reason, hint: error.hint() });
+            self.not_made(&error);
             self.producers.take()
         })
+    }
+
+    fn not_made(&self, error: &SinkError) {
+        let reason = crate::error::Chain(error).to_string();
+        self.shared.mailbox.post(Post::Unfit { reason, hint: error.hint() });
     }
 
     /// What is known of the topic; asks for it where nothing is.
@@ -212,24 +239,16 @@ impl KafkaSink {
                 let reason = Refusal::TooLargeCompressed { size, limit: facts.limit };
                 return Err(self.unfit(record.topic, asked, reason));
             }
-            if self.shared.large.are_many_refused() {
-                // As without compression. A parked one is tried again, and no attempt is counted.
-                let reason = Refusal::TooLarge { size, limit: facts.limit };
-                let again = since.is_some();
-                let not_taken = if again { NotTaken::Doubted } else { NotTaken::Refused };
-                return Err(not_taken(reason));
-            }
             if !alone {
                 return Err(NotTaken::Alone);
             }
+            let again = since.is_some();
+            return self.produce_large(facts, (ticket, print, size), (record, again));
         }
         let sizes = self.sizes.to_send(record, facts);
         if sizes != self.sizes {
             self.resize(sizes);
             return Err(NotTaken::Full);
-        }
-        if let Some((print, size)) = large {
-            self.shared.large.sent(ticket, print, size, facts);
         }
         self.produce_or_wait(facts, ticket, record)
     }
@@ -273,7 +292,7 @@ impl KafkaSink {
         record: &Record<'_>,
         (since, alone): (Option<Instant>, bool),
     ) -> Result<(), NotTaken> {
-        if self.is_shut() {
+        if self.is_shut() || (self.large_out && since.is_none() && self.large_is_out()) {
             return Err(NotTaken::Full);
         }
         let facts = self.facts_for(record.topic, since)?;
@@ -346,6 +365,7 @@ impl Sink for KafkaSink {
     fn reset(&mut self) {
         self.shared.full.store(false, Ordering::SeqCst);
         self.give_up_waiting();
+        (self.large_out, self.large_waits) = (false, false);
         if let Some(emptying) = std::mem::take(&mut self.emptying).upgrade() {
             emptying.mute();
         }

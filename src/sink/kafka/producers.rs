@@ -6,6 +6,10 @@
 //! so all events of an aggregate go through the same one, in order. Where `shards` divides the partitions and the key
 //! chooses among them, partition p has producer p mod `shards`. They are made, emptied and given up together: where one
 //! can't be trusted any more, none is.
+//!
+//! Records above their topic's limit before compression have a producer of their own, which is made for the first of
+//! them. It belongs to the others in everything else. It has at most one record, so a broker's refusal leaves no gap
+//! that a later record could pass: it is the only one that goes on after a refusal.
 
 use super::context::Context;
 use super::native;
@@ -16,13 +20,19 @@ use crate::sink::SinkError;
 use rdkafka::config::ClientConfig;
 use rdkafka::producer::Producer as _;
 use std::ffi::CStr;
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Producers that are made, emptied and given up together.
 pub(super) struct Producers {
     first: Polled,
     others: Vec<Polled>,
+    /// The one for records above their topic's limit before compression, once there was one.
+    large: OnceLock<Polled>,
+    shared: Arc<Shared>,
+    /// One of them is broken, and so all are.
+    broken: Arc<AtomicBool>,
 }
 
 impl Producers {
@@ -32,17 +42,32 @@ impl Producers {
         shared: &Arc<Shared>,
         count: usize,
     ) -> Result<Self, SinkError> {
-        let broken = Arc::default();
+        let (shared, broken) = (Arc::clone(shared), Arc::default());
         let make = || {
-            let context = Context::new(Arc::clone(shared), Arc::clone(&broken));
+            let context = Context::new(Arc::clone(&shared), Arc::clone(&broken));
             Polled::make(config, context)
         };
         let first = make()?;
-        Ok(Self { first, others: (1..count).map(|_| make()).collect::<Result<_, _>>()? })
+        let others = (1..count).map(|_| make()).collect::<Result<_, _>>()?;
+        Ok(Self { first, others, large: OnceLock::new(), shared, broken })
+    }
+
+    /// Makes the producer for large records, with this configuration, which must not guarantee that there are no gaps:
+    /// librdkafka gives up a producer with that guarantee when a record of it is refused.
+    pub(super) fn make_large(&self, config: &ClientConfig) -> Result<(), SinkError> {
+        let context = Context::new(Arc::clone(&self.shared), Arc::clone(&self.broken));
+        let made = Polled::make(config, context)?;
+        self.large.get_or_init(|| made);
+        Ok(())
+    }
+
+    /// The producer for large records, where it was made.
+    pub(super) fn large(&self) -> Option<&Producer> {
+        self.large.get().map(|polled| &**polled)
     }
 
     fn polled(&self) -> impl Iterator<Item = &Polled> {
-        std::iter::once(&self.first).chain(&self.others)
+        std::iter::once(&self.first).chain(&self.others).chain(self.large.get())
     }
 
     fn all(&self) -> impl Iterator<Item = &Producer> {
@@ -54,7 +79,7 @@ impl Producers {
         &self.first
     }
 
-    /// How many there are.
+    /// How many there are, without the one for large records.
     pub(super) const fn count(&self) -> usize {
         self.others.len() + 1
     }
@@ -90,7 +115,7 @@ impl Producers {
     /// false where one had no answer.
     pub(super) fn learn(&self, topic: &str, timeout: Duration) -> bool {
         let mut all = true;
-        for producer in &self.others {
+        for producer in self.others.iter().chain(self.large.get()) {
             if let Err(error) = producer.client().fetch_metadata(Some(topic), timeout) {
                 tracing::debug!(target: "postrider::kafka", topic, %error, "could not ask for the topic");
                 all = false;
@@ -140,7 +165,7 @@ impl Drop for Producers {
     /// To drop one takes 0.2 s (measured), so they go side by side.
     fn drop(&mut self) {
         std::thread::scope(|scope| {
-            for producer in self.others.drain(..) {
+            for producer in self.others.drain(..).chain(self.large.take()) {
                 let one = std::thread::Builder::new().name("kafka-drop".to_owned());
                 // Without a thread it is dropped here.
                 drop(one.spawn_scoped(scope, move || drop(producer)));

@@ -122,6 +122,16 @@ pub(super) fn client_config(spec: &KafkaSpec) -> Result<ClientConfig, SinkError>
     Ok(config)
 }
 
+/// The same for the producer for large records. It has one record at a time, so there is nothing that a gap could
+/// reorder, and without that guarantee librdkafka goes on with the producer after a refusal. Nor does a record of it
+/// wait for others.
+pub(super) fn for_large(sizes: Sizes, spec: &KafkaSpec, config: &ClientConfig) -> ClientConfig {
+    let mut config = config.clone();
+    sizes.for_large().put(spec, &mut config);
+    config.set("enable.gapless.guarantee", "false").set("linger.ms", "0");
+    config
+}
+
 fn allowed(name: &str, value: &str) -> Result<(), SinkError> {
     // librdkafka takes `topic.acks` for `acks`, and some names begin with it by themselves.
     if name.starts_with("topic.") && !NAMES.contains(&name) {

@@ -3,6 +3,7 @@
 //! Knows the operator's numbers, a topic's limit and a record; decides when producers of other sizes are needed, and
 //! makes none.
 
+use super::large::ATTEMPT_BYTES_MAX;
 use super::topic::{self, BROKER_DEFAULT_BYTES, Facts};
 use crate::record::Record;
 use crate::sink::KafkaSpec;
@@ -10,6 +11,10 @@ use rdkafka::config::ClientConfig;
 
 /// The largest `message.max.bytes` librdkafka takes, in bytes.
 const CLIENT_BYTES_MAX: usize = 1_000_000_000;
+
+/// `message.max.bytes` of the producer for large records: librdkafka judges a record before compression, with its
+/// framing. Bytes.
+const LARGE_CLIENT_BYTES: usize = ATTEMPT_BYTES_MAX.next_power_of_two();
 
 /// librdkafka judges a record by the most its framing may take; this much more than a topic's limit is enough for it.
 /// Bytes.
@@ -45,17 +50,18 @@ impl Sizes {
     pub(super) fn to_send(self, record: &Record<'_>, facts: &Facts) -> Self {
         let mut sizes = self;
         sizes.batch = sizes.batch.min(batch_within(facts.limit));
-        let needed = topic::batch_bytes_at_most(record);
-        if sizes.grows && needed > sizes.client {
-            // One that has to compress is above the limit. In powers of two: new producers for each size there is
-            // would be many.
-            let needed = needed.saturating_add(FRAMING_BYTES);
-            let needed = if needed > facts.limit { needed.next_power_of_two() } else { needed };
-            let client =
-                facts.limit.saturating_add(FRAMING_BYTES).max(needed).min(CLIENT_BYTES_MAX);
+        if sizes.grows && topic::batch_bytes_at_most(record) > sizes.client {
+            let client = facts.limit.saturating_add(FRAMING_BYTES).min(CLIENT_BYTES_MAX);
             sizes.client = sizes.client.max(client);
         }
         sizes
+    }
+
+    /// Those of the producer for records above their topics' limits before compression. It has one record at a time,
+    /// so the limit itself costs no memory.
+    pub(super) fn for_large(self) -> Self {
+        let client = if self.grows { LARGE_CLIENT_BYTES } else { self.client };
+        Self { client, ..self }
     }
 
     /// Whether librdkafka compresses batches: a codec is set, under either of its names.

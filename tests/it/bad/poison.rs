@@ -5,6 +5,7 @@ use super::data::{insert, of_texts};
 use crate::answers::{Answer, answer};
 use crate::await_that::await_that;
 use crate::halted::spawn;
+use crate::pipeline::Pipeline;
 use crate::relay::postrider_ok;
 use crate::server::Version;
 use crate::sink_caller::alter;
@@ -65,12 +66,9 @@ async fn each_is_parked_and_what_is_around_it_arrives_in_order() {
     alter(&pipeline.topic, "max.message.bytes", "20000").await;
     let constant = format!("topic = \"{}\"", pipeline.topic.name);
     let config = pipeline.config.replace(&constant, "topic = \"{aggregate_type}\"");
-    // Without compression the size is known before an event is sent; with it, the broker says (`large`).
-    let config = format!(
-        "{config}\n[pipelines.{0}.payload]\nnull = \"park\"\n\
-         [pipelines.{0}.sink.properties]\n\"compression.type\" = \"none\"\n",
-        pipeline.name
-    );
+    let config = format!("{config}\n[pipelines.{0}.payload]\nnull = \"park\"\n", pipeline.name);
+    // The large ones repeat themselves, and the topic would take them compressed (`large`).
+    let config = Pipeline::uncompressed_of(&config, &pipeline.name);
     let relay = spawn(&config);
     for (input, column, value, _) in CASES {
         pipeline.sql.batch("begin").await;

@@ -52,12 +52,7 @@ async fn rows_that_fail_one_after_the_other_do_not_cost_a_producer_each() {
     let line = format!("parking = {{ dead_topic = \"{}\", ", dead.name);
     let config = pipeline.config.replace("parking = { ", &line);
     let config = config.replace("attempts_max = 3", "attempts_max = 1");
-    // Without compression the size is known before an event is sent: no refusal costs a producer.
-    pipeline.config = format!(
-        "{}\n[pipelines.{}.sink.properties]\n\"compression.type\" = \"none\"\n",
-        config.replace("poll = { ", "poll = { batch = 1, "),
-        pipeline.name
-    );
+    pipeline.config = config.replace("poll = { ", "poll = { batch = 1, ");
     alter(&pipeline.topic, "max.message.bytes", "3000").await;
     let rows = "insert into outbox_events (aggregate_type, aggregate_id, event_type, payload)
         select 'order', i::text, 'T', to_jsonb((select string_agg(md5(random()::text), '') from generate_series(1, 600)))

@@ -23,6 +23,7 @@ async fn stop_leaves_a_parked_event_behind_an_earlier_one_that_has_no_answer() {
     let kafka = PrivateKafka::start("").await;
     let mut pipeline =
         polling_to(&kafka.brokers(), Version::Pg17, "pollstopbehind", "postrider").await;
+    // The fourth is to be parked while the broker is frozen.
     pipeline.config = pipeline.uncompressed();
     alter(&pipeline.topic, "max.message.bytes", "3000").await;
     let insert = |from: u32, large: u32| {
@@ -75,7 +76,6 @@ async fn letters_that_nobody_answers_hold_up_no_other_event() {
     let (dead, mut second) = topic_that_lacks_a_copy(&kafka, name, 1).await;
     let line = format!("parking = {{ dead_topic = \"{}\", ", dead.name);
     pipeline.config = pipeline.config.replace("parking = { ", &line);
-    pipeline.config = pipeline.uncompressed();
     alter(&pipeline.topic, "max.message.bytes", "3000").await;
     let watch = "create table woken (id text);
         create function woke() returns trigger language plpgsql as \

@@ -20,11 +20,9 @@ async fn streaming(broker: &PrivateKafka, test: &str, mode: &str) -> (Scene, Rel
     let head = format!("[pipelines.{}]\n", pipeline.name);
     pipeline.config = pipeline.config.replacen(&head, &format!("{head}{mode}"), 1);
     let mut scene = Scene::of(pipeline, LINES).await;
-    // Without compression the size of an event is known before it is sent, also while the broker is down.
-    scene.config = format!(
-        "{}\n[pipelines.{}.sink.properties]\n\"compression.type\" = \"none\"\n",
-        scene.config, scene.pipeline.name
-    );
+    // Without compression the size of an event is known before it is sent: 4 is parked while the broker is down. With
+    // it the broker is asked, and 4 would wait for that.
+    scene.config = Pipeline::uncompressed_of(&scene.config, &scene.pipeline.name);
     let filter = ["--log", "info,postrider::kafka=debug"];
     let relay = Relay::spawn_with(&scene.config, &filter, &[]);
     relay.await_state("streaming", SOON).await;

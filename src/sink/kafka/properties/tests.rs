@@ -68,6 +68,28 @@ fn what_the_promises_need_is_set_and_is_what_an_operator_may_write() {
     }
 }
 
+/// A refusal must not end the producer that a large record is sent by; all else that a promise needs is as for others.
+#[test]
+fn producer_for_large_records_differs_in_its_sizes_and_what_comes_of_a_refusal() {
+    let operators = [("linger.ms", "20"), ("compression.type", "zstd"), ("acks", "-1")];
+    let spec = spec(&operators);
+    let others = client_config(&spec).unwrap();
+    let large = for_large(Sizes::of(&spec), &spec, &others);
+    for (name, value) in others.config_map() {
+        let wanted: &str = match name {
+            "enable.gapless.guarantee" => "false",
+            "linger.ms" => "0",
+            "message.max.bytes" => "134217728",
+            "queue.buffering.max.kbytes" => continue,
+            _ => value,
+        };
+        assert_eq!(large.get(name), Some(wanted), "{name}");
+    }
+    let limited = self::spec(&[("message.max.bytes", "2000000")]);
+    let large = for_large(Sizes::of(&limited), &limited, &client_config(&limited).unwrap());
+    assert_eq!(large.get("message.max.bytes"), Some("2000000"), "the operator's own limit");
+}
+
 #[test]
 fn an_operators_property_wins_over_ours_where_it_breaks_nothing() {
     let properties = [
