@@ -143,7 +143,7 @@ impl Pipeline {
     ) {
         let stops = self.spec.parking.on_poison == OnPoison::Stop;
         let parks = topic.is_some_and(|(topic, missing)| {
-            missing && !stops && !self.tell.polling && self.destinations.parks_missing(topic, now)
+            missing && !stops && self.destinations.parks_missing(topic, now)
         });
         let topic = topic.map(|(topic, _)| topic);
         if let Some(topic) = topic.filter(|topic| parks || !self.destinations.is_awaited(topic)) {

@@ -228,9 +228,7 @@ impl Pipeline {
         };
         let doubted = self.shelf.takes_doubted(self.spec.parking.on_poison);
         let missing = not_taken == NotTaken::Missing;
-        // A claim has its rows locked, and waits for the destination as it always did.
-        let on_poison = self.spec.parking.on_poison;
-        let may_park = missing && !self.tell.polling && on_poison != OnPoison::Stop;
+        let may_park = missing && self.spec.parking.on_poison != OnPoison::Stop;
         let lost = || self.destinations.parks(record.topic, may_park, now);
         let named = (record.topic, mapped.event_id);
         let halt = |reason| Box::new(halts::refused_event(named, at.position, reason));

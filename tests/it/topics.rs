@@ -3,7 +3,8 @@
 use crate::answers::{Answer, answer};
 use crate::await_that::{SOON, await_that};
 use crate::pipeline::Pipeline;
-use crate::relay::Relay;
+use crate::relay::{Relay, postrider_ok};
+use crate::repair::drop_slot;
 use crate::server::Version;
 use crate::topic::{Topic, create_topic};
 use std::collections::BTreeSet;
@@ -66,10 +67,10 @@ const TYPES: &[(&str, &str, &str)] = &[
 ];
 
 /// Events of `order`, whose topic exists, before, between and behind such rows: they flow, and the rows are parked each
-/// by itself. By the stream: a claim of polling waits for its topics.
+/// by itself. By the stream and by polling.
 #[tokio::test]
 async fn row_with_an_empty_or_misspelt_type_is_parked_and_holds_up_no_other() {
-    for mode in ["wal"] {
+    for mode in ["wal", "poll"] {
         let pipeline = Pipeline::shared(Version::Pg18, "misspelt").await;
         let (base, brokers) = (&pipeline.topic.name, &pipeline.topic.brokers);
         let head = format!("[pipelines.{}]\n", pipeline.name);
@@ -129,6 +130,57 @@ async fn row_with_an_empty_or_misspelt_type_is_parked_and_holds_up_no_other() {
         assert_eq!(seen, ["1", "2", "3"], "{mode}: in order, once");
         let ended = relay.terminate(SOON).await;
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    }
+}
+
+/// Rows that only the table has, by a repair and by a backfill.
+#[tokio::test]
+async fn repair_parks_a_row_whose_topic_is_missing_and_publishes_all_others() {
+    for way in ["repair", "backfill"] {
+        let pipeline = Pipeline::shared(Version::Pg17, "misspelt_repair").await;
+        let (base, brokers) = (&pipeline.topic.name, &pipeline.topic.brokers);
+        let config = pipeline.config.replace(base, &format!("{base}.{{aggregate_type}}"));
+        let config = pipeline.with_parking(&config, "backoff = { step = \"1s\", steps_max = 1 }");
+        let [order, ordr] = ["order", "ordr"]
+            .map(|kind| Topic { brokers: brokers.clone(), name: format!("{base}.{kind}") });
+        create_topic(brokers, &order.name, 4, &[]).await;
+        let rows = |rows: &str| {
+            format!(
+                "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+                 select t, a, 'T', to_json(p) from (values {rows}) v(t, a, p)"
+            )
+        };
+        if way == "repair" {
+            let relay = Relay::spawn(&config);
+            pipeline.sql.batch(&rows("('order', 'o', '0')")).await;
+            order.await_records(1, SOON).await;
+            assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        } else {
+            postrider_ok(&config, &["setup", "--undo", "--yes"]);
+            pipeline.sql.batch(&rows("('order', 'o', '0')")).await;
+        }
+        let unpublished = "('order', 'o', '1'), ('ordr', 'x', '1'), ('', 'y', '1'), ('ordr', 'x', '2'), \
+                           ('order', 'o', '2')";
+        pipeline.sql.batch(&rows(unpublished)).await;
+        let relay = if way == "repair" {
+            drop_slot(&pipeline).await;
+            postrider_ok(&config, &["repair"]);
+            None
+        } else {
+            postrider_ok(&config, &["setup", "--backfill", "all"]);
+            Some(Relay::spawn(&config))
+        };
+        let records = order.await_records(3, SOON).await;
+        let seen: Vec<_> = records.iter().filter_map(|record| record.value_text()).collect();
+        assert_eq!(seen, ["\"0\"", "\"1\"", "\"2\""], "{way}: in order, once");
+        await_parked(&pipeline, "x waiting topic_missing, y waiting topic_missing, x behind").await;
+        let relay = relay.unwrap_or_else(|| Relay::spawn(&config));
+        relay.await_state("streaming", SOON).await;
+        create_topic(brokers, &ordr.name, 1, &[]).await;
+        let records = ordr.await_records(2, SOON).await;
+        let seen: Vec<_> = records.iter().filter_map(|record| record.value_text()).collect();
+        assert_eq!(seen, ["\"1\"", "\"2\""], "{way}: in order, once");
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
     }
 }
 

@@ -1,7 +1,8 @@
 //! Dead letters of a table that keeps its failures.
 
-use super::{count, polling};
+use super::{count, polling, polling_to};
 use crate::await_that::SOON;
+use crate::private::{PrivateKafka, topic_that_lacks_a_copy};
 use crate::server::Version;
 use crate::sink_caller::alter;
 use crate::topic::{Topic, create_topic};
@@ -71,15 +72,17 @@ async fn rows_that_fail_one_after_the_other_do_not_cost_a_producer_each() {
 /// Its row in the parked table is the letter's: a try would publish what its own table calls failed.
 #[tokio::test]
 async fn row_that_has_failed_for_good_is_not_tried_in_the_stead_of_its_letter() {
-    let mut pipeline = polling(Version::Pg17, "pollletter", "sqlgarden").await;
+    let kafka = PrivateKafka::start("").await;
+    let mut pipeline = polling_to(&kafka.brokers(), Version::Pg17, "pollletter", "sqlgarden").await;
     let (base, brokers) = (pipeline.topic.name.as_str(), pipeline.topic.brokers.as_str());
-    let [orders, dead] = [format!("{base}.order"), format!("{base}-dead")]
+    let [orders, dead] = ["order", "dead"]
+        .map(|name| format!("{base}.{name}"))
         .map(|name| Topic { name, brokers: brokers.to_owned() });
     create_topic(brokers, &orders.name, 1, &[("max.message.bytes", "3000")]).await;
+    let (_late, mut second) = topic_that_lacks_a_copy(&kafka, format!("{base}.late"), 1).await;
     create_topic(brokers, &dead.name, 1, &[]).await;
     let config = pipeline.config.replace(base, &format!("{base}.{{aggregate_type}}"));
     let line = format!("parking = {{ dead_topic = \"{}\", ", dead.name);
-    let late = format!("{base}.late");
     pipeline.config = config.replace("parking = { ", &line);
     // Its third time is the last.
     let rows = "insert into outbox_events (aggregate_type, aggregate_id, event_type, attempt_count, payload)
@@ -87,13 +90,13 @@ async fn row_that_has_failed_for_good_is_not_tried_in_the_stead_of_its_letter() 
         from generate_series(1, 600)) else 'x' end) from (values (1, 'order'), (2, 'late')) v(i, t) order by i";
     pipeline.sql.batch(rows).await;
     let relay = pipeline.run();
-    // The second has no topic. A try of the first would be due after 0.2 s.
+    // The topic of the second lacks a copy. A try of the first would be due after 0.2 s.
     let waits = |status: &Value| {
         status["pipelines"][0]["lag_seconds"].as_f64().is_some_and(|lag| lag > 2.0)
     };
     relay.await_status("the claim is open", SOON, waits).await;
     alter(&orders, "max.message.bytes", "100000").await;
-    create_topic(brokers, &late, 1, &[]).await;
+    second.restart().await;
     assert_eq!(dead.await_records(1, SOON).await.len(), 1);
     let states = "select string_agg(aggregate_id || ' ' || status, ', ' order by aggregate_id) from outbox_events";
     count(&pipeline, states, "late PUBLISHED, order FAILED").await;

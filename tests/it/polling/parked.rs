@@ -1,8 +1,9 @@
 //! Bad events of a table that is polled: parked, or marked in their rows where the layout keeps failures; and what
 //! waits for them, or does not.
 
-use super::{count, ids, polling};
+use super::{count, ids, polling, polling_to};
 use crate::await_that::SOON;
+use crate::private::{PrivateKafka, topic_that_lacks_a_copy};
 use crate::relay::Relay;
 use crate::server::Version;
 use crate::sink_caller::alter;
@@ -51,11 +52,14 @@ async fn bad_event_is_parked_and_its_row_goes() {
 /// and nothing of its aggregate overtakes it.
 #[tokio::test]
 async fn parked_event_holds_up_its_aggregate_while_its_claim_is_open() {
-    let pipeline = polling(Version::Pg17, "pollopen", "postrider").await;
+    let kafka = PrivateKafka::start("").await;
+    let pipeline = polling_to(&kafka.brokers(), Version::Pg17, "pollopen", "postrider").await;
     let (base, brokers) = (pipeline.topic.name.as_str(), pipeline.topic.brokers.as_str());
     let config = pipeline.config.replace(base, &format!("{base}.{{aggregate_type}}"));
     let orders = Topic { name: format!("{base}.order"), brokers: brokers.to_owned() };
     create_topic(brokers, &orders.name, 1, &[("max.message.bytes", "3000")]).await;
+    // Its events wait until it has the copies that it wants.
+    let (_late, mut second) = topic_that_lacks_a_copy(&kafka, format!("{base}.late"), 1).await;
     let relay = Relay::spawn(&config);
     pipeline
         .sql
@@ -66,12 +70,12 @@ async fn parked_event_holds_up_its_aggregate_while_its_claim_is_open() {
              from (values (1, 'order', 'a'), (2, 'order', 'a'), (3, 'late', 'b'), (4, 'order', 'a')) v(i, t, a)",
         )
         .await;
-    // The third has no topic. Tries of the second are due after 0.2 s.
+    // The third is not acknowledged. Tries of the second are due after 0.2 s.
     let waits = |status: &Value| {
         status["pipelines"][0]["lag_seconds"].as_f64().is_some_and(|lag| lag > 2.0)
     };
     relay.await_status("the claim is open", SOON, waits).await;
-    create_topic(brokers, &format!("{base}.late"), 1, &[]).await;
+    second.restart().await;
     let states = "select string_agg(event_id || ' ' || (state in ('waiting', 'dead'))::text, ', ' order by commit_lsn, ordinal) \
                   from postrider.parked";
     count(&pipeline, states, "2 true, 4 false").await;
@@ -86,11 +90,16 @@ async fn parked_event_holds_up_its_aggregate_while_its_claim_is_open() {
 /// A stop waits for no event that was parked in the claim at hand, and what is published of the claim is marked.
 #[tokio::test]
 async fn stop_in_the_middle_of_a_claim_marks_what_is_published() {
-    let pipeline = polling(Version::Pg17, "pollstop", "postrider").await;
+    let kafka = PrivateKafka::start_with_rules().await;
+    let pipeline = polling_to(&kafka.brokers(), Version::Pg17, "pollstop", "postrider").await;
     let (base, brokers) = (pipeline.topic.name.as_str(), pipeline.topic.brokers.as_str());
     let config = pipeline.config.replace(base, &format!("{base}.{{aggregate_type}}"));
     let orders = Topic { name: format!("{base}.order"), brokers: brokers.to_owned() };
     create_topic(brokers, &orders.name, 1, &[("max.message.bytes", "3000")]).await;
+    // Its topic exists, and may not be written to: the row waits for it.
+    let late = format!("{base}.late");
+    create_topic(brokers, &late, 1, &[]).await;
+    kafka.deny_writes(&late);
     // Longer than a claim is held.
     let relay = Relay::spawn(&format!("shutdown_grace = \"2m\"\n{config}"));
     pipeline
@@ -102,9 +111,12 @@ async fn stop_in_the_middle_of_a_claim_marks_what_is_published() {
              from (values (1, 'order', 'a'), (2, 'order', 'b'), (3, 'late', 'c'), (4, 'order', 'a')) v(i, t, a)",
         )
         .await;
-    // The third has no topic. Tries of the second are due after 0.2 s.
+    // The third waits. Tries of the second are due after 0.2 s.
     let waits = |status: &Value| {
-        status["pipelines"][0]["lag_seconds"].as_f64().is_some_and(|lag| lag > 2.0)
+        let pipeline = &status["pipelines"][0];
+        pipeline["state"] == "broker_down"
+            && pipeline["in_flight_events"] == 0
+            && pipeline["lag_seconds"].as_f64().is_some_and(|lag| lag > 2.0)
     };
     relay.await_status("the claim is open", SOON, waits).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
@@ -149,5 +161,43 @@ async fn bad_event_is_marked_in_a_table_that_keeps_failures() {
     alter(&pipeline.topic, "max.message.bytes", "100000").await;
     let records = pipeline.topic.await_records(5, 2 * SOON).await;
     assert_eq!(ids(&records, "1"), ["1", "2", "4"], "in order");
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// A row whose topic does not exist: its failure is its own, the later rows of its aggregate wait, all others flow, and
+/// it is published when its time comes and the topic exists.
+#[tokio::test]
+async fn row_whose_topic_is_missing_fails_alone_in_a_table_that_keeps_failures() {
+    let mut pipeline = polling(Version::Pg18, "pollnotopic", "commerce").await;
+    let (base, brokers) = (pipeline.topic.name.as_str(), pipeline.topic.brokers.as_str());
+    let [orders, ordr] = ["order", "ordr"]
+        .map(|kind| Topic { name: format!("{base}.{kind}"), brokers: brokers.to_owned() });
+    create_topic(brokers, &orders.name, 1, &[]).await;
+    let config = pipeline.config.replace(base, &format!("{base}.{{aggregate_type}}"));
+    pipeline.config = config.replace("attempts_max = 3", "attempts_max = 1000");
+    let relay = pipeline.run();
+    pipeline
+        .sql
+        .batch(
+            "insert into outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at) \
+             select 1, t, a, 'T', 1, '\"x\"', now() \
+             from (values (1, 'order', 1), (2, 'ordr', 2), (3, 'order', 1), (4, 'ordr', 2), (5, 'order', 3)) v(i, t, a) order by i",
+        )
+        .await;
+    let records = orders.await_records(3, SOON).await;
+    assert_eq!(ids(&records, "1"), ["1", "3"], "in order, once");
+    count(
+        &pipeline,
+        "select string_agg(concat_ws(' ', id, attempts > 0, coalesce(last_error like '%topic does not exist%', false)), \
+         ', ' order by id) from outbox_messages where processed_at is null",
+        "2 t t, 4 f f",
+    )
+    .await;
+    count(&pipeline, "select count(*)::text from postrider.parked", "0").await;
+    // It is nobody else's trouble.
+    relay.await_state("polling", SOON).await;
+    create_topic(brokers, &ordr.name, 1, &[]).await;
+    let records = ordr.await_records(2, SOON).await;
+    assert_eq!(ids(&records, "2"), ["2", "4"], "in order");
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
