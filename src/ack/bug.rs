@@ -50,6 +50,8 @@ pub(crate) enum Bug {
     FullShutsOut,
     /// A suspect is sent beside tries.
     SuspectInCompany,
+    /// A large event, which goes through a producer of its own, is sent beside others.
+    LargeInCompany,
     /// A drain waits for a write whose answer it has thrown away.
     DrainForgetsWrite,
     /// Strict order is not kept.

@@ -132,7 +132,7 @@ impl Flow {
         if self.alone || self.suspects.contains(&next) {
             return self.events == 0 && (tries == 0 || injected(Bug::SuspectInCompany));
         }
-        if self.goes_alone(next) {
+        if self.goes_alone(next) && !injected(Bug::LargeInCompany) {
             return self.events == 0;
         }
         !self.shut || injected(Bug::NoBound)

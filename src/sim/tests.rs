@@ -42,6 +42,7 @@ const BUGS: &[Bug] = &[
     Bug::ForgetsLeftMarks,
     Bug::MarksPassLeftOnes,
     Bug::OvertakenUntold,
+    Bug::LargeInCompany,
 ];
 
 /// Bugs that need several things to go wrong at once, and a seed near which they do: each has other guards around it.
