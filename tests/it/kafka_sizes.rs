@@ -1,6 +1,7 @@
 //! Records above their topic's limit before compression, against a real broker: the broker judges a batch as it
 //! arrives, so whether one fits is known when it was sent. One that does not is refused for itself.
 
+use crate::pipeline::show;
 use crate::private::PrivateKafka;
 use crate::server::brokers;
 use crate::sink_caller::{Caller, SOON, TOLD, alter, compressing, noise, record};
@@ -33,10 +34,6 @@ async fn topic(compression: &str) -> Topic {
     let limit = LIMIT.to_string();
     let settings = [("max.message.bytes", limit.as_str()), ("compression.type", compression)];
     Topics::new(&brokers(), "sizes").create_with(compression, 1, &settings).await
-}
-
-fn show(figure: &str) {
-    println!("{figure}");
 }
 
 /// What became of a record.
