@@ -102,26 +102,27 @@ async fn stop_in_the_middle_of_a_claim_marks_what_is_published() {
     kafka.deny_writes(&late);
     // Longer than a claim is held.
     let relay = Relay::spawn(&format!("shutdown_grace = \"2m\"\n{config}"));
-    pipeline
-        .sql
-        .batch(
-            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
-             select t, a, 'T', to_json(case when i = 2 then (select string_agg(md5(random()::text), '') \
-             from generate_series(1, 600)) else 'x' end) \
-             from (values (1, 'order', 'a'), (2, 'order', 'b'), (3, 'late', 'c'), (4, 'order', 'a')) v(i, t, a)",
-        )
-        .await;
-    // The third waits. Tries of the second are due after 0.2 s.
-    let waits = |status: &Value| {
+    let waits = |status: &Value, parked: u64| {
         let pipeline = &status["pipelines"][0];
         pipeline["state"] == "broker_down"
             && pipeline["in_flight_events"] == 0
-            && pipeline["lag_seconds"].as_f64().is_some_and(|lag| lag > 2.0)
+            && pipeline["parked"]["waiting"] == parked
     };
-    relay.await_status("the claim is open", SOON, waits).await;
+    // Its row alone, until nothing of it is in flight any more; then others before it and behind it.
+    let insert = "insert into outbox (id, aggregate_type, aggregate_id, event_type, payload) overriding system value";
+    pipeline.sql.batch(&format!("{insert} values (1000, 'late', 'c', 'T', '1')")).await;
+    relay.await_status("it waits", SOON, |status| waits(status, 0)).await;
+    let rows = format!(
+        "{insert} select i, t, a, 'T', to_json(case when i = 2 then (select string_agg(md5(random()::text), '') \
+         from generate_series(1, 600)) else 'x' end) \
+         from (values (1, 'order', 'a'), (2, 'order', 'b'), (1001, 'order', 'a')) v(i, t, a)"
+    );
+    pipeline.sql.batch(&rows).await;
+    // Tries of the second are due after 0.2 s.
+    relay.await_status("the claim is open", SOON, |status| waits(status, 1)).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
     let left = "select string_agg(id::text, ' ' order by id) from outbox";
-    count(&pipeline, left, "3 4").await;
+    count(&pipeline, left, "1000 1001").await;
     let parked = "select string_agg(event_id || ' ' || state, ' ') from postrider.parked";
     count(&pipeline, parked, "2 waiting").await;
     let records = orders.await_records(1, SOON).await;
