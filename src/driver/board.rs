@@ -37,8 +37,9 @@ impl Pipeline {
         let watermark = self.relay.progress().watermark;
         let lag = self.lag_now();
         let (state, reason, hint) = self.state(lag);
-        let Tell { parked_rows, write, marks, row, standby, budget, .. } = &self.tell;
-        let waits = [parked_rows, write, row, marks, standby, budget].into_iter().flatten().next();
+        let Tell { parked_rows, write, claims, marks, row, standby, budget, .. } = &self.tell;
+        let waits =
+            [parked_rows, write, row, claims, marks, standby, budget].into_iter().flatten().next();
         let (reason, hint) = match waits {
             Some(spent) if reason.is_none() => (Some(spent.reason.clone()), spent.hint.clone()),
             Some(_) | None => (reason, hint),

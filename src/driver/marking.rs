@@ -191,6 +191,12 @@ impl Marking {
         self.polled && !self.unmarked.is_empty() && self.unmarked.contains(id)
     }
 
+    /// Published rows that stay without their mark if the process ends now: those that no cursor row waits for. With
+    /// mode "auto" the stream brings them again.
+    pub(super) fn owed(&self) -> usize {
+        if self.required { 0 } else { self.done.len() + self.taken.len() }
+    }
+
     /// The table is polled from here on, or no more.
     pub(super) fn polls(&mut self, polled: bool) {
         self.polled = polled;

@@ -4,6 +4,7 @@
 //! connection that is lost leaves the rows as they were: they are claimed and published again.
 
 mod claims;
+mod locked;
 mod looks;
 mod turn;
 
@@ -31,6 +32,7 @@ use crate::postgres::cursor::Written;
 use crate::postgres::parked::{Loaded, Stored};
 use crate::postgres::poll::{CLAIM_ROWS_MAX, PollSpec};
 use crate::relay::{Effect, Input, Restart};
+use locked::LockedRows;
 use looks::RowLooks;
 use tokio::time::Instant;
 
@@ -65,6 +67,7 @@ pub(super) struct Polling {
     pub(super) renewal: Option<Renewal>,
     leave_at: Option<Instant>,
     looks: RowLooks,
+    locked: LockedRows,
     /// When the newest claim began that took all that was ready; none since rows were left.
     empties_since: Option<Instant>,
 }
@@ -97,6 +100,7 @@ impl Polling {
         let looks = RowLooks::new(desk.control.shared_client(), poller.oldest_ready());
         Self {
             looks,
+            locked: LockedRows::default(),
             empties_since: None,
             poller,
             desk,
@@ -145,6 +149,9 @@ impl Pipeline {
         // Marked first: what the cursor row has passed does not come again.
         if in_its_stead && let Err(error) = self.mark_streamed(&polling).await {
             return End::Lost(error, Phase::Control);
+        }
+        if polling.poller.repairs().is_none() && !self.tell.polling {
+            self.look_for_unmarked(&polling).await;
         }
         if let Err(error) = self.find_returning(&mut polling, stop).await {
             return End::Lost(error, Phase::Control);

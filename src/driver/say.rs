@@ -17,7 +17,10 @@ mod write;
 
 pub(super) use bookmark::bookmark_let_go;
 pub(super) use destination::{destination_down, destination_given_up, undelivered};
-pub(super) use marks::{marks_failed, marks_made, marks_wait, row_goes_on, row_waits};
+pub(super) use marks::{
+    claims_go_on, claims_wait, marks_failed, marks_left, marks_made, marks_wait, row_goes_on,
+    row_waits, unmarked_rows,
+};
 pub(super) use parked::{
     marked, overtaken, parked, parked_rows_locked, parked_rows_wait, parked_rows_written, released,
 };
@@ -84,6 +87,8 @@ pub(super) struct Tell {
     pub(super) write_at: Option<Instant>,
     /// With changes to rows of parked events: the rows, or their table, are locked.
     pub(super) parked_rows: Option<Trouble>,
+    /// With rows that claims can't have: they are locked.
+    pub(super) claims: Option<Trouble>,
     /// With marks on published rows.
     pub(super) marks: Option<Trouble>,
     /// With a cursor row that can't be written yet.
@@ -154,6 +159,10 @@ pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::fence
     pipeline.tell.standing_by = None;
     pipeline.tell.streaming = true;
     pipeline.tell.polling = false;
+    pipeline.tell.claims = None;
+    if pipeline.relay.marks_left() == 0 {
+        pipeline.tell.parked_rows = None;
+    }
     let name = pipeline.spec.name();
     for note in &resume.notes {
         warn!(event = "note", pipeline = name, note = note.name, "{}", note.message);

@@ -131,6 +131,10 @@ impl Pipeline {
             End::Over(exit) => {
                 self.leave_nothing_in_flight();
                 self.farewell(session.connected).await;
+                match self.marking.owed() {
+                    0 => {}
+                    rows => say::marks_left(self, rows),
+                }
                 return End::Over(exit);
             }
             End::Restart | End::Lost(..) | End::LetGo(_) => session.connected.wal.abandon(),

@@ -1,6 +1,7 @@
 //! Polling end to end: each layout to real Kafka, with the marks its seed writes, and the order of each aggregate.
 
 mod letters;
+mod locked;
 mod parked;
 mod refused;
 mod roles;

@@ -58,6 +58,7 @@ impl Pipeline {
         let takes_all = !claim.more && claim.withheld == 0 && polling.poller.repairs().is_none();
         polling.empties_since = takes_all.then_some(began);
         say::rows_expired(&mut self.tell, self.spec.name(), claim.expired);
+        self.look_who_locks(polling, &claim.missed, stop).await?;
         if let Some(renewal) = &mut polling.renewal {
             renewal.claimed(claim.more, claim.withheld);
         }

@@ -1,12 +1,18 @@
 //! Looks at the polled table: how long its oldest ready row has waited.
 //!
-//! One look at a time, on the control connection, whether a claim is open or not.
+//! One look at a time, on the control connection, whether a claim is open or not. And one before the first claim:
+//! whether the table has rows without a mark that the stream has passed.
 
+use super::Polling;
 use crate::driver::alarm::Alarm;
 use crate::driver::lag::OldestRow;
+use crate::driver::pipeline::Pipeline;
+use crate::driver::say;
 use crate::driver::session::{Job, job};
 use crate::postgres::SourceError;
 use crate::postgres::poll::OldestReady;
+use crate::postgres::poll::listed::Table;
+use crate::postgres::repair::{self, Method, Selection};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -18,6 +24,9 @@ const PAUSE_MIN: Duration = Duration::from_secs(2);
 /// A look that takes long is followed by a pause of so many times its own length: looks take no more than a tenth of
 /// one session's time.
 const PAUSE_FACTOR: u32 = 9;
+
+/// Rows without a mark that are counted: there may be a whole table of them.
+const UNMARKED_MAX: u32 = 10_000;
 
 /// The looks at one table.
 pub(in crate::driver) struct RowLooks {
@@ -57,5 +66,25 @@ impl RowLooks {
         let pause = self.began.elapsed().saturating_mul(PAUSE_FACTOR).max(PAUSE_MIN);
         self.next_at = Instant::now() + pause;
         Ok((outcome?, self.began))
+    }
+}
+
+impl Pipeline {
+    /// Reports how many rows without a mark the stream has passed: polling publishes them, and they may be published.
+    /// There are such rows where `mode` was "wal" before. A question that fails keeps nobody from polling.
+    pub(super) async fn look_for_unmarked(&mut self, polling: &Polling) {
+        let Some(spec) = self.spec.poll.table.clone() else { return };
+        let (client, name) = (polling.desk.control.client(), self.spec.name());
+        let counted = async {
+            let ledger = repair::ledger(client, name, None, Duration::ZERO).await?;
+            let method = Method::of(client, Selection::Both, ledger.known.as_deref()).await?;
+            let table = Table::read(client, spec).await?;
+            method.count_passed(client, &table, UNMARKED_MAX).await
+        };
+        match counted.await {
+            Ok(None | Some(0)) => {}
+            Ok(Some(rows)) => say::unmarked_rows(self, rows, rows >= u64::from(UNMARKED_MAX)),
+            Err(error) => say::look_failed(self, &error),
+        }
     }
 }

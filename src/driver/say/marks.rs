@@ -1,10 +1,11 @@
-//! What is said of marks on published rows, and of a cursor row, that have to wait.
+//! What is said of rows of the outbox table, and of a cursor row, that have to wait: to be claimed, marked, written.
 
 use crate::driver::marking::Waiting;
 use crate::driver::pipeline::Pipeline;
 use crate::driver::trouble::{Due, Trouble};
 use crate::error::Chain;
-use crate::postgres::{SourceError, action, locks};
+use crate::postgres::locks::Holder;
+use crate::postgres::{SourceError, TableName, action, locks};
 use std::time::Instant;
 use tracing::{info, warn};
 
@@ -68,6 +69,69 @@ pub(in crate::driver) fn marks_failed(
             reason,
             hint,
             "published rows can't be marked; events go on"
+        );
+    }
+}
+
+/// Polling begins, and publishes rows that the stream has passed, since they have no mark.
+pub(in crate::driver) fn unmarked_rows(pipeline: &Pipeline, rows: u64, or_more: bool) {
+    let more = if or_more { " or more" } else { "" };
+    let hint = "docs/polling.md (from the stream to polling) has the statement that shows these rows, and what to do";
+    warn!(
+        event = "unmarked_rows",
+        pipeline = pipeline.spec.name(),
+        rows,
+        or_more,
+        hint,
+        "{rows}{more} rows without a mark are of transactions that the stream has passed: polling publishes them, \
+         though they may be published already, and maybe behind newer events of their aggregates"
+    );
+}
+
+/// Published rows stay without their mark: this process ends, and mode "wal" does not wait for marks.
+pub(in crate::driver) fn marks_left(pipeline: &Pipeline, rows: usize) {
+    let hint = "docs/polling.md (from the stream to polling) has the statement that shows these rows, and what to do";
+    warn!(
+        event = "marks_left",
+        pipeline = pipeline.spec.name(),
+        rows,
+        hint,
+        "{rows} published rows stay without their mark: they were locked, or the table refused it"
+    );
+}
+
+/// Rows that are to be published are locked by another session: claims pass over them.
+pub(in crate::driver) fn claims_wait(
+    pipeline: &mut Pipeline,
+    table: &TableName,
+    holders: &[Holder],
+) {
+    let holder = locks::names(holders);
+    let reason = format!(
+        "rows of {table} are locked by {holder}: they, and the later events of their aggregates, wait"
+    );
+    let hint =
+        "end that session's transaction (commit or roll back); all other events are published";
+    let now = Instant::now();
+    let due = Trouble::note(&mut pipeline.tell.claims, reason.clone(), Some(hint.to_owned()), now);
+    if let Some(Due { seconds, tries }) = due {
+        let pipeline = pipeline.spec.name();
+        let table = table.to_string();
+        warn!(
+            event = "claims_wait",
+            pipeline, table, holder, seconds, tries, reason, hint, "{reason}"
+        );
+    }
+}
+
+/// No row that is to be published is locked.
+pub(in crate::driver) fn claims_go_on(pipeline: &mut Pipeline) {
+    if let Some(trouble) = pipeline.tell.claims.take() {
+        let seconds = trouble.seconds(Instant::now());
+        let pipeline = pipeline.spec.name();
+        info!(
+            event = "claims_go_on",
+            pipeline, seconds, "no row to be published is locked any more"
         );
     }
 }

@@ -4,11 +4,13 @@ use super::table::Shape;
 use crate::event::PgTime;
 use crate::lsn::Lsn;
 use crate::postgres::error::{SourceError, SourceErrorKind};
+use crate::postgres::locks::{self, Holder};
+use crate::postgres::names::TableName;
 use bytes::{BufMut, Bytes, BytesMut};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
-use tokio_postgres::{SimpleQueryMessage, SimpleQueryRow};
+use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow};
 
 /// Rows of one transaction that is still open: nobody else can take them, and nothing is marked.
 ///
@@ -24,6 +26,8 @@ pub struct Claim {
     pub expired: u64,
     /// Rows that an earlier one of their aggregate held back: it is locked, delayed, or has failed.
     pub withheld: u64,
+    /// Of those, rows that could not be had themselves: mostly because another session has locked them.
+    pub missed: Missed,
     /// There may be more to claim at once.
     pub more: bool,
     pub(super) places: Vec<Place>,
@@ -49,6 +53,50 @@ pub(super) struct Place {
     pub(super) oid: u32,
     pub(super) block: u32,
     pub(super) line: u16,
+}
+
+/// Rows of the table that a claim could not have, each as `OID:(block,line)`; at most [`locks::ROWS_MAX`].
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Missed(Vec<String>);
+
+impl Missed {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn push(&mut self, place: Place) {
+        if self.0.len() < locks::ROWS_MAX {
+            let Place { oid, block, line } = place;
+            self.0.push(format!("{oid}:({block},{line})"));
+        }
+    }
+
+    /// These too.
+    pub(super) fn extend(&mut self, more: &Self) {
+        let room = locks::ROWS_MAX.saturating_sub(self.0.len());
+        self.0.extend(more.0.iter().take(room).cloned());
+    }
+
+    /// Which sessions have locked them. To be asked by another session than the claim's, whose transaction an error
+    /// would end.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn holders(
+        &self,
+        client: &Client,
+        table: &TableName,
+    ) -> Result<Vec<Holder>, SourceError> {
+        let rows: Vec<&str> = self.0.iter().map(String::as_str).collect();
+        // By the places first, which finds the rows without reading the table.
+        let xmax = format!(
+            "SELECT o.xmax::text FROM {table} AS o \
+             WHERE o.ctid = ANY (ARRAY(SELECT split_part(w, ':', 2)::tid FROM unnest($1::text[]) AS w)) \
+               AND concat(o.tableoid, ':', o.ctid) = ANY ($1::text[])"
+        );
+        locks::holders(client, table, &xmax, &rows).await
+    }
 }
 
 /// What became of one claimed row.
@@ -81,6 +129,7 @@ pub(super) struct Look {
     /// Aggregates whose first row could not be had.
     pub(super) blocked: BTreeSet<String>,
     pub(super) withheld: u64,
+    pub(super) missed: Missed,
     /// Rows that were looked at, before the bound on bytes.
     pub(super) candidates: usize,
     /// Rows the answer spoke of.
@@ -90,15 +139,16 @@ pub(super) struct Look {
 }
 
 /// Columns of the answer before the table's own: see [`super::sql::claim`].
-const HEAD: usize = 6;
+const HEAD: usize = 7;
 
 /// One row of the answer.
 struct Seen<'a> {
     /// Its place in the order.
     n: u64,
     key: &'a str,
-    /// `None` where it could not be had.
-    place: Option<Place>,
+    place: Place,
+    /// It is locked by us.
+    had: bool,
     expired: bool,
     /// Where its message is in the buffer.
     message: Range<usize>,
@@ -129,19 +179,19 @@ impl Look {
     }
 
     fn take(&mut self, row: Seen<'_>, buffer: &Bytes) {
-        match row.place {
-            None => {
-                self.blocked.insert(row.key.to_owned());
-                self.withheld += 1;
-            }
-            Some(place) if row.expired => self.expired.push(place),
-            Some(_) if self.blocked.contains(row.key) => self.withheld += 1,
-            Some(place) => {
-                self.rows.push(buffer.slice(row.message));
-                self.numbers.push(row.n);
-                self.places.push(place);
-                self.keys.push(row.key.to_owned());
-            }
+        if !row.had {
+            self.blocked.insert(row.key.to_owned());
+            self.withheld += 1;
+            self.missed.push(row.place);
+        } else if row.expired {
+            self.expired.push(row.place);
+        } else if self.blocked.contains(row.key) {
+            self.withheld += 1;
+        } else {
+            self.rows.push(buffer.slice(row.message));
+            self.numbers.push(row.n);
+            self.places.push(row.place);
+            self.keys.push(row.key.to_owned());
         }
     }
 
@@ -166,14 +216,13 @@ impl<'a> Seen<'a> {
         buffer: &mut BytesMut,
     ) -> Result<Self, SourceError> {
         let start = buffer.len();
-        let place = match text(row, 3)? {
-            None => None,
-            Some(tid) => {
-                insert(row, shape, buffer)?;
-                Some(Place::read(number(text(row, 2)?)?, tid)?)
-            }
-        };
+        let had = text(row, 6)? == Some("t");
+        if had {
+            insert(row, shape, buffer)?;
+        }
+        let place = Place::read(number(text(row, 2)?)?, text(row, 3)?.unwrap_or_default())?;
         Ok(Self {
+            had,
             n: number(text(row, 0)?)?,
             key: text(row, 1)?.unwrap_or_default(),
             place,

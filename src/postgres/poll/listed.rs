@@ -2,7 +2,7 @@
 //!
 //! It locks nothing and marks nothing. The rows leave as pgoutput Insert messages in a [`Claim`], as polling's do.
 
-use super::claim::{Claim, Look};
+use super::claim::{Claim, Look, Missed};
 use super::spec::PollSpec;
 use super::sql::{CLAIM_BYTES_MAX, key, order, size, unpublished};
 use super::table::{self, Column, Shape};
@@ -173,6 +173,7 @@ impl Table {
             claimed_at,
             expired: 0,
             withheld: 0,
+            missed: Missed::default(),
             more: true,
             places: tids,
             keys,
@@ -194,7 +195,7 @@ impl Table {
             let _infallible = write!(names, ", x.c{at}");
         }
         format!(
-            "SELECT x.n, x.key, x.oid, x.tid, false, x.candidates{names} FROM (\n  \
+            "SELECT x.n, x.key, x.oid, x.tid, false, x.candidates, true{names} FROM (\n  \
                SELECT w.n, {key} AS key, o.tableoid AS oid, o.ctid AS tid, count(*) OVER () AS candidates,\n    \
                  row_number() OVER v AS place, sum({size}) OVER v AS total{values}\n  \
                FROM (SELECT ARRAY[{wanted}]::text[] AS ids) AS l\n  \

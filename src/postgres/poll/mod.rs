@@ -28,7 +28,7 @@ mod table;
 mod tests;
 mod times;
 
-pub use claim::{Claim, Settled};
+pub use claim::{Claim, Missed, Settled};
 pub use lock::{Locked, lock};
 pub use oldest::OldestReady;
 pub use session::{CHANNEL, CLAIM_ROWS_MAX, Opened, Poller};

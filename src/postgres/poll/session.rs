@@ -2,7 +2,7 @@
 
 mod pauses;
 
-use super::claim::{Claim, Look, Settled};
+use super::claim::{Claim, Look, Missed, Settled};
 use super::dies::dies;
 use super::lock::{Locked, lock};
 use super::oldest::OldestReady;
@@ -167,11 +167,12 @@ impl Poller {
         let now = Instant::now();
         let mut blocked: Vec<String> = Vec::new();
         let mut look = Look::default();
-        let (mut expired, mut withheld) = (0, 0);
+        let (mut expired, mut withheld, mut missed) = (0, 0, Missed::default());
         for _ in 0..LOOKS_MAX {
             look = self.look(limit, (visible_in, unready), now, &blocked).await?;
             expired += self.expire(&look).await?;
             withheld += look.withheld;
+            missed.extend(&look.missed);
             let in_vain = !look.blocked.is_empty() || !look.expired.is_empty();
             if !look.rows.is_empty() || !look.cut(limit) || !in_vain {
                 break;
@@ -189,7 +190,7 @@ impl Poller {
             self.end("COMMIT").await?;
         }
         let Look { rows, places, keys, at, claimed_at, .. } = look;
-        Ok(Claim { rows, at, claimed_at, expired, withheld, more, places, keys })
+        Ok(Claim { rows, at, claimed_at, expired, withheld, missed, more, places, keys })
     }
 
     async fn look(

@@ -28,7 +28,7 @@ pub(super) struct Ask<'a> {
 /// Begins the transaction, claims, and reads the clock.
 ///
 /// Each row of the claim is: its place in the order, by which whoever reads them sorts; the aggregate's key; OID and
-/// place of the locked row, NULL where it could not be had; whether it has expired; how many rows were looked at; then
+/// place of the row; whether it has expired; how many rows were looked at; whether it was had, and is locked by us; and
 /// the table's columns. A row that could not be had is locked, has an unready one before it, or has gone meanwhile.
 ///
 /// `NOT IN` and no join, since the planner underrates how many rows are locked, and would compare each with each.
@@ -69,10 +69,12 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
            FROM free AS f JOIN {table} AS o ON o.tableoid = f.oid AND o.ctid = f.tid\n  \
            WHERE {ready}\n  FOR UPDATE OF o SKIP LOCKED\n\
          )\n\
-         SELECT f.n, f.key, NULL, NULL, f.expired, (SELECT count(*) FROM first){nothing}\nFROM first AS f\n\
+         SELECT f.n, f.key, f.oid, f.tid, f.expired, (SELECT count(*) FROM first), false{nothing}\n\
+         FROM first AS f\n\
          WHERE (f.total <= {bytes} OR f.n = 1) AND f.n NOT IN (SELECT g.n FROM got AS g)\n\
          UNION ALL\n\
-         SELECT g.n, g.key, g.oid, g.tid, g.expired, (SELECT count(*) FROM first){names}\nFROM got AS g;\n\
+         SELECT g.n, g.key, g.oid, g.tid, g.expired, (SELECT count(*) FROM first), true{names}\n\
+         FROM got AS g;\n\
          SELECT pg_current_wal_insert_lsn(), \
            (extract(epoch FROM clock_timestamp()) * 1000000)::int8 - 946684800000000",
         kind = ident(&spec.aggregate_type),

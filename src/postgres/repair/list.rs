@@ -10,7 +10,7 @@
 //! not.
 
 use super::row::Selection;
-use crate::postgres::error::SourceError;
+use crate::postgres::error::{SourceError, Statement};
 use crate::postgres::names::{ident, literal};
 use crate::postgres::poll::listed::Table;
 use std::fmt::Write as _;
@@ -128,6 +128,41 @@ impl Method {
             rows = self.rows(table),
             snapshot = literal(snapshot),
         )
+    }
+
+    /// Counts rows without a mark of transactions that are known to be resolved, and that are not parked: up to `most`.
+    /// `None` where nothing is known of transactions.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn count_passed(
+        &self,
+        client: &Client,
+        table: &Table,
+        most: u32,
+    ) -> Result<Option<u64>, SourceError> {
+        let Some(unresolved) = self.known.as_deref().and_then(|known| self.unresolved(known))
+        else {
+            return Ok(None);
+        };
+        let spec = table.spec();
+        let failed = |e| {
+            SourceError::control(format!("count rows of {} without their mark", spec.table), e)
+                .of(Statement::Look)
+        };
+        let sql = format!(
+            "SELECT count(*) FROM (SELECT FROM {name} AS o WHERE {unmarked} AND NOT ({unresolved})\n  \
+               AND NOT EXISTS (SELECT FROM postrider.parked AS p\n    \
+                 WHERE p.pipeline = {pipeline} AND p.event_id = {id})\n  \
+               LIMIT {most}) AS r",
+            name = spec.table,
+            unmarked = table.unmarked(),
+            pipeline = literal(&spec.pipeline),
+            id = table.id(),
+        );
+        let row = client.query_one(&sql, &[]).await.map_err(failed)?;
+        let count: i64 = row.try_get(0).map_err(failed)?;
+        Ok(Some(count.unsigned_abs()))
     }
 
     /// The rows (`o`) of the selection.

@@ -7,6 +7,7 @@ use crate::private::{PrivateKafka, PrivatePostgres, Signal, exit_of, free_port, 
 use crate::relay::http_get;
 use crate::server::{Client, Version};
 use crate::topic::{Topic, admin, create_topic};
+use postrider::postgres::schema;
 use rdkafka::admin::{AdminOptions, AlterConfig, ResourceSpecifier};
 use std::fmt::Write as _;
 use std::fs;
@@ -89,6 +90,14 @@ impl World {
         self.statement(include_str!("../../../sql/layouts/commerce.sql"), "set up").await;
         self.statement(include_str!("../../../sql/layouts/gcx.sql"), "set up").await;
         self.statement(include_str!("../../../sql/layouts/sqlgarden.sql"), "set up").await;
+        let migrations = schema::MIGRATIONS.iter().map(|migration| migration.sql);
+        let schema: String =
+            std::iter::once("CREATE SCHEMA postrider;").chain(migrations).collect();
+        let session = Client::connect(&self.postgres.url_of("shop")).await.expect("a session");
+        session.batch(&schema).await;
+        session
+            .batch("grant usage on schema postrider to admin; grant all on all tables in schema postrider to admin")
+            .await;
     }
 
     /// Streaming.

@@ -17,10 +17,10 @@ WITH first AS MATERIALIZED (
   WHERE true
   FOR UPDATE OF o SKIP LOCKED
 )
-SELECT f.n, f.key, NULL, NULL, f.expired, (SELECT count(*) FROM first), NULL, NULL, NULL, NULL
+SELECT f.n, f.key, f.oid, f.tid, f.expired, (SELECT count(*) FROM first), false, NULL, NULL, NULL, NULL
 FROM first AS f
 WHERE (f.total <= 8388608 OR f.n = 1) AND f.n NOT IN (SELECT g.n FROM got AS g)
 UNION ALL
-SELECT g.n, g.key, g.oid, g.tid, g.expired, (SELECT count(*) FROM first), g.c0, g.c1, g.c2, g.c3
+SELECT g.n, g.key, g.oid, g.tid, g.expired, (SELECT count(*) FROM first), true, g.c0, g.c1, g.c2, g.c3
 FROM got AS g;
 SELECT pg_current_wal_insert_lsn(), (extract(epoch FROM clock_timestamp()) * 1000000)::int8 - 946684800000000
