@@ -7,11 +7,11 @@ mod report;
 
 pub use report::ServerReport;
 
+use report::{associated_lsn, clean};
 use std::error::Error;
 use std::fmt;
 use std::time::Duration;
-
-use report::{associated_lsn, clean};
+use tokio_postgres::types::WrongType;
 
 /// A five-character SQLSTATE (manual, appendix A).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,6 +30,8 @@ impl SqlState {
     pub const UNDEFINED_OBJECT: Self = Self(*b"42704");
     /// `09000`, `triggered_action_exception`: ours, where a table's own triggers undo what is written.
     pub const TRIGGERED_ACTION_EXCEPTION: Self = Self(*b"09000");
+    /// `42804`, `datatype_mismatch`.
+    pub const DATATYPE_MISMATCH: Self = Self(*b"42804");
     /// `55P03`, `lock_not_available`: somebody else holds a lock for longer than we wait.
     pub const LOCK_NOT_AVAILABLE: Self = Self(*b"55P03");
     /// `58P01`, `undefined_file`: the server has no history of that timeline.
@@ -213,6 +215,18 @@ impl SourceError {
                 associated_lsn: db.where_().and_then(associated_lsn),
             };
             return Self::server(doing, report.without_values());
+        }
+        // A column or parameter has another type than ours: the client says so before the server could.
+        if let Some(wrong) = error.source().and_then(|source| source.downcast_ref::<WrongType>()) {
+            let report = ServerReport {
+                severity: "ERROR".to_owned(),
+                sqlstate: SqlState::DATATYPE_MISMATCH,
+                message: clean(&wrong.to_string()),
+                detail: None,
+                hint: None,
+                associated_lsn: None,
+            };
+            return Self::server(doing, report);
         }
         Self::new(SourceErrorKind::Closed, doing).caused_by(error)
     }

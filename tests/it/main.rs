@@ -110,6 +110,7 @@ mod marks;
 mod model;
 /// What the operations page tells an operator to do.
 mod operations;
+mod own_tables;
 /// The operators' words that need no relay.
 mod parked_cli;
 mod parked_locks;
