@@ -110,10 +110,11 @@ impl Ours {
         let (retyped, other, own) = match self {
             Self::Insert => ("timestamp_ms", "boolean using false", "bigint using null"),
             Self::Update => ("acted_reason", "boolean using false", "text using null"),
+            // The others are in constraints, which keep their types.
             Self::Cursor => (
-                "partial_commit_lsn",
-                "text using partial_commit_lsn::text",
-                "pg_lsn using partial_commit_lsn::pg_lsn",
+                "updated_at drop default ;; alter table postrider.cursor alter column updated_at",
+                "boolean using false",
+                "timestamptz using now() ;; alter table postrider.cursor alter column updated_at set default now()",
             ),
         };
         sql.replace("{table}", table)
