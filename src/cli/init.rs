@@ -37,8 +37,11 @@ pub(super) async fn run(
         (None, None) => (init::plain(layout.unwrap_or(Layout::Postrider)), Vec::new()),
     };
     fill_in(&mut draft, args, pipeline)?;
+    init::check_draft(&draft)?;
+    if !draft.is_complete() {
+        exit = Exit::NotWell;
+    }
     let text = init::text(&draft);
-    init::check(&text)?;
     if args.output == Path::new(STREAM) {
         Output::stdout().line(text.trim_end()).map_err(CliError::Output)?;
     } else {

@@ -15,13 +15,23 @@ pub struct Draft {
     keys: Vec<(String, String, Value)>,
     /// Lines below a table's keys, without `#`.
     notes: Vec<(String, String)>,
+    /// Names in `sink.properties` that the reader refuses, and that are written all the same: nothing is to run before
+    /// somebody has replaced them.
+    refused: Vec<String>,
 }
 
 impl Draft {
     /// An empty one. The name is made fit for a pipeline.
     pub fn new(name: &str) -> Self {
         let (head, tail) = (Vec::new(), Vec::new());
-        Self { name: pipeline_name(name), head, tail, keys: Vec::new(), notes: Vec::new() }
+        Self {
+            name: pipeline_name(name),
+            head,
+            tail,
+            keys: Vec::new(),
+            notes: Vec::new(),
+            refused: Vec::new(),
+        }
     }
 
     /// Sets `key` of `[pipelines.NAME.table]`, in place of what it had. Strings are as the file has them: `${NAME}` is
@@ -37,6 +47,25 @@ impl Draft {
     /// Takes a key away again.
     pub(super) fn unset(&mut self, table: &str, key: &str) {
         self.keys.retain(|(t, k, _)| !(t == table && k == key));
+    }
+
+    /// Keeps a property that the reader refuses.
+    pub(super) fn keep_refused(&mut self, property: &str) {
+        self.refused.push(property.to_owned());
+    }
+
+    /// Whether the reader takes the file as it is written.
+    pub fn is_complete(&self) -> bool {
+        self.refused.is_empty()
+    }
+
+    /// The draft without its properties of the login, where one of them is refused.
+    pub(super) fn checkable(&self) -> Self {
+        let mut draft = self.clone();
+        if !self.refused.is_empty() {
+            draft.keys.retain(|(table, key, _)| !(table == PROPERTIES && is_of_login(key)));
+        }
+        draft
     }
 
     /// Places a further column: `key = { way = name }`.
@@ -73,6 +102,15 @@ impl Draft {
     pub(super) fn notes_of<'d>(&'d self, table: &'d str) -> impl Iterator<Item = &'d str> {
         self.notes.iter().filter(move |(t, _)| t == table).map(|(_, line)| line.as_str())
     }
+}
+
+/// The table of librdkafka's properties.
+pub(super) const PROPERTIES: &str = "sink.properties";
+
+/// Whether a property decides how the relay logs in, and whether the connection is encrypted. Without one of them the
+/// others may still be taken, and the connection be another.
+pub(super) fn is_of_login(property: &str) -> bool {
+    property == "security.protocol" || property.starts_with("sasl.") || property.starts_with("ssl.")
 }
 
 /// Characters that a pipeline's name has at most: a slot's name, without the prefix.

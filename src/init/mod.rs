@@ -38,6 +38,14 @@ fn explain(draft: &mut Draft, layout: Layout) {
     draft.note("route", format!("key = {}", Value::String(spec.key)));
 }
 
+/// Reads the file of a draft as `postrider run` will, but for what it is known to refuse of it.
+///
+/// # Errors
+/// It would be refused.
+pub fn check_draft(draft: &Draft) -> Result<(), InitError> {
+    check(&text(&draft.checkable()))
+}
+
 /// Reads a written configuration as `postrider run` will, as if every variable in it were set.
 ///
 /// # Errors

@@ -98,6 +98,7 @@ const PARTS: &[Part] = &[
         ],
         always: false,
     },
+    Part { table: "parking", comment: "", keys: &[("dead_topic", "", None)], always: false },
     Part {
         table: "sink",
         comment: "",

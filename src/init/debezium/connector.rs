@@ -40,7 +40,20 @@ pub(super) fn translate(t: &mut Translator<'_>, overrides: &Overrides) -> Result
     t.draft.set("outbox", "table", table);
     brokers(t);
     created_topics(t);
+    dead_letters(t);
     Ok(())
+}
+
+/// The topic of dead letters.
+fn dead_letters(t: &mut Translator<'_>) {
+    const OPTION: &str = "errors.deadletterqueue.topic.name";
+    let Some(given) = t.get(OPTION) else { return };
+    let topic = value::plain(given);
+    if topic.contains("${") || crate::record::is_topic_name(topic.as_bytes()) {
+        t.draft.set("parking", "dead_topic", topic);
+    } else {
+        t.answer(OPTION, NoCounterpart, "not the name of a topic: set parking.dead_topic");
+    }
 }
 
 /// What Kafka Connect makes topics with: the default group alone, and nothing without its partitions and replicas.
@@ -60,9 +73,13 @@ fn created_topics(t: &mut Translator<'_>) {
         match value.trim().parse::<i64>() {
             Ok(number) if number > 0 => t.draft.set(table, name, number),
             Ok(_) => {}
-            Err(_) => t.hint(format!(
-                "{table}.{name}: the connector's value is not a number; set it by hand"
-            )),
+            Err(_) => {
+                let option =
+                    format!("{GROUP}{}", name.replace("replication_factor", "replication.factor"));
+                let text = "not a number, and not in the file: set it by hand";
+                t.answer(&option, NoCounterpart, format!("{table}.{name}: {text}"));
+                t.hint(format!("{table}.{name}: the connector's value is {text}"));
+            }
         }
     }
     if t.draft.keys_of(table).next().is_none() {
@@ -118,7 +135,9 @@ fn url(t: &mut Translator<'_>) -> String {
         write!(text, "?{}", parameters.join("&")).unwrap_or_default();
     }
     if !is_known("database.sslmode") {
-        t.hint("database.sslmode is filled in from elsewhere: write it into source.url");
+        let text = "filled in from elsewhere, and not in the file: write sslmode into source.url";
+        t.hint(format!("database.sslmode is {text}"));
+        t.answer("database.sslmode", NoCounterpart, text);
     }
     for option in ["database.hostname", "database.user", "database.dbname"] {
         match t.get(option) {

@@ -68,12 +68,42 @@ pub fn translate(text: &str, overrides: &Overrides) -> Result<Translation, InitE
         ),
         None => {}
     }
-    producer::drop_refused(&mut t);
+    transforms(&mut t, &aliases, alias);
+    producer::answer_refused(&mut t);
     let (mut draft, answers, hints) = t.finish();
-    let head = "Translated from the configuration of a Debezium connector; every option of it is answered below.";
+    let head = "Translated from the configuration of a Debezium connector. At the end of the file: what to do before \
+                it runs, and what became of each option.";
     draft.head = vec![head.to_owned()];
-    draft.tail = answer::lines(&answers, &Verdict::ALL);
+    if !hints.is_empty() {
+        draft.tail.push("to do:".to_owned());
+        draft.tail.extend(hints.iter().map(|hint| format!("  {hint}")));
+    }
+    draft.tail.extend(answer::lines(&answers, &Verdict::ALL));
     Ok(Translation { draft, answers, hints })
+}
+
+/// Ends of the classes of transforms that give a record another topic.
+const RENAMING: [&str; 3] = ["Router", "ExtractTopic$Key", "ExtractTopic$Value"];
+
+/// Transforms that rename the topics which the event router made: without them records go elsewhere.
+fn transforms(t: &mut Translator<'_>, aliases: &[&str], router: &str) {
+    for alias in aliases.iter().skip_while(|alias| **alias != router).skip(1) {
+        let option = format!("transforms.{alias}.type");
+        let Some(class) = t.get(&option) else { continue };
+        if !RENAMING.iter().any(|end| class.ends_with(end)) {
+            continue;
+        }
+        let topics = match t.draft.get("route", "topic") {
+            Some(topic) => format!(" ({topic})"),
+            None => String::new(),
+        };
+        let text = format!(
+            "renamed the topics, and is not run: set route.topic or route.replace to the new names before the first \
+             run; else records go to the topics that the event router names{topics}"
+        );
+        t.hint(format!("transform {alias} {text}"));
+        t.answer(&option, Verdict::NoCounterpart, text);
+    }
 }
 
 fn no_router() -> InitError {

@@ -1,11 +1,12 @@
 //! The Java producer's settings as librdkafka's.
 
-use super::answer::Verdict::{NoCounterpart, NotNeeded, Translated};
+use super::answer::Verdict::{self, NoCounterpart, NotNeeded, Translated};
 use super::options::{Known, find};
 use super::translate::Translator;
 use super::value;
 use crate::config::Finding;
 use crate::init::InitError;
+use crate::init::draft::{PROPERTIES, is_of_login};
 
 const fn same(name: &'static str) -> Known {
     Known { name, verdict: Translated, same: &[], text: "sink.properties, by the same name" }
@@ -96,10 +97,8 @@ pub(super) const TABLE: &[Known] = &[
     needless("auto.include.jmx.reporter", "docs/metrics.md"),
 ];
 
-const SINK: &str = "sink.properties";
-
-/// Rounds in which properties are left out that are refused.
-const DROPS_MAX: usize = 20;
+/// Rounds in which refused properties are looked for.
+const ROUNDS_MAX: usize = 20;
 
 /// The part of an option's name that is the producer's, where it is one.
 pub(super) fn name_of(option: &str) -> Option<&str> {
@@ -123,35 +122,52 @@ pub(super) fn translate(t: &mut Translator<'_>) {
             "ssl.truststore.location" => truststore(t, given, get("ssl.truststore.type")),
             "ssl.keystore.location" => keystore(t, given, get("ssl.keystore.type")),
             "ssl.keystore.password"
-                if !is_pem(get("ssl.keystore.location"), get("ssl.keystore.type")) =>
+                if is_pem(get("ssl.keystore.location"), get("ssl.keystore.type")) =>
             {
-                secret(t, "ssl.keystore.password", given, "KAFKA_KEYSTORE_PASSWORD");
+                answer(t, name, NotNeeded, "a PEM key store has none");
             }
-            "ssl.key.password" => secret(t, "ssl.key.password", given, "KAFKA_KEY_PASSWORD"),
-            "ssl.keystore.password" | "ssl.keystore.type" | "ssl.truststore.type" => {}
+            "ssl.keystore.password" => secret(t, name, name, given, "KAFKA_KEYSTORE_PASSWORD"),
+            "ssl.key.password" => secret(t, name, name, given, "KAFKA_KEY_PASSWORD"),
+            "ssl.keystore.type" | "ssl.truststore.type" => {
+                let location = name.replace(".type", ".location");
+                let is_taken = is_pem(None, Some(given))
+                    || (name == "ssl.keystore.type" && given.eq_ignore_ascii_case("PKCS12"));
+                if get(&location).is_none() {
+                    answer(t, name, NotNeeded, "no store is named");
+                } else if !is_taken {
+                    let text = format!("a store of this type is not taken: see {location}");
+                    answer(t, name, NoCounterpart, &text);
+                }
+            }
             "ssl.endpoint.identification.algorithm" => {
                 let given = if given.trim().is_empty() { "none" } else { given };
-                t.draft.set(SINK, name, value::plain(given));
+                t.property(name, name, value::plain(given));
             }
             "send.buffer.bytes" | "receive.buffer.bytes" => {
                 // -1 is the system's own; librdkafka calls that 0.
                 let given = if given.trim() == "-1" { "0" } else { given };
-                t.draft.set(SINK, &format!("socket.{name}"), value::plain(given));
+                t.property(name, &format!("socket.{name}"), value::plain(given));
             }
-            "max.request.size" => t.draft.set(SINK, "message.max.bytes", value::plain(given)),
+            "max.request.size" => t.property(name, "message.max.bytes", value::plain(given)),
             "compression.gzip.level" | "compression.lz4.level" | "compression.zstd.level" => {
-                t.draft.set(SINK, "compression.level", value::plain(given));
+                t.property(name, "compression.level", value::plain(given));
             }
-            name => t.draft.set(SINK, name, value::plain(given)),
+            name => t.property(name, name, value::plain(given)),
         }
     }
 }
 
-/// Leaves out what librdkafka does not take: a value that only the Java producer knows is no reason to write nothing.
-pub(super) fn drop_refused(t: &mut Translator<'_>) {
-    // Without one property another may be refused: `security.protocol` without a mechanism.
-    for _ in 0..DROPS_MAX {
-        let Err(InitError::Refused(findings)) = crate::init::check(&crate::init::text(&t.draft))
+fn answer(t: &mut Translator<'_>, name: &str, verdict: Verdict, text: &str) {
+    t.answer_where(|option| name_of(option) == Some(name), verdict, text);
+}
+
+/// Answers the properties that are refused. One of the login stays in the file, which is refused with it: without it
+/// the connection could be one that nobody asked for, in clear text for instance. Others are left out.
+pub(super) fn answer_refused(t: &mut Translator<'_>) {
+    let mut rest = t.draft.clone();
+    // Without one property another may be refused.
+    for _ in 0..ROUNDS_MAX {
+        let Err(InitError::Refused(findings)) = crate::init::check(&crate::init::text(&rest))
         else {
             return;
         };
@@ -160,16 +176,33 @@ pub(super) fn drop_refused(t: &mut Translator<'_>) {
             Some((name, finding.message.clone()))
         };
         for (name, why) in findings.list.iter().filter_map(of) {
-            t.draft.unset(SINK, &name);
-            t.hint(format!("sink.properties has no \"{name}\": {why}"));
+            let (text, to_do) = if is_of_login(&name) {
+                t.draft.keep_refused(&name);
+                rest = t.draft.checkable();
+                (
+                    format!("refused, and so is the file until this line is replaced: {why}"),
+                    format!("replace \"{name}\" in sink.properties: {why}"),
+                )
+            } else {
+                rest.unset(PROPERTIES, &name);
+                t.draft.unset(PROPERTIES, &name);
+                (
+                    format!("not in the file: {why}"),
+                    format!("sink.properties has no \"{name}\": {why}"),
+                )
+            };
+            for option in t.options_of(&name) {
+                answer(t, &option, NoCounterpart, &text);
+            }
+            t.hint(to_do);
         }
     }
 }
 
 /// A secret becomes a variable: the one it was, where it was one.
-fn secret(t: &mut Translator<'_>, name: &str, given: &str, variable: &str) {
+fn secret(t: &mut Translator<'_>, option: &str, name: &str, given: &str, variable: &str) {
     let variable = value::variable(given).unwrap_or_else(|| variable.to_owned());
-    t.draft.set(SINK, name, format!("${{{variable}}}"));
+    t.property(option, name, format!("${{{variable}}}"));
     t.hint(format!(
         "set the environment variable {variable}, or write \"{name}_file\" = a file that holds it"
     ));
@@ -177,11 +210,12 @@ fn secret(t: &mut Translator<'_>, name: &str, given: &str, variable: &str) {
 
 /// `….ScramLoginModule required username="u" password="p";`
 fn jaas(t: &mut Translator<'_>, given: &str) {
+    const OPTION: &str = "sasl.jaas.config";
     let module = given.split_whitespace().next().unwrap_or_default();
     if !(module.ends_with("ScramLoginModule") || module.ends_with("PlainLoginModule")) {
         let text =
             "only PLAIN and SCRAM are translated: write librdkafka's sasl.* into sink.properties";
-        t.answer_where(|option| name_of(option) == Some("sasl.jaas.config"), NoCounterpart, text);
+        answer(t, OPTION, NoCounterpart, text);
         return;
     }
     let field = |name: &str| {
@@ -190,8 +224,9 @@ fn jaas(t: &mut Translator<'_>, given: &str) {
         rest.get(1..)?.split(quote).next().map(str::to_owned)
     };
     let user = field("username").unwrap_or_default();
-    t.draft.set(SINK, "sasl.username", value::named(&user, "KAFKA_USERNAME"));
-    secret(t, "sasl.password", &field("password").unwrap_or_default(), "KAFKA_PASSWORD");
+    t.property(OPTION, "sasl.username", value::named(&user, "KAFKA_USERNAME"));
+    let password = field("password").unwrap_or_default();
+    secret(t, OPTION, "sasl.password", &password, "KAFKA_PASSWORD");
 }
 
 fn is_pem(location: Option<&str>, kind: Option<&str>) -> bool {
@@ -201,36 +236,30 @@ fn is_pem(location: Option<&str>, kind: Option<&str>) -> bool {
 }
 
 fn truststore(t: &mut Translator<'_>, path: &str, kind: Option<&str>) {
+    const OPTION: &str = "ssl.truststore.location";
     if is_pem(Some(path), kind) {
-        t.draft.set(SINK, "ssl.ca.location", value::plain(path));
+        t.property(OPTION, "ssl.ca.location", value::plain(path));
         return;
     }
     let text = "a Java key store: keytool -exportcert -rfc -keystore FILE -alias NAME > ca.pem, and name it by \
                 ssl.ca.location";
-    t.answer_where(
-        |option| name_of(option) == Some("ssl.truststore.location"),
-        NoCounterpart,
-        text,
-    );
+    answer(t, OPTION, NoCounterpart, text);
 }
 
 fn keystore(t: &mut Translator<'_>, path: &str, kind: Option<&str>) {
+    const OPTION: &str = "ssl.keystore.location";
     let is_pkcs12 = kind.map_or_else(
         || [".p12", ".pfx"].iter().any(|end| path.ends_with(end)),
         |kind| kind.eq_ignore_ascii_case("PKCS12"),
     );
     if is_pem(Some(path), kind) {
-        t.draft.set(SINK, "ssl.certificate.location", value::plain(path));
-        t.draft.set(SINK, "ssl.key.location", value::plain(path));
+        t.property(OPTION, "ssl.certificate.location", value::plain(path));
+        t.property(OPTION, "ssl.key.location", value::plain(path));
     } else if is_pkcs12 {
-        t.draft.set(SINK, "ssl.keystore.location", value::plain(path));
+        t.property(OPTION, OPTION, value::plain(path));
     } else {
         let text = "a Java key store: keytool -importkeystore -deststoretype PKCS12, and name the result by \
                     ssl.keystore.location";
-        t.answer_where(
-            |option| name_of(option) == Some("ssl.keystore.location"),
-            NoCounterpart,
-            text,
-        );
+        answer(t, OPTION, NoCounterpart, text);
     }
 }

@@ -162,7 +162,7 @@ fn topic(t: &mut Translator<'_>) -> Result<(), InitError> {
         let errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
         return Err(InitError::NotOurs {
             what: format!("route.topic.replacement does not go with route.topic.regex: {}", errors.join("; ")),
-            hint: "mend it in a copy of the connector's file; Debezium itself fails at the first record".to_owned(),
+            hint: "correct it in a copy of the connector's file; Debezium itself fails at the first record".to_owned(),
         });
     }
     t.draft.set("route.replace", "pattern", verbatim(&pattern));
@@ -267,17 +267,37 @@ fn value_converter(t: &mut Translator<'_>, has_envelope: bool) {
             NotNeeded,
             "the value was Struct{payload=…}, which nobody can read; here it is a JSON object",
         )
+    } else if has_registry(&name) {
+        (NoCounterpart, REGISTRY)
     } else {
         return;
     };
     t.answer(&option, verdict, text);
-    if verdict == NoCounterpart && t.get(&option).is_none() {
-        t.hint(format!("{option} is not given, so it is json: {text}"));
+    if verdict == NoCounterpart {
+        let given = if t.get(&option).is_none() { " is not given, so it is json" } else { "" };
+        t.hint(format!("{option}{given}: {text}"));
     }
+}
+
+/// What becomes of values and keys that a schema registry describes.
+const REGISTRY: &str = "written as Avro, Protobuf or JSON with a schema registry; here it is the column's own text or \
+                        bytes: consumers that use the registry can't read these records";
+
+/// Whether a converter writes what only a consumer with a schema registry reads.
+fn has_registry(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    ["avro", "protobuf", "jsonschema", "registry", "apicurio"]
+        .iter()
+        .any(|part| name.contains(part))
 }
 
 fn key_converter(t: &mut Translator<'_>) {
     let (option, name, has_schema) = converter(t, "key");
+    if name.as_deref().is_some_and(has_registry) {
+        t.hint(format!("{option}: {REGISTRY}"));
+        t.answer(&option, NoCounterpart, REGISTRY);
+        return;
+    }
     if !name.is_some_and(|name| is_json(&name)) {
         return;
     }

@@ -160,19 +160,100 @@ fn topics_that_connect_makes_are_made_with_its_settings() {
     assert_eq!(one.draft.keys_of("sink.create_topics").count(), 0);
 }
 
-/// What the connector logs in with and this build can't: named, with what to use.
+/// What the connector logs in with and this build can't: named, with what to use; and the file is refused until it is
+/// replaced, since without it the relay would log in otherwise, or in clear text.
 #[test]
-fn logins_that_this_build_lacks_are_left_out_and_told() {
-    for (options, told) in [
-        ("producer.override.sasl.mechanism=GSSAPI\n", "Kerberos"),
-        ("producer.override.sasl.mechanism=OAUTHBEARER\n", "OAuth tokens"),
-        ("producer.override.sasl.mechanism=AWS_MSK_IAM\n", "Amazon MSK"),
-        ("", "without `sasl.mechanism`"),
+fn logins_that_this_build_lacks_stay_in_the_file_and_it_is_refused() {
+    for (options, property, told) in [
+        ("producer.override.sasl.mechanism=GSSAPI\n", "sasl.mechanism", "Kerberos"),
+        ("producer.override.sasl.mechanism=OAUTHBEARER\n", "sasl.mechanism", "OAuth tokens"),
+        ("producer.override.sasl.mechanism=AWS_MSK_IAM\n", "sasl.mechanism", "Amazon MSK"),
+        ("", "security.protocol", "without `sasl.mechanism`"),
+        (
+            "producer.override.ssl.endpoint.identification.algorithm=nonsense\n\
+             producer.override.sasl.mechanism=PLAIN\n",
+            "ssl.endpoint.identification.algorithm",
+            "nonsense",
+        ),
     ] {
-        let text = format!("{LEAST}producer.override.security.protocol=SASL_SSL\n{options}");
-        let hints = translated(&text).hints.join("\n");
-        assert!(hints.contains(told), "{options}: {hints}");
+        let given = format!("{LEAST}producer.override.security.protocol=SASL_SSL\n{options}");
+        let translation = translate(&given, &Overrides::default()).unwrap();
+        let file = crate::init::text(&translation.draft);
+        assert!(!translation.draft.is_complete(), "{file}");
+        crate::init::check_draft(&translation.draft).expect("nothing else is wrong with it");
+        let Err(InitError::Refused(refused)) = crate::init::check(&file) else { panic!("{file}") };
+        let of_login = format!("pipelines.outbox.sink.properties.{property}");
+        let keys: Vec<_> = refused.list.iter().map(|f| f.key.replace('"', "")).collect();
+        assert_eq!(keys, [of_login], "{file}");
+        assert!(file.contains("\"security.protocol\" = \"SASL_SSL\""), "{file}");
+        let answer = answer_to(&translation, &format!("producer.override.{property}"));
+        assert_eq!(answer.verdict, Verdict::NoCounterpart, "{file}");
+        if told != "nonsense" {
+            assert!(answer.text.contains(told), "{}", answer.text);
+        }
+        assert!(
+            file.contains("# to do:\n") && file.contains(&format!("replace \"{property}\"")),
+            "{file}"
+        );
     }
+}
+
+/// A transform behind the router that renames topics: without it records go to other topics than before.
+#[test]
+fn a_transform_that_renames_topics_is_something_to_do() {
+    let told = |transforms: &str, class: &str| {
+        let given = LEAST.replace("transforms=outbox", &format!("transforms={transforms}"));
+        let given =
+            format!("{given}transforms.prefix.type={class}\ntransforms.prefix.regex=(.*)\n");
+        let translation = translated(&given);
+        let answer = answer_to(&translation, "transforms.prefix.type");
+        (answer.text.contains("renamed the topics"), translation.hints.join("\n"))
+    };
+    let (renamed, hints) = told("outbox,prefix", "org.apache.kafka.connect.transforms.RegexRouter");
+    assert!(renamed && hints.contains("transform prefix renamed the topics"), "{hints}");
+    assert!(
+        hints.contains("\"outbox.event.{aggregate_type}\""),
+        "the topics of now are named: {hints}"
+    );
+    // The event router names the topic whatever came before it.
+    let (renamed, _) = told("prefix,outbox", "org.apache.kafka.connect.transforms.RegexRouter");
+    assert!(!renamed);
+    let (renamed, _) = told("outbox,prefix", "org.apache.kafka.connect.transforms.MaskField$Value");
+    assert!(!renamed);
+}
+
+/// Records that a registry describes can't be read by their consumers any more.
+#[test]
+fn converters_with_a_registry_are_something_to_do() {
+    for (option, class) in [
+        ("value.converter", "io.confluent.connect.avro.AvroConverter"),
+        ("key.converter", "io.confluent.connect.avro.AvroConverter"),
+        ("value.converter", "io.confluent.connect.protobuf.ProtobufConverter"),
+        ("value.converter", "io.confluent.connect.json.JsonSchemaConverter"),
+        ("value.converter", "io.apicurio.registry.utils.converter.AvroConverter"),
+    ] {
+        let translation = translated(&format!("{LEAST}{option}={class}\n"));
+        let answer = answer_to(&translation, option);
+        assert_eq!(answer.verdict, Verdict::NoCounterpart, "{class}");
+        assert!(answer.text.contains("can't read these records"), "{class}: {}", answer.text);
+        let hints = translation.hints.join("\n");
+        assert!(hints.contains(&format!("{option}: written as Avro")), "{class}: {hints}");
+    }
+}
+
+#[test]
+fn the_topic_of_dead_letters_is_translated() {
+    const OPTION: &str = "errors.deadletterqueue.topic.name";
+    let translation = translated(&format!("{LEAST}{OPTION}=orders.dead\n"));
+    let topic = translation.draft.get("parking", "dead_topic").and_then(|topic| topic.as_str());
+    assert_eq!(topic, Some("orders.dead"));
+    assert!(
+        crate::init::text(&translation.draft)
+            .contains("[pipelines.outbox.parking]\ndead_topic = \"orders.dead\"")
+    );
+    assert_eq!(answer_to(&translation, OPTION).verdict, Verdict::Translated);
+    let none = translated(&format!("{LEAST}{OPTION}=no topic\n"));
+    assert_eq!(answer_to(&none, OPTION).verdict, Verdict::NoCounterpart);
 }
 
 #[test]
@@ -256,6 +337,11 @@ fn a_value_that_librdkafka_does_not_take_is_left_out_and_told() {
         hints.contains("no \"batch.size\"") && hints.contains("database.sslmode is filled in"),
         "{hints}"
     );
+    for option in ["producer.override.batch.size", "database.sslmode"] {
+        let answer = answer_to(&translation, option);
+        assert_eq!(answer.verdict, Verdict::NoCounterpart, "{option}: {}", answer.text);
+        assert!(answer.text.contains("not in the file"), "{option}: {}", answer.text);
+    }
 }
 
 proptest! {

@@ -4,7 +4,8 @@ use super::answer::{Answer, Verdict};
 use super::options::{CONNECTOR, Known, ROUTER, find};
 use super::producer;
 use super::read::{Flavour, Given};
-use crate::init::Draft;
+use crate::init::draft::PROPERTIES;
+use crate::init::{Draft, Value};
 use std::collections::BTreeMap;
 
 /// One translation under way.
@@ -17,6 +18,8 @@ pub(super) struct Translator<'g> {
     /// Answers that are not the table's, by option.
     answers: BTreeMap<String, (Verdict, String)>,
     hints: Vec<String>,
+    /// Properties of the sink, each with the producer's option that it was made from.
+    properties: Vec<(String, String)>,
 }
 
 /// What may stand in a comment and on a terminal: a connector's file is not ours.
@@ -33,6 +36,7 @@ impl<'g> Translator<'g> {
             router: format!("transforms.{alias}."),
             answers: BTreeMap::new(),
             hints: Vec::new(),
+            properties: Vec::new(),
         }
     }
 
@@ -85,6 +89,18 @@ impl<'g> Translator<'g> {
         for given in options {
             self.answer(&given.option, verdict, text);
         }
+    }
+
+    /// Sets a property of the sink, made from an option of the producer.
+    pub(super) fn property(&mut self, option: &str, property: &str, value: impl Into<Value>) {
+        self.draft.set(PROPERTIES, property, value);
+        self.properties.push((property.to_owned(), option.to_owned()));
+    }
+
+    /// The producer's options that a property was made from.
+    pub(super) fn options_of(&self, property: &str) -> Vec<String> {
+        let made = self.properties.iter().filter(|(known, _)| known == property);
+        made.map(|(_, option)| option.clone()).collect()
     }
 
     /// Something to do before the file runs, once.

@@ -50,11 +50,11 @@ pub const CONNECTOR: &[Known] = &[
     without(
         "slot.drop.on.stop",
         &["false"],
-        "switch it off before you stop the connector: the slot would go, and a gap stay",
+        "switch it off before you stop the connector: else the slot is dropped with it, and events are lost",
     ),
     without("slot.stream.params", &[], "what pgoutput needs is set"),
-    needless("slot.max.retries", "what may heal is tried for ever"),
-    needless("slot.retry.delay.ms", "what may heal is tried for ever"),
+    needless("slot.max.retries", "temporary errors are retried without a limit"),
+    needless("slot.retry.delay.ms", "temporary errors are retried without a limit"),
     needless("create.slot.command.timeout", "postrider setup says what it waits for"),
     needless(
         "offset.mismatch.strategy",
@@ -66,7 +66,7 @@ pub const CONNECTOR: &[Known] = &[
     ),
     needless(
         "status.update.interval.ms",
-        "flow.confirm_interval; the slot moves by itself, also when idle",
+        "flow.confirm_interval; the slot advances automatically, also when idle",
     ),
     needless("lsn.flush.timeout.ms", "confirming never waits"),
     needless("lsn.flush.timeout.action", "confirming never waits"),
@@ -159,7 +159,7 @@ pub const CONNECTOR: &[Known] = &[
     without(
         "event.processing.failure.handling.mode",
         &["fail"],
-        "nothing is passed over: an event that can't be published is parked, its aggregate waits",
+        "no event is skipped: one that can't be published is parked, and its aggregate waits",
     ),
     needless("event.converting.failure.handling.mode", "values go as PostgreSQL writes them"),
     needless("extended.headers.enabled", "the framework's own headers are not sent"),
@@ -183,16 +183,24 @@ pub const CONNECTOR: &[Known] = &[
     needless("max.queue.size.in.bytes", "flow.in_flight_events, flow.in_flight_bytes"),
     needless("poll.interval.ms", "the stream is read as it comes"),
     needless("query.fetch.size", "there is no snapshot"),
-    needless("retriable.restart.connector.wait.ms", "what may heal is tried for ever"),
+    needless("retriable.restart.connector.wait.ms", "temporary errors are retried without a limit"),
     needless("executor.shutdown.timeout.ms", "shutdown_grace"),
     without(
         "errors.tolerance",
         &["none"],
-        "nothing is passed over: an event that can't be published is parked, its aggregate waits",
+        "no event is skipped: one that can't be published is parked, and its aggregate waits",
+    ),
+    to(
+        "errors.deadletterqueue.topic.name",
+        "parking.dead_topic: a dead event is also published there, and stays in the table",
+    ),
+    needless(
+        "errors.deadletterqueue.*",
+        "records in parking.dead_topic always have the error in headers; its topic is made as others are",
     ),
     needless(
         "errors.*",
-        "what may heal is tried for ever; an event that can't be published is parked, its aggregate waits",
+        "temporary errors are retried without a limit; an event that can't be published is parked, its aggregate waits",
     ),
     needless(
         "custom.metric.tags",
@@ -218,7 +226,8 @@ pub const CONNECTOR: &[Known] = &[
             "io.debezium.converters.ByteArrayConverter",
             "io.debezium.converters.ByteBufferConverter",
         ],
-        "values are the payload's own text or bytes, without schema or registry",
+        "values are the payload's own text or bytes, without schema or registry: consumers that read Avro or Protobuf \
+         can't read them",
     ),
     needless("value.converter.*", "values are the payload's own text or bytes"),
     without(
@@ -232,7 +241,7 @@ pub const CONNECTOR: &[Known] = &[
     without(
         "transforms.*",
         &[],
-        "no other transform is run: what it did, consumers or the writer have to do",
+        "no other transform is run: consumers or the writer have to do what it did",
     ),
     to("predicates", "outbox.table, where nothing else names it"),
     to("predicates.*", "outbox.table, where nothing else names it"),

@@ -3,7 +3,7 @@
 use super::{LEAST, answer_to, keys, translated};
 use crate::init::debezium::answer::page;
 use crate::init::debezium::options::{CONNECTOR, Known, ROUTER};
-use crate::init::debezium::{Verdict, producer};
+use crate::init::debezium::{Overrides, Verdict, producer, translate};
 
 /// A value with which an option is not what it is by default.
 fn sample(name: &str) -> &'static str {
@@ -24,6 +24,7 @@ fn sample(name: &str) -> &'static str {
         "bootstrap.servers" => "k1:9092",
         "compression.type" => "gzip",
         "security.protocol" => "SSL",
+        "errors.deadletterqueue.topic.name" => "orders.dead",
         "topic.creation.default.partitions" => "8",
         "topic.creation.default.replication.factor" => "3",
         "sasl.mechanism" => "SCRAM-SHA-512",
@@ -97,6 +98,49 @@ fn every_option_is_what_the_table_says() {
         }
     }
     assert!(least.contains("layout = \"debezium\""), "{least}");
+}
+
+/// Nor does an answer: whatever the value is, what is called translated has changed the file.
+#[test]
+fn what_is_called_translated_is_in_the_file() {
+    // Of these other options decide, or a value that is none of their words is the default.
+    let elsewhere = [
+        "transforms",
+        "connector.class",
+        "debezium.sink.type",
+        "name",
+        "plugin.name",
+        "predicates",
+        "table.field.additional.missing",
+        "table.fields.additional.error.on.missing",
+        "table.expand.json.payload",
+        "route.tombstone.on.empty.payload",
+    ];
+    let tables =
+        [(ROUTER, "transforms.outbox."), (CONNECTOR, ""), (producer::TABLE, "producer.override.")];
+    let file = |text: &str| {
+        let translation = translate(text, &Overrides::default()).ok()?;
+        let text = crate::init::text(&translation.draft);
+        let of_keys =
+            text.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n");
+        Some((of_keys, translation))
+    };
+    for (table, prefix) in tables {
+        let known = table.iter().filter(|known| known.verdict == Verdict::Translated);
+        for known in known.filter(|k| !k.name.ends_with('*') && !elsewhere.contains(&k.name)) {
+            for value in ["some nonsense", "0", "-5", "${file:/x:y}", "/x/y.jks", "http://x"] {
+                let option = format!("{prefix}{}", known.name);
+                let (without, _) = file(&format!("{LEAST}{}", beside(known.name))).unwrap();
+                let text = format!("{LEAST}{}{option}={value}\n", beside(known.name));
+                let Some((with, translation)) = file(&text) else { continue };
+                let answer = answer_to(&translation, &option);
+                assert!(
+                    answer.verdict != Verdict::Translated || with != without,
+                    "{option}={value} is called translated:\n{with}"
+                );
+            }
+        }
+    }
 }
 
 #[test]
