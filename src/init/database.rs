@@ -7,7 +7,7 @@ mod guess;
 pub use guess::{Column, Fit, fit};
 
 use super::{Draft, InitError};
-use crate::outbox::{Layout, Role, TableName};
+use crate::outbox::{Layout, OutboxSpec, Role, TableName};
 use crate::postgres::control::Control;
 use crate::postgres::types::{BASE_TYPE_SQL, IS_TEXT_SQL};
 use crate::postgres::{Conninfo, SourceError, conninfo};
@@ -55,7 +55,8 @@ pub struct Proposal {
     pub draft: Draft,
     /// What was found, for people.
     pub found: Vec<String>,
-    /// A column was found for everything that an event has.
+    /// `setup` takes the file as it is: a column was found for everything that an event has, and for columns that need
+    /// a time zone there is none to be named.
     pub complete: bool,
 }
 
@@ -111,8 +112,30 @@ pub async fn propose(
     }
     if admin {
         found.push(format!(
-            "source.url: role {RELAY_ROLE} in place of the administrator's; setup --url ADMIN gives it its rights"
+            "to do: source.url names role {RELAY_ROLE}, not the administrator. Create the role (the file has the \
+             line); setup --url ADMIN_URL gives it its rights"
         ));
+    }
+    found.push(
+        "to do: write the role's password to a file and set source.password_file, or set PGPASSWORD"
+            .to_owned(),
+    );
+    let zoneless = zoneless(chosen, &fit);
+    for (role, column) in &zoneless {
+        let needed = needs_zone(*role);
+        found.push(format!(
+            "{}: {column} has no time zone: set source.time_zone to the zone of the sessions that insert (SHOW \
+             TimeZone there){}",
+            if needed { "to do" } else { "to look at" },
+            if needed { "; setup refuses the table without it" } else { "; without it the column is read as UTC" },
+        ));
+        draft.note(
+            "source",
+            format!(
+                "time_zone = \"Area/City\"   {}: {column} has no time zone; the zone of the sessions that insert",
+                if needed { "to be filled in" } else { "UTC if it is not set" },
+            ),
+        );
     }
     let names: Vec<&str> = chosen.columns.iter().map(|column| column.name.as_str()).collect();
     for role in &fit.missing {
@@ -136,8 +159,39 @@ pub async fn propose(
                 format!("  {} = {{ header = {placed} }}", crate::config::key_as_toml(&column.name)),
             );
         }
+        for column in fit.left.iter().filter(|column| column.is_time()) {
+            found.push(format!(
+                "to look at: {} holds a time. If events wait until then, or expire then, name it as \
+                 outbox.columns.available_at, or expires_at",
+                column.name
+            ));
+        }
     }
-    Ok(Proposal { draft, found, complete: fit.missing.is_empty() })
+    let topic = OutboxSpec::for_layout(fit.layout).topic;
+    found.push(format!(
+        "to do: create the topics that route.topic ({}) names, or set sink.create_topics",
+        Value::String(topic)
+    ));
+    let complete = fit.missing.is_empty() && !zoneless.iter().any(|(role, _)| needs_zone(*role));
+    Ok(Proposal { draft, found, complete })
+}
+
+/// Whether a column of this role decides when an event is published, or whether: then `setup` asks for a time zone.
+const fn needs_zone(role: Role) -> bool {
+    matches!(role, Role::AvailableAt | Role::ExpiresAt)
+}
+
+/// The columns that hold times without a time zone, and what they are.
+fn zoneless<'t>(table: &'t Table, fit: &Fit) -> Vec<(Role, &'t str)> {
+    let spec = OutboxSpec::for_layout(fit.layout);
+    let roles = spec.roles().filter(|(role, _)| *role == Role::Time || needs_zone(*role));
+    let columns = roles.filter_map(|(role, of_layout)| {
+        let by_hand = fit.columns.iter().find(|(named, _)| *named == role);
+        let name = by_hand.map_or(of_layout, |(_, column)| column.as_str());
+        let column = table.columns.iter().find(|column| column.name == name)?;
+        column.lacks_zone().then_some((role, column.name.as_str()))
+    });
+    columns.collect()
 }
 
 /// The tables, and whether the login is an administrator's: no role for a relay to have.

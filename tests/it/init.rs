@@ -263,6 +263,43 @@ async fn a_table_of_which_most_is_recognised_is_written_with_the_rest_to_be_fill
     }
 }
 
+/// A time without a time zone: where it decides when an event is published, `setup` refuses the file until the zone is
+/// named, and `init` says so before; and what else is to be done is listed.
+#[tokio::test]
+async fn a_column_without_a_time_zone_is_something_to_do() {
+    let database = Database::create(Version::Pg18, "zoneless").await;
+    let sql = database.connect().await;
+    sql.batch(&include_str!("../../sql/layouts/gcx.sql").replace("timestamptz", "timestamp")).await;
+    sql.batch("alter table outbox add column visible_after timestamptz").await;
+    let url = database.url();
+    let (dir, output) = init(("x", ""), &["--from-database", &url, "--brokers", "k1:9092"]);
+    let told = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    for line in [
+        "to do: expires_at has no time zone: set source.time_zone",
+        "to look at: visible_after holds a time",
+        "to do: source.url names role postrider, not the administrator. Create the role",
+        "to do: write the role's password to a file",
+        "to do: create the topics that route.topic (\"{topic}\") names",
+    ] {
+        assert!(told.contains(line), "{line}: {told}");
+    }
+    let config = fs::read_to_string(dir.path().join("postrider.toml")).expect("a file");
+    let line = "# time_zone = \"Area/City\"   to be filled in: expires_at has no time zone";
+    assert!(config.contains(line), "{config}");
+    // With the zone filled in as the comment has it, and the role made, `setup` takes the file.
+    let filled: String = config
+        .lines()
+        .filter(|line| !line.starts_with("# time_zone"))
+        .map(|line| match line {
+            "[pipelines.outbox.source]" => format!("{line}\ntime_zone = \"Europe/Paris\"\n"),
+            line => format!("{line}\n"),
+        })
+        .collect();
+    let proposed = url.replacen("postgres@", "postrider@", 1);
+    postrider_ok(&filled.replace(&proposed, &url), &["setup"]);
+}
+
 /// The login that looks is the administrator's; the relay's is another.
 #[tokio::test]
 async fn the_administrator_is_not_proposed_as_the_relays_role() {
@@ -275,7 +312,7 @@ async fn the_administrator_is_not_proposed_as_the_relays_role() {
     let proposed = url.replacen("postgres@", "postrider@", 1);
     assert_ne!(proposed, url);
     assert!(config.contains(&format!("url = \"{proposed}\"")), "{config}");
-    assert!(text(&output.stderr).contains("setup --url ADMIN"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("setup --url ADMIN_URL"), "{}", text(&output.stderr));
     let role = unique("plain");
     sql.batch(&format!("create role {role} login")).await;
     let plain = url.replacen("postgres@", &format!("{role}@"), 1);

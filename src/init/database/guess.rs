@@ -12,6 +12,18 @@ pub struct Column {
     pub type_name: String,
 }
 
+impl Column {
+    /// Whether it holds times.
+    pub(super) fn is_time(&self) -> bool {
+        self.type_name.starts_with("timestamp")
+    }
+
+    /// Whether it holds times without a time zone.
+    pub(super) fn lacks_zone(&self) -> bool {
+        matches!(self.type_name.as_str(), "timestamp without time zone" | "date")
+    }
+}
+
 /// What a table is in one layout.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fit {
