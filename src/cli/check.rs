@@ -1,4 +1,4 @@
-//! `postrider check`: looks at file, database and broker, and tells what bites later with the lines that mend it.
+//! `postrider check`: checks file, database and broker for problems, and prints the lines that fix each.
 //!
 //! Joins what the adapters find. What only file and layout know is found here; what stands on the servers is theirs.
 
@@ -110,19 +110,28 @@ async fn look(
     if matches!(spec.sink, sink::SinkSpec::Stdout | sink::SinkSpec::Discard) {
         return;
     }
-    let topics = spec.outbox.constant_topic().map(|topic| vec![topic]).or(seen.topics);
+    let of_rows = seen.topics.map(|topics| spec.outbox.replaced(topics));
+    let topics = spec.outbox.constant_topic().map(|topic| vec![topic]).or(of_rows);
     if topics.as_ref().is_none_or(Vec::is_empty) {
-        let seen =
-            if topics.is_some() { "no row tells of one" } else { "rows could not be looked at" };
+        let why = if topics.is_some() {
+            "the outbox table has no rows to take topics from"
+        } else {
+            "the rows of the outbox table could not be read"
+        };
+        let by = if spec.outbox.replace.is_some() {
+            "route.topic and route.replace"
+        } else {
+            "route.topic"
+        };
         findings.push(
             Finding::info(
                 "topics",
-                format!("topics are made by {:?}, and {seen}", spec.outbox.topic),
+                format!("no topic was checked: {by} makes them from each row, and {why}"),
             )
             .why(if makes_topics(&spec.sink) {
-                "sink.create_topics makes each with its first event; a misspelt field makes one too"
+                "sink.create_topics creates each topic with its first event, also if a field is misspelt"
             } else {
-                "make the topics before the first events: events of a missing one wait, parked"
+                "create the topics before the first events: events of a topic that does not exist wait"
             }),
         );
     }

@@ -1,6 +1,8 @@
 //! A topic's template as text and columns, for whoever wants to know the topics before the events.
 
-use super::layout::Role;
+use super::layout::{Layout, Role};
+use super::replace::Rewrite;
+use super::span::Span;
 use super::spec::OutboxSpec;
 use super::template;
 
@@ -14,11 +16,8 @@ pub enum TopicPiece {
 }
 
 impl OutboxSpec {
-    /// The topic's template; `None` where it is rewritten, or can't be read.
+    /// The pieces of the topic, before `route.replace` is applied to it; `None` if the template can't be read.
     pub fn topic_pieces(&self) -> Option<Vec<TopicPiece>> {
-        if self.replace.is_some() {
-            return None;
-        }
         let pieces = template::pieces(&self.topic)?.into_iter().map(|piece| match piece {
             template::Raw::Text(text) => Some(TopicPiece::Text(text)),
             template::Raw::Field(names) => names
@@ -27,7 +26,37 @@ impl OutboxSpec {
                 .collect::<Option<_>>()
                 .map(TopicPiece::Columns),
         });
-        pieces.collect()
+        let mut pieces: Vec<TopicPiece> = pieces.collect::<Option<_>>()?;
+        let is_columns = |piece: &TopicPiece| matches!(piece, TopicPiece::Columns(_));
+        // With layout debezium the pattern is matched against the fields alone.
+        if self.replace.is_some()
+            && self.layout == Layout::Debezium
+            && pieces.iter().any(is_columns)
+        {
+            pieces.retain(is_columns);
+        }
+        Some(pieces)
+    }
+
+    /// What `route.replace` makes of topics; they stay as they are without it, and where its pattern does not match.
+    pub fn replaced(&self, topics: Vec<String>) -> Vec<String> {
+        let Some(Ok(mut rewrite)) = self.replace.as_ref().map(Rewrite::compile) else {
+            return topics;
+        };
+        let mut replaced: Vec<String> = Vec::new();
+        for topic in topics {
+            let mut scratch = Vec::new();
+            let made = match rewrite.apply(topic.as_bytes(), &mut scratch) {
+                Some(Span::Scratch(made)) => {
+                    String::from_utf8_lossy(made.of(&scratch)).into_owned()
+                }
+                Some(Span::Null | Span::Row(_) | Span::Fixed(_)) | None => topic,
+            };
+            if !replaced.contains(&made) {
+                replaced.push(made);
+            }
+        }
+        replaced
     }
 
     /// The one topic of a template without fields.
@@ -37,7 +66,8 @@ impl OutboxSpec {
             TopicPiece::Text(text) => Some(text),
             TopicPiece::Columns(_) => None,
         };
-        pieces.map(text).collect()
+        let topic: String = pieces.map(text).collect::<Option<_>>()?;
+        self.replaced(vec![topic]).pop()
     }
 
     /// The column a template means by `name`: as `route` has it.
@@ -55,7 +85,7 @@ impl OutboxSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::outbox::Layout;
+    use crate::outbox::Replace;
 
     #[test]
     fn a_topic_is_told_in_text_and_columns() {
@@ -74,5 +104,32 @@ mod tests {
         );
         spec.topic = "{nobody}".to_owned();
         assert_eq!(spec.topic_pieces(), None);
+    }
+
+    /// The topics that `check` asks the broker about are those of the records.
+    #[test]
+    fn topics_are_known_with_a_replacement_too() {
+        let replace = |pattern: &str, with: &str| {
+            Some(Replace { pattern: pattern.to_owned(), with: with.to_owned() })
+        };
+        let columns = |name: &str| TopicPiece::Columns(vec![name.to_owned()]);
+        let mut debezium = OutboxSpec::for_layout(Layout::Debezium);
+        debezium.replace = replace("(.*)[.]v[0-9]+", "events.$1");
+        assert_eq!(
+            debezium.topic_pieces(),
+            Some(vec![columns("aggregatetype")]),
+            "without its own text"
+        );
+        let seen = ["order.v1", "order.v2", "plain"].map(str::to_owned).to_vec();
+        assert_eq!(debezium.replaced(seen), ["events.order", "plain"]);
+        assert_eq!(debezium.constant_topic(), None);
+        let mut ours = OutboxSpec {
+            topic: "a.{aggregate_type}".to_owned(),
+            ..OutboxSpec::for_layout(Layout::Postrider)
+        };
+        ours.replace = replace("a[.](.*)", "b.$1");
+        assert_eq!(ours.topic_pieces().map(|pieces| pieces.len()), Some(2), "the whole topic");
+        ours.topic = "a.x".to_owned();
+        assert_eq!(ours.constant_topic().as_deref(), Some("b.x"));
     }
 }

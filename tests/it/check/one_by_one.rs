@@ -146,6 +146,27 @@ async fn what_belongs_to_another_is_found_and_mended() {
     assert_eq!(errors(&patient.check(&[])), Vec::<&str>::new());
 }
 
+/// With `route.replace` the topics are those of the records, not those of the template.
+#[tokio::test]
+async fn topics_are_known_with_a_replacement_too() {
+    let (pipeline, patient) = patient(Version::Pg16, "check_replaced").await;
+    let base = pipeline.topic.name.clone();
+    let config = pipeline
+        .with_line("route", &format!("replace = {{ pattern = \"(.*)\", with = \"{base}.$1\" }}"))
+        .replace(&format!("topic = \"{base}\""), "topic = \"{aggregate_type}\"");
+    patient.write(&config);
+    let empty = patient.check(&[]);
+    let what =
+        empty.find("topics").unwrap_or_else(|| panic!("no row yet: {empty}"))["what"].clone();
+    assert!(what.as_str().is_some_and(|what| what.contains("has no rows")), "{what}");
+    pipeline.insert(3).await;
+    let checked = patient.check(&[]);
+    let finding = checked.expect("topic_missing", "error");
+    assert!(finding["what"].as_str().unwrap().contains(&format!("{base}.order")), "{finding:#}");
+    patient.mend(finding).await;
+    assert_eq!(errors(&patient.check(&[])), Vec::<&str>::new());
+}
+
 /// Rows tell which topics there are, by any template; names that Kafka does not allow are told.
 #[tokio::test]
 async fn topics_are_known_from_the_rows_of_the_outbox() {
