@@ -1,7 +1,7 @@
 //! Destinations that take no records: since when, and whether one still waits for them.
 //!
-//! Owns `parking.park_after`. A destination is only here while its broker answers and refuses it: a broker that is gone
-//! is nobody's fault and parks nothing.
+//! Owns `parking.park_after`. A destination is only here while its broker answers and refuses it: while no
+//! broker answers, nothing is parked.
 //!
 //! A destination that took records before is waited for: its trouble is its own, and most events may be for it. One
 //! that this process has never known may be a misspelt name in one row, so its events are parked, and all others flow.
@@ -148,13 +148,13 @@ impl Pipeline {
         let topic = topic.map(|(topic, _)| topic);
         if let Some(topic) = topic.filter(|topic| parks || !self.destinations.is_awaited(topic)) {
             if self.destinations.told.as_deref() == Some(topic) {
-                // It did, until it was given up.
+                // The intake waited for this topic until it was given up: that report ends.
                 (self.tell.sink, self.destinations.told) = (None, None);
             }
             say::destination_down(self, (topic, reason), hint);
         } else {
             self.destinations.told = topic.map(str::to_owned);
-            say::sink_down(self, reason, hint);
+            say::sink_down(self, topic, reason, hint);
         }
     }
 
@@ -166,7 +166,7 @@ impl Pipeline {
         }
         if self.destinations.told.as_deref() == topic {
             self.destinations.told = None;
-            say::sink_up(self);
+            say::sink_up(self, topic);
         }
     }
 

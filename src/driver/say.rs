@@ -1,8 +1,8 @@
-//! What a pipeline says of itself: one log line for each change of state, and the board.
+//! The log lines of a pipeline, one for each change of its state, and the board that `status` and `/metrics` read.
 //!
-//! No line for an event. What lasts is said again at growing intervals (`trouble`), with how long and how often. Each
-//! line has an `event`, a stable name for machines; `docs/operations.md` lists them with their fields. Owns the wall
-//! clock, which serves latencies and lag, and no decision.
+//! An ordinary event has no line. A state that lasts is logged again at growing intervals (`trouble`), with how long
+//! and how often. Each line has an `event`, a stable name for machines; `docs/operations.md` lists them with their
+//! fields. Holds the wall clock: for latencies and lag, and to decide that an event has expired ([`Tell::has_passed`]).
 
 mod bookmark;
 mod destination;
@@ -38,7 +38,7 @@ pub(super) use write::{write_done, write_waits};
 use super::pipeline::Pipeline;
 use super::run::Exit;
 use super::trouble::{Due, Few, Trouble, span};
-use crate::error::{Chain, Halt};
+use crate::error::{Chain, Halt, HaltReason};
 use crate::event::{PgTime, Position};
 use crate::postgres::SourceError;
 use crate::postgres::cursor::Written;
@@ -168,8 +168,8 @@ pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::fence
         warn!(event = "note", pipeline = name, note = note.name, "{}", note.message);
     }
     let seconds = outage.map(|trouble| trouble.seconds(Instant::now()));
-    let after = seconds
-        .map_or_else(String::new, |seconds| format!(" again, after {} without", span(seconds)));
+    let after =
+        seconds.map_or_else(String::new, |seconds| format!(" again, after {}", span(seconds)));
     info!(
         event = "streaming",
         pipeline = name,
@@ -238,12 +238,19 @@ fn parking_full(pipeline: &mut Pipeline, state: status::State, now: Instant) {
 /// The slot can't be used, and the table can be polled.
 pub(super) fn falling_back(pipeline: &mut Pipeline, halt: &Halt) {
     pipeline.tell.streaming = false;
+    // The halt's own hint for these is `postrider repair`, which refuses a pipeline of mode = "auto".
+    let hint = match halt.reason {
+        HaltReason::SlotLost | HaltReason::SlotMissing | HaltReason::WalBudget => {
+            "nothing to do: mode = \"auto\" creates the slot again and returns to streaming"
+        }
+        _ => &halt.hint,
+    };
     warn!(
         event = "falling_back",
         pipeline = pipeline.spec.name(),
         code = halt.reason.code(),
         reason = halt.reason.name(),
-        hint = halt.hint,
+        hint,
         "polling the table until the slot can be used: {}",
         halt.message
     );
@@ -252,7 +259,7 @@ pub(super) fn falling_back(pipeline: &mut Pipeline, halt: &Halt) {
 /// A slot stands again: what is committed from now on comes by it.
 pub(super) fn slot_stands(pipeline: &Pipeline) {
     let (name, slot) = (pipeline.spec.name(), &pipeline.spec.names.slot);
-    let words = "the slot stands: polling what is older, then streaming";
+    let words = "the slot exists: polling the rows from before it, then streaming";
     info!(event = "slot_stands", pipeline = name, slot, "{words}");
 }
 
@@ -262,7 +269,7 @@ pub(super) fn slot_not_yet(pipeline: &mut Pipeline, reason: &str) {
     if let Some(due) = Trouble::note(told, reason.to_owned(), None, now) {
         let Due { seconds, tries } = due;
         let words = if tries == 1 {
-            format!("no slot yet, going on polling: {reason}")
+            format!("no slot yet, polling continues: {reason}")
         } else {
             format!("still no slot, {}, last: {reason}", due.words())
         };
@@ -275,13 +282,21 @@ pub(super) fn polling(pipeline: &mut Pipeline) {
     let outage = pipeline.tell.source.take();
     pipeline.tell.standing_by = None;
     pipeline.tell.streaming = true;
-    if !std::mem::replace(&mut pipeline.tell.polling, true) || outage.is_some() {
+    let polled = std::mem::replace(&mut pipeline.tell.polling, true);
+    if !polled || outage.is_some() {
         let seconds = outage.map(|trouble| trouble.seconds(Instant::now()));
         let after = seconds
-            .map_or_else(String::new, |seconds| format!(" again, after {} without", span(seconds)));
+            .filter(|_| polled)
+            .map_or_else(String::new, |seconds| format!(" again, after {}", span(seconds)));
         let table = pipeline.spec.names.table.as_ref().map(ToString::to_string);
         let name = pipeline.spec.name();
-        info!(event = "polling", pipeline = name, table, seconds, "polling{after}");
+        info!(
+            event = "polling",
+            pipeline = name,
+            table,
+            seconds,
+            "polling the outbox table{after}"
+        );
     }
     pipeline.report(None);
 }

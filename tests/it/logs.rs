@@ -124,19 +124,37 @@ async fn a_backlog_is_two_lines() {
     assert_eq!(told, ["catching_up", "caught_up"], "{}", ended.stderr);
 }
 
-/// The text is for people: the same in words, without what only machines read.
+/// The text is for people: the same in words, without what only machines read; and of polling it says nothing of a
+/// stream, which there is not.
 #[tokio::test]
 async fn text_says_why_and_what_mends_it_and_not_which_module_speaks() {
-    let pipeline = Pipeline::to_broker(Version::Pg17, &brokers(), "text").await;
-    let nobody = format!("127.0.0.1:{}", free_port());
-    let relay = Relay::spawn(&pipeline.config.replace(&brokers(), &nobody));
-    relay.await_log("broker not available", SOON).await;
-    let log = relay.terminate(SOON).await.stderr;
-    let line = log.lines().find(|line| line.contains("broker not available")).expect("the line");
-    assert!(line.contains("WARN") && line.contains(&nobody) && line.contains("hint="), "{line}");
-    assert!(line.contains(&format!("pipeline=\"{}\"", pipeline.name)), "{line}");
-    for machine in ["event=", "seconds=", "postrider::"] {
-        assert!(!line.contains(machine), "{line}");
+    for (mode, kept) in
+        [("wal", "PostgreSQL keeps the WAL"), ("poll", "the rows stay in the table")]
+    {
+        let pipeline = Pipeline::to_broker(Version::Pg17, &brokers(), "text").await;
+        let nobody = format!("127.0.0.1:{}", free_port());
+        let head = format!("[pipelines.{}]\n", pipeline.name);
+        let config = pipeline.config.replacen(&head, &format!("{head}mode = \"{mode}\"\n"), 1);
+        let relay = Relay::spawn(&config.replace(&brokers(), &nobody));
+        relay.await_log("broker not available", SOON).await;
+        let log = relay.terminate(SOON).await.stderr;
+        let line =
+            log.lines().find(|line| line.contains("broker not available")).expect("the line");
+        assert!(
+            line.contains("WARN") && line.contains(&nobody) && line.contains("hint="),
+            "{line}"
+        );
+        assert!(line.contains(&format!("pipeline=\"{}\"", pipeline.name)), "{line}");
+        assert!(line.contains(&format!("nothing is lost, {kept}")), "{line}");
+        if mode == "poll" {
+            assert!(
+                !log.contains("WAL") && !log.contains("stream") && !log.contains("slot"),
+                "{log}"
+            );
+        }
+        for machine in ["event=", "seconds=", "postrider::"] {
+            assert!(!line.contains(machine), "{line}");
+        }
     }
 }
 

@@ -38,7 +38,14 @@ async fn missing_topic_is_told_and_events_wait_until_it_is_created() {
         let topic = Topic { brokers: pipeline.topic.brokers.clone(), name };
         assert_eq!(topic.await_records(10, SOON).await.len(), 10);
         relay.await_state("streaming", SOON).await;
-        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        let ended = relay.terminate(SOON).await;
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        // A topic that is missing is not reported as a broker that is not available.
+        let name = &topic.name;
+        let log = ended.stderr;
+        assert!(log.contains(&format!("waiting for topic \"{name}\", nothing is lost")), "{log}");
+        assert!(log.contains(&format!("topic \"{name}\" accepts records after")), "{log}");
+        assert!(!log.contains("broker not available"), "{log}");
     }
 }
 
@@ -110,7 +117,8 @@ async fn row_with_an_empty_or_misspelt_type_is_parked_and_holds_up_no_other() {
         // It is nobody else's trouble: neither the log nor the state says that the broker is down.
         relay.await_state(if mode == "wal" { "streaming" } else { "polling" }, SOON).await;
         let log = relay.stderr();
-        assert!(!log.contains("broker not available"), "{mode}: {log}");
+        let waits = ["broker not available", "waiting for topic"].map(|words| log.contains(words));
+        assert_eq!(waits, [false, false], "{mode}: {log}");
         for (number, (input, ..)) in TYPES.iter().enumerate() {
             let first = (3 * number + 2).to_string();
             if mode == "wal" {

@@ -13,8 +13,13 @@ use std::time::Duration;
 
 impl Pipeline {
     pub(in crate::driver) fn reset_sink(&mut self, why: Restart) {
-        say::resetting(self, why);
-        self.metrics.reconnected(Side::Sink, why.name());
+        // While the table is polled there is no slot that somebody could have taken: a claim was given up.
+        let reason = match why {
+            Restart::SlotTaken if self.tell.polling => "claim_given_up",
+            why => why.name(),
+        };
+        say::resetting(self, reason);
+        self.metrics.reconnected(Side::Sink, reason);
         self.shelf.clear();
         self.marking.given_up();
         self.sink.reset();

@@ -1,4 +1,4 @@
-//! What is said of destinations that take no records while the pipeline goes on without them.
+//! Log lines about topics that take no records while the pipeline continues with other topics.
 
 use crate::driver::pipeline::Pipeline;
 use crate::driver::trouble::{Due, Trouble};
@@ -7,10 +7,10 @@ use crate::record::Refusal;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
-/// Destinations whose trouble is told: of further ones nothing is, until one of these is well.
+/// Topics that are reported at most at a time; further ones are reported when one of these recovers.
 const TOLD_MAX: usize = 100;
 
-/// A destination takes no records, and holds up nobody.
+/// A topic takes no records, and no other event waits for it.
 pub(in crate::driver) fn destination_down(
     pipeline: &mut Pipeline,
     (topic, reason): (&str, &str),
@@ -27,7 +27,7 @@ pub(in crate::driver) fn destination_down(
         let pipeline = pipeline.spec.name();
         warn!(
             event = "topic_down",
-            pipeline, seconds, tries, reason, hint, "its events wait, parked: {reason}"
+            pipeline, seconds, tries, reason, hint, "events of the topic are parked: {reason}"
         );
     }
 }
@@ -44,8 +44,8 @@ pub(in crate::driver) fn destination_given_up(
         pipeline,
         topic,
         ?park_after,
-        hint = "mend the topic: its parked events are tried again by themselves",
-        "the topic has taken no records for parking.park_after: its events are parked, all others go on"
+        hint = "fix the topic; its parked events are then retried automatically",
+        "the topic has accepted no records for parking.park_after: its events are parked, other topics continue"
     );
 }
 
@@ -60,7 +60,7 @@ pub(in crate::driver) fn undelivered(pipeline: &mut Pipeline, position: Position
             topic = pipeline.spec.dead_topic,
             %reason,
             hint = "see that parking.dead_topic exists and takes records as large as the other topics",
-            "dead event not sent to the dead-letter topic: it stays parked, and is offered again"
+            "dead event not sent to the dead-letter topic: it stays parked, and sending is retried"
         );
     }
 }

@@ -166,7 +166,12 @@ pub(in crate::driver) fn marked(pipeline: &mut Pipeline, marks: &[Mark]) {
                 if requested.len() < REQUESTED_MAX {
                     requested.insert(*position);
                 }
-                answered(name, few, *position, ("retry", "retry requested: event queued"));
+                answered(
+                    name,
+                    few,
+                    *position,
+                    ("retry", "retry or replace requested: event queued"),
+                );
             }
             Became::Skipped => {
                 answered(name, few, *position, ("skip", "skip requested: event given up"));

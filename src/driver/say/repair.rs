@@ -1,4 +1,4 @@
-//! What a repair says of itself.
+//! Log lines about a repair.
 
 use crate::driver::pipeline::Pipeline;
 use crate::driver::spec::PipelineSpec;
@@ -45,11 +45,11 @@ pub(in crate::driver) fn repair_told(spec: &PipelineSpec, told: &Told<'_>) {
                 pipeline,
                 xids = xids.join(","),
                 ?pids,
-                "the new slot waits for transactions that run since before it was begun"
+                "creating the slot waits for transactions that were already running"
             );
         }
         Told::Listing(at) => {
-            info!(event = "slot_made", pipeline, %at, "the new slot stands; listing what it won't bring");
+            info!(event = "slot_made", pipeline, %at, "the new slot exists; listing the rows that it will not stream");
         }
     }
 }
@@ -110,7 +110,8 @@ pub(in crate::driver) fn repaired(pipeline: &Pipeline, row: &Row) {
         gone = row.rows_gone,
         ids_missing = row.ids_missing,
         at,
-        "published from the table; the stream goes on from the new slot"
+        "{} rows of the list are published; streaming starts from the new slot",
+        row.rows_published
     );
     if row.rows_gone > 0 {
         warn!(
@@ -128,6 +129,6 @@ pub(in crate::driver) fn slot_gone_again(pipeline: &Pipeline) {
     warn!(
         event = "slot_gone_again",
         pipeline = pipeline.spec.name(),
-        "the new slot was lost before all was published: making another one"
+        "the new slot was lost before all rows were published: creating another one"
     );
 }

@@ -1,4 +1,4 @@
-//! What is said of the source: a database that is away, a slot that another process has, a look that failed.
+//! Log lines about the source: a database that does not answer, a slot that another process has, a query that failed.
 
 use crate::driver::pipeline::Pipeline;
 use crate::driver::spec::PipelineSpec;
@@ -44,7 +44,7 @@ pub(in crate::driver) fn history_begins(
         %history,
         %before,
         %from,
-        "events committed at {from} or later have history {history} in header position; before it was {before}"
+        "positions of events committed at {from} or later begin with {history} (history before: {before})"
     );
 }
 
@@ -83,7 +83,7 @@ pub(in crate::driver) fn standing_by(pipeline: &mut Pipeline, active_pid: Option
 
 pub(in crate::driver) fn look_failed(pipeline: &Pipeline, error: &SourceError) {
     let (pipeline, reason) = (pipeline.spec.name(), Chain(error));
-    warn!(event = "look_failed", pipeline, %reason, "a look at the database failed; it is made again: {reason}");
+    warn!(event = "look_failed", pipeline, %reason, "a query of the database's state failed and is repeated: {reason}");
 }
 
 /// A partition of the outbox was attached with rows in it, or detached.
