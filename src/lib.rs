@@ -1,7 +1,7 @@
 //! Postrider carries events from a PostgreSQL outbox table to a message broker.
 //!
-//! The map is `ARCHITECTURE.md`. Modules stand in the order of the layers; a module may use those above it, never those
-//! below (`tests/it/tidy.rs` holds the rule).
+//! The map is `ARCHITECTURE.md`. Modules are listed by layer; what each may use is in `LAYERS` of
+//! `tests/it/tidy/layers.rs`, which the tidy test enforces.
 
 // Words.
 pub mod error;
