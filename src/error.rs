@@ -103,7 +103,8 @@ halt_reasons! {
     Wedged = "PR016" "wedged",
     /// The slot holds back more WAL than the operator allows.
     WalBudget = "PR017" "wal_budget",
-    /// Published rows can't be marked in the outbox table without loss or repetition.
+    /// The check at the start found that published rows can't be marked: a column is missing, or a mark would move rows
+    /// between partitions. A mark that the server refuses while running is `TableUnfit`.
     MarksUnfit = "PR018" "marks_unfit",
     /// Another process is at work on the pipeline or its slot; commands that would disturb it are refused.
     RelayRunning = "PR020" "relay_running",

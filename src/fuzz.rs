@@ -1,4 +1,4 @@
-//! Inputs that nobody would write: a small corpus, bent at random within a budget of bytes, and what they cost.
+//! Mutation fuzzing: a small corpus is mutated at random up to a number of bytes, and memory and time are measured.
 //!
 //! The tests beside each reader hold that no input makes it panic, loop, or take more memory than its size allows. The
 //! corpus is in `tests/fuzz`, and `tests/wal` has what servers really sent. The same seed bends the same way;

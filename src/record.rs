@@ -2,7 +2,7 @@
 //!
 //! A [`Record`] borrows its bytes from the buffer they were read into: sinks copy or send, they never keep it. Who has
 //! to keep one makes it an [`OwnedRecord`].
-//! Knows nothing of Kafka or PostgreSQL.
+//! Topic names, the numbers of refusals and the overhead of a record are those of Kafka and librdkafka.
 
 mod owned;
 

@@ -170,12 +170,12 @@ pub struct CheckArgs {
     /// An array of findings, for programs
     #[arg(long)]
     pub json: bool,
-    /// Look at the file alone: no database, no broker
+    /// Check only the file, without database and broker
     #[arg(long, conflicts_with = "url")]
     pub offline: bool,
     /// Another login to look by.
     #[arg(
-        help = "Look at the database by this login, one that sees more or that there is before the relay's role is made"
+        help = "Log in with this URL instead of source.url, as an administrator or before the relay's role exists"
     )]
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
@@ -241,12 +241,12 @@ pub struct SetupArgs {
     /// Create the trigger by which inserts wake a polling relay at once
     #[arg(long)]
     pub notify: bool,
-    /// Which rows that are in the table already are published before the stream
+    /// Which existing rows of the table to publish before streaming starts
     #[arg(long, value_name = "WHICH", conflicts_with_all = ["print_sql", "undo"])]
     pub backfill: Option<Backfill>,
     /// Another login for the work.
     #[arg(
-        help = "Log in by this instead of source.url, as a role that may create; the role of source.url gets its rights"
+        help = "Log in with this URL instead of source.url, as an administrator; the role of source.url gets its rights"
     )]
     #[arg(long, value_name = "URL")]
     pub url: Option<String>,
@@ -256,7 +256,8 @@ pub struct SetupArgs {
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "SIGTERM and SIGINT stop it: what is in flight is finished within shutdown_grace; a second signal \
-                        leaves at once. Exits 3 when every pipeline has halted for an operator."
+                        exits immediately. A process whose pipelines have all halted stays up; exit code 3: stopped \
+                        after every pipeline had halted, or at the first halt with --fail-fast."
 )]
 pub struct RunArgs {
     /// Stop all pipelines and exit with 3 as soon as one has halted; without it a halted process stays up and answers

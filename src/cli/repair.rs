@@ -63,8 +63,9 @@ async fn one(mut spec: PipelineSpec, args: &RepairArgs) -> Result<Exit, CliError
     let Look { verdict, row, ledger } = look;
     if verdict == Verdict::Sound {
         let text = format!(
-            "{}: nothing to repair: the slot stands, and the cursor is its own",
-            spec.name()
+            "{}: nothing to repair: slot {:?} exists and matches the cursor row",
+            spec.name(),
+            spec.names.slot
         );
         let value = json!({ "pipeline": spec.name(), "state": "sound" });
         return print(args, &text, &value).map(|()| Exit::Done);

@@ -39,7 +39,7 @@ impl Context<'_> {
             let path = file.path().display();
             self.warn_at(
                 key,
-                format_args!("everybody can read \"{path}\"; mend it with: chmod o-rwx '{path}'"),
+                format_args!("everybody can read \"{path}\"; fix it with: chmod o-rwx '{path}'"),
             );
         }
         Some((file, secret))

@@ -1,8 +1,9 @@
 //! The configuration: one TOML file, read into plain values.
 //!
-//! Owns the keys, their defaults and their bounds, and reports every mistake of a file at once, each with its place.
-//! Reads the file, the secret files it names and, through one closure, the environment; never the network. Knows
-//! nothing of how the values are used: `build` turns them into what the adapters take.
+//! Owns the keys, their defaults and their bounds, and reports the mistakes of all keys at once, each with its place.
+//! What needs the configuration as a whole (sink properties, routes) is checked only once no key has a mistake. Reads
+//! the file, the secret files it names and, through one closure, the environment; never the network. Knows nothing of
+//! how the values are used: `build` turns them into what the adapters take.
 
 mod build;
 mod check;

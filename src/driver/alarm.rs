@@ -1,7 +1,7 @@
-//! A time to wait for that is asked for anew in each turn of a loop, and mostly is the same, or later.
+//! A timer for a loop whose deadline mostly stays the same, or moves later.
 //!
-//! A new timer of the runtime costs a system call that wakes its own thread. So the one that is set stays set: where it
-//! rings before the time that is wanted now, it is set again then, and not before.
+//! To set a timer of the runtime costs a system call that wakes its own thread. So the timer is set again only when it
+//! fires before the present deadline.
 
 use std::pin::Pin;
 use tokio::time::{Instant, Sleep, sleep_until};

@@ -82,7 +82,7 @@ fn past(pipeline: &Pipeline, retained: u64, max: u64) -> Halt {
             reason: HaltReason::WalBudget,
             message,
             meaning: "nothing is lost: the slot is let go, and what is not published is taken from the table".into(),
-            hint: "mend what holds the pipeline up (postrider status says what); a new slot is made by itself".into(),
+            hint: "fix what holds the pipeline up (see postrider status); a new slot is made automatically".into(),
         };
     }
     Halt {
@@ -92,7 +92,7 @@ fn past(pipeline: &Pipeline, retained: u64, max: u64) -> Halt {
                   somebody decides; what is not published waits in it"
             .into(),
         hint: format!(
-            "mend what holds the pipeline up and start again: it drains the backlog as long as that does not grow by a \
+            "fix what holds the pipeline up and start again: it drains the backlog as long as that does not grow by a \
              {GROWTH_PART}th of the budget; or raise source.wal_retain_max; or, before the disk is full, let the slot \
              go: SELECT pg_drop_replication_slot({}); and afterwards postrider repair -p {name}",
             literal(slot)

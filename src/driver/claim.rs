@@ -221,8 +221,8 @@ impl Pipeline {
 
     /// Marks the claim's rows up to the first whose outcome is not known, and commits. Whether any took a mark.
     ///
-    /// What is parked behind that row is taken back with it: where it stands says that it comes after, and the row
-    /// would come again at a place behind it.
+    /// Events of later rows that this claim has parked are taken out of the parked ones again. They have positions of
+    /// this claim, and the open row would get a position of the next claim, behind them.
     pub(super) async fn settle_claim(
         &mut self,
         polling: &mut Polling,

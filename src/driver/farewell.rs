@@ -11,14 +11,15 @@ use tokio::time::Instant;
 /// How long the server may take to answer the end of a stream, and to show the last position in the slot.
 const FAREWELL_MAX: Duration = Duration::from_secs(2);
 
-/// Pause between two looks at the slot then: nothing tells of it.
+/// Interval between two queries of the slot while it does not show the last position yet: PostgreSQL sends no
+/// notification of that.
 const FAREWELL_LOOK: Duration = Duration::from_millis(5);
 
 impl Pipeline {
     /// Ends the stream, and waits until the slot shows the last position: so nothing comes twice.
     pub(super) async fn farewell(&mut self, connected: Connected) {
         let Connected { wal, desk, version, .. } = connected;
-        // Answers that nobody takes would stand before those that are asked for here.
+        // Pending jobs are dropped, so that their answers do not delay the queries below.
         drop(desk.jobs);
         if let Err(error) = wal.stop(FAREWELL_MAX).await {
             say::shutdown_error(self, &error);

@@ -51,9 +51,9 @@ pub(super) fn refused_event(
             "kafka-topics.sh --alter --topic {topic} --partitions {}; or mend route.partition; then start again",
             i64::from(number) + 1
         ),
-        Refusal::TopicName => "mend route.topic, then start again".to_owned(),
+        Refusal::TopicName => "fix route.topic, then start again".to_owned(),
         Refusal::Kafka(_) => {
-            "mend the destination so that it takes the event, then start again".to_owned()
+            "fix the destination so that it accepts the event, then start again".to_owned()
         }
     };
     Halt {

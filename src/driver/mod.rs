@@ -1,9 +1,9 @@
-//! The driver: the only place that waits.
+//! The driver: the only place where a live pipeline waits.
 //!
 //! Owns a pipeline's life: connect, stream, reconnect, drain, halt. It selects one input at a time, hands it to the
-//! relay, and performs the effects in order. It decides nothing about order, confirmation or retries of events:
-//! `relay` does, and
-//! `postgres::action` and `postgres::fence` decide about connections.
+//! relay, and performs the effects in order. `relay` decides the order and the confirmation of events;
+//! `postgres::action` and `postgres::fence` decide about connections. Decided here: whether a missing topic parks an
+//! event (`destinations`), whether an event has expired (`feed`), whether a cursor row waits for marks (`marking`).
 //!
 //! Each pipeline runs on a thread of its own with a runtime of its own, so that one that halts or waits never slows
 //! another.

@@ -265,9 +265,9 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Asks for a new history on a server that this process refuses to stream from: whoever starts on it next knows the
-    /// server's own row alone, and consumers may have seen higher positions of ours. Where the database can't be told,
-    /// the halt still says how a person does it.
+    /// Marks the history in the cursor row as ended, on a server that this process refuses to stream from. The next
+    /// process reads only that row, and consumers may have seen higher positions of this one, so it must begin a new
+    /// history. If the row can't be written, the hint of the halt says how a person does it.
     async fn end_history(&self, desk: &Desk) {
         let ended = cursor::end_history(desk.control.client(), self.spec.name(), desk.epoch).await;
         ended.unwrap_or_default();

@@ -73,7 +73,7 @@ impl Reader {
         }
     }
 
-    /// The failures of a row of a claim and one more, where its table keeps them and it is dead with that.
+    /// If the table counts failures and one more makes this row of a claim dead: the count including that failure.
     pub(super) fn dies(&self, row: &[u8]) -> Option<u32> {
         match self {
             Self::Poll(poller) => poller.dies(row),

@@ -61,9 +61,9 @@ impl Renewal {
         Self { job: None, next_at: Instant::now(), step, last: false, drained: false }
     }
 
-    /// A claim is about to be made. What an earlier one knew says nothing any more: it may have been given up. True
-    /// where this one takes what is not ready too: the stream will not bring it, so it is parked, and its table is told
-    /// that it is kept elsewhere.
+    /// Before a claim: discards what the claim before it had found, since that claim may have been given up. Returns
+    /// true if this claim also takes the rows that are not ready (delayed or failed). The stream will not bring them,
+    /// so they are parked, and marked in their table.
     pub(super) const fn claims(&mut self) -> bool {
         self.drained = false;
         self.last

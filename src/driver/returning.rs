@@ -1,5 +1,5 @@
-//! Parked events whose rows come again from the table, after a slot was lost: an earlier event of the aggregate may not
-//! be published yet, and goes first.
+//! After a slot was lost, the outbox table is read again. A parked event whose row is still in the table is parked anew
+//! at its place among the rows of its aggregate, because an earlier event may not be published yet.
 //!
 //! Until its row comes such an event is not the relay's: it blocks nothing and is not tried. When it comes it is parked
 //! again, where it stands among the rows of its aggregate, and the row that it has had all along is moved there: tries,
@@ -126,7 +126,7 @@ impl Pipeline {
         polling.parked.retain(|row| !self.returning.holds(row.entry.position));
     }
 
-    /// Reads what is parked anew. What an open claim has moved, and could not keep, comes again.
+    /// Reads the parked events again. Positions that an aborted claim had changed are changed again by the next claim.
     pub(super) async fn reload(
         &mut self,
         polling: &mut Polling,

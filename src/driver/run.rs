@@ -150,7 +150,8 @@ fn thread(
     let exit = runtime.block_on(Pipeline::live(spec.clone(), board.clone(), metrics, stop.clone()));
     drop(guard);
     let halted = matches!(exit, Exit::Halted(_));
-    // Where nobody waits for it any more, nobody needs to know, and the process is about to end.
+    // Sending fails when the supervisor has dropped the receiver: the process is exiting, and the slot need not be
+    // watched.
     if ended.send(exit).is_ok() && halted {
         runtime.block_on(halted::watch(spec, board, stop));
     }

@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 /// How long a try may wait for its destination before it is put off.
 const DESTINATION_PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a try comes to whose destination takes none, or is not known: the reason is not told.
+/// The outcome of an attempt whose topic is missing or takes no records. The reason is a placeholder, which is never
+/// reported.
 const NO_DESTINATION: Outcome =
     Outcome::Rejected { scope: Scope::Destination, reason: Refusal::TopicName };
 
@@ -214,7 +215,8 @@ impl Shelf {
         push(&mut self.kept, row)
     }
 
-    /// Keeps the record of an event that was not taken: since nobody has made its topic, or for this reason.
+    /// Keeps the record of an event that the sink did not take, because its topic does not exist (`missing`), or for
+    /// the reason `refused`.
     pub(super) fn keep_unsent(
         &mut self,
         entry: Entry,
@@ -235,10 +237,11 @@ impl Shelf {
         row.error_code = Some("topic_missing");
         row.error = Some(
             if has_empty_part(mapped.record().topic) {
-                "the topic does not exist, or is not open to us; a part of its name is empty: a field of route.topic \
-                 is empty in this row"
+                "the topic does not exist, or Postrider's user may not write to it; a part of its name is empty: a \
+                 field of route.topic is empty in this row"
             } else {
-                "the topic does not exist, or is not open to us: the event is published when it takes records"
+                "the topic does not exist, or Postrider's user may not write to it: the event is published \
+                 automatically once the topic accepts records"
             }
             .to_owned(),
         );

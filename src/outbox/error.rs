@@ -208,7 +208,7 @@ impl Poison {
             (docs/operations.md#passing-over), insert it again corrected";
         match &self.problem {
             Problem::TopicName(_) => format!(
-                "mend route.topic and start again; or {PASS_OVER} (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)"
+                "fix route.topic and start again; or {PASS_OVER} (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)"
             ),
             Problem::Partition => format!(
                 "leave route.partition empty and start again; or {PASS_OVER}: with the number of one of the topic's \

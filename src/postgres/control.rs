@@ -119,8 +119,8 @@ impl Control {
         Ok(control)
     }
 
-    /// Asks to be told of requests for this pipeline ([`Control::notified`]), of one pipeline on a session. Look at the
-    /// requests once after this: what came before it is not told.
+    /// Subscribes to requests of one pipeline ([`Control::notified`]); a session serves one pipeline only. Query the
+    /// requests once afterwards: earlier ones are not notified.
     ///
     /// # Errors
     /// What the server says.

@@ -77,8 +77,8 @@ pub enum Effect {
     },
     /// Commit the cursor row, then answer [`Input::CursorWritten`](super::Input::CursorWritten). One at a time.
     WriteCursor(Progress),
-    /// An event reached the broker behind a later one of its aggregate: a broker had refused its batch, and took that
-    /// one all the same. Where the event is parked instead, its row says so.
+    /// An event was published after a later one of its aggregate, which happens when a broker refuses a batch and takes
+    /// the one behind it. If the event is parked instead, its row records this.
     Overtaken {
         /// Which.
         position: Position,

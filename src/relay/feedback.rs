@@ -27,8 +27,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Pause before a row is written again that was held back.
 const HELD_PAUSE: Duration = Duration::from_secs(1);
 
-/// Events that the row before does not know of while it is held back: reaching this shuts the intake. A crash would
-/// repeat as many.
+/// Maximum number of published events that the last written row does not cover, while the next row waits for marks. At
+/// this number the intake closes. A crash repeats at most this many.
 pub(super) const HELD_EVENTS_MAX: u64 = 1_000_000;
 
 /// How far tickets have come.
@@ -107,7 +107,7 @@ impl Feedback {
         }
     }
 
-    /// Whether the row is held back, so that whatever it does not pass waits.
+    /// Whether the next cursor row is not written yet because a mark is missing.
     pub(super) fn is_held(&self) -> bool {
         self.held
     }

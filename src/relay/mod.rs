@@ -99,7 +99,8 @@ impl Relay {
         if let Err(broken) = self.take(now, input, effects) {
             self.violated(broken);
         }
-        // One more event on its way: nothing that is waited for has come, and no time has passed.
+        // Fast path: one more event at the same time as the input before, so no timer and no report can have become
+        // due.
         let nothing_new = is_event && self.settled_at == Some(now) && self.is_at_ease(now);
         if !nothing_new {
             self.settle(now, effects);

@@ -155,8 +155,8 @@ impl Parking {
             && self.tries() == 0
     }
 
-    /// Whether there is nothing to decide before something of a parked event happens: no head is due, no write, mark,
-    /// try or letter waits. What is parked costs no more than this, however much it is.
+    /// Whether parking needs no decision now: no head is due, and no write, mark, attempt or dead letter is pending.
+    /// Takes the same time whatever the number of parked events.
     #[inline]
     pub(super) fn asleep(&self, now: Duration) -> bool {
         self.lanes.asleep(now)

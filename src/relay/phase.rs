@@ -30,7 +30,7 @@ pub(super) fn poison(position: Position, reason: Refusal) -> Halt {
         message: format!("the event at position {position} can't be published: {reason}"),
         meaning: "everything before it is published; it and all that follows wait in the database"
             .into(),
-        hint: "mend the destination so that it takes the event, then start again".into(),
+        hint: "fix the destination so that it accepts the event, then start again".into(),
     }
 }
 

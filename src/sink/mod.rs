@@ -1,7 +1,9 @@
 //! Where records go: the seam every broker is plugged into.
 //!
 //! A sink takes records one at a time with a ticket, never waits, and posts what became of each to a [`Mailbox`]. It
-//! knows nothing of PostgreSQL, of positions or of the relay. A new broker is one file here and one arm in [`open`].
+//! does not know PostgreSQL, positions or the relay (`tests/it/tidy/layers.rs`). A new broker needs a module here, a
+//! variant of [`SinkSpec`], and an arm wherever that is matched on: in this file, `config`, `cli`, `replay` and
+//! `driver`.
 
 mod discard;
 mod kafka;
@@ -65,8 +67,8 @@ pub trait Sink: Send {
         Ok(())
     }
 
-    /// Hands over what waited for answers that have come. To be called again whenever posts were taken, and at the time
-    /// that it gives; who never calls it is never made to wait.
+    /// Sends the records that waited for reports which have arrived. To be called after posts were taken, and at the
+    /// returned time.
     fn turn(&mut self) -> Option<Instant> {
         None
     }
@@ -76,13 +78,15 @@ pub trait Sink: Send {
         true
     }
 
-    /// Throws away everything in flight and starts anew; reports of what was in flight may still come, or not.
+    /// Gives up everything in flight and starts with new producers; reports of what was in flight may still come, or
+    /// not.
     ///
     /// What was in flight is then `Unknown`, all of it: the caller starts again from its cursor.
     fn reset(&mut self);
 
     /// Lets what was handed over be sent, unless something of it was given up, and waits for reports, at most `grace`;
-    /// then lets go of the broker. What still waits for others' answers is not sent: who wants it waits for its report.
+    /// then disconnects. Records that still wait for the reports of others are not sent: to have them sent, wait until
+    /// [`is_idle`](Self::is_idle) first.
     fn close(&mut self, grace: Duration);
 }
 

@@ -201,7 +201,7 @@ fn rows_of(page: &str) -> BTreeMap<String, String> {
 }
 
 fn render(rows: &BTreeMap<String, String>) -> String {
-    const TABLE: &str = "| input | says | means → mends | exit | test |\n|---|---|---|---|---|\n";
+    const TABLE: &str = "| input | says | means → fix | exit | test |\n|---|---|---|---|---|\n";
     let sections = LIST.iter().map(|Group { name, about, inputs, left_out }| {
         let rows = inputs.iter().filter_map(|input| rows.get(*input));
         let rows: String = rows.flat_map(|row| [row.as_str(), "\n"]).collect();

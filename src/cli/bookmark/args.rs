@@ -20,9 +20,9 @@ pub struct BookmarkArgs {
 /// The words of `postrider bookmark`.
 #[derive(Subcommand, Debug)]
 pub enum BookmarkCommand {
-    /// Save the position of now under a name
+    /// Save the current position under a name
     Create(CreateArgs),
-    /// What there is, what each holds back, and whether it can be replayed from
+    /// List bookmarks, the WAL that each retains, and whether each can still be replayed
     List(ListBookmarksArgs),
     /// Delete a bookmark; PostgreSQL may then remove the WAL it was holding
     Drop(DropArgs),

@@ -38,12 +38,12 @@ pub(super) fn findings(
     found
 }
 
-/// A warning of the file's reader. Where it names the command that mends it, that comes behind "mend it with".
+/// A warning of the file's reader. Where it names the command that mends it, that comes behind "fix it with".
 fn of_warning(key: &str, message: &str) -> Finding {
-    let (what, command) = message.split_once("; mend it with: ").unwrap_or((message, ""));
+    let (what, command) = message.split_once("; fix it with: ").unwrap_or((message, ""));
     let finding = if key.ends_with("_file") {
         Finding::warning("secret_file", format!("{key}: {what}"))
-            .why("whoever has an account on this machine has the login")
+            .why("every user of this machine can read the secret")
     } else {
         Finding::warning("file", format!("{key}: {what}")).why("the key has no effect yet")
     };

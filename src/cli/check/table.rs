@@ -162,7 +162,7 @@ impl Style<'_> {
                 MendKind::Config => format!("config {}", self.file),
                 MendKind::Sql | MendKind::Shell => mend.kind.name().to_owned(),
             };
-            writeln!(text, "{pipeline}:   mend {kind}: {}", Self::line(mend)).unwrap_or_default();
+            writeln!(text, "{pipeline}:   fix ({kind}): {}", Self::line(mend)).unwrap_or_default();
         }
     }
 }
@@ -197,11 +197,11 @@ mod tests {
             orders: ok: server_version: PostgreSQL 18.4
             orders: error: wal_level: wal_level is "replica", logical decoding needs "logical"
             orders:   why: no slot can be made
-            orders:   mend sql: ALTER SYSTEM SET wal_level = 'logical'; -- then restart PostgreSQL
+            orders:   fix (sql): ALTER SYSTEM SET wal_level = 'logical'; -- then restart PostgreSQL
             orders: warning: table: another
             orders:   why: words words words words words words words words words words words words words
-            orders:   mend config postrider.toml: pipelines.orders.outbox.table = "app.outbox"
-            orders:   mend shell: postrider setup -p orders
+            orders:   fix (config postrider.toml): pipelines.orders.outbox.table = "app.outbox"
+            orders:   fix (shell): postrider setup -p orders
             1 passed, 1 warning, 1 error"#]]
         .assert_eq(&render(&reports(), "postrider.toml", false, false));
     }

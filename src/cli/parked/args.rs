@@ -98,10 +98,10 @@ pub struct ActArgs {
     /// Why, to be kept in the row
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
-    /// Only say which events it would be
+    /// Show which events would be affected; change nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Ask nothing
+    /// Do not ask for confirmation
     #[arg(long)]
     pub yes: bool,
     /// Don't wait for the relay to say what became of it

@@ -62,7 +62,7 @@ pub struct ReplayArgs {
     /// Where events are read from
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub source: SourceArg,
-    /// Events of aggregates with parked events too: out of order with those that are parked
+    /// Also replay events of aggregates that have parked events; they are published before the parked ones
     #[arg(long)]
     pub include_parked: bool,
     /// JSON

@@ -100,7 +100,7 @@ fn what_is_not_an_event_is_poison() {
         hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected: with a JSON object such as {"source": "shop"} in "headers"
         error: event "00000000-0000000001A2B3C8-00000005" at 0/1A2B3C8:5 can't be published:
                its topic, from {aggregate_type}, is not a name Kafka allows
-        hint:  mend route.topic and start again; or WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)
+        hint:  fix route.topic and start again; or WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)
     "#]]
     .assert_eq(&all);
 }

@@ -56,7 +56,7 @@ fn an_empty_aggregate_type_has_no_topic() {
     expect![[r#"
         error: event "42" at 0/1A2B3C8:5 can't be published:
                its topic, from {aggregate_type}, is not a name Kafka allows
-        hint:  mend route.topic and start again; or WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)
+        hint:  fix route.topic and start again; or WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)
     "#]]
     .assert_eq(&map_layout(Layout::Postrider, &row));
 }
@@ -97,7 +97,7 @@ fn text_that_is_not_utf8_is_poison_and_payloads_are_bytes() {
         hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected: with UTF-8 in "id"
         error: event "42" at 0/1A2B3C8:5 can't be published:
                its topic, from {aggregate_type}, is not a name Kafka allows
-        hint:  mend route.topic and start again; or WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)
+        hint:  fix route.topic and start again; or WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)
         error: event "42" at 0/1A2B3C8:5 can't be published:
                "aggregate_id" is not UTF-8
         hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected: with UTF-8 in "aggregate_id"

@@ -97,7 +97,7 @@ impl BookmarkError {
                     .to_owned(),
             ),
             Self::SlotLost { .. } => {
-                Some("mend the pipeline first: postrider check says how".to_owned())
+                Some("fix the pipeline first: postrider check says how".to_owned())
             }
             Self::NoFreeSlot { .. } => Some(
                 "let go of another bookmark (postrider bookmark list), or raise max_replication_slots and restart \

@@ -150,7 +150,7 @@ pub(super) fn restored(facts: &Facts) -> Option<Halt> {
 
 /// Where the cursor's events end in the server's history: `min(cursor, switch point)`.
 ///
-/// By the row's own place it never lies above the switch; it is what everything after rests on, and costs nothing.
+/// `min` is a safeguard: a row that was written before the promotion should never lie above the switch point.
 pub(super) fn cursor_at(facts: &Facts, cursor: &Cursor) -> Lsn {
     let at = cursor.watermark.lsn();
     if !rose(facts, cursor) {

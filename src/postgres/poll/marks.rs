@@ -20,7 +20,7 @@ use tokio_postgres::types::ToSql;
 /// Most ids of one statement.
 pub const MARK_ROWS_MAX: usize = 10_000;
 
-/// Statements for the rows of one call that are at most made again because rows were locked, or changed, meanwhile.
+/// Maximum number of attempts of one call, when rows are locked or changed by others meanwhile.
 const ROUNDS_MAX: usize = 6;
 
 /// A published event whose row is to be marked.

@@ -64,7 +64,7 @@ impl Backoff {
 /// What a row says of itself: which columns, by name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Marks {
-    /// Nothing: what is in the table is unpublished, and goes.
+    /// There is no status column: every row in the table is unpublished, and a published row is deleted.
     Delete,
     /// A time, NULL until then.
     PublishedAt {

@@ -214,9 +214,9 @@ fn expired(spec: &PollSpec, shape: &Shape) -> Option<String> {
 
 /// The order in which an aggregate's rows are published, first key first.
 ///
-/// A number is assigned in order by whoever holds the aggregate. Other ids say nothing, so it is the row's time; and
-/// among rows of one time, which are mostly of one transaction: what has failed before was the first, then as they were
-/// inserted (transaction, command, place).
+/// A number is assigned in order by the session that has locked the aggregate. Other ids have no order, so rows are
+/// sorted by the time column. Rows of the same time are mostly of one transaction: rows that have failed come first,
+/// the others in the order of insertion (transaction, command, place).
 pub(in crate::postgres) fn order(spec: &PollSpec, shape: &Shape, row: &str) -> Vec<String> {
     let id = shape
         .column(&spec.id)

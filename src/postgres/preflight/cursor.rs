@@ -69,10 +69,9 @@ fn positions(scene: &Scene<'_>, out: &mut Vec<Finding>) {
             format!("everything below {} is published", cursor.watermark),
         ));
     } else if scene.slot.as_ref().is_some_and(|slot| slot.confirmed_flush_lsn.is_some()) {
-        out.push(
-            Finding::info("cursor", "the slot has no cursor row yet")
-                .why("the first run adopts it where it stands"),
-        );
+        out.push(Finding::info("cursor", "the slot has no cursor row yet").why(
+            "`postrider run` makes the cursor row, and begins at the slot's confirmed position",
+        ));
     }
 }
 

@@ -111,7 +111,7 @@ pub(super) fn authorities(conninfo: &Conninfo) -> String {
 /// What to say of a line that holds [`uri`], where the login has a password.
 pub(super) const fn password_note(conninfo: &Conninfo) -> &'static str {
     if conninfo.has_password() {
-        ". The line leaves the password out: it belongs into a file, source.password_file"
+        ". The line does not show the password: write it to a file, and set source.password_file"
     } else {
         ""
     }

@@ -39,8 +39,8 @@ pub(super) fn finding(error: &SourceError, conninfo: &Conninfo, which: Connectio
             .shell(format!("openssl s_client -starttls postgres -connect {} </dev/null", first_host(conninfo)))
             .sql("SHOW ssl;"),
         SourceErrorKind::AuthRefused => Finding::error("source_password", what).why(
-            "the server asks for a password that is not there, or asks for it in a way that is not safe; name a file \
-             in source.password_file",
+            "no password is configured, or the server asks for it in clear text without TLS: write it to a file, and \
+             set source.password_file to the file's name",
         ),
         SourceErrorKind::Settings => {
             Finding::error("source_settings", what).why("a file that source.url names can't be used")
@@ -136,7 +136,8 @@ pub(super) fn senders_full(what: String) -> Finding {
 pub(super) fn replication(user: &str, rds: bool) -> Finding {
     let user_ident = ident(user);
     Finding::error("role_replication", format!("role {user:?} has no right to replication"))
-        .why("the stream is refused without it; it lets a role read every published table: treat its password so")
+        .why("streaming is refused without it; a role with REPLICATION can read every published table of the cluster: \
+             keep its password as secret as a superuser's")
         .sql(if rds {
             format!("GRANT rds_replication TO {user_ident};")
         } else {

@@ -125,16 +125,17 @@ fn senders(scene: &Scene<'_>, out: &mut Vec<Finding>) {
 fn slot_limits(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     let keep = scene.number("max_slot_wal_keep_size");
     out.push(match keep {
-        ..0 => Finding::warning("max_slot_wal_keep_size", "a slot may hold back WAL without limit")
+        ..0 => Finding::warning("max_slot_wal_keep_size", "a slot may retain WAL without a limit")
             .why(
-                "while a pipeline stands, its slot keeps all WAL: after a long outage the disk is full and the \
-                 database stops. Choose less than the free disk and more than the longest outage writes",
+                "a slot retains WAL while Postrider or Kafka is unavailable; without a limit the disk can fill and the \
+                 database stops. Set the limit below the free disk space, and above the WAL that is written in the \
+                 longest outage that you expect",
             )
             .sql("ALTER SYSTEM SET max_slot_wal_keep_size = '32GB';")
             .sql("SELECT pg_reload_conf();"),
         0..1024 => Finding::warning(
             "max_slot_wal_keep_size",
-            format!("a slot is given up when it holds back {keep} MB of WAL"),
+            format!("PostgreSQL invalidates a slot that retains more than {keep} MB of WAL"),
         )
         .why("a short outage of the relay or the broker loses the slot, and events with it (PR001)")
         .sql("ALTER SYSTEM SET max_slot_wal_keep_size = '32GB';")

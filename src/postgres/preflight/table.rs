@@ -194,8 +194,8 @@ fn swallowed(name: &TableName, around: &Around, out: &mut Vec<Finding>) {
             format!("before an insert into {name} a trigger decides: {list}"),
         )
         .why(
-            "one that returns NULL swallows the row without an error: the application believes in an event that is \
-             none. One that only fills columns in is harmless",
+            "if the trigger returns NULL, the row is not inserted and no error is raised: the event is lost. A trigger \
+             that only fills columns in is harmless",
         );
         for trigger in &around.triggers {
             finding =

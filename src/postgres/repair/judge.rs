@@ -111,7 +111,7 @@ pub fn live(what: &str) -> Halt {
     Halt {
         reason: HaltReason::RelayRunning,
         message: format!("another relay of this pipeline is live: {what}"),
-        meaning: "nothing was changed; two at a time would swap events".to_owned(),
+        meaning: "nothing was changed; two processes that publish at once would change the order of events".to_owned(),
         hint: "stop postrider run of this pipeline, then repair; or leave the repair to it: source.on_slot_lost = \
                \"repair\""
             .to_owned(),

@@ -164,7 +164,12 @@ fn schema(facts: &Facts, plan: &mut SetupPlan) {
     }
     plan.steps.push(Step {
         kind: StepKind::Schema,
-        title: format!("bring schema \"postrider\" to version {VERSION}"),
+        title: match facts.schema {
+            SchemaState::Missing => format!("create schema \"postrider\" (version {VERSION})"),
+            SchemaState::Empty | SchemaState::Version(_) => {
+                format!("update schema \"postrider\" to version {VERSION}")
+            }
+        },
         why: "The relay's own tables. They are never part of the publication.",
         sql: transaction(&sql),
     });

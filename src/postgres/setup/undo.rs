@@ -151,8 +151,8 @@ fn slot(facts: &Facts, plan: &mut UndoPlan) -> Result<(), SetupError> {
     let behind = confirmed.map_or(0, |at| facts.server.wal_end.bytes_since(at));
     let at = confirmed.map_or_else(|| "nowhere yet".to_owned(), |at| at.to_string());
     plan.lost.push(format!(
-        "slot {:?}, standing at {at}: events in the {behind} bytes of WAL behind it that are not published yet are \
-         never streamed; a slot made later begins at its own time",
+        "slot {:?} (confirmed up to {at}): events in the {behind} bytes of WAL after it that are not published yet are \
+         lost to the stream; a new slot starts at its creation",
         slot.name
     ));
     plan.steps.push(Step {

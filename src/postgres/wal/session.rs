@@ -165,8 +165,8 @@ impl WalSession {
         }
     }
 
-    /// Reads what is there while much is coming, without the runtime: a registered socket makes the walsender pay for
-    /// a wake-up call with each of its messages, though nobody sleeps.
+    /// Under load, reads the socket directly, not registered with the runtime: with a registered socket each message
+    /// that the walsender sends also wakes the poller, which costs the server CPU time.
     async fn read_off_runtime(&mut self) -> Result<(), SourceError> {
         self.transport.detach().map_err(|error| self.system(error))?;
         let (transport, inbox) = (&mut self.transport, &mut self.inbox);

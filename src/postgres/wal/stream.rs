@@ -204,7 +204,7 @@ struct Ending(Arc<Shared>);
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        // The first end stands: this one counts only when the thread unwinds.
+        // `end` keeps the first reason, so this one is used only if the thread panicked.
         self.0.queue.end(End::Panicked);
     }
 }

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 /// Odd, with its bits well spread: the fraction of the golden ratio.
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Hashes of lanes, other ones in each process: nobody can choose aggregates that meet.
+/// Hashes lanes with a random seed of the process, so that nobody can choose aggregates whose hashes collide.
 #[derive(Clone, Debug)]
 pub(in crate::relay) struct ByLane(u64);
 

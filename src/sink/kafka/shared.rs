@@ -283,7 +283,7 @@ impl Shared {
 
     /// Says that a producer is broken, unless a reset has come first.
     pub(super) fn say_broken(&self) {
-        // Under the inbox's lock, so that `reset` either forgets it or comes after it.
+        // The lock orders this against `reset`: either `reset` clears `broken` first, or the post is made before it.
         let mut inbox = self.inbox();
         if let Some(reason) = inbox.broken.take() {
             self.mailbox.post(Post::Broken { reason });

@@ -1,4 +1,5 @@
-//! What was told of a trouble, so that it is not told with every look, and its end is.
+//! Problems that were reported and are not over: a report is not repeated with every check, and the end is reported
+//! too.
 
 use super::shared::Shared;
 use super::trouble::{About, Trouble};

@@ -13,13 +13,16 @@ pub(super) struct Group {
 pub(super) const HEAD: &str = "\
 # What bad input gets
 
+To find an error, search this page for its text, without the names in it. Halt codes (`PR002`) have a section each in
+[operations.md](operations.md#halts).
+
 Each row is the answer that a test got from the real binary on real servers, in its own words; names, addresses and
 positions of the run are replaced by those of an example. The same test fails when the answer changes. In all of them
-nothing is lost: what was committed before and after, and can be published, arrives in order once it is mended.
+nothing is lost: what was committed before and after, and can be published, arrives in order once it is fixed.
 
 Exit codes: 0 a clean stop, 1 a look that found something wrong, 2 wrong usage or configuration (nothing was touched),
-3 stopped for an operator. \"waits\" is a process that goes on by itself when what is wrong is over; \"goes on\" one that
-was not held up. Codes `PR…` have a section each in [operations.md](operations.md).
+3 stopped for an operator. \"waits\" is a process that continues automatically when the problem is over; \"goes on\" one that
+was not held up.
 
 This page is written by the tests: `POSTRIDER_BLESS=1 scripts/test it NAME`.
 ";

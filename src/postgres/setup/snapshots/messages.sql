@@ -10,7 +10,7 @@ CREATE PUBLICATION "postrider_orders"
     WITH (publish = 'insert', publish_via_partition_root = true);
 COMMIT;
 
--- 2. bring schema "postrider" to version 5
+-- 2. create schema "postrider" (version 5)
 -- The relay's own tables. They are never part of the publication.
 BEGIN;
 SET LOCAL lock_timeout = '5s';

@@ -1,7 +1,7 @@
 -- Run with: psql -X -v ON_ERROR_STOP=1 -f FILE, and without --single-transaction:
 -- each step is a transaction of its own, and their order matters.
--- Lost: slot "postrider_orders", standing at 0/5000: events in the 16384 bytes of WAL behind it that
--- are not published yet are never streamed; a slot made later begins at its own time.
+-- Lost: slot "postrider_orders" (confirmed up to 0/5000): events in the 16384 bytes of WAL after it
+-- that are not published yet are lost to the stream; a new slot starts at its creation.
 -- Lost: slot "postrider_bm_before_fix_000abc", a bookmark's: nothing is replayed from it any more.
 -- Lost: 1 row(s) of postrider.cursor: how far the pipeline has got, and in which history.
 -- Lost: 3 row(s) of postrider.parked: events that were set aside, and what is known of those

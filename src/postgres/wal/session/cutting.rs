@@ -14,8 +14,8 @@ use std::time::Instant;
 const WAITS_FOR_STANDBY: &[u8] = b"StandbySlotsHaveCaughtup";
 
 impl WalSession {
-    /// Cuts what is whole, unless the queue is full. What is no frame may be the end of the stream, so it is looked at
-    /// when all before it has been handed over, and waits for room with it.
+    /// Splits complete frames off the input until the queue is full. A message that is not a frame may end the stream,
+    /// so it is handled only after all frames before it are queued.
     pub(super) fn cut(&mut self) -> Result<(), SourceError> {
         if self.held.is_stuck() {
             self.hand_over();
