@@ -104,7 +104,7 @@ pub struct Head {
     pub retry_in_seconds: Option<f64>,
 }
 
-/// Changes that were passed over on purpose, by reason.
+/// Changes that were skipped on purpose, by reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Skipped {
     /// Updates, deletes and truncations.
@@ -168,7 +168,7 @@ pub struct Snapshot {
     pub parked_total: u64,
     /// Events that are parked.
     pub parked: Parked,
-    /// Changes passed over on purpose since the process started.
+    /// Changes skipped on purpose since the process started.
     pub skipped_total: u64,
     /// The same by reason.
     pub skipped: Skipped,

@@ -185,7 +185,7 @@ pub struct CheckArgs {
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "Passwords are never written: not that of a URL, and none of a connector's file. What was found, what \
-                        is left to do and what has no counterpart is told on standard error."
+                        is left to do and what has no counterpart is printed to standard error."
 )]
 pub struct InitArgs {
     /// The file to write; - is standard output

@@ -63,7 +63,7 @@ async fn sweep(spec: &PipelineSpec, control: &Control) -> Result<(), CliError> {
                 print::size(max)
             ),
         };
-        Output::stderr().say(&format!("warning: bookmark {} is let go: {why}", swept.name));
+        Output::stderr().say(&format!("warning: bookmark {} is dropped: {why}", swept.name));
     }
     Ok(())
 }

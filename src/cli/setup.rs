@@ -201,7 +201,7 @@ fn tell(pipeline: &str) -> impl FnMut(Progress<'_>) + Send {
                     name = blocker.name,
                     state = blocker.state,
                     seconds = blocker.seconds.round(),
-                    "the slot waits for a transaction that runs since before it was begun; it goes on by itself \
+                    "creating the slot waits for a transaction that was already running; it continues automatically \
                      when that ends"
                 );
             }

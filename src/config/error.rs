@@ -10,7 +10,10 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// None of the usual places has a file, and none was named.
-    #[error("found no configuration: name a file with --config, or write one of {}", .0.join(", "))]
+    #[error(
+        "found no configuration: name a file with --config, or write one of {}; postrider init writes a first one",
+        .0.join(", ")
+    )]
     Missing(Vec<String>),
     /// The file can't be read.
     #[error("could not read the configuration file \"{}\"", .path.display())]

@@ -24,13 +24,13 @@ pub enum DemoError {
     NoServerUser,
     #[error("could not run {}", .path.display())]
     ServerProgram { path: PathBuf, source: io::Error },
-    #[error("initdb failed; its last words:{log}")]
+    #[error("initdb failed; the end of its log:{log}")]
     Initdb { log: String },
-    #[error("the throwaway PostgreSQL did not start; its last words:{log}")]
+    #[error("the throwaway PostgreSQL did not start; the end of its log:{log}")]
     ServerStart { log: String },
-    #[error("the throwaway PostgreSQL has ended by itself; its last words:{log}")]
+    #[error("the throwaway PostgreSQL has exited; the end of its log:{log}")]
     ServerEnded { log: String },
-    #[error("the throwaway PostgreSQL did not stop within {seconds} s; its last words:{log}")]
+    #[error("the throwaway PostgreSQL did not stop within {seconds} s; the end of its log:{log}")]
     ServerStop { seconds: u64, log: String },
     #[error("--url can't be used")]
     Url(#[source] ConninfoError),
@@ -62,13 +62,13 @@ pub enum DemoError {
     Thread(#[source] io::Error),
     #[error("the demo's {0} died")]
     Died(&'static str),
-    #[error("postrider setup failed ({status}); its last words:{log}")]
+    #[error("postrider setup failed ({status}); the end of its log:{log}")]
     Setup { status: String, log: String },
-    #[error("the relay was not streaming within {seconds} s ({state}); its last words:{log}")]
+    #[error("the relay was not streaming within {seconds} s ({state}); the end of its log:{log}")]
     RelayNotReady { seconds: u64, state: String, log: String },
-    #[error("the relay has ended by itself ({status}); its last words:{log}")]
+    #[error("the relay has exited ({status}); the end of its log:{log}")]
     RelayEnded { status: String, log: String },
-    #[error("the relay did not end cleanly when it was told to ({status}); its last words:{log}")]
+    #[error("the relay did not shut down cleanly ({status}); the end of its log:{log}")]
     RelayStop { status: String, log: String },
     #[error("could not listen for signals")]
     Signals(#[source] io::Error),

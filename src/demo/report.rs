@@ -150,7 +150,7 @@ pub(super) const NEXT: &str = "
 What next
   docs/getting-started.md   point it at a database and a broker of your own
   postrider setup -c FILE   make slot, publication, tables; --print-sql: print
-  postrider run -c FILE     stream until told to stop
+  postrider run -c FILE     stream until it is stopped
   postrider demo --chaos    kill -9, a frozen broker, a database restart
 ";
 

@@ -254,7 +254,7 @@ impl<'o> Show<'o> {
         let reason = status.reason.unwrap_or_default();
         let log = self.relay.log_tail();
         format!(
-            "gave up waiting for the rest; the relay was \"{}\" {reason}; its last words:{log}",
+            "gave up waiting for the rest; the relay was \"{}\" {reason}; the end of its log:{log}",
             status.state
         )
     }

@@ -139,7 +139,7 @@ impl Pipeline {
             return (State::Draining, Some(reason), Some(halt.hint.clone()));
         }
         if tell.draining {
-            return (State::Draining, Some("told to stop".into()), None);
+            return (State::Draining, Some("received a signal to stop".into()), None);
         }
         if tell.standing_by.is_some() {
             let reason = format!("slot {:?} is held by another process", self.spec.names.slot);

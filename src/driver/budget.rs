@@ -73,7 +73,7 @@ fn past(pipeline: &Pipeline, retained: u64, max: u64) -> Halt {
     let names = &pipeline.spec.names;
     let (slot, name) = (&names.slot, &names.pipeline);
     let message = format!(
-        "slot {slot:?} holds back {} MiB of WAL, source.wal_retain_max is {} MiB",
+        "slot {slot:?} retains {} MiB of WAL, source.wal_retain_max is {} MiB",
         retained.div_ceil(1 << 20),
         max >> 20
     );
@@ -81,20 +81,20 @@ fn past(pipeline: &Pipeline, retained: u64, max: u64) -> Halt {
         return Halt {
             reason: HaltReason::WalBudget,
             message,
-            meaning: "nothing is lost: the slot is let go, and what is not published is taken from the table".into(),
-            hint: "fix what holds the pipeline up (see postrider status); a new slot is made automatically".into(),
+            meaning: "nothing is lost: the slot is dropped, and what is not published is taken from the table".into(),
+            hint: "fix what delays the pipeline (see postrider status); a new slot is made automatically".into(),
         };
     }
     Halt {
         reason: HaltReason::WalBudget,
         message,
-        meaning: "nothing is lost yet: the slot stands, and holds back more with all that the database writes, until \
-                  somebody decides; what is not published waits in it"
+        meaning: "nothing is lost yet: the slot keeps what is not published, and retains more WAL with all that the \
+                  database writes"
             .into(),
         hint: format!(
-            "fix what holds the pipeline up and start again: it drains the backlog as long as that does not grow by a \
-             {GROWTH_PART}th of the budget; or raise source.wal_retain_max; or, before the disk is full, let the slot \
-             go: SELECT pg_drop_replication_slot({}); and afterwards postrider repair -p {name}",
+            "fix what delays the pipeline and start again: it drains the backlog as long as that does not grow by a \
+             {GROWTH_PART}th of the budget; or raise source.wal_retain_max; or, before the disk is full, drop the \
+             slot: SELECT pg_drop_replication_slot({}); and afterwards postrider repair -p {name}",
             literal(slot)
         ),
     }

@@ -13,7 +13,7 @@ pub enum InitError {
     #[error(transparent)]
     Source(#[from] SourceError),
     /// No table looks like an outbox.
-    #[error("none of the {tables} tables of database \"{database}\" looks like an outbox")]
+    #[error("{}", no_candidate(database, *tables))]
     NoCandidate {
         /// The database.
         database: String,
@@ -60,6 +60,16 @@ pub enum InitError {
     /// What would be written would be refused.
     #[error("what would be written is refused")]
     Refused(#[source] Findings),
+}
+
+fn no_candidate(database: &str, tables: usize) -> String {
+    match tables {
+        0 => format!("database \"{database}\" has no tables"),
+        1 => format!("the only table of database \"{database}\" does not look like an outbox"),
+        tables => {
+            format!("none of the {tables} tables of database \"{database}\" looks like an outbox")
+        }
+    }
 }
 
 impl InitError {

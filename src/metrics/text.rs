@@ -11,7 +11,7 @@ use std::fmt;
 /// Every metric: its name as it is scraped, and its help. `docs/metrics.md` is held against this list.
 pub const CATALOG: &[(&str, &str)] = &[
     ("postrider_events_total", "Events by outcome since the start"),
-    ("postrider_skipped_total", "Changes passed over on purpose since the start, by reason"),
+    ("postrider_skipped_total", "Changes skipped on purpose since the start, by reason"),
     ("postrider_publish_latency_seconds", "From commit to the broker's acknowledgement"),
     ("postrider_lag_seconds", "Age of the oldest commit that is not published or parked"),
     ("postrider_source_contact_seconds", "Time since the database last answered"),
@@ -21,8 +21,8 @@ pub const CATALOG: &[(&str, &str)] = &[
     ("postrider_parked_events", "Events that are set aside, by state"),
     ("postrider_parked_attempts", "Most tries of an event that others may wait behind"),
     ("postrider_parked_oldest_seconds", "How long the oldest event that is set aside has been so"),
-    ("postrider_slot_retained_bytes", "WAL the slot holds back"),
-    ("postrider_slot_retain_max_bytes", "WAL the slot may hold back"),
+    ("postrider_slot_retained_bytes", "WAL the slot retains"),
+    ("postrider_slot_retain_max_bytes", "WAL the slot may retain at most"),
     ("postrider_slot_safe_bytes", "WAL that can be written before the slot is lost"),
     ("postrider_slot_state", "The slot's wal_status: 1 for the one that holds"),
     ("postrider_state", "What the pipeline is doing: 1 for the one that holds"),

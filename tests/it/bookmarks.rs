@@ -137,7 +137,7 @@ async fn past_the_budget_the_oldest_is_let_go_and_never_the_pipelines_own_slot()
 
     let (code, text, _) = refused(&pipeline, &["bookmark", "list"]);
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.contains("warning: bookmark older is let go"), "{text}");
+    assert!(text.contains("warning: bookmark older is dropped"), "{text}");
     let all = listed(&pipeline);
     assert_eq!(all[0]["state"], "dropped", "{all:?}");
     assert!(all[0]["why"].as_str().unwrap().contains("bookmarks.retain_max"), "{all:?}");

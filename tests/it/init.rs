@@ -206,10 +206,13 @@ async fn tables_that_leave_a_choice_or_none_are_told() {
         let (_dir, output) = init(("x", ""), &args);
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     };
+    let (code, _, told) = ask(&[]);
+    assert_eq!(code, Some(1), "{told}");
+    assert!(told.contains(&format!("database \"{}\" has no tables", database.name)), "{told}");
     sql.batch("create table orders (id bigint primary key, total numeric)").await;
     let (code, _, told) = ask(&[]);
     assert_eq!(code, Some(1), "{told}");
-    assert!(told.contains("none of the 1 tables") && told.contains("--table"), "{told}");
+    assert!(told.contains("the only table of") && told.contains("--table"), "{told}");
     let (code, _, told) = ask(&["--table", "orders"]);
     assert_eq!(code, Some(2), "{told}");
     assert!(told.contains("has no column for") && told.contains("payload"), "{told}");

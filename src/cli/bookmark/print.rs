@@ -29,7 +29,7 @@ pub(super) fn table(pipeline: &str, all: &[Bookmark], retain_max: u64) -> String
     let (held, max) = (size(held), size(retain_max));
     write!(
         text,
-        "{pipeline}: together they hold back {held} of WAL, of {max} (bookmarks.retain_max)"
+        "{pipeline}: together they retain {held} of WAL, of at most {max} (bookmarks.retain_max)"
     )
     .unwrap_or_default();
     text

@@ -157,7 +157,8 @@ pub(super) fn ended(plan: &Plan, options: Options, ended: &Ended) -> String {
     let mut text = String::new();
     let seconds = ended.elapsed.as_secs_f64().max(0.001);
     if options.dry_run {
-        write!(text, "{} events would be published, {}", tally.sent, size(tally.bytes))
+        let events = if tally.sent == 1 { "event" } else { "events" };
+        write!(text, "{} {events} would be published, {}", tally.sent, size(tally.bytes))
             .unwrap_or_default();
     } else {
         let how = if ended.stopped { "stopped" } else { "done" };

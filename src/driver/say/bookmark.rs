@@ -21,7 +21,7 @@ pub(in crate::driver) fn bookmark_let_go(pipeline: &str, swept: &Swept, retain_m
             retain_max,
             hint = "raise bookmarks.retain_max where the disk allows it; what is still in the outbox table can be \
                     replayed by --since",
-            "the oldest bookmark is let go: bookmarks held back more WAL than bookmarks.retain_max"
+            "the oldest bookmark is dropped: bookmarks retained more WAL than bookmarks.retain_max"
         ),
     }
 }

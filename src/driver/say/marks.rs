@@ -68,7 +68,7 @@ pub(in crate::driver) fn marks_failed(
             tries,
             reason,
             hint,
-            "published rows can't be marked; events go on"
+            "published rows can't be marked; publishing continues"
         );
     }
 }

@@ -8,17 +8,14 @@ use tracing::{info, warn};
 
 /// More than half is spent.
 pub(in crate::driver) fn wal_budget_half(pipeline: &mut Pipeline, retained: u64, max: u64) {
-    let reason = format!(
-        "the slot holds back {} MiB of the {} MiB of WAL it may",
-        retained >> 20,
-        max >> 20
-    );
+    let reason =
+        format!("the slot retains {} MiB of WAL, of at most {} MiB", retained >> 20, max >> 20);
     let then = if pipeline.spec.polls_in_its_stead() {
-        "past it the slot is let go and the table polled"
+        "above it the slot is dropped and the table is polled"
     } else {
-        "past it the pipeline halts"
+        "above it the pipeline halts"
     };
-    let hint = format!("see what holds it up (state, sink, lag); {then}");
+    let hint = format!("see what delays the pipeline (postrider status); {then}");
     let (told, now) = (&mut pipeline.tell.budget, Instant::now());
     if let Some(due) = Trouble::note(told, reason.clone(), Some(hint.clone()), now) {
         let Due { seconds, tries } = due;
@@ -44,7 +41,7 @@ pub(in crate::driver) fn wal_budget_ok(pipeline: &mut Pipeline, retained: u64) {
         pipeline,
         retained_bytes = retained,
         seconds,
-        "the slot holds back less than half of what it may again"
+        "the slot retains less than half of source.wal_retain_max again"
     );
 }
 
@@ -53,7 +50,7 @@ pub(in crate::driver) fn slot_dropped(pipeline: &mut Pipeline) {
     (pipeline.tell.slot, pipeline.tell.budget) = (None, None);
     slot_held(pipeline, None);
     let (name, slot) = (pipeline.spec.name(), &pipeline.spec.names.slot);
-    let words = "the slot is let go: the database may remove its WAL; a new one is made once the table is polled empty";
+    let words = "the slot is dropped: PostgreSQL may remove its WAL; a new one is made once all rows are polled";
     warn!(event = "slot_dropped", pipeline = name, slot, "{words}");
 }
 
@@ -79,7 +76,7 @@ impl Pipeline {
                 let (pipeline, seconds) = (self.spec.name(), trouble.seconds(Instant::now()));
                 info!(
                     event = "standby_back",
-                    pipeline, seconds, "the stream waits for no standby any more"
+                    pipeline, seconds, "the stream no longer waits for a standby"
                 );
             }
             return;
@@ -90,7 +87,7 @@ impl Pipeline {
         let reason =
             "the stream waits for a standby in synchronized_standby_slots: nothing is published";
         let hint =
-            "bring the standby back, or take it out of that list: postrider check has the lines";
+            "bring the standby back, or take it out of that list: postrider check prints the lines";
         let told = &mut self.tell.standby;
         let due = Trouble::note(told, reason.to_owned(), Some(hint.to_owned()), Instant::now());
         if let Some(Due { seconds, tries }) = due {

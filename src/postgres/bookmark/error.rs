@@ -88,7 +88,7 @@ impl BookmarkError {
         match self {
             Self::Name { .. } => Some("use 1 to 63 of A-Z a-z 0-9 . _ -".to_owned()),
             Self::Exists { name, .. } => Some(format!(
-                "choose another name, or let go of the old one: postrider bookmark drop {name}"
+                "choose another name, or drop the old one: postrider bookmark drop {name}"
             )),
             Self::Unknown { .. } => Some("see what there is: postrider bookmark list".to_owned()),
             Self::NoSlot { .. } => Some(
@@ -100,7 +100,7 @@ impl BookmarkError {
                 Some("fix the pipeline first: postrider check says how".to_owned())
             }
             Self::NoFreeSlot { .. } => Some(
-                "let go of another bookmark (postrider bookmark list), or raise max_replication_slots and restart \
+                "drop another bookmark (postrider bookmark list), or raise max_replication_slots and restart \
                  PostgreSQL"
                     .to_owned(),
             ),

@@ -96,9 +96,9 @@ impl fmt::Display for State {
             Self::Usable => f.write_str("usable"),
             Self::Unfinished => f.write_str("never finished: its making was interrupted"),
             Self::Dropped { why, at } if why == "budget" => {
-                write!(f, "let go at {at}: bookmarks held more WAL than bookmarks.retain_max")
+                write!(f, "dropped at {at}: bookmarks retained more WAL than bookmarks.retain_max")
             }
-            Self::Dropped { why, at } => write!(f, "let go at {at}: {why}"),
+            Self::Dropped { why, at } => write!(f, "dropped at {at}: {why}"),
             Self::SlotMissing => f.write_str("its slot is gone: dropped by hand, or by a failover"),
             Self::SlotLost { why } => write!(f, "its WAL is gone ({why})"),
             Self::OtherSystem => f.write_str("of another cluster"),

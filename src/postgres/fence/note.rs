@@ -101,7 +101,7 @@ fn of_publication(publication: &PublicationFacts, name: &str) -> Vec<Note> {
         note(
             "other_tables",
             format!(
-                "publication {name:?} has {} other tables: their rows are passed over",
+                "publication {name:?} has {} other tables: their rows are skipped",
                 publication.other_tables
             ),
         );

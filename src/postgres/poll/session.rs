@@ -100,7 +100,7 @@ impl Poller {
             return Ok(Opened::StandBy { pid });
         }
         if matches!(spec.marks, Marks::Commerce { .. }) && shape.dlq.is_none() {
-            tracing::warn!(table = %spec.table, "there is no dead-letter table: failed events are tried for ever");
+            tracing::warn!(table = %spec.table, "no dead-letter table: failed events are retried without a limit");
         }
         let relation = shape.relation(&spec.table);
         let spec = spec.clone();

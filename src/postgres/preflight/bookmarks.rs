@@ -28,7 +28,7 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
         let s = if count == 1 { "" } else { "s" };
         out.push(Finding::ok(
             "bookmarks",
-            format!("{count} bookmark{s}, holding back {mib} MiB of WAL"),
+            format!("{count} bookmark{s}, retaining {mib} MiB of WAL"),
         ));
     }
 }
@@ -42,10 +42,10 @@ fn held(scene: &Scene<'_>, standing: &[&Bookmark], out: &mut Vec<Finding>) {
     out.push(
         Finding::warning(
             "bookmarks_held",
-            format!("bookmarks hold back {held} MiB of WAL, more than bookmarks.retain_max ({max} MiB)"),
+            format!("bookmarks retain {held} MiB of WAL, more than bookmarks.retain_max ({max} MiB)"),
         )
         .why(format!(
-            "the running relay lets go of the oldest, {:?}, within a minute; while no relay runs the disk may fill",
+            "the running relay drops the oldest, {:?}, within a minute; while no relay runs the disk may fill",
             oldest.name
         ))
         .shell(drop_line(scene, oldest)),

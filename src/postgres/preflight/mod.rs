@@ -105,7 +105,7 @@ pub fn settings(names: &Names, conninfo: &Conninfo) -> Vec<Finding> {
     vec![
         Finding::warning("tls_verify", format!("sslmode does not prove that {} is the server", conninfo.hosts()))
             .why(format!(
-            "whoever gets in between can take the server's place, and the login; sslrootcert names the file of your \
+            "somebody in between could take the server's place and learn the login; sslrootcert names the file of your \
              own certificate authority, where you have one{}",
             lines::password_note(conninfo)
         ))
@@ -150,7 +150,7 @@ async fn look_by(ask: &Ask<'_>, login: &Conninfo, seen: &mut Seen) {
 /// A statement of ours that failed.
 fn unread(error: &SourceError) -> Finding {
     Finding::error("unread", Chain(error).to_string()).why(
-        "what stands there could not be looked at: somebody holds a lock on it, or the session ended; look again",
+        "it could not be read: another session holds a lock on it, or the session ended; check again",
     )
 }
 

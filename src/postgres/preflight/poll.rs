@@ -54,7 +54,7 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     } else {
         out.push(
             Finding::info("poll", format!("no insert into {} wakes the polling relay", poll.table))
-                .why("an event waits for the next look, at most poll.interval")
+                .why("an event waits for the next poll, at most poll.interval")
                 .shell(format!("{} --notify", scene.lines.setup)),
         );
     }
@@ -65,7 +65,7 @@ fn dead_letters(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
     let absent = scene.marks.as_ref().is_some_and(|marks| marks.dlq.is_none());
     let Some(dlq) = poll.dlq().filter(|_| absent) else { return };
     let finding = Finding::warning("poll_dlq", format!("table {dlq} does not exist"))
-        .why("a row that fails stays in the outbox and is tried again for ever, before later rows of its aggregate")
+        .why("a row that fails stays in the outbox and is retried without a limit, before later rows of its aggregate")
         .sql(format!(
             "CREATE TABLE {dlq} (LIKE {} INCLUDING DEFAULTS INCLUDING CONSTRAINTS);",
             poll.table
@@ -105,7 +105,7 @@ fn rights(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
                 "poll_rights",
                 format!("role {:?} may not move rows to {dlq}", role.name),
             )
-            .why("a row that has failed for good is moved there; else its claim fails, again and again")
+            .why("a row that has failed for good is moved there; without the right its claim fails each time")
             .sql(format!("GRANT USAGE ON SCHEMA {} TO {name};", ident(&dlq.schema)))
             .sql(format!("GRANT INSERT ON TABLE {dlq} TO {name};")),
         );

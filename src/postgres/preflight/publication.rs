@@ -7,7 +7,7 @@ use crate::postgres::names::{TableName, ident};
 use crate::postgres::publication::{PublicationFacts, PublishedTable};
 use crate::postgres::table::{Persistence, RelationKind, TableFacts};
 
-const LEFT_OUT: &str = "what it leaves out is passed over in WAL without a trace";
+const LEFT_OUT: &str = "PostgreSQL skips rows that it does not publish, without an error";
 
 pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     let name = &scene.ask.names.publication;
@@ -112,7 +112,7 @@ fn events(scene: &Scene<'_>, publication: &PublicationFacts, out: &mut Vec<Findi
         let what = format!("publication {name:?} publishes more than inserts");
         out.push(if identity {
             Finding::warning("publication_more", what)
-                .why("what the application deletes is decoded and sent for nothing")
+                .why("deleted rows are decoded and sent, and then skipped")
                 .sql(inserts)
         } else {
             Finding::error("publication_more", what)
@@ -187,7 +187,7 @@ fn of_table(
                 "publication_other_tables",
                 format!("{called} publishes {} tables beside {name}", publication.other_tables),
             )
-            .why("their rows are decoded, sent and passed over")
+            .why("their rows are decoded, sent and skipped")
             .sql(format!("{alter} SET TABLE {name};")),
         );
     }

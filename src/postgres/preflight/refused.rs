@@ -27,14 +27,14 @@ pub(super) fn finding(error: &SourceError, conninfo: &Conninfo, which: Connectio
             Finding::error("source_unreachable", what)
                 .why(format!(
                     "{NOTHING}; either host and port in source.url are wrong, or PostgreSQL does not run or listen \
-                     there (listen_addresses), or the network does not let us through"
+                     there (listen_addresses), or the network blocks the connection"
                 ))
                 .shell(format!("pg_isready {}", host_flags(conninfo)))
         }
         SourceErrorKind::Tls => Finding::error("source_tls", what)
             .why(
-                "without a TLS session that can be trusted nobody logs in; sslrootcert must have signed the server's \
-                 certificate, which must name the host of source.url",
+                "Postrider does not log in without a TLS session that it can trust: the certificate authority in \
+                 sslrootcert must have signed the server's certificate, which must name the host of source.url",
             )
             .shell(format!("openssl s_client -starttls postgres -connect {} </dev/null", first_host(conninfo)))
             .sql("SHOW ssl;"),
@@ -50,7 +50,8 @@ pub(super) fn finding(error: &SourceError, conninfo: &Conninfo, which: Connectio
         ),
         SourceErrorKind::Server(report) => by_sqlstate(report, what, conninfo, which),
         SourceErrorKind::Protocol => Finding::error("pooler", what).why(
-            "what answers is not PostgreSQL itself; a pooler can't carry replication: point source.url at the server",
+            "the program that answers is not PostgreSQL itself; a pooler can't carry replication: point source.url at \
+             the server",
         ),
         SourceErrorKind::Closed
         | SourceErrorKind::Silent(_)
@@ -95,7 +96,7 @@ fn by_sqlstate(
             ))
             .sql("SELECT pg_reload_conf();"),
         ("3D000", _) => Finding::error("source_database", what)
-            .why("the name in source.url is wrong, or the database is yet to be made")
+            .why("the name in source.url is wrong, or the database does not exist yet")
             .sql(format!("CREATE DATABASE {};", ident(database))),
         ("53300", Connection::Control) => Finding::error("source_connections", what)
             .why(
@@ -113,9 +114,9 @@ fn by_sqlstate(
             .why("the database takes no connections")
             .sql(format!("ALTER DATABASE {} ALLOW_CONNECTIONS true;", ident(database))),
         ("57P03", _) => Finding::error("source_starting", what)
-            .why("it starts, stops or recovers: look again in a moment"),
+            .why("it is starting, stopping or recovering: check again in a moment"),
         ("08P01", _) => Finding::error("pooler", what).why(
-            "what answers does not know the protocol's own parameters: most likely a pooler, which can't carry \
+            "the program that answers does not know the protocol's parameters: most likely a pooler, which can't carry \
              replication; point source.url at the server",
         ),
         (_, _) => Finding::error("source_failed", what).why(NOTHING),

@@ -205,8 +205,10 @@ fn active(scene: &Scene<'_>, slot: &SlotRow, out: &mut Vec<Finding>) {
             if application.is_empty() { "somebody".to_owned() } else { format!("{application:?}") };
         out.push(
             Finding::warning("slot_active", format!("slot {name:?} is read by {who} (backend {pid}, {details})"))
-                .why("only one process can read a slot: Postrider waits, and events that the other process confirms are not \
-                      sent to Postrider")
+                .why(
+                    "only one process can read a slot: Postrider waits, and events that the other process confirms \
+                     are not sent to Postrider",
+                )
                 .sql(format!("SELECT pg_terminate_backend({pid});")),
         );
     }

@@ -74,10 +74,14 @@ impl Ask<'_> {
         };
         self.write(&name, out);
         if out.len() == before {
-            let Shape { partitions, replicas, .. } = shape;
+            let count = |number: usize, word: &str| {
+                format!("{number} {word}{}", if number == 1 { "" } else { "s" })
+            };
+            let partitions = count(shape.partitions, "partition");
+            let replicas = count(shape.replicas, "replica");
             out.push(Finding::ok(
                 "topic",
-                format!("\"{topic}\": {partitions} partitions, {replicas} replicas, takes {limit} bytes, we may write"),
+                format!("\"{topic}\": {partitions}, {replicas}, records up to {limit} bytes, write access OK"),
             ));
         }
     }
@@ -90,7 +94,7 @@ impl Ask<'_> {
                     "broker_unreachable",
                     format!("no answer about topic \"{topic}\": {error}"),
                 )
-                .why("the brokers answered a moment ago: look again, and at advertised.listeners")
+                .why("the brokers answered a moment ago: check again, and look at advertised.listeners")
             })?;
         let unusable = |code| {
             let why = Unusable { code, brokers: metadata.brokers().len() };
@@ -218,7 +222,7 @@ impl Ask<'_> {
                         shape.replicas
                     ),
                 )
-                .why("every record is refused, for ever")
+                .why("every record is refused")
                 .shell(self.alter(&format!(
                     "min.insync.replicas={}",
                     shape.replicas.saturating_sub(1).max(1)
