@@ -43,7 +43,7 @@ fn a_scrape_shows_everything() {
         postrider_events_total{pipeline="orders",outcome="published"} 7
         postrider_events_total{pipeline="orders",outcome="parked"} 0
         postrider_events_total{pipeline="orders",outcome="skipped"} 2
-        # HELP postrider_skipped Changes passed over on purpose since the start, by reason
+        # HELP postrider_skipped Changes skipped on purpose since the start, by reason
         # TYPE postrider_skipped counter
         postrider_skipped_total{pipeline="orders",reason="not_inserts"} 0
         postrider_skipped_total{pipeline="orders",reason="others"} 0
@@ -86,10 +86,10 @@ fn a_scrape_shows_everything() {
         # HELP postrider_in_flight_bytes Bytes handed to the broker without a report
         # TYPE postrider_in_flight_bytes gauge
         postrider_in_flight_bytes{pipeline="orders"} 900.0
-        # HELP postrider_slot_retained_bytes WAL the slot holds back
+        # HELP postrider_slot_retained_bytes WAL the slot retains
         # TYPE postrider_slot_retained_bytes gauge
         postrider_slot_retained_bytes{pipeline="orders"} 16777216.0
-        # HELP postrider_slot_retain_max_bytes WAL the slot may hold back
+        # HELP postrider_slot_retain_max_bytes WAL the slot may retain at most
         # TYPE postrider_slot_retain_max_bytes gauge
         postrider_slot_retain_max_bytes{pipeline="orders"} 67108864.0
         # HELP postrider_slot_safe_bytes WAL that can be written before the slot is lost
