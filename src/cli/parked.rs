@@ -153,6 +153,7 @@ async fn list(config: &Config, args: &ListArgs) -> Result<Exit, CliError> {
 
 async fn show(config: &Config, args: &ShowArgs) -> Result<Exit, CliError> {
     let desk = Desk::open(config).await?;
+    let brokers = config.pipelines.first().map_or("", |pipeline| pipeline.sink.brokers.as_str());
     let ids = std::slice::from_ref(&args.id);
     let events = desk.list(&filter(ids, &FilterArgs::default(), &[]), EVENTS_MAX).await?;
     let mut out = Output::stdout();
@@ -162,7 +163,7 @@ async fn show(config: &Config, args: &ShowArgs) -> Result<Exit, CliError> {
         let text = if args.json {
             format!("{:#}", print::whole_json(desk.spec.name(), event, &record, args.payload))
         } else {
-            print::whole(event, &record, args.payload)
+            print::whole(event, &record, args.payload, brokers)
         };
         out.line(&text).map_err(CliError::Output)?;
     }

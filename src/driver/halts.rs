@@ -48,7 +48,7 @@ pub(super) fn refused_event(
              max.message.bytes={size}; where payload.size_max sets the limit, raise that; then start again"
         ),
         Refusal::Partition(number) => format!(
-            "kafka-topics.sh --alter --topic {topic} --partitions {}; or mend route.partition; then start again",
+            "kafka-topics.sh --alter --topic {topic} --partitions {}; or fix route.partition; then start again",
             i64::from(number) + 1
         ),
         Refusal::TopicName => "fix route.topic, then start again".to_owned(),

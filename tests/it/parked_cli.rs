@@ -165,6 +165,8 @@ async fn show_has_headers_and_key_and_the_payload_only_when_asked() {
             "header       id: e-1",
             "header       bin: base64 /w==",
             "payload      17 bytes",
+            "fix          kafka-configs.sh --bootstrap-server",
+            "--entity-name orders --add-config max.message.bytes=",
         ] {
             assert!(shown.contains(part), "{part}\n{shown}");
         }

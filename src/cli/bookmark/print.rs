@@ -27,11 +27,8 @@ pub(super) fn table(pipeline: &str, all: &[Bookmark], retain_max: u64) -> String
     // WAL is kept from the oldest on, so they cost as much as it alone.
     let held = all.iter().map(|bookmark| bookmark.held_bytes).max().unwrap_or(0);
     let (held, max) = (size(held), size(retain_max));
-    write!(
-        text,
-        "{pipeline}: together they retain {held} of WAL, of at most {max} (bookmarks.retain_max)"
-    )
-    .unwrap_or_default();
+    write!(text, "{pipeline}: together they retain {held} of WAL, of {max} (bookmarks.retain_max)")
+        .unwrap_or_default();
     text
 }
 

@@ -61,8 +61,32 @@ fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// Everything that is known of one event.
-pub(super) fn whole(event: &Listed, record: &OwnedRecord, payload: bool) -> String {
+/// Bytes by which a broker counts a record larger than its key, value and headers are: its batch's head and lengths.
+const RECORD_OVERHEAD_BYTES: usize = 1024;
+
+/// The command that lets the topic take the event, where there is one.
+fn fix(event: &Listed, record: &OwnedRecord, brokers: &str) -> Option<String> {
+    let (topic, position) = (&event.topic, event.position);
+    if event.state.resolved() || topic.is_empty() {
+        return None;
+    }
+    match event.error_code.as_deref()? {
+        "too_large" => Some(format!(
+            "kafka-configs.sh --bootstrap-server {brokers} --alter --entity-type topics --entity-name {topic} \
+             --add-config max.message.bytes={}; where payload.size_max sets the limit, raise that; then postrider parked \
+             retry {position}",
+            record.size_bytes() + RECORD_OVERHEAD_BYTES
+        )),
+        "topic_missing" => Some(format!(
+            "kafka-topics.sh --bootstrap-server {brokers} --create --topic {topic} --partitions 8; the event is then \
+             published automatically"
+        )),
+        _ => None,
+    }
+}
+
+/// Everything that is known of one event. `brokers`: where the topics are.
+pub(super) fn whole(event: &Listed, record: &OwnedRecord, payload: bool, brokers: &str) -> String {
     let mut text = String::new();
     let mut line = |name: &str, value: &str| {
         writeln!(text, "{name:<12} {}", printable(value)).unwrap_or_default();
@@ -77,6 +101,7 @@ pub(super) fn whole(event: &Listed, record: &OwnedRecord, payload: bool) -> Stri
         ("aggregate", aggregate),
         ("error", event.error_code.clone()),
         ("why", event.error.clone()),
+        ("fix", fix(event, record, brokers)),
         ("attempts", Some(event.attempts.to_string())),
         ("next try", event.next_attempt_at.clone()),
         ("committed", event.commit_time.clone()),
