@@ -73,8 +73,8 @@ fn fix(event: &Listed, record: &OwnedRecord, brokers: &str) -> Option<String> {
     match event.error_code.as_deref()? {
         "too_large" => Some(format!(
             "kafka-configs.sh --bootstrap-server {brokers} --alter --entity-type topics --entity-name {topic} \
-             --add-config max.message.bytes={}; where payload.size_max sets the limit, raise that; then postrider parked \
-             retry {position}",
+             --add-config max.message.bytes={}; where payload.size_max sets the limit, raise that; then postrider \
+             parked retry {position}",
             record.size_bytes() + RECORD_OVERHEAD_BYTES
         )),
         "topic_missing" => Some(format!(

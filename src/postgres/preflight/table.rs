@@ -236,8 +236,8 @@ fn messages(scene: &Scene<'_>, out: &mut Vec<Finding>) {
                 "logical messages are events, and mode = \"auto\" goes on without the slot when it is lost",
             )
             .why(
-                "a message has no row: those that were written and not published before the slot was lost are lost, and \
-                 while the table is polled none is published. With mode = \"wal\" the pipeline halts instead",
+                "a message has no row: those that were written and not published before the slot was lost are lost, \
+                 and while the table is polled none is published. With mode = \"wal\" the pipeline halts instead",
             ),
         );
     }

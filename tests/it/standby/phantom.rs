@@ -103,8 +103,8 @@ async fn insert_on(client: &Client, server: &str, count: usize) {
 }
 
 /// Rows are published, and their marks owed, when the primary is gone for good. The standby never had them, and gives
-/// their ids to other rows: those are published all the same. With `mode = "auto"` the slot, which was no failover slot,
-/// is made again while the table is polled.
+/// their ids to other rows: those are published all the same. With `mode = "auto"` the slot, which was no failover
+/// slot, is made again while the table is polled.
 #[tokio::test]
 async fn rows_of_the_promoted_server_are_not_marked_for_those_of_the_old_one_under_their_ids() {
     let mut pair = Pair::start(Version::Pg17, false).await;
