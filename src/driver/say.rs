@@ -239,11 +239,14 @@ fn parking_full(pipeline: &mut Pipeline, state: status::State, now: Instant) {
 pub(super) fn falling_back(pipeline: &mut Pipeline, halt: &Halt) {
     pipeline.tell.streaming = false;
     // The halt's own hint for these is `postrider repair`, which refuses a pipeline of mode = "auto".
-    let hint = match halt.reason {
-        HaltReason::SlotLost | HaltReason::SlotMissing | HaltReason::WalBudget => {
-            "nothing to do: mode = \"auto\" creates the slot again and returns to streaming"
-        }
-        _ => &halt.hint,
+    let renewed = matches!(
+        halt.reason,
+        HaltReason::SlotLost | HaltReason::SlotMissing | HaltReason::WalBudget
+    );
+    let hint = if renewed {
+        "nothing to do: mode = \"auto\" creates the slot again and returns to streaming"
+    } else {
+        &halt.hint
     };
     warn!(
         event = "falling_back",

@@ -121,7 +121,28 @@ pub async fn propose(
             .to_owned(),
     );
     let zoneless = zoneless(chosen, &fit);
-    for (role, column) in &zoneless {
+    ask_for_zone(&zoneless, &mut draft, &mut found);
+    let names: Vec<&str> = chosen.columns.iter().map(|column| column.name.as_str()).collect();
+    for role in &fit.missing {
+        found.push(format!("to do: fill in outbox.columns.{role}: no column was recognised"));
+        draft.note(
+            "outbox.columns",
+            format!("{role} = \"…\"   to be filled in; the table has {}", names.join(", ")),
+        );
+    }
+    place_left(&fit, &mut draft, &mut found);
+    let topic = OutboxSpec::for_layout(fit.layout).topic;
+    found.push(format!(
+        "to do: create the topics that route.topic ({}) names, or set sink.create_topics",
+        Value::String(topic)
+    ));
+    let complete = fit.missing.is_empty() && !zoneless.iter().any(|(role, _)| needs_zone(*role));
+    Ok(Proposal { draft, found, complete })
+}
+
+/// The time zone, where a column needs one.
+fn ask_for_zone(zoneless: &[(Role, &str)], draft: &mut Draft, found: &mut Vec<String>) {
+    for (role, column) in zoneless {
         let needed = needs_zone(*role);
         found.push(format!(
             "{}: {column} has no time zone: set source.time_zone to the zone of the sessions that insert (SHOW \
@@ -137,43 +158,33 @@ pub async fn propose(
             ),
         );
     }
-    let names: Vec<&str> = chosen.columns.iter().map(|column| column.name.as_str()).collect();
-    for role in &fit.missing {
-        found.push(format!("to do: fill in outbox.columns.{role}: no column was recognised"));
-        draft.note(
-            "outbox.columns",
-            format!("{role} = \"…\"   to be filled in; the table has {}", names.join(", ")),
-        );
+}
+
+/// The columns that nothing was made of: how each may be sent, and what those that hold times may be.
+fn place_left(fit: &Fit, draft: &mut Draft, found: &mut Vec<String>) {
+    if fit.left.is_empty() {
+        return;
     }
-    if !fit.left.is_empty() {
-        let names: Vec<_> = fit.left.iter().map(|column| column.name.as_str()).collect();
-        found.push(format!("not published: {}; outbox.extra places them", names.join(", ")));
+    let names: Vec<_> = fit.left.iter().map(|column| column.name.as_str()).collect();
+    found.push(format!("not published: {}; outbox.extra places them", names.join(", ")));
+    draft.note(
+        "outbox",
+        "Columns that go nowhere; each may be a header, by such a line in [….outbox.extra]:",
+    );
+    for column in &fit.left {
+        let placed = Value::String(column.name.clone());
         draft.note(
             "outbox",
-            "Columns that go nowhere; each may be a header, by such a line in [….outbox.extra]:",
+            format!("  {} = {{ header = {placed} }}", crate::config::key_as_toml(&column.name)),
         );
-        for column in &fit.left {
-            let placed = Value::String(column.name.clone());
-            draft.note(
-                "outbox",
-                format!("  {} = {{ header = {placed} }}", crate::config::key_as_toml(&column.name)),
-            );
-        }
-        for column in fit.left.iter().filter(|column| column.is_time()) {
-            found.push(format!(
-                "to look at: {} holds a time. If events wait until then, or expire then, name it as \
-                 outbox.columns.available_at, or expires_at",
-                column.name
-            ));
-        }
     }
-    let topic = OutboxSpec::for_layout(fit.layout).topic;
-    found.push(format!(
-        "to do: create the topics that route.topic ({}) names, or set sink.create_topics",
-        Value::String(topic)
-    ));
-    let complete = fit.missing.is_empty() && !zoneless.iter().any(|(role, _)| needs_zone(*role));
-    Ok(Proposal { draft, found, complete })
+    for column in fit.left.iter().filter(|column| column.is_time()) {
+        found.push(format!(
+            "to look at: {} holds a time. If events wait until then, or expire then, name it as \
+             outbox.columns.available_at, or expires_at",
+            column.name
+        ));
+    }
 }
 
 /// Whether a column of this role decides when an event is published, or whether: then `setup` asks for a time zone.

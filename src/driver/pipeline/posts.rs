@@ -14,10 +14,8 @@ use std::time::Duration;
 impl Pipeline {
     pub(in crate::driver) fn reset_sink(&mut self, why: Restart) {
         // While the table is polled there is no slot that somebody could have taken: a claim was given up.
-        let reason = match why {
-            Restart::SlotTaken if self.tell.polling => "claim_given_up",
-            why => why.name(),
-        };
+        let given_up = why == Restart::SlotTaken && self.tell.polling;
+        let reason = if given_up { "claim_given_up" } else { why.name() };
         say::resetting(self, reason);
         self.metrics.reconnected(Side::Sink, reason);
         self.shelf.clear();
