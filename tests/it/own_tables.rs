@@ -229,6 +229,8 @@ async fn all_arrives(scene: &Scene, ours: Ours, relay: Relay, what: &str) {
     let wal_end = scene.pipeline.wal_end().await;
     await_that(&format!("{what}: all is confirmed"), SOON, || scene.pipeline.confirmed(&wal_end))
         .await;
+    // Parked behind one that was not known to be published yet.
+    scene.await_rows("").await;
     let (a, b): (&[u64], &[u64]) = match ours {
         Ours::Insert | Ours::Update => (&[2, 4], &[1, 3, 5]),
         Ours::Cursor => (&[], &[1, 2, 3]),
