@@ -47,6 +47,7 @@ pub(super) fn spec(
             publication: pipeline.source.publication.clone(),
             table: outbox.table.as_ref().map(|t| TableName::new(t.schema.clone(), t.name.clone())),
             times: times(&outbox, &poll, pipeline.mode != Mode::Wal),
+            auto: pipeline.mode == Mode::Auto,
         },
         conninfo,
         failover: pipeline.source.failover,

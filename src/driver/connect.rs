@@ -9,6 +9,7 @@
 
 use super::halts;
 use super::history::{History, Past};
+use super::looks::Published;
 use super::parking::{Desk, Jobs};
 use super::poll::Polling;
 use super::reader::Reader;
@@ -57,6 +58,8 @@ pub(super) struct Connected {
     pub(super) table_oid: Option<u32>,
     /// What logical messages are in.
     pub(super) encoding: Encoding,
+    /// The publication, where it has a table to publish.
+    pub(super) published: Option<Published>,
     /// The parked table's rows.
     pub(super) parked: Vec<Loaded>,
     /// What the cursor row says now that nobody else writes it.
@@ -146,6 +149,12 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
     let past = Past { wal_end: facts.server.wal_end, switches: system.switches };
     let version = facts.server.version;
     let table_oid = facts.table.as_ref().map(|table| table.oid);
+    let published =
+        table_oid.zip(facts.publication.as_ref()).map(|(table, publication)| Published {
+            slot_created_lsn: resume.cursor.slot_created_lsn,
+            version: Some(publication.version.clone()).filter(|_| !facts.publication_changed),
+            table,
+        });
     let row = slot::read(control.client(), version, &spec.names.slot)
         .await
         .map_err(at(Phase::Control))?;
@@ -163,6 +172,7 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
                 version,
                 table_oid,
                 encoding,
+                published,
                 parked,
                 progress,
                 epoch_before,

@@ -10,6 +10,8 @@ use super::spec::PipelineSpec;
 use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;
 use crate::postgres::control;
+use crate::postgres::cursor::Ledger;
+use crate::postgres::publication::{self, Change, Concerned, Version};
 use crate::postgres::slot::{self, SlotRow};
 use crate::postgres::table::{self, LeafChange};
 use crate::postgres::{SourceError, bookmark, fence, parked};
@@ -27,6 +29,27 @@ pub(super) const PRUNE_INTERVAL: Duration = Duration::from_mins(1);
 /// How long resolved parked events are kept, for people; those the stream may bring again are kept in any case.
 pub(super) const KEPT: Duration = Duration::from_hours(7 * 24);
 
+/// The publication that a stream reads through, as it was when the stream was last known to be whole.
+#[derive(Clone, Debug)]
+pub(super) struct Published {
+    /// Which slot of the name: behind a new one older changes mean nothing.
+    pub(super) slot_created_lsn: Lsn,
+    /// `None` where it may have left out rows before the stream began: the start has said so.
+    pub(super) version: Option<Version>,
+    /// The outbox table's OID.
+    pub(super) table: u32,
+}
+
+impl Published {
+    /// What a write of the cursor row may take for resolved.
+    pub(super) fn ledger(&self) -> Ledger {
+        match &self.version {
+            Some(version) => Ledger::While(version.clone(), self.table),
+            None => Ledger::Stopped,
+        }
+    }
+}
+
 /// What a look saw.
 #[derive(Debug)]
 pub(super) struct Look {
@@ -39,6 +62,8 @@ pub(super) struct Look {
     pub(super) waits_for_standby: bool,
     /// OIDs of the outbox's partitions, ascending; empty where it has none.
     leaves: Vec<u32>,
+    /// The publication, where the stream is known to be whole with it.
+    version: Option<Version>,
     halt: Option<Halt>,
 }
 
@@ -58,10 +83,16 @@ pub(super) struct Looks {
     alarm: Alarm,
     prune_at: Instant,
     latest: Option<Look>,
+    /// `None` for a pipeline without a table.
+    published: Option<Published>,
 }
 
 impl Looks {
-    pub(super) fn new(client: Arc<Client>, spec: Arc<PipelineSpec>) -> Self {
+    pub(super) fn new(
+        client: Arc<Client>,
+        spec: Arc<PipelineSpec>,
+        published: Option<Published>,
+    ) -> Self {
         let now = Instant::now();
         Self {
             client,
@@ -71,6 +102,7 @@ impl Looks {
             alarm: Alarm::default(),
             prune_at: now + PRUNE_INTERVAL,
             latest: None,
+            published,
         }
     }
 
@@ -80,6 +112,7 @@ impl Looks {
             self.alarm.at(self.next_at).await;
             let (client, spec) = (Arc::clone(&self.client), Arc::clone(&self.spec));
             let before = self.latest.as_ref().map(|look| look.leaves.clone());
+            let published = self.published.clone();
             let prune = self.prune_at <= Instant::now();
             if prune {
                 self.prune_at = Instant::now() + PRUNE_INTERVAL;
@@ -92,7 +125,7 @@ impl Looks {
                         say::bookmark_let_go(spec.name(), &swept, max);
                     }
                 }
-                let look = look(&client, &spec).await?;
+                let look = look(&client, &spec, published.as_ref()).await?;
                 if let Some(before) = before {
                     for change in changes(&client, &before, &look.leaves).await? {
                         say::partition_changed(spec.name(), &change);
@@ -110,8 +143,21 @@ impl Looks {
     /// Keeps a look, and gives back the halt it asks for.
     pub(super) fn keep(&mut self, mut look: Look) -> Option<Halt> {
         let halt = look.halt.take();
+        if let (Some(published), Some(version)) = (&mut self.published, look.version.take()) {
+            published.version = Some(version);
+        }
         self.latest = Some(look);
         halt
+    }
+
+    /// What a write of the cursor row may take for resolved.
+    pub(super) fn ledger(&self) -> Ledger {
+        self.published.as_ref().map_or(Ledger::Kept, Published::ledger)
+    }
+
+    /// The publication, for the next stream's looks.
+    pub(super) fn published(&self) -> Option<&Published> {
+        self.published.as_ref()
     }
 
     /// The newest look.
@@ -120,10 +166,23 @@ impl Looks {
     }
 }
 
-async fn look(client: &Client, spec: &PipelineSpec) -> Result<Look, SourceError> {
+async fn look(
+    client: &Client,
+    spec: &PipelineSpec,
+    published: Option<&Published>,
+) -> Result<Look, SourceError> {
     let columns = spec.columns();
     let facts = control::facts(client, &spec.ask(&None, &columns)).await?;
-    let halt = fence::check_running(&facts).err().map(seen_late);
+    let mut halt = fence::check_running(&facts).err().map(seen_late);
+    let mut version = None;
+    if halt.is_none()
+        && let Some(before) = published.and_then(|published| published.version.as_ref())
+    {
+        match compared(client, spec, &facts, before).await? {
+            Ok(now) => version = Some(now),
+            Err(left_out) => halt = Some(left_out),
+        }
+    }
     let oldest_parked = parked::counts(client, spec.name()).await?.oldest;
     let waits_for_standby = match facts.slot.as_ref().and_then(|slot| slot.active_pid) {
         Some(pid) => slot::waits_for_standby(client, pid).await?,
@@ -131,7 +190,30 @@ async fn look(client: &Client, spec: &PipelineSpec) -> Result<Look, SourceError>
     };
     let wal_end = facts.server.wal_end;
     let leaves = facts.table.map(|table| table.partitions.leaves).unwrap_or_default();
-    Ok(Look { slot: facts.slot, wal_end, oldest_parked, waits_for_standby, leaves, halt })
+    Ok(Look { slot: facts.slot, wal_end, oldest_parked, waits_for_standby, leaves, version, halt })
+}
+
+/// The publication as it is now, where it has left out nothing since `before`; the halt, where it may have.
+async fn compared(
+    client: &Client,
+    spec: &PipelineSpec,
+    facts: &fence::Facts,
+    before: &Version,
+) -> Result<Result<Version, Halt>, SourceError> {
+    let (Some(now), Some(table)) = (&facts.publication, &facts.names.table) else {
+        return Ok(Ok(before.clone()));
+    };
+    let concerned = match before.change(&now.version) {
+        Change::Unchanged => return Ok(Ok(now.version.clone())),
+        Change::Explained => None,
+        Change::MayHaveLeftOut => Some(publication::concerned(client, table, before).await?),
+    };
+    let may_lose = |found: &Concerned| found.rows != Some(0) || found.open_writers;
+    if let Some(concerned) = concerned.filter(may_lose) {
+        return Ok(Err(fence::left_out(facts, concerned, INTERVAL)));
+    }
+    say::publication_changed(spec.name(), &facts.names.publication, concerned.is_some());
+    Ok(Ok(now.version.clone()))
 }
 
 /// Partitions that were attached with what they held, or detached, since the look before.

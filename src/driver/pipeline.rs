@@ -9,6 +9,7 @@ use super::destinations::Destinations;
 use super::halts;
 use super::history::{History, Past, Seen};
 use super::lag::LagMeter;
+use super::looks::Published;
 use super::marking::{Handed, Marking};
 use super::parking::Desk;
 use super::repair;
@@ -94,6 +95,8 @@ pub(super) struct Pipeline {
     server: Option<History>,
     /// Which histories published positions belong to.
     pub(super) histories: Histories,
+    /// The publication, as the stream before knew it.
+    pub(super) published: Option<Published>,
     /// The epoch under which we streamed last.
     pub(super) owned: Option<i64>,
     /// When what is in flight is no longer ours to send, while there is no stream.

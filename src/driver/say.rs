@@ -31,7 +31,8 @@ pub(super) use sink::{resetting, sink_broken, sink_down, sink_up};
 pub(super) use skipped::{expired, rows_expired, skipped};
 pub(super) use slot::{slot_dropped, slot_held, wal_budget_half, wal_budget_ok};
 pub(super) use source::{
-    history_begins, look_failed, partition_changed, source_down, standing_by, waiting,
+    history_begins, look_failed, partition_changed, publication_changed, source_down, standing_by,
+    waiting,
 };
 pub(super) use write::{write_done, write_waits};
 

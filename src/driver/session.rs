@@ -7,7 +7,7 @@ use super::connect::Connected;
 use super::cut::cut;
 use super::feed::{Fed, Feeding};
 use super::history::History;
-use super::looks::{Look, Looks};
+use super::looks::{Look, Looks, Published};
 use super::marking::Made;
 use super::parking::{Desk, Said, wishes};
 use super::pipeline::Pipeline;
@@ -86,8 +86,12 @@ enum Turn {
 }
 
 impl Session {
-    fn new(connected: Connected, spec: &Arc<PipelineSpec>) -> Self {
-        let looks = Looks::new(connected.desk.control.shared_client(), Arc::clone(spec));
+    /// `published`: the publication, as the stream before knew it.
+    fn new(connected: Connected, spec: &Arc<PipelineSpec>, published: Option<Published>) -> Self {
+        let created = connected.resume.cursor.slot_created_lsn;
+        let published = published.filter(|published| published.slot_created_lsn == created);
+        let published = published.or_else(|| connected.published.clone());
+        let looks = Looks::new(connected.desk.control.shared_client(), Arc::clone(spec), published);
         Self {
             connected,
             feeding: None,
@@ -120,13 +124,14 @@ impl Pipeline {
         if let Err(error) = self.marking.find_parked(&client, self.spec.name()).await {
             return End::Lost(error, Phase::Control);
         }
-        let mut session = Session::new(connected, &self.spec);
+        let mut session = Session::new(connected, &self.spec, self.published.take());
         self.begin(&session);
         let end = loop {
             if let Some(end) = self.turn(&mut session, stop).await {
                 break end;
             }
         };
+        self.published = session.looks.published().cloned();
         match end {
             End::Over(exit) => {
                 self.leave_nothing_in_flight();

@@ -239,12 +239,12 @@ pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<fence::Facts, Sourc
         Some(spec) => Some(marks(client, spec, ask.polls).await?),
         None => None,
     };
-    let changed = match (schema, &cursor, &publication) {
+    let since = match (schema, &cursor, &publication) {
         (schema::SchemaState::Version(schema::VERSION), Some(_), Some(_)) => {
             let oid = table.as_ref().map(|table| table.oid);
             publication::changed_since(client, &names.pipeline, &names.publication, oid).await?
         }
-        _ => None,
+        _ => publication::Since::default(),
     };
     let times = times::read(client, &names.times, table.as_ref().map(|table| table.oid)).await?;
     let server = server::read(client).await?;
@@ -256,7 +256,8 @@ pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<fence::Facts, Sourc
         slot,
         cursor,
         publication,
-        publication_changed: changed.unwrap_or(false),
+        publication_changed: since.publication,
+        table_created: since.table,
         table,
         times,
         columns: ask.columns.to_vec(),

@@ -11,6 +11,7 @@
 //! crash of the server could keep the slot's move and lose the row's, and the pipeline would halt for nothing.
 
 use super::error::{SourceError, Statement};
+use super::publication::{Version, version_sql};
 use super::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn, pg_lsn};
 use super::wal::Switch;
 use crate::event::{Histories, HistoryId, Position};
@@ -70,12 +71,27 @@ const COLUMNS: &str = "pipeline, system_identifier, timeline, slot, slot_created
 /// A transaction that a statement's snapshot sees has written its commit record, so that record lies before an end of
 /// WAL that is read later; once the watermark (`$8`) has reached that end, all that the snapshot sees is resolved. One
 /// snapshot waits for its turn at a time, so the row's size does not depend on the lag.
+///
+/// That holds while the publication publishes the table. So no snapshot is taken that sees the publication otherwise
+/// than it was when the stream was last known to be whole (`{whole}`): rows that a changed publication left out stay
+/// unresolved, and a repair finds them. The statement's snapshot is the one that it takes.
 const LEDGER: &str = "\
 resolved_snapshot = CASE WHEN pending_lsn <= $8 THEN pending_snapshot ELSE resolved_snapshot END, \
 pending_snapshot = CASE WHEN pending_lsn > $8 THEN pending_snapshot \
-                        ELSE pg_catalog.pg_current_snapshot() END, \
+                        WHEN {whole} THEN pg_catalog.pg_current_snapshot() END, \
 pending_lsn = CASE WHEN pending_lsn > $8 THEN pending_lsn \
-                   ELSE pg_catalog.pg_current_wal_insert_lsn() END";
+                   WHEN {whole} THEN pg_catalog.pg_current_wal_insert_lsn() END";
+
+/// When a write of the row may take a snapshot of what the stream will have brought.
+#[derive(Clone, Debug)]
+pub enum Ledger {
+    /// Always: the stream has no table that a publication could leave out.
+    Kept,
+    /// While the publication's rows are of this version, as to the table with this OID.
+    While(Version, u32),
+    /// Not: the publication may have left out rows that are not known to be published.
+    Stopped,
+}
 
 /// The row of `pipeline`, `None` if there is none.
 pub async fn read(client: &Client, pipeline: &str) -> Result<Option<Cursor>, SourceError> {
@@ -337,16 +353,32 @@ fn histories_of(row: &Row) -> Result<Histories, tokio_postgres::Error> {
 /// Moves the row to `cursor`, in one statement: never backwards, only if it still belongs to the same slot of the same
 /// cluster, and only for its owner. Returns when the commit is on the server's disk (the session's
 /// `synchronous_commit` is `local`).
-pub async fn write(client: &Client, cursor: &Cursor) -> Result<Written, SourceError> {
+///
+/// # Errors
+/// What the server says.
+pub async fn write(
+    client: &Client,
+    cursor: &Cursor,
+    ledger: &Ledger,
+) -> Result<Written, SourceError> {
     let failed = |e| {
         SourceError::control(format!("write the cursor of pipeline {:?}", cursor.pipeline), e)
             .of(Statement::Cursor)
     };
+    let unchanged = version_sql("$6::pg_catalog.text", "$13::pg_catalog.oid", true);
+    let (whole, of) = match ledger {
+        Ledger::Kept => ("true".to_owned(), None),
+        Ledger::While(version, table) => {
+            (format!("{unchanged} = $14"), Some((version.rows(), table)))
+        }
+        Ledger::Stopped => ("false".to_owned(), None),
+    };
+    let ledger = LEDGER.replace("{whole}", &whole);
     let sql = format!(
         "WITH stored AS ( \
            UPDATE postrider.cursor SET timeline = $3, publication = $6, messages = $7, \
              watermark = $8, flush_limit = greatest(flush_limit, $9::pg_catalog.pg_lsn, $8), \
-             partial_commit_lsn = $10, partial_ordinal = $11, updated_at = pg_catalog.now(), {LEDGER} \
+             partial_commit_lsn = $10, partial_ordinal = $11, updated_at = pg_catalog.now(), {ledger} \
            WHERE pipeline = $1 AND system_identifier = $2 AND slot = $4 \
              AND slot_created_lsn = $5 AND watermark <= $8 AND owner_epoch = $12 \
            RETURNING 1) \
@@ -354,7 +386,11 @@ pub async fn write(client: &Client, cursor: &Cursor) -> Result<Written, SourceEr
          FROM (SELECT) one LEFT JOIN postrider.cursor ON pipeline = $1"
     );
     let values = Values::of(cursor);
-    let row = client.query_one(&sql, &values.parameters(cursor)).await.map_err(failed)?;
+    let mut parameters = values.parameters(cursor).to_vec();
+    if let Some((rows, table)) = &of {
+        parameters.extend([table as &(dyn ToSql + Sync), rows]);
+    }
+    let row = client.query_one(&sql, &parameters).await.map_err(failed)?;
     if row.try_get(0).map_err(failed)? {
         return Ok(Written::Stored);
     }

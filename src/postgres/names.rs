@@ -42,6 +42,9 @@ pub struct Names {
     pub table: Option<TableName>,
     /// The columns of the table that hold times, and their zone.
     pub times: Times,
+    /// `mode = "auto"`: `postrider run` polls the table while there is no slot, and recreates it; there is no other
+    /// repair.
+    pub auto: bool,
 }
 
 /// The columns that hold times, and the zone of those that have none.

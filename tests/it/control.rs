@@ -59,6 +59,7 @@ impl Pipeline {
             publication: format!("postrider_{name}"),
             table: Some(TableName::new("public", "outbox")),
             times: Times::default(),
+            auto: false,
         };
         let conninfo = conninfo(url);
         Self {

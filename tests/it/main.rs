@@ -34,6 +34,7 @@ mod private;
 /// A proxy on the way to a server: here it delays.
 #[path = "../chaos/proxy/mod.rs"]
 mod proxy;
+mod publication_changes;
 /// The real binary, its configuration, its admin endpoint, its end.
 mod relay;
 /// `postrider repair` and `source.on_slot_lost`: a slot that is gone, and nothing else.

@@ -4,11 +4,14 @@
 //! settings in the file. Rows wait from before the fault, from its time, and from after it.
 
 use crate::await_that::{SOON, await_that};
-use crate::check::Patient;
+use crate::check::{Patient, mends};
 use crate::halted::{Halted, run_to_halt};
 use crate::pipeline::{Pipeline, show};
+use crate::private::PrivatePostgres;
 use crate::relay::{Relay, postrider, postrider_ok};
-use crate::server::Version;
+use crate::repair::outgrow;
+use crate::server::{Version, brokers};
+use serde_json::Value;
 use std::collections::BTreeSet;
 
 /// What happens to a pipeline that is stopped, and what is said of it.
@@ -115,10 +118,38 @@ const FAULTS: &[Fault] = &[
     fault("schema dropped", "drop schema postrider cascade", "PR010", "schema"),
 ];
 
+/// How a pipeline reads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// The stream alone.
+    Wal,
+    /// `mode = "auto"`: published rows are deleted, and the table is polled while the slot can't be used.
+    Auto,
+}
+
 /// A pipeline that has published ten rows and is stopped; five wait from before the fault, five from its time, five
 /// from after it.
-async fn hurt(version: Version, fault: &Fault) -> Pipeline {
-    let pipeline = Pipeline::shared(version, "remedies").await;
+async fn hurt(version: Version, fault: &Fault, by: By) -> Pipeline {
+    let pipeline = stopped(Pipeline::shared(version, "remedies").await, by).await;
+    for (statements, rows) in [(fault.hurt, 5), (fault.after, 5)] {
+        if !statements.is_empty() {
+            pipeline.sql(statements).await;
+        }
+        if fault.hurt.is_empty() && statements.is_empty() {
+            continue;
+        }
+        pipeline.insert(rows).await;
+    }
+    pipeline
+}
+
+/// A pipeline that has published ten rows and is stopped; five wait.
+async fn stopped(mut pipeline: Pipeline, by: By) -> Pipeline {
+    if by == By::Auto {
+        let head = format!("[pipelines.{}]\n", pipeline.name);
+        let auto = "mode = \"auto\"\npoll = { interval = \"50ms\" }\n";
+        pipeline.config = pipeline.config.replacen(&head, &format!("{head}{auto}"), 1);
+    }
     let relay = pipeline.run();
     relay.await_state("streaming", SOON).await;
     pipeline.insert(10).await;
@@ -132,24 +163,22 @@ async fn hurt(version: Version, fault: &Fault) -> Pipeline {
     .await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
     pipeline.insert(5).await;
-    for (statements, rows) in [(fault.hurt, 5), (fault.after, 5)] {
-        if !statements.is_empty() {
-            pipeline.sql(statements).await;
-        }
-        if fault.hurt.is_empty() && statements.is_empty() {
-            continue;
-        }
-        pipeline.insert(rows).await;
-    }
     pipeline
 }
 
 /// Starts, and waits until every row of the table is in the topic.
-async fn every_row_arrives(pipeline: &Pipeline, config: &str, name: &str) {
+pub(crate) async fn every_row_arrives(pipeline: &Pipeline, config: &str, name: &str) {
     let relay = Relay::spawn(config);
     relay.await_state("streaming", SOON).await;
+    rows_arrive(pipeline, name).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// Waits until every row that was ever inserted is in the topic: those too that are deleted by now.
+async fn rows_arrive(pipeline: &Pipeline, name: &str) {
     pipeline.insert(2).await;
-    let ids = "select string_agg(id::text, ' ') from outbox";
+    let ids = "select string_agg(i::text, ' ') \
+               from generate_series(1, (select last_value from public.outbox_id_seq)) i";
     let ids = pipeline.sql.text(ids).await.expect("rows");
     let rows: BTreeSet<&str> = ids.split(' ').collect();
     await_that(&format!("{name}: every row in the topic"), SOON, || async {
@@ -162,7 +191,6 @@ async fn every_row_arrives(pipeline: &Pipeline, config: &str, name: &str) {
     .await;
     let records = pipeline.topic.read_all().await.len();
     show(&format!("{name}: {} rows, all in the topic, {} records", rows.len(), records));
-    assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
 /// One step of a hint.
@@ -194,6 +222,8 @@ fn step(text: &str) -> Step {
     let rest = text.get(at..).unwrap_or_default();
     let command = rest.split(". ").next().unwrap_or_default().trim_end_matches([';', '.', ' ']);
     match command.strip_prefix("postrider ") {
+        // The last step: whoever follows the hint starts it.
+        Some("run") => Step::Words,
         Some(rest) => Step::Command(rest.split_whitespace().map(str::to_owned).collect()),
         None => Step::Sql(command.to_owned()),
     }
@@ -204,7 +234,7 @@ pub(crate) async fn follow(pipeline: &Pipeline, halted: &Halted) -> String {
     let mut config = pipeline.config.clone();
     let steps = steps(&halted.hint);
     let done = steps.iter().filter(|step| **step != Step::Words).count();
-    assert!(done > 0, "nothing to do: {halted:#?}");
+    assert!(done > 0 || halted.hint.contains("postrider run"), "nothing to do: {halted:#?}");
     for step in steps {
         match step {
             Step::Words => {}
@@ -230,65 +260,211 @@ pub(crate) async fn follow(pipeline: &Pipeline, halted: &Halted) -> String {
     config
 }
 
-async fn halts_end_well(version: Version, from: usize, to: usize) {
+async fn halts_end_well(version: Version, from: usize, to: usize, by: By) {
     for fault in &FAULTS[from..to] {
-        let pipeline = hurt(version, fault).await;
+        let pipeline = hurt(version, fault, by).await;
+        let name = format!("{} {}", fault.code, fault.name);
+        if by == By::Auto && matches!(fault.code, "PR002" | "PR003") {
+            let relay = pipeline.run();
+            rows_arrive(&pipeline, &name).await;
+            assert_eq!(relay.terminate(SOON).await.code, Some(0));
+            continue;
+        }
         let halted = run_to_halt(&pipeline.config).await;
         assert_eq!(halted.code, fault.code, "{}: {halted:#?}", fault.name);
         assert!(!halted.hint.contains("insert again"), "{}: {halted:#?}", fault.name);
         let config = follow(&pipeline, &halted).await;
-        every_row_arrives(&pipeline, &config, &format!("{} {}", fault.code, fault.name)).await;
+        every_row_arrives(&pipeline, &config, &name).await;
     }
 }
 
-async fn findings_end_well(version: Version, from: usize, to: usize) {
-    for fault in FAULTS[from..to].iter().filter(|fault| !fault.finding.is_empty()) {
-        let pipeline = hurt(version, fault).await;
-        let patient = Patient::new(&pipeline.config, &pipeline.url);
-        let checked = patient.check(&[]);
-        assert!(checked.find(fault.finding).is_some(), "{}: {checked}", fault.name);
-        // Whoever reads the list mends what is an error, from the first to the last.
-        for finding in checked
-            .findings
-            .iter()
-            .filter(|other| other["severity"] == "error" || other["id"] == fault.finding)
-        {
-            patient.mend(finding).await;
+/// Follows a finding; `postrider run` is what the test goes on with.
+async fn mend(patient: &Patient, finding: &Value) {
+    let lines = mends(finding);
+    assert!(!lines.is_empty(), "nothing to do: {finding:#}");
+    for (kind, line, restart) in lines {
+        assert!(!restart, "{finding:#}");
+        if line != "postrider run" {
+            patient.execute(&kind, &line).await;
         }
+    }
+}
+
+/// Whoever reads the list follows what is an error, from the first to the last, and the finding of the fault.
+async fn findings_followed(patient: &Patient, id: &str, by: By) {
+    let checked = patient.check(&[]);
+    assert!(checked.find(id).is_some(), "{id}: {checked}");
+    let told = |finding: &&Value| finding["severity"] == "error" || finding["id"] == id;
+    for finding in checked.findings.iter().filter(told) {
+        mend(patient, finding).await;
+    }
+    // With mode auto the run is what recreates a slot.
+    if by == By::Wal {
         let again = patient.check(&[]);
-        assert_eq!(again.ids(&["error"]), Vec::<&str>::new(), "{}: {again}", fault.name);
-        every_row_arrives(
-            &pipeline,
-            &patient.config(),
-            &format!("{} {}", fault.finding, fault.name),
-        )
-        .await;
+        assert_eq!(again.ids(&["error"]), Vec::<&str>::new(), "{id}: {again}");
+    }
+}
+
+async fn findings_end_well(version: Version, from: usize, to: usize, by: By) {
+    for fault in FAULTS[from..to].iter().filter(|fault| !fault.finding.is_empty()) {
+        let pipeline = hurt(version, fault, by).await;
+        let patient = Patient::new(&pipeline.config, &pipeline.url);
+        findings_followed(&patient, fault.finding, by).await;
+        let name = format!("{} {}", fault.finding, fault.name);
+        every_row_arrives(&pipeline, &patient.config(), &name).await;
     }
 }
 
 #[tokio::test]
 async fn every_halt_of_a_slot_followed_as_printed_publishes_every_row() {
-    halts_end_well(Version::Pg17, 0, 7).await;
+    halts_end_well(Version::Pg17, 0, 7, By::Wal).await;
 }
 
 #[tokio::test]
 async fn every_halt_of_a_publication_followed_as_printed_publishes_every_row_on_15() {
-    halts_end_well(Version::Pg15, 7, FAULTS.len()).await;
+    halts_end_well(Version::Pg15, 7, FAULTS.len(), By::Wal).await;
 }
 
 #[tokio::test]
 async fn every_halt_of_a_publication_followed_as_printed_publishes_every_row_on_18() {
-    halts_end_well(Version::Pg18, 7, FAULTS.len()).await;
+    halts_end_well(Version::Pg18, 7, FAULTS.len(), By::Wal).await;
 }
 
 #[tokio::test]
 async fn every_finding_of_a_slot_mended_as_printed_publishes_every_row() {
-    findings_end_well(Version::Pg18, 0, 7).await;
+    findings_end_well(Version::Pg18, 0, 7, By::Wal).await;
 }
 
 #[tokio::test]
 async fn every_finding_of_a_publication_mended_as_printed_publishes_every_row() {
-    findings_end_well(Version::Pg17, 7, FAULTS.len()).await;
+    findings_end_well(Version::Pg17, 7, FAULTS.len(), By::Wal).await;
+}
+
+#[tokio::test]
+async fn every_halt_of_mode_auto_followed_as_printed_publishes_every_row() {
+    halts_end_well(Version::Pg18, 0, FAULTS.len(), By::Auto).await;
+}
+
+#[tokio::test]
+async fn every_finding_of_mode_auto_followed_as_printed_publishes_every_row() {
+    findings_end_well(Version::Pg16, 0, FAULTS.len(), By::Auto).await;
+}
+
+/// The slot was invalidated, by either limit, while the relay was stopped: as a halt, as a finding, with
+/// `on_slot_lost = "repair"`, and in mode auto.
+async fn slot_lost(version: Version, settings: &str, idle: bool) {
+    let server = PrivatePostgres::start(version, settings).await;
+    for way in ["halt", "finding", "repair", "auto"] {
+        let by = if way == "auto" { By::Auto } else { By::Wal };
+        if idle {
+            server
+                .connect()
+                .await
+                .batch("alter system set idle_replication_slot_timeout = 0")
+                .await;
+            server.reload();
+        }
+        let mut pipeline =
+            stopped(Pipeline::on(&server.url(), &brokers(), "slotlost").await, by).await;
+        if idle {
+            server.connect().await.batch("alter system reset idle_replication_slot_timeout").await;
+            server.reload();
+            await_that("the slot's end", SOON, || async {
+                pipeline.sql.batch("checkpoint").await;
+                let look = format!(
+                    "select invalidation_reason from pg_replication_slots where slot_name = '{}'",
+                    pipeline.slot()
+                );
+                pipeline
+                    .sql
+                    .text(&look)
+                    .await
+                    .filter(|why| why == "idle_timeout")
+                    .ok_or("it stands")
+            })
+            .await;
+            // "To keep it from happening again look at idle_replication_slot_timeout."
+            server
+                .connect()
+                .await
+                .batch("alter system set idle_replication_slot_timeout = 0")
+                .await;
+            server.reload();
+        } else {
+            outgrow(&pipeline).await;
+        }
+        pipeline.insert(5).await;
+        let name = format!("{version:?} slot lost, {way}");
+        match way {
+            "halt" => {
+                let halted = run_to_halt(&pipeline.config).await;
+                halted.assert_says("PR001", &[&pipeline.slot()], &["postrider repair"]);
+                pipeline.config = follow(&pipeline, &halted).await;
+            }
+            "finding" => {
+                let patient = Patient::new(&pipeline.config, &pipeline.url);
+                findings_followed(&patient, "slot_lost", by).await;
+                pipeline.config = patient.config();
+            }
+            "repair" => pipeline.config = pipeline.with_line("source", "on_slot_lost = \"repair\""),
+            _ => {}
+        }
+        every_row_arrives(&pipeline, &pipeline.config, &name).await;
+    }
+}
+
+const OUTGROWN: &str = "max_slot_wal_keep_size = 32MB\nmin_wal_size = 32MB\nmax_wal_size = 64MB";
+
+#[tokio::test]
+async fn slot_that_outgrew_the_limit_loses_no_row_whichever_line_is_followed_on_15() {
+    slot_lost(Version::Pg15, OUTGROWN, false).await;
+}
+
+#[tokio::test]
+async fn slot_that_outgrew_the_limit_loses_no_row_whichever_line_is_followed_on_17() {
+    slot_lost(Version::Pg17, OUTGROWN, false).await;
+}
+
+#[tokio::test]
+async fn slot_that_was_idle_for_too_long_loses_no_row_whichever_line_is_followed() {
+    slot_lost(Version::Pg18, "idle_replication_slot_timeout = '1s'", true).await;
+}
+
+/// The table is dropped and created again while the slot still has rows of the first one.
+const TABLE_AGAIN: &str = "create table next (like outbox including all); drop table outbox; \
+    alter table next rename to outbox; alter sequence next_id_seq rename to outbox_id_seq; \
+    alter sequence outbox_id_seq restart with 16";
+
+/// Rows of the old table are in the slot alone, rows of the new one of before it is published are in the table alone.
+#[tokio::test]
+async fn table_that_was_created_again_loses_no_row_of_either_table() {
+    for (version, by) in
+        [(Version::Pg15, By::Wal), (Version::Pg18, By::Wal), (Version::Pg17, By::Auto)]
+    {
+        for way in ["halt", "finding", "added"] {
+            let pipeline = stopped(Pipeline::shared(version, "again").await, by).await;
+            pipeline.sql(TABLE_AGAIN).await;
+            pipeline.insert(5).await;
+            let mut config = pipeline.config.clone();
+            if way == "halt" {
+                let halted = run_to_halt(&config).await;
+                halted.assert_says("PR008", &[], &["do not repair"]);
+                config = follow(&pipeline, &halted).await;
+            } else {
+                if way == "added" {
+                    pipeline.sql("alter publication {publication} add table outbox").await;
+                    if by == By::Wal {
+                        let refused = postrider(&config, &["repair"]);
+                        assert_eq!(refused.status.code(), Some(3));
+                    }
+                }
+                let patient = Patient::new(&config, &pipeline.url);
+                let id = if way == "added" { "publication_changed" } else { "publication_table" };
+                findings_followed(&patient, id, by).await;
+            }
+            every_row_arrives(&pipeline, &config, &format!("{version:?} table again, {way}")).await;
+        }
+    }
 }
 
 /// The reported case: the publication is created again, and a repair without any option finds the rows of between.
@@ -298,7 +474,7 @@ async fn a_repair_finds_that_the_publication_was_created_again() {
         let fault = FAULTS
             .iter()
             .find(|fault| fault.name.contains("created again") && fault.code == "PR007");
-        let pipeline = hurt(version, fault.expect("a fault")).await;
+        let pipeline = hurt(version, fault.expect("a fault"), By::Wal).await;
         let said = postrider_ok(&pipeline.config, &["repair", "--dry-run"]);
         assert!(said.contains("created or changed") && said.contains("15 rows"), "{said}");
         postrider_ok(&pipeline.config, &["repair"]);
@@ -320,7 +496,7 @@ async fn rows_that_a_publication_left_out_for_a_while_are_found_and_published() 
         finding: "publication_changed",
     };
     for version in [Version::Pg15, Version::Pg18] {
-        let pipeline = hurt(version, &fault).await;
+        let pipeline = hurt(version, &fault, By::Wal).await;
         let patient = Patient::new(&pipeline.config, &pipeline.url);
         patient.check(&[]).expect("publication_changed", "warning");
         let said = postrider_ok(&pipeline.config, &["repair", "--dry-run"]);

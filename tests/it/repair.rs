@@ -62,7 +62,7 @@ pub(crate) async fn drop_slot(pipeline: &Pipeline) {
 }
 
 /// Writes WAL until the server lets the slot go.
-async fn outgrow(pipeline: &Pipeline) {
+pub(crate) async fn outgrow(pipeline: &Pipeline) {
     let sql = Client::connect(&pipeline.url).await.expect("a session");
     let state = format!(
         "select coalesce(wal_status, 'none') from pg_replication_slots where slot_name = '{}'",

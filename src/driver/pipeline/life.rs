@@ -102,6 +102,7 @@ impl Pipeline {
             history: None,
             server: None,
             histories: Histories::default(),
+            published: None,
             owned: None,
             lease_ends: Instant::now(),
             rechecked: None,

@@ -144,6 +144,7 @@ mod tests {
                 publication: "postrider_orders".to_owned(),
                 table: None,
                 times: Times::default(),
+                auto: false,
             },
             failover: false,
             wal_retain_max: None,

@@ -86,6 +86,28 @@ pub(in crate::driver) fn look_failed(pipeline: &Pipeline, error: &SourceError) {
     warn!(event = "look_failed", pipeline, %reason, "a query of the database's state failed and is repeated: {reason}");
 }
 
+/// The publication was changed while it was streamed, and no row is known that the change left out. `undone`: it was
+/// changed back, or created again.
+pub(in crate::driver) fn publication_changed(pipeline: &str, publication: &str, undone: bool) {
+    if undone {
+        warn!(
+            event = "publication_changed",
+            pipeline,
+            publication,
+            "the publication was changed and changed back, or created again, while it was streamed; the table has no \
+             row that was committed in this time, so nothing is known to be left out"
+        );
+    } else {
+        warn!(
+            event = "publication_changed",
+            pipeline,
+            publication,
+            "the publication was changed while it was streamed; one ALTER PUBLICATION explains the difference, and \
+             inserts of the table were published before and after it"
+        );
+    }
+}
+
 /// A partition of the outbox was attached with rows in it, or detached.
 pub(in crate::driver) fn partition_changed(pipeline: &str, change: &LeafChange) {
     let partition = change.name.to_string();

@@ -82,6 +82,7 @@ impl Session {
             ..resume.cursor.clone()
         };
         let client = self.connected.desk.control.shared_client();
+        let ledger = self.looks.ledger();
         self.writing_since = Instant::now();
         self.writing = Some(Box::pin(async move {
             let mut made = None;
@@ -93,7 +94,7 @@ impl Session {
                     return Ok(RowWritten { made, row: None });
                 }
             }
-            let row = Some(cursor::write(&client, &cursor).await?);
+            let row = Some(cursor::write(&client, &cursor, &ledger).await?);
             Ok(RowWritten { made, row })
         }));
     }

@@ -2,6 +2,7 @@
 
 use crate::error::{Chain, Halt, HaltReason};
 use crate::postgres::error::{SourceError, SourceErrorKind, Statement};
+use crate::postgres::fence::run_without_slot;
 use crate::postgres::names::{Names, ident, literal};
 
 const NOTHING_LOST: &str =
@@ -241,6 +242,13 @@ fn from_table(names: &Names) -> String {
             literal(pipeline)
         );
     };
+    if names.auto {
+        return format!(
+            "if the publication does not exist: CREATE PUBLICATION {publication} FOR TABLE {table} WITH (publish = \
+             'insert', publish_via_partition_root = true); then {}",
+            run_without_slot(names, true)
+        );
+    }
     format!(
         "if the publication does not exist: CREATE PUBLICATION {publication} FOR TABLE {table} WITH (publish = \
          'insert', publish_via_partition_root = true); then postrider repair -p {pipeline} --from-table --dry-run (it \

@@ -164,6 +164,7 @@ fn names() -> Names {
         publication: "postrider_orders".to_owned(),
         table: Some(TableName::new("public", "outbox")),
         times: Times::default(),
+        auto: false,
     }
 }
 

@@ -15,14 +15,15 @@ mod publication;
 #[cfg(test)]
 pub(super) mod tests;
 
-pub(super) use object::{VERSION_MIN, log_leaf};
+pub(super) use object::{VERSION_MIN, log_leaf, run_without_slot};
 pub use position::{AfterStart, check_after_start};
+pub(super) use publication::insert_again;
 pub(super) use publication::via_root;
 
 use super::cursor::Cursor;
 use super::names::Names;
 use super::poll::PollSpec;
-use super::publication::PublicationFacts;
+use super::publication::{Concerned, PublicationFacts};
 use super::schema::SchemaState;
 use super::server::ServerFacts;
 use super::slot::SlotRow;
@@ -32,6 +33,7 @@ use super::wal::{Switch, SystemIdentity};
 use crate::error::{Halt, HaltReason};
 use crate::event::Position;
 use crate::lsn::{Lsn, Watermark};
+use std::time::Duration;
 
 /// What `IDENTIFY_SYSTEM` said on the replication connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -74,6 +76,9 @@ pub struct Facts {
     /// Whether it may have left out rows that were committed after what is known to be published
     /// ([`super::publication::changed_since`]).
     pub publication_changed: bool,
+    /// Whether the table was created after what is known to be published: the slot may hold events of one that was
+    /// dropped.
+    pub table_created: bool,
     /// The outbox table.
     pub table: Option<TableFacts>,
     /// The table's columns that hold times, and their zone.
@@ -278,6 +283,12 @@ pub(super) fn slot_moved(facts: &Facts) -> Option<Halt> {
 /// Why the slot may not bring everything that is unpublished, though it can be used: a fragment.
 pub(super) fn publication_gap(facts: &Facts) -> Option<String> {
     publication::gap(facts)
+}
+
+/// The halt of a publication that was changed while it was streamed, and may have left out rows. `interval`: how often
+/// it is looked at.
+pub fn left_out(facts: &Facts, concerned: Concerned, interval: Duration) -> Halt {
+    publication::left_out(facts, concerned, interval)
 }
 
 /// The lines with which a pipeline begins over, and publishes every row of the table.

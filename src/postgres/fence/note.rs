@@ -58,7 +58,10 @@ pub(super) fn all(facts: &Facts, slot: &SlotRow) -> Vec<Note> {
     if let Some(gap) = super::publication::gap(facts) {
         note(
             "publication_changed",
-            format!("{gap}; postrider repair -p {} publishes them", facts.names.pipeline),
+            format!(
+                "{gap}. They are not taken for published until they are published from the table, now or later: {}",
+                super::publication::from_the_table(facts)
+            ),
         );
     }
     if slot.wal_status.as_deref() == Some("unreserved") {

@@ -2,7 +2,7 @@
 
 use super::{Facts, halt, publication};
 use crate::error::{Halt, HaltReason};
-use crate::postgres::names::{TableName, ident, literal};
+use crate::postgres::names::{Names, TableName, ident, literal};
 use crate::postgres::poll::PollSpec;
 use crate::postgres::poll::marks::unmarked;
 use crate::postgres::schema::{self, SchemaState};
@@ -137,6 +137,7 @@ pub(super) fn slot_kind(facts: &Facts) -> Option<Halt> {
         halt(HaltReason::SlotUnusable, what, "nothing was read from it and nothing was changed", {
             // Where the pipeline has begun, its own slot is gone, and what it would have brought is in the table.
             let then = match (&facts.cursor, &facts.names.table) {
+                (Some(_), Some(_)) if facts.names.auto => "postrider run".to_owned(),
                 (Some(_), Some(_)) => facts.command("repair"),
                 _ => facts.command("setup"),
             };
@@ -209,6 +210,9 @@ pub(super) fn repair(facts: &Facts) -> String {
     if facts.names.table.is_none() {
         return begin_without(facts);
     }
+    if facts.names.auto {
+        return run_without_slot(&facts.names, facts.slot.is_some());
+    }
     format!(
         "{} (it counts the rows that no slot brings any more); then {} (it publishes them and begins a new slot)",
         facts.command_with("repair", "--dry-run"),
@@ -221,10 +225,26 @@ pub(super) fn from_table(facts: &Facts) -> String {
     if facts.names.table.is_none() {
         return begin_without(facts);
     }
+    if facts.names.auto {
+        return run_without_slot(&facts.names, facts.slot.is_some());
+    }
     format!(
         "{} (it counts the rows that are not known to be published); then {} (it publishes them and begins a new slot)",
         facts.command_with("repair", "--from-table --dry-run"),
         facts.command_with("repair", "--from-table")
+    )
+}
+
+/// The same in mode `auto`: without a slot the run polls the table, and makes a new one.
+pub(in crate::postgres) fn run_without_slot(names: &Names, slot: bool) -> String {
+    let drop_slot = if slot {
+        format!("SELECT pg_drop_replication_slot({}); then ", literal(&names.slot))
+    } else {
+        String::new()
+    };
+    format!(
+        "{drop_slot}postrider run (it publishes every row of the table that has no mark, and begins a new slot; what is \
+         in the slot and no longer in the table is lost with the slot)"
     )
 }
 
@@ -425,7 +445,7 @@ pub(in crate::postgres) fn log_leaf(
 }
 
 /// The columns that an `INSERT` may name.
-fn inserted(table: &TableFacts) -> String {
+pub(super) fn inserted(table: &TableFacts) -> String {
     let columns = table.columns.iter().filter(|column| !column.generated);
     columns.map(|column| ident(&column.name)).collect::<Vec<_>>().join(", ")
 }

@@ -30,7 +30,7 @@ pub(super) fn cursor_binding(facts: &Facts) -> Option<Halt> {
                 "set source.slot back to {:?}; or, to move to another slot, set it to a name that no slot has, and \
                  run {}: it publishes what no slot brings any more, and begins the new one",
                 cursor.slot,
-                facts.command("repair")
+                if facts.names.auto { "postrider run".to_owned() } else { facts.command("repair") }
             ),
         )
     })

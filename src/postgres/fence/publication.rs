@@ -1,10 +1,14 @@
 //! Rules about the publication: it exists, and publishes every insert of the table whole, under the table's own name.
 
-use super::object::{begin_with_every_row, from_table};
+use super::object::{begin_with_every_row, from_table, inserted};
 use super::{Facts, halt};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::names::{TableName, ident};
+use crate::postgres::poll::PollSpec;
+use crate::postgres::poll::marks::unmarked;
+use crate::postgres::publication::Concerned;
 use crate::postgres::table::{RelationKind, TableFacts};
+use std::time::Duration;
 
 /// The first server with `publish_generated_columns`.
 const GENERATED_SINCE: u32 = 180_000;
@@ -25,7 +29,7 @@ pub(super) fn missing(facts: &Facts) -> Halt {
             (None, None) => facts.command("setup"),
             // Nothing says what was published.
             (Some(_), None) => begin_with_every_row(facts),
-            (_, Some(_)) => format!("{}; then {}", create(facts), from_table(facts)),
+            (_, Some(_)) => format!("{}; then {}", create(facts), from_the_table(facts)),
         },
     )
 }
@@ -42,6 +46,14 @@ pub(super) fn create(facts: &Facts) -> String {
 /// It may have left out rows that are not known to be published.
 pub(super) fn gap(facts: &Facts) -> Option<String> {
     facts.publication_changed.then(|| {
+        if facts.table_created {
+            return format!(
+                "the outbox table and its place in publication {:?} were created after what is known to be published: \
+                 rows that were inserted before the table was published are in no stream, and events of a table that \
+                 was dropped are in the slot alone",
+                facts.names.publication
+            );
+        }
         format!(
             "publication {:?} was created or changed after what is known to be published: rows that were committed \
              before the change may be in no stream",
@@ -50,15 +62,75 @@ pub(super) fn gap(facts: &Facts) -> Option<String> {
     })
 }
 
+/// It was changed while it was streamed.
+pub(super) fn left_out(facts: &Facts, concerned: Concerned, interval: Duration) -> Halt {
+    let table = facts.names.table.as_ref().map_or_else(String::new, ToString::to_string);
+    let rows = match concerned.rows {
+        Some(rows) => format!("{rows} rows of {table} that were committed in this time"),
+        None => {
+            format!("rows of {table} that were committed in this time and could not be counted")
+        }
+    };
+    let open =
+        if concerned.open_writers { ", and rows of transactions that are still open," } else { "" };
+    halt(
+        HaltReason::PublicationUnfit,
+        format!(
+            "publication {:?} was changed and changed back, or created again, while it was streamed",
+            facts.names.publication
+        ),
+        format!(
+            "the publication was looked at {} s before: {rows}{open} may have been left out of the stream, which says \
+             nothing of it. They are in the table unless the application deleted them, and are not taken for published",
+            interval.as_secs()
+        ),
+        from_the_table(facts),
+    )
+}
+
+/// What publishes the rows that it left out, where it is fit now.
+pub(super) fn from_the_table(facts: &Facts) -> String {
+    created_again(facts).unwrap_or_else(|| from_table(facts))
+}
+
+/// The remedy where the table was created after what is known to be published. A new slot would lose what the slot still
+/// holds of a table that was dropped, so the new table's rows are written again, behind it in the same slot.
+fn created_again(facts: &Facts) -> Option<String> {
+    let (name, table) = (facts.names.table.as_ref()?, facts.table.as_ref()?);
+    if !facts.table_created || facts.slot.is_none() {
+        return None;
+    }
+    let marks = facts.marks.as_ref().map(|marks| &marks.spec);
+    Some(format!(
+        "{} (it writes the rows of the new table again, so that the slot brings them; rows that it brings already come \
+         twice). The table was created after what is known to be published, and only the slot has events of one that \
+         was dropped: start again with this slot, do not repair",
+        insert_again(marks, table, name).trim_end_matches(';')
+    ))
+}
+
+/// Deletes the rows that are not marked and inserts them again, with the publication as it is now.
+pub(in crate::postgres) fn insert_again(
+    marks: Option<&PollSpec>,
+    table: &TableFacts,
+    name: &TableName,
+) -> String {
+    let columns = inserted(table);
+    let filter = marks.map_or_else(String::new, |spec| format!(" WHERE {}", unmarked(spec)));
+    format!(
+        "BEGIN; LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE; WITH again AS (DELETE FROM {name} AS o{filter} RETURNING \
+         {columns}) INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM again; COMMIT;"
+    )
+}
+
 /// What follows a change of it: the rows of before.
 fn then_from_table(facts: &Facts, change: &str) -> String {
     let change = change.trim_end_matches(';');
     match (&facts.slot, &facts.cursor) {
-        (Some(_), Some(_)) => format!(
-            "{change}; then {}. Where the table itself was dropped and created again, start instead: its events are \
-             in the slot",
-            from_table(facts)
-        ),
+        (Some(_), Some(_)) => match created_again(facts) {
+            Some(again) => format!("{change}; then {again}"),
+            None => format!("{change}; then {}", from_table(facts)),
+        },
         _ => format!("{change};"),
     }
 }

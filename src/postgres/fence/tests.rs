@@ -5,7 +5,7 @@ mod histories;
 use super::*;
 use crate::postgres::names::{TableName, Times};
 use crate::postgres::poll::{Backoff, Marks};
-use crate::postgres::publication::PublishedTable;
+use crate::postgres::publication::{PublishedTable, Version};
 use crate::postgres::table::{
     ColumnFacts, Partitions, Persistence, RelationKind, TableFacts, UnfitLeaf, UnfitLeafKind,
 };
@@ -36,6 +36,7 @@ pub(in crate::postgres) fn good() -> Facts {
             publication: "postrider_orders".to_owned(),
             table: Some(TableName::new("public", "outbox")),
             times: Times::default(),
+            auto: false,
         },
         identity: Some(Identity {
             system_identifier: "7000".to_owned(),
@@ -65,9 +66,11 @@ pub(in crate::postgres) fn good() -> Facts {
             names_table: true,
             table: Some(PublishedTable { row_filter: None, columns: columns.to_vec() }),
             other_tables: 0,
+            version: Version::of("1.7 table 2.7", "1 table 2", "insert"),
         }),
         times: TimesFacts::default(),
         publication_changed: false,
+        table_created: false,
         table: Some(TableFacts {
             oid: 16_400,
             kind: RelationKind::Table,

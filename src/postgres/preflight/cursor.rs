@@ -114,6 +114,8 @@ fn of_halt(scene: &Scene<'_>, halt: &Halt) -> Finding {
         finding.config(lines.config("source.slot", &cursor.slot))
     } else if scene.ask.names.table.is_none() {
         lines.every_row(finding, slot)
+    } else if scene.ask.names.auto && slot {
+        finding.sql(lines.drop_slot()).shell(lines.repair.clone())
     } else {
         finding.shell(lines.repair.clone())
     }

@@ -70,7 +70,20 @@ fn create(scene: &Scene<'_>, name: &str) -> String {
 
 /// After a mending statement: what the publication has left out until then.
 fn left_out(scene: &Scene<'_>, finding: Finding) -> Finding {
-    scene.lines.left_out(finding, scene.slot.is_some())
+    let (slot, cursor) = (scene.slot.is_some(), scene.cursor.is_some());
+    match (&scene.ask.names.table, &scene.table) {
+        (Some(name), Some(table)) if slot && cursor && scene.since.table => {
+            let why = format!(
+                "{}. The table was created after what is known to be published, and only the slot has the events of one \
+                 that was dropped: start again with this slot, and do not repair. The statements write the new table's \
+                 rows again, so that the slot brings them behind those; rows that it brings already come twice",
+                finding.why
+            );
+            let marks = scene.marks.as_ref().map(|marks| &marks.spec);
+            finding.why(why).sql(fence::insert_again(marks, table, name))
+        }
+        _ => scene.lines.left_out(finding, slot),
+    }
 }
 
 /// It may have left out rows before it became as it is.
@@ -80,7 +93,7 @@ fn changed(scene: &Scene<'_>, out: &mut Vec<Finding>) {
         "the server decodes with the publication as it was at each commit. Harmless where nothing was committed, or \
          where the change left out no row; otherwise those rows are published from the table (--dry-run counts them)",
     );
-    out.push(if scene.ask.poll.is_some() {
+    out.push(if scene.ask.poll.is_some() || scene.since.table {
         left_out(scene, finding)
     } else {
         finding.shell(scene.lines.repair.clone())

@@ -10,7 +10,7 @@ use crate::postgres::fence;
 use crate::postgres::names::{Names, TableName};
 use crate::postgres::poll::PollSpec;
 use crate::postgres::poll::index::{self, ClaimIndex};
-use crate::postgres::publication::PublicationFacts;
+use crate::postgres::publication::{PublicationFacts, Since};
 use crate::postgres::schema::SchemaState;
 use crate::postgres::server::ServerFacts;
 use crate::postgres::slot::SlotRow;
@@ -40,7 +40,7 @@ pub(super) struct Scene<'a> {
     pub(super) claim_index: Option<ClaimIndex>,
     pub(super) publication: Option<PublicationFacts>,
     /// Whether it may have left out rows that are not known to be published.
-    pub(super) publication_changed: bool,
+    pub(super) since: Since,
     pub(super) slot: Option<SlotRow>,
     /// Who reads the slot: application, and role and address.
     pub(super) holder: Option<(String, String)>,
@@ -77,7 +77,8 @@ impl Scene<'_> {
             slot: self.slot.clone(),
             cursor: self.cursor.clone(),
             publication: self.publication.clone(),
-            publication_changed: self.publication_changed,
+            publication_changed: self.since.publication,
+            table_created: self.since.table,
             table: self.table.clone(),
             times: self.times.clone(),
             columns: self.ask.columns.to_vec(),
@@ -131,9 +132,9 @@ pub(super) async fn read<'a>(
         crate::postgres::publication::read(client, &names.publication, names.table.as_ref())
             .await?;
     let oid = table.as_ref().map(|table| table.oid);
-    let publication_changed = match (&cursor, &publication) {
+    let since = match (&cursor, &publication) {
         (Some(_), Some(_)) => changed(client, names, oid).await,
-        _ => false,
+        _ => Since::default(),
     };
     let (times, session_zones) = zones(client, names, oid).await?;
     let owned = around.as_ref().is_none_or(|around| around.owned);
@@ -151,7 +152,7 @@ pub(super) async fn read<'a>(
             None => true,
         },
         publication,
-        publication_changed,
+        since,
         role,
         table,
         times,
@@ -169,12 +170,12 @@ pub(super) async fn read<'a>(
     })
 }
 
-/// Whether the publication may have left out rows; one whose cursor row may not be read is told by the rights.
-async fn changed(client: &Client, names: &Names, table: Option<u32>) -> bool {
+/// What was changed since what is known to be published; a cursor row that may not be read is a finding of the rights.
+async fn changed(client: &Client, names: &Names, table: Option<u32>) -> Since {
     let (pipeline, publication) = (&names.pipeline, &names.publication);
     let changed =
         crate::postgres::publication::changed_since(client, pipeline, publication, table).await;
-    changed.ok().flatten().unwrap_or(false)
+    changed.unwrap_or_default()
 }
 
 /// The table's columns that hold times, and the zones that sessions have where they matter.

@@ -6,6 +6,7 @@ use super::scene::Scene;
 use super::*;
 use crate::postgres::fence;
 use crate::postgres::fence::tests::good;
+use crate::postgres::publication::Since;
 use expect_test::{Expect, expect};
 
 const URL: &str = "postgresql://postrider@127.0.0.1/shop";
@@ -104,7 +105,7 @@ fn well<'a>(ask: Ask<'a>, facts: &fence::Facts) -> Scene<'a> {
         namesakes: Vec::new(),
         claim_index: None,
         publication: facts.publication.clone(),
-        publication_changed: false,
+        since: Since::default(),
         slot: facts.slot.clone(),
         holder: None,
         schema: Some(facts.schema),

@@ -69,6 +69,9 @@ pub fn judge(facts: &Facts, row: Option<&Row>, from_table: bool) -> Result<Verdi
     if let Some(halt) = fence::slot_moved(facts) {
         return Ok(Verdict::NewSlot(halt.message));
     }
+    if facts.table_created && !from_table {
+        return Err(table_created(facts));
+    }
     if let Some(why) = fence::publication_gap(facts) {
         return Ok(Verdict::NewSlot(why));
     }
@@ -115,6 +118,24 @@ pub fn live(what: &str) -> Halt {
         hint: "stop postrider run of this pipeline, then repair; or leave the repair to it: source.on_slot_lost = \
                \"repair\""
             .to_owned(),
+    }
+}
+
+/// The slot can be used, and may be all that has the events of a table that was dropped.
+fn table_created(facts: &Facts) -> Halt {
+    let pipeline = &facts.names.pipeline;
+    let table = facts.names.table.as_ref().map_or_else(String::new, ToString::to_string);
+    Halt {
+        reason: HaltReason::PublicationUnfit,
+        message: format!("table {table} was created after what is known to be published"),
+        meaning: "nothing was changed; a new slot would lose the events of a table that was dropped, which only the \
+                  slot has"
+            .to_owned(),
+        hint: format!(
+            "start postrider run, and wait until postrider status shows no lag: then the slot has brought them. Rows \
+             that were inserted before the new table was published are then published by: postrider repair -p \
+             {pipeline} --from-table (--dry-run counts them)"
+        ),
     }
 }
 

@@ -29,19 +29,25 @@ async fn the_row_goes_forward_and_never_back() {
         next.partial = Some(Position { commit_lsn: at("FFFF/180"), ordinal: 42 });
         next.messages = true;
         next.timeline += 1;
-        assert_eq!(cursor::write(client, &next).await.unwrap(), Written::Stored);
+        assert_eq!(
+            cursor::write(client, &next, &cursor::Ledger::Kept).await.unwrap(),
+            Written::Stored
+        );
         let read = cursor::read(client, &pipeline.names.pipeline).await.unwrap();
         assert_eq!(read.as_ref(), Some(&next));
 
         // A lower limit is not a lower limit: what may have been confirmed may have been confirmed.
         let same = moved(&first, "FFFF/100");
-        assert_eq!(cursor::write(client, &same).await.unwrap(), Written::Stored);
+        assert_eq!(
+            cursor::write(client, &same, &cursor::Ledger::Kept).await.unwrap(),
+            Written::Stored
+        );
         let read = cursor::read(client, &pipeline.names.pipeline).await.unwrap().unwrap();
         assert_eq!((read.flush_limit, read.partial), (at("FFFF/200"), None));
 
         let back = moved(&first, "FFFF/FF");
         let behind = Written::Behind(Watermark::resumed(at("FFFF/100")));
-        assert_eq!(cursor::write(client, &back).await.unwrap(), behind);
+        assert_eq!(cursor::write(client, &back, &cursor::Ledger::Kept).await.unwrap(), behind);
     }
 }
 
@@ -117,14 +123,18 @@ async fn a_row_that_was_bound_to_another_slot_is_not_overwritten() {
         [("slot_created_lsn", "'0/1'"), ("slot", "'another'"), ("system_identifier", "'12345'")]
     {
         pipeline.sql(&format!("update postrider.cursor set {column} = {value}")).await;
-        let written = cursor::write(client, &moved(&ours, "FFFF/1")).await.unwrap();
+        let written =
+            cursor::write(client, &moved(&ours, "FFFF/1"), &cursor::Ledger::Kept).await.unwrap();
         assert!(matches!(written, Written::Rebound(_)), "{column}: {written:?}");
     }
     pipeline.sql("delete from postrider.cursor").await;
-    assert_eq!(cursor::write(client, &ours).await.unwrap(), Written::Missing);
+    assert_eq!(
+        cursor::write(client, &ours, &cursor::Ledger::Kept).await.unwrap(),
+        Written::Missing
+    );
     assert!(cursor::create(client, &ours).await.unwrap());
     assert!(!cursor::create(client, &ours).await.unwrap());
-    assert_eq!(cursor::write(client, &ours).await.unwrap(), Written::Stored);
+    assert_eq!(cursor::write(client, &ours, &cursor::Ledger::Kept).await.unwrap(), Written::Stored);
 }
 
 /// The order of writes rests on it: whoever confirms after the answer can't be ahead of the row.
@@ -153,7 +163,10 @@ async fn a_row_that_was_answered_survives_kill_9_of_the_server() {
         };
         assert!(cursor::create(control.client(), &row).await.unwrap());
         let next = moved(&row, "0/5000");
-        assert_eq!(cursor::write(control.client(), &next).await.unwrap(), Written::Stored);
+        assert_eq!(
+            cursor::write(control.client(), &next, &cursor::Ledger::Kept).await.unwrap(),
+            Written::Stored
+        );
         server.kill().await;
         server.restart().await;
         let control = Control::connect(&conninfo, "postrider").await.unwrap();

@@ -241,7 +241,9 @@ async fn resolve_all(pipeline: &Pipeline) -> Lsn {
         flush_limit: end,
         ..facts.cursor.expect("a row")
     };
-    let written = cursor::write(pipeline.control.client(), &row).await.expect("a write");
+    let written = cursor::write(pipeline.control.client(), &row, &cursor::Ledger::Kept)
+        .await
+        .expect("a write");
     assert_eq!(written, Written::Stored);
     end
 }

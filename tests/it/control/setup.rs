@@ -82,7 +82,10 @@ async fn printed_sql_runs_in_psql_and_is_enough_for_the_role() {
         let plan = plan(&facts, &Options::default()).unwrap();
         assert_eq!(plan.steps, []);
         let resume = pipeline.resume().await;
-        assert_eq!(cursor::write(control.client(), &resume.cursor).await.unwrap(), Written::Stored);
+        assert_eq!(
+            cursor::write(control.client(), &resume.cursor, &cursor::Ledger::Kept).await.unwrap(),
+            Written::Stored
+        );
         let name = &pipeline.names.pipeline;
         let epoch = cursor::take_over(control.client(), name).await.unwrap();
         let stored = parked::write(control.client(), name, epoch, &[], &[]).await.unwrap();

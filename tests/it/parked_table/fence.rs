@@ -24,7 +24,8 @@ async fn who_lost_the_pipeline_writes_nothing_more() {
         let late = [row("0/2:0", "1", State::Behind)];
         let zombie = parked::write(table.client(), PIPELINE, table.epoch, &late, &[done]).await;
         assert_eq!(zombie.unwrap(), Stored::TakenOver);
-        let zombie = cursor::write(table.client(), &row_before).await.unwrap();
+        let zombie =
+            cursor::write(table.client(), &row_before, &cursor::Ledger::Kept).await.unwrap();
         assert_eq!(zombie, Written::TakenOver);
         let loaded = table.load().await;
         assert_eq!(loaded.len(), 1);
@@ -161,7 +162,10 @@ async fn a_parked_row_waits_for_the_synchronous_standby_and_the_cursor_does_not(
     standby("nobody").await;
     await_that("commits wait", SOON, || does_a_commit_wait(&table.url, &admin)).await;
     let cursor = cursor::read(table.client(), PIPELINE).await.unwrap().unwrap();
-    assert_eq!(cursor::write(table.client(), &cursor).await.unwrap(), Written::Stored);
+    assert_eq!(
+        cursor::write(table.client(), &cursor, &cursor::Ledger::Kept).await.unwrap(),
+        Written::Stored
+    );
 
     let rows = [row("0/1:0", "1", State::Waiting)];
     let writer = pid(table.client()).await;

@@ -123,7 +123,10 @@ async fn only_what_the_cursor_has_passed_and_is_old_is_pruned() {
         let row = cursor::read(table.client(), PIPELINE).await.unwrap().unwrap();
         let passed = lsn("0/900");
         let row = cursor::Cursor { watermark: Watermark::resumed(passed), ..row };
-        assert_eq!(cursor::write(table.client(), &row).await.unwrap(), Written::Stored);
+        assert_eq!(
+            cursor::write(table.client(), &row, &cursor::Ledger::Kept).await.unwrap(),
+            Written::Stored
+        );
         assert_eq!(prune("FF/0", 3600).await.unwrap(), 0);
         assert_eq!(prune("FF/0", 0).await.unwrap(), 0x900 - 2);
         // The first is not resolved, and stays for ever.

@@ -18,7 +18,9 @@ impl Real {
             }
             Step::Cursor(letter, by) => {
                 let moved = self.moved(letter, by);
-                let written = cursor::write(self.control.client(), &moved).await.expect("a write");
+                let written = cursor::write(self.control.client(), &moved, &cursor::Ledger::Kept)
+                    .await
+                    .expect("a write");
                 let stored = written == Written::Stored;
                 self.notes.say(format!("the cursor row to {letter}: stored {stored}"));
             }
@@ -74,7 +76,7 @@ impl Real {
         // Its own patience with locks is not what is looked at.
         control.client().batch_execute("set lock_timeout = 0").await.expect("a setting");
         self.sent.spawn(async move {
-            drop(cursor::write(control.client(), &moved).await);
+            drop(cursor::write(control.client(), &moved, &cursor::Ledger::Kept).await);
         });
         self.await_orphan("waits for the lock", "wait_event_type = 'Lock'", "1").await;
     }
