@@ -112,4 +112,6 @@ halt_reasons! {
     NotApplicable = "PR021" "not_applicable",
     /// A first start is asked for, and the pipeline has a cursor row or a slot already.
     AlreadySetUp = "PR022" "already_set_up",
+    /// A row of the outbox table was updated, and the configuration says that this never happens.
+    RowUpdated = "PR023" "row_updated",
 }

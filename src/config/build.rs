@@ -8,7 +8,7 @@ use super::names::quoted;
 use super::types::{Mark, Ordering, PipelineConfig, SinkKind, SizeMax};
 use crate::driver::{Mode, PipelineSpec, PollSettings, poll_spec};
 use crate::error::Chain;
-use crate::outbox::{Mapper, OutboxSpec, Role, TimestampSource};
+use crate::outbox::{Mapper, OnUpdate, OutboxSpec, Role, TimestampSource};
 use crate::postgres::Conninfo;
 use crate::postgres::names::{Deciding, Names, TableName, Times};
 use crate::postgres::poll::{Backoff, Marks, PollSpec};
@@ -40,6 +40,11 @@ pub(super) fn spec(
     }
     let conninfo = conninfo(context, &path, pipeline)?;
     let poll = poll(pipeline, &outbox);
+    if outbox.on_update == OnUpdate::Halt
+        && let Some(why) = sees_no_update(pipeline, &poll)
+    {
+        context.error_at(&format!("{path}.outbox.on_update"), why);
+    }
     (!context.has_error_under(&path)).then_some(PipelineSpec {
         names: Names {
             pipeline: pipeline.name.clone(),
@@ -48,6 +53,7 @@ pub(super) fn spec(
             table: outbox.table.as_ref().map(|t| TableName::new(t.schema.clone(), t.name.clone())),
             times: times(&outbox, &poll, pipeline.mode != Mode::Wal),
             auto: pipeline.mode == Mode::Auto,
+            updates: outbox.on_update == OnUpdate::Halt,
         },
         conninfo,
         failover: pipeline.source.failover,
@@ -71,6 +77,25 @@ pub(super) fn spec(
         confirm_interval: pipeline.flow.confirm_interval,
         shutdown_grace,
     })
+}
+
+/// Why an UPDATE by an application can't be seen, or not be told from one of our own; `None` where it can.
+fn sees_no_update(pipeline: &PipelineConfig, poll: &PollSettings) -> Option<&'static str> {
+    let deletes = poll.table.as_ref().is_some_and(|table| matches!(table.marks, Marks::Delete));
+    if pipeline.outbox.table.is_none() {
+        Some("\"halt\" needs outbox.table: logical messages are never updated; leave it out")
+    } else if pipeline.mode != Mode::Wal {
+        Some(
+            "\"halt\" needs mode = \"wal\": polling sees rows as they are, and no UPDATE; leave it out",
+        )
+    } else if poll.mark_streamed && !deletes {
+        Some(
+            "\"halt\" does not go with poll.mark_streamed, whose marks are UPDATEs of the table too; leave one of them \
+             out",
+        )
+    } else {
+        None
+    }
 }
 
 /// Which columns hold times, and what depends on them.
@@ -148,6 +173,7 @@ fn outbox(pipeline: &PipelineConfig) -> OutboxSpec {
         columns: from.columns.clone(),
         extra,
         message_prefix: from.message_prefix.clone(),
+        on_update: from.on_update,
         topic: route.topic.clone().unwrap_or_else(|| layout.topic.clone()),
         key: route.key.clone().unwrap_or_else(|| layout.key.clone()),
         partition: route.partition.clone().unwrap_or_default(),

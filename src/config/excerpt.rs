@@ -20,6 +20,7 @@ const OPEN: &[&str] = &[
     "table",
     "layout",
     "message_prefix",
+    "on_update",
     "id",
     "aggregate_type",
     "aggregate_id",

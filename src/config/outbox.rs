@@ -5,7 +5,7 @@ use super::names::{nearest, quoted};
 use super::pipeline::{NAME_BYTES_MAX, texts};
 use super::section::{Entry, Section, wrong_kind};
 use super::types::OutboxConfig;
-use crate::outbox::{Extra, Layout, Placement, Role, TableName};
+use crate::outbox::{Extra, Layout, OnUpdate, Placement, Role, TableName};
 
 pub(super) fn read(section: Section<'_>) -> OutboxConfig {
     let table = section.optional("table");
@@ -24,10 +24,17 @@ pub(super) fn read(section: Section<'_>) -> OutboxConfig {
     }
     let layouts: Vec<_> = Layout::ALL.iter().map(|layout| (layout.name(), *layout)).collect();
     let layout = section.one_of("layout", &layouts, &["pgtrickle"], Layout::Postrider);
+    let on_update = section.one_of(
+        "on_update",
+        &[("skip", OnUpdate::Skip), ("halt", OnUpdate::Halt)],
+        &[],
+        OnUpdate::Skip,
+    );
     let config = OutboxConfig {
         table: name,
         layout,
         message_prefix,
+        on_update,
         columns: columns(&section.section("columns"), layout),
         extra: extra(&section.section("extra")),
     };

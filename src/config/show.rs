@@ -8,7 +8,7 @@ use super::secret::MASK;
 use super::types::{Config, Delivery, Mark, Ordering, PipelineConfig, SinkKind, SizeMax};
 use super::units::{ShowDuration, ShowSize};
 use crate::driver::{Mode, OnSlotLost};
-use crate::outbox::{NullPayload, OutboxSpec, Placement, TimestampSource};
+use crate::outbox::{NullPayload, OnUpdate, OutboxSpec, Placement, TimestampSource};
 use crate::relay::OnPoison;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -131,6 +131,11 @@ impl Rows<'_> {
             "message_prefix",
             json!(outbox.message_prefix.as_deref().unwrap_or_default()),
         );
+        let on_update = match outbox.on_update {
+            OnUpdate::Skip => "skip",
+            OnUpdate::Halt => "halt",
+        };
+        self.add(table, "on_update", json!(on_update));
         let columns = format!("{table}.columns");
         for (role, column) in &outbox.columns {
             // The layout's own name of the column may stand in the file.

@@ -5,7 +5,8 @@ use super::place::Places;
 use super::secret::{Properties, Url};
 use crate::driver::{Mode, OnSlotLost, PipelineSpec};
 use crate::outbox::{
-    Extra, Layout, NullPayload, Replace, Role, StandardHeaders, TableName, TimestampSource,
+    Extra, Layout, NullPayload, OnUpdate, Replace, Role, StandardHeaders, TableName,
+    TimestampSource,
 };
 use crate::relay::OnPoison;
 use crate::secret_file::SecretFile;
@@ -108,6 +109,8 @@ pub struct OutboxConfig {
     pub layout: Layout,
     /// The prefix of logical messages to take; `None` takes none.
     pub message_prefix: Option<String>,
+    /// What an UPDATE of the table leads to.
+    pub on_update: OnUpdate,
     /// Columns that differ from the layout: role → column.
     pub columns: Vec<(Role, String)>,
     /// Further columns: where each goes.

@@ -149,12 +149,7 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
     let past = Past { wal_end: facts.server.wal_end, switches: system.switches };
     let version = facts.server.version;
     let table_oid = facts.table.as_ref().map(|table| table.oid);
-    let published =
-        table_oid.zip(facts.publication.as_ref()).map(|(table, publication)| Published {
-            slot_created_lsn: resume.cursor.slot_created_lsn,
-            version: Some(publication.version.clone()).filter(|_| !facts.publication_changed),
-            table,
-        });
+    let published = Published::of(&facts, &resume);
     let row = slot::read(control.client(), version, &spec.names.slot)
         .await
         .map_err(at(Phase::Control))?;

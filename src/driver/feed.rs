@@ -15,7 +15,7 @@ use crate::event::{Aggregate, Position};
 use crate::metrics::PipelineMetrics;
 use crate::outbox::{At, MapError, Mapped, Mapper};
 use crate::parked::Entry;
-use crate::pgoutput::{self, Insert, LogicalMessage, Message};
+use crate::pgoutput::{self, Insert, LogicalMessage, Message, Update};
 use crate::postgres::{Batch, Frame};
 use crate::record::{Record, Refusal, Ticket};
 use crate::relay::{Change, Effect, Input, OnPoison, Relay};
@@ -151,9 +151,15 @@ impl Pipeline {
             Message::Message(logical) if logical.transactional => {
                 return self.change(now, &Candidate::Message(logical));
             }
-            Message::Update(_) | Message::Delete(_) | Message::Truncate(_) => {
-                Input::Change(Change::Skipped)
-            }
+            Message::Update(update) => match self.halts_at(update) {
+                // What was resolved before comes again behind a reconnect, and was passed over then.
+                Some(halt) if self.relay.upcoming().is_some() => {
+                    self.apply(now, Input::Halt(halt));
+                    return Step::Stay;
+                }
+                Some(_) | None => Input::Change(Change::Skipped),
+            },
+            Message::Delete(_) | Message::Truncate(_) => Input::Change(Change::Skipped),
             Message::Message(logical) => {
                 // It comes once more where the connection does: the count is of messages seen.
                 self.tell.skipped.not_transactional += u64::from(self.mapper.has_prefix(logical));
@@ -169,6 +175,17 @@ impl Pipeline {
         }
         self.apply(now, input);
         Step::Next
+    }
+
+    /// The halt of an UPDATE, where the configuration asks for one.
+    fn halts_at(&self, update: &Update<'_>) -> Option<Box<Halt>> {
+        match self.mapper.halting_update(update) {
+            Ok(id) => {
+                let at = self.relay.upcoming().map(|next| next.position);
+                id.map(|id| Box::new(halts::updated_row(&self.spec.names, id.as_deref(), at)))
+            }
+            Err(error) => Some(Box::new(halts::unfit_table(&error))),
+        }
     }
 
     /// A change that may be an event: maps it, asks the relay, and hands it to the sink if told to.

@@ -5,6 +5,7 @@
 use crate::error::{Chain, Halt, HaltReason};
 use crate::event::Position;
 use crate::outbox::{MapError, Poison, SpecError};
+use crate::postgres::Names;
 use crate::record::Refusal;
 use crate::sink::SinkError;
 
@@ -63,6 +64,24 @@ pub(super) fn refused_event(
         ),
         meaning: BEFORE_IT.to_owned(),
         hint,
+    }
+}
+
+/// A row of the outbox was updated, and `outbox.on_update = "halt"`.
+pub(super) fn updated_row(names: &Names, id: Option<&str>, at: Option<Position>) -> Halt {
+    let table = names.table.as_ref().map_or_else(String::new, ToString::to_string);
+    let row = id.map_or_else(|| "a row".to_owned(), |id| format!("the row with id {id:?}"));
+    let at = at.map_or_else(String::new, |at| format!(" at {at}"));
+    Halt {
+        reason: HaltReason::RowUpdated,
+        message: format!("{row} of table {table} was updated{at}, and outbox.on_update is \"halt\""),
+        meaning: format!(
+            "the event of this row is published as it was inserted, not as it is now; {BEFORE_IT}"
+        ),
+        hint: "find out which session updates the table, and what consumers have to know. To pass over this and every \
+               other UPDATE: set outbox.on_update = \"skip\" and start again; nothing is lost by it. When the pipeline \
+               has passed it, \"halt\" can be set again"
+            .to_owned(),
     }
 }
 

@@ -11,6 +11,7 @@ use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;
 use crate::postgres::control;
 use crate::postgres::cursor::Ledger;
+use crate::postgres::fence::{Facts, Resume};
 use crate::postgres::publication::{self, Change, Concerned, Version};
 use crate::postgres::slot::{self, SlotRow};
 use crate::postgres::table::{self, LeafChange};
@@ -41,6 +42,16 @@ pub(super) struct Published {
 }
 
 impl Published {
+    /// As a stream begins; `None` without a table.
+    pub(super) fn of(facts: &Facts, resume: &Resume) -> Option<Self> {
+        let (table, publication) = (facts.table.as_ref()?, facts.publication.as_ref()?);
+        Some(Self {
+            slot_created_lsn: resume.cursor.slot_created_lsn,
+            version: Some(publication.version.clone()).filter(|_| !facts.since.publication),
+            table: table.oid,
+        })
+    }
+
     /// What a write of the cursor row may take for resolved.
     pub(super) fn ledger(&self) -> Ledger {
         match &self.version {
@@ -197,7 +208,7 @@ async fn look(
 async fn compared(
     client: &Client,
     spec: &PipelineSpec,
-    facts: &fence::Facts,
+    facts: &Facts,
     before: &Version,
 ) -> Result<Result<Version, Halt>, SourceError> {
     let (Some(now), Some(table)) = (&facts.publication, &facts.names.table) else {

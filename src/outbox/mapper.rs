@@ -1,7 +1,7 @@
 //! The mapper: rows and logical messages in, records out.
 
 use super::encoding::Encoding;
-use super::error::{MapError, SpecError, Unfit};
+use super::error::{MapError, Poison, SpecError, Unfit};
 use super::headers::Headers;
 use super::message::MessageRow;
 use super::position;
@@ -10,11 +10,11 @@ use super::remains;
 use super::route::Route;
 use super::shape::{Shape, Shaper};
 use super::span::{Buffers, Extent, Row, Span};
-use super::spec::{OutboxSpec, TableName};
+use super::spec::{OnUpdate, OutboxSpec, TableName};
 use super::types::{ColumnType, TypeFacts, Types};
 use super::work::Work;
 use crate::event::{Aggregate, Histories, PgTime, Position};
-use crate::pgoutput::{Cell, Insert, LogicalMessage, Relation, TypeName};
+use crate::pgoutput::{Cell, Insert, LogicalMessage, Relation, TypeName, Update};
 use crate::record::{Header, Record};
 use std::fmt;
 
@@ -25,6 +25,7 @@ pub struct Mapper {
     /// The table's OID now: its rows are ours under whatever name it had, or gets, when they are committed.
     table_oid: Option<u32>,
     prefix: Option<String>,
+    on_update: OnUpdate,
     route: Route,
     relations: Relations,
     types: Types,
@@ -96,6 +97,7 @@ impl Mapper {
             table: spec.table,
             table_oid: None,
             prefix: spec.message_prefix,
+            on_update: spec.on_update,
             message: MessageRow::new(&route),
             route,
             relations: Relations::default(),
@@ -192,6 +194,27 @@ impl Mapper {
         }
         let row = Row { bytes: insert.new.bytes(), cells: &self.cells, columns: &plan.sources };
         map(&mut self.route, &mut self.work, row, at, false)
+    }
+
+    /// Whether an UPDATE is one that halts: the configuration says so, and the table is the outbox. With the id of the
+    /// row, where it can be read.
+    ///
+    /// # Errors
+    /// [`MapError::OutOfStep`] where the stream contradicts itself.
+    pub fn halting_update(&self, update: &Update<'_>) -> Result<Option<Option<String>>, MapError> {
+        if self.on_update == OnUpdate::Skip {
+            return Ok(None);
+        }
+        let Some(plan) = self.relations.plan(update.relation_id)? else { return Ok(None) };
+        let column = plan.sources.get(self.route.core.id.0).and_then(|source| source.column);
+        let cell = column.and_then(|column| update.new.cells().nth(column));
+        let id = match cell {
+            Some(Cell::Text { start, len }) => update.new.bytes().get(start..start + len),
+            Some(Cell::Null | Cell::Other) | None => None,
+        };
+        let id =
+            id.map(|id| String::from_utf8_lossy(id).chars().take(Poison::ID_CHARS_MAX).collect());
+        Ok(Some(id))
     }
 
     /// Whether a logical message has the configured prefix.

@@ -40,6 +40,7 @@ pub use mapper::{At, Mapped, Mapper};
 pub use pieces::TopicPiece;
 pub use position::of_retried;
 pub use spec::{
-    Extra, NullPayload, OutboxSpec, Placement, Replace, StandardHeaders, TableName, TimestampSource,
+    Extra, NullPayload, OnUpdate, OutboxSpec, Placement, Replace, StandardHeaders, TableName,
+    TimestampSource,
 };
 pub use types::{ColumnType, TypeFacts};

@@ -19,6 +19,15 @@ impl fmt::Display for TableName {
     }
 }
 
+/// What an UPDATE of the outbox table leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnUpdate {
+    /// It is passed over.
+    Skip,
+    /// The pipeline halts in front of it.
+    Halt,
+}
+
 /// Where the events are and what a record is made of.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OutboxSpec {
@@ -32,6 +41,8 @@ pub struct OutboxSpec {
     pub extra: Vec<Extra>,
     /// Also take transactional logical messages of exactly this prefix.
     pub message_prefix: Option<String>,
+    /// What an UPDATE of the table leads to.
+    pub on_update: OnUpdate,
     /// Template of the topic.
     pub topic: String,
     /// Template of the key; empty for a null key.
@@ -145,6 +156,7 @@ impl OutboxSpec {
             columns: Vec::new(),
             extra: preset.extra.iter().map(header).collect(),
             message_prefix: None,
+            on_update: OnUpdate::Skip,
             topic: preset.topic.to_owned(),
             key: preset.key.to_owned(),
             partition: String::new(),

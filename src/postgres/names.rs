@@ -45,6 +45,15 @@ pub struct Names {
     /// `mode = "auto"`: `postrider run` polls the table while there is no slot, and recreates it; there is no other
     /// repair.
     pub auto: bool,
+    /// `outbox.on_update = "halt"`: the publication has to publish updates too, or none is ever seen.
+    pub updates: bool,
+}
+
+impl Names {
+    /// What the publication publishes, as its option `publish` has it.
+    pub fn published(&self) -> &'static str {
+        if self.updates { "insert, update" } else { "insert" }
+    }
 }
 
 /// The columns that hold times, and the zone of those that have none.

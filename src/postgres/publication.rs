@@ -13,8 +13,10 @@ use tokio_postgres::{Client, Row};
 pub struct PublicationFacts {
     /// Publishes INSERT.
     pub insert: bool,
-    /// Publishes UPDATE, DELETE or TRUNCATE, which the relay passes over.
-    pub more_than_insert: bool,
+    /// Publishes UPDATE.
+    pub update: bool,
+    /// Publishes DELETE or TRUNCATE, which the relay passes over.
+    pub delete_or_truncate: bool,
     /// FOR ALL TABLES.
     pub all_tables: bool,
     /// Rows of partitions come under the name of the partitioned table.
@@ -28,6 +30,13 @@ pub struct PublicationFacts {
     pub other_tables: u32,
     /// Which versions of its catalog rows these facts are of.
     pub version: Version,
+}
+
+impl PublicationFacts {
+    /// Publishes what the relay passes over. `updates`: it wants to see updates.
+    pub fn more_than_needed(&self, updates: bool) -> bool {
+        self.delete_or_truncate || self.update && !updates
+    }
 }
 
 /// Which versions of catalog rows a publication consists of. PostgreSQL decodes with the publication as it was at each
@@ -107,7 +116,7 @@ pub struct PublishedTable {
 /// With `publish_via_partition_root = false` the view lists a partitioned table's leaves and not the table; the table
 /// itself then counts as published when any partition is.
 const FACTS: &str = "\
-SELECT p.pubinsert, p.pubupdate OR p.pubdelete OR p.pubtruncate, p.puballtables, p.pubviaroot, \
+SELECT p.pubinsert, p.pubdelete OR p.pubtruncate, p.puballtables, p.pubviaroot, \
        t.attnames::pg_catalog.text[], t.rowfilter, \
        (SELECT pg_catalog.count(*) FROM pg_catalog.pg_publication_tables o \
          WHERE o.pubname = p.pubname AND (o.schemaname, o.tablename) \
@@ -120,7 +129,7 @@ SELECT p.pubinsert, p.pubupdate OR p.pubdelete OR p.pubtruncate, p.puballtables,
                 OR EXISTS (SELECT FROM pg_catalog.pg_publication_namespace s \
                            WHERE s.pnpubid = p.oid AND s.pnnspid = n.oid))), \
        pg_catalog.concat_ws(' ', p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot, p.pubowner), \
-       pg_catalog.pg_current_snapshot()::pg_catalog.text, {rows}, {oids} \
+       pg_catalog.pg_current_snapshot()::pg_catalog.text, {rows}, {oids}, p.pubupdate \
 FROM pg_catalog.pg_publication p \
 LEFT JOIN LATERAL ( \
   SELECT x.schemaname, x.tablename, x.attnames, x.rowfilter \
@@ -159,7 +168,8 @@ fn from_row(row: &Row) -> Result<PublicationFacts, tokio_postgres::Error> {
     let row_filter: Option<String> = row.try_get(5)?;
     Ok(PublicationFacts {
         insert: row.try_get(0)?,
-        more_than_insert: row.try_get(1)?,
+        update: row.try_get(12)?,
+        delete_or_truncate: row.try_get(1)?,
         all_tables: row.try_get(2)?,
         via_root: row.try_get(3)?,
         names_table: row.try_get(7)?,

@@ -60,6 +60,7 @@ impl Pipeline {
             table: Some(TableName::new("public", "outbox")),
             times: Times::default(),
             auto: false,
+            updates: false,
         };
         let conninfo = conninfo(url);
         Self {

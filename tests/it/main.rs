@@ -34,7 +34,6 @@ mod private;
 /// A proxy on the way to a server: here it delays.
 #[path = "../chaos/proxy/mod.rs"]
 mod proxy;
-mod publication_changes;
 /// The real binary, its configuration, its admin endpoint, its end.
 mod relay;
 /// `postrider repair` and `source.on_slot_lost`: a slot that is gone, and nothing else.
@@ -125,6 +124,8 @@ mod poison;
 /// Polling's adapter: claims, their order, their marks, the session.
 mod poll_claims;
 mod polling;
+/// A publication that is changed and changed back under a running stream.
+mod publication_changes;
 /// A wrong start on the shared servers: told, and mended without loss.
 mod refusals;
 /// A wrong start that needs a server of its own.
@@ -159,6 +160,8 @@ mod times;
 mod topics;
 /// What the endpoint and `status` say, against what is so.
 mod truth;
+/// `outbox.on_update`: an UPDATE of the outbox table.
+mod updates;
 /// How much WAL the slot may hold back, and what happens past it.
 mod wal_budget;
 /// The replication connection: login, stream, and every way it ends.

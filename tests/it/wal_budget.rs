@@ -3,11 +3,12 @@
 //! The broker is frozen, so that nothing is acknowledged, and the database writes WAL that is no event's.
 
 use crate::await_that::{SOON, await_or_dump};
-use crate::halted::{halt_of, spawn};
+use crate::halted::{Halted, halt_of, spawn};
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
 use crate::private::{PrivateKafka, PrivatePostgres};
 use crate::relay::Relay;
+use crate::remedies::{every_row_arrives, follow};
 use crate::server::{Client, Version};
 use serde_json::Value;
 
@@ -131,6 +132,25 @@ async fn halts_and_drains(version: Version) {
     };
     await_or_dump("less than half held back", SOON, look, || relay.stderr()).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// The last remedy of the halt: the slot is dropped, and what it held is published from the table.
+#[tokio::test]
+async fn slot_that_is_given_up_past_the_budget_loses_no_row() {
+    let scene = Scene::new(Version::Pg17, "givenup", "wal").await;
+    let pipeline = &scene.pipeline;
+    let relay = spawn(&format!("shutdown_grace = \"5s\"\n{}", pipeline.config));
+    relay.await_state("streaming", SOON).await;
+    scene.broker.freeze();
+    pipeline.insert(1_000).await;
+    scene.write_wal(80).await;
+    let halted = halt_of(relay).await;
+    let (_, last) = halted.hint.rsplit_once("; or, ").expect("another remedy");
+    assert!(last.contains("are lost with the slot"), "{halted:#?}");
+    let last = Halted { hint: last.to_owned(), ..halted };
+    scene.broker.thaw();
+    let config = follow(pipeline, &last).await;
+    every_row_arrives(pipeline, &config, "PR017 slot given up").await;
 }
 
 /// `mode = "auto"`: past the budget the slot is let go while the broker is still away, and the WAL with it; the table

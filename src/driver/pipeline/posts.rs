@@ -145,6 +145,7 @@ mod tests {
                 table: None,
                 times: Times::default(),
                 auto: false,
+                updates: false,
             },
             failover: false,
             wal_retain_max: None,

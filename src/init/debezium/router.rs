@@ -19,7 +19,7 @@ pub(super) fn translate(t: &mut Translator<'_>) -> Result<(), InitError> {
     column(t, Role::AggregateId, &["table.field.event.key", "table.field.payload.id"]);
     column(t, Role::Payload, &["table.field.event.payload", "table.field.payload"]);
     column(t, Role::Time, &["table.field.event.timestamp"]);
-    operations(t)?;
+    operations(t);
     let has_envelope = placement(t)?;
     topic(t)?;
     payload(t, has_envelope);
@@ -28,20 +28,13 @@ pub(super) fn translate(t: &mut Translator<'_>) -> Result<(), InitError> {
     Ok(())
 }
 
-/// An update of the outbox table can't stop the pipeline: no update is in the stream.
-fn operations(t: &Translator<'_>) -> Result<(), InitError> {
+/// An UPDATE of the outbox table stops Debezium with `fatal`. With `warn` and `error` it is logged and dropped: here it
+/// is not in the stream at all.
+fn operations(t: &mut Translator<'_>) {
     let behavior = t.router("table.op.invalid.behavior");
     if behavior.is_some_and(|behavior| behavior.eq_ignore_ascii_case("fatal")) {
-        return Err(InitError::NotOurs {
-            what: "table.op.invalid.behavior=fatal stops the connector at an UPDATE of the outbox table, and nothing \
-                   here does"
-                .to_owned(),
-            hint: "let the database refuse the UPDATE itself: REVOKE UPDATE on the table from the writers, or a \
-                   trigger BEFORE UPDATE that raises; then write warn for fatal in a copy of the connector's file"
-                .to_owned(),
-        });
+        t.draft.set("outbox", "on_update", "halt");
     }
-    Ok(())
 }
 
 /// A column that is called otherwise than in the layout.

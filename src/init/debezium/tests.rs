@@ -131,6 +131,20 @@ fn debezium_server_is_translated() {
     assert!(!format!("{:?}", translated(text)).contains("hush"));
 }
 
+/// `fatal` stops at an UPDATE; the other two drop it, as a publication without updates does.
+#[test]
+fn what_an_update_does_is_translated() {
+    let with = |value: &str| {
+        let text = format!("{LEAST}transforms.outbox.table.op.invalid.behavior={value}\n");
+        translated(&text).draft.get("outbox", "on_update").cloned()
+    };
+    assert_eq!(with("fatal"), Some("halt".into()));
+    assert_eq!(with("FATAL"), Some("halt".into()));
+    for value in ["warn", "error"] {
+        assert_eq!(with(value), None, "{value}");
+    }
+}
+
 #[test]
 fn topics_that_connect_makes_are_made_with_its_settings() {
     let translation = translated(&format!(
@@ -275,7 +289,6 @@ fn what_nobody_can_translate_is_refused_with_what_to_do() {
         format!("{LEAST}transforms.outbox.table.fields.additional.placement=:header\n"),
         format!("{LEAST}transforms.outbox.table.fields.additional.placement=a:envelope:payload\n"),
         format!("{LEAST}transforms.outbox.table.fields.additional.placement=a:envelope,b:envelope:a\n"),
-        format!("{LEAST}transforms.outbox.table.op.invalid.behavior=fatal\n"),
         format!("{LEAST}table.include.list=public.orders,public.items\n"),
         format!("{LEAST}table.include.list=public\\\\..*\n"),
         "{\"a\": [1]}".to_owned(),

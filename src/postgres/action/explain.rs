@@ -57,6 +57,7 @@ pub fn explain(reason: HaltReason, error: &SourceError, names: &Names) -> Halt {
         | HaltReason::RelayRunning
         | HaltReason::NotApplicable
         | HaltReason::AlreadySetUp
+        | HaltReason::RowUpdated
         | HaltReason::SinkUnfit => (
             NOTHING_LOST.to_owned(),
             format!("postrider setup -p {} --print-sql shows what is needed", names.pipeline),
@@ -190,9 +191,10 @@ fn table_refuses(error: &SourceError, names: &Names) -> (String, String) {
         Some(state) if state.as_str() == "55000" => format!(
             "a publication that sends updates or deletes of {table} needs the table's replica identity: add a \
              primary key, or ALTER TABLE {table} REPLICA IDENTITY FULL; or, where nobody else subscribes to it, \
-             ALTER PUBLICATION {} SET (publish = 'insert'); SELECT pubname FROM pg_publication_tables lists them; \
+             ALTER PUBLICATION {} SET (publish = '{}'); SELECT pubname FROM pg_publication_tables lists them; \
              then start again",
-            ident(&names.publication)
+            ident(&names.publication),
+            names.published()
         ),
         Some(state) if matches!(state.as_str(), "42P01" | "42703" | "42804" | "3F000") => format!(
             "{table} is not as the layout describes it: postrider check -p {} names the columns; then start again",
@@ -232,6 +234,7 @@ fn publication_missing(error: &SourceError, names: &Names) -> (String, String) {
 /// The publication, where it is missing, and then what the slot can't bring, from the table.
 fn from_table(names: &Names) -> String {
     let (publication, pipeline) = (ident(&names.publication), &names.pipeline);
+    let published = names.published();
     let Some(table) = &names.table else {
         return format!(
             "logical messages of that time are lost, since they leave no row: have the application emit them again. \
@@ -245,13 +248,13 @@ fn from_table(names: &Names) -> String {
     if names.auto {
         return format!(
             "if the publication does not exist: CREATE PUBLICATION {publication} FOR TABLE {table} WITH (publish = \
-             'insert', publish_via_partition_root = true); then {}",
+             '{published}', publish_via_partition_root = true); then {}",
             run_without_slot(names, true)
         );
     }
     format!(
         "if the publication does not exist: CREATE PUBLICATION {publication} FOR TABLE {table} WITH (publish = \
-         'insert', publish_via_partition_root = true); then postrider repair -p {pipeline} --from-table --dry-run (it \
+         '{published}', publish_via_partition_root = true); then postrider repair -p {pipeline} --from-table --dry-run (it \
          counts the rows that are not known to be published); then postrider repair -p {pipeline} --from-table (it \
          publishes them and begins a new slot)"
     )

@@ -165,6 +165,7 @@ fn names() -> Names {
         table: Some(TableName::new("public", "outbox")),
         times: Times::default(),
         auto: false,
+        updates: false,
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) use publication::via_root;
 use super::cursor::Cursor;
 use super::names::Names;
 use super::poll::PollSpec;
-use super::publication::{Concerned, PublicationFacts};
+use super::publication::{Concerned, PublicationFacts, Since};
 use super::schema::SchemaState;
 use super::server::ServerFacts;
 use super::slot::SlotRow;
@@ -73,12 +73,8 @@ pub struct Facts {
     pub cursor: Option<Cursor>,
     /// The publication.
     pub publication: Option<PublicationFacts>,
-    /// Whether it may have left out rows that were committed after what is known to be published
-    /// ([`super::publication::changed_since`]).
-    pub publication_changed: bool,
-    /// Whether the table was created after what is known to be published: the slot may hold events of one that was
-    /// dropped.
-    pub table_created: bool,
+    /// What was created or changed after what is known to be published ([`super::publication::changed_since`]).
+    pub since: Since,
     /// The outbox table.
     pub table: Option<TableFacts>,
     /// The table's columns that hold times, and their zone.

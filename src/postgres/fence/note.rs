@@ -2,6 +2,7 @@
 
 use super::{Facts, Note};
 use crate::lsn::Lsn;
+use crate::postgres::names::Names;
 use crate::postgres::publication::PublicationFacts;
 use crate::postgres::slot::SlotRow;
 
@@ -76,8 +77,7 @@ pub(super) fn all(facts: &Facts, slot: &SlotRow) -> Vec<Note> {
             format!("slot {:?} is not a failover slot: a standby will not have it", slot.name),
         );
     }
-    notes
-        .extend(facts.publication.iter().flat_map(|p| of_publication(p, &facts.names.publication)));
+    notes.extend(facts.publication.iter().flat_map(|p| of_publication(p, &facts.names)));
     notes
 }
 
@@ -90,7 +90,8 @@ fn unseen(facts: &Facts, slot: &SlotRow) -> Option<(Lsn, Lsn)> {
     (confirmed > cursor.flush_limit.max(row)).then_some((confirmed, row))
 }
 
-fn of_publication(publication: &PublicationFacts, name: &str) -> Vec<Note> {
+fn of_publication(publication: &PublicationFacts, names: &Names) -> Vec<Note> {
+    let name = &names.publication;
     let mut notes = Vec::new();
     let mut note = |name, message: String| notes.push(Note { name, message });
     if publication.all_tables {
@@ -109,11 +110,11 @@ fn of_publication(publication: &PublicationFacts, name: &str) -> Vec<Note> {
             ),
         );
     }
-    if publication.more_than_insert {
+    if publication.more_than_needed(names.updates) {
         note(
             "more_than_insert",
             format!(
-                "publication {name:?} publishes more than inserts: deleting from a table without a primary key \
+                "publication {name:?} publishes more than the relay needs: deleting from a table without a primary key \
                  fails while it does"
             ),
         );

@@ -38,15 +38,16 @@ pub(super) fn missing(facts: &Facts) -> Halt {
 pub(super) fn create(facts: &Facts) -> String {
     let table = facts.names.table.as_ref().map_or_else(String::new, |t| format!(" FOR TABLE {t}"));
     format!(
-        "CREATE PUBLICATION {}{table} WITH (publish = 'insert', publish_via_partition_root = true)",
-        ident(&facts.names.publication)
+        "CREATE PUBLICATION {}{table} WITH (publish = '{}', publish_via_partition_root = true)",
+        ident(&facts.names.publication),
+        facts.names.published()
     )
 }
 
 /// It may have left out rows that are not known to be published.
 pub(super) fn gap(facts: &Facts) -> Option<String> {
-    facts.publication_changed.then(|| {
-        if facts.table_created {
+    facts.since.publication.then(|| {
+        if facts.since.table {
             return format!(
                 "the outbox table and its place in publication {:?} were created after what is known to be published: \
                  rows that were inserted before the table was published are in no stream, and events of a table that \
@@ -97,7 +98,7 @@ pub(super) fn from_the_table(facts: &Facts) -> String {
 /// holds of a table that was dropped, so the new table's rows are written again, behind it in the same slot.
 fn created_again(facts: &Facts) -> Option<String> {
     let (name, table) = (facts.names.table.as_ref()?, facts.table.as_ref()?);
-    if !facts.table_created || facts.slot.is_none() {
+    if !facts.since.table || facts.slot.is_none() || table.is_partition {
         return None;
     }
     let marks = facts.marks.as_ref().map(|marks| &marks.spec);
@@ -144,13 +145,33 @@ fn unfit(facts: &Facts, what: &str, hint: &str) -> Halt {
     )
 }
 
+/// No UPDATE would be seen, so none would halt. Its inserts are whole.
+fn no_updates(facts: &Facts, alter: &str) -> Halt {
+    halt(
+        HaltReason::PublicationUnfit,
+        format!(
+            "publication {:?} does not publish updates, which outbox.on_update = \"halt\" has to see",
+            facts.names.publication
+        ),
+        "no event is lost; an UPDATE that was committed until then is not in the stream, and halts nothing",
+        format!(
+            "{alter} SET (publish = '{}'); then start again. The table needs a primary key, or REPLICA IDENTITY FULL: \
+             else PostgreSQL refuses its UPDATEs (SQLSTATE 55000)",
+            facts.names.published()
+        ),
+    )
+}
+
 /// Inserts of the table, all of them, under its own name.
 pub(super) fn rows(facts: &Facts) -> Option<Halt> {
     let publication = facts.publication.as_ref()?;
     let alter = format!("ALTER PUBLICATION {}", ident(&facts.names.publication));
     if !publication.insert {
-        let hint = format!("{alter} SET (publish = 'insert');");
+        let hint = format!("{alter} SET (publish = '{}');", facts.names.published());
         return Some(unfit(facts, "does not publish inserts", &hint));
+    }
+    if facts.names.updates && !publication.update {
+        return Some(no_updates(facts, &alter));
     }
     let name = facts.names.table.as_ref()?;
     let facts_of_table = facts.table.as_ref()?;

@@ -5,7 +5,7 @@ mod histories;
 use super::*;
 use crate::postgres::names::{TableName, Times};
 use crate::postgres::poll::{Backoff, Marks};
-use crate::postgres::publication::{PublishedTable, Version};
+use crate::postgres::publication::{PublishedTable, Since, Version};
 use crate::postgres::table::{
     ColumnFacts, Partitions, Persistence, RelationKind, TableFacts, UnfitLeaf, UnfitLeafKind,
 };
@@ -37,6 +37,7 @@ pub(in crate::postgres) fn good() -> Facts {
             table: Some(TableName::new("public", "outbox")),
             times: Times::default(),
             auto: false,
+            updates: false,
         },
         identity: Some(Identity {
             system_identifier: "7000".to_owned(),
@@ -60,7 +61,8 @@ pub(in crate::postgres) fn good() -> Facts {
         cursor: Some(good_cursor()),
         publication: Some(PublicationFacts {
             insert: true,
-            more_than_insert: false,
+            update: false,
+            delete_or_truncate: false,
             all_tables: false,
             via_root: true,
             names_table: true,
@@ -69,8 +71,7 @@ pub(in crate::postgres) fn good() -> Facts {
             version: Version::of("1.7 table 2.7", "1 table 2", "insert"),
         }),
         times: TimesFacts::default(),
-        publication_changed: false,
-        table_created: false,
+        since: Since::default(),
         table: Some(TableFacts {
             oid: 16_400,
             kind: RelationKind::Table,
@@ -235,7 +236,7 @@ const OBJECTS: &[(&str, Change)] = &[
         f.cursor = None;
     }),
     ("no inserts", |f| publication(f).insert = false),
-    ("deletes too", |f| publication(f).more_than_insert = true),
+    ("deletes too", |f| publication(f).delete_or_truncate = true),
     ("FOR ALL TABLES", |f| publication(f).all_tables = true),
     ("three other tables", |f| publication(f).other_tables = 3),
     ("without the table", |f| publication(f).table = None),

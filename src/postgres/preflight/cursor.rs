@@ -97,7 +97,8 @@ fn of_halt(scene: &Scene<'_>, halt: &Halt) -> Finding {
         | HaltReason::WalBudget
         | HaltReason::RelayRunning
         | HaltReason::NotApplicable
-        | HaltReason::AlreadySetUp => "cursor",
+        | HaltReason::AlreadySetUp
+        | HaltReason::RowUpdated => "cursor",
     };
     let why = format!("{} ({}); {}", halt.meaning, halt.reason.code(), halt.hint);
     let finding = Finding::error(id, halt.message.clone()).why(why);

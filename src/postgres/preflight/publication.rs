@@ -63,8 +63,9 @@ fn create(scene: &Scene<'_>, name: &str) -> String {
     let table = scene.ask.names.table.as_ref();
     let table = table.map_or_else(String::new, |table| format!(" FOR TABLE {table}"));
     format!(
-        "CREATE PUBLICATION {}{table} WITH (publish = 'insert', publish_via_partition_root = true);",
-        ident(name)
+        "CREATE PUBLICATION {}{table} WITH (publish = '{}', publish_via_partition_root = true);",
+        ident(name),
+        scene.ask.names.published()
     )
 }
 
@@ -107,7 +108,8 @@ fn alter(scene: &Scene<'_>) -> String {
 /// Which statements it publishes.
 fn events(scene: &Scene<'_>, publication: &PublicationFacts, out: &mut Vec<Finding>) {
     let name = &scene.ask.names.publication;
-    let inserts = format!("{} SET (publish = 'insert');", alter(scene));
+    let updates = scene.ask.names.updates;
+    let inserts = format!("{} SET (publish = '{}');", alter(scene), scene.ask.names.published());
     if !publication.insert {
         out.push(
             Finding::error(
@@ -120,9 +122,21 @@ fn events(scene: &Scene<'_>, publication: &PublicationFacts, out: &mut Vec<Findi
         // Whoever follows the lines publishes what it left out.
         let last = out.pop().map(|finding| left_out(scene, finding));
         out.extend(last);
-    } else if publication.more_than_insert {
-        let identity = scene.around.as_ref().is_none_or(|around| around.has_identity);
-        let what = format!("publication {name:?} publishes more than inserts");
+        return;
+    }
+    let identity = scene.around.as_ref().is_none_or(|around| around.has_identity);
+    if updates && !publication.update {
+        out.push(
+            Finding::error(
+                "publication_update",
+                format!("publication {name:?} does not publish updates"),
+            )
+            .why("outbox.on_update = \"halt\" is to halt at an UPDATE, and none is in the stream (PR008)")
+            .sql(inserts),
+        );
+    } else if publication.more_than_needed(updates) {
+        let what =
+            format!("publication {name:?} publishes more than {}s", scene.ask.names.published());
         out.push(if identity {
             Finding::warning("publication_more", what)
                 .why("deleted rows are decoded and sent, and then skipped")

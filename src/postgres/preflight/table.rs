@@ -177,7 +177,8 @@ fn publish_instead(scene: &Scene<'_>, finding: Finding, table: &TableName) -> Fi
             let finding = finding
                 .sql(format!("ALTER PUBLICATION {publication} SET TABLE {table};"))
                 .sql(format!(
-                    "ALTER PUBLICATION {publication} SET (publish = 'insert', publish_via_partition_root = true);"
+                    "ALTER PUBLICATION {publication} SET (publish = '{}', publish_via_partition_root = true);",
+                    scene.ask.names.published()
                 ));
             scene.lines.left_out(finding, scene.slot.is_some())
         }

@@ -69,7 +69,7 @@ pub fn judge(facts: &Facts, row: Option<&Row>, from_table: bool) -> Result<Verdi
     if let Some(halt) = fence::slot_moved(facts) {
         return Ok(Verdict::NewSlot(halt.message));
     }
-    if facts.table_created && !from_table {
+    if facts.since.table && !from_table {
         return Err(table_created(facts));
     }
     if let Some(why) = fence::publication_gap(facts) {
@@ -148,8 +148,9 @@ fn no_publication(facts: &Facts) -> Halt {
         meaning: "nothing was changed; a slot decodes with the publication that stood before it"
             .to_owned(),
         hint: format!(
-            "CREATE PUBLICATION {name}{table} WITH (publish = 'insert', publish_via_partition_root = true); then \
+            "CREATE PUBLICATION {name}{table} WITH (publish = '{}', publish_via_partition_root = true); then \
              postrider repair -p {}",
+            facts.names.published(),
             facts.names.pipeline
         ),
     }

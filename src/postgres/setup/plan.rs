@@ -126,11 +126,17 @@ fn publication(facts: &Facts, plan: &mut SetupPlan) {
     plan.steps.push(Step {
         kind: StepKind::Publication,
         title: format!("create publication {name:?}"),
-        why: "Must exist before the slot. Publishes only INSERTs, so no REPLICA IDENTITY is needed. Partitions are \
-              published under the parent table's name.",
+        why: if facts.names.updates {
+            "Must exist before the slot. Publishes UPDATEs too, since outbox.on_update = \"halt\" has to see them: the \
+             table needs a primary key or REPLICA IDENTITY FULL. Partitions are published under the parent table's name."
+        } else {
+            "Must exist before the slot. Publishes only INSERTs, so no REPLICA IDENTITY is needed. Partitions are \
+             published under the parent table's name."
+        },
         sql: transaction(&format!(
-            "CREATE PUBLICATION {}{table}\n    WITH (publish = 'insert', publish_via_partition_root = true);",
-            ident(name)
+            "CREATE PUBLICATION {}{table}\n    WITH (publish = '{}', publish_via_partition_root = true);",
+            ident(name),
+            facts.names.published()
         )),
     });
 }

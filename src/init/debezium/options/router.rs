@@ -1,6 +1,7 @@
 //! Options of the outbox event router: its own, and those that any transform has.
 
 use super::{Known, needless, to, without};
+use crate::init::debezium::Verdict;
 
 /// Options of the transform, below `transforms.<alias>.`.
 pub const ROUTER: &[Known] = &[
@@ -47,12 +48,13 @@ pub const ROUTER: &[Known] = &[
     to("route.topic.regex", "route.replace.pattern"),
     to("route.topic.replacement", "route.topic, or route.replace.with"),
     to("route.tombstone.on.empty.payload", "payload.empty, payload.null"),
-    without(
-        "table.op.invalid.behavior",
-        &["warn", "error"],
-        "fatal is refused; an update is never an error: the publication has inserts alone, others are passed over and \
-         counted",
-    ),
+    Known {
+        name: "table.op.invalid.behavior",
+        verdict: Verdict::Translated,
+        same: &["warn", "error"],
+        text: "fatal is outbox.on_update = \"halt\"; warn and error log an UPDATE and drop it: here none is in the \
+               stream, or it is passed over and counted",
+    },
     needless(
         "debezium.op.invalid.behavior",
         "Debezium itself does not know it any more, and ignores it",

@@ -19,6 +19,7 @@ fn sample(name: &str) -> &'static str {
         "table.include.list" | "table.whitelist" => "shop.events",
         "table.fields.additional.placement" => "type:header:eventType",
         "table.field.additional.missing" => "ignore",
+        "table.op.invalid.behavior" => "fatal",
         "route.topic.regex" => "(.*)Event",
         "route.topic.replacement" => "all.${routedByValue}",
         "bootstrap.servers" => "k1:9092",
