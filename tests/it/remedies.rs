@@ -119,7 +119,7 @@ const FAULTS: &[Fault] = &[
     fault(
         "publication of all tables",
         "drop publication {publication}; create publication {publication} for all tables with (publish = 'insert')",
-        "PR007",
+        "",
         "publication_all_tables",
     ),
     fault(
