@@ -40,8 +40,8 @@ impl PublicationFacts {
 }
 
 /// Which versions of catalog rows a publication consists of. PostgreSQL decodes with the publication as it was at each
-/// commit and says nothing of a change in the stream, so a change that was undone before anybody looked shows only here:
-/// every change gives the changed row another `xmin`, and a row that was deleted and created again another OID.
+/// commit and says nothing of a change in the stream, so a change that was undone before anybody looked shows only
+/// here: every change gives the changed row another `xmin`, and a row that was deleted and created again another OID.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Version {
     /// OID and `xmin` of its row, and of the rows that put the outbox table into it ([`version_sql`]).
@@ -259,13 +259,14 @@ pub async fn changed_since(
     table: Option<u32>,
 ) -> Result<Since, SourceError> {
     let failed = |e| SourceError::control(format!("read the age of publication {name:?}"), e);
-    // The epoch of a row's transaction is the one that makes it past. Of a table's catalog rows, that of a system column
-    // is never updated.
+    // The epoch of a row's transaction is the one that makes it past. Of a table's catalog rows, that of a system
+    // column is never updated.
     let sql = "\
 WITH past AS (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::int8 AS at), \
 known AS (SELECT CASE WHEN pending_lsn <= watermark THEN pending_snapshot ELSE resolved_snapshot END AS of \
           FROM postrider.cursor WHERE pipeline = $1), \
-rows AS (SELECT p.xmin::text::int8 AS xid, false AS created FROM pg_catalog.pg_publication p WHERE p.pubname = $2::text \
+rows AS (SELECT p.xmin::text::int8 AS xid, false AS created FROM pg_catalog.pg_publication p \
+         WHERE p.pubname = $2::text \
          UNION ALL \
          SELECT r.xmin::text::int8, false FROM pg_catalog.pg_publication_rel r \
          JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid \

@@ -254,7 +254,8 @@ fn from_table(names: &Names) -> String {
     }
     format!(
         "if the publication does not exist: CREATE PUBLICATION {publication} FOR TABLE {table} WITH (publish = \
-         '{published}', publish_via_partition_root = true); then postrider repair -p {pipeline} --from-table --dry-run (it \
+         '{published}', publish_via_partition_root = true); then postrider repair -p {pipeline} --from-table --dry-run \
+         (it \
          counts the rows that are not known to be published); then postrider repair -p {pipeline} --from-table (it \
          publishes them and begins a new slot)"
     )

@@ -243,8 +243,8 @@ pub(in crate::postgres) fn run_without_slot(names: &Names, slot: bool) -> String
         String::new()
     };
     format!(
-        "{drop_slot}postrider run (it publishes every row of the table that has no mark, and begins a new slot; what is \
-         in the slot and no longer in the table is lost with the slot)"
+        "{drop_slot}postrider run (it publishes every row of the table that has no mark, and begins a new slot; what \
+         is in the slot and no longer in the table is lost with the slot)"
     )
 }
 

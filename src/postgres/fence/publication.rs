@@ -94,8 +94,8 @@ pub(super) fn from_the_table(facts: &Facts) -> String {
     created_again(facts).unwrap_or_else(|| from_table(facts))
 }
 
-/// The remedy where the table was created after what is known to be published. A new slot would lose what the slot still
-/// holds of a table that was dropped, so the new table's rows are written again, behind it in the same slot.
+/// The remedy where the table was created after what is known to be published. A new slot would lose what the slot
+/// still holds of a table that was dropped, so the new table's rows are written again, behind it in the same slot.
 fn created_again(facts: &Facts) -> Option<String> {
     let (name, table) = (facts.names.table.as_ref()?, facts.table.as_ref()?);
     if !facts.since.table || facts.slot.is_none() || table.is_partition {
@@ -119,8 +119,8 @@ pub(in crate::postgres) fn insert_again(
     let columns = inserted(table);
     let filter = marks.map_or_else(String::new, |spec| format!(" WHERE {}", unmarked(spec)));
     format!(
-        "BEGIN; LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE; WITH again AS (DELETE FROM {name} AS o{filter} RETURNING \
-         {columns}) INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM again; COMMIT;"
+        "BEGIN; LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE; WITH again AS (DELETE FROM {name} AS o{filter} \
+         RETURNING {columns}) INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM again; COMMIT;"
     )
 }
 

@@ -128,7 +128,8 @@ fn publication(facts: &Facts, plan: &mut SetupPlan) {
         title: format!("create publication {name:?}"),
         why: if facts.names.updates {
             "Must exist before the slot. Publishes UPDATEs too, since outbox.on_update = \"halt\" has to see them: the \
-             table needs a primary key or REPLICA IDENTITY FULL. Partitions are published under the parent table's name."
+             table needs a primary key or REPLICA IDENTITY FULL. Partitions are published under the parent table's \
+             name."
         } else {
             "Must exist before the slot. Publishes only INSERTs, so no REPLICA IDENTITY is needed. Partitions are \
              published under the parent table's name."
