@@ -104,7 +104,7 @@ async fn what_became_of_a_request_is_logged() {
         .map(|line| (text(line, "answer"), text(line, "position"), text(line, "message")))
         .collect();
     let expected = [
-        ("retry", &a, "retry requested: event queued"),
+        ("retry", &a, "retry or replace requested: event queued"),
         ("skip", &b, "skip requested: event given up"),
         ("declined", &c, "request declined: it cannot be carried out where the event is"),
     ];
