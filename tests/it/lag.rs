@@ -1,6 +1,7 @@
 //! Lag, readiness and state are true whatever stops the flow, and so is a process whose pipelines have all halted.
 
-use crate::await_that::SOON;
+use crate::await_that::{SOON, await_that};
+use crate::load::Load;
 use crate::parking::Scene;
 use crate::pipeline::Pipeline;
 use crate::private::{PrivatePostgres, Signal};
@@ -199,11 +200,31 @@ async fn a_hangup_is_logged_and_changes_nothing() {
     let pipeline = Pipeline::shared(Version::Pg17, "hangup").await;
     let relay = pipeline.run();
     relay.await_state("streaming", SOON).await;
-    relay.signal(Signal::Hup);
-    relay.await_log("received SIGHUP", SOON).await;
-    pipeline.insert(10).await;
-    assert_eq!(pipeline.topic.await_records(10, SOON).await.len(), 10);
-    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let session = format!(
+        "select active_pid::text from pg_replication_slots where slot_name = '{}'",
+        pipeline.slot()
+    );
+    let streams_from = pipeline.sql.text(&session).await;
+    let load = Load::start(&pipeline.plan(), 1);
+    for times in 1..=5 {
+        let wanted = load.committed() + 300;
+        relay.signal(Signal::Hup);
+        await_that("the signal in the log, and the load goes on", SOON, || async {
+            let (seen, now) = (relay.stderr().matches("received SIGHUP").count(), load.committed());
+            if seen >= times && now >= wanted { Ok(()) } else { Err(format!("{seen}, {now}")) }
+        })
+        .await;
+    }
+    let ledger = load.stop().await;
+    ledger.arrived(&pipeline.topic).await;
+    assert_eq!(pipeline.sql.text(&session).await, streams_from, "the same session of the server");
+    let status = relay.status().await.expect("a status");
+    assert_eq!(status["pipelines"][0]["source_reconnects_total"], 0, "{status}");
+    let ended = relay.terminate(SOON).await;
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert_eq!(ended.stderr.matches("INFO streaming ").count(), 1, "{}", ended.stderr);
+    // Nothing was lost, swapped or sent again.
+    ledger.check(&pipeline.topic.read_all().await).assert_balanced(0);
 }
 
 /// The address of `admin.listen` is the default of every Postrider: what answers there may be another one.

@@ -160,7 +160,13 @@ impl KafkaSink {
         if producers.large().is_none()
             && let Err(error) = self.make_large(&producers)
         {
-            self.not_made(&error);
+            if self.may_fit_later(&error) {
+                // The others could not be made now either: they are given up with it, until the files fit.
+                let reason = "the files of its certificates or keys have changed since it was made";
+                producers.first().client().context().broken(reason.to_owned());
+            } else {
+                self.not_made(&error);
+            }
         }
         let Some(producer) = producers.large() else {
             return Err(NotTaken::Full);

@@ -34,6 +34,16 @@ const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// How long the reports of a broken producer are waited for. After a fatal error some never come (measured).
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
+/// How often a producer is tried to be made of files that have not changed.
+const TRIAL_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Secrets of which no producer could be made.
+struct Unfit {
+    secrets: Secrets,
+    trouble: Trouble,
+    tried_at: Instant,
+}
+
 pub(super) struct Keeper {
     shared: Arc<Shared>,
     spec: KafkaSpec,
@@ -42,6 +52,10 @@ pub(super) struct Keeper {
     made_with: Secrets,
     /// The same at the last look. Live producers have the SASL login of it.
     secrets: Secrets,
+    /// Secrets of which no producer can be made, and what to say of that.
+    unfit: Option<Unfit>,
+    /// The sink has no producers, because none could be made: those here are former ones.
+    unmade: bool,
     /// The first of them has had an answer from a broker.
     connected: bool,
     suspicion: Option<Suspicion>,
@@ -78,6 +92,8 @@ impl Keeper {
             producers: None,
             made_with: Secrets::default(),
             secrets: Secrets::default(),
+            unfit: None,
+            unmade: false,
             connected: false,
             suspicion: None,
             leaving: Vec::new(),
@@ -110,21 +126,28 @@ impl Keeper {
     /// False when there is nothing more to do.
     fn take_orders(&mut self) -> bool {
         let timeout = if self.leaving.is_empty() { TICK } else { LEAVING_TICK };
-        let (stop, broken, producers, suspicion, leaving) = self.shared.wait(timeout, |inbox| {
-            (
-                inbox.stop,
-                inbox.broken.is_some(),
-                inbox.producers.take(),
-                inbox.suspicion.take(),
-                std::mem::take(&mut inbox.leaving),
-            )
-        });
+        let (stop, broken, unmade, producers, suspicion, leaving) =
+            self.shared.wait(timeout, |inbox| {
+                (
+                    inbox.stop,
+                    inbox.broken.is_some(),
+                    inbox.unmade.take(),
+                    inbox.producers.take(),
+                    inbox.suspicion.take(),
+                    std::mem::take(&mut inbox.leaving),
+                )
+            });
         let now = Instant::now();
         let hour = u32::try_from((now - self.opened_at).as_secs() / 3_600).unwrap_or(u32::MAX);
         self.shared.hour.store(hour, Ordering::Relaxed);
         self.leaving.extend(leaving.into_iter().map(|leaving| (leaving, None)));
+        if let Some(trouble) = unmade {
+            self.told.say(trouble);
+            self.unmade = true;
+        }
         if let Some((producers, secrets)) = producers {
             self.producers = Some(producers);
+            (self.unfit, self.unmade) = (None, false);
             self.secrets.clone_from(&secrets);
             self.made_with = secrets;
             self.connected = false;
@@ -154,12 +177,17 @@ impl Keeper {
         let secrets = Secrets::read(&self.spec, &self.secrets);
         let before = std::mem::replace(&mut self.secrets, secrets);
         let in_doubt = self.suspicion.is_some() || self.told.is_about(About::Broker);
-        if in_doubt
-            && self.secrets.needs_new_producers(&self.made_with)
-            && let Some(producers) = &self.producers
-        {
+        let changed = self.secrets.needs_new_producers(&self.made_with);
+        if !self.unmade && !changed {
+            self.unfit = None;
+        }
+        if (self.unmade || in_doubt && changed) && self.are_fit() {
             let reason = "the files of its certificates or keys have changed since it was made";
-            producers.first().client().context().broken(reason.to_owned());
+            if self.unmade {
+                self.shared.tell(|inbox| inbox.broken = Some(reason.to_owned()));
+            } else if let Some(producers) = &self.producers {
+                producers.first().client().context().broken(reason.to_owned());
+            }
         }
         let login = self.secrets.login(&self.spec);
         if login == before.login(&self.spec) {
@@ -174,6 +202,24 @@ impl Keeper {
             target: "postrider::kafka",
             "the SASL login was read again from its file: used from the next login on"
         );
+    }
+
+    /// Whether a producer can be made of the secrets as they are. Those of which none could be made are tried again
+    /// when they change, and now and then: the reason may have been another one.
+    fn are_fit(&mut self) -> bool {
+        let same = |unfit: &Unfit| {
+            unfit.secrets == self.secrets && unfit.tried_at.elapsed() < TRIAL_INTERVAL
+        };
+        if self.unfit.as_ref().is_some_and(same) {
+            return false;
+        }
+        let tried = self.secrets.try_out(&self.spec);
+        self.unfit = tried.as_ref().err().map(|error| Unfit {
+            secrets: self.secrets.clone(),
+            trouble: trouble::of_files(error),
+            tried_at: Instant::now(),
+        });
+        tried.is_ok()
     }
 
     /// Lets old producers go: when their records have their reports, or when they were given up and have had their
@@ -215,6 +261,11 @@ impl Keeper {
         let Some(producers) = self.producers.clone() else {
             return;
         };
+        if self.unmade {
+            let trouble = self.broker_trouble();
+            self.told.say(trouble);
+            return;
+        }
         let acked = self.shared.acked.load(Ordering::Relaxed);
         // What is being emptied keeps the new one waiting: where that is not acknowledged, nothing goes on.
         let leaving = self.leaving.iter().map(|(leaving, _)| leaving.producers.in_flight_count());
@@ -272,6 +323,9 @@ impl Keeper {
     fn broker_trouble(&mut self) -> Trouble {
         if let Some(heard) = self.shared.heard() {
             heard.outweigh(&mut self.suspicion);
+        }
+        if let Some(unfit) = &self.unfit {
+            return unfit.trouble.clone();
         }
         trouble::of_broker(&self.spec.brokers, self.suspicion.as_ref())
     }

@@ -162,12 +162,22 @@ impl KafkaSink {
         Ok(self.producers.replace(producers))
     }
 
-    /// As `renew`, where there is nobody to hand an error to.
+    /// As `renew`, where there is nobody to hand an error to. Files that do not fit now may be in the middle of a
+    /// rotation: the keeper asks for a reset when they do.
     fn renew_or_say(&mut self) -> Option<Arc<Producers>> {
         self.renew().unwrap_or_else(|error| {
-            self.not_made(&error);
+            if self.may_fit_later(&error) {
+                self.shared.tell(|inbox| inbox.unmade = Some(trouble::of_files(&error)));
+            } else {
+                self.not_made(&error);
+            }
             self.producers.take()
         })
+    }
+
+    /// Whether no producer could be made of files that may change while the sink runs.
+    fn may_fit_later(&self, error: &SinkError) -> bool {
+        matches!(error, SinkError::Create(_)) && Secrets::are_in_files(&self.spec)
     }
 
     fn not_made(&self, error: &SinkError) {

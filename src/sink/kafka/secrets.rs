@@ -3,9 +3,14 @@
 //! librdkafka takes a password and its TLS files once, when a producer is made. A SASL name and password can be
 //! replaced in a live producer, which uses them at its next login. Everything else needs new producers; the keeper asks
 //! for those only when a connection fails, because a connection that works needs no new certificate.
+//!
+//! A key and its certificate are two files. Between the two writes of a rotation no producer can be made of them, so
+//! the keeper makes one on trial first.
 
+use super::properties;
 use crate::secret_file::SecretFile;
-use crate::sink::KafkaSpec;
+use crate::sink::{KafkaSpec, SinkError};
+use rdkafka::producer::BaseProducer;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::SystemTime;
@@ -71,6 +76,24 @@ impl Secrets {
         }
         let of = |name: &str| self.values.get(name).or_else(|| spec.properties.get(name)).cloned();
         Some(SaslLogin { username: of(USERNAME)?, password: of(PASSWORD)? })
+    }
+
+    /// Whether a producer depends on files that may change while the sink runs.
+    pub(super) fn are_in_files(spec: &KafkaSpec) -> bool {
+        !spec.secret_files.is_empty()
+            || LOCATIONS.iter().any(|name| spec.properties.contains_key(*name))
+    }
+
+    /// Makes a producer of them and of the files as they are now, and drops it.
+    ///
+    /// # Errors
+    /// None can be made.
+    pub(super) fn try_out(&self, spec: &KafkaSpec) -> Result<(), SinkError> {
+        let mut config = properties::client_config(spec)?;
+        for (name, value) in self.values() {
+            config.set(properties::our_name(name), value);
+        }
+        config.create::<BaseProducer>().map(drop).map_err(SinkError::Create)
     }
 
     /// Whether producers made with `self` differ from producers made with `other` in more than the SASL login.

@@ -4,6 +4,7 @@ use super::large::Large;
 use super::producers::Producers;
 use super::secrets::Secrets;
 use super::topic::Facts;
+use super::trouble::Trouble;
 use crate::sink::{Mailbox, Post};
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::collections::BTreeMap;
@@ -66,6 +67,8 @@ pub(super) struct Inbox {
     pub(super) wanted: BTreeMap<String, Wanted>,
     /// What the error callback said since.
     pub(super) suspicion: Option<Suspicion>,
+    /// No new producers could be made of the files as they were: there are none until the files change.
+    pub(super) unmade: Option<Trouble>,
     /// A producer's state can't be trusted any more, and why.
     pub(super) broken: Option<String>,
     /// Producers that are to go.

@@ -2,6 +2,8 @@
 
 use super::shared::Suspicion;
 use super::topic::Unusable;
+use crate::error::Chain;
+use crate::sink::SinkError;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use std::time::Duration;
 
@@ -97,6 +99,13 @@ pub(super) fn of_broker(brokers: &str, said: Option<&Suspicion>) -> Trouble {
         },
     };
     Trouble { about: About::Broker, reason, hint: Some(hint) }
+}
+
+/// No producer can be made of the files of secrets, certificates and keys.
+pub(super) fn of_files(error: &SinkError) -> Trouble {
+    let reason =
+        format!("the changed files of secrets or certificates do not fit: {}", Chain(error));
+    Trouble { about: About::Broker, reason, hint: Some(error.hint()) }
 }
 
 /// Brokers answer, but for a while nothing was acknowledged.

@@ -142,17 +142,58 @@ impl PrivateKafka {
             &[3],
             rest,
         ];
-        let request = parts.concat();
+        let answer = self.exchange(&parts.concat());
+        // Correlation, throttle, one result, its error code.
+        assert_eq!(answer[..4], [0, 0, 0, 7], "{answer:?}");
+        assert_eq!(answer[8..14], [0, 0, 0, 1, 0, 0], "{answer:?}");
+    }
+
+    /// From now on this is the password of `user` for SCRAM-SHA-256, and no other.
+    pub(crate) fn set_scram(&self, user: &str, password: &str) {
+        let compact = |bytes: &[u8]| {
+            let length = u8::try_from(bytes.len() + 1).expect("a short text");
+            [&[length][..], bytes].concat()
+        };
+        let (salt, iterations) = (b"0123456789abcdef", 4_096_i32);
+        let salted = Command::new("openssl")
+            .args(["kdf", "-keylen", "32", "-binary", "-kdfopt", "digest:SHA256"])
+            .args(["-kdfopt", &format!("pass:{password}"), "-kdfopt", "salt:0123456789abcdef"])
+            .args(["-kdfopt", &format!("iter:{iterations}"), "PBKDF2"])
+            .output()
+            .expect("openssl");
+        assert_eq!((salted.status.success(), salted.stdout.len()), (true, 32), "{salted:?}");
+        let parts: [&[u8]; 11] = [
+            // AlterUserScramCredentials, version 0, correlation 7, client "t", no tags.
+            &[0, 51, 0, 0, 0, 0, 0, 7],
+            &text("t"),
+            &[0],
+            // No deletion, one change: SCRAM-SHA-256.
+            &[1, 2],
+            &compact(user.as_bytes()),
+            &[1],
+            &iterations.to_be_bytes(),
+            &compact(salt),
+            &compact(&salted.stdout),
+            &[0],
+            &[0],
+        ];
+        let answer = self.exchange(&parts.concat());
+        // Correlation, tags, throttle, one result of the user, its error code.
+        assert_eq!(answer[..4], [0, 0, 0, 7], "{answer:?}");
+        assert_eq!(answer[9..10], [2], "{answer:?}");
+        assert_eq!(answer[11 + user.len()..][..2], [0, 0], "{answer:?}");
+    }
+
+    /// A request, and the answer to it.
+    fn exchange(&self, request: &[u8]) -> Vec<u8> {
         let mut stream = TcpStream::connect(self.brokers()).expect("a connection");
         let length = u32::try_from(request.len()).expect("a short request").to_be_bytes();
-        stream.write_all(&[&length[..], &request].concat()).expect("a request");
+        stream.write_all(&[&length[..], request].concat()).expect("a request");
         let mut length = [0; 4];
         stream.read_exact(&mut length).expect("an answer");
         let mut answer = vec![0; usize::try_from(u32::from_be_bytes(length)).expect("a length")];
         stream.read_exact(&mut answer).expect("an answer");
-        // Correlation, throttle, one result, its error code.
-        assert_eq!(answer[..4], [0, 0, 0, 7], "{answer:?}");
-        assert_eq!(answer[8..14], [0, 0, 0, 1, 0, 0], "{answer:?}");
+        answer
     }
 
     /// Its address.

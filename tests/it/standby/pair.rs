@@ -71,7 +71,10 @@ impl Pair {
             "select format('synced %s, temporary %s, at %s, %s', synced, temporary, confirmed_flush_lsn, \
                coalesce(invalidation_reason, 'valid')) from pg_replication_slots where slot_name = '{slot}'"
         );
+        // A slot follows from one record of running transactions to the next, which the server writes every 15 s; and
+        // the standby looks less often, up to every 30 s, while the slot stands still.
         let look = || async {
+            self.primary.connect().await.text("select pg_log_standby_snapshot()::text").await;
             let found = self.standby.connect().await.text(&sql).await;
             let found = found.unwrap_or_else(|| "no slot".to_owned());
             let ready = found.starts_with("synced t, temporary f") && found.ends_with("valid");

@@ -35,13 +35,13 @@ const ROLES: &str = "
 const PASSWORD: &str = "password='pa ss\\'w\u{f6}rd'";
 
 /// A server with those roles, and files of TLS beside them.
-struct Guarded {
-    server: PrivatePostgres,
+pub(crate) struct Guarded {
+    pub(crate) server: PrivatePostgres,
     certificates: tempfile::TempDir,
 }
 
 impl Guarded {
-    async fn start(version: Version) -> Self {
+    pub(crate) async fn start(version: Version) -> Self {
         let certificates = tempfile::tempdir().expect("a directory");
         make_certificates(certificates.path());
         let server = PrivatePostgres::start_with(version, "", RULES).await;
@@ -63,8 +63,23 @@ impl Guarded {
     }
 
     /// `file` in the directory of certificates.
-    fn file(&self, name: &str) -> String {
+    pub(crate) fn file(&self, name: &str) -> String {
         self.certificates.path().join(name).display().to_string()
+    }
+
+    /// From now on clients need a certificate of this authority.
+    pub(crate) async fn trust(&self, authority: &str) {
+        let to = self.server.data().join("root.crt");
+        fs::copy(self.file(authority), &to).expect("a copy");
+        self.server.hand_over(&to);
+        let client = self.server.connect().await;
+        let loaded = "select pg_conf_load_time()::text";
+        let before = client.text(loaded).await;
+        self.server.reload();
+        await_that("the server to read its files", SOON, || async {
+            if client.text(loaded).await == before { Err("not yet") } else { Ok(()) }
+        })
+        .await;
     }
 
     /// A login over TCP.
@@ -113,7 +128,8 @@ fn openssl(dir: &Path, arguments: &str) {
     assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Two authorities; of the first a server's certificate for 127.0.0.1 and db.test, and a client's.
+/// Two authorities; of the first a server's certificate for 127.0.0.1 and db.test, and a client's; of the second
+/// another one of the same client, `renewed`.
 pub(crate) fn make_certificates(dir: &Path) {
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
     for name in ["root", "other"] {
@@ -127,13 +143,17 @@ pub(crate) fn make_certificates(dir: &Path) {
     }
     fs::write(dir.join("server.ext"), "subjectAltName=IP:127.0.0.1,DNS:db.test\n").expect("ext");
     fs::write(dir.join("client.ext"), "extendedKeyUsage=clientAuth\n").expect("ext");
-    for (name, subject) in [("server", "/CN=db"), ("client", "/CN=certified")] {
+    for (name, subject, ext, ca) in [
+        ("server", "/CN=db", "server", "root"),
+        ("client", "/CN=certified", "client", "root"),
+        ("renewed", "/CN=certified", "client", "other"),
+    ] {
         openssl(dir, &format!("req {key} -keyout {name}.key -out {name}.csr -subj {subject}"));
         openssl(
             dir,
             &format!(
-                "x509 -req -in {name}.csr -CA root.crt -CAkey root.key -CAcreateserial -days 2 \
-                 -extfile {name}.ext -out {name}.crt -sha384"
+                "x509 -req -in {name}.csr -CA {ca}.crt -CAkey {ca}.key -CAcreateserial -days 2 \
+                 -extfile {ext}.ext -out {name}.crt -sha384"
             ),
         );
     }

@@ -75,7 +75,9 @@ impl Keeper {
                     self.connected = true;
                     self.suspicion = None;
                     self.told.over_for(topic);
-                    self.told.over(About::Broker);
+                    if !self.unmade {
+                        self.told.over(About::Broker);
+                    }
                     self.shared.mailbox.post(Post::Retry);
                 }
                 Err(why) => {
