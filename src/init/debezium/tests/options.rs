@@ -116,6 +116,7 @@ fn what_is_called_translated_is_in_the_file() {
         "table.fields.additional.error.on.missing",
         "table.expand.json.payload",
         "route.tombstone.on.empty.payload",
+        "table.op.invalid.behavior",
     ];
     let tables =
         [(ROUTER, "transforms.outbox."), (CONNECTOR, ""), (producer::TABLE, "producer.override.")];
