@@ -94,8 +94,8 @@ fn past(pipeline: &Pipeline, retained: u64, max: u64) -> Halt {
         hint: format!(
             "fix what delays the pipeline and start again: it drains the backlog as long as that does not grow by a \
              {GROWTH_PART}th of the budget; or raise source.wal_retain_max; or, before the disk is full, drop the \
-             slot: postrider repair -p {name} --from-table --dry-run (it counts the rows to publish from the table, and \
-             the ids that have no row: those events are lost with the slot); then SELECT \
+             slot: postrider repair -p {name} --from-table --dry-run (it counts the rows to publish from the table, \
+             and the ids that have no row: those events are lost with the slot); then SELECT \
              pg_drop_replication_slot({}); then fix what holds the pipeline up; then postrider repair -p {name} (it \
              publishes them and begins a new slot)",
             literal(slot)

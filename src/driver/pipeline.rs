@@ -248,8 +248,8 @@ impl Pipeline {
     }
 
     /// The mapper of streams, or of claims (`rows`): those have no position in the log. Called before anything is
-    /// marked: where the server has another history than the one before, what is remembered by id is forgotten. A server
-    /// that was promoted without the last commits gives their ids to other rows.
+    /// marked: where the server has another history than the one before, what is remembered by id is forgotten. A
+    /// server that was promoted without the last commits gives their ids to other rows.
     pub(super) fn renew_mapper(&mut self, desk: &Desk, rows: bool) -> Result<(), Box<Halt>> {
         let outbox = self.spec.outbox.clone();
         let mut mapper = Mapper::new(outbox).map_err(|e| Box::new(halts::unfit_outbox(&e)))?;

@@ -120,7 +120,8 @@ pub(in crate::postgres) fn insert_again(
     let filter = marks.map_or_else(String::new, |spec| format!(" WHERE {}", unmarked(spec)));
     format!(
         "BEGIN; LOCK TABLE {name} IN SHARE ROW EXCLUSIVE MODE; WITH again AS (DELETE FROM {name} AS o{filter} \
-         RETURNING {columns}) INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM again; COMMIT;"
+         RETURNING {columns}) INSERT INTO {name} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM again; \
+         COMMIT;"
     )
 }
 

@@ -76,8 +76,8 @@ fn left_out(scene: &Scene<'_>, finding: Finding) -> Finding {
         (Some(name), Some(table)) if slot && cursor && scene.since.table => {
             let why = format!(
                 "{}. The table was created after what is known to be published, and only the slot has the events of \
-                 one that was dropped: start again with this slot, and do not repair. The statements write the new table's \
-                 rows again, so that the slot brings them behind those; rows that it brings already come twice",
+                 one that was dropped: start again with this slot, and do not repair. The statements write the new \
+                 table's rows again, so that the slot brings them behind those; rows that it brings already come twice",
                 finding.why
             );
             let marks = scene.marks.as_ref().map(|marks| &marks.spec);
