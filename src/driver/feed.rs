@@ -233,12 +233,9 @@ impl Pipeline {
         let not_taken = match enqueue(&mut *self.sink, &self.relay, ticket, &record) {
             Ok(sent) => {
                 self.destinations.takes(record.topic);
-                self.handed.claimed(mapped.event_id);
                 self.marking.sent(ticket, of_row(change, &mapped, at), mapped.event_id);
-                self.tell.clamped_total += u64::from(mapped.clamped);
-                if sent == Sent::Large {
-                    self.shelf.keep_large(ticket, &mapped, at);
-                }
+                let keepers = (&mut self.handed, &mut self.shelf, &mut self.tell);
+                keep_sent(keepers, ticket, (&mapped, at), sent);
                 return Step::Next;
             }
             Err(not_taken) => not_taken,
@@ -256,15 +253,11 @@ impl Pipeline {
         };
         self.destinations.awaits(None);
         self.handed.claimed(mapped.event_id);
-        if refused.is_some() {
-            self.metrics.failed(mapped.event_type);
-        }
         let first = self.effects.len();
         self.relay.apply(now, input, &mut self.effects);
-        if let Answer::Park(entry, _) = take_answer(&mut self.effects, first) {
-            let parker = (&mut self.shelf, &mut self.tell);
-            park_unsent(parker, &self.spec, entry, (&mapped, at), (missing, refused));
-        }
+        let answer = take_answer(&mut self.effects, first);
+        let parker = (&mut self.shelf, &mut self.tell, &self.metrics);
+        park_unsent(parker, &self.spec, answer, (&mapped, at), (missing, refused));
         Step::Next
     }
 
@@ -357,14 +350,32 @@ fn offered_again(not_taken: NotTaken, ticket: Ticket) -> Input<'static> {
     if not_taken == NotTaken::Alone { Input::Alone { ticket } } else { Input::NotTaken { ticket } }
 }
 
-/// Keeps the record of an event that the sink did not take.
+/// Remembers an event that the sink has taken, and the record of a large one until its report: the broker may refuse it.
+fn keep_sent(
+    (handed, shelf, tell): (&mut Handed, &mut Shelf, &mut Tell),
+    ticket: Ticket,
+    (mapped, at): (&Mapped<'_>, At),
+    sent: Sent,
+) {
+    handed.claimed(mapped.event_id);
+    tell.clamped_total += u64::from(mapped.clamped);
+    if sent == Sent::Large {
+        shelf.keep_large(ticket, mapped, at);
+    }
+}
+
+/// Keeps the record of an event that the sink did not take, where the relay parks it.
 fn park_unsent(
-    (shelf, tell): (&mut Shelf, &mut Tell),
+    (shelf, tell, metrics): (&mut Shelf, &mut Tell, &PipelineMetrics),
     spec: &PipelineSpec,
-    entry: Entry,
+    answer: Answer,
     (mapped, at): (&Mapped<'_>, At),
     (missing, refused): (bool, Option<Refusal>),
 ) {
+    if refused.is_some() {
+        metrics.failed(mapped.event_type);
+    }
+    let Answer::Park(entry, _) = answer else { return };
     tell.parked_total += 1;
     let row = shelf.keep_unsent(entry, mapped, at, (missing, refused));
     if missing || refused.is_some() {
@@ -412,6 +423,7 @@ fn set_aside(
 }
 
 /// What is to be done with the record at hand.
+#[derive(Clone, Copy)]
 enum Answer {
     Publish(Ticket),
     Park(Entry, Option<Refusal>),

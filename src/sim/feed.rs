@@ -133,6 +133,17 @@ impl World {
         let record = Record { ticket, event, version: 0 };
         let taken = if is_judged { self.send_refused(i, record) } else { self.enqueue(i, record) };
         self.boundary(i)?;
+        self.taken(i, event, ticket, taken)
+    }
+
+    /// What the sink answered to a record of the stream; whether the next change is read.
+    fn taken(
+        &mut self,
+        i: usize,
+        event: usize,
+        ticket: Ticket,
+        taken: Result<(), NotTaken>,
+    ) -> Check<bool> {
         match taken {
             Ok(()) => Ok(true),
             // Its destination was waited for long enough, or what is known of it may be old.

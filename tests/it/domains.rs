@@ -235,7 +235,8 @@ fn newest(stdout: &str) -> String {
             header[0] == "whole" && matches!(header[1].as_str(), Some("7" | "8" | "9"))
         })
     };
-    lines.filter(is_newest).map(|line| format!("{line}\n")).collect()
+    let newest: Vec<String> = lines.filter(is_newest).map(|line| line.to_string()).collect();
+    newest.join("\n")
 }
 
 /// A replay names itself in a header.

@@ -149,7 +149,7 @@ async fn repair_parks_a_row_whose_topic_is_missing_and_publishes_all_others() {
         let (base, brokers) = (&pipeline.topic.name, &pipeline.topic.brokers);
         let config = pipeline.config.replace(base, &format!("{base}.{{aggregate_type}}"));
         let config = pipeline.with_parking(&config, "backoff = { step = \"1s\", steps_max = 1 }");
-        let [order, ordr] = ["order", "ordr"]
+        let [order, misspelt] = ["order", "ordr"]
             .map(|kind| Topic { brokers: brokers.clone(), name: format!("{base}.{kind}") });
         create_topic(brokers, &order.name, 4, &[]).await;
         let rows = |rows: &str| {
@@ -184,8 +184,8 @@ async fn repair_parks_a_row_whose_topic_is_missing_and_publishes_all_others() {
         await_parked(&pipeline, "x waiting topic_missing, y waiting topic_missing, x behind").await;
         let relay = relay.unwrap_or_else(|| Relay::spawn(&config));
         relay.await_state("streaming", SOON).await;
-        create_topic(brokers, &ordr.name, 1, &[]).await;
-        let records = ordr.await_records(2, SOON).await;
+        create_topic(brokers, &misspelt.name, 1, &[]).await;
+        let records = misspelt.await_records(2, SOON).await;
         let seen: Vec<_> = records.iter().filter_map(|record| record.value_text()).collect();
         assert_eq!(seen, ["\"1\"", "\"2\""], "{way}: in order, once");
         assert_eq!(relay.terminate(SOON).await.code, Some(0));

@@ -172,10 +172,10 @@ impl KafkaSink {
             return Err(NotTaken::Full);
         };
         if self.has_large(producer) {
-            self.large_waits |= !again;
+            self.large.waits |= !again;
             return Err(NotTaken::Full);
         }
-        if std::mem::take(&mut self.large_waits) && again {
+        if std::mem::take(&mut self.large.waits) && again {
             // Everything behind that of the stream waits for it: it is offered before this one comes again.
             self.shared.mailbox.post(Post::Retry);
             return Err(NotTaken::Full);
@@ -185,7 +185,7 @@ impl KafkaSink {
         let to = (facts.name.as_c_str(), topic::partition_of(record, facts));
         let result = native::produce(producer, to, ticket, record);
         // One of before has its report: the producer had none.
-        self.large_out = result.is_ok() && !again;
+        self.large.out = result.is_ok() && !again;
         result.or_else(|code| self.not_produced(producer, ticket, record, code))
     }
 
@@ -202,8 +202,8 @@ impl KafkaSink {
     /// Whether a large record of the stream is in flight.
     pub(super) fn large_is_out(&mut self) -> bool {
         let large = self.producers.as_ref().and_then(|producers| producers.large());
-        self.large_out = large.is_some_and(|producer| self.has_large(producer));
-        self.large_out
+        self.large.out = large.is_some_and(|producer| self.has_large(producer));
+        self.large.out
     }
 
     /// What to say of a record that librdkafka did not take.

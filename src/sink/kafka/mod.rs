@@ -73,10 +73,7 @@ pub(super) struct KafkaSink {
     /// Which partitions know them.
     introductions: Introductions,
     turns: Turns<Waiting>,
-    /// A large record of the stream may be in flight: no other one of the stream is handed over then.
-    large_out: bool,
-    /// A large record of the stream waits for one that is tried again: it has the next turn.
-    large_waits: bool,
+    large: LargeTurns,
     /// The operator has records wait in librdkafka: not before that too.
     lingers: bool,
     /// Those that are emptied because `producers` take over with other sizes. The keeper's: to drop them takes time.
@@ -85,6 +82,15 @@ pub(super) struct KafkaSink {
     topics_version: u64,
     /// The topic of the record before: mostly it is the next one's too.
     last: Option<Arc<Facts>>,
+}
+
+/// Whose turn it is to have a large record in flight: there is one at a time.
+#[derive(Default)]
+struct LargeTurns {
+    /// One of the stream may be in flight: no other record of the stream is handed over then.
+    out: bool,
+    /// One of the stream waits for one that is tried again: it has the next turn.
+    waits: bool,
 }
 
 /// Looks at the settings as [`KafkaSink::open`] does.
@@ -109,8 +115,7 @@ impl KafkaSink {
             used: false,
             introductions: Introductions::default(),
             turns: Turns::new(spec.shards.max(1)),
-            large_out: false,
-            large_waits: false,
+            large: LargeTurns::default(),
             lingers: properties::lingers(spec),
             emptying: Weak::new(),
             topics: BTreeMap::new(),
@@ -302,7 +307,7 @@ impl KafkaSink {
         record: &Record<'_>,
         (since, alone): (Option<Instant>, bool),
     ) -> Result<(), NotTaken> {
-        if self.is_shut() || (self.large_out && since.is_none() && self.large_is_out()) {
+        if self.is_shut() || (self.large.out && since.is_none() && self.large_is_out()) {
             return Err(NotTaken::Full);
         }
         let facts = self.facts_for(record.topic, since)?;
@@ -375,7 +380,7 @@ impl Sink for KafkaSink {
     fn reset(&mut self) {
         self.shared.full.store(false, Ordering::SeqCst);
         self.give_up_waiting();
-        (self.large_out, self.large_waits) = (false, false);
+        self.large = LargeTurns::default();
         if let Some(emptying) = std::mem::take(&mut self.emptying).upgrade() {
             emptying.mute();
         }
