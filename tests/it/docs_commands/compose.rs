@@ -2,6 +2,8 @@
 //! exists, and the commands in them are commands.
 
 use super::blocks::root;
+use crate::private::PrivatePostgres;
+use crate::relay::postrider_ok;
 use crate::server::{Client, Database, Version};
 use clap::Parser;
 use postrider::cli::{Args, Exit};
@@ -71,6 +73,58 @@ fn compose_runs_commands_that_postrider_has_with_a_configuration_that_loads() {
     let file = root().join("config/compose.toml");
     let config = postrider::config::load(&file, &|_| None).expect("a configuration");
     assert_eq!(config.warnings.len(), 0, "{:?}", config.warnings);
+}
+
+/// The relay's role is no superuser: made by one service, given its rights by the next.
+#[tokio::test]
+async fn compose_runs_the_relay_by_a_role_of_its_own() {
+    let compose = compose();
+    let command = strings(&compose["services"]["role"]["command"]);
+    // Compose takes $$ for one $.
+    let sql = command.last().expect("statements").replace("$$", "$");
+    let server = PrivatePostgres::start(Version::Pg17, "").await;
+    let client = server.connect().await;
+    client.batch("create database shop").await;
+    client.batch(&sql).await;
+    client.batch(&sql).await;
+    let here = |text: &str| text.replace("@postgres:5432", &format!("@127.0.0.1:{}", server.port));
+    let config = here(&read("config/compose.toml"));
+    let typed: Vec<String> =
+        strings(&compose["services"]["setup"]["command"]).into_iter().skip(2).map(here).collect();
+    let typed: Vec<&str> = typed.iter().map(String::as_str).collect();
+    postrider_ok(&config, &typed);
+    let rights = "select rolsuper::text || ' ' || rolreplication::text from pg_roles where rolname = 'postrider'";
+    assert_eq!(client.text(rights).await.as_deref(), Some("false true"));
+    assert!(config.contains("//postrider@"), "{config}");
+}
+
+/// Commands in a shell of the host find the password where the unit's process has it by a variable.
+#[test]
+fn password_file_of_the_unit_is_found_with_and_without_its_variable() {
+    let unit = read("config/postrider.service");
+    let (_, rest) = unit.split_once("password_file = \"").expect("the line of the configuration");
+    let (path, _) = rest.split_once('"').expect("its end");
+    let load = unit.lines().find_map(|line| line.strip_prefix("LoadCredential=")).expect("a file");
+    let (name, file) = load.split_once(':').expect("name and file");
+    assert!(path.ends_with(&format!("/{name}")) && file.ends_with(&format!("/{name}")), "{load}");
+    let dir = tempfile::TempDir::new().expect("a directory");
+    for place in ["credentials", "etc"] {
+        fs::create_dir(dir.path().join(place)).expect("a directory");
+        fs::write(dir.path().join(place).join(name), "hush").expect("a file");
+    }
+    let etc = dir.path().join("etc").display().to_string();
+    let text = format!(
+        "[pipelines.orders.source]\nurl = \"postgresql://u@h/d\"\npassword_file = \"{}\"\n\
+         [pipelines.orders.outbox]\ntable = \"t\"\n[pipelines.orders.sink]\nkind = \"stdout\"\n",
+        path.replace("/etc/postrider", &etc)
+    );
+    let credentials = dir.path().join("credentials").display().to_string();
+    for set in [None, Some(credentials)] {
+        let parsed = postrider::config::parse("f", dir.path(), &text, &|name| {
+            set.clone().filter(|_| name == "CREDENTIALS_DIRECTORY")
+        });
+        parsed.unwrap_or_else(|findings| panic!("{set:?}: {findings}"));
+    }
 }
 
 /// The example writer's statements, against the table that `setup --create-table` makes.
