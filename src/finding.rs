@@ -37,7 +37,7 @@ impl Severity {
 pub enum MendKind {
     /// Statements for the source database, as an administrator: psql takes them as they are.
     Sql,
-    /// `key.path = value` of the configuration file.
+    /// `key = value` of the configuration file: below the header of [`Mend::table`], where that is known.
     Config,
     /// A command.
     Shell,
@@ -63,6 +63,11 @@ pub struct Mend {
     pub line: String,
     /// Whether PostgreSQL must be restarted before it has an effect.
     pub restart: bool,
+    /// Of a line of the configuration: the table below whose header it belongs, as the header names it; "" otherwise.
+    pub table: String,
+    /// What is done to the file there: `replace` the line that sets the key, `add` the line, `new_table` at the end of
+    /// the file, or `top`, above the first header. "" otherwise.
+    pub edit: &'static str,
 }
 
 /// One thing that was looked at.
@@ -137,7 +142,7 @@ impl Finding {
     }
 
     fn with(mut self, kind: MendKind, line: String, restart: bool) -> Self {
-        self.mend.push(Mend { kind, line, restart });
+        self.mend.push(Mend { kind, line, restart, table: String::new(), edit: "" });
         self
     }
 }

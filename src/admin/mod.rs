@@ -42,12 +42,17 @@ pub enum AdminError {
 }
 
 impl AdminError {
+    /// Whether another process has the address.
+    pub fn is_in_use(&self) -> bool {
+        matches!(self, Self::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse)
+    }
+
     /// What mends it, in one line.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
-                "another process listens there, perhaps another postrider: \
-                 give admin.listen another port, or \"\" for no endpoint"
+                "another process listens there: find it with ss -ltnp. If it is no postrider, give admin.listen \
+                 another port, or \"\" for no endpoint"
             }
             Self::Bind { .. } => {
                 "give admin.listen an address of this host, or \"\" for no endpoint"

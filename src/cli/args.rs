@@ -256,8 +256,8 @@ pub struct SetupArgs {
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "SIGTERM and SIGINT stop it: what is in flight is finished within shutdown_grace; a second signal \
-                        exits immediately. A process whose pipelines have all halted stays up; exit code 3: stopped \
-                        after every pipeline had halted, or at the first halt with --fail-fast."
+                        exits immediately. A process whose pipelines have all halted stays up and answers; exit code \
+                        3: stopped after every pipeline had halted, or at the first halt with --fail-fast."
 )]
 pub struct RunArgs {
     /// Stop all pipelines and exit with 3 as soon as one has halted; without it a halted process stays up and answers

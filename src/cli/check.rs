@@ -3,6 +3,7 @@
 //! Joins what the adapters find. What only file and layout know is found here; what stands on the servers is theirs.
 
 mod columns;
+mod edit;
 mod file;
 mod json;
 mod table;
@@ -35,6 +36,8 @@ pub(super) async fn run(
     env: Env<'_>,
 ) -> Result<Exit, CliError> {
     let login = args.url.as_deref().map(|url| Conninfo::parse(url, env)).transpose()?;
+    // It was read a moment ago; what can't be read again leaves the lines with their whole paths.
+    let mut text = std::fs::read_to_string(&config.file).unwrap_or_default();
     let mut reports = Vec::new();
     for (pipeline, spec) in config.pipelines.iter().zip(&config.specs) {
         let mut findings = file::findings(config, pipeline, spec);
@@ -43,6 +46,9 @@ pub(super) async fn run(
         }
         for finding in &mut findings {
             name_the_file(finding, global);
+            for mend in finding.mend.iter_mut().filter(|mend| mend.kind == MendKind::Config) {
+                edit::fit(mend, &mut text);
+            }
         }
         let route = format!("{} → {}", spec.conninfo.hosts(), destination(pipeline));
         reports.push(Report { pipeline: spec.name().to_owned(), route, findings });

@@ -8,7 +8,8 @@ use crate::error::{Chain, Halt};
 use crate::init::InitError;
 use crate::postgres::action;
 use crate::postgres::bookmark::BookmarkError;
-use crate::postgres::setup::SetupError;
+use crate::postgres::names::admin_url;
+use crate::postgres::setup::{Partial, SetupError};
 use crate::postgres::{ConninfoError, SourceError};
 use crate::replay::ReplayError;
 use std::fmt::Write as _;
@@ -45,6 +46,8 @@ pub(super) enum CliError {
     Stranger(SocketAddr),
     #[error(transparent)]
     Admin(#[from] AdminError),
+    #[error("another postrider listens on {address}, which admin.listen names: {}", .pipelines.join(", "))]
+    Occupied { address: SocketAddr, pipelines: Vec<String> },
     #[error("could not start a pipeline's thread")]
     Thread(#[source] io::Error),
     #[error("--url can't be used")]
@@ -137,6 +140,7 @@ impl CliError {
             | Self::Log { .. }
             | Self::AdminOff
             | Self::Admin(_)
+            | Self::Occupied { .. }
             | Self::Url(_)
             | Self::NotAgreed
             | Self::NeedsYes { .. }
@@ -196,14 +200,17 @@ impl CliError {
     fn notes(&self) -> Vec<(&'static str, String)> {
         match self {
             Self::Setup(SetupError::Halt(halt)) | Self::Repair { halt, .. } => of_halt(halt),
-            Self::Setup(
-                SetupError::Denied { hint: text, .. } | SetupError::Rights { hint: text, .. },
-            ) => hint(text),
+            Self::Setup(SetupError::Refused(partial)) => of_refused(partial),
+            Self::Setup(SetupError::Backfill { hint: text, .. }) => hint(text),
             Self::Setup(SetupError::Step { error, .. } | SetupError::Source(error))
             | Self::Source(error)
             | Self::Bookmark(BookmarkError::Source(error))
             | Self::Init(InitError::Source(error)) => of_server(error),
             Self::Admin(error) => hint(error.hint()),
+            Self::Occupied { .. } => hint(
+                "a process with the same pipelines must be stopped first, also where it has halted (systemctl restart \
+                 postrider does both). Only where its pipelines are others, give admin.listen another port",
+            ),
             Self::Log { .. } => {
                 hint("write a level such as debug, or a filter such as info,postrider=debug")
             }
@@ -238,9 +245,10 @@ impl CliError {
                 hint("write it as 2026-03-01T04:00:00Z, or how long ago, as 90m or 2d")
             }
             Self::Bookmark(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
-            Self::NoParkedTable { pipeline } | Self::OldSchema { pipeline } => {
-                hint(&format!("postrider setup -p {pipeline} makes it"))
-            }
+            Self::NoParkedTable { pipeline } | Self::OldSchema { pipeline } => hint(&format!(
+                "postrider setup -p {pipeline} makes it, as an administrator: --url {}",
+                admin_url("DATABASE")
+            )),
             Self::Demo(error) => error.hint().map(hint).unwrap_or_default(),
             Self::Init(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
             Self::Write { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
@@ -269,6 +277,21 @@ fn hint(text: &str) -> Vec<(&'static str, String)> {
 fn of_halt(halt: &Halt) -> Vec<(&'static str, String)> {
     let notes = [("meaning", &halt.meaning), ("hint", &halt.hint)];
     notes.into_iter().map(|(name, text)| (name, text.clone())).collect()
+}
+
+/// The lines of each step that was refused, each on its own; the same ones are said once.
+fn of_refused(partial: &Partial) -> Vec<(&'static str, String)> {
+    let mut lines: Vec<&str> = Vec::new();
+    for line in partial.refused.iter().flat_map(|step| &step.lines) {
+        if !lines.contains(&line.as_str()) {
+            lines.push(line);
+        }
+    }
+    if lines.len() == 1 && lines.iter().all(|line| line.contains("run setup ")) {
+        return hint(&lines.concat());
+    }
+    lines.push("then run the same setup again");
+    hint(&lines.join("\n"))
 }
 
 fn of_server(error: &SourceError) -> Vec<(&'static str, String)> {

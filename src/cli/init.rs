@@ -8,6 +8,7 @@ use crate::config::Env;
 use crate::init::debezium::{self, Overrides, Verdict, answer};
 use crate::init::{self, Draft, InitError, database};
 use crate::outbox::Layout;
+use crate::postgres::names::admin_url;
 use crate::postgres::{Conninfo, conninfo};
 use std::fs::OpenOptions;
 use std::io::{self, Read as _, Write as _};
@@ -139,6 +140,8 @@ fn next(args: &InitArgs, draft: &Draft) -> Vec<String> {
     if args.from_database.is_none() && args.from_debezium.is_none() && args.url.is_none() {
         lines.push("to do: fill in source.url".to_owned());
     }
-    lines.push(format!("then: postrider{file} setup{create}, and postrider{file} run"));
+    let admin = admin_url("DATABASE");
+    lines.push(format!("then, as an administrator: postrider{file} setup --url {admin}{create}"));
+    lines.push(format!("then: postrider{file} check, and postrider{file} run"));
     lines
 }

@@ -36,12 +36,13 @@ pub use setup::Backfill;
 
 pub use replay::{ReplayArgs, SourceArg};
 
-use crate::config::{self, Config, Env};
+use crate::config::{self, Config, ConfigError, Env};
 use clap::{CommandFactory as _, FromArgMatches as _};
 use error::CliError;
 use output::Output;
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
+use std::path::Path;
 
 /// Runs the command line `arguments` (with the program's name first), and says how it ended.
 pub fn main(arguments: impl IntoIterator<Item = OsString>, env: Env<'_>) -> Exit {
@@ -81,7 +82,7 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             block_on(run::run(config, run))?
         }
         Command::Status(status) => {
-            let config = load(&args.global, env)?;
+            let config = warned(read_by(&args.global, env, config::load_without_secrets)?);
             let color = args.global.color(env, std::io::stdout().is_terminal());
             block_on(status::run(&config, &args.global, status, color))?
         }
@@ -112,17 +113,29 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
 
 /// Reads the configuration, and tells what looks wrong in it.
 fn load(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
-    let config = read(global, env)?;
+    read(global, env).map(warned)
+}
+
+fn warned(config: Config) -> Config {
     for warning in &config.warnings {
         tracing::warn!(event = "config_warning", "{}:{warning}", config.file);
     }
-    Ok(config)
+    config
 }
 
 /// Reads the configuration, and leaves the pipelines that are asked for.
 fn read(global: &Global, env: Env<'_>) -> Result<Config, CliError> {
+    read_by(global, env, config::load)
+}
+
+/// The same by one of the readers of [`config`].
+fn read_by(
+    global: &Global,
+    env: Env<'_>,
+    load: fn(&Path, Env<'_>) -> Result<Config, ConfigError>,
+) -> Result<Config, CliError> {
     let path = config::find(global.config.as_deref(), env)?;
-    let mut config = config::load(&path, env)?;
+    let mut config = load(&path, env)?;
     if let Some(name) = &global.pipeline {
         let known = config.pipelines.iter().map(|pipeline| pipeline.name.clone()).collect();
         config.pipelines.retain(|pipeline| pipeline.name == *name);

@@ -9,6 +9,7 @@ use super::error::CliError;
 use super::exit::Exit;
 use super::output::Output;
 use super::run::Signals;
+use super::status::ask::how_to_start;
 use crate::config::Config;
 use crate::driver::{self, Mode, PipelineSpec, Service, Stop, selection};
 use crate::error::{Halt, HaltReason};
@@ -18,6 +19,7 @@ use crate::postgres::poll::listed::Table;
 use crate::postgres::repair::{self, Ledger, Method, Row, Survey, Verdict};
 use crate::status::Board;
 use serde_json::json;
+use std::net::SocketAddr;
 use std::pin::pin;
 
 /// What the server knows our own session by.
@@ -45,8 +47,9 @@ pub struct RepairArgs {
 
 pub(super) async fn run(config: Config, args: &RepairArgs) -> Result<Exit, CliError> {
     let mut exit = Exit::Done;
+    let listen = config.admin.listen;
     for spec in config.specs {
-        let ended = one(spec, args).await?;
+        let ended = one(spec, listen, args).await?;
         if ended != Exit::Done {
             exit = ended;
         }
@@ -54,7 +57,11 @@ pub(super) async fn run(config: Config, args: &RepairArgs) -> Result<Exit, CliEr
     Ok(exit)
 }
 
-async fn one(mut spec: PipelineSpec, args: &RepairArgs) -> Result<Exit, CliError> {
+async fn one(
+    mut spec: PipelineSpec,
+    listen: Option<SocketAddr>,
+    args: &RepairArgs,
+) -> Result<Exit, CliError> {
     spec.from_table = args.from_table;
     let name = spec.name().to_owned();
     let refused = |halt| CliError::Repair { pipeline: name.clone(), halt: Box::new(halt) };
@@ -62,8 +69,9 @@ async fn one(mut spec: PipelineSpec, args: &RepairArgs) -> Result<Exit, CliError
     let look = look(&spec, &control).await?.map_err(refused)?;
     let Look { verdict, row, ledger } = look;
     if verdict == Verdict::Sound {
+        let start = how_to_start(listen, &spec).await;
         let text = format!(
-            "{}: nothing to repair: slot {:?} exists and matches the cursor row",
+            "{}: nothing to repair: slot {:?} exists and matches the cursor row; {start}",
             spec.name(),
             spec.names.slot
         );
@@ -88,6 +96,7 @@ async fn one(mut spec: PipelineSpec, args: &RepairArgs) -> Result<Exit, CliError
         Output::stdout().line(&text).map_err(CliError::Output)?;
     }
     drop(control);
+    let start = how_to_start(listen, &spec).await;
     let marked = driver::repair_table(&spec, true);
     let unmarked = driver::repair_table(&spec, false);
     let exit = publish(spec).await?;
@@ -100,7 +109,7 @@ async fn one(mut spec: PipelineSpec, args: &RepairArgs) -> Result<Exit, CliError
         }
         None => 0,
     };
-    print(args, &words::of_row(&name, &row, no_id), &words::json_of(&name, &row, no_id))?;
+    print(args, &words::of_row(&name, &row, no_id, &start), &words::json_of(&name, &row, no_id))?;
     let lost = row.unfinished() || row.rows_gone > 0 || no_id > 0;
     Ok(if exit == Exit::Done && lost { Exit::NotWell } else { exit })
 }

@@ -3,12 +3,14 @@
 use super::args::RunArgs;
 use super::error::CliError;
 use super::exit::Exit;
+use super::status::ask::glance;
 use crate::admin::{Admin, View};
 use crate::config::Config;
 use crate::driver::{self, PipelineSpec, Service, Stop, StopHandle};
 use crate::error::Chain;
 use crate::metrics::Metrics;
 use crate::status::Board;
+use std::net::SocketAddr;
 use std::pin::pin;
 
 pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError> {
@@ -19,7 +21,7 @@ pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError
     let metrics = Metrics::default();
     let counts: Vec<_> = boards.iter().map(|board| metrics.pipeline(board)).collect();
     let admin = match config.admin.listen {
-        Some(address) => Some(Admin::bind(address).await?),
+        Some(address) => Some(bind(address).await?),
         None => None,
     };
     announce(&config, admin.as_ref());
@@ -35,6 +37,23 @@ pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError
         exit = &mut exit => Ok(exit),
         never = &mut aside => match never {},
     }
+}
+
+/// Takes the address. Where a Postrider has it, says which: it may be one that halted, and was left running.
+async fn bind(address: SocketAddr) -> Result<Admin, CliError> {
+    let error = match Admin::bind(address).await {
+        Ok(admin) => return Ok(admin),
+        Err(error) => error,
+    };
+    let seen = glance(address).await;
+    if seen.is_empty() || !error.is_in_use() {
+        return Err(error.into());
+    }
+    let pipelines = seen.into_iter().map(|seen| match seen.halted {
+        Some(code) => format!("pipeline \"{}\", halted with {code}", seen.pipeline),
+        None => format!("pipeline \"{}\"", seen.pipeline),
+    });
+    Err(CliError::Occupied { address, pipelines: pipelines.collect() })
 }
 
 /// What never ends by itself and never ends the process.

@@ -12,16 +12,21 @@ use super::args::SetupArgs;
 use super::error::CliError;
 use super::exit::Exit;
 use super::output::Output;
+use super::status::ask::how_to_start;
 use crate::config::{Config, Env, PipelineConfig};
 use crate::driver::{Mode, PipelineSpec};
 use crate::finding::{Finding, Severity};
 use crate::postgres::Conninfo;
 use crate::postgres::control::Control;
 use crate::postgres::repair::Selection;
-use crate::postgres::setup::{self, Options, Progress, ServerKind, SetupPlan};
+use crate::postgres::setup::{
+    self, Call, Options, Progress, ServerKind, SetupError, SetupPlan, StepKind,
+};
 use crate::postgres::{server, table};
 use crate::sink::{self, SinkSpec};
+use clap::ValueEnum as _;
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 
 /// What the server knows the sessions by.
 const APPLICATION_NAME: &str = "postrider setup";
@@ -32,13 +37,14 @@ pub(super) async fn run(config: &Config, args: &SetupArgs, env: Env<'_>) -> Resu
         if args.create_table {
             can_create_table(pipeline)?;
         }
-        one(spec, args, login.as_ref()).await?;
+        one(spec, config.admin.listen, args, login.as_ref()).await?;
     }
     Ok(Exit::Done)
 }
 
 async fn one(
     spec: &PipelineSpec,
+    listen: Option<SocketAddr>,
     args: &SetupArgs,
     login: Option<&Conninfo>,
 ) -> Result<(), CliError> {
@@ -51,10 +57,10 @@ async fn one(
     }
     if let Some(name) = &spec.names.table {
         let table = table::read(control.client(), name).await?;
-        spec.fit(table.as_ref()).map_err(setup::SetupError::from)?;
+        spec.fit(table.as_ref()).map_err(SetupError::from)?;
     }
     let encoding = server::read(control.client()).await?.encoding;
-    spec.messages_encoding(&encoding).map_err(setup::SetupError::from)?;
+    spec.messages_encoding(&encoding).map_err(SetupError::from)?;
     let selection = backfill::wanted(args.backfill);
     if selection.is_some() {
         backfill::check(spec, &control, &ask).await?;
@@ -75,6 +81,7 @@ async fn one(
         }
         None => None,
     };
+    let call = Call { command: command(spec.name(), args), login: Some(conninfo.clone()) };
     let mut options = Options {
         create_table: sql.as_deref(),
         role,
@@ -83,18 +90,34 @@ async fn one(
         polls: spec.mode == Mode::Poll,
         backfill: selection.is_some(),
         marks: spec.marks(),
+        call: Some(&call),
         rights: held.as_ref(),
     };
     if args.print_sql {
         // Whoever reads the SQL can make the role first.
         options.role_missing = false;
         let plan = setup::plan(&control.facts(&ask).await?, &options);
-        let plan = plan.map_err(setup::SetupError::from)?;
+        let plan = plan.map_err(SetupError::from)?;
         let left = backfill::left_out(spec, &control, &plan).await?;
         let text = printed(spec.name(), &plan, absent, &options, left);
         return Output::stdout().line(text.trim_end()).map_err(CliError::Output);
     }
-    make(spec, args, conninfo, &control, options, selection).await
+    make(spec, listen, args, conninfo, (&control, options, selection)).await
+}
+
+/// The command line without `--url`.
+fn command(pipeline: &str, args: &SetupArgs) -> String {
+    let mut line = format!("postrider setup -p {pipeline}");
+    for (given, option) in [(args.create_table, " --create-table"), (args.notify, " --notify")] {
+        if given {
+            line.push_str(option);
+        }
+    }
+    if let Some(which) = args.backfill.and_then(|which| which.to_possible_value()) {
+        line.push_str(" --backfill ");
+        line.push_str(which.get_name());
+    }
+    line
 }
 
 /// The plan as SQL, with what is to be known before it.
@@ -122,39 +145,68 @@ fn printed(
 /// Makes what is missing, and says what was done.
 async fn make(
     spec: &PipelineSpec,
+    listen: Option<SocketAddr>,
     args: &SetupArgs,
     conninfo: &Conninfo,
-    control: &Control,
-    mut options: Options<'_>,
-    mut selection: Option<Selection>,
+    (control, mut options, mut selection): (&Control, Options<'_>, Option<Selection>),
 ) -> Result<(), CliError> {
     let columns = spec.columns();
     let ask = spec.ask(&None, &columns);
     let mut out = Output::stdout();
     let facts = control.facts(&ask).await?;
-    let mut plan = setup::plan(&facts, &options).map_err(setup::SetupError::from)?;
+    let mut plan = setup::plan(&facts, &options).map_err(SetupError::from)?;
     let mut left = match args.backfill {
         None => backfill::left_out(spec, control, &plan).await?,
         Some(_) => None,
     };
+    // The plan first: the question is about a step of it.
+    if left.is_some() {
+        out.line(&words::of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
+    }
+    let is_shown = left.is_some();
     if let Some(which) = left.as_deref().map(backfill::asked).transpose()?.flatten() {
         (selection, left) = (backfill::wanted(Some(which)), None);
         options.backfill = selection.is_some();
-        plan = setup::plan(&facts, &options).map_err(setup::SetupError::from)?;
+        plan = setup::plan(&facts, &options).map_err(SetupError::from)?;
     }
     let topics = known_topics(spec);
-    out.line(&words::of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
+    if !is_shown {
+        out.line(&words::of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
+    }
     let watch = Control::connect(conninfo, APPLICATION_NAME).await?;
-    let done = setup::apply(control, &watch, &ask, &options, &mut tell(spec.name())).await?;
+    let done = setup::apply(control, &watch, &ask, &options, &mut tell(spec.name())).await;
+    let done = match done {
+        Ok(done) => done,
+        Err(error) => {
+            if let SetupError::Refused(partial) = &error {
+                out.line(&words::of_partial(partial)).map_err(CliError::Output)?;
+            }
+            return Err(error.into());
+        }
+    };
     let mut lines = Vec::new();
     lines.extend(done.steps.iter().map(|step| format!("done           {}", step.title)));
     lines.extend(done.adopted.iter().map(|object| format!("there already  {object}")));
     if let Some(selection) = selection {
-        lines.extend(backfill::make(spec, conninfo, control, &ask, selection).await?);
+        let made = backfill::make(spec, conninfo, control, &ask, selection).await;
+        if made.is_err() {
+            out.line(&std::mem::take(&mut lines).join("\n")).map_err(CliError::Output)?;
+        }
+        let other = options.role.is_some();
+        lines.extend(made.map_err(|error| backfill::denied(error, spec.name(), selection, other))?);
     }
     lines.extend(left.map(|rows| backfill::notice(spec.name(), &rows)));
     lines.extend(make_topics(spec, topics).await);
-    lines.push(format!("{} is set up; start it with: postrider run", spec.name()));
+    let created = done.steps.iter().any(|step| step.kind == StepKind::Table);
+    if let Some(table) = spec.names.table.as_ref().filter(|_| created) {
+        lines.push(
+            "The application's role needs the right to insert; APPLICATION is its name:".to_owned(),
+        );
+        let grants = setup::insert_grants(control, table).await?;
+        lines.extend(grants.into_iter().map(|sql| format!("sql  {sql}")));
+    }
+    let start = how_to_start(listen, spec).await;
+    lines.push(format!("{} is set up; {start}", spec.name()));
     out.line(&lines.join("\n")).map_err(CliError::Output)
 }
 

@@ -1,6 +1,6 @@
 //! `postrider status`: asks the running process, and shows what it says, once or again and again.
 
-mod ask;
+pub(super) mod ask;
 mod table;
 
 use super::args::{Global, StatusArgs};

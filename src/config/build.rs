@@ -17,28 +17,35 @@ use crate::sink::{self, CreateTopics, KafkaSpec, SinkError, SinkSpec};
 use crate::zone::Zone;
 use std::time::Duration;
 
-/// The specification of a pipeline that has been read without mistakes; `None`, and findings, where it can't be made.
+/// The specification of a pipeline; `None` where anything is wrong with it, which is then among the findings.
 pub(super) fn spec(
     context: &Context<'_>,
     pipeline: &PipelineConfig,
     shutdown_grace: Duration,
 ) -> Option<PipelineSpec> {
     let path = format!("pipelines.{}", pipeline.name);
-    if context.has_error_under(&path) {
-        return None;
-    }
+    let is_broken = |key: &str| context.has_error_under(&format!("{path}.{key}"));
     let outbox = outbox(pipeline);
-    if let Err(errors) = Mapper::new(outbox.clone()) {
+    // What is wrong is told with the mistakes of the other keys, unless it would follow from one of them.
+    let of_mapper =
+        ["outbox.layout", "outbox.table", "outbox.columns", "outbox.extra", "route", "payload"];
+    if !of_mapper.into_iter().any(is_broken)
+        && let Err(errors) = Mapper::new(outbox.clone())
+    {
         for error in errors {
             context.error_at(&format!("{path}.{}", error.key()), Chain(&error));
         }
     }
     let sink = sink_spec(pipeline, &outbox);
-    if let Err(error) = sink::check(&sink) {
+    // A value that was not read is not judged.
+    let is_read = !context.has_unread_under(&format!("{path}.sink"));
+    for error in is_read.then(|| sink::check(&sink).err()).flatten().unwrap_or_default() {
         let key = format!("{path}.sink{}", sink_key(&error));
         context.error_at(&key, format_args!("{}; {}", Chain(&error), error.hint()));
     }
-    let conninfo = conninfo(context, &path, pipeline)?;
+    let is_given = !pipeline.source.url.reveal().is_empty() && !is_broken("source.url");
+    let conninfo = if is_given { conninfo(context, &path, pipeline) } else { None };
+    let conninfo = conninfo.filter(|_| !context.has_error_under(&path))?;
     let poll = poll(pipeline, &outbox);
     if outbox.on_update == OnUpdate::Halt
         && let Some(why) = sees_no_update(pipeline, &poll)

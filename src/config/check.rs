@@ -1,33 +1,44 @@
 //! What can only be seen by looking at several keys, or at a file beside the configuration.
 
 use super::context::Context;
-use crate::driver::PipelineSpec;
+use super::types::PipelineConfig;
+use crate::postgres::Conninfo;
 use crate::secret_file::SecretFile;
 use std::path::Path;
 
-/// Checks across pipelines.
-pub(super) fn across(context: &Context<'_>, specs: &[PipelineSpec]) {
-    for (index, spec) in specs.iter().enumerate() {
-        if let Some(other) = specs.iter().take(index).find(|other| share_a_slot(other, spec)) {
+/// Checks across pipelines, whatever else is wrong with them.
+pub(super) fn across(context: &Context<'_>, pipelines: &[PipelineConfig]) {
+    // Slots belong to the server, not to a database of it.
+    let hosts = |pipeline: &PipelineConfig| {
+        let parsed = Conninfo::parse(pipeline.source.url.reveal(), context.env).ok();
+        parsed.map(|conninfo| conninfo.hosts())
+    };
+    let servers: Vec<_> = pipelines.iter().map(hosts).collect();
+    for (index, (pipeline, server)) in pipelines.iter().zip(&servers).enumerate() {
+        let (name, slot) = (&pipeline.name, &pipeline.source.slot);
+        let mut earlier = pipelines.iter().zip(&servers).take(index);
+        let shares = earlier.find(|(other, there)| {
+            other.source.slot == *slot && there.is_some() && *there == server
+        });
+        if let Some((other, _)) = shares {
             let message = format!(
-                "the pipelines \"{}\" and \"{}\" would share the slot \"{}\" of one server: \
+                "the pipelines \"{}\" and \"{name}\" would share the slot \"{slot}\" of one server: \
                  give each a slot of its own",
-                other.names.pipeline, spec.names.pipeline, spec.names.slot
+                other.name
             );
-            context.error_at(&format!("pipelines.{}.source.slot", spec.names.pipeline), message);
+            context.error_at(&format!("pipelines.{name}.source.slot"), message);
         }
     }
-}
-
-/// Slots belong to the server, not to a database of it.
-fn share_a_slot(a: &PipelineSpec, b: &PipelineSpec) -> bool {
-    a.names.slot == b.names.slot && a.conninfo.hosts() == b.conninfo.hosts()
 }
 
 impl Context<'_> {
     /// A secret file and its content. Warns where others may read the file.
     pub(super) fn secret_file(&self, key: &str, file: &str) -> Option<(SecretFile, String)> {
         let file = SecretFile::new(self.directory.join(file));
+        if !self.secrets {
+            self.unread(key);
+            return Some((file, String::new()));
+        }
         let secret = match file.read() {
             Ok(secret) => secret,
             Err(error) => {

@@ -14,6 +14,10 @@ pub(super) struct Context<'c> {
     pub(super) env: Env<'c>,
     /// Secret files are named relative to this.
     pub(super) directory: &'c Path,
+    /// Secrets are read; without it secret files are not opened, and variables that are not set stay as written.
+    pub(super) secrets: bool,
+    /// Keys whose values were not read for that.
+    unread: RefCell<Vec<String>>,
     lines: Lines<'c>,
     errors: RefCell<Vec<Finding>>,
     warnings: RefCell<Vec<Finding>>,
@@ -36,6 +40,8 @@ impl<'c> Context<'c> {
         Self {
             env,
             directory,
+            secrets: true,
+            unread: RefCell::default(),
             lines: Lines::new(text),
             errors: RefCell::default(),
             warnings: RefCell::default(),
@@ -84,8 +90,16 @@ impl<'c> Context<'c> {
 
     /// Whether anything is wrong in the table `path`.
     pub(super) fn has_error_under(&self, path: &str) -> bool {
-        let inside = |key: &str| key.strip_prefix(path).is_some_and(|rest| rest.starts_with(['.']));
-        self.errors.borrow().iter().any(|finding| finding.key == path || inside(&finding.key))
+        self.errors.borrow().iter().any(|finding| is_under(&finding.key, path))
+    }
+
+    /// Remembers that the value of a key was not read, since secrets are not.
+    pub(super) fn unread(&self, key: &str) {
+        self.unread.borrow_mut().push(key.to_owned());
+    }
+
+    pub(super) fn has_unread_under(&self, path: &str) -> bool {
+        self.unread.borrow().iter().any(|key| is_under(key, path))
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "messages are made in place")]
@@ -103,4 +117,9 @@ impl<'c> Context<'c> {
             asked: self.asked.into_inner(),
         }
     }
+}
+
+/// Whether a key is the one of `path`, or in its table.
+fn is_under(key: &str, path: &str) -> bool {
+    key == path || key.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'))
 }

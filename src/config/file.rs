@@ -38,11 +38,26 @@ pub fn load(path: &Path, env: Env<'_>) -> Result<Config, ConfigError> {
     parse(&path.display().to_string(), directory, &text, env).map_err(ConfigError::Invalid)
 }
 
+/// As [`load`], for a command that logs in nowhere: secret files are not read, and variables of the environment need
+/// not be set. A service has secrets that the shell of whoever looks at it does not have.
+pub fn load_without_secrets(path: &Path, env: Env<'_>) -> Result<Config, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let directory = path.parent().unwrap_or(Path::new(""));
+    let file = path.display().to_string();
+    let whole = |(config, found)| whole(&file, &text, config, found);
+    read_with(&file, directory, &text, env, false).and_then(whole).map_err(ConfigError::Invalid)
+}
+
 /// Reads the text of a file called `file`. Secret files are relative to `directory`.
 ///
 /// Every mistake is in the error, in the order of the lines; a text that is no TOML gives the mistakes of syntax alone.
 pub fn parse(file: &str, directory: &Path, text: &str, env: Env<'_>) -> Result<Config, Findings> {
-    let (mut config, found) = read(file, directory, text, env)?;
+    let (config, found) = read(file, directory, text, env)?;
+    whole(file, text, config, found)
+}
+
+fn whole(file: &str, text: &str, mut config: Config, found: Found) -> Result<Config, Findings> {
     if !found.errors.is_empty() {
         return Err(Findings::new(file, text, found.errors));
     }
@@ -58,6 +73,16 @@ pub(super) fn read(
     text: &str,
     env: Env<'_>,
 ) -> Result<(Config, Found), Findings> {
+    read_with(file, directory, text, env, true)
+}
+
+fn read_with(
+    file: &str,
+    directory: &Path,
+    text: &str,
+    env: Env<'_>,
+    secrets: bool,
+) -> Result<(Config, Found), Findings> {
     let (table, mistakes) = DeTable::parse_recoverable(text);
     if !mistakes.is_empty() {
         let lines = Lines::new(text);
@@ -67,7 +92,8 @@ pub(super) fn read(
         };
         return Err(Findings::new(file, text, mistakes.iter().map(finding).collect()));
     }
-    let context = Context::new(text, directory, env);
+    let mut context = Context::new(text, directory, env);
+    context.secrets = secrets;
     let config = root(file, Section::root(&context, table.get_ref()));
     Ok((config, context.into_found()))
 }
@@ -84,7 +110,7 @@ fn root(file: &str, section: Section<'_>) -> Config {
     section.finish();
     let built = |pipeline| build::spec(context, pipeline, shutdown_grace);
     let specs: Vec<_> = pipelines.iter().filter_map(built).collect();
-    check::across(context, &specs);
+    check::across(context, &pipelines);
     Config {
         file: file.to_owned(),
         admin,

@@ -29,7 +29,7 @@ mod units;
 pub use env::Env;
 pub use error::{ConfigError, Finding, Findings};
 pub use excerpt::Excerpt;
-pub use file::{find, load, parse};
+pub use file::{find, load, load_without_secrets, parse};
 pub use names::quoted as key_as_toml;
 pub use outbox::table_name;
 pub use place::{Place, Places};

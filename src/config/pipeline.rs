@@ -95,11 +95,16 @@ fn source(pipeline: &str, section: Section<'_>) -> SourceConfig {
         .map(|(file, _)| file);
     let time_zone = section.text("time_zone").unwrap_or_default();
     if !time_zone.is_empty() && Zone::named(&time_zone).is_none() {
+        let why = if time_zone.contains('/') {
+            "is not the name of a time zone that is known"
+        } else {
+            "is refused: PostgreSQL reads a name without a slash as a fixed offset, without summer time"
+        };
         section.error(
             "time_zone",
             format_args!(
-                "no time zone {time_zone:?} is known; expected a name of pg_timezone_names with a slash in it, such as \
-                 \"America/New_York\", or \"UTC\""
+                "{time_zone:?} {why}; write a name of pg_timezone_names with a slash in it, such as \"Europe/Paris\" \
+                 or \"America/New_York\", or \"UTC\""
             ),
         );
     }

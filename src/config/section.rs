@@ -6,7 +6,7 @@
 mod bounded;
 
 use super::context::Context;
-use super::interpolate::{interpolate, variables};
+use super::interpolate::{InterpolateError, interpolate, variables};
 use super::kind::Kind;
 use super::names::{nearest, quoted};
 use super::place::Place;
@@ -256,12 +256,23 @@ impl Context<'_> {
                 self.filled(path, variables(text));
                 Some(filled)
             }
+            Err(InterpolateError::Unset(_)) if !self.secrets && may_hold_a_secret(path) => {
+                self.unread(path);
+                Some(text.to_owned())
+            }
             Err(error) => {
                 self.error(place, path, error);
                 None
             }
         }
     }
+}
+
+/// Whether a secret, or where it is, may stand in the value of this key.
+fn may_hold_a_secret(path: &str) -> bool {
+    path.ends_with(".source.url")
+        || path.ends_with(".source.password_file")
+        || path.contains(".sink.properties.")
 }
 
 /// Reports a value of the wrong kind; the value itself is not shown.

@@ -77,6 +77,54 @@ outbox = {}
     expect_file!["snapshots/mistakes.txt"].assert_eq(&mistakes(text));
 }
 
+/// What the file's reader, the templates, librdkafka and the look across pipelines refuse, in one answer.
+#[test]
+fn mistakes_of_all_layers_are_told_at_once() {
+    let text = r#"
+[pipelines.orders]
+nonsense = 1
+[pipelines.orders.source]
+url = "postgresql://postrider@db.internal/shop"
+time_zone = "CET"
+slot = "relay"
+[pipelines.orders.outbox]
+table = "outbox"
+[pipelines.orders.route]
+key = "{aggregat_id}"
+[pipelines.orders.sink]
+brokers = "k1:9092"
+[pipelines.orders.sink.properties]
+acks = 1
+"linger.msec" = 5
+"security.protocol" = "SASL_SSL"
+[pipelines.invoices.source]
+url = "postgresql://postrider@db.internal/shop"
+slot = "relay"
+wal_retain_max = "many"
+[pipelines.invoices.outbox]
+table = "outbox"
+[pipelines.invoices.sink]
+brokers = "k1:9092"
+"#;
+    let told = mistakes(text);
+    assert_eq!(told.matches("postrider.toml:").count(), 8, "{told}");
+    for words in [
+        "nonsense: unknown key",
+        "\"CET\" is refused: PostgreSQL reads a name without a slash as a fixed offset",
+        "aggregat_id",
+        "properties.acks",
+        "linger.msec",
+        "sasl.mechanism",
+        "wal_retain_max",
+        "would share the slot \"relay\"",
+    ] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    // A name with a slash that nobody knows is another mistake.
+    let told = mistakes(&text.replace("CET", "Europe/Pairs"));
+    assert!(told.contains("\"Europe/Pairs\" is not the name of a time zone"), "{told}");
+}
+
 #[test]
 fn mistakes_of_syntax_have_their_place() {
     expect![[r#"

@@ -236,7 +236,8 @@ fn parking_full(pipeline: &mut Pipeline, state: status::State, now: Instant) {
     }
 }
 
-/// The slot can't be used, and the table can be polled.
+/// The slot can't be used, and the table can be polled. `mode = "auto"` creates the slot again itself, and refuses the
+/// repair that the halt of another mode asks for.
 pub(super) fn falling_back(pipeline: &mut Pipeline, halt: &Halt) {
     pipeline.tell.streaming = false;
     // The halt's own hint for these is `postrider repair`, which refuses a pipeline of mode = "auto".
@@ -246,6 +247,9 @@ pub(super) fn falling_back(pipeline: &mut Pipeline, halt: &Halt) {
     );
     let hint = if renewed {
         "nothing to do: mode = \"auto\" creates the slot again and returns to streaming"
+    } else if halt.reason == HaltReason::SlotUnusable {
+        "set source.slot to a name that no slot has, and restart the process: mode = \"auto\" creates that slot and \
+         returns to streaming"
     } else {
         &halt.hint
     };

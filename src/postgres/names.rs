@@ -98,6 +98,11 @@ pub fn literal(text: &str) -> String {
     }
 }
 
+/// The login of an administrator as an example URL: user and host are for the reader to replace.
+pub fn admin_url(database: &str) -> String {
+    format!("postgresql://ADMIN@HOST/{database}")
+}
+
 /// Longest name PostgreSQL keeps (`NAMEDATALEN` - 1). Unit: bytes.
 pub const NAME_BYTES_MAX: usize = 63;
 

@@ -31,6 +31,8 @@ pub struct ServerFacts {
     pub role: String,
     /// Whether the role may use replication (REPLICATION or superuser).
     pub replication: bool,
+    /// Whether the role may create schemas and publications in the database.
+    pub creates: bool,
 }
 
 /// The first server whose `wal_level` is a floor: with `replica` the first logical slot raises `effective_wal_level` to
@@ -74,7 +76,8 @@ pub async fn read(client: &Client) -> Result<ServerFacts, SourceError> {
                 ELSE {TIMELINE_SQL} END, \
            d.datname::pg_catalog.text, \
            pg_catalog.pg_encoding_to_char(d.encoding)::pg_catalog.text, \
-           u.rolname::pg_catalog.text, u.rolreplication OR u.rolsuper \
+           u.rolname::pg_catalog.text, u.rolreplication OR u.rolsuper, \
+           pg_catalog.has_database_privilege(u.oid, d.oid, 'CREATE') \
          FROM (SELECT pg_catalog.pg_is_in_recovery() AS recovering) r, \
               pg_catalog.pg_database d, pg_catalog.pg_roles u \
          WHERE d.datname = pg_catalog.current_database() AND u.rolname = current_user"
@@ -92,6 +95,7 @@ pub async fn read(client: &Client) -> Result<ServerFacts, SourceError> {
             encoding: row.try_get(7)?,
             role: row.try_get(8)?,
             replication: row.try_get(9)?,
+            creates: row.try_get(10)?,
         })
     };
     facts().map_err(failed)

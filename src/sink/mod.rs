@@ -159,9 +159,10 @@ pub fn settings(spec: &SinkSpec, pipeline: &str) -> Vec<Finding> {
 ///
 /// # Errors
 /// As [`open`], for everything that can be seen without a broker.
-pub fn check(spec: &SinkSpec) -> Result<(), SinkError> {
-    match spec {
+pub fn check(spec: &SinkSpec) -> Result<(), Vec<SinkError>> {
+    let errors = match spec {
         SinkSpec::Kafka(kafka) => kafka::check(kafka),
-        SinkSpec::Stdout | SinkSpec::Discard => Ok(()),
-    }
+        SinkSpec::Stdout | SinkSpec::Discard => Vec::new(),
+    };
+    if errors.is_empty() { Ok(()) } else { Err(errors) }
 }

@@ -85,7 +85,12 @@ fn init_writes_a_file_of_every_layout_that_is_taken() {
         {
             assert!(shown.contains(line), "{line}: {shown}");
         }
-        assert!(text(&output.stderr).contains("then: postrider setup"), "{}", text(&output.stderr));
+        assert!(
+            text(&output.stderr)
+                .contains("then, as an administrator: postrider setup --url postgresql://ADMIN@"),
+            "{}",
+            text(&output.stderr)
+        );
     }
 }
 
@@ -101,7 +106,7 @@ fn init_overwrites_nothing_unless_told_to() {
     );
     assert_eq!(run_in(&dir, &["--force"]).status.code(), Some(0));
     let other = run_in(&dir, &["-o", "other.toml"]);
-    assert!(text(&other.stderr).contains("then: postrider -c other.toml setup"));
+    assert!(text(&other.stderr).contains("postrider -c other.toml setup --url"));
     let stream = run_in(&dir, &["-o", "-"]);
     let all = [dir.path().join("postrider.toml"), dir.path().join("other.toml")];
     for file in all {

@@ -108,6 +108,8 @@ mod many;
 /// The simulator's fakes against the servers that they stand for.
 mod marks;
 mod model;
+/// What somebody types who was called: status, repair and restart.
+mod on_call;
 /// What the operations page tells an operator to do.
 mod operations;
 mod own_tables;

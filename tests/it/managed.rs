@@ -2,6 +2,7 @@
 //! outbox. What is refused comes with the line that lets it be done, and what is said to be done is true.
 
 use crate::await_that::SOON;
+use crate::halted::run_to_halt;
 use crate::private::PrivatePostgres;
 use crate::relay::{Relay, pipeline, postrider, postrider_ok};
 use crate::server::{Client, Database, Version, brokers, unique};
@@ -102,12 +103,189 @@ async fn administrator_who_owns_nothing_is_led_to_a_pipeline_that_streams() {
         assert_eq!(code, Some(1), "{text}");
         assert!(text.contains("could not create slot"), "{text}");
         assert!(text.contains("(without --url)"), "{text}");
-        assert!(!text.contains("let role"), "it replicates already: {text}");
+        assert!(!text.contains("refused        let role"), "it replicates already: {text}");
         postrider_ok(&managed.config, &["setup"]);
         let (code, text) = managed.setup();
         assert!(code == Some(0) && text.contains("nothing is missing"), "{text}");
         postrider_ok(&managed.config, &["check"]);
         managed.streams().await;
+        managed.gone().await;
+    }
+}
+
+/// The command that a text names: `postrider setup …`, to its end or the end of its line, with the place of the
+/// administrator filled in.
+fn command(text: &str, begins: &str, admin: &str) -> Vec<String> {
+    let at = text.find(begins).unwrap_or_else(|| panic!("no {begins:?} in {text}"));
+    let line = text.split_at(at).1.lines().next().expect("a line");
+    let line = line.replace("ADMIN@", &format!("{admin}@"));
+    let words = line.split_whitespace().skip(1).map(|word| word.trim_matches('\'').to_owned());
+    words.collect()
+}
+
+/// Whatever `setup` is refused as the relay's own role is an administrator's to do: the role is not made able to.
+#[tokio::test]
+async fn relay_that_runs_setup_itself_is_led_to_an_administrator_and_gets_no_more_rights() {
+    for version in Version::ALL {
+        for owner_is_superuser in [false, true] {
+            let managed = Managed::new(version, "ownrole", "replication", "").await;
+            if owner_is_superuser {
+                managed.sql.batch("alter table outbox owner to postgres").await;
+            }
+            // The way there is the product's: the halt of a pipeline that was never set up.
+            let halted = run_to_halt(&managed.config).await;
+            halted.assert_says("PR010", &["does not exist"], &["--url postgresql://ADMIN@HOST/"]);
+            let (code, text) = said(&postrider(&managed.config, &["setup"]));
+            assert_eq!(code, Some(1), "{text}");
+            assert!(!text.contains("GRANT"), "{text}");
+            assert_eq!(text.matches("hint:").count(), 1, "{text}");
+            let args = command(&text, "postrider setup", "postgres");
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            postrider_ok(&managed.config, &args);
+            let more = format!(
+                "select (rolsuper or rolcreaterole or has_database_privilege(oid, current_database(), 'create') \
+                   or exists (select from pg_auth_members m where m.member = r.oid))::text \
+                 from pg_roles r where rolname = '{}'",
+                managed.relay
+            );
+            assert_eq!(managed.sql.text(&more).await.as_deref(), Some("false"));
+            managed.streams().await;
+            managed.gone().await;
+        }
+    }
+}
+
+/// The relay's role may not make the table either, and `setup --create-table` says who may; whoever inserts needs a
+/// right that the end of it names.
+#[tokio::test]
+async fn table_that_setup_makes_is_an_administrators_and_the_applications_right_is_named() {
+    for layout in ["postrider", "sqlgarden", "commerce"] {
+        let managed = Managed::new(Version::Pg18, "create", "replication", "").await;
+        managed.sql.batch("drop table outbox").await;
+        let table = match layout {
+            "postrider" => "public.outbox",
+            "sqlgarden" => "public.outbox_events",
+            _ => "public.outbox_messages",
+        };
+        let config = managed.config.replace(
+            "table = \"public.outbox\"",
+            &format!("table = \"{table}\"\nlayout = \"{layout}\""),
+        );
+        let (code, text) = said(&postrider(&config, &["setup", "--create-table"]));
+        assert_eq!(code, Some(1), "{text}");
+        assert!(!text.contains("GRANT"), "{text}");
+        let args = command(&text, "postrider setup", "postgres");
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        assert!(args.contains(&"--create-table"), "{text}");
+        let text = postrider_ok(&config, &args);
+        let app = unique("app");
+        managed.sql.batch(&format!("create role {app} login")).await;
+        let grants = text.lines().filter_map(|line| line.trim().strip_prefix("sql  "));
+        let grants: Vec<String> = grants.map(|sql| sql.replace("APPLICATION", &app)).collect();
+        assert!(!grants.is_empty(), "{text}");
+        for grant in &grants {
+            managed.sql.batch(grant).await;
+        }
+        let columns = if layout == "commerce" {
+            "(tenant_id, aggregate_type, aggregate_id, event_type, payload) values (1, 'order', 1, 'T', '1')"
+        } else {
+            "(aggregate_type, aggregate_id, event_type, payload) values ('order', '1', 'T', '1')"
+        };
+        managed.sql.batch(&format!("set role {app}")).await;
+        managed.sql.batch(&format!("insert into {table} {columns}")).await;
+        managed.sql.batch("reset role").await;
+        managed.sql.batch(&format!("drop owned by {app}; drop role {app}")).await;
+        managed.sql.batch(&format!("grant {} to {}", managed.owner, managed.admin)).await;
+        managed.gone().await;
+    }
+}
+
+/// Membership in a superuser makes a superuser: it is never the line that is printed.
+#[tokio::test]
+async fn administrator_is_not_made_a_member_of_a_superuser() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let managed = Managed::new(version, "superowner", "replication", "replication").await;
+        managed.sql.batch("alter table outbox owner to postgres").await;
+        let (code, text) = managed.setup();
+        assert_eq!(code, Some(1), "{text}");
+        assert!(!text.contains("GRANT \"postgres\""), "{text}");
+        let args = command(&text, "postrider setup", "nobody");
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        assert!(args.iter().any(|arg| arg.contains("postgres@")), "{text}");
+        postrider_ok(&managed.config, &args);
+        managed.streams().await;
+        managed.gone().await;
+    }
+}
+
+/// Everything that the login may do is done and said, and everything that was refused has its own line.
+#[tokio::test]
+async fn steps_that_are_refused_stop_no_other_and_each_has_its_line() {
+    for version in Version::ALL {
+        // It owns the database and the table, and may not let anybody replicate.
+        let managed = Managed::new(version, "eachline", "", "").await;
+        managed.sql.batch(&format!("alter table outbox owner to {}", managed.admin)).await;
+        let (code, text) = managed.setup();
+        assert_eq!(code, Some(1), "{text}");
+        for words in [
+            "done           create publication",
+            "done           create schema",
+            "done           give role",
+            "refused        let role",
+            "refused        create slot",
+            "(without --url)",
+            "then run the same setup again",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        managed.sql.batch(line(&text, &format!("ALTER ROLE \"{}\"", managed.relay))).await;
+        postrider_ok(&managed.config, &["setup"]);
+        managed.streams().await;
+        managed.gone().await;
+
+        // It owns nothing: the schema and the rights on it are made, and the slot is not begun without publication.
+        let managed = Managed::new(version, "ownsnothing", "replication", "replication").await;
+        let (code, text) = managed.setup();
+        assert_eq!(code, Some(1), "{text}");
+        for words in [
+            "refused        create publication",
+            "done           create schema",
+            "refused        give role",
+            "lacks SELECT on table",
+            "not begun      create slot",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+        managed.sql.batch(line(&text, &format!("GRANT \"{}\" TO", managed.owner))).await;
+        let (code, text) = managed.setup();
+        assert_eq!(code, Some(0), "{text}");
+        managed.streams().await;
+        managed.gone().await;
+    }
+}
+
+/// A backfill makes the slot in another way than the plan's step, and is led to the relay's role too.
+#[tokio::test]
+async fn backfill_by_an_administrator_who_may_not_replicate_ends_as_the_relays_role() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let managed = Managed::new(version, "backfills", "replication", "").await;
+        managed.sql.batch(&format!("alter table outbox owner to {}", managed.admin)).await;
+        managed
+            .sql
+            .batch(
+                "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+                 values ('order', '1', 'T', '1'), ('order', '1', 'T', '2')",
+            )
+            .await;
+        let args = ["setup", "--backfill", "all", "--url", &managed.admin_url()];
+        let (code, text) = said(&postrider(&managed.config, &args));
+        assert_eq!(code, Some(1), "{text}");
+        assert!(text.contains("done           create publication"), "{text}");
+        assert!(text.contains("--backfill all (without --url)"), "{text}");
+        postrider_ok(&managed.config, &["setup", "--backfill", "all"]);
+        let relay = Relay::spawn(&managed.config);
+        managed.topic.await_records(2, SOON).await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
         managed.gone().await;
     }
 }
@@ -120,7 +298,8 @@ async fn replication_that_can_not_be_given_leaves_the_other_rights_given() {
         managed.sql.batch(&format!("grant {} to {}", managed.owner, managed.admin)).await;
         let (code, text) = managed.setup();
         assert_eq!(code, Some(1), "{text}");
-        assert!(text.contains("lacks REPLICATION; the other steps are done"), "{text}");
+        assert!(text.contains("lacks REPLICATION"), "{text}");
+        assert_eq!(text.matches("refused  ").count(), 1, "the other steps are done: {text}");
         assert!(!text.contains("is set up"), "{text}");
         let select =
             format!("select has_table_privilege('{}', 'outbox', 'select')::text", managed.relay);
@@ -150,7 +329,11 @@ async fn grant_of_which_the_server_only_warns_is_not_done() {
         let (code, text) = managed.setup();
         assert_eq!(code, Some(1), "{text}");
         assert!(text.contains("lacks SELECT on table \"public\".\"outbox\""), "{text}");
-        assert!(!text.contains("done           give role"), "{text}");
+        let done = text.lines().filter(|line| line.starts_with("done"));
+        assert!(
+            done.clone().count() > 0 && done.clone().all(|line| !line.contains("on table")),
+            "{text}"
+        );
         managed.sql.batch(line(&text, "GRANT SELECT ON TABLE")).await;
         let (code, text) = managed.setup();
         assert_eq!(code, Some(0), "{text}");

@@ -31,7 +31,7 @@ fn state<'a>(status: &'a Value, pipeline: &Pipeline) -> &'a Value {
 }
 
 #[tokio::test]
-async fn one_that_halts_leaves_the_others_alone_and_the_last_halt_ends_the_process() {
+async fn one_that_halts_leaves_the_others_alone_and_the_process_stays_up() {
     let pipelines = three().await;
     let relay = stays_up(&together(&pipelines));
     let [one, two, three] = &pipelines;

@@ -300,10 +300,10 @@ async fn halts_end_well(version: Version, from: usize, to: usize, by: By) {
 async fn mend(patient: &Patient, finding: &Value) {
     let lines = mends(finding);
     assert!(!lines.is_empty(), "nothing to do: {finding:#}");
-    for (kind, line, restart) in lines {
-        assert!(!restart, "{finding:#}");
-        if !line.ends_with(" run") {
-            patient.execute(&kind, &line).await;
+    for mend in lines {
+        assert!(mend["restart"] == false, "{finding:#}");
+        if !mend["line"].as_str().is_some_and(|line| line.ends_with(" run")) {
+            patient.execute(mend).await;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Findings for people: a table on a terminal, plain lines otherwise. Mending lines are never folded: they are copied.
 
-use super::Report;
+use super::{Report, edit};
 use crate::finding::{Finding, Mend, MendKind, Severity};
 use std::fmt::Write as _;
 
@@ -92,7 +92,7 @@ impl Style<'_> {
                 text,
                 "{}{} {}",
                 " ".repeat(WHY),
-                self.paint("1", self.kind(mend)),
+                self.paint("1", &self.kind(mend)),
                 Self::line(mend)
             )
             .unwrap_or_default();
@@ -102,10 +102,10 @@ impl Style<'_> {
         }
     }
 
-    fn kind(&self, mend: &Mend) -> &str {
+    fn kind(&self, mend: &Mend) -> String {
         match mend.kind {
-            MendKind::Config => self.file,
-            MendKind::Sql | MendKind::Shell => mend.kind.name(),
+            MendKind::Config => format!("{}{}:", self.file, edit::place(mend)),
+            MendKind::Sql | MendKind::Shell => mend.kind.name().to_owned(),
         }
     }
 
@@ -159,7 +159,7 @@ impl Style<'_> {
         }
         for mend in &finding.mend {
             let kind = match mend.kind {
-                MendKind::Config => format!("config {}", self.file),
+                MendKind::Config => format!("config {}{}", self.file, edit::place(mend)),
                 MendKind::Sql | MendKind::Shell => mend.kind.name().to_owned(),
             };
             writeln!(text, "{pipeline}:   fix ({kind}): {}", Self::line(mend)).unwrap_or_default();

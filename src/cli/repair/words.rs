@@ -97,10 +97,10 @@ fn missing(ids: Option<u64>) -> Option<String> {
     Some(folded("  missing    ", &text))
 }
 
-/// What was done. `no_id`: rows that have none.
-pub(super) fn of_row(pipeline: &str, row: &Row, no_id: u64) -> String {
+/// What was done. `no_id`: rows that have none. `start`: what starts the pipeline now.
+pub(super) fn of_row(pipeline: &str, row: &Row, no_id: u64, start: &str) -> String {
     let mut lines = vec![match row.state {
-        State::Done => format!("{pipeline} is repaired; start it with: postrider run"),
+        State::Done => format!("{pipeline} is repaired; {start}"),
         State::Making | State::Publishing => {
             format!("{pipeline} is not repaired yet; run postrider repair again, or postrider run")
         }

@@ -10,7 +10,7 @@ use crate::postgres::poll::listed::Table;
 use crate::postgres::repair::{self, Ask, Kind, Selection, Told};
 use crate::postgres::schema::{self, SchemaState};
 use crate::postgres::setup::{self, Backfilled, SetupError, SetupPlan, StepKind};
-use crate::postgres::{Conninfo, setup::check_backfill};
+use crate::postgres::{Conninfo, SqlState, setup::check_backfill};
 use clap::ValueEnum;
 use std::io::{self, BufRead as _, IsTerminal as _};
 
@@ -73,19 +73,29 @@ pub(super) fn asked(rows: &str) -> Result<Option<Backfill>, CliError> {
     let names: Vec<_> =
         Backfill::value_variants().iter().filter_map(ValueEnum::to_possible_value).collect();
     let names: Vec<&str> = names.iter().map(clap::builder::PossibleValue::get_name).collect();
+    Output::stderr().say(&format!(
+        "The table has {rows} from before the slot; streaming will not publish them, and once the slot exists it is \
+         too late to publish them first.\n  \
+         none         publish none of them (the default)\n  \
+         unpublished  publish those without their layout's mark; where published rows are deleted, all\n  \
+         all          publish all of them"
+    ));
     loop {
-        Output::stderr().say(&format!(
-            "There before the slot, and not streamed: {rows}. They can be published first now, and not once the slot \
-             exists. Which? Type {}:",
-            names.join(", ")
-        ));
+        Output::stderr()
+            .say(&format!("Publish them before streaming starts? [{}]:", names.join(" / ")));
         let mut answer = String::new();
         if input.lock().read_line(&mut answer).map_err(CliError::Input)? == 0 {
             return Err(CliError::Input(io::ErrorKind::UnexpectedEof.into()));
         }
-        if let Ok(which) = Backfill::from_str(answer.trim(), true) {
+        let answer = answer.trim();
+        if answer.is_empty() {
+            return Ok(Some(Backfill::None));
+        }
+        if let Ok(which) = Backfill::from_str(answer, true) {
             return Ok(Some(which));
         }
+        Output::stderr()
+            .say(&format!("{answer:?} is none of these; type one of {}.", names.join(", ")));
     }
 }
 
@@ -124,6 +134,22 @@ fn polls() -> Halt {
         meaning: "nothing was changed; every row without a mark is published".to_owned(),
         hint: "leave --backfill away".to_owned(),
     }
+}
+
+/// An administrator without the right to replicate can't create the slot; the relay's role, which has it by now, can.
+pub(super) fn denied(error: CliError, pipeline: &str, which: Selection, other: bool) -> CliError {
+    if let CliError::Source(source) | CliError::Setup(SetupError::Source(source)) = error {
+        if !other || source.sqlstate() != Some(SqlState::INSUFFICIENT_PRIVILEGE) {
+            return CliError::Source(source);
+        }
+        let word = if which.by_marks() { "unpublished" } else { "all" };
+        let hint = format!(
+            "run setup as the relay's role, which makes what is left: postrider setup -p {pipeline} --backfill {word} \
+             (without --url)"
+        );
+        return CliError::Setup(SetupError::Backfill { error: source, hint });
+    }
+    error
 }
 
 /// Makes slot and list, and says what is on it.

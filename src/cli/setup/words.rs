@@ -1,6 +1,6 @@
 //! A plan in words, for the terminal: told before anything is done.
 
-use crate::postgres::setup::{SetupPlan, Step};
+use crate::postgres::setup::{Partial, SetupPlan, Step};
 
 /// Longest line. Unit: characters.
 const WIDTH: usize = 100;
@@ -14,6 +14,19 @@ pub(super) fn of_plan(pipeline: &str, plan: &SetupPlan) -> String {
     }];
     lines.extend(steps(&plan.steps));
     lines.join("\n")
+}
+
+/// What is done, what was there, what was refused, and what was not begun since it needs what was refused.
+pub(super) fn of_partial(partial: &Partial) -> String {
+    let done = partial.done.steps.iter().map(|step| format!("done           {}", step.title));
+    let adopted = partial.done.adopted.iter().map(|object| format!("there already  {object}"));
+    let refused =
+        partial.refused.iter().map(|step| format!("refused        {}: {}", step.title, step.why));
+    let left = partial
+        .left
+        .iter()
+        .map(|title| format!("not begun      {title}: it needs what was refused"));
+    done.chain(adopted).chain(refused).chain(left).collect::<Vec<_>>().join("\n")
 }
 
 /// Each step with its number and its reason.

@@ -1,6 +1,8 @@
 //! One HTTP question to a process on this host.
 
 use crate::cli::error::CliError;
+use crate::driver::PipelineSpec;
+use serde_json::Value;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -21,6 +23,56 @@ pub(super) fn reachable(address: SocketAddr) -> SocketAddr {
         IpAddr::V4(_) | IpAddr::V6(_) => address.ip(),
     };
     SocketAddr::new(ip, address.port())
+}
+
+/// How long a command waits for a process that may not be there, before it says what comes next.
+const GLANCE: Duration = Duration::from_secs(2);
+
+/// A pipeline of the process that listens on an address.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(in crate::cli) struct Seen {
+    /// Its name.
+    pub(in crate::cli) pipeline: String,
+    /// Its database, as [`PipelineSpec::source_name`] has it.
+    pub(in crate::cli) source: String,
+    /// The code of its halt, where it is halted.
+    pub(in crate::cli) halted: Option<String>,
+}
+
+/// The pipelines of the Postrider that listens on `address`; none where none does.
+pub(in crate::cli) async fn glance(address: SocketAddr) -> Vec<Seen> {
+    let answer = tokio::time::timeout(GLANCE, status(reachable(address))).await;
+    let Ok(Ok(body)) = answer else { return Vec::new() };
+    let Ok(status) = serde_json::from_str::<Value>(&body) else { return Vec::new() };
+    let pipelines = status["pipelines"].as_array().map_or(&[][..], Vec::as_slice);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let seen = pipelines.iter().map(|pipeline| Seen {
+        pipeline: text(&pipeline["pipeline"]),
+        source: text(&pipeline["source"]),
+        halted: (pipeline["state"] == "halted").then(|| text(&pipeline["halt_code"])),
+    });
+    seen.collect()
+}
+
+/// What starts a pipeline that was set up or repaired: a process that halted may still run, and holds its port.
+pub(in crate::cli) async fn how_to_start(
+    listen: Option<SocketAddr>,
+    spec: &PipelineSpec,
+) -> String {
+    let seen = match listen {
+        Some(address) => glance(address).await,
+        None => Vec::new(),
+    };
+    let here = seen
+        .into_iter()
+        .find(|seen| seen.pipeline == spec.name() && seen.source == spec.source_name());
+    match here {
+        Some(Seen { halted: Some(code), .. }) => format!(
+            "the process that halted with {code} still runs: restart postrider run (systemctl restart postrider)"
+        ),
+        Some(Seen { halted: None, .. }) => "postrider run is running".to_owned(),
+        None => "start it with: postrider run".to_owned(),
+    }
 }
 
 /// The body of `/status`.

@@ -18,6 +18,9 @@ const HEAD: [&str; 9] = [
 /// Columns of figures are aligned to the right.
 const RIGHT: [bool; 9] = [false, false, true, true, true, true, false, true, false];
 
+/// Behind the remedy of a halt, which may be carried out already: the pipeline does not look at its cause again.
+const HALTED: &str = "then restart the process, which still runs (systemctl restart postrider)";
+
 /// Index of the state's column, which has the colour.
 const STATE: usize = 1;
 
@@ -37,6 +40,7 @@ pub(super) fn render(pipelines: &[Value], color: bool) -> String {
     }
     for pipeline in pipelines {
         text.push_str(&trouble(pipeline));
+        text.push_str(&parked(pipeline));
         text.push_str(&skipped(pipeline));
     }
     text
@@ -102,7 +106,59 @@ fn trouble(pipeline: &Value) -> String {
             text.push_str(line);
         }
     }
+    if pipeline["state"].as_str() == Some("halted") {
+        text.push_str("\n  ");
+        text.push_str(HALTED);
+    }
     text
+}
+
+/// The events that are set aside, what they hold back, and the command that shows them.
+fn parked(pipeline: &Value) -> String {
+    let name = pipeline["pipeline"].as_str().unwrap_or("-");
+    let parked = &pipeline["parked"];
+    let count = |key: &str| parked[key].as_u64().unwrap_or(0);
+    let states = [
+        ("waiting", "refused and tried again"),
+        ("dead", "dead"),
+        ("behind", "behind an earlier event"),
+        ("due", "not due yet"),
+    ];
+    let states = states.map(|(key, words)| (count(key), words));
+    let all: u64 = states.iter().map(|(count, _)| count).sum();
+    if all == 0 {
+        return String::new();
+    }
+    let parts = states.iter().filter(|(count, _)| *count > 0);
+    let parts: Vec<_> =
+        parts.map(|(count, words)| format!("{} {words}", grouped(*count))).collect();
+    let mut text = format!(
+        "\n\n{name}: {} parked ({})",
+        counted(all, "event is", "events are"),
+        parts.join(", ")
+    );
+    let held = counted(count("aggregates"), "aggregate is", "aggregates are");
+    let oldest = age(parked["oldest_seconds"].as_f64().unwrap_or(0.0));
+    write!(
+        text,
+        "\n  {held} held back; the oldest event for {oldest}\n  postrider parked list -p {name}"
+    )
+    .unwrap_or_default();
+    text
+}
+
+/// `1 event is`, `1,234 events are`
+fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{} {}", grouped(count), if count == 1 { one } else { many })
+}
+
+/// Seconds in the largest unit of which there are at least two: `90 s`, `12 min`, `3 h`, `5 d`.
+fn age(seconds: f64) -> String {
+    const UNITS: [(&str, f64); 3] = [("d", 86_400.0), ("h", 3_600.0), ("min", 60.0)];
+    match UNITS.into_iter().find(|(_, unit)| seconds >= 2.0 * unit) {
+        Some((name, unit)) => format!("{:.0} {name}", (seconds / unit).floor()),
+        None => format!("{seconds:.0} s"),
+    }
 }
 
 /// What was skipped that an application may have meant to be published.
@@ -174,10 +230,46 @@ mod tests {
 
             invoices: PR002: slot "postrider_invoices" does not exist
               run one
-              run two"#]].assert_eq(&render(&pipelines, false));
+              run two
+              then restart the process, which still runs (systemctl restart postrider)"#]]
+        .assert_eq(&render(&pipelines, false));
         let colored = render(&pipelines, true);
         assert!(colored.contains("\x1b[32mstreaming\x1b[0m"), "{colored}");
         assert!(colored.contains("\x1b[31mhalted\x1b[0m"), "{colored}");
+    }
+
+    #[test]
+    fn parked_events_are_shown_with_what_they_hold_back() {
+        let of = |value: Value| parked(&json!({"pipeline": "orders", "parked": value}));
+        assert_eq!(of(Value::Null), "");
+        assert_eq!(
+            of(json!({"waiting": 0, "behind": 0, "due": 0, "dead": 0, "aggregates": 0})),
+            ""
+        );
+        let some = of(json!({
+            "waiting": 1, "behind": 1_500, "due": 0, "dead": 1, "aggregates": 2, "oldest_seconds": 754.2,
+        }));
+        expect![[r#"
+
+
+            orders: 1,502 events are parked (1 refused and tried again, 1 dead, 1,500 behind an earlier event)
+              2 aggregates are held back; the oldest event for 12 min
+              postrider parked list -p orders"#]].assert_eq(&some);
+        let one = of(json!({"waiting": 0, "due": 1, "aggregates": 0, "oldest_seconds": 3.0}));
+        assert!(
+            one.contains("1 event is parked (1 not due yet)\n  0 aggregates are held back"),
+            "{one}"
+        );
+        assert!(one.contains("the oldest event for 3 s"), "{one}");
+    }
+
+    #[test]
+    fn ages_have_one_unit() {
+        for (seconds, text) in
+            [(0.4, "0 s"), (119.0, "119 s"), (120.0, "2 min"), (7_200.0, "2 h"), (172_800.0, "2 d")]
+        {
+            assert_eq!(age(seconds), text);
+        }
     }
 
     #[test]

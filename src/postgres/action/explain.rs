@@ -3,7 +3,7 @@
 use crate::error::{Chain, Halt, HaltReason};
 use crate::postgres::error::{SourceError, SourceErrorKind, Statement};
 use crate::postgres::fence::run_without_slot;
-use crate::postgres::names::{Names, ident, literal};
+use crate::postgres::names::{Names, admin_url, ident, literal};
 
 const NOTHING_LOST: &str =
     "nothing is confirmed while halted; the slot keeps the WAL, nothing is lost";
@@ -18,8 +18,8 @@ pub fn explain(reason: HaltReason, error: &SourceError, names: &Names) -> Halt {
         HaltReason::PublicationUnfit => (
             NOTHING_LOST.to_owned(),
             format!(
-                "name one publication in source.publication, made by: postrider setup -p {}",
-                names.pipeline
+                "name one publication in source.publication, made by: {}",
+                setup_as_admin(names)
             ),
         ),
         HaltReason::SlotUnusable | HaltReason::SlotMissing | HaltReason::SlotLost => (
@@ -127,8 +127,9 @@ fn access_hint(error: &SourceError) -> String {
         SourceErrorKind::Server(report) => match report.sqlstate.as_str() {
             "3D000" => "correct the database in source.url",
             "42501" => {
-                "the role lacks a right: postrider setup --print-sql has the GRANTs; replication needs ALTER ROLE … \
-                 REPLICATION (RDS: GRANT rds_replication TO …)"
+                "the role lacks a right: postrider setup --url postgresql://ADMIN@HOST/DATABASE gives it, or \
+                 --print-sql prints the GRANTs; replication needs ALTER ROLE … REPLICATION (RDS: GRANT \
+                 rds_replication TO …)"
             }
             _ => {
                 "check the user and password_file, the role's VALID UNTIL, and pg_hba.conf: its line names the \
@@ -149,8 +150,13 @@ fn access_hint(error: &SourceError) -> String {
     hint.to_owned()
 }
 
+/// The role that was refused, or for which something is missing, is the relay's: it can't give itself rights.
+fn setup_as_admin(names: &Names) -> String {
+    format!("postrider setup -p {} --url {}", names.pipeline, admin_url("DATABASE"))
+}
+
 fn schema_hint(error: &SourceError, names: &Names) -> String {
-    let setup = format!("postrider setup -p {}", names.pipeline);
+    let setup = setup_as_admin(names);
     match error.report().map(|report| report.sqlstate) {
         Some(state)
             if matches!(state.class(), "23" | "27" | "09" | "P0" | "44")

@@ -21,10 +21,10 @@ pub(super) use publication::insert_again;
 pub(super) use publication::via_root;
 
 use super::cursor::Cursor;
-use super::names::Names;
+use super::names::{Names, admin_url};
 use super::poll::PollSpec;
 use super::publication::{Concerned, PublicationFacts, Since};
-use super::schema::SchemaState;
+use super::schema::{SchemaState, VERSION};
 use super::server::ServerFacts;
 use super::slot::SlotRow;
 use super::table::TableFacts;
@@ -378,6 +378,24 @@ impl Facts {
     /// A command of ours for this pipeline.
     fn command(&self, rest: &str) -> String {
         format!("postrider {rest} -p {}", self.names.pipeline)
+    }
+
+    /// `setup` for this pipeline, with these options, or none (""). Where the relay's role may not create what is
+    /// missing, it is an administrator's to run: the role is never to be given the rights for it.
+    fn setup(&self, options: &str) -> String {
+        let creates = self.schema != SchemaState::Version(VERSION)
+            || self.publication.is_none()
+            || self.table.is_none();
+        let mut line = self.command("setup");
+        if !options.is_empty() {
+            line.push(' ');
+            line.push_str(options);
+        }
+        if creates && !self.server.creates {
+            line.push_str(" --url ");
+            line.push_str(&admin_url(&self.server.database));
+        }
+        line
     }
 
     /// The same with options behind the pipeline.

@@ -62,7 +62,7 @@ pub(super) fn schema(facts: &Facts) -> Option<Halt> {
 }
 
 pub(super) fn other_schema(facts: &Facts) -> Halt {
-    let setup = facts.command("setup");
+    let setup = facts.setup("");
     let known = schema::VERSION;
     let (message, hint) = match facts.schema {
         SchemaState::Version(number) if number > known => (
@@ -112,7 +112,7 @@ pub(super) fn missing(facts: &Facts) -> Halt {
             HaltReason::SlotMissing,
             message,
             "the pipeline was never set up here: events committed before the slot exists are not streamed",
-            facts.command("setup"),
+            facts.setup(""),
         );
     };
     halt(
@@ -133,40 +133,55 @@ pub(super) fn missing(facts: &Facts) -> Halt {
 pub(super) fn slot_kind(facts: &Facts) -> Option<Halt> {
     let slot = facts.slot.as_ref()?;
     let name = &slot.name;
-    let unusable = |what: String| {
-        halt(HaltReason::SlotUnusable, what, "nothing was read from it and nothing was changed", {
-            // Where the pipeline has begun, its own slot is gone, and what it would have brought is in the table.
-            let then = match (&facts.cursor, &facts.names.table) {
-                (Some(_), Some(_)) if facts.names.auto => "postrider run".to_owned(),
-                (Some(_), Some(_)) => facts.command("repair"),
-                _ => facts.command("setup"),
-            };
-            format!(
-                "set source.slot to a name that no slot has; then {then}; or, if nothing else uses this slot: \
-                     SELECT pg_drop_replication_slot({}); then {then}",
-                literal(name),
-            )
-        })
+    // Where the pipeline has begun, its own slot is gone, and what it would have brought is in the table.
+    let then = match (&facts.cursor, &facts.names.table) {
+        (Some(_), Some(_)) if facts.names.auto => "postrider run".to_owned(),
+        (Some(_), Some(_)) => facts.command("repair"),
+        _ => facts.setup(""),
+    };
+    let other_name = format!(
+        "set source.slot to a name that no slot has, such as \"{name}_2\" (SELECT slot_name FROM \
+         pg_replication_slots lists those that exist); then {then}"
+    );
+    let unusable = |what: String, meaning: &str, hint: String| {
+        let meaning = format!("nothing was read from it and nothing was changed{meaning}");
+        halt(HaltReason::SlotUnusable, what, meaning, hint)
+    };
+    // Its reader is somebody else, who may just be stopped: it is never to be dropped from here.
+    let anothers = |what: String, whose: &str| {
+        let meaning =
+            format!("; it belongs to {whose}: dropping it would lose what that one has not read");
+        Some(unusable(what, &meaning, other_name.clone()))
+    };
+    let ours = |what: String| {
+        let hint = format!(
+            "{other_name}; or, if nothing else uses this slot: SELECT pg_drop_replication_slot({}); then {then}",
+            literal(name)
+        );
+        unusable(what, "", hint)
     };
     if !slot.logical {
-        return Some(unusable(format!("slot {name:?} is a physical slot")));
+        let what = format!("slot {name:?} is a physical slot");
+        return anothers(what, "a standby, or a receiver of WAL");
     }
     let plugin = slot.plugin.as_deref().unwrap_or_default();
     if plugin != "pgoutput" {
-        return Some(unusable(format!("slot {name:?} is of plugin {plugin:?}, not \"pgoutput\"")));
+        let what = format!("slot {name:?} is of plugin {plugin:?}, not \"pgoutput\"");
+        return anothers(what, "another program");
     }
     let database = slot.database.as_deref().unwrap_or_default();
     if database != facts.server.database {
-        return Some(unusable(format!(
-            "slot {name:?} belongs to database {database:?}, this is {:?}",
-            facts.server.database
-        )));
+        let here = &facts.server.database;
+        return anothers(
+            format!("slot {name:?} belongs to database {database:?}, this is {here:?}"),
+            "a pipeline of that database, or another program",
+        );
     }
     if slot.temporary {
-        return Some(unusable(format!("slot {name:?} is temporary: it goes with its session")));
+        return Some(ours(format!("slot {name:?} is temporary: it goes with its session")));
     }
     slot.two_phase.then(|| {
-        unusable(format!("slot {name:?} has two_phase on: it would send prepared transactions"))
+        ours(format!("slot {name:?} has two_phase on: it would send prepared transactions"))
     })
 }
 
@@ -266,7 +281,7 @@ fn begin_without(facts: &Facts) -> String {
     format!(
         "every logical message that was not published is lost, since messages leave no row; have the application \
          emit again what consumers miss. A new slot begins with: {drop_slot}{forget}{}",
-        facts.command("setup")
+        facts.setup("")
     )
 }
 
@@ -286,7 +301,35 @@ pub(super) fn begin_with_every_row(facts: &Facts) -> String {
          those too that were published before; \"unpublished\" instead of \"all\": only rows without their layout's \
          mark)",
         literal(&facts.names.pipeline),
-        facts.command_with("setup", "--backfill all")
+        facts.setup("--backfill all")
+    )
+}
+
+/// An ordinary table that WAL has no rows of.
+fn unlogged(facts: &Facts, name: &TableName) -> Halt {
+    let message = format!("table {name} is unlogged: WAL has no rows of it");
+    // Before there is a slot the first setup publishes what is in the table.
+    if facts.slot.is_none() && facts.cursor.is_none() {
+        return halt(
+            HaltReason::TableUnfit,
+            message,
+            "rows inserted while it is unlogged are never streamed, and a crash of the server empties it: setup \
+             --backfill all publishes every row that is in the table when it creates the slot; with \"unpublished\" in \
+             place of \"all\" only rows without their layout's mark",
+            format!("ALTER TABLE {name} SET LOGGED; then {}", facts.setup("--backfill all")),
+        );
+    }
+    let published = facts.publication.as_ref().map(|p| p.table.is_some());
+    let add = if published == Some(false) {
+        format!("{}; then ", publication::add_table(facts, name))
+    } else {
+        String::new()
+    };
+    halt(
+        HaltReason::TableUnfit,
+        message,
+        "rows inserted while it is unlogged are never streamed; what came before is in the slot",
+        format!("ALTER TABLE {name} SET LOGGED; then {add}{}", from_table(facts)),
     )
 }
 
@@ -305,7 +348,7 @@ pub(super) fn table(facts: &Facts) -> Option<Halt> {
             format!("table {name} does not exist in database {:?}", facts.server.database),
             format!(
                 "correct outbox.table or source.url; or create it: {}",
-                facts.command("setup --create-table")
+                facts.setup("--create-table")
             ),
         ));
     };
@@ -324,22 +367,7 @@ pub(super) fn table(facts: &Facts) -> Option<Halt> {
                 ),
             ));
         }
-        Persistence::Unlogged => {
-            return Some(halt(
-                HaltReason::TableUnfit,
-                format!("table {name} is unlogged: WAL has no rows of it"),
-                "rows inserted while it is unlogged are never streamed; what came before is in the slot",
-                {
-                    let published = facts.publication.as_ref().map(|p| p.table.is_some());
-                    let add = if published == Some(false) {
-                        format!("{}; then ", publication::add_table(facts, name))
-                    } else {
-                        String::new()
-                    };
-                    format!("ALTER TABLE {name} SET LOGGED; then {add}{}", from_table(facts))
-                },
-            ));
-        }
+        Persistence::Unlogged => return Some(unlogged(facts, name)),
         Persistence::Temporary => {
             let what = format!("table {name} is temporary: WAL has no rows of it");
             return Some(unfit(what, "name an ordinary table in outbox.table".to_owned()));
@@ -365,27 +393,43 @@ pub(super) fn leaves(facts: &Facts) -> Option<Halt> {
     if unfit.is_empty() {
         return None;
     }
-    let save: Vec<String> = unfit.iter().map(|leaf| save_leaf(facts, table, name, leaf)).collect();
     let logs = unfit.iter().any(|leaf| leaf.kind == UnfitLeafKind::Unlogged);
-    let repeats = if facts.marks.is_some() || !logs {
-        ""
-    } else {
-        " The statements publish every row of the partition, also one that was streamed before: consumers know \
-         repetitions by the header id"
+    // Before there is a slot, what is inserted again is in no stream either.
+    let is_fresh = facts.slot.is_none() && facts.cursor.is_none();
+    let save = |leaf: &&UnfitLeaf| match leaf.kind {
+        UnfitLeafKind::Unlogged if is_fresh => format!("ALTER TABLE {} SET LOGGED;", leaf.name),
+        UnfitLeafKind::Unlogged | UnfitLeafKind::Foreign { .. } => {
+            save_leaf(facts, table, name, leaf)
+        }
     };
+    let mut lines: Vec<String> = unfit.iter().map(save).collect();
+    let mut meaning = "rows inserted into it are in no stream, and a crash of the server empties an unlogged table"
+        .to_owned();
+    if is_fresh && logs {
+        lines.push(format!("then {}", facts.setup("--backfill all")));
+        meaning.push_str(
+            ": setup --backfill all publishes every row that is in the table when it creates the slot; with \
+             \"unpublished\" in place of \"all\" only rows without their layout's mark",
+        );
+    } else {
+        meaning.push_str(
+            ": they are published when they are inserted again, behind later events of their aggregate",
+        );
+        if logs && facts.marks.is_none() {
+            meaning.push_str(
+                ". The statements publish every row of the partition, also one that was streamed before: consumers \
+                 know repetitions by the header id",
+            );
+        }
+    }
+    if facts.slot.is_some() {
+        meaning.push_str(". Rows of the other partitions wait in the slot");
+    }
     Some(halt(
         HaltReason::TableUnfit,
         format!("WAL has no rows of {}", described(&unfit)),
-        format!(
-            "rows inserted into it are in no stream, and a crash of the server empties an unlogged table: they are \
-             published when they are inserted again, behind later events of their aggregate{}",
-            if facts.slot.is_some() {
-                ". Rows of the other partitions wait in the slot"
-            } else {
-                ""
-            }
-        ),
-        format!("{}{repeats}", save.join(" ")),
+        meaning,
+        lines.join(" "),
     ))
 }
 

@@ -26,7 +26,7 @@ pub(super) fn missing(facts: &Facts) -> Halt {
         "the server decodes with the publication as it was at each commit: rows committed while it did not exist \
              are skipped (18) or stop the stream (15 to 17), even if it is made again now",
         match (&facts.slot, &facts.cursor) {
-            (None, None) => facts.command("setup"),
+            (None, None) => facts.setup(""),
             // Nothing says what was published.
             (Some(_), None) => begin_with_every_row(facts),
             (_, Some(_)) => format!("{}; then {}", create(facts), from_the_table(facts)),

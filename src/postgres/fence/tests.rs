@@ -55,6 +55,7 @@ pub(in crate::postgres) fn good() -> Facts {
             encoding: "UTF8".to_owned(),
             role: "postrider".to_owned(),
             replication: true,
+            creates: true,
         },
         schema: SchemaState::Version(crate::postgres::schema::VERSION),
         slot: Some(good_slot()),

@@ -85,8 +85,6 @@ pub(super) struct Sessions {
     pub(super) prepared: Vec<(String, String)>,
     /// Backends that have been writing in one transaction for more than an hour.
     pub(super) long: Vec<i32>,
-    /// A superuser that can log in, the first one made.
-    pub(super) admin: String,
     /// Functions that write logical messages and may be called by anybody, as SQL names them.
     pub(super) emit: Vec<String>,
 }
@@ -108,8 +106,6 @@ pub(super) async fn sessions(client: &Client) -> Read<Sessions> {
            FROM pg_catalog.pg_prepared_xacts p WHERE p.prepared < now() - interval '1 hour'), \
         (SELECT coalesce(array_agg(a.pid), '{}') FROM pg_catalog.pg_stat_activity a \
            WHERE a.backend_xid IS NOT NULL AND a.xact_start < now() - interval '1 hour'), \
-        (SELECT r.rolname::text FROM pg_catalog.pg_roles r WHERE r.rolsuper AND r.rolcanlogin \
-           ORDER BY r.oid LIMIT 1), \
         (SELECT coalesce(array_agg(p.oid::regprocedure::text), '{}') FROM pg_catalog.pg_proc p \
            WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.proname = 'pg_logical_emit_message' \
            AND has_function_privilege('public', p.oid, 'EXECUTE'))";
@@ -123,8 +119,7 @@ pub(super) async fn sessions(client: &Client) -> Read<Sessions> {
             clock: row.try_get(3)?,
             prepared: gids.into_iter().zip(databases).collect(),
             long: row.try_get(6)?,
-            admin: row.try_get::<_, Option<String>>(7)?.unwrap_or_else(|| "postgres".to_owned()),
-            emit: row.try_get(8)?,
+            emit: row.try_get(7)?,
         })
     };
     read().map_err(failed)

@@ -8,6 +8,9 @@ use crate::postgres::conninfo::{Conninfo, Host, Place, Root, SslMode};
 use crate::postgres::names::literal;
 use std::fmt::Write as _;
 
+/// Stands for an administrator's name.
+pub(super) const ADMIN: &str = "ADMIN";
+
 /// The calls and lines of one pipeline.
 #[derive(Clone, Debug)]
 pub(super) struct Lines {
@@ -25,12 +28,14 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// `admin` is a superuser's name, `able` whether the role of the look may make things itself.
-    pub(super) fn new(ask: &Ask<'_>, admin: &str, able: bool, has_cursor: bool) -> Self {
+    /// `able`: whether the role of the look may make things itself. Who may, is the reader's to know: a superuser of
+    /// the cluster may be the provider's own.
+    pub(super) fn new(ask: &Ask<'_>, able: bool, has_cursor: bool) -> Self {
         let pipeline = ask.names.pipeline.clone();
         let mut setup = format!("postrider setup -p {pipeline}");
         let login = ask.login.unwrap_or(ask.conninfo);
-        let admin = uri(login, if able { login.user() } else { admin }, &[]);
+        let known = able || ask.login.is_some();
+        let admin = uri(login, if known { login.user() } else { ADMIN }, &[]);
         if ask.login.is_some() || !able {
             write!(setup, " --url '{admin}'").unwrap_or_default();
         }

@@ -90,6 +90,11 @@ pub struct Seen {
     pub topics: Option<Vec<String>>,
 }
 
+/// A login as a URI with another user, and without a password.
+pub fn login_uri(conninfo: &Conninfo, user: &str) -> String {
+    lines::uri(conninfo, user, &[])
+}
+
 /// What the configuration says of the connection, without a look at the server.
 pub fn settings(names: &Names, conninfo: &Conninfo) -> Vec<Finding> {
     let mode = conninfo.ssl_mode();
@@ -217,11 +222,33 @@ fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
         // From here on `setup` is what mends, and it wants what is above to be well.
         slot::rules(scene, out);
         slot::failover(scene, out);
+        backfill(scene, out);
     }
     cursor::rules(scene, out);
     bookmarks::rules(scene, out);
     role::rights(scene, out);
     role::superuser(scene, out);
+}
+
+/// Rows of a table or partition that is unlogged before there is a slot are in no stream: the `setup` that creates the
+/// slot publishes them first. Once it has run, another one can't.
+fn backfill(scene: &Scene<'_>, out: &mut [Finding]) {
+    if !scene.is_fresh() {
+        return;
+    }
+    let ids = ["table_unlogged", "table_partition_unlogged"];
+    let unlogged = out.iter().rposition(|finding| ids.contains(&finding.id));
+    let Some((_, behind)) = unlogged.and_then(|at| out.split_at_mut_checked(at)) else { return };
+    let mut is_first = true;
+    for finding in behind {
+        finding.mend.retain_mut(|mend| {
+            if mend.line != scene.lines.setup {
+                return true;
+            }
+            mend.line.push_str(" --backfill all");
+            std::mem::take(&mut is_first)
+        });
+    }
 }
 
 /// Logs in as a stream would, and out again. Nothing is started.

@@ -1,6 +1,6 @@
 //! A connection that did not come to be, as a finding: by the kind of the error and its SQLSTATE, never by its text.
 
-use super::lines::{first_host, host_flags, uri};
+use super::lines::{ADMIN, first_host, host_flags, uri};
 use crate::error::Chain;
 use crate::finding::Finding;
 use crate::postgres::conninfo::Conninfo;
@@ -79,7 +79,7 @@ fn by_sqlstate(
                 "SELECT rolname, rolcanlogin, rolvaliduntil FROM pg_roles WHERE rolname = {};",
                 literal(user)
             ))
-            .shell(format!("psql '{}' -c '\\password {user}'", uri(conninfo, "postgres", &[]))),
+            .shell(format!("psql '{}' -c '\\password {user}'", uri(conninfo, ADMIN, &[]))),
         ("28000", _) => Finding::error("source_refused", what)
             .why(format!(
                 "either no line of pg_hba.conf lets role {user:?} into database {database:?} from here (the line names \

@@ -2,9 +2,10 @@
 
 use super::Scene;
 use super::facts::RoleFacts;
-use super::lines::uri;
+use super::lines::{ADMIN, uri};
 use super::refused::replication;
 use crate::finding::Finding;
+use crate::postgres::conninfo::Conninfo;
 use crate::postgres::names::ident;
 use crate::postgres::schema::SchemaState;
 
@@ -136,7 +137,11 @@ pub(super) fn superuser(scene: &Scene<'_>, out: &mut Vec<Finding>) {
             format!(
                 "postrider setup -p {} --url '{}'",
                 scene.lines.pipeline,
-                uri(scene.ask.login.unwrap_or(scene.ask.conninfo), &scene.sessions.admin, &[])
+                uri(
+                    scene.ask.login.unwrap_or(scene.ask.conninfo),
+                    scene.ask.login.map_or(ADMIN, Conninfo::user),
+                    &[]
+                )
             ),
         )
     });

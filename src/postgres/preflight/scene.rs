@@ -88,6 +88,13 @@ impl Scene<'_> {
     }
 }
 
+impl Scene<'_> {
+    /// The pipeline was not set up yet: nothing that is in the table comes by a slot.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.slot.is_none() && self.cursor.is_none()
+    }
+}
+
 /// Asks everything that the rules want to know.
 ///
 /// The order matters as in [`control::facts`](crate::postgres::control::facts): slot, then cursor, then end of WAL. A
@@ -140,7 +147,7 @@ pub(super) async fn read<'a>(
     let able = looks.is_some_and(|r| r.superuser || r.may_create && r.replication && owned);
     Ok(Scene {
         ask: *ask,
-        lines: Lines::new(ask, &sessions.admin, able, cursor.is_some()),
+        lines: Lines::new(ask, able, cursor.is_some()),
         settings,
         sessions,
         our_clock,

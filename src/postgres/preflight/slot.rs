@@ -96,6 +96,15 @@ fn unusable(scene: &Scene<'_>, slot: &SlotRow) -> Option<Finding> {
     let name = &slot.name;
     let plugin = slot.plugin.as_deref().unwrap_or_default();
     let database = slot.database.as_deref().unwrap_or_default();
+    let whose = if !slot.logical {
+        Some("a standby, or a receiver of WAL")
+    } else if plugin != "pgoutput" {
+        Some("another program")
+    } else if database != scene.server.database {
+        Some("a pipeline of that database, or another program")
+    } else {
+        None
+    };
     let (id, what) = if !slot.logical {
         ("slot_plugin", format!("slot {name:?} is a physical slot"))
     } else if plugin != "pgoutput" {
@@ -112,10 +121,19 @@ fn unusable(scene: &Scene<'_>, slot: &SlotRow) -> Option<Finding> {
     let free =
         (2..100).map(|n| format!("{name}_{n}")).find(|n| scene.slots.iter().all(|s| s.name != *n));
     let mut finding = Finding::error(id, what)
-        .why(
-            "the stream can't be read from it; if nothing uses it, dropping it and running setup would do as well as \
-             another name",
-        )
+        .why(whose.map_or_else(
+            || {
+                "the stream can't be read from it; if nothing uses it, dropping it and running setup would do as well \
+                 as another name"
+                    .to_owned()
+            },
+            |whose| {
+                format!(
+                    "the stream can't be read from it; it belongs to {whose}: dropping it would lose what that one has \
+                     not read"
+                )
+            },
+        ))
         .config(scene.lines.config("source.slot", &free.unwrap_or_default()));
     finding = if scene.cursor.is_some() {
         // Its own slot is gone.

@@ -136,6 +136,14 @@ fn partitions(scene: &Scene<'_>, name: &TableName, table: &TableFacts, out: &mut
     let streams = scene.ask.streams;
     for UnfitLeaf { name: leaf, kind } in &table.partitions.unfit {
         out.push(match kind {
+            UnfitLeafKind::Unlogged if streams && scene.is_fresh() => {
+                Finding::error("table_partition_unlogged", format!("partition {leaf} of {name} is unlogged"))
+                    .why(
+                        "rows inserted into it are in no stream, and a crash of the server empties it. What is in the \
+                         table before there is a slot is published by setup --backfill all, below",
+                    )
+                    .sql(format!("ALTER TABLE {leaf} SET LOGGED;"))
+            }
             UnfitLeafKind::Unlogged if streams => {
                 let repeats = if scene.ask.poll.is_some() {
                     ""

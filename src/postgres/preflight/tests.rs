@@ -67,7 +67,7 @@ fn well<'a>(ask: Ask<'a>, facts: &fence::Facts) -> Scene<'a> {
         retained: Some(1 << 20),
     };
     Scene {
-        lines: Lines::new(&ask, "postgres", true, true),
+        lines: Lines::new(&ask, true, true),
         settings: settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
         sessions: Sessions {
             walsenders: 1,
@@ -76,7 +76,6 @@ fn well<'a>(ask: Ask<'a>, facts: &fence::Facts) -> Scene<'a> {
             clock: 1000.0,
             prepared: Vec::new(),
             long: Vec::new(),
-            admin: "postgres".to_owned(),
             emit: Vec::new(),
         },
         our_clock: Some(1000.5),

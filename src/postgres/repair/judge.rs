@@ -3,7 +3,7 @@
 use super::row::{Row, State};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::fence::{self, Facts};
-use crate::postgres::names::ident;
+use crate::postgres::names::{admin_url, ident};
 use crate::postgres::setup::plan::standby;
 
 /// What is the matter.
@@ -31,7 +31,12 @@ pub fn judge(facts: &Facts, row: Option<&Row>, from_table: bool) -> Result<Verdi
             message: "there is no outbox table to repair from".to_owned(),
             meaning: "logical messages leave no row: those that were not streamed are lost"
                 .to_owned(),
-            hint: "begin a new slot: postrider setup --undo; then postrider setup".to_owned(),
+            hint: format!(
+                "begin a new slot: postrider setup --undo -p {pipeline} --url {admin}; then postrider setup -p \
+                 {pipeline} --url {admin}",
+                pipeline = facts.names.pipeline,
+                admin = admin_url(&facts.server.database)
+            ),
         });
     }
     if facts.publication.is_none() {

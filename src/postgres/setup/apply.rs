@@ -1,7 +1,7 @@
 //! Runs the steps, and says what it waits for.
 
-use super::rights::wanted;
-use super::{Options, RightsFacts, SetupPlan, Step, StepKind, plan, read_rights};
+use super::rights::{Right, wanted};
+use super::{Call, Options, RightsFacts, SetupPlan, Step, StepKind, plan, read_rights};
 use crate::error::Halt;
 use crate::postgres::control::{Ask, Control};
 use crate::postgres::error::SourceError;
@@ -27,25 +27,16 @@ pub enum SetupError {
         #[source]
         error: SourceError,
     },
-    /// A step was refused.
-    #[error("could not {step}")]
-    Denied {
-        /// The step's title.
-        step: String,
+    /// Steps were refused for a right that the login lacks; all others that could be done are done.
+    #[error("{}", .0.words())]
+    Refused(Box<Partial>),
+    /// The login may not create the slot with its list of rows; the steps before are done.
+    #[error("could not create the slot with the list of rows that are published first")]
+    Backfill {
         /// What the server said.
         #[source]
         error: SourceError,
-        /// The lines that let it be done.
-        hint: String,
-    },
-    /// Everything else was done, but the relay's role lacks rights that could not be given.
-    #[error("role {role:?} lacks {}; the other steps are done", .missing.join(", "))]
-    Rights {
-        /// The relay's role.
-        role: String,
-        /// What it lacks.
-        missing: Vec<String>,
-        /// The lines that give it.
+        /// Who may.
         hint: String,
     },
     /// A step was done, and is still missing.
@@ -57,6 +48,40 @@ pub enum SetupError {
     /// The state could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),
+}
+
+/// How far setup came where the server refused steps.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Partial {
+    /// What is done, and what was there.
+    pub done: SetupPlan,
+    /// What was refused, in order.
+    pub refused: Vec<Refused>,
+    /// Titles of steps that were not begun, since they need one that was refused.
+    pub left: Vec<String>,
+}
+
+/// A step that was refused.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refused {
+    kind: StepKind,
+    /// The step's title.
+    pub title: String,
+    /// What the server said, or which rights the role still lacks.
+    pub why: String,
+    /// The lines that let it be done, or do it.
+    pub lines: Vec<String>,
+}
+
+impl Partial {
+    fn words(&self) -> String {
+        let titles: Vec<String> = self
+            .refused
+            .iter()
+            .map(|step| format!("could not {}: {}", step.title, step.why))
+            .collect();
+        titles.join("; ")
+    }
 }
 
 impl From<Halt> for SetupError {
@@ -104,22 +129,23 @@ pub async fn apply(
     progress: &mut (dyn FnMut(Progress<'_>) + Send),
 ) -> Result<SetupPlan, SetupError> {
     let mut done = SetupPlan { steps: Vec::new(), adopted: Vec::new() };
-    let mut tried = Vec::new();
+    let (mut tried, mut refused) = (Vec::new(), Vec::<Refused>::new());
     let mut first = true;
     loop {
         let facts = control.facts(ask).await?;
-        let rights = match options.role {
-            Some(role) => Some(rights_of(control, ask, options, role).await?),
-            None => None,
-        };
-        let options = Options { rights: rights.as_ref(), ..*options };
+        let rights = rights_of(control, ask, options).await?;
+        let options = Options { rights: options.role.and(rights.as_ref()), ..*options };
         let plan = plan(&facts, &options)?;
         if std::mem::take(&mut first) {
             done.adopted.clone_from(&plan.adopted);
         }
-        let next = plan.steps.into_iter().find(|step| !tried.contains(&step.kind));
-        let Some(step) = next else {
-            return ends(done, &facts, &options).map_err(|error| *error);
+        let waits = |step: &Step| refused.iter().any(|earlier| step.kind.needs(earlier.kind));
+        let next = plan.steps.iter().find(|step| !tried.contains(&step.kind) && !waits(step));
+        let Some(step) = next.cloned() else {
+            let left = plan.steps.iter().filter(|step| waits(step)).map(|step| step.title.clone());
+            let left = left.collect();
+            let ended = ends(Partial { done, refused, left }, &plan, &facts, &options);
+            return ended.map_err(SetupError::Refused);
         };
         if done.steps.iter().any(|earlier| earlier.title == step.title) {
             return Err(SetupError::NoEffect { step: step.title });
@@ -144,8 +170,23 @@ pub async fn apply(
                 progress(Progress::Done(&step));
                 done.steps.push(step);
             }
-            Err(error) if is_denied(&error) && step.kind.gives_rights() => {}
-            Err(error) => return Err(refused(control, ask, &options, &facts, step, error).await),
+            Err(error) if !is_denied(&error) => {
+                return Err(SetupError::Step { step: step.title, error });
+            }
+            // The rights that are missing are read from the catalog at the end.
+            Err(_) if step.kind.gives_rights() => {}
+            Err(error) => {
+                tried.push(step.kind);
+                let why = error.report().map_or_else(String::new, |report| {
+                    format!("{} (SQLSTATE {})", report.message, report.sqlstate)
+                });
+                refused.push(Refused {
+                    kind: step.kind,
+                    title: step.title,
+                    why,
+                    lines: Vec::new(),
+                });
+            }
         }
     }
 }
@@ -155,56 +196,70 @@ fn is_denied(error: &SourceError) -> bool {
     error.report().is_some_and(|report| report.sqlstate.as_str() == "42501")
 }
 
+/// The rights of the relay's role, and of who runs the steps.
 async fn rights_of(
     control: &Control,
     ask: &Ask<'_>,
     options: &Options<'_>,
-    role: &str,
-) -> Result<RightsFacts, SourceError> {
-    read_rights(control, role, ask.names.table.as_ref(), options.marks).await
+) -> Result<Option<RightsFacts>, SourceError> {
+    let Some(role) = options.role else { return Ok(None) };
+    read_rights(control, role, ask.names.table.as_ref(), options.marks).await.map(Some)
 }
 
-/// A step that failed; what was refused comes with what lets it be done.
-async fn refused(
-    control: &Control,
-    ask: &Ask<'_>,
-    options: &Options<'_>,
-    facts: &Facts,
-    step: Step,
-    error: SourceError,
-) -> SetupError {
-    let step_failed = |error| SetupError::Step { step: step.title.clone(), error };
-    if !is_denied(&error) {
-        return step_failed(error);
-    }
-    let role = options.role.unwrap_or(&facts.server.role);
-    let Ok(rights) = rights_of(control, ask, options, role).await else {
-        return step_failed(error);
-    };
-    match rights.denied(facts, step.kind) {
-        Some(hint) => SetupError::Denied { step: step.title, error, hint },
-        None => step_failed(error),
-    }
-}
-
-/// What is true when there is nothing left to do. A step that gives rights counts as done where they are held.
+/// What is true when no step is left that could be done. A step that gives rights counts as done where they are held.
 fn ends(
-    mut done: SetupPlan,
+    mut partial: Partial,
+    plan: &SetupPlan,
     facts: &Facts,
     options: &Options<'_>,
-) -> Result<SetupPlan, Box<SetupError>> {
-    let (Some(role), Some(rights)) = (options.role, options.rights) else { return Ok(done) };
-    let mut missing = wanted(facts, role, options);
-    missing.retain(|right| !right.held);
-    done.steps.retain(|step| missing.iter().all(|right| right.step != step.kind));
-    if missing.is_empty() {
-        return Ok(done);
+) -> Result<SetupPlan, Box<Partial>> {
+    let nowhere =
+        Call { command: format!("postrider setup -p {}", facts.names.pipeline), login: None };
+    let call = options.call.unwrap_or(&nowhere);
+    if let (Some(role), Some(rights)) = (options.role, options.rights) {
+        for step in &mut partial.refused {
+            step.lines = rights.denied(facts, step.kind, call);
+        }
+        lacking(&mut partial, plan, facts, options, (role, rights), call);
+    } else {
+        // The relay's own role is never given what setup needs: an administrator runs it.
+        let line = format!("run setup as an administrator: {}", call.by("ADMIN"));
+        for step in &mut partial.refused {
+            step.lines = vec![line.clone()];
+        }
     }
-    Err(Box::new(SetupError::Rights {
-        role: role.to_owned(),
-        hint: rights.remedy(facts, &missing),
-        missing: missing.into_iter().map(|right| right.what).collect(),
-    }))
+    if partial.refused.is_empty() {
+        return Ok(partial.done);
+    }
+    Err(Box::new(partial))
+}
+
+/// Rights that the role still lacks, though the step that gives them was done or refused: that step is in the plan
+/// again.
+fn lacking(
+    partial: &mut Partial,
+    plan: &SetupPlan,
+    facts: &Facts,
+    options: &Options<'_>,
+    (role, rights): (&str, &RightsFacts),
+    call: &Call,
+) {
+    let wanted = wanted(facts, role, options);
+    let steps = plan.steps.iter().filter(|step| step.kind.gives_rights());
+    for step in steps.filter(|step| !partial.left.contains(&step.title)) {
+        let missing: Vec<&Right> =
+            wanted.iter().filter(|right| right.step == step.kind && !right.held).collect();
+        let what: Vec<&str> = missing.iter().map(|right| right.what.as_str()).collect();
+        partial.done.steps.retain(|done| done.kind != step.kind);
+        partial.refused.push(Refused {
+            kind: step.kind,
+            title: step.title.clone(),
+            why: format!("role {role:?} lacks {}", what.join(", ")),
+            lines: rights.remedy(facts, role, &missing, call),
+        });
+    }
+    // The slot is the last step: who may make it follows from the others.
+    partial.refused.sort_by_key(|step| matches!(step.kind, StepKind::Slot | StepKind::Cursor));
 }
 
 pub(super) async fn run(client: &Client, sql: &str) -> Result<(), SourceError> {

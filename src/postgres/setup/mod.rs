@@ -20,19 +20,21 @@ mod rights;
 mod tests;
 pub mod undo;
 
-pub use apply::{Blocker, Progress, SetupError, apply};
+pub use apply::{Blocker, Partial, Progress, Refused, SetupError, apply};
 pub use backfill::{Backfilled, ROWS_COUNTED_MAX, backfill, check_backfill, rows};
 pub use let_go::{held, let_go};
 pub use notify::{TRIGGER, notify_sql, notify_undo_sql};
 pub use plan::plan;
 pub use renew::{Renewed, renew};
-pub use rights::{RightsFacts, ServerKind, read_rights};
+pub use rights::{RightsFacts, ServerKind, insert_grants, read_rights};
 pub use undo::UndoPlan;
 
+use super::conninfo::Conninfo;
 use super::control::Control;
 use super::error::SourceError;
 use super::names::ident;
 use super::poll::PollSpec;
+use super::preflight::login_uri;
 
 /// What is to be done, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -80,6 +82,16 @@ pub enum StepKind {
 }
 
 impl StepKind {
+    /// The step that has to be done before this one.
+    const fn needs(self, earlier: Self) -> bool {
+        match self {
+            Self::Table | Self::Schema | Self::Replication => false,
+            Self::Publication | Self::TableRights | Self::Notify => matches!(earlier, Self::Table),
+            Self::Rights | Self::Cursor => matches!(earlier, Self::Schema),
+            Self::Slot => matches!(earlier, Self::Table | Self::Publication | Self::Schema),
+        }
+    }
+
     /// A step whose success is read from the catalog; where it is refused the others go on.
     const fn gives_rights(self) -> bool {
         matches!(self, Self::Rights | Self::TableRights | Self::Replication)
@@ -103,10 +115,32 @@ pub struct Options<'a> {
     pub backfill: bool,
     /// Rows of the table are marked as this says: by polling, or behind the stream.
     pub marks: Option<&'a PollSpec>,
+    /// How setup was called: what the lines that it prints call again.
+    pub call: Option<&'a Call>,
     /// That role does not exist: nothing is begun ([`role_exists`]).
     pub role_missing: bool,
     /// What that role may do already; without it every right is given.
     pub rights: Option<&'a RightsFacts>,
+}
+
+/// The command line of this setup, to be printed with another login.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// `postrider setup -p orders --create-table`, without `--url`.
+    pub command: String,
+    /// The login, whose hosts, database and TLS another one shares; `None`: the reader fills them in.
+    pub login: Option<Conninfo>,
+}
+
+impl Call {
+    /// The same command by the login of `user`. It has no password in it.
+    pub fn by(&self, user: &str) -> String {
+        let url = match &self.login {
+            Some(login) => login_uri(login, user),
+            None => format!("postgresql://{user}@HOST/DATABASE"),
+        };
+        format!("{} --url '{url}'", self.command)
+    }
 }
 
 /// Whether the server has the role.

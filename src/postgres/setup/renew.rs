@@ -9,7 +9,7 @@ use crate::error::Chain;
 use crate::postgres::control::{Ask, Control};
 use crate::postgres::error::{SourceError, SqlState};
 use crate::postgres::fence::{self, Facts};
-use crate::postgres::names::literal;
+use crate::postgres::names::{admin_url, literal};
 use crate::postgres::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL};
 
 /// What came of it.
@@ -35,7 +35,9 @@ pub async fn renew(control: &Control, ask: &Ask<'_>, epoch: i64) -> Result<Renew
     if facts.publication.is_none() {
         let name = &facts.names.publication;
         return Ok(Renewed::NotYet(format!(
-            "publication {name:?} does not exist: postrider setup"
+            "publication {name:?} does not exist: postrider setup -p {} --url {}",
+            facts.names.pipeline,
+            admin_url(&facts.server.database)
         )));
     }
     let slot = facts.slot.as_ref();

@@ -3,7 +3,7 @@
 //! `GRANT` by a role that may not grant is an error, or a mere warning where it holds another right of the same object.
 //! So what is true is read from the catalog before and afterwards, and never taken from a statement's success.
 
-use super::{Options, StepKind};
+use super::{Call, Options, StepKind};
 use crate::postgres::control::Control;
 use crate::postgres::error::SourceError;
 use crate::postgres::fence::Facts;
@@ -38,17 +38,21 @@ impl ServerKind {
         }
     }
 
-    /// Who may run it.
-    const fn who(self, version: u32) -> &'static str {
-        match self {
+    /// Who may let `role` replicate.
+    fn who(self, role: &str, version: u32) -> String {
+        let who = match self {
             Self::Rds => "as the master user",
             Self::CloudSql => "as a member of cloudsqlsuperuser, for example user postgres",
             Self::Azure => "as the server's administrator",
             Self::Own if version >= GRANT_OPTIONS_SINCE => {
-                "as a superuser, or as a role that has CREATEROLE and REPLICATION and the ADMIN option on it"
+                return format!(
+                    "as a superuser, or as a role that has CREATEROLE and REPLICATION and the ADMIN option on role \
+                     {role:?}"
+                );
             }
             Self::Own => "as a superuser",
-        }
+        };
+        who.to_owned()
     }
 }
 
@@ -70,20 +74,29 @@ pub struct RightsFacts {
     replicates: bool,
     /// The role may connect, and use the tables of schema `postrider`.
     ours: bool,
-    /// Who owns schema `postrider`, and whether that is the session's role or one that it acts for.
-    schema_owner: Option<(String, bool)>,
+    /// Who owns schema `postrider`.
+    schema_owner: Option<Owner>,
     /// The outbox table, where it exists.
     table: Option<OutboxRights>,
     /// INSERT on the table of dead letters, where it exists.
     dlq: Option<bool>,
 }
 
+/// The owner of an object, as the session's role sees it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "rights")]
+struct Owner {
+    name: String,
+    /// The session's role is it, or acts for it.
+    ours: bool,
+    /// A member of it would be as good as a superuser.
+    superuser: bool,
+    /// The session's role may grant membership in it.
+    grantable: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct OutboxRights {
-    owner: String,
-    /// The session's role acts for the owner.
-    owned: bool,
+    owner: Owner,
     select: bool,
     update: bool,
     delete: bool,
@@ -110,8 +123,12 @@ SELECT a.rolname::text, a.rolsuper, \
     AND (SELECT bool_and(has_table_privilege(r.oid, c.oid, 'SELECT') AND has_table_privilege(r.oid, c.oid, 'INSERT') \
            AND has_table_privilege(r.oid, c.oid, 'UPDATE') AND has_table_privilege(r.oid, c.oid, 'DELETE')) \
          FROM pg_class c WHERE c.relnamespace = p.oid AND c.relkind = 'r'), false), \
-  pg_get_userbyid(p.nspowner)::text, pg_has_role(a.oid, p.nspowner, 'USAGE'), \
-  pg_get_userbyid(t.relowner)::text, pg_has_role(a.oid, t.relowner, 'USAGE'), \
+  po.rolname::text, pg_has_role(a.oid, po.oid, 'USAGE'), po.rolsuper, \
+  a.rolsuper OR pg_has_role(a.oid, po.oid, 'MEMBER WITH ADMIN OPTION') \
+    OR a.rolcreaterole AND NOT po.rolsuper AND current_setting('server_version_num')::int4 < 160000, \
+  w.rolname::text, pg_has_role(a.oid, w.oid, 'USAGE'), w.rolsuper, \
+  a.rolsuper OR pg_has_role(a.oid, w.oid, 'MEMBER WITH ADMIN OPTION') \
+    OR a.rolcreaterole AND NOT w.rolsuper AND current_setting('server_version_num')::int4 < 160000, \
   has_schema_privilege(r.oid, n.oid, 'USAGE') AND has_table_privilege(r.oid, t.oid, 'SELECT'), \
   has_table_privilege(r.oid, t.oid, 'UPDATE'), has_table_privilege(r.oid, t.oid, 'DELETE'), \
   has_table_privilege(r.oid, q.oid, 'INSERT'), \
@@ -123,6 +140,7 @@ LEFT JOIN pg_roles rds ON rds.rolname = 'rds_replication' \
 LEFT JOIN pg_namespace p ON p.nspname = 'postrider' \
 LEFT JOIN pg_namespace n ON n.nspname = $2 \
 LEFT JOIN pg_class t ON t.relnamespace = n.oid AND t.relname = $3 AND t.relkind IN ('r', 'p') \
+LEFT JOIN pg_roles po ON po.oid = p.nspowner LEFT JOIN pg_roles w ON w.oid = t.relowner \
 LEFT JOIN pg_class q ON q.relnamespace = n.oid AND q.relname = $4 AND q.relkind IN ('r', 'p') \
 WHERE a.rolname = current_user";
 
@@ -144,23 +162,30 @@ pub async fn read_rights(
     let read = || {
         let held =
             |index: usize| row.try_get::<_, Option<bool>>(index).map(Option::unwrap_or_default);
-        let text = |index: usize| row.try_get::<_, Option<String>>(index);
-        let table = match text(8)? {
+        let owner = |at: usize| {
+            let name = row.try_get::<_, Option<String>>(at)?;
+            let read = |name| {
+                Ok::<_, tokio_postgres::Error>(Owner {
+                    name,
+                    ours: held(at + 1)?,
+                    superuser: held(at + 2)?,
+                    grantable: held(at + 3)?,
+                })
+            };
+            name.map(read).transpose()
+        };
+        let table = match owner(10)? {
             Some(owner) => Some(OutboxRights {
                 owner,
-                owned: held(9)?,
-                select: held(10)?,
-                update: held(11)?,
-                delete: held(12)?,
+                select: held(14)?,
+                update: held(15)?,
+                delete: held(16)?,
             }),
             None => None,
         };
-        let schema_owner = match text(6)? {
-            Some(owner) => Some((owner, held(7)?)),
-            None => None,
-        };
+        let schema_owner = owner(6)?;
         Ok(RightsFacts {
-            kind: match row.try_get::<_, &str>(14)? {
+            kind: match row.try_get::<_, &str>(18)? {
                 "rds" => ServerKind::Rds,
                 "cloudsql" => ServerKind::CloudSql,
                 "azure" => ServerKind::Azure,
@@ -174,10 +199,38 @@ pub async fn read_rights(
             ours: held(5)?,
             schema_owner,
             table,
-            dlq: row.try_get(13)?,
+            dlq: row.try_get(17)?,
         })
     };
     read().map_err(failed)
+}
+
+/// What the application's role needs to insert into a table that was just created; `APPLICATION` stands for its name.
+///
+/// # Errors
+/// What the server says.
+pub async fn insert_grants(
+    control: &Control,
+    table: &TableName,
+) -> Result<Vec<String>, SourceError> {
+    let failed = |e| SourceError::control(format!("read the sequences of table {table}"), e);
+    // An identity column needs no right on its sequence, a serial one does.
+    let sql = "SELECT pg_catalog.format('%I.%I', n.nspname, s.relname) FROM pg_catalog.pg_depend d \
+               JOIN pg_catalog.pg_class s ON s.oid = d.objid AND s.relkind = 'S' \
+               JOIN pg_catalog.pg_namespace n ON n.oid = s.relnamespace \
+               WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.deptype = 'a' \
+                 AND d.refobjid = pg_catalog.to_regclass($1::pg_catalog.text)";
+    let rows = control.client().query(sql, &[&table.to_string()]).await.map_err(failed)?;
+    let mut grants = Vec::new();
+    if table.schema != "public" {
+        grants.push(format!("GRANT USAGE ON SCHEMA {} TO APPLICATION;", ident(&table.schema)));
+    }
+    grants.push(format!("GRANT INSERT ON TABLE {table} TO APPLICATION;"));
+    for row in rows {
+        let sequence: &str = row.try_get(0).map_err(failed)?;
+        grants.push(format!("GRANT USAGE ON SEQUENCE {sequence} TO APPLICATION;"));
+    }
+    Ok(grants)
 }
 
 /// Every right that the role needs; without `options.rights` none counts as held.
@@ -244,85 +297,112 @@ pub(super) fn wanted(facts: &Facts, role: &str, options: &Options<'_>) -> Vec<Ri
 }
 
 impl RightsFacts {
-    /// The line by which the session's role acts for another.
-    fn act_for(&self, owner: &str, version: u32) -> String {
+    /// What lets the session's role act for an owner; where the owner is a superuser, who runs setup in its place:
+    /// membership in a superuser makes one.
+    fn act_for(&self, owner: &Owner, version: u32, call: &Call) -> String {
+        if owner.superuser {
+            return format!(
+                "run setup as role {:?}, a superuser: {}",
+                owner.name,
+                call.by(&owner.name)
+            );
+        }
+        let who = if owner.grantable {
+            format!("as role {:?}, which may grant it", self.admin)
+        } else if version >= GRANT_OPTIONS_SINCE {
+            format!(
+                "as a superuser, or as a role that has the ADMIN option on role {:?}",
+                owner.name
+            )
+        } else {
+            "as a superuser, or as a role that has CREATEROLE".to_owned()
+        };
         let options =
             if version >= GRANT_OPTIONS_SINCE { " WITH INHERIT TRUE, SET TRUE" } else { "" };
-        format!("GRANT {} TO {}{options};", ident(owner), ident(&self.admin))
+        format!("{who}: GRANT {} TO {}{options};", ident(&owner.name), ident(&self.admin))
     }
 
-    /// What gives the rights that are missing, as lines.
-    pub(super) fn remedy(&self, facts: &Facts, missing: &[Right]) -> String {
+    /// What gives the rights of one step that are missing, a line for each way or right.
+    pub(super) fn remedy(
+        &self,
+        facts: &Facts,
+        role: &str,
+        missing: &[&Right],
+        call: &Call,
+    ) -> Vec<String> {
         let version = facts.server.version;
-        let mut lines = Vec::new();
-        let of = |step| missing.iter().filter(move |right| right.step == step);
-        let sql: Vec<&str> = of(StepKind::Rights)
-            .chain(of(StepKind::TableRights))
-            .flat_map(|right| right.sql.lines())
-            .collect();
+        let (mut sql, mut lines) = (Vec::new(), Vec::new());
+        for right in missing {
+            if right.step == StepKind::Replication {
+                lines.push(format!("{}: {}", self.kind.who(role, version), right.sql));
+            } else {
+                sql.extend(right.sql.lines());
+            }
+        }
         if !sql.is_empty() {
-            let acts = match &self.table {
-                Some(table) if !table.owned && of(StepKind::TableRights).next().is_some() => {
-                    format!(
-                        ", or let {} act for the table's owner and run setup again: {}",
-                        ident(&self.admin),
-                        self.act_for(&table.owner, version)
-                    )
-                }
-                Some(_) | None => String::new(),
-            };
-            lines.push(format!("as the owner or a superuser: {}{acts}", sql.join(" ")));
+            lines.push(format!("as the owner or a superuser: {}", sql.join(" ")));
+            let on_table = missing.iter().any(|right| right.step == StepKind::TableRights);
+            let owner = self.table.as_ref().map(|table| &table.owner);
+            if let Some(owner) = owner.filter(|owner| on_table && !owner.ours) {
+                lines.push(format!("or {}", self.act_for(owner, version, call)));
+            }
         }
-        for right in of(StepKind::Replication) {
-            lines.push(format!("{}: {}", self.kind.who(version), right.sql));
-        }
-        lines.join("\n")
+        lines
     }
 
-    /// What lets the session's role do a step that was refused with SQLSTATE 42501.
-    pub(super) fn denied(&self, facts: &Facts, step: StepKind) -> Option<String> {
+    /// What lets the session's role do a step that was refused with SQLSTATE 42501; a line for each.
+    pub(super) fn denied(&self, facts: &Facts, step: StepKind, call: &Call) -> Vec<String> {
         let version = facts.server.version;
         let database = ident(&facts.server.database);
-        let create = || format!("GRANT CREATE ON DATABASE {database} TO {};", ident(&self.admin));
+        let admin = ident(&self.admin);
+        let create = || {
+            format!(
+                "as the owner of the database or a superuser: GRANT CREATE ON DATABASE {database} TO {admin};"
+            )
+        };
         let mut lines = Vec::new();
         match step {
             StepKind::Table => {
-                let schema = facts.names.table.as_ref().map(|table| ident(&table.schema))?;
-                lines.push(format!("GRANT CREATE ON SCHEMA {schema} TO {};", ident(&self.admin)));
+                let schema = facts.names.table.as_ref().map(|table| ident(&table.schema));
+                lines.extend(schema.map(|schema| {
+                    format!(
+                        "as the owner of the schema or a superuser: GRANT USAGE, CREATE ON SCHEMA {schema} TO {admin};"
+                    )
+                }));
             }
             StepKind::Publication | StepKind::Notify => {
                 if step == StepKind::Publication && !self.admin_creates {
                     lines.push(create());
                 }
-                let owner = self.table.as_ref().filter(|table| !table.owned);
-                lines.extend(owner.map(|table| self.act_for(&table.owner, version)));
+                let owner = self.table.as_ref().map(|table| &table.owner);
+                let owner = owner.filter(|owner| !owner.ours);
+                lines.extend(owner.map(|owner| self.act_for(owner, version, call)));
             }
             StepKind::Schema => match &self.schema_owner {
-                Some((owner, false)) => lines.push(self.act_for(owner, version)),
+                Some(owner) if !owner.ours => lines.push(self.act_for(owner, version, call)),
                 Some(_) => {}
                 None => lines.push(create()),
             },
             StepKind::Slot | StepKind::Cursor => {
-                let mut ways = Vec::new();
-                if self.replicates && self.ours {
-                    ways.push(format!(
-                        "run setup again as the relay's role, which makes what is left: postrider setup -p {} (without \
-                         --url)",
-                        facts.names.pipeline
-                    ));
-                }
+                lines.push(format!(
+                    "{}run setup as the relay's role, which makes what is left: {} (without --url)",
+                    if self.replicates && self.ours {
+                        ""
+                    } else {
+                        "when the role has its rights, "
+                    },
+                    call.command
+                ));
                 if !self.admin_replicates {
-                    ways.push(format!(
-                        "{}, then run setup again: {}",
-                        self.kind.who(version),
+                    lines.push(format!(
+                        "or, {}: {}",
+                        self.kind.who(&self.admin, version),
                         self.kind.replicate(&self.admin)
                     ));
                 }
-                return (!ways.is_empty()).then(|| ways.join("; or "));
             }
-            StepKind::Rights | StepKind::TableRights | StepKind::Replication => return None,
+            StepKind::Rights | StepKind::TableRights | StepKind::Replication => {}
         }
-        (!lines.is_empty())
-            .then(|| format!("as a superuser, then run setup again: {}", lines.join(" ")))
+        lines
     }
 }

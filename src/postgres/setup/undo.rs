@@ -9,7 +9,7 @@ use crate::error::{Halt, HaltReason};
 use crate::postgres::control::{Ask, Control};
 use crate::postgres::error::SourceError;
 use crate::postgres::fence::Facts;
-use crate::postgres::names::{ident, literal};
+use crate::postgres::names::{admin_url, ident, literal};
 use crate::postgres::schema::SchemaState;
 use crate::postgres::slot::SlotRow;
 
@@ -47,7 +47,7 @@ pub async fn read(control: &Control, ask: &Ask<'_>) -> Result<UndoPlan, SetupErr
         return Ok(plan);
     }
     match denied(control, &facts).await? {
-        Some(object) => Err(not_ours(&facts.server.role, &object).into()),
+        Some(object) => Err(not_ours(&facts.server.role, &object, &facts).into()),
         None => Ok(plan),
     }
 }
@@ -73,12 +73,16 @@ async fn denied(control: &Control, facts: &Facts) -> Result<Option<String>, Sour
     row.map(|row| row.try_get(0).map_err(failed)).transpose()
 }
 
-fn not_ours(role: &str, object: &str) -> Halt {
+fn not_ours(role: &str, object: &str, facts: &Facts) -> Halt {
     Halt {
         reason: HaltReason::AccessDenied,
         message: format!("role {role:?} may not drop {object}"),
         meaning: "nothing was changed".to_owned(),
-        hint: "log in as an administrator: postrider setup --undo --url postgresql://ADMIN@HOST/DATABASE".to_owned(),
+        hint: format!(
+            "log in as an administrator: postrider setup --undo --url {} -p {}",
+            admin_url(&facts.server.database),
+            facts.names.pipeline
+        ),
     }
 }
 

@@ -93,10 +93,12 @@ struct LargeTurns {
     waits: bool,
 }
 
-/// Looks at the settings as [`KafkaSink::open`] does.
-pub(super) fn check(spec: &KafkaSpec) -> Result<(), SinkError> {
-    properties::client_config(spec)?;
-    spec.create_topics.as_deref().map(creation::Wanted::of).transpose().map(drop)
+/// Looks at the settings as [`KafkaSink::open`] does: everything that is wrong with them.
+pub(super) fn check(spec: &KafkaSpec) -> Vec<SinkError> {
+    let mut errors = properties::mistakes(spec);
+    let wanted = spec.create_topics.as_deref().map(creation::Wanted::of).transpose();
+    errors.extend(wanted.err());
+    errors
 }
 
 impl KafkaSink {

@@ -103,20 +103,15 @@ const TOKEN: &str = "nobody would renew the token when it expires";
 const TRANSACTIONS: &str = "Postrider does not use transactions";
 
 /// librdkafka's configuration for `spec`: our settings, and the operator's on top where they break no promise.
+///
+/// # Errors
+/// The first of [`mistakes`].
 pub(super) fn client_config(spec: &KafkaSpec) -> Result<ClientConfig, SinkError> {
-    let build = Build::here();
-    for (name, value) in &spec.properties {
-        build.allows(name, value)?;
-        allowed(name, value)?;
+    if let Some(first) = mistakes(spec).into_iter().next() {
+        return Err(first);
     }
-    build.allows_all(spec)?;
     let mut config = ours(spec);
     for (name, value) in &spec.properties {
-        // One property at a time, so that the error names it: librdkafka's own text repeats the value, which may be a
-        // secret.
-        let mut probe = ClientConfig::new();
-        probe.set(name, value);
-        probe.create_native_config().map(drop).map_err(|error| refusal(name, &error))?;
         config.set(our_name(name), value);
     }
     Ok(config)
@@ -130,6 +125,25 @@ pub(super) fn for_large(sizes: Sizes, spec: &KafkaSpec, config: &ClientConfig) -
     sizes.for_large().put(spec, &mut config);
     config.set("enable.gapless.guarantee", "false").set("linger.ms", "0");
     config
+}
+
+/// Every property that is refused, in the order of their names, and what they lack together.
+pub(super) fn mistakes(spec: &KafkaSpec) -> Vec<SinkError> {
+    let build = Build::here();
+    let of = |(name, value): (&String, &String)| of_property(build, name, value).err();
+    let mut errors: Vec<SinkError> = spec.properties.iter().filter_map(of).collect();
+    errors.extend(build.allows_all(spec).err());
+    errors
+}
+
+fn of_property(build: Build, name: &str, value: &str) -> Result<(), SinkError> {
+    build.allows(name, value)?;
+    allowed(name, value)?;
+    // One property at a time, so that the error names it: librdkafka's own text repeats the value, which may be a
+    // secret.
+    let mut probe = ClientConfig::new();
+    probe.set(name, value);
+    probe.create_native_config().map(drop).map_err(|error| refusal(name, &error))
 }
 
 fn allowed(name: &str, value: &str) -> Result<(), SinkError> {

@@ -21,8 +21,9 @@ positions of the run are replaced by those of an example. The same test fails wh
 nothing is lost: what was committed before and after, and can be published, arrives in order once it is fixed.
 
 Exit codes: 0 a clean stop, 1 a look that found something wrong, 2 wrong usage or configuration (nothing was touched),
-3 stopped for an operator. \"waits\" is a process that continues automatically when the problem is over; \"goes on\" one that
-was not held up.
+3 stopped for an operator. Those of `run` are the codes of `run --fail-fast`: without it a halted process stays up and
+answers `postrider status`, until it is restarted. \"waits\" is a process that continues automatically when the problem is
+over; \"goes on\" one that was not held up.
 
 This page is written by the tests: `POSTRIDER_BLESS=1 scripts/test it NAME`.
 ";

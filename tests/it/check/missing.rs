@@ -32,7 +32,7 @@ async fn column_that_only_the_application_can_fill_is_never_invented() {
     pipeline.sql.batch(&format!("alter table outbox {drops}")).await;
     for column in needed {
         let finding = missing(&patient, column);
-        assert_eq!(mends(&finding), [], "there is no line that would be true: {finding}");
+        assert!(mends(&finding).is_empty(), "there is no line that would be true: {finding}");
         for part in [
             "no event can be made of a row (PR009)",
             &format!("pipelines.{}.outbox.columns.{column}: ", pipeline.name),
@@ -49,7 +49,7 @@ async fn column_that_only_the_application_can_fill_is_never_invented() {
     for column in needed {
         let finding = missing(&patient, column);
         assert!(why(&finding).contains("it may be one of \"Colour\", \"weight\""), "{finding}");
-        assert_eq!(mends(&finding), [], "{finding}");
+        assert!(mends(&finding).is_empty(), "{finding}");
     }
 }
 
@@ -69,9 +69,13 @@ async fn column_of_another_name_is_proposed_and_one_that_is_not_needed_is_left_o
         let patient = Patient::new(&pipeline.config, &pipeline.url);
         pipeline.sql.batch(change).await;
         let finding = missing(&patient, column);
-        let lines = mends(&finding);
-        let [(kind, line, false)] = &lines[..] else { panic!("one line: {finding}") };
-        assert_eq!(kind, "config", "{finding}");
+        let [mend] = mends(&finding) else { panic!("one line: {finding}") };
+        assert_eq!(
+            (&mend["kind"], &mend["restart"]),
+            (&"config".into(), &false.into()),
+            "{finding}"
+        );
+        let line = mend["line"].as_str().unwrap_or_default();
         assert!(line.ends_with(&format!(" = \"{proposed}\"")), "{finding}");
         patient.mend(&finding).await;
         let well = patient.check(&[]);

@@ -56,16 +56,9 @@ impl Checked {
     }
 }
 
-/// A mending line: its kind, itself, and whether the server must be restarted.
-pub(crate) fn mends(finding: &Value) -> Vec<(String, String, bool)> {
-    let mends = finding["mend"].as_array().expect("an array");
-    mends
-        .iter()
-        .map(|mend| {
-            let text = |name: &str| mend[name].as_str().expect("a text").to_owned();
-            (text("kind"), text("line"), mend["restart"].as_bool().expect("a truth"))
-        })
-        .collect()
+/// The mending lines of a finding.
+pub(crate) fn mends(finding: &Value) -> &[Value] {
+    finding["mend"].as_array().expect("an array")
 }
 
 impl Patient {
@@ -107,20 +100,23 @@ impl Patient {
     pub(crate) async fn mend(&self, finding: &Value) {
         let lines = mends(finding);
         assert!(!lines.is_empty(), "nothing mends it: {finding:#}");
-        for (kind, line, restart) in lines {
-            assert!(!restart, "{finding:#}");
-            self.execute(&kind, &line).await;
+        for mend in lines {
+            assert_eq!(mend["restart"], false, "{finding:#}");
+            self.execute(mend).await;
         }
     }
 
     /// Executes one line where it belongs.
-    pub(crate) async fn execute(&self, kind: &str, line: &str) {
-        match kind {
+    pub(crate) async fn execute(&self, mend: &Value) {
+        let text = |name: &str| mend[name].as_str().expect("a text");
+        let line = text("line").replace("://ADMIN@", "://postgres@");
+        let line = line.as_str();
+        match text("kind") {
             "sql" => {
                 let admin = Client::connect(&self.admin).await.expect("an administrator");
                 admin.batch(line).await;
             }
-            "config" => self.edit(line),
+            "config" => self.edit(line, text("table"), text("edit")),
             "shell" if line.starts_with("kafka-") => kafka_command(line).await,
             "shell" => {
                 let output = self.shell(line);
@@ -144,23 +140,31 @@ impl Patient {
             .expect("a shell")
     }
 
-    /// Sets a key in the file, as an editor would: everything else stays.
-    fn edit(&self, line: &str) {
-        let mut config: toml::Table = self.config().parse().expect("TOML");
-        let edit: toml::Table = line.parse().unwrap_or_else(|error| panic!("{line}: {error}"));
-        merge(&mut config, edit);
-        self.write(&config.to_string());
-    }
-}
-
-fn merge(into: &mut toml::Table, from: toml::Table) {
-    for (key, value) in from {
-        match (into.get_mut(&key), value) {
-            (Some(toml::Value::Table(inner)), toml::Value::Table(more)) => merge(inner, more),
-            (_, value) => {
-                into.insert(key, value);
+    /// Edits the file's text as a person does: the header is looked for, and the line is put below it, at the end with
+    /// a header of its own, or on top.
+    fn edit(&self, line: &str, table: &str, edit: &str) {
+        let text = self.config();
+        let mut lines: Vec<&str> = text.lines().collect();
+        let header = format!("[{table}]");
+        let below = || {
+            let at = lines.iter().position(|line| line.trim() == header);
+            at.unwrap_or_else(|| panic!("no {header} in\n{text}")) + 1
+        };
+        match edit {
+            "add" => lines.insert(below(), line),
+            "replace" => {
+                let key = line.split(" =").next().expect("a key");
+                let (start, is_it) = (below(), |line: &&str| line.starts_with(&format!("{key} =")));
+                let at = lines[start..].iter().position(is_it).expect("the present line");
+                lines[start + at] = line;
             }
+            "new_table" => lines.extend([header.as_str(), line]),
+            "top" => lines.insert(0, line),
+            other => panic!("nobody says where it belongs ({other:?}): {line}\n{text}"),
         }
+        let edited = lines.join("\n");
+        edited.parse::<toml::Table>().unwrap_or_else(|error| panic!("{error}\n{edited}"));
+        self.write(&edited);
     }
 }
 

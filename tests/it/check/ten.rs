@@ -87,12 +87,13 @@ async fn ten_wrong_things_are_ten_findings_and_each_is_mended_by_its_own_lines()
     assert_eq!(told.len(), EXPECTED.len(), "nothing else, and nothing twice: {told:?}");
 
     let mapped = mends(checked.find("column_missing").unwrap());
-    assert!(mapped[0].1.ends_with("outbox.columns.event_type = \"kind\""), "{mapped:?}");
+    assert_eq!(mapped[0]["table"], "pipelines.orders.outbox", "{mapped:?}");
+    assert_eq!(mapped[0]["line"], "columns.event_type = \"kind\"", "{mapped:?}");
 
     for finding in checked.findings.iter().filter(|finding| finding["severity"] != "ok") {
-        for (kind, line, restart) in mends(finding) {
-            patient.execute(&kind, &line).await;
-            if restart {
+        for mend in mends(finding) {
+            patient.execute(mend).await;
+            if mend["restart"] == true {
                 server.stop_fast(SOON).await;
                 server.restart().await;
             }

@@ -309,7 +309,8 @@ fn options_without_a_counterpart_are_told_and_secrets_are_not() {
         "database.password: not copied",
         "set the environment variable KAFKA_PASSWORD",
         "set the environment variable KAFKA_KEY_PASSWORD",
-        "then: postrider setup, and postrider run",
+        "then, as an administrator: postrider setup --url postgresql://ADMIN@HOST/DATABASE",
+        "then: postrider check, and postrider run",
     ] {
         assert!(told.contains(line), "{line}: {told}");
     }
