@@ -350,7 +350,8 @@ fn offered_again(not_taken: NotTaken, ticket: Ticket) -> Input<'static> {
     if not_taken == NotTaken::Alone { Input::Alone { ticket } } else { Input::NotTaken { ticket } }
 }
 
-/// Remembers an event that the sink has taken, and the record of a large one until its report: the broker may refuse it.
+/// Remembers an event that the sink has taken; of a large one the record too, until its report: the broker may refuse
+/// it.
 fn keep_sent(
     (handed, shelf, tell): (&mut Handed, &mut Shelf, &mut Tell),
     ticket: Ticket,

@@ -226,7 +226,11 @@ async fn table_dropped_while_streaming_halts_after_what_it_held() {
         pipeline.insert(1_000).await;
         pipeline.sql("drop table outbox").await;
         let halted = halt_of(relay).await;
-        halted.assert_says("PR009", &["outbox", "does not exist"], &["setup --create-table"]);
+        halted.assert_says(
+            "PR009",
+            &["outbox", "does not exist"],
+            &["postrider setup -p", "--create-table"],
+        );
         answer("table dropped", &pipeline, &halted);
         assert_eq!(pipeline.topic.read_all().await.len(), 1_010);
     }

@@ -138,13 +138,16 @@ fn all_mistakes_are_told_at_once_with_their_lines_and_no_secret() {
     let told = text(&output.stderr);
     assert!(!told.contains("hush"), "{told}");
     for line in [
+        "postrider.toml:2:1: pipelines.orders.source.url: unknown connection parameter \"sslmod\", did you mean \"sslmode\"?",
         "postrider.toml:3:1: pipelines.orders.source.pasword: unknown key; did you mean \"password_file\"?",
         "postrider.toml:6:1: pipelines.orders.outbox.layuot: unknown key; did you mean \"layout\"?",
         "  6 | layuot = …",
+        "postrider.toml:9:16: pipelines.orders.sink.properties.\"sasl.pasword\": librdkafka has no property \
+         `sasl.pasword`; did you mean `sasl.password`?",
         "postrider.toml:11:1: pipelines.orders.flow.in_flight_bytes: expected a size from 64KiB to 4GiB",
         "  11 | in_flight_bytes = \"1B\"",
         "     | ^",
-        "postrider: 3 mistakes in ./postrider.toml",
+        "postrider: 5 mistakes in ./postrider.toml",
     ] {
         assert!(told.contains(line), "{line}:\n{told}");
     }

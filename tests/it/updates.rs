@@ -63,7 +63,7 @@ async fn a_publication_without_updates_is_refused_and_mended_without_loss() {
         let config = pipeline.with_line("outbox", "on_update = \"halt\"");
         let halted = run_to_halt(&config).await;
         halted.assert_says("PR008", &["does not publish updates"], &["'insert, update'"]);
-        answer("on_update = \"halt\" with a publication of inserts", &pipeline, &halted);
+        answer("on_update = halt with a publication of inserts", &pipeline, &halted);
         let patient = Patient::new(&config, &pipeline.url);
         let checked = patient.check(&[]);
         patient.mend(checked.expect("publication_update", "error")).await;

@@ -283,8 +283,8 @@ async fn publication_of_some_partitions_halts_and_its_statements_publish_all_par
             .await;
         let halted = run_to_halt(&table.config).await;
         halted.assert_says("PR008", &["events"], &["ADD TABLE"]);
-        // What follows is the repair, for rows that were committed meanwhile.
-        let statements = halted.hint.split("; then postrider repair").next();
+        // What follows is for rows that were committed meanwhile.
+        let statements = halted.hint.split("; then ").next();
         table.pipeline.sql.batch(statements.expect("statements")).await;
         table.insert("order", 1, 5).await;
         table.insert("bill", 6, 10).await;
