@@ -25,7 +25,7 @@ const MENDABLE: &[Case] = &[
         "alter table aside rename to outbox",
         "PR009",
         &["outbox", "does not exist"],
-        &["outbox.table", "setup --create-table"],
+        &["outbox.table", "postrider setup", "--create-table"],
     ),
     (
         "column missing",

@@ -232,7 +232,7 @@ async fn running_relay_repairs_by_itself_where_it_is_told_to() {
             await_that("repaired, and streaming again", SOON, || async {
                 let log = relay.stderr();
                 let (repaired, streams) = (
-                    log.matches("the stream goes on").count(),
+                    log.matches("streaming starts from the new slot").count(),
                     log.matches("INFO streaming ").count(),
                 );
                 if repaired == times && streams > times {
@@ -265,7 +265,7 @@ async fn running_relay_repairs_by_itself_where_it_is_told_to() {
 
 /// What the log's `repaired` lines say of rows that may come twice.
 fn uncertain(log: &str) -> Vec<usize> {
-    let lines = log.lines().filter(|line| line.contains("the stream goes on"));
+    let lines = log.lines().filter(|line| line.contains("streaming starts from the new slot"));
     let number = |line: &str| {
         let (_, rest) = line.split_once("uncertain=").expect("a count");
         rest.split_whitespace().next().expect("a count").parse().expect("a number")

@@ -34,7 +34,7 @@ async fn an_update_halts_in_front_of_it_and_loses_nothing() {
         pipeline.insert(5).await;
         let halted = halt_of(relay).await;
         halted.assert_says("PR023", &["id \"2\"", "was updated"], &["outbox.on_update = \"skip\""]);
-        answer("row of the outbox updated, with on_update = \"halt\"", &pipeline, &halted);
+        answer("row of the outbox updated, with on_update = halt", &pipeline, &halted);
         assert_eq!(pipeline.topic.read_all().await.len(), 11);
         // It halts again as long as nobody decides, and publishes nothing twice.
         run_to_halt(&pipeline.config).await.assert_says("PR023", &["id \"2\""], &[]);

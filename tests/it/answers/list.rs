@@ -134,7 +134,7 @@ pub(super) const LIST: &[Group] = &[
             "table taken out of the publication and put back while running",
             "publication without inserts",
             "on_update = halt with a publication of inserts",
-            "row of the outbox updated, with on_update = \"halt\"",
+            "row of the outbox updated, with on_update = halt",
             "publication with a row filter",
             "publication with a column list",
             "slot missing",
