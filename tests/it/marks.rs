@@ -387,7 +387,7 @@ async fn marks_that_are_refused_stop_no_event_in_mode_wal_and_are_made_later() {
         pipeline.insert(10).await;
         let records = pipeline.topic.await_records(11, SOON).await;
         // Not the end of WAL: what failed marks write behind the last event is too little for a row of its own.
-        let last = records.iter().map(|record| record.commit_lsn()).max().expect("a record");
+        let last = records.iter().map(ReadRecord::commit_lsn).max().expect("a record");
         await_that("confirmed without marks", SOON, || pipeline.confirmed(&last)).await;
         let logged = Answer::logged(&relay.stderr(), "marks_failed");
         answer(input, &pipeline, logged);
