@@ -171,8 +171,8 @@ async fn event_of_two_megabytes_slows_nobody_but_its_aggregate() {
     const ROUNDS_MAX: usize = 5;
     const EVENTS: u64 = 100_000;
     let mut pipeline = Pipeline::shared(Version::Pg15, "twomb").await;
-    // Without compression its size is known before it is sent. With it the broker judges it, and the first such event of
-    // a process waits for a producer of its own: others wait for some 0.2 s then (docs/decisions/large-records.md).
+    // Without compression its size is known before it is sent. With it the broker judges it, and the first such event
+    // of a process waits for a producer of its own: others wait for some 0.2 s then (docs/decisions/large-records.md).
     pipeline.config = pipeline.uncompressed();
     let relay = pipeline.run();
     relay.await_state("streaming", SOON).await;
