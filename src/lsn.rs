@@ -38,6 +38,20 @@ impl fmt::Display for Lsn {
     }
 }
 
+impl Lsn {
+    /// The position that a claim of the poller gets whose rows were all committed before `self`: the number is odd. No
+    /// commit record begins there, since records are aligned to 8 bytes, so no commit of the stream has this position.
+    #[must_use]
+    pub const fn for_claim(self) -> Self {
+        Self(self.0 | 1)
+    }
+
+    /// Whether it is a claim's position, and not a commit's.
+    pub const fn is_claims(self) -> bool {
+        self.0 % 2 == 1
+    }
+}
+
 impl fmt::Debug for Lsn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -278,12 +278,12 @@ impl Pipeline {
 
 /// Where a claim stands for the relay, and the first position behind it: `wal_end`, or `floor` if that is further on.
 ///
-/// Odd, as no commit of the server's is (records are aligned to 8 bytes): the end of WAL may be where the next commit
-/// comes to stand, and its event must not be taken for one that was parked here.
+/// The end of WAL may be where the next commit comes to stand, and its event must not be taken for one that was parked
+/// here.
 fn position(wal_end: Lsn, floor: Lsn) -> (Lsn, Lsn) {
-    let at = wal_end.max(floor).to_wire() | 1;
+    let at = wal_end.max(floor).for_claim();
     // Any number above it and not above the next claim's will do.
-    (Lsn::from_wire(at), Lsn::from_wire(at + 1))
+    (at, Lsn::from_wire(at.to_wire() + 1))
 }
 
 /// What a parked event is in a table that keeps failures.
@@ -316,7 +316,7 @@ mod tests {
         for wal_end in [0x100, 0x100, 0x108, 0x50, 0x200].map(Lsn::from_wire) {
             let (at, end) = position(wal_end, floor);
             assert!(at >= floor && at >= wal_end && end > at);
-            assert_ne!(at.to_wire() % 8, 0, "where a commit record may begin");
+            assert!(at.is_claims(), "where a commit record may begin");
             floor = end;
         }
     }

@@ -37,6 +37,10 @@ use std::time::{Duration, SystemTime};
 /// its time only after START_REPLICATION has answered.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(90);
 
+/// The longest wait for the end of a history's second. The wait would be longer only where the clocks of the server and of
+/// this host differ, or where a clock went back.
+const HISTORY_WAIT_MAX: Duration = Duration::from_secs(2);
+
 /// How long the reason is waited for when a stream seems to have ended as soon as it began.
 const LAST_WORD_MAX: Duration = Duration::from_secs(1);
 
@@ -210,6 +214,7 @@ async fn take_over(
         seized.messages == spec.messages() && seized.publication == spec.names.publication;
     let partial = seized.partial.filter(|_| same_stream);
     let progress = read.max(Progress { watermark: seized.watermark, partial });
+    parked::put_before_stream(client, name, seized.epoch).await.map_err(failed)?;
     let parked = parked::load(client, name, progress.position()).await.map_err(failed)?;
     control.listen(name).await.map_err(failed)?;
     Ok((seized, progress, parked))
@@ -233,9 +238,24 @@ pub(super) async fn settle(
     let now = u32::try_from(since.as_secs()).unwrap_or_default();
     let settled =
         cursor::settle_histories(control.client(), spec.name(), epoch, of, (now, seen)).await;
-    settled.map_err(|error| Failure::Source(error, Phase::Control))?.ok_or_else(|| Failure::Wait {
+    let settled = settled.map_err(|error| Failure::Source(error, Phase::Control))?;
+    let settled = settled.ok_or_else(|| Failure::Wait {
         message: "another process took the pipeline over".to_owned(),
-    })
+    })?;
+    end_of_its_second(&settled).await;
+    Ok(settled)
+}
+
+/// Waits until the second is over whose number a new history has. Nothing is published under the number before that, so
+/// a history of another branch of the database (a promoted standby, a restored backup), begun after something was
+/// published under this one, gets a higher number. The first history of a pipeline has none beside it.
+async fn end_of_its_second(settled: &Settled) {
+    if settled.raised.is_none_or(|(before, _)| before == HistoryId::default()) {
+        return;
+    }
+    let second = Duration::from_secs(u64::from(settled.histories.current().0) + 1);
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    tokio::time::sleep(second.saturating_sub(since).min(HISTORY_WAIT_MAX)).await;
 }
 
 /// What is parked, where no stream will bring anything again.

@@ -2,9 +2,12 @@
 
 use crate::await_that::{SOON, await_that};
 use crate::load::Load;
+use crate::parking::Scene;
 use crate::pipeline::{Pipeline, show};
-use crate::server::{Client, Version};
+use crate::private::PrivatePostgres;
+use crate::server::{Client, Version, brokers};
 use serde_json::Value;
+use tokio::task::JoinSet;
 
 /// Events a second of each of the two writers, and events in a transaction.
 const RATE: (u32, usize) = (1_000, 10);
@@ -250,4 +253,74 @@ async fn delayed_rows_do_not_keep_the_relay_polling_and_are_not_left_behind() {
     })
     .await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// An event whose commit waits for a synchronous standby is not visible, and is not claimed; its commit record lies
+/// before the end of WAL that an earlier event of its aggregate is parked at. The stream brings it behind that one.
+#[tokio::test]
+async fn event_that_is_not_visible_to_the_last_claim_comes_behind_one_that_this_has_parked() {
+    const BACKLOG: usize = 40_000;
+    for version in [Version::Pg15, Version::Pg18] {
+        let server = PrivatePostgres::start(version, "").await;
+        let pipeline = auto_of(Pipeline::on(&server.url(), &brokers(), "handsync").await);
+        let lines = "attempts_max = 1000\nbackoff = { step = \"300ms\", steps_max = 1 }";
+        let mut scene = Scene::of(pipeline, lines).await;
+        scene.config = Pipeline::uncompressed_of(&scene.config, &scene.pipeline.name);
+        let relay = scene.run();
+        relay.await_state("streaming", SOON).await;
+        scene.insert(&["b"]).await;
+        scene.await_last("b", 1).await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        drop_slot(&scene.pipeline).await;
+        let backlog = format!(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+             select 'order', 'x' || i % 10, 'T', '{{\"n\": 0}}' from generate_series(1, {BACKLOG}) i"
+        );
+        scene.pipeline.sql.batch(&backlog).await;
+        scene.insert(&["!b"]).await;
+
+        // The new slot stands before the large event can be claimed.
+        let relay = scene.run();
+        relay.await_log("the slot exists", SOON).await;
+        let holder = server.connect().await;
+        holder.batch("set synchronous_commit = local; begin").await;
+        let hold = "select count(*)::text from (select from outbox where length(payload::text) > 3000 for update) one";
+        assert_eq!(holder.text(hold).await.as_deref(), Some("1"), "it is not claimed yet");
+        scene.pipeline.sql.batch("alter system set synchronous_standby_names = 'nobody'").await;
+        server.reload();
+        let late = server.connect().await;
+        let behind = "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+                      values ('order', 'b', 'T', '{\"n\": 3}')";
+        let waits = |commits: &'static str| {
+            let session = &scene.pipeline.sql;
+            let sql = "select count(*)::text from pg_stat_activity where wait_event = 'SyncRep'";
+            await_that("commits wait for a standby", SOON, move || async move {
+                let now = session.text(sql).await.unwrap_or_default();
+                if now == commits { Ok(()) } else { Err(now) }
+            })
+        };
+        let mut inserted = JoinSet::new();
+        inserted.spawn(async move { late.batch(behind).await });
+        waits("1").await;
+        // All else is claimed: the next claim is the last before the stream.
+        await_that("one row in the table", SOON, || async {
+            let rows = scene.pipeline.sql.text("select count(*)::text from outbox").await;
+            if rows.as_deref() == Some("1") { Ok(()) } else { Err(format!("{rows:?}")) }
+        })
+        .await;
+        holder.batch("commit").await;
+        // And the claim that has parked the large event.
+        waits("2").await;
+        scene.pipeline.sql.batch("alter system reset synchronous_standby_names").await;
+        server.reload();
+        inserted.join_next().await.expect("an insert").expect("its end");
+        relay.await_state("streaming", SOON).await;
+        scene.await_rows("b waiting, b behind").await;
+        scene.raise_the_limit().await;
+        scene.await_last("b", 3).await;
+        let delivered = scene.delivered().await;
+        assert_eq!(delivered["b"], [1, 2, 3]);
+        show(&format!("PostgreSQL {}: b came as {:?}", version.major(), delivered["b"]));
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
 }

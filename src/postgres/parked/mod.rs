@@ -18,7 +18,7 @@ mod write;
 pub use letters::fetch_letters;
 pub use lockers::{lockers, table_lockers};
 pub use read::{Fetched, Loaded, fetch, load, missing, requests};
-pub use returning::{Again, listed, not_passed, place, take_back, unpublished};
+pub use returning::{Again, listed, not_passed, place, put_before_stream, take_back, unpublished};
 pub use write::{ROUND_BYTES_MAX, ROUND_ROWS_MAX, Stored, write};
 
 use super::error::{SourceError, Statement};

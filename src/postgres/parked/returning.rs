@@ -42,8 +42,9 @@ pub async fn listed(client: &Client, pipeline: &str) -> Result<Vec<Again>, Sourc
 /// Those that polling will claim.
 ///
 /// One that has a later one of its aggregate behind it that does not come again stays where it is: its row is passed
-/// over. Of those that are
-/// resolved only what the stream might have brought again counts: a mark that somebody took back later is his word.
+/// over. An event that a claim has parked is no such later one, whatever its position: rows of an aggregate are claimed
+/// in their order, so a row that is still to be claimed follows the event. Of those that are resolved only what the
+/// stream might have brought again counts: a mark that somebody took back later is his word.
 ///
 /// # Errors
 /// What the server says.
@@ -71,7 +72,8 @@ pub async fn unpublished(
 fn coming(candidates: Vec<Candidate>, stand: &HashSet<String>) -> Vec<Again> {
     let mut last_that_stays = HashMap::new();
     for (again, aggregate) in &candidates {
-        if !again.passes && !stand.contains(&again.event_id) {
+        let claimed = again.position.commit_lsn.is_claims();
+        if !again.passes && !claimed && !stand.contains(&again.event_id) {
             let last: &mut Position = last_that_stays.entry(aggregate.clone()).or_default();
             *last = again.position.max(*last);
         }
@@ -131,6 +133,48 @@ pub async fn place(
         .await
         .map(drop)
         .map_err(failed)
+}
+
+/// Puts unresolved events that claims have parked before all that the stream will bring, and leaves them in their order.
+/// To be called by the owner (`epoch`) before a stream begins.
+///
+/// A claim's position is the end of WAL after its rows were seen. A transaction whose commit record lies before that
+/// point need not be visible then: a commit becomes visible once synchronous standbys have confirmed it. The stream
+/// brings such a transaction below the claim's position, though its rows were not claimed and follow those that were.
+///
+/// An event that the stream had parked, and brings again, keeps its position: it is known by it. Events of its aggregate
+/// that were claimed later come directly behind it.
+///
+/// # Errors
+/// What the server says.
+pub async fn put_before_stream(
+    client: &Client,
+    pipeline: &str,
+    epoch: i64,
+) -> Result<u64, SourceError> {
+    let failed = |e| {
+        let doing = format!("place parked events of pipeline {pipeline:?} before its stream");
+        SourceError::control(doing, e).of(Statement::Parked)
+    };
+    let odd = "(p.commit_lsn - '0/0'::pg_catalog.pg_lsn) % 2 = 1";
+    let sql = format!(
+        "WITH c AS (SELECT watermark AS at, watermark - '0/0'::pg_catalog.pg_lsn AS n \
+           FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $2 AND watermark > '0/10' FOR SHARE), \
+         parked AS (SELECT p.commit_lsn, p.ordinal, c.n, {odd} AS claimed, \
+             max(p.commit_lsn) FILTER (WHERE NOT {odd}) OVER (PARTITION BY p.aggregate_type, p.aggregate_id \
+               ORDER BY p.commit_lsn, p.ordinal ROWS UNBOUNDED PRECEDING) AS before \
+           FROM postrider.parked AS p, c WHERE p.pipeline = $1 AND p.commit_lsn >= c.at \
+             AND p.state NOT IN ('done', 'skipped')), \
+         moved AS (SELECT commit_lsn, ordinal, row_number() OVER (ORDER BY commit_lsn, ordinal) AS n, \
+             greatest('0/0'::pg_catalog.pg_lsn + (n - n % 8 - 7), before + 1) AS at \
+           FROM parked WHERE claimed) \
+         UPDATE postrider.parked AS p SET commit_lsn = m.at, \
+           ordinal = m.n + coalesce((SELECT max(o.ordinal) FROM postrider.parked AS o \
+             WHERE o.pipeline = $1 AND o.commit_lsn = m.at), 0) \
+         FROM moved AS m WHERE p.pipeline = $1 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal \
+           AND p.commit_lsn <> m.at"
+    );
+    client.execute(&sql, &[&pipeline, &epoch]).await.map_err(failed)
 }
 
 /// Undoes what the transaction at hand has parked at `from` and behind it in the same claim: rows that it has moved go

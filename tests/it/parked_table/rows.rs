@@ -215,3 +215,52 @@ async fn rows_edited_by_hand_are_still_read() {
         assert_eq!(table.load().await.len(), 1);
     }
 }
+
+/// Claims' positions are odd. The watermark is 0/503; the stream brings 0/510 and 0/600 of aggregate 2 again.
+#[tokio::test]
+async fn what_claims_have_parked_goes_before_the_stream_and_behind_what_it_is_known_to_bring() {
+    for version in VERSIONS {
+        let table = Table::new(version, "parked_before").await;
+        let rows = [
+            row("0/301:9", "1", State::Waiting),
+            row("0/400:0", "1", State::Behind),
+            row("0/510:0", "2", State::Waiting),
+            row("0/521:3", "2", State::Behind),
+            row("0/521:4", "1", State::Behind),
+            row("0/600:0", "2", State::Behind),
+            row("0/701:0", "1", State::Behind),
+            row("0/701:1", "2", State::Behind),
+            row("0/701:2", "3", State::Waiting),
+        ];
+        table.write(&rows, &[]).await;
+        table
+            .person()
+            .await
+            .batch("update postrider.cursor set watermark = '0/503', flush_limit = '0/503'")
+            .await;
+        let order = |aggregate: &'static str| {
+            let sql = format!(
+                "select string_agg(commit_lsn || ':' || ordinal || ' ' || event_id, ', ' order by commit_lsn, ordinal) \
+                 from postrider.parked where aggregate_id = '{aggregate}'"
+            );
+            let table = &table;
+            async move { table.person().await.text(&sql).await.expect("rows") }
+        };
+        let moves = |epoch| parked::put_before_stream(table.client(), PIPELINE, epoch);
+        assert_eq!(moves(table.epoch - 1).await.expect("no move"), 0, "not the owner");
+        assert_eq!(moves(table.epoch).await.expect("moves"), 5);
+        let wanted = [
+            ("1", "0/301:9 id-0/301:9, 0/400:0 id-0/400:0, 0/4F9:2 id-0/521:4, 0/4F9:3 id-0/701:0"),
+            ("2", "0/510:0 id-0/510:0, 0/511:1 id-0/521:3, 0/600:0 id-0/600:0, 0/601:4 id-0/701:1"),
+            ("3", "0/4F9:5 id-0/701:2"),
+        ];
+        for (aggregate, wanted) in wanted {
+            assert_eq!(order(aggregate).await, wanted);
+        }
+        // Nothing is left to move, and what comes later goes behind.
+        assert_eq!(moves(table.epoch).await.expect("no move"), 0);
+        table.write(&[row("0/801:0", "1", State::Behind)], &[]).await;
+        assert_eq!(moves(table.epoch).await.expect("a move"), 1);
+        assert!(order("1").await.ends_with("0/4F9:3 id-0/701:0, 0/4F9:8 id-0/801:0"));
+    }
+}

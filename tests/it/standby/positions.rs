@@ -13,6 +13,7 @@ use crate::pipeline::{Pipeline, show};
 use crate::private::PrivatePostgres;
 use crate::relay::postrider_ok;
 use crate::server::{Client, Version};
+use crate::sink_caller::alter;
 use crate::topic::ReadRecord;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -75,7 +76,11 @@ fn judge(records: &[ReadRecord]) -> Vec<u32> {
         if let Some(position) = record.header("position") {
             histories.insert(record.place().expect("a position").0);
             let before = highest.entry(key).or_default();
-            assert!(!is_new || position > *before, "event {number} at {position} after {before}");
+            assert!(
+                !is_new || position > *before,
+                "event {number} at {position} after {before}; the aggregate's records:\n{}",
+                of_aggregate(records, key)
+            );
             *before = position.max(before);
         }
         let applied = inbox.is_new(key, &headers(record));
@@ -94,6 +99,31 @@ fn judge(records: &[ReadRecord]) -> Vec<u32> {
         effects.iter().filter(|(number, times)| **times > 1 && positioned(number)).collect();
     assert!(twice.is_empty(), "twice: {twice:?}");
     histories.into_iter().collect()
+}
+
+/// An aggregate's records, a line each: number, position, offset.
+fn of_aggregate(records: &[ReadRecord], key: &str) -> String {
+    let ours = records.iter().filter(|record| record.key_text() == Some(key));
+    let line = |record: &ReadRecord| {
+        format!("{} {:?} at offset {}", number(record), record.header("position"), record.offset)
+    };
+    ours.map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// The broker took each record of a history that was raised after the second of the history's number: a history of
+/// another branch that is begun afterwards has a higher number.
+fn assert_second_is_over(records: &[ReadRecord], first: u32) {
+    let mut raised = 0;
+    for record in records {
+        let Some((history, ..)) = record.place().filter(|place| place.0 > first) else { continue };
+        let taken = record.timestamp.expect("a time");
+        assert!(
+            taken >= (i64::from(history) + 1) * 1_000,
+            "history {history}, taken at {taken} ms"
+        );
+        raised += 1;
+    }
+    assert!(raised > 0, "no record of a history that was raised");
 }
 
 /// Whether LSNs of a later history lie below those of an earlier one: otherwise the test shows nothing.
@@ -118,6 +148,7 @@ async fn takes_writes(server: &PrivatePostgres) {
 async fn failover_restore_and_failover_again(version: Version) {
     let mut pair = Pair::start(version, true).await;
     let mut scene = Scene { pipeline: pipeline(&pair, "positions").await, next: 1 };
+    alter(&scene.pipeline.topic, "message.timestamp.type", "LogAppendTime").await;
     scene.publish(50).await;
     // The backup; what is published after it is lost later.
     pair.primary.stop_fast(SOON).await;
@@ -176,6 +207,7 @@ async fn failover_restore_and_failover_again(version: Version) {
     let records = scene.records().await;
     let histories = judge(&records);
     assert_eq!(histories.len(), 4, "the first, and three raises: {histories:?}");
+    assert_second_is_over(&records, histories[0]);
     assert!(overlaps(&records), "no LSN was given twice");
     show(&format!(
         "PostgreSQL {}: {} records of {} events over a failover, a restored backup and a failover: histories {}",
