@@ -235,19 +235,24 @@ mod tests {
             (again, Some(("order".to_owned(), aggregate.to_owned())))
         };
         let candidates = vec![
-            candidate("a1", 1, "a", false),
-            candidate("b2", 2, "b", false),
-            candidate("a3 is gone", 3, "a", false),
-            candidate("a4", 4, "a", false),
-            candidate("a5 is resolved", 5, "a", true),
-            candidate("b6 is resolved and gone", 6, "b", true),
+            candidate("a1", 0x10, "a", false),
+            candidate("b2", 0x20, "b", false),
+            candidate("a3 is gone", 0x30, "a", false),
+            candidate("a4", 0x40, "a", false),
+            candidate("a5 is resolved", 0x50, "a", true),
+            candidate("b6 is resolved and gone", 0x60, "b", true),
+            // A claim has parked the eighth and marked its row; the seventh is claimed next.
+            candidate("c7", 0x70, "c", false),
+            candidate("c8 was claimed", 0x81, "c", false),
         ];
-        let stand = ["a1", "b2", "a4", "a5 is resolved"].map(str::to_owned).into();
+        let stand = ["a1", "b2", "a4", "a5 is resolved", "c7"].map(str::to_owned).into();
         let come: Vec<(String, bool)> = coming(candidates, &stand)
             .into_iter()
             .map(|again| (again.event_id, again.passes))
             .collect();
         let come: Vec<(&str, bool)> = come.iter().map(|(id, passes)| (&**id, *passes)).collect();
-        assert_eq!(come, [("a1", true), ("b2", false), ("a4", false), ("a5 is resolved", true)]);
+        let wanted =
+            [("a1", true), ("b2", false), ("a4", false), ("a5 is resolved", true), ("c7", false)];
+        assert_eq!(come, wanted);
     }
 }
