@@ -37,8 +37,8 @@ use std::time::{Duration, SystemTime};
 /// its time only after START_REPLICATION has answered.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(90);
 
-/// The longest wait for the end of a history's second. The wait would be longer only where the clocks of the server and of
-/// this host differ, or where a clock went back.
+/// The longest wait for the end of a history's second. The wait would be longer only where the clocks of the server and
+/// of this host differ, or where a clock went back.
 const HISTORY_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// How long the reason is waited for when a stream seems to have ended as soon as it began.

@@ -135,15 +135,15 @@ pub async fn place(
         .map_err(failed)
 }
 
-/// Puts unresolved events that claims have parked before all that the stream will bring, and leaves them in their order.
-/// To be called by the owner (`epoch`) before a stream begins.
+/// Puts unresolved events that claims have parked before all that the stream will bring, and leaves them in their
+/// order. To be called by the owner (`epoch`) before a stream begins.
 ///
 /// A claim's position is the end of WAL after its rows were seen. A transaction whose commit record lies before that
 /// point need not be visible then: a commit becomes visible once synchronous standbys have confirmed it. The stream
 /// brings such a transaction below the claim's position, though its rows were not claimed and follow those that were.
 ///
-/// An event that the stream had parked, and brings again, keeps its position: it is known by it. Events of its aggregate
-/// that were claimed later come directly behind it.
+/// An event that the stream had parked, and brings again, keeps its position: it is known by it. Events of its
+/// aggregate that were claimed later come directly behind it.
 ///
 /// # Errors
 /// What the server says.
@@ -159,13 +159,15 @@ pub async fn put_before_stream(
     let odd = "(p.commit_lsn - '0/0'::pg_catalog.pg_lsn) % 2 = 1";
     let sql = format!(
         "WITH c AS (SELECT watermark AS at, watermark - '0/0'::pg_catalog.pg_lsn AS n \
-           FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $2 AND watermark > '0/10' FOR SHARE), \
+           FROM postrider.cursor \
+           WHERE pipeline = $1 AND owner_epoch = $2 AND watermark > '0/10' FOR SHARE), \
          parked AS (SELECT p.commit_lsn, p.ordinal, c.n, {odd} AS claimed, \
              max(p.commit_lsn) FILTER (WHERE NOT {odd}) OVER (PARTITION BY p.aggregate_type, p.aggregate_id \
                ORDER BY p.commit_lsn, p.ordinal ROWS UNBOUNDED PRECEDING) AS before \
            FROM postrider.parked AS p, c WHERE p.pipeline = $1 AND p.commit_lsn >= c.at \
              AND p.state NOT IN ('done', 'skipped')), \
-         moved AS (SELECT commit_lsn, ordinal, row_number() OVER (ORDER BY commit_lsn, ordinal) AS n, \
+         moved AS (SELECT commit_lsn, ordinal, \
+             row_number() OVER (ORDER BY commit_lsn, ordinal) AS n, \
              greatest('0/0'::pg_catalog.pg_lsn + (n - n % 8 - 7), before + 1) AS at \
            FROM parked WHERE claimed) \
          UPDATE postrider.parked AS p SET commit_lsn = m.at, \
