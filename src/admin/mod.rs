@@ -1,10 +1,13 @@
 //! The admin endpoint: `/live`, `/ready`, `/status` and `/metrics` over plain HTTP.
 //!
 //! Reads the boards and the metrics, and calls nobody: a stuck pipeline can't make it hang, and no request can disturb
-//! a pipeline. Changes nothing, so it needs no login; it listens on loopback unless told otherwise.
+//! a pipeline. Changes nothing, so it needs no login; it listens on loopback unless told otherwise. Its connections are
+//! bounded in number and time.
 
+mod connections;
 mod health;
 
+pub use connections::CONNECTIONS_MAX;
 pub use health::{TURN_MAX, Why, live, ready};
 
 use crate::metrics::{CONTENT_TYPE, Metrics};
@@ -15,6 +18,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE as TYPE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use connections::Bounds;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::future::Future;
@@ -36,9 +40,9 @@ pub enum AdminError {
         #[source]
         source: io::Error,
     },
-    /// The listener failed while serving.
-    #[error("could not go on serving the admin endpoint")]
-    Serve(#[source] io::Error),
+    /// The listener does not know its own address.
+    #[error("could not read the address of the admin endpoint")]
+    Address(#[source] io::Error),
 }
 
 impl AdminError {
@@ -57,7 +61,9 @@ impl AdminError {
             Self::Bind { .. } => {
                 "give admin.listen an address of this host, or \"\" for no endpoint"
             }
-            Self::Serve(_) => "restart the process; the pipelines go on without the endpoint",
+            Self::Address(_) => {
+                "give admin.listen an address of this host, or \"\" for no endpoint"
+            }
         }
     }
 }
@@ -100,29 +106,37 @@ impl Shared {
 
 /// A bound address, not yet served.
 #[derive(Debug)]
-pub struct Admin(TcpListener);
+pub struct Admin {
+    listener: TcpListener,
+    bounds: Bounds,
+}
 
 impl Admin {
     /// Takes the address. Port 0 takes a free one, which [`Admin::address`] tells.
     pub async fn bind(address: SocketAddr) -> Result<Self, AdminError> {
         let bound = TcpListener::bind(address).await;
-        bound.map(Self).map_err(|source| AdminError::Bind { address, source })
+        bound
+            .map(|listener| Self { listener, bounds: Bounds::default() })
+            .map_err(|source| AdminError::Bind { address, source })
+    }
+
+    /// The same with fewer connections at a time than [`CONNECTIONS_MAX`], where the process may open little.
+    #[must_use]
+    pub fn with_connections_max(mut self, connections: usize) -> Self {
+        self.bounds.connections = connections.clamp(1, CONNECTIONS_MAX);
+        self
     }
 
     /// The address that was taken.
     pub fn address(&self) -> Result<SocketAddr, AdminError> {
-        self.0.local_addr().map_err(AdminError::Serve)
+        self.listener.local_addr().map_err(AdminError::Address)
     }
 
-    /// Serves until `stop` is over.
-    pub async fn serve(
-        self,
-        view: View,
-        stop: impl Future<Output = ()> + Send + 'static,
-    ) -> Result<(), AdminError> {
+    /// Serves until `stop` is over. A listener that fails is tried again, so nothing else ends it.
+    pub async fn serve(self, view: View, stop: impl Future<Output = ()>) {
+        let metrics = view.metrics.endpoint().clone();
         let shared = Arc::new(Shared { view, started: Instant::now() });
-        let served = axum::serve(self.0, router(shared)).with_graceful_shutdown(stop);
-        served.await.map_err(AdminError::Serve)
+        connections::serve(self.listener, router(shared), self.bounds, metrics, stop).await;
     }
 }
 

@@ -1,6 +1,7 @@
 //! The endpoint over a real socket, with boards that nobody writes but the test.
 
 use super::*;
+use crate::metrics::Closed;
 use crate::status::{Lag, State as Doing};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -27,18 +28,27 @@ async fn ask(address: SocketAddr, path: &str) -> (u16, String) {
 
 /// Serves `boards` while `asks` runs.
 fn serving<F: Future<Output = ()>>(boards: &[Board], asks: impl FnOnce(SocketAddr) -> F) {
+    serving_within(Bounds::default(), &view(boards), asks);
+}
+
+/// The same with connections that may take this much.
+fn serving_within<F: Future<Output = ()>>(
+    bounds: Bounds,
+    view: &View,
+    asks: impl FnOnce(SocketAddr) -> F,
+) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let admin = Admin::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+        let mut admin = Admin::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+        admin.bounds = bounds;
         let address = admin.address().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let serve = admin.serve(view(boards), async { stopped.await.unwrap_or_default() });
+        let serve = admin.serve(view.clone(), async { stopped.await.unwrap_or_default() });
         let asks = async {
             asks(address).await;
             stop.send(()).unwrap();
         };
-        let (served, ()) = tokio::join!(serve, asks);
-        served.unwrap();
+        tokio::join!(serve, asks);
     });
 }
 
@@ -124,6 +134,98 @@ fn status_and_metrics_show_the_boards() {
         assert_eq!(status, 200);
         assert!(body.contains("outbox_throughput{pipeline=\"orders\"} 42\n"), "{body}");
         assert_eq!(ask(address, "/").await.0, 404);
+    });
+}
+
+const SHORT: Bounds = Bounds {
+    connections: 4,
+    exchange: Duration::from_millis(400),
+    header_time: Duration::from_millis(200),
+};
+
+/// Sends `request`, and reads until the endpoint closes the connection.
+async fn until_closed(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    // A reset closes it as well.
+    drop(stream.read_to_end(&mut answer).await);
+    String::from_utf8(answer).unwrap()
+}
+
+#[test]
+fn a_connection_is_closed_when_its_time_is_over() {
+    let view = view(&[Board::new("a")]);
+    let counts = view.metrics.endpoint().clone();
+    serving_within(SHORT, &view, |address| async move {
+        assert_eq!(until_closed(address, "").await, "");
+        assert_eq!(until_closed(address, "GET /live HTTP/1.1\r\nHost: x\r\nX: ").await, "");
+        let late = async {
+            while counts.closed_total(Closed::Late) < 2 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), late).await.unwrap();
+    });
+}
+
+#[test]
+fn a_reader_that_reads_nothing_is_given_up() {
+    // An answer that no buffer of the system holds.
+    let boards: Vec<_> = (0..20_000).map(|number| Board::new(&format!("p{number}"))).collect();
+    let view = View { boards, metrics: Metrics::default(), ready_lag_max: Duration::from_secs(30) };
+    let counts = view.metrics.endpoint().clone();
+    serving_within(SHORT, &view, |address| async move {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        let late = async {
+            while counts.closed_total(Closed::Late) < 1 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), late).await.unwrap();
+        drop(stream);
+    });
+}
+
+#[test]
+fn one_connection_carries_one_request() {
+    serving(&[Board::new("a")], |address| async move {
+        let answer =
+            until_closed(address, &"GET /live HTTP/1.1\r\nHost: x\r\n\r\n".repeat(3)).await;
+        assert_eq!(answer.matches("HTTP/1.1 200 OK").count(), 1, "{answer}");
+        assert!(answer.contains("connection: close"), "{answer}");
+    });
+}
+
+#[test]
+fn a_header_above_its_bound_is_refused() {
+    serving(&[Board::new("a")], |address| async move {
+        let long = format!("GET /live HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(32 << 10));
+        let many = format!("GET /live HTTP/1.1\r\n{}\r\n", "X: x\r\n".repeat(65));
+        for request in [long, many] {
+            let answer = until_closed(address, &request).await;
+            assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431 "), "{answer}");
+        }
+        assert_eq!(ask(address, "/live").await.0, 200);
+    });
+}
+
+#[test]
+fn a_new_connection_takes_the_place_of_the_oldest_that_asks_nothing() {
+    let bounds = Bounds { connections: 4, ..Bounds::default() };
+    let view = view(&[Board::new("a")]);
+    let counts = view.metrics.endpoint().clone();
+    serving_within(bounds, &view, |address| async move {
+        let mut held = Vec::new();
+        for _ in 0..40 {
+            held.push(TcpStream::connect(address).await.unwrap());
+        }
+        assert_eq!(ask(address, "/live").await, (200, "ok\n".to_owned()));
+        assert_eq!(counts.closed_total(Closed::Full), 37);
+        let mut first = Vec::new();
+        let closed = held[0].read_to_end(&mut first).await;
+        assert!(closed.is_err() || first.is_empty());
     });
 }
 

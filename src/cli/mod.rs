@@ -9,6 +9,7 @@ mod check;
 mod completions;
 mod config_file;
 mod demo;
+mod descriptors;
 mod error;
 mod exit;
 mod init;

@@ -1,13 +1,13 @@
 //! `postrider run`: all pipelines, the admin endpoint and the signals, until told to stop.
 
 use super::args::RunArgs;
+use super::descriptors;
 use super::error::CliError;
 use super::exit::Exit;
 use super::status::ask::glance;
 use crate::admin::{Admin, View};
 use crate::config::Config;
 use crate::driver::{self, PipelineSpec, Service, Stop, StopHandle};
-use crate::error::Chain;
 use crate::metrics::Metrics;
 use crate::status::Board;
 use std::net::SocketAddr;
@@ -20,8 +20,9 @@ pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError
     let total = boards.len();
     let metrics = Metrics::default();
     let counts: Vec<_> = boards.iter().map(|board| metrics.pipeline(board)).collect();
+    let connections = descriptors::prepare(total);
     let admin = match config.admin.listen {
-        Some(address) => Some(bind(address).await?),
+        Some(address) => Some(bind(address).await?.with_connections_max(connections)),
         None => None,
     };
     announce(&config, admin.as_ref());
@@ -67,11 +68,8 @@ async fn aside(
     handle: &StopHandle,
 ) -> Never {
     let serve = async {
-        if let Some(admin) = admin
-            && let Err(error) = admin.serve(view, std::future::pending()).await
-        {
-            let (reason, hint) = (Chain(&error), error.hint());
-            tracing::error!(event = "admin_ended", %reason, hint, "the admin endpoint ended");
+        if let Some(admin) = admin {
+            admin.serve(view, std::future::pending()).await;
         }
         std::future::pending::<Never>().await
     };

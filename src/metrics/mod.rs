@@ -13,6 +13,7 @@ pub use text::CATALOG;
 use crate::status::Board;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Event types that are counted by name; further ones are counted as [`OTHER_EVENT_TYPE`].
@@ -26,7 +27,10 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 
 /// All metrics of a process.
 #[derive(Clone, Default, Debug)]
-pub struct Metrics(Arc<Mutex<Vec<Source>>>);
+pub struct Metrics {
+    sources: Arc<Mutex<Vec<Source>>>,
+    endpoint: EndpointMetrics,
+}
 
 /// What one pipeline's figures come from.
 #[derive(Clone, Debug)]
@@ -40,14 +44,65 @@ impl Metrics {
     pub fn pipeline(&self, board: &Board) -> PipelineMetrics {
         let counts = PipelineMetrics::default();
         let source = Source { board: board.clone(), counts: counts.clone() };
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(source);
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner).push(source);
         counts
     }
 
     /// The metrics as they are now, in the `OpenMetrics` text format.
     pub fn text(&self) -> Result<String, fmt::Error> {
-        let sources = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        text::encode(&sources)
+        let sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        text::encode(&sources, &self.endpoint)
+    }
+
+    /// What the admin endpoint counts with.
+    pub fn endpoint(&self) -> &EndpointMetrics {
+        &self.endpoint
+    }
+}
+
+/// Why the admin endpoint closed a connection before it was answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Closed {
+    /// A newer one took its place.
+    Full,
+    /// Its time was over.
+    Late,
+}
+
+impl Closed {
+    /// All reasons.
+    pub const ALL: [Self; 2] = [Self::Full, Self::Late];
+
+    /// The label.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::Late => "late",
+        }
+    }
+}
+
+/// What the admin endpoint counts: it belongs to the process, and to no pipeline.
+#[derive(Clone, Default, Debug)]
+pub struct EndpointMetrics(Arc<[AtomicU64; Closed::ALL.len()]>);
+
+impl EndpointMetrics {
+    /// Counts one connection that was closed before it was answered.
+    pub fn closed(&self, why: Closed) {
+        self.of(why).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many were.
+    pub fn closed_total(&self, why: Closed) -> u64 {
+        self.of(why).load(Ordering::Relaxed)
+    }
+
+    fn of(&self, why: Closed) -> &AtomicU64 {
+        let [full, late] = &*self.0;
+        match why {
+            Closed::Full => full,
+            Closed::Late => late,
+        }
     }
 }
 

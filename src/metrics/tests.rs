@@ -145,6 +145,10 @@ fn a_scrape_shows_everything() {
         # HELP outbox_failures Events that could not be published, a counter
         # TYPE outbox_failures unknown
         outbox_failures{pipeline="orders",event_type="order\"\n\\placed"} 1
+        # HELP postrider_admin_connections_closed Connections of the admin endpoint closed before they were answered, by reason
+        # TYPE postrider_admin_connections_closed counter
+        postrider_admin_connections_closed_total{reason="full"} 0
+        postrider_admin_connections_closed_total{reason="late"} 0
         # EOF
     "##]]
     .assert_eq(&metrics().text().unwrap());

@@ -1,6 +1,6 @@
 //! The metrics' names, and their figures at the moment somebody asks.
 
-use super::Source;
+use super::{Closed, EndpointMetrics, Source};
 use crate::status::{Snapshot, State};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
@@ -28,6 +28,10 @@ pub const CATALOG: &[(&str, &str)] = &[
     ("postrider_state", "What the pipeline is doing: 1 for the one that holds"),
     ("postrider_halted", "Whether the pipeline waits for an operator, and the code of the halt"),
     ("postrider_reconnects_total", "Connections lost and recreated since the start"),
+    (
+        "postrider_admin_connections_closed_total",
+        "Connections of the admin endpoint closed before they were answered, by reason",
+    ),
     ("outbox_lag_seconds", "The same as postrider_lag_seconds"),
     ("outbox_throughput", "Events published since the start, a counter"),
     ("outbox_failures", "Events that could not be published, a counter"),
@@ -37,9 +41,10 @@ pub const CATALOG: &[(&str, &str)] = &[
 /// `pg_replication_slots.wal_status`, and `missing`.
 const SLOT_STATES: [&str; 5] = ["reserved", "extended", "unreserved", "lost", "missing"];
 
-pub(super) fn encode(sources: &[Source]) -> Result<String, fmt::Error> {
+pub(super) fn encode(sources: &[Source], endpoint: &EndpointMetrics) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Scrape(sources.iter().map(Look::new).collect())));
+    registry.register_collector(Box::new(endpoint.clone()));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)?;
     Ok(text)
@@ -248,6 +253,19 @@ impl Scrape {
                 let labels = [look.pipeline(), ("event_type", event_type.as_str())];
                 family.encode_family(&labels)?.encode_gauge(&count)?;
             }
+        }
+        Ok(())
+    }
+}
+
+impl Collector for EndpointMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let name = "postrider_admin_connections_closed_total";
+        let mut family = describe(&mut encoder, name, MetricType::Counter)?;
+        for why in Closed::ALL {
+            let count = self.closed_total(why);
+            let labels = [("reason", why.name())];
+            family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, f64>(&count, None)?;
         }
         Ok(())
     }

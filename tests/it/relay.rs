@@ -15,6 +15,9 @@ use tokio::net::TcpStream;
 /// How long one request to the admin endpoint may take.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(5);
 
+/// The program.
+const POSTRIDER: &str = env!("CARGO_BIN_EXE_postrider");
+
 /// A pipeline's configuration, without `[admin]`; further TOML (tables of the pipeline) goes behind it.
 pub(crate) fn pipeline(name: &str, url: &str, table: &str, topic: &str, brokers: &str) -> String {
     format!(
@@ -89,21 +92,35 @@ impl Relay {
 
     /// The same with further arguments behind `run`, and environment variables.
     pub(crate) fn spawn_with(config: &str, args: &[&str], env: &[(&str, &str)]) -> Self {
-        Self::start(config, free_port(), args, env)
+        Self::start(Command::new(POSTRIDER), config, free_port(), args, env)
+    }
+
+    /// The same in a process that may have at most this many descriptors.
+    pub(crate) fn spawn_with_descriptors(config: &str, most: u32) -> Self {
+        // util-linux: sets the limit, and becomes the program.
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--nofile={most}:{most}")).arg(POSTRIDER);
+        Self::start(command, config, free_port(), &[], &[])
     }
 
     /// The same with the admin endpoint at a port of the test's choice.
     pub(crate) fn spawn_at(config: &str, admin_port: u16, args: &[&str]) -> Self {
-        Self::start(config, admin_port, args, &[])
+        Self::start(Command::new(POSTRIDER), config, admin_port, args, &[])
     }
 
-    fn start(config: &str, admin_port: u16, args: &[&str], env: &[(&str, &str)]) -> Self {
+    fn start(
+        mut command: Command,
+        config: &str,
+        admin_port: u16,
+        args: &[&str],
+        env: &[(&str, &str)],
+    ) -> Self {
         let dir = TempDir::new().expect("a directory");
         let file = dir.path().join("postrider.toml");
         let config = format!("{config}\n[admin]\nlisten = \"127.0.0.1:{admin_port}\"\n");
         fs::write(&file, config).expect("a configuration");
         let output = |name: &str| File::create(dir.path().join(name)).expect("an output file");
-        let child = Command::new(env!("CARGO_BIN_EXE_postrider"))
+        let child = command
             .arg("-c")
             .arg(&file)
             .arg("run")
@@ -116,6 +133,16 @@ impl Relay {
             .spawn()
             .expect("postrider");
         Self { child, dir, admin_port }
+    }
+
+    /// Where its admin endpoint listens.
+    pub(crate) fn admin_address(&self) -> (&'static str, u16) {
+        ("127.0.0.1", self.admin_port)
+    }
+
+    /// How many descriptors it has open.
+    pub(crate) fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.pid())).map_or(0, Iterator::count)
     }
 
     /// Its process.
