@@ -3,8 +3,21 @@
 //! Knows nothing of tables, topics or sockets. `outbox` makes events from tuples; `relay` orders them.
 
 use crate::lsn::Lsn;
+use std::borrow::Cow;
 use std::fmt;
 use std::num::ParseIntError;
+
+/// Characters of an event's id in a line of a log or an error. An id that is longer ends with `…` there: nothing is
+/// found by what is shown.
+pub const ID_SHOWN_CHARS_MAX: usize = 100;
+
+/// An event's id as a line shows it.
+pub fn shown_id(id: &str) -> Cow<'_, str> {
+    match id.char_indices().nth(ID_SHOWN_CHARS_MAX) {
+        None => Cow::Borrowed(id),
+        Some((end, _)) => Cow::Owned(format!("{}…", id.get(..end).unwrap_or_default())),
+    }
+}
 
 /// Identity and sort key of an event: where its transaction commits, and which change of it the event is.
 ///
@@ -188,6 +201,14 @@ mod tests {
 
     fn lsn(value: u64) -> Lsn {
         Lsn::from_wire(value)
+    }
+
+    #[test]
+    fn an_id_is_shown_cut_between_characters() {
+        assert_eq!(shown_id("a-1"), "a-1");
+        let whole = "ü".repeat(ID_SHOWN_CHARS_MAX);
+        assert_eq!(shown_id(&whole), whole);
+        assert_eq!(shown_id(&format!("{whole}ü")), format!("{whole}…"));
     }
 
     #[test]

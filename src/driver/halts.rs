@@ -3,7 +3,7 @@
 //! What the server's state or its errors ask for is told in `postgres`. Never a payload in any of them.
 
 use crate::error::{Chain, Halt, HaltReason};
-use crate::event::Position;
+use crate::event::{Position, shown_id};
 use crate::outbox::{MapError, Poison, SpecError};
 use crate::postgres::Names;
 use crate::record::Refusal;
@@ -42,7 +42,7 @@ pub(super) fn refused_event(
     position: Position,
     reason: Refusal,
 ) -> Halt {
-    let id: String = event_id.chars().take(Poison::ID_CHARS_MAX).collect();
+    let id = shown_id(event_id);
     let hint = match reason {
         Refusal::TooLarge { size, .. } | Refusal::TooLargeCompressed { size, .. } => format!(
             "let the topic take it: kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config \

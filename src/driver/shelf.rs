@@ -24,8 +24,9 @@ const DESTINATION_PATIENCE: Duration = Duration::from_secs(10);
 const NO_DESTINATION: Outcome =
     Outcome::Rejected { scope: Scope::Destination, reason: Refusal::TopicName };
 
-/// Characters of an event's id and of other names that a row keeps.
-const NAME_CHARS_MAX: usize = 400;
+/// Characters of an event's type that a row keeps: it is shown, and nothing is found by it. The id is kept whole, since
+/// marks, retries and rows of the outbox are found by it.
+const TYPE_CHARS_MAX: usize = 400;
 
 /// What the shelf holds.
 #[derive(Debug, Default)]
@@ -260,7 +261,7 @@ impl Shelf {
             Parked {
                 entry,
                 commit_time,
-                event_id: poison.remains.event_id.as_deref().map(short),
+                event_id: poison.remains.event_id.clone(),
                 event_type: poison.remains.event_type.as_deref().map(short),
                 aggregate: poison.remains.aggregate.clone(),
                 record: poison.remains.record.clone(),
@@ -302,7 +303,7 @@ impl Pipeline {
             let row = Parked {
                 entry,
                 commit_time: large.commit_time,
-                event_id: Some(short(&large.event_id)),
+                event_id: Some(large.event_id),
                 event_type: Some(short(&large.event_type)),
                 aggregate: Some(large.aggregate),
                 record: large.record,
@@ -388,7 +389,7 @@ fn parked(entry: Entry, mapped: &Mapped<'_>, commit_time: PgTime) -> Parked {
     Parked {
         entry,
         commit_time,
-        event_id: Some(short(mapped.event_id)),
+        event_id: Some(mapped.event_id.to_owned()),
         event_type: Some(short(mapped.event_type)),
         aggregate: Some((mapped.aggregate.kind.to_owned(), mapped.aggregate.id.to_owned())),
         record: OwnedRecord::of(&mapped.record()),
@@ -403,5 +404,5 @@ fn push(kept: &mut VecDeque<Parked>, row: Parked) -> &Parked {
 }
 
 fn short(name: &str) -> String {
-    name.chars().take(NAME_CHARS_MAX).collect()
+    name.chars().take(TYPE_CHARS_MAX).collect()
 }

@@ -110,7 +110,7 @@ pub enum MapError {
 pub struct Poison {
     /// Where it is.
     pub position: Position,
-    /// Its id, where it has one that is text; cut after 100 characters.
+    /// Its id, where it has one that is text, as it is shown ([`crate::event::shown_id`]).
     pub event_id: Option<String>,
     /// What is wrong.
     pub problem: Problem,
@@ -199,9 +199,6 @@ impl Problem {
 }
 
 impl Poison {
-    /// Characters of an event's id that an error keeps.
-    pub const ID_CHARS_MAX: usize = 100;
-
     /// What mends it. Correcting the row does not: WAL has it as it was inserted.
     pub fn hint(&self) -> String {
         const PASS_OVER: &str = "WAL can't be changed: pass it over \

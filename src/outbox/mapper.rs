@@ -1,7 +1,7 @@
 //! The mapper: rows and logical messages in, records out.
 
 use super::encoding::Encoding;
-use super::error::{MapError, Poison, SpecError, Unfit};
+use super::error::{MapError, SpecError, Unfit};
 use super::headers::Headers;
 use super::message::MessageRow;
 use super::position;
@@ -13,7 +13,7 @@ use super::span::{Buffers, Extent, Row, Span};
 use super::spec::{OnUpdate, OutboxSpec, TableName};
 use super::types::{ColumnType, TypeFacts, Types};
 use super::work::Work;
-use crate::event::{Aggregate, Histories, PgTime, Position};
+use crate::event::{Aggregate, Histories, PgTime, Position, shown_id};
 use crate::pgoutput::{Cell, Insert, LogicalMessage, Relation, TypeName, Update};
 use crate::record::{Header, Record};
 use std::fmt;
@@ -212,9 +212,7 @@ impl Mapper {
             Some(Cell::Text { start, len }) => update.new.bytes().get(start..start + len),
             Some(Cell::Null | Cell::Other) | None => None,
         };
-        let id =
-            id.map(|id| String::from_utf8_lossy(id).chars().take(Poison::ID_CHARS_MAX).collect());
-        Ok(Some(id))
+        Ok(Some(id.map(|id| shown_id(&String::from_utf8_lossy(id)).into_owned())))
     }
 
     /// Whether a logical message has the configured prefix.

@@ -5,7 +5,7 @@ use super::route::Route;
 use super::shape::Shape;
 use super::span::{Buffers, Row, Span};
 use super::work::Work;
-use crate::event::Position;
+use crate::event::{Position, shown_id};
 use crate::record::OwnedRecord;
 
 /// The event of this shape is poison.
@@ -53,6 +53,6 @@ pub(super) fn not_json(position: Position, content: &[u8]) -> MapError {
 
 fn of(position: Position, problem: Problem, remains: Remains) -> MapError {
     let id = remains.event_id.as_deref();
-    let event_id = id.map(|id| id.chars().take(Poison::ID_CHARS_MAX).collect());
+    let event_id = id.map(|id| shown_id(id).into_owned());
     MapError::Poison(Poison { position, event_id, problem, remains: Box::new(remains) })
 }

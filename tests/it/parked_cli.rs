@@ -252,6 +252,54 @@ async fn what_can_not_be_done_is_named_and_the_rest_is_done() {
 
 /// Ids and aggregates of `character(n)` end in blanks, and nobody has to type them: a request hits what it names, as
 /// the type compares. In any other type blanks count.
+/// Ids that differ only behind many characters: each event is found by its own, and by nothing shorter. Polling marks
+/// the row of the event that is meant.
+#[tokio::test]
+async fn ids_of_parked_events_are_whole_however_long_they_are() {
+    let mut pipeline = Pipeline::shared(Version::Pg17, "cli_long_ids").await;
+    let marks = "mode = \"auto\"\npoll = { interval = \"50ms\" }\n";
+    let head = format!("[pipelines.{}]\n", pipeline.name);
+    pipeline.config = pipeline.config.replacen(&head, &format!("{head}{marks}"), 1);
+    let alter = "alter table outbox alter id drop identity; alter table outbox alter id type text; \
+                 alter table outbox alter event_type drop not null";
+    pipeline.sql.batch(alter).await;
+    postrider_ok(&pipeline.config, &["setup"]);
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    pipeline
+        .sql
+        .batch(
+            "insert into outbox (id, aggregate_type, aggregate_id, event_type, payload) \
+             select repeat('i', 500) || i, 'order', i, case when i <= 2 then null else 'T' end, '1' \
+             from generate_series(1, 4) i",
+        )
+        .await;
+    let id = |number: u32| format!("{}{number}", "i".repeat(500));
+    let parked = "select string_agg(event_id, ',' order by event_id) from postrider.parked where state = 'dead'";
+    let both = format!("{},{}", id(1), id(2));
+    await_that("two parked events with their ids", SOON, || async {
+        let found = pipeline.sql.text(parked).await.unwrap_or_default();
+        if found == both { Ok(()) } else { Err(found) }
+    })
+    .await;
+    // The two that are parked and the two that are published have their marks: none is polled again.
+    await_that("no row to be polled", SOON, || async {
+        let rows = pipeline.sql.text("select count(*)::text from outbox").await.unwrap_or_default();
+        if rows == "0" { Ok(()) } else { Err(rows) }
+    })
+    .await;
+    let ok = |args: &[&str]| postrider_ok(&pipeline.config, &[&["parked"], args].concat());
+    assert!(ok(&["show", &id(1)]).contains(&id(1)));
+    ok(&["skip", &id(1), "--yes"]);
+    assert_eq!(pipeline.sql.text(parked).await, Some(id(2)));
+    let output = postrider(&pipeline.config, &["parked", "skip", &"i".repeat(400), "--yes"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("not parked:"), "{}", text(&output.stderr));
+    let ended = relay.terminate(SOON).await;
+    assert_eq!(ended.code, Some(0));
+    assert!(!ended.stderr.contains(&"i".repeat(101)), "{}", ended.stderr);
+}
+
 #[tokio::test]
 async fn blanks_that_fill_up_an_id_need_not_be_typed() {
     for version in [Version::Pg16, Version::Pg18] {

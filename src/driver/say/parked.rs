@@ -5,7 +5,7 @@ use crate::driver::pipeline::Pipeline;
 use crate::driver::spec::PipelineSpec;
 use crate::driver::trouble::{Due, Few, Trouble};
 use crate::error::Chain;
-use crate::event::Position;
+use crate::event::{Position, shown_id};
 use crate::parked::{Became, Mark, Parked, State};
 use crate::postgres::SourceError;
 use crate::postgres::locks::{self, Holder};
@@ -25,7 +25,7 @@ pub(in crate::driver) fn parked(tell: &mut Tell, spec: &PipelineSpec, row: &Park
         event = "parked",
         pipeline = spec.name(),
         position = %row.entry.position,
-        id = row.event_id,
+        id = row.event_id.as_deref().map(|id| shown_id(id).into_owned()),
         suppressed,
         code = row.error_code,
         reason = row.error,

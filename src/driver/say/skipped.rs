@@ -6,7 +6,7 @@
 use super::Tell;
 use crate::driver::pipeline::Pipeline;
 use crate::driver::trouble::Trouble;
-use crate::event::Position;
+use crate::event::{Position, shown_id};
 use crate::status::Skipped;
 use std::time::Instant;
 use tracing::{info, warn};
@@ -27,7 +27,7 @@ pub(in crate::driver) fn expired(tell: &mut Tell, pipeline: &str, position: Posi
         event = "event_expired",
         pipeline,
         %position,
-        id,
+        id = %shown_id(id),
         suppressed,
         "event expired before it was published: it is skipped"
     );
