@@ -46,14 +46,19 @@ impl Context<'_> {
                 return None;
             }
         };
-        if others_may_read(file.path()) {
-            let path = file.path().display();
+        self.warn_where_others_read(key, file.path());
+        Some((file, secret))
+    }
+
+    /// Warns where everybody may read a file that holds a secret.
+    pub(super) fn warn_where_others_read(&self, key: &str, path: &Path) {
+        if self.secrets && others_may_read(path) {
+            let path = path.display();
             self.warn_at(
                 key,
                 format_args!("everybody can read \"{path}\"; fix it with: chmod o-rwx '{path}'"),
             );
         }
-        Some((file, secret))
     }
 }
 

@@ -8,6 +8,7 @@ use super::types::{Delivery, SinkConfig, SinkKind};
 use crate::secret_file::SecretFile;
 use crate::sink::CreateTopics;
 use std::collections::BTreeMap;
+use std::path::Path;
 use toml::de::DeValue;
 
 /// Partitions of a topic that is made.
@@ -18,6 +19,9 @@ const REPLICAS_MAX: u32 = 100;
 
 /// A property whose name ends so takes its value from the file named.
 const FILE_SUFFIX: &str = "_file";
+
+/// Properties that name a file with a private key, which librdkafka reads itself, whatever the file's rights.
+const KEY_FILES: [&str; 2] = ["ssl.key.location", "ssl.keystore.location"];
 
 pub(super) fn read(section: Section<'_>) -> SinkConfig {
     let kinds =
@@ -100,7 +104,12 @@ fn properties(section: &Section<'_>) -> (Properties, BTreeMap<String, SecretFile
                     files.insert(name.to_owned(), file);
                     (name.to_owned(), text)
                 }
-                None => (name, text),
+                None => {
+                    if KEY_FILES.contains(&name.as_str()) {
+                        section.context.warn_where_others_read(&entry.path, Path::new(&text));
+                    }
+                    (name, text)
+                }
             };
             if properties.insert(name.clone(), text).is_some() {
                 let message = format!("\"{name}\" is given twice; delete one");

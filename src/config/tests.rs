@@ -292,6 +292,15 @@ fn a_secret_that_everybody_can_read_is_told() {
     std::fs::remove_file(&secret).unwrap();
     let findings = parse("f", directory.path(), &text, &none).unwrap_err();
     assert_eq!(findings.list[0].key, "pipelines.orders.source.password_file");
+    // A key that librdkafka reads itself.
+    std::fs::write(&secret, "hush").unwrap();
+    let path = secret.display();
+    let text = format!("{SMALL}\nsink.properties = {{ \"ssl.key.location\" = \"{path}\" }}\n");
+    for (mode, warnings) in [(0o600, 0), (0o640, 0), (0o644, 1)] {
+        std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(mode)).unwrap();
+        let config = parse("f", directory.path(), &text, &none).unwrap();
+        assert_eq!(config.warnings.len(), warnings, "{mode:o}");
+    }
 }
 
 #[test]

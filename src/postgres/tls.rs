@@ -11,6 +11,9 @@ use super::conninfo::{Host, Root, Ssl, SslMode, TlsVersions};
 use super::error::{SourceError, SourceErrorKind};
 use super::transport::Socket;
 use sha2::{Digest, Sha256, Sha384, Sha512};
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio_rustls::TlsConnector;
@@ -138,7 +141,7 @@ fn client_identity(ssl: &Ssl) -> Result<Option<Identity>, SourceError> {
         return Err(SourceError::new(SourceErrorKind::Settings, doing));
     };
     let chain = certificates("sslcert", &cert)?;
-    let pem = read("sslkey", &key)?;
+    let pem = read_key(&key)?;
     let found = rustls_pemfile::private_key(&mut pem.as_slice());
     let doing = || format!("find a private key, not encrypted, in \"{}\" (sslkey)", key.display());
     match found {
@@ -169,6 +172,36 @@ fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, SourceError> {
     })
 }
 
+/// The private key's file, where its rights are as libpq asks for them. With others' rights the key may have been
+/// copied already, so nothing is connected with it.
+fn read_key(path: &Path) -> Result<Vec<u8>, SourceError> {
+    let shown = path.display();
+    let failed = |error: io::Error| {
+        let doing = format!("read \"{shown}\" (sslkey)");
+        SourceError::new(SourceErrorKind::Settings, doing).caused_by(error)
+    };
+    // The file that is looked at is the one that is read.
+    let mut file = File::open(path).map_err(failed)?;
+    let meta = file.metadata().map_err(failed)?;
+    if is_exposed(meta.uid(), meta.mode()) {
+        let doing = format!(
+            "use the private key \"{shown}\" (sslkey), to which its group or others have rights; fix it with: chmod \
+             600 '{shown}' (640 is allowed where the file belongs to root)"
+        );
+        return Err(SourceError::new(SourceErrorKind::Settings, doing));
+    }
+    let mut pem = Vec::new();
+    file.read_to_end(&mut pem).map_err(failed)?;
+    Ok(pem)
+}
+
+/// libpq's rule: 0600 or less; 0640 or less for a file of root's, which the process may read by its group.
+const fn is_exposed(owner: u32, mode: u32) -> bool {
+    const ROOT: u32 = 0;
+    let others = if owner == ROOT { 0o037 } else { 0o077 };
+    mode & others != 0
+}
+
 /// RFC 5929, section 4.1: the certificate's hash by its own signature's hash function, but SHA-256 for MD5 and SHA-1.
 ///
 /// `None` where the signature's algorithm names no single hash here (Ed25519, RSA-PSS): no channel binding then.
@@ -188,5 +221,49 @@ fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
             Some(Sha512::digest(certificate).to_vec())
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn a_key_is_exposed_where_libpq_says_so() {
+        for (owner, mode, exposed) in [
+            (1000, 0o600, false),
+            (1000, 0o400, false),
+            (1000, 0o640, true),
+            (1000, 0o604, true),
+            (1000, 0o620, true),
+            (1000, 0o610, true),
+            (1000, 0o602, true),
+            (0, 0o600, false),
+            (0, 0o640, false),
+            (0, 0o440, false),
+            (0, 0o660, true),
+            (0, 0o650, true),
+            (0, 0o644, true),
+            (0, 0o641, true),
+        ] {
+            assert_eq!(is_exposed(owner, 0o100_000 | mode), exposed, "{owner} {mode:o}");
+        }
+    }
+
+    #[test]
+    fn an_exposed_key_is_not_read_and_the_line_that_fixes_it_is_given() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("my.key");
+        std::fs::write(&path, "hush").unwrap();
+        let with = |mode| {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            read_key(&path)
+        };
+        assert_eq!(with(0o600).unwrap(), b"hush");
+        let error = with(0o644).unwrap_err();
+        assert_eq!(*error.kind(), SourceErrorKind::Settings);
+        let message = error.to_string();
+        assert!(message.contains("chmod 600") && !message.contains("hush"), "{message}");
     }
 }

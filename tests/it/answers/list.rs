@@ -67,6 +67,7 @@ pub(super) const LIST: &[Group] = &[
             "certificate that has expired",
             "certificate of another name",
             "sslrootcert that is not there",
+            "sslkey that others may read",
             "login that pg_hba.conf rejects",
             "role without LOGIN",
             "role that has expired",

@@ -10,6 +10,7 @@ use crate::relay::{Relay, postrider, postrider_ok};
 use crate::server::{Version, brokers};
 use crate::wal_connection::login::make_certificates;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
@@ -32,6 +33,44 @@ fn install(server: &PrivatePostgres, dir: &Path, certificate: &str) {
         fs::copy(dir.join(from), &to).expect("a certificate");
         server.hand_over(&to);
     }
+}
+
+#[tokio::test]
+async fn private_key_that_others_may_read_is_not_used() {
+    let dir = TempDir::new().expect("a directory");
+    make_certificates(dir.path());
+    let server = PrivatePostgres::start(Version::Pg17, "").await;
+    install(&server, dir.path(), "server.crt");
+    server.connect().await.batch("alter system set ssl = on").await;
+    server.connect().await.batch("select pg_reload_conf()").await;
+    await_that("TLS", SOON, || async {
+        let on = server.connect().await.text("show ssl").await;
+        if on.as_deref() == Some("on") { Ok(()) } else { Err("off") }
+    })
+    .await;
+    let pipeline = Pipeline::on(&server.url(), &brokers(), "exposed_key").await;
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let more = format!(
+        "/postgres?sslmode=require&sslcert={}&sslkey={}\"",
+        file("client.crt"),
+        file("client.key")
+    );
+    let config = pipeline.config.replace("/postgres\"", &more);
+    let mode = |mode| {
+        let mode = fs::Permissions::from_mode(mode);
+        fs::set_permissions(dir.path().join("client.key"), mode).expect("other rights");
+    };
+    mode(0o644);
+    let halted = run_to_halt(&config).await;
+    halted.assert_says("PR014", &["private key", "client.key", "chmod 600"], &[]);
+    answer("sslkey that others may read", &pipeline, &halted);
+    let checked = postrider(&config, &["check"]);
+    assert_eq!(checked.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&checked.stdout).contains("chmod 600"));
+    mode(0o600);
+    let relay = Relay::spawn(&config);
+    relay.await_state("streaming", SOON).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
 #[tokio::test]
