@@ -26,9 +26,10 @@ use crate::postgres::fence::{self, AfterStart, Decision, Facts, Identity, Resume
 use crate::postgres::parked::Loaded;
 use crate::postgres::poll::{Opened, Poller};
 use crate::postgres::schema::SchemaState;
+use crate::postgres::server::Instance;
 use crate::postgres::{
     SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, cursor, parked,
-    repair, schema, slot,
+    repair, schema, server, slot,
 };
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -306,14 +307,30 @@ async fn poll_handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Polling,
             return Err(Failure::StandBy { active_pid, progress: None });
         }
     };
+    let instance = one_server(client, poller.client()).await?;
     cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
     let epoch = cursor::take_over(client, spec.name()).await.map_err(at(Phase::Control))?;
     let histories = settle(spec, &control, epoch, &facts, seen).await?;
     let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
     control.listen(spec.name()).await.map_err(at(Phase::Control))?;
     let desk = Desk { control, epoch, histories, jobs: Jobs::default() };
-    let at = (facts.server.wal_end, History::polled(&facts.server));
+    let at = (facts.server.wal_end, History::polled(&facts.server), instance);
     Ok(Polling::new(poller, desk, parked, at, poll_spec.keeps_failures()))
+}
+
+/// The server that both sessions of polling, or of a repair, have reached: the rows are claimed on one, and the cursor
+/// and parked events are written on the other.
+pub(super) async fn one_server(
+    control: &tokio_postgres::Client,
+    reader: &tokio_postgres::Client,
+) -> Result<Instance, Failure> {
+    let failed = |error| Failure::Source(error, Phase::Handshake);
+    let one = server::instance(control).await.map_err(failed)?;
+    let other = server::instance(reader).await.map_err(failed)?;
+    match one.differs(&other) {
+        Some(message) => Err(Failure::Wait { message }),
+        None => Ok(one),
+    }
 }
 
 /// Why a stream whose slot is no longer ours has ended, if it has. A server that fails on the first change is faster

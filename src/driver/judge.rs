@@ -17,6 +17,32 @@ use crate::postgres::action::{self, Action, Class, Phase};
 use crate::relay::Input;
 use std::time::Duration;
 
+/// What the server refused last, to be looked at again by the fence. Refused once more without another answer in
+/// between, the fence and the server disagree, and a human must act.
+#[derive(Default, Debug)]
+pub(super) struct Rechecked(Option<HaltReason>);
+
+impl Rechecked {
+    /// Notes a refusal; whether it is the same as the one before.
+    fn refused(&mut self, reason: HaltReason) -> bool {
+        self.0.replace(reason) == Some(reason)
+    }
+
+    /// The fence has looked, and a refusal before it is explained or over. Not what a statement was refused that no
+    /// handshake makes.
+    pub(super) fn answered(&mut self) {
+        let made_later = |reason: &HaltReason| {
+            matches!(reason, HaltReason::SchemaUnfit | HaltReason::TableUnfit)
+        };
+        self.0 = self.0.filter(made_later);
+    }
+
+    /// A session has worked for a while.
+    pub(super) fn forget(&mut self) {
+        self.0 = None;
+    }
+}
+
 impl Pipeline {
     /// Judges a failure and pauses; the exit, if the pipeline is over.
     pub(super) async fn after(
@@ -28,10 +54,12 @@ impl Pipeline {
         if let Some(halt) = self.judge(failure) {
             if self.spec.mode == Mode::Auto && renewal::polling_helps(halt.reason) {
                 say::falling_back(self, &halt);
+                self.rechecked.answered();
                 self.next = Next::Poll;
                 return None;
             }
             if self.repairs_instead(&halt) {
+                self.rechecked.answered();
                 self.next = Next::Repair;
                 return None;
             }
@@ -60,12 +88,19 @@ impl Pipeline {
                     Some((wal_end, confirmed)) => self.lag.other_reads(wal_end, confirmed, now),
                     None => self.lag.answered(now),
                 }
+                self.rechecked.answered();
                 self.stand_by(Some(active_pid));
             }
             Failure::Wait { message } => say::waiting(self, &message),
             Failure::Reset => {}
-            Failure::Unrepaired => self.next = Next::Repair,
-            Failure::Unpolled if self.spec.mode == Mode::Auto => self.next = Next::Poll,
+            Failure::Unrepaired => {
+                self.rechecked.answered();
+                self.next = Next::Repair;
+            }
+            Failure::Unpolled if self.spec.mode == Mode::Auto => {
+                self.rechecked.answered();
+                self.next = Next::Poll;
+            }
             Failure::Unpolled => return Some(Box::new(halts::unpolled(self.spec.name()))),
             Failure::Sound => self.repaired = true,
             Failure::Source(error, phase) => {
@@ -74,8 +109,7 @@ impl Pipeline {
                         return self.reconnect(class, &error);
                     }
                     Action::StandBy => self.stand_by(None),
-                    Action::Recheck(reason) if self.rechecked != Some(reason) => {
-                        self.rechecked = Some(reason);
+                    Action::Recheck(reason) if !self.rechecked.refused(reason) => {
                         say::source_down(self, &error);
                     }
                     Action::Recheck(reason) | Action::Halt(reason) => {
@@ -111,5 +145,25 @@ impl Pipeline {
         if self.relay.in_flight().0 > 0 {
             self.apply(self.now(), Input::SlotTaken);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A standby process sees each lost slot refuse it once, and never connects: the second loss is not a repetition.
+    #[test]
+    fn a_refusal_that_the_fence_has_explained_is_no_repetition() {
+        let mut rechecked = Rechecked::default();
+        assert!(!rechecked.refused(HaltReason::SlotUnusable));
+        assert!(rechecked.refused(HaltReason::SlotUnusable), "nothing in between");
+        rechecked.answered();
+        assert!(!rechecked.refused(HaltReason::SlotUnusable));
+        assert!(!rechecked.refused(HaltReason::SchemaUnfit), "another one");
+        rechecked.answered();
+        assert!(rechecked.refused(HaltReason::SchemaUnfit), "no handshake makes that statement");
+        rechecked.forget();
+        assert!(!rechecked.refused(HaltReason::SchemaUnfit));
     }
 }

@@ -1,5 +1,5 @@
 //! Writes of ours that PostgreSQL takes long to commit: how long one waits in silence, and that a stop is heard
-//! meanwhile.
+//! meanwhile. Statements that only read, or can be made again, are cancelled by a stop ([`unless_stopped`]).
 //!
 //! A row of the parked table commits with `synchronous_commit = on`: with a synchronous standby that is away it waits
 //! until that is back, or taken out of `synchronous_standby_names`. Nothing is given up for it.
@@ -8,7 +8,8 @@ use super::pipeline::Pipeline;
 use super::poll::Polling;
 use super::run::Stop;
 use super::say;
-use crate::postgres::{SourceError, SourceErrorKind};
+use crate::postgres::client::Canceller;
+use crate::postgres::{SourceError, SourceErrorKind, SqlState};
 use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
@@ -19,6 +20,51 @@ const WRITE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Pause between two looks at a write that takes long.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a statement that was cancelled may take to end; then its session is given up.
+const CANCEL_MAX: Duration = Duration::from_secs(3);
+
+/// Pause between two requests to cancel: the first may have come between two statements.
+const CANCEL_PAUSE: Duration = Duration::from_millis(300);
+
+/// Waits for statements that can be made again, and cancels them when a stop is asked for: `None` then.
+///
+/// # Errors
+/// Those of the statements; a time-out where they do not end though they were cancelled.
+pub(super) async fn unless_stopped<T>(
+    stop: &Stop,
+    canceller: Option<Canceller>,
+    statements: impl Future<Output = Result<T, SourceError>>,
+) -> Result<Option<T>, SourceError> {
+    let mut statements = pin!(statements);
+    tokio::select! {
+        biased;
+        done = &mut statements => return done.map(Some),
+        () = stop.drain() => {}
+    }
+    let mut cancelling = pin!(async {
+        loop {
+            // One that can't be sent is sent again; the statement has its time all the same.
+            if let Some(canceller) = &canceller {
+                drop(canceller.cancel().await);
+            }
+            sleep(CANCEL_PAUSE).await;
+        }
+    });
+    tokio::select! {
+        biased;
+        done = &mut statements => match done {
+            Ok(done) => Ok(Some(done)),
+            Err(error) if error.sqlstate() == Some(SqlState::QUERY_CANCELED) => Ok(None),
+            Err(error) => Err(error),
+        },
+        () = &mut cancelling => Ok(None),
+        () = sleep(CANCEL_MAX) => {
+            let kind = SourceErrorKind::Timeout(CANCEL_MAX);
+            Err(SourceError::new(kind, "cancel a statement before the stop"))
+        }
+    }
+}
 
 impl Pipeline {
     /// Waits until nothing is under way on the control session: one of them may be a write.

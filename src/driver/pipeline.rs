@@ -8,6 +8,7 @@ use super::connect::{self, Failure};
 use super::destinations::Destinations;
 use super::halts;
 use super::history::{History, Past, Seen};
+use super::judge::Rechecked;
 use super::lag::LagMeter;
 use super::looks::Published;
 use super::marking::{Handed, Marking};
@@ -20,7 +21,7 @@ use super::session::End;
 use super::shelf::Shelf;
 use super::spec::{Mode, PipelineSpec};
 use crate::backoff::Backoff;
-use crate::error::{Halt, HaltReason};
+use crate::error::Halt;
 use crate::event::{Histories, PgTime};
 use crate::lsn::{Lsn, Watermark};
 use crate::metrics::PipelineMetrics;
@@ -101,8 +102,7 @@ pub(super) struct Pipeline {
     pub(super) owned: Option<i64>,
     /// When what is in flight is no longer ours to send, while there is no stream.
     lease_ends: Instant,
-    /// What the server refused last, to be looked at again by the fence.
-    pub(super) rechecked: Option<HaltReason>,
+    pub(super) rechecked: Rechecked,
     pub(super) repeats: Repeats,
     pub(super) pause_min: Duration,
 }
@@ -160,11 +160,11 @@ impl Pipeline {
                     self.server = Some(next);
                     let since = Instant::now();
                     self.ever_streamed = true;
-                    self.connects();
+                    self.rechecked.answered();
                     let end = self.stream(connected, stop).await;
                     self.lease_ends = Instant::now() + lease(&end);
                     if since.elapsed() > RECONNECT_MAX {
-                        self.rechecked = None;
+                        self.rechecked.forget();
                         backoff.reset();
                     }
                     match end {
@@ -212,10 +212,10 @@ impl Pipeline {
                 self.server = Some(polling.server.clone());
                 let since = Instant::now();
                 self.ever_streamed = true;
-                self.connects();
+                self.rechecked.answered();
                 let end = self.poll(polling, stop).await;
                 if since.elapsed() > RECONNECT_MAX {
-                    self.rechecked = None;
+                    self.rechecked.forget();
                     backoff.reset();
                 }
                 match end {
@@ -236,15 +236,6 @@ impl Pipeline {
     /// Why nothing of this server may be published after what was published from the server before.
     fn refuses(&self, next: &History, past: &Past) -> Option<Halt> {
         self.server.as_ref()?.refuses(next, past)
-    }
-
-    /// A handshake went well: what the server had refused before is over. Not what a statement was refused that no
-    /// handshake makes.
-    fn connects(&mut self) {
-        let made_later = |reason: &HaltReason| {
-            matches!(reason, HaltReason::SchemaUnfit | HaltReason::TableUnfit)
-        };
-        self.rechecked = self.rechecked.filter(made_later);
     }
 
     /// The mapper of streams, or of claims (`rows`): those have no position in the log. Called before anything is

@@ -13,6 +13,7 @@ pub(super) use turn::Turn;
 use super::claim::Open;
 use super::history::History;
 use super::parking::{Desk, wishes};
+use super::patience::unless_stopped;
 use super::pipeline::Pipeline;
 use super::reader::Reader;
 use super::renewal::Renewal;
@@ -31,6 +32,7 @@ use crate::postgres::action::Phase;
 use crate::postgres::cursor::Written;
 use crate::postgres::parked::{Loaded, Stored};
 use crate::postgres::poll::{CLAIM_ROWS_MAX, PollSpec};
+use crate::postgres::server::Instance;
 use crate::relay::{Effect, Input, Restart};
 use locked::LockedRows;
 use looks::RowLooks;
@@ -45,6 +47,8 @@ pub(super) struct Polling {
     pub(super) start: Lsn,
     /// The server.
     pub(super) server: History,
+    /// The process of the server, which other sessions of the pipeline must reach too.
+    pub(super) instance: Instance,
     /// Failures are kept in the outbox table itself.
     pub(super) keeps_failures: bool,
     /// The same for the claim at hand.
@@ -94,7 +98,7 @@ impl Polling {
         poller: Reader,
         desk: Desk,
         parked: Vec<Loaded>,
-        (start, server): (Lsn, History),
+        (start, server, instance): (Lsn, History, Instance),
         keeps_failures: bool,
     ) -> Self {
         let looks = RowLooks::new(desk.control.shared_client(), poller.oldest_ready());
@@ -107,6 +111,7 @@ impl Polling {
             parked,
             start,
             server,
+            instance,
             keeps_failures,
             keeps_now: keeps_failures,
             open: None,
@@ -146,15 +151,17 @@ impl Pipeline {
             return End::Over(Exit::Halted(halt));
         }
         let in_its_stead = self.spec.mode == Mode::Auto && polling.poller.repairs().is_none();
-        // Marked first: what the cursor row has passed does not come again.
-        if in_its_stead && let Err(error) = self.mark_streamed(&polling).await {
-            return End::Lost(error, Phase::Control);
-        }
-        if polling.poller.repairs().is_none() && !self.tell.polling {
-            self.look_for_unmarked(&polling).await;
-        }
-        if let Err(error) = self.find_returning(&mut polling, stop).await {
-            return End::Lost(error, Phase::Control);
+        let canceller = polling.desk.control.canceller();
+        let looks = self.look_before_polling(&mut polling, in_its_stead, stop);
+        match unless_stopped(stop, canceller, looks).await {
+            Ok(Some(())) => {}
+            // Nothing was claimed yet, and nothing is in flight.
+            Ok(None) => {
+                self.apply(self.now(), Input::Drain);
+                self.apply(self.now(), Input::SourceLost);
+                return End::Over(self.outcome().unwrap_or(Exit::Stopped));
+            }
+            Err(error) => return End::Lost(error, Phase::Control),
         }
         if let Some(halt) = self.begin_polling(&polling, false) {
             return End::Over(Exit::Halted(halt));
@@ -186,6 +193,23 @@ impl Pipeline {
                 }
             }
         }
+    }
+
+    /// What is asked of the table before the first claim; each may take as long as a statement may.
+    async fn look_before_polling(
+        &mut self,
+        polling: &mut Polling,
+        in_its_stead: bool,
+        stop: &Stop,
+    ) -> Result<(), SourceError> {
+        // Marked first: what the cursor row has passed does not come again.
+        if in_its_stead {
+            self.mark_streamed(polling).await?;
+        }
+        if polling.poller.repairs().is_none() && !self.tell.polling {
+            self.look_for_unmarked(polling).await;
+        }
+        self.find_returning(polling, stop).await
     }
 
     /// Tells mapper and relay where it begins, and whether positions mean what they meant; a halt where the table does

@@ -1,6 +1,7 @@
 //! Where rows are claimed: the table, by its marks, or the list of a repair.
 
 use crate::postgres::SourceError;
+use crate::postgres::client::Canceller;
 use crate::postgres::poll::{Claim, OldestReady, Poller, Settled};
 use crate::postgres::repair;
 use bytes::Bytes;
@@ -43,6 +44,14 @@ impl Reader {
         match self {
             Self::Poll(poller) => poller.client(),
             Self::Repair(reader) => reader.client(),
+        }
+    }
+
+    /// What cancels the session's statements.
+    pub(super) fn canceller(&self) -> Option<Canceller> {
+        match self {
+            Self::Poll(poller) => poller.canceller(),
+            Self::Repair(reader) => reader.control().canceller(),
         }
     }
 

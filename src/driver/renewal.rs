@@ -127,10 +127,15 @@ impl Pipeline {
     /// Begins to see to the slot, on a session of its own.
     pub(super) fn renew(&mut self, polling: &mut Polling) {
         let (spec, epoch) = (Arc::clone(&self.spec), polling.desk.epoch);
+        let instance = polling.instance.clone();
         let Some(renewal) = &mut polling.renewal else { return };
         let step = renewal.step;
         renewal.job = Some(Box::pin(async move {
             let control = Control::connect(&spec.conninfo, &application_name(&spec)).await?;
+            // A slot of another server would not bring what this table lacks.
+            if let Some(differs) = instance.differs(&server::instance(control.client()).await?) {
+                return Ok(Renewed::NotYet(differs));
+            }
             match step {
                 Step::LetGo => return setup::let_go(&control, &spec.names.slot).await,
                 Step::Stands => return setup::held(&control, &spec.names.slot).await,
@@ -186,7 +191,7 @@ impl Pipeline {
         stop: &Stop,
     ) -> Result<bool, SourceError> {
         if polling.poller.repairs().is_some() {
-            return self.repair_ends(polling).await;
+            return self.repair_ends(polling, stop).await;
         }
         let drained = polling.renewal.as_ref().is_some_and(|renewal| renewal.drained);
         if !drained || polling.open.is_some() {

@@ -3,13 +3,15 @@
 //! To the relay it is polling, from a list instead of by marks: so order, parking and aggregates that wait behind a
 //! parked head are the same. Their positions lie between those of the old slot and those of the new one.
 
-use super::connect::{Failure, application_name, load_all, settle};
+use super::connect::{Failure, application_name, load_all, one_server, settle};
 use super::halts;
 use super::history::History;
 use super::parking::{Desk, Jobs};
+use super::patience::unless_stopped;
 use super::pipeline::Pipeline;
 use super::poll::Polling;
 use super::reader::Reader;
+use super::run::Stop;
 use super::say;
 use super::spec::{Mode, OnSlotLost, PipelineSpec};
 use crate::error::{Halt, HaltReason};
@@ -121,6 +123,7 @@ pub(super) async fn open(spec: Arc<PipelineSpec>, seen: HistoryId) -> Result<Pol
     let list = list
         .map_err(at(Phase::Handshake))?
         .map_err(|pid| Failure::StandBy { active_pid: pid.unwrap_or_default(), progress: None })?;
+    let instance = one_server(client, list.client()).await?;
     let identity = identity(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
     let columns = spec.columns();
     let ask = spec.ask(&identity, &columns);
@@ -128,8 +131,19 @@ pub(super) async fn open(spec: Arc<PipelineSpec>, seen: HistoryId) -> Result<Pol
     repair::fit(&facts).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     spec.fit(facts.table.as_ref()).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     let row = repair::read(client, spec.name()).await.map_err(at(Phase::Handshake))?;
-    let verdict = repair::judge(&facts, row.as_ref(), spec.from_table);
-    let verdict = verdict.map_err(|halt| Failure::Halt(Box::new(halt)))?;
+    let verdict = match repair::judge(&facts, row.as_ref(), spec.from_table) {
+        Ok(verdict) => verdict,
+        // Another process of the pipeline has repaired it meanwhile, and has the slot. A command is refused instead:
+        // it is there to repair, and not to wait.
+        Err(halt) if halt.reason == HaltReason::RelayRunning && !spec.only_repair => {
+            let active_pid = facts.slot.as_ref().and_then(|slot| slot.active_pid);
+            return Err(Failure::StandBy {
+                active_pid: active_pid.unwrap_or_default(),
+                progress: None,
+            });
+        }
+        Err(halt) => return Err(Failure::Halt(Box::new(halt))),
+    };
     if verdict == Verdict::Sound {
         return Err(Failure::Sound);
     }
@@ -166,7 +180,7 @@ pub(super) async fn open(spec: Arc<PipelineSpec>, seen: HistoryId) -> Result<Pol
         say::repairing(&spec, &row, without_id);
     }
     let desk = Desk { control, epoch, histories, jobs: Jobs::default() };
-    let at = (start, History::polled(&facts.server));
+    let at = (start, History::polled(&facts.server), instance);
     Ok(Polling::new(Reader::Repair(Box::new(list)), desk, parked, at, false))
 }
 
@@ -194,11 +208,20 @@ impl Pipeline {
     }
 
     /// Whether the list is at its end and the cursor set; then the repair is over, one way or another.
-    pub(super) async fn repair_ends(&mut self, polling: &Polling) -> Result<bool, SourceError> {
+    pub(super) async fn repair_ends(
+        &mut self,
+        polling: &Polling,
+        stop: &Stop,
+    ) -> Result<bool, SourceError> {
         let Some(list) = polling.poller.repairs().filter(|list| list.drained()) else {
             return Ok(false);
         };
-        match list.finish(&self.spec.names, self.spec.messages(), polling.desk.epoch).await? {
+        let finish = list.finish(&self.spec.names, self.spec.messages(), polling.desk.epoch);
+        // Not finished, it is finished by the next start.
+        let Some(finished) = unless_stopped(stop, list.control().canceller(), finish).await? else {
+            return Ok(false);
+        };
+        match finished {
             Finished::Yes(row) => {
                 self.repaired = true;
                 say::repaired(self, &row);

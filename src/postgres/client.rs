@@ -4,18 +4,53 @@
 //! settings. So the login is `handshake`'s, and the client is then told of it: its own startup packet is taken from
 //! it, and it is answered with what the server had answered us. From there on bytes pass through.
 
-use super::conninfo::Conninfo;
-use super::error::SourceError;
+use super::conninfo::{Conninfo, Host};
+use super::error::{SourceError, SourceErrorKind};
 use super::handshake::{self, Purpose, Session};
-use super::transport::Transport;
+use super::transport::{self, Transport};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use std::fmt;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::config::SslMode;
-use tokio_postgres::{AsyncMessage, Client, NoTls};
+use tokio_postgres::{AsyncMessage, CancelToken, Client, NoTls};
+
+/// Cancels the statement that a session is executing, over a connection of its own.
+#[derive(Clone)]
+pub struct Canceller {
+    token: CancelToken,
+    conninfo: Conninfo,
+    host: Host,
+}
+
+impl fmt::Debug for Canceller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Canceller").field("host", &self.host).finish_non_exhaustive()
+    }
+}
+
+impl Canceller {
+    /// Sends the request. The server answers nothing: a statement that was cancelled ends with SQLSTATE 57014, and one
+    /// that had ended already is not affected.
+    ///
+    /// # Errors
+    /// The server could not be reached.
+    pub async fn cancel(&self) -> Result<(), SourceError> {
+        let doing = || format!("cancel a statement on {}", self.host);
+        let limit = self.conninfo.connect_timeout;
+        let request = async {
+            let transport = transport::open(&self.conninfo, &self.host).await?;
+            let sent = self.token.cancel_query_raw(transport, NoTls).await;
+            sent.map_err(|error| SourceError::control(doing(), error))
+        };
+        tokio::time::timeout(limit, request).await.unwrap_or_else(|elapsed| {
+            Err(SourceError::new(SourceErrorKind::Timeout(limit), doing()).caused_by(elapsed))
+        })
+    }
+}
 
 /// Opens a connection for SQL. The second value is the connection itself: it must be polled for the client to work, and
 /// it ends with the error that ended the connection (57P01 when the server shuts down).
@@ -27,25 +62,32 @@ pub async fn connect_client(
     conninfo: &Conninfo,
     application_name: &str,
 ) -> Result<(Client, impl Future<Output = Result<(), SourceError>> + Send + use<>), SourceError> {
-    connect_listening(conninfo, application_name, |_, _| {}).await
+    let opened = connect_listening(conninfo, application_name, |_, _| {}).await?;
+    let (client, connection, _canceller) = opened;
+    Ok((client, connection))
 }
 
 /// The same, with what is done with each notification: its channel and its payload. Called where the connection is
-/// polled, so it must not wait.
+/// polled, so it must not wait. The third value cancels the session's statements.
 pub(super) async fn connect_listening<F>(
     conninfo: &Conninfo,
     application_name: &str,
     mut notified: F,
-) -> Result<(Client, impl Future<Output = Result<(), SourceError>> + Send + use<F>), SourceError>
+) -> Result<
+    (Client, impl Future<Output = Result<(), SourceError>> + Send + use<F>, Canceller),
+    SourceError,
+>
 where
     F: FnMut(&str, &str) + Send + 'static,
 {
     let session = handshake::connect(conninfo, Purpose::Control, application_name).await?;
     let doing = format!("use the control connection to {}", session.host);
+    let host = session.host.clone();
     let mut config = tokio_postgres::Config::new();
     config.user(conninfo.user()).dbname(conninfo.dbname()).ssl_mode(SslMode::Disable);
     let opened = config.connect_raw(LoggedIn::new(session), NoTls).await;
     let (client, mut connection) = opened.map_err(|error| SourceError::control(&doing, error))?;
+    let canceller = Canceller { token: client.cancel_token(), conninfo: conninfo.clone(), host };
     // With its end it is dropped, whoever holds the future: a statement that is made and not sent would wait for ever.
     let connection = async move {
         loop {
@@ -60,7 +102,7 @@ where
             }
         }
     };
-    Ok((client, connection))
+    Ok((client, connection, canceller))
 }
 
 /// A transport whose login is past: the first message written is swallowed, and the greeting is read first.

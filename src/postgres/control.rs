@@ -3,7 +3,7 @@
 //! Owns the session and its pinned settings, and tells at once when it ends. Everything it reads is handed to `fence`
 //! as plain facts; it decides nothing.
 
-use super::client::connect_listening;
+use super::client::{Canceller, connect_listening};
 use super::conninfo::Conninfo;
 use super::error::{SourceError, SourceErrorKind, Statement};
 use super::names::Names;
@@ -46,10 +46,16 @@ UNION ALL SELECT pg_catalog.set_config(s.name, 'origin', false) FROM pg_catalog.
 WHERE s.name = 'session_replication_role' AND s.setting <> 'origin' \
   AND pg_catalog.has_parameter_privilege(s.name, 'SET')";
 
+/// A session whose client is gone ends its statement soon, and with it its locks; by default it goes on to its end. In
+/// a transaction of its own, and not needed: some platforms refuse it.
+const NOTICES_A_LOST_CLIENT: &str = "SET client_connection_check_interval = '2s'";
+
 /// The control session. Dropping it ends the connection.
 #[derive(Debug)]
 pub struct Control {
     client: Arc<Client>,
+    /// None for a client that somebody else connected.
+    canceller: Option<Canceller>,
     connection: JoinHandle<Result<(), SourceError>>,
     ended: bool,
     inbox: Arc<Inbox>,
@@ -89,8 +95,26 @@ impl Control {
                 letters.arrived.notify_one();
             }
         };
-        let (client, connection) = connect_listening(conninfo, application_name, notified).await?;
-        Self::begin(client, connection, inbox).await
+        let opened = connect_listening(conninfo, application_name, notified).await?;
+        let (client, connection, canceller) = opened;
+        Self::begin((client, Some(canceller)), connection, inbox).await
+    }
+
+    /// The same, with what is done with each notification: its channel and its payload.
+    ///
+    /// # Errors
+    /// What the server says, or why it could not be reached.
+    pub(super) async fn hearing<F>(
+        conninfo: &Conninfo,
+        application_name: &str,
+        notified: F,
+    ) -> Result<Self, SourceError>
+    where
+        F: FnMut(&str, &str) + Send + 'static,
+    {
+        let opened = connect_listening(conninfo, application_name, notified).await?;
+        let (client, connection, canceller) = opened;
+        Self::begin((client, Some(canceller)), connection, Arc::default()).await
     }
 
     /// Takes a client and its connection, whose notifications are the caller's affair, and pins the session's settings.
@@ -101,21 +125,28 @@ impl Control {
     where
         F: Future<Output = Result<(), SourceError>> + Send + 'static,
     {
-        Self::begin(client, connection, Arc::default()).await
+        Self::begin((client, None), connection, Arc::default()).await
     }
 
-    async fn begin<F>(client: Client, connection: F, inbox: Arc<Inbox>) -> Result<Self, SourceError>
+    async fn begin<F>(
+        (client, canceller): (Client, Option<Canceller>),
+        connection: F,
+        inbox: Arc<Inbox>,
+    ) -> Result<Self, SourceError>
     where
         F: Future<Output = Result<(), SourceError>> + Send + 'static,
     {
         #[expect(clippy::disallowed_methods, reason = "the handle is kept, and aborted on drop")]
         let connection = tokio::spawn(connection);
-        let mut control = Self { client: Arc::new(client), connection, ended: false, inbox };
+        let client = Arc::new(client);
+        let mut control = Self { client, canceller, connection, ended: false, inbox };
         for settings in [PINNED, PINNED_WHERE_THERE] {
             if let Err(error) = control.client.batch_execute(settings).await {
                 return Err(control.blame("set up the control session", error).await);
             }
         }
+        // A connection that is lost here is seen by the next statement.
+        drop(control.client.batch_execute(NOTICES_A_LOST_CLIENT).await);
         Ok(control)
     }
 
@@ -153,6 +184,11 @@ impl Control {
     /// The client, for the statements of this layer.
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// What cancels this session's statements.
+    pub fn canceller(&self) -> Option<Canceller> {
+        self.canceller.clone()
     }
 
     /// The client, for a statement that runs beside others.

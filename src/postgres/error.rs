@@ -40,6 +40,8 @@ impl SqlState {
     pub const INVALID_PASSWORD: Self = Self(*b"28P01");
     /// `3D000`, `invalid_catalog_name`: no such database.
     pub const INVALID_CATALOG_NAME: Self = Self(*b"3D000");
+    /// `57014`, `query_canceled`: a statement that was cancelled, or took longer than `statement_timeout`.
+    pub const QUERY_CANCELED: Self = Self(*b"57014");
     /// `57P01`, `admin_shutdown`: the server stops, or somebody ended the session.
     pub const ADMIN_SHUTDOWN: Self = Self(*b"57P01");
     /// `57P03`, `cannot_connect_now`: starting up or shutting down.

@@ -5,6 +5,7 @@
 
 use super::error::SourceError;
 use crate::lsn::Lsn;
+use std::fmt;
 use tokio_postgres::Client;
 use tokio_postgres::types::PgLsn;
 
@@ -33,6 +34,74 @@ pub struct ServerFacts {
     pub replication: bool,
     /// Whether the role may create schemas and publications in the database.
     pub creates: bool,
+}
+
+/// What tells the process of one server from that of another. Two servers can have the same cluster identifier and
+/// timeline (a primary and its standby, a copy of the files), and then no more than this in common.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Instance {
+    /// The cluster's identity.
+    pub system_identifier: String,
+    /// The timeline.
+    pub timeline: u32,
+    /// Whether it is a standby.
+    pub in_recovery: bool,
+    /// The database we are in.
+    pub database: String,
+    /// When the server was started, to the microsecond.
+    pub started_at: String,
+}
+
+impl Instance {
+    /// Why two sessions are not of one server, where they are not: a fragment.
+    pub fn differs(&self, other: &Self) -> Option<String> {
+        (self != other).then(|| {
+            format!(
+                "two connections reached two servers ({self}; {other}): a failover is under way, or source.url leads \
+                 to more than one server, as a load balancer does: name the hosts themselves, with \
+                 target_session_attrs=read-write"
+            )
+        })
+    }
+}
+
+impl fmt::Display for Instance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.in_recovery { "standby" } else { "primary" };
+        write!(
+            f,
+            "a {kind} of cluster {} on timeline {}, database {:?}, started {}",
+            self.system_identifier, self.timeline, self.database, self.started_at
+        )
+    }
+}
+
+/// Asks the server which one it is.
+///
+/// # Errors
+/// What the server says.
+pub async fn instance(client: &Client) -> Result<Instance, SourceError> {
+    let failed = |e| SourceError::control("look which server this is", e);
+    let sql = format!(
+        "SELECT {SYSTEM_IDENTIFIER_SQL}, \
+           CASE WHEN r.recovering \
+                THEN (SELECT timeline_id FROM pg_catalog.pg_control_checkpoint()) \
+                ELSE {TIMELINE_SQL} END, \
+           r.recovering, pg_catalog.current_database()::pg_catalog.text, \
+           pg_catalog.pg_postmaster_start_time()::pg_catalog.text \
+         FROM (SELECT pg_catalog.pg_is_in_recovery() AS recovering) r"
+    );
+    let row = client.query_one(&sql, &[]).await.map_err(failed)?;
+    let read = || {
+        Ok(Instance {
+            system_identifier: row.try_get(0)?,
+            timeline: row.try_get::<_, i32>(1)?.cast_unsigned(),
+            in_recovery: row.try_get(2)?,
+            database: row.try_get(3)?,
+            started_at: row.try_get(4)?,
+        })
+    };
+    read().map_err(failed)
 }
 
 /// The first server whose `wal_level` is a floor: with `replica` the first logical slot raises `effective_wal_level` to
@@ -109,4 +178,34 @@ pub(super) fn lsn(value: PgLsn) -> Lsn {
 /// A position as a `pg_lsn` value.
 pub(super) fn pg_lsn(position: Lsn) -> PgLsn {
     PgLsn::from(position.to_wire())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_servers_differ_in_any_of_what_tells_them_apart() {
+        let one = Instance {
+            system_identifier: "7000".to_owned(),
+            timeline: 1,
+            in_recovery: false,
+            database: "shop".to_owned(),
+            started_at: "2026-01-01 00:00:00.000001+00".to_owned(),
+        };
+        assert_eq!(one.differs(&one), None);
+        for other in [
+            Instance { system_identifier: "8000".to_owned(), ..one.clone() },
+            Instance { timeline: 2, ..one.clone() },
+            Instance { in_recovery: true, ..one.clone() },
+            Instance { database: "other".to_owned(), ..one.clone() },
+            Instance { started_at: "2026-01-01 00:00:00.000002+00".to_owned(), ..one.clone() },
+        ] {
+            let message = one.differs(&other).unwrap();
+            assert!(
+                message.contains("two servers") && message.contains("load balancer"),
+                "{message}"
+            );
+        }
+    }
 }

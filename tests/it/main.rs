@@ -45,6 +45,8 @@ mod topic;
 
 // The tests.
 
+/// The admin endpoint among clients that connect and do nothing.
+mod admin_flood;
 /// The alert rules, by Prometheus' own tool.
 mod alerts;
 /// What measures, and runs alone: memory, idleness.
@@ -150,6 +152,8 @@ mod servers_answer;
 mod setup;
 /// A caller of a sink, for its tests.
 mod sink_caller;
+/// A stop while a statement of polling takes its time.
+mod slow_claims;
 /// A real standby: promotion, restored backups.
 mod standby;
 /// The way of an event: layouts, statements, sizes.
@@ -162,6 +166,8 @@ mod times;
 mod topics;
 /// What the endpoint and `status` say, against what is so.
 mod truth;
+/// Connections of one pipeline that reach two servers.
+mod two_servers;
 /// `outbox.on_update`: an UPDATE of the outbox table.
 mod updates;
 /// How much WAL the slot may hold back, and what happens past it.

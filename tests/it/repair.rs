@@ -2,6 +2,7 @@
 
 mod bad;
 mod interrupted;
+mod pair;
 mod parked;
 mod returning;
 

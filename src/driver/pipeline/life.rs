@@ -4,6 +4,7 @@ use super::{Next, Pipeline};
 use crate::driver::budget::Budget;
 use crate::driver::destinations::Destinations;
 use crate::driver::halts;
+use crate::driver::judge::Rechecked;
 use crate::driver::lag::LagMeter;
 use crate::driver::marking::{Handed, Marking};
 use crate::driver::returning::Returning;
@@ -105,7 +106,7 @@ impl Pipeline {
             published: None,
             owned: None,
             lease_ends: Instant::now(),
-            rechecked: None,
+            rechecked: Rechecked::default(),
             repeats: Repeats::default(),
             pause_min: Duration::ZERO,
         })

@@ -4,6 +4,7 @@ use super::{Anew, Polling};
 use crate::backoff::Backoff;
 use crate::driver::claim::Open;
 use crate::driver::lag::OldestRow;
+use crate::driver::patience::unless_stopped;
 use crate::driver::pipeline::Pipeline;
 use crate::driver::renewal::Renewal;
 use crate::driver::run::Stop;
@@ -42,10 +43,12 @@ impl Pipeline {
         let all = polling.renewal.as_mut().is_some_and(Renewal::claims);
         polling.keeps_now = polling.keeps_failures && !all;
         let began = Instant::now();
-        let claim = if all {
-            polling.poller.claim_all(limit).await?
-        } else {
-            polling.poller.claim(limit).await?
+        let canceller = polling.poller.canceller();
+        let poller = &mut polling.poller;
+        let claim =
+            async { if all { poller.claim_all(limit).await } else { poller.claim(limit).await } };
+        let Some(claim) = unless_stopped(stop, canceller, claim).await? else {
+            return polling.poller.abandon().await;
         };
         let (batch, interval) = (settings.batch, settings.interval);
         // One that does not come any more is the relay's again, before a later one of its aggregate is published.

@@ -165,6 +165,10 @@ pub(super) fn slot_kind(facts: &Facts) -> Option<Halt> {
         return anothers(what, "a standby, or a receiver of WAL");
     }
     let plugin = slot.plugin.as_deref().unwrap_or_default();
+    // Another process is creating it at this moment: the plugin is entered after the name.
+    if plugin.is_empty() && slot.active_pid.is_some() {
+        return None;
+    }
     if plugin != "pgoutput" {
         let what = format!("slot {name:?} is of plugin {plugin:?}, not \"pgoutput\"");
         return anothers(what, "another program");

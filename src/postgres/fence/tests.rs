@@ -196,6 +196,10 @@ const SLOT: &[(&str, Change)] = &[
         slot(f).active_pid = Some(4711);
         slot(f).confirmed_flush_lsn = Some(at("0/8000"));
     }),
+    ("being created, the plugin not entered yet", |f| {
+        (slot(f).plugin, slot(f).active_pid) = (Some(String::new()), Some(4711));
+        slot(f).confirmed_flush_lsn = None;
+    }),
     ("half created", |f| slot(f).confirmed_flush_lsn = None),
     ("not a failover slot", |f| slot(f).failover = false),
 ];

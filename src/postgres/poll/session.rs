@@ -10,7 +10,7 @@ use super::settle::{self, Marked};
 use super::spec::{Marks, PollSpec};
 use super::sql::{self, Ask};
 use super::table::{self, Shape};
-use crate::postgres::client::connect_listening;
+use crate::postgres::client::Canceller;
 use crate::postgres::conninfo::Conninfo;
 use crate::postgres::control::Control;
 use crate::postgres::error::{ServerReport, SourceError, SqlState, Statement};
@@ -88,8 +88,7 @@ impl Poller {
                 listen.notify_one();
             }
         };
-        let (client, connection) = connect_listening(conninfo, application_name, about).await?;
-        let control = Control::start(client, connection).await?;
+        let control = Control::hearing(conninfo, application_name, about).await?;
         let failed = |e| SourceError::control("set up the polling session", e).of(Statement::Claim);
         let client = control.client();
         client.batch_execute(PINNED).await.map_err(failed)?;
@@ -304,6 +303,11 @@ impl Poller {
     /// The same, apart from the poller: to wait for both this and [`Self::closed`].
     pub fn wake(&self) -> Arc<Notify> {
         Arc::clone(&self.heard)
+    }
+
+    /// What cancels the statement of a claim.
+    pub fn canceller(&self) -> Option<Canceller> {
+        self.control.canceller()
     }
 
     /// Waits until the session ends and says why. Cancel-safe, and may be called again.

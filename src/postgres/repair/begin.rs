@@ -10,10 +10,10 @@ use super::row::{Kind, Row, Selection};
 use super::survey::survey;
 use crate::postgres::conninfo::Conninfo;
 use crate::postgres::control::Control;
-use crate::postgres::error::SourceError;
+use crate::postgres::error::{SourceError, SourceErrorKind};
 use crate::postgres::names::{Names, literal};
 use crate::postgres::poll::listed::Table;
-use crate::postgres::server::pg_lsn;
+use crate::postgres::server::{self, pg_lsn};
 use crate::postgres::setup::Blocker;
 use crate::postgres::setup::apply::blockers;
 use crate::postgres::wal::{CreatedSlot, WalConnection};
@@ -75,13 +75,35 @@ pub async fn begin(
         control.client().execute(sql, &[&ask.names.slot]).await.map_err(failed)?;
     }
     let mut wal = WalConnection::connect(ask.conninfo, ask.application_name).await?;
+    here(control.client(), wal.backend_pid()).await?;
     let created = slot(&mut wal, control.client(), ask, told).await?;
     told(Told::Listing(created.consistent_point));
     let listing = Control::connect(ask.conninfo, ask.application_name).await?;
+    let one = server::instance(control.client()).await?;
+    if let Some(differs) = one.differs(&server::instance(listing.client()).await?) {
+        return Err(elsewhere(&differs));
+    }
     let listed = list(listing.client(), table, ask, &created).await;
     // The snapshot lives as long as its connection.
     drop(wal);
     listed
+}
+
+/// Sees that the connection that is to create the slot is a process of this server: the slot of another one would be in
+/// nobody's sight, and keep WAL.
+async fn here(client: &Client, walsender: u32) -> Result<(), SourceError> {
+    let failed = |e| SourceError::control("look for our walsender", e);
+    let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_activity AS a WHERE a.pid = $1 \
+                 AND a.datname = pg_catalog.current_database())";
+    let row = client.query_one(sql, &[&walsender.cast_signed()]).await.map_err(failed)?;
+    if row.try_get::<_, bool>(0).map_err(failed)? {
+        return Ok(());
+    }
+    Err(elsewhere("the replication connection reached another server than the control connection"))
+}
+
+fn elsewhere(what: &str) -> SourceError {
+    SourceError::new(SourceErrorKind::SessionAttrs, format!("make the repair's slot: {what}"))
 }
 
 /// Writes down what is known to be resolved, before anything changes.
