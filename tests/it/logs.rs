@@ -124,6 +124,39 @@ async fn a_backlog_is_two_lines() {
     assert_eq!(told, ["catching_up", "caught_up"], "{}", ended.stderr);
 }
 
+/// Whatever librdkafka has to say, at its start, while it can't connect, or at its end: each line is one of ours, and
+/// no secret is in it.
+#[tokio::test]
+async fn librdkafka_writes_no_line_beside_the_log() {
+    let nobody = format!("127.0.0.1:{}", free_port());
+    let everything = "\"debug\" = \"all\"\n\"log_level\" = 7\n";
+    let login = "\"security.protocol\" = \"SASL_PLAINTEXT\"\n\"sasl.mechanism\" = \"SCRAM-SHA-256\"\n\
+                 \"sasl.username\" = \"carrier\"\n\"sasl.password\" = \"planted-hush\"\n";
+    let tls = "\"security.protocol\" = \"SSL\"\n";
+    for (to, properties, state) in [
+        (brokers(), everything.to_owned(), "streaming"),
+        (nobody.clone(), everything.to_owned(), "broker_down"),
+        (nobody, format!("{everything}{login}"), "broker_down"),
+        (brokers(), format!("{everything}{login}"), "broker_down"),
+        (brokers(), format!("{everything}{tls}"), "broker_down"),
+    ] {
+        let pipeline = Pipeline::to_broker(Version::Pg17, &brokers(), "beside").await;
+        let config = pipeline.config.replace(&brokers(), &to);
+        let name = &pipeline.name;
+        let relay =
+            halted::spawn(&format!("{config}[pipelines.{name}.sink.properties]\n{properties}"));
+        relay.await_state(state, SOON).await;
+        pipeline.insert(10).await;
+        if state == "streaming" {
+            pipeline.topic.await_records(10, SOON).await;
+        }
+        let ended = relay.terminate(SOON).await;
+        assert!(!names(&events(&ended.stderr)).is_empty());
+        assert!(ended.stdout.is_empty(), "{}", ended.stdout);
+        assert!(!ended.stderr.contains("planted-hush"));
+    }
+}
+
 /// The text is for people: the same in words, without what only machines read; and of polling it says nothing of a
 /// stream, which there is not.
 #[tokio::test]
