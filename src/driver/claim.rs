@@ -14,6 +14,7 @@ use crate::lsn::Lsn;
 use crate::parked::{Entry, Lane, Mark, Parked, State};
 use crate::pgoutput;
 use crate::postgres::SourceError;
+use crate::postgres::cursor::{self, Written};
 use crate::postgres::parked::{self, Stored};
 use crate::postgres::poll::{Claim, Settled};
 use crate::relay::Input;
@@ -223,6 +224,8 @@ impl Pipeline {
     ///
     /// Events of later rows that this claim has parked are taken out of the parked ones again. They have positions of
     /// this claim, and the open row would get a position of the next claim, behind them.
+    ///
+    /// Where another process has taken the pipeline over, nothing is marked.
     pub(super) async fn settle_claim(
         &mut self,
         polling: &mut Polling,
@@ -250,24 +253,34 @@ impl Pipeline {
         // Before a new beginning nothing of it may be tried: the table itself holds back what has failed.
         let cursor_waits = open.cursor_waits && !polling.failed;
         let outcomes: Vec<Settled> = open.outcomes.into_iter().enumerate().map(outcome).collect();
-        let settled =
-            |row: usize| matches!(outcomes.get(row), Some(Settled::Published | Settled::Moved));
-        self.handed.settled(settled);
         if polling.poller.repairs().is_some() {
             // The list's own session marks them.
             self.marking.forget();
             say::repair_progress(self);
         }
         let spec = Arc::clone(&self.spec);
-        let poller = &mut polling.poller;
+        let (poller, epoch) = (&mut polling.poller, polling.desk.epoch);
         let settled = async {
+            // In the claim's own transaction: whoever takes the pipeline over now waits for its commit.
+            if !cursor::is_owned(poller.client(), spec.name(), epoch).await? {
+                poller.abandon().await?;
+                return Ok(false);
+            }
             if let Some(from) = back {
                 parked::take_back(poller.client(), spec.name(), from, &places).await?;
             }
-            poller.settle(open.claim, &outcomes).await
+            poller.settle(open.claim, &outcomes).await.map(|()| true)
         };
-        self.patiently(stop, settled).await?;
         polling.desk.jobs.unseen = None;
+        if !self.patiently(stop, settled).await? {
+            polling.desk.overruled = true;
+            say::row_taken(self, &Written::TakenOver);
+            self.apply(self.now(), Input::SlotTaken);
+            return Ok(false);
+        }
+        let settled =
+            |row: usize| matches!(outcomes.get(row), Some(Settled::Published | Settled::Moved));
+        self.handed.settled(settled);
         if cursor_waits {
             self.apply(self.now(), Input::CursorWritten);
         }

@@ -1,8 +1,8 @@
 //! One try to connect: the full handshake of every start and every reconnect.
 //!
 //! ```text
-//! replication login ─▶ IDENTIFY_SYSTEM ─▶ control login ─▶ facts ─▶ fence ─▶ START_REPLICATION
-//!     ─▶ look at the slot again
+//! replication login ─▶ IDENTIFY_SYSTEM ─▶ the pipeline's lock ─▶ control login ─▶ facts ─▶ fence
+//!     ─▶ START_REPLICATION ─▶ look at the slot again
 //! ```
 //!
 //! A slot is never made here. Nothing is kept from one try to the next.
@@ -24,6 +24,7 @@ use crate::postgres::control::{Ask, Control};
 use crate::postgres::cursor::{Seized, Settled};
 use crate::postgres::fence::{self, AfterStart, Decision, Facts, Identity, Resume};
 use crate::postgres::parked::Loaded;
+use crate::postgres::pipeline_lock::{Locked, lock_stream};
 use crate::postgres::poll::{Opened, Poller};
 use crate::postgres::schema::SchemaState;
 use crate::postgres::server::Instance;
@@ -123,6 +124,8 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
     let mut wal =
         WalConnection::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
     let system = wal.identify_system().await.map_err(at(Phase::Connect))?;
+    // Before anything is read: what is decided below must be true while the lock is ours.
+    let locked = lock_stream(&mut wal, spec.name()).await.map_err(at(Phase::Connect))?;
     let control = Control::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
 
     let identity = Some(Identity::from(&system));
@@ -135,6 +138,9 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
         return Err(first);
     }
     let resume = decided(&facts)?;
+    if let Locked::By { pid } = locked {
+        return Err(Failure::StandBy { active_pid: pid.unwrap_or_default(), progress: None });
+    }
     let halted = |halt| Failure::Halt(Box::new(halt));
     spec.fit(facts.table.as_ref()).map_err(halted)?;
     let encoding = spec.messages_encoding(&facts.server.encoding).map_err(halted)?;
@@ -163,7 +169,7 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
             let (seized, progress, parked) = take_over(spec, &control, &resume).await?;
             let (epoch, epoch_before) = (seized.epoch, seized.before);
             let histories = settle(spec, &control, epoch, &facts, seen).await?;
-            let desk = Desk { control, epoch, histories, jobs: Jobs::default() };
+            let desk = Desk { control, epoch, histories, jobs: Jobs::default(), overruled: false };
             let resumed = Connected {
                 wal,
                 desk,
@@ -313,7 +319,7 @@ async fn poll_handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Polling,
     let histories = settle(spec, &control, epoch, &facts, seen).await?;
     let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
     control.listen(spec.name()).await.map_err(at(Phase::Control))?;
-    let desk = Desk { control, epoch, histories, jobs: Jobs::default() };
+    let desk = Desk { control, epoch, histories, jobs: Jobs::default(), overruled: false };
     let at = (facts.server.wal_end, History::polled(&facts.server), instance);
     Ok(Polling::new(poller, desk, parked, at, poll_spec.keeps_failures()))
 }

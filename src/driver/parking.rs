@@ -68,6 +68,8 @@ pub(super) struct Desk {
     /// Which histories positions belong to, committed to the cursor row.
     pub(super) histories: Settled,
     pub(super) jobs: Jobs,
+    /// Another process has raised the epoch: nothing is stored any more.
+    pub(super) overruled: bool,
 }
 
 /// What is under way.
@@ -268,7 +270,10 @@ impl Pipeline {
                     jobs.lockers_at = Some(Instant::now());
                 }
                 match stored {
-                    Ok(stored) => self.stored(now, &stored, &holders),
+                    Ok(stored) => {
+                        desk.overruled |= stored == Stored::TakenOver;
+                        self.stored(now, &stored, &holders);
+                    }
                     // Somebody has locked the table or the cursor row. Nothing was written; the stream goes on.
                     Err(error) => {
                         say::parked_rows_wait(self, &error, &holders);

@@ -91,6 +91,8 @@ pub(super) enum Over {
     Exit(Exit),
     /// All that the new slot does not bring is published.
     Streams,
+    /// Another process has taken the pipeline over.
+    Overruled,
 }
 
 impl Polling {
@@ -175,6 +177,14 @@ impl Pipeline {
             match self.poll_turn(&mut polling, stop).await {
                 Ok(None) => {}
                 Ok(Some(Over::Streams)) => {
+                    // The session may outlive this for a moment, and the stream asks for the lock at once.
+                    if let Err(error) = polling.poller.unlock(self.spec.name()).await {
+                        return End::Lost(error, Phase::Control);
+                    }
+                    self.apply(self.now(), Input::SourceLost);
+                    return self.outcome().map_or(End::Restart, End::Over);
+                }
+                Ok(Some(Over::Overruled)) => {
                     self.apply(self.now(), Input::SourceLost);
                     return self.outcome().map_or(End::Restart, End::Over);
                 }
@@ -264,6 +274,9 @@ impl Pipeline {
         if let Some(exit) = self.perform_polling(polling, stop).await? {
             return Ok(Some(Over::Exit(exit)));
         }
+        if polling.desk.overruled {
+            return Ok(Some(Over::Overruled));
+        }
         self.begin_anew(polling, stop).await?;
         let resolved = polling.open.as_ref().is_some_and(|open| self.claim_is_resolved(open));
         if resolved {
@@ -331,6 +344,7 @@ impl Pipeline {
                     Effect::WriteParking { rows, marks } => {
                         let stored = self.park_in_claim(polling, rows, marks, stop).await?;
                         if stored == Stored::TakenOver {
+                            polling.desk.overruled = true;
                             say::row_taken(self, &Written::TakenOver);
                             self.apply(self.now(), Input::SlotTaken);
                         } else {

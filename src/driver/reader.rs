@@ -1,9 +1,9 @@
 //! Where rows are claimed: the table, by its marks, or the list of a repair.
 
-use crate::postgres::SourceError;
 use crate::postgres::client::Canceller;
 use crate::postgres::poll::{Claim, OldestReady, Poller, Settled};
 use crate::postgres::repair;
+use crate::postgres::{SourceError, pipeline_lock};
 use bytes::Bytes;
 use std::sync::Arc;
 use tokio::sync::Notify;
@@ -95,6 +95,11 @@ impl Reader {
             Self::Poll(poller) => poller.abandon().await,
             Self::Repair(reader) => reader.abandon().await,
         }
+    }
+
+    /// Gives the pipeline's lock back: the session is used no more.
+    pub(super) async fn unlock(&self, pipeline: &str) -> Result<(), SourceError> {
+        pipeline_lock::unlock(self.client(), pipeline).await
     }
 
     /// Word of new rows; a list has none.

@@ -179,7 +179,7 @@ pub(super) async fn open(spec: Arc<PipelineSpec>, seen: HistoryId) -> Result<Pol
         let without_id = list.without_id(&row).await.map_err(at(Phase::Control))?;
         say::repairing(&spec, &row, without_id);
     }
-    let desk = Desk { control, epoch, histories, jobs: Jobs::default() };
+    let desk = Desk { control, epoch, histories, jobs: Jobs::default(), overruled: false };
     let at = (start, History::polled(&facts.server), instance);
     Ok(Polling::new(Reader::Repair(Box::new(list)), desk, parked, at, false))
 }

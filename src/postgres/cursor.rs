@@ -220,6 +220,21 @@ pub async fn take_over(client: &Client, pipeline: &str) -> Result<i64, SourceErr
     client.query_one(sql, &[&pipeline]).await.and_then(|row| row.try_get(0)).map_err(failed)
 }
 
+/// Whether the owner's epoch is still `epoch`. Inside a transaction the answer stays true until its end: a
+/// [`take_over`] waits for it.
+///
+/// # Errors
+/// What the server says.
+pub async fn is_owned(client: &Client, pipeline: &str, epoch: i64) -> Result<bool, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("look who owns pipeline {pipeline:?}"), e)
+            .of(Statement::Cursor)
+    };
+    let sql = "SELECT FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $2 FOR SHARE";
+    let row = client.query_opt(sql, &[&pipeline, &epoch]).await.map_err(failed)?;
+    Ok(row.is_some())
+}
+
 /// Which histories the pipeline's positions belong to, as its row has it; `None` where there is no row.
 ///
 /// # Errors

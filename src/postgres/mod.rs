@@ -29,6 +29,7 @@ pub mod fence;
 pub mod locks;
 pub mod names;
 pub mod parked;
+pub mod pipeline_lock;
 pub mod poll;
 pub mod preflight;
 pub mod publication;

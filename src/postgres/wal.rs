@@ -171,6 +171,18 @@ impl WalConnection {
         Ok(identity)
     }
 
+    /// Runs a statement of SQL, which a logical walsender takes while it does not stream. Its last row, as text.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub(super) async fn row(
+        &mut self,
+        doing: &str,
+        sql: &str,
+    ) -> Result<Option<Vec<Option<String>>>, SourceError> {
+        within(COMMAND_TIMEOUT, doing, command::one_row(&mut self.session.wire, doing, sql)).await
+    }
+
     /// Makes a logical slot of plugin pgoutput, and exports the snapshot that goes with it: each row is either in the
     /// snapshot or in the stream (measured on 15 and 18, with open transactions and savepoints).
     ///

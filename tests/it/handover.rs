@@ -12,11 +12,11 @@ use tokio::task::JoinSet;
 /// Events a second of each of the two writers, and events in a transaction.
 const RATE: (u32, usize) = (1_000, 10);
 
-async fn auto(version: Version, test: &str) -> Pipeline {
+pub(crate) async fn auto(version: Version, test: &str) -> Pipeline {
     auto_of(Pipeline::shared(version, test).await)
 }
 
-fn auto_of(mut pipeline: Pipeline) -> Pipeline {
+pub(crate) fn auto_of(mut pipeline: Pipeline) -> Pipeline {
     let head = format!("[pipelines.{}]\n", pipeline.name);
     let lines = "mode = \"auto\"\npoll = { interval = \"50ms\" }\n";
     pipeline.config = pipeline.config.replacen(&head, &format!("{head}{lines}"), 1);
@@ -24,7 +24,7 @@ fn auto_of(mut pipeline: Pipeline) -> Pipeline {
 }
 
 /// Takes the slot away: whoever streams from it is ended first.
-async fn drop_slot(pipeline: &Pipeline) {
+pub(crate) async fn drop_slot(pipeline: &Pipeline) {
     let slot = pipeline.slot();
     let sql = format!(
         "do $$ begin for i in 1..200 loop \
@@ -36,7 +36,7 @@ async fn drop_slot(pipeline: &Pipeline) {
     pipeline.sql.batch(&sql).await;
 }
 
-async fn committed(load: &Load, more: usize) {
+pub(crate) async fn committed(load: &Load, more: usize) {
     let wanted = load.committed() + more;
     await_that(&format!("{wanted} committed"), SOON, || async {
         let now = load.committed();

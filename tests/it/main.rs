@@ -115,6 +115,7 @@ mod on_call;
 /// What the operations page tells an operator to do.
 mod operations;
 mod own_tables;
+mod owners;
 /// The operators' words that need no relay.
 mod parked_cli;
 mod parked_locks;

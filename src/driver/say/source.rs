@@ -70,7 +70,7 @@ pub(in crate::driver) fn standing_by(pipeline: &mut Pipeline, active_pid: Option
     if let Some(Due { seconds, tries }) = Trouble::note(told, String::new(), None, now) {
         let slot = &pipeline.spec.names.slot;
         let words = if tries == 1 {
-            "another process streams from the slot: standing by to take over when it is free"
+            "another process publishes for this pipeline: standing by to take over when it has ended"
                 .to_owned()
         } else {
             format!("still standing by, {}", span(seconds))

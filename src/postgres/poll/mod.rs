@@ -16,7 +16,6 @@ mod claim;
 mod dies;
 pub(in crate::postgres) mod index;
 pub mod listed;
-mod lock;
 pub mod marks;
 mod oldest;
 mod session;
@@ -29,7 +28,6 @@ mod tests;
 mod times;
 
 pub use claim::{Claim, Missed, Settled};
-pub use lock::{Locked, lock};
 pub use oldest::OldestReady;
 pub use session::{CHANNEL, CLAIM_ROWS_MAX, Opened, Poller};
 pub use settle::ERROR_CHARS_MAX;

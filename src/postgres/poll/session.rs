@@ -4,7 +4,6 @@ mod pauses;
 
 use super::claim::{Claim, Look, Missed, Settled};
 use super::dies::dies;
-use super::lock::{Locked, lock};
 use super::oldest::OldestReady;
 use super::settle::{self, Marked};
 use super::spec::{Marks, PollSpec};
@@ -14,6 +13,7 @@ use crate::postgres::client::Canceller;
 use crate::postgres::conninfo::Conninfo;
 use crate::postgres::control::Control;
 use crate::postgres::error::{ServerReport, SourceError, SqlState, Statement};
+use crate::postgres::pipeline_lock::{Locked, lock};
 use bytes::Bytes;
 use pauses::{BLOCKED_PAUSE, PAUSES_MAX};
 use std::collections::BTreeMap;

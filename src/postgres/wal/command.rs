@@ -107,7 +107,7 @@ pub(super) async fn set_transaction_timeout(
 }
 
 /// Sends a command and reads the one row of its answer.
-async fn one_row(
+pub(super) async fn one_row(
     wire: &mut Wire,
     doing: &str,
     sql: &str,

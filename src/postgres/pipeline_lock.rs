@@ -1,0 +1,112 @@
+//! The lock of a pipeline: who has it may publish, from the stream, from the table, or from the list of a repair.
+//! Others stand by.
+//!
+//! An advisory lock of the session that events are read on: of the walsender while the pipeline streams, of the session
+//! that claims rows while it polls or repairs. So whoever loses the session loses the lock with it, and no second
+//! session has to be watched. The slot alone excludes streams from each other, and not from a process that polls.
+
+use super::error::{SourceError, Statement};
+use super::names::literal;
+use super::wal::WalConnection;
+use std::time::Duration;
+use tokio::time::Instant;
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+/// How long the lock is asked for again where another session has it: the server needs a moment to end the session that
+/// this process has just closed.
+const WAIT_MAX: Duration = Duration::from_millis(500);
+const WAIT_PAUSE: Duration = Duration::from_millis(20);
+
+/// Whether the pipeline's lock is ours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Locked {
+    /// It is, for as long as the session lasts.
+    Ours,
+    /// Another session has it.
+    By {
+        /// Its backend; `None` where it has just gone.
+        pid: Option<u32>,
+    },
+}
+
+/// For a session that claims rows: the server notices within 35 s that the client's host is gone, and frees the lock.
+/// That is longer than a claim may be open and its records in flight. Without this the server's own keepalive counts,
+/// which is two hours on Linux. A walsender has `wal_sender_timeout` for this.
+const KEEPALIVE: &str = "SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5; \
+                                    SET tcp_keepalives_count = 3; SET tcp_user_timeout = 35000";
+
+/// Asks for the lock, and for the backend that has it, as one row of text; for the simple protocol, which is the only
+/// one of a walsender.
+fn sql(pipeline: &str) -> String {
+    format!(
+        "SELECT pg_catalog.pg_try_advisory_lock(k.key), ( \
+           SELECT l.pid FROM pg_catalog.pg_locks AS l \
+           WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 AND l.database = d.oid \
+             AND l.classid::pg_catalog.int8 = (k.key >> 32) & 4294967295 \
+             AND l.objid::pg_catalog.int8 = k.key & 4294967295) \
+         FROM pg_catalog.hashtextextended('postrider poll ' || {}::pg_catalog.text, 0) AS k(key), \
+           pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database()",
+        literal(pipeline)
+    )
+}
+
+fn read(ours: Option<&str>, pid: Option<&str>) -> Locked {
+    if ours == Some("t") {
+        Locked::Ours
+    } else {
+        Locked::By { pid: pid.and_then(|pid| pid.parse().ok()) }
+    }
+}
+
+/// Takes the pipeline's lock on a session of SQL, if it is free.
+///
+/// # Errors
+/// What the server says.
+pub async fn lock(client: &Client, pipeline: &str) -> Result<Locked, SourceError> {
+    let failed = |e| SourceError::control("take the pipeline's lock", e).of(Statement::Claim);
+    let sql = sql(pipeline);
+    client.batch_execute(KEEPALIVE).await.map_err(failed)?;
+    let since = Instant::now();
+    loop {
+        let answer = client.simple_query(&sql).await.map_err(failed)?;
+        let row = answer.iter().find_map(|message| {
+            if let SimpleQueryMessage::Row(row) = message { Some(row) } else { None }
+        });
+        let locked = row.map_or(Locked::By { pid: None }, |row| read(row.get(0), row.get(1)));
+        if locked == Locked::Ours || since.elapsed() >= WAIT_MAX {
+            return Ok(locked);
+        }
+        tokio::time::sleep(WAIT_PAUSE).await;
+    }
+}
+
+/// Takes the pipeline's lock on a replication connection that does not stream yet, if it is free.
+///
+/// # Errors
+/// What the server says.
+pub async fn lock_stream(wal: &mut WalConnection, pipeline: &str) -> Result<Locked, SourceError> {
+    let sql = sql(pipeline);
+    let since = Instant::now();
+    loop {
+        let row = wal.row("take the pipeline's lock", &sql).await?;
+        let column = |n: usize| row.as_ref().and_then(|row| row.get(n)?.as_deref());
+        let locked = read(column(0), column(1));
+        if locked == Locked::Ours || since.elapsed() >= WAIT_MAX {
+            return Ok(locked);
+        }
+        tokio::time::sleep(WAIT_PAUSE).await;
+    }
+}
+
+/// Gives the lock back while the session goes on.
+///
+/// # Errors
+/// What the server says.
+pub async fn unlock(client: &Client, pipeline: &str) -> Result<(), SourceError> {
+    let failed = |e| SourceError::control("give the pipeline's lock back", e).of(Statement::Claim);
+    let sql = format!(
+        "SELECT pg_catalog.pg_advisory_unlock(pg_catalog.hashtextextended('postrider poll ' || {}, 0))",
+        literal(pipeline)
+    );
+    client.simple_query(&sql).await.map(drop).map_err(failed)
+}

@@ -1,0 +1,146 @@
+//! Two processes of one pipeline, whatever each of them reads from: one publishes, the other stands by.
+
+use crate::await_that::{SOON, await_that};
+use crate::handover::{auto, auto_of, committed, drop_slot};
+use crate::load::Load;
+use crate::pipeline::{Pipeline, show};
+use crate::private::PrivateKafka;
+use crate::relay::Relay;
+use crate::server::Version;
+use serde_json::Value;
+
+/// A configuration of the same pipeline that polls.
+fn polls(pipeline: &Pipeline) -> String {
+    let head = format!("[pipelines.{}]\n", pipeline.name);
+    let lines = format!("{head}mode = \"poll\"\npoll = {{ interval = \"50ms\" }}\n");
+    pipeline.config.replacen(&head, &lines, 1)
+}
+
+/// Waits until a table holds no row: layout `postrider` deletes what is published.
+async fn await_empty(pipeline: &Pipeline, relays: &[&Relay]) {
+    await_that("an empty table", SOON, || async {
+        match pipeline.sql.text("select count(*)::text from outbox").await.as_deref() {
+            Some("0") => Ok(()),
+            rows => {
+                let logs: Vec<String> = relays.iter().map(|relay| relay.stderr()).collect();
+                Err(format!("{rows:?} rows\n{}", logs.join("\n---\n")))
+            }
+        }
+    })
+    .await;
+}
+
+/// A rolling change of mode: the process that polls waits for the one that streams, and the other way round.
+#[tokio::test]
+async fn process_that_polls_stands_by_while_another_streams_and_the_other_way_round() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let mut pipeline = Pipeline::shared(version, "owners").await;
+        let marks = format!("[pipelines.{}]\n", pipeline.name);
+        let marks = (marks.clone(), format!("{marks}poll = {{ mark_streamed = true }}\n"));
+        let polls = polls(&pipeline);
+        pipeline.config = pipeline.config.replacen(&marks.0, &marks.1, 1);
+        for (first, second) in [(&pipeline.config, &polls), (&polls, &pipeline.config)] {
+            let before = pipeline.topic.read_all().await.len();
+            let works = Relay::spawn(first);
+            let state = if first == &polls { "polling" } else { "streaming" };
+            works.await_state(state, SOON).await;
+            let waits = Relay::spawn(second);
+            waits.await_state("standing_by", SOON).await;
+            pipeline.insert(200).await;
+            let records = pipeline.topic.await_records(before + 200, SOON).await;
+            // The second has asked for the lock once more, at least.
+            let asked = || async {
+                let log = waits.stderr();
+                let times = log.matches("standing by").count();
+                if times > 0 { Ok(()) } else { Err(log) }
+            };
+            await_that("it says so", SOON, asked).await;
+            assert_eq!(records.len(), before + 200, "each once");
+            assert_eq!(works.terminate(SOON).await.code, Some(0));
+            let state = if second == &polls { "polling" } else { "streaming" };
+            waits.await_state(state, SOON).await;
+            pipeline.insert(100).await;
+            await_empty(&pipeline, &[&waits]).await;
+            assert_eq!(waits.terminate(SOON).await.code, Some(0));
+        }
+    }
+}
+
+/// Two processes of mode `auto`, and a slot that goes again and again under a backlog.
+#[tokio::test]
+async fn two_auto_processes_lose_and_swap_nothing_however_often_the_slot_goes() {
+    let times: usize = std::env::var("POSTRIDER_OWNERS_TIMES")
+        .ok()
+        .and_then(|times| times.parse().ok())
+        .unwrap_or(4);
+    let pipeline = auto(Version::Pg17, "twoauto").await;
+    let relays = [pipeline.run(), pipeline.run()];
+    await_that("one streams", SOON, || async {
+        for relay in &relays {
+            if relay.stderr().contains("INFO streaming ") {
+                return Ok(());
+            }
+        }
+        Err(relays[0].stderr())
+    })
+    .await;
+    let mut plan = pipeline.plan();
+    (plan.rate, plan.transaction_events) = (1_500, 10);
+    let load = Load::start(&plan, 2);
+    for time in 1..=times {
+        committed(&load, 3_000).await;
+        drop_slot(&pipeline).await;
+        let slot = format!(
+            "select count(*)::text from pg_replication_slots where active and slot_name = '{}'",
+            pipeline.slot()
+        );
+        await_that(&format!("a stream again, the {time}. time"), SOON, || async {
+            match pipeline.sql.text(&slot).await.as_deref() {
+                Some("1") => Ok(()),
+                _ => Err(format!("{}\n---\n{}", relays[0].stderr(), relays[1].stderr())),
+            }
+        })
+        .await;
+    }
+    let ledger = load.stop().await;
+    await_empty(&pipeline, &[&relays[0], &relays[1]]).await;
+    let idle = |status: &Value| status["pipelines"][0]["in_flight_events"] == 0;
+    for relay in relays {
+        relay.await_status("nothing in flight", SOON, idle).await;
+        let ended = relay.terminate(SOON).await;
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    }
+    let findings = ledger.check(&pipeline.topic.read_all().await);
+    show(&format!("two auto processes, the slot gone {times} times: {findings}"));
+    findings.assert_balanced(times * 4_000);
+}
+
+/// The owner's epoch is raised by hand while a claim is open: the claim is not marked, and all of it comes again.
+#[tokio::test]
+async fn claim_of_an_overruled_owner_marks_nothing() {
+    let broker = PrivateKafka::start("").await;
+    let pipeline = Pipeline::to_broker(Version::Pg17, &broker.brokers(), "overruled").await;
+    let pipeline = auto_of(pipeline);
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    drop_slot(&pipeline).await;
+    relay.await_state("polling", SOON).await;
+    broker.freeze();
+    pipeline.insert(20).await;
+    let open = "select count(*)::text from pg_stat_activity where state = 'idle in transaction' \
+                and application_name like 'postrider %'";
+    await_that("an open claim", SOON, || async {
+        let now = pipeline.sql.text(open).await.unwrap_or_default();
+        if now == "1" { Ok(()) } else { Err(now) }
+    })
+    .await;
+    // The new slot belongs to the row by then.
+    relay.await_log("the slot exists", SOON).await;
+    pipeline.sql.batch("update postrider.cursor set owner_epoch = owner_epoch + 1").await;
+    broker.thaw();
+    relay.await_log("another process changed the cursor row", SOON).await;
+    await_empty(&pipeline, &[&relay]).await;
+    let records = pipeline.topic.await_records(20, SOON).await;
+    assert!(records.len() >= 20, "{}", records.len());
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
