@@ -90,10 +90,17 @@ fn left_out(scene: &Scene<'_>, finding: Finding) -> Finding {
 /// It may have left out rows before it became as it is.
 fn changed(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     let Some(gap) = scene.fence().as_ref().and_then(fence::publication_gap) else { return };
-    let finding = Finding::warning("publication_changed", gap).why(
-        "the server decodes with the publication as it was at each commit. Harmless where nothing was committed, or \
-         where the change left out no row; otherwise those rows are published from the table (--dry-run counts them)",
-    );
+    let why = "the server decodes with the publication as it was at each commit. Harmless where nothing was committed, \
+               or where the change left out no row; otherwise those rows are published from the table (--dry-run \
+               counts them)";
+    // The slot can be used: what only the slot has must not go with it.
+    let first = if scene.slot.is_some() && !scene.since.table {
+        ". Before that let postrider run reach a lag of 0, and stop it: the line below drops the slot, and with it the \
+         events of rows that were deleted since, and logical messages, that were not published"
+    } else {
+        ""
+    };
+    let finding = Finding::warning("publication_changed", gap).why(format!("{why}{first}"));
     out.push(if scene.ask.poll.is_some() || scene.since.table {
         left_out(scene, finding)
     } else {
