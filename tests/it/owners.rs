@@ -66,13 +66,12 @@ async fn process_that_polls_stands_by_while_another_streams_and_the_other_way_ro
     }
 }
 
+/// How often the slot goes.
+const TIMES: usize = 4;
+
 /// Two processes of mode `auto`, and a slot that goes again and again under a backlog.
 #[tokio::test]
 async fn two_auto_processes_lose_and_swap_nothing_however_often_the_slot_goes() {
-    let times: usize = std::env::var("POSTRIDER_OWNERS_TIMES")
-        .ok()
-        .and_then(|times| times.parse().ok())
-        .unwrap_or(4);
     let pipeline = auto(Version::Pg17, "twoauto").await;
     let relays = [pipeline.run(), pipeline.run()];
     // A slot that is being made is active too.
@@ -88,7 +87,7 @@ async fn two_auto_processes_lose_and_swap_nothing_however_often_the_slot_goes() 
     let mut plan = pipeline.plan();
     (plan.rate, plan.transaction_events) = (1_500, 10);
     let load = Load::start(&plan, 2);
-    for _ in 0..times {
+    for _ in 0..TIMES {
         committed(&load, 3_000).await;
         drop_slot(&pipeline).await;
         begun = streams(begun).await;
@@ -102,8 +101,8 @@ async fn two_auto_processes_lose_and_swap_nothing_however_often_the_slot_goes() 
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     }
     let findings = ledger.check(&pipeline.topic.read_all().await);
-    show(&format!("two auto processes, the slot gone {times} times: {findings}"));
-    findings.assert_balanced(times * 4_000);
+    show(&format!("two auto processes, the slot gone {TIMES} times: {findings}"));
+    findings.assert_balanced(TIMES * 4_000);
 }
 
 /// The owner's epoch is raised by hand while a claim is open: the claim is not marked, and all of it comes again.
