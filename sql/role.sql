@@ -6,20 +6,14 @@
 -- -v dlq=outbox_messages_dlq.
 -- The role itself, first: CREATE ROLE postrider LOGIN REPLICATION PASSWORD '...'; without REPLICATION where it only
 -- polls.
--- It owns the schema "postrider" and nothing else, and reads the outbox. REPLICATION lets it read every published table
--- of the cluster: treat its password accordingly. Amazon RDS and Aurora instead of ALTER ROLE: GRANT rds_replication TO
--- postrider;
+-- It owns nothing: it reads and writes the rows of schema "postrider", and reads the outbox. REPLICATION lets it read
+-- every published table of the cluster: treat its password accordingly. Amazon RDS and Aurora instead of ALTER ROLE:
+-- GRANT rds_replication TO postrider;
 \set ON_ERROR_STOP on
 -- [always]
 GRANT CONNECT ON DATABASE :"database" TO :"role";
-ALTER SCHEMA postrider OWNER TO :"role";
-ALTER TABLE postrider.migration OWNER TO :"role";
-ALTER TABLE postrider.cursor OWNER TO :"role";
-ALTER TABLE postrider.parked OWNER TO :"role";
-ALTER TABLE postrider.repair OWNER TO :"role";
-ALTER TABLE postrider.repair_page OWNER TO :"role";
-ALTER TABLE postrider.bookmark OWNER TO :"role";
-ALTER TABLE postrider.replay OWNER TO :"role";
+GRANT USAGE ON SCHEMA postrider TO :"role";
+GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postrider TO :"role";
 -- [table]
 GRANT USAGE ON SCHEMA :"schema" TO :"role";
 GRANT SELECT ON TABLE :"schema".:"table" TO :"role";

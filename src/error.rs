@@ -114,4 +114,6 @@ halt_reasons! {
     AlreadySetUp = "PR022" "already_set_up",
     /// A row of the outbox table was updated, and the configuration says that this never happens.
     RowUpdated = "PR023" "row_updated",
+    /// Schema `postrider` belongs to another role or has objects that are not ours: it could run code as this session.
+    SchemaUntrusted = "PR024" "schema_untrusted",
 }

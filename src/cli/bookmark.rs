@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::driver::PipelineSpec;
 use crate::postgres::bookmark::{self, BookmarkError, New, Reason};
 use crate::postgres::control::Control;
+use crate::postgres::ownership::Acting;
 use crate::postgres::schema::{self, SchemaState};
 
 /// What the server knows the session by.
@@ -44,7 +45,8 @@ pub(super) fn the_one(config: &Config) -> Result<&PipelineSpec, CliError> {
 /// A session in a database whose schema is ours.
 pub(super) async fn session(spec: &PipelineSpec, name: &str) -> Result<Control, CliError> {
     let control = Control::connect(&spec.conninfo, name).await?;
-    if schema::read(control.client()).await? != SchemaState::Version(schema::VERSION) {
+    if schema::read(control.client(), Acting::Relay).await? != SchemaState::Version(schema::VERSION)
+    {
         return Err(CliError::OldSchema { pipeline: spec.name().to_owned() });
     }
     Ok(control)

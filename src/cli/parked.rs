@@ -21,6 +21,7 @@ use crate::event::Position;
 use crate::outbox::Role;
 use crate::parked::{State, Wish};
 use crate::postgres::control::Control;
+use crate::postgres::ownership::Acting;
 use crate::postgres::parked::desk::{self, Filter, Listed, Padded};
 use crate::postgres::schema::{self, SchemaState};
 
@@ -75,7 +76,9 @@ impl<'a> Desk<'a> {
 
     async fn of(spec: &'a PipelineSpec) -> Result<Self, CliError> {
         let control = Control::connect(&spec.conninfo, APPLICATION_NAME).await?;
-        if schema::read(control.client()).await? != SchemaState::Version(schema::VERSION) {
+        if schema::read(control.client(), Acting::Relay).await?
+            != SchemaState::Version(schema::VERSION)
+        {
             return Err(CliError::NoParkedTable { pipeline: spec.name().to_owned() });
         }
         let padded = match &spec.names.table {

@@ -17,8 +17,10 @@ use crate::config::{Config, Env, PipelineConfig};
 use crate::driver::{Mode, PipelineSpec};
 use crate::finding::{Finding, Severity};
 use crate::postgres::Conninfo;
-use crate::postgres::control::Control;
+use crate::postgres::control::{Ask, Control};
+use crate::postgres::ownership::Acting;
 use crate::postgres::repair::Selection;
+use crate::postgres::schema::SchemaState;
 use crate::postgres::setup::{
     self, Call, Options, Progress, ServerKind, SetupError, SetupPlan, StepKind,
 };
@@ -51,9 +53,13 @@ async fn one(
     let conninfo = login.unwrap_or(&spec.conninfo);
     let control = Control::connect(conninfo, APPLICATION_NAME).await?;
     let columns = spec.columns();
-    let ask = spec.ask(&None, &columns);
+    let ask = ask(spec, conninfo, args, &columns);
     if args.undo {
         return undo::one(spec.name(), &control, &ask, args).await;
+    }
+    let call = Call { command: command(spec.name(), args), login: Some(conninfo.clone()) };
+    if !args.print_sql {
+        own(spec, &control, &ask, &call).await?;
     }
     if let Some(name) = &spec.names.table {
         let table = table::read(control.client(), name).await?;
@@ -81,11 +87,11 @@ async fn one(
         }
         None => None,
     };
-    let call = Call { command: command(spec.name(), args), login: Some(conninfo.clone()) };
     let mut options = Options {
         create_table: sql.as_deref(),
         role,
         role_missing: absent.is_some(),
+        ownership_alone: false,
         notify: args.notify,
         polls: spec.mode == Mode::Poll,
         backfill: selection.is_some(),
@@ -103,6 +109,59 @@ async fn one(
         return Output::stdout().line(text.trim_end()).map_err(CliError::Output);
     }
     make(spec, listen, args, conninfo, (&control, options, selection)).await
+}
+
+/// What is asked of the catalog, and with whose rights.
+fn ask<'a>(
+    spec: &'a PipelineSpec,
+    conninfo: &Conninfo,
+    args: &SetupArgs,
+    columns: &'a [String],
+) -> Ask<'a> {
+    let acting = match (conninfo.user() == spec.conninfo.user(), args.print_sql) {
+        (true, false) => Acting::OwnLogin,
+        (true, true) => Acting::Printing,
+        (false, _) => Acting::Administrator,
+    };
+    Ask { acting, ..spec.ask(&None, columns) }
+}
+
+/// Takes schema `postrider` from whoever could run code with this login's rights, where that is so. Before all else:
+/// nothing of it is read until then.
+async fn own(
+    spec: &PipelineSpec,
+    control: &Control,
+    ask: &Ask<'_>,
+    call: &Call,
+) -> Result<(), CliError> {
+    if control.facts(ask).await?.schema != SchemaState::Untrusted {
+        return Ok(());
+    }
+    let role = Some(spec.conninfo.user()).filter(|_| ask.acting == Acting::Administrator);
+    let role_missing = match role {
+        Some(role) => !setup::role_exists(control, role).await?,
+        None => false,
+    };
+    let options = Options {
+        role,
+        role_missing,
+        ownership_alone: true,
+        polls: spec.mode == Mode::Poll,
+        call: Some(call),
+        ..Options::default()
+    };
+    let plan = setup::plan(&control.facts(ask).await?, &options).map_err(SetupError::from)?;
+    let mut out = Output::stdout();
+    out.line(&words::of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
+    // It waits for no transaction, so there is nothing to watch.
+    let done = setup::apply(control, control, ask, &options, &mut tell(spec.name())).await;
+    let text = match &done {
+        Ok(done) => words::of_done(done),
+        Err(SetupError::Refused(partial)) => words::of_partial(partial),
+        Err(_) => return done.map(drop).map_err(CliError::from),
+    };
+    out.line(&text).map_err(CliError::Output)?;
+    done.map(drop).map_err(CliError::from)
 }
 
 /// The command line without `--url`.
@@ -151,7 +210,7 @@ async fn make(
     (control, mut options, mut selection): (&Control, Options<'_>, Option<Selection>),
 ) -> Result<(), CliError> {
     let columns = spec.columns();
-    let ask = spec.ask(&None, &columns);
+    let ask = ask(spec, conninfo, args, &columns);
     let mut out = Output::stdout();
     let facts = control.facts(&ask).await?;
     let mut plan = setup::plan(&facts, &options).map_err(SetupError::from)?;
@@ -185,8 +244,7 @@ async fn make(
         }
     };
     let mut lines = Vec::new();
-    lines.extend(done.steps.iter().map(|step| format!("done           {}", step.title)));
-    lines.extend(done.adopted.iter().map(|object| format!("there already  {object}")));
+    lines.extend(Some(words::of_done(&done)).filter(|text| !text.is_empty()));
     if let Some(selection) = selection {
         let made = backfill::make(spec, conninfo, control, &ask, selection).await;
         if made.is_err() {

@@ -5,6 +5,7 @@ use crate::error::Halt;
 use crate::outbox::{ColumnType, Encoding, MapError, Mapper, OutboxSpec, TypeFacts, Unfit};
 use crate::postgres::control::Ask;
 use crate::postgres::fence::Identity;
+use crate::postgres::ownership::Acting;
 use crate::postgres::poll::PollSpec;
 use crate::postgres::table::{ColumnFacts, TableFacts};
 use crate::postgres::{Conninfo, Names, types};
@@ -126,6 +127,7 @@ impl PipelineSpec {
             failover: self.failover,
             marks: self.marks(),
             polls: self.mode != Mode::Wal,
+            acting: Acting::Relay,
         }
     }
 

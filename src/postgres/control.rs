@@ -7,6 +7,7 @@ use super::client::{Canceller, connect_listening};
 use super::conninfo::Conninfo;
 use super::error::{SourceError, SourceErrorKind, Statement};
 use super::names::Names;
+use super::ownership::{self, Acting};
 use super::poll::PollSpec;
 use super::table::TableFacts;
 use super::{cursor, fence, parked, publication, schema, server, slot, table, times};
@@ -242,6 +243,8 @@ pub struct Ask<'a> {
     pub marks: Option<&'a PollSpec>,
     /// Whether the table is polled, or may be.
     pub polls: bool,
+    /// Whose rights the session has.
+    pub acting: Acting,
 }
 
 /// Reads everything `fence` decides on.
@@ -255,15 +258,21 @@ pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<fence::Facts, Sourc
     let names = ask.names;
     let version = server::read(client).await?.version;
     let slot = slot::read(client, version, &names.slot).await?;
-    let schema = schema::read(client).await?;
+    // First of all that touches Postrider's tables.
+    let ownership = ownership::read(client, ask.acting).await?;
+    let schema = match &ownership {
+        Some(_) if ask.acting != Acting::Printing => schema::SchemaState::Untrusted,
+        Some(_) | None => schema::read_trusted(client).await?,
+    };
     let cursor = match schema {
-        // Versions 2 and 3 have the same columns, as far as they are read.
-        schema::SchemaState::Version(2 | 3 | schema::VERSION) => {
+        // From version 2 on they have the same columns, as far as they are read.
+        schema::SchemaState::Version(2..=schema::VERSION) => {
             cursor::read(client, &names.pipeline).await?
         }
         schema::SchemaState::Version(1) => cursor::read_version_1(client, &names.pipeline).await?,
         schema::SchemaState::Missing
         | schema::SchemaState::Empty
+        | schema::SchemaState::Untrusted
         | schema::SchemaState::Version(_) => None,
     };
     let publication = publication::read(client, &names.publication, names.table.as_ref()).await?;
@@ -289,6 +298,7 @@ pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<fence::Facts, Sourc
         identity: ask.identity.clone(),
         server,
         schema,
+        ownership,
         slot,
         cursor,
         publication,

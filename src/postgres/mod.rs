@@ -28,6 +28,7 @@ pub mod cursor;
 pub mod fence;
 pub mod locks;
 pub mod names;
+pub mod ownership;
 pub mod parked;
 pub mod pipeline_lock;
 pub mod poll;

@@ -4,6 +4,7 @@
 //! ours.
 
 use super::error::SourceError;
+use super::ownership::{self, Acting};
 use tokio_postgres::Client;
 
 /// A numbered change of the schema.
@@ -17,7 +18,8 @@ pub struct Migration {
     pub sql: &'static str,
 }
 
-/// Every change, in order. A file is never edited once it has been released.
+/// Every change, in order. A file is never edited once it has been released. A table, default, CHECK, partial index or
+/// function of it is one of `ownership/foreign.sql` too, or `setup` by an administrator refuses it.
 pub const MIGRATIONS: &[Migration] = &[
     Migration { number: 1, name: "cursor", sql: include_str!("../../sql/schema/0001_cursor.sql") },
     Migration { number: 2, name: "parked", sql: include_str!("../../sql/schema/0002_parked.sql") },
@@ -32,10 +34,11 @@ pub const MIGRATIONS: &[Migration] = &[
         name: "history",
         sql: include_str!("../../sql/schema/0005_history.sql"),
     },
+    Migration { number: 6, name: "rights", sql: include_str!("../../sql/schema/0006_rights.sql") },
 ];
 
 /// The version this binary works with.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// The last version without the parked table.
 const BEFORE_PARKED: u32 = 1;
@@ -63,6 +66,8 @@ pub enum SchemaState {
     Empty,
     /// Applied up to this number; 0 for none.
     Version(u32),
+    /// It was not read: somebody could run code with the rights of this session ([`ownership`]).
+    Untrusted,
 }
 
 impl SchemaState {
@@ -71,13 +76,23 @@ impl SchemaState {
         let have = match self {
             Self::Missing | Self::Empty => 0,
             Self::Version(number) => number,
+            Self::Untrusted => u32::MAX,
         };
         MIGRATIONS.iter().filter(move |migration| migration.number > have)
     }
 }
 
-/// Reads the version. Names are looked up in the catalog, which needs no right on the schema.
-pub async fn read(client: &Client) -> Result<SchemaState, SourceError> {
+/// Reads the version, where the session may touch the schema. Names are looked up in the catalog, which needs no right
+/// on the schema.
+pub async fn read(client: &Client, acting: Acting) -> Result<SchemaState, SourceError> {
+    if acting != Acting::Printing && ownership::read(client, acting).await?.is_some() {
+        return Ok(SchemaState::Untrusted);
+    }
+    read_trusted(client).await
+}
+
+/// The same where [`ownership::read`] was asked before.
+pub(super) async fn read_trusted(client: &Client) -> Result<SchemaState, SourceError> {
     let failed = |e| SourceError::control("read the version of schema \"postrider\"", e);
     let row = client
         .query_opt(

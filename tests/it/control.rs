@@ -104,6 +104,7 @@ impl Pipeline {
             failover: true,
             marks: None,
             polls: false,
+            acting: postrider::postgres::ownership::Acting::OwnLogin,
         }
     }
 

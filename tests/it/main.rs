@@ -81,6 +81,8 @@ mod docs_commands;
 mod domains;
 /// The harness itself: servers answer, private ones die and come back, the ledger finds what is wrong.
 mod harness;
+/// Code that was planted in schema `postrider`, and the administrator whose rights it is after.
+mod hostile;
 /// Ids of every type, wherever a row is found again by its id.
 mod ids;
 /// `postrider init`: what it writes runs as it is, also from a Debezium connector's configuration.

@@ -9,20 +9,25 @@ use crate::server::{Client, Database, Version, brokers, unique};
 use crate::topic::{Topic, Topics};
 
 /// A database of an administrator with CREATEROLE and CREATEDB; its outbox belongs to the application.
-struct Managed {
-    database: Database,
+pub(crate) struct Managed {
+    pub(crate) database: Database,
     /// A superuser's session.
-    sql: Client,
-    admin: String,
+    pub(crate) sql: Client,
+    pub(crate) admin: String,
     owner: String,
-    relay: String,
+    pub(crate) relay: String,
     topic: Topic,
-    config: String,
+    pub(crate) config: String,
 }
 
 impl Managed {
     /// `relay_may`: attributes of the relay's role; `admin_may`: further ones of the administrator.
-    async fn new(version: Version, test: &str, relay_may: &str, admin_may: &str) -> Self {
+    pub(crate) async fn new(
+        version: Version,
+        test: &str,
+        relay_may: &str,
+        admin_may: &str,
+    ) -> Self {
         let database = Database::create(version, test).await;
         let sql = database.connect().await;
         let [admin, owner, relay] = ["admin", "owner", "relay"].map(unique);
@@ -44,13 +49,18 @@ impl Managed {
         self.database.url().replacen("postgres@", &format!("{}@", self.admin), 1)
     }
 
+    /// The relay's own login.
+    pub(crate) fn relay_url(&self) -> String {
+        self.database.url().replacen("postgres@", &format!("{}@", self.relay), 1)
+    }
+
     /// `setup --url ADMIN`: the exit code, and what it says.
-    fn setup(&self) -> (Option<i32>, String) {
+    pub(crate) fn setup(&self) -> (Option<i32>, String) {
         said(&postrider(&self.config, &["setup", "--url", &self.admin_url()]))
     }
 
     /// An event goes from the outbox to the topic.
-    async fn streams(&self) {
+    pub(crate) async fn streams(&self) {
         let relay = Relay::spawn(&self.config);
         relay.await_state("streaming", SOON).await;
         self.sql
@@ -63,7 +73,7 @@ impl Managed {
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
     }
 
-    async fn gone(self) {
+    pub(crate) async fn gone(self) {
         let [admin, owner, relay] = [&self.admin, &self.owner, &self.relay];
         self.sql
             .batch(&format!(
@@ -75,14 +85,14 @@ impl Managed {
     }
 }
 
-fn said(output: &std::process::Output) -> (Option<i32>, String) {
+pub(crate) fn said(output: &std::process::Output) -> (Option<i32>, String) {
     let text =
         [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
     (output.status.code(), text.concat())
 }
 
 /// The statement in a text that begins with these words, up to its end.
-fn line<'t>(text: &'t str, begins: &str) -> &'t str {
+pub(crate) fn line<'t>(text: &'t str, begins: &str) -> &'t str {
     let at = text.find(begins).unwrap_or_else(|| panic!("no {begins:?} in {text}"));
     let (_, rest) = text.split_at(at);
     rest.split_inclusive(';').next().expect("a statement")

@@ -117,7 +117,7 @@ pub(super) async fn check(
     if spec.mode == Mode::Poll {
         return Err(SetupError::Halt(Box::new(polls())).into());
     }
-    let version = schema::read(control.client()).await?;
+    let version = schema::read(control.client(), look.acting).await?;
     let row = if version == SchemaState::Version(schema::VERSION) {
         repair::read(control.client(), spec.name()).await?
     } else {

@@ -16,17 +16,23 @@ pub(super) fn of_plan(pipeline: &str, plan: &SetupPlan) -> String {
     lines.join("\n")
 }
 
+/// What is done, and what was there.
+pub(super) fn of_done(done: &SetupPlan) -> String {
+    let steps = done.steps.iter().map(|step| format!("done           {}", step.title));
+    let adopted = done.adopted.iter().map(|object| format!("there already  {object}"));
+    steps.chain(adopted).collect::<Vec<_>>().join("\n")
+}
+
 /// What is done, what was there, what was refused, and what was not begun since it needs what was refused.
 pub(super) fn of_partial(partial: &Partial) -> String {
-    let done = partial.done.steps.iter().map(|step| format!("done           {}", step.title));
-    let adopted = partial.done.adopted.iter().map(|object| format!("there already  {object}"));
     let refused =
         partial.refused.iter().map(|step| format!("refused        {}: {}", step.title, step.why));
     let left = partial
         .left
         .iter()
         .map(|title| format!("not begun      {title}: it needs what was refused"));
-    done.chain(adopted).chain(refused).chain(left).collect::<Vec<_>>().join("\n")
+    let done = Some(of_done(&partial.done)).filter(|text| !text.is_empty());
+    done.into_iter().chain(refused).chain(left).collect::<Vec<_>>().join("\n")
 }
 
 /// Each step with its number and its reason.

@@ -22,6 +22,7 @@ pub(super) use publication::via_root;
 
 use super::cursor::Cursor;
 use super::names::{Names, admin_url};
+use super::ownership::Ownership;
 use super::poll::PollSpec;
 use super::publication::{Concerned, PublicationFacts, Since};
 use super::schema::{SchemaState, VERSION};
@@ -67,6 +68,8 @@ pub struct Facts {
     pub server: ServerFacts,
     /// Postrider's schema.
     pub schema: SchemaState,
+    /// Why the session keeps away from that schema, where it does ([`super::ownership`]).
+    pub ownership: Option<Ownership>,
     /// The slot.
     pub slot: Option<SlotRow>,
     /// The cursor row; not read where the schema is newer than ours.
@@ -324,6 +327,11 @@ pub(super) fn slot_missing(facts: &Facts) -> Halt {
 /// The halt of a publication that is not there.
 pub(super) fn publication_missing(facts: &Facts) -> Halt {
     publication::missing(facts)
+}
+
+/// The halt of a schema that the session keeps away from.
+pub(super) fn schema_untrusted(facts: &Facts) -> Halt {
+    object::untrusted(facts)
 }
 
 /// The halt of a schema that is not ours.

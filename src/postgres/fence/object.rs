@@ -2,7 +2,8 @@
 
 use super::{Facts, halt, publication};
 use crate::error::{Halt, HaltReason};
-use crate::postgres::names::{Names, TableName, ident, literal};
+use crate::postgres::names::{Names, TableName, admin_url, ident, literal};
+use crate::postgres::ownership::Ownership;
 use crate::postgres::poll::PollSpec;
 use crate::postgres::poll::marks::unmarked;
 use crate::postgres::schema::{self, SchemaState};
@@ -81,11 +82,41 @@ pub(super) fn other_schema(facts: &Facts) -> Halt {
             ),
             setup,
         ),
+        SchemaState::Untrusted => return untrusted(facts),
     };
     halt(
         HaltReason::SchemaUnfit,
         message,
         format!("Postrider cannot store its position; {}", kept(facts)),
+        hint,
+    )
+}
+
+/// Somebody could run code with the rights of this session.
+pub(super) fn untrusted(facts: &Facts) -> Halt {
+    let none = Ownership::default();
+    let ownership = facts.ownership.as_ref().unwrap_or(&none);
+    let hint = if ownership.foreign.is_empty() {
+        let url = ownership.by_other_login || !facts.server.creates;
+        let admin = format!(" --url {}", admin_url(&facts.server.database));
+        let admin = if url { &*admin } else { "" };
+        format!(
+            "{}{admin} takes them over; then run the same command again",
+            facts.command("setup")
+        )
+    } else {
+        let lines: Vec<&str> = ownership.removals().collect();
+        let remove = if lines.is_empty() {
+            "Remove them".to_owned()
+        } else {
+            format!("To remove them, as a superuser or as their owner: {}", lines.join(" "))
+        };
+        format!("find out who made them. {remove} Then run the same command again")
+    };
+    halt(
+        HaltReason::SchemaUntrusted,
+        ownership.words(),
+        "code in it would run with the rights of this login: none was run, and nothing was changed",
         hint,
     )
 }

@@ -58,6 +58,7 @@ pub(in crate::postgres) fn good() -> Facts {
             creates: true,
         },
         schema: SchemaState::Version(crate::postgres::schema::VERSION),
+        ownership: None,
         slot: Some(good_slot()),
         cursor: Some(good_cursor()),
         publication: Some(PublicationFacts {

@@ -26,6 +26,10 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
             );
             return;
         }
+        Some(SchemaState::Untrusted) => {
+            out.push(untrusted(scene));
+            return;
+        }
         Some(SchemaState::Version(number)) if number < known => {
             out.push(
                 Finding::error(
@@ -57,6 +61,28 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     if scene.ask.streams && !out.iter().any(|finding| slot_is_bad.contains(&finding.id)) {
         positions(scene, out);
     }
+}
+
+/// The schema was not read: code of others would run with the rights of this login.
+fn untrusted(scene: &Scene<'_>) -> Finding {
+    let Some(ownership) = &scene.ownership else {
+        return Finding::error("schema_untrusted", "schema \"postrider\" could not be looked at");
+    };
+    let code = HaltReason::SchemaUntrusted.code();
+    let finding = Finding::error("schema_untrusted", ownership.words());
+    if ownership.foreign.is_empty() {
+        return finding
+            .why(format!(
+                "whoever owns these tables, or may add triggers to them, can have its code run with the rights of an \
+                 administrator who uses them ({code}); they were not read, and setup takes them over"
+            ))
+            .shell(scene.lines.setup.clone());
+    }
+    let finding = finding.why(format!(
+        "code in them would run with the rights of this login ({code}); nothing of it was run. Find out who made them, \
+         and remove them as a superuser or as the owner"
+    ));
+    ownership.removals().fold(finding, |finding, line| finding.sql(line.to_owned()))
 }
 
 /// What `run` asks of positions before it starts, by the same rules.
@@ -98,7 +124,8 @@ fn of_halt(scene: &Scene<'_>, halt: &Halt) -> Finding {
         | HaltReason::RelayRunning
         | HaltReason::NotApplicable
         | HaltReason::AlreadySetUp
-        | HaltReason::RowUpdated => "cursor",
+        | HaltReason::RowUpdated
+        | HaltReason::SchemaUntrusted => "cursor",
     };
     let why = format!("{} ({}); {}", halt.meaning, halt.reason.code(), halt.hint);
     let finding = Finding::error(id, halt.message.clone()).why(why);

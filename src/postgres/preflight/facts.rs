@@ -309,6 +309,17 @@ pub(super) async fn namesakes(client: &Client, table: &TableName) -> Read<Vec<Ta
     rows.iter().map(name).collect::<Result<_, _>>().map_err(failed)
 }
 
+/// Whether `role` owns schema `postrider` or a table in it, and is no superuser.
+pub(super) async fn owns_schema(client: &Client, role: &str) -> Read<bool> {
+    let failed = |e| SourceError::control("read who owns schema \"postrider\"", e);
+    let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace n \
+                 JOIN pg_catalog.pg_roles r ON r.rolname = $1 AND NOT r.rolsuper \
+                 LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relowner = r.oid \
+                 WHERE n.nspname = 'postrider' AND (n.nspowner = r.oid OR c.oid IS NOT NULL))";
+    let row = client.query_one(sql, &[&role]).await.map_err(failed)?;
+    row.try_get(0).map_err(failed)
+}
+
 /// Whether `role` (which exists) can use the tables of schema `postrider`, which stand.
 pub(super) async fn cursor_usable(client: &Client, role: &str) -> Read<bool> {
     let failed = |e| SourceError::control("read the rights on schema \"postrider\"", e);

@@ -172,6 +172,26 @@ pub(super) fn rights(scene: &Scene<'_>, out: &mut Vec<Finding>) {
             );
         }
     }
+    if scene.relay_owns && scene.ownership.is_none() {
+        let login = scene.ask.login.unwrap_or(scene.ask.conninfo);
+        let admin = scene.ask.login.map_or(ADMIN, Conninfo::user);
+        out.push(
+            Finding::warning(
+                "schema_owner",
+                format!("role {:?} owns schema \"postrider\" or tables in it", role.name),
+            )
+            .why(
+                "Whoever has its login can add a trigger there, which runs with the rights of an administrator who \
+                 uses the tables by hand (Postrider itself refuses that). setup by an administrator takes them over, \
+                 and the relay keeps its rights on rows",
+            )
+            .shell(format!(
+                "postrider setup -p {} --url '{}'",
+                scene.lines.pipeline,
+                uri(login, admin, &[])
+            )),
+        );
+    }
     let stands = !matches!(scene.schema, Some(SchemaState::Missing | SchemaState::Empty));
     if stands && !scene.cursor_usable {
         out.push(

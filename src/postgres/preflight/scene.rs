@@ -8,6 +8,7 @@ use crate::postgres::cursor::Cursor;
 use crate::postgres::error::SourceError;
 use crate::postgres::fence;
 use crate::postgres::names::{Names, TableName};
+use crate::postgres::ownership::{self, Acting, Ownership};
 use crate::postgres::poll::PollSpec;
 use crate::postgres::poll::index::{self, ClaimIndex};
 use crate::postgres::publication::{PublicationFacts, Since};
@@ -46,6 +47,10 @@ pub(super) struct Scene<'a> {
     pub(super) holder: Option<(String, String)>,
     /// `None` where it may not be read.
     pub(super) schema: Option<SchemaState>,
+    /// Why it was not read, where that is so.
+    pub(super) ownership: Option<Ownership>,
+    /// The relay's role, which is no superuser, owns it.
+    pub(super) relay_owns: bool,
     pub(super) cursor: Option<Cursor>,
     pub(super) cursor_usable: bool,
     pub(super) marks: Option<fence::MarkFacts>,
@@ -74,6 +79,7 @@ impl Scene<'_> {
             identity: None,
             server: self.server.clone(),
             schema,
+            ownership: self.ownership.clone(),
             slot: self.slot.clone(),
             cursor: self.cursor.clone(),
             publication: self.publication.clone(),
@@ -116,8 +122,16 @@ pub(super) async fn read<'a>(
         Some(pid) => Some(facts::who(client, pid).await?),
         None => None,
     };
-    // A schema that may not be read is a finding, and no failure.
-    let schema = crate::postgres::schema::read(client).await.ok();
+    let acting = match ask.login {
+        Some(login) if login.user() != user => Acting::Administrator,
+        Some(_) | None => Acting::OwnLogin,
+    };
+    let ownership = ownership::read(client, acting).await?;
+    let schema = match &ownership {
+        Some(_) => Some(SchemaState::Untrusted),
+        // A schema that may not be read is a finding, and no failure.
+        None => crate::postgres::schema::read_trusted(client).await.ok(),
+    };
     let cursor = match schema {
         Some(SchemaState::Version(number)) if number == crate::postgres::schema::VERSION => {
             crate::postgres::cursor::read(client, &names.pipeline).await.ok().flatten()
@@ -153,6 +167,7 @@ pub(super) async fn read<'a>(
         our_clock,
         slots,
         own_role_exists: facts::role(client, super::role::own_role()).await?.is_some(),
+        relay_owns: facts::owns_schema(client, user).await?,
         cursor_usable: match &role {
             Some(role) => facts::cursor_usable(client, &role.name).await?,
             None => true,
@@ -170,6 +185,7 @@ pub(super) async fn read<'a>(
         holder,
         bookmarks,
         schema,
+        ownership,
         cursor,
         marks,
         server,

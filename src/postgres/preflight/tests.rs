@@ -108,6 +108,8 @@ fn well<'a>(ask: Ask<'a>, facts: &fence::Facts) -> Scene<'a> {
         slot: facts.slot.clone(),
         holder: None,
         schema: Some(facts.schema),
+        ownership: None,
+        relay_owns: false,
         cursor: facts.cursor.clone(),
         cursor_usable: true,
         marks: None,

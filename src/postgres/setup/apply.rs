@@ -5,7 +5,8 @@ use super::{Call, Options, RightsFacts, SetupPlan, Step, StepKind, plan, read_ri
 use crate::error::Halt;
 use crate::postgres::control::{Ask, Control};
 use crate::postgres::error::SourceError;
-use crate::postgres::fence::Facts;
+use crate::postgres::fence::{self, Facts};
+use crate::postgres::ownership::UNTRUSTED;
 use std::time::Duration;
 use tokio_postgres::Client;
 
@@ -155,6 +156,7 @@ pub async fn apply(
             StepKind::Slot => waiting(control.client(), watch.client(), &step.sql, progress).await,
             StepKind::Table
             | StepKind::Publication
+            | StepKind::Ownership
             | StepKind::Schema
             | StepKind::Cursor
             | StepKind::Notify
@@ -169,6 +171,9 @@ pub async fn apply(
             Ok(()) => {
                 progress(Progress::Done(&step));
                 done.steps.push(step);
+            }
+            Err(error) if error.report().is_some_and(|r| r.sqlstate.as_str() == UNTRUSTED) => {
+                return Err(untrusted(control, ask, &error).await);
             }
             Err(error) if !is_denied(&error) => {
                 return Err(SetupError::Step { step: step.title, error });
@@ -188,6 +193,20 @@ pub async fn apply(
                 });
             }
         }
+    }
+}
+
+/// A step found objects that are not ours, planted since the facts were read: they are read again, to be named.
+async fn untrusted(control: &Control, ask: &Ask<'_>, error: &SourceError) -> SetupError {
+    match control.facts(ask).await {
+        Ok(facts) => {
+            let mut halt = fence::schema_untrusted(&facts);
+            if let (None, Some(report)) = (&facts.ownership, error.report()) {
+                halt.message.clone_from(&report.message);
+            }
+            halt.into()
+        }
+        Err(error) => error.into(),
     }
 }
 

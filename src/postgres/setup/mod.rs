@@ -23,6 +23,7 @@ pub mod undo;
 pub use apply::{Blocker, Partial, Progress, Refused, SetupError, apply};
 pub use backfill::{Backfilled, ROWS_COUNTED_MAX, backfill, check_backfill, rows};
 pub use let_go::{held, let_go};
+pub(super) use notify::notify_function_sql;
 pub use notify::{TRIGGER, notify_sql, notify_undo_sql};
 pub use plan::plan;
 pub use renew::{Renewed, renew};
@@ -65,6 +66,8 @@ pub enum StepKind {
     Table,
     /// The publication.
     Publication,
+    /// Who owns Postrider's schema: nobody but the role that runs the steps adds code to it.
+    Ownership,
     /// Postrider's schema, or the next numbers of it.
     Schema,
     /// The slot, and the cursor row with its position.
@@ -85,10 +88,13 @@ impl StepKind {
     /// The step that has to be done before this one.
     const fn needs(self, earlier: Self) -> bool {
         match self {
-            Self::Table | Self::Schema | Self::Replication => false,
+            Self::Table | Self::Ownership | Self::Replication => false,
+            Self::Schema => matches!(earlier, Self::Ownership),
             Self::Publication | Self::TableRights | Self::Notify => matches!(earlier, Self::Table),
-            Self::Rights | Self::Cursor => matches!(earlier, Self::Schema),
-            Self::Slot => matches!(earlier, Self::Table | Self::Publication | Self::Schema),
+            Self::Rights | Self::Cursor => matches!(earlier, Self::Schema | Self::Ownership),
+            Self::Slot => {
+                matches!(earlier, Self::Table | Self::Publication | Self::Schema | Self::Ownership)
+            }
         }
     }
 
@@ -109,6 +115,8 @@ pub struct Options<'a> {
     pub role: Option<&'a str>,
     /// `--notify`: the trigger that wakes a polling relay.
     pub notify: bool,
+    /// Nothing but who owns schema `postrider`: what the other steps are is read afterwards.
+    pub ownership_alone: bool,
     /// `mode = "poll"`: neither publication nor slot.
     pub polls: bool,
     /// `--backfill`: the slot is made with its snapshot, by [`backfill`], after these steps.
@@ -170,10 +178,13 @@ pub fn role_sql(role: &str, polls: bool, kind: ServerKind) -> String {
 /// Locks are waited for this long: setup never queues in front of the application for longer.
 const LOCK_TIMEOUT: &str = "5s";
 
-/// Statements as a transaction of their own, with a bound on waiting for locks.
+/// Statements as a transaction of their own, with a bound on waiting for locks. psql runs them too, where the schemas
+/// of its `search_path` may have functions and operators of others.
 fn transaction(sql: &str) -> String {
     let sql = sql.trim_end();
     // On a line of its own: the text may end with a comment.
     let end = if sql.ends_with(';') { "" } else { "\n;" };
-    format!("BEGIN;\nSET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\n{sql}{end}\nCOMMIT;")
+    format!(
+        "BEGIN;\nSET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\nSET LOCAL search_path = '';\n{sql}{end}\nCOMMIT;"
+    )
 }

@@ -10,15 +10,22 @@ pub const TRIGGER: &str = "postrider_notify";
 /// holds the lock that orders notifications (one for the whole cluster) for the moment it takes to queue it.
 pub fn notify_sql(table: &TableName) -> String {
     format!(
+        "{}\nCREATE OR REPLACE TRIGGER {} AFTER INSERT ON {table}\n    \
+         FOR EACH STATEMENT EXECUTE FUNCTION postrider.notify_outbox();",
+        notify_function_sql(),
+        ident(TRIGGER),
+    )
+}
+
+/// The function alone. It runs with the rights of who inserts.
+pub(in crate::postgres) fn notify_function_sql() -> String {
+    format!(
         "CREATE OR REPLACE FUNCTION postrider.notify_outbox() RETURNS trigger\n    \
          LANGUAGE plpgsql SET search_path = '' AS $$\n\
          BEGIN\n    \
            PERFORM pg_catalog.pg_notify('{CHANNEL}', TG_TABLE_SCHEMA || '.' || TG_TABLE_NAME);\n    \
            RETURN NULL;\n\
-         END $$;\n\
-         CREATE OR REPLACE TRIGGER {trigger} AFTER INSERT ON {table}\n    \
-         FOR EACH STATEMENT EXECUTE FUNCTION postrider.notify_outbox();",
-        trigger = ident(TRIGGER),
+         END $$;"
     )
 }
 

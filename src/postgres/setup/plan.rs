@@ -8,6 +8,7 @@ use crate::error::{Halt, HaltReason};
 use crate::postgres::cursor::OVER_POLLING;
 use crate::postgres::fence::{self, Facts};
 use crate::postgres::names::{ident, literal};
+use crate::postgres::ownership::{self, Ownership};
 use crate::postgres::schema::{MIGRATION_TABLE, SchemaState, VERSION};
 use crate::postgres::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL};
 
@@ -16,23 +17,34 @@ use crate::postgres::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL};
 /// # Errors
 /// Something of the configured names stands and can't be used, or a step would leave events out.
 pub fn plan(facts: &Facts, options: &Options<'_>) -> Result<SetupPlan, Halt> {
+    refuse_anything(facts, options)?;
+    let mut plan = SetupPlan { steps: Vec::new(), adopted: Vec::new() };
+    if let Some(found) = &facts.ownership {
+        // Who prints the plan has read the schema as its owner, and whoever runs the SQL is refused by it.
+        if facts.schema == SchemaState::Untrusted && !found.foreign.is_empty() {
+            return Err(fence::schema_untrusted(facts));
+        }
+        ownership(facts, found, options, &mut plan);
+    }
+    if options.ownership_alone || facts.schema == SchemaState::Untrusted {
+        return Ok(plan);
+    }
     if options.polls {
         fence::check_polled_objects(facts)?;
     } else {
         fence::check_objects(facts)?;
     }
     refuse(facts, options)?;
-    let mut plan = SetupPlan { steps: Vec::new(), adopted: Vec::new() };
     table(facts, options, &mut plan);
     if !options.polls {
         publication(facts, &mut plan);
     }
-    schema(facts, &mut plan);
+    schema(facts, options, &mut plan);
     if let Some(role) = options.role {
         rights(facts, role, options, &mut plan);
     }
     if !options.polls && !options.backfill {
-        slot_and_cursor(facts, &mut plan);
+        slot_and_cursor(facts, options, &mut plan);
     }
     if options.notify {
         notify(facts, &mut plan);
@@ -40,8 +52,8 @@ pub fn plan(facts: &Facts, options: &Options<'_>) -> Result<SetupPlan, Halt> {
     Ok(plan)
 }
 
-/// What `check_objects` leaves open, since it concerns what is *not* there.
-fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
+/// What makes any step impossible.
+fn refuse_anything(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
     if facts.server.in_recovery {
         return Err(standby());
     }
@@ -60,6 +72,11 @@ fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
             ),
         });
     }
+    Ok(())
+}
+
+/// What `check_objects` leaves open, since it concerns what is *not* there.
+fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
     if let SchemaState::Version(number) = facts.schema
         && number > VERSION
     {
@@ -142,7 +159,26 @@ fn publication(facts: &Facts, plan: &mut SetupPlan) {
     });
 }
 
-fn schema(facts: &Facts, plan: &mut SetupPlan) {
+/// Takes the schema from whoever could run code with the rights of the steps behind it. It comes first: what else is
+/// missing is read when nobody can do that any more.
+fn ownership(facts: &Facts, found: &Ownership, options: &Options<'_>, plan: &mut SetupPlan) {
+    plan.steps.push(Step {
+        kind: StepKind::Ownership,
+        title: found.title(),
+        why: "Whoever owns these tables can have its own code run by an administrator who uses them. The owner until \
+              now keeps its rights on rows; the relay needs no more. A schema with objects that are not Postrider's \
+              is refused. What else is missing is known after this step.",
+        sql: transaction(&found.sql(options.role, facts.server.version)),
+    });
+}
+
+/// In front of statements that touch Postrider's tables with the rights of an administrator.
+fn guard(options: &Options<'_>) -> String {
+    if options.role.is_some() { ownership::guard() } else { String::new() }
+}
+
+fn schema(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
+    let guard = guard(options);
     let mut sql = String::new();
     match facts.schema {
         SchemaState::Missing => {
@@ -151,10 +187,11 @@ fn schema(facts: &Facts, plan: &mut SetupPlan) {
             sql.push('\n');
         }
         SchemaState::Empty => {
+            sql.push_str(&guard);
             sql.push_str(MIGRATION_TABLE);
             sql.push('\n');
         }
-        SchemaState::Version(_) => {}
+        SchemaState::Version(_) | SchemaState::Untrusted => sql.push_str(&guard),
     }
     let pending: Vec<_> = facts.schema.pending().collect();
     if pending.is_empty() {
@@ -169,11 +206,15 @@ fn schema(facts: &Facts, plan: &mut SetupPlan) {
         // Its number stands there where a table of it was dropped.
         sql.push_str(" ON CONFLICT DO NOTHING;\n");
     }
+    // A table that somebody made meanwhile is not made again.
+    if facts.schema != SchemaState::Missing {
+        sql.push_str(&guard);
+    }
     plan.steps.push(Step {
         kind: StepKind::Schema,
         title: match facts.schema {
             SchemaState::Missing => format!("create schema \"postrider\" (version {VERSION})"),
-            SchemaState::Empty | SchemaState::Version(_) => {
+            SchemaState::Empty | SchemaState::Version(_) | SchemaState::Untrusted => {
                 format!("update schema \"postrider\" to version {VERSION}")
             }
         },
@@ -192,15 +233,17 @@ const WHY_FIRST_SLOT: &str = "Events committed from here on are kept for the rel
     held meanwhile. The row is made with the slot's own position. Where the cluster has no other logical slot, this \
     one raises the WAL level from replica to logical, and may wait for a checkpoint.";
 
-fn slot_and_cursor(facts: &Facts, plan: &mut SetupPlan) {
+fn slot_and_cursor(facts: &Facts, options: &Options<'_>, plan: &mut SetupPlan) {
     let name = &facts.names.slot;
+    let guard = guard(options);
     let Some(slot) = &facts.slot else {
         plan.steps.push(Step {
             kind: StepKind::Slot,
             title: format!("create slot {name:?} and its cursor"),
             why: if facts.server.wal_level == "replica" { WHY_FIRST_SLOT } else { WHY_SLOT },
             sql: format!(
-                "BEGIN;\nSET LOCAL lock_timeout = 0;\nSET LOCAL statement_timeout = 0;\n{BEFORE};\n{};\n{};\nCOMMIT;",
+                "BEGIN;\nSET LOCAL lock_timeout = 0;\nSET LOCAL statement_timeout = 0;\n\
+                 SET LOCAL search_path = '';\n{guard}{BEFORE};\n{};\n{};\nCOMMIT;",
                 creation(facts),
                 insert_cursor(facts, "s.confirmed_flush_lsn", BEFORE_VALUE, &standing(name))
             ),
@@ -221,7 +264,7 @@ fn slot_and_cursor(facts: &Facts, plan: &mut SetupPlan) {
         title: format!("adopt slot {name:?}: make its cursor"),
         why: "The slot stands already: the relay goes on from where it stands.",
         sql: transaction(&format!(
-            "{};",
+            "{guard}{};",
             insert_cursor(facts, "s.confirmed_flush_lsn", "NULL", &source)
         )),
     });
@@ -280,8 +323,7 @@ fn insert_cursor(facts: &Facts, lsn: &str, resolved: &str, source: &str) -> Stri
     )
 }
 
-/// What the relay's role lacks. A superuser makes it the owner of schema `postrider`, as `sql/role.sql` does; another
-/// administrator keeps what it made, and grants.
+/// What the relay's role lacks. It never owns what an administrator made.
 fn rights(facts: &Facts, role: &str, options: &Options<'_>, plan: &mut SetupPlan) {
     let wanted = rights::wanted(facts, role, options);
     let lacking = |step: StepKind| {
@@ -295,13 +337,11 @@ fn rights(facts: &Facts, role: &str, options: &Options<'_>, plan: &mut SetupPlan
         plan.adopted.push(format!("the rights of role {role:?}"));
     }
     if let Some(granted) = ours {
-        let hands_over = options.rights.is_none_or(|rights| rights.superuser);
-        let sql = if hands_over { ownership(facts, role) } else { granted };
         plan.steps.push(Step {
             kind: StepKind::Rights,
             title: format!("give role {role:?} its rights"),
             why: "It logs in, and keeps its position and its parked events in the schema \"postrider\".",
-            sql: transaction(&sql),
+            sql: transaction(&granted),
         });
     }
     if let (Some(sql), Some(name)) = (table, &facts.names.table) {
@@ -325,21 +365,4 @@ fn rights(facts: &Facts, role: &str, options: &Options<'_>, plan: &mut SetupPlan
             sql: transaction(&sql),
         });
     }
-}
-
-/// The section `always` of `sql/role.sql`, filled in: what psql would do with its variables.
-fn ownership(facts: &Facts, role: &str) -> String {
-    const ROLE: &str = include_str!("../../../sql/role.sql");
-    let (mut wanted, mut statements) = (false, Vec::new());
-    for line in ROLE.lines() {
-        if let Some(name) = line.strip_prefix("-- [") {
-            wanted = name.trim_end_matches(']') == "always";
-        } else if wanted && !line.starts_with("--") && !line.starts_with('\\') {
-            statements.push(line);
-        }
-    }
-    statements
-        .join("\n")
-        .replace(":\"role\"", &ident(role))
-        .replace(":\"database\"", &ident(&facts.server.database))
 }

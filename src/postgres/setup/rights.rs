@@ -64,8 +64,6 @@ pub struct RightsFacts {
     pub kind: ServerKind,
     /// The role of the session.
     admin: String,
-    /// It is a superuser.
-    pub(super) superuser: bool,
     /// It may use replication slots.
     admin_replicates: bool,
     /// It may make schemas and publications.
@@ -192,7 +190,6 @@ pub async fn read_rights(
                 _ => ServerKind::Own,
             },
             admin: row.try_get(0)?,
-            superuser: held(1)?,
             admin_replicates: held(2)?,
             admin_creates: held(3)?,
             replicates: held(4)?,
@@ -377,6 +374,16 @@ impl RightsFacts {
                 let owner = self.table.as_ref().map(|table| &table.owner);
                 let owner = owner.filter(|owner| !owner.ours);
                 lines.extend(owner.map(|owner| self.act_for(owner, version, call)));
+            }
+            StepKind::Ownership => {
+                lines.extend(facts.ownership.iter().flat_map(|ownership| {
+                    ownership.remedies(
+                        &self.admin,
+                        &facts.server.database,
+                        self.admin_creates,
+                        version,
+                    )
+                }));
             }
             StepKind::Schema => match &self.schema_owner {
                 Some(owner) if !owner.ours => lines.push(self.act_for(owner, version, call)),

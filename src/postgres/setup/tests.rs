@@ -140,7 +140,7 @@ fn what_can_not_be_used_is_not_adopted() {
 }
 
 #[test]
-fn role_sql_is_filled_in_whole() {
+fn rights_of_the_role_are_filled_in_whole() {
     let options = Options { role: Some("rider"), ..Options::default() };
     let plan = plan(&bare(), &options).unwrap();
     let sql = |kind| &plan.steps.iter().find(|step| step.kind == kind).unwrap().sql;
@@ -162,7 +162,7 @@ fn holdings(others: bool) -> undo::Holdings {
 
 #[test]
 fn undoing_the_last_pipeline_says_what_is_lost_and_drops_the_schema() {
-    let plan = undo::plan(&good(), &holdings(false)).unwrap();
+    let plan = undo::plan(&good(), &holdings(false), false).unwrap();
     expect_file!["snapshots/undo.sql"].assert_eq(&plan.to_string());
 }
 
@@ -170,7 +170,7 @@ fn undoing_the_last_pipeline_says_what_is_lost_and_drops_the_schema() {
 fn undoing_takes_our_trigger_off_the_table() {
     let mut facts = good();
     facts.table.as_mut().unwrap().notifies = true;
-    let plan = undo::plan(&facts, &holdings(true)).unwrap();
+    let plan = undo::plan(&facts, &holdings(true), false).unwrap();
     assert!(plan.steps.iter().any(|step| step.kind == StepKind::Notify));
     assert!(plan.to_string().contains("DROP TRIGGER"), "{plan}");
 }
@@ -180,7 +180,7 @@ fn undoing_leaves_what_others_use() {
     let mut facts = good();
     facts.publication.as_mut().unwrap().other_tables = 2;
     facts.slot.as_mut().unwrap().plugin = Some("wal2json".to_owned());
-    let plan = undo::plan(&facts, &holdings(true)).unwrap();
+    let plan = undo::plan(&facts, &holdings(true), false).unwrap();
     expect_file!["snapshots/undo_shared.sql"].assert_eq(&plan.to_string());
 }
 
@@ -188,7 +188,7 @@ fn undoing_leaves_what_others_use() {
 fn a_slot_in_use_is_not_dropped() {
     let mut facts = good();
     facts.slot.as_mut().unwrap().active_pid = Some(42);
-    let error = undo::plan(&facts, &holdings(false)).unwrap_err();
+    let error = undo::plan(&facts, &holdings(false), false).unwrap_err();
     assert!(
         crate::error::Chain(&error).to_string().contains("is in use by the server's process 42")
     );

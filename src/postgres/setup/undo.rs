@@ -8,8 +8,9 @@ use super::{Step, StepKind, TRIGGER, notify_undo_sql, transaction};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::control::{Ask, Control};
 use crate::postgres::error::SourceError;
-use crate::postgres::fence::Facts;
+use crate::postgres::fence::{self, Facts};
 use crate::postgres::names::{admin_url, ident, literal};
+use crate::postgres::ownership::{self, Acting};
 use crate::postgres::schema::SchemaState;
 use crate::postgres::slot::SlotRow;
 
@@ -41,8 +42,12 @@ pub struct Holdings {
 /// See [`SetupError`]: the server can't be read, or the slot is in use.
 pub async fn read(control: &Control, ask: &Ask<'_>) -> Result<UndoPlan, SetupError> {
     let facts = control.facts(ask).await?;
+    if facts.schema == SchemaState::Untrusted {
+        return Err(fence::schema_untrusted(&facts).into());
+    }
     let holdings = holdings(control, &facts).await?;
-    let plan = plan(&facts, &holdings)?;
+    let is_guarded = matches!(ask.acting, Acting::Administrator | Acting::Printing);
+    let plan = plan(&facts, &holdings, is_guarded)?;
     if plan.steps.is_empty() {
         return Ok(plan);
     }
@@ -121,11 +126,12 @@ async fn holdings(control: &Control, facts: &Facts) -> Result<Holdings, SourceEr
     Ok(holdings)
 }
 
-/// What is to be dropped, in order: first what holds WAL back.
+/// What is to be dropped, in order: first what holds WAL back. `is_guarded`: an administrator drops it, whose rights
+/// nobody else's code is to have.
 ///
 /// # Errors
 /// The server is a standby, or the slot is in use.
-pub fn plan(facts: &Facts, holdings: &Holdings) -> Result<UndoPlan, SetupError> {
+pub fn plan(facts: &Facts, holdings: &Holdings, is_guarded: bool) -> Result<UndoPlan, SetupError> {
     if facts.server.in_recovery {
         return Err(super::plan::standby().into());
     }
@@ -133,7 +139,7 @@ pub fn plan(facts: &Facts, holdings: &Holdings) -> Result<UndoPlan, SetupError> 
     slot(facts, &mut plan)?;
     bookmarks(holdings, &mut plan);
     trigger(facts, &mut plan);
-    rows(facts, holdings, &mut plan);
+    rows(facts, holdings, is_guarded, &mut plan);
     publication(facts, &mut plan);
     if let Some(table) = facts.table.as_ref().and(facts.names.table.as_ref()) {
         plan.stays.push(format!("table {table} with its rows"));
@@ -216,7 +222,8 @@ fn trigger(facts: &Facts, plan: &mut UndoPlan) {
     });
 }
 
-fn rows(facts: &Facts, holdings: &Holdings, plan: &mut UndoPlan) {
+fn rows(facts: &Facts, holdings: &Holdings, is_guarded: bool, plan: &mut UndoPlan) {
+    let guard = if is_guarded { ownership::guard() } else { String::new() };
     if facts.schema == SchemaState::Missing {
         return;
     }
@@ -243,7 +250,7 @@ fn rows(facts: &Facts, holdings: &Holdings, plan: &mut UndoPlan) {
                 kind: StepKind::Cursor,
                 title: format!("delete the rows of pipeline {pipeline:?}"),
                 why: "Postrider's own tables; those of other pipelines are left alone.",
-                sql: transaction(&sql),
+                sql: transaction(&format!("{guard}{sql}")),
             });
         }
         return;
@@ -252,7 +259,7 @@ fn rows(facts: &Facts, holdings: &Holdings, plan: &mut UndoPlan) {
         kind: StepKind::Schema,
         title: "drop schema \"postrider\"".to_owned(),
         why: "No other pipeline has rows in it.",
-        sql: transaction("DROP SCHEMA postrider CASCADE;"),
+        sql: transaction(&format!("{guard}DROP SCHEMA postrider CASCADE;")),
     });
 }
 

@@ -154,7 +154,7 @@ async fn login_that_is_refused_halts_and_goes_on_when_it_is_not() {
     answer("role without LOGIN", &pipeline, &halted);
     pipeline.sql("alter role carrier login").await;
 
-    pipeline.sql("alter table postrider.cursor owner to postgres").await;
+    pipeline.sql("revoke all on postrider.cursor from carrier").await;
     let halted = run_to_halt(&config).await;
     halted.assert_says("PR014", &["42501", "cursor"], &["GRANTs"]);
     answer("role without rights on schema postrider", &pipeline, &halted);

@@ -76,7 +76,7 @@ async fn another_login_sees_a_role_that_is_missing_and_mends_it() {
 
     // What setup gave is taken away.
     for what in ["schema postrider", "table postrider.cursor", "table postrider.migration"] {
-        pipeline.sql.batch(&format!("alter {what} owner to postgres")).await;
+        pipeline.sql.batch(&format!("revoke all on {what} from carrier")).await;
     }
     let checked = patient.check(&[]);
     patient.mend(checked.expect("cursor_rights", "error")).await;

@@ -2,13 +2,14 @@
 -- each step is a transaction of its own, and their order matters.
 -- There already: table "public"."outbox".
 -- There already: publication "postrider_orders".
--- There already: schema "postrider", version 5.
+-- There already: schema "postrider", version 6.
 -- There already: slot "postrider_orders", standing at 0/5000.
 
 -- 1. adopt slot "postrider_orders": make its cursor
 -- The slot stands already: the relay goes on from where it stands.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
+SET LOCAL search_path = '';
 INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn,
     publication, messages, watermark, flush_limit, resolved_snapshot)
 SELECT 'orders', (SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_control_system()),

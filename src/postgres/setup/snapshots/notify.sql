@@ -2,6 +2,7 @@ let inserts into table "public"."outbox" wake the polling relay
 Without it a polling relay looks once an interval. Each inserting statement queues a notification, and its commit takes for a moment the one lock under which the cluster's notifications are queued. Creating it waits, at most for the lock_timeout, until no transaction that wrote to the table is open.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
+SET LOCAL search_path = '';
 CREATE OR REPLACE FUNCTION postrider.notify_outbox() RETURNS trigger
     LANGUAGE plpgsql SET search_path = '' AS $$
 BEGIN

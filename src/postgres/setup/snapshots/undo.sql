@@ -22,6 +22,7 @@ SELECT pg_catalog.pg_drop_replication_slot('postrider_bm_before_fix_000abc');
 -- No other pipeline has rows in it.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
+SET LOCAL search_path = '';
 DROP SCHEMA postrider CASCADE;
 COMMIT;
 
@@ -29,5 +30,6 @@ COMMIT;
 -- Last, since a slot can't be read without it.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
+SET LOCAL search_path = '';
 DROP PUBLICATION "postrider_orders";
 COMMIT;

@@ -18,6 +18,7 @@ SELECT pg_catalog.pg_drop_replication_slot('postrider_bm_before_fix_000abc');
 -- Postrider's own tables; those of other pipelines are left alone.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
+SET LOCAL search_path = '';
 DELETE FROM postrider."cursor" WHERE pipeline = 'orders';
 DELETE FROM postrider."parked" WHERE pipeline = 'orders';
 COMMIT;

@@ -1,0 +1,346 @@
+//! Who could run code with the rights of an administrator that touches schema `postrider`.
+//!
+//! A trigger, a view in place of a table, a default or a CHECK runs with the rights of whoever uses the table. The
+//! owner of the schema or of a table can add one at any time, and so can a role with `CREATE` on the schema or
+//! `TRIGGER` on a table. So an administrator's session reads and writes these tables only when they belong to its own
+//! role or to a superuser, when nobody else may add anything, and when everything that is there is Postrider's. All of
+//! this is read from the catalog, which runs nothing.
+
+use super::error::SourceError;
+use super::names::ident;
+use super::setup::notify_function_sql;
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use tokio_postgres::Client;
+
+const FOREIGN: &str = include_str!("ownership/foreign.sql");
+const HELD: &str = include_str!("ownership/held.sql");
+
+/// SQLSTATE that the printed SQL raises where it refuses the schema: the halt's code.
+pub const UNTRUSTED: &str = "PR024";
+
+/// Objects that a message names at most; the others are counted.
+const NAMED_MAX: usize = 12;
+
+/// The first server on which membership in a role can be granted without `SET`, and by several grantors.
+const GRANTORS_SINCE: u32 = 160_000;
+
+/// Whose rights the statements of a session have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Acting {
+    /// The relay's, at its work: `run` and the commands that work for it.
+    Relay,
+    /// `setup` or `check` by the login of `source.url`.
+    OwnLogin,
+    /// `setup` or `check` by another login (`--url`).
+    Administrator,
+    /// `setup --print-sql` by the login of `source.url`: an administrator runs what is printed.
+    Printing,
+}
+
+/// An object that is not Postrider's.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Foreign {
+    /// `trigger x on postrider.cursor`
+    pub name: String,
+    /// The statement that removes it; `None` where there is none that can be printed.
+    pub line: Option<String>,
+}
+
+/// What somebody else owns or may do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Held {
+    /// `TABLE postrider.cursor`, which the role owns.
+    alters: Option<String>,
+    /// `TRIGGER ON TABLE postrider.cursor`, which the role has.
+    revokes: Option<String>,
+    /// The role; empty for `PUBLIC`.
+    role: String,
+}
+
+/// An owner, and whether the session can act for it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Owner {
+    role: String,
+    /// The session's role has its rights.
+    acts: bool,
+    /// It is a member by a grant that a grant of its own would change: on 16 and later its own one, before any.
+    granted: bool,
+    /// It may grant the membership.
+    grants: bool,
+}
+
+/// Why a session keeps away from schema `postrider`.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Ownership {
+    /// What is not ours, in the order in which it can be removed.
+    pub foreign: Vec<Foreign>,
+    /// The session has another login than the relay's.
+    pub by_other_login: bool,
+    held: Vec<Held>,
+    owners: Vec<Owner>,
+}
+
+/// What keeps a session of this kind away; `None` where nothing does, and where there is no schema.
+///
+/// # Errors
+/// What the server says.
+pub async fn read(client: &Client, acting: Acting) -> Result<Option<Ownership>, SourceError> {
+    let failed = |e| SourceError::control("read who owns schema \"postrider\"", e);
+    let sql = "SELECT r.rolsuper, r.rolname::pg_catalog.text FROM pg_catalog.pg_roles r WHERE r.rolname = current_user";
+    let row = client.query_one(sql, &[]).await.map_err(failed)?;
+    let superuser: bool = row.try_get(0).map_err(failed)?;
+    let me: String = row.try_get(1).map_err(failed)?;
+    if matches!(acting, Acting::Relay | Acting::OwnLogin) && !superuser {
+        return Ok(None);
+    }
+    let by_other_login = acting == Acting::Administrator;
+    let mut ownership = Ownership { by_other_login, ..Ownership::default() };
+    let rows = client.query(&format!("{HELD} ORDER BY 1, 2, 3, 4"), &[]).await.map_err(failed)?;
+    for row in rows {
+        let (alters, revokes): (Option<String>, Option<String>) =
+            (row.try_get(1).map_err(failed)?, row.try_get(2).map_err(failed)?);
+        let role: String = row.try_get(3).map_err(failed)?;
+        let is_super: bool = row.try_get(4).map_err(failed)?;
+        let trusted = match acting {
+            // Who will run it is not known; the SQL looks again.
+            Acting::Printing if alters.is_some() => role != me || superuser,
+            Acting::Printing => is_super,
+            // The relay's role as a superuser: whoever may add triggers was given that by hand.
+            Acting::Relay => alters.is_none() || is_super || role == me,
+            Acting::OwnLogin | Acting::Administrator => is_super || role == me,
+        };
+        if !trusted {
+            ownership.held.push(Held { alters, revokes, role });
+        }
+    }
+    if acting != Acting::Relay {
+        let sql = format!("{FOREIGN} ORDER BY 1, 2");
+        for row in client.query(&sql, &[]).await.map_err(failed)? {
+            let (name, line): (String, Option<String>) =
+                (row.try_get(1).map_err(failed)?, row.try_get(2).map_err(failed)?);
+            ownership.foreign.push(foreign(&name, line));
+        }
+    }
+    if ownership.foreign.is_empty() && ownership.held.is_empty() {
+        return Ok(None);
+    }
+    ownership.owners = owners(client, &ownership.roles()).await?;
+    Ok(Some(ownership))
+}
+
+/// A name that a terminal shows as it is, and a line only where it can be pasted.
+fn foreign(name: &str, line: Option<String>) -> Foreign {
+    let plain = |text: &str| !text.chars().any(char::is_control);
+    let shown = if plain(name) { name.to_owned() } else { name.escape_debug().to_string() };
+    Foreign { name: shown, line: line.filter(|line| !line.is_empty() && plain(line)) }
+}
+
+/// What the session may do as each of these roles.
+async fn owners(client: &Client, roles: &[String]) -> Result<Vec<Owner>, SourceError> {
+    let failed =
+        |e| SourceError::control("read who may act for the owner of schema \"postrider\"", e);
+    let sql = "SELECT o.rolname::pg_catalog.text, pg_catalog.pg_has_role(a.oid, o.oid, 'USAGE'), \
+                 CASE WHEN pg_catalog.current_setting('server_version_num')::pg_catalog.int4 < 160000 \
+                   THEN pg_catalog.pg_has_role(a.oid, o.oid, 'MEMBER') \
+                   ELSE EXISTS (SELECT FROM pg_catalog.pg_auth_members m WHERE m.roleid = o.oid \
+                     AND m.member = a.oid AND m.grantor = a.oid) END, \
+                 pg_catalog.pg_has_role(a.oid, o.oid, 'MEMBER WITH ADMIN OPTION') \
+                   OR a.rolcreaterole AND NOT o.rolsuper \
+                     AND pg_catalog.current_setting('server_version_num')::pg_catalog.int4 < 160000 \
+               FROM pg_catalog.pg_roles o, pg_catalog.pg_roles a \
+               WHERE a.rolname = current_user AND o.rolname::pg_catalog.text = ANY ($1) ORDER BY 1";
+    let rows = client.query(sql, &[&roles]).await.map_err(failed)?;
+    let owner = |row: &tokio_postgres::Row| {
+        Ok(Owner {
+            role: row.try_get(0)?,
+            acts: row.try_get(1)?,
+            granted: row.try_get(2)?,
+            grants: row.try_get(3)?,
+        })
+    };
+    rows.iter().map(owner).collect::<Result<_, _>>().map_err(failed)
+}
+
+impl Ownership {
+    /// The roles that own something.
+    fn roles(&self) -> Vec<String> {
+        let owned = self.held.iter().filter(|held| held.alters.is_some());
+        let roles: BTreeSet<&str> = owned.map(|held| held.role.as_str()).collect();
+        roles.into_iter().map(str::to_owned).collect()
+    }
+
+    /// Whether schema or tables belong to another role.
+    pub fn is_owned(&self) -> bool {
+        self.held.iter().any(|held| held.alters.is_some())
+    }
+
+    /// What is wrong, in a fragment that names objects and roles.
+    pub fn words(&self) -> String {
+        if !self.foreign.is_empty() {
+            let names: Vec<&str> = self.foreign.iter().map(|object| &*object.name).collect();
+            return format!(
+                "schema \"postrider\" has objects that are not Postrider's: {}",
+                listed(&names)
+            );
+        }
+        let roles: Vec<String> = self.roles().iter().map(|role| format!("role {role:?}")).collect();
+        if !roles.is_empty() {
+            return format!("schema \"postrider\" or tables in it belong to {}", listed(&roles));
+        }
+        let rights: Vec<String> = self
+            .held
+            .iter()
+            .filter_map(|held| {
+                Some(format!("{} has {}", grantee(&held.role), held.revokes.as_ref()?))
+            })
+            .collect();
+        format!("others may add code to schema \"postrider\": {}", listed(&rights))
+    }
+
+    /// The statements that remove what is not ours.
+    pub fn removals(&self) -> impl Iterator<Item = &str> {
+        self.foreign.iter().filter_map(|object| object.line.as_deref())
+    }
+
+    /// The title of the step that takes it.
+    pub(super) fn title(&self) -> String {
+        let roles: Vec<String> = self.roles().iter().map(|role| format!("role {role:?}")).collect();
+        if roles.is_empty() {
+            return "revoke rights to add code to schema \"postrider\"".to_owned();
+        }
+        format!(
+            "take ownership of schema \"postrider\" and its tables from {}",
+            roles.join(" and ")
+        )
+    }
+
+    /// The statements of that step: what others own becomes the session's, what they may add is revoked, and owners
+    /// and the relay's `role` keep their rights on rows. `version`: the server's.
+    pub(super) fn sql(&self, role: Option<&str>, version: u32) -> String {
+        let owners = self.roles();
+        let lent: Vec<&Owner> = self.owners.iter().filter(|owner| owner.is_lent()).collect();
+        let (options, by) = if version >= GRANTORS_SINCE {
+            (" WITH INHERIT TRUE, SET FALSE", " GRANTED BY CURRENT_USER")
+        } else {
+            ("", "")
+        };
+        let mut sql = guard_foreign();
+        let mut line = |text: String| writeln!(sql, "{text}").unwrap_or_default();
+        for owner in &lent {
+            line(format!("GRANT {} TO CURRENT_USER{options};", ident(&owner.role)));
+        }
+        for object in self.held.iter().filter_map(|held| held.alters.as_ref()) {
+            line(format!("ALTER {object} OWNER TO CURRENT_USER;"));
+            // The owner before may have revoked its own rights, which come along.
+            line(format!("GRANT ALL ON {object} TO CURRENT_USER;"));
+            if object.starts_with("ROUTINE ") {
+                line(notify_function_sql());
+            }
+        }
+        for held in &self.held {
+            if let Some(right) = &held.revokes {
+                line(format!("REVOKE {right} FROM {} CASCADE;", grantee(&held.role)));
+            }
+        }
+        let keeps: BTreeSet<&str> = owners.iter().map(String::as_str).chain(role).collect();
+        for role in keeps.iter().map(|role| ident(role)) {
+            line(format!("GRANT USAGE ON SCHEMA postrider TO {role};"));
+            line(format!(
+                "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postrider TO {role};"
+            ));
+        }
+        for owner in &lent {
+            line(format!("REVOKE {} FROM CURRENT_USER{by};", ident(&owner.role)));
+        }
+        sql.push_str(&guard());
+        sql
+    }
+
+    /// What lets the session take it, a line for each owner that it can't act for.
+    pub(super) fn remedies(
+        &self,
+        admin: &str,
+        database: &str,
+        creates: bool,
+        version: u32,
+    ) -> Vec<String> {
+        let admin = ident(admin);
+        let mut lines = Vec::new();
+        if !creates {
+            lines.push(format!(
+                "as the owner of the database or a superuser: GRANT CREATE ON DATABASE {} TO {admin};",
+                ident(database)
+            ));
+        }
+        for owner in self.owners.iter().filter(|owner| !owner.acts && !owner.is_lent()) {
+            let (who, options) = if version >= GRANTORS_SINCE {
+                (
+                    format!(
+                        "as a superuser, or as a role that has the ADMIN option on role {:?}",
+                        owner.role
+                    ),
+                    " WITH INHERIT TRUE, SET TRUE",
+                )
+            } else {
+                ("as a superuser, or as a role that has CREATEROLE".to_owned(), "")
+            };
+            lines.push(format!("{who}: GRANT {} TO {admin}{options};", ident(&owner.role)));
+        }
+        if lines.is_empty() {
+            lines.push(
+                "run setup as a superuser, or as the role that owns schema \"postrider\""
+                    .to_owned(),
+            );
+        }
+        lines
+    }
+}
+
+impl Owner {
+    /// The session can give itself the owner's rights, and take them back without changing what was there before.
+    fn is_lent(&self) -> bool {
+        !self.acts && self.grants && !self.granted
+    }
+}
+
+fn grantee(role: &str) -> String {
+    if role.is_empty() { "PUBLIC".to_owned() } else { ident(role) }
+}
+
+/// The first of a list, and how many more there are.
+fn listed<T: AsRef<str>>(items: &[T]) -> String {
+    let shown: Vec<&str> = items.iter().take(NAMED_MAX).map(AsRef::as_ref).collect();
+    let more = items.len().saturating_sub(NAMED_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{more}", shown.join(", "))
+}
+
+/// A statement that fails with SQLSTATE [`UNTRUSTED`] where objects in schema `postrider` are not ours. The transaction
+/// has an empty `search_path`.
+fn guard_foreign() -> String {
+    format!(
+        "DO $postrider$ DECLARE found pg_catalog.text; BEGIN\n\
+         SELECT pg_catalog.string_agg(o.named, ', ') INTO found FROM (\n{FOREIGN}ORDER BY 1, 2) AS o;\n\
+         IF found IS NOT NULL THEN RAISE EXCEPTION USING ERRCODE = '{UNTRUSTED}',\n  \
+           MESSAGE = 'schema \"postrider\" has objects that are not Postrider''s: ' || found;\nEND IF;\n\
+         END $postrider$;\n"
+    )
+}
+
+/// The same, and where they belong to another role, or others may add some.
+pub(super) fn guard() -> String {
+    format!(
+        "{}DO $postrider$ DECLARE found pg_catalog.text; BEGIN\n\
+         SELECT pg_catalog.string_agg(DISTINCT nullif(o.role, ''), ', ') INTO found\n\
+         FROM (\n{HELD}) AS o WHERE NOT o.super AND NOT o.me AND o.alters IS NOT NULL;\n\
+         IF found IS NOT NULL THEN RAISE EXCEPTION USING ERRCODE = '{UNTRUSTED}',\n  \
+           MESSAGE = 'schema \"postrider\" or tables in it belong to another role: ' || found;\nEND IF;\n\
+         SELECT pg_catalog.string_agg(o.revokes, ', ') INTO found\n\
+         FROM (\n{HELD}) AS o WHERE NOT o.super AND NOT o.me AND o.revokes IS NOT NULL;\n\
+         IF found IS NOT NULL THEN RAISE EXCEPTION USING ERRCODE = '{UNTRUSTED}',\n  \
+           MESSAGE = 'others may add code to schema \"postrider\": ' || found;\nEND IF;\n\
+         END $postrider$;\n",
+        guard_foreign()
+    )
+}
