@@ -248,8 +248,8 @@ UPDATE postrider.cursor SET history_system_identifier = system_identifier, histo
 ALTER TABLE postrider.cursor
     ALTER COLUMN histories SET DEFAULT ARRAY[floor(extract(epoch FROM now()))::bigint];
 INSERT INTO postrider.migration (number, name) VALUES (5, 'history') ON CONFLICT DO NOTHING;
--- Nobody but the owner adds code to these tables: a trigger runs with the rights of whoever writes, also an
--- administrator's. Who owns them is not a matter of the version: `setup` looks each time, and takes them over.
+-- A trigger runs with the rights of whoever writes to the table, also with an administrator's: nobody but the owner may
+-- add one. Who owns the tables does not depend on the version: `setup` reads it each time, and takes them over.
 REVOKE CREATE ON SCHEMA postrider FROM PUBLIC;
 REVOKE TRIGGER, REFERENCES, TRUNCATE ON ALL TABLES IN SCHEMA postrider FROM PUBLIC;
 INSERT INTO postrider.migration (number, name) VALUES (6, 'rights') ON CONFLICT DO NOTHING;
