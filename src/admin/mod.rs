@@ -58,10 +58,7 @@ impl AdminError {
                 "another process listens there: find it with ss -ltnp. If it is no postrider, give admin.listen \
                  another port, or \"\" for no endpoint"
             }
-            Self::Bind { .. } => {
-                "give admin.listen an address of this host, or \"\" for no endpoint"
-            }
-            Self::Address(_) => {
+            Self::Bind { .. } | Self::Address(_) => {
                 "give admin.listen an address of this host, or \"\" for no endpoint"
             }
         }

@@ -96,20 +96,17 @@ fn properties(section: &Section<'_>) -> (Properties, BTreeMap<String, SecretFile
             let Some(text) = section.context.fill(entry.place, &entry.path, &text) else {
                 continue;
             };
-            let (name, text) = match name.strip_suffix(FILE_SUFFIX) {
-                Some(name) => {
-                    let Some((file, text)) = section.context.secret_file(&entry.path, &text) else {
-                        continue;
-                    };
-                    files.insert(name.to_owned(), file);
-                    (name.to_owned(), text)
+            let (name, text) = if let Some(name) = name.strip_suffix(FILE_SUFFIX) {
+                let Some((file, text)) = section.context.secret_file(&entry.path, &text) else {
+                    continue;
+                };
+                files.insert(name.to_owned(), file);
+                (name.to_owned(), text)
+            } else {
+                if KEY_FILES.contains(&name.as_str()) {
+                    section.context.warn_where_others_read(&entry.path, Path::new(&text));
                 }
-                None => {
-                    if KEY_FILES.contains(&name.as_str()) {
-                        section.context.warn_where_others_read(&entry.path, Path::new(&text));
-                    }
-                    (name, text)
-                }
+                (name, text)
             };
             if properties.insert(name.clone(), text).is_some() {
                 let message = format!("\"{name}\" is given twice; delete one");

@@ -193,13 +193,13 @@ impl Pipeline {
     ) -> Option<Exit> {
         let spec = Arc::clone(&self.spec);
         let seen = self.histories.current();
-        let attempt = async move {
+        let attempt = Box::pin(async move {
             if repairs {
                 repair::open(spec, seen).await
             } else {
                 connect::open_poll(spec, seen).await
             }
-        };
+        });
         let failure = match self.waiting(attempt, stop).await {
             Waited::Over(exit) => return Some(exit),
             Waited::Done(Err(failure)) => failure,
@@ -213,7 +213,7 @@ impl Pipeline {
                 let since = Instant::now();
                 self.ever_streamed = true;
                 self.rechecked.answered();
-                let end = self.poll(polling, stop).await;
+                let end = Box::pin(self.poll(polling, stop)).await;
                 if since.elapsed() > RECONNECT_MAX {
                     self.rechecked.forget();
                     backoff.reset();

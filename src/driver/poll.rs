@@ -154,7 +154,7 @@ impl Pipeline {
         }
         let in_its_stead = self.spec.mode == Mode::Auto && polling.poller.repairs().is_none();
         let canceller = polling.desk.control.canceller();
-        let looks = self.look_before_polling(&mut polling, in_its_stead, stop);
+        let looks = Box::pin(self.look_before_polling(&mut polling, in_its_stead, stop));
         match unless_stopped(stop, canceller, looks).await {
             Ok(Some(())) => {}
             // Nothing was claimed yet, and nothing is in flight.

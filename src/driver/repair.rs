@@ -18,7 +18,7 @@ use crate::error::{Halt, HaltReason};
 use crate::event::HistoryId;
 use crate::postgres::action::Phase;
 use crate::postgres::control::Control;
-use crate::postgres::fence::Identity;
+use crate::postgres::fence::{Facts, Identity};
 use crate::postgres::names::literal;
 use crate::postgres::poll::{Marks, PollSpec};
 use crate::postgres::repair::{
@@ -105,6 +105,20 @@ fn unknown(pipeline: &str) -> Halt {
     }
 }
 
+/// Whether there is something to repair.
+fn judged(spec: &PipelineSpec, facts: &Facts, row: Option<&Row>) -> Result<Verdict, Failure> {
+    repair::judge(facts, row, spec.from_table).map_err(|halt| {
+        // Another process of the pipeline has repaired it meanwhile, and has the slot. A command is refused instead: it
+        // is there to repair, and not to wait.
+        if halt.reason == HaltReason::RelayRunning && !spec.only_repair {
+            let active_pid = facts.slot.as_ref().and_then(|slot| slot.active_pid);
+            Failure::StandBy { active_pid: active_pid.unwrap_or_default(), progress: None }
+        } else {
+            Failure::Halt(Box::new(halt))
+        }
+    })
+}
+
 /// Gets the pipeline's lock, a slot, and the list of what is to be published. It takes as long as the longest
 /// transaction that is running.
 pub(super) async fn open(spec: Arc<PipelineSpec>, seen: HistoryId) -> Result<Polling, Failure> {
@@ -131,19 +145,7 @@ pub(super) async fn open(spec: Arc<PipelineSpec>, seen: HistoryId) -> Result<Pol
     repair::fit(&facts).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     spec.fit(facts.table.as_ref()).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     let row = repair::read(client, spec.name()).await.map_err(at(Phase::Handshake))?;
-    let verdict = match repair::judge(&facts, row.as_ref(), spec.from_table) {
-        Ok(verdict) => verdict,
-        // Another process of the pipeline has repaired it meanwhile, and has the slot. A command is refused instead:
-        // it is there to repair, and not to wait.
-        Err(halt) if halt.reason == HaltReason::RelayRunning && !spec.only_repair => {
-            let active_pid = facts.slot.as_ref().and_then(|slot| slot.active_pid);
-            return Err(Failure::StandBy {
-                active_pid: active_pid.unwrap_or_default(),
-                progress: None,
-            });
-        }
-        Err(halt) => return Err(Failure::Halt(Box::new(halt))),
-    };
+    let verdict = judged(&spec, &facts, row.as_ref())?;
     if verdict == Verdict::Sound {
         return Err(Failure::Sound);
     }

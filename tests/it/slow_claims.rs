@@ -14,7 +14,7 @@ const STOP_MAX: Duration = Duration::from_secs(8);
 const SLOW: &str = "alter table public.outbox add column slow numeric \
                     generated always as (factorial(12000 + 0 * id)) virtual";
 
-async fn polls(pipeline: &mut Pipeline) {
+fn polls(pipeline: &mut Pipeline) {
     let head = format!("[pipelines.{}]\n", pipeline.name);
     let lines = "mode = \"poll\"\npoll = { interval = \"50ms\" }\n";
     pipeline.config = pipeline.config.replacen(&head, &format!("{head}{lines}"), 1);
@@ -34,7 +34,7 @@ async fn await_claim(pipeline: &Pipeline) -> String {
 #[tokio::test]
 async fn stop_cancels_a_claim_that_takes_long() {
     let mut pipeline = Pipeline::shared(Version::Pg18, "slow_claim").await;
-    polls(&mut pipeline).await;
+    polls(&mut pipeline);
     pipeline.sql.batch(SLOW).await;
     pipeline.insert(200).await;
     let relay = Relay::spawn(&pipeline.config);
@@ -55,7 +55,7 @@ async fn stop_cancels_a_claim_that_takes_long() {
 async fn stop_does_not_wait_for_a_claim_that_can_not_be_cancelled() {
     let server = PrivatePostgres::start(Version::Pg17, "").await;
     let mut pipeline = Pipeline::on(&server.url(), &brokers(), "stuck_claim").await;
-    polls(&mut pipeline).await;
+    polls(&mut pipeline);
     let relay = Relay::spawn(&pipeline.config);
     relay.await_state("polling", SOON).await;
     pipeline.sql.batch("begin; lock table public.outbox in access exclusive mode").await;

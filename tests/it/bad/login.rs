@@ -56,18 +56,18 @@ async fn private_key_that_others_may_read_is_not_used() {
         file("client.key")
     );
     let config = pipeline.config.replace("/postgres\"", &more);
-    let mode = |mode| {
-        let mode = fs::Permissions::from_mode(mode);
-        fs::set_permissions(dir.path().join("client.key"), mode).expect("other rights");
+    let allow = |bits| {
+        let rights = fs::Permissions::from_mode(bits);
+        fs::set_permissions(dir.path().join("client.key"), rights).expect("other rights");
     };
-    mode(0o644);
+    allow(0o644);
     let halted = run_to_halt(&config).await;
     halted.assert_says("PR014", &["private key", "client.key", "chmod 600"], &[]);
     answer("sslkey that others may read", &pipeline, &halted);
     let checked = postrider(&config, &["check"]);
     assert_eq!(checked.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&checked.stdout).contains("chmod 600"));
-    mode(0o600);
+    allow(0o600);
     let relay = Relay::spawn(&config);
     relay.await_state("streaming", SOON).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));

@@ -22,13 +22,13 @@ async fn standby_process_stands_by_through_repairs_and_takes_over() {
     let pipeline = repairing(Version::Pg17, "repair_pair").await;
     let relays = [Relay::spawn(&pipeline.config), Relay::spawn(&pipeline.config)];
     let one_streams = || async {
-        let mut states = Vec::new();
+        let mut found = Vec::new();
         for relay in &relays {
             let status = relay.status().await?;
-            states.push(status["pipelines"][0]["state"].as_str().unwrap_or_default().to_owned());
+            found.push(status["pipelines"][0]["state"].as_str().unwrap_or_default().to_owned());
         }
-        states.sort();
-        if states == ["standing_by", "streaming"] { Ok(()) } else { Err(format!("{states:?}")) }
+        found.sort();
+        if found == ["standing_by", "streaming"] { Ok(()) } else { Err(format!("{found:?}")) }
     };
     await_that("one to stream and one to stand by", SOON, one_streams).await;
     let load = Load::start(&pipeline.plan(), 2);
