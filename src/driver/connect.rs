@@ -128,6 +128,13 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
     let locked = lock_stream(&mut wal, spec.name()).await.map_err(at(Phase::Connect))?;
     let control = Control::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
 
+    // Servers of one cluster identifier and timeline: to start here from the other one's cursor could lose events.
+    if !server::has_backend(control.client(), wal.backend_pid())
+        .await
+        .map_err(at(Phase::Connect))?
+    {
+        return Err(Failure::Wait { message: server::TWO_SERVERS.to_owned() });
+    }
     let identity = Some(Identity::from(&system));
     let columns = spec.columns();
     let ask = spec.ask(&identity, &columns);

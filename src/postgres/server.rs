@@ -76,6 +76,22 @@ impl fmt::Display for Instance {
     }
 }
 
+/// That a replication connection and a control connection are not of one server: a fragment.
+pub const TWO_SERVERS: &str = "two connections reached two servers: a failover is under way, or source.url leads to more than one server, as a \
+     load balancer does: name the hosts themselves, with target_session_attrs=read-write";
+
+/// Whether the walsender of a replication connection is a process of this server, in this database.
+///
+/// # Errors
+/// What the server says.
+pub async fn has_backend(client: &Client, walsender: u32) -> Result<bool, SourceError> {
+    let failed = |e| SourceError::control("look for our walsender", e);
+    let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_activity AS a WHERE a.pid = $1 \
+                 AND a.datname = pg_catalog.current_database())";
+    let row = client.query_one(sql, &[&walsender.cast_signed()]).await.map_err(failed)?;
+    row.try_get(0).map_err(failed)
+}
+
 /// Asks the server which one it is.
 ///
 /// # Errors

@@ -81,15 +81,13 @@ const ROWS: &str = "insert into public.outbox (aggregate_type, aggregate_id, eve
 
 /// Two servers of one cluster identifier and timeline (copies of one `initdb`), both set up for the pipeline, and a
 /// relay that is led to them in turn.
-#[tokio::test]
-async fn polling_takes_no_rows_of_one_server_with_the_cursor_of_another() {
+async fn waits_for_one_server(lines: &str, state: &str) {
     let one = PrivatePostgres::start(Version::Pg17, "").await;
     let other = PrivatePostgres::start(Version::Pg17, "").await;
     let balancer = Balancer::start([one.port, other.port]);
     let url = format!("postgresql://postgres@127.0.0.1:{}/postgres", balancer.port);
     let mut pipeline = Pipeline::on(&url, &brokers(), "two_servers").await;
     let head = format!("[pipelines.{}]\n", pipeline.name);
-    let lines = "mode = \"poll\"\npoll = { interval = \"50ms\" }\n";
     pipeline.config = pipeline.config.replacen(&head, &format!("{head}{lines}"), 1);
     balancer.to(1);
     postrider_ok(&pipeline.config, &["setup", "--create-table"]);
@@ -107,8 +105,18 @@ async fn polling_takes_no_rows_of_one_server_with_the_cursor_of_another() {
 
     balancer.to(0);
     pipeline.sql.batch(ROWS).await;
-    relay.await_state("polling", SOON).await;
+    relay.await_state(state, SOON).await;
     assert_eq!(pipeline.topic.await_records(10, SOON).await.len(), 10);
     assert_eq!(sql.text("select count(*)::text from outbox").await.as_deref(), Some("10"));
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+#[tokio::test]
+async fn polling_takes_no_rows_of_one_server_with_the_cursor_of_another() {
+    waits_for_one_server("mode = \"poll\"\npoll = { interval = \"50ms\" }\n", "polling").await;
+}
+
+#[tokio::test]
+async fn stream_of_one_server_does_not_start_at_the_cursor_of_another() {
+    waits_for_one_server("", "streaming").await;
 }

@@ -75,7 +75,10 @@ pub async fn begin(
         control.client().execute(sql, &[&ask.names.slot]).await.map_err(failed)?;
     }
     let mut wal = WalConnection::connect(ask.conninfo, ask.application_name).await?;
-    here(control.client(), wal.backend_pid()).await?;
+    // The slot of another server would be in nobody's sight, and keep WAL.
+    if !server::has_backend(control.client(), wal.backend_pid()).await? {
+        return Err(elsewhere(server::TWO_SERVERS));
+    }
     let created = slot(&mut wal, control.client(), ask, told).await?;
     told(Told::Listing(created.consistent_point));
     let listing = Control::connect(ask.conninfo, ask.application_name).await?;
@@ -87,19 +90,6 @@ pub async fn begin(
     // The snapshot lives as long as its connection.
     drop(wal);
     listed
-}
-
-/// Sees that the connection that is to create the slot is a process of this server: the slot of another one would be in
-/// nobody's sight, and keep WAL.
-async fn here(client: &Client, walsender: u32) -> Result<(), SourceError> {
-    let failed = |e| SourceError::control("look for our walsender", e);
-    let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_activity AS a WHERE a.pid = $1 \
-                 AND a.datname = pg_catalog.current_database())";
-    let row = client.query_one(sql, &[&walsender.cast_signed()]).await.map_err(failed)?;
-    if row.try_get::<_, bool>(0).map_err(failed)? {
-        return Ok(());
-    }
-    Err(elsewhere("the replication connection reached another server than the control connection"))
 }
 
 fn elsewhere(what: &str) -> SourceError {
