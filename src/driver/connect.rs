@@ -28,6 +28,7 @@ use crate::postgres::pipeline_lock::{Locked, lock_stream};
 use crate::postgres::poll::{Opened, Poller};
 use crate::postgres::schema::SchemaState;
 use crate::postgres::server::Instance;
+use crate::postgres::wal::SystemIdentity;
 use crate::postgres::{
     SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, cursor, parked,
     repair, schema, server, slot,
@@ -118,23 +119,33 @@ fn decided(facts: &Facts) -> Result<Box<Resume>, Failure> {
     }
 }
 
+/// Both connections, to one server.
+struct Both {
+    wal: WalConnection,
+    system: SystemIdentity,
+    /// Whether the pipeline's lock is ours, by the replication connection.
+    locked: Locked,
+    control: Control,
+}
+
+async fn connect_both(spec: &PipelineSpec, name: &str) -> Result<Both, Failure> {
+    let failed = |error| Failure::Source(error, Phase::Connect);
+    let mut wal = WalConnection::connect(&spec.conninfo, name).await.map_err(failed)?;
+    let system = wal.identify_system().await.map_err(failed)?;
+    // Before anything is read: what is decided of it must be true while the lock is ours.
+    let locked = lock_stream(&mut wal, spec.name()).await.map_err(failed)?;
+    let control = Control::connect(&spec.conninfo, name).await.map_err(failed)?;
+    // Servers of one cluster identifier and timeline: to start here from the other one's cursor could lose events.
+    if !server::has_backend(control.client(), wal.backend_pid()).await.map_err(failed)? {
+        return Err(Failure::Wait { message: server::TWO_SERVERS.to_owned() });
+    }
+    Ok(Both { wal, system, locked, control })
+}
+
 async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Failure> {
     let at = |phase| move |error| Failure::Source(error, phase);
     let name = application_name(spec);
-    let mut wal =
-        WalConnection::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
-    let system = wal.identify_system().await.map_err(at(Phase::Connect))?;
-    // Before anything is read: what is decided below must be true while the lock is ours.
-    let locked = lock_stream(&mut wal, spec.name()).await.map_err(at(Phase::Connect))?;
-    let control = Control::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
-
-    // Servers of one cluster identifier and timeline: to start here from the other one's cursor could lose events.
-    if !server::has_backend(control.client(), wal.backend_pid())
-        .await
-        .map_err(at(Phase::Connect))?
-    {
-        return Err(Failure::Wait { message: server::TWO_SERVERS.to_owned() });
-    }
+    let Both { wal, system, locked, control } = connect_both(spec, &name).await?;
     let identity = Some(Identity::from(&system));
     let columns = spec.columns();
     let ask = spec.ask(&identity, &columns);

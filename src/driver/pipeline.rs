@@ -141,7 +141,7 @@ impl Pipeline {
                 }
             }
             let seen = self.histories.current();
-            let attempt = connect::open(Arc::clone(&self.spec), seen);
+            let attempt = Box::pin(connect::open(Arc::clone(&self.spec), seen));
             let failure = match self.waiting(attempt, stop).await {
                 Waited::Over(exit) => return exit,
                 Waited::Done(Err(failure)) => failure,

@@ -77,8 +77,9 @@ impl fmt::Display for Instance {
 }
 
 /// That a replication connection and a control connection are not of one server: a fragment.
-pub const TWO_SERVERS: &str = "two connections reached two servers: a failover is under way, or source.url leads to more than one server, as a \
-     load balancer does: name the hosts themselves, with target_session_attrs=read-write";
+pub const TWO_SERVERS: &str = "two connections reached two servers: a failover is under way, or source.url leads \
+     to more than one server, as a load balancer does: name the hosts themselves, with \
+     target_session_attrs=read-write";
 
 /// Whether the walsender of a replication connection is a process of this server, in this database.
 ///

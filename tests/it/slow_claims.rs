@@ -58,7 +58,9 @@ async fn stop_does_not_wait_for_a_claim_that_can_not_be_cancelled() {
     polls(&mut pipeline);
     let relay = Relay::spawn(&pipeline.config);
     relay.await_state("polling", SOON).await;
-    pipeline.sql.batch("begin; lock table public.outbox in access exclusive mode").await;
+    // A session of its own: in a transaction pg_stat_activity stays as it was when it was first read.
+    let locker = server.connect().await;
+    locker.batch("begin; lock table public.outbox in access exclusive mode").await;
     let backend: u32 = await_claim(&pipeline).await.parse().expect("a process");
     crate::private::signal(backend, crate::private::Signal::Stop);
     let ended = relay.terminate(STOP_MAX).await;
