@@ -259,7 +259,7 @@ pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<fence::Facts, Sourc
     let version = server::read(client).await?.version;
     let slot = slot::read(client, version, &names.slot).await?;
     // First of all that touches Postrider's tables.
-    let ownership = ownership::read(client, ask.acting).await?;
+    let ownership = Box::pin(ownership::read(client, ask.acting)).await?;
     let schema = match &ownership {
         Some(_) if ask.acting != Acting::Printing => schema::SchemaState::Untrusted,
         Some(_) | None => schema::read_trusted(client).await?,

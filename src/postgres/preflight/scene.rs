@@ -122,30 +122,8 @@ pub(super) async fn read<'a>(
         Some(pid) => Some(facts::who(client, pid).await?),
         None => None,
     };
-    let acting = match ask.login {
-        Some(login) if login.user() != user => Acting::Administrator,
-        Some(_) | None => Acting::OwnLogin,
-    };
-    let ownership = ownership::read(client, acting).await?;
-    let schema = match &ownership {
-        Some(_) => Some(SchemaState::Untrusted),
-        // A schema that may not be read is a finding, and no failure.
-        None => crate::postgres::schema::read_trusted(client).await.ok(),
-    };
-    let cursor = match schema {
-        Some(SchemaState::Version(number)) if number == crate::postgres::schema::VERSION => {
-            crate::postgres::cursor::read(client, &names.pipeline).await.ok().flatten()
-        }
-        Some(_) | None => None,
-    };
+    let Own { schema, ownership, relay_owns, cursor, bookmarks } = own(ask, client).await?;
     let server = crate::postgres::server::read(client).await?;
-    let bookmarks = match schema {
-        Some(SchemaState::Version(number)) if number == crate::postgres::schema::VERSION => {
-            // Rows that may not be read are told by the rights.
-            bookmark::list(client, &names.pipeline).await.unwrap_or_default()
-        }
-        Some(_) | None => Vec::new(),
-    };
     let viewer = role.as_ref().map_or(server.role.as_str(), |role| role.name.as_str());
     let Outbox { table, around, namesakes, claims, marks } = outbox(ask, client, viewer).await?;
     let publication =
@@ -167,7 +145,7 @@ pub(super) async fn read<'a>(
         our_clock,
         slots,
         own_role_exists: facts::role(client, super::role::own_role()).await?.is_some(),
-        relay_owns: facts::owns_schema(client, user).await?,
+        relay_owns,
         cursor_usable: match &role {
             Some(role) => facts::cursor_usable(client, &role.name).await?,
             None => true,
@@ -190,6 +168,38 @@ pub(super) async fn read<'a>(
         marks,
         server,
     })
+}
+
+/// Schema `postrider`, and what is read of it.
+struct Own {
+    schema: Option<SchemaState>,
+    ownership: Option<Ownership>,
+    relay_owns: bool,
+    cursor: Option<Cursor>,
+    bookmarks: Vec<Bookmark>,
+}
+
+/// Reads [`Own`]: the tables only where nobody could run code by that.
+async fn own(ask: &Ask<'_>, client: &Client) -> Result<Own, SourceError> {
+    let (pipeline, user) = (&ask.names.pipeline, ask.conninfo.user());
+    let acting = match ask.login {
+        Some(login) if login.user() != user => Acting::Administrator,
+        Some(_) | None => Acting::OwnLogin,
+    };
+    let ownership = ownership::read(client, acting).await?;
+    let schema = match &ownership {
+        Some(_) => Some(SchemaState::Untrusted),
+        // A schema that may not be read is a finding, and no failure.
+        None => crate::postgres::schema::read_trusted(client).await.ok(),
+    };
+    let relay_owns = facts::owns_schema(client, user).await?;
+    let (mut cursor, mut bookmarks) = (None, Vec::new());
+    if schema == Some(SchemaState::Version(crate::postgres::schema::VERSION)) {
+        // Rows that may not be read are told by the rights.
+        cursor = crate::postgres::cursor::read(client, pipeline).await.ok().flatten();
+        bookmarks = bookmark::list(client, pipeline).await.unwrap_or_default();
+    }
+    Ok(Own { schema, ownership, relay_owns, cursor, bookmarks })
 }
 
 /// What was changed since what is known to be published; a cursor row that may not be read is a finding of the rights.
