@@ -8,6 +8,7 @@ use super::pipeline::Pipeline;
 use super::poll::Polling;
 use super::run::Stop;
 use super::say;
+use crate::ack::Progress;
 use crate::error::{Halt, HaltReason};
 use crate::event::Position;
 use crate::lsn::Lsn;
@@ -17,7 +18,8 @@ use crate::postgres::SourceError;
 use crate::postgres::cursor::{self, Written};
 use crate::postgres::parked::{self, Stored};
 use crate::postgres::poll::{Claim, Settled};
-use crate::relay::Input;
+use crate::record::Ticket;
+use crate::relay::{Change, Input};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,6 +33,12 @@ pub(super) struct Open {
     end: Lsn,
     /// Rows that were fed.
     fed: usize,
+    /// The tickets of rows that were fed, rising; the one of a row that has none is the next row's.
+    tickets: Vec<Ticket>,
+    /// Rows that the broker has acknowledged since the claim was fed from its beginning.
+    acked: Vec<bool>,
+    /// Rows that are settled and committed, while the others of the claim are still published.
+    done: Vec<bool>,
     /// What is known of a row's outcome; the others are published once the relay has resolved them.
     outcomes: Vec<Option<Settled>>,
     /// Aggregates of rows whose failure, or waiting, their table keeps.
@@ -41,26 +49,42 @@ pub(super) struct Open {
     committed: bool,
     /// The relay has asked for a cursor row, which is the claim's commit.
     pub(super) cursor_waits: bool,
-    pub(super) since: Instant,
+    /// When it was claimed.
+    pub(super) claimed_at: Instant,
+    /// When it was claimed, or settled in part.
+    pub(super) held_since: Instant,
+}
+
+/// What a claim that is held for long can be settled with.
+struct Part {
+    /// One for each row; [`Settled::Held`] for rows that stay, and for those that were settled before.
+    outcomes: Vec<Settled>,
+    /// An event is parked behind a row that has no answer. It may be one of its aggregate, and would be published at a
+    /// later position if the process ended: nothing that the claim has parked may be committed yet.
+    parked_behind_open: bool,
 }
 
 impl Open {
     /// Takes a claim with rows. `floor` is the end of the one before.
     pub(super) fn new(claim: Claim, floor: Lsn) -> Self {
         let (at, end) = position(claim.at, floor);
-        let outcomes = vec![None; claim.rows.len()];
+        let (rows, now) = (claim.rows.len(), Instant::now());
         Self {
             claim,
             at,
             end,
             fed: 0,
-            outcomes,
+            tickets: Vec::with_capacity(rows),
+            acked: vec![false; rows],
+            done: vec![false; rows],
+            outcomes: vec![None; rows],
             kept: HashSet::new(),
             failures: Vec::new(),
             begun: false,
             committed: false,
             cursor_waits: false,
-            since: Instant::now(),
+            claimed_at: now,
+            held_since: now,
         }
     }
 
@@ -73,9 +97,62 @@ impl Open {
         self.outcomes.len()
     }
 
+    /// Whether the row is settled and committed already.
+    fn is_done(&self, row: usize) -> bool {
+        self.done.get(row).copied().unwrap_or(false)
+    }
+
     /// It is fed from its beginning once more, at the same positions.
     pub(super) fn rewind(&mut self) {
         (self.fed, self.begun, self.committed, self.cursor_waits) = (0, false, false, false);
+        // What is published again is acknowledged again: else an aggregate could end with a repetition of an earlier
+        // event.
+        self.acked.fill(false);
+        self.tickets.clear();
+    }
+
+    /// The broker has acknowledged the event of this ticket.
+    pub(super) fn acknowledged(&mut self, ticket: Ticket) {
+        let row = self.tickets.partition_point(|of| *of <= ticket).checked_sub(1);
+        if let Some(acked) = row.and_then(|row| self.acked.get_mut(row)) {
+            *acked = true;
+        }
+    }
+
+    /// How many rows the relay is done with, from the first on.
+    fn resolved(&self, progress: &Progress) -> usize {
+        if progress.watermark.lsn() >= self.end {
+            return self.outcomes.len();
+        }
+        let partial = progress.partial.filter(|partial| partial.commit_lsn == self.at);
+        partial.map_or(0, |partial| usize::try_from(partial.ordinal).unwrap_or(0))
+    }
+
+    /// What the rows are to be settled with: those below `resolved`, and behind it those that are acknowledged and have
+    /// no open row of their aggregate before them.
+    fn part(&self, resolved: usize) -> Part {
+        let (mut open, mut parked_behind_open) = (HashSet::new(), false);
+        let mut outcomes = Vec::with_capacity(self.outcomes.len());
+        for (row, known) in self.outcomes.iter().enumerate() {
+            let key = self.claim.key(row);
+            let acked = self.acked.get(row).copied().unwrap_or(false);
+            let waits = open.contains(key);
+            let outcome = match known {
+                _ if self.is_done(row) => {
+                    outcomes.push(Settled::Held);
+                    continue;
+                }
+                Some(known) if row < resolved => known.clone(),
+                None if row < resolved || acked && !waits => Settled::Published,
+                _ => Settled::Held,
+            };
+            if outcome == Settled::Held {
+                parked_behind_open |= !matches!(known, None | Some(Settled::Held));
+                open.insert(key);
+            }
+            outcomes.push(outcome);
+        }
+        Part { outcomes, parked_behind_open }
     }
 
     /// Whether a cursor row was asked for, once.
@@ -106,6 +183,14 @@ impl Pipeline {
         while let Some(row) = open.claim.rows.get(open.fed) {
             if self.relay.stopping() || self.ending() || !self.relay.intake_open() {
                 return;
+            }
+            if open.tickets.len() == open.fed {
+                open.tickets.push(self.relay.next_ticket());
+            }
+            if open.is_done(open.fed) {
+                self.apply(now, Input::Change(Change::Skipped));
+                open.fed += 1;
+                continue;
             }
             self.handed.feeds(open.fed);
             match pgoutput::decode(row) {
@@ -220,7 +305,62 @@ impl Pipeline {
         rows.iter().filter_map(letter).collect()
     }
 
-    /// Marks the claim's rows up to the first whose outcome is not known, and commits. Whether any took a mark.
+    /// Settles what is acknowledged or parked of a claim that is open for long, and keeps its other rows, which are
+    /// still published. `false`: nothing of it was settled, or its other rows could not be kept.
+    pub(super) async fn settle_so_far(
+        &mut self,
+        polling: &mut Polling,
+        stop: &Stop,
+    ) -> Result<bool, SourceError> {
+        let Some(mut open) = polling.open.take() else { return Ok(false) };
+        let resolved = open.resolved(&self.relay.progress());
+        let Part { outcomes, parked_behind_open } = open.part(resolved);
+        let settles =
+            |row: usize| outcomes.get(row).is_some_and(|outcome| *outcome != Settled::Held);
+        if parked_behind_open || !(0..outcomes.len()).any(settles) {
+            polling.open = Some(open);
+            return Ok(false);
+        }
+        let left: Vec<usize> =
+            (0..outcomes.len()).filter(|row| !settles(*row) && !open.is_done(*row)).collect();
+        let spec = Arc::clone(&self.spec);
+        let (poller, epoch) = (&mut polling.poller, polling.desk.epoch);
+        let kept = async {
+            // As in `settle_claim`.
+            if !cursor::is_owned(poller.client(), spec.name(), epoch).await? {
+                poller.abandon().await?;
+                return Ok(None);
+            }
+            poller.settle_part(&open.claim, &outcomes, &left).await.map(Some)
+        };
+        polling.desk.jobs.unseen = None;
+        let Some(kept) = self.patiently(stop, kept).await? else {
+            polling.desk.overruled = true;
+            say::row_taken(self, &Written::TakenOver);
+            self.apply(self.now(), Input::SlotTaken);
+            return Ok(true);
+        };
+        self.handed.settled_so_far(|row| {
+            matches!(outcomes.get(row), Some(Settled::Published | Settled::Moved))
+        });
+        self.returning.settled();
+        if polling.poller.repairs().is_some() {
+            // The list's own session marks them.
+            self.marking.forget();
+            say::repair_progress(self);
+        }
+        for (row, outcome) in outcomes.iter().enumerate() {
+            if let Some(done) = open.done.get_mut(row) {
+                *done |= *outcome != Settled::Held;
+            }
+        }
+        open.held_since = Instant::now();
+        polling.open = Some(open);
+        Ok(kept)
+    }
+
+    /// Marks the claim's rows up to the first whose outcome is not known, and of later rows those that are acknowledged
+    /// and have no such row of their aggregate before them, and commits. Whether any took a mark.
     ///
     /// Events of later rows that this claim has parked are taken out of the parked ones again. They have positions of
     /// this claim, and the open row would get a position of the next claim, behind them.
@@ -232,18 +372,7 @@ impl Pipeline {
         stop: &Stop,
     ) -> Result<bool, SourceError> {
         let Some(open) = polling.open.take() else { return Ok(false) };
-        let progress = self.relay.progress();
-        let done = if progress.watermark.lsn() >= open.end {
-            open.outcomes.len()
-        } else {
-            let partial = progress.partial.filter(|partial| partial.commit_lsn == open.at);
-            partial.map_or(0, |partial| usize::try_from(partial.ordinal).unwrap_or(0))
-        };
-        let outcome = |(index, known): (usize, Option<Settled>)| match known {
-            _ if index >= done => Settled::Held,
-            Some(known) => known,
-            None => Settled::Published,
-        };
+        let done = open.resolved(&self.relay.progress());
         let parks = polling.desk.jobs.unseen == Some(open.at);
         let back = (parks && done < open.rows()).then_some(Position {
             commit_lsn: open.at,
@@ -252,7 +381,7 @@ impl Pipeline {
         let places = back.map(|from| self.returning.places_back(from)).unwrap_or_default();
         // Before a new beginning nothing of it may be tried: the table itself holds back what has failed.
         let cursor_waits = open.cursor_waits && !polling.failed;
-        let outcomes: Vec<Settled> = open.outcomes.into_iter().enumerate().map(outcome).collect();
+        let Part { outcomes, .. } = open.part(done);
         if polling.poller.repairs().is_some() {
             // The list's own session marks them.
             self.marking.forget();

@@ -373,10 +373,15 @@ impl Handed {
 
     /// The claim is settled; `done` says which of its rows are done with.
     pub(super) fn settled(&mut self, done: impl Fn(usize) -> bool) {
-        for (row, id) in std::mem::take(&mut self.claim) {
-            if done(row) {
-                self.note(id);
-            }
+        self.settled_so_far(done);
+        self.claim.clear();
+    }
+
+    /// The claim is settled in part, and stays open with its other rows.
+    pub(super) fn settled_so_far(&mut self, done: impl Fn(usize) -> bool) {
+        let ids: Vec<_> = self.claim.extract_if(.., |(row, _)| done(*row)).collect();
+        for (_, id) in ids {
+            self.note(id);
         }
     }
 

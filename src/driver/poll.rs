@@ -306,6 +306,9 @@ impl Pipeline {
                     Effect::Publish(_) | Effect::Park { .. } | Effect::Confirm(_) => {}
                     Effect::Published { ticket, commit_time } => {
                         self.published(ticket, commit_time);
+                        if let Some(open) = &mut polling.open {
+                            open.acknowledged(ticket);
+                        }
                     }
                     Effect::Sound { ticket, position } => self.shelf.sound(ticket, position),
                     // Its row is committed with the claim: it is found when all is read again.

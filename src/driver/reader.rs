@@ -82,6 +82,19 @@ impl Reader {
         }
     }
 
+    /// Settles and commits part of a claim; the rows of `left` stay in it, and no others. Whether they could be kept.
+    pub(super) async fn settle_part(
+        &mut self,
+        claim: &Claim,
+        outcomes: &[Settled],
+        left: &[usize],
+    ) -> Result<bool, SourceError> {
+        match self {
+            Self::Poll(poller) => poller.settle_part(claim, outcomes, left).await,
+            Self::Repair(reader) => reader.settle_part(claim, outcomes).await.map(|()| true),
+        }
+    }
+
     /// If the table counts failures and one more makes this row of a claim dead: the count including that failure.
     pub(super) fn dies(&self, row: &[u8]) -> Option<u32> {
         match self {

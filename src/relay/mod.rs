@@ -41,7 +41,7 @@ use crate::error::Halt;
 use crate::event::{Aggregate, PgTime, Position};
 use crate::lsn::Lsn;
 use crate::parked::{Lane, State};
-use crate::record::Refusal;
+use crate::record::{Refusal, Ticket};
 use feedback::{Feedback, Tickets};
 use flow::Flow;
 use parking::Parking;
@@ -227,6 +227,11 @@ impl Relay {
     /// Whether a later event of its aggregate was published before this one, which is to be published only now.
     pub fn is_overtaken(&self, position: Position) -> bool {
         self.flow.is_overtaken(position)
+    }
+
+    /// The ticket of the next change, if it gets one.
+    pub fn next_ticket(&self) -> Ticket {
+        self.tracker.next()
     }
 
     /// How far the stream is resolved.

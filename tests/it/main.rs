@@ -155,6 +155,8 @@ mod servers_answer;
 mod setup;
 /// A caller of a sink, for its tests.
 mod sink_caller;
+/// Publishing from the table to a broker that acknowledges slowly.
+mod slow_broker;
 /// A stop while a statement of polling takes its time.
 mod slow_claims;
 /// A real standby: promotion, restored backups.

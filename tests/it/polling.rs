@@ -23,6 +23,12 @@ async fn polling(version: Version, test: &str, layout: &str) -> Pipeline {
 /// The same with other brokers.
 async fn polling_to(brokers: &str, version: Version, test: &str, layout: &str) -> Pipeline {
     let mut pipeline = Pipeline::in_database(version, brokers, test, layout, "").await;
+    polls(&mut pipeline).await;
+    pipeline
+}
+
+/// Has a pipeline that was set up to stream poll: its slot goes.
+pub(crate) async fn polls(pipeline: &mut Pipeline) {
     let slot = format!("select pg_drop_replication_slot('{}')", pipeline.slot());
     pipeline.sql.batch(&slot).await;
     pipeline.sql.batch("drop schema postrider cascade").await;
@@ -31,7 +37,6 @@ async fn polling_to(brokers: &str, version: Version, test: &str, layout: &str) -
                  poll = { interval = \"50ms\" }\n";
     pipeline.config = pipeline.config.replacen(&head, &format!("{head}{lines}"), 1);
     postrider_ok(&pipeline.config, &["setup"]);
-    pipeline
 }
 
 fn ids(records: &[ReadRecord], key: &str) -> Vec<String> {

@@ -1,7 +1,7 @@
 //! `postrider repair` and `source.on_slot_lost`: the slot is gone, and nothing is.
 
 mod bad;
-mod interrupted;
+pub(crate) mod interrupted;
 mod pair;
 mod parked;
 mod returning;

@@ -11,7 +11,7 @@ use crate::driver::run::Stop;
 use crate::driver::say;
 use crate::postgres::SourceError;
 use crate::postgres::poll::CLAIM_ROWS_MAX;
-use crate::relay::Restart;
+use crate::relay::{Input, Restart};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -27,6 +27,9 @@ const TRIES_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Rows of the largest claim: it grows to this while there is a backlog.
 const BACKLOG_ROWS: usize = 4_000;
+
+/// A claim that was held longer is not followed by a larger one. A quarter of what it may be held.
+const CLAIM_SLOW: Duration = Duration::from_secs(5);
 
 const _: () = assert!(BACKLOG_ROWS <= CLAIM_ROWS_MAX);
 
@@ -93,8 +96,15 @@ impl Pipeline {
         polling: &mut Polling,
         stop: &Stop,
     ) -> Result<(), SourceError> {
-        polling.floor = polling.open.as_ref().map_or(polling.floor, Open::end);
-        polling.limit_max = polling.limit_max.saturating_mul(2).min(CLAIM_ROWS_MAX);
+        if let Some(open) = &polling.open {
+            polling.floor = open.end();
+            polling.limit_max = if open.claimed_at.elapsed() < CLAIM_SLOW {
+                polling.limit_max.saturating_mul(2).min(CLAIM_ROWS_MAX)
+            } else {
+                // A larger one may be held for too long.
+                polling.limit_max.min(open.rows().max(1))
+            };
+        }
         polling.again.reset();
         let any = self.settle_claim(polling, stop).await?;
         self.is_empty(polling);
@@ -140,6 +150,38 @@ impl Pipeline {
                 Instant::now() + polling.again.next(fastrand::f64())
             }
         };
+        Ok(())
+    }
+
+    /// The claim at hand has been held for as long as it may be. What is acknowledged is settled, and the others stay in
+    /// it as long as the broker goes on to acknowledge. Else it is given up: it locks rows, and what is published again
+    /// is what has no answer. One of a repair locks nothing, and stays whatever the broker does.
+    pub(super) async fn held_long(
+        &mut self,
+        polling: &mut Polling,
+        stop: &Stop,
+    ) -> Result<(), SourceError> {
+        let repairs = polling.poller.repairs().is_some();
+        let stays = repairs || !self.broker_is_down();
+        if stays && self.settle_so_far(polling, stop).await? {
+            return Ok(());
+        }
+        let list = polling.poller.repairs();
+        if let (Some(list), Some(open)) = (list, &mut polling.open) {
+            list.keep_open().await?;
+            open.held_since = Instant::now();
+            return Ok(());
+        }
+        if let Some(open) = &mut polling.open {
+            polling.floor = open.end();
+            // It would be held as long again.
+            polling.limit_max = (open.rows() / 2).max(1);
+            // What is parked is read again.
+            open.cursor_waits = false;
+        }
+        let now = self.now();
+        self.settle_claim(polling, stop).await?;
+        self.apply(now, Input::SlotTaken);
         Ok(())
     }
 

@@ -13,8 +13,13 @@ use crate::relay::Input;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long a claim may stay open without an answer of the broker: it holds row locks, and the horizon of VACUUM.
+/// How long a claim may stay open before it is settled in part or given up: it holds row locks, and the horizon of
+/// VACUUM.
 const CLAIM_HOLD_MAX: Duration = Duration::from_secs(20);
+
+/// The same of a page of a repair, which locks nothing: what is published and not settled comes again if the process
+/// ends.
+const PAGE_HOLD_MAX: Duration = Duration::from_secs(5);
 
 /// What happened first.
 pub(in crate::driver) enum Turn {
@@ -31,13 +36,22 @@ pub(in crate::driver) enum Turn {
     Renewed(Result<Renewed, SourceError>),
 }
 
+impl Polling {
+    /// When the claim at hand is to be settled in part, or given up.
+    fn held_until(&self) -> Option<Instant> {
+        let repairs = self.poller.repairs().is_some();
+        let hold = if repairs { PAGE_HOLD_MAX } else { CLAIM_HOLD_MAX };
+        self.open.as_ref().map(|open| open.held_since + hold)
+    }
+}
+
 impl Pipeline {
     pub(super) async fn wait_polling(&self, polling: &mut Polling, stop: &Stop) -> Turn {
         let idle = polling.open.is_none() && polling.anew == Anew::No;
         let hungry = idle && !self.relay.stopping() && self.relay.intake_open();
         // A broker that is down would only keep the rows locked.
         let claim = hungry && !self.broker_is_down();
-        let hold = polling.open.as_ref().map(|open| open.since + CLAIM_HOLD_MAX);
+        let hold = polling.held_until();
         let due = self.due();
         let due = hold.map_or(due, |hold| due.min(hold));
         let again = (polling.anew == Anew::SameHistory).then_some(polling.again_at);
@@ -98,9 +112,11 @@ impl Pipeline {
             Turn::Renew => self.renew(polling),
             Turn::Renewed(outcome) => self.renewed(polling, outcome),
             Turn::Due => {
-                let held =
-                    polling.open.as_ref().is_some_and(|open| open.since.elapsed() > CLAIM_HOLD_MAX);
-                self.apply(now, if held { Input::SlotTaken } else { Input::Tick });
+                if polling.held_until().is_some_and(|until| until <= Instant::now()) {
+                    self.held_long(polling, stop).await?;
+                } else {
+                    self.apply(now, Input::Tick);
+                }
             }
             Turn::Posts => {}
         }

@@ -35,6 +35,13 @@ pub struct Claim {
     pub(super) keys: Vec<String>,
 }
 
+impl Claim {
+    /// The aggregate of a row, as one text.
+    pub fn key(&self, row: usize) -> &str {
+        self.keys.get(row).map_or("", String::as_str)
+    }
+}
+
 impl fmt::Debug for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Claim")
@@ -53,6 +60,8 @@ pub(super) struct Place {
     pub(super) oid: u32,
     pub(super) block: u32,
     pub(super) line: u16,
+    /// The transaction that wrote this version of the row: another row may come to lie there.
+    pub(super) xmin: u32,
 }
 
 /// Rows of the table that a claim could not have, each as `OID:(block,line)`; at most [`locks::ROWS_MAX`].
@@ -67,7 +76,7 @@ impl Missed {
 
     fn push(&mut self, place: Place) {
         if self.0.len() < locks::ROWS_MAX {
-            let Place { oid, block, line } = place;
+            let Place { oid, block, line, xmin: _ } = place;
             self.0.push(format!("{oid}:({block},{line})"));
         }
     }
@@ -139,7 +148,7 @@ pub(super) struct Look {
 }
 
 /// Columns of the answer before the table's own: see [`super::sql::claim`].
-const HEAD: usize = 7;
+const HEAD: usize = 8;
 
 /// One row of the answer.
 struct Seen<'a> {
@@ -220,7 +229,9 @@ impl<'a> Seen<'a> {
         if had {
             insert(row, shape, buffer)?;
         }
-        let place = Place::read(number(text(row, 2)?)?, text(row, 3)?.unwrap_or_default())?;
+        // What could not be had is not marked.
+        let xmin = text(row, 7)?.unwrap_or("0");
+        let place = Place::read(number(text(row, 2)?)?, text(row, 3)?.unwrap_or_default(), xmin)?;
         Ok(Self {
             had,
             n: number(text(row, 0)?)?,
@@ -233,10 +244,17 @@ impl<'a> Seen<'a> {
 }
 
 impl Place {
-    fn read(oid: u32, tid: &str) -> Result<Self, SourceError> {
+    /// Reads a row of the answer to [`super::sql::lock_again`].
+    pub(super) fn of_locked(row: &SimpleQueryRow) -> Result<Self, SourceError> {
+        let column = |index| text(row, index).map(Option::unwrap_or_default);
+        Self::read(number(Some(column(0)?))?, column(1)?, column(2)?)
+    }
+
+    fn read(oid: u32, tid: &str, xmin: &str) -> Result<Self, SourceError> {
         let inner = tid.strip_prefix('(').and_then(|tid| tid.strip_suffix(')'));
         let (block, line) = inner.and_then(|tid| tid.split_once(',')).ok_or_else(unreadable)?;
-        Ok(Self { oid, block: number(Some(block))?, line: number(Some(line))? })
+        let (block, line) = (number(Some(block))?, number(Some(line))?);
+        Ok(Self { oid, block, line, xmin: number(Some(xmin))? })
     }
 }
 

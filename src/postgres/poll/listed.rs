@@ -195,8 +195,8 @@ impl Table {
             let _infallible = write!(names, ", x.c{at}");
         }
         format!(
-            "SELECT x.n, x.key, x.oid, x.tid, false, x.candidates, true{names} FROM (\n  \
-               SELECT w.n, {key} AS key, o.tableoid AS oid, o.ctid AS tid, count(*) OVER () AS candidates,\n    \
+            "SELECT x.n, x.key, x.oid, x.tid, false, x.candidates, true, x.xmin{names} FROM (\n  \
+               SELECT w.n, {key} AS key, o.tableoid AS oid, o.ctid AS tid, o.xmin AS xmin, count(*) OVER () AS candidates,\n    \
                  row_number() OVER v AS place, sum({size}) OVER v AS total{values}\n  \
                FROM (SELECT ARRAY[{wanted}]::text[] AS ids) AS l\n  \
                CROSS JOIN unnest(l.ids, l.ids::{values_of}[]) WITH ORDINALITY AS w(text, id, n)\n  \

@@ -2,7 +2,7 @@
 
 mod pauses;
 
-use super::claim::{Claim, Look, Missed, Settled};
+use super::claim::{Claim, Look, Missed, Place, Settled};
 use super::dies::dies;
 use super::oldest::OldestReady;
 use super::settle::{self, Marked};
@@ -16,7 +16,7 @@ use crate::postgres::error::{ServerReport, SourceError, SqlState, Statement};
 use crate::postgres::pipeline_lock::{Locked, lock};
 use bytes::Bytes;
 use pauses::{BLOCKED_PAUSE, PAUSES_MAX};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
@@ -231,18 +231,58 @@ impl Poller {
     /// # Panics
     /// Where the outcomes are not as many as the rows, or a failure is to be kept by a table that keeps none.
     pub async fn settle(&mut self, claim: Claim, outcomes: &[Settled]) -> Result<(), SourceError> {
+        if !claim.rows.is_empty() {
+            self.mark_outcomes(&claim, outcomes).await?;
+        }
+        Ok(())
+    }
+
+    async fn mark_outcomes(
+        &mut self,
+        claim: &Claim,
+        outcomes: &[Settled],
+    ) -> Result<(), SourceError> {
         assert_eq!(claim.rows.len(), outcomes.len(), "one outcome a row");
         let fails = outcomes.iter().any(|outcome| matches!(outcome, Settled::Failed { .. }));
         assert!(!fails || self.spec.keeps_failures(), "the table keeps no failures: park them");
-        if claim.rows.is_empty() {
-            return Ok(());
-        }
         let mut marked = settle::settle(&self.spec, &self.shape, &claim.places, outcomes);
         marked.sql.push_str("COMMIT");
         self.mark(&marked).await?;
         self.open = false;
-        self.pause(&claim, outcomes);
+        self.pause(claim, outcomes);
         Ok(())
+    }
+
+    /// Marks rows of the claim as their outcomes say, in order, and commits; the rows of `left` are locked again at once
+    /// and stay the claim's. `false`: another session has locked, changed or deleted one of those in that moment. What
+    /// was marked stays so, and the claim is to be abandoned.
+    ///
+    /// # Errors
+    /// As [`Self::settle`].
+    ///
+    /// # Panics
+    /// As [`Self::settle`].
+    pub async fn settle_part(
+        &mut self,
+        claim: &Claim,
+        outcomes: &[Settled],
+        left: &[usize],
+    ) -> Result<bool, SourceError> {
+        self.mark_outcomes(claim, outcomes).await?;
+        let left: Vec<Place> =
+            left.iter().filter_map(|row| claim.places.get(*row).copied()).collect();
+        self.open = true;
+        let text = sql::lock_again(&self.spec, &left);
+        let doing = || format!("lock rows of table {} again", self.spec.table);
+        let failed = |error| SourceError::control(doing(), error).of(Statement::Claim);
+        let answer = self.control.client().simple_query(&text).await.map_err(failed)?;
+        let mut had = BTreeSet::new();
+        for message in &answer {
+            if let SimpleQueryMessage::Row(row) = message {
+                had.insert(Place::of_locked(row)?);
+            }
+        }
+        Ok(left.iter().all(|place| had.contains(place)))
     }
 
     /// The failures of a row of a claim and one more, where it is dead with that, as its layout counts; `None` where it

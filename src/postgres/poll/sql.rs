@@ -9,6 +9,7 @@ use super::spec::{Marks, PollSpec};
 use super::table::Shape;
 use super::times::{Twice, instant};
 use crate::postgres::names::{ident, literal};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// Most bytes of the rows of one claim, by the sizes of their values; one row is always taken.
@@ -28,8 +29,8 @@ pub(super) struct Ask<'a> {
 /// Begins the transaction, claims, and reads the clock.
 ///
 /// Each row of the claim is: its place in the order, by which whoever reads them sorts; the aggregate's key; OID and
-/// place of the row; whether it has expired; how many rows were looked at; whether it was had, and is locked by us; and
-/// the table's columns. A row that could not be had is locked, has an unready one before it, or has gone meanwhile.
+/// place of the row; whether it has expired; how many rows were looked at; whether it was had, and is locked by us; the
+/// transaction that wrote it; and the table's columns. A row that could not be had is locked, has an unready one before it, or has gone meanwhile.
 ///
 /// `NOT IN` and no join, since the planner underrates how many rows are locked, and would compare each with each.
 pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
@@ -65,15 +66,15 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
            SELECT f.n, f.oid, f.tid, f.key, f.expired FROM first AS f\n  \
            WHERE {blocker}(f.total <= {bytes} OR f.n = 1)\n\
          ), got AS MATERIALIZED (\n  \
-           SELECT f.n, f.key, o.tableoid AS oid, o.ctid AS tid, f.expired, {values}\n  \
+           SELECT f.n, f.key, o.tableoid AS oid, o.ctid AS tid, f.expired, o.xmin AS xmin, {values}\n  \
            FROM free AS f JOIN {table} AS o ON o.tableoid = f.oid AND o.ctid = f.tid\n  \
            WHERE {ready}\n  FOR UPDATE OF o SKIP LOCKED\n\
          )\n\
-         SELECT f.n, f.key, f.oid, f.tid, f.expired, (SELECT count(*) FROM first), false{nothing}\n\
+         SELECT f.n, f.key, f.oid, f.tid, f.expired, (SELECT count(*) FROM first), false, NULL{nothing}\n\
          FROM first AS f\n\
          WHERE (f.total <= {bytes} OR f.n = 1) AND f.n NOT IN (SELECT g.n FROM got AS g)\n\
          UNION ALL\n\
-         SELECT g.n, g.key, g.oid, g.tid, g.expired, (SELECT count(*) FROM first), true{names}\n\
+         SELECT g.n, g.key, g.oid, g.tid, g.expired, (SELECT count(*) FROM first), true, g.xmin{names}\n\
          FROM got AS g;\n\
          SELECT pg_current_wal_insert_lsn(), \
            (extract(epoch FROM clock_timestamp()) * 1000000)::int8 - 946684800000000",
@@ -262,6 +263,26 @@ pub(super) fn size(shape: &Shape) -> String {
         )
     });
     format!("{fixed}{}", varying.collect::<String>())
+}
+
+/// Locks the rows of a claim again, in a transaction of its own. Each row that was had is: OID, place, and the
+/// transaction that wrote it.
+pub(super) fn lock_again(spec: &PollSpec, rows: &[Place]) -> String {
+    let mut by_table: BTreeMap<u32, Vec<Place>> = BTreeMap::new();
+    for place in rows {
+        by_table.entry(place.oid).or_default().push(*place);
+    }
+    let mut sql = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE".to_owned();
+    for (oid, rows) in by_table {
+        let _infallible = write!(
+            sql,
+            ";\nSELECT o.tableoid, o.ctid, o.xmin FROM {} AS o WHERE o.tableoid = {oid} AND o.ctid = ANY ({}) \
+             FOR UPDATE OF o SKIP LOCKED",
+            spec.table,
+            places(&rows)
+        );
+    }
+    sql
 }
 
 /// `'{(0,1),(0,2)}'::tid[]`

@@ -36,7 +36,7 @@ fn shape(id: &str) -> Shape {
 }
 
 fn place(line: u16) -> Place {
-    Place { oid: 16_384, block: 7, line }
+    Place { oid: 16_384, block: 7, line, xmin: 3 }
 }
 
 #[test]

@@ -74,6 +74,53 @@ struct Listed {
     /// Which id each row of the claim has.
     places: Vec<usize>,
     looked_at: usize,
+    /// Rows that are settled already, and whether ids that no row has are off the list.
+    settled: BTreeSet<usize>,
+    gone_done: bool,
+}
+
+impl Listed {
+    fn new((number, ids): (i64, Vec<String>), places: Vec<usize>, looked_at: usize) -> Self {
+        let settled = BTreeSet::new();
+        Self { number, ids, places, looked_at, settled, gone_done: false }
+    }
+
+    /// Ids that are done with: every row that has one is settled.
+    fn done(&self) -> BTreeSet<usize> {
+        let rows = || self.places.iter().enumerate();
+        let open: BTreeSet<usize> = rows()
+            .filter(|(row, _)| !self.settled.contains(row))
+            .map(|(_, place)| *place)
+            .collect();
+        rows().map(|(_, place)| *place).filter(|place| !open.contains(place)).collect()
+    }
+
+    /// Takes the outcomes of rows. Gives the ids that are done with now and were not before, and how many ids of the
+    /// page no row has, once.
+    fn settle(&mut self, outcomes: &[Settled]) -> (Vec<String>, usize) {
+        let before = self.done();
+        let settled = |outcome: &Settled| matches!(outcome, Settled::Published | Settled::Moved);
+        let rows = outcomes.iter().enumerate().filter(|(_, outcome)| settled(outcome));
+        self.settled.extend(rows.map(|(row, _)| row));
+        let new = self.done().into_iter().filter(|place| !before.contains(place));
+        let ids = new.filter_map(|place| self.ids.get(place).cloned()).collect();
+        let there: BTreeSet<usize> = self.places.iter().copied().collect();
+        let gone = (0..self.looked_at).filter(|place| !there.contains(place)).count();
+        (ids, if std::mem::replace(&mut self.gone_done, true) { 0 } else { gone })
+    }
+
+    /// The ids that stay on the list.
+    fn left(&self) -> Vec<String> {
+        let done = self.done();
+        let there: BTreeSet<usize> = self.places.iter().copied().collect();
+        let stays = |place: &usize| {
+            *place >= self.looked_at || there.contains(place) && !done.contains(place)
+        };
+        (0..self.ids.len())
+            .filter(stays)
+            .filter_map(|place| self.ids.get(place).cloned())
+            .collect()
+    }
 }
 
 impl Reader {
@@ -163,13 +210,13 @@ impl Reader {
     pub async fn claim(&mut self) -> Result<Claim, SourceError> {
         self.abandon().await?;
         loop {
-            let Some((number, ids)) = self.next_page().await? else {
+            let Some(next) = self.next_page().await? else {
                 self.drained = true;
                 return Ok(self.table.fetch(self.client(), &[], By::Value).await?.claim);
             };
-            let Page { claim, places, looked_at } = self.look(&ids).await?;
+            let Page { claim, places, looked_at } = self.look(&next.1).await?;
             let nothing = places.is_empty();
-            self.page = Some(Listed { number, ids, places, looked_at });
+            self.page = Some(Listed::new(next, places, looked_at));
             if !nothing {
                 self.run("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
                 self.open = true;
@@ -177,6 +224,7 @@ impl Reader {
             }
             // Every row of the page is gone.
             self.keep(&[]).await?;
+            self.page = None;
         }
     }
 
@@ -220,33 +268,47 @@ impl Reader {
             return Ok(());
         }
         self.keep(outcomes).await?;
+        self.page = None;
         self.run("COMMIT").await?;
         self.open = false;
         Ok(())
     }
 
+    /// As [`Self::settle`], and the claim stays open with its other rows. Nothing of the table was locked, so nothing
+    /// can have been lost of them.
+    ///
+    /// # Errors
+    /// What the server says: then nothing is taken off, and all of it comes again.
+    ///
+    /// # Panics
+    /// Where the outcomes are not as many as the rows.
+    pub async fn settle_part(
+        &mut self,
+        claim: &Claim,
+        outcomes: &[Settled],
+    ) -> Result<(), SourceError> {
+        assert_eq!(claim.rows.len(), outcomes.len(), "one outcome a row");
+        if self.open {
+            self.keep(outcomes).await?;
+            self.run("COMMIT; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
+        }
+        Ok(())
+    }
+
+    /// Has the server see that the claim's transaction is not forgotten: it ends one that is idle for too long.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn keep_open(&self) -> Result<(), SourceError> {
+        if self.open { self.run("SELECT").await } else { Ok(()) }
+    }
+
     /// Shortens the page at hand by what is done with.
     async fn keep(&mut self, outcomes: &[Settled]) -> Result<(), SourceError> {
         let failed = |e| SourceError::control("take rows off the list", e);
-        let Some(page) = self.page.take() else { return Ok(()) };
-        let settled = |outcome: &&Settled| matches!(outcome, Settled::Published | Settled::Moved);
-        let done: BTreeSet<usize> = page
-            .places
-            .iter()
-            .zip(outcomes)
-            .filter(|(_, outcome)| settled(outcome))
-            .map(|(place, _)| *place)
-            .collect();
-        let there: BTreeSet<usize> = page.places.iter().copied().collect();
-        let gone = (0..page.looked_at).filter(|place| !there.contains(place)).count();
-        let of = |place: usize| page.ids.get(place).cloned();
-        let left: Vec<String> = (0..page.ids.len())
-            .filter(|place| {
-                *place >= page.looked_at || there.contains(place) && !done.contains(place)
-            })
-            .filter_map(of)
-            .collect();
-        let ids: Vec<String> = done.iter().copied().filter_map(of).collect();
+        let Some(mut page) = self.page.take() else { return Ok(()) };
+        let (ids, gone) = page.settle(outcomes);
+        let left = page.left();
         if let Some(marker) = &self.marker {
             self.mark(marker, &ids).await?;
         }
@@ -260,8 +322,9 @@ impl Reader {
         self.client()
             .execute(sql, &[&self.pipeline, &page.number, &left, &done, &gone])
             .await
-            .map(drop)
-            .map_err(failed)
+            .map_err(failed)?;
+        self.page = Some(page);
+        Ok(())
     }
 
     /// Marks published rows. A row that another session has locked is waited for: its mark and the shorter list are
@@ -387,4 +450,23 @@ impl Reader {
 
 fn count(rows: usize) -> i64 {
     i64::try_from(rows).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Settled::{Held, Published};
+
+    /// Ids 0 to 3 were looked at: 1 has two rows, 2 none.
+    #[test]
+    fn id_stays_on_the_list_until_each_of_its_rows_is_settled() {
+        let ids: Vec<String> = (0..6).map(|id| id.to_string()).collect();
+        let mut page = Listed::new((1, ids), vec![0, 1, 1, 3], 4);
+        assert_eq!(page.settle(&[Published, Published, Held, Held]), (vec!["0".into()], 1));
+        assert_eq!(page.left(), ["1", "3", "4", "5"]);
+        // What was settled before is among the rows that are held now.
+        assert_eq!(page.settle(&[Held, Held, Published, Held]), (vec!["1".into()], 0));
+        assert_eq!(page.settle(&[Held, Held, Held, Held]), (vec![], 0));
+        assert_eq!(page.left(), ["3", "4", "5"]);
+    }
 }

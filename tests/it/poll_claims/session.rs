@@ -51,6 +51,32 @@ async fn a_session_that_dies_before_settling_marks_nothing() {
     }
 }
 
+/// What is published is committed, the others stay locked; a row that is gone or another version can't stay.
+#[tokio::test]
+async fn claim_is_settled_in_part_and_keeps_its_other_rows_locked() {
+    for version in VERSIONS {
+        let outbox = Outbox::create(version, Layout::Postrider, "poll_part").await;
+        outbox.client.batch(ROWS).await;
+        let mut poller = outbox.poller().await;
+        let claim = poller.claim(10, None).await.unwrap();
+        let part = [Settled::Published, Settled::Held, Settled::Held];
+        assert!(poller.settle_part(&claim, &part, &[1, 2]).await.unwrap());
+        let left = "select count(*)::text from outbox";
+        assert_eq!(outbox.client.text(left).await.as_deref(), Some("2"));
+        let free = "select count(*)::text from (select from outbox for update skip locked) f";
+        assert_eq!(outbox.client.text(free).await.as_deref(), Some("0"));
+        let rest = [Settled::Held, Settled::Published, Settled::Published];
+        poller.settle(claim, &rest).await.unwrap();
+        assert_eq!(outbox.client.text(left).await.as_deref(), Some("0"));
+
+        outbox.client.batch(ROWS).await;
+        let claim = poller.claim(10, None).await.unwrap();
+        assert!(!poller.settle_part(&claim, &part, &[0, 1, 2]).await.unwrap(), "the first is gone");
+        poller.abandon().await.unwrap();
+        assert_eq!(outbox.drain(&mut poller, 10).await, ["2/5", "3/6"]);
+    }
+}
+
 #[tokio::test]
 async fn what_is_given_up_is_claimed_again() {
     let outbox = Outbox::create(Version::Pg18, Layout::Postrider, "poll_given_up").await;

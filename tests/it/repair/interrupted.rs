@@ -11,13 +11,18 @@ use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
 /// A repair as a process of its own, to be killed.
-pub(super) struct Repairing {
+pub(crate) struct Repairing {
     child: Child,
     _dir: TempDir,
 }
 
 impl Repairing {
     pub(super) fn start(config: &str) -> Self {
+        Self::start_with(config, &[])
+    }
+
+    /// With further arguments.
+    pub(crate) fn start_with(config: &str, args: &[&str]) -> Self {
         let dir = TempDir::new().expect("a directory");
         let file = dir.path().join("postrider.toml");
         std::fs::write(&file, config).expect("a configuration");
@@ -25,6 +30,7 @@ impl Repairing {
             .arg("-c")
             .arg(&file)
             .arg("repair")
+            .args(args)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -33,9 +39,21 @@ impl Repairing {
         Self { child, _dir: dir }
     }
 
-    pub(super) async fn kill(mut self) {
+    pub(crate) async fn kill(mut self) {
         signal(self.child.id(), Signal::Kill);
         exit_of(&mut self.child, SOON).await;
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn ends_well(mut self) {
+        assert_eq!(exit_of(&mut self.child, SOON).await.code(), Some(0));
+    }
+}
+
+impl Drop for Repairing {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
     }
 }
 
@@ -91,7 +109,7 @@ async fn repair_that_is_killed_goes_on_where_it_was() {
 }
 
 /// The server has seen that the killed one is gone: until then another is refused.
-pub(super) async fn gone(pipeline: &Pipeline) {
+pub(crate) async fn gone(pipeline: &Pipeline) {
     let sql = format!(
         "select count(*)::text from pg_stat_activity where application_name = 'postrider {}' \
          and datname = current_database()",
@@ -141,7 +159,7 @@ async fn slot_that_is_lost_again_half_way_is_made_again() {
 }
 
 /// Rows published so far, and of how many.
-pub(super) async fn progress(pipeline: &Pipeline) -> (i64, i64) {
+pub(crate) async fn progress(pipeline: &Pipeline) -> (i64, i64) {
     let sql = "select rows_published, rows_total from postrider.repair";
     let rows = pipeline.sql.query(sql, &[]).await.expect("the repair's row");
     rows.first().map_or((0, 0), |row| (row.get(0), row.get(1)))

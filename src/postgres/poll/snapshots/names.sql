@@ -17,16 +17,16 @@ WITH first AS MATERIALIZED (
       AND ROW(b."Id\") < ROW(f.o0))
     AND (f.total <= 8388608 OR f.n = 1)
 ), got AS MATERIALIZED (
-  SELECT f.n, f.key, o.tableoid AS oid, o.ctid AS tid, f.expired, o."Id\" AS c0, o."aggregate_type" AS c1, o."номер" AS c2, o."Versüche" AS c3, o."select" AS c4
+  SELECT f.n, f.key, o.tableoid AS oid, o.ctid AS tid, f.expired, o.xmin AS xmin, o."Id\" AS c0, o."aggregate_type" AS c1, o."номер" AS c2, o."Versüche" AS c3, o."select" AS c4
   FROM free AS f JOIN "my schema"."out""box" AS o ON o.tableoid = f.oid AND o.ctid = f.tid
   WHERE o."Done ""at""" IS NULL AND coalesce(o."not' before" <= now(), true)
   FOR UPDATE OF o SKIP LOCKED
 )
-SELECT f.n, f.key, f.oid, f.tid, f.expired, (SELECT count(*) FROM first), false, NULL, NULL, NULL, NULL, NULL
+SELECT f.n, f.key, f.oid, f.tid, f.expired, (SELECT count(*) FROM first), false, NULL, NULL, NULL, NULL, NULL, NULL
 FROM first AS f
 WHERE (f.total <= 8388608 OR f.n = 1) AND f.n NOT IN (SELECT g.n FROM got AS g)
 UNION ALL
-SELECT g.n, g.key, g.oid, g.tid, g.expired, (SELECT count(*) FROM first), true, g.c0, g.c1, g.c2, g.c3, g.c4
+SELECT g.n, g.key, g.oid, g.tid, g.expired, (SELECT count(*) FROM first), true, g.xmin, g.c0, g.c1, g.c2, g.c3, g.c4
 FROM got AS g;
 SELECT pg_current_wal_insert_lsn(), (extract(epoch FROM clock_timestamp()) * 1000000)::int8 - 946684800000000
 
