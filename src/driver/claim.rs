@@ -12,12 +12,13 @@ use crate::ack::Progress;
 use crate::error::{Halt, HaltReason};
 use crate::event::Position;
 use crate::lsn::Lsn;
+use crate::outbox::Role;
 use crate::parked::{Entry, Lane, Mark, Parked, State};
 use crate::pgoutput;
 use crate::postgres::SourceError;
 use crate::postgres::cursor::{self, Written};
 use crate::postgres::parked::{self, Stored};
-use crate::postgres::poll::{Claim, Settled};
+use crate::postgres::poll::{Claim, Keep, Settled};
 use crate::record::Ticket;
 use crate::relay::{Change, Input};
 use std::collections::HashSet;
@@ -194,8 +195,17 @@ impl Pipeline {
             }
             self.handed.feeds(open.fed);
             match pgoutput::decode(row) {
-                Ok(message) if self.feed_row(now, &message) => open.fed += 1,
-                Ok(_) => return,
+                Ok(message) => {
+                    let taken = if open.claim.is_too_large(open.fed) {
+                        self.feed_too_large(now, &message)
+                    } else {
+                        self.feed_row(now, &message)
+                    };
+                    if !taken {
+                        return;
+                    }
+                    open.fed += 1;
+                }
                 Err(error) => {
                     let halt = Box::new(unreadable(&error));
                     self.apply(now, Input::Halt(halt));
@@ -283,9 +293,29 @@ impl Pipeline {
         polling.desk.jobs.unseen = polling.open.as_ref().map(|open| open.at);
         parked::place(client, name, &places).await?;
         let stored = parked::write(client, name, epoch, rows, &[]).await?;
+        if stored != Stored::TakenOver {
+            self.keep_large(polling, rows).await?;
+        }
         drop(self.shelf.stored());
         // Rows alone leave nothing out.
         Ok(if stored == Stored::Yes { marked } else { stored })
+    }
+
+    /// Has the server keep the payloads of parked rows that were not read, where their rows in the outbox are done with.
+    async fn keep_large(&self, polling: &Polling, rows: &[Parked]) -> Result<(), SourceError> {
+        let Some(open) = &polling.open else { return Ok(()) };
+        let payload = self.spec.outbox.column(Role::Payload).unwrap_or_default();
+        for parked in rows {
+            let position = parked.entry.position;
+            let row = usize::try_from(position.ordinal).unwrap_or(usize::MAX);
+            let moved = matches!(open.outcomes.get(row), Some(Some(Settled::Moved)));
+            if moved && open.claim.is_too_large(row) {
+                let (claim, pipeline) = (&open.claim, self.spec.name());
+                let keep = Keep { claim, row, payload, pipeline, position };
+                polling.poller.keep_value(&keep).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Of rows whose failure is their table's to keep, those that are dead with it and go to the dead-letter topic:
@@ -303,6 +333,16 @@ impl Pipeline {
             Some(Parked { entry, ..row.clone() })
         };
         rows.iter().filter_map(letter).collect()
+    }
+
+    /// Whether anything of the claim at hand can be settled.
+    pub(super) fn claim_has_progress(&self, polling: &Polling) -> bool {
+        let progress = self.relay.progress();
+        let any = |open: &Open| {
+            let part = open.part(open.resolved(&progress));
+            part.outcomes.iter().any(|outcome| *outcome != Settled::Held)
+        };
+        polling.open.as_ref().is_some_and(any)
     }
 
     /// Settles what is acknowledged or parked of a claim that is open for long, and keeps its other rows, which are

@@ -16,6 +16,7 @@ use crate::metrics::PipelineMetrics;
 use crate::outbox::{At, MapError, Mapped, Mapper};
 use crate::parked::Entry;
 use crate::pgoutput::{self, Insert, LogicalMessage, Message, Update};
+use crate::postgres::poll::ROW_BYTES_MAX;
 use crate::postgres::{Batch, Frame};
 use crate::record::{Record, Refusal, Ticket};
 use crate::relay::{Change, Effect, Input, OnPoison, Relay};
@@ -119,6 +120,17 @@ impl Pipeline {
     /// Takes one row of a claim; whether it was taken.
     pub(super) fn feed_row(&mut self, now: Duration, message: &Message<'_>) -> bool {
         matches!(self.message(now, message), Step::Next)
+    }
+
+    /// Takes one row of a claim that was not read whole, since it is too large; whether it was taken.
+    pub(super) fn feed_too_large(&mut self, now: Duration, message: &Message<'_>) -> bool {
+        let Message::Insert(insert) = message else { return self.feed_row(now, message) };
+        let Some(next) = self.relay.upcoming() else {
+            return matches!(self.skip(now), Step::Next);
+        };
+        let at = At { position: next.position, commit_time: next.commit_time };
+        let error = self.mapper.too_large(insert, at, ROW_BYTES_MAX);
+        matches!(self.not_mapped(now, at, error), Step::Next)
     }
 
     fn message(&mut self, now: Duration, message: &Message<'_>) -> Step {

@@ -1,7 +1,7 @@
 //! Where rows are claimed: the table, by its marks, or the list of a repair.
 
 use crate::postgres::client::Canceller;
-use crate::postgres::poll::{Claim, OldestReady, Poller, Settled};
+use crate::postgres::poll::{Claim, Keep, OldestReady, Poller, Settled};
 use crate::postgres::repair;
 use crate::postgres::{SourceError, pipeline_lock};
 use bytes::Bytes;
@@ -92,6 +92,14 @@ impl Reader {
         match self {
             Self::Poll(poller) => poller.settle_part(claim, outcomes, left).await,
             Self::Repair(reader) => reader.settle_part(claim, outcomes).await.map(|()| true),
+        }
+    }
+
+    /// Copies the payload of a row that is too large to be read into its row of `postrider.parked`.
+    pub(super) async fn keep_value(&self, keep: &Keep<'_>) -> Result<(), SourceError> {
+        match self {
+            Self::Poll(poller) => poller.keep_value(keep).await,
+            Self::Repair(reader) => reader.table().keep_value(reader.client(), keep).await,
         }
     }
 

@@ -175,6 +175,9 @@ pub enum Problem {
     /// A logical message that is not a JSON object.
     #[error("the logical message is not a JSON object")]
     NotJson,
+    /// The row is too large to be read from the table.
+    #[error("the row is larger than {0} bytes, the most that is read from the table")]
+    RowTooLarge(usize),
     /// A logical message without a member that every event has.
     #[error("the logical message has no \"{0}\"")]
     NoMember(String),
@@ -194,6 +197,7 @@ impl Problem {
             Self::Time(_) | Self::NoZone(_) => "time",
             Self::NullPayload => "null_payload",
             Self::NotJson => "not_json",
+            Self::RowTooLarge(_) => "row_too_large",
         }
     }
 }
@@ -235,6 +239,11 @@ impl Poison {
             }
             Problem::HeaderName(column) => {
                 format!("{PASS_OVER}: with names without \\u0000 in \"{column}\"")
+            }
+            Problem::RowTooLarge(_) => {
+                "store the payload elsewhere, UPDATE the row with a reference to it, and start again; or set \
+                 parking.on_poison to \"block_key\": the row is parked, and other aggregates go on"
+                    .to_owned()
             }
             Problem::NotJson | Problem::NoMember(_) => {
                 "WAL can't be changed: pass it over (docs/operations.md#passing-over), emit it again: a JSON object \

@@ -1,7 +1,7 @@
 //! The mapper: rows and logical messages in, records out.
 
 use super::encoding::Encoding;
-use super::error::{MapError, SpecError, Unfit};
+use super::error::{MapError, Problem, SpecError, Unfit};
 use super::headers::Headers;
 use super::message::MessageRow;
 use super::position;
@@ -194,6 +194,35 @@ impl Mapper {
         }
         let row = Row { bytes: insert.new.bytes(), cells: &self.cells, columns: &plan.sources };
         map(&mut self.route, &mut self.work, row, at, false)
+    }
+
+    /// What is known of a row whose large values are missing, since it has more than `limit` bytes. It has no topic, so
+    /// that nothing publishes what is left of it.
+    #[cold]
+    pub fn too_large(&mut self, insert: &Insert<'_>, at: At, limit: usize) -> MapError {
+        let relation_id = insert.relation_id;
+        let plan = match self.relations.plan(relation_id) {
+            Ok(Some(plan)) => plan,
+            Ok(None) => return MapError::OutOfStep { relation_id, what: "it is not the outbox" },
+            Err(error) => return error,
+        };
+        self.cells.clear();
+        self.cells.extend(insert.new.cells().map(|cell| match cell {
+            Cell::Text { start, len } => Some(Extent { start, len }),
+            Cell::Null | Cell::Other => None,
+        }));
+        self.cells.resize(plan.width, None);
+        let row = Row { bytes: insert.new.bytes(), cells: &self.cells, columns: &plan.sources };
+        let (route, work) = (&mut self.route, &mut self.work);
+        work.clear();
+        let shape = Shaper { route, row, work, at, message: false }.salvage();
+        let problem = Problem::RowTooLarge(limit);
+        let mut error = remains::poison(route, work, row, &shape, at.position, problem);
+        if let MapError::Poison(poison) = &mut error {
+            poison.remains.record.topic.clear();
+            poison.remains.record.value = None;
+        }
+        error
     }
 
     /// Whether an UPDATE is one that halts: the configuration says so, and the table is the outbox. With the id of the

@@ -103,6 +103,8 @@ mod kafka_turns;
 mod lag;
 /// Payloads above their topic's limit before compression, end to end.
 mod large;
+/// Rows that are large in the table, in polling and repair.
+mod large_rows;
 /// The log: which lines, with which fields.
 mod logs;
 /// `postrider setup` by an administrator who is no superuser.

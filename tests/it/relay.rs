@@ -212,12 +212,7 @@ impl Relay {
 
     /// Resident memory now, and the most it ever was, in KiB.
     pub(crate) fn memory_kib(&self) -> (u64, u64) {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
-        };
-        (field("VmRSS:"), field("VmHWM:"))
+        memory_kib(self.pid())
     }
 
     /// Processor time used so far, in clock ticks (10 ms on every Linux we know).
@@ -249,6 +244,16 @@ impl Relay {
         let status = exit_of(&mut self.child, deadline).await;
         Ended { code: status.code(), stdout: self.stdout(), stderr: self.stderr() }
     }
+}
+
+/// Resident memory of a process now, and the most it ever was, in KiB.
+pub(crate) fn memory_kib(pid: u32) -> (u64, u64) {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+    };
+    (field("VmRSS:"), field("VmHWM:"))
 }
 
 /// What is left of a relay.

@@ -46,7 +46,7 @@ pub(super) fn of_begin(pipeline: &str, verdict: &Verdict, found: &Found) -> Stri
     let ids = survey.ids.as_ref();
     let ids = ids.map_or_else(String::new, |(first, last)| format!(", ids {first} to {last}"));
     lines.push(format!(
-        "  publish    {} rows of {} aggregates{ids}, {} bytes",
+        "  publish    {} rows of {} aggregates{ids}, {} bytes as stored",
         survey.rows, survey.aggregates, survey.bytes
     ));
     lines.extend(uncertain(survey.uncertain));

@@ -180,8 +180,13 @@ impl Pipeline {
             open.cursor_waits = false;
         }
         let now = self.now();
-        self.settle_claim(polling, stop).await?;
-        self.apply(now, Input::SlotTaken);
+        // One of which nothing is settled is rolled back: its aggregates are not to rest.
+        if self.claim_has_progress(polling) {
+            self.settle_claim(polling, stop).await?;
+        }
+        if !polling.desk.overruled {
+            self.apply(now, Input::SlotTaken);
+        }
         Ok(())
     }
 

@@ -22,7 +22,9 @@ pub async fn fetch_letters(
         SourceError::control(format!("fetch dead events of pipeline {pipeline:?}"), e)
             .of(Statement::Parked)
     };
-    let sql = "SELECT p.commit_lsn, p.ordinal, p.topic, p.partition, p.key, p.value, p.timestamp_ms, \
+    // A payload that was not read for its size can't be sent: the letter says so by its code.
+    let sql = "SELECT p.commit_lsn, p.ordinal, p.topic, p.partition, p.key, \
+                 CASE WHEN p.error_code IS DISTINCT FROM 'row_too_large' THEN p.value END, p.timestamp_ms, \
                  p.header_names, p.header_values, p.error_code, p.error, p.attempts \
                FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \
                JOIN postrider.parked p USING (commit_lsn, ordinal) \

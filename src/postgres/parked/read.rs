@@ -102,7 +102,10 @@ pub async fn fetch(
     positions: &[Position],
     bytes: u32,
 ) -> Result<Vec<Fetched>, SourceError> {
-    fetch_where(client, pipeline, positions, "p.state NOT IN ('done', 'skipped')", bytes).await
+    // Without a topic it is not published, and its payload may be larger than memory allows.
+    let value = "CASE WHEN topic <> '' THEN value END";
+    let unresolved = "p.state NOT IN ('done', 'skipped')";
+    fetch_where(client, pipeline, positions, (unresolved, value), bytes).await
 }
 
 /// The same for any state: what is resolved has no more than its topic.
@@ -111,7 +114,7 @@ pub(super) async fn fetch_any(
     pipeline: &str,
     positions: &[Position],
 ) -> Result<Vec<(Position, OwnedRecord)>, SourceError> {
-    let fetched = fetch_where(client, pipeline, positions, "true", u32::MAX).await?;
+    let fetched = fetch_where(client, pipeline, positions, ("true", "value"), u32::MAX).await?;
     Ok(fetched.into_iter().map(|fetched| (fetched.position, fetched.record)).collect())
 }
 
@@ -119,7 +122,7 @@ async fn fetch_where(
     client: &Client,
     pipeline: &str,
     positions: &[Position],
-    condition: &str,
+    (condition, value): (&str, &str),
     bytes: u32,
 ) -> Result<Vec<Fetched>, SourceError> {
     let failed = |e| {
@@ -127,7 +130,9 @@ async fn fetch_where(
             .of(Statement::Parked)
     };
     let sql = format!(
-        "SELECT commit_lsn, ordinal, topic, partition, key, value, timestamp_ms, header_names, header_values, \
+        "SELECT commit_lsn, ordinal, topic, partition, key, \
+           {value}, \
+           timestamp_ms, header_names, header_values, \
            blocks AND overtaken_lsn IS NULL \
          FROM (SELECT p.*, pg_catalog.sum(pg_catalog.octet_length(p.value)) OVER \
              (ORDER BY p.commit_lsn, p.ordinal ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before \

@@ -33,9 +33,16 @@ pub struct Claim {
     pub(super) places: Vec<Place>,
     /// The aggregates of the rows.
     pub(super) keys: Vec<String>,
+    /// Rows whose large values were not read.
+    pub(super) large: BTreeSet<usize>,
 }
 
 impl Claim {
+    /// Whether the row is larger than [`super::ROW_BYTES_MAX`]: its large values are missing.
+    pub fn is_too_large(&self, row: usize) -> bool {
+        self.large.contains(&row)
+    }
+
     /// The aggregate of a row, as one text.
     pub fn key(&self, row: usize) -> &str {
         self.keys.get(row).map_or("", String::as_str)
@@ -134,6 +141,7 @@ pub(super) struct Look {
     pub(super) numbers: Vec<u64>,
     pub(super) places: Vec<Place>,
     pub(super) keys: Vec<String>,
+    pub(super) large: BTreeSet<usize>,
     pub(super) expired: Vec<Place>,
     /// Aggregates whose first row could not be had.
     pub(super) blocked: BTreeSet<String>,
@@ -148,7 +156,7 @@ pub(super) struct Look {
 }
 
 /// Columns of the answer before the table's own: see [`super::sql::claim`].
-const HEAD: usize = 8;
+const HEAD: usize = 9;
 
 /// One row of the answer.
 struct Seen<'a> {
@@ -159,6 +167,8 @@ struct Seen<'a> {
     /// It is locked by us.
     had: bool,
     expired: bool,
+    /// Its large values were not read.
+    large: bool,
     /// Where its message is in the buffer.
     message: Range<usize>,
 }
@@ -197,6 +207,9 @@ impl Look {
         } else if self.blocked.contains(row.key) {
             self.withheld += 1;
         } else {
+            if row.large {
+                self.large.insert(self.rows.len());
+            }
             self.rows.push(buffer.slice(row.message));
             self.numbers.push(row.n);
             self.places.push(row.place);
@@ -238,6 +251,7 @@ impl<'a> Seen<'a> {
             key: text(row, 1)?.unwrap_or_default(),
             place,
             expired: text(row, 4)? == Some("t"),
+            large: text(row, 8)? == Some("t"),
             message: start..buffer.len(),
         })
     }

@@ -3,8 +3,9 @@
 //! It locks nothing and marks nothing. The rows leave as pgoutput Insert messages in a [`Claim`], as polling's do.
 
 use super::claim::{Claim, Look, Missed};
+use super::large::Keep;
 use super::spec::PollSpec;
-use super::sql::{CLAIM_BYTES_MAX, key, order, size, unpublished};
+use super::sql::{HUGE, bound, key, order, sizes, stored, unpublished, value};
 use super::table::{self, Column, Shape};
 use crate::lsn::Lsn;
 use crate::postgres::error::SourceError;
@@ -92,9 +93,17 @@ impl Table {
         super::marks::unmarked(&self.spec)
     }
 
-    /// The bytes of a row's values.
-    pub fn size(&self) -> String {
-        size(&self.shape)
+    /// The bytes of a row's values as they are stored.
+    pub fn stored(&self) -> String {
+        stored(&self.shape)
+    }
+
+    /// As [`super::Poller::keep_value`].
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn keep_value(&self, client: &Client, keep: &Keep<'_>) -> Result<(), SourceError> {
+        keep.run(client, &self.spec, &self.shape).await
     }
 
     /// An aggregate as one text.
@@ -139,7 +148,7 @@ impl Table {
         Ok(found)
     }
 
-    /// The rows of these ids, as far as [`CLAIM_BYTES_MAX`] goes; one row is always taken. Outside of a transaction:
+    /// The rows of these ids, as far as [`super::CLAIM_BYTES_MAX`] goes; one row is always taken. Outside of a transaction:
     /// ids that the column can't have are an error of a statement, and are looked for by text then.
     ///
     /// # Errors
@@ -166,7 +175,7 @@ impl Table {
             .collect();
         let whole = look.rows.len() >= look.candidates;
         let looked_at = if whole { ids.len() } else { places.last().map_or(0, |place| place + 1) };
-        let Look { rows, places: tids, keys, claimed_at, .. } = look;
+        let Look { rows, places: tids, keys, large, claimed_at, .. } = look;
         let claim = Claim {
             rows,
             at: Lsn::ZERO,
@@ -177,6 +186,7 @@ impl Table {
             more: true,
             places: tids,
             keys,
+            large,
         };
         Ok(Page { claim, places, looked_at })
     }
@@ -189,26 +199,36 @@ impl Table {
             Some(is_listed) => (self.id.type_name.as_str(), is_listed),
             None => ("text", format!("{} = w.text", self.id())),
         };
-        let (mut values, mut names) = (String::new(), String::new());
+        let (mut carried, mut values) = (String::new(), String::new());
         for (at, column) in self.shape.columns.iter().enumerate() {
-            let _infallible = write!(values, ", o.{} AS c{at}", ident(&column.name));
-            let _infallible = write!(names, ", x.c{at}");
+            let name = ident(&column.name);
+            let _infallible = write!(carried, ", o.{name} AS c{at}");
+        }
+        // The table's own names may be ours.
+        let mut shape = self.shape.clone();
+        for (at, column) in shape.columns.iter_mut().enumerate() {
+            column.name = format!("c{at}");
+            let _infallible = write!(values, ", {}", value(column, "o.huge"));
         }
         format!(
-            "SELECT x.n, x.key, x.oid, x.tid, false, x.candidates, true, x.xmin{names} FROM (\n  \
-               SELECT w.n, {key} AS key, o.tableoid AS oid, o.ctid AS tid, o.xmin AS xmin, count(*) OVER () AS candidates,\n    \
-                 row_number() OVER v AS place, sum({size}) OVER v AS total{values}\n  \
+            "WITH RECURSIVE found AS (\n  \
+               SELECT w.n AS wanted, o.tableoid AS oid, o.ctid AS tid, {key} AS key, o.xmin AS xmin{carried}\n  \
                FROM (SELECT ARRAY[{wanted}]::text[] AS ids) AS l\n  \
                CROSS JOIN unnest(l.ids, l.ids::{values_of}[]) WITH ORDINALITY AS w(text, id, n)\n  \
-               JOIN {table} AS o ON {is_listed}\n  \
-               WINDOW v AS (ORDER BY w.n ROWS UNBOUNDED PRECEDING)\n\
-             ) AS x WHERE x.total <= {CLAIM_BYTES_MAX} OR x.place = 1;\n\
+               JOIN {table} AS o ON {is_listed}\n\
+             ), first AS MATERIALIZED (\n  \
+               SELECT o.*, row_number() OVER w AS n,\n    {sizes}\n  \
+               FROM found AS o WINDOW w AS (ORDER BY o.wanted ROWS UNBOUNDED PRECEDING)\n\
+             ), {bound}\n\
+             SELECT o.wanted, o.key, o.oid, o.tid, false, (SELECT count(*) FROM first), true, o.xmin, o.huge{values}\n\
+             FROM (SELECT f.*, {HUGE} AS huge FROM first AS f WHERE f.n <= (SELECT last FROM bound)) AS o;\n\
              SELECT pg_current_wal_insert_lsn(), \
                (extract(epoch FROM clock_timestamp()) * 1000000)::int8 - 946684800000000",
             key = self.key(),
-            size = self.size(),
             wanted = wanted.join(", "),
             table = self.spec.table,
+            sizes = sizes(&shape),
+            bound = bound(&self.spec.table.to_string(), &self.shape),
         )
     }
 }

@@ -4,6 +4,7 @@ mod pauses;
 
 use super::claim::{Claim, Look, Missed, Place, Settled};
 use super::dies::dies;
+use super::large::Keep;
 use super::oldest::OldestReady;
 use super::settle::{self, Marked};
 use super::spec::{Marks, PollSpec};
@@ -33,8 +34,12 @@ const LOOKS_MAX: usize = 4;
 
 /// Settings beside [`Control`]'s. Without sequential scans the rows come from an index in their order wherever there
 /// is one, also just after a backlog grew, when the planner's figures are those of an empty table.
+///
+/// `statement_timeout`: where there is no index in polling order, a claim sorts the whole table, and one that is ended
+/// before that gets no further the next time.
 const PINNED: &str =
-    "SET enable_seqscan = off; SET default_transaction_read_only = off; LISTEN postrider_outbox";
+    "SET statement_timeout = '10min'; SET enable_seqscan = off; SET default_transaction_read_only = off; \
+     LISTEN postrider_outbox";
 
 /// Whether we may poll.
 #[derive(Debug)]
@@ -188,8 +193,8 @@ impl Poller {
         if look.rows.is_empty() {
             self.end("COMMIT").await?;
         }
-        let Look { rows, places, keys, at, claimed_at, .. } = look;
-        Ok(Claim { rows, at, claimed_at, expired, withheld, missed, more, places, keys })
+        let Look { rows, places, keys, large, at, claimed_at, .. } = look;
+        Ok(Claim { rows, at, claimed_at, expired, withheld, missed, more, places, keys, large })
     }
 
     async fn look(
@@ -289,6 +294,15 @@ impl Poller {
     /// is not, or its table keeps no failures ([`PollSpec::keeps_failures`]).
     pub fn dies(&self, row: &[u8]) -> Option<u32> {
         dies(&self.spec, &self.shape, row)
+    }
+
+    /// Copies the payload of a row that is too large to be read into its row of `postrider.parked`, in the claim's
+    /// transaction.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn keep_value(&self, keep: &Keep<'_>) -> Result<(), SourceError> {
+        keep.run(self.client(), &self.spec, &self.shape).await
     }
 
     /// Gives the claim up: its rows are free, and nothing is marked. Does nothing where there is none.

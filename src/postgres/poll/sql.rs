@@ -6,7 +6,7 @@
 
 use super::claim::Place;
 use super::spec::{Marks, PollSpec};
-use super::table::Shape;
+use super::table::{Column, Shape};
 use super::times::{Twice, instant};
 use crate::postgres::names::{ident, literal};
 use std::collections::BTreeMap;
@@ -14,6 +14,13 @@ use std::fmt::Write as _;
 
 /// Most bytes of the rows of one claim, by the sizes of their values; one row is always taken.
 pub const CLAIM_BYTES_MAX: usize = 8 << 20;
+
+/// Most bytes of one row's values, as text. A larger row is parked without its large values: about six copies of a value
+/// exist while it is published, and the service is to run in 512 MB.
+pub const ROW_BYTES_MAX: usize = 64 << 20;
+
+/// Values of such a row that are not larger are read.
+const KEPT_BYTES_MAX: usize = 64 << 10;
 
 /// What one claim asks for.
 pub(super) struct Ask<'a> {
@@ -30,7 +37,7 @@ pub(super) struct Ask<'a> {
 ///
 /// Each row of the claim is: its place in the order, by which whoever reads them sorts; the aggregate's key; OID and
 /// place of the row; whether it has expired; how many rows were looked at; whether it was had, and is locked by us; the
-/// transaction that wrote it; and the table's columns. A row that could not be had is locked, has an unready one before it, or has gone meanwhile.
+/// transaction that wrote it; whether it is larger than [`ROW_BYTES_MAX`]; and the table's columns. A row that could not be had is locked, has an unready one before it, or has gone meanwhile.
 ///
 /// `NOT IN` and no join, since the planner underrates how many rows are locked, and would compare each with each.
 pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
@@ -50,31 +57,31 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
     let order_columns: Vec<String> =
         order.iter().enumerate().map(|(at, key)| format!("{key} AS o{at}")).collect();
     let values: Vec<String> =
-        (0..).zip(&shape.columns).map(|(at, c)| format!("o.{} AS c{at}", ident(&c.name))).collect();
+        (0..).zip(&shape.columns).map(|(at, c)| format!("{} AS c{at}", value(c, "f.huge"))).collect();
     let names: Vec<String> = (0..shape.columns.len()).map(|at| format!(", g.c{at}")).collect();
     let blocker = blocker(spec, shape)
         .filter(|_| !ask.unready)
         .map_or_else(String::new, |blocker| format!("NOT EXISTS (\n    {blocker})\n    AND "));
     format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;\n\
-         WITH first AS MATERIALIZED (\n  \
+         WITH RECURSIVE first AS MATERIALIZED (\n  \
            SELECT o.tableoid AS oid, o.ctid AS tid, o.{kind} AS kind, o.{id} AS id, {key} AS key,\n    \
-             {order_columns},\n    {expired} AS expired, row_number() OVER w AS n, sum({size}) OVER w AS total\n  \
+             {order_columns},\n    {expired} AS expired, row_number() OVER w AS n,\n    {sizes}\n  \
            FROM {table} AS o\n  WHERE {filter}\n  \
            WINDOW w AS (ORDER BY {order} ROWS UNBOUNDED PRECEDING)\n  ORDER BY {order}\n  LIMIT {limit}\n\
-         ), free AS MATERIALIZED (\n  \
-           SELECT f.n, f.oid, f.tid, f.key, f.expired FROM first AS f\n  \
-           WHERE {blocker}(f.total <= {bytes} OR f.n = 1)\n\
+         ), {bound}, free AS MATERIALIZED (\n  \
+           SELECT f.n, f.oid, f.tid, f.key, f.expired, {huge} AS huge FROM first AS f\n  \
+           WHERE {blocker}f.n <= (SELECT last FROM bound)\n\
          ), got AS MATERIALIZED (\n  \
-           SELECT f.n, f.key, o.tableoid AS oid, o.ctid AS tid, f.expired, o.xmin AS xmin, {values}\n  \
+           SELECT f.n, f.key, o.tableoid AS oid, o.ctid AS tid, f.expired, f.huge, o.xmin AS xmin, {values}\n  \
            FROM free AS f JOIN {table} AS o ON o.tableoid = f.oid AND o.ctid = f.tid\n  \
            WHERE {ready}\n  FOR UPDATE OF o SKIP LOCKED\n\
          )\n\
-         SELECT f.n, f.key, f.oid, f.tid, f.expired, (SELECT count(*) FROM first), false, NULL{nothing}\n\
+         SELECT f.n, f.key, f.oid, f.tid, f.expired, (SELECT count(*) FROM first), false, NULL, false{nothing}\n\
          FROM first AS f\n\
-         WHERE (f.total <= {bytes} OR f.n = 1) AND f.n NOT IN (SELECT g.n FROM got AS g)\n\
+         WHERE f.n <= (SELECT last FROM bound) AND f.n NOT IN (SELECT g.n FROM got AS g)\n\
          UNION ALL\n\
-         SELECT g.n, g.key, g.oid, g.tid, g.expired, (SELECT count(*) FROM first), true, g.xmin{names}\n\
+         SELECT g.n, g.key, g.oid, g.tid, g.expired, (SELECT count(*) FROM first), true, g.xmin, g.huge{names}\n\
          FROM got AS g;\n\
          SELECT pg_current_wal_insert_lsn(), \
            (extract(epoch FROM clock_timestamp()) * 1000000)::int8 - 946684800000000",
@@ -83,10 +90,11 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
         key = key(spec, "o"),
         order_columns = order_columns.join(", "),
         expired = expired(spec, shape).unwrap_or_else(|| "false".to_owned()),
-        size = size(shape),
+        sizes = sizes(shape),
+        bound = bound(&table.to_string(), shape),
+        huge = HUGE,
         order = order.join(", "),
         limit = ask.limit,
-        bytes = CLAIM_BYTES_MAX,
         values = values.join(", "),
         names = names.concat(),
         nothing = ", NULL".repeat(shape.columns.len()),
@@ -252,17 +260,92 @@ fn visible(spec: &PollSpec, snapshot: &str) -> String {
     }
 }
 
-/// Bytes of a row's values. The size of what is compressed is known only when it is read.
+/// Bytes of a row's values as text. What is compressed is read for it, except `text`, whose size its header has.
 pub(super) fn size(shape: &Shape) -> String {
     let fixed: usize = 8 * shape.columns.len();
-    let varying = shape.columns.iter().filter(|column| column.varies).map(|column| {
-        let name = ident(&column.name);
-        format!(
-            " + coalesce(CASE WHEN pg_column_compression(o.{name}) IS NULL THEN pg_column_size(o.{name}) \
-             ELSE octet_length(o.{name}::text) END, 0)"
-        )
-    });
-    format!("{fixed}{}", varying.collect::<String>())
+    let varying = shape.columns.iter().filter(|column| column.varies);
+    let sizes = varying.map(|column| format!(" + coalesce({}, 0)", size_of(column)));
+    format!("{fixed}{}", sizes.collect::<String>())
+}
+
+fn size_of(column: &Column) -> String {
+    let name = ident(&column.name);
+    if column.type_name == "bytea" {
+        return format!("2 * octet_length(o.{name})::int8");
+    }
+    format!(
+        "CASE WHEN pg_column_compression(o.{name}) IS NULL THEN pg_column_size(o.{name}) \
+         ELSE octet_length(o.{name}::text) END"
+    )
+}
+
+/// A value, or NULL where the row is too large and the value is not small.
+pub(super) fn value(column: &Column, huge: &str) -> String {
+    let name = ident(&column.name);
+    if !column.varies {
+        return format!("o.{name}");
+    }
+    format!(
+        "CASE WHEN {huge} AND {} > {KEPT_BYTES_MAX} THEN NULL ELSE o.{name} END",
+        size_of(column)
+    )
+}
+
+/// Bytes that a row's values take as they are stored, which is known without reading them.
+pub(super) fn stored(shape: &Shape) -> String {
+    let fixed: usize = 8 * shape.columns.len();
+    let names = shape.columns.iter().filter(|c| c.varies).map(|c| ident(&c.name));
+    let sizes: String =
+        names.map(|name| format!(" + coalesce(pg_column_size(o.{name}), 0)")).collect();
+    format!("({fixed}::int8{sizes})")
+}
+
+/// Of each row, in the order of window `w`: `stored`, what its values take as they are stored, which is no more than
+/// their size; `total` of it so far, without rows that are not read whole; and whether a value is compressed. None of it
+/// reads a value that is stored outside of its row.
+pub(super) fn sizes(shape: &Shape) -> String {
+    let stored = stored(shape);
+    let names = shape.columns.iter().filter(|c| c.varies).map(|c| ident(&c.name));
+    let packed: Vec<String> =
+        names.map(|name| format!("pg_column_compression(o.{name}) IS NOT NULL")).collect();
+    let packed = if packed.is_empty() { "false".to_owned() } else { packed.join(" OR ") };
+    format!(
+        "{stored} AS stored, sum(CASE WHEN {stored} > {ROW_BYTES_MAX} THEN 0 ELSE {stored} END) OVER w AS total,\n    \
+         ({packed}) AS packed"
+    )
+}
+
+/// Whether a row of `first` (`f`) is larger than [`ROW_BYTES_MAX`].
+pub(super) const HUGE: &str = "(f.stored > (SELECT most FROM bound) OR f.n = ANY ((SELECT huge FROM bound)::int8[]))";
+
+/// Which rows of `first` fit into [`CLAIM_BYTES_MAX`], as `last`, and those that are too large. The size of a value that
+/// is compressed is known only when it is read: so, where there is one, rows are looked at one by one, and no further
+/// than the bound.
+///
+/// Its rows are found by their places in arrays: a join by number would compare each with each.
+pub(super) fn bound(table: &str, shape: &Shape) -> String {
+    format!(
+        "lines AS MATERIALIZED (\n  \
+           SELECT array_agg(f.oid ORDER BY f.n) AS oids, array_agg(f.tid ORDER BY f.n) AS tids, max(f.n) AS last,\n    \
+             coalesce(bool_or(f.packed), false) AS packed\n  \
+           FROM first AS f WHERE f.total <= {CLAIM_BYTES_MAX} OR f.n = 1\n\
+         ), walk AS (\n  \
+           SELECT 0::int8 AS n, 0::numeric AS total, 0::int8 AS size FROM lines AS l WHERE l.packed\n  \
+           UNION ALL\n  \
+           SELECT w.n + 1, w.total + CASE WHEN s.size > {ROW_BYTES_MAX} THEN 0 ELSE s.size END, s.size\n  \
+           FROM walk AS w CROSS JOIN LATERAL (\n    \
+             SELECT ({size})::int8 AS size FROM {table} AS o\n    \
+             WHERE o.tableoid = (SELECT l.oids FROM lines AS l)[w.n + 1]\n      \
+               AND o.ctid = (SELECT l.tids FROM lines AS l)[w.n + 1] OFFSET 0) AS s\n  \
+           WHERE w.n < (SELECT l.last FROM lines AS l) AND w.total <= {CLAIM_BYTES_MAX}\n\
+         ), bound AS MATERIALIZED (\n  \
+           SELECT CASE WHEN l.packed THEN (SELECT max(w.n) FROM walk AS w\n    \
+               WHERE w.total <= {CLAIM_BYTES_MAX} OR w.n = 1) ELSE l.last END AS last,\n    \
+             ARRAY(SELECT w.n FROM walk AS w WHERE w.size > {ROW_BYTES_MAX}) AS huge,\n    \
+             {ROW_BYTES_MAX}::int8 AS most FROM lines AS l\n\
+         )",
+        size = size(shape),
+    )
 }
 
 /// Locks the rows of a claim again, in a transaction of its own. Each row that was had is: OID, place, and the

@@ -25,6 +25,9 @@ use tokio_postgres::types::PgLsn;
 /// Rows of one page of the list.
 pub const PAGE_ROWS: usize = 1_000;
 
+/// Beside [`Control`]'s: rows that are looked for by the text of their ids are looked for in the whole table.
+const PINNED: &str = "SET statement_timeout = '10min'";
+
 /// Fewer rows that are gone are believed to be deleted, however short the list.
 const GONE_ROWS_MIN: u64 = 10;
 
@@ -139,6 +142,8 @@ impl Reader {
     ) -> Result<Result<Self, Option<u32>>, SourceError> {
         let control = Control::connect(conninfo, application_name).await?;
         let pipeline = spec.pipeline.clone();
+        let failed = |e| SourceError::control("set up the session that reads the list", e);
+        control.client().batch_execute(PINNED).await.map_err(failed)?;
         let marker =
             if marks { Some(Marker::prepare(control.client(), &spec).await?) } else { None };
         let table = Table::read(control.client(), spec).await?;

@@ -57,7 +57,7 @@ pub async fn survey(
            count(*) FILTER (WHERE $1::timestamptz IS NOT NULL AND {committed}), {bounds} \
          FROM {name} AS o WHERE {rows}",
         key = table.key(),
-        size = table.size(),
+        size = table.stored(),
         rows = method.rows(table),
     );
     let row = client.query_one(&sql, &[&ledger_at]).await.map_err(failed)?;

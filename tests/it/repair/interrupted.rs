@@ -39,6 +39,11 @@ impl Repairing {
         Self { child, _dir: dir }
     }
 
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub(crate) async fn kill(mut self) {
         signal(self.child.id(), Signal::Kill);
         exit_of(&mut self.child, SOON).await;
