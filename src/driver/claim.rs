@@ -301,7 +301,8 @@ impl Pipeline {
         Ok(if stored == Stored::Yes { marked } else { stored })
     }
 
-    /// Has the server keep the payloads of parked rows that were not read, where their rows in the outbox are done with.
+    /// Has the server keep the payloads of parked rows that were not read, where their rows in the outbox are done
+    /// with.
     async fn keep_large(&self, polling: &Polling, rows: &[Parked]) -> Result<(), SourceError> {
         let Some(open) = &polling.open else { return Ok(()) };
         let payload = self.spec.outbox.column(Role::Payload).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Rows that are large in the table, read by polling and by a repair: memory stays bounded, what is too large is parked,
-//! and all others are published.
+//! Rows that are large in the table, read by polling and by a repair: memory stays bounded, what is too large is
+//! parked, and all others are published.
 
 use crate::await_that::await_that;
 use crate::pipeline::{Pipeline, show};
@@ -22,7 +22,8 @@ const MEMORY_MAX_KIB: u64 = 512 << 10;
 /// Time for the rows of a test.
 const ENDS: Duration = Duration::from_mins(5);
 
-/// A small row, the one that is too large, and a small one of aggregate `a`; large ones of `b`, and a small one of `c`.
+/// A small row, the one that is too large, and a small one of aggregate `a`; large ones of `b`, and a small one of
+/// `c`.
 async fn insert(pipeline: &Pipeline, large: usize) {
     let row = |aggregate: &str, payload: &str| {
         format!(

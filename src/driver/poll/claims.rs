@@ -15,8 +15,8 @@ use crate::relay::{Input, Restart};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Pauses before a claim is fed again whose producer broke, or whose topic is not to be had: what was published behind
-/// such an event is published again each time. A claim is held no longer than a few of the longest.
+/// Pauses before a claim is fed again whose producer broke, or whose topic is not to be had: what was published
+/// behind such an event is published again each time. A claim is held no longer than a few of the longest.
 pub(super) const AGAIN: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
 
 /// Before the next look at a table of which a look's worth was found, and none could be had: it is locked.
@@ -119,10 +119,10 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Everything in flight is given up, not the claim: its rows are ours, and come again where they stood, so that the
-    /// relay knows which of them a broker has refused, or parked. One that was held too long, or is not ours any more,
-    /// is given up too. It is [`begin_anew`](Self::begin_anew) that feeds it, once all effects are performed: one may
-    /// be a second of these.
+    /// Everything in flight is given up, not the claim: its rows are ours, and come again where they stood, so that
+    /// the relay knows which of them a broker has refused, or parked. One that was held too long, or is not ours any
+    /// more, is given up too. It is [`begin_anew`](Self::begin_anew) that feeds it, once all effects are performed:
+    /// one may be a second of these.
     pub(super) async fn send_again(
         &mut self,
         polling: &mut Polling,
@@ -153,9 +153,9 @@ impl Pipeline {
         Ok(())
     }
 
-    /// The claim at hand has been held for as long as it may be. What is acknowledged is settled, and the others stay in
-    /// it as long as the broker goes on to acknowledge. Else it is given up: it locks rows, and what is published again
-    /// is what has no answer. One of a repair locks nothing, and stays whatever the broker does.
+    /// The claim at hand has been held for as long as it may be. What is acknowledged is settled, and the others
+    /// stay in it as long as the broker goes on to acknowledge. Else it is given up: it locks rows, and what is
+    /// published again is what has no answer. One of a repair locks nothing, and stays whatever the broker does.
     pub(super) async fn held_long(
         &mut self,
         polling: &mut Polling,
@@ -204,9 +204,9 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Begins anew, if that is wanted, with what is parked now. A write that is under way comes first: the relay would
-    /// have it made a second time beside itself; and tries that are out, for a while: their producer would go with
-    /// them.
+    /// Begins anew, if that is wanted, with what is parked now. A write that is under way comes first: the relay
+    /// would have it made a second time beside itself; and tries that are out, for a while: their producer would go
+    /// with them.
     pub(super) async fn begin_anew(
         &mut self,
         polling: &mut Polling,

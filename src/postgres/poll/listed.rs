@@ -42,8 +42,8 @@ pub struct Page {
     pub claim: Claim,
     /// Which id each row has: its place among those asked for.
     pub places: Vec<usize>,
-    /// How many of the ids were looked at: those among them that no row has are not in the table. The others are to be
-    /// asked for again.
+    /// How many of the ids were looked at: those among them that no row has are not in the table. The others are to
+    /// be asked for again.
     pub looked_at: usize,
 }
 
@@ -148,8 +148,8 @@ impl Table {
         Ok(found)
     }
 
-    /// The rows of these ids, as far as [`super::CLAIM_BYTES_MAX`] goes; one row is always taken. Outside of a transaction:
-    /// ids that the column can't have are an error of a statement, and are looked for by text then.
+    /// The rows of these ids, as far as [`super::CLAIM_BYTES_MAX`] goes; one row is always taken. Outside of a
+    /// transaction: ids that the column can't have are an error of a statement, and are looked for by text then.
     ///
     /// # Errors
     /// What the server says.

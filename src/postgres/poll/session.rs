@@ -35,10 +35,9 @@ const LOOKS_MAX: usize = 4;
 /// Settings beside [`Control`]'s. Without sequential scans the rows come from an index in their order wherever there
 /// is one, also just after a backlog grew, when the planner's figures are those of an empty table.
 ///
-/// `statement_timeout`: where there is no index in polling order, a claim sorts the whole table, and one that is ended
-/// before that gets no further the next time.
-const PINNED: &str =
-    "SET statement_timeout = '10min'; SET enable_seqscan = off; SET default_transaction_read_only = off; \
+/// `statement_timeout`: where there is no index in polling order, a claim sorts the whole table, and one that is
+/// ended before that gets no further the next time.
+const PINNED: &str = "SET statement_timeout = '10min'; SET enable_seqscan = off; SET default_transaction_read_only = off; \
      LISTEN postrider_outbox";
 
 /// Whether we may poll.
@@ -138,8 +137,8 @@ impl Poller {
     /// neither settled nor abandoned is abandoned first. Without rows the transaction is over already.
     ///
     /// `visible_in`: only rows that this `pg_snapshot` sees, and those that polling has marked as failed. A row that
-    /// somebody else updated after the snapshot is not among them, although it may have been inserted before: the table
-    /// does not say any more.
+    /// somebody else updated after the snapshot is not among them, although it may have been inserted before: the
+    /// table does not say any more.
     ///
     /// # Errors
     /// What the server says. Nothing is marked then.
@@ -229,9 +228,9 @@ impl Poller {
 
     /// Marks each row of the claim as its outcome says, in order, and commits.
     ///
-    /// # Errors
-    /// What the server says: then nothing may have been marked, and what was published will be claimed again. SQLSTATE
-    /// 09000 where rows took no mark (a trigger of the table undoes them): going on would publish them for ever.
+    /// # Errors What the server says: then nothing may have been marked, and what was published will be claimed
+    /// again. SQLSTATE 09000 where rows took no mark (a trigger of the table undoes them): going on would publish
+    /// them for ever.
     ///
     /// # Panics
     /// Where the outcomes are not as many as the rows, or a failure is to be kept by a table that keeps none.
@@ -258,9 +257,9 @@ impl Poller {
         Ok(())
     }
 
-    /// Marks rows of the claim as their outcomes say, in order, and commits; the rows of `left` are locked again at once
-    /// and stay the claim's. `false`: another session has locked, changed or deleted one of those in that moment. What
-    /// was marked stays so, and the claim is to be abandoned.
+    /// Marks rows of the claim as their outcomes say, in order, and commits; the rows of `left` are locked again at
+    /// once and stay the claim's. `false`: another session has locked, changed or deleted one of those in that
+    /// moment. What was marked stays so, and the claim is to be abandoned.
     ///
     /// # Errors
     /// As [`Self::settle`].
@@ -290,8 +289,8 @@ impl Poller {
         Ok(left.iter().all(|place| had.contains(place)))
     }
 
-    /// The failures of a row of a claim and one more, where it is dead with that, as its layout counts; `None` where it
-    /// is not, or its table keeps no failures ([`PollSpec::keeps_failures`]).
+    /// The failures of a row of a claim and one more, where it is dead with that, as its layout counts; `None` where
+    /// it is not, or its table keeps no failures ([`PollSpec::keeps_failures`]).
     pub fn dies(&self, row: &[u8]) -> Option<u32> {
         dies(&self.spec, &self.shape, row)
     }

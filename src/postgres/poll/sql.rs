@@ -1,8 +1,9 @@
 //! The claim as SQL. Pure text; every name and value of a user is quoted.
 //!
-//! The session's `search_path` is empty, so a bare function or type is `pg_catalog`'s. The text goes as a simple query:
-//! values come back as the types' own output, as pgoutput sends them, and begin, claim and clock are one round trip.
-//! It is planned anew each time, on purpose: a plan made while the outbox was empty is the wrong one for a backlog.
+//! The session's `search_path` is empty, so a bare function or type is `pg_catalog`'s. The text goes as a simple
+//! query: values come back as the types' own output, as pgoutput sends them, and begin, claim and clock are one
+//! round trip. It is planned anew each time, on purpose: a plan made while the outbox was empty is the wrong one for
+//! a backlog.
 
 use super::claim::Place;
 use super::spec::{Marks, PollSpec};
@@ -15,8 +16,8 @@ use std::fmt::Write as _;
 /// Most bytes of the rows of one claim, by the sizes of their values; one row is always taken.
 pub const CLAIM_BYTES_MAX: usize = 8 << 20;
 
-/// Most bytes of one row's values, as text. A larger row is parked without its large values: about six copies of a value
-/// exist while it is published, and the service is to run in 512 MB.
+/// Most bytes of one row's values, as text. A larger row is parked without its large values: about six copies of a
+/// value exist while it is published, and the service is to run in 512 MB.
 pub const ROW_BYTES_MAX: usize = 64 << 20;
 
 /// Values of such a row that are not larger are read.
@@ -36,8 +37,9 @@ pub(super) struct Ask<'a> {
 /// Begins the transaction, claims, and reads the clock.
 ///
 /// Each row of the claim is: its place in the order, by which whoever reads them sorts; the aggregate's key; OID and
-/// place of the row; whether it has expired; how many rows were looked at; whether it was had, and is locked by us; the
-/// transaction that wrote it; whether it is larger than [`ROW_BYTES_MAX`]; and the table's columns. A row that could not be had is locked, has an unready one before it, or has gone meanwhile.
+/// place of the row; whether it has expired; how many rows were looked at; whether it was had, and is locked by us;
+/// the transaction that wrote it; whether it is larger than [`ROW_BYTES_MAX`]; and the table's columns. A row that
+/// could not be had is locked, has an unready one before it, or has gone meanwhile.
 ///
 /// `NOT IN` and no join, since the planner underrates how many rows are locked, and would compare each with each.
 pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
@@ -56,8 +58,10 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
     }
     let order_columns: Vec<String> =
         order.iter().enumerate().map(|(at, key)| format!("{key} AS o{at}")).collect();
-    let values: Vec<String> =
-        (0..).zip(&shape.columns).map(|(at, c)| format!("{} AS c{at}", value(c, "f.huge"))).collect();
+    let values: Vec<String> = (0..)
+        .zip(&shape.columns)
+        .map(|(at, c)| format!("{} AS c{at}", value(c, "f.huge")))
+        .collect();
     let names: Vec<String> = (0..shape.columns.len()).map(|at| format!(", g.c{at}")).collect();
     let blocker = blocker(spec, shape)
         .filter(|_| !ask.unready)
@@ -301,8 +305,8 @@ pub(super) fn stored(shape: &Shape) -> String {
 }
 
 /// Of each row, in the order of window `w`: `stored`, what its values take as they are stored, which is no more than
-/// their size; `total` of it so far, without rows that are not read whole; and whether a value is compressed. None of it
-/// reads a value that is stored outside of its row.
+/// their size; `total` of it so far, without rows that are not read whole; and whether a value is compressed. None
+/// of it reads a value that is stored outside of its row.
 pub(super) fn sizes(shape: &Shape) -> String {
     let stored = stored(shape);
     let names = shape.columns.iter().filter(|c| c.varies).map(|c| ident(&c.name));
@@ -316,11 +320,12 @@ pub(super) fn sizes(shape: &Shape) -> String {
 }
 
 /// Whether a row of `first` (`f`) is larger than [`ROW_BYTES_MAX`].
-pub(super) const HUGE: &str = "(f.stored > (SELECT most FROM bound) OR f.n = ANY ((SELECT huge FROM bound)::int8[]))";
+pub(super) const HUGE: &str =
+    "(f.stored > (SELECT most FROM bound) OR f.n = ANY ((SELECT huge FROM bound)::int8[]))";
 
-/// Which rows of `first` fit into [`CLAIM_BYTES_MAX`], as `last`, and those that are too large. The size of a value that
-/// is compressed is known only when it is read: so, where there is one, rows are looked at one by one, and no further
-/// than the bound.
+/// Which rows of `first` fit into [`CLAIM_BYTES_MAX`], as `last`, and those that are too large. The size of a value
+/// that is compressed is known only when it is read: so, where there is one, rows are looked at one by one, and no
+/// further than the bound.
 ///
 /// Its rows are found by their places in arrays: a join by number would compare each with each.
 pub(super) fn bound(table: &str, shape: &Shape) -> String {

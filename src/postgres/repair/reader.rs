@@ -119,10 +119,7 @@ impl Listed {
         let stays = |place: &usize| {
             *place >= self.looked_at || there.contains(place) && !done.contains(place)
         };
-        (0..self.ids.len())
-            .filter(stays)
-            .filter_map(|place| self.ids.get(place).cloned())
-            .collect()
+        (0..self.ids.len()).filter(stays).filter_map(|place| self.ids.get(place).cloned()).collect()
     }
 }
 
