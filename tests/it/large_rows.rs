@@ -73,6 +73,7 @@ async fn until(relay: &Relay, pipeline: &Pipeline, sql: &str, wanted: &str) -> u
 }
 
 /// How many rows of 8 MB there are: some, or as many as the environment says.
+#[expect(clippy::disallowed_methods, reason = "the full figure is run by hand")]
 fn large_rows() -> usize {
     std::env::var("POSTRIDER_LARGE_ROWS").map_or(12, |rows| rows.parse().expect("a number"))
 }

@@ -56,7 +56,7 @@ impl Keep<'_> {
         match client.execute(&sql, &[]).await.map_err(failed)? {
             1 => Ok(()),
             // A repair locks no rows: the row was changed, or deleted. It is read again.
-            _ => Err(SourceError::new(SourceErrorKind::Closed, &doing())),
+            _ => Err(SourceError::new(SourceErrorKind::Closed, doing())),
         }
     }
 }

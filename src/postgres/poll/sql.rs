@@ -299,9 +299,9 @@ pub(super) fn value(column: &Column, huge: &str) -> String {
 pub(super) fn stored(shape: &Shape) -> String {
     let fixed: usize = 8 * shape.columns.len();
     let names = shape.columns.iter().filter(|c| c.varies).map(|c| ident(&c.name));
-    let sizes: String =
+    let sizes: Vec<String> =
         names.map(|name| format!(" + coalesce(pg_column_size(o.{name}), 0)")).collect();
-    format!("({fixed}::int8{sizes})")
+    format!("({fixed}::int8{})", sizes.concat())
 }
 
 /// Of each row, in the order of window `w`: `stored`, what its values take as they are stored, which is no more than
