@@ -275,7 +275,7 @@ pub(super) async fn settle(
 /// a history of another branch of the database (a promoted standby, a restored backup), begun after something was
 /// published under this one, gets a higher number. The first history of a pipeline has none beside it.
 async fn end_of_its_second(settled: &Settled) {
-    if settled.raised.is_none_or(|(before, _)| before == HistoryId::default()) {
+    if settled.raised.is_none() || settled.first {
         return;
     }
     let second = Duration::from_secs(u64::from(settled.histories.current().0) + 1);

@@ -244,7 +244,7 @@ impl Pipeline {
     pub(super) fn renew_mapper(&mut self, desk: &Desk, rows: bool) -> Result<(), Box<Halt>> {
         let outbox = self.spec.outbox.clone();
         let mut mapper = Mapper::new(outbox).map_err(|e| Box::new(halts::unfit_outbox(&e)))?;
-        let Settled { histories, raised } = &desk.histories;
+        let Settled { histories, raised, first: _ } = &desk.histories;
         mapper.set_histories(histories.clone(), rows);
         if let Some((before, from)) = *raised {
             say::history_begins(&self.spec, histories.current(), before, from);

@@ -290,7 +290,7 @@ pub async fn settle_histories(
         set_back: row.try_get(4).map_err(failed)?,
     };
     let Some(from) = bound.raises(of, before.current() < seen) else {
-        return Ok(Some(Settled { histories: before, raised: None }));
+        return Ok(Some(Settled { histories: before, raised: None, first: false }));
     };
     let clock: i64 = row.try_get(5).map_err(failed)?;
     let now = u32::try_from(clock).unwrap_or_default().max(now);
@@ -304,7 +304,8 @@ pub async fn settle_histories(
     let parameters: [&(dyn ToSql + Sync); 6] =
         [&pipeline, &epoch, &numbers, &starts, &of.system_identifier, &timeline];
     let written = client.execute(sql, &parameters).await.map_err(failed)?;
-    Ok((written == 1).then_some(Settled { histories, raised: Some((before.current(), from)) }))
+    let (raised, first) = (Some((before.current(), from)), bound.system_identifier.is_none());
+    Ok((written == 1).then_some(Settled { histories, raised, first }))
 }
 
 /// What [`settle_histories`] came to.
@@ -314,6 +315,8 @@ pub struct Settled {
     pub histories: Histories,
     /// The one that was in force before, and from where on the new one is, where one was begun.
     pub raised: Option<(HistoryId, Lsn)>,
+    /// No relay had used the row before: nothing was published under another history.
+    pub first: bool,
 }
 
 /// Asks for a new history at the next start: what this server commits stands at positions that consumers may have seen.

@@ -37,8 +37,8 @@ const LOOKS_MAX: usize = 4;
 ///
 /// `statement_timeout`: where there is no index in polling order, a claim sorts the whole table, and one that is
 /// ended before that gets no further the next time.
-const PINNED: &str = "SET statement_timeout = '10min'; SET enable_seqscan = off; SET default_transaction_read_only = off; \
-     LISTEN postrider_outbox";
+const PINNED: &str = "SET statement_timeout = '10min'; SET enable_seqscan = off; \
+     SET default_transaction_read_only = off; LISTEN postrider_outbox";
 
 /// Whether we may poll.
 #[derive(Debug)]
