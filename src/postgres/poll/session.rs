@@ -228,9 +228,9 @@ impl Poller {
 
     /// Marks each row of the claim as its outcome says, in order, and commits.
     ///
-    /// # Errors What the server says: then nothing may have been marked, and what was published will be claimed
-    /// again. SQLSTATE 09000 where rows took no mark (a trigger of the table undoes them): going on would publish
-    /// them for ever.
+    /// # Errors
+    /// What the server says: then nothing may have been marked, and what was published will be claimed again. SQLSTATE
+    /// 09000 where rows took no mark (a trigger of the table undoes them): going on would publish them for ever.
     ///
     /// # Panics
     /// Where the outcomes are not as many as the rows, or a failure is to be kept by a table that keeps none.
