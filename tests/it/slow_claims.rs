@@ -24,7 +24,7 @@ fn polls(pipeline: &mut Pipeline) {
 /// Waits until a claim is executing, and gives its backend.
 async fn await_claim(pipeline: &Pipeline) -> String {
     let sql = "select pid::text from pg_stat_activity where datname = current_database() \
-               and state = 'active' and query like 'BEGIN ISOLATION LEVEL%WITH first AS%' and pid <> pg_backend_pid()";
+               and state = 'active' and query like 'BEGIN ISOLATION LEVEL%WITH % first AS%' and pid <> pg_backend_pid()";
     await_that("a claim that is executing", SOON, || async {
         pipeline.sql.text(sql).await.ok_or("none")
     })
