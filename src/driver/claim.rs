@@ -120,13 +120,15 @@ impl Open {
         }
     }
 
-    /// How many rows the relay is done with, from the first on.
+    /// How many rows are done with, from the first on: by the relay, or since they are committed. What the claim has
+    /// parked among the committed ones must not be taken back, whatever the relay remembers of it.
     fn resolved(&self, progress: &Progress) -> usize {
         if progress.watermark.lsn() >= self.end {
             return self.outcomes.len();
         }
         let partial = progress.partial.filter(|partial| partial.commit_lsn == self.at);
-        partial.map_or(0, |partial| usize::try_from(partial.ordinal).unwrap_or(0))
+        let by_relay = partial.map_or(0, |at| usize::try_from(at.ordinal).unwrap_or(0));
+        by_relay.max(self.done.iter().take_while(|done| **done).count())
     }
 
     /// What the rows are to be settled with: those below `resolved`, and behind it those that are acknowledged and have

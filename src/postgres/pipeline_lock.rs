@@ -30,8 +30,9 @@ pub enum Locked {
 }
 
 /// For a session that claims rows: the server notices within 35 s that the client's host is gone, and frees the lock.
-/// That is longer than a claim may be open and its records in flight. Without this the server's own keepalive counts,
-/// which is two hours on Linux. A walsender has `wal_sender_timeout` for this.
+/// That is longer than a claim is open before it has to be settled. What is in flight behind a slow broker may take
+/// longer (docs/guarantees.md, what is not promised). Without this the server's own keepalive counts, which is two
+/// hours on Linux. A walsender has `wal_sender_timeout` for this.
 const KEEPALIVE: &str = "SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5; \
                                     SET tcp_keepalives_count = 3; SET tcp_user_timeout = 35000";
 
