@@ -239,9 +239,15 @@ impl Flow {
         self.push(ticket, Slot { state: Handed::Aside, ..slot });
     }
 
-    /// Whether the event was sent by itself, because it was suspected or for its size.
-    pub(super) fn was_alone(&self) -> bool {
+    /// Whether the newest event is sent with no other of the stream in flight, because it is suspected or for its size.
+    pub(super) fn sends_alone(&self) -> bool {
         self.alone || self.large_flies
+    }
+
+    /// Whether the event in flight was sent with nothing else in flight, so that a refusal can mean nothing else. One
+    /// that is sent by itself for its size may have a try in its batch: its topic may have come to take its size.
+    pub(super) fn was_alone(&self) -> bool {
+        self.alone
     }
 
     /// A later event of its lane that was published before this one.

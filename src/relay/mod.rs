@@ -192,7 +192,7 @@ impl Relay {
 
     /// Whether the event just handed over is sent with no other event of the stream in flight.
     pub fn sends_alone(&self) -> bool {
-        self.flow.was_alone()
+        self.flow.sends_alone()
     }
 
     /// How many events are parked.

@@ -44,8 +44,9 @@ impl Relay {
     /// are streamed again, one at a time. One that was alone is streamed again too, and parked when it comes: by then
     /// its record is at hand, and the producer is a new one.
     fn refused(&mut self, ticket: Ticket, slot: Slot, reason: Refusal, effects: &mut Vec<Effect>) {
-        let certain = self.flow.was_alone() || injected(Bug::BlamesTheInnocent);
-        if self.parking.rules.on_poison == OnPoison::Stop && (certain || names_one(reason)) {
+        let certain =
+            self.flow.was_alone() || names_one(reason) || injected(Bug::BlamesTheInnocent);
+        if self.parking.rules.on_poison == OnPoison::Stop && certain {
             let halt = Box::new(poison(slot.position, reason));
             self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
             return;

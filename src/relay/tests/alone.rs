@@ -88,3 +88,37 @@ fn event_that_goes_alone_waits_for_no_try_of_another_aggregate() {
         "#]],
     );
 }
+
+/// Its topic may have come to take its size: then it goes as others do, and a try may be in its batch.
+#[test]
+fn event_that_was_to_go_alone_is_not_blamed_for_a_try() {
+    check_parking(
+        "row 32 0 b waiting
+         start 64
+         begin 96
+         event a
+         alone 0
+         event a
+         refused t0
+         refused 0
+         broken
+         start 64
+         begin 96
+         event a
+         acked 1",
+        &expect![[r#"
+            start 64          │ try t0 0/20:0, confirm 0/40
+            begin 96          │ 
+            event a           │ publish #0
+            alone 0           │ 
+            event a           │ publish #0 (shut)
+            refused t0        │  (shut)
+            refused 0         │ restart: Refused(Kafka(10))
+            broken            │ restart: SinkBroken
+            start 64          │ 
+            begin 96          │ 
+            event a           │ publish #1 (shut)
+            acked 1           │ published, write cursor 0/40+0/60:1
+        "#]],
+    );
+}
