@@ -4,6 +4,7 @@
 //! it. Both must agree before the topic is held against them.
 
 use crate::reader::Read;
+use crate::relays::Reads;
 use crate::truth::Truth;
 use crate::writer::{Entry, Outcome};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -87,7 +88,7 @@ pub(crate) fn check(
     entries: &[Entry],
     truth: &Truth,
     records: &[Read],
-    made_anew: &[i64],
+    (made_anew, reads): (&[i64], Reads),
 ) -> Findings {
     let mut found = Findings { records: records.len(), ..Findings::default() };
     let written: HashMap<&str, &Entry> = entries.iter().map(|e| (e.id.as_str(), e)).collect();
@@ -100,11 +101,16 @@ pub(crate) fn check(
             found.invented.push(record.id.clone());
             continue;
         };
+        // A record that was read from the table has no position.
+        let mut other_position = || {
+            record.commit_lsn != *commit_lsn
+                || *ordinals.entry(id).or_insert(record.ordinal) != record.ordinal
+        };
+        let polled = reads == Reads::Both && record.position_missing();
         if !record.intact
             || record.bytes != entry.bytes
             || record.key != entry.aggregate
-            || record.commit_lsn != *commit_lsn
-            || *ordinals.entry(id).or_insert(record.ordinal) != record.ordinal
+            || (!polled && other_position())
         {
             found.corrupted.push(record.id.clone());
         }
@@ -250,7 +256,7 @@ mod tests {
                 appended: 0,
             })
             .collect();
-        check(&entries, &truth, &records, made_anew)
+        check(&entries, &truth, &records, (made_anew, Reads::Stream))
     }
 
     #[test]

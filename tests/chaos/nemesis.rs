@@ -6,7 +6,7 @@ use crate::proxy::Mode;
 use crate::proxy::pump::hold;
 use crate::proxy::tap::now;
 use crate::reader::read_all;
-use crate::relays::RELAYS;
+use crate::relays::{PIPELINE, RELAYS};
 use crate::world::{Deed, LIMIT, RAISED_LIMIT, World};
 use crate::writer::Outcome;
 use std::collections::HashSet;
@@ -22,6 +22,13 @@ const SLOW: u32 = 64_000;
 const GONE: Duration = Duration::from_secs(10);
 /// How long the topic takes large events at most, before the next act.
 const UNPARK: Duration = Duration::from_secs(20);
+
+/// What is written before a checkpoint while the slot is to be lost, in bytes, and how often at most. The slot that the
+/// truth is read from is read after each of them, so that it is never behind by as much.
+const WAL_BYTES: u32 = 16 << 20;
+const WAL_TIMES_MAX: u32 = 20;
+/// What a slot may hold back meanwhile.
+const KEPT_SIZE: &str = "64MB";
 
 /// An act that lasts.
 struct Begun {
@@ -130,9 +137,57 @@ impl World {
                            where pid <> pg_backend_pid() and backend_type in ('client backend', 'walsender')";
                 drop(self.sql().await.batch_execute(end).await);
             }
+            Act::DropSlot => {
+                let slot = format!("postrider_{PIPELINE}");
+                let drops = format!(
+                    "do $$ begin for i in 1..300 loop \
+                       perform pg_terminate_backend(active_pid) from pg_replication_slots \
+                         where slot_name = '{slot}' and active; \
+                       begin perform pg_drop_replication_slot('{slot}'); return; \
+                       exception when object_in_use then perform pg_sleep(0.01); end; \
+                     end loop; end $$"
+                );
+                let dropped = self.sql().await.batch_execute(&drops).await;
+                return if dropped.is_ok() { String::new() } else { ": there was none".to_owned() };
+            }
+            Act::LoseSlot => return self.lose_slot().await,
             _ => {}
         }
         String::new()
+    }
+
+    /// Has the server lose the slot: nobody reads from it, and it may hold back little.
+    async fn lose_slot(&mut self) -> String {
+        for relay in &self.relays {
+            relay.signal(Signal::Stop);
+        }
+        let sql = self.sql().await;
+        let keeps = format!("alter system set max_slot_wal_keep_size = '{KEPT_SIZE}'");
+        sql.batch(&keeps).await;
+        sql.batch("select pg_reload_conf()").await;
+        let state = format!(
+            "select coalesce((select wal_status from pg_replication_slots \
+             where slot_name = 'postrider_{PIPELINE}'), 'missing')"
+        );
+        let mut seen = String::new();
+        for _ in 0..WAL_TIMES_MAX {
+            let writes = format!(
+                "select pg_logical_emit_message(false, 'filler', repeat('x', {WAL_BYTES}))"
+            );
+            sql.batch(&writes).await;
+            sql.batch("checkpoint").await;
+            self.truth.take(&sql).await;
+            seen = sql.text(&state).await.expect("the state of the slot");
+            if seen == "lost" || seen == "missing" {
+                break;
+            }
+        }
+        sql.batch("alter system reset max_slot_wal_keep_size").await;
+        sql.batch("select pg_reload_conf()").await;
+        for relay in &self.relays {
+            relay.signal(Signal::Cont);
+        }
+        format!(": {seen}")
     }
 
     async fn hurt_brokers(&mut self, act: Act) -> (usize, String) {

@@ -37,6 +37,8 @@ pub(crate) enum Act {
     DeleteTopic,
     SlowConsumer,
     Burst,
+    DropSlot,
+    LoseSlot,
 }
 
 /// Whom an act is done to: a lane of the picture.
@@ -65,6 +67,7 @@ impl Lane {
 }
 
 impl Act {
+    /// But for those that take the slot away.
     pub(crate) const ALL: [Self; 31] = [
         Self::KillActive,
         Self::KillStandby,
@@ -133,6 +136,10 @@ impl Act {
             Self::DeleteTopic => "a topic is deleted and made anew",
             Self::SlowConsumer => "the consumer rests",
             Self::Burst => "transactions of 5,000 events",
+            Self::DropSlot => "the slot is dropped",
+            Self::LoseSlot => {
+                "both relays are frozen until the slot is lost (max_slot_wal_keep_size)"
+            }
         }
     }
 
@@ -149,7 +156,9 @@ impl Act {
             | Self::StopDatabaseAtOnce
             | Self::FreezeDatabase
             | Self::EndWalsender
-            | Self::EndSessions => Lane::Database,
+            | Self::EndSessions
+            | Self::DropSlot
+            | Self::LoseSlot => Lane::Database,
             Self::KillLeader | Self::KillTwoBrokers | Self::FreezeLeader | Self::RestartLeader => {
                 Lane::Brokers
             }
@@ -182,6 +191,9 @@ impl Act {
         Self::SliceDatabase,
     ];
 }
+
+/// What takes the slot from the relays: of mode `auto` alone, since the stream of mode `wal` halts then.
+const SLOT: [Act; 2] = [Act::DropSlot, Act::LoseSlot];
 
 /// One step of the schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -224,6 +236,21 @@ pub(crate) fn steps_of(acts: &[Act], seed: u64, length: Duration) -> Vec<Step> {
         steps.push(Step { pause, act, second, hold, pick: rng.u32(..) });
         // Rather too many: to begin one and to end it takes its time too, and a run stops when its time is over.
         at += pause + hold;
+    }
+    steps
+}
+
+/// The same steps, and before every second one the slot goes.
+pub(crate) fn steps_without_slot(acts: &[Act], seed: u64, length: Duration) -> Vec<Step> {
+    let mut rng = Rng::with_seed(seed);
+    let mut steps = Vec::new();
+    for (number, step) in (0_usize..).zip(steps_of(acts, seed, length)) {
+        if number.is_multiple_of(2) {
+            let act = SLOT[rng.usize(..SLOT.len())];
+            let hold = Duration::from_millis(rng.u64(200..8_000));
+            steps.push(Step { act, second: None, hold, ..step });
+        }
+        steps.push(step);
     }
     steps
 }

@@ -35,6 +35,13 @@ pub(crate) struct Read {
     pub(crate) appended: i64,
 }
 
+impl Read {
+    /// Whether the record has no header `position`.
+    pub(crate) const fn position_missing(&self) -> bool {
+        self.commit_lsn == 0 && self.ordinal == u64::MAX
+    }
+}
+
 fn consumer(addresses: &str) -> BaseConsumer {
     client_config(addresses)
         .set("group.id", "chaos")

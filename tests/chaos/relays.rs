@@ -19,6 +19,25 @@ pub(crate) const PIPELINE: &str = "chaos";
 /// Of the pipeline.
 pub(crate) const IN_FLIGHT_EVENTS: usize = 2_000;
 
+/// What a pipeline reads from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reads {
+    /// Mode `wal`.
+    Stream,
+    /// Mode `auto`: from the table while there is no slot.
+    Both,
+}
+
+impl Reads {
+    /// What the names of such runs begin with.
+    pub(crate) const fn prefix(self) -> &'static str {
+        match self {
+            Self::Stream => "",
+            Self::Both => "auto-",
+        }
+    }
+}
+
 /// One relay, its proxy before the database, and its log over all its lives.
 pub(crate) struct Relay {
     pub(crate) wire: Arc<Wire>,
@@ -41,12 +60,17 @@ impl Relay {
     }
 
     /// Its configuration, to topics of this prefix. The second relay has three producers, the first one.
-    pub(crate) fn configure(&self, brokers: &str, topics: &str) -> PathBuf {
+    pub(crate) fn configure(&self, brokers: &str, topics: &str, reads: Reads) -> PathBuf {
+        let reading = match reads {
+            Reads::Stream => "mode = \"wal\"\n",
+            Reads::Both => "mode = \"auto\"\npoll = { interval = \"50ms\" }\n",
+        };
         let shards = 1 + 2 * (self.number % 2);
         let more =
             if one_in_flight() { "properties = { \"max.in.flight\" = \"1\" }\n" } else { "" };
         let text = format!(
             "[admin]\nlisten = \"127.0.0.1:{}\"\n\
+             [pipelines.{PIPELINE}]\n{reading}\
              [pipelines.{PIPELINE}.source]\n\
              url = \"postgresql://postgres@127.0.0.1:{}/postgres?sslmode=disable\"\n\
              [pipelines.{PIPELINE}.outbox]\ntable = \"public.outbox\"\nlayout = \"postrider\"\n\

@@ -3,6 +3,7 @@
 mod picture;
 
 use crate::plan::{Act, Lane};
+use crate::relays::Reads;
 use crate::run::{Outcome, one_in_flight};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -25,13 +26,14 @@ fn page(outcome: &Outcome) -> String {
     let mut text = format!(
         "# Chaos: {:.0} minutes, seed {}\n\n\
          {word}. PostgreSQL {} with `fsync = on`, three brokers (two must have a record), two relays, a proxy on each of\n\
-         their connections, four writers; {} faults in {:.1} minutes. Again: `scripts/chaos --minutes {:.0} --seed {}{}`.\n\n\
+         their connections, four writers; {} faults in {:.1} minutes. Again: `scripts/chaos{} --minutes {:.0} --seed {}{}`.\n\n\
          ![faults, states and lag](timeline.svg)\n\n",
         outcome.took.as_secs_f64() / 60.0,
         outcome.seed,
         outcome.version.major(),
         outcome.deeds.len(),
         outcome.took.as_secs_f64() / 60.0,
+        if outcome.reads == Reads::Both { " --auto" } else { "" },
         outcome.took.as_secs_f64() / 60.0,
         outcome.seed,
         if one_in_flight() { " --one-in-flight" } else { "" },

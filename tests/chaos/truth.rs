@@ -31,7 +31,7 @@ pub(crate) struct Truth {
     pub(crate) parked: HashMap<String, i64>,
 }
 
-/// From now on everything is kept for [`read`].
+/// From now on everything is kept for a [`Tape`].
 pub(crate) async fn begin(sql: &Client) {
     sql.batch(&format!(
         "create publication {NAME} for table public.outbox, postrider.parked with (publish = 'insert')"
@@ -40,21 +40,31 @@ pub(crate) async fn begin(sql: &Client) {
     sql.batch(&format!("select pg_create_logical_replication_slot('{NAME}', 'pgoutput')")).await;
 }
 
-/// What was committed since [`begin`].
-pub(crate) async fn read(sql: &Client) -> Truth {
-    let statement = format!(
-        "select data from pg_logical_slot_get_binary_changes('{NAME}', null, {CHANGES}, \
-         'proto_version', '1', 'publication_names', '{NAME}')"
-    );
-    let mut decoder = Decoder::default();
-    loop {
-        let rows = sql.query(&statement, &[]).await.expect("the changes of the truth's slot");
-        if rows.is_empty() {
-            return decoder.truth;
+/// What was committed since [`begin`], as far as it was read.
+#[derive(Default)]
+pub(crate) struct Tape(Decoder);
+
+impl Tape {
+    /// Reads what was committed since the last time. A server that crashed may send some of it again.
+    pub(crate) async fn take(&mut self, sql: &Client) {
+        let statement = format!(
+            "select data from pg_logical_slot_get_binary_changes('{NAME}', null, {CHANGES}, \
+             'proto_version', '1', 'publication_names', '{NAME}')"
+        );
+        loop {
+            let rows = sql.query(&statement, &[]).await.expect("the changes of the truth's slot");
+            if rows.is_empty() {
+                return;
+            }
+            for row in rows {
+                self.0.message(row.get(0));
+            }
         }
-        for row in rows {
-            decoder.message(row.get(0));
-        }
+    }
+
+    /// All that was read.
+    pub(crate) fn truth(self) -> Truth {
+        self.0.truth
     }
 }
 

@@ -2,6 +2,7 @@
 //! does not have.
 
 use crate::plan::{Act, Step};
+use crate::relays::Reads;
 use crate::run::play;
 use crate::server::Version;
 use std::time::Duration;
@@ -24,7 +25,7 @@ async fn no_status_update_passes_what_kafka_does_not_have() {
         hold: Duration::from_millis(hold),
         pick: 1,
     });
-    let outcome = play(1, Version::Pg17, (&steps, Duration::MAX), "wire").await;
+    let outcome = play(1, (Version::Pg17, Reads::Stream), (&steps, Duration::MAX), "wire").await;
     outcome.assert_balanced();
     let claims: usize = outcome.verdicts.iter().map(|verdict| verdict.claims).sum();
     eprintln!("{claims} status updates");

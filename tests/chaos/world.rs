@@ -6,9 +6,9 @@ use crate::plan::{Act, Lane};
 use crate::private::PrivatePostgres;
 use crate::reader::{Read, Tail, read_all};
 use crate::relay::postrider_ok;
-use crate::relays::{PIPELINE, RELAYS, Relay};
+use crate::relays::{PIPELINE, RELAYS, Reads, Relay};
 use crate::server::{Client, Version, servers, unique};
-use crate::truth;
+use crate::truth::{self, Tape};
 use crate::writer::Writers;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -45,6 +45,8 @@ pub(crate) struct World {
     pub(crate) relays: Vec<Relay>,
     pub(crate) writers: Writers,
     pub(crate) tail: Tail,
+    /// What the database committed.
+    pub(crate) truth: Tape,
     /// What every topic's name begins with.
     pub(crate) topics: String,
     /// Where logs go.
@@ -58,7 +60,7 @@ pub(crate) struct World {
 
 impl World {
     /// Starts everything; what the relays write goes to `out`.
-    pub(crate) async fn start(seed: u64, version: Version, out: &Path) -> Self {
+    pub(crate) async fn start(seed: u64, version: Version, reads: Reads, out: &Path) -> Self {
         let dir: PathBuf = servers().private_dir().join(unique("chaos"));
         fs::create_dir_all(&dir).expect("a directory");
         let durable = "fsync = on\nfull_page_writes = on\nmax_wal_size = 2GB\n\
@@ -76,7 +78,7 @@ impl World {
         let mut relays = Vec::new();
         for number in 0..RELAYS {
             let relay = Relay::new(number, out, postgres.port);
-            relay.configure(&cluster.of_relay(number), &topics);
+            relay.configure(&cluster.of_relay(number), &topics, reads);
             relays.push(relay);
         }
         for topic in ["main", "side"] {
@@ -105,6 +107,7 @@ impl World {
             disk,
             writers,
             tail,
+            truth: Tape::default(),
             topics,
             out: out.to_owned(),
             archive,
@@ -126,11 +129,11 @@ impl World {
         self.postgres.connect().await
     }
 
-    /// Which relay has the slot, or one of them.
+    /// Which relay streams or polls, or one of them.
     pub(crate) async fn active(&self) -> usize {
         for (number, relay) in self.relays.iter().enumerate() {
             let status = relay.status().await.unwrap_or_default();
-            if matches!(status["state"].as_str(), Some("streaming" | "catching_up")) {
+            if matches!(status["state"].as_str(), Some("streaming" | "catching_up" | "polling")) {
                 return number;
             }
         }
@@ -175,8 +178,9 @@ impl World {
         let mut ticks = tokio::time::interval(Duration::from_millis(200));
         loop {
             ticks.tick().await;
-            let row = sql.query_one(&question, &[]).await.expect("the slot");
-            let (settled, seen): (bool, String) = (row.get(0), row.get(1));
+            let row = sql.query_opt(&question, &[]).await.expect("an answer");
+            let (settled, seen): (bool, String) =
+                row.map_or((false, "no slot".to_owned()), |row| (row.get(0), row.get(1)));
             if settled {
                 return Ok(());
             }

@@ -212,7 +212,8 @@ impl Writer {
                 sql += "rollback to s;";
             }
             self.serial += 1;
-            let id = format!("{}-{}", self.name, self.serial);
+            // Padded: polling orders the events of one moment by their ids.
+            let id = format!("{}-{:09}", self.name, self.serial);
             let aggregate = format!("{}-a{}", self.name, self.rng.u32(..AGGREGATES));
             let large = poison && event == events / 2;
             let size = if large { POISON_BYTES } else { self.rng.u32(60..400) };
