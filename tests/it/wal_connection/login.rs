@@ -1,5 +1,6 @@
 //! Logging in: what is asked for, what is answered, what is refused. Both connections, one set of rules; TLS in `tls`.
 
+mod scram;
 mod tls;
 
 use super::*;
