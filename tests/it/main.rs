@@ -118,6 +118,8 @@ mod model;
 mod on_call;
 /// What the operations page tells an operator to do.
 mod operations;
+/// `flow.ordering = "strict"` against a real broker.
+mod ordering;
 mod own_tables;
 mod owners;
 /// The operators' words that need no relay.
