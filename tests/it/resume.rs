@@ -71,6 +71,77 @@ async fn relay_killed_inside_a_huge_transaction_goes_on_where_it_was() {
     assert!(repeated <= repeated_max, "{repeated} of {ROWS} came twice");
 }
 
+/// Of each round of a transaction: an event, and three changes that are none.
+const CHANGES: u64 = 4;
+
+/// A round in so many ends with a TRUNCATE.
+const TRUNCATES: u64 = 100;
+
+/// Changes that are no events count in the ordinals of those that are, before and after a start inside the transaction.
+/// So events have the positions that they had, none is taken for a repetition, and no repetition for a new one.
+#[tokio::test]
+async fn positions_are_the_same_after_a_kill_inside_a_transaction_of_inserts_updates_and_deletes() {
+    const ROUNDS: u64 = 30_000;
+    const IN_FLIGHT_EVENTS: usize = 2_000;
+    for version in [Version::Pg15, Version::Pg18] {
+        let mut pipeline = Pipeline::shared(version, "ordinals").await;
+        pipeline.bound_in_flight(IN_FLIGHT_EVENTS);
+        let slot = pipeline.slot();
+        let tables = "create table notes (id int primary key); create table scratch (id int)";
+        pipeline.sql.batch(tables).await;
+        let publication = format!(
+            "alter publication {slot} add table notes, scratch; \
+             alter publication {slot} set (publish = 'insert, update, delete, truncate')"
+        );
+        pipeline.sql.batch(&publication).await;
+        let transaction = format!(
+            "do $$ begin for i in 1..{ROUNDS} loop \
+               insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+                 values ('order', (i % 10)::text, 'T', to_json(i)); \
+               insert into notes values (i); \
+               update outbox set event_type = 'U' where id = i; \
+               delete from notes where id = i; \
+               if i % {TRUNCATES} = 0 then truncate scratch; end if; \
+             end loop; end $$"
+        );
+        pipeline.sql.batch(&transaction).await;
+        let relay = pipeline.run();
+        let partial = format!(
+            "select coalesce(partial_ordinal, 0)::text from postrider.cursor where pipeline = '{}'",
+            pipeline.name
+        );
+        await_that("a cursor row inside the transaction", SOON, || async {
+            let ordinal = pipeline.sql.text(&partial).await.unwrap_or_default();
+            if ordinal.parse::<u64>().is_ok_and(|at| at > 0) { Ok(()) } else { Err(ordinal) }
+        })
+        .await;
+        relay.kill().await;
+        let killed_at = pipeline.sql.text(&partial).await.unwrap_or_default();
+        assert_ne!(killed_at, "0", "the transaction was over before the kill");
+        let relay = pipeline.run();
+        resolved(&pipeline).await;
+        relay.terminate(SOON).await;
+        let records = pipeline.topic.read_all().await;
+        let mut numbers = BTreeSet::new();
+        for record in &records {
+            let number: u64 = record.value_text().and_then(|n| n.parse().ok()).expect("a number");
+            let before = number - 1;
+            let (_, _, ordinal) = record.place().expect("a position");
+            let expected = before * CHANGES + before / TRUNCATES;
+            assert_eq!(ordinal, expected, "the position of event {number}");
+            numbers.insert(number);
+        }
+        assert_eq!(numbers.len() as u64, ROUNDS, "every event arrived");
+        let repeated = records.len() - numbers.len();
+        show(&format!(
+            "PostgreSQL {}: killed at ordinal {killed_at}, {repeated} repeated",
+            version.major()
+        ));
+        let repeated_max = CURSOR_EVENTS + IN_FLIGHT_EVENTS + CURSOR_EVENTS;
+        assert!(repeated <= repeated_max, "{repeated} events came twice");
+    }
+}
+
 #[tokio::test]
 async fn postgres_killed_and_restarted_repeats_nothing_while_the_relay_lives() {
     let mut postgres = PrivatePostgres::start(Version::Pg15, "fsync = on").await;
