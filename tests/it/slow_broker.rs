@@ -9,6 +9,7 @@ use crate::proxy::{Mode, Proxy};
 use crate::relay::{Relay, postrider_ok};
 use crate::repair::{drop_slot, interrupted};
 use crate::server::Version;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -132,6 +133,40 @@ async fn repair_behind_a_slow_broker_that_is_killed_repeats_part_of_a_page() {
     let repeated = scene.repeated(ROWS).await;
     show(&format!("killed at {published} of {total} rows: {repeated} repeated"));
     assert!(repeated < 1_000, "{repeated} repeated");
+}
+
+/// Rows of the transactions in which the rows are inserted: the cursor rows stand between and inside of them.
+const TRANSACTION_ROWS: usize = 60;
+
+/// The slot is lost while the relay lags. Cursor rows that it has written meanwhile take for resolved only what was
+/// published: the repair publishes everything else.
+#[tokio::test]
+async fn repair_of_a_slot_that_was_lost_behind_a_lagging_relay_leaves_nothing_out() {
+    static PROXY: OnceLock<Proxy> = OnceLock::new();
+    let scene = Scene::set("slowlost", &PROXY).await;
+    let relay = scene.pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    scene.slow();
+    for _ in 0..ROWS / TRANSACTION_ROWS {
+        scene.insert(TRANSACTION_ROWS).await;
+    }
+    let row = "select watermark::text || ' ' || coalesce(partial_ordinal, 0) from postrider.cursor";
+    let rows = RefCell::new(HashSet::new());
+    await_that("six cursor rows", SOON, || async {
+        let row = scene.pipeline.sql.text(row).await.unwrap_or_default();
+        let mut rows = rows.borrow_mut();
+        rows.insert(row);
+        if rows.len() >= 6 { Ok(()) } else { Err(rows.len()) }
+    })
+    .await;
+    drop(relay.kill().await);
+    drop_slot(&scene.pipeline).await;
+    scene.proxy.heal();
+    let there = scene.pipeline.topic.read_all().await.len();
+    assert!(there < ROWS / 2, "{there} of {ROWS} were published: the relay did not lag");
+    postrider_ok(&scene.pipeline.config, &["repair"]);
+    let repeated = scene.repeated(ROWS).await;
+    show(&format!("slot lost with {there} of {ROWS} rows published: {repeated} repeated"));
 }
 
 #[tokio::test]
