@@ -40,3 +40,23 @@ fn a_replay_is_not_settled_while_an_event_is_to_be_sent_again() {
     outlet.start_again();
     assert!(outlet.is_settled());
 }
+
+/// The parked event was published or skipped meanwhile. An event of its aggregate that was left out before would be
+/// missing between those that are sent.
+#[test]
+fn an_aggregate_of_which_an_event_was_left_out_is_left_out_to_the_end() {
+    let (one, other) = (Aggregate { kind: "order", id: "1" }, Aggregate { kind: "order", id: "2" });
+    let mut outlet = outlet();
+    outlet.parked = Some(Parked::default());
+    assert!(!outlet.is_parked(one) && !outlet.is_parked(other));
+    outlet.parked = Some(Parked { now: [Lane::of(one)].into(), left_out: HashSet::new() });
+    assert!(outlet.is_parked(one) && !outlet.is_parked(other));
+    if let Some(parked) = &mut outlet.parked {
+        parked.now = [Lane::of(other)].into();
+    }
+    assert!(outlet.is_parked(one) && outlet.is_parked(other));
+    if let Some(parked) = &mut outlet.parked {
+        parked.now.clear();
+    }
+    assert!(outlet.is_parked(one) && outlet.is_parked(other));
+}
