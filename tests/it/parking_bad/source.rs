@@ -172,6 +172,50 @@ async fn synchronous_standby_that_is_away_is_told_of_and_waited_for() {
     assert_eq!(scene.delivered().await["c"], [4], "once");
 }
 
+/// A write of the process before is still under way when the next one has the slot: it waits for a standby. The next
+/// process waits for it, and reads what is parked after that. Otherwise the event would be published as a new one, and
+/// once more when the start after that finds its parked row.
+#[tokio::test]
+async fn row_whose_commit_waits_for_a_standby_is_found_by_the_process_that_takes_over() {
+    let postgres = PrivatePostgres::start(Version::Pg17, "").await;
+    let pipeline = Pipeline::on(&postgres.url(), &brokers(), "syncover").await;
+    let mut scene = Scene::of(pipeline, OFTEN).await;
+    scene.pipeline.sql("set synchronous_commit = local").await;
+    let first = scene.run();
+    first.await_state("streaming", SOON).await;
+    standby(&postgres, &scene, "nobody").await;
+    scene.insert(&["!a", "a"]).await;
+    first.await_log("has not committed a write", SOON).await;
+    drop(first.kill().await);
+    scene.raise_the_limit().await;
+    let second = scene.run();
+    let waits = "select count(*)::text from pg_stat_activity where wait_event_type = 'Lock' \
+                 and query like '%postrider.cursor%for update%' and pid <> pg_backend_pid()";
+    let waits = waits.replace("like", "ilike");
+    crate::await_that::await_that(
+        "the second process waits for the write of the first",
+        SOON,
+        || async {
+            match scene.pipeline.sql.text(&waits).await.as_deref() {
+                Some("1") => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        },
+    )
+    .await;
+    standby(&postgres, &scene, "").await;
+    scene.await_last("a", 2).await;
+    scene.await_rows("").await;
+    scene.end(second).await;
+    // Nothing is left that a later start would publish.
+    let third = scene.run();
+    scene.insert(&["a"]).await;
+    scene.await_last("a", 3).await;
+    scene.await_rows("").await;
+    scene.end(third).await;
+    assert_eq!(scene.delivered().await["a"], [1, 2, 3], "in order, none twice");
+}
+
 /// Polling hears it also where what waits is a mark of an earlier event, and a claim that parks one stands behind it.
 #[tokio::test]
 async fn stop_is_heard_by_a_claim_that_waits_behind_a_mark_for_a_standby() {
