@@ -244,6 +244,49 @@ async fn after_a_reset_under_a_frozen_broker_nothing_is_swapped() {
     assert_steps(&by_key(&topic.read_all().await)["k"]);
 }
 
+/// What passes the network in a second: the requests of the former producers take longer than the new ones need to
+/// connect.
+const SLOW_BYTES: u32 = 30_000;
+
+/// Requests that are on their way can't be taken back, and arrive when the new producers could send already.
+#[tokio::test]
+async fn after_a_reset_behind_a_slow_network_the_requests_of_before_are_answered_first() {
+    const EACH: u64 = 100;
+    let proxy = OnceLock::new();
+    let broker = PrivateKafka::start_on(|port, _| {
+        let proxy = proxy.get_or_init(|| Proxy::start(port, None));
+        format!("advertised.listeners=PLAINTEXT://127.0.0.1:{}", proxy.port)
+    });
+    let broker = broker.await;
+    let proxy = proxy.get().expect("a proxy");
+    // Small batches: several requests of them are less than a second's bytes.
+    let topic = Topics::new(&broker.brokers(), "sink_slow");
+    let topic = topic.create_with("t", 1, &[("max.message.bytes", "2000")]).await;
+    let mut caller = Caller::open(uncompressed(&broker.brokers()));
+    caller.send(&record(&topic.name, "k", b"0")).await;
+    caller.reported().await;
+    for _ in 0..4 {
+        proxy.set(Mode::Slow(SLOW_BYTES));
+        let first = caller.next;
+        numbers_of_one_key(&topic, &mut caller, EACH).await;
+        // The first has its answer, and others are in requests.
+        let some = |caller: &Caller| caller.outcomes.range(first..).count() > 1;
+        caller.until("some reports", SOON, some).await;
+        caller.sink.reset();
+        caller.outcomes.clear();
+    }
+    proxy.heal();
+    let first = caller.next;
+    numbers_of_one_key(&topic, &mut caller, EACH).await;
+    let all = |caller: &Caller| caller.outcomes.range(first..).count() as u64 == EACH;
+    caller.until("the last round", SOON, all).await;
+    let numbers = by_key(&topic.read_all().await).remove("k").expect("the key");
+    for pair in numbers.windows(2) {
+        assert!(pair[1] == pair[0] + 1 || pair[1] == 0, "{} after {}", pair[1], pair[0]);
+    }
+    assert_eq!(numbers.last(), Some(&(EACH - 1)));
+}
+
 #[tokio::test]
 async fn a_refused_batch_breaks_the_producer_and_a_reset_learns_the_new_limit() {
     let topic = Topics::new(&brokers(), "sink_refused").create("t", 1).await;

@@ -2,13 +2,15 @@
 
 use crate::await_that::await_that;
 use crate::private::PrivateKafka;
+use crate::proxy::{Mode, Proxy};
 use crate::server::brokers;
-use crate::sink_caller::{Caller, SOON, by_key, record, spec};
+use crate::sink_caller::{Caller, SOON, by_key, numbers_of_one_key, record, spec, uncompressed};
 use crate::topic::{Topic, Topics};
 use postrider::record::Record;
 use postrider::sink::{KafkaSpec, NotTaken};
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 const PARTITIONS: i32 = 64;
 
@@ -127,6 +129,65 @@ async fn what_waits_is_handed_over_when_other_producers_have_taken_over_and_asks
     for partition in 0..BURST {
         assert_eq!(all[&partition], ["0", "1", "2"], "partition {partition}");
     }
+}
+
+/// Records that the former producers have when they are exchanged: many more than are in their requests.
+const BACKLOG: u64 = 400;
+
+/// How much later each piece passes the network. The former producers need many round trips for what they have, and the
+/// new ones some for their first record.
+const LATER: Duration = Duration::from_millis(40);
+
+/// The producers are exchanged twice for such as make smaller batches, with a backlog behind a slow network: the new
+/// ones send nothing before the former ones have the last answer.
+#[tokio::test]
+async fn new_producers_send_nothing_while_the_former_ones_have_records_without_an_answer() {
+    static PROXY: OnceLock<Proxy> = OnceLock::new();
+    let broker = PrivateKafka::start_on(|port, _| {
+        let proxy = PROXY.get_or_init(|| Proxy::start(port, None));
+        format!("advertised.listeners=PLAINTEXT://127.0.0.1:{}", proxy.port)
+    });
+    let broker = broker.await;
+    let proxy = PROXY.get().expect("a proxy");
+    let topics = Topics::new(&broker.brokers(), "turns_leaving");
+    let limited = async |name: &str, limit: &str| {
+        topics.create_with(name, 1, &[("max.message.bytes", limit)]).await
+    };
+    let topic = limited("t", "6000").await;
+    let (smaller, smallest) = (limited("smaller", "5000").await, limited("smallest", "4000").await);
+    let mut caller = Caller::open(uncompressed(&broker.brokers()));
+    for topic in [&topic, &smaller, &smallest] {
+        await_that("news of the topic", SOON, || {
+            let answer = caller.sink.sound(&topic.name, Instant::now());
+            std::future::ready(answer.map_err(|why| format!("{why:?}")))
+        })
+        .await;
+    }
+    numbers_of_one_key(&topic, &mut caller, 1).await;
+    caller.reported().await;
+    let mut number = 1;
+    for other in [&smaller, &smallest] {
+        proxy.set(Mode::Delay(LATER));
+        for _ in 0..BACKLOG {
+            let value = format!("{number} {}", "x".repeat(500));
+            caller.send(&record(&topic.name, "k", value.as_bytes())).await;
+            number += 1;
+        }
+        // The first that needs other producers.
+        let offered = caller.offer(&record(&other.name, "k", b"0"));
+        assert_eq!(offered, Err(NotTaken::Full), "the producers are exchanged");
+        assert!(!caller.sink.is_idle(), "the former ones have no answer yet");
+        for _ in 0..10 {
+            caller.send(&record(&topic.name, "k", number.to_string().as_bytes())).await;
+            number += 1;
+        }
+        caller.send(&record(&other.name, "k", b"0")).await;
+        proxy.heal();
+        caller.reported().await;
+    }
+    assert!(caller.all_acked());
+    let numbers = by_key(&topic.read_all().await).remove("k").expect("the key");
+    assert_eq!(numbers, (0..number).collect::<Vec<_>>(), "each once, in order");
 }
 
 async fn assert_few_were_sent(topic: &Topic) {
