@@ -68,6 +68,43 @@ async fn locked_parked_row_holds_up_its_own_aggregate_alone() {
     }
 }
 
+/// The connection is lost while rows of parked events are being written. The stream brings their events again and the
+/// relay passes over them, so only this process has their records: they are written on the next connection.
+#[tokio::test]
+async fn rows_that_were_being_written_when_the_connection_was_lost_are_written_by_the_next() {
+    for version in [Version::Pg15, Version::Pg18] {
+        let mut scene = Scene::set(version, "parkconn").await;
+        let relay = scene.run();
+        relay.await_state("streaming", SOON).await;
+        scene.insert(&["a"]).await;
+        scene.await_last("a", 1).await;
+        // It lets the table be read, and nothing be written to it.
+        let holder = holding(&scene, "lock table postrider.parked in share mode").await;
+        scene.insert(&["!a", "b", "a"]).await;
+        scene.await_last("b", 3).await;
+        let waits = format!(
+            "select string_agg(pid::text, ',') from pg_stat_activity where wait_event_type = 'Lock' \
+             and application_name = 'postrider {}'",
+            scene.pipeline.name
+        );
+        let pid = await_that("a session that waits to write", SOON, || async {
+            scene.pipeline.sql.text(&waits).await.ok_or("none")
+        })
+        .await;
+        scene.pipeline.sql.batch(&format!("select pg_terminate_backend({pid})")).await;
+        holder.batch("rollback").await;
+        left(&scene, "a waiting, a behind").await;
+        scene.raise_the_limit().await;
+        scene.insert(&["a", "b"]).await;
+        scene.await_last("a", 5).await;
+        scene.await_last("b", 6).await;
+        left(&scene, "").await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        let delivered = scene.delivered().await;
+        assert_eq!((&*delivered["a"], &*delivered["b"]), (&[1, 2, 4, 5][..], &[3, 6][..]));
+    }
+}
+
 /// A refused retry, and requests of people, on rows that are locked: nothing of it is lost, and others go on.
 #[tokio::test]
 async fn refusals_and_requests_of_locked_rows_are_written_when_they_are_free() {
