@@ -3,8 +3,8 @@
 use crate::answers::{Answer, answer};
 use crate::await_that::{SOON, await_that};
 use crate::halted::{halt_of, spawn};
-use crate::parking::assert_in_order;
-use crate::pipeline::Pipeline;
+use crate::parking::{Scene, assert_in_order};
+use crate::pipeline::{Pipeline, drop_slot};
 use crate::relay::{Relay, postrider_ok};
 use crate::server::{Client, Version};
 use crate::topic::ReadRecord;
@@ -47,18 +47,6 @@ fn is_told(status: &Value) -> bool {
 fn ids_of(records: &[ReadRecord], key: &str) -> Vec<String> {
     let of_key = records.iter().filter(|record| record.key_text() == Some(key));
     of_key.map(|record| record.header("id").expect("an id").to_owned()).collect()
-}
-
-async fn drop_slot(pipeline: &Pipeline) {
-    let slot = pipeline.slot();
-    let sql = format!(
-        "do $$ begin for i in 1..200 loop \
-           perform pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = '{slot}' and active; \
-           begin perform pg_drop_replication_slot('{slot}'); return; \
-           exception when object_in_use then perform pg_sleep(0.01); end; \
-         end loop; raise 'the slot stays active'; end $$"
-    );
-    pipeline.sql.batch(&sql).await;
 }
 
 /// A person's transaction holds one published row: all other aggregates are published and marked, the holder is named,
@@ -147,6 +135,56 @@ async fn aggregate_of_a_locked_row_comes_again_in_order_after_a_kill_and_a_lost_
     assert_eq!(records.len(), 22, "only the two without a mark come again");
     assert_eq!(ids_of(&records, "1"), ["1", "11", "1", "11"]);
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// The connection is lost while rows are being marked. The stream brings their events again and the relay passes over
+/// them, so nobody but this process knows of the marks: they are made on the next connection.
+#[tokio::test]
+async fn marks_that_were_being_made_when_the_connection_was_lost_are_made_by_the_next() {
+    for (version, mode) in [(Version::Pg15, "auto"), (Version::Pg18, "wal")] {
+        let pipeline = marking(version, "markconn", mode).await;
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        pipeline.insert(20).await;
+        // It lets rows be read, and none be marked.
+        let holder = holding(&pipeline, "lock table outbox in share mode").await;
+        pipeline.topic.await_records(20, SOON).await;
+        let waits = format!(
+            "select string_agg(pid::text, ',') from pg_stat_activity where wait_event_type = 'Lock' \
+             and application_name = 'postrider {}'",
+            pipeline.name
+        );
+        let pid = await_that("a session that waits to mark rows", SOON, || async {
+            pipeline.sql.text(&waits).await.ok_or("none")
+        })
+        .await;
+        pipeline.sql.batch(&format!("select pg_terminate_backend({pid})")).await;
+        holder.batch("rollback").await;
+        left(&pipeline, "").await;
+        relay.await_state("streaming", SOON).await;
+        pipeline.insert(1).await;
+        pipeline.topic.await_records(21, SOON).await;
+        left(&pipeline, "").await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        assert_eq!(pipeline.topic.read_all().await.len(), 21, "{mode}: nothing comes twice");
+    }
+}
+
+/// A parked event's row is done with once the cursor row has passed it. Whoever starts after a kill in between finds
+/// the event in the parked table alone, since the stream brings nothing new of it.
+#[tokio::test]
+async fn row_of_an_event_that_was_parked_before_a_kill_is_marked_by_the_next_process() {
+    for (version, mode) in [(Version::Pg15, "auto"), (Version::Pg18, "wal")] {
+        let mut scene = Scene::of(marking(version, "markparked", mode).await, "").await;
+        scene.insert(&["a", "!a", "a"]).await;
+        let cut = [("POSTRIDER_CUT", "parked_row_committed")];
+        let killed = Relay::spawn_with(&scene.config, &[], &cut).ended(SOON).await;
+        assert!(killed.stderr.contains("as POSTRIDER_CUT asks"), "{}", killed.stderr);
+        let relay = scene.run();
+        scene.await_rows("a waiting, a behind").await;
+        left(&scene.pipeline, "").await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
 }
 
 /// Whether the statement of docs/polling.md finds these rows, where each row is one without a mark.

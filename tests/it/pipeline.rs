@@ -1,8 +1,9 @@
 //! A whole pipeline: an outbox in a database, a topic, and the configuration between them, set up by `postrider setup`.
 
+use crate::await_that::{SOON, await_that};
 use crate::load::Plan;
 use crate::relay::{Relay, postrider_ok};
-use crate::server::{Client, Database, Version, brokers, unique};
+use crate::server::{Client, Database, Version, brokers, describe, unique};
 use crate::topic::{Topic, Topics};
 
 /// The outbox's layout, where a test does not care.
@@ -146,6 +147,20 @@ impl Pipeline {
         let session = Client::connect(&self.url).await.expect("a session");
         session.text("select pg_current_wal_lsn()::text").await.expect("a position")
     }
+}
+
+/// Takes the slot away: whoever streams from it is ended first, and again where it comes back before the slot is gone.
+pub(crate) async fn drop_slot(pipeline: &Pipeline) {
+    let slot = pipeline.slot();
+    let active = format!(
+        "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = '{slot}' and active"
+    );
+    let drop = format!("select pg_drop_replication_slot('{slot}')");
+    await_that("the slot to be dropped", SOON, || async {
+        pipeline.sql.batch(&active).await;
+        pipeline.sql.simple_query(&drop).await.map(|_| ()).map_err(|error| describe(&error))
+    })
+    .await;
 }
 
 /// A figure, for whoever runs a test with `--nocapture`.

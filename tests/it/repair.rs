@@ -9,6 +9,7 @@ mod returning;
 use crate::await_that::{SOON, await_that};
 use crate::ledger::Findings;
 use crate::load::Load;
+pub(crate) use crate::pipeline::drop_slot;
 use crate::pipeline::{Pipeline, show};
 use crate::private::PrivatePostgres;
 use crate::relay::postrider;
@@ -47,19 +48,6 @@ async fn committed(load: &Load, more: usize) {
         if now >= wanted { Ok(()) } else { Err(now) }
     })
     .await;
-}
-
-/// Takes the slot away: whoever streams from it is ended first.
-pub(crate) async fn drop_slot(pipeline: &Pipeline) {
-    let slot = pipeline.slot();
-    let sql = format!(
-        "do $$ begin for i in 1..200 loop \
-           perform pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = '{slot}' and active; \
-           begin perform pg_drop_replication_slot('{slot}'); return; \
-           exception when object_in_use then perform pg_sleep(0.01); end; \
-         end loop; raise 'the slot stays active'; end $$"
-    );
-    pipeline.sql.batch(&sql).await;
 }
 
 /// Writes WAL until the server lets the slot go.
