@@ -7,7 +7,7 @@ use crate::parking::{Scene, assert_in_order};
 use crate::pipeline::{Pipeline, show};
 use crate::private::PrivateKafka;
 use crate::relay::Relay;
-use crate::server::Version;
+use crate::server::{Client, Version};
 use crate::topic::{Topic, client_config};
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use std::time::Duration;
@@ -116,6 +116,56 @@ async fn earlier_event_that_was_not_published_stays_before_a_parked_one() {
         }
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
     }
+}
+
+/// A person asks for a parked event that is to come again from the table, while a lock keeps its row from being read.
+/// The request stays until then: nothing is known of the event before.
+#[tokio::test]
+async fn request_for_a_parked_event_that_comes_again_waits_until_it_has_come() {
+    let mut broker = PrivateKafka::start("").await;
+    let mode = "mode = \"auto\"\npoll = { interval = \"50ms\" }\n";
+    let (mut scene, relay) = streaming(&broker, "returnsask", mode).await;
+    broker.kill().await;
+    in_the_dark(&mut scene).await;
+    drop(relay.kill().await);
+    drop_slot(&scene.pipeline).await;
+    broker.restart().await;
+    leads(&scene.pipeline.topic).await;
+    let holder = Client::connect(&scene.pipeline.url).await.expect("a session");
+    holder.batch("begin; select from outbox where id = 4 for update").await;
+
+    let relay = scene.run();
+    let sql = &scene.pipeline.sql;
+    let text = async |query: &str| sql.text(query).await.unwrap_or_default();
+    let left = "select string_agg(id::text, ' ' order by id) from outbox";
+    await_that("all but the locked row, and what is behind it, read", SOON, || async {
+        let ids = text(left).await;
+        if ids == "4 5" { Ok(()) } else { Err(ids) }
+    })
+    .await;
+    let ask = "update postrider.parked set requested_action = 'skip', requested_at = now(), requested_by = 'ann' \
+               where state not in ('done', 'skipped') and length(value) > 3000";
+    sql.batch(ask).await;
+    let states = "select string_agg(aggregate_id || ' ' || state || ' ' || coalesce(requested_action, 'no'), ', ' \
+                  order by aggregate_id) from postrider.parked where acted_by = 'ann' or requested_by = 'ann'";
+    await_that("the request for c is carried out", SOON, || async {
+        let found = text(states).await;
+        if found.contains("c skipped no") { Ok(()) } else { Err(found) }
+    })
+    .await;
+    assert!(text(states).await.contains("skip, c skipped no"), "{}", text(states).await);
+    holder.batch("rollback").await;
+    await_that("the request for b is carried out", SOON, || async {
+        let found = text(states).await;
+        if found == "b skipped no, c skipped no" { Ok(()) } else { Err(found) }
+    })
+    .await;
+    scene.await_last("b", 5).await;
+    relay.await_state("streaming", SOON).await;
+    let delivered = scene.delivered().await;
+    assert_in_order(&delivered["b"], &[2, 3, 5]);
+    assert_in_order(&delivered["c"], &[6]);
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
 impl Scene {
