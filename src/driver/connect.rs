@@ -155,10 +155,14 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
     {
         return Err(first);
     }
-    let resume = decided(&facts)?;
-    if let Locked::By { pid } = locked {
-        return Err(Failure::StandBy { active_pid: pid.unwrap_or_default(), progress: None });
-    }
+    let resume = match (decided(&facts), locked) {
+        // The owner may be changing what was read: it recreates the slot, and writes the cursor row afterwards. So what
+        // looks wrong is no reason to halt before the lock is ours.
+        (Ok(_) | Err(Failure::Halt(_)), Locked::By { pid }) => {
+            return Err(Failure::StandBy { active_pid: pid.unwrap_or_default(), progress: None });
+        }
+        (decided, _) => decided?,
+    };
     let halted = |halt| Failure::Halt(Box::new(halt));
     spec.fit(facts.table.as_ref()).map_err(halted)?;
     let encoding = spec.messages_encoding(&facts.server.encoding).map_err(halted)?;

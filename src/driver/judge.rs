@@ -81,6 +81,13 @@ impl Pipeline {
     /// What a failed connection means: `None` to try again.
     pub(super) fn judge(&mut self, failure: Failure) -> Option<Box<Halt>> {
         match failure {
+            // A process that has lost the pipeline may still be recreating the slot, on a session of its own.
+            Failure::Halt(halt)
+                if halt.reason == HaltReason::SlotMoved
+                    && !self.rechecked.refused(HaltReason::SlotMoved) =>
+            {
+                say::waiting(self, &halt.message);
+            }
             Failure::Halt(halt) => return Some(halt),
             Failure::StandBy { active_pid, progress } => {
                 let now = std::time::Instant::now();

@@ -344,14 +344,27 @@ pub(super) struct Handed {
     until: Option<Lsn>,
     /// Aggregates of which the stream has brought an event that is not remembered.
     repeated: HashSet<Lane>,
+    /// The epoch under which this process has published last.
+    owner: i64,
 }
 
 impl Handed {
-    /// Polling begins, to end in streaming, or goes on after a lost connection.
-    pub(super) fn begins(&mut self) {
-        if !self.on {
+    /// Polling begins under an epoch, to end in streaming, or goes on after a lost connection.
+    pub(super) fn begins(&mut self, epoch: i64) {
+        if !self.on || self.owner != epoch - 1 {
             *self = Self { on: true, ..Self::default() };
         }
+        self.owner = epoch;
+    }
+
+    /// A stream begins under an epoch, behind an owner of another. Where that owner was another process, nothing is
+    /// remembered any more: it may have streamed the first events of an aggregate again and have ended there. To pass
+    /// over their followers would leave the aggregate with an earlier event.
+    pub(super) fn streams(&mut self, before: i64, epoch: i64) {
+        if self.owner != before {
+            *self = Self::default();
+        }
+        self.owner = epoch;
     }
 
     /// A claim begins.
@@ -457,7 +470,7 @@ mod tests {
     #[test]
     fn rows_keep_their_outcomes_where_one_between_them_is_no_event() {
         let mut handed = Handed::default();
-        handed.begins();
+        handed.begins(1);
         handed.claims();
         for (row, id) in [(0, Some("a")), (1, None), (2, Some("c")), (3, Some("d"))] {
             handed.feeds(row);
@@ -477,7 +490,7 @@ mod tests {
     #[test]
     fn aggregate_of_a_forgotten_event_comes_twice_as_a_whole_and_no_other_does() {
         let mut handed = Handed::default();
-        handed.begins();
+        handed.begins(1);
         polled(&mut handed, 0..HANDED_MAX + 3);
         handed.ends(Lsn::from_wire(10));
         let last = HANDED_MAX + 2;
@@ -495,12 +508,35 @@ mod tests {
     #[test]
     fn event_that_this_process_did_not_poll_is_published_and_so_are_its_followers() {
         let mut handed = Handed::default();
-        handed.begins();
+        handed.begins(1);
         polled(&mut handed, 10..20);
         handed.ends(Lsn::from_wire(10));
         assert!(!passed_over(&mut handed, 1, "a"));
         assert!(!passed_over(&mut handed, 10, "a"));
         assert!(passed_over(&mut handed, 11, "b"));
+    }
+
+    /// Another process took the pipeline over in between, and may have begun to stream the same events again.
+    #[test]
+    fn what_was_polled_before_another_process_owned_the_pipeline_is_not_remembered() {
+        for (before, remembered) in [(1, true), (2, false)] {
+            let mut handed = Handed::default();
+            handed.begins(1);
+            polled(&mut handed, 0..2);
+            handed.ends(Lsn::from_wire(10));
+            handed.streams(before, before + 1);
+            assert_eq!(passed_over(&mut handed, 1, "a"), remembered, "behind epoch {before}");
+        }
+        let mut handed = Handed::default();
+        handed.begins(1);
+        polled(&mut handed, 0..2);
+        handed.begins(2);
+        polled(&mut handed, 2..3);
+        handed.begins(4);
+        polled(&mut handed, 3..4);
+        handed.ends(Lsn::from_wire(10));
+        assert_eq!([0, 2, 3].map(|id| passed_over(&mut handed, id, "a")), [false; 3]);
+        assert!(passed_over(&mut handed, 3, "b"));
     }
 
     #[test]

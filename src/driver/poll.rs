@@ -171,7 +171,7 @@ impl Pipeline {
         if in_its_stead {
             let lets_go = std::mem::take(&mut self.lets_go);
             polling.renewal = Some(Renewal::new(lets_go));
-            self.handed.begins();
+            self.handed.begins(polling.desk.epoch);
         }
         loop {
             match self.poll_turn(&mut polling, stop).await {

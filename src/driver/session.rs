@@ -166,6 +166,7 @@ impl Pipeline {
         let wishes = wishes(loaded);
         let owned = self.owned.replace(session.connected.desk.epoch);
         let same_owner = owned == Some(session.connected.epoch_before);
+        self.handed.streams(session.connected.epoch_before, session.connected.desk.epoch);
         let (parked, wishes) = (entries.as_slice(), wishes.as_slice());
         let started = Input::Started { cursor, same_history, same_owner, parked, wishes };
         self.relay.apply(self.now(), started, &mut self.effects);

@@ -9,8 +9,9 @@
 //! What the fakes do is what real servers do: the integration tests `model` run the same scripts on both.
 //!
 //! Not in it: dead letters, which nothing waits for; a person who deletes a dead row is heard of at the next connection
-//! only; a failover, which is another history; polling, repair and replay, which are not the relay's; a partition that
-//! does not know the producer, and takes a later request where it refused an earlier (`docs/guarantees.md`, order).
+//! only; a failover, which is another history; repair and replay, which are not the relay's; polling, and two processes
+//! of which one polls, which have a world of their own ([`owners`]); a partition that does not know the producer, and
+//! takes a later request where it refused an earlier (`docs/guarantees.md`, order).
 //!
 //! After the last fault everything is mended ([`heal`]): then all that was committed must be delivered, parked for a
 //! person, or given up by one, and what is committed next must flow. A plan that fails is cut down ([`shrink`]).
@@ -19,6 +20,7 @@ mod broker;
 mod faults;
 mod feed;
 mod heal;
+mod owners;
 mod plan;
 mod postgres;
 mod process;

@@ -18,12 +18,14 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a server may take to start, on a machine that is busy with other tests.
 const START_DEADLINE: Duration = Duration::from_mins(2);
 /// How long a killed or stopped one may take to be gone.
 const END_DEADLINE: Duration = Duration::from_secs(30);
+/// How long a process may take to stop at SIGSTOP: a thread that waits for a disk stops afterwards.
+const STOPPED_MAX: Duration = Duration::from_secs(2);
 
 /// What a test does to a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,10 +58,31 @@ pub(crate) fn signal(pid: u32, signal: Signal) -> bool {
         Signal::Quit => "QUIT",
     };
     // The shell's own `kill`: a minimal system has no other.
-    Command::new("sh")
+    let sent = Command::new("sh")
         .args(["-c", "kill -s \"$1\" \"$2\" 2>/dev/null", "sh", name, &pid.to_string()])
         .status()
-        .is_ok_and(|status| status.success())
+        .is_ok_and(|status| status.success());
+    if sent && name == "STOP" {
+        await_stopped(pid);
+    }
+    sent
+}
+
+/// Waits until every thread of a process is stopped: one that is running on another core goes on for a moment.
+fn await_stopped(pid: u32) {
+    let deadline = Instant::now() + STOPPED_MAX;
+    let runs = || {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let state = |thread: fs::DirEntry| {
+            let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            // The name, in parentheses, may hold anything.
+            stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
+        };
+        threads.filter_map(state).any(|state| !matches!(state, 'T' | 't' | 'Z' | 'X'))
+    };
+    while runs() && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
 }
 
 /// Below the range that outgoing connections take: a port stays free while its server restarts.

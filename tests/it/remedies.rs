@@ -173,7 +173,8 @@ async fn stopped(mut pipeline: Pipeline, by: By) -> Pipeline {
     pipeline.insert(10).await;
     pipeline.topic.await_records(10, SOON).await;
     // What is resolved is written down.
-    let known = "select (resolved_snapshot is not null)::text from postrider.cursor";
+    let known = "select coalesce(pg_snapshot_xmin(resolved_snapshot)::text::bigint > \
+                 (select coalesce(max(xmin::text::bigint), 0) from outbox), false)::text from postrider.cursor";
     await_that("a cursor row that knows what is resolved", SOON, || async {
         let known = pipeline.sql.text(known).await;
         if known.as_deref() == Some("true") { Ok(()) } else { Err(format!("{known:?}")) }
