@@ -1,16 +1,17 @@
 //! Which of two processes publishes: all interleavings of their transactions, without the relay.
 //!
 //! The world of the relay ([`world`](super::world)) knows one way of publishing, the stream. This one knows both, and
-//! of each only what decides who publishes which event: the pipeline's lock, the slot, the cursor row with its epoch and
-//! `polls_on`, the marks in the table, and claims. The steps of a process are those of `driver::connect`,
-//! `driver::poll`, `driver::claim` and `driver::renewal`, in their order; each is one transaction of the server, or one
-//! record of the broker. All events are of one aggregate and nothing is refused, so a state is small, and every state is
-//! visited that a few events, lost slots, lost sessions and killed processes lead to.
+//! of each only what decides who publishes which event: the pipeline's lock, the slot, the cursor row with its epoch
+//! and `polls_on`, the marks in the table, and claims. The steps of a process are those of `driver::connect`,
+//! `driver::poll`, `driver::claim` and `driver::renewal`, in their order; each is one transaction of the server, or
+//! one record of the broker. All events are of one aggregate and nothing is refused, so a state is small, and every
+//! state is visited that a few events, lost slots, lost sessions and killed processes lead to.
 //!
-//! What must hold is checked in every state: an event is marked, or passed by the cursor, only when the topic has it; a
-//! stream begins only behind events that the topic has; a record follows the one before it, or an earlier one. The last
-//! is true while a process publishes nothing after the server has ended its session. Where it may ([`Rules::lingers`], a
-//! broker that is slow), only the first record of each event is held against the order (docs/guarantees.md, order).
+//! What must hold is checked in every state: an event is marked, or passed by the cursor, only when the topic has it;
+//! a stream begins only behind events that the topic has; a record follows the one before it, or an earlier one. The
+//! last is true while a process publishes nothing after the server has ended its session. Where it may
+//! ([`Rules::lingers`], a broker that is slow), only the first record of each event is held against the order
+//! (docs/guarantees.md, order).
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -87,8 +88,8 @@ struct Faults {
     kills: u8,
 }
 
-/// Who has the lock or reads from the slot: a process, or the session of one that was killed, which the server has not
-/// noticed yet.
+/// Who has the lock or reads from the slot: a process, or the session of one that was killed, which the server has
+/// not noticed yet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Holder {
     Process(usize),
@@ -665,8 +666,8 @@ impl State {
     }
 }
 
-/// Visits every state; how many there are, or what is wrong and what led to it. States are known by their hashes: among a
-/// million states, the chance that one is taken for another is below one in ten million.
+/// Visits every state; how many there are, or what is wrong and what led to it. States are known by their hashes:
+/// among a million states, the chance that one is taken for another is below one in ten million.
 fn search(rules: Rules) -> Result<usize, String> {
     let hash = |state: &State| BuildHasherDefault::<DefaultHasher>::default().hash_one(state);
     let begin = State::new(rules);
