@@ -22,8 +22,16 @@ const ROWS: usize = 1_200;
 const PAYLOAD_BYTES: usize = 1_024;
 const BYTES_A_SECOND: u32 = 40_000;
 
-/// How long a test may take: at this rate the rows need 34 s.
-const ENDS: Duration = Duration::from_mins(3);
+/// How long a test may take: at this rate the rows need 34 s, of a test with more of them their share.
+fn ends() -> Duration {
+    Duration::from_mins(3) * u32::try_from(rows() / ROWS).expect("a small number")
+}
+
+/// How many rows a repair and a backfill have: some, or as many as the environment says.
+#[expect(clippy::disallowed_methods, reason = "the full figure is run by hand")]
+fn rows() -> usize {
+    std::env::var("POSTRIDER_SLOW_ROWS").map_or(ROWS, |rows| rows.parse().expect("a number"))
+}
 
 /// A broker behind a slow network, and a pipeline to it.
 struct Scene {
@@ -81,7 +89,7 @@ impl Scene {
     }
 
     async fn await_done(&self, what: &str) {
-        await_that(what, ENDS, || async {
+        await_that(what, ends(), || async {
             let state = "select state || ' ' || rows_published from postrider.repair";
             let state = self.pipeline.sql.text(state).await.unwrap_or_default();
             if state.starts_with("done") { Ok(()) } else { Err(state) }
@@ -94,7 +102,7 @@ impl Scene {
 async fn repair_behind_a_slow_broker_ends_and_repeats_nothing() {
     static PROXY: OnceLock<Proxy> = OnceLock::new();
     let scene = Scene::set("slowrepair", &PROXY).await;
-    scene.insert(ROWS).await;
+    scene.insert(rows()).await;
     drop_slot(&scene.pipeline).await;
     scene.slow();
     let since = Instant::now();
@@ -103,8 +111,8 @@ async fn repair_behind_a_slow_broker_ends_and_repeats_nothing() {
     scene.await_done("the repair to end").await;
     let took = since.elapsed();
     repairing.ends_well().await;
-    let repeated = scene.repeated(ROWS).await;
-    show(&format!("repair of {ROWS} rows: {:.0} s, {repeated} repeated", took.as_secs_f64()));
+    let repeated = scene.repeated(rows()).await;
+    show(&format!("repair of {} rows: {:.0} s, {repeated} repeated", rows(), took.as_secs_f64()));
     assert_eq!(repeated, 0);
 }
 
@@ -113,7 +121,7 @@ async fn repair_behind_a_slow_broker_ends_and_repeats_nothing() {
 async fn repair_behind_a_slow_broker_that_is_killed_repeats_part_of_a_page() {
     static PROXY: OnceLock<Proxy> = OnceLock::new();
     let scene = Scene::set("slowkilled", &PROXY).await;
-    scene.insert(ROWS).await;
+    scene.insert(rows()).await;
     drop_slot(&scene.pipeline).await;
     scene.slow();
     let config = scene.pipeline.config.clone();
@@ -130,7 +138,7 @@ async fn repair_behind_a_slow_broker_that_is_killed_repeats_part_of_a_page() {
     let repairing = interrupted::Repairing::start_with(&config, &["--from-table"]);
     scene.await_done("the repair to end").await;
     repairing.ends_well().await;
-    let repeated = scene.repeated(ROWS).await;
+    let repeated = scene.repeated(rows()).await;
     show(&format!("killed at {published} of {total} rows: {repeated} repeated"));
     assert!(repeated < 1_000, "{repeated} repeated");
 }
@@ -174,16 +182,42 @@ async fn backfill_behind_a_slow_broker_ends_and_repeats_nothing() {
     static PROXY: OnceLock<Proxy> = OnceLock::new();
     let scene = Scene::set("slowbackfill", &PROXY).await;
     postrider_ok(&scene.pipeline.config, &["setup", "--undo", "--yes"]);
-    scene.insert(ROWS).await;
+    scene.insert(rows()).await;
     postrider_ok(&scene.pipeline.config, &["setup", "--backfill", "all"]);
     scene.slow();
     let relay = scene.pipeline.run();
     scene.await_done("the backfill to end").await;
     relay.await_state("streaming", SOON).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
-    let repeated = scene.repeated(ROWS).await;
-    show(&format!("backfill of {ROWS} rows: {repeated} repeated"));
+    let repeated = scene.repeated(rows()).await;
+    show(&format!("backfill of {} rows: {repeated} repeated", rows()));
     assert_eq!(repeated, 0);
+}
+
+/// The same, killed with -9 behind a page that has been settled in part, and begun again by the next process.
+#[tokio::test]
+async fn backfill_behind_a_slow_broker_that_is_killed_repeats_part_of_a_page() {
+    static PROXY: OnceLock<Proxy> = OnceLock::new();
+    let scene = Scene::set("slowbackkill", &PROXY).await;
+    postrider_ok(&scene.pipeline.config, &["setup", "--undo", "--yes"]);
+    scene.insert(rows()).await;
+    postrider_ok(&scene.pipeline.config, &["setup", "--backfill", "all"]);
+    scene.slow();
+    let relay = scene.pipeline.run();
+    await_that("half of the page to be published", SOON, || async {
+        let (published, _) = interrupted::progress(&scene.pipeline).await;
+        if published >= 300 { Ok(()) } else { Err(published) }
+    })
+    .await;
+    drop(relay.kill().await);
+    let (published, total) = interrupted::progress(&scene.pipeline).await;
+    let relay = scene.pipeline.run();
+    scene.await_done("the backfill to end").await;
+    relay.await_state("streaming", SOON).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let repeated = scene.repeated(rows()).await;
+    show(&format!("backfill killed at {published} of {total} rows: {repeated} repeated"));
+    assert!(repeated < 1_000, "{repeated} repeated");
 }
 
 /// Polling locks rows. It settles what is acknowledged, and claims no more at once than the broker acknowledges.
@@ -195,7 +229,7 @@ async fn polling_behind_a_slow_broker_ends_and_repeats_few() {
     scene.insert(2 * ROWS).await;
     scene.slow();
     let relay: Relay = scene.pipeline.run();
-    await_that("every row to go", ENDS, || async {
+    await_that("every row to go", ends(), || async {
         let left = scene.pipeline.sql.text("select count(*)::text from outbox").await;
         if left.as_deref() == Some("0") { Ok(()) } else { Err(left.unwrap_or_default()) }
     })
