@@ -451,6 +451,36 @@ impl Handed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lsn::Watermark;
+
+    /// The row of an earlier event may be unpublished in the table: if the slot is lost now, the row of the parked one
+    /// tells that it comes behind it.
+    #[test]
+    fn row_of_a_parked_event_is_marked_when_the_cursor_row_passes_it_and_not_before() {
+        let at = |lsn| Position { commit_lsn: Lsn::from_wire(lsn), ordinal: 3 };
+        let row = |lsn, ordinal| Progress {
+            watermark: Watermark::resumed(Lsn::from_wire(lsn)),
+            partial: Some(Position { commit_lsn: Lsn::from_wire(lsn), ordinal }),
+        };
+        let done = |marking: &Marking| -> Vec<String> {
+            marking.done.iter().map(|row| row.id.clone()).collect()
+        };
+        let mut marking = Marking::new(true, true);
+        for (lsn, id) in [(10, "a"), (20, "b"), (30, "c")] {
+            marking.parked(at(lsn), Some(id.to_owned()));
+        }
+        assert!(marking.take(Some(&row(10, 3))).is_none(), "no session has prepared a mark");
+        assert_eq!(done(&marking), [""; 0], "the row stands directly before the first");
+        drop(marking.take(Some(&row(10, 4))));
+        assert_eq!(done(&marking), ["a"]);
+        drop(marking.take(Some(&row(20, 3))));
+        assert_eq!(done(&marking), ["a"]);
+        // The slot is lost: what no cursor row has passed comes again from the table.
+        drop(marking.take(None));
+        assert_eq!(done(&marking), ["a"]);
+        drop(marking.take(Some(&row(40, 0))));
+        assert_eq!(done(&marking), ["a"]);
+    }
 
     fn polled(handed: &mut Handed, ids: impl Iterator<Item = usize>) {
         for id in ids {

@@ -61,6 +61,8 @@ async fn what_is_written_is_loaded_in_order_and_fetched_whole() {
 
         let wanted = [at("0/200:7"), at("0/200:0"), at("0/999:0")];
         let fetched = parked::fetch(table.client(), PIPELINE, &wanted, u32::MAX).await.unwrap();
+        let keeps: Vec<bool> = fetched.iter().map(|row| row.keeps_order).collect();
+        assert_eq!(keeps, [false, false], "one holds nothing back, the other was overtaken");
         let fetched: Vec<_> = fetched.into_iter().map(|row| (row.position, row.record)).collect();
         let expected = [(at("0/200:0"), bare.record), (at("0/200:7"), first.record)];
         assert!(fetched == expected, "{fetched:?}");
@@ -68,6 +70,7 @@ async fn what_is_written_is_loaded_in_order_and_fetched_whole() {
         let both = [at("0/100:1"), at("0/200:7")];
         for (bytes, count) in [(1, 1), (1 << 20, 2)] {
             let found = parked::fetch(table.client(), PIPELINE, &both, bytes).await.unwrap();
+            assert!(found[0].keeps_order, "all later events of its aggregate have waited for it");
             assert_eq!(found.len(), count, "{bytes} bytes");
         }
         assert_eq!(parked::fetch(table.client(), "another", &wanted, u32::MAX).await.unwrap(), []);
