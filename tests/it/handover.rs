@@ -3,6 +3,7 @@
 use crate::await_that::{SOON, await_that};
 use crate::load::Load;
 use crate::parking::Scene;
+pub(crate) use crate::pipeline::drop_slot;
 use crate::pipeline::{Pipeline, show};
 use crate::private::PrivatePostgres;
 use crate::server::{Client, Version, brokers};
@@ -21,19 +22,6 @@ pub(crate) fn auto_of(mut pipeline: Pipeline) -> Pipeline {
     let lines = "mode = \"auto\"\npoll = { interval = \"50ms\" }\n";
     pipeline.config = pipeline.config.replacen(&head, &format!("{head}{lines}"), 1);
     pipeline
-}
-
-/// Takes the slot away: whoever streams from it is ended first.
-pub(crate) async fn drop_slot(pipeline: &Pipeline) {
-    let slot = pipeline.slot();
-    let sql = format!(
-        "do $$ begin for i in 1..200 loop \
-           perform pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = '{slot}' and active; \
-           begin perform pg_drop_replication_slot('{slot}'); return; \
-           exception when object_in_use then perform pg_sleep(0.01); end; \
-         end loop; raise 'the slot stays active'; end $$"
-    );
-    pipeline.sql.batch(&sql).await;
 }
 
 pub(crate) async fn committed(load: &Load, more: usize) {
@@ -204,7 +192,11 @@ async fn killed_while_the_new_slot_stands_and_the_table_is_not_published() {
 /// is parked, as it would be had the stream brought it.
 #[tokio::test]
 async fn delayed_rows_do_not_keep_the_relay_polling_and_are_not_left_behind() {
-    let pipeline = auto_of(Pipeline::in_layout(Version::Pg17, "handlate", "commerce").await);
+    // A slot waits for every transaction of its server: those of other tests would keep this one polling.
+    let server = PrivatePostgres::start(Version::Pg17, "").await;
+    let (url, brokers) = (server.url(), brokers());
+    let pipeline = Pipeline::with_layout(&url, &brokers, "handlate", "commerce", "").await;
+    let pipeline = auto_of(pipeline);
     let relay = pipeline.run();
     relay.await_state("streaming", SOON).await;
     // No slot is made while a transaction is open.
