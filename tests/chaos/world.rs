@@ -169,8 +169,8 @@ impl World {
         let more = "select pg_logical_emit_message(true, 'elsewhere', repeat('x', 8192))::text";
         sql.text(more).await.expect("a position");
         let question = format!(
-            "select confirmed_flush_lsn >= '{end}' and not exists (select from postrider.parked \
-             where state not in ('done', 'skipped')), confirmed_flush_lsn::text || ' of {end}, parked ' || \
+            "select coalesce(confirmed_flush_lsn >= '{end}', false) and not exists (select from postrider.parked \
+             where state not in ('done', 'skipped')), coalesce(confirmed_flush_lsn::text, 'none') || ' of {end}, parked ' || \
              (select count(*) from postrider.parked where state not in ('done', 'skipped')) \
              from pg_replication_slots where slot_name = 'postrider_{PIPELINE}'"
         );
