@@ -15,7 +15,7 @@ use super::poll::Polling;
 use super::reader::Reader;
 use super::spec::PipelineSpec;
 use crate::ack::Progress;
-use crate::error::Halt;
+use crate::error::{Halt, HaltReason};
 use crate::event::{HistoryId, Position};
 use crate::lsn::Lsn;
 use crate::outbox::Encoding;
@@ -119,6 +119,31 @@ fn decided(facts: &Facts) -> Result<Box<Resume>, Failure> {
     }
 }
 
+/// What comes of a start while another process, of this backend, has the lock. It may be changing what was read: it
+/// recreates the slot, and writes the cursor row afterwards. So what looks wrong with these is no reason to halt before
+/// the lock is ours; what is wrong with anything else is.
+fn not_the_owner(facts: &Facts, pid: Option<u32>) -> Failure {
+    match decided(facts) {
+        Err(Failure::Halt(halt)) if !changes_with_the_owner(halt.reason) => Failure::Halt(halt),
+        Ok(_) | Err(Failure::Halt(_)) => {
+            Failure::StandBy { active_pid: pid.unwrap_or_default(), progress: None }
+        }
+        Err(failure) => failure,
+    }
+}
+
+/// Whether a reason to halt lies in the slot or in the cursor row.
+const fn changes_with_the_owner(reason: HaltReason) -> bool {
+    matches!(
+        reason,
+        HaltReason::SlotLost
+            | HaltReason::SlotMissing
+            | HaltReason::SlotMoved
+            | HaltReason::PositionAhead
+            | HaltReason::OtherHistory
+    )
+}
+
 /// Both connections, to one server.
 struct Both {
     wal: WalConnection,
@@ -150,19 +175,15 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
     let columns = spec.columns();
     let ask = spec.ask(&identity, &columns);
     let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
+    if let Locked::By { pid } = locked {
+        return Err(not_the_owner(&facts, pid));
+    }
     if facts.schema == SchemaState::Version(schema::VERSION)
         && let Some(first) = comes_first(&control, spec).await.map_err(at(Phase::Handshake))?
     {
         return Err(first);
     }
-    let resume = match (decided(&facts), locked) {
-        // The owner may be changing what was read: it recreates the slot, and writes the cursor row afterwards. So what
-        // looks wrong is no reason to halt before the lock is ours.
-        (Ok(_) | Err(Failure::Halt(_)), Locked::By { pid }) => {
-            return Err(Failure::StandBy { active_pid: pid.unwrap_or_default(), progress: None });
-        }
-        (decided, _) => decided?,
-    };
+    let resume = decided(&facts)?;
     let halted = |halt| Failure::Halt(Box::new(halt));
     spec.fit(facts.table.as_ref()).map_err(halted)?;
     let encoding = spec.messages_encoding(&facts.server.encoding).map_err(halted)?;
@@ -337,13 +358,16 @@ async fn poll_handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Polling,
     };
     let instance = one_server(client, poller.client()).await?;
     cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
-    let epoch = cursor::take_over(client, spec.name()).await.map_err(at(Phase::Control))?;
+    let seized = cursor::seize(client, spec.name()).await.map_err(at(Phase::Control))?;
+    let (epoch, before) = (seized.epoch, seized.before);
     let histories = settle(spec, &control, epoch, &facts, seen).await?;
     let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
     control.listen(spec.name()).await.map_err(at(Phase::Control))?;
     let desk = Desk { control, epoch, histories, jobs: Jobs::default(), overruled: false };
     let at = (facts.server.wal_end, History::polled(&facts.server), instance);
-    Ok(Polling::new(poller, desk, parked, at, poll_spec.keeps_failures()))
+    let mut polling = Polling::new(poller, desk, parked, at, poll_spec.keeps_failures());
+    polling.epoch_before = before;
+    Ok(polling)
 }
 
 /// The server that both sessions of polling, or of a repair, have reached: the rows are claimed on one, and the cursor

@@ -51,6 +51,8 @@ impl Pipeline {
         stop: &Stop,
         backoff: &mut Backoff,
     ) -> Option<Exit> {
+        // No repair publishes what polling has left.
+        let unpolled = matches!(failure, Failure::Unpolled);
         if let Some(halt) = self.judge(failure) {
             if self.spec.mode == Mode::Auto && renewal::polling_helps(halt.reason) {
                 say::falling_back(self, &halt);
@@ -58,7 +60,7 @@ impl Pipeline {
                 self.next = Next::Poll;
                 return None;
             }
-            if self.repairs_instead(&halt) {
+            if !unpolled && self.repairs_instead(&halt) {
                 self.rechecked.answered();
                 self.next = Next::Repair;
                 return None;

@@ -349,9 +349,10 @@ pub(super) struct Handed {
 }
 
 impl Handed {
-    /// Polling begins under an epoch, to end in streaming, or goes on after a lost connection.
-    pub(super) fn begins(&mut self, epoch: i64) {
-        if !self.on || self.owner != epoch - 1 {
+    /// Polling begins under an epoch, to end in streaming, or goes on after a lost connection. `before` is the epoch of
+    /// the owner before.
+    pub(super) fn begins(&mut self, before: i64, epoch: i64) {
+        if !self.on || self.owner != before {
             *self = Self { on: true, ..Self::default() };
         }
         self.owner = epoch;
@@ -364,7 +365,7 @@ impl Handed {
         if self.owner != before {
             *self = Self::default();
         }
-        self.owner = epoch;
+        (self.on, self.owner) = (false, epoch);
     }
 
     /// A claim begins.
@@ -500,7 +501,7 @@ mod tests {
     #[test]
     fn rows_keep_their_outcomes_where_one_between_them_is_no_event() {
         let mut handed = Handed::default();
-        handed.begins(1);
+        handed.begins(0, 1);
         handed.claims();
         for (row, id) in [(0, Some("a")), (1, None), (2, Some("c")), (3, Some("d"))] {
             handed.feeds(row);
@@ -520,7 +521,7 @@ mod tests {
     #[test]
     fn aggregate_of_a_forgotten_event_comes_twice_as_a_whole_and_no_other_does() {
         let mut handed = Handed::default();
-        handed.begins(1);
+        handed.begins(0, 1);
         polled(&mut handed, 0..HANDED_MAX + 3);
         handed.ends(Lsn::from_wire(10));
         let last = HANDED_MAX + 2;
@@ -538,7 +539,7 @@ mod tests {
     #[test]
     fn event_that_this_process_did_not_poll_is_published_and_so_are_its_followers() {
         let mut handed = Handed::default();
-        handed.begins(1);
+        handed.begins(0, 1);
         polled(&mut handed, 10..20);
         handed.ends(Lsn::from_wire(10));
         assert!(!passed_over(&mut handed, 1, "a"));
@@ -551,22 +552,27 @@ mod tests {
     fn what_was_polled_before_another_process_owned_the_pipeline_is_not_remembered() {
         for (before, remembered) in [(1, true), (2, false)] {
             let mut handed = Handed::default();
-            handed.begins(1);
+            handed.begins(0, 1);
             polled(&mut handed, 0..2);
             handed.ends(Lsn::from_wire(10));
             handed.streams(before, before + 1);
             assert_eq!(passed_over(&mut handed, 1, "a"), remembered, "behind epoch {before}");
         }
         let mut handed = Handed::default();
-        handed.begins(1);
+        // An epoch is a time: the next one is higher by any number.
+        handed.begins(0, 100);
         polled(&mut handed, 0..2);
-        handed.begins(2);
+        handed.begins(100, 2_500);
         polled(&mut handed, 2..3);
-        handed.begins(4);
-        polled(&mut handed, 3..4);
         handed.ends(Lsn::from_wire(10));
-        assert_eq!([0, 2, 3].map(|id| passed_over(&mut handed, id, "a")), [false; 3]);
-        assert!(passed_over(&mut handed, 3, "b"));
+        assert!([0, 1, 2].iter().all(|id| passed_over(&mut handed, *id, "a")), "no other owner");
+        handed.begins(2_500, 2_600);
+        polled(&mut handed, 3..4);
+        handed.begins(2_700, 2_800);
+        polled(&mut handed, 4..5);
+        handed.ends(Lsn::from_wire(10));
+        assert_eq!([0, 2, 3, 4].map(|id| passed_over(&mut handed, id, "a")), [false; 4]);
+        assert!(passed_over(&mut handed, 4, "b"));
     }
 
     #[test]

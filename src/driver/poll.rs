@@ -43,6 +43,8 @@ pub(super) struct Polling {
     pub(super) poller: Reader,
     pub(super) desk: Desk,
     pub(super) parked: Vec<Loaded>,
+    /// The epoch of the owner before.
+    pub(super) epoch_before: i64,
     /// The server's end of WAL when this began.
     pub(super) start: Lsn,
     /// The server.
@@ -109,6 +111,7 @@ impl Polling {
             locked: LockedRows::default(),
             empties_since: None,
             poller,
+            epoch_before: desk.epoch,
             desk,
             parked,
             start,
@@ -171,7 +174,7 @@ impl Pipeline {
         if in_its_stead {
             let lets_go = std::mem::take(&mut self.lets_go);
             polling.renewal = Some(Renewal::new(lets_go));
-            self.handed.begins(polling.desk.epoch);
+            self.handed.begins(polling.epoch_before, polling.desk.epoch);
         }
         loop {
             match self.poll_turn(&mut polling, stop).await {

@@ -377,7 +377,9 @@ impl State {
         if let Some((epoch, cursor)) = self.processes[i].sent {
             let mut then = self.clone();
             then.processes[i].sent = None;
-            let fenced = epoch != then.epoch && rules.bug != Some(Bug::CursorIsNotFenced);
+            let of_another = epoch != then.epoch && rules.bug != Some(Bug::CursorIsNotFenced);
+            // The statement lets no position go back, whoever the owner is.
+            let fenced = of_another || cursor < then.cursor;
             if !fenced {
                 then.cursor = cursor;
             }
@@ -471,6 +473,9 @@ impl State {
     /// What the facts make of a stream that is to begin.
     fn decided(&self, rules: Rules, i: usize, locked: bool) -> Stage {
         let polls = rules.modes[i] == Mode::Auto;
+        if !locked {
+            return Stage::Off;
+        }
         if self.polls_on {
             return if polls { Stage::WillPoll } else { Stage::Halted };
         }
@@ -479,7 +484,7 @@ impl State {
             None => Stage::Halted,
             // As the fence: somebody has moved the slot, or made it.
             Some(slot) if !slot.bound || slot.from > self.cursor => Stage::Halted,
-            Some(slot) if slot.holder.is_some() || !locked => Stage::Off,
+            Some(slot) if slot.holder.is_some() => Stage::Off,
             Some(_) => Stage::Decided { cursor: self.cursor },
         }
     }

@@ -162,6 +162,11 @@ impl World {
             relay.signal(Signal::Stop);
         }
         let sql = self.sql().await;
+        // What was written since the last time, and the records of running transactions that let a slot go forward.
+        for _ in 0..3 {
+            sql.batch("checkpoint").await;
+            self.truth.take(&sql).await;
+        }
         let keeps = format!("alter system set max_slot_wal_keep_size = '{KEPT_SIZE}'");
         sql.batch(&keeps).await;
         sql.batch("select pg_reload_conf()").await;

@@ -194,6 +194,9 @@ fn outcome(
             world.findings.push(blind);
         }
     }
+    if reads == Reads::Both && world.relays.iter().all(|relay| says(relay, "polling") == 0) {
+        world.findings.push("no relay has polled".to_owned());
+    }
     Outcome {
         seed,
         version: world.version,

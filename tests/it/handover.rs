@@ -156,7 +156,9 @@ async fn killed_while_polling_in_the_streams_stead() {
 #[tokio::test]
 async fn killed_while_the_new_slot_stands_and_the_table_is_not_published() {
     const ROWS: usize = 40_000;
-    let pipeline = auto(Version::Pg17, "handowed").await;
+    // A slot waits for every transaction of its server, also for those of other tests.
+    let server = PrivatePostgres::start(Version::Pg17, "").await;
+    let pipeline = auto_of(Pipeline::on(&server.url(), &brokers(), "handowed").await);
     let relay = pipeline.run();
     relay.await_state("streaming", SOON).await;
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
@@ -244,6 +246,55 @@ async fn delayed_rows_do_not_keep_the_relay_polling_and_are_not_left_behind() {
         }
     })
     .await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// What is polled while the new slot exists comes by the stream as well, and is passed over: also where the session
+/// that claims was lost in between. A locked row keeps the relay polling meanwhile.
+#[tokio::test]
+async fn session_that_is_lost_while_the_table_is_polled_beside_the_slot_repeats_nothing() {
+    const BACKLOG: usize = 100_000;
+    let server = PrivatePostgres::start(Version::Pg17, "").await;
+    let pipeline = auto_of(Pipeline::on(&server.url(), &brokers(), "handsession").await);
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    drop_slot(&pipeline).await;
+    pipeline.insert(BACKLOG).await;
+    let one = |aggregate: &str| {
+        format!(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+             values ('order', '{aggregate}', 'T', '1')"
+        )
+    };
+    pipeline.sql.batch(&one("locked")).await;
+    let relay = pipeline.run();
+    relay.await_log("the slot exists", SOON).await;
+    // Not before: a slot waits for every transaction that has locked a row.
+    let holder = server.connect().await;
+    holder.batch("begin").await;
+    let hold = "select count(*)::text from (select from outbox where aggregate_id = 'locked' for update) one";
+    assert_eq!(holder.text(hold).await.as_deref(), Some("1"), "it is not claimed yet");
+    let others = "select count(*)::text from outbox where aggregate_id <> 'locked'";
+    let all_others = async || {
+        await_that("all others published", SOON, || async {
+            let rows = pipeline.sql.text(others).await;
+            if rows.as_deref() == Some("0") { Ok(()) } else { Err(format!("{rows:?}")) }
+        })
+        .await;
+    };
+    all_others().await;
+    let claims =
+        "select count(pg_terminate_backend(pid))::text from pg_locks where locktype = 'advisory'";
+    assert_eq!(pipeline.sql.text(claims).await.as_deref(), Some("1"), "the pipeline's lock");
+    pipeline.sql.batch(&one("other")).await;
+    all_others().await;
+    holder.batch("rollback").await;
+    relay.await_state("streaming", SOON).await;
+    pipeline.sql.batch(&one("last")).await;
+    let records = pipeline.topic.await_records(BACKLOG + 3, SOON).await;
+    let last = records.iter().any(|record| record.key_text() == Some("last"));
+    assert_eq!((records.len(), last), (BACKLOG + 3, true), "each once");
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
