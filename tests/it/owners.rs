@@ -136,15 +136,28 @@ async fn claim_of_an_overruled_owner_marks_nothing() {
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
-/// A session of ours has the pipeline's lock, as an owner that recreates the slot: the new slot exists, and the cursor
-/// row does not know it. When the lock is free, the same facts are a reason to halt.
+/// A session of ours has the pipeline's lock, as an owner that recreates the slot: the new slot exists and the cursor
+/// row does not know it, or the row says that the table is polled first. When the lock is free, the same facts are a
+/// reason to halt, in mode `wal`; also with `on_slot_lost = "repair"`, since no repair publishes what polling has left.
 #[tokio::test]
 async fn process_that_does_not_own_the_pipeline_halts_for_nothing_that_the_owner_may_change() {
-    for hurt in ["made again", "dropped"] {
-        let pipeline = Pipeline::shared(Version::Pg17, "notowner").await;
+    for (hurt, code) in
+        [("made again", "PR006"), ("dropped", "PR002"), ("polled", "PR002"), ("repairs", "PR002")]
+    {
+        let mut pipeline = Pipeline::shared(Version::Pg17, "notowner").await;
+        if hurt == "repairs" {
+            pipeline.config = pipeline.with_line("source", "on_slot_lost = \"repair\"");
+        }
+        let relay = pipeline.run();
+        relay.await_state("streaming", SOON).await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
         pipeline.insert(5).await;
         let slot = pipeline.slot();
-        pipeline.sql.batch(&format!("select pg_drop_replication_slot('{slot}')")).await;
+        if matches!(hurt, "made again" | "dropped") {
+            drop_slot(&pipeline).await;
+        } else {
+            pipeline.sql.batch("update postrider.cursor set polls_on = true").await;
+        }
         if hurt == "made again" {
             let make = format!("select pg_create_logical_replication_slot('{slot}', 'pgoutput')");
             pipeline.sql.batch(&make).await;
@@ -160,7 +173,6 @@ async fn process_that_does_not_own_the_pipeline_halts_for_nothing_that_the_owner
         relay.await_state("standing_by", SOON).await;
         pipeline.sql.batch(&lock("_un")).await;
         relay.await_state("halted", SOON).await;
-        let code = if hurt == "dropped" { "PR002" } else { "PR006" };
-        assert!(relay.stderr().contains(code), "{}", relay.stderr());
+        assert!(relay.stderr().contains(code), "{hurt}: {}", relay.stderr());
     }
 }
