@@ -163,7 +163,11 @@ impl World {
         }
         let sql = self.sql().await;
         // What was written since the last time, and the records of running transactions that let a slot go forward.
+        // Those of a claim that is open do not let it: the session of a frozen relay is ended.
+        let end = "select pg_terminate_backend(pid) from pg_stat_activity \
+                   where application_name like 'postrider %' and state like 'idle in transaction%'";
         for _ in 0..3 {
+            sql.batch(end).await;
             sql.batch("checkpoint").await;
             self.truth.take(&sql).await;
         }
