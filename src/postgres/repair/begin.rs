@@ -196,8 +196,13 @@ async fn list(
         rows = method.rows(table),
     );
     client.execute(&sql, &[pipeline]).await.map_err(failed)?;
+    // The snapshot of a slot may have an xmax below its xmin, and PostgreSQL does not read back what it wrote of it
+    // then. Everything below xmin is seen, and nothing else.
     let sql = "UPDATE postrider.repair SET state = 'publishing', slot_created_lsn = $2, \
-                 snapshot = pg_current_snapshot(), method = $3, rows_total = rows_total + $4, \
+                 snapshot = (SELECT CASE WHEN pg_snapshot_xmin(s)::text::numeric > pg_snapshot_xmax(s)::text::numeric \
+                   THEN concat(pg_snapshot_xmin(s), ':', pg_snapshot_xmin(s), ':')::pg_snapshot ELSE s END \
+                   FROM pg_current_snapshot() AS s), \
+                 method = $3, rows_total = rows_total + $4, \
                  rows_uncertain = rows_uncertain + $5, ids_missing = coalesce($6, ids_missing) \
                WHERE pipeline = $1 AND state = 'making'";
     let missing = (ask.kind == Kind::Repair).then_some(survey.missing).flatten();
