@@ -7,7 +7,7 @@ CREATE TABLE outbox (
     event_type     varchar(255) NOT NULL,
     payload        jsonb        NOT NULL,
     metadata       jsonb        DEFAULT '{}',
-    created_at     timestamptz  NOT NULL DEFAULT now(),
+    created_at     timestamptz  NOT NULL DEFAULT clock_timestamp(),
     published_at   timestamptz
 );
 

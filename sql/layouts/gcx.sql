@@ -13,7 +13,7 @@ CREATE TABLE outbox (
     max_retries    smallint     NOT NULL DEFAULT 5,
     published_at   timestamptz,
     expires_at     timestamptz  NOT NULL DEFAULT (now() + interval '24 hours'),
-    created_at     timestamptz  NOT NULL DEFAULT now()
+    created_at     timestamptz  NOT NULL DEFAULT clock_timestamp()
 );
 
 CREATE INDEX idx_outbox_status_created ON outbox (status, created_at) WHERE status = 'pending';

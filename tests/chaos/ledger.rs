@@ -39,6 +39,9 @@ pub(crate) struct Findings {
     /// Swapped in a topic that has just been made anew: its partitions do not know the producer, and may take a later
     /// request where they refused an earlier (`docs/guarantees.md`, order).
     pub(crate) anew: Vec<String>,
+    /// The records of aggregates that were swapped, from a few before to some behind: the event's place in its
+    /// aggregate, its commit, its row's time, and when the broker appended the record.
+    pub(crate) around: Vec<String>,
     /// The ledger and the database's log disagree: the harness is wrong, or the database.
     pub(crate) disagree: Vec<String>,
 }
@@ -74,6 +77,9 @@ impl fmt::Display for Findings {
                 found.len(),
                 found.iter().take(NAMED_MAX).collect::<Vec<_>>()
             )?;
+        }
+        for line in &self.around {
+            writeln!(f, "  {line}")?;
         }
         Ok(())
     }
@@ -130,7 +136,11 @@ pub(crate) fn check(
             lane.iter().map(|record| (committed[record.id.as_str()].1, *record)).collect();
         let is_anew = |at: i64| made_anew.iter().any(|anew| (*anew..anew + ANEW).contains(&at));
         let excused = |at: i64| aggregate.starts_with("side-") && is_anew(at);
+        let before = found.swapped.len();
         order(aggregate, &ranks, excused, &mut found);
+        if found.swapped.len() > before {
+            around(&ranks, truth, &mut found);
+        }
     }
     found
 }
@@ -210,6 +220,25 @@ fn order(
     }
     if let Some((_, cut)) = before.filter(|(rank, _)| rank + 1 < next) {
         found.late.push(format!("{aggregate} ends with {} of {}", cut.id, cut.appended));
+    }
+}
+
+/// The records around the first swap of an aggregate.
+fn around(lane: &[(usize, &Read)], truth: &Truth, found: &mut Findings) {
+    let mut next = 0;
+    let swapped = lane.iter().position(|(rank, _)| {
+        let swapped = *rank > next;
+        next = next.max(rank + 1);
+        swapped
+    });
+    let from = swapped.unwrap_or(0).saturating_sub(6);
+    for (rank, record) in lane.iter().skip(from).take(30) {
+        let Read { id, appended, commit_lsn, .. } = record;
+        let created = truth.created.get(id).map_or("", String::as_str);
+        let partition = record.partition;
+        found.around.push(format!(
+            "{id} rank {rank} created {created} position {commit_lsn:X} appended {appended} in {partition}"
+        ));
     }
 }
 

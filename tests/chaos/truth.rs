@@ -29,6 +29,8 @@ pub(crate) struct Truth {
     pub(crate) transactions: BTreeMap<u64, Transaction>,
     /// When an event's parked row was committed first, in milliseconds since the Unix epoch.
     pub(crate) parked: HashMap<String, i64>,
+    /// What the rows say of their time (`created_at`), by which polling sorts.
+    pub(crate) created: HashMap<String, String>,
 }
 
 /// From now on everything is kept for a [`Tape`].
@@ -76,8 +78,9 @@ pub(crate) async fn end(sql: &Client) {
 #[derive(Default)]
 struct Decoder {
     truth: Truth,
-    /// The relation's number: whether it is the parked table, and which column has the event's id.
-    relations: HashMap<u32, (bool, usize)>,
+    /// The relation's number: whether it is the parked table, and which columns have the event's id
+    /// and its time.
+    relations: HashMap<u32, (bool, usize, Option<usize>)>,
     commit_lsn: u64,
     commit_time: i64,
     events: Vec<String>,
@@ -106,16 +109,19 @@ impl Decoder {
                     .collect();
                 let id = if parked { "event_id" } else { "id" };
                 let at = columns.iter().position(|column| column == id).expect("an id");
-                self.relations.insert(number, (parked, at));
+                let created = columns.iter().position(|column| column == "created_at");
+                self.relations.insert(number, (parked, at, created));
             }
             b'I' => {
-                let (parked, at) = self.relations[&bytes.u32()];
+                let (parked, at, created) = self.relations[&bytes.u32()];
                 let (_new, columns) = (bytes.u8(), bytes.u16());
-                let mut values = (0..columns).map(|_| bytes.value());
-                let id = values.nth(at).flatten().expect("an event's id");
+                let mut values: Vec<_> = (0..columns).map(|_| bytes.value()).collect();
+                let created = created.and_then(|at| values[at].take());
+                let id = values[at].take().expect("an event's id");
                 if parked {
                     self.truth.parked.entry(id).or_insert(self.commit_time);
                 } else {
+                    self.truth.created.insert(id.clone(), created.unwrap_or_default());
                     self.events.push(id);
                 }
             }

@@ -71,7 +71,7 @@ impl World {
         // Ids of the writers' own: a sequence may give a number twice, of which one was rolled back before a crash.
         sql.batch(
             "create table outbox (id text primary key, aggregate_type text not null, aggregate_id text not null, \
-             event_type text not null, payload json, headers json, created_at timestamptz not null default now())",
+             event_type text not null, payload json, headers json, created_at timestamptz not null default clock_timestamp())",
         )
         .await;
         let topics = unique("chaos");

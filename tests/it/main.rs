@@ -70,6 +70,7 @@ mod consumers;
 /// The control side: setup, the fence, the cursor row, the session's end.
 mod control;
 /// Topics that the relay makes.
+mod crashed;
 mod create_topics;
 /// Every column type in every place, against what Debezium was seen to write.
 mod debezium_types;

@@ -4,8 +4,9 @@
 
 use super::claim::{Claim, Look, Missed};
 use super::large::Keep;
+use super::order::{order, source};
 use super::spec::PollSpec;
-use super::sql::{HUGE, bound, key, order, sizes, stored, unpublished, value};
+use super::sql::{HUGE, bound, key, sizes, stored, unpublished, value};
 use super::table::{self, Column, Shape};
 use crate::lsn::Lsn;
 use crate::postgres::error::SourceError;
@@ -83,9 +84,14 @@ impl Table {
         self.id.text("o")
     }
 
-    /// The order of an aggregate's rows, first key first, as polling has it.
+    /// The order of an aggregate's rows (of [`Self::source`]), first key first, as polling has it.
     pub fn order(&self) -> Vec<String> {
-        order(&self.spec, &self.shape, "o")
+        order(&self.spec, &self.shape)
+    }
+
+    /// What follows FROM for the rows (`o`) for which `filter` holds, where they are to be ordered.
+    pub fn source(&self, filter: &str) -> String {
+        source(&self.spec, &self.shape, filter)
     }
 
     /// Rows without the layout's mark of success.

@@ -6,6 +6,7 @@
 //! a backlog.
 
 use super::claim::Place;
+use super::order::{key_columns, order, source};
 use super::spec::{Marks, PollSpec};
 use super::table::{Column, Shape};
 use super::times::{Twice, instant};
@@ -45,7 +46,7 @@ pub(super) struct Ask<'a> {
 pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
     let table = &spec.table;
     let ready = if ask.unready { unpublished(spec, shape, "o") } else { ready(spec, shape, "o") };
-    let order = order(spec, shape, "o");
+    let order = order(spec, shape);
     let mut filter = ready.clone();
     if let Some(snapshot) = ask.visible_in {
         let _infallible = write!(filter, "\n    AND {}", visible(spec, snapshot));
@@ -71,7 +72,7 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
          WITH RECURSIVE first AS MATERIALIZED (\n  \
            SELECT o.tableoid AS oid, o.ctid AS tid, o.{kind} AS kind, o.{id} AS id, {key} AS key,\n    \
              {order_columns},\n    {expired} AS expired, row_number() OVER w AS n,\n    {sizes}\n  \
-           FROM {table} AS o\n  WHERE {filter}\n  \
+           FROM {source}\n  \
            WINDOW w AS (ORDER BY {order} ROWS UNBOUNDED PRECEDING)\n  ORDER BY {order}\n  LIMIT {limit}\n\
          ), {bound}, free AS MATERIALIZED (\n  \
            SELECT f.n, f.oid, f.tid, f.key, f.expired, {huge} AS huge FROM first AS f\n  \
@@ -97,6 +98,7 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
         sizes = sizes(shape),
         bound = bound(&table.to_string(), shape),
         huge = HUGE,
+        source = source(spec, shape, &filter),
         order = order.join(", "),
         limit = ask.limit,
         values = values.join(", "),
@@ -199,7 +201,7 @@ fn blocker(spec: &PollSpec, shape: &Shape) -> Option<String> {
             )
         }
     };
-    let order = order(spec, shape, "b");
+    let order = key_columns(spec, shape, "b");
     let places: Vec<String> = (0..order.len()).map(|at| format!("f.o{at}")).collect();
     Some(format!(
         "SELECT FROM {} AS b\n    WHERE {unready}\n      AND {} = f.kind AND {} = f.id\n      AND ROW({}) < ROW({})",
@@ -223,29 +225,6 @@ fn expired(spec: &PollSpec, shape: &Shape) -> Option<String> {
         | Marks::Commerce { .. }
         | Marks::Sqlgarden { .. } => None,
     }
-}
-
-/// The order in which an aggregate's rows are published, first key first.
-///
-/// A number is assigned in order by the session that has locked the aggregate. Other ids have no order, so rows are
-/// sorted by the time column. Rows of the same time are mostly of one transaction: rows that have failed come first,
-/// the others in the order of insertion (transaction, command, place).
-pub(in crate::postgres) fn order(spec: &PollSpec, shape: &Shape, row: &str) -> Vec<String> {
-    let id = shape
-        .column(&spec.id)
-        .map_or_else(|| format!("{row}.{}", ident(&spec.id)), |column| column.sort_key(row));
-    if shape.column(&spec.id).is_some_and(|column| column.number) {
-        return vec![id];
-    }
-    let time = spec.time.iter().map(|time| format!("{row}.{}", ident(time)));
-    let failures = spec.marks.failures().map(|failures| format!("- {row}.{}", ident(failures)));
-    let inserted = [
-        format!("- age({row}.xmin)"),
-        format!("{row}.cmin::text::int8"),
-        format!("{row}.ctid"),
-        id,
-    ];
-    time.chain(failures).chain(inserted).collect()
 }
 
 /// Rows that a snapshot sees, by the transaction that wrote them, whose epoch is the one that makes it past.

@@ -5,6 +5,7 @@ use crate::finding::Finding;
 use crate::postgres::fence;
 use crate::postgres::names::ident;
 use crate::postgres::poll::PollSpec;
+use crate::postgres::poll::order::Unrecorded;
 use crate::postgres::schema::SchemaState;
 
 pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
@@ -49,6 +50,7 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
         return;
     }
     index(scene, poll, out);
+    order(scene, poll, out);
     if table.notifies {
         out.push(Finding::ok("poll", "an insert wakes the polling relay"));
     } else {
@@ -90,6 +92,36 @@ fn index(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
         )
         .sql(index.create.clone()),
     );
+}
+
+/// Events of one transaction that the table can't tell apart by time are in the order of their insertion, which a crash
+/// of the server may take from it.
+fn order(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
+    let Some(unrecorded) = &scene.unrecorded else { return };
+    let table = &poll.table;
+    let why = "polling and repair sort such events by where their rows were inserted. After a crash or a failover of \
+               the server the table does not always tell that: two events of one aggregate, of one transaction, may be \
+               swapped (docs/polling.md, Order)";
+    out.push(match (unrecorded, &poll.time) {
+        (Unrecorded::Default(default), Some(time)) => Finding::warning(
+            "poll_order",
+            format!("all events of a transaction get the same {} ({default}) in {table}", ident(time)),
+        )
+        .why(why)
+        .sql(format!(
+            "ALTER TABLE {table} ALTER COLUMN {} SET DEFAULT clock_timestamp();",
+            ident(time)
+        )),
+        (Unrecorded::Default(_) | Unrecorded::NoTime, _) => Finding::warning(
+            "poll_order",
+            format!("{table} has no time by which its events are sorted"),
+        )
+        .why(format!("{why}. Rows that exist get the time of the statement, which rewrites the table"))
+        .sql(format!(
+            "ALTER TABLE {table} ADD COLUMN created_at timestamptz NOT NULL DEFAULT clock_timestamp();"
+        ))
+        .config(scene.lines.config("outbox.columns.time", "created_at")),
+    });
 }
 
 /// Rows are locked while they are on their way, and then marked or deleted.

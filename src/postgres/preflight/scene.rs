@@ -11,6 +11,7 @@ use crate::postgres::names::{Names, TableName};
 use crate::postgres::ownership::{self, Acting, Ownership};
 use crate::postgres::poll::PollSpec;
 use crate::postgres::poll::index::{self, ClaimIndex};
+use crate::postgres::poll::order::{self, Unrecorded};
 use crate::postgres::publication::{PublicationFacts, Since};
 use crate::postgres::schema::SchemaState;
 use crate::postgres::server::ServerFacts;
@@ -39,6 +40,8 @@ pub(super) struct Scene<'a> {
     pub(super) around: Option<Around>,
     pub(super) namesakes: Vec<TableName>,
     pub(super) claim_index: Option<ClaimIndex>,
+    /// Why the table does not record the order of events of one transaction.
+    pub(super) unrecorded: Option<Unrecorded>,
     pub(super) publication: Option<PublicationFacts>,
     /// Whether it may have left out rows that are not known to be published.
     pub(super) since: Since,
@@ -125,7 +128,8 @@ pub(super) async fn read<'a>(
     let Own { schema, ownership, relay_owns, cursor, bookmarks } = own(ask, client).await?;
     let server = crate::postgres::server::read(client).await?;
     let viewer = role.as_ref().map_or(server.role.as_str(), |role| role.name.as_str());
-    let Outbox { table, around, namesakes, claims, marks } = outbox(ask, client, viewer).await?;
+    let Outbox { table, around, namesakes, claims, unrecorded, marks } =
+        outbox(ask, client, viewer).await?;
     let publication =
         crate::postgres::publication::read(client, &names.publication, names.table.as_ref())
             .await?;
@@ -159,6 +163,7 @@ pub(super) async fn read<'a>(
         around,
         namesakes,
         claim_index: claims,
+        unrecorded,
         slot,
         holder,
         bookmarks,
@@ -233,6 +238,7 @@ struct Outbox {
     around: Option<Around>,
     namesakes: Vec<TableName>,
     claims: Option<ClaimIndex>,
+    unrecorded: Option<Unrecorded>,
     marks: Option<fence::MarkFacts>,
 }
 
@@ -250,6 +256,7 @@ async fn outbox(ask: &Ask<'_>, client: &Client, viewer: &str) -> Result<Outbox, 
             outbox.around = Some(facts::around(client, table.oid, viewer, dlq).await?);
             if let Some(spec) = ask.poll {
                 outbox.claims = index::read(client, table.oid, spec).await?;
+                outbox.unrecorded = order::unrecorded(client, table.oid, spec).await?;
             }
         }
         None => outbox.namesakes = facts::namesakes(client, name).await?,

@@ -103,6 +103,7 @@ fn well<'a>(ask: Ask<'a>, facts: &fence::Facts) -> Scene<'a> {
         around: Some(Around { readable: true, has_identity: true, ..Around::default() }),
         namesakes: Vec::new(),
         claim_index: None,
+        unrecorded: None,
         publication: facts.publication.clone(),
         since: Since::default(),
         slot: facts.slot.clone(),

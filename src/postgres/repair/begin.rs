@@ -181,19 +181,17 @@ async fn list(
     let method = Method::of(client, ask.selection, ask.known.as_deref()).await?;
     let survey = survey(client, table, &method, ask.known_at).await?;
     let pipeline = &ask.names.pipeline;
-    let spec = table.spec();
     let sql = format!(
         "INSERT INTO postrider.repair_page (pipeline, number, ids) \
          SELECT $1, b.first + (l.n - 1) / {PAGE_ROWS}, array_agg(l.id ORDER BY l.n) \
          FROM (SELECT {id} AS id, row_number() OVER (ORDER BY {order}) AS n \
-               FROM {name} AS o WHERE {rows}) AS l, \
+               FROM {source}) AS l, \
               (SELECT coalesce(max(p.number) + 1, 0) AS first FROM postrider.repair_page AS p \
                WHERE p.pipeline = $1) AS b \
          GROUP BY 2",
         id = table.id(),
         order = method.order(table),
-        name = spec.table,
-        rows = method.rows(table),
+        source = table.source(&method.rows(table)),
     );
     client.execute(&sql, &[pipeline]).await.map_err(failed)?;
     // The snapshot of a slot may have an xmax below its xmin, and PostgreSQL does not read back what it wrote of it

@@ -9,7 +9,7 @@ use crate::postgres::conninfo::Conninfo;
 use crate::postgres::control::Control;
 use crate::postgres::error::{SourceError, SourceErrorKind};
 use crate::postgres::names::{ident, literal};
-use crate::postgres::poll::{PollSpec, Shape, Twice, instant, order, shape};
+use crate::postgres::poll::{PollSpec, Shape, Twice, instant, order, shape, source};
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::TryStreamExt;
 use std::fmt;
@@ -263,11 +263,10 @@ fn declare(spec: &PollSpec, shape: &Shape, select: &Select<'_>, is_number: bool)
     let filter = if filter.is_empty() { "true".to_owned() } else { filter.join("\n    AND ") };
     format!(
         "BEGIN READ ONLY;\nDECLARE postrider_replay NO SCROLL CURSOR WITH HOLD FOR\n  SELECT {id}, {}\n  \
-         FROM {} AS o\n  \
-         WHERE {filter}\n  ORDER BY {};\nCOMMIT",
+         FROM {}\n  ORDER BY {};\nCOMMIT",
         columns.join(", "),
-        spec.table,
-        order(spec, shape, "o").join(", ")
+        source(spec, shape, &filter),
+        order(spec, shape).join(", ")
     )
 }
 

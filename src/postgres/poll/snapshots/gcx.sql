@@ -1,16 +1,22 @@
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 WITH RECURSIVE first AS MATERIALIZED (
   SELECT o.tableoid AS oid, o.ctid AS tid, o."aggregate_type" AS kind, o."aggregate_id" AS id, concat(o."aggregate_type", chr(31), o."aggregate_id") AS key,
-    o."created_at" AS o0, - o."retry_count" AS o1, - age(o.xmin) AS o2, o.cmin::text::int8 AS o3, o.ctid AS o4, o."id" AS o5,
+    o."created_at" AS o0, o."postrider.failures" AS o1, o."postrider.age" AS o2, o."postrider.command" AS o3, o.ctid AS o4, o."id" AS o5,
     coalesce(o."expires_at" <= now(), false) AS expired, row_number() OVER w AS n,
     (32::int8 + coalesce(pg_column_size(o."aggregate_type"), 0) + coalesce(pg_column_size(o."aggregate_id"), 0) + coalesce(pg_column_size(o."payload"), 0)) AS stored, sum(CASE WHEN (32::int8 + coalesce(pg_column_size(o."aggregate_type"), 0) + coalesce(pg_column_size(o."aggregate_id"), 0) + coalesce(pg_column_size(o."payload"), 0)) > 67108864 THEN 0 ELSE (32::int8 + coalesce(pg_column_size(o."aggregate_type"), 0) + coalesce(pg_column_size(o."aggregate_id"), 0) + coalesce(pg_column_size(o."payload"), 0)) END) OVER w AS total,
     (pg_column_compression(o."aggregate_type") IS NOT NULL OR pg_column_compression(o."aggregate_id") IS NOT NULL OR pg_column_compression(o."payload") IS NOT NULL) AS packed
-  FROM "public"."outbox" AS o
-  WHERE o."status" = 'pending'
+  FROM (SELECT o.*, CASE WHEN bool_or(o."postrider.cmin" < o."postrider.highest") OVER (PARTITION BY o."created_at", o."postrider.failures", o."postrider.age")
+      THEN 0 ELSE o."postrider.cmin" END AS "postrider.command"
+    FROM (SELECT o.*, o.tableoid, o.ctid, o.xmin, - age(o.xmin) AS "postrider.age", - o."retry_count" AS "postrider.failures",
+        o.cmin::text::int8 AS "postrider.cmin", max(o.cmin::text::int8) OVER (
+          PARTITION BY o."created_at", - o."retry_count", - age(o.xmin), o.tableoid, (o.ctid::text::point)[0]
+          ORDER BY o.ctid ROWS UNBOUNDED PRECEDING) AS "postrider.highest"
+      FROM "public"."outbox" AS o
+      WHERE o."status" = 'pending'
     AND (pg_visible_in_snapshot(((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - (((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - o.xmin::text::int8) & 4294967295))::text::xid8, '10:20:10,14'::pg_snapshot) OR o."retry_count" > 0)
-    AND concat(o."aggregate_type", chr(31), o."aggregate_id") <> ALL (ARRAY['orderit''s']::text[])
-  WINDOW w AS (ORDER BY o."created_at", - o."retry_count", - age(o.xmin), o.cmin::text::int8, o.ctid, o."id" ROWS UNBOUNDED PRECEDING)
-  ORDER BY o."created_at", - o."retry_count", - age(o.xmin), o.cmin::text::int8, o.ctid, o."id"
+    AND concat(o."aggregate_type", chr(31), o."aggregate_id") <> ALL (ARRAY['orderit''s']::text[])) AS o) AS o
+  WINDOW w AS (ORDER BY o."created_at", o."postrider.failures", o."postrider.age", o."postrider.command", o.ctid, o."id" ROWS UNBOUNDED PRECEDING)
+  ORDER BY o."created_at", o."postrider.failures", o."postrider.age", o."postrider.command", o.ctid, o."id"
   LIMIT 5
 ), lines AS MATERIALIZED (
   SELECT array_agg(f.oid ORDER BY f.n) AS oids, array_agg(f.tid ORDER BY f.n) AS tids, max(f.n) AS last,
