@@ -22,6 +22,9 @@ const MEMORY_MAX_KIB: u64 = 512 << 10;
 /// Time for the rows of a test.
 const ENDS: Duration = Duration::from_mins(5);
 
+/// The same for each row of 8 MB.
+const ENDS_FOR_ROW: Duration = Duration::from_secs(1);
+
 /// A small row, the one that is too large, and a small one of aggregate `a`; large ones of `b`, and a small one of
 /// `c`.
 async fn insert(pipeline: &Pipeline, large: usize) {
@@ -51,7 +54,7 @@ async fn as_it_should_be(pipeline: &Pipeline, large: usize) {
                   octet_length(value), ', ' order by commit_lsn, ordinal) from postrider.parked";
     let wanted = format!("2 dead row_too_large {}, 3 behind - 1", TOO_LARGE_BYTES + 2);
     assert_eq!(pipeline.sql.text(parked).await, Some(wanted));
-    let records = pipeline.topic.await_records(large + 2, ENDS).await;
+    let records = pipeline.topic.await_records(large + 2, ends()).await;
     let ids: BTreeSet<u64> = records
         .iter()
         .map(|record| record.header("id").expect("an id").parse().expect("a number"))
@@ -62,7 +65,7 @@ async fn as_it_should_be(pipeline: &Pipeline, large: usize) {
 
 /// Waits, and gives the most memory that the process has had, in MiB.
 async fn until(relay: &Relay, pipeline: &Pipeline, sql: &str, wanted: &str) -> u64 {
-    await_that(sql, ENDS, || async {
+    await_that(sql, ends(), || async {
         let found = pipeline.sql.text(sql).await.unwrap_or_default();
         if found == wanted { Ok(()) } else { Err(format!("{found}\n{}", relay.stderr())) }
     })
@@ -70,6 +73,11 @@ async fn until(relay: &Relay, pipeline: &Pipeline, sql: &str, wanted: &str) -> u
     let (_, most) = relay.memory_kib();
     assert!(most > 0 && most < MEMORY_MAX_KIB, "{most} KiB");
     most >> 10
+}
+
+/// How long a run may take.
+fn ends() -> Duration {
+    ENDS + ENDS_FOR_ROW * u32::try_from(large_rows()).expect("a small number")
 }
 
 /// How many rows of 8 MB there are: some, or as many as the environment says.
@@ -97,8 +105,8 @@ async fn polling_parks_a_row_that_is_too_large_and_publishes_large_ones_in_bound
     postrider_ok(&pipeline.config, &["parked", "skip", "2", "--yes"]);
     let left = "select count(*)::text from postrider.parked where state not in ('done', 'skipped')";
     until(&relay, &pipeline, left, "0").await;
-    assert_eq!(pipeline.topic.await_records(large + 3, ENDS).await.len(), large + 3);
-    assert_eq!(relay.terminate(ENDS).await.code, Some(0));
+    assert_eq!(pipeline.topic.await_records(large + 3, ends()).await.len(), large + 3);
+    assert_eq!(relay.terminate(ends()).await.code, Some(0));
 }
 
 #[tokio::test]
@@ -111,7 +119,7 @@ async fn repair_parks_a_row_that_is_too_large_and_publishes_large_ones_in_bounde
     let began = Instant::now();
     let repairing = Repairing::start_with(&pipeline.config, &["--from-table"]);
     let most = Cell::new(0);
-    await_that("the repair to end", ENDS, || async {
+    await_that("the repair to end", ends(), || async {
         most.set(most.get().max(memory_kib(repairing.pid()).1));
         let state = "select state || ' ' || rows_published from postrider.repair";
         let state = pipeline.sql.text(state).await.unwrap_or_default();
