@@ -505,4 +505,27 @@ mod tests {
             floor = end;
         }
     }
+
+    /// A claim is settled in part by what is acknowledged. A row that is fed again is published again, and is settled
+    /// when that is acknowledged: else its aggregate could end with a repetition of an earlier event.
+    #[test]
+    fn row_that_is_fed_again_is_settled_when_it_is_acknowledged_again() {
+        let mut open = Open::new(Claim::of_aggregates(&["a", "b", "b", "c"]), Lsn::ZERO);
+        let fed = |open: &mut Open, from: u64| open.tickets.extend((from..from + 4).map(Ticket));
+        let settled = |open: &Open| {
+            let of = open.part(0).outcomes;
+            of.into_iter().map(|outcome| outcome == Settled::Published).collect::<Vec<_>>()
+        };
+        fed(&mut open, 0);
+        assert_eq!(settled(&open), [false; 4]);
+        open.acknowledged(Ticket(0));
+        open.acknowledged(Ticket(2));
+        open.acknowledged(Ticket(3));
+        assert_eq!(settled(&open), [true, false, false, true], "an earlier row of \"b\" is open");
+        open.rewind();
+        assert_eq!(settled(&open), [false; 4], "nothing is acknowledged since");
+        fed(&mut open, 4);
+        open.acknowledged(Ticket(4));
+        assert_eq!(settled(&open), [true, false, false, false]);
+    }
 }

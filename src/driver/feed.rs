@@ -11,7 +11,7 @@ use super::say::{self, Tell};
 use super::shelf::Shelf;
 use super::spec::PipelineSpec;
 use crate::error::{Halt, HaltReason};
-use crate::event::{Aggregate, Position};
+use crate::event::{Aggregate, PgTime, Position};
 use crate::metrics::PipelineMetrics;
 use crate::outbox::{At, MapError, Mapped, Mapper};
 use crate::parked::Entry;
@@ -218,7 +218,8 @@ impl Pipeline {
         if self.relay.is_overtaken(at.position) {
             mapped.take_off_position();
         }
-        if has_expired(&self.tell, &self.returning, &mapped) {
+        let (expires_at, id) = (mapped.expires_at, mapped.event_id);
+        if has_expired(&self.tell, &self.returning, expires_at, id) {
             say::expired(&mut self.tell, self.spec.name(), at.position, mapped.event_id);
             return self.skip(now);
         }
@@ -444,8 +445,13 @@ enum Answer {
 }
 
 /// Whether the event's time has passed. One that is parked does not expire: it would go behind its followers.
-fn has_expired(tell: &Tell, returning: &Returning, mapped: &Mapped<'_>) -> bool {
-    mapped.expires_at.is_some_and(|at| tell.has_passed(at)) && !returning.parks(mapped.event_id)
+fn has_expired(
+    tell: &Tell,
+    returning: &Returning,
+    expires_at: Option<PgTime>,
+    event_id: &str,
+) -> bool {
+    expires_at.is_some_and(|at| tell.has_passed(at)) && !returning.parks(event_id)
 }
 
 /// Whether polling or a repair has published the event, or has it in hand.
@@ -505,5 +511,34 @@ fn protocol(error: &pgoutput::DecodeError) -> Halt {
         meaning: "nothing is lost: the cursor stands before it; skipping it could lose an event"
             .into(),
         hint: "start again; if it comes back, report it with the server's version".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::postgres::parked::Again;
+
+    #[test]
+    fn event_expires_unless_it_is_parked_and_comes_again() {
+        let again = |id: &str, passes| Again {
+            event_id: id.to_owned(),
+            position: Position::default(),
+            passes,
+        };
+        let returning = Returning::new(vec![again("parked", false), again("resolved", true)]);
+        let mut tell = Tell::default();
+        tell.look_at_the_clock();
+        // The beginning of 2000, and the end of time.
+        let (past, future) = (PgTime::default(), PgTime { micros: i64::MAX });
+        for (id, expires_at, expired) in [
+            ("another", Some(past), true),
+            ("another", Some(future), false),
+            ("another", None, false),
+            ("resolved", Some(past), true),
+            ("parked", Some(past), false),
+        ] {
+            assert_eq!(has_expired(&tell, &returning, expires_at, id), expired, "{id}");
+        }
     }
 }

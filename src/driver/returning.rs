@@ -33,7 +33,7 @@ pub(super) struct Returning {
 }
 
 impl Returning {
-    fn new(found: Vec<Again>) -> Self {
+    pub(super) fn new(found: Vec<Again>) -> Self {
         let parks = found.iter().filter(|again| !again.passes);
         let at = parks.map(|again| again.position).collect();
         let by_id = found.into_iter().map(|again| (again.event_id, (again.position, again.passes)));

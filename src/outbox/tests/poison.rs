@@ -1,6 +1,8 @@
 //! NULL where a value is needed, and text that is none: the column, what mends it, never the value.
 
-use super::support::{ColumnSpec, map_layout, map_with, null, print, relation, text, typed};
+use super::support::{
+    AT, ColumnSpec, insert, map_layout, map_with, null, print, relation, text, typed,
+};
 use crate::outbox::{Layout, MapError, Mapper, OutboxSpec, Poison};
 use crate::pgoutput::{Message, decode};
 use expect_test::expect;
@@ -40,6 +42,26 @@ fn null_where_a_value_is_needed_is_poison() {
         hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected; SET NOT NULL on "event_type" refuses such rows from now on
     "#]]
     .assert_eq(&all);
+}
+
+/// What is left of such a row must not be published when somebody asks for another attempt.
+#[test]
+fn row_that_is_too_large_to_be_read_has_neither_topic_nor_payload() {
+    let spec = OutboxSpec::for_layout(Layout::Postrider);
+    let table = spec.table.clone().unwrap();
+    let mut mapper = Mapper::new(spec).unwrap();
+    let mut columns = columns();
+    columns[4] = null("payload", 114);
+    let described = relation(7, &table.schema, &table.name, &columns);
+    let Message::Relation(described) = decode(&described).unwrap() else { unreachable!() };
+    mapper.relation(&described).unwrap();
+    let row = insert(7, &columns);
+    let Message::Insert(row) = decode(&row).unwrap() else { unreachable!() };
+    let MapError::Poison(poison) = mapper.too_large(&row, AT, 64 << 20) else { unreachable!() };
+    let Poison { remains, .. } = poison;
+    let of = remains.aggregate.as_ref().map(|(kind, id)| (kind.as_str(), id.as_str()));
+    assert_eq!((remains.event_id.as_deref(), of), (Some("42"), Some(("order", "o-7"))));
+    assert_eq!((remains.record.topic.as_str(), remains.record.value), ("", None));
 }
 
 #[test]

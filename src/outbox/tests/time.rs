@@ -210,6 +210,33 @@ fn a_time_without_a_zone_is_refused_where_it_decides_and_read_in_the_configured_
     }
 }
 
+/// An event whose delay can't be read is parked. It is not published before its time.
+#[test]
+fn a_delay_that_is_no_time_is_poison() {
+    let mut spec = OutboxSpec::for_layout(Layout::Commerce);
+    spec.zone = Zone::named("America/New_York");
+    for (value, expected) in [("2026-11-02 01:30:00", Ok(true)), ("tomorrow", Err("time"))] {
+        let row = [
+            typed("id", 20, "1"),
+            text("aggregate_type", "Order"),
+            typed("aggregate_id", 20, "7"),
+            text("event_type", "x"),
+            typed("payload", 3802, "{}"),
+            typed("occurred_at", 1184, "2024-01-02 03:04:05+00"),
+            null("trace_id", 25),
+            typed("tenant_id", 20, "1"),
+            typed("event_version", 21, "1"),
+            typed("available_at", 25, value),
+        ];
+        let got = map_with(spec.clone(), &row, |mapped| match mapped {
+            Ok(mapped) => Ok(mapped.unwrap().available_at.is_some()),
+            Err(MapError::Poison(poison)) => Err(poison.problem.code()),
+            Err(other) => panic!("{other}"),
+        });
+        assert_eq!(got, expected, "{value}");
+    }
+}
+
 #[test]
 fn of_the_hour_that_comes_twice_a_delay_counts_the_earlier_one() {
     let zone = Zone::named("Europe/Berlin");

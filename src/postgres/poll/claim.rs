@@ -47,6 +47,23 @@ impl Claim {
     pub fn key(&self, row: usize) -> &str {
         self.keys.get(row).map_or("", String::as_str)
     }
+
+    /// A claim of one row for each of the aggregates.
+    #[cfg(test)]
+    pub(crate) fn of_aggregates(aggregates: &[&str]) -> Self {
+        Self {
+            rows: vec![Bytes::new(); aggregates.len()],
+            at: Lsn::ZERO,
+            claimed_at: PgTime::default(),
+            expired: 0,
+            withheld: 0,
+            missed: Missed::default(),
+            more: false,
+            places: Vec::new(),
+            keys: aggregates.iter().map(|key| (*key).to_owned()).collect(),
+            large: BTreeSet::new(),
+        }
+    }
 }
 
 impl fmt::Debug for Claim {
