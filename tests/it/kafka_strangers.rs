@@ -4,7 +4,7 @@ use crate::await_that::await_that;
 use crate::private::topic_that_lacks_a_copy;
 use crate::server::unique;
 use crate::sink_caller::{Caller, SOON, alter, by_key, record, spec};
-use crate::topic::{Topic, client_config};
+use crate::topic::{Topic, Topics, client_config};
 use postrider::sink::NotTaken;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use turnstile::Turnstile;
@@ -40,6 +40,27 @@ async fn nothing_overtakes_a_first_record_that_is_refused_for_a_moment() {
     assert_eq!(numbers, [0, 1], "said: {:?}", caller.said);
     assert_eq!(second, Err(NotTaken::Full));
     assert!(caller.all_acked());
+}
+
+/// No partition knows the producers that a reset makes, whatever it has of the former ones.
+#[tokio::test]
+async fn producers_of_a_reset_send_first_records_of_their_own() {
+    let (broker, turnstile) = Turnstile::before_a_broker(&spec("").client_id).await;
+    let topic = Topics::new(&broker.brokers(), "sink_newcomers").create("t", 1).await;
+    let mut caller = Caller::open(spec(&broker.brokers()));
+    turnstile.let_through(1);
+    caller.send(&record(&topic.name, "k", b"0")).await;
+    caller.reported().await;
+    caller.sink.reset();
+    caller.send(&record(&topic.name, "k", b"1")).await;
+    count("requests", 2, || turnstile.seen()).await;
+    let third = caller.offer(&record(&topic.name, "k", b"2"));
+    assert_eq!(third, Err(NotTaken::Full), "the first record has no answer");
+    turnstile.open();
+    caller.send(&record(&topic.name, "k", b"2")).await;
+    caller.reported().await;
+    assert!(caller.all_acked());
+    assert_eq!(by_key(&topic.read_all().await)["k"], [0, 1, 2]);
 }
 
 async fn count(what: &str, expected: usize, count: impl Fn() -> usize) {

@@ -190,6 +190,41 @@ async fn new_producers_send_nothing_while_the_former_ones_have_records_without_a
     assert_eq!(numbers, (0..number).collect::<Vec<_>>(), "each once, in order");
 }
 
+/// The former producers are emptied while the new ones wait. A reset gives up what they have not sent: another process
+/// may have the slot by then. What is in their requests can't be taken back.
+#[tokio::test]
+async fn what_former_producers_have_not_sent_is_given_up_by_a_reset() {
+    static PROXY: OnceLock<Proxy> = OnceLock::new();
+    let broker = PrivateKafka::start_on(|port, _| {
+        let proxy = PROXY.get_or_init(|| Proxy::start(port, None));
+        format!("advertised.listeners=PLAINTEXT://127.0.0.1:{}", proxy.port)
+    });
+    let broker = broker.await;
+    let proxy = PROXY.get().expect("a proxy");
+    let topics = Topics::new(&broker.brokers(), "turns_given_up");
+    let topic = topics.create_with("t", 1, &[("max.message.bytes", "6000")]).await;
+    let smaller = topics.create_with("smaller", 1, &[("max.message.bytes", "5000")]).await;
+    let mut caller = Caller::open(uncompressed(&broker.brokers()));
+    await_that("news of the topic", SOON, || {
+        let answer = caller.sink.sound(&smaller.name, Instant::now());
+        std::future::ready(answer.map_err(|why| format!("{why:?}")))
+    })
+    .await;
+    numbers_of_one_key(&topic, &mut caller, 1).await;
+    caller.reported().await;
+    proxy.set(Mode::HoleUp);
+    numbers_of_one_key(&topic, &mut caller, BACKLOG).await;
+    let offered = caller.offer(&record(&smaller.name, "k", b"0"));
+    assert_eq!(offered, Err(NotTaken::Full), "the producers are exchanged");
+    caller.sink.reset();
+    caller.outcomes.clear();
+    proxy.heal();
+    let last = caller.send(&record(&smaller.name, "k", b"after")).await;
+    caller.until("its report", SOON, |caller| caller.outcomes.contains_key(&last)).await;
+    let sent = topic.read_all().await.len() as u64;
+    assert!(sent < BACKLOG / 2, "{sent} of {BACKLOG} were sent");
+}
+
 async fn assert_few_were_sent(topic: &Topic) {
     let records = topic.read_all().await;
     let sent = records.iter().filter(|record| record.value_text() == Some("given up")).count();
