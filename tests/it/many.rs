@@ -4,7 +4,7 @@ use crate::await_that::{SOON, await_that};
 use crate::halted::halt_lines;
 use crate::pipeline::Pipeline;
 use crate::relay::{Relay, postrider_ok};
-use crate::server::Version;
+use crate::server::{Version, unique};
 use serde_json::Value;
 
 /// An event that halts its pipeline.
@@ -85,6 +85,27 @@ async fn one_that_halts_leaves_the_others_alone_and_the_process_stays_up() {
 /// A run that goes on answering when all has halted.
 fn stays_up(config: &str) -> Relay {
     Relay::spawn_with(config, &["--log-format", "json"], &[])
+}
+
+/// Each has the lock of its own name, though both are of one database.
+#[tokio::test]
+async fn two_pipelines_of_one_database_publish_beside_each_other() {
+    let pipeline = Pipeline::shared(Version::Pg17, "beside").await;
+    let other = unique("besides");
+    let mine = format!("pipelines.{}", pipeline.name);
+    let others = pipeline.config.replace(&mine, &format!("pipelines.{other}"));
+    postrider_ok(&others, &["setup"]);
+    let relay = Relay::spawn(&format!("{}\n{others}", pipeline.config));
+    pipeline.insert(100).await;
+    let both = |status: &Value| {
+        let list = status["pipelines"].as_array();
+        list.is_some_and(|all| {
+            all.len() == 2 && all.iter().all(|one| one["published_total"] == 100)
+        })
+    };
+    relay.await_status("both published", SOON, both).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    assert_eq!(pipeline.topic.read_all().await.len(), 200, "each event, once by each");
 }
 
 /// A stop after a halt is a clean one for those that ran.

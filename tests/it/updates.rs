@@ -1,12 +1,14 @@
 //! `outbox.on_update = "halt"`: an UPDATE of the outbox table halts the pipeline in front of it, and nothing is lost.
 
 use crate::answers::answer;
-use crate::await_that::SOON;
+use crate::await_that::{SOON, await_that};
 use crate::check::Patient;
 use crate::halted::{halt_of, run_to_halt, spawn};
 use crate::pipeline::Pipeline;
 use crate::relay::{Relay, postrider, postrider_ok};
 use crate::server::{Client, Version};
+use crate::topic::ReadRecord;
+use std::collections::BTreeSet;
 
 /// A pipeline that is set up with the key.
 async fn halts_at_updates(version: Version) -> Pipeline {
@@ -52,6 +54,48 @@ async fn an_update_halts_in_front_of_it_and_loses_nothing() {
         assert_eq!(pipeline.topic.await_records(18, SOON).await.len(), 18);
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
     }
+}
+
+/// An UPDATE that was passed over as `skip` says, and lies in the part of a transaction that is published: where that
+/// part comes again, after a kill, it does not halt the pipeline that has `halt` since.
+#[tokio::test]
+async fn update_that_was_passed_over_does_not_halt_where_it_comes_again() {
+    const ROWS: usize = 30_000;
+    let mut pipeline = halts_at_updates(Version::Pg17).await;
+    pipeline.bound_in_flight(2_000);
+    let halts = pipeline.config.clone();
+    pipeline.config = halts.replace("\"halt\"", "\"skip\"");
+    let transaction = format!(
+        "do $$ begin for i in 1..{ROWS} loop \
+           insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+             values ('order', (i % 10)::text, 'T', to_json(i)); \
+           if i = 1 then update outbox set event_type = 'U' where id = 1; end if; \
+         end loop; end $$"
+    );
+    pipeline.sql.batch(&transaction).await;
+    let relay = pipeline.run();
+    let partial = format!(
+        "select coalesce(partial_ordinal, 0)::text from postrider.cursor where pipeline = '{}'",
+        pipeline.name
+    );
+    await_that("a cursor row inside the transaction", SOON, || async {
+        let ordinal = pipeline.sql.text(&partial).await.unwrap_or_default();
+        if ordinal.parse::<u64>().is_ok_and(|at| at > 2) { Ok(()) } else { Err(ordinal) }
+    })
+    .await;
+    relay.kill().await;
+    let ordinal = pipeline.sql.text(&partial).await.unwrap_or_default();
+    assert_ne!(ordinal, "0", "the transaction was over before the kill");
+    let relay = spawn(&halts);
+    let end = pipeline.wal_end().await;
+    await_that("all to be confirmed", SOON, || pipeline.confirmed(&end)).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let ids: BTreeSet<_> = pipeline.topic.read_all().await.iter().map(id_of).collect();
+    assert_eq!(ids.len(), ROWS, "every event arrived");
+}
+
+fn id_of(record: &ReadRecord) -> String {
+    record.header("id").expect("an id").to_owned()
 }
 
 /// Set for a pipeline that runs already: its publication has inserts alone, so no UPDATE would be seen.

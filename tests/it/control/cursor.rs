@@ -51,6 +51,47 @@ async fn the_row_goes_forward_and_never_back() {
     }
 }
 
+/// A snapshot of the transactions that are published counts from the cursor row on that has passed the end of WAL at
+/// which it was taken. A relay that lags all the time gets there: rows that it writes before do not take a later one
+/// in its stead. Else the snapshot would stay as it was before the lag, and a repair would publish all since.
+#[tokio::test]
+async fn snapshot_of_what_is_published_moves_on_however_far_the_row_lags() {
+    for version in Version::ALL {
+        let pipeline = Pipeline::ready(version, "cursor_snapshot").await;
+        let client = pipeline.control.client();
+        let first = pipeline.facts().await.cursor.unwrap();
+        let written = async |to: Lsn| {
+            let row =
+                Cursor { watermark: Watermark::resumed(to), flush_limit: to, ..first.clone() };
+            cursor::write(client, &row, &cursor::Ledger::Kept).await.unwrap()
+        };
+        let column = async |column: &str| {
+            let sql = format!(
+                "select {column}::text from postrider.cursor where pipeline = '{}'",
+                pipeline.names.pipeline
+            );
+            client.query_one(&sql, &[]).await.unwrap().get::<_, Option<String>>(0)
+        };
+        let more_wal = "select pg_logical_emit_message(true, 'other', 'lag')";
+        // Whatever was pending before is passed. The row lags: the server has written WAL since.
+        let far = client.query_one("select pg_current_wal_insert_lsn()::text", &[]).await.unwrap();
+        let far = at(far.get(0));
+        pipeline.sql(more_wal).await;
+        assert_eq!(written(far).await, Written::Stored);
+        let pending = column("pending_lsn").await.expect("a snapshot is taken");
+        let snapshot = column("pending_snapshot").await;
+        assert!(at(&pending) > far);
+        for _ in 0..3 {
+            pipeline.sql(more_wal).await;
+            assert_eq!(written(far).await, Written::Stored);
+            assert_eq!(column("pending_lsn").await.as_ref(), Some(&pending));
+            assert_ne!(column("resolved_snapshot").await, snapshot, "it is not passed yet");
+        }
+        assert_eq!(written(at(&pending)).await, Written::Stored);
+        assert_eq!(column("resolved_snapshot").await, snapshot);
+    }
+}
+
 /// Seconds that are far ahead of the server's clock, so that ours decides.
 const LATER: u32 = 3_000_000_000;
 

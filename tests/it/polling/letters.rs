@@ -105,3 +105,40 @@ async fn row_that_has_failed_for_good_is_not_tried_in_the_stead_of_its_letter() 
     assert_eq!(orders.read_all().await.len(), 0, "it has failed");
     assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
+
+/// An event is dead with its first failure, and its claim is still open, since another row of it has no answer. No
+/// other session sees the parked row before the claim is committed: its letter is sent then.
+#[tokio::test]
+async fn letter_of_an_event_that_an_open_claim_has_parked_is_sent_when_the_claim_is_settled() {
+    let kafka = PrivateKafka::start("").await;
+    let mut pipeline =
+        polling_to(&kafka.brokers(), Version::Pg17, "polldeadopen", "postrider").await;
+    let dead = Topic { name: format!("{}-dead", pipeline.topic.name), ..pipeline.topic.clone() };
+    create_topic(&dead.brokers, &dead.name, 1, &[]).await;
+    let line = format!("parking = {{ dead_topic = \"{}\", ", dead.name);
+    let config = pipeline.uncompressed().replace("parking = { ", &line);
+    pipeline.config = config.replace("attempts_max = 3", "attempts_max = 1");
+    alter(&pipeline.topic, "max.message.bytes", "3000").await;
+    let insert = |rows: u32, large: u32| {
+        format!(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+             select 'order', i::text, 'T', to_json(case when i = {large} then (select string_agg(md5(random()::text), '') \
+             from generate_series(1, 600)) else 'x' end) from generate_series(1, {rows}) i"
+        )
+    };
+    let relay = pipeline.run();
+    pipeline.sql.batch(&insert(1, 0)).await;
+    count(&pipeline, "select count(*)::text from outbox", "0").await;
+    kafka.freeze();
+    pipeline.sql.batch(&insert(2, 2)).await;
+    let is_dead = |status: &Value| status["pipelines"][0]["parked"]["dead"] == 1;
+    relay.await_status("the second is dead in its claim", SOON, is_dead).await;
+    count(&pipeline, "select count(*)::text from postrider.parked", "0").await;
+    kafka.thaw();
+    let letters = dead.await_records(1, SOON).await;
+    assert_eq!(letters[0].header("dead_code"), Some("too_large"));
+    count(&pipeline, "select count(*)::text from outbox", "0").await;
+    let sent = "select count(*)::text from postrider.parked where dead_sent_at is not null";
+    count(&pipeline, sent, "1").await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}

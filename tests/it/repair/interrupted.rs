@@ -6,7 +6,9 @@ use crate::await_that::{SOON, await_that};
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
 use crate::private::{Signal, exit_of, signal};
+use crate::relay::postrider_ok;
 use crate::server::Version;
+use std::collections::BTreeSet;
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
 
@@ -168,4 +170,37 @@ pub(crate) async fn progress(pipeline: &Pipeline) -> (i64, i64) {
     let sql = "select rows_published, rows_total from postrider.repair";
     let rows = pipeline.sql.query(sql, &[]).await.expect("the repair's row");
     rows.first().map_or((0, 0), |row| (row.get(0), row.get(1)))
+}
+
+/// A backfill is killed half way, and its slot is lost before it is run again. The rows that were on the list stay on
+/// it, and are not listed a second time.
+#[tokio::test]
+async fn list_of_a_killed_backfill_outlives_its_slot() {
+    const ROWS: usize = 20_000;
+    const LATER: usize = 10;
+    const PAGE_ROWS: usize = 1_000;
+    let pipeline = Pipeline::in_layout(Version::Pg17, "outlives", "postrider").await;
+    postrider_ok(&pipeline.config, &["setup", "--undo", "--yes"]);
+    pipeline.insert(ROWS).await;
+    postrider_ok(&pipeline.config, &["setup", "--backfill", "all"]);
+    let repairing = Repairing::start(&pipeline.config);
+    await_that("some rows to be published", SOON, || async {
+        let published = progress(&pipeline).await.0;
+        if published > 0 { Ok(()) } else { Err(published) }
+    })
+    .await;
+    repairing.kill().await;
+    gone(&pipeline).await;
+    let (published, total) = progress(&pipeline).await;
+    assert!(published < total, "killed too late: {published} of {total}");
+    drop_slot(&pipeline).await;
+    pipeline.insert(LATER).await;
+    let value = repaired(&pipeline.config);
+    let counts = (number(&value, "published"), number(&value, "rows"));
+    assert_eq!(counts, (ROWS + LATER, ROWS + LATER), "{value}");
+    let records = pipeline.topic.read_all().await;
+    let ids: BTreeSet<_> = records.iter().filter_map(|record| record.header("id")).collect();
+    assert_eq!(ids.len(), ROWS + LATER, "every row is published");
+    let repeated = records.len() - ids.len();
+    assert!(repeated <= PAGE_ROWS, "{repeated} rows came twice, more than a page");
 }

@@ -156,3 +156,30 @@ async fn only_the_culprit_of_a_refused_batch_is_left_out() {
         records.len() - all.len()
     ));
 }
+
+/// Nobody but the broker can tell that an event is too old for the topic, and it refuses the whole batch. The events of
+/// the batch are sent one at a time then, and the one that is refused alone is left out.
+#[tokio::test]
+async fn event_that_only_the_broker_refuses_is_found_and_left_out() {
+    const EVENTS: usize = 100;
+    let pipeline = Pipeline::shared(Version::Pg17, "replay_old").await;
+    let again = Topics::new(&pipeline.topic.brokers, "old").create("again", 1).await;
+    alter(&again, "message.timestamp.before.max.ms", "3600000").await;
+    postrider_ok(&pipeline.config, &["bookmark", "create", "b"]);
+    let insert = format!(
+        "insert into public.outbox (aggregate_type, aggregate_id, event_type, payload, created_at) \
+         select 'order', '1', 'Written', to_json(i), \
+           case i when 50 then now() - interval '1 day' else now() end \
+         from generate_series(1, {EVENTS}) i"
+    );
+    pipeline.sql.batch(&insert).await;
+    let args = ["--bookmark", "b", "--to", &again.name, "--json"];
+    let (code, said) = Going::start_with(&pipeline.config, &args).end(SOON).await;
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("\"refused\": 1,"), "{said}");
+    let records = again.read_all().await;
+    repeated(&records);
+    let mut all = numbers(&records);
+    all.dedup();
+    assert_eq!(all.len(), EVENTS - 1, "all but the culprit\n{said}");
+}
