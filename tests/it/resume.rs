@@ -8,9 +8,10 @@ use crate::await_that::{SOON, await_that};
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
 use crate::private::{PrivateKafka, PrivatePostgres};
-use crate::server::{Version, brokers};
+use crate::server::{Client, Version, brokers};
 use crate::stream::published;
-use std::collections::BTreeSet;
+use postrider::postgres::cursor;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// Events after which a cursor row is due, however short the time.
@@ -281,6 +282,43 @@ async fn second_process_stands_by_and_takes_over() {
     let findings = ledger.check(&pipeline.topic.read_all().await);
     show(&format!("three take-overs under load: {findings}"));
     findings.assert_balanced(3 * CURSOR_EVENTS);
+}
+
+/// A process loses its connections, and another owner takes the pipeline over before it connects again. That one may
+/// have published some of the events behind the cursor row again. So the first one begins at the row as well: from its
+/// own progress on, an aggregate could end with a repetition of an earlier event.
+#[tokio::test]
+async fn process_begins_at_the_cursor_row_when_there_was_another_owner() {
+    const EVENTS: usize = 100;
+    let pipeline = Pipeline::shared(Version::Pg17, "between").await;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    // The row stays where it is.
+    let other = Client::connect(&pipeline.url).await.expect("a session");
+    other.batch("begin; select from postrider.cursor for update").await;
+    pipeline.insert(EVENTS).await;
+    relay.await_status("all published", SOON, |status| published(status) == EVENTS as u64).await;
+    let sessions = format!(
+        "select count(pg_terminate_backend(pid))::text from pg_stat_activity \
+         where application_name = 'postrider {}' and datname = current_database()",
+        pipeline.name
+    );
+    assert_ne!(pipeline.sql.text(&sessions).await.as_deref(), Some("0"), "its sessions");
+    cursor::take_over(&other, &pipeline.name).await.expect("a row");
+    other.batch("commit").await;
+    let records = pipeline.topic.await_records(2 * EVENTS, SOON).await;
+    let mut last = BTreeMap::new();
+    for record in &records {
+        let id: usize = record.header("id").and_then(|id| id.parse().ok()).expect("a number");
+        last.insert(record.key_text(), id);
+    }
+    let newest: BTreeSet<usize> = last.into_values().collect();
+    assert_eq!((records.len(), newest.len()), (2 * EVENTS, 10), "each twice");
+    assert!(
+        newest.into_iter().eq(EVENTS - 9..=EVENTS),
+        "each aggregate ends with its newest event"
+    );
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
 /// The intake is shut and frames wait to be taken: that the stream is gone is seen all the same, or what is in flight

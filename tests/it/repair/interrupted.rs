@@ -8,6 +8,7 @@ use crate::pipeline::{Pipeline, show};
 use crate::private::{Signal, exit_of, signal};
 use crate::relay::postrider_ok;
 use crate::server::Version;
+use postrider::postgres::repair::PAGE_ROWS;
 use std::collections::BTreeSet;
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
@@ -178,7 +179,6 @@ pub(crate) async fn progress(pipeline: &Pipeline) -> (i64, i64) {
 async fn list_of_a_killed_backfill_outlives_its_slot() {
     const ROWS: usize = 20_000;
     const LATER: usize = 10;
-    const PAGE_ROWS: usize = 1_000;
     let pipeline = Pipeline::in_layout(Version::Pg17, "outlives", "postrider").await;
     postrider_ok(&pipeline.config, &["setup", "--undo", "--yes"]);
     pipeline.insert(ROWS).await;
