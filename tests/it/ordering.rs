@@ -1,10 +1,14 @@
 //! `flow.ordering = "strict"`: one event of an aggregate is on its way to the broker at a time.
 
-use crate::await_that::SOON;
+use crate::await_that::{SOON, await_that};
 use crate::parking::{Scene, assert_in_order};
 use crate::pipeline::Pipeline;
-use crate::private::PrivateKafka;
+use crate::private::{PrivateKafka, topic_that_lacks_a_copy};
 use crate::server::Version;
+use crate::sink_caller::alter;
+use crate::stream::published;
+use crate::topic::{Topic, client_config, create_topic};
+use rdkafka::producer::{FutureProducer, FutureRecord};
 use serde_json::Value;
 
 /// The configuration with this ordering.
@@ -80,4 +84,61 @@ async fn strict_ordering_is_kept_and_goes_on_where_the_broker_refuses_an_event()
     assert_in_order(&delivered["b"], &[2, 5, 7, 8, 10, 12, 14]);
     let overtaken = "select count(*)::text from postrider.parked where overtaken_lsn is not null";
     assert_eq!(scene.pipeline.sql.text(overtaken).await.as_deref(), Some("0"));
+}
+
+/// An event waits for its topic, and a later one of its aggregate is published to another topic. When everything in
+/// flight is sent again, since the broker refuses a third one, the first is published without a position: a consumer
+/// that passes over lower positions would pass over it.
+#[tokio::test]
+async fn event_that_a_later_one_has_overtaken_is_published_without_a_position() {
+    let kafka = PrivateKafka::start("").await;
+    let brokers = kafka.brokers();
+    let mut pipeline =
+        Pipeline::in_database(Version::Pg17, &brokers, "overtaken", "postrider", "").await;
+    let base = pipeline.topic.name.clone();
+    let (late, _second) = topic_that_lacks_a_copy(&kafka, format!("{base}.late"), 1).await;
+    alter(&late, "min.insync.replicas", "1").await;
+    let soon = Topic { name: format!("{base}.soon"), brokers };
+    create_topic(&soon.brokers, &soon.name, 1, &[]).await;
+    let (before, now) =
+        (format!("topic = \"{base}\""), format!("topic = \"{base}.{{event_type}}\""));
+    assert!(pipeline.config.contains(&before), "{}", pipeline.config);
+    pipeline.config = pipeline.config.replace(&before, &now);
+    let relay = pipeline.run();
+    // The partition knows the producer: what follows does not wait for a first record.
+    let insert =
+        "insert into outbox (aggregate_type, aggregate_id, event_type, payload, created_at) values";
+    let first = "('order', 'old', 'late', '1', now()), ('order', 'a', 'late', '2', now())";
+    pipeline.sql.batch(&format!("{insert} {first}")).await;
+    relay.await_status("the first two", SOON, |status| published(status) == 2).await;
+    alter(&late, "min.insync.replicas", "2").await;
+    takes_nothing(&late).await;
+    let rows = "('order', 'old', 'late', '3', now() - interval '1 day'), \
+                ('order', 'a', 'late', '4', now()), ('order', 'a', 'soon', '5', now())";
+    pipeline.sql.batch(&format!("{insert} {rows}")).await;
+    let overtaking = soon.await_records(1, SOON).await;
+    assert!(overtaking[0].header("position").is_some());
+    relay.await_status("its answer", SOON, |status| published(status) == 3).await;
+    // In place of the setting that it has: it takes records from now on, and none that is a day old.
+    alter(&late, "message.timestamp.before.max.ms", "3600000").await;
+    let position = await_that("the event that was overtaken", SOON, || async {
+        let records = late.read_all().await;
+        let record = records.iter().find(|record| record.value_text() == Some("4"));
+        record.map(|record| record.header("position").map(str::to_owned)).ok_or(records.len())
+    })
+    .await;
+    assert_eq!(position, None);
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// Waits until the topic takes no records.
+async fn takes_nothing(topic: &Topic) {
+    let config = &mut client_config(&topic.brokers);
+    let config = config.set("acks", "all").set("retries", "0");
+    let producer: FutureProducer = config.create().expect("a producer");
+    await_that("the topic to take nothing", SOON, || async {
+        let record = FutureRecord::to(&topic.name).key("another").payload("0");
+        producer.send(record, SOON).await.err().map(drop).ok_or("it takes a record")
+    })
+    .await;
 }
