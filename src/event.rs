@@ -172,6 +172,10 @@ impl fmt::Debug for Aggregate<'_> {
     }
 }
 
+/// Most that an event's time may be ahead of its commit, in milliseconds. Kafka 4.0 refuses stamps further ahead than
+/// `log.message.timestamp.after.max.ms`, an hour by default, and a refused stamp would stop the topic.
+pub const AHEAD_MAX_MS: i64 = 3_600_000;
+
 /// A point in time as PostgreSQL's binary formats have it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct PgTime {

@@ -30,7 +30,8 @@ const APPLICATION_NAME: &str = "postrider repair";
 #[command(
     after_help = "Refused while another relay of the pipeline is live. Killed half way and run again, it goes on \
                         where it was; so does postrider run. Exits 0 when the stream can start, 1 when it can and \
-                        rows had been deleted before they were published or have no id, 3 where a person must decide."
+                        rows had been deleted before they were published, have no id, or are parked since they have \
+                        the id of another event, 3 where a person must decide."
 )]
 pub struct RepairArgs {
     /// Say what is the matter and what would be published; change nothing
@@ -109,8 +110,10 @@ async fn one(
         }
         None => 0,
     };
-    print(args, &words::of_row(&name, &row, no_id, &start), &words::json_of(&name, &row, no_id))?;
-    let lost = row.unfinished() || row.rows_gone > 0 || no_id > 0;
+    let undecided = repair::undecided(control.client(), &name).await?;
+    let left = words::Left { no_id, undecided };
+    print(args, &words::of_row(&name, &row, left, &start), &words::json_of(&name, &row, left))?;
+    let lost = row.unfinished() || row.rows_gone > 0 || no_id > 0 || undecided > 0;
     Ok(if exit == Exit::Done && lost { Exit::NotWell } else { exit })
 }
 

@@ -6,6 +6,7 @@
 use super::parking::Desk;
 use super::pipeline::Pipeline;
 use super::poll::Polling;
+use super::returning::Whose;
 use super::run::Stop;
 use super::say;
 use crate::ack::Progress;
@@ -158,6 +159,29 @@ impl Open {
         Part { outcomes, parked_behind_open }
     }
 
+    /// Notes what becomes of a row that is parked. `keeps`: its failure is the table's to keep. Gives whether a parked
+    /// event is moved to where the row stands.
+    fn parks(&mut self, row: &Parked, whose: Whose, keeps: bool) -> bool {
+        let waits = row.entry.lane.is_some_and(|lane| self.kept.contains(&lane));
+        let outcome = match whose {
+            // An earlier one stays in the table: this one comes again behind it.
+            Whose::Again if keeps && waits => Settled::Held,
+            Whose::New | Whose::Doubted if keeps => {
+                self.kept.extend(row.entry.lane);
+                failure(row)
+            }
+            Whose::Again | Whose::Kept | Whose::New | Whose::Doubted => Settled::Moved,
+        };
+        let moves = whose == Whose::Again && outcome == Settled::Moved;
+        if keeps {
+            self.failures.push(row.entry);
+        }
+        if let Some(known) = self.outcomes.get_mut(index_of(row)) {
+            *known = Some(outcome);
+        }
+        moves
+    }
+
     /// Whether a cursor row was asked for, once.
     pub(super) fn takes_cursor(&mut self) -> bool {
         std::mem::take(&mut self.cursor_waits)
@@ -195,7 +219,10 @@ impl Pipeline {
                 open.fed += 1;
                 continue;
             }
-            self.handed.feeds(open.fed);
+            let xmin = open.claim.xmin(open.fed);
+            self.handed.feeds(open.fed, xmin);
+            self.marking.feeds(xmin);
+            self.returning.feeds(xmin);
             match pgoutput::decode(row) {
                 Ok(message) => {
                     let taken = if open.claim.is_too_large(open.fed) {
@@ -237,44 +264,35 @@ impl Pipeline {
     ) -> Result<Stored, SourceError> {
         let rows = self.shelf.take_rows(rows);
         let keeps = polling.keeps_now;
-        let again =
-            |row: &Parked| row.event_id.as_deref().is_some_and(|id| self.returning.parks(id));
-        let mut moved = Vec::new();
+        let whose = self.whose(polling, &rows).await?;
+        let parted = whose.iter().any(|whose| matches!(whose, Whose::Kept | Whose::Doubted));
+        let (mut moved, mut written) = (Vec::new(), Vec::new());
         if let Some(open) = &mut polling.open {
-            for row in rows.iter() {
-                let waits = row.entry.lane.is_some_and(|lane| open.kept.contains(&lane));
-                let outcome = match (again(row), keeps) {
-                    // An earlier one stays in the table: this one comes again behind it.
-                    (true, true) if waits => Settled::Held,
-                    (true, _) => {
-                        moved.push(row.clone());
-                        Settled::Moved
-                    }
-                    (false, true) => {
-                        open.kept.extend(row.entry.lane);
-                        failure(row)
-                    }
-                    (false, false) => Settled::Moved,
-                };
-                if keeps {
-                    open.failures.push(row.entry);
+            for (row, whose) in rows.iter().zip(whose) {
+                let doubted = (whose == Whose::Doubted).then(|| self.returning.parts(row, keeps));
+                let row = doubted.as_ref().unwrap_or(row);
+                if open.parks(row, whose, keeps) {
+                    moved.push(row.clone());
                 }
-                let index = usize::try_from(row.entry.position.ordinal).unwrap_or(usize::MAX);
-                if let Some(known) = open.outcomes.get_mut(index) {
-                    *known = Some(outcome);
+                if parted && whose != Whose::Kept {
+                    written.push(row.clone());
                 }
             }
         }
         // Its row is moved to where it stands now, and written only where somebody has deleted it.
         let places = self.returning.places(&moved);
-        polling.failed |= keeps || !places.is_empty();
+        polling.failed |= keeps || parted || !places.is_empty();
         let in_place_of_all = if keeps {
             moved.extend(self.letters(polling, &rows));
             moved
         } else {
             Vec::new()
         };
-        let rows: &[Parked] = if keeps { &in_place_of_all } else { &rows };
+        let rows: &[Parked] = match (keeps, parted) {
+            (true, _) => &in_place_of_all,
+            (false, true) => &written,
+            (false, false) => &rows,
+        };
         let (spec, epoch) = (Arc::clone(&self.spec), polling.desk.epoch);
         let name = spec.name();
         // What became of earlier ones is not the claim's: were its marks lost with it, an event that is published would
@@ -301,6 +319,17 @@ impl Pipeline {
         drop(self.shelf.stored());
         // Rows alone leave nothing out.
         Ok(if stored == Stored::Yes { marked } else { stored })
+    }
+
+    /// What the rows are that the claim parks.
+    async fn whose(&self, polling: &Polling, rows: &[Parked]) -> Result<Vec<Whose>, SourceError> {
+        let claim = polling.open.as_ref().map(|open| &open.claim);
+        let xmin = |row: &Parked| claim.map_or(0, |claim| claim.xmin(index_of(row)));
+        let alike = self.alike(polling.poller.client(), rows, xmin).await?;
+        let whose = |row: &Parked| {
+            self.returning.whose(row, xmin(row), alike.contains(&row.entry.position))
+        };
+        Ok(rows.iter().map(whose).collect())
     }
 
     /// Has the server keep the payloads of parked rows that were not read, where their rows in the outbox are done
@@ -469,6 +498,11 @@ fn position(wal_end: Lsn, floor: Lsn) -> (Lsn, Lsn) {
     let at = wal_end.max(floor).for_claim();
     // Any number above it and not above the next claim's will do.
     (at, Lsn::from_wire(at.to_wire() + 1))
+}
+
+/// Which row of its claim it is.
+fn index_of(row: &Parked) -> usize {
+    usize::try_from(row.entry.position.ordinal).unwrap_or(usize::MAX)
 }
 
 /// What a parked event is in a table that keeps failures.

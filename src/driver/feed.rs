@@ -11,7 +11,7 @@ use super::say::{self, Tell};
 use super::shelf::Shelf;
 use super::spec::PipelineSpec;
 use crate::error::{Halt, HaltReason};
-use crate::event::{Aggregate, PgTime, Position};
+use crate::event::{Aggregate, PgTime};
 use crate::metrics::PipelineMetrics;
 use crate::outbox::{At, MapError, Mapped, Mapper};
 use crate::parked::Entry;
@@ -226,14 +226,17 @@ impl Pipeline {
         if is_repeated((&self.returning, &self.marking), &mut self.handed, &mapped, at) {
             return self.skip_repeated(now);
         }
+        if self.returning.doubts(mapped.event_id) {
+            self.handed.claimed(mapped.event_id);
+            let parker = (&mut self.shelf, &mut self.tell, &self.metrics);
+            let decider = (now, &mut self.relay, &mut self.effects);
+            return park_doubted(decider, parker, &self.spec, (&mapped, at));
+        }
         let record = mapped.record();
         let (aggregate, size_bytes) = (mapped.aggregate, record.held_bytes());
-        let wait = mapped.available_at.map_or(Duration::ZERO, |at| self.tell.until(at));
-        let wait = self.returning.wait(mapped.event_id, wait);
-        let event = Change::Event { aggregate, size_bytes, wait };
-        let first = self.effects.len();
-        self.relay.apply(now, Input::Change(event), &mut self.effects);
-        let ticket = match take_answer(&mut self.effects, first) {
+        let wait = wait_of(&self.tell, &self.returning, &mapped);
+        let event = Input::Change(Change::Event { aggregate, size_bytes, wait });
+        let ticket = match answer_to((now, &mut self.relay, &mut self.effects), event) {
             Answer::Publish(ticket) => ticket,
             Answer::Park(entry, refused) => {
                 self.handed.claimed(mapped.event_id);
@@ -266,9 +269,7 @@ impl Pipeline {
         };
         self.destinations.awaits(None);
         self.handed.claimed(mapped.event_id);
-        let first = self.effects.len();
-        self.relay.apply(now, input, &mut self.effects);
-        let answer = take_answer(&mut self.effects, first);
+        let answer = answer_to((now, &mut self.relay, &mut self.effects), input);
         let parker = (&mut self.shelf, &mut self.tell, &self.metrics);
         park_unsent(parker, &self.spec, answer, (&mapped, at), (missing, refused));
         Step::Next
@@ -297,7 +298,11 @@ impl Pipeline {
                 let aggregate = remains.aggregate.as_ref();
                 let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
                 if self.returning.passes(event_id)
-                    || self.handed.has(event_id, at.position.commit_lsn, aggregate)
+                    || self.handed.has(
+                        event_id,
+                        (at.position.commit_lsn, self.marking.xid()),
+                        aggregate,
+                    )
                 {
                     return self.skip_repeated(now);
                 }
@@ -415,6 +420,24 @@ fn park(
     say::parked(tell, spec, row);
 }
 
+/// Parks an event that has the id of another one, or is that one.
+fn park_doubted(
+    decider: (Duration, &mut Relay, &mut Vec<Effect>),
+    (shelf, tell, metrics): (&mut Shelf, &mut Tell, &PipelineMetrics),
+    spec: &PipelineSpec,
+    (mapped, at): (&Mapped<'_>, At),
+) -> Step {
+    metrics.failed(mapped.event_type);
+    let halt = Box::new(halts::doubted_event(mapped.event_id, at.position));
+    let change = Change::Poison { aggregate: Some(mapped.aggregate), halt };
+    if let Answer::Park(entry, _) = answer_to(decider, Input::Change(change)) {
+        tell.parked_total += 1;
+        let row = shelf.keep_doubted(entry, mapped, at);
+        say::parked(tell, spec, row);
+    }
+    Step::Next
+}
+
 /// Whether an event that the sink did not take is parked, and why; `None` where it is offered again before any other.
 /// `doubted` and `lost`: whether that is so for one that may not fit, and for one whose destination takes none.
 fn set_aside(
@@ -444,6 +467,12 @@ enum Answer {
     Nothing,
 }
 
+/// How long the event is kept back.
+fn wait_of(tell: &Tell, returning: &Returning, mapped: &Mapped<'_>) -> Duration {
+    let wait = mapped.available_at.map_or(Duration::ZERO, |at| tell.until(at));
+    returning.wait(mapped.event_id, wait)
+}
+
 /// Whether the event's time has passed. One that is parked does not expire: it would go behind its followers.
 fn has_expired(
     tell: &Tell,
@@ -461,24 +490,34 @@ fn is_repeated(
     mapped: &Mapped<'_>,
     at: At,
 ) -> bool {
-    let (id, commit_lsn) = (mapped.event_id, at.position.commit_lsn);
-    marking.waits_for(id)
-        || returning.passes(id)
-        || handed.has(id, commit_lsn, Some(mapped.aggregate))
+    let (id, of) = (mapped.event_id, (at.position.commit_lsn, marking.xid()));
+    marking.waits_for(id) || returning.passes(id) || handed.has(id, of, Some(mapped.aggregate))
 }
 
-/// Where an event of a row stands, and of which aggregate; `None` of a message.
+/// Where an event of a row stands, of which aggregate, and its own time; `None` of a message.
 fn of_row<'a>(
     change: &Candidate<'_>,
     mapped: &Mapped<'a>,
     at: At,
-) -> Option<(Position, Aggregate<'a>)> {
-    matches!(change, Candidate::Row(_)).then_some((at.position, mapped.aggregate))
+) -> Option<(At, Aggregate<'a>, Option<i64>)> {
+    let time_ms = mapped.record().timestamp_ms.filter(|_| !mapped.clamped);
+    matches!(change, Candidate::Row(_)).then_some((at, mapped.aggregate, time_ms))
 }
 
 /// Whether a record waits for its destination alone.
 fn nowhere(not_taken: NotTaken) -> bool {
     matches!(not_taken, NotTaken::Destination | NotTaken::Unavailable | NotTaken::Missing)
+}
+
+/// Applies an event, or what became of the one at hand, and takes the answer.
+#[inline]
+fn answer_to(
+    (now, relay, effects): (Duration, &mut Relay, &mut Vec<Effect>),
+    input: Input<'_>,
+) -> Answer {
+    let first = effects.len();
+    relay.apply(now, input, effects);
+    take_answer(effects, first)
 }
 
 /// The answer to the event just applied, taken out of the effects: its record is at hand only now.
@@ -517,16 +556,19 @@ fn protocol(error: &pgoutput::DecodeError) -> Halt {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::postgres::parked::Again;
+    use crate::event::Position;
+    use crate::postgres::parked::{Again, Fate};
 
     #[test]
     fn event_expires_unless_it_is_parked_and_comes_again() {
-        let again = |id: &str, passes| Again {
+        let again = |id: &str, fate| Again {
             event_id: id.to_owned(),
             position: Position::default(),
-            passes,
+            fate,
+            xmin: 0,
         };
-        let returning = Returning::new(vec![again("parked", false), again("resolved", true)]);
+        let parked = again("parked", Fate::Again { certain: true });
+        let returning = Returning::new(vec![parked, again("resolved", Fate::Passes)]);
         let mut tell = Tell::default();
         tell.look_at_the_clock();
         // The beginning of 2000, and the end of time.

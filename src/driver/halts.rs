@@ -2,6 +2,7 @@
 //!
 //! What the server's state or its errors ask for is told in `postgres`. Never a payload in any of them.
 
+use super::returning::DOUBT;
 use crate::error::{Chain, Halt, HaltReason};
 use crate::event::{Position, shown_id};
 use crate::outbox::{MapError, Poison, SpecError};
@@ -92,6 +93,18 @@ pub(super) fn poison_event(poison: &Poison) -> Halt {
         message: poison.to_string(),
         meaning: BEFORE_IT.to_owned(),
         hint: poison.hint(),
+    }
+}
+
+/// A row has the id of an event that was parked before, and may be that event or another one.
+pub(super) fn doubted_event(id: &str, position: Position) -> Halt {
+    Halt {
+        reason: HaltReason::PoisonEvent,
+        message: format!("event {:?} at {position} can't be published: {DOUBT}", shown_id(id)),
+        meaning: BEFORE_IT.to_owned(),
+        hint: "with parking.on_poison = \"block_key\" it is parked; then postrider parked retry or postrider parked \
+               skip decides"
+            .to_owned(),
     }
 }
 

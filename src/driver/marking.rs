@@ -11,12 +11,14 @@
 use crate::ack::Progress;
 use crate::event::{Aggregate, Position};
 use crate::lsn::Lsn;
+use crate::outbox::At;
 use crate::parked::Lane;
 use crate::postgres::action::{self, Action, Phase};
 use crate::postgres::locks::Holder;
+use crate::postgres::parked::{self, NotPassed};
 use crate::postgres::poll::PollSpec;
-use crate::postgres::poll::marks::{Marker, ToMark};
-use crate::postgres::{SourceError, TableName, parked};
+use crate::postgres::poll::marks::{Marker, ToMark, Written};
+use crate::postgres::{SourceError, TableName};
 use crate::record::Ticket;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -59,13 +61,15 @@ pub(super) struct Marking {
     done: Vec<ToMark>,
     /// Parked, and not yet passed by the cursor row: if the slot is lost before that, the table tells what comes before
     /// them.
-    set_aside: Vec<(Position, String)>,
+    set_aside: Vec<NotPassed>,
     /// Taken for a cursor row that is being written.
     taken: Arc<Vec<ToMark>>,
     /// Aggregates of which a row was locked when it was last to be marked.
     waiting: HashSet<Lane>,
-    /// Ids that were to be marked when that was last tried, and are not.
-    unmarked: HashSet<String>,
+    /// Ids that were to be marked when that was last tried, and are not, with the transactions of their events.
+    unmarked: HashMap<String, Option<u32>>,
+    /// The transaction that wrote the row of the claim that is fed next.
+    claimed_xmin: u32,
     /// Since when there are such.
     waits_since: Option<Instant>,
     tried_at: Option<Instant>,
@@ -148,20 +152,21 @@ impl Marking {
         Self { on, required, ..Self::default() }
     }
 
-    /// An event is on its way: `row` says where it stands, and of which aggregate; `None` for a message, which has no
-    /// row.
+    /// An event is on its way: `row` says where it stands, of which aggregate, and its own time; `None` for a message,
+    /// which has no row.
     pub(super) fn sent(
         &mut self,
         ticket: Ticket,
-        row: Option<(Position, Aggregate<'_>)>,
+        row: Option<(At, Aggregate<'_>, Option<i64>)>,
         id: &str,
     ) {
         if self.on
             && !self.polled
-            && let Some((position, aggregate)) = row
+            && let Some((at, aggregate, time_ms)) = row
         {
-            let lane = Some(Lane::of(aggregate));
-            let row = ToMark { position, lane, id: id.to_owned(), xid: self.xid };
+            let written = Written { xid: self.xid, committed: Some(at.commit_time), time_ms };
+            let (position, lane) = (at.position, Some(Lane::of(aggregate)));
+            let row = ToMark { position, lane, id: id.to_owned(), written, visible: false };
             self.flying.insert(ticket, row);
         }
     }
@@ -185,10 +190,23 @@ impl Marking {
         self.flying.remove(&ticket);
     }
 
-    /// Whether the event of this id is published, and its row waits for its mark: whoever polls passes over it.
+    /// The transaction that the stream is in.
+    pub(super) const fn xid(&self) -> Option<u32> {
+        self.xid
+    }
+
+    /// The row of the claim that is fed next was written by this transaction.
+    pub(super) const fn feeds(&mut self, xmin: u32) {
+        self.claimed_xmin = xmin;
+    }
+
+    /// Whether the event of this id is published, and its row waits for its mark: whoever polls passes over it. A row
+    /// that another transaction has written may be another event.
     #[inline]
     pub(super) fn waits_for(&self, id: &str) -> bool {
-        self.polled && !self.unmarked.is_empty() && self.unmarked.contains(id)
+        self.polled
+            && !self.unmarked.is_empty()
+            && self.unmarked.get(id).is_some_and(|xid| *xid == Some(self.claimed_xmin))
     }
 
     /// Published rows that stay without their mark if the process ends now: those that no cursor row waits for. With
@@ -209,9 +227,9 @@ impl Marking {
     }
 
     /// It is kept in the parked table: its row in the outbox is done with once the cursor row has passed it.
-    pub(super) fn parked(&mut self, position: Position, id: Option<String>) {
+    pub(super) fn parked(&mut self, row: Option<NotPassed>) {
         if self.on {
-            self.set_aside.extend(id.map(|id| (position, id)));
+            self.set_aside.extend(row);
         }
     }
 
@@ -265,11 +283,15 @@ impl Marking {
     pub(super) fn take(&mut self, row: Option<&Progress>) -> Option<Batch> {
         self.put_back();
         let passed = row.map_or_else(Position::default, Progress::position);
-        for (position, id) in std::mem::take(&mut self.set_aside) {
-            if position < passed {
-                self.done.push(ToMark { position, lane: None, id, xid: None });
+        for parked in std::mem::take(&mut self.set_aside) {
+            if parked.position < passed {
+                let NotPassed { position, id, commit_time, timestamp_ms } = parked;
+                // The time of the commit may be in the place of one that no broker takes.
+                let time_ms = timestamp_ms.filter(|ms| *ms != commit_time.unix_millis());
+                let written = Written { xid: None, committed: Some(commit_time), time_ms };
+                self.done.push(ToMark { position, lane: None, id, written, visible: true });
             } else if row.is_some() {
-                self.set_aside.push((position, id));
+                self.set_aside.push(parked);
             }
         }
         let marker = self.marker.clone().filter(|_| !self.done.is_empty())?;
@@ -306,7 +328,7 @@ impl Marking {
         if !made.holders.is_empty() {
             self.holders_at = Some(Instant::now());
         }
-        self.unmarked = self.done.iter().map(|row| row.id.clone()).collect();
+        self.unmarked = self.done.iter().map(|row| (row.id.clone(), row.written.xid)).collect();
         // A row that is not visible yet is marked a moment later: nothing to report.
         let soon = made.holders.is_empty() && made.failed.is_none();
         if soon && given_up == 0 && since.elapsed() < UNREPORTED_MAX {
@@ -334,12 +356,14 @@ impl Marking {
 pub(super) struct Handed {
     /// Polling is to end in streaming.
     on: bool,
-    ids: HashSet<Arc<str>>,
+    /// With the transactions that wrote their rows.
+    ids: HashMap<Arc<str>, u32>,
     /// The same, the oldest first.
     order: VecDeque<Arc<str>>,
     /// Rows of the claim at hand, and their ids.
-    claim: Vec<(usize, Arc<str>)>,
+    claim: Vec<(usize, u32, Arc<str>)>,
     row: usize,
+    xmin: u32,
     /// What commits from here on was never polled; `None` while polling goes on.
     until: Option<Lsn>,
     /// Aggregates of which the stream has brought an event that is not remembered.
@@ -373,15 +397,15 @@ impl Handed {
         self.claim.clear();
     }
 
-    /// The row of the claim that is fed next.
-    pub(super) fn feeds(&mut self, row: usize) {
-        self.row = row;
+    /// The row of the claim that is fed next, and the transaction that wrote it.
+    pub(super) fn feeds(&mut self, row: usize, xmin: u32) {
+        (self.row, self.xmin) = (row, xmin);
     }
 
     /// The row that is fed is the event of this id.
     pub(super) fn claimed(&mut self, id: &str) {
         if self.on {
-            self.claim.push((self.row, id.into()));
+            self.claim.push((self.row, self.xmin, id.into()));
         }
     }
 
@@ -393,14 +417,15 @@ impl Handed {
 
     /// The claim is settled in part, and stays open with its other rows.
     pub(super) fn settled_so_far(&mut self, done: impl Fn(usize) -> bool) {
-        let ids: Vec<_> = self.claim.extract_if(.., |(row, _)| done(*row)).collect();
-        for (_, id) in ids {
-            self.note(id);
+        let ids: Vec<_> = self.claim.extract_if(.., |(row, ..)| done(*row)).collect();
+        for (_, xmin, id) in ids {
+            self.note(id, xmin);
         }
     }
 
-    fn note(&mut self, id: Arc<str>) {
-        if self.ids.insert(Arc::clone(&id)) {
+    fn note(&mut self, id: Arc<str>, xmin: u32) {
+        // Of two rows of one id the last.
+        if self.ids.insert(Arc::clone(&id), xmin).is_none() {
             self.order.push_back(id);
         }
         if self.order.len() > HANDED_MAX
@@ -416,25 +441,34 @@ impl Handed {
         self.until = Some(until);
     }
 
-    /// Whether the event is to be passed over.
+    /// Whether the event, of transaction `xid`, is to be passed over.
     #[inline]
     pub(super) fn has(
         &mut self,
         id: &str,
-        commit_lsn: Lsn,
+        (commit_lsn, xid): (Lsn, Option<u32>),
         aggregate: Option<Aggregate<'_>>,
     ) -> bool {
-        !self.ids.is_empty() && self.passes_over(id, commit_lsn, aggregate)
+        !self.ids.is_empty() && self.passes_over(id, commit_lsn, xid, aggregate)
     }
 
-    fn passes_over(&mut self, id: &str, commit_lsn: Lsn, of: Option<Aggregate<'_>>) -> bool {
+    fn passes_over(
+        &mut self,
+        id: &str,
+        commit_lsn: Lsn,
+        xid: Option<u32>,
+        of: Option<Aggregate<'_>>,
+    ) -> bool {
         let Some(until) = self.until else { return false };
         if commit_lsn > until {
             *self = Self::default();
             return false;
         }
         let lane = of.map(Lane::of);
-        let known = self.ids.contains(id);
+        // A row that was polled was written by the event's transaction, by a savepoint of it, or once more since then.
+        // A transaction that is newer than the row has used its id again.
+        let is_later = |xmin: u32| xid.is_some_and(|xid| xid.wrapping_sub(xmin).cast_signed() > 0);
+        let known = self.ids.get(id).is_some_and(|xmin| !is_later(*xmin));
         if known && lane.is_none_or(|lane| !self.repeated.contains(&lane)) {
             return true;
         }
@@ -452,6 +486,7 @@ impl Handed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::PgTime;
     use crate::lsn::Watermark;
 
     /// The row of an earlier event may be unpublished in the table: if the slot is lost now, the row of the parked one
@@ -468,7 +503,13 @@ mod tests {
         };
         let mut marking = Marking::new(true, true);
         for (lsn, id) in [(10, "a"), (20, "b"), (30, "c")] {
-            marking.parked(at(lsn), Some(id.to_owned()));
+            let parked = NotPassed {
+                position: at(lsn),
+                id: id.to_owned(),
+                commit_time: PgTime::default(),
+                timestamp_ms: None,
+            };
+            marking.parked(Some(parked));
         }
         assert!(marking.take(Some(&row(10, 3))).is_none(), "no session has prepared a mark");
         assert_eq!(done(&marking), [""; 0], "the row stands directly before the first");
@@ -483,10 +524,13 @@ mod tests {
         assert_eq!(done(&marking), ["a"]);
     }
 
+    /// The transaction of the rows.
+    const XMIN: u32 = 4_000_000_000;
+
     fn polled(handed: &mut Handed, ids: impl Iterator<Item = usize>) {
         for id in ids {
             handed.claims();
-            handed.feeds(0);
+            handed.feeds(0, XMIN);
             handed.claimed(&id.to_string());
             handed.settled(|_| true);
         }
@@ -495,7 +539,7 @@ mod tests {
     /// Whether the stream passes over an event of aggregate `of`.
     fn passed_over(handed: &mut Handed, id: usize, of: &str) -> bool {
         let aggregate = Some(Aggregate { kind: "order", id: of });
-        handed.has(&id.to_string(), Lsn::from_wire(1), aggregate)
+        handed.has(&id.to_string(), (Lsn::from_wire(1), Some(XMIN)), aggregate)
     }
 
     #[test]
@@ -504,17 +548,17 @@ mod tests {
         handed.begins(0, 1);
         handed.claims();
         for (row, id) in [(0, Some("a")), (1, None), (2, Some("c")), (3, Some("d"))] {
-            handed.feeds(row);
+            handed.feeds(row, XMIN);
             if let Some(id) = id {
                 handed.claimed(id);
             }
         }
         handed.settled(|row| row != 2);
-        assert!(!handed.has("a", Lsn::from_wire(1), None), "polling goes on");
+        assert!(!handed.has("a", (Lsn::from_wire(1), None), None), "polling goes on");
         handed.ends(Lsn::from_wire(10));
-        let at = Lsn::from_wire(10);
+        let at = (Lsn::from_wire(10), Some(XMIN));
         assert_eq!(["a", "c", "d"].map(|id| handed.has(id, at, None)), [true, false, true]);
-        assert!(!handed.has("a", Lsn::from_wire(11), None), "never polled");
+        assert!(!handed.has("a", (Lsn::from_wire(11), None), None), "never polled");
     }
 
     /// The oldest are forgotten; the stream brings them again, and would bring them behind their followers.
@@ -573,6 +617,22 @@ mod tests {
         handed.ends(Lsn::from_wire(10));
         assert_eq!([0, 2, 3, 4].map(|id| passed_over(&mut handed, id, "a")), [false; 4]);
         assert!(passed_over(&mut handed, 4, "b"));
+    }
+
+    /// The id of a row that was polled is given again, to an event that was not.
+    #[test]
+    fn event_of_a_later_transaction_than_the_polled_row_of_its_id_is_not_passed_over() {
+        // A savepoint has a later number than its transaction; numbers begin again behind the last.
+        for (xid, passed) in
+            [(XMIN, true), (XMIN - 1, true), (XMIN + 1, false), (XMIN.wrapping_add(1 << 30), false)]
+        {
+            let mut handed = Handed::default();
+            handed.begins(0, 1);
+            polled(&mut handed, 1..2);
+            handed.ends(Lsn::from_wire(10));
+            let aggregate = Some(Aggregate { kind: "order", id: "a" });
+            assert_eq!(handed.has("1", (Lsn::from_wire(1), Some(xid)), aggregate), passed, "{xid}");
+        }
     }
 
     #[test]

@@ -355,8 +355,8 @@ impl Pipeline {
             Stored::Yes | Stored::Except(_) => {
                 let rows = self.shelf.is_writing_rows();
                 cut(if rows { "parked_row_committed" } else { "mark_committed" });
-                for (position, id) in self.shelf.stored() {
-                    self.marking.parked(position, id);
+                for row in self.shelf.stored() {
+                    self.marking.parked(row);
                 }
                 self.parking_written(now, stored, holders);
             }

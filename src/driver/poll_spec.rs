@@ -1,6 +1,6 @@
 //! From an outbox's specification to what polling is told of its table.
 
-use crate::outbox::{Layout, OutboxSpec, Role};
+use crate::outbox::{Layout, OutboxSpec, Role, TimestampSource};
 use crate::postgres::TableName;
 use crate::postgres::poll::{Backoff, Marks, PollSpec};
 
@@ -17,6 +17,7 @@ pub fn poll_spec(pipeline: &str, outbox: &OutboxSpec, delete: bool) -> Option<Po
         aggregate_type: column(Role::AggregateType)?,
         aggregate_id: column(Role::AggregateId)?,
         time: column(Role::Time),
+        stamps: outbox.timestamp == TimestampSource::Event,
         marks: marks(outbox, &table),
         table,
         delete,

@@ -5,10 +5,12 @@
 
 use super::halts;
 use super::pipeline::Pipeline;
+use super::returning::{DOUBT, ID_USED_BEFORE};
 use super::say;
 use crate::event::{Aggregate, PgTime, Position};
 use crate::outbox::{At, Mapped, Poison};
 use crate::parked::{Entry, Parked};
+use crate::postgres::parked::NotPassed;
 use crate::record::{Outcome, OwnedRecord, Refusal, Scope, Ticket, has_empty_part};
 use crate::relay::{Effect, Input, OnPoison};
 use crate::sink::NotTaken;
@@ -123,10 +125,18 @@ impl Shelf {
         !self.writing.is_empty()
     }
 
-    /// What was being written is committed; gives the events' places and ids.
-    pub(super) fn stored(&mut self) -> Vec<(Position, Option<String>)> {
+    /// What was being written is committed; gives the events that have an id.
+    pub(super) fn stored(&mut self) -> Vec<Option<NotPassed>> {
         let rows = std::mem::take(&mut self.writing);
-        rows.iter().map(|row| (row.entry.position, row.event_id.clone())).collect()
+        let stored = |row: &Parked| {
+            Some(NotPassed {
+                position: row.entry.position,
+                id: row.event_id.clone()?,
+                commit_time: row.commit_time,
+                timestamp_ms: row.record.timestamp_ms,
+            })
+        };
+        rows.iter().map(stored).collect()
     }
 
     pub(super) fn try_again(&mut self, ticket: Ticket, position: Position) {
@@ -246,6 +256,14 @@ impl Shelf {
             }
             .to_owned(),
         );
+        push(&mut self.kept, row)
+    }
+
+    /// Keeps the record of an event that may be another one than its id says.
+    pub(super) fn keep_doubted(&mut self, entry: Entry, mapped: &Mapped<'_>, at: At) -> &Parked {
+        let mut row = parked(entry, mapped, at.commit_time);
+        row.error_code = Some(ID_USED_BEFORE);
+        row.error = Some(DOUBT.to_owned());
         push(&mut self.kept, row)
     }
 

@@ -1,12 +1,8 @@
 //! Reads the times of events, and remembers the last: those of one second differ in its fraction alone.
 
 use super::time::{self, MICROS_OF_DIGITS, Written};
-use crate::event::PgTime;
+use crate::event::{AHEAD_MAX_MS, PgTime};
 use crate::zone::Zone;
-
-/// Most that an event's time may be ahead of its commit, in milliseconds. Kafka 4.0 refuses stamps further ahead than
-/// `log.message.timestamp.after.max.ms`, an hour by default, and a refused stamp would stop the topic.
-const AHEAD_MAX_MS: i64 = 3_600_000;
 
 /// Bytes of `2024-01-02 03:04:05`.
 const SECOND_BYTES: usize = 19;

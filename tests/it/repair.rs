@@ -5,6 +5,7 @@ pub(crate) mod interrupted;
 mod pair;
 mod parked;
 mod returning;
+mod reused;
 
 use crate::await_that::{SOON, await_that};
 use crate::ledger::Findings;

@@ -96,6 +96,18 @@ async fn expects_no_json(desk: &Desk<'_>) -> Result<(), CliError> {
     }
 }
 
+/// An event's id that was given twice may mean an event that its user does not know of.
+fn one_each(desk: &Desk<'_>, ids: &[Id], events: &[Listed]) -> Result<(), CliError> {
+    for id in ids.iter().filter(|id| matches!(id, Id::Event(_))) {
+        let named: Vec<&Listed> = events.iter().filter(|event| desk.names(id, event)).collect();
+        if named.len() > 1 {
+            let ids = named.iter().map(|event| event.position.to_string()).collect();
+            return Err(CliError::Ambiguous { id: id.to_string(), ids });
+        }
+    }
+    Ok(())
+}
+
 /// One request for some events.
 struct Job<'a> {
     wish: Wish,
@@ -118,6 +130,7 @@ impl Job<'_> {
             .collect();
         let (events, refused): (Vec<_>, Vec<_>) =
             events.into_iter().partition(|event| self.refuses(event).is_none());
+        one_each(desk, ids, &events)?;
         self.announce(desk, &events)?;
         let mut told: Vec<(Listed, String)> = Vec::new();
         if self.act.dry_run {

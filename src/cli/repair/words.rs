@@ -50,6 +50,7 @@ pub(super) fn of_begin(pipeline: &str, verdict: &Verdict, found: &Found) -> Stri
         survey.rows, survey.aggregates, survey.bytes
     ));
     lines.extend(uncertain(survey.uncertain));
+    lines.extend(undecided(pipeline, survey.undecided, "will be"));
     lines.extend(missing(survey.missing));
     lines.extend(without_id(survey.without_id));
     if found.parked > 0 {
@@ -75,6 +76,16 @@ fn uncertain(rows: u64) -> Option<String> {
     (rows > 0).then(|| folded("  uncertain  ", &text))
 }
 
+/// `are`: what was done with them, or will be.
+fn undecided(pipeline: &str, rows: u64, are: &str) -> Option<String> {
+    let text = format!(
+        "{rows} rows have ids of events that were parked before, and may be those events: they {are} parked and not \
+         published. Publish them: postrider parked retry -p {pipeline} --error id_used_before --all. Leave them out: \
+         postrider parked skip -p {pipeline} --error id_used_before --all"
+    );
+    (rows > 0).then(|| folded("  undecided  ", &text))
+}
+
 fn without_id(rows: u64) -> Option<String> {
     let text = format!(
         "{rows} rows have no id and are not published: rows are listed by their ids. Delete them and insert them again \
@@ -97,8 +108,17 @@ fn missing(ids: Option<u64>) -> Option<String> {
     Some(folded("  missing    ", &text))
 }
 
-/// What was done. `no_id`: rows that have none. `start`: what starts the pipeline now.
-pub(super) fn of_row(pipeline: &str, row: &Row, no_id: u64, start: &str) -> String {
+/// Rows that a repair has not published, and a person has to see to.
+#[derive(Clone, Copy)]
+pub(super) struct Left {
+    /// They have no id.
+    pub(super) no_id: u64,
+    /// They are parked: they have ids of events that were parked before.
+    pub(super) undecided: u64,
+}
+
+/// What was done. `start`: what starts the pipeline now.
+pub(super) fn of_row(pipeline: &str, row: &Row, left: Left, start: &str) -> String {
     let mut lines = vec![match row.state {
         State::Done => format!("{pipeline} is repaired; {start}"),
         State::Making | State::Publishing => {
@@ -110,6 +130,7 @@ pub(super) fn of_row(pipeline: &str, row: &Row, no_id: u64, start: &str) -> Stri
         row.rows_published, row.rows_total
     ));
     lines.extend(uncertain(row.rows_uncertain));
+    lines.extend(undecided(pipeline, left.undecided, "are"));
     if row.rows_gone > 0 {
         let text = format!(
             "{} rows were deleted after they were listed and before they were published: these events are lost",
@@ -118,7 +139,7 @@ pub(super) fn of_row(pipeline: &str, row: &Row, no_id: u64, start: &str) -> Stri
         lines.push(folded("  gone       ", &text));
     }
     lines.extend(missing(row.ids_missing));
-    lines.extend(without_id(no_id));
+    lines.extend(without_id(left.no_id));
     lines.push(folded("  method     ", &row.method));
     if let Some(at) = row.slot_created_lsn {
         lines.push(format!("  slot       {:?} begins at {at}", row.slot));
@@ -126,7 +147,7 @@ pub(super) fn of_row(pipeline: &str, row: &Row, no_id: u64, start: &str) -> Stri
     lines.join("\n")
 }
 
-pub(super) fn json_of(pipeline: &str, row: &Row, no_id: u64) -> Value {
+pub(super) fn json_of(pipeline: &str, row: &Row, left: Left) -> Value {
     json!({
         "pipeline": pipeline,
         "kind": row.kind.word(),
@@ -136,7 +157,8 @@ pub(super) fn json_of(pipeline: &str, row: &Row, no_id: u64) -> Value {
         "uncertain": row.rows_uncertain,
         "gone": row.rows_gone,
         "ids_missing": row.ids_missing,
-        "without_id": no_id,
+        "without_id": left.no_id,
+        "undecided": left.undecided,
         "method": row.method,
         "slot": row.slot,
         "slot_created_lsn": row.slot_created_lsn.map(|at| at.to_string()),
@@ -154,6 +176,7 @@ pub(super) fn json_of_dry_run(pipeline: &str, verdict: &Verdict, found: &Found) 
         "aggregates": survey.aggregates,
         "bytes": survey.bytes,
         "uncertain": survey.uncertain,
+        "undecided": survey.undecided,
         "ids_missing": survey.missing,
         "without_id": survey.without_id,
         "first_id": survey.ids.as_ref().map(|(first, _)| first),

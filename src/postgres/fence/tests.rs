@@ -331,6 +331,7 @@ fn marked(facts: &mut Facts) {
         aggregate_type: text("aggregate_type"),
         aggregate_id: text("aggregate_id"),
         time: Some(text("occurred_at")),
+        stamps: true,
         marks: Marks::commerce(&name),
         delete: false,
         block_key: true,

@@ -7,6 +7,7 @@
 //! Payloads go in and out as bytes and are in no error, log or `Debug`.
 
 pub mod desk;
+pub(in crate::postgres) mod identity;
 mod letters;
 mod lockers;
 mod marks;
@@ -18,7 +19,10 @@ mod write;
 pub use letters::fetch_letters;
 pub use lockers::{lockers, table_lockers};
 pub use read::{Fetched, Loaded, fetch, load, missing, requests};
-pub use returning::{Again, listed, not_passed, place, put_before_stream, take_back, unpublished};
+pub use returning::{
+    Again, Fate, NotPassed, alike, listed, not_passed, place, put_before_stream, take_back,
+    unpublished,
+};
 pub use write::{ROUND_BYTES_MAX, ROUND_ROWS_MAX, Stored, write};
 
 use super::error::{SourceError, Statement};

@@ -38,6 +38,11 @@ pub struct Claim {
 }
 
 impl Claim {
+    /// The transaction that wrote a row.
+    pub fn xmin(&self, row: usize) -> u32 {
+        self.places.get(row).map_or(0, |place| place.xmin)
+    }
+
     /// Whether the row is larger than [`super::ROW_BYTES_MAX`]: its large values are missing.
     pub fn is_too_large(&self, row: usize) -> bool {
         self.large.contains(&row)

@@ -12,7 +12,6 @@ use crate::lsn::Lsn;
 use crate::postgres::error::SourceError;
 use crate::postgres::names::{ident, literal};
 use bytes::Bytes;
-use std::collections::HashSet;
 use std::fmt::Write as _;
 use tokio_postgres::Client;
 
@@ -112,6 +111,12 @@ impl Table {
         keep.run(client, &self.spec, &self.shape).await
     }
 
+    /// Type and id of a row's aggregate, as texts.
+    pub fn aggregate(&self) -> (String, String) {
+        let text = |name: &str| format!("concat(o.{})", ident(name));
+        (text(&self.spec.aggregate_type), text(&self.spec.aggregate_id))
+    }
+
     /// An aggregate as one text.
     pub fn key(&self) -> String {
         key(&self.spec, "o")
@@ -124,34 +129,46 @@ impl Table {
         (column.type_name == "timestamp with time zone").then(|| format!("o.{}", ident(time)))
     }
 
-    /// Of these ids, those of rows that are not published. Ids that the column can't have stand in no row.
+    /// Reads `columns` of the rows (`o`) that have one of these ids and meet `filter`, each with the parked rows (`p`)
+    /// of the pipeline that have its id.
     ///
     /// # Errors
     /// What the server says.
-    pub async fn unpublished_of(
+    pub(in crate::postgres) async fn beside_parked(
         &self,
         client: &Client,
         ids: &[&str],
-    ) -> Result<HashSet<String>, SourceError> {
-        let (table, rows) = (&self.spec.table, unpublished(&self.spec, &self.shape, "o"));
-        let (text, wanted) = (self.id(), self.id.is_one_of("o", "$1::text[]"));
-        let sql = format!("SELECT {text} FROM {table} AS o WHERE {wanted} AND {rows}");
+        columns: &str,
+        filter: &str,
+    ) -> Result<Vec<tokio_postgres::Row>, SourceError> {
+        let (table, text) = (&self.spec.table, self.id());
+        let sql = |wanted: &str| {
+            format!(
+                "SELECT {columns} FROM {table} AS o JOIN postrider.parked AS p \
+                 ON p.pipeline = $2 AND p.event_id = {text} WHERE {wanted} AND {filter}"
+            )
+        };
+        let by_value = sql(&self.id.is_one_of("o", "$1::text[]"));
         // Slow, and for ids that the column can't have: it was another one when they were noted.
-        let as_text =
-            format!("SELECT {text} FROM {table} AS o WHERE {text} = ANY ($1::text[]) AND {rows}");
-        let mut found = HashSet::new();
+        let by_text = sql(&format!("{text} = ANY ($1::text[])"));
         let failed =
             |e| SourceError::control(format!("look at rows of table {}", self.spec.table), e);
+        let mut found = Vec::new();
         for ids in ids.chunks(IDS_MAX) {
-            let rows = match client.query(&sql, &[&ids]).await {
-                Err(error) if alien(&error) => client.query(&as_text, &[&ids]).await,
+            let rows = match client.query(&by_value, &[&ids, &self.spec.pipeline]).await {
+                Err(error) if alien(&error) => {
+                    client.query(&by_text, &[&ids, &self.spec.pipeline]).await
+                }
                 answer => answer,
             };
-            for row in rows.map_err(failed)? {
-                found.insert(row.try_get(0).map_err(failed)?);
-            }
+            found.extend(rows.map_err(failed)?);
         }
         Ok(found)
+    }
+
+    /// Rows (`o`) that are not published.
+    pub(in crate::postgres) fn unpublished(&self) -> String {
+        unpublished(&self.spec, &self.shape, "o")
     }
 
     /// The rows of these ids, as far as [`super::CLAIM_BYTES_MAX`] goes; one row is always taken. Outside of a

@@ -8,7 +8,7 @@
 use super::settle::success;
 use super::spec::{Marks, PollSpec};
 use super::table::{self, Column, Shape};
-use crate::event::Position;
+use crate::event::{PgTime, Position};
 use crate::parked::Lane;
 use crate::postgres::error::{ServerReport, SourceError, SqlState, Statement};
 use crate::postgres::locks::{self, Holder};
@@ -32,9 +32,22 @@ pub struct ToMark {
     pub lane: Option<Lane>,
     /// As `Mapped::event_id` has it.
     pub id: String,
-    /// The transaction that wrote the row, as pgoutput's Begin message has it; `None` where the row is known to be
-    /// visible to other sessions.
+    /// What is known of the transaction that wrote its row.
+    pub written: Written,
+    /// The row is known to be visible to other sessions.
+    pub visible: bool,
+}
+
+/// What is known of the transaction that wrote an event's row: by that the row is told from another one that was given
+/// the same id later.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Written {
+    /// Its number, as pgoutput's Begin message has it.
     pub xid: Option<u32>,
+    /// When it was committed.
+    pub committed: Option<PgTime>,
+    /// The event's own time, where its record has it. Unit: milliseconds since 1970.
+    pub time_ms: Option<i64>,
 }
 
 /// A prepared mark. It belongs to the session that prepared it.
@@ -115,9 +128,7 @@ impl Marker {
                 return Ok(());
             }
             let rows = todo.iter().map(|place| &marking.rows[*place]);
-            let (ids, xids): (Vec<&str>, Vec<Option<i64>>) =
-                rows.map(|row| (row.id.as_str(), row.xid.map(i64::from))).unzip();
-            let left = match self.mark_all(client, &ids, &xids).await {
+            let left = match self.mark_all(client, &Columns::of(rows)).await {
                 Ok(left) => left,
                 // The row went to another partition while it was looked for: a new snapshot finds it there.
                 Err(error) if error.sqlstate().is_some_and(|state| state.class() == "40") => {
@@ -146,14 +157,14 @@ impl Marker {
     async fn mark_all(
         &self,
         client: &Client,
-        ids: &[&str],
-        xids: &[Option<i64>],
+        columns: &Columns<'_>,
     ) -> Result<Vec<String>, SourceError> {
         let failed = |error| failed(&self.table, error);
         let alien = |error: &tokio_postgres::Error| {
             error.code().is_some_and(|state| state.code().starts_with("22"))
         };
-        let parameters: [&(dyn ToSql + Sync); 2] = [&ids, &xids];
+        let Columns { ids, xids, committed, times, visible } = columns;
+        let parameters: [&(dyn ToSql + Sync); 5] = [ids, xids, committed, times, visible];
         let row = match client.query_one(&self.statement, &parameters).await {
             Err(error) if alien(&error) => client.query_one(&self.by_text, &parameters).await,
             answer => answer,
@@ -202,6 +213,31 @@ impl Marker {
     ) -> Result<Vec<Holder>, SourceError> {
         let ids: Vec<&str> = rows.iter().take(locks::ROWS_MAX).map(|row| row.id.as_str()).collect();
         locks::holders(client, &self.table, &self.locked, &ids).await
+    }
+}
+
+/// The parameters of [`sql_of`].
+#[derive(Default)]
+struct Columns<'a> {
+    ids: Vec<&'a str>,
+    xids: Vec<Option<i64>>,
+    /// Unit: microseconds since 2000.
+    committed: Vec<Option<i64>>,
+    times: Vec<Option<i64>>,
+    visible: Vec<bool>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(rows: impl Iterator<Item = &'a ToMark>) -> Self {
+        let mut columns = Self::default();
+        for row in rows {
+            columns.ids.push(&row.id);
+            columns.xids.push(row.written.xid.map(i64::from));
+            columns.committed.push(row.written.committed.map(|at| at.micros));
+            columns.times.push(row.written.time_ms);
+            columns.visible.push(row.visible);
+        }
+        columns
     }
 }
 
@@ -272,20 +308,59 @@ const XMAX: &str = "(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8)
 /// (failed, marked) are left as they are, except that a delay does not matter any more.
 fn sql_of(spec: &PollSpec, shape: &Shape, id: &Column, these: &str) -> String {
     let (table, order, text) = (&spec.table, id.sort_key("o"), id.text("o"));
-    let ready = unmarked(spec);
+    let ready = format!("{}\n    AND {}", unmarked(spec), is_the_events(spec, shape, &text));
     format!(
-        "WITH k AS MATERIALIZED (\n  SELECT o.tableoid AS oid, o.ctid AS tid FROM {table} AS o\n  \
+        "WITH e AS MATERIALIZED (\n  \
+           SELECT w.id, w.xid, w.at, w.ms, w.visible\n  \
+           FROM unnest($1::text[], $2::int8[], $3::int8[], $4::int8[], $5::bool[]) AS w(id, xid, at, ms, visible)\n\
+         ), k AS MATERIALIZED (\n  SELECT o.tableoid AS oid, o.ctid AS tid FROM {table} AS o\n  \
          WHERE {these} AND {ready}\n  ORDER BY {order} FOR UPDATE SKIP LOCKED\n\
          ), l AS MATERIALIZED (\n  SELECT {text} AS id FROM {table} AS o\n  \
          WHERE {these} AND {ready}\n    AND (o.tableoid, o.ctid) NOT IN (SELECT k.oid, k.tid FROM k)\n  \
-         UNION ALL SELECT w.id FROM unnest($1::text[], $2::int8[]) AS w(id, xid)\n  \
-         WHERE NOT pg_visible_in_snapshot(({XMAX} - ((({XMAX} - w.xid + 2147483648) & 4294967295) - 2147483648))\
+         UNION ALL SELECT w.id FROM e AS w\n  \
+         WHERE NOT w.visible\n    \
+           AND NOT pg_visible_in_snapshot(({XMAX} - ((({XMAX} - w.xid + 2147483648) & 4294967295) - 2147483648))\
          ::text::xid8, pg_current_snapshot())\n\
          ), m AS (\n  {}\n  {} k WHERE o.tableoid = k.oid AND o.ctid = k.tid AND NOT EXISTS (SELECT FROM l)\n  \
          RETURNING 1\n)\n\
          SELECT (SELECT count(*) FROM k), (SELECT count(*) FROM m), ARRAY(SELECT l.id FROM l)",
         success(spec, shape, "statement_timestamp()"),
         if deletes(spec) { "USING" } else { "FROM" },
+    )
+}
+
+/// Whether a row (`o`) is the one that an event of `e` is of, whose id it has. Another event may have been given the id
+/// since, and a mark on its row would keep it from being published.
+///
+/// The row is the event's where its transaction is. A savepoint has a number of its own, which the stream does not
+/// show. So where the server keeps commit times, it is the time of the commit that decides. Where it does not, it is
+/// the event's own time, and without one the row is taken for the event's. Equalities alone, so that each subquery is
+/// hashed once.
+fn is_the_events(spec: &PollSpec, shape: &Shape, text: &str) -> String {
+    let committed = "CASE WHEN current_setting('track_commit_timestamp') = 'on' \
+                     THEN (extract(epoch FROM pg_xact_commit_timestamp(o.xmin) \
+                     - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8 END";
+    let time = spec.time.as_deref().filter(|time| {
+        let shape = shape.column(time);
+        spec.stamps && shape.is_some_and(|column| column.type_name == "timestamp with time zone")
+    });
+    let by_time = time.map_or_else(
+        || "true".to_owned(),
+        |time| {
+            format!(
+                "(o.{time} IS NULL OR {text} IN (SELECT e.id FROM e WHERE e.ms IS NULL)\n        \
+                 OR ({text}, floor(extract(epoch FROM o.{time}) * 1000)) IN (SELECT e.id, e.ms::numeric FROM e \
+                 WHERE e.ms IS NOT NULL))",
+                time = ident(time)
+            )
+        },
+    );
+    format!(
+        "(({text}, o.xmin::text::int8) IN (SELECT e.id, e.xid FROM e WHERE e.xid IS NOT NULL)\n      \
+         OR {text} IN (SELECT e.id FROM e WHERE e.at IS NULL)\n      \
+         OR CASE WHEN {committed} IS NOT NULL\n        \
+           THEN ({text}, {committed}) IN (SELECT e.id, e.at FROM e WHERE e.at IS NOT NULL)\n        \
+           ELSE {by_time} END)"
     )
 }
 

@@ -19,6 +19,8 @@ pub struct PollSpec {
     pub aggregate_id: String,
     /// When the event happened: the order, where the id is not a number.
     pub time: Option<String>,
+    /// Records have this time, where it is one that a broker takes.
+    pub stamps: bool,
     /// What is written into a row.
     pub marks: Marks,
     /// A published row is deleted, whatever the layout would write (`poll.mark = "delete"`).

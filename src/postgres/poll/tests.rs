@@ -20,6 +20,7 @@ fn spec(marks: Marks) -> PollSpec {
         aggregate_type: "aggregate_type".to_owned(),
         aggregate_id: "aggregate_id".to_owned(),
         time: Some("created_at".to_owned()),
+        stamps: true,
         marks,
         delete: false,
         block_key: true,
@@ -106,16 +107,30 @@ fn each_layout_has_its_marks() {
 fn rows_of_the_stream_are_marked_by_their_id() {
     let spec = PollSpec { delete: true, ..spec(Marks::sqlgarden()) };
     expect![[r#"
-        WITH k AS MATERIALIZED (
+        WITH e AS MATERIALIZED (
+          SELECT w.id, w.xid, w.at, w.ms, w.visible
+          FROM unnest($1::text[], $2::int8[], $3::int8[], $4::int8[], $5::bool[]) AS w(id, xid, at, ms, visible)
+        ), k AS MATERIALIZED (
           SELECT o.tableoid AS oid, o.ctid AS tid FROM "public"."outbox" AS o
           WHERE o."id" OPERATOR(pg_catalog.=) ANY (($1::text[])::bigint[]) AND o."status" <> 'PUBLISHED'
+            AND ((concat(o."id"), o.xmin::text::int8) IN (SELECT e.id, e.xid FROM e WHERE e.xid IS NOT NULL)
+              OR concat(o."id") IN (SELECT e.id FROM e WHERE e.at IS NULL)
+              OR CASE WHEN CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN (extract(epoch FROM pg_xact_commit_timestamp(o.xmin) - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8 END IS NOT NULL
+                THEN (concat(o."id"), CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN (extract(epoch FROM pg_xact_commit_timestamp(o.xmin) - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8 END) IN (SELECT e.id, e.at FROM e WHERE e.at IS NOT NULL)
+                ELSE true END)
           ORDER BY o."id" FOR UPDATE SKIP LOCKED
         ), l AS MATERIALIZED (
           SELECT concat(o."id") AS id FROM "public"."outbox" AS o
           WHERE o."id" OPERATOR(pg_catalog.=) ANY (($1::text[])::bigint[]) AND o."status" <> 'PUBLISHED'
+            AND ((concat(o."id"), o.xmin::text::int8) IN (SELECT e.id, e.xid FROM e WHERE e.xid IS NOT NULL)
+              OR concat(o."id") IN (SELECT e.id FROM e WHERE e.at IS NULL)
+              OR CASE WHEN CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN (extract(epoch FROM pg_xact_commit_timestamp(o.xmin) - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8 END IS NOT NULL
+                THEN (concat(o."id"), CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN (extract(epoch FROM pg_xact_commit_timestamp(o.xmin) - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8 END) IN (SELECT e.id, e.at FROM e WHERE e.at IS NOT NULL)
+                ELSE true END)
             AND (o.tableoid, o.ctid) NOT IN (SELECT k.oid, k.tid FROM k)
-          UNION ALL SELECT w.id FROM unnest($1::text[], $2::int8[]) AS w(id, xid)
-          WHERE NOT pg_visible_in_snapshot(((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - ((((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - w.xid + 2147483648) & 4294967295) - 2147483648))::text::xid8, pg_current_snapshot())
+          UNION ALL SELECT w.id FROM e AS w
+          WHERE NOT w.visible
+            AND NOT pg_visible_in_snapshot(((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - ((((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - w.xid + 2147483648) & 4294967295) - 2147483648))::text::xid8, pg_current_snapshot())
         ), m AS (
           DELETE FROM "public"."outbox" AS o
           USING k WHERE o.tableoid = k.oid AND o.ctid = k.tid AND NOT EXISTS (SELECT FROM l)

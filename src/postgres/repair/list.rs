@@ -12,6 +12,7 @@
 use super::row::Selection;
 use crate::postgres::error::{SourceError, Statement};
 use crate::postgres::names::{ident, literal};
+use crate::postgres::parked::identity;
 use crate::postgres::poll::listed::Table;
 use std::fmt::Write as _;
 use tokio_postgres::Client;
@@ -52,11 +53,6 @@ const XID: &str = "((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8)
                     - (((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - o.xmin::text::int8) \
                        & 4294967295))";
 
-/// Whether the row (`o`) was written after the row of the parked table (`p`): it is another event's then, under an id
-/// that was given again. In transactions between the two.
-const IS_NEWER: &str =
-    "((o.xmin::text::int8 - p.xmin::text::int8) & 4294967295) BETWEEN 1 AND 2147483647";
-
 impl Method {
     /// Asks the server what it keeps.
     ///
@@ -78,25 +74,48 @@ impl Method {
     }
 
     /// The rows (`o`) to publish: what the selection says, and of what is parked only what is to be parked again, in
-    /// its place among the rows of its aggregate. That is what no later parked event stays behind. One that is
-    /// published or skipped stands for no row that was written after that. Rows are listed by their ids, so a row
-    /// without one is not among them: [`Self::without_id_sql`].
+    /// its place among the rows of its aggregate. That is what no later parked event stays behind. An event that is
+    /// published, skipped, or holds nothing back takes a row off the list only where the row is certainly that event.
+    /// Rows are listed by their ids, so a row without one is not among them: [`Self::without_id_sql`].
     pub(super) fn rows(&self, table: &Table) -> String {
         let spec = table.spec();
         let (pipeline, id) = (literal(&spec.pipeline), table.id());
         let selected = self.selected(table);
+        let another = identity::another(table);
         format!(
             "{selected}\n  AND {has_id}\n  AND NOT EXISTS (SELECT FROM postrider.parked AS p LEFT JOIN (\n    \
-               SELECT q.aggregate_type, q.aggregate_id, max(q.commit_lsn) AS last\n    \
-               FROM postrider.parked AS q\n    \
-               WHERE q.pipeline = {pipeline} AND q.blocks AND q.state NOT IN ('done', 'skipped')\n    \
-                 AND NOT EXISTS (SELECT FROM {name} AS o WHERE {id} = q.event_id AND {selected})\n    \
+               SELECT p.aggregate_type, p.aggregate_id, max(p.commit_lsn) AS last\n    \
+               FROM postrider.parked AS p\n    \
+               WHERE p.pipeline = {pipeline} AND p.blocks AND p.state NOT IN ('done', 'skipped')\n    \
+                 AND NOT EXISTS (SELECT FROM {name} AS o\n      \
+                   WHERE {id} = p.event_id AND {selected} AND NOT {another})\n    \
                GROUP BY 1, 2) AS stays USING (aggregate_type, aggregate_id)\n  \
              WHERE p.pipeline = {pipeline} AND p.event_id = {id}\n    \
-               AND (CASE WHEN p.state IN ('done', 'skipped') THEN NOT {IS_NEWER}\n         \
-                 ELSE NOT p.blocks OR p.commit_lsn <= stays.last END))",
+               AND NOT {another} AND {the_same}\n    \
+               AND (p.state IN ('done', 'skipped') OR NOT p.blocks OR p.commit_lsn <= stays.last))",
             name = spec.table,
+            the_same = identity::the_same(),
             has_id = format_args!("o.{} IS NOT NULL", ident(&spec.id)),
+        )
+    }
+
+    /// Whether a row (`o`) may be an event that is published or skipped, which can't be determined. `once`: of those
+    /// that are not published once more, and are parked instead ([`listed`](crate::postgres::parked::listed)).
+    pub(super) fn doubtful(&self, table: &Table, once: bool) -> String {
+        let of = match (self.selection.by_marks(), once) {
+            (true, true) => "p.state IN ('done', 'skipped')".to_owned(),
+            (true, false) => "false".to_owned(),
+            (false, true) => identity::DECIDED.to_owned(),
+            (false, false) => format!("p.state = 'done' AND NOT {}", identity::DECIDED),
+        };
+        format!(
+            "EXISTS (SELECT FROM postrider.parked AS p\n  \
+               WHERE p.pipeline = {pipeline} AND p.event_id = {id}\n    \
+                 AND {of} AND NOT {another} AND NOT {the_same})",
+            pipeline = literal(&table.spec().pipeline),
+            id = table.id(),
+            another = identity::another(table),
+            the_same = identity::the_same(),
         )
     }
 
@@ -153,12 +172,13 @@ impl Method {
         let sql = format!(
             "SELECT count(*) FROM (SELECT FROM {name} AS o WHERE {unmarked} AND NOT ({unresolved})\n  \
                AND NOT EXISTS (SELECT FROM postrider.parked AS p\n    \
-                 WHERE p.pipeline = {pipeline} AND p.event_id = {id})\n  \
+                 WHERE p.pipeline = {pipeline} AND p.event_id = {id} AND NOT {another})\n  \
                LIMIT {most}) AS r",
             name = spec.table,
             unmarked = table.unmarked(),
             pipeline = literal(&spec.pipeline),
             id = table.id(),
+            another = identity::another(table),
         );
         let row = client.query_one(&sql, &[]).await.map_err(failed)?;
         let count: i64 = row.try_get(0).map_err(failed)?;

@@ -26,4 +26,4 @@ pub use judge::{Verdict, fit, judge, live};
 pub use list::Method;
 pub use reader::{Finished, PAGE_ROWS, Reader};
 pub use row::{Kind, Ledger, Row, Selection, State, ledger, read};
-pub use survey::{Survey, left, parked_aggregates, relays, survey, without_id};
+pub use survey::{Survey, left, parked_aggregates, relays, survey, undecided, without_id};

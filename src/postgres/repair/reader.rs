@@ -13,7 +13,7 @@ use crate::postgres::error::SourceError;
 use crate::postgres::names::Names;
 use crate::postgres::pipeline_lock::{Locked, lock};
 use crate::postgres::poll::listed::{By, Page, Table};
-use crate::postgres::poll::marks::{Marker, ToMark};
+use crate::postgres::poll::marks::{Marker, ToMark, Written};
 use crate::postgres::poll::{Claim, PollSpec, Settled};
 use crate::postgres::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn};
 use bytes::Bytes;
@@ -336,7 +336,8 @@ impl Reader {
             position: Position::default(),
             lane: None,
             id: id.clone(),
-            xid: None,
+            written: Written::default(),
+            visible: true,
         };
         let mut rows: Vec<ToMark> = ids.iter().map(to_mark).collect();
         let since = Instant::now();

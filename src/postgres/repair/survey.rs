@@ -18,8 +18,11 @@ pub struct Survey {
     /// Bytes of their values.
     pub bytes: u64,
     /// Of the rows, those that were committed while the relay may have been at work: the ledger can't tell whether they
-    /// were published.
+    /// were published; and those that may be published parked events, whose ids they have.
     pub uncertain: u64,
+    /// Of the rows, those that may be events that were skipped or published before, whose ids they have: they are
+    /// parked, not published.
+    pub undecided: u64,
     /// The first and the last id, where there are rows and ids are numbers.
     pub ids: Option<(String, String)>,
     /// Numbers in between (and from the row before on) that no row has; `None` where ids are no numbers.
@@ -54,10 +57,13 @@ pub async fn survey(
     };
     let sql = format!(
         "SELECT count(*), count(DISTINCT {key}), coalesce(sum({size}), 0)::int8, \
-           count(*) FILTER (WHERE $1::timestamptz IS NOT NULL AND {committed}), {bounds} \
+           count(*) FILTER (WHERE $1::timestamptz IS NOT NULL AND {committed} OR {published}), {bounds}, \
+           count(*) FILTER (WHERE {decided}) \
          FROM {name} AS o WHERE {rows}",
         key = table.key(),
         size = table.stored(),
+        published = method.doubtful(table, false),
+        decided = method.doubtful(table, true),
         rows = method.rows(table),
     );
     let row = client.query_one(&sql, &[&ledger_at]).await.map_err(failed)?;
@@ -76,6 +82,7 @@ pub async fn survey(
         aggregates: count(1)?,
         bytes: count(2)?,
         uncertain: count(3)?,
+        undecided: count(6)?,
         ids,
         missing,
         without_id: without_id.map_err(failed)?.cast_unsigned(),
@@ -121,6 +128,16 @@ pub async fn relays(client: &Client, application_name: &str) -> Result<Vec<u32>,
     let rows = client.query(sql, &[&application_name]).await.map_err(failed)?;
     let pids = rows.iter().map(|row| row.try_get::<_, i32>(0).map(i32::cast_unsigned));
     pids.collect::<Result<_, _>>().map_err(failed)
+}
+
+/// Rows that were parked since they have ids of events that were parked before: nobody has decided on them.
+///
+/// # Errors
+/// What the server says.
+pub async fn undecided(client: &Client, pipeline: &str) -> Result<u64, SourceError> {
+    let sql = "SELECT count(*) FROM postrider.parked \
+               WHERE pipeline = $1 AND error_code = 'id_used_before' AND state NOT IN ('done', 'skipped')";
+    number(client, sql, pipeline).await
 }
 
 /// Rows still on the list.

@@ -179,6 +179,7 @@ pub(super) const LIST: &[Group] = &[
             "ids changed while a repair is at work",
             "rows deleted while a repair is at work",
             "rows without an id in a repair",
+            "a row under the id of an event that a person skipped meanwhile",
             "backfill of a pipeline that has begun",
         ],
         left_out: &[],

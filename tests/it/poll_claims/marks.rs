@@ -8,7 +8,7 @@ use postrider::parked::Lane;
 use postrider::postgres::Statement;
 use postrider::postgres::locks::Holder;
 use postrider::postgres::poll::Marks;
-use postrider::postgres::poll::marks::{Marker, ToMark};
+use postrider::postgres::poll::marks::{Marker, ToMark, Written};
 use std::collections::HashSet;
 
 /// A layout, rows of it, and what its own relay runs on row 1 (published) and row 2 (failed).
@@ -262,11 +262,15 @@ async fn rows_that_the_stream_brought_are_marked_by_their_ids() {
     }
 }
 
+fn of(xid: u32) -> Written {
+    Written { xid: Some(xid), ..Written::default() }
+}
+
 /// An event of the stream, at a position of its own.
 fn event(number: u64, aggregate: Option<&str>, id: &str) -> ToMark {
     let position = Position { commit_lsn: Lsn::from_wire(number * 8), ordinal: 0 };
     let lane = aggregate.map(|id| Lane::of(Aggregate { kind: "order", id }));
-    ToMark { position, lane, id: id.to_owned(), xid: None }
+    ToMark { position, lane, id: id.to_owned(), written: Written::default(), visible: true }
 }
 
 /// A session as the relay's, and a marker on it.
@@ -425,9 +429,11 @@ async fn mark_of_a_row_that_is_not_visible_yet_waits_until_it_is() {
             outbox.client.batch(&insert.replace("{id}", "2")).await;
             let committed = outbox.client.text("select xmin::text from outbox where id = 2").await;
             let committed: u32 = committed.unwrap().parse().unwrap();
-            let unseen = ToMark { xid: Some(xid), ..event(1, Some("a"), "1") };
-            let seen = ToMark { xid: Some(committed), ..event(2, Some("b"), "2") };
-            let deleted = ToMark { xid: Some(committed), ..event(3, Some("c"), "3") };
+            let unseen = ToMark { written: of(xid), visible: false, ..event(1, Some("a"), "1") };
+            let seen =
+                ToMark { written: of(committed), visible: false, ..event(2, Some("b"), "2") };
+            let deleted =
+                ToMark { written: of(committed), visible: false, ..event(3, Some("c"), "3") };
             let rows = [unseen, seen, deleted];
             let left = marker.mark(&client, &rows, &HashSet::new()).await.unwrap();
             assert_eq!(left, [0], "{version:?} {marks:?}");

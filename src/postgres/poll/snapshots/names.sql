@@ -64,16 +64,30 @@ WITH moved AS (
 INSERT INTO "Ä"."dead""letters" ("Id\", "Versüche", "select") OVERRIDING SYSTEM VALUE SELECT "Id\", "Versüche", "select" FROM moved;
 
 
-WITH k AS MATERIALIZED (
+WITH e AS MATERIALIZED (
+  SELECT w.id, w.xid, w.at, w.ms, w.visible
+  FROM unnest($1::text[], $2::int8[], $3::int8[], $4::int8[], $5::bool[]) AS w(id, xid, at, ms, visible)
+), k AS MATERIALIZED (
   SELECT o.tableoid AS oid, o.ctid AS tid FROM "my schema"."out""box" AS o
   WHERE o."Id\" OPERATOR(pg_catalog.=) ANY (($1::text[])::bigint[]) AND o."Done ""at""" IS NULL
+    AND ((concat(o."Id\"), o.xmin::text::int8) IN (SELECT e.id, e.xid FROM e WHERE e.xid IS NOT NULL)
+      OR concat(o."Id\") IN (SELECT e.id FROM e WHERE e.at IS NULL)
+      OR CASE WHEN CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN (extract(epoch FROM pg_xact_commit_timestamp(o.xmin) - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8 END IS NOT NULL
+        THEN (concat(o."Id\"), CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN (extract(epoch FROM pg_xact_commit_timestamp(o.xmin) - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8 END) IN (SELECT e.id, e.at FROM e WHERE e.at IS NOT NULL)
+        ELSE true END)
   ORDER BY o."Id\" FOR UPDATE SKIP LOCKED
 ), l AS MATERIALIZED (
   SELECT concat(o."Id\") AS id FROM "my schema"."out""box" AS o
   WHERE o."Id\" OPERATOR(pg_catalog.=) ANY (($1::text[])::bigint[]) AND o."Done ""at""" IS NULL
+    AND ((concat(o."Id\"), o.xmin::text::int8) IN (SELECT e.id, e.xid FROM e WHERE e.xid IS NOT NULL)
+      OR concat(o."Id\") IN (SELECT e.id FROM e WHERE e.at IS NULL)
+      OR CASE WHEN CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN (extract(epoch FROM pg_xact_commit_timestamp(o.xmin) - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8 END IS NOT NULL
+        THEN (concat(o."Id\"), CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN (extract(epoch FROM pg_xact_commit_timestamp(o.xmin) - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8 END) IN (SELECT e.id, e.at FROM e WHERE e.at IS NOT NULL)
+        ELSE true END)
     AND (o.tableoid, o.ctid) NOT IN (SELECT k.oid, k.tid FROM k)
-  UNION ALL SELECT w.id FROM unnest($1::text[], $2::int8[]) AS w(id, xid)
-  WHERE NOT pg_visible_in_snapshot(((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - ((((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - w.xid + 2147483648) & 4294967295) - 2147483648))::text::xid8, pg_current_snapshot())
+  UNION ALL SELECT w.id FROM e AS w
+  WHERE NOT w.visible
+    AND NOT pg_visible_in_snapshot(((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - ((((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - w.xid + 2147483648) & 4294967295) - 2147483648))::text::xid8, pg_current_snapshot())
 ), m AS (
   UPDATE "my schema"."out""box" AS o SET "Done ""at""" = statement_timestamp()
   FROM k WHERE o.tableoid = k.oid AND o.ctid = k.tid AND NOT EXISTS (SELECT FROM l)
