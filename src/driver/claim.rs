@@ -6,7 +6,7 @@
 use super::parking::Desk;
 use super::pipeline::Pipeline;
 use super::poll::Polling;
-use super::returning::Whose;
+use super::returning::{Whose, undecided};
 use super::run::Stop;
 use super::say;
 use crate::ack::Progress;
@@ -159,27 +159,28 @@ impl Open {
         Part { outcomes, parked_behind_open }
     }
 
-    /// Notes what becomes of a row that is parked. `keeps`: its failure is the table's to keep. Gives whether a parked
-    /// event is moved to where the row stands.
+    /// Notes what becomes of a row that is parked. `keeps`: failures of rows are the table's to keep; a row whose event
+    /// is not certain is parked nevertheless, since only there a person can decide on it. Returns whether the row is done
+    /// with in the outbox table.
     fn parks(&mut self, row: &Parked, whose: Whose, keeps: bool) -> bool {
         let waits = row.entry.lane.is_some_and(|lane| self.kept.contains(&lane));
         let outcome = match whose {
             // An earlier one stays in the table: this one comes again behind it.
-            Whose::Again if keeps && waits => Settled::Held,
-            Whose::New | Whose::Doubted if keeps => {
+            Whose::Again | Whose::Doubted if keeps && waits => Settled::Held,
+            Whose::New if keeps => {
                 self.kept.extend(row.entry.lane);
                 failure(row)
             }
             Whose::Again | Whose::Kept | Whose::New | Whose::Doubted => Settled::Moved,
         };
-        let moves = whose == Whose::Again && outcome == Settled::Moved;
-        if keeps {
+        let moved = outcome == Settled::Moved;
+        if keeps && whose != Whose::Kept {
             self.failures.push(row.entry);
         }
         if let Some(known) = self.outcomes.get_mut(index_of(row)) {
             *known = Some(outcome);
         }
-        moves
+        moved
     }
 
     /// Whether a cursor row was asked for, once.
@@ -266,33 +267,37 @@ impl Pipeline {
         let keeps = polling.keeps_now;
         let whose = self.whose(polling, &rows).await?;
         let parted = whose.iter().any(|whose| matches!(whose, Whose::Kept | Whose::Doubted));
-        let (mut moved, mut written) = (Vec::new(), Vec::new());
+        // Not all of the rows are written where some are kept in the outbox table, or are parked already.
+        let some = keeps || parted;
+        let (mut places, mut written) = (Vec::new(), Vec::new());
         if let Some(open) = &mut polling.open {
             for (row, whose) in rows.iter().zip(whose) {
-                let doubted = (whose == Whose::Doubted).then(|| self.returning.parts(row, keeps));
-                let row = doubted.as_ref().unwrap_or(row);
-                if open.parks(row, whose, keeps) {
-                    moved.push(row.clone());
+                let found_now = whose == Whose::Doubted && row.error_code.is_none();
+                let undecided = (whose == Whose::Doubted).then(|| undecided(row));
+                let row = undecided.as_ref().unwrap_or(row);
+                if !open.parks(row, whose, keeps) {
+                    continue;
                 }
-                if parted && whose != Whose::Kept {
+                match whose {
+                    // Its row is moved to where it stands now, and written only where somebody has deleted it.
+                    Whose::Again => places.extend(self.returning.moves(row)),
+                    Whose::Doubted => self.returning.keeps_beside(row),
+                    Whose::Kept | Whose::New => {}
+                }
+                if found_now {
+                    self.metrics.failed(row.event_type.as_deref().unwrap_or_default());
+                    say::parked(&mut self.tell, &self.spec, row);
+                }
+                if some && whose != Whose::Kept {
                     written.push(row.clone());
                 }
             }
         }
-        // Its row is moved to where it stands now, and written only where somebody has deleted it.
-        let places = self.returning.places(&moved);
-        polling.failed |= keeps || parted || !places.is_empty();
-        let in_place_of_all = if keeps {
-            moved.extend(self.letters(polling, &rows));
-            moved
-        } else {
-            Vec::new()
-        };
-        let rows: &[Parked] = match (keeps, parted) {
-            (true, _) => &in_place_of_all,
-            (false, true) => &written,
-            (false, false) => &rows,
-        };
+        polling.failed |= some || !places.is_empty();
+        if keeps {
+            written.extend(self.letters(polling, &rows));
+        }
+        let rows: &[Parked] = if some { &written } else { &rows };
         let (spec, epoch) = (Arc::clone(&self.spec), polling.desk.epoch);
         let name = spec.name();
         // What became of earlier ones is not the claim's: were its marks lost with it, an event that is published would

@@ -223,7 +223,7 @@ impl Pipeline {
             say::expired(&mut self.tell, self.spec.name(), at.position, mapped.event_id);
             return self.skip(now);
         }
-        if is_repeated((&self.returning, &self.marking), &mut self.handed, &mapped, at) {
+        if is_repeated((&self.returning, &mut self.marking), &mut self.handed, &mapped, at) {
             return self.skip_repeated(now);
         }
         if self.returning.doubts(mapped.event_id) {
@@ -249,7 +249,8 @@ impl Pipeline {
         let not_taken = match enqueue(&mut *self.sink, &self.relay, ticket, &record) {
             Ok(sent) => {
                 self.destinations.takes(record.topic);
-                self.marking.sent(ticket, of_row(change, &mapped, at), mapped.event_id);
+                let row = of_row(change, (&mapped, record.timestamp_ms), at);
+                self.marking.sent(ticket, row, mapped.event_id);
                 let keepers = (&mut self.handed, &mut self.shelf, &mut self.tell);
                 keep_sent(keepers, ticket, (&mapped, at), sent);
                 return Step::Next;
@@ -485,22 +486,24 @@ fn has_expired(
 
 /// Whether polling or a repair has published the event, or has it in hand.
 fn is_repeated(
-    (returning, marking): (&Returning, &Marking),
+    (returning, marking): (&Returning, &mut Marking),
     handed: &mut Handed,
     mapped: &Mapped<'_>,
     at: At,
 ) -> bool {
     let (id, of) = (mapped.event_id, (at.position.commit_lsn, marking.xid()));
-    marking.waits_for(id) || returning.passes(id) || handed.has(id, of, Some(mapped.aggregate))
+    marking.waits_for(id, mapped.aggregate)
+        || returning.passes(id)
+        || handed.has(id, of, Some(mapped.aggregate))
 }
 
 /// Where an event of a row stands, of which aggregate, and its own time; `None` of a message.
 fn of_row<'a>(
     change: &Candidate<'_>,
-    mapped: &Mapped<'a>,
+    (mapped, timestamp_ms): (&Mapped<'a>, Option<i64>),
     at: At,
 ) -> Option<(At, Aggregate<'a>, Option<i64>)> {
-    let time_ms = mapped.record().timestamp_ms.filter(|_| !mapped.clamped);
+    let time_ms = timestamp_ms.filter(|_| !mapped.clamped);
     matches!(change, Candidate::Row(_)).then_some((at, mapped.aggregate, time_ms))
 }
 

@@ -70,6 +70,8 @@ pub(super) struct Marking {
     unmarked: HashMap<String, Option<u32>>,
     /// The transaction that wrote the row of the claim that is fed next.
     claimed_xmin: u32,
+    /// Aggregates of which polling publishes an event again: their marks are made by claims from there on.
+    repeated: HashSet<Lane>,
     /// Since when there are such.
     waits_since: Option<Instant>,
     tried_at: Option<Instant>,
@@ -201,12 +203,39 @@ impl Marking {
     }
 
     /// Whether the event of this id is published, and its row waits for its mark: whoever polls passes over it. A row
-    /// that another transaction has written may be another event.
+    /// that another transaction has written may be another event, and is published. Then the later rows of its
+    /// aggregate are published again too: it may be the same event, and would be the last of its aggregate.
     #[inline]
-    pub(super) fn waits_for(&self, id: &str) -> bool {
-        self.polled
-            && !self.unmarked.is_empty()
-            && self.unmarked.get(id).is_some_and(|xid| *xid == Some(self.claimed_xmin))
+    pub(super) fn waits_for(&mut self, id: &str, aggregate: Aggregate<'_>) -> bool {
+        self.polled && !self.unmarked.is_empty() && self.passes_over(id, aggregate)
+    }
+
+    fn passes_over(&mut self, id: &str, aggregate: Aggregate<'_>) -> bool {
+        let Some(xid) = self.unmarked.get(id) else { return false };
+        let lane = Lane::of(aggregate);
+        if *xid == Some(self.claimed_xmin) && !self.repeated.contains(&lane) {
+            return true;
+        }
+        self.repeated.insert(lane);
+        false
+    }
+
+    /// Leaves the marks of what is published again to the claims: an event whose mark was made now would not follow.
+    fn leave_repeated(&mut self) {
+        if self.repeated.is_empty() {
+            return;
+        }
+        self.put_back();
+        let repeated = std::mem::take(&mut self.repeated);
+        self.done.retain(|row| row.lane.is_none_or(|lane| !repeated.contains(&lane)));
+        self.note_unmarked();
+        if self.done.is_empty() {
+            self.nothing_waits();
+        }
+    }
+
+    fn note_unmarked(&mut self) {
+        self.unmarked = self.done.iter().map(|row| (row.id.clone(), row.written.xid)).collect();
     }
 
     /// Published rows that stay without their mark if the process ends now: those that no cursor row waits for. With
@@ -217,6 +246,7 @@ impl Marking {
 
     /// The table is polled from here on, or no more.
     pub(super) fn polls(&mut self, polled: bool) {
+        self.leave_repeated();
         self.polled = polled;
     }
 
@@ -262,6 +292,7 @@ impl Marking {
     fn nothing_waits(&mut self) {
         self.waiting.clear();
         self.unmarked.clear();
+        self.repeated.clear();
         (self.waits_since, self.holders_at) = (None, None);
     }
 
@@ -294,6 +325,7 @@ impl Marking {
                 self.set_aside.push(parked);
             }
         }
+        self.leave_repeated();
         let marker = self.marker.clone().filter(|_| !self.done.is_empty())?;
         self.done.sort_by_key(|row| row.position);
         self.taken = Arc::new(std::mem::take(&mut self.done));
@@ -328,7 +360,7 @@ impl Marking {
         if !made.holders.is_empty() {
             self.holders_at = Some(Instant::now());
         }
-        self.unmarked = self.done.iter().map(|row| (row.id.clone(), row.written.xid)).collect();
+        self.note_unmarked();
         // A row that is not visible yet is marked a moment later: nothing to report.
         let soon = made.holders.is_empty() && made.failed.is_none();
         if soon && given_up == 0 && since.elapsed() < UNREPORTED_MAX {
@@ -617,6 +649,41 @@ mod tests {
         handed.ends(Lsn::from_wire(10));
         assert_eq!([0, 2, 3, 4].map(|id| passed_over(&mut handed, id, "a")), [false; 4]);
         assert!(passed_over(&mut handed, 4, "b"));
+    }
+
+    /// A published row waits for its mark, since somebody has locked it, and comes out of that written again: it may be
+    /// another event, and it may be the same one. So what follows it in its aggregate is published again behind it.
+    #[test]
+    fn aggregate_of_a_row_that_was_written_again_is_published_again_as_a_whole_and_no_other_is() {
+        let mut marking = Marking::new(true, true);
+        let aggregate = |id| Aggregate { kind: "order", id };
+        let sent = [(1, "1", "a"), (2, "2", "a"), (3, "3", "b"), (4, "4", "a")];
+        marking.begins(XMIN);
+        for (number, id, of) in sent {
+            let position = Position { commit_lsn: Lsn::from_wire(8), ordinal: number };
+            let at = At { position, commit_time: PgTime::default() };
+            let ticket = Ticket(number);
+            marking.sent(ticket, Some((at, aggregate(of), None)), id);
+            marking.published(ticket);
+        }
+        let left = (0..sent.len()).collect();
+        marking.taken = Arc::new(std::mem::take(&mut marking.done));
+        marking.made(&Made { left, holders: Vec::new(), failed: None, refused: false });
+        marking.polls(true);
+        let mut passed_over = |xmin, id: &str, of| {
+            marking.feeds(xmin);
+            marking.waits_for(id, aggregate(of))
+        };
+        assert!(passed_over(XMIN, "1", "a"), "nothing of it was written again");
+        assert!(!passed_over(XMIN + 1, "2", "a") && !passed_over(XMIN, "4", "a"));
+        assert!(passed_over(XMIN, "3", "b"));
+        assert!(!passed_over(XMIN, "5", "b"), "published by nobody yet");
+        // The marks of the first are left to the claims: one that was made now would keep its event from following.
+        drop(marking.take(None));
+        let waits: Vec<&str> = marking.done.iter().map(|row| &*row.id).collect();
+        assert_eq!(waits, ["3"]);
+        marking.feeds(XMIN);
+        assert!(!marking.waits_for("4", aggregate("a")) && marking.waits_for("3", aggregate("b")));
     }
 
     /// The id of a row that was polled is given again, to an event that was not.

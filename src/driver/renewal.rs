@@ -104,9 +104,13 @@ impl Pipeline {
     /// Marks what the stream had published, as far as its rows are free. Of the others the ids are remembered, and
     /// passed over in claims.
     async fn mark_waiting(&mut self, client: &Client) -> Result<(), SourceError> {
-        if let Some(batch) = self.marking.take(None) {
-            let made = batch.make(client).await?;
-            self.marks_made(&made);
+        match self.marking.take(None) {
+            Some(batch) => {
+                let made = batch.make(client).await?;
+                self.marks_made(&made);
+            }
+            // What waited is left to the claims.
+            None => say::marks_made(self),
         }
         Ok(())
     }

@@ -127,6 +127,10 @@ impl Returning {
         xmin: impl Fn(&Parked) -> u32,
     ) -> Vec<(Position, &'a Parked)> {
         let compared = |row: &'a Parked| {
+            // A payload that was not read can't be compared.
+            if row.error_code == Some(ROW_TOO_LARGE) {
+                return None;
+            }
             let id = row.event_id.as_deref()?;
             let again = self.by_id.get(id)?;
             let fate = self.fate_of(id, xmin(row))?;
@@ -137,17 +141,18 @@ impl Returning {
         rows.iter().filter_map(compared).collect()
     }
 
-    /// Of rows that are about to be written: where they stand in the table, and where they stand now.
-    pub(super) fn places(&mut self, rows: &[Parked]) -> Vec<(Position, Position)> {
-        let mut places = Vec::new();
-        for row in rows {
-            let Some(id) = row.event_id.as_deref() else { continue };
-            if let Some(again) = self.by_id.get(id) {
-                places.push((again.position, row.entry.position));
-                self.moved.push((id.to_owned(), row.entry.position));
-            }
-        }
-        places
+    /// The row of a parked event is about to be written: where the event is in the table, and where it is now.
+    pub(super) fn moves(&mut self, row: &Parked) -> Option<(Position, Position)> {
+        let id = row.event_id.as_deref()?;
+        let again = self.by_id.get(id)?;
+        self.moved.push((id.to_owned(), row.entry.position));
+        Some((again.position, row.entry.position))
+    }
+
+    /// The row is about to be written beside the parked event whose id it has.
+    pub(super) fn keeps_beside(&mut self, row: &Parked) {
+        let id = row.event_id.clone();
+        self.beside.extend(id.map(|id| (id, row.entry.position)));
     }
 
     /// What a row is that the claim at hand parks, which transaction `xmin` has written; `alike`: its content is that
@@ -159,20 +164,6 @@ impl Returning {
             Some(Fate::Again { .. } | Fate::Doubted { .. }) => Whose::Doubted,
             Some(Fate::Passes) | None => Whose::New,
         }
-    }
-
-    /// The row as it is parked beside the event whose id it has, for a person to decide. What is wrong with it besides
-    /// stays said. `comes_again`: it stays in the outbox table as a failed row.
-    pub(super) fn parts(&mut self, row: &Parked, comes_again: bool) -> Parked {
-        if let Some(id) = row.event_id.as_ref().filter(|_| !comes_again) {
-            self.beside.push((id.clone(), row.entry.position));
-        }
-        let entry = Entry { state: State::Dead, ..row.entry };
-        let wrong = row.error.as_deref().filter(|_| row.error_code != Some(ID_USED_BEFORE));
-        let error = wrong.map_or_else(|| DOUBT.to_owned(), |wrong| format!("{DOUBT}; {wrong}"));
-        // A row that was not read has no payload here.
-        let code = row.error_code.filter(|code| *code == ROW_TOO_LARGE).unwrap_or(ID_USED_BEFORE);
-        Parked { entry, error_code: Some(code), error: Some(error), ..row.clone() }
     }
 
     /// Of what the open claim has moved, all from there on is to stand where it stood: where it is now, and then.
@@ -190,6 +181,17 @@ impl Returning {
             }
         }
     }
+}
+
+/// The row as it is parked beside the event whose id it has, for a person to decide. Another error that it has is kept
+/// in its text.
+pub(super) fn undecided(row: &Parked) -> Parked {
+    let entry = Entry { state: State::Dead, ..row.entry };
+    let other = row.error.as_deref().filter(|_| row.error_code != Some(ID_USED_BEFORE));
+    let error = other.map_or_else(|| DOUBT.to_owned(), |other| format!("{DOUBT}; {other}"));
+    // A row that was not read has no payload here.
+    let code = row.error_code.filter(|code| *code == ROW_TOO_LARGE).unwrap_or(ID_USED_BEFORE);
+    Parked { entry, error_code: Some(code), error: Some(error), ..row.clone() }
 }
 
 impl Pipeline {
@@ -329,11 +331,14 @@ mod tests {
         assert_eq!(whose, [Whose::Again, Whose::New, Whose::New]);
         assert_eq!(returning.whose(&rows[0], 8, false), Whose::Doubted, "written since then");
         assert_eq!(returning.whose(&rows[0], 8, true), Whose::Again, "with the same content");
-        assert_eq!(returning.places(&rows), [(at(1), at(10))]);
+        let moves = |returning: &mut Returning| -> Vec<_> {
+            rows.iter().filter_map(|row| returning.moves(row)).collect()
+        };
+        assert_eq!(moves(&mut returning), [(at(1), at(10))]);
         assert!(returning.parks("a"), "the claim may be given up");
         assert_eq!(returning.places_back(at(11)), []);
         assert_eq!(returning.places_back(at(10)), [(at(10), at(1))]);
-        assert_eq!(returning.places(&rows), [(at(1), at(10))]);
+        assert_eq!(moves(&mut returning), [(at(1), at(10))]);
         returning.settled();
         assert!(!returning.parks("a") && !returning.holds(at(1)) && returning.passes("b"));
     }

@@ -21,8 +21,8 @@ fn committed_with() -> String {
     )
 }
 
-/// The row was written by a later transaction than the one that last wrote `p`. Numbers of transactions have no epoch
-/// here: the two are taken to be less than 2^31 transactions apart.
+/// The row was written by a later transaction than the one that last wrote `p`, whatever the server's clock said of the
+/// two. Numbers of transactions have no epoch here: the two are taken to be less than 2^31 transactions apart.
 const IS_NEWER: &str =
     "((o.xmin::text::int8 - p.xmin::text::int8) & 4294967295) BETWEEN 1 AND 2147483647";
 
@@ -32,7 +32,7 @@ pub(in crate::postgres) const DECIDED: &str =
 
 /// Whether the row is certainly the event of `p`, where it is not [`another`].
 pub(in crate::postgres) fn the_same() -> String {
-    format!("coalesce({}, false)", committed_with())
+    format!("coalesce({} AND NOT {IS_NEWER}, false)", committed_with())
 }
 
 /// Whether the row is certainly another event than that of `p`, or was written again since. Without commit times that
@@ -49,7 +49,7 @@ pub(in crate::postgres) fn another(table: &Table) -> String {
         )
     });
     format!(
-        "(coalesce(NOT {committed}, {IS_NEWER}) \
+        "(coalesce(NOT {committed}, false) OR {IS_NEWER} \
          OR coalesce(({kind}, {id}) <> (p.aggregate_type, p.aggregate_id), false){time})",
         committed = committed_with(),
     )

@@ -8,6 +8,7 @@ use super::read::{columns, position};
 use crate::event::{PgTime, Position};
 use crate::parked::Parked;
 use crate::postgres::error::{SourceError, Statement};
+use crate::postgres::names::literal;
 use crate::postgres::poll::listed::Table;
 use crate::postgres::server::pg_lsn;
 use std::collections::hash_map::Entry;
@@ -71,9 +72,11 @@ pub async fn listed(
     pipeline: &str,
     table: &Table,
 ) -> Result<Vec<Again>, SourceError> {
-    let listed = "EXISTS (SELECT FROM postrider.repair_page AS r \
-                  WHERE r.pipeline = p.pipeline AND p.event_id = ANY (r.ids))";
-    let on_list = "p.event_id IN (SELECT unnest(r.ids) FROM postrider.repair_page AS r WHERE r.pipeline = $1)";
+    // No correlation with `p`: the ids of the list are hashed once.
+    let on_list = format!(
+        "p.event_id IN (SELECT unnest(r.ids) FROM postrider.repair_page AS r WHERE r.pipeline = {})",
+        literal(pipeline)
+    );
     let once = format!(
         "({} OR EXISTS (SELECT FROM postrider.repair AS r \
            WHERE r.pipeline = p.pipeline AND r.selection IN ('unmarked', 'both')))",
@@ -84,7 +87,7 @@ pub async fn listed(
         candidates(&once)
     );
     let candidates = read(client, pipeline, &sql).await?;
-    let rows = rows_of(client, table, &candidates, listed).await?;
+    let rows = rows_of(client, table, &candidates, &on_list).await?;
     Ok(coming(candidates, &rows, false))
 }
 
@@ -242,6 +245,10 @@ pub async fn alike(
                    = ARRAY(SELECT h::text FROM unnest($10::text[], $11::bytea[]) AS h(name, value) \
                        WHERE h.name NOT IN ('position', 'history'))";
     let mut alike = HashSet::new();
+    if rows.is_empty() {
+        return Ok(alike);
+    }
+    let statement = client.prepare(sql).await.map_err(failed)?;
     for (before, row) in rows {
         let (lsn, ordinal) = (pg_lsn(before.commit_lsn), before.ordinal.cast_signed());
         let record = &row.record;
@@ -260,7 +267,7 @@ pub async fn alike(
             &names,
             &values,
         ];
-        if client.query_opt(sql, &parameters).await.map_err(failed)?.is_some() {
+        if client.query_opt(&statement, &parameters).await.map_err(failed)?.is_some() {
             alike.insert(row.entry.position);
         }
     }

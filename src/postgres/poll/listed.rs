@@ -214,7 +214,8 @@ impl Table {
         Ok(Page { claim, places, looked_at })
     }
 
-    /// As [`super::sql::claim`] answers.
+    /// As [`super::sql::claim`] answers. The time is that of the beginning: the rows are not locked, and a row that is
+    /// written meanwhile under the id of another one is later than it.
     fn fetch_sql(&self, ids: &[String], by: By) -> String {
         let wanted: Vec<String> = ids.iter().map(|id| literal(id)).collect();
         let by_value = self.id.is_listed("o").filter(|_| by == By::Value);
@@ -246,7 +247,7 @@ impl Table {
              SELECT o.wanted, o.key, o.oid, o.tid, false, (SELECT count(*) FROM first), true, o.xmin, o.huge{values}\n\
              FROM (SELECT f.*, {HUGE} AS huge FROM first AS f WHERE f.n <= (SELECT last FROM bound)) AS o;\n\
              SELECT pg_current_wal_insert_lsn(), \
-               (extract(epoch FROM clock_timestamp()) * 1000000)::int8 - 946684800000000",
+               (extract(epoch FROM statement_timestamp()) * 1000000)::int8 - 946684800000000",
             key = self.key(),
             wanted = wanted.join(", "),
             table = self.spec.table,

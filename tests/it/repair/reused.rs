@@ -8,6 +8,7 @@ use crate::pipeline::{Pipeline, show};
 use crate::private::PrivatePostgres;
 use crate::relay::{Relay, postrider, postrider_ok};
 use crate::server::{Version, brokers};
+use crate::sink_caller::alter;
 
 /// How ids are given again.
 #[derive(Clone, Copy, Debug)]
@@ -369,4 +370,91 @@ async fn row_that_takes_the_id_of_one_that_waits_for_its_mark_is_published() {
             cleared(&pipeline).await;
         }
     }
+}
+
+/// A published row waits for its mark, since a person has locked it, and the mark of the next event of its aggregate
+/// waits behind it. The person changes the row. Whoever polls can't know whether it is another event: where it is
+/// published again, so is the next one, and the aggregate ends with its last event.
+#[tokio::test]
+async fn aggregate_of_a_row_that_was_changed_while_it_waited_for_its_mark_ends_with_its_last_event()
+{
+    for commit_times in ["on", "off"] {
+        let settings = format!("track_commit_timestamp = {commit_times}");
+        let server = PrivatePostgres::start(Version::Pg17, &settings).await;
+        let pipeline = auto(Pipeline::on(&server.url(), &brokers(), "reusechanged").await);
+        let pipeline = prepared(pipeline, "block_key").await;
+        let holder = crate::server::Client::connect(&pipeline.url).await.expect("a session");
+        pipeline.sql.batch(&insert("first", "null")).await;
+        holder.batch("begin; update outbox set event_type = 'Changed' where id = 1").await;
+        let relay = pipeline.run();
+        pipeline.topic.await_records(1, SOON).await;
+        pipeline.sql.batch(&insert("second", "null")).await;
+        pipeline.topic.await_records(2, SOON).await;
+        relay.await_log("locked", SOON).await;
+        drop_slot(&pipeline).await;
+        relay.await_log("polling the table until", SOON).await;
+        holder.batch("commit").await;
+        await_that("an empty table", SOON, || async {
+            match pipeline.sql.text("select count(*)::text from outbox").await.as_deref() {
+                Some("0") => Ok(()),
+                rows => Err(format!("{rows:?} rows")),
+            }
+        })
+        .await;
+        let found = payloads(&pipeline).await;
+        let twice = ["first", "second", "first", "second"];
+        // Without commit times the changed row may take its mark before it is claimed.
+        let once = commit_times == "off" && found == ["first", "second"];
+        assert!(once || found == twice, "{commit_times}: {found:?}");
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
+}
+
+/// A table that keeps its failures itself can't say that nobody knows which event a row is: the row is parked, so that a
+/// person can decide.
+#[tokio::test]
+async fn row_that_may_be_a_parked_event_is_parked_in_a_layout_that_keeps_failures_too() {
+    let pipeline = Pipeline::in_layout(Version::Pg17, "reusekept", "sqlgarden").await;
+    let mut pipeline = auto(pipeline);
+    let parking = "on_poison = \"block_key\"\nattempts_max = 1";
+    pipeline.config = pipeline.with_parking(&pipeline.config, parking);
+    alter(&pipeline.topic, "max.message.bytes", "3000").await;
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    let large = "insert into outbox_events (aggregate_type, aggregate_id, event_type, payload) select 'order', '1', 'T', \
+                 to_jsonb(string_agg(md5(i::text), '')) from generate_series(1, 600) i";
+    pipeline.sql.batch(large).await;
+    parked(&pipeline, "1 dead").await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let again = "update outbox_events set payload = '\"new 1\"', status = 'PENDING' where id = 1; \
+                 insert into outbox_events (aggregate_type, aggregate_id, event_type, payload) \
+                 values ('order', '1', 'T', '\"new 2\"')";
+    pipeline.sql.batch(again).await;
+    // The parked event is written after the row: its transaction does not show any more which of the two is older.
+    postrider_ok(&pipeline.config, &["parked", "retry", "--all", "--state", "dead", "--yes"]);
+    drop_slot(&pipeline).await;
+    let relay = pipeline.run();
+    let rows = "select string_agg(concat_ws(' ', id, status, attempt_count), ', ' order by id) from outbox_events";
+    await_that("the row to be parked beside the event", SOON, || async {
+        let sql = "select string_agg(concat_ws(' ', event_id, state, error_code), ', ' order by commit_lsn, ordinal) \
+                   from postrider.parked";
+        let found = pipeline.sql.text(sql).await.unwrap_or_default();
+        let rows = pipeline.sql.text(rows).await.unwrap_or_default();
+        let parked = found.starts_with("1 dead too_large, 1 dead id_used_before");
+        let moved = rows.starts_with("1 PUBLISHED");
+        if parked && moved { Ok(()) } else { Err(format!("{found}; {rows}")) }
+    })
+    .await;
+    assert_eq!(payloads(&pipeline).await, [""; 0]);
+    let decide = |what, error| {
+        postrider_ok(&pipeline.config, &["parked", what, "--error", error, "--all", "--yes"]);
+    };
+    decide("skip", "too_large");
+    decide("retry", "id_used_before");
+    await_that("both rows in their order", SOON, || async {
+        let found = payloads(&pipeline).await;
+        if found == ["new 1", "new 2"] { Ok(()) } else { Err(format!("{found:?}")) }
+    })
+    .await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
