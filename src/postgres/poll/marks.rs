@@ -333,9 +333,9 @@ fn sql_of(spec: &PollSpec, shape: &Shape, id: &Column, these: &str) -> String {
 /// since, and a mark on its row would keep it from being published.
 ///
 /// The row is the event's where its transaction is. A savepoint has a number of its own, which the stream does not
-/// show. So where the server keeps commit times, it is the time of the commit that decides. Where it does not, it is
-/// the event's own time, and without one the row is taken for the event's. Equalities alone, so that each subquery is
-/// hashed once.
+/// show, and a row that was updated since has its updater's. So the row is the event's too where the time of its commit
+/// is, or the event's own time. Without an own time, and where the server keeps no commit times, it is taken for the
+/// event's. Equalities alone, so that each subquery is hashed once.
 fn is_the_events(spec: &PollSpec, shape: &Shape, text: &str) -> String {
     let committed = "CASE WHEN current_setting('track_commit_timestamp') = 'on' \
                      THEN (extract(epoch FROM pg_xact_commit_timestamp(o.xmin) \
@@ -344,15 +344,17 @@ fn is_the_events(spec: &PollSpec, shape: &Shape, text: &str) -> String {
         let shape = shape.column(time);
         spec.stamps && shape.is_some_and(|column| column.type_name == "timestamp with time zone")
     });
-    let by_time = time.map_or_else(
-        || "true".to_owned(),
+    let (by_time, without) = time.map_or_else(
+        || (String::new(), "true".to_owned()),
         |time| {
-            format!(
-                "(o.{time} IS NULL OR {text} IN (SELECT e.id FROM e WHERE e.ms IS NULL)\n        \
-                 OR ({text}, floor(extract(epoch FROM o.{time}) * 1000)) IN (SELECT e.id, e.ms::numeric FROM e \
-                 WHERE e.ms IS NOT NULL))",
-                time = ident(time)
-            )
+            let time = ident(time);
+            let by_time = format!(
+                "\n      OR ({text}, floor(extract(epoch FROM o.{time}) * 1000)) IN \
+                 (SELECT e.id, e.ms::numeric FROM e WHERE e.ms IS NOT NULL)"
+            );
+            let without =
+                format!("(o.{time} IS NULL OR {text} IN (SELECT e.id FROM e WHERE e.ms IS NULL))");
+            (by_time, without)
         },
     );
     format!(
@@ -360,7 +362,7 @@ fn is_the_events(spec: &PollSpec, shape: &Shape, text: &str) -> String {
          OR {text} IN (SELECT e.id FROM e WHERE e.at IS NULL)\n      \
          OR CASE WHEN {committed} IS NOT NULL\n        \
            THEN ({text}, {committed}) IN (SELECT e.id, e.at FROM e WHERE e.at IS NOT NULL)\n        \
-           ELSE {by_time} END)"
+           ELSE {without} END{by_time})"
     )
 }
 
