@@ -160,8 +160,8 @@ impl Open {
     }
 
     /// Notes what becomes of a row that is parked. `keeps`: failures of rows are the table's to keep; a row whose event
-    /// is not certain is parked nevertheless, since only there a person can decide on it. Returns whether the row is done
-    /// with in the outbox table.
+    /// is not certain is parked nevertheless, since only there a person can decide on it. Returns whether the outbox
+    /// table is done with the row.
     fn parks(&mut self, row: &Parked, whose: Whose, keeps: bool) -> bool {
         let waits = row.entry.lane.is_some_and(|lane| self.kept.contains(&lane));
         let outcome = match whose {

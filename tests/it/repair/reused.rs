@@ -410,8 +410,8 @@ async fn aggregate_of_a_row_that_was_changed_while_it_waited_for_its_mark_ends_w
     }
 }
 
-/// A table that keeps its failures itself can't say that nobody knows which event a row is: the row is parked, so that a
-/// person can decide.
+/// A table that keeps its failures itself can't say that nobody knows which event a row is: the row is parked, so that
+/// a person can decide.
 #[tokio::test]
 async fn row_that_may_be_a_parked_event_is_parked_in_a_layout_that_keeps_failures_too() {
     let pipeline = Pipeline::in_layout(Version::Pg17, "reusekept", "sqlgarden").await;
