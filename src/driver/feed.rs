@@ -218,8 +218,7 @@ impl Pipeline {
         if self.relay.is_overtaken(at.position) {
             mapped.take_off_position();
         }
-        let (expires_at, id) = (mapped.expires_at, mapped.event_id);
-        if has_expired(&self.tell, &self.returning, expires_at, id) {
+        if has_expired(&self.tell, &self.returning, mapped.expires_at, mapped.event_id) {
             say::expired(&mut self.tell, self.spec.name(), at.position, mapped.event_id);
             return self.skip(now);
         }
@@ -227,8 +226,7 @@ impl Pipeline {
             return self.skip_repeated(now);
         }
         if self.returning.doubts(mapped.event_id) {
-            self.handed.claimed(mapped.event_id);
-            let parker = (&mut self.shelf, &mut self.tell, &self.metrics);
+            let parker = (&mut self.handed, &mut self.shelf, &mut self.tell, &self.metrics);
             let decider = (now, &mut self.relay, &mut self.effects);
             return park_doubted(decider, parker, &self.spec, (&mapped, at));
         }
@@ -424,10 +422,11 @@ fn park(
 /// Parks an event that has the id of another one, or is that one.
 fn park_doubted(
     decider: (Duration, &mut Relay, &mut Vec<Effect>),
-    (shelf, tell, metrics): (&mut Shelf, &mut Tell, &PipelineMetrics),
+    (handed, shelf, tell, metrics): (&mut Handed, &mut Shelf, &mut Tell, &PipelineMetrics),
     spec: &PipelineSpec,
     (mapped, at): (&Mapped<'_>, At),
 ) -> Step {
+    handed.claimed(mapped.event_id);
     metrics.failed(mapped.event_type);
     let halt = Box::new(halts::doubted_event(mapped.event_id, at.position));
     let change = Change::Poison { aggregate: Some(mapped.aggregate), halt };
