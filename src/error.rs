@@ -116,4 +116,6 @@ halt_reasons! {
     RowUpdated = "PR023" "row_updated",
     /// Schema `postrider` belongs to another role or has objects that are not ours: it could run code as this session.
     SchemaUntrusted = "PR024" "schema_untrusted",
+    /// Mode, destination, table or layout are not those that the pipeline's position belongs to.
+    PipelineChanged = "PR025" "pipeline_changed",
 }

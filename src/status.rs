@@ -146,6 +146,8 @@ pub struct Snapshot {
     pub source: String,
     /// Its replication slot.
     pub slot: String,
+    /// What its position belongs to: mode, destination, table and layout; `None` before a start has compared it.
+    pub belongs_to: Option<String>,
     /// What it is doing.
     pub state: State,
     /// Why, in one line, where the state is not a good one.

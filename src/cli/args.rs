@@ -1,5 +1,6 @@
 //! What the user can type.
 
+use super::adopt::AdoptArgs;
 use super::bookmark::BookmarkArgs;
 use super::parked::ParkedArgs;
 use super::repair::RepairArgs;
@@ -118,6 +119,8 @@ pub enum Command {
     Parked(ParkedArgs),
     /// Recreate a lost replication slot and publish the missed events from the outbox table
     Repair(RepairArgs),
+    /// Go on at the position with a changed mode, destination, table or layout
+    Adopt(AdoptArgs),
     /// Saved positions to replay from: create, list, drop
     Bookmark(BookmarkArgs),
     /// Publish again: from a bookmark, an LSN, a time, by ids or of one aggregate

@@ -2,6 +2,7 @@
 //!
 //! Joins what the adapters find. What only file and layout know is found here; what stands on the servers is theirs.
 
+mod changes;
 mod columns;
 mod edit;
 mod file;
@@ -113,10 +114,21 @@ async fn look(
         seen.findings.push(finding);
     }
     findings.append(&mut seen.findings);
+    look_at_broker(spec, seen.topics, findings).await;
+    let mut of_changes = changes::findings(spec, login, findings).await;
+    findings.append(&mut of_changes);
+}
+
+/// The broker, and the topics that rows of the outbox go to.
+async fn look_at_broker(
+    spec: &PipelineSpec,
+    topics: Option<Vec<String>>,
+    findings: &mut Vec<Finding>,
+) {
     if matches!(spec.sink, sink::SinkSpec::Stdout | sink::SinkSpec::Discard) {
         return;
     }
-    let of_rows = seen.topics.map(|topics| spec.outbox.replaced(topics));
+    let of_rows = topics.map(|topics| spec.outbox.replaced(topics));
     let topics = spec.outbox.constant_topic().map(|topic| vec![topic]).or(of_rows);
     if topics.as_ref().is_none_or(Vec::is_empty) {
         let why = if topics.is_some() {

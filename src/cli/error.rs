@@ -110,6 +110,12 @@ pub(super) enum CliError {
         #[source]
         halt: Box<Halt>,
     },
+    #[error("pipeline \"{pipeline}\" can't adopt its settings")]
+    Adopt {
+        pipeline: String,
+        #[source]
+        halt: Box<Halt>,
+    },
     #[error(transparent)]
     Bookmark(#[from] BookmarkError),
     #[error(transparent)]
@@ -153,7 +159,9 @@ impl CliError {
             | Self::Read { .. }
             | Self::Write { .. }
             | Self::Init(_) => Exit::Usage,
-            Self::Setup(SetupError::Halt(_)) | Self::Repair { .. } => Exit::Halted,
+            Self::Setup(SetupError::Halt(_)) | Self::Repair { .. } | Self::Adopt { .. } => {
+                Exit::Halted
+            }
             Self::Runtime(_)
             | Self::Ask { .. }
             | Self::Stranger(_)
@@ -199,7 +207,9 @@ impl CliError {
     /// Detail, meaning and hint, where there are any.
     fn notes(&self) -> Vec<(&'static str, String)> {
         match self {
-            Self::Setup(SetupError::Halt(halt)) | Self::Repair { halt, .. } => of_halt(halt),
+            Self::Setup(SetupError::Halt(halt))
+            | Self::Repair { halt, .. }
+            | Self::Adopt { halt, .. } => of_halt(halt),
             Self::Setup(SetupError::Refused(partial)) => of_refused(partial),
             Self::Setup(SetupError::Backfill { hint: text, .. }) => hint(text),
             Self::Setup(SetupError::Step { error, .. } | SetupError::Source(error))
@@ -211,9 +221,7 @@ impl CliError {
                 "a process with the same pipelines must be stopped first, also where it has halted (systemctl restart \
                  postrider does both). Only where its pipelines are others, give admin.listen another port",
             ),
-            Self::Log { .. } => {
-                hint("write a level such as debug, or a filter such as info,postrider=debug")
-            }
+            Self::Log { .. } => hint(A_FILTER),
             Self::AdminOff => hint("give admin.listen an address, and restart postrider run"),
             Self::Ask { .. } => hint(
                 "postrider run is not running, or ended (its log says why), or admin.listen differs from the running \
@@ -269,6 +277,8 @@ impl CliError {
         }
     }
 }
+
+const A_FILTER: &str = "write a level such as debug, or a filter such as info,postrider=debug";
 
 fn hint(text: &str) -> Vec<(&'static str, String)> {
     vec![("hint", text.to_owned())]

@@ -3,6 +3,7 @@
 //! Owns arguments, exit codes, the log's form and what is printed. Results go to standard output, everything else to
 //! standard error. Joins the configuration to the services, and does no work of its own.
 
+mod adopt;
 mod args;
 mod bookmark;
 mod check;
@@ -22,6 +23,7 @@ mod run;
 mod setup;
 mod status;
 
+pub use adopt::AdoptArgs;
 pub use args::{
     Args, CheckArgs, Color, Command, CompletionsArgs, ConfigArgs, ConfigCommand, ConfigShowArgs,
     DemoArgs, Global, InitArgs, LogFormat, RunArgs, SetupArgs, StatusArgs,
@@ -94,6 +96,10 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
         Command::Repair(repair) => {
             let config = load(&args.global, env)?;
             block_on(repair::run(config, repair))?
+        }
+        Command::Adopt(adopt) => {
+            let config = load(&args.global, env)?;
+            block_on(adopt::run(&config, adopt))?
         }
         Command::Bookmark(bookmark) => {
             let config = load(&args.global, env)?;

@@ -40,6 +40,7 @@ fn help_is_short() {
           status       One look at every pipeline of the running process
           parked       Events that could not be published: list, show, retry, skip, replace
           repair       Recreate a lost replication slot and publish the missed events from the outbox table
+          adopt        Go on at the position with a changed mode, destination, table or layout
           bookmark     Saved positions to replay from: create, list, drop
           replay       Publish again: from a bookmark, an LSN, a time, by ids or of one aggregate
           config       Look at the configuration: the values in effect, or the schema for editors

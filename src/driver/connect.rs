@@ -7,6 +7,7 @@
 //!
 //! A slot is never made here. Nothing is kept from one try to the next.
 
+use super::change;
 use super::halts;
 use super::history::{History, Past};
 use super::looks::Published;
@@ -89,6 +90,9 @@ pub(super) enum Failure {
     Unrepaired,
     /// The table has to be polled to its end first: the slot was made meanwhile.
     Unpolled,
+    /// The table was polled until now, and the position of the slot means nothing: the table comes first, and a new
+    /// slot.
+    HandsOver,
     /// There is nothing to repair.
     Sound,
     /// A human must act.
@@ -96,8 +100,13 @@ pub(super) enum Failure {
 }
 
 /// Tries once. `seen`: the highest history that this process has published under.
-pub(super) async fn open(spec: Arc<PipelineSpec>, seen: HistoryId) -> Result<Connected, Failure> {
-    let attempt = tokio::time::timeout(HANDSHAKE_MAX, handshake(&spec, seen));
+/// `cluster`: whose brokers answer.
+pub(super) async fn open(
+    spec: Arc<PipelineSpec>,
+    seen: HistoryId,
+    cluster: Option<String>,
+) -> Result<Connected, Failure> {
+    let attempt = tokio::time::timeout(HANDSHAKE_MAX, handshake(&spec, seen, cluster.as_deref()));
     attempt.await.unwrap_or_else(|elapsed| {
         let kind = SourceErrorKind::Timeout(HANDSHAKE_MAX);
         let error = SourceError::new(kind, "finish the handshake with the server");
@@ -167,7 +176,11 @@ async fn connect_both(spec: &PipelineSpec, name: &str) -> Result<Both, Failure> 
     Ok(Both { wal, system, locked, control })
 }
 
-async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Failure> {
+async fn handshake(
+    spec: &PipelineSpec,
+    seen: HistoryId,
+    cluster: Option<&str>,
+) -> Result<Connected, Failure> {
     let at = |phase| move |error| Failure::Source(error, phase);
     let name = application_name(spec);
     let Both { wal, system, locked, control } = connect_both(spec, &name).await?;
@@ -185,6 +198,8 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
     }
     let resume = decided(&facts)?;
     let halted = |halt| Failure::Halt(Box::new(halt));
+    let known = (cluster, facts.table.as_ref());
+    let change = change::check_stream(control.client(), spec, known).await?;
     spec.fit(facts.table.as_ref()).map_err(halted)?;
     let encoding = spec.messages_encoding(&facts.server.encoding).map_err(halted)?;
     if resume.adopt {
@@ -202,7 +217,6 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
     let mut wal = wal.start(&start).await.map_err(at(Phase::Start))?;
     let past = Past { wal_end: facts.server.wal_end, switches: system.switches };
     let version = facts.server.version;
-    let table_oid = facts.table.as_ref().map(|table| table.oid);
     let published = Published::of(&facts, &resume);
     let row = slot::read(control.client(), version, &spec.names.slot)
         .await
@@ -211,8 +225,10 @@ async fn handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Connected, Fa
         AfterStart::Held => {
             let (seized, progress, parked) = take_over(spec, &control, &resume).await?;
             let (epoch, epoch_before) = (seized.epoch, seized.before);
+            change::record(control.client(), spec, epoch, &change).await?;
             let histories = settle(spec, &control, epoch, &facts, seen).await?;
             let desk = Desk { control, epoch, histories, jobs: Jobs::default(), overruled: false };
+            let table_oid = facts.table.as_ref().map(|table| table.oid);
             let resumed = Connected {
                 wal,
                 desk,
@@ -321,8 +337,10 @@ pub(super) async fn load_all(
 pub(super) async fn open_poll(
     spec: Arc<PipelineSpec>,
     seen: HistoryId,
+    cluster: Option<String>,
 ) -> Result<Polling, Failure> {
-    let attempt = tokio::time::timeout(HANDSHAKE_MAX, poll_handshake(&spec, seen));
+    let handshake = poll_handshake(&spec, seen, cluster.as_deref());
+    let attempt = tokio::time::timeout(HANDSHAKE_MAX, handshake);
     attempt.await.unwrap_or_else(|elapsed| {
         let kind = SourceErrorKind::Timeout(HANDSHAKE_MAX);
         let error = SourceError::new(kind, "finish the handshake with the server");
@@ -330,7 +348,11 @@ pub(super) async fn open_poll(
     })
 }
 
-async fn poll_handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Polling, Failure> {
+async fn poll_handshake(
+    spec: &PipelineSpec,
+    seen: HistoryId,
+    cluster: Option<&str>,
+) -> Result<Polling, Failure> {
     let at = |phase| move |error| Failure::Source(error, phase);
     let name = application_name(spec);
     let Some(poll_spec) = &spec.poll.table else {
@@ -357,9 +379,11 @@ async fn poll_handshake(spec: &PipelineSpec, seen: HistoryId) -> Result<Polling,
         }
     };
     let instance = one_server(client, poller.client()).await?;
+    let change = change::check(client, spec, (cluster, facts.table.as_ref()), false).await?;
     cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
     let seized = cursor::seize(client, spec.name()).await.map_err(at(Phase::Control))?;
     let (epoch, before) = (seized.epoch, seized.before);
+    change::record(client, spec, epoch, &change).await?;
     let histories = settle(spec, &control, epoch, &facts, seen).await?;
     let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
     control.listen(spec.name()).await.map_err(at(Phase::Control))?;

@@ -27,14 +27,13 @@ const MISSING: &str = "missing";
 
 /// Keeps the slot's figures on the board up to date until the process is to stop.
 pub(super) async fn watch(spec: &PipelineSpec, board: &Board, stop: &Stop) {
-    // Polling has no slot.
-    if spec.mode == Mode::Poll {
-        return;
-    }
     loop {
         // A database that does not answer is not news of a halted pipeline: what was last seen stays, and
         // `source_contact_seconds` grows.
-        if let Ok(Ok((slot, wal_end))) = tokio::time::timeout(LOOK_MAX, look(spec)).await {
+        if let Ok(Ok((slot, wal_end))) = tokio::time::timeout(LOOK_MAX, look(spec)).await
+            // Polling has no slot, unless it has left one behind.
+            && (spec.mode != Mode::Poll || slot.is_some())
+        {
             show(board, slot.as_ref(), wal_end);
         }
         tokio::select! {

@@ -110,6 +110,12 @@ impl Pipeline {
                 self.rechecked.answered();
                 self.next = Next::Poll;
             }
+            // What is unpublished is in the table, and the slot would bring what polling has published.
+            Failure::HandsOver => {
+                self.rechecked.answered();
+                self.lets_go = true;
+                self.next = Next::Poll;
+            }
             Failure::Unpolled => return Some(Box::new(halts::unpolled(self.spec.name()))),
             Failure::Sound => self.repaired = true,
             Failure::Source(error, phase) => {

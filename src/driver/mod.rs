@@ -11,6 +11,7 @@
 mod alarm;
 mod board;
 mod budget;
+mod change;
 mod claim;
 mod connect;
 mod cut;
@@ -40,6 +41,7 @@ mod shelf;
 mod spec;
 mod trouble;
 
+pub use change::{Change, ChangeNote, LeftBehind, Settings, left_behind, look as look_for_changes};
 pub use poll_spec::poll_spec;
 pub use repair::{identity, repair_table, selection};
 pub use run::{Exit, Service, Stop, StopHandle};

@@ -4,6 +4,7 @@ mod life;
 mod posts;
 
 use super::budget::Budget;
+use super::change;
 use super::connect::{self, Failure};
 use super::destinations::Destinations;
 use super::halts;
@@ -30,7 +31,7 @@ use crate::postgres::SourceErrorKind;
 use crate::postgres::action::Repeats;
 use crate::postgres::cursor::{self, Settled};
 use crate::relay::{Effect, Input, Relay};
-use crate::sink::{Mailbox, Post, Sink};
+use crate::sink::{Mailbox, Post, Sink, SinkSpec};
 use crate::status::Board;
 use std::future::Future;
 use std::pin::pin;
@@ -41,6 +42,11 @@ use tokio::time::Instant;
 /// Pauses between two tries to connect: the first, and the longest.
 const RECONNECT_MIN: Duration = Duration::from_millis(200);
 const RECONNECT_MAX: Duration = Duration::from_secs(15);
+
+/// How long a start waits for a broker to name its cluster, since the process began. Without it the pipeline starts,
+/// and takes no record until one has.
+const CLUSTER_WAIT: Duration = Duration::from_secs(2);
+const CLUSTER_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long records in flight may outlive the connection to the database: a healthy broker answers within it. After
 /// that another process may hold the slot, and what we still send would land behind what that process has sent: so it
@@ -55,6 +61,7 @@ pub(super) struct Pipeline {
     /// Types that the relation at hand waits for: the catalog is to be asked for them.
     pub(super) unknown_types: Vec<u32>,
     pub(super) sink: Box<dyn Sink>,
+    pub(super) cluster: Cluster,
     pub(super) mailbox: Mailbox,
     pub(super) effects: Vec<Effect>,
     /// What the server has been told.
@@ -107,6 +114,15 @@ pub(super) struct Pipeline {
     pub(super) pause_min: Duration,
 }
 
+/// The cluster that the sink's brokers are of.
+#[derive(Default)]
+pub(super) struct Cluster {
+    /// With which the last start was decided; `None` where no broker had answered.
+    decided: Option<String>,
+    /// Another one answers, and has to be compared with what the position belongs to.
+    pub(super) located: bool,
+}
+
 /// How events are read next.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) enum Next {
@@ -126,11 +142,39 @@ pub(super) enum Waited<T> {
 }
 
 impl Pipeline {
+    /// Waits a moment for a broker to name its cluster, so that a start need not be repeated for it.
+    async fn await_cluster(&mut self, stop: &Stop) -> Option<Exit> {
+        while matches!(self.spec.sink, SinkSpec::Kafka(_))
+            && self.sink.cluster().is_none()
+            && self.epoch.elapsed() < CLUSTER_WAIT
+        {
+            if let Waited::Over(exit) = self.waiting(tokio::time::sleep(CLUSTER_PAUSE), stop).await
+            {
+                return Some(exit);
+            }
+        }
+        self.cluster = Cluster { decided: self.sink.cluster(), located: false };
+        None
+    }
+
+    /// The start was decided, and its session is ours: records may go to the cluster that it was decided with.
+    fn admit(&mut self) {
+        let cluster = self.cluster.decided.as_deref();
+        if let Some(cluster) = cluster {
+            self.sink.admit(cluster);
+        }
+        let words = change::words(&self.spec, cluster);
+        self.board.update(|snapshot| snapshot.belongs_to = Some(words));
+    }
+
     async fn run(&mut self, stop: &Stop) -> Exit {
         let mut backoff = Backoff::new(RECONNECT_MIN, RECONNECT_MAX);
         loop {
             if self.spec.only_repair && self.repaired {
                 return Exit::Stopped;
+            }
+            if let Some(exit) = self.await_cluster(stop).await {
+                return exit;
             }
             let next = std::mem::take(&mut self.next);
             let repairs = next == Next::Repair || self.spec.only_repair;
@@ -141,7 +185,8 @@ impl Pipeline {
                 }
             }
             let seen = self.histories.current();
-            let attempt = Box::pin(connect::open(Arc::clone(&self.spec), seen));
+            let cluster = self.cluster.decided.clone();
+            let attempt = Box::pin(connect::open(Arc::clone(&self.spec), seen, cluster));
             let failure = match self.waiting(attempt, stop).await {
                 Waited::Over(exit) => return exit,
                 Waited::Done(Err(failure)) => failure,
@@ -158,6 +203,7 @@ impl Pipeline {
                         return Exit::Halted(Box::new(halt));
                     }
                     self.server = Some(next);
+                    self.admit();
                     let since = Instant::now();
                     self.ever_streamed = true;
                     self.rechecked.answered();
@@ -193,11 +239,12 @@ impl Pipeline {
     ) -> Option<Exit> {
         let spec = Arc::clone(&self.spec);
         let seen = self.histories.current();
+        let cluster = self.cluster.decided.clone();
         let attempt = Box::pin(async move {
             if repairs {
-                repair::open(spec, seen).await
+                repair::open(spec, seen, cluster).await
             } else {
-                connect::open_poll(spec, seen).await
+                connect::open_poll(spec, seen, cluster).await
             }
         });
         let failure = match self.waiting(attempt, stop).await {
@@ -210,6 +257,7 @@ impl Pipeline {
                     return Some(Exit::Halted(Box::new(halt)));
                 }
                 self.server = Some(polling.server.clone());
+                self.admit();
                 let since = Instant::now();
                 self.ever_streamed = true;
                 self.rechecked.answered();

@@ -36,6 +36,7 @@ use crate::postgres::server::Instance;
 use crate::relay::{Effect, Input, Restart};
 use locked::LockedRows;
 use looks::RowLooks;
+use std::sync::Arc;
 use tokio::time::Instant;
 
 /// The sessions of a pipeline that polls, and the claim at hand.
@@ -95,6 +96,8 @@ pub(super) enum Over {
     Streams,
     /// Another process has taken the pipeline over.
     Overruled,
+    /// Another cluster answers than the session began with.
+    Located,
 }
 
 impl Polling {
@@ -171,6 +174,9 @@ impl Pipeline {
         if let Some(halt) = self.begin_polling(&polling, false) {
             return End::Over(Exit::Halted(halt));
         }
+        if self.spec.mode == Mode::Poll {
+            polling.looks.watch_slot(Arc::clone(&self.spec));
+        }
         if in_its_stead {
             let lets_go = std::mem::take(&mut self.lets_go);
             polling.renewal = Some(Renewal::new(lets_go));
@@ -187,7 +193,7 @@ impl Pipeline {
                     self.apply(self.now(), Input::SourceLost);
                     return self.outcome().map_or(End::Restart, End::Over);
                 }
-                Ok(Some(Over::Overruled)) => {
+                Ok(Some(Over::Overruled | Over::Located)) => {
                     self.apply(self.now(), Input::SourceLost);
                     return self.outcome().map_or(End::Restart, End::Over);
                 }
@@ -267,6 +273,10 @@ impl Pipeline {
     ) -> Result<Option<Over>, SourceError> {
         let now = self.now();
         self.take_posts(now);
+        if self.cluster.located {
+            say::located(self);
+            return Ok(Some(Over::Located));
+        }
         self.offer_tries(now);
         if polling.anew == Anew::No
             && let Some(mut open) = polling.open.take()

@@ -3,6 +3,7 @@
 //! To the relay it is polling, from a list instead of by marks: so order, parking and aggregates that wait behind a
 //! parked head are the same. Their positions lie between those of the old slot and those of the new one.
 
+use super::change;
 use super::connect::{Failure, application_name, load_all, one_server, settle};
 use super::halts;
 use super::history::History;
@@ -121,7 +122,11 @@ fn judged(spec: &PipelineSpec, facts: &Facts, row: Option<&Row>) -> Result<Verdi
 
 /// Gets the pipeline's lock, a slot, and the list of what is to be published. It takes as long as the longest
 /// transaction that is running.
-pub(super) async fn open(spec: Arc<PipelineSpec>, seen: HistoryId) -> Result<Polling, Failure> {
+pub(super) async fn open(
+    spec: Arc<PipelineSpec>,
+    seen: HistoryId,
+    cluster: Option<String>,
+) -> Result<Polling, Failure> {
     let at = |phase| move |error| Failure::Source(error, phase);
     let name = application_name(&spec);
     let marks = marks(&spec);
@@ -149,12 +154,15 @@ pub(super) async fn open(spec: Arc<PipelineSpec>, seen: HistoryId) -> Result<Pol
     if verdict == Verdict::Sound {
         return Err(Failure::Sound);
     }
+    let known = (cluster.as_deref(), facts.table.as_ref());
+    let change = change::check(client, &spec, known, true).await?;
     let ledger = repair::ledger(client, spec.name(), row.as_ref(), spec.cursor_interval).await;
     let ledger = ledger.map_err(at(Phase::Control))?;
     let selection =
         selection(&spec, row.as_ref(), ledger.known.as_deref(), marks).map_err(Failure::Halt)?;
     cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
     let epoch = cursor::take_over(client, spec.name()).await.map_err(at(Phase::Control))?;
+    change::record(client, &spec, epoch, &change).await?;
     let histories = settle(&spec, &control, epoch, &facts, seen).await?;
     if let Verdict::NewSlot(why) = verdict {
         say::repair_begins(&spec, &why);

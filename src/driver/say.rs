@@ -5,6 +5,7 @@
 //! fields. Holds the wall clock: for latencies and lag, and to decide that an event has expired ([`Tell::has_passed`]).
 
 mod bookmark;
+mod change;
 mod destination;
 mod marks;
 mod parked;
@@ -16,6 +17,7 @@ mod source;
 mod write;
 
 pub(super) use bookmark::bookmark_let_go;
+pub(super) use change::{located, position_belongs, setting_changed, slot_left_behind};
 pub(super) use destination::{destination_down, destination_given_up, undelivered};
 pub(super) use marks::{
     claims_go_on, claims_wait, marks_failed, marks_left, marks_made, marks_wait, row_goes_on,

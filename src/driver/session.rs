@@ -180,6 +180,10 @@ impl Pipeline {
     async fn turn(&mut self, session: &mut Session, stop: &Stop) -> Option<End> {
         let now = self.now();
         self.take_posts(now);
+        if self.cluster.located {
+            say::located(self);
+            return Some(End::Restart);
+        }
         self.offer_tries(now);
         if let Some(end) = self.perform(session) {
             return Some(end);

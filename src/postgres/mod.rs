@@ -22,6 +22,7 @@ pub use wal::{Batch, Frame, StartReplication, Switch, WalConnection, WalStream};
 
 // Control: what stands on the server, whether and where a stream may start, and how it is set up.
 pub mod action;
+pub mod belongs;
 pub mod bookmark;
 pub mod control;
 pub mod cursor;

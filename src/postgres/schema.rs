@@ -35,10 +35,15 @@ pub const MIGRATIONS: &[Migration] = &[
         sql: include_str!("../../sql/schema/0005_history.sql"),
     },
     Migration { number: 6, name: "rights", sql: include_str!("../../sql/schema/0006_rights.sql") },
+    Migration {
+        number: 7,
+        name: "belongs",
+        sql: include_str!("../../sql/schema/0007_belongs.sql"),
+    },
 ];
 
 /// The version this binary works with.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// The last version without the parked table.
 const BEFORE_PARKED: u32 = 1;

@@ -86,6 +86,20 @@ pub async fn read(
     row.map(|row| from_row(name, &row).map_err(|e| SourceError::control(doing(), e))).transpose()
 }
 
+/// Bytes of WAL that the slot `name` retains; `None` if there is none.
+///
+/// # Errors
+/// What the server says.
+pub async fn retained(client: &Client, name: &str) -> Result<Option<u64>, SourceError> {
+    let failed = |e| SourceError::control(format!("read what slot {name:?} retains"), e);
+    let sql = "SELECT coalesce(pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), s.restart_lsn), 0) \
+                 ::pg_catalog.int8 \
+               FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1::pg_catalog.text";
+    let row = client.query_opt(sql, &[&name]).await.map_err(failed)?;
+    let bytes: Option<i64> = row.map(|row| row.try_get(0)).transpose().map_err(failed)?;
+    Ok(bytes.map(|bytes| u64::try_from(bytes).unwrap_or_default()))
+}
+
 /// Whether the walsender `pid` waits for a standby in `synchronized_standby_slots` (17 and later): it sends keepalives
 /// meanwhile and nothing else.
 pub async fn waits_for_standby(client: &Client, pid: u32) -> Result<bool, SourceError> {

@@ -36,6 +36,8 @@ pub enum Post {
         /// The destination that was meant, where it was one alone; else the broker answers again.
         topic: Option<String>,
     },
+    /// A broker has answered, and its cluster is not the one that records may go to, or none was admitted yet.
+    Located,
     /// The client's state can't be trusted any more: reset it and start from the cursor.
     ///
     /// Comes after the report of the record that was the cause, where there is one, and is not repeated.

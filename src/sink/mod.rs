@@ -73,6 +73,19 @@ pub trait Sink: Send {
         None
     }
 
+    /// The cluster whose brokers answer, by its identifier; `None` until one has answered, and where there is no such
+    /// thing. Empty where the brokers name none.
+    fn cluster(&self) -> Option<String> {
+        None
+    }
+
+    /// No record is taken until [`Self::admit`]: `enqueue` answers [`NotTaken::Full`].
+    fn hold(&mut self) {}
+
+    /// Records may go to this cluster, and to no other. Where the brokers turn out to be of another one, nothing is
+    /// taken, and [`Post::Located`] says so.
+    fn admit(&mut self, _cluster: &str) {}
+
     /// Whether nothing is on its way, reported or not.
     fn is_idle(&self) -> bool {
         true
@@ -135,6 +148,15 @@ pub fn preflight(spec: &SinkSpec, topics: &[String], keyed: bool) -> Vec<Finding
     match spec {
         SinkSpec::Kafka(kafka) => kafka::look(kafka, topics, keyed),
         SinkSpec::Stdout | SinkSpec::Discard => Vec::new(),
+    }
+}
+
+/// The cluster whose brokers answer, by its identifier; `None` where there is no such thing, or none answers. Waits for
+/// the broker.
+pub fn cluster(spec: &SinkSpec) -> Option<String> {
+    match spec {
+        SinkSpec::Kafka(kafka) => kafka::cluster(kafka),
+        SinkSpec::Stdout | SinkSpec::Discard => None,
     }
 }
 

@@ -95,7 +95,15 @@ async fn a_run_says_a_line_for_each_change_of_state_and_none_for_an_event() {
     let told: Vec<&str> = names(&events).into_iter().filter(|name| !aside.contains(name)).collect();
     assert_eq!(
         told,
-        ["starting", "history_begins", "streaming", "told_to_stop", "draining", "stopped"],
+        [
+            "starting",
+            "position_belongs",
+            "history_begins",
+            "streaming",
+            "told_to_stop",
+            "draining",
+            "stopped"
+        ],
         "{}",
         ended.stderr
     );

@@ -47,6 +47,8 @@ mod topic;
 
 /// The admin endpoint among clients that connect and do nothing.
 mod admin_flood;
+/// Another mode, cluster, topic or table for a pipeline that has published: refused or handed over.
+mod adopt;
 /// The alert rules, by Prometheus' own tool.
 mod alerts;
 /// What measures, and runs alone: memory, idleness.

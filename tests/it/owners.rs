@@ -38,8 +38,10 @@ async fn process_that_polls_stands_by_while_another_streams_and_the_other_way_ro
         let marks = format!("[pipelines.{}]\n", pipeline.name);
         let marks = (marks.clone(), format!("{marks}poll = {{ mark_streamed = true }}\n"));
         let polls = polls(&pipeline);
+        // From polling the way back is by mode "auto" (`adopt::`).
+        let auto = polls.replace("mode = \"poll\"", "mode = \"auto\"");
         pipeline.config = pipeline.config.replacen(&marks.0, &marks.1, 1);
-        for (first, second) in [(&pipeline.config, &polls), (&polls, &pipeline.config)] {
+        for (first, second) in [(&pipeline.config, &polls), (&polls, &auto)] {
             let before = pipeline.topic.read_all().await.len();
             let works = Relay::spawn(first);
             let state = if first == &polls { "polling" } else { "streaming" };

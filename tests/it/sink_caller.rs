@@ -78,7 +78,7 @@ impl Caller {
                     let before = self.outcomes.insert(ticket.0, outcome);
                     assert_eq!(before, None, "{ticket:?} was reported twice");
                 }
-                Post::Retry => retry = true,
+                Post::Retry | Post::Located => retry = true,
                 Post::Down { reason, hint, .. } => {
                     self.said.push(reason);
                     self.hints.extend(hint);

@@ -1,6 +1,6 @@
 //! A pipeline's beginning, from what was configured, and its end.
 
-use super::{Next, Pipeline};
+use super::{Cluster, Next, Pipeline};
 use crate::driver::budget::Budget;
 use crate::driver::destinations::Destinations;
 use crate::driver::halts;
@@ -61,7 +61,9 @@ impl Pipeline {
     ) -> Result<Self, Halt> {
         let mailbox = Mailbox::default();
         let mapper = Mapper::new(spec.outbox.clone()).map_err(|e| halts::unfit_outbox(&e))?;
-        let sink = sink::open(&spec.sink, mailbox.clone()).map_err(|e| halts::unfit_sink(&e))?;
+        let mut sink =
+            sink::open(&spec.sink, mailbox.clone()).map_err(|e| halts::unfit_sink(&e))?;
+        sink.hold();
         let settings = Settings {
             limits: spec.limits,
             cursor_interval: spec.cursor_interval,
@@ -77,6 +79,7 @@ impl Pipeline {
             mapper,
             unknown_types: Vec::new(),
             sink,
+            cluster: Cluster::default(),
             mailbox,
             effects: Vec::new(),
             confirmed: Watermark::default(),

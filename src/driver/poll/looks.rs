@@ -5,10 +5,12 @@
 
 use super::Polling;
 use crate::driver::alarm::Alarm;
+use crate::driver::change::{LeftBehind, left_behind};
 use crate::driver::lag::OldestRow;
 use crate::driver::pipeline::Pipeline;
 use crate::driver::say;
 use crate::driver::session::{Job, job};
+use crate::driver::spec::PipelineSpec;
 use crate::postgres::SourceError;
 use crate::postgres::poll::OldestReady;
 use crate::postgres::poll::listed::Table;
@@ -28,12 +30,22 @@ const PAUSE_FACTOR: u32 = 9;
 /// Rows without a mark that are counted: there may be a whole table of them.
 const UNMARKED_MAX: u32 = 10_000;
 
+/// What one look has seen.
+pub(in crate::driver) struct Looked {
+    /// How long the oldest ready row has waited.
+    pub(in crate::driver) oldest: OldestRow,
+    /// The slot that is left behind.
+    pub(in crate::driver) left: Option<LeftBehind>,
+}
+
 /// The looks at one table.
 pub(in crate::driver) struct RowLooks {
     client: Arc<Client>,
     /// None for the list of a repair, all of which waits.
     question: Option<OldestReady>,
-    running: Option<Job<OldestRow>>,
+    /// The pipeline whose slot is watched: mode "poll" may have left one behind.
+    slot_of: Option<Arc<PipelineSpec>>,
+    running: Option<Job<Looked>>,
     began: Instant,
     next_at: Instant,
     alarm: Alarm,
@@ -43,22 +55,35 @@ impl RowLooks {
     pub(in crate::driver) fn new(client: Arc<Client>, question: Option<OldestReady>) -> Self {
         let now = Instant::now();
         let alarm = Alarm::default();
-        Self { client, question, running: None, began: now, next_at: now, alarm }
+        Self { client, question, slot_of: None, running: None, began: now, next_at: now, alarm }
+    }
+
+    /// From here on the looks are also for a slot that is left behind.
+    pub(in crate::driver) fn watch_slot(&mut self, of: Arc<PipelineSpec>) {
+        self.slot_of = Some(of);
     }
 
     /// Waits for the next look, and gives the moment at which it began. Cancel-safe.
-    pub(in crate::driver) async fn next(&mut self) -> Result<(OldestRow, Instant), SourceError> {
+    pub(in crate::driver) async fn next(&mut self) -> Result<(Looked, Instant), SourceError> {
         if self.running.is_none() {
             self.alarm.at(self.next_at).await;
             let (client, question) = (Arc::clone(&self.client), self.question.clone());
+            let slot_of = self.slot_of.clone();
             self.began = Instant::now();
             self.running = Some(Box::pin(async move {
-                let Some(question) = question else { return Ok(OldestRow::Unknown) };
-                Ok(match question.ask(&client).await? {
+                let left = match slot_of {
+                    Some(spec) => left_behind(&client, &spec).await?,
+                    None => None,
+                };
+                let Some(question) = question else {
+                    return Ok(Looked { oldest: OldestRow::Unknown, left });
+                };
+                let oldest = match question.ask(&client).await? {
                     None => OldestRow::None,
                     Some(Some(age)) => OldestRow::Since(age),
                     Some(None) => OldestRow::Unknown,
-                })
+                };
+                Ok(Looked { oldest, left })
             }));
         }
         let outcome = job(&mut self.running).await;

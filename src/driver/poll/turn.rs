@@ -1,12 +1,13 @@
 //! One turn of polling: what it waits for, and what follows from what came first.
 
+use super::looks::Looked;
 use super::{Anew, Over, Polling};
-use crate::driver::lag::OldestRow;
 use crate::driver::parking::{Desk, Said};
 use crate::driver::pipeline::Pipeline;
 use crate::driver::renewal::renewing;
 use crate::driver::run::{Exit, Stop};
 use crate::driver::say;
+use crate::driver::spec::Mode;
 use crate::postgres::SourceError;
 use crate::postgres::setup::Renewed;
 use crate::relay::Input;
@@ -31,7 +32,7 @@ pub(in crate::driver) enum Turn {
     Lost(SourceError),
     Due,
     Claim,
-    Looked(Result<(OldestRow, Instant), SourceError>),
+    Looked(Result<(Looked, Instant), SourceError>),
     Renew,
     Renewed(Result<Renewed, SourceError>),
 }
@@ -103,7 +104,10 @@ impl Pipeline {
                     return Ok(self.hands_over(polling, stop).await?.then_some(Over::Streams));
                 }
             }
-            Turn::Looked(Ok((oldest, began))) => {
+            Turn::Looked(Ok((Looked { oldest, left }, began))) => {
+                if self.spec.mode == Mode::Poll {
+                    say::slot_left_behind(self, left.as_ref());
+                }
                 self.lag.polled(oldest, began.into_std(), std::time::Instant::now());
             }
             // The session is gone; else the server refuses this one question, and polling goes on.

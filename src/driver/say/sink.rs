@@ -1,6 +1,7 @@
 //! Log lines about the sink: brokers and topics that do not take records, and resets of the producer.
 
 use crate::driver::pipeline::Pipeline;
+use crate::driver::spec::Mode;
 use crate::driver::trouble::{Due, Trouble, span};
 use std::time::Instant;
 use tracing::{info, warn};
@@ -12,7 +13,8 @@ pub(in crate::driver) fn sink_down(
     reason: &str,
     hint: Option<&str>,
 ) {
-    let kept = kept(pipeline.tell.polling);
+    // It may be down before the first claim.
+    let kept = kept(pipeline.tell.polling || pipeline.spec.mode == Mode::Poll);
     let (told, now) = (&mut pipeline.tell.sink, Instant::now());
     let told = Trouble::note(told, reason.to_owned(), hint.map(str::to_owned), now);
     if let Some(due) = told {

@@ -59,6 +59,7 @@ pub fn explain(reason: HaltReason, error: &SourceError, names: &Names) -> Halt {
         | HaltReason::AlreadySetUp
         | HaltReason::RowUpdated
         | HaltReason::SchemaUntrusted
+        | HaltReason::PipelineChanged
         | HaltReason::SinkUnfit => (
             NOTHING_LOST.to_owned(),
             format!("postrider setup -p {} --print-sql shows what is needed", names.pipeline),

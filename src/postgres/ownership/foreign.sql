@@ -38,6 +38,7 @@ checks(rel, def) AS (VALUES
   ('bookmark', '((dropped_at IS NULL) = (dropped_why IS NULL))'),
   ('cursor', '(flush_limit >= watermark)'),
   ('cursor', '((partial_commit_lsn IS NULL) = (partial_ordinal IS NULL))'),
+  ('cursor', '(of_mode = ANY (ARRAY[''wal''::text, ''poll''::text, ''auto''::text]))'),
   ('cursor', '((partial_commit_lsn >= watermark) AND (partial_ordinal >= 0))'),
   ('parked', '(attempts >= 0)'),
   ('parked', '((aggregate_type IS NULL) = (aggregate_id IS NULL))'),

@@ -98,6 +98,11 @@ impl Table {
         super::marks::unmarked(&self.spec)
     }
 
+    /// `UPDATE` or `DELETE` that gives rows (`o`) the layout's mark of success, without its `WHERE`.
+    pub fn success_sql(&self) -> String {
+        super::settle::success(&self.spec, &self.shape, "now()")
+    }
+
     /// The bytes of a row's values as they are stored.
     pub fn stored(&self) -> String {
         stored(&self.shape)

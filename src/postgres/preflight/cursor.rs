@@ -125,7 +125,8 @@ fn of_halt(scene: &Scene<'_>, halt: &Halt) -> Finding {
         | HaltReason::NotApplicable
         | HaltReason::AlreadySetUp
         | HaltReason::RowUpdated
-        | HaltReason::SchemaUntrusted => "cursor",
+        | HaltReason::SchemaUntrusted
+        | HaltReason::PipelineChanged => "cursor",
     };
     let why = format!("{} ({}); {}", halt.meaning, halt.reason.code(), halt.hint);
     let finding = Finding::error(id, halt.message.clone()).why(why);

@@ -185,6 +185,56 @@ impl Method {
         Ok(Some(count.unsigned_abs()))
     }
 
+    /// Counts rows that have their mark (`marked`), or have none and are not parked: up to `most`.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn count_by_mark(
+        client: &Client,
+        table: &Table,
+        marked: bool,
+        most: u32,
+    ) -> Result<u64, SourceError> {
+        let spec = table.spec();
+        let failed = |e| {
+            SourceError::control(format!("count rows of {} by their mark", spec.table), e)
+                .of(Statement::Look)
+        };
+        let not = if marked { "NOT " } else { "" };
+        let parked = if marked { "false" } else { "p.event_id = $1" };
+        let sql = format!(
+            "SELECT count(*) FROM (SELECT FROM {name} AS o WHERE {not}({unmarked})\n  \
+               AND NOT EXISTS (SELECT FROM postrider.parked AS p\n    \
+                 WHERE p.pipeline = {pipeline} AND {parked})\n  \
+               LIMIT {most}) AS r",
+            name = spec.table,
+            unmarked = table.unmarked(),
+            pipeline = literal(&spec.pipeline),
+            parked = parked.replace("$1", &table.id()),
+        );
+        let row = client.query_one(&sql, &[]).await.map_err(failed)?;
+        let count: i64 = row.try_get(0).map_err(failed)?;
+        Ok(count.unsigned_abs())
+    }
+
+    /// The statement that gives the rows of [`Self::count_passed`] their mark, for a person; `None` where nothing is
+    /// known of transactions.
+    pub fn mark_passed_sql(&self, table: &Table) -> Option<String> {
+        let resolved = self.resolved(self.known.as_deref()?)?;
+        let spec = table.spec();
+        Some(format!(
+            "{success} WHERE {unmarked}({resolved}) AND NOT EXISTS (SELECT FROM postrider.parked AS p WHERE \
+             p.pipeline = {pipeline} AND p.event_id = {id})",
+            success = table.success_sql(),
+            // Where published rows are deleted, every row is without a mark.
+            unmarked = Some(table.unmarked())
+                .filter(|unmarked| unmarked != "true")
+                .map_or_else(String::new, |unmarked| format!("{unmarked} AND ")),
+            pipeline = literal(&spec.pipeline),
+            id = table.id(),
+        ))
+    }
+
     /// The rows (`o`) of the selection.
     fn selected(&self, table: &Table) -> String {
         let mut filter = "true".to_owned();
@@ -202,6 +252,11 @@ impl Method {
     }
 
     fn unresolved(&self, known: &str) -> Option<String> {
+        self.resolved(known).map(|resolved| format!("NOT ({resolved})"))
+    }
+
+    /// Rows (`o`) of transactions that are known to be resolved.
+    fn resolved(&self, known: &str) -> Option<String> {
         let known = Snapshot::parse(known)?;
         let xid = XID;
         let mut resolved = format!("{xid} < {}", known.xmin);
@@ -217,7 +272,7 @@ impl Method {
                 known.xmax
             );
         }
-        Some(format!("NOT ({resolved})"))
+        Some(resolved)
     }
 
     /// The order, first key first.

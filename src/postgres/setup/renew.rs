@@ -94,7 +94,8 @@ fn bind(facts: &Facts, epoch: i64) -> String {
            slot = s.slot_name, slot_created_lsn = s.confirmed_flush_lsn, publication = {publication}, \
            messages = {}, watermark = s.confirmed_flush_lsn, flush_limit = s.confirmed_flush_lsn, \
            partial_commit_lsn = NULL, partial_ordinal = NULL, updated_at = pg_catalog.now(), \
-           resolved_snapshot = NULL, pending_snapshot = NULL, pending_lsn = NULL, polls_on = true \
+           resolved_snapshot = NULL, pending_snapshot = NULL, pending_lsn = NULL, polls_on = true, \
+           of_mode = 'auto' \
          FROM {} AND c.pipeline = {pipeline} AND c.owner_epoch = {epoch}",
         facts.messages,
         standing_slot(slot)

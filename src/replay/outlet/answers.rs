@@ -21,7 +21,7 @@ impl Outlet {
         for post in posts.drain(..) {
             match post {
                 Post::Report { ticket, outcome } => self.report(ticket, outcome)?,
-                Post::Retry => {}
+                Post::Retry | Post::Located => {}
                 Post::Down { reason, hint, topic, missing: _ } => {
                     if let (Some(refusing), Some(topic)) = (&mut self.refusing, topic)
                         && refusing.topic == topic

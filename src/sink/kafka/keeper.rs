@@ -58,6 +58,8 @@ pub(super) struct Keeper {
     unmade: bool,
     /// The first of them has had an answer from a broker.
     connected: bool,
+    /// The cluster of the brokers that they have reached is known.
+    located: bool,
     suspicion: Option<Suspicion>,
     forgotten: Forgotten,
     told: Told,
@@ -95,6 +97,7 @@ impl Keeper {
             unfit: None,
             unmade: false,
             connected: false,
+            located: false,
             suspicion: None,
             leaving: Vec::new(),
             stall: Stall::new(now),
@@ -150,7 +153,7 @@ impl Keeper {
             (self.unfit, self.unmade) = (None, false);
             self.secrets.clone_from(&secrets);
             self.made_with = secrets;
-            self.connected = false;
+            (self.connected, self.located) = (false, false);
             self.stall.new_producers(now);
             // What a topic was is known of those before.
             self.stale_are_all();
@@ -275,7 +278,7 @@ impl Keeper {
         }
         let stalled = self.stall.is_told(Instant::now());
         let in_trouble = self.told.is_about(About::Broker);
-        if self.connected && self.suspicion.is_none() && !in_trouble && !stalled {
+        if self.connected && self.located && self.suspicion.is_none() && !in_trouble && !stalled {
             self.forgotten.over();
             return;
         }
@@ -306,12 +309,25 @@ impl Keeper {
     }
 
     /// Whether a broker answers. The first question also makes the producer connect before it has anything to send.
-    fn answers(&self, producer: &Producer) -> bool {
-        if !self.connected {
-            return producer.client().fetch_cluster_id(ANSWER_MAX).is_some();
-        }
+    fn answers(&mut self, producer: &Producer) -> bool {
         let topic = self.shared.any_topic();
-        producer.client().fetch_metadata(topic.as_deref(), ANSWER_MAX).is_ok()
+        let asks =
+            |topic: Option<&str>| producer.client().fetch_metadata(topic, ANSWER_MAX).is_ok();
+        if self.located {
+            return asks(topic.as_deref());
+        }
+        let cluster = producer.client().fetch_cluster_id(ANSWER_MAX);
+        // Brokers that name no cluster answer all the same.
+        let nameless = || topic.is_some() && asks(topic.as_deref());
+        let cluster = cluster.or_else(|| nameless().then(String::new));
+        let Some(cluster) = cluster else { return false };
+        self.located = true;
+        self.shared.mailbox.post(if self.shared.admission.locate(&cluster) {
+            Post::Retry
+        } else {
+            Post::Located
+        });
+        true
     }
 
     /// Those that are emptied need their brokers as the others do.

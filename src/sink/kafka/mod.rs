@@ -3,6 +3,7 @@
 //! `enqueue` only copies into librdkafka's queue; reports come back through [`context`], everything that waits for a
 //! broker is the [`keeper`]'s. Knows topics and tickets; knows nothing of events, positions or the relay.
 
+mod admission;
 mod codes;
 mod context;
 mod creation;
@@ -38,7 +39,7 @@ use introductions::Introductions;
 use keeper::Keeper;
 use large::Print;
 use polled::Producer;
-pub(super) use preflight::{create, look, settings};
+pub(super) use preflight::{cluster, create, look, settings};
 use producers::Producers;
 use rdkafka::config::ClientConfig;
 use rdkafka::types::RDKafkaErrorCode as Code;
@@ -164,6 +165,7 @@ impl KafkaSink {
         let producers = Arc::new(made?);
         self.used = false;
         self.introductions = Introductions::default();
+        self.shared.admission.reconnects();
         let secrets = self.secrets.clone();
         self.shared.tell(|inbox| inbox.producers = Some((Arc::clone(&producers), secrets)));
         Ok(self.producers.replace(producers))
@@ -313,6 +315,11 @@ impl KafkaSink {
             return Err(NotTaken::Full);
         }
         let facts = self.facts_for(record.topic, since)?;
+        // Known topics are of the cluster that has answered, which is not admitted yet.
+        if !self.shared.admission.is_open() {
+            self.last = Some(facts);
+            return Err(NotTaken::Full);
+        }
         let taken = self.enqueue_to(&facts, ticket, record, (since, alone));
         self.last = Some(facts);
         taken
@@ -362,6 +369,18 @@ impl Sink for KafkaSink {
             self.hand_over(Instant::now());
         }
         self.turns.due()
+    }
+
+    fn cluster(&self) -> Option<String> {
+        self.shared.admission.found()
+    }
+
+    fn hold(&mut self) {
+        self.shared.admission.hold();
+    }
+
+    fn admit(&mut self, cluster: &str) {
+        self.shared.admission.admit(cluster);
     }
 
     fn is_idle(&self) -> bool {

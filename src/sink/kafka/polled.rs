@@ -154,6 +154,7 @@ mod tests {
             | Post::Down { .. }
             | Post::Up { .. }
             | Post::Broken { .. }
+            | Post::Located
             | Post::Unfit { .. } => None,
         })
     }

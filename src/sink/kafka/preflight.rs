@@ -97,6 +97,12 @@ pub(in crate::sink) fn look(spec: &KafkaSpec, topics: &[String], keyed: bool) ->
     found
 }
 
+/// The cluster's identifier, where a broker answers.
+pub(in crate::sink) fn cluster(spec: &KafkaSpec) -> Option<String> {
+    let shared = Arc::new(Shared::new(Mailbox::default()));
+    producer(spec, &shared).ok()?.client().fetch_cluster_id(FIRST_ANSWER_MAX)
+}
+
 /// Makes those of `topics` that do not exist, as `sink.create_topics` says. Whatever fails is a finding.
 pub(in crate::sink) fn create(spec: &KafkaSpec, topics: &[String]) -> Vec<Finding> {
     let shared = Arc::new(Shared::new(Mailbox::default()));

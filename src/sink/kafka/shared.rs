@@ -1,5 +1,6 @@
 //! What the sink, the callbacks and the keeper share: the known topics, and the keeper's inbox.
 
+use super::admission::Admission;
 use super::large::Large;
 use super::producers::Producers;
 use super::secrets::Secrets;
@@ -44,6 +45,8 @@ pub(super) struct Shared {
     pub(super) rights: AtomicBool,
     /// Records that are larger than their topics take before compression.
     pub(super) large: Large,
+    /// Which cluster records may go to.
+    pub(super) admission: Admission,
     /// An old producer is on its way out: nothing may be sent before it is gone.
     pub(super) settling: AtomicBool,
     topics: Mutex<BTreeMap<String, Arc<Facts>>>,
@@ -148,6 +151,7 @@ impl Shared {
             failed: AtomicBool::new(false),
             rights: AtomicBool::new(false),
             large: Large::default(),
+            admission: Admission::default(),
             settling: AtomicBool::new(false),
             topics: Mutex::default(),
             topics_version: AtomicU64::new(0),
@@ -298,6 +302,7 @@ impl Shared {
         let quiet = |inbox: &mut Inbox| {
             !inbox.stop
                 && inbox.wanted.values().all(|wanted| wanted.asked_at.is_some())
+                && inbox.producers.is_none()
                 && inbox.suspicion.is_none()
                 && inbox.broken.is_none()
                 && inbox.leaving.is_empty()

@@ -285,6 +285,17 @@ pub(super) const LIST: &[Group] = &[
         left_out: &[],
     },
     Group {
+        name: "A pipeline whose settings were changed",
+        about: "After it has published: what its position belongs to is compared at each start \
+                ([changes.md](changes.md)).",
+        inputs: &[
+            "mode poll on a pipeline that has streamed",
+            "mode wal on a pipeline that has polled",
+            "another topic for a pipeline that has published",
+        ],
+        left_out: &[],
+    },
+    Group {
         name: "Marks",
         about: "Of published rows, in `mode = \"auto\"` or with `poll.mark_streamed`: what the table refuses.",
         inputs: &[

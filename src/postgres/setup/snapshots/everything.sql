@@ -22,7 +22,7 @@ CREATE PUBLICATION "postrider_orders" FOR TABLE "public"."outbox"
     WITH (publish = 'insert', publish_via_partition_root = true);
 COMMIT;
 
--- 3. create schema "postrider" (version 6)
+-- 3. create schema "postrider" (version 7)
 -- The relay's own tables. They are never part of the publication.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
@@ -264,6 +264,27 @@ INSERT INTO postrider.migration (number, name) VALUES (5, 'history') ON CONFLICT
 REVOKE CREATE ON SCHEMA postrider FROM PUBLIC;
 REVOKE TRIGGER, REFERENCES, TRUNCATE ON ALL TABLES IN SCHEMA postrider FROM PUBLIC;
 INSERT INTO postrider.migration (number, name) VALUES (6, 'rights') ON CONFLICT DO NOTHING;
+-- What the position belongs to: the settings under which it was last moved. Compared at each start, so that a pipeline
+-- whose mode, destination, table or layout was changed does not go on at a position of another place. NULL in all of
+-- them: no process of this version has used the row yet.
+ALTER TABLE postrider.cursor
+    -- wal, poll or auto.
+    ADD COLUMN IF NOT EXISTS of_mode      text CHECK (of_mode IN ('wal', 'poll', 'auto')),
+    -- Published rows got their layout's mark.
+    ADD COLUMN IF NOT EXISTS of_marks     boolean,
+    -- kafka, stdout or discard.
+    ADD COLUMN IF NOT EXISTS of_sink      text,
+    -- Kafka's identifier of the cluster, as the brokers give it; NULL until one has answered.
+    ADD COLUMN IF NOT EXISTS of_cluster   text,
+    -- route.topic, with route.replace.
+    ADD COLUMN IF NOT EXISTS of_topic     text,
+    -- route.key, with route.partition.
+    ADD COLUMN IF NOT EXISTS of_key       text,
+    -- The outbox table, as SQL writes it, and its OID; NULL for logical messages alone.
+    ADD COLUMN IF NOT EXISTS of_table     text,
+    ADD COLUMN IF NOT EXISTS of_table_oid oid,
+    ADD COLUMN IF NOT EXISTS of_layout    text;
+INSERT INTO postrider.migration (number, name) VALUES (7, 'belongs') ON CONFLICT DO NOTHING;
 COMMIT;
 
 -- 4. give role "postrider" its rights
@@ -344,6 +365,7 @@ checks(rel, def) AS (VALUES
   ('bookmark', '((dropped_at IS NULL) = (dropped_why IS NULL))'),
   ('cursor', '(flush_limit >= watermark)'),
   ('cursor', '((partial_commit_lsn IS NULL) = (partial_ordinal IS NULL))'),
+  ('cursor', '(of_mode = ANY (ARRAY[''wal''::text, ''poll''::text, ''auto''::text]))'),
   ('cursor', '((partial_commit_lsn >= watermark) AND (partial_ordinal >= 0))'),
   ('parked', '(attempts >= 0)'),
   ('parked', '((aggregate_type IS NULL) = (aggregate_id IS NULL))'),

@@ -1,0 +1,131 @@
+//! `postrider adopt`: a pipeline goes on at its position with settings that were changed since it reached it.
+//!
+//! Says what that means before it writes it. Refused while the pipeline runs.
+
+use super::bookmark::the_one;
+use super::error::CliError;
+use super::exit::Exit;
+use super::output::Output;
+use super::status::ask::how_to_start;
+use crate::config::Config;
+use crate::driver::{Change, PipelineSpec, Settings, look_for_changes};
+use crate::error::{Halt, HaltReason};
+use crate::postgres::control::Control;
+use crate::postgres::pipeline_lock::{Locked, lock};
+use crate::postgres::{belongs, cursor, fence, repair};
+use crate::sink::{self, SinkSpec};
+use serde_json::json;
+use std::fmt::Write as _;
+
+/// What the server knows our own session by.
+const APPLICATION_NAME: &str = "postrider adopt";
+
+/// `postrider adopt`
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "For a pipeline that halts with PR025: its mode, destination, table or layout was changed, and its \
+                  position belongs to the old ones. It publishes nothing and marks nothing; it says what the new place \
+                  lacks, or what will come twice. Refused while the pipeline runs."
+)]
+pub struct AdoptArgs {
+    /// Say what it would mean; change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliError> {
+    let spec = the_one(config)?;
+    let refused = |halt| CliError::Adopt { pipeline: spec.name().to_owned(), halt: Box::new(halt) };
+    let control = Control::connect(&spec.conninfo, APPLICATION_NAME).await?;
+    let client = control.client();
+    let columns = spec.columns();
+    let facts = control.facts(&spec.ask(&None, &columns)).await?;
+    if let Some(message) = fence::check_polling(&facts).map_err(refused)? {
+        return Err(refused(not_now(message, "run the command again later")));
+    }
+    let cluster = cluster(spec).await?;
+    if cluster.is_none() && matches!(spec.sink, SinkSpec::Kafka(_)) {
+        let message = "no broker answers, so the cluster that sink.brokers leads to is not known";
+        let hint = "postrider check says what is wrong with the brokers; run the command again when they answer";
+        return Err(refused(not_now(message.to_owned(), hint)));
+    }
+    if let Locked::By { pid } = lock(client, spec.name()).await? {
+        let by = pid.map_or_else(String::new, |pid| format!(": backend {pid}"));
+        return Err(refused(repair::live(&format!("it has the pipeline's lock{by}"))));
+    }
+    let table_oid = facts.table.as_ref().map(|table| table.oid);
+    let (cluster, repairs, thorough) = (cluster.as_deref(), false, false);
+    let settings = Settings { spec, cluster, table_oid, repairs, thorough };
+    let change = look_for_changes(client, settings).await?;
+    if change.before.as_ref() == Some(&change.now)
+        || belongs::read(client, spec.name()).await?.is_none()
+    {
+        let text =
+            format!("{}: nothing to adopt: its position belongs to these settings", spec.name());
+        return print(args, &text, spec, "same", &change).map(|()| Exit::Done);
+    }
+    let mut text = words(spec, &change);
+    if args.dry_run {
+        text.push_str("\nnothing was changed (--dry-run)");
+        return print(args, &text, spec, "differs", &change).map(|()| Exit::Done);
+    }
+    let epoch = cursor::take_over(client, spec.name()).await?;
+    belongs::write(client, spec.name(), epoch, &change.now).await?;
+    text.push_str("\nadopted: the position belongs to the present settings from here on; ");
+    text.push_str(&how_to_start(config.admin.listen, spec).await);
+    print(args, &text, spec, "adopted", &change).map(|()| Exit::Done)
+}
+
+/// The cluster whose brokers answer.
+async fn cluster(spec: &PipelineSpec) -> Result<Option<String>, CliError> {
+    let sink = spec.sink.clone();
+    // It does not panic, and nobody aborts it.
+    Ok(tokio::task::spawn_blocking(move || sink::cluster(&sink)).await.unwrap_or_default())
+}
+
+fn not_now(message: String, hint: &str) -> Halt {
+    Halt {
+        reason: HaltReason::NotApplicable,
+        message,
+        meaning: "nothing was changed".to_owned(),
+        hint: hint.to_owned(),
+    }
+}
+
+/// What differs, and what it means; without the ways out, of which this is one.
+fn words(spec: &PipelineSpec, change: &Change) -> String {
+    let name = spec.name();
+    let mut text = match &change.halt {
+        Some(halt) => format!("{name}: {}\n  {}", halt.message, halt.meaning),
+        None => format!("{name}: the settings differ, and nothing is lost or repeated by it"),
+    };
+    for note in &change.notes {
+        // Writing to a String does not fail.
+        write!(text, "\n  {}: {}", note.message, note.why).unwrap_or_default();
+    }
+    text
+}
+
+fn print(
+    args: &AdoptArgs,
+    text: &str,
+    spec: &PipelineSpec,
+    state: &str,
+    change: &Change,
+) -> Result<(), CliError> {
+    let mut out = Output::stdout();
+    if !args.json {
+        return out.line(text).map_err(CliError::Output);
+    }
+    let halt = change.halt.as_ref();
+    let value = json!({
+        "pipeline": spec.name(),
+        "state": state,
+        "differs": halt.map(|halt| &halt.message),
+        "means": halt.map(|halt| &halt.meaning),
+    });
+    out.line(&value.to_string()).map_err(CliError::Output)
+}

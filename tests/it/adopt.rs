@@ -1,0 +1,473 @@
+//! A pipeline whose mode, cluster, topic, table or layout is changed after it has published: it halts and says what
+//! would be lost or repeated, and each way out that it prints is followed here. Lost and swapped are counted, and what
+//! comes twice.
+
+use crate::answers::{Answer, answer};
+use crate::await_that::{SOON, await_that};
+use crate::halted::{Halted, run_to_halt, spawn};
+use crate::pipeline::Pipeline;
+use crate::private::PrivateKafka;
+use crate::relay::{postrider, postrider_ok};
+use crate::server::{Version, brokers};
+use crate::topic::{ReadRecord, Topic, Topics};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// The configuration with this mode.
+fn with_mode(pipeline: &Pipeline, mode: &str) -> String {
+    let head = format!("[pipelines.{}]\n", pipeline.name);
+    pipeline.config.replacen(&head, &format!("{head}mode = \"{mode}\"\n"), 1)
+}
+
+/// Inserts `count` events of three aggregates, each with a number that grows.
+async fn insert(pipeline: &Pipeline, layout: &str, first: usize, count: usize) {
+    let last = first + count - 1;
+    let sql = match layout {
+        "gcx" => format!(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload, topic) \
+             select 'order', ('00000000-0000-0000-0000-00000000000' || i % 3)::uuid, 'T', to_jsonb(i), '{}' \
+             from generate_series({first}, {last}) i",
+            pipeline.topic.name
+        ),
+        _ => format!(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+             select 'order', (i % 3)::text, 'T', to_json(i) from generate_series({first}, {last}) i"
+        ),
+    };
+    pipeline.sql.batch(&sql).await;
+}
+
+/// The numbers of the events, by their keys, in the order of the partition.
+fn numbers(records: &[ReadRecord]) -> BTreeMap<String, Vec<usize>> {
+    let mut numbers: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for record in records {
+        let key = record.key_text().expect("a key").to_owned();
+        let number = record.value_text().expect("a value").parse().expect("a number");
+        numbers.entry(key).or_default().push(number);
+    }
+    numbers
+}
+
+/// Each of the events from 1 to `last` is there once, in the order of its aggregate.
+fn assert_each_once(records: &[ReadRecord], last: usize) {
+    let numbers = numbers(records);
+    for (key, numbers) in &numbers {
+        assert!(numbers.is_sorted_by(|one, next| one < next), "{key}: {numbers:?}");
+    }
+    assert_eq!(numbers.values().map(Vec::len).sum::<usize>(), last, "{numbers:?}");
+}
+
+/// None of the events from 1 to `last` is lost, the first time that each comes it is in order, and so many come again.
+fn assert_again(records: &[ReadRecord], last: usize, again: usize) {
+    let (mut found, mut repeated) = (0, 0);
+    for (key, numbers) in &numbers(records) {
+        let mut seen = Vec::new();
+        for number in numbers {
+            if seen.contains(number) {
+                repeated += 1;
+            } else {
+                seen.push(*number);
+            }
+        }
+        assert!(seen.is_sorted(), "{key}: {numbers:?}");
+        found += seen.len();
+    }
+    assert_eq!((found, repeated), (last, again));
+}
+
+/// `check` says the same as `run`, by the same code, and exits with 1.
+fn assert_check_says(config: &str, halted: &Halted) {
+    let output = postrider(config, &["check", "--json"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let findings: Value = serde_json::from_str(&text).expect("JSON");
+    let found = findings.as_array().expect("findings").iter();
+    let found: Vec<&Value> = found.filter(|finding| finding["id"] == "pipeline_changed").collect();
+    assert_eq!(found.len(), 1, "{text}");
+    let message = halted.message.trim_start_matches("halted: ");
+    assert_eq!(found[0]["what"], *message, "{text}");
+    let why = found[0]["why"].as_str().expect("why");
+    assert!(why.contains("(PR025)") && why.contains(&halted.hint), "{why}\n{halted:#?}");
+}
+
+/// The findings of `check` with this id.
+fn findings(config: &str, id: &str) -> Vec<Value> {
+    let output = postrider(config, &["check", "--json"]);
+    let findings: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let findings = findings.as_array().expect("findings").iter();
+    findings.filter(|finding| finding["id"] == id).cloned().collect()
+}
+
+/// Runs with this configuration until so many events are in the topic.
+async fn run_until(config: &str, state: &str, topic: &Topic, count: usize) -> Vec<ReadRecord> {
+    let relay = spawn(config);
+    relay.await_state(state, SOON).await;
+    let records = topic.await_records(count, SOON).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    records
+}
+
+/// The answer, with words of this run replaced.
+fn told(halted: &Halted, word: &str, example: &str) -> Answer {
+    let stable = |text: &str| text.replace(word, example);
+    let says = format!("{} {}", halted.code, stable(&halted.message));
+    Answer::said(&says, &stable(&halted.meaning), &stable(&halted.hint)).then("3")
+}
+
+/// The statement that a hint prints between these words.
+fn between<'a>(hint: &'a str, from: &str, to: &str) -> &'a str {
+    let (_, rest) = hint.split_once(from).unwrap_or_else(|| panic!("{from:?} in {hint}"));
+    rest.split_once(to).unwrap_or_else(|| panic!("{to:?} in {hint}")).0
+}
+
+/// Mode `wal` and then `poll`, by way (a): marked as the hint says, nothing comes twice.
+#[tokio::test]
+async fn stream_becomes_polling_without_a_repetition_when_its_rows_are_marked_as_printed() {
+    for layout in ["postrider", "gcx"] {
+        let pipeline = Pipeline::in_layout(Version::Pg17, "walpoll", layout).await;
+        insert(&pipeline, layout, 1, 20).await;
+        run_until(&pipeline.config, "streaming", &pipeline.topic, 20).await;
+
+        let polls = with_mode(&pipeline, "poll");
+        let halted = run_to_halt(&polls).await;
+        halted.assert_says("PR025", &["20 rows", "belongs to mode \"wal\""], &["postrider adopt"]);
+        assert_check_says(&polls, &halted);
+        assert_eq!(pipeline.topic.read_all().await.len(), 20, "nothing was published");
+        // As printed: back to the mode of before, without writers, until the position is past everything.
+        let relay = spawn(&pipeline.config);
+        relay.await_state("streaming", SOON).await;
+        let marked = await_that("all rows are known to be published", SOON, || async {
+            let check = findings(&polls, "pipeline_changed");
+            let why = check.first().map_or_else(String::new, |f| f["why"].to_string());
+            if why.contains("Of them 20 are known to be published") { Ok(()) } else { Err(why) }
+        });
+        marked.await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+        let halted = run_to_halt(&polls).await;
+        let sql = between(&halted.hint, "known to be published: ", "; then set mode");
+        if layout == "postrider" {
+            let told = told(&halted, sql, "DELETE FROM \"public\".\"outbox\" AS o WHERE …");
+            answer("mode poll on a pipeline that has streamed", &pipeline, told);
+        }
+        pipeline.sql.batch(sql).await;
+        let said = postrider_ok(&polls, &["adopt"]);
+        assert!(said.contains("nothing is lost or repeated"), "{said}");
+
+        insert(&pipeline, layout, 21, 10).await;
+        let records = run_until(&polls, "polling", &pipeline.topic, 30).await;
+        assert_each_once(&records, 30);
+    }
+}
+
+/// The same by way (b): what the halt counts comes again. The slot that is left behind is told until it is dropped.
+#[tokio::test]
+async fn stream_becomes_polling_with_the_repetitions_that_were_counted_and_its_slot_is_told() {
+    let pipeline = Pipeline::shared(Version::Pg18, "walpollagain").await;
+    insert(&pipeline, "postrider", 1, 20).await;
+    run_until(&pipeline.config, "streaming", &pipeline.topic, 20).await;
+    insert(&pipeline, "postrider", 21, 4).await;
+
+    let polls = with_mode(&pipeline, "poll");
+    let halted = run_to_halt(&polls).await;
+    halted.assert_says("PR025", &["24 rows"], &["postrider adopt"]);
+    let dry = postrider_ok(&polls, &["adopt", "--dry-run"]);
+    assert!(dry.contains("24 rows") && dry.contains("nothing was changed"), "{dry}");
+    assert_eq!(run_to_halt(&polls).await.code, "PR025", "a dry run adopts nothing");
+    let said = postrider_ok(&polls, &["adopt"]);
+    assert!(said.contains("adopted"), "{said}");
+
+    let relay = spawn(&polls);
+    let records = pipeline.topic.await_records(44, SOON).await;
+    assert_again(&records, 24, 20);
+    let told = |status: &Value| {
+        let one = &status["pipelines"][0];
+        let hint = one["hint"].as_str().unwrap_or_default();
+        let retained = one["slot_retained_bytes"].as_u64().is_some();
+        retained && hint.contains("SELECT pg_drop_replication_slot")
+    };
+    let status = relay.await_status("the slot that is left behind", SOON, told).await;
+    let one = &status["pipelines"][0];
+    assert!(one["reason"].to_string().contains(&pipeline.slot()), "{one}");
+    assert!(one["belongs_to"].to_string().contains("mode poll"), "{one}");
+    let found = findings(&polls, "slot_left_behind");
+    assert_eq!(found.len(), 1, "{found:?}");
+    relay.await_log("slot_left_behind", SOON).await;
+
+    let hint = one["hint"].as_str().expect("a hint");
+    let line = hint.split_inclusive(';').next().expect("a line");
+    pipeline.sql.batch(line).await;
+    let gone = |status: &Value| status["pipelines"][0]["slot_retained_bytes"].is_null();
+    relay.await_status("the slot is gone", SOON, gone).await;
+    assert!(findings(&polls, "slot_left_behind").is_empty());
+    insert(&pipeline, "postrider", 25, 6).await;
+    assert_again(&pipeline.topic.await_records(50, SOON).await, 30, 20);
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+
+    // Back by the hand-over, with nothing lost or repeated.
+    insert(&pipeline, "postrider", 31, 3).await;
+    run_until(&with_mode(&pipeline, "auto"), "streaming", &pipeline.topic, 53).await;
+    insert(&pipeline, "postrider", 34, 3).await;
+    let records = run_until(&pipeline.config, "streaming", &pipeline.topic, 56).await;
+    assert_again(&records, 36, 20);
+}
+
+/// Mode `poll` and then `wal`: refused, and by way of `auto` nothing is lost or repeated, whatever slot there is.
+#[tokio::test]
+async fn polling_becomes_a_stream_by_way_of_auto_and_nothing_is_lost_or_repeated() {
+    for version in [Version::Pg15, Version::Pg17] {
+        let pipeline = Pipeline::shared(version, "pollwal").await;
+        let (polls, auto) = (with_mode(&pipeline, "poll"), with_mode(&pipeline, "auto"));
+        insert(&pipeline, "postrider", 1, 20).await;
+        // `setup` has made a slot that never streamed: polling goes on without a question.
+        run_until(&polls, "polling", &pipeline.topic, 20).await;
+        insert(&pipeline, "postrider", 21, 15).await;
+
+        let halted = run_to_halt(&pipeline.config).await;
+        halted.assert_says("PR025", &["belongs to mode \"poll\""], &["mode = \"auto\""]);
+        if version == Version::Pg17 {
+            answer("mode wal on a pipeline that has polled", &pipeline, &halted);
+        }
+        assert_check_says(&pipeline.config, &halted);
+        assert_eq!(pipeline.topic.read_all().await.len(), 20, "nothing was published");
+
+        assert_eq!(findings(&auto, "hand_over").len(), 1);
+        run_until(&auto, "streaming", &pipeline.topic, 35).await;
+        insert(&pipeline, "postrider", 36, 10).await;
+        let records = run_until(&auto, "streaming", &pipeline.topic, 45).await;
+        assert_each_once(&records, 45);
+        insert(&pipeline, "postrider", 46, 5).await;
+        let records = run_until(&pipeline.config, "streaming", &pipeline.topic, 50).await;
+        assert_each_once(&records, 50);
+    }
+}
+
+/// The hand-over from polling killed in its middle: the next start goes on with it.
+#[tokio::test]
+async fn hand_over_from_polling_that_is_killed_loses_nothing() {
+    let pipeline = Pipeline::shared(Version::Pg17, "pollkill").await;
+    insert(&pipeline, "postrider", 1, 20).await;
+    run_until(&with_mode(&pipeline, "poll"), "polling", &pipeline.topic, 20).await;
+    let auto = with_mode(&pipeline, "auto");
+    insert(&pipeline, "postrider", 21, 2_000).await;
+    let relay = spawn(&auto);
+    pipeline.topic.await_records(21, SOON).await;
+    drop(relay.kill().await);
+    let relay = spawn(&auto);
+    relay.await_state("streaming", SOON).await;
+    insert(&pipeline, "postrider", 2_021, 5).await;
+    await_that("every event", SOON, || async {
+        let numbers = numbers(&pipeline.topic.read_all().await);
+        let mut all: Vec<usize> = numbers.into_values().flatten().collect();
+        all.sort_unstable();
+        all.dedup();
+        if all.len() == 2_025 { Ok(()) } else { Err(all.len()) }
+    })
+    .await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+}
+
+/// Mode `wal` and then `auto`: it goes on, and says how many rows a lost slot would have published again.
+#[tokio::test]
+async fn stream_becomes_auto_and_rows_without_a_mark_are_told_with_the_statement() {
+    let pipeline = Pipeline::in_layout(Version::Pg18, "walauto", "gcx").await;
+    insert(&pipeline, "gcx", 1, 20).await;
+    let relay = spawn(&pipeline.config);
+    pipeline.topic.await_records(20, SOON).await;
+    let auto = with_mode(&pipeline, "auto");
+    await_that("the rows are known to be published", SOON, || async {
+        let found = findings(&auto, "setting_changed");
+        let what = found.first().map_or_else(String::new, |finding| finding["what"].to_string());
+        if what.contains("20 rows") { Ok(()) } else { Err(what) }
+    })
+    .await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+
+    let relay = spawn(&auto);
+    relay.await_log("20 rows of", SOON).await;
+    insert(&pipeline, "gcx", 21, 5).await;
+    pipeline.topic.await_records(25, SOON).await;
+    let found = findings(&auto, "setting_changed");
+    let line = found[0]["mend"][0]["line"].as_str().expect("a statement");
+    pipeline.sql.batch(line).await;
+    assert!(findings(&auto, "setting_changed").is_empty());
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    // The slot is lost: the table is polled, and nothing comes again.
+    pipeline.sql.batch(&format!("select pg_drop_replication_slot('{}')", pipeline.slot())).await;
+    insert(&pipeline, "gcx", 26, 5).await;
+    let records = run_until(&auto, "streaming", &pipeline.topic, 30).await;
+    assert_each_once(&records, 30);
+}
+
+/// Another topic: refused; by way (a) it has everything, and what was committed since the position twice. The old
+/// configuration halts from then on, and never takes the position back.
+#[tokio::test]
+async fn another_topic_is_refused_and_has_everything_after_a_replay_as_printed() {
+    let pipeline = Pipeline::shared(Version::Pg17, "topicto").await;
+    insert(&pipeline, "postrider", 1, 20).await;
+    run_until(&pipeline.config, "streaming", &pipeline.topic, 20).await;
+    let other = Topics::new(&brokers(), "topicother").create("other", 8).await;
+    let config = pipeline.config.replace(
+        &format!("topic = \"{}\"", pipeline.topic.name),
+        &format!("topic = \"{}\"", other.name),
+    );
+    insert(&pipeline, "postrider", 21, 3).await;
+    let halted = run_to_halt(&config).await;
+    halted.assert_says("PR025", &["route.topic", &other.name], &["postrider replay", "adopt"]);
+    assert_check_says(&config, &halted);
+    assert!(other.read_all().await.is_empty());
+    let told = told(&halted, &other.name, "order.v2");
+    answer("another topic for a pipeline that has published", &pipeline, told);
+
+    // Going back is a way out too.
+    insert(&pipeline, "postrider", 24, 2).await;
+    let records = run_until(&pipeline.config, "streaming", &pipeline.topic, 25).await;
+    assert_each_once(&records, 25);
+
+    insert(&pipeline, "postrider", 26, 5).await;
+    let halted = run_to_halt(&config).await;
+    let line = between(&halted.hint, "the table still has: postrider ", ", then postrider adopt");
+    let args: Vec<&str> = line.split_whitespace().collect();
+    postrider_ok(&config, &args);
+    postrider_ok(&config, &["adopt"]);
+    insert(&pipeline, "postrider", 31, 5).await;
+    // 30 by the replay, then 26 to 30 once more.
+    let records = run_until(&config, "streaming", &other, 40).await;
+    assert_again(&records, 35, 5);
+
+    let old = run_to_halt(&pipeline.config).await;
+    old.assert_says("PR025", &["route.topic"], &["postrider adopt"]);
+    assert_eq!(pipeline.topic.read_all().await.len(), 25);
+    run_until(&config, "streaming", &other, 40).await;
+}
+
+/// Another cluster behind `sink.brokers`: refused, though nothing but the brokers changed; by way (b) it begins there.
+/// A process of the old configuration stands by beside the new one, and halts when it could take over.
+#[tokio::test]
+async fn another_cluster_is_refused_and_begins_with_the_next_event_when_it_is_adopted() {
+    let pipeline = Pipeline::shared(Version::Pg18, "cluster").await;
+    insert(&pipeline, "postrider", 1, 20).await;
+    run_until(&pipeline.config, "streaming", &pipeline.topic, 20).await;
+    let broker = PrivateKafka::start("").await;
+    crate::topic::create_topic(&broker.brokers(), &pipeline.topic.name, 8, &[]).await;
+    let other = Topic { brokers: broker.brokers(), name: pipeline.topic.name.clone() };
+    let config = pipeline.config.replace(&brokers(), &broker.brokers());
+
+    let halted = run_to_halt(&config).await;
+    halted.assert_says("PR025", &["the Kafka cluster"], &["postrider adopt"]);
+    assert_check_says(&config, &halted);
+    assert!(other.read_all().await.is_empty());
+    postrider_ok(&config, &["adopt"]);
+
+    let relay = spawn(&config);
+    relay.await_state("streaming", SOON).await;
+    let old = spawn(&pipeline.config);
+    old.await_state("standing_by", SOON).await;
+    insert(&pipeline, "postrider", 21, 5).await;
+    let records = other.await_records(5, SOON).await;
+    assert_eq!(records.len(), 5);
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let halted = crate::halted::halt_of(old).await;
+    halted.assert_says("PR025", &["the Kafka cluster"], &["postrider adopt"]);
+    assert_eq!(pipeline.topic.read_all().await.len(), 20, "nothing more in the old place");
+    insert(&pipeline, "postrider", 26, 5).await;
+    assert_eq!(run_until(&config, "streaming", &other, 10).await.len(), 10);
+}
+
+/// A broker that is away at the start is no change: events flow when it is back, and no other cluster gets them.
+#[tokio::test]
+async fn broker_that_is_away_at_the_start_is_compared_when_it_answers() {
+    let mut broker = PrivateKafka::start("").await;
+    let pipeline = Pipeline::to_broker(Version::Pg17, &broker.brokers(), "away").await;
+    insert(&pipeline, "postrider", 1, 10).await;
+    run_until(&pipeline.config, "streaming", &pipeline.topic, 10).await;
+    let cluster = "select of_cluster from postrider.cursor";
+    let known = pipeline.sql.text(cluster).await.expect("a cluster");
+    broker.kill().await;
+    insert(&pipeline, "postrider", 11, 10).await;
+    let relay = spawn(&pipeline.config);
+    relay.await_state("broker_down", SOON).await;
+    assert_eq!(pipeline.sql.text(cluster).await.as_deref(), Some(&*known));
+    broker.restart().await;
+    assert_each_once(&pipeline.topic.await_records(20, SOON).await, 20);
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    assert_eq!(pipeline.sql.text(cluster).await.as_deref(), Some(&*known));
+}
+
+/// Each other setting: what is refused, and what is only told.
+#[tokio::test]
+async fn each_other_setting_is_refused_or_told() {
+    let pipeline = Pipeline::shared(Version::Pg17, "settings").await;
+    insert(&pipeline, "postrider", 1, 20).await;
+    run_until(&pipeline.config, "streaming", &pipeline.topic, 20).await;
+    pipeline
+        .sql
+        .batch(
+            "create table outbox2 (like outbox including all); insert into outbox2 (aggregate_type, aggregate_id, \
+             event_type, payload) select 'order', '1', 'T', '1' from generate_series(1, 3)",
+        )
+        .await;
+    let publication = format!("alter publication {} add table outbox2", pipeline.slot());
+    pipeline.sql.batch(&publication).await;
+    let kafka = format!("kind = \"kafka\"\nbrokers = \"{}\"\n", brokers());
+    let cases = [
+        (kafka.as_str(), "kind = \"discard\"\n", "sink.kind"),
+        ("table = \"public.outbox\"", "table = \"public.outbox2\"", "outbox.table"),
+        (
+            "layout = \"postrider\"",
+            "layout = \"adr30\"\ncolumns = { headers = \"headers\" }",
+            "outbox.layout",
+        ),
+    ];
+    for (from, to, says) in cases {
+        let config = pipeline.config.replace(from, to);
+        assert_ne!(config, pipeline.config, "{from}");
+        let halted = run_to_halt(&config).await;
+        halted.assert_says("PR025", &[says], &["postrider adopt", "set the old values again"]);
+        assert_check_says(&config, &halted);
+    }
+    assert_eq!(pipeline.topic.read_all().await.len(), 20, "nothing was published");
+
+    // The key says where events go, and not whether they go: it is told.
+    let route = format!("[pipelines.{}.route]\n", pipeline.name);
+    let config = pipeline.config.replace(&route, &format!("{route}key = \"{{event_type}}\"\n"));
+    let found = findings(&config, "setting_changed");
+    assert_eq!(found.len(), 1, "{found:?}");
+    let relay = spawn(&config);
+    relay.await_log("route.key or route.partition", SOON).await;
+    relay.await_state("streaming", SOON).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+
+    // The same table with another name.
+    pipeline.sql.batch("alter table outbox rename to renamed").await;
+    let config = pipeline.config.replace("public.outbox\"", "public.renamed\"");
+    let sql = "insert into renamed (aggregate_type, aggregate_id, event_type, payload) \
+               select 'order', '1', 'T', to_json(21)";
+    pipeline.sql.batch(sql).await;
+    let records = run_until(&config, "streaming", &pipeline.topic, 21).await;
+    assert_each_once(&records, 21);
+}
+
+/// A row of before the upgrade belongs to the first configuration that uses it, and the log says so.
+#[tokio::test]
+async fn row_of_an_older_version_belongs_to_the_first_that_uses_it() {
+    let pipeline = Pipeline::shared(Version::Pg17, "oldrow").await;
+    insert(&pipeline, "postrider", 1, 20).await;
+    run_until(&pipeline.config, "streaming", &pipeline.topic, 20).await;
+    pipeline
+        .sql
+        .batch(
+            "update postrider.cursor set (of_mode, of_marks, of_sink, of_cluster, of_topic, of_key, of_table, \
+             of_table_oid, of_layout) = row (null, null, null, null, null, null, null, null, null)",
+        )
+        .await;
+    // Streamed, and polled from here on: that much is known of it.
+    let halted = run_to_halt(&with_mode(&pipeline, "poll")).await;
+    halted.assert_says("PR025", &["belongs to mode \"wal\""], &["postrider adopt"]);
+    let relay = spawn(&pipeline.config);
+    relay.await_log("position_belongs", SOON).await;
+    relay.await_state("streaming", SOON).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let mode = pipeline.sql.text("select of_mode from postrider.cursor").await;
+    assert_eq!(mode.as_deref(), Some("wal"));
+    assert!(findings(&pipeline.config, "pipeline_changed").is_empty());
+}
