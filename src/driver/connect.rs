@@ -228,14 +228,13 @@ async fn handshake(
             change::record(control.client(), spec, epoch, &change).await?;
             let histories = settle(spec, &control, epoch, &facts, seen).await?;
             let desk = Desk { control, epoch, histories, jobs: Jobs::default(), overruled: false };
-            let table_oid = facts.table.as_ref().map(|table| table.oid);
             let resumed = Connected {
                 wal,
                 desk,
                 resume,
                 past,
                 version,
-                table_oid,
+                table_oid: facts.table.as_ref().map(|table| table.oid),
                 encoding,
                 published,
                 parked,
