@@ -17,4 +17,7 @@ ALTER TABLE postrider.cursor
     -- The outbox table, as SQL writes it, and its OID; NULL for logical messages alone.
     ADD COLUMN IF NOT EXISTS of_table     text,
     ADD COLUMN IF NOT EXISTS of_table_oid oid,
-    ADD COLUMN IF NOT EXISTS of_layout    text;
+    ADD COLUMN IF NOT EXISTS of_layout    text,
+    -- Taken after the slot was made: rows that it does not see come by the slot's stream, and rows that it sees may
+    -- have been committed before, so that no stream has published them. NULL where that is not known.
+    ADD COLUMN IF NOT EXISTS before_slot  pg_snapshot;

@@ -57,8 +57,14 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
         return Err(refused(repair::live(&format!("it has the pipeline's lock{by}"))));
     }
     let table_oid = facts.table.as_ref().map(|table| table.oid);
-    let (cluster, repairs, thorough) = (cluster.as_deref(), false, false);
-    let settings = Settings { spec, cluster, table_oid, repairs, thorough };
+    let settings = Settings {
+        spec,
+        cluster: cluster.as_deref(),
+        table_oid,
+        repairs: false,
+        polls: false,
+        thorough: false,
+    };
     let change = look_for_changes(client, settings).await?;
     if change.before.as_ref() == Some(&change.now)
         || belongs::read(client, spec.name()).await?.is_none()

@@ -15,8 +15,8 @@ use crate::postgres::action::Phase;
 use crate::postgres::belongs::{self, Belongs, Difference, Found};
 use crate::postgres::names::literal;
 use crate::postgres::poll::listed::Table;
-use crate::postgres::repair::{self, Method, Selection};
-use crate::postgres::table::TableFacts;
+use crate::postgres::repair::{self, Method, Selection, Unmarked};
+use crate::postgres::table::{self, TableFacts};
 use crate::postgres::{SourceError, slot};
 use crate::sink::SinkSpec;
 use std::time::Duration;
@@ -24,6 +24,10 @@ use tokio_postgres::Client;
 
 /// Rows that are counted: there may be a whole table of them.
 const COUNTED_MAX: u32 = 10_000;
+
+/// How the rest of the table of before is published.
+const OLD_WAY: &str = " To publish the rest of the old table, set the old values, stop the writers, and wait until \
+                       postrider status shows no lag for a few seconds.";
 
 /// How settings that do not change the position are told.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -153,6 +157,8 @@ pub struct Settings<'a> {
     pub table_oid: Option<u32>,
     /// A repair or a backfill publishes from a list, in every mode.
     pub repairs: bool,
+    /// The table is polled now: in mode `auto` too, since there is no slot to stream from.
+    pub polls: bool,
     /// Also what has not changed since the last start, and should be known.
     pub thorough: bool,
 }
@@ -162,7 +168,7 @@ pub struct Settings<'a> {
 /// # Errors
 /// What the server says.
 pub async fn look(client: &Client, settings: Settings<'_>) -> Result<Change, SourceError> {
-    let Settings { spec, cluster, table_oid, repairs, thorough } = settings;
+    let Settings { spec, cluster, table_oid, repairs, polls, thorough } = settings;
     let now = belongs(spec, cluster, table_oid);
     let mut change = Change { before: None, now, halt: None, notes: Vec::new(), hands_over: false };
     let Some(found) = belongs::read(client, spec.name()).await? else { return Ok(change) };
@@ -191,7 +197,12 @@ pub async fn look(client: &Client, settings: Settings<'_>) -> Result<Change, Sou
                 None
             }
             ("poll", Mode::Wal | Mode::Auto) => look.ends_polling().await?,
+            // The stream has not begun: all that is in the table is still to be polled.
+            ("auto", Mode::Poll) if found.polls_on => None,
             (_, Mode::Poll) => look.begins_polling().await?,
+            ("wal", Mode::Auto) if polls || !slot::stands(client, &spec.names.slot).await? => {
+                look.polls_at_once().await?
+            }
             (_, Mode::Auto | Mode::Wal) => None,
         };
         change.halt = both(change.halt, of_mode);
@@ -219,11 +230,8 @@ fn both(one: Option<Halt>, other: Option<Halt>) -> Option<Halt> {
 
 /// Rows of the table.
 struct Counts {
-    /// Without a mark, of transactions that are known to be resolved; `None` where that is not known of any.
-    passed: Option<u64>,
-    /// Without a mark.
-    unmarked: u64,
-    /// The statement that marks the first ones.
+    rows: Unmarked,
+    /// The statement that marks those that are known to be published.
     mark_sql: Option<String>,
 }
 
@@ -238,15 +246,18 @@ impl Look<'_> {
     /// `marks`: by the layout's marks; else every row is without.
     async fn count(&self, marks: bool) -> Result<Option<Counts>, SourceError> {
         let Some(table) = repair_table(self.spec, marks) else { return Ok(None) };
-        let (client, name) = (self.client, self.spec.name());
+        let (client, before) = (self.client, self.found.before_slot.as_deref());
         let table = Table::read(client, table).await?;
-        let ledger = repair::ledger(client, name, None, Duration::ZERO).await?;
-        let method = Method::of(client, Selection::Both, ledger.known.as_deref()).await?;
+        let method = self.method().await?;
         Ok(Some(Counts {
-            passed: method.count_passed(client, &table, COUNTED_MAX).await?,
-            unmarked: Method::count_by_mark(client, &table, false, COUNTED_MAX).await?,
-            mark_sql: method.mark_passed_sql(&table),
+            rows: method.count_unmarked(client, &table, before, COUNTED_MAX).await?,
+            mark_sql: before.and_then(|before| method.mark_passed_sql(&table, before)),
         }))
+    }
+
+    async fn method(&self) -> Result<Method, SourceError> {
+        let ledger = repair::ledger(self.client, self.name(), None, Duration::ZERO).await?;
+        Method::of(self.client, Selection::Both, ledger.known.as_deref()).await
     }
 
     fn name(&self) -> &str {
@@ -257,61 +268,107 @@ impl Look<'_> {
         self.spec.names.table.as_ref().map_or_else(String::new, ToString::to_string)
     }
 
-    /// Mode `wal` or `auto` before, and now `poll`: polling publishes every row without a mark.
+    /// Mode `wal` or `auto` before, and now `poll`: polling publishes every row without a mark, and nothing that is in
+    /// the slot alone.
     async fn begins_polling(&self) -> Result<Option<Halt>, SourceError> {
-        let Some(counts) = self.count(true).await? else { return Ok(None) };
-        let again = match counts.passed {
-            _ if counts.unmarked == 0 => false,
-            None => true,
+        let Some(Counts { rows, mark_sql }) = self.count(true).await? else { return Ok(None) };
+        let passed = rows.passed.is_some_and(|passed| passed > 0);
+        let needs_a_word = if self.found.belongs.is_none() {
+            // A pipeline of an older version may have polled for long: then no row is passed.
+            passed
+        } else {
             // Without marks, what was published since that was noted last is among the others.
-            Some(passed) => passed > 0 || !self.before.marks,
+            !self.before.marks
+                || passed
+                || rows.passed.is_none() && rows.all > 0
+                || rows.before > Some(0)
         };
-        if !again {
+        if !needs_a_word {
             return Ok(None);
         }
         let (name, table, mode) = (self.name(), self.table(), &self.before.mode);
-        let all = figure(counts.unmarked);
-        let passed = match counts.passed {
-            Some(passed) => format!("{} are known to be published", figure(passed)),
-            None => "it is not known how many are published".to_owned(),
-        };
-        let mark = match counts.mark_sql.filter(|_| counts.passed.is_some_and(|passed| passed > 0))
-        {
-            Some(sql) => format!(
-                "(a) to publish none of these again: go back to mode = \"{mode}\" and stop the writers until postrider \
-                 status shows no lag for a few seconds; stop Postrider; mark what is known to be published: {sql}; \
-                 then set mode = \"poll\" again and run postrider adopt -p {name}, which says how many rows are \
-                 left. Rows of before the slot was made are marked too: where setup --backfill did not publish them, \
-                 take them out of the statement"
-            ),
-            None => format!(
-                "(a) to know more: go back to mode = \"{mode}\", and let it publish for a few seconds"
-            ),
-        };
+        let slot = self.found.slot.as_deref().unwrap_or_default();
+        let (all, published) = (figure(rows.all), published(rows));
+        let ways = self.ways_to_polling(rows, mark_sql.as_deref().filter(|_| passed));
         Ok(Some(Halt {
             reason: HaltReason::PipelineChanged,
             message: format!(
-                "mode is \"poll\", and the position of pipeline {name:?} belongs to mode \"{mode}\": {all} rows of \
-                 {table} have no mark, and polling would publish them"
+                "mode is \"poll\", and the position of pipeline {name:?} belongs to mode \"{mode}\": polling would \
+                 publish the {all} rows of {table} that have no mark, and nothing else"
             ),
             meaning: format!(
-                "nothing was published. Of them {passed}: they would be published again, behind newer events of their \
-                 aggregates; slot {:?} stays and retains WAL until it is dropped",
-                self.found.slot.as_deref().unwrap_or_default()
+                "nothing was published. {published}. Slot {slot:?} stays and retains WAL until it is dropped; events \
+                 after {} whose rows are deleted already, and logical messages, are in it alone, and polling does not \
+                 publish them",
+                self.found.watermark
             ),
             hint: format!(
-                "{mark}. (b) to publish all {all} rows, some of them again: postrider adopt -p {name}. (c) to stay: \
-                 mode = \"{mode}\". Then start again"
+                "{ways}. (b) to publish all {all} rows, some of them again, and nothing that is in the slot alone: \
+                 postrider adopt -p {name}. (c) to stay: mode = \"{mode}\". Then start again"
+            ),
+        }))
+    }
+
+    /// How nothing that is in the slot is lost, and with the statement nothing comes again.
+    fn ways_to_polling(&self, rows: Unmarked, mark_sql: Option<&str>) -> String {
+        let (name, mode) = (self.name(), &self.before.mode);
+        let (repeats, mark) = match (mark_sql, rows.passed) {
+            (Some(sql), _) => (
+                "and repeat nothing",
+                format!(
+                    "mark what is known to be published: {sql} (postrider check prints the statement of that moment); "
+                ),
+            ),
+            (None, Some(0)) => ("and repeat nothing", String::new()),
+            (None, _) => ("nothing", String::new()),
+        };
+        let left = match (rows.before, mark_sql) {
+            (Some(before), Some(_)) if before > 0 => format!(
+                ". The statement leaves out the {} rows that may be from before the slot was made: polling publishes \
+                 them. Without its last condition it marks them too, and they are never published",
+                figure(before)
+            ),
+            (Some(_), _) => String::new(),
+            (None, _) => format!(
+                ". No statement is printed that marks what is published: rows of before the slot was made would be \
+                 marked too, and never be published. Polling publishes all {} rows that have no mark",
+                figure(rows.all)
+            ),
+        };
+        format!(
+            "(a) to lose {repeats}: go back to mode = \"{mode}\" and stop the writers until postrider status shows no \
+             lag for a few seconds; stop Postrider and set mode = \"poll\" again; {mark}run postrider adopt -p {name}, \
+             which says how many rows are left{left}"
+        )
+    }
+
+    /// Mode `wal` before, and now `auto`, without a slot to stream from: it would poll at once.
+    async fn polls_at_once(&self) -> Result<Option<Halt>, SourceError> {
+        let Some(Counts { rows, .. }) = self.count(true).await? else { return Ok(None) };
+        if self.before.marks || rows.all == 0 {
+            return Ok(None);
+        }
+        let (name, table, all) = (self.name(), self.table(), figure(rows.all));
+        Ok(Some(Halt {
+            reason: HaltReason::PipelineChanged,
+            message: format!(
+                "mode is \"auto\", the slot can't be used, and the position of pipeline {name:?} belongs to mode \
+                 \"wal\": the table would be polled, with the {all} rows of {table} that have no mark"
+            ),
+            meaning: format!("nothing was published. {}", published(rows)),
+            hint: format!(
+                "(a) to publish only what is not known to be published: set mode = \"wal\", run postrider repair -p \
+                 {name} (--dry-run counts), and then set mode = \"auto\" again. (b) to publish all {all} rows, some of \
+                 them again: postrider adopt -p {name}. Then start again"
             ),
         }))
     }
 
     /// Mode `poll` before, and now a stream, from a slot that was made meanwhile or left behind.
     async fn ends_polling(&self) -> Result<Option<Halt>, SourceError> {
-        let counts = self.count(true).await?;
-        let left = match &counts {
+        let left = match self.count(true).await? {
             None => 0,
-            Some(counts) => counts.passed.unwrap_or(counts.unmarked),
+            Some(Counts { rows, .. }) => rows.not_streamed.unwrap_or(rows.all),
         };
         let (name, table, slot) = (self.name(), self.table(), &self.spec.names.slot);
         let left = figure(left);
@@ -342,19 +399,25 @@ impl Look<'_> {
 
     /// Mode `wal` before, and now `auto`: nothing happens until the slot is lost.
     async fn may_poll(&self) -> Result<Option<ChangeNote>, SourceError> {
-        let Some(counts) = self.count(true).await? else { return Ok(None) };
-        let Some(passed) = counts.passed.filter(|passed| *passed > 0) else { return Ok(None) };
+        let Some(Counts { rows, mark_sql }) = self.count(true).await? else { return Ok(None) };
+        let Some(passed) = rows.passed.filter(|passed| *passed > 0) else { return Ok(None) };
+        let statement = match (&mark_sql, rows.before) {
+            (None, _) => "",
+            (Some(_), Some(0)) => ". The statement marks them",
+            (Some(_), _) => {
+                ". The statement marks them, and leaves out rows that may be from before the slot was made"
+            }
+        };
         Ok(Some(ChangeNote {
             message: format!(
                 "the stream has passed {} rows of {} that have no mark",
                 figure(passed),
                 self.table()
             ),
-            why: "mode = \"auto\" polls the table when the slot is lost, and publishes them again then. The statement \
-                  marks them; rows of before the slot was made are among them: where setup --backfill did not \
-                  publish them, take them out of the statement"
-                .to_owned(),
-            sql: counts.mark_sql.map(|sql| format!("{sql};")),
+            why: format!(
+                "mode = \"auto\" polls the table when the slot is lost, and publishes them again then{statement}"
+            ),
+            sql: mark_sql.map(|sql| format!("{sql};")),
         }))
     }
 
@@ -412,12 +475,9 @@ impl Look<'_> {
             None => "(a) logical messages leave no rows: what came before can't be published again"
                 .to_owned(),
         };
-        let old_rows = match before.table.as_ref().filter(|_| other_table) {
-            Some(table) => format!(
-                " Rows of {table} that are not published yet are not published any more: for those go back first, stop \
-                 the writers, and wait until postrider status shows no lag."
-            ),
-            None => String::new(),
+        let (old_rows, old_way) = match before.table.as_ref().filter(|_| other_table) {
+            Some(table) => (self.old_rows(table, now).await, OLD_WAY),
+            None => (String::new(), ""),
         };
         Ok(Some(Halt {
             reason: HaltReason::PipelineChanged,
@@ -425,12 +485,39 @@ impl Look<'_> {
                 "the position of pipeline {pipeline:?} belongs to other settings: {}",
                 changed.join("; ")
             ),
-            meaning: format!("nothing was published. {rows}"),
+            meaning: format!("nothing was published. {rows}{old_rows}"),
             hint: format!(
-                "{again}. (b) to begin there with the next event: postrider adopt -p {pipeline}.{old_rows} (c) to go \
+                "{again}. (b) to begin there with the next event: postrider adopt -p {pipeline}.{old_way} (c) to go \
                  on as before: set the old values again. Then start again"
             ),
         }))
+    }
+
+    /// What the table of before has unpublished, in words.
+    async fn old_rows(&self, table: &str, now: &Belongs) -> String {
+        let rows = self.unpublished(now).await.map_or_else(
+            || "an unknown number of rows".to_owned(),
+            |rows| format!("up to {} rows", figure(rows)),
+        );
+        format!(
+            ". Of {table}, {rows} are not known to be published, and these settings do not publish them"
+        )
+    }
+
+    /// How many rows of the table of before are not known to be published; `None` where they can't be counted.
+    async fn unpublished(&self, now: &Belongs) -> Option<u64> {
+        let (client, before) = (self.client, self.before);
+        let method = self.method().await.ok()?;
+        let name = table::name_of(client, before.table_oid?).await.ok()??;
+        if before.mode != "poll" {
+            return method.count_unresolved(client, &name, COUNTED_MAX).await.ok()?;
+        }
+        // Its marks are those of the layout.
+        let mut table = repair_table(self.spec, true).filter(|_| before.layout == now.layout)?;
+        table.table = name;
+        let table = Table::read(client, table).await.ok()?;
+        let rows = method.count_unmarked(client, &table, None, COUNTED_MAX);
+        Some(rows.await.ok()?.all)
     }
 
     /// What the new place lacks, in words. The stream needs no right to read the table, so it may not be counted.
@@ -441,9 +528,10 @@ impl Look<'_> {
             if polled {
                 let Some(of) = repair_table(self.spec, true) else { return Ok(None) };
                 let of = Table::read(self.client, of).await?;
-                return Method::count_by_mark(self.client, &of, true, COUNTED_MAX).await.map(Some);
+                return Method::count_marked(self.client, &of, COUNTED_MAX).await.map(Some);
             }
-            Ok::<_, SourceError>(self.count(false).await?.and_then(|counts| counts.passed))
+            let rows = self.count(false).await?.map(|counts| counts.rows);
+            Ok::<_, SourceError>(rows.and_then(|rows| rows.not_streamed.or(rows.passed)))
         };
         let at = if polled {
             "What polling has published".to_owned()
@@ -505,9 +593,44 @@ impl Look<'_> {
     }
 }
 
+/// How many of the rows without a mark are published, in words.
+fn published(rows: Unmarked) -> String {
+    match (rows.passed, rows.before) {
+        (_, None) => "How many of these rows are published is not known, since it is not known which are from before \
+                      the slot was made: an older version made the cursor row"
+            .to_owned(),
+        (None, Some(_)) => "How many of these rows are published is not known yet".to_owned(),
+        (Some(passed), Some(before)) => {
+            let before = match before {
+                0 => String::new(),
+                rows => format!(
+                    "; {} may be from before the slot was made, so that the stream has not published them",
+                    figure(rows)
+                ),
+            };
+            format!(
+                "Of these rows {} are known to be published, and would be published again behind newer events of their \
+                 aggregates{before}",
+                figure(passed)
+            )
+        }
+    }
+}
+
 /// A number of rows, of which no more than [`COUNTED_MAX`] are counted.
 fn figure(rows: u64) -> String {
     if rows >= u64::from(COUNTED_MAX) { format!("{rows} or more") } else { rows.to_string() }
+}
+
+/// What starts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum By {
+    /// The stream.
+    Stream,
+    /// Polling, in mode `poll` or in the stream's stead.
+    Polling,
+    /// A repair or a backfill.
+    Repair,
 }
 
 /// At a start: a halt where the pipeline may not go on.
@@ -515,10 +638,11 @@ pub(super) async fn check(
     client: &Client,
     spec: &PipelineSpec,
     (cluster, table): (Option<&str>, Option<&TableFacts>),
-    repairs: bool,
+    by: By,
 ) -> Result<Change, Failure> {
     let table_oid = table.map(|table| table.oid);
-    let settings = Settings { spec, cluster, table_oid, repairs, thorough: false };
+    let (repairs, polls) = (by == By::Repair, by == By::Polling);
+    let settings = Settings { spec, cluster, table_oid, repairs, polls, thorough: false };
     let looked = look(client, settings).await;
     let mut change = looked.map_err(|error| Failure::Source(error, Phase::Handshake))?;
     match change.halt.take() {
@@ -533,7 +657,7 @@ pub(super) async fn check_stream(
     spec: &PipelineSpec,
     known: (Option<&str>, Option<&TableFacts>),
 ) -> Result<Change, Failure> {
-    let change = check(client, spec, known, false).await?;
+    let change = check(client, spec, known, By::Stream).await?;
     if change.hands_over { Err(Failure::HandsOver) } else { Ok(change) }
 }
 

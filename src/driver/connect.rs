@@ -378,7 +378,8 @@ async fn poll_handshake(
         }
     };
     let instance = one_server(client, poller.client()).await?;
-    let change = change::check(client, spec, (cluster, facts.table.as_ref()), false).await?;
+    let known = (cluster, facts.table.as_ref());
+    let change = change::check(client, spec, known, change::By::Polling).await?;
     cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
     let seized = cursor::seize(client, spec.name()).await.map_err(at(Phase::Control))?;
     let (epoch, before) = (seized.epoch, seized.before);

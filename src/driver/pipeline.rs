@@ -157,14 +157,25 @@ impl Pipeline {
         None
     }
 
-    /// The start was decided, and its session is ours: records may go to the cluster that it was decided with.
+    /// The start was decided, and its session is ours: records may go to the cluster that it was decided with. Where
+    /// that is not known, they may go to none, also not to the one of an earlier session: another process may have
+    /// moved the position on since, in another cluster.
     fn admit(&mut self) {
         let cluster = self.cluster.decided.as_deref();
-        if let Some(cluster) = cluster {
-            self.sink.admit(cluster);
+        match cluster {
+            Some(cluster) => self.sink.admit(cluster),
+            None => self.sink.hold(),
         }
         let words = change::words(&self.spec, cluster);
         self.board.update(|snapshot| snapshot.belongs_to = Some(words));
+        // A broker may have answered since.
+        self.compare_cluster();
+    }
+
+    /// Notes whether the brokers are of another cluster than the start was decided with.
+    fn compare_cluster(&mut self) {
+        let found = self.sink.cluster();
+        self.cluster.located |= found.is_some() && found != self.cluster.decided;
     }
 
     async fn run(&mut self, stop: &Stop) -> Exit {

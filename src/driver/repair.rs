@@ -155,7 +155,7 @@ pub(super) async fn open(
         return Err(Failure::Sound);
     }
     let known = (cluster.as_deref(), facts.table.as_ref());
-    let change = change::check(client, &spec, known, true).await?;
+    let change = change::check(client, &spec, known, change::By::Repair).await?;
     let ledger = repair::ledger(client, spec.name(), row.as_ref(), spec.cursor_interval).await;
     let ledger = ledger.map_err(at(Phase::Control))?;
     let selection =

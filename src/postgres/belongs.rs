@@ -101,6 +101,10 @@ pub struct Found {
     /// The stream has moved the position since its slot was made, or the slot was made by a repair: something may have
     /// been published.
     pub advanced: bool,
+    /// A new slot was made while the table was polled, and polling has not come to its end: the stream has not begun.
+    pub polls_on: bool,
+    /// A `pg_snapshot`: rows that it sees may be from before the slot was made. `None` where that is not known.
+    pub before_slot: Option<String>,
     /// `None` where no process of this version has used the row.
     pub belongs: Option<Belongs>,
 }
@@ -122,7 +126,8 @@ pub async fn read(client: &Client, pipeline: &str) -> Result<Option<Found>, Sour
     };
     let sql = format!(
         "SELECT nullif(slot, ''), watermark::pg_catalog.text, watermark > slot_created_lsn OR EXISTS ( \
-           SELECT FROM postrider.repair AS r WHERE r.pipeline = $1), {COLUMNS} \
+           SELECT FROM postrider.repair AS r WHERE r.pipeline = $1), polls_on, \
+           before_slot::pg_catalog.text, {COLUMNS} \
          FROM postrider.cursor WHERE pipeline = $1"
     );
     let row = client.query_opt(&sql, &[&pipeline]).await.map_err(failed)?;
@@ -130,25 +135,27 @@ pub async fn read(client: &Client, pipeline: &str) -> Result<Option<Found>, Sour
 }
 
 fn found(row: &Row) -> Result<Found, tokio_postgres::Error> {
-    let mode: Option<String> = row.try_get(3)?;
+    let mode: Option<String> = row.try_get(5)?;
     let belongs = match mode {
         None => None,
         Some(mode) => Some(Belongs {
             mode,
-            marks: row.try_get::<_, Option<bool>>(4)?.unwrap_or_default(),
-            sink: row.try_get::<_, Option<String>>(5)?.unwrap_or_default(),
-            cluster: row.try_get(6)?,
-            topic: row.try_get::<_, Option<String>>(7)?.unwrap_or_default(),
-            key: row.try_get::<_, Option<String>>(8)?.unwrap_or_default(),
-            table: row.try_get(9)?,
-            table_oid: row.try_get(10)?,
-            layout: row.try_get::<_, Option<String>>(11)?.unwrap_or_default(),
+            marks: row.try_get::<_, Option<bool>>(6)?.unwrap_or_default(),
+            sink: row.try_get::<_, Option<String>>(7)?.unwrap_or_default(),
+            cluster: row.try_get(8)?,
+            topic: row.try_get::<_, Option<String>>(9)?.unwrap_or_default(),
+            key: row.try_get::<_, Option<String>>(10)?.unwrap_or_default(),
+            table: row.try_get(11)?,
+            table_oid: row.try_get(12)?,
+            layout: row.try_get::<_, Option<String>>(13)?.unwrap_or_default(),
         }),
     };
     Ok(Found {
         slot: row.try_get(0)?,
         watermark: row.try_get(1)?,
         advanced: row.try_get(2)?,
+        polls_on: row.try_get(3)?,
+        before_slot: row.try_get(4)?,
         belongs,
     })
 }

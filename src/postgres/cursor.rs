@@ -66,6 +66,9 @@ const COLUMNS: &str = "pipeline, system_identifier, timeline, slot, slot_created
                        messages, watermark, flush_limit, partial_commit_lsn, partial_ordinal, \
                        owner_epoch";
 
+/// For `before_slot`: every row from before the slot was made is published. No row's transaction is below 3.
+pub(super) const NOTHING_BEFORE: &str = "'3:3:'::pg_catalog.pg_snapshot";
+
 /// What a table can be asked for when the slot is gone (`repair`): a snapshot all of whose transactions are resolved.
 ///
 /// A transaction that a statement's snapshot sees has written its commit record, so that record lies before an end of
@@ -145,9 +148,11 @@ pub async fn polled(client: &Client, pipeline: &str, epoch: i64) -> Result<(), S
         SourceError::control(format!("end the polling of pipeline {pipeline:?}"), e)
             .of(Statement::Cursor)
     };
-    let sql = "UPDATE postrider.cursor SET polls_on = false \
-               WHERE pipeline = $1 AND owner_epoch = $2 AND polls_on";
-    client.execute(sql, &[&pipeline, &epoch]).await.map(drop).map_err(failed)
+    let sql = format!(
+        "UPDATE postrider.cursor SET polls_on = false, before_slot = {NOTHING_BEFORE} \
+         WHERE pipeline = $1 AND owner_epoch = $2 AND polls_on"
+    );
+    client.execute(&sql, &[&pipeline, &epoch]).await.map(drop).map_err(failed)
 }
 
 /// What a [`seize`] found and made.
@@ -437,8 +442,9 @@ pub async fn create(client: &Client, cursor: &Cursor) -> Result<bool, SourceErro
             .of(Statement::Cursor)
     };
     let sql = format!(
-        "INSERT INTO postrider.cursor ({COLUMNS}) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, greatest($9::pg_catalog.pg_lsn, $8), $10, $11, $12) \
+        "INSERT INTO postrider.cursor ({COLUMNS}, before_slot) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, greatest($9::pg_catalog.pg_lsn, $8), $10, $11, $12, \
+           pg_catalog.pg_current_snapshot()) \
          {OVER_POLLING}"
     );
     let values = Values::of(cursor);
@@ -472,7 +478,8 @@ ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identif
     publication = excluded.publication, messages = excluded.messages,
     watermark = excluded.watermark, flush_limit = excluded.flush_limit,
     partial_commit_lsn = excluded.partial_commit_lsn, partial_ordinal = excluded.partial_ordinal,
-    resolved_snapshot = excluded.resolved_snapshot, pending_snapshot = NULL, pending_lsn = NULL
+    resolved_snapshot = excluded.resolved_snapshot, pending_snapshot = NULL, pending_lsn = NULL,
+    before_slot = excluded.before_slot
     WHERE postrider.cursor.slot = ''";
 
 /// What the server's types want otherwise than [`Cursor`] has it.

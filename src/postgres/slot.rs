@@ -86,7 +86,7 @@ pub async fn read(
     row.map(|row| from_row(name, &row).map_err(|e| SourceError::control(doing(), e))).transpose()
 }
 
-/// Bytes of WAL that the slot `name` retains; `None` if there is none.
+/// Bytes of WAL that the slot `name` of this database retains, which nobody reads; `None` if there is none such.
 ///
 /// # Errors
 /// What the server says.
@@ -94,10 +94,22 @@ pub async fn retained(client: &Client, name: &str) -> Result<Option<u64>, Source
     let failed = |e| SourceError::control(format!("read what slot {name:?} retains"), e);
     let sql = "SELECT coalesce(pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), s.restart_lsn), 0) \
                  ::pg_catalog.int8 \
-               FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1::pg_catalog.text";
+               FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1::pg_catalog.text \
+                 AND s.database = pg_catalog.current_database() AND NOT s.active";
     let row = client.query_opt(sql, &[&name]).await.map_err(failed)?;
     let bytes: Option<i64> = row.map(|row| row.try_get(0)).transpose().map_err(failed)?;
     Ok(bytes.map(|bytes| u64::try_from(bytes).unwrap_or_default()))
+}
+
+/// Whether the slot `name` of this database stands and has all of its WAL.
+///
+/// # Errors
+/// What the server says.
+pub async fn stands(client: &Client, name: &str) -> Result<bool, SourceError> {
+    let failed = |e| SourceError::control(format!("look for slot {name:?}"), e);
+    let sql = "SELECT FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1::pg_catalog.text \
+                 AND s.database = pg_catalog.current_database() AND s.wal_status IS DISTINCT FROM 'lost'";
+    Ok(client.query_opt(sql, &[&name]).await.map_err(failed)?.is_some())
 }
 
 /// Whether the walsender `pid` waits for a standby in `synchronized_standby_slots` (17 and later): it sends keepalives

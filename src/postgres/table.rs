@@ -213,6 +213,23 @@ ORDER BY 1, 2";
     rows.iter().map(change).collect::<Result<_, _>>().map_err(failed)
 }
 
+/// The name of the table with this OID; `None` if there is none, or it is a view or a foreign table.
+///
+/// # Errors
+/// What the server says.
+pub async fn name_of(client: &Client, oid: u32) -> Result<Option<TableName>, SourceError> {
+    let failed = |e| SourceError::control(format!("read the name of table {oid}"), e);
+    let sql = "SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text FROM pg_catalog.pg_class c \
+               JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+               WHERE c.oid = $1 AND c.relkind IN ('r', 'p')";
+    let Some(row) = client.query_opt(sql, &[&oid]).await.map_err(failed)? else {
+        return Ok(None);
+    };
+    let schema: String = row.try_get(0).map_err(failed)?;
+    let name: String = row.try_get(1).map_err(failed)?;
+    Ok(Some(TableName::new(schema, name)))
+}
+
 /// The table, `None` if there is none of that name.
 pub async fn read(client: &Client, table: &TableName) -> Result<Option<TableFacts>, SourceError> {
     let failed = |e| SourceError::control(format!("read the definition of table {table}"), e);

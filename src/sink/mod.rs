@@ -79,7 +79,7 @@ pub trait Sink: Send {
         None
     }
 
-    /// No record is taken until [`Self::admit`]: `enqueue` answers [`NotTaken::Full`].
+    /// No record is taken until the next [`Self::admit`]: `enqueue` answers [`NotTaken::Full`].
     fn hold(&mut self) {}
 
     /// Records may go to this cluster, and to no other. Where the brokers turn out to be of another one, nothing is

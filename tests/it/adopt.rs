@@ -114,6 +114,27 @@ fn told(halted: &Halted, word: &str, example: &str) -> Answer {
     Answer::said(&says, &stable(&halted.meaning), &stable(&halted.hint)).then("3")
 }
 
+/// Waits until the running process knows so many rows to be published, by what `check` says of mode `poll`.
+async fn await_published(polls: &str, rows: usize) {
+    let says = format!("Of these rows {rows} are known to be published");
+    await_that("the rows are known to be published", SOON, || async {
+        let check = findings(polls, "pipeline_changed");
+        let why = check.first().map_or_else(String::new, |f| f["why"].to_string());
+        if why.contains(&says) { Ok(()) } else { Err(why) }
+    })
+    .await;
+}
+
+/// Slot, publication and cursor made again, as for a table that has rows before its first `setup`.
+async fn set_up_again(pipeline: &Pipeline, args: &[&str]) {
+    let sql = format!(
+        "select pg_drop_replication_slot('{0}'); drop publication {0}; drop schema postrider cascade",
+        pipeline.slot()
+    );
+    pipeline.sql.batch(&sql).await;
+    postrider_ok(&pipeline.config, args);
+}
+
 /// The statement that a hint prints between these words.
 fn between<'a>(hint: &'a str, from: &str, to: &str) -> &'a str {
     let (_, rest) = hint.split_once(from).unwrap_or_else(|| panic!("{from:?} in {hint}"));
@@ -136,26 +157,61 @@ async fn stream_becomes_polling_without_a_repetition_when_its_rows_are_marked_as
         // As printed: back to the mode of before, without writers, until the position is past everything.
         let relay = spawn(&pipeline.config);
         relay.await_state("streaming", SOON).await;
-        let marked = await_that("all rows are known to be published", SOON, || async {
-            let check = findings(&polls, "pipeline_changed");
-            let why = check.first().map_or_else(String::new, |f| f["why"].to_string());
-            if why.contains("Of them 20 are known to be published") { Ok(()) } else { Err(why) }
-        });
-        marked.await;
+        await_published(&polls, 20).await;
         assert_eq!(relay.terminate(SOON).await.code, Some(0));
         let halted = run_to_halt(&polls).await;
-        let sql = between(&halted.hint, "known to be published: ", "; then set mode");
+        let sql = between(&halted.hint, "known to be published: ", " (postrider check");
         if layout == "postrider" {
             let told = told(&halted, sql, "DELETE FROM \"public\".\"outbox\" AS o WHERE …");
             answer("mode poll on a pipeline that has streamed", &pipeline, told);
         }
         pipeline.sql.batch(sql).await;
         let said = postrider_ok(&polls, &["adopt"]);
-        assert!(said.contains("nothing is lost or repeated"), "{said}");
+        assert!(said.contains("polling would publish the 0 rows"), "{said}");
 
         insert(&pipeline, layout, 21, 10).await;
         let records = run_until(&polls, "polling", &pipeline.topic, 30).await;
         assert_each_once(&records, 30);
+    }
+}
+
+/// Rows of before the slot was made are published by nobody: the printed statement leaves them out, and says how many.
+/// Where `setup --backfill` has published them, it marks them as the others.
+#[tokio::test]
+async fn rows_of_before_the_slot_are_marked_only_where_a_backfill_has_published_them() {
+    for (args, streamed, before) in
+        [(&["setup"][..], 15, 5), (&["setup", "--backfill", "all"][..], 20, 0)]
+    {
+        let pipeline = Pipeline::shared(Version::Pg17, "walpollbefore").await;
+        insert(&pipeline, "postrider", 1, 5).await;
+        set_up_again(&pipeline, args).await;
+        insert(&pipeline, "postrider", 6, 15).await;
+        let polls = with_mode(&pipeline, "poll");
+        let relay = spawn(&pipeline.config);
+        relay.await_state("streaming", SOON).await;
+        pipeline.topic.await_records(streamed, SOON).await;
+        await_published(&polls, streamed).await;
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+
+        let halted = run_to_halt(&polls).await;
+        halted.assert_says("PR025", &["the 20 rows"], &["postrider adopt"]);
+        assert_check_says(&polls, &halted);
+        let counted = format!("{before} may be from before the slot was made");
+        let left_out = format!("The statement leaves out the {before} rows");
+        assert_eq!(halted.meaning.contains(&counted), before > 0, "{halted:#?}");
+        assert_eq!(halted.hint.contains(&left_out), before > 0, "{halted:#?}");
+        let sql = between(&halted.hint, "known to be published: ", " (postrider check");
+        pipeline.sql.batch(sql).await;
+        let left = pipeline.sql.text("select count(*)::text from outbox").await;
+        assert_eq!(left, Some(before.to_string()));
+        let said = postrider_ok(&polls, &["adopt"]);
+        assert!(said.contains(&format!("the {before} rows")), "{said}");
+
+        insert(&pipeline, "postrider", 21, 5).await;
+        let records = run_until(&polls, "polling", &pipeline.topic, 25).await;
+        let mut all: Vec<usize> = numbers(&records).into_values().flatten().collect();
+        all.sort_unstable();
+        assert_eq!(all, (1..=25).collect::<Vec<usize>>());
     }
 }
 
@@ -251,6 +307,10 @@ async fn hand_over_from_polling_that_is_killed_loses_nothing() {
     insert(&pipeline, "postrider", 21, 2_000).await;
     let relay = spawn(&auto);
     pipeline.topic.await_records(21, SOON).await;
+    drop(relay.kill().await);
+    // Back to polling is no change: the stream has not begun.
+    let relay = spawn(&with_mode(&pipeline, "poll"));
+    relay.await_state("polling", SOON).await;
     drop(relay.kill().await);
     let relay = spawn(&auto);
     relay.await_state("streaming", SOON).await;
@@ -423,6 +483,10 @@ async fn each_other_setting_is_refused_or_told() {
         assert_ne!(config, pipeline.config, "{from}");
         let halted = run_to_halt(&config).await;
         halted.assert_says("PR025", &[says], &["postrider adopt", "set the old values again"]);
+        if says == "outbox.table" {
+            let counted = ["outbox\", up to ", "rows are not known to be published"];
+            assert!(counted.iter().all(|words| halted.meaning.contains(words)), "{halted:#?}");
+        }
         assert_check_says(&config, &halted);
     }
     assert_eq!(pipeline.topic.read_all().await.len(), 20, "nothing was published");
@@ -447,27 +511,83 @@ async fn each_other_setting_is_refused_or_told() {
     assert_each_once(&records, 21);
 }
 
+/// Mode `wal` and then `auto` while there is no slot: the table would be polled at once, with all that is published.
+#[tokio::test]
+async fn stream_without_its_slot_becomes_auto_after_a_repair() {
+    let pipeline = Pipeline::shared(Version::Pg17, "walautolost").await;
+    insert(&pipeline, "postrider", 1, 20).await;
+    let relay = spawn(&pipeline.config);
+    pipeline.topic.await_records(20, SOON).await;
+    await_published(&with_mode(&pipeline, "poll"), 20).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    pipeline.sql.batch(&format!("select pg_drop_replication_slot('{}')", pipeline.slot())).await;
+    insert(&pipeline, "postrider", 21, 3).await;
+
+    let auto = with_mode(&pipeline, "auto");
+    let halted = run_to_halt(&auto).await;
+    let hints = ["postrider repair", "postrider adopt"];
+    halted.assert_says("PR025", &["the slot can't be used", "the 23 rows"], &hints);
+    assert_check_says(&auto, &halted);
+    assert_eq!(pipeline.topic.read_all().await.len(), 20, "nothing was published");
+    postrider_ok(&pipeline.config, &["repair"]);
+    insert(&pipeline, "postrider", 24, 3).await;
+    let records = run_until(&auto, "streaming", &pipeline.topic, 26).await;
+    assert_each_once(&records, 26);
+}
+
+/// The cursor row as a version left it that did not know the columns: they are dropped, and `setup` adds them again.
+async fn upgrade(pipeline: &Pipeline) {
+    let sql = "alter table postrider.cursor drop of_mode, drop of_marks, drop of_sink, drop of_cluster, drop of_topic, \
+                 drop of_key, drop of_table, drop of_table_oid, drop of_layout, drop before_slot; \
+               delete from postrider.migration where number = 7";
+    pipeline.sql.batch(sql).await;
+    postrider_ok(&pipeline.config, &["setup"]);
+}
+
 /// A row of before the upgrade belongs to the first configuration that uses it, and the log says so.
 #[tokio::test]
 async fn row_of_an_older_version_belongs_to_the_first_that_uses_it() {
     let pipeline = Pipeline::shared(Version::Pg17, "oldrow").await;
     insert(&pipeline, "postrider", 1, 20).await;
-    run_until(&pipeline.config, "streaming", &pipeline.topic, 20).await;
-    pipeline
-        .sql
-        .batch(
-            "update postrider.cursor set (of_mode, of_marks, of_sink, of_cluster, of_topic, of_key, of_table, \
-             of_table_oid, of_layout) = row (null, null, null, null, null, null, null, null, null)",
-        )
-        .await;
-    // Streamed, and polled from here on: that much is known of it.
-    let halted = run_to_halt(&with_mode(&pipeline, "poll")).await;
-    halted.assert_says("PR025", &["belongs to mode \"wal\""], &["postrider adopt"]);
+    let polls = with_mode(&pipeline, "poll");
+    let relay = spawn(&pipeline.config);
+    pipeline.topic.await_records(20, SOON).await;
+    await_published(&polls, 20).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    insert(&pipeline, "postrider", 21, 5).await;
+    upgrade(&pipeline).await;
+    // Streamed, and polled from here on: that much is known of it. What is from before the slot is not.
+    let halted = run_to_halt(&polls).await;
+    halted.assert_says("PR025", &["the 25 rows", "belongs to mode \"wal\""], &["postrider adopt"]);
+    assert!(halted.hint.contains("No statement is printed"), "{halted:#?}");
     let relay = spawn(&pipeline.config);
     relay.await_log("position_belongs", SOON).await;
     relay.await_state("streaming", SOON).await;
-    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    assert_each_once(&pipeline.topic.await_records(25, SOON).await, 25);
+    let ended = relay.terminate(SOON).await;
+    assert_eq!(ended.code, Some(0));
+    assert!(!ended.stderr.contains("setting_changed"), "{}", ended.stderr);
     let mode = pipeline.sql.text("select of_mode from postrider.cursor").await;
     assert_eq!(mode.as_deref(), Some("wal"));
     assert!(findings(&pipeline.config, "pipeline_changed").is_empty());
+}
+
+/// The same for a pipeline that polls, also where a slot that has streamed before is left behind.
+#[tokio::test]
+async fn row_of_an_older_version_that_polls_goes_on() {
+    let pipeline = Pipeline::shared(Version::Pg17, "oldpoll").await;
+    let polls = with_mode(&pipeline, "poll");
+    insert(&pipeline, "postrider", 1, 20).await;
+    let relay = spawn(&pipeline.config);
+    pipeline.topic.await_records(20, SOON).await;
+    await_published(&polls, 20).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    // It has polled since, as the older version did without a question.
+    postrider_ok(&polls, &["adopt"]);
+    run_until(&polls, "polling", &pipeline.topic, 40).await;
+    upgrade(&pipeline).await;
+    insert(&pipeline, "postrider", 21, 5).await;
+    assert!(findings(&polls, "pipeline_changed").is_empty());
+    let records = run_until(&polls, "polling", &pipeline.topic, 45).await;
+    assert_again(&records, 25, 20);
 }

@@ -79,6 +79,7 @@ async fn look(
         cluster: cluster.as_deref(),
         table_oid: table.map(|table| table.oid),
         repairs: false,
+        polls: false,
         thorough: true,
     };
     let change = look_for_changes(client, settings).await?;

@@ -68,9 +68,7 @@ impl Pipeline {
                 Post::Report { ticket, outcome } => self.reported(now, ticket, outcome),
                 Post::Retry => {}
                 // The last start was decided without knowing the cluster, or with another one.
-                Post::Located => {
-                    self.cluster.located |= self.sink.cluster() != self.cluster.decided;
-                }
+                Post::Located => self.compare_cluster(),
                 Post::Down { reason, hint, topic, missing } => {
                     let topic = topic.as_deref().map(|topic| (topic, missing));
                     self.sink_down(now, &reason, hint.as_deref(), topic);

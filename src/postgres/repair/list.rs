@@ -11,7 +11,7 @@
 
 use super::row::Selection;
 use crate::postgres::error::{SourceError, Statement};
-use crate::postgres::names::{ident, literal};
+use crate::postgres::names::{TableName, ident, literal};
 use crate::postgres::parked::identity;
 use crate::postgres::poll::listed::Table;
 use std::fmt::Write as _;
@@ -52,6 +52,51 @@ impl<'a> Snapshot<'a> {
 const XID: &str = "((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) \
                     - (((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - o.xmin::text::int8) \
                        & 4294967295))";
+
+/// Rows that polling would publish.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Unmarked {
+    /// All of them.
+    pub all: u64,
+    /// Those that the stream is known to have published; `None` where nothing is known of transactions. Where `before`
+    /// is not known, rows of before the slot was made are among them.
+    pub passed: Option<u64>,
+    /// Those that may be from before the slot was made; `None` where that is not known.
+    pub before: Option<u64>,
+    /// Those that the slot may not bring: from before it was made, or known to be published.
+    pub not_streamed: Option<u64>,
+}
+
+/// Whether a snapshot sees a row (`o`). A row that was written in a savepoint may seem to be seen though it is not.
+fn seen(snapshot: &str) -> String {
+    format!("pg_visible_in_snapshot({XID}::text::xid8, {}::pg_snapshot)", literal(snapshot))
+}
+
+/// Rows (`o`) whose events are not parked. A row under the id of a parked event may be another event.
+fn not_parked(table: &Table) -> String {
+    format!(
+        "NOT EXISTS (SELECT FROM postrider.parked AS p \
+         WHERE p.pipeline = {pipeline} AND p.event_id = {id} AND NOT {another})",
+        pipeline = literal(&table.spec().pipeline),
+        id = table.id(),
+        another = identity::another(table),
+    )
+}
+
+/// Counts rows (`o`) of the table: up to `most`.
+async fn count(
+    client: &Client,
+    name: &TableName,
+    rows: &str,
+    most: u32,
+) -> Result<u64, SourceError> {
+    let failed = |e| SourceError::control(format!("count rows of {name}"), e).of(Statement::Look);
+    let sql =
+        format!("SELECT count(*) FROM (SELECT FROM {name} AS o WHERE {rows} LIMIT {most}) AS r");
+    let row = client.query_one(&sql, &[]).await.map_err(failed)?;
+    let count: i64 = row.try_get(0).map_err(failed)?;
+    Ok(count.unsigned_abs())
+}
 
 impl Method {
     /// Asks the server what it keeps.
@@ -122,10 +167,7 @@ impl Method {
     /// Counts rows of the selection whose id is NULL, where a snapshot is given those that it sees: a list of ids can't
     /// hold them.
     pub(super) fn without_id_sql(&self, table: &Table, snapshot: Option<&str>) -> String {
-        let seen = snapshot.map_or_else(
-            || "true".to_owned(),
-            |of| format!("pg_visible_in_snapshot({XID}::text::xid8, {}::pg_snapshot)", literal(of)),
-        );
+        let seen = snapshot.map_or_else(|| "true".to_owned(), seen);
         let spec = table.spec();
         format!(
             "SELECT count(*) FROM {name} AS o WHERE o.{id} IS NULL AND {selected} AND {seen}",
@@ -185,53 +227,88 @@ impl Method {
         Ok(Some(count.unsigned_abs()))
     }
 
-    /// Counts rows that have their mark (`marked`), or have none and are not parked: up to `most`.
+    /// Counts rows that have their mark: up to `most`.
     ///
     /// # Errors
     /// What the server says.
-    pub async fn count_by_mark(
+    pub async fn count_marked(
         client: &Client,
         table: &Table,
-        marked: bool,
         most: u32,
     ) -> Result<u64, SourceError> {
-        let spec = table.spec();
-        let failed = |e| {
-            SourceError::control(format!("count rows of {} by their mark", spec.table), e)
-                .of(Statement::Look)
-        };
-        let not = if marked { "NOT " } else { "" };
-        let parked = if marked { "false" } else { "p.event_id = $1" };
-        let sql = format!(
-            "SELECT count(*) FROM (SELECT FROM {name} AS o WHERE {not}({unmarked})\n  \
-               AND NOT EXISTS (SELECT FROM postrider.parked AS p\n    \
-                 WHERE p.pipeline = {pipeline} AND {parked})\n  \
-               LIMIT {most}) AS r",
-            name = spec.table,
-            unmarked = table.unmarked(),
-            pipeline = literal(&spec.pipeline),
-            parked = parked.replace("$1", &table.id()),
-        );
-        let row = client.query_one(&sql, &[]).await.map_err(failed)?;
-        let count: i64 = row.try_get(0).map_err(failed)?;
-        Ok(count.unsigned_abs())
+        count(client, &table.spec().table, &format!("NOT ({})", table.unmarked()), most).await
     }
 
-    /// The statement that gives the rows of [`Self::count_passed`] their mark, for a person; `None` where nothing is
+    /// Counts rows that polling would publish: without a mark, and not parked. Each is counted up to `most`. `before`:
+    /// a snapshot; rows that it sees may be from before the slot was made.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn count_unmarked(
+        &self,
+        client: &Client,
+        table: &Table,
+        before: Option<&str>,
+        most: u32,
+    ) -> Result<Unmarked, SourceError> {
+        let name = &table.spec().table;
+        let unmarked = format!("({}) AND {}", table.unmarked(), not_parked(table));
+        let resolved = self.known.as_deref().and_then(|known| self.resolved(known));
+        let before = before.map(seen);
+        let of_stream =
+            before.as_ref().map_or_else(|| "true".to_owned(), |before| format!("NOT {before}"));
+        let passed = match &resolved {
+            Some(resolved) => {
+                let rows = format!("{unmarked} AND ({resolved}) AND {of_stream}");
+                Some(count(client, name, &rows, most).await?)
+            }
+            None => None,
+        };
+        let (before, not_streamed) = match before {
+            Some(before) => {
+                let resolved = resolved.map_or_else(String::new, |rows| format!(" OR {rows}"));
+                let either = format!("{unmarked} AND ({before}{resolved})");
+                let before = format!("{unmarked} AND {before}");
+                let before = count(client, name, &before, most).await?;
+                (Some(before), Some(count(client, name, &either, most).await?))
+            }
+            None => (None, None),
+        };
+        let all = count(client, name, &unmarked, most).await?;
+        Ok(Unmarked { all, passed, before, not_streamed })
+    }
+
+    /// Counts rows of a table whose transactions are not known to be resolved: up to `most`. `None` where nothing is
     /// known of transactions.
-    pub fn mark_passed_sql(&self, table: &Table) -> Option<String> {
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn count_unresolved(
+        &self,
+        client: &Client,
+        table: &TableName,
+        most: u32,
+    ) -> Result<Option<u64>, SourceError> {
+        let Some(unresolved) = self.known.as_deref().and_then(|known| self.unresolved(known))
+        else {
+            return Ok(None);
+        };
+        count(client, table, &unresolved, most).await.map(Some)
+    }
+
+    /// The statement that gives the [`passed`](Unmarked::passed) rows their mark, for a person. Its last condition
+    /// leaves out rows that may be from before the slot was made. `None` where nothing is known of transactions.
+    pub fn mark_passed_sql(&self, table: &Table, before: &str) -> Option<String> {
         let resolved = self.resolved(self.known.as_deref()?)?;
-        let spec = table.spec();
         Some(format!(
-            "{success} WHERE {unmarked}({resolved}) AND NOT EXISTS (SELECT FROM postrider.parked AS p WHERE \
-             p.pipeline = {pipeline} AND p.event_id = {id})",
+            "{success} WHERE {unmarked}({resolved}) AND {not_parked} AND NOT {before}",
             success = table.success_sql(),
             // Where published rows are deleted, every row is without a mark.
             unmarked = Some(table.unmarked())
                 .filter(|unmarked| unmarked != "true")
                 .map_or_else(String::new, |unmarked| format!("{unmarked} AND ")),
-            pipeline = literal(&spec.pipeline),
-            id = table.id(),
+            not_parked = not_parked(table),
+            before = seen(before),
         ))
     }
 

@@ -23,7 +23,7 @@ mod survey;
 
 pub use begin::{Ask, Told, begin};
 pub use judge::{Verdict, fit, judge, live};
-pub use list::Method;
+pub use list::{Method, Unmarked};
 pub use reader::{Finished, PAGE_ROWS, Reader};
 pub use row::{Kind, Ledger, Row, Selection, State, ledger, read};
 pub use survey::{Survey, left, parked_aggregates, relays, survey, undecided, without_id};

@@ -9,6 +9,7 @@ use crate::event::Position;
 use crate::lsn::Lsn;
 use crate::postgres::conninfo::Conninfo;
 use crate::postgres::control::Control;
+use crate::postgres::cursor::NOTHING_BEFORE;
 use crate::postgres::error::SourceError;
 use crate::postgres::names::Names;
 use crate::postgres::pipeline_lock::{Locked, lock};
@@ -424,13 +425,15 @@ impl Reader {
                WHERE r.pipeline = $1 AND r.state = 'publishing' AND s.slot_name = r.slot \
                  AND s.confirmed_flush_lsn = r.slot_created_lsn AND s.wal_status IS DISTINCT FROM 'lost' \
                  AND NOT EXISTS (SELECT FROM postrider.repair_page p WHERE p.pipeline = $1) \
-               RETURNING r.slot, r.slot_created_lsn AS at, r.snapshot), \
+               RETURNING r.slot, r.slot_created_lsn AS at, r.snapshot, \
+                 r.kind = 'backfill' OR r.selection IN ('all', 'unmarked') AS whole), \
              bound AS ( \
                UPDATE postrider.cursor c SET system_identifier = {SYSTEM_IDENTIFIER_SQL}, \
                  timeline = {TIMELINE_SQL}, slot = done.slot, slot_created_lsn = done.at, publication = $2, \
                  messages = $3, watermark = done.at, flush_limit = done.at, partial_commit_lsn = NULL, \
                  partial_ordinal = NULL, resolved_snapshot = done.snapshot, pending_snapshot = NULL, \
-                 pending_lsn = NULL, updated_at = now() \
+                 pending_lsn = NULL, updated_at = now(), \
+                 before_slot = CASE WHEN done.whole THEN {NOTHING_BEFORE} ELSE c.before_slot END \
                FROM done WHERE c.pipeline = $1 RETURNING 1) \
              SELECT EXISTS (SELECT FROM bound), EXISTS (SELECT FROM ours)"
         );

@@ -317,9 +317,10 @@ fn insert_cursor(facts: &Facts, lsn: &str, resolved: &str, source: &str) -> Stri
     let messages = facts.messages;
     format!(
         "INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn,\n    \
-         publication, messages, watermark, flush_limit, resolved_snapshot)\n\
+         publication, messages, watermark, flush_limit, resolved_snapshot, before_slot)\n\
          SELECT {pipeline}, {SYSTEM_IDENTIFIER_SQL},\n    {TIMELINE_SQL},\n    \
-         s.slot_name, {lsn}, {publication}, {messages}, {lsn}, {lsn},\n    {resolved}\nFROM {source}\n{OVER_POLLING}"
+         s.slot_name, {lsn}, {publication}, {messages}, {lsn}, {lsn},\n    \
+         {resolved}, pg_catalog.pg_current_snapshot()\nFROM {source}\n{OVER_POLLING}"
     )
 }
 

@@ -48,10 +48,10 @@ impl Admission {
         self.open.load(Ordering::Acquire)
     }
 
-    /// Nothing is handed over until a cluster is admitted.
+    /// Nothing is handed over until a cluster is admitted from now on.
     pub(super) fn hold(&self) {
         let mut clusters = self.clusters();
-        clusters.held = true;
+        (clusters.held, clusters.admitted) = (true, None);
         self.settle(&clusters);
     }
 
@@ -103,5 +103,10 @@ mod tests {
         assert!(admission.locate("A"));
         admission.admit("B");
         assert!(!admission.is_open());
+        admission.admit("A");
+        assert!(admission.is_open());
+        admission.hold();
+        assert!(!admission.is_open(), "what was admitted before is not any more");
+        assert!(!admission.locate("A"));
     }
 }

@@ -316,10 +316,11 @@ impl Keeper {
         if self.located {
             return asks(topic.as_deref());
         }
-        let cluster = producer.client().fetch_cluster_id(ANSWER_MAX);
-        // Brokers that name no cluster answer all the same.
-        let nameless = || topic.is_some() && asks(topic.as_deref());
-        let cluster = cluster.or_else(|| nameless().then(String::new));
+        let names = || producer.client().fetch_cluster_id(ANSWER_MAX);
+        // Brokers that name no cluster answer all the same. A broker that came up meanwhile is not taken for one of
+        // them: its name came with this answer.
+        let answers = || topic.is_some() && asks(topic.as_deref());
+        let cluster = names().or_else(|| answers().then(|| names().unwrap_or_default()));
         let Some(cluster) = cluster else { return false };
         self.located = true;
         self.shared.mailbox.post(if self.shared.admission.locate(&cluster) {

@@ -11,11 +11,11 @@ BEGIN;
 SET LOCAL lock_timeout = '5s';
 SET LOCAL search_path = '';
 INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn,
-    publication, messages, watermark, flush_limit, resolved_snapshot)
+    publication, messages, watermark, flush_limit, resolved_snapshot, before_slot)
 SELECT 'orders', (SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_control_system()),
     ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::pg_catalog.bit(32)::pg_catalog.int4,
     s.slot_name, s.confirmed_flush_lsn, 'postrider_orders', false, s.confirmed_flush_lsn, s.confirmed_flush_lsn,
-    NULL
+    NULL, pg_catalog.pg_current_snapshot()
 FROM pg_catalog.pg_replication_slots AS s
 WHERE s.slot_name = 'postrider_orders' AND s.confirmed_flush_lsn IS NOT NULL
 ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identifier,
@@ -23,6 +23,7 @@ ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identif
     publication = excluded.publication, messages = excluded.messages,
     watermark = excluded.watermark, flush_limit = excluded.flush_limit,
     partial_commit_lsn = excluded.partial_commit_lsn, partial_ordinal = excluded.partial_ordinal,
-    resolved_snapshot = excluded.resolved_snapshot, pending_snapshot = NULL, pending_lsn = NULL
+    resolved_snapshot = excluded.resolved_snapshot, pending_snapshot = NULL, pending_lsn = NULL,
+    before_slot = excluded.before_slot
     WHERE postrider.cursor.slot = '';
 COMMIT;

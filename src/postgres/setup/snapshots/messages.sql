@@ -272,7 +272,10 @@ ALTER TABLE postrider.cursor
     -- The outbox table, as SQL writes it, and its OID; NULL for logical messages alone.
     ADD COLUMN IF NOT EXISTS of_table     text,
     ADD COLUMN IF NOT EXISTS of_table_oid oid,
-    ADD COLUMN IF NOT EXISTS of_layout    text;
+    ADD COLUMN IF NOT EXISTS of_layout    text,
+    -- Taken after the slot was made: rows that it does not see come by the slot's stream, and rows that it sees may
+    -- have been committed before, so that no stream has published them. NULL where that is not known.
+    ADD COLUMN IF NOT EXISTS before_slot  pg_snapshot;
 INSERT INTO postrider.migration (number, name) VALUES (7, 'belongs') ON CONFLICT DO NOTHING;
 COMMIT;
 
@@ -526,11 +529,11 @@ END $postrider$;
 SELECT pg_catalog.set_config('postrider.before', pg_catalog.pg_current_snapshot()::pg_catalog.text, true);
 SELECT pg_catalog.pg_create_logical_replication_slot('postrider_orders', 'pgoutput', false, false);
 INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn,
-    publication, messages, watermark, flush_limit, resolved_snapshot)
+    publication, messages, watermark, flush_limit, resolved_snapshot, before_slot)
 SELECT 'orders', (SELECT system_identifier::pg_catalog.text FROM pg_catalog.pg_control_system()),
     ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::pg_catalog.bit(32)::pg_catalog.int4,
     s.slot_name, s.confirmed_flush_lsn, 'postrider_orders', true, s.confirmed_flush_lsn, s.confirmed_flush_lsn,
-    pg_catalog.current_setting('postrider.before')::pg_catalog.pg_snapshot
+    pg_catalog.current_setting('postrider.before')::pg_catalog.pg_snapshot, pg_catalog.pg_current_snapshot()
 FROM pg_catalog.pg_replication_slots AS s
 WHERE s.slot_name = 'postrider_orders' AND s.confirmed_flush_lsn IS NOT NULL
 ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identifier,
@@ -538,6 +541,7 @@ ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identif
     publication = excluded.publication, messages = excluded.messages,
     watermark = excluded.watermark, flush_limit = excluded.flush_limit,
     partial_commit_lsn = excluded.partial_commit_lsn, partial_ordinal = excluded.partial_ordinal,
-    resolved_snapshot = excluded.resolved_snapshot, pending_snapshot = NULL, pending_lsn = NULL
+    resolved_snapshot = excluded.resolved_snapshot, pending_snapshot = NULL, pending_lsn = NULL,
+    before_slot = excluded.before_slot
     WHERE postrider.cursor.slot = '';
 COMMIT;
