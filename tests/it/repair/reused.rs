@@ -165,6 +165,7 @@ async fn row_under_the_id_of_an_event_that_is_still_parked_is_published() {
                 &["parked", "skip", "--all", "--state", "dead", "--yes"],
             );
             let relay = pipeline.run();
+            relay.await_state("streaming", SOON).await;
             let wanted: &[&str] =
                 if policy == "block_key" { &["new 1", "second"] } else { &["new 1"] };
             await_that(&format!("{wanted:?}, {how:?} {policy}: {value}"), SOON, || async {
