@@ -218,6 +218,9 @@ async fn a_domain_is_published_as_the_type_beneath_it_wherever_its_row_is_read()
         // Polled, each row goes.
         let polling = kinds.config("poll");
         postrider_ok(&polling, &["setup"]);
+        for (table, _, _) in TABLES {
+            postrider_ok(&polling, &["adopt", "-p", table]);
+        }
         let relay = Relay::spawn(&polling);
         all(&relay, 9).await;
         alike(&relay.stdout(), 9, "polling");

@@ -88,9 +88,13 @@ async fn a_close_does_not_send_what_waits_for_its_turn() {
 /// Another process may have the slot: what was given up must not come behind what that one has sent.
 #[tokio::test]
 async fn what_waits_for_its_turn_is_given_up_by_a_reset() {
-    let (topic, mut caller) = known(&brokers(), "turns_reset").await;
+    let broker = PrivateKafka::start("").await;
+    let (topic, mut caller) = known(&broker.brokers(), "turns_reset").await;
+    // No answer comes that would give a record its turn.
+    broker.freeze();
     burst(&topic, &mut caller, b"given up");
     caller.sink.reset();
+    broker.thaw();
     caller.send(&to(&topic, 0, b"after")).await;
     let last = caller.next - 1;
     caller.until("its report", SOON, |caller| caller.outcomes.contains_key(&last)).await;

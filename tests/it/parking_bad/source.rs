@@ -156,6 +156,7 @@ async fn synchronous_standby_that_is_away_is_told_of_and_waited_for() {
     let polls = format!("{head}mode = \"poll\"\npoll = {{ interval = \"50ms\" }}\n");
     scene.config = scene.config.replacen(&head, &polls, 1);
     scene.pipeline.sql("delete from outbox").await;
+    postrider_ok(&scene.config, &["adopt"]);
     let relay = scene.run();
     relay.await_state("polling", SOON).await;
     standby(&postgres, &scene, "nobody").await;

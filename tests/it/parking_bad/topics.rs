@@ -4,6 +4,7 @@ use crate::await_that::await_that;
 use crate::parking::{SOON, Scene};
 use crate::pipeline::Pipeline;
 use crate::private::PrivateKafka;
+use crate::relay::postrider_ok;
 use crate::server::Version;
 use crate::topic::{Topic, create_topic};
 use std::collections::{BTreeMap, HashSet};
@@ -125,6 +126,7 @@ async fn parked_events_whose_topic_is_missing_hold_up_no_other() {
         stage.scene.config = config;
         // What the stream has published stands in the table still, and would be polled.
         stage.scene.pipeline.sql.batch("delete from outbox").await;
+        postrider_ok(&stage.scene.config, &["adopt"]);
         let relay = stage.scene.run();
         relay.await_log("events of the topic are parked", SOON).await;
         let sql = format!(
