@@ -25,7 +25,8 @@ const APPLICATION_NAME: &str = "postrider adopt";
 #[command(
     after_help = "For a pipeline that halts with PR025: its mode, destination, table or layout was changed, and its \
                   position belongs to the old ones. It publishes nothing and marks nothing; it says what the new place \
-                  lacks, or what will come twice. Refused while the pipeline runs."
+                  lacks, or what will come twice. Refused while a process publishes for the pipeline; \
+                  one that has halted is restarted afterwards."
 )]
 pub struct AdoptArgs {
     /// Say what it would mean; change nothing
@@ -79,7 +80,7 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
         return print(args, &text, spec, "differs", &change).map(|()| Exit::Done);
     }
     let epoch = cursor::take_over(client, spec.name()).await?;
-    belongs::write(client, spec.name(), epoch, &change.now).await?;
+    belongs::write(client, spec.name(), epoch, &change.now, change.before.as_ref()).await?;
     text.push_str("\nadopted: the position belongs to the present settings from here on; ");
     text.push_str(&how_to_start(config.admin.listen, spec).await);
     print(args, &text, spec, "adopted", &change).map(|()| Exit::Done)
@@ -106,11 +107,17 @@ fn words(spec: &PipelineSpec, change: &Change) -> String {
     let name = spec.name();
     let mut text = match &change.halt {
         Some(halt) => format!("{name}: {}\n  {}", halt.message, halt.meaning),
-        None => format!("{name}: the settings differ, and nothing is lost or repeated by it"),
+        None if change.notes.is_empty() => {
+            format!("{name}: the settings differ, and nothing is lost or repeated by it")
+        }
+        None => format!("{name}: the settings differ"),
     };
     for note in &change.notes {
         // Writing to a String does not fail.
         write!(text, "\n  {}: {}", note.message, note.why).unwrap_or_default();
+        if let Some(sql) = &note.sql {
+            write!(text, "\n  {sql}").unwrap_or_default();
+        }
     }
     text
 }

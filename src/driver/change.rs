@@ -287,21 +287,47 @@ impl Look<'_> {
             return Ok(None);
         }
         let (name, table, mode) = (self.name(), self.table(), &self.before.mode);
-        let slot = self.found.slot.as_deref().unwrap_or_default();
         let (all, published) = (figure(rows.all), published(rows));
-        let ways = self.ways_to_polling(rows, mark_sql.as_deref().filter(|_| passed));
+        let watermark = &self.found.watermark;
+        let in_slot = format!(
+            "events after {watermark} whose rows are deleted already, and logical messages,"
+        );
+        let (slot, ways) = match self.found.slot.as_deref() {
+            Some(slot) if slot::stands(self.client, slot).await? => (
+                format!(
+                    "Slot {slot:?} stays and retains WAL until it is dropped; {in_slot} are in it alone, and polling \
+                     does not publish them"
+                ),
+                self.ways_to_polling(rows, mark_sql.as_deref().filter(|_| passed)),
+            ),
+            slot => {
+                let slot =
+                    slot.map_or_else(|| "The slot".to_owned(), |slot| format!("Slot {slot:?}"));
+                let first = if mode == "wal" {
+                    format!("set mode = \"wal\", run postrider repair -p {name}, and start")
+                } else {
+                    format!(
+                        "set mode = \"{mode}\" and start: it polls the table and makes a new slot"
+                    )
+                };
+                (
+                    format!(
+                        "{slot} is lost or does not exist: {in_slot} can't be published any more"
+                    ),
+                    format!(
+                        "(a) to publish first what is not known to be published: {first}. When the log says streaming, \
+                         stop, set mode = \"poll\" again, and follow what is printed then"
+                    ),
+                )
+            }
+        };
         Ok(Some(Halt {
             reason: HaltReason::PipelineChanged,
             message: format!(
                 "mode is \"poll\", and the position of pipeline {name:?} belongs to mode \"{mode}\": polling would \
                  publish the {all} rows of {table} that have no mark, and nothing else"
             ),
-            meaning: format!(
-                "nothing was published. {published}. Slot {slot:?} stays and retains WAL until it is dropped; events \
-                 after {} whose rows are deleted already, and logical messages, are in it alone, and polling does not \
-                 publish them",
-                self.found.watermark
-            ),
+            meaning: format!("nothing was published. {published}. {slot}"),
             hint: format!(
                 "{ways}. (b) to publish all {all} rows, some of them again, and nothing that is in the slot alone: \
                  postrider adopt -p {name}. (c) to stay: mode = \"{mode}\". Then start again"
@@ -316,7 +342,8 @@ impl Look<'_> {
             (Some(sql), _) => (
                 "and repeat nothing",
                 format!(
-                    "mark what is known to be published: {sql} (postrider check prints the statement of that moment); "
+                    "mark what is known to be published: {sql} (postrider check prints it again: a statement that \
+                     was printed earlier leaves out rows that were published since); "
                 ),
             ),
             (None, Some(0)) => ("and repeat nothing", String::new()),
@@ -674,7 +701,7 @@ pub(super) async fn record(
     if change.before.as_ref() == Some(&change.now) {
         return Ok(());
     }
-    belongs::write(client, spec.name(), epoch, &change.now)
+    belongs::write(client, spec.name(), epoch, &change.now, change.before.as_ref())
         .await
         .map_err(|error| Failure::Source(error, Phase::Control))?;
     say::position_belongs(spec, &change.now, change.before.is_none());

@@ -125,7 +125,8 @@ pub async fn read(client: &Client, pipeline: &str) -> Result<Option<Found>, Sour
         .of(Statement::Cursor)
     };
     let sql = format!(
-        "SELECT nullif(slot, ''), watermark::pg_catalog.text, watermark > slot_created_lsn OR EXISTS ( \
+        "SELECT nullif(slot, ''), watermark::pg_catalog.text, watermark > slot_created_lsn \
+           OR partial_commit_lsn IS NOT NULL OR EXISTS ( \
            SELECT FROM postrider.repair AS r WHERE r.pipeline = $1), polls_on, \
            before_slot::pg_catalog.text, {COLUMNS} \
          FROM postrider.cursor WHERE pipeline = $1"
@@ -160,7 +161,7 @@ fn found(row: &Row) -> Result<Found, tokio_postgres::Error> {
     })
 }
 
-/// Writes it, for the owner of `epoch`; another's row is not touched.
+/// Writes it, for the owner of `epoch`; another's row is not touched. `before` is what the row belonged to.
 ///
 /// # Errors
 /// What the server says.
@@ -169,6 +170,7 @@ pub async fn write(
     pipeline: &str,
     epoch: i64,
     belongs: &Belongs,
+    before: Option<&Belongs>,
 ) -> Result<(), SourceError> {
     let failed = |e| {
         SourceError::control(
@@ -177,8 +179,17 @@ pub async fn write(
         )
         .of(Statement::Cursor)
     };
+    // What is known of transactions is known of the rows of the table before. Rows of another table may be published
+    // by nobody, though their transactions are older.
+    let other_table =
+        before.is_some_and(|before| before.differences(belongs).contains(&Difference::Table));
+    let forgets = if other_table {
+        ", resolved_snapshot = NULL, pending_snapshot = NULL, pending_lsn = NULL, before_slot = NULL"
+    } else {
+        ""
+    };
     let sql = format!(
-        "UPDATE postrider.cursor SET ({COLUMNS}) = ($3, $4, $5, $6, $7, $8, $9, $10, $11) \
+        "UPDATE postrider.cursor SET ({COLUMNS}) = ($3, $4, $5, $6, $7, $8, $9, $10, $11){forgets} \
          WHERE pipeline = $1 AND owner_epoch = $2"
     );
     let Belongs { mode, marks, sink, cluster, topic, key, table, table_oid, layout } = belongs;

@@ -535,6 +535,78 @@ async fn stream_without_its_slot_becomes_auto_after_a_repair() {
     assert_each_once(&records, 26);
 }
 
+/// Mode `wal` and then `poll` because the slot is lost: nothing is in the slot, and a repair is the way.
+#[tokio::test]
+async fn stream_whose_slot_is_lost_becomes_polling_after_a_repair_as_printed() {
+    let pipeline = Pipeline::shared(Version::Pg18, "walpolllost").await;
+    insert(&pipeline, "postrider", 1, 20).await;
+    let relay = spawn(&pipeline.config);
+    pipeline.topic.await_records(20, SOON).await;
+    let polls = with_mode(&pipeline, "poll");
+    await_published(&polls, 20).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    pipeline.sql.batch(&format!("select pg_drop_replication_slot('{}')", pipeline.slot())).await;
+    insert(&pipeline, "postrider", 21, 3).await;
+
+    let halted = run_to_halt(&polls).await;
+    let hints = ["mode = \"wal\", run postrider repair", "postrider adopt"];
+    halted.assert_says("PR025", &["the 23 rows"], &hints);
+    assert!(halted.meaning.contains("is lost or does not exist"), "{}", halted.meaning);
+    assert_check_says(&polls, &halted);
+    assert!(!halted.hint.contains("DELETE"), "{}", halted.hint);
+    // As printed.
+    postrider_ok(&pipeline.config, &["repair"]);
+    run_until(&pipeline.config, "streaming", &pipeline.topic, 23).await;
+    let halted = run_to_halt(&polls).await;
+    halted.assert_says("PR025", &["mode is \"poll\""], &["stop the writers"]);
+    pipeline.sql.batch("delete from outbox").await;
+    postrider_ok(&polls, &["adopt"]);
+    insert(&pipeline, "postrider", 24, 3).await;
+    let records = run_until(&polls, "polling", &pipeline.topic, 26).await;
+    assert_each_once(&records, 26);
+}
+
+/// The first transaction is published in part, so the position has not moved, and the topic has records all the same.
+#[tokio::test]
+async fn topic_that_has_part_of_the_first_transaction_is_compared() {
+    let pipeline = Pipeline::shared(Version::Pg17, "adoptpart").await;
+    let relay = spawn(&pipeline.config);
+    relay.await_state("streaming", SOON).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    pipeline
+        .sql
+        .batch(
+            "update postrider.cursor set slot_created_lsn = watermark, \
+             partial_commit_lsn = watermark + 4096, partial_ordinal = 7",
+        )
+        .await;
+    let topic = &pipeline.topic.name;
+    let other = pipeline.config.replace(&format!("\"{topic}\""), &format!("\"{topic}.other\""));
+    let halted = run_to_halt(&other).await;
+    halted.assert_says("PR025", &["route.topic is", "and was"], &["postrider adopt"]);
+}
+
+/// What is known of the rows of one table says nothing of those of another, though their transactions are older.
+#[tokio::test]
+async fn rows_of_another_table_are_not_known_to_be_published() {
+    let pipeline = Pipeline::shared(Version::Pg17, "adopttable").await;
+    insert(&pipeline, "postrider", 1, 20).await;
+    let relay = spawn(&pipeline.config);
+    pipeline.topic.await_records(20, SOON).await;
+    let polls = with_mode(&pipeline, "poll");
+    await_published(&polls, 20).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let known = "select (resolved_snapshot is null)::text from postrider.cursor";
+    assert_eq!(pipeline.sql.text(known).await.as_deref(), Some("false"));
+    let slot = pipeline.slot();
+    let publication = format!("alter publication {slot} add table other");
+    pipeline.sql.batch("create table other (like outbox including all)").await;
+    pipeline.sql.batch(&publication).await;
+    let other = pipeline.config.replace("public.outbox\"", "public.other\"");
+    postrider_ok(&other, &["adopt"]);
+    assert_eq!(pipeline.sql.text(known).await.as_deref(), Some("true"));
+}
+
 /// The cursor row as a version left it that did not know the columns: they are dropped, and `setup` adds them again.
 async fn upgrade(pipeline: &Pipeline) {
     let sql = "alter table postrider.cursor drop of_mode, drop of_marks, drop of_sink, drop of_cluster, drop of_topic, \

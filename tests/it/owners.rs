@@ -97,12 +97,19 @@ async fn two_auto_processes_lose_and_swap_nothing_however_often_the_slot_goes() 
     let ledger = load.stop().await;
     await_empty(&pipeline, &[&relays[0], &relays[1]]).await;
     let idle = |status: &Value| status["pipelines"][0]["in_flight_events"] == 0;
+    let mut logs = Vec::new();
     for relay in relays {
         relay.await_status("nothing in flight", SOON, idle).await;
         let ended = relay.terminate(SOON).await;
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        logs.push(ended.stderr);
     }
     let findings = ledger.check(&pipeline.topic.read_all().await);
+    if !findings.balanced() {
+        for log in &logs {
+            show(log);
+        }
+    }
     show(&format!("two auto processes, the slot gone {TIMES} times: {findings}"));
     // The other process streams what this one has polled since the new slot: as much as was committed until then.
     findings.assert_balanced(TIMES * findings.committed);

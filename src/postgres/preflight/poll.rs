@@ -114,11 +114,14 @@ fn order(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
         )),
         (Unrecorded::Default(_) | Unrecorded::NoTime, _) => Finding::warning(
             "poll_order",
-            format!("{table} has no time by which its events are sorted"),
+            format!("outbox.columns.time names no column of {table}"),
         )
-        .why(format!("{why}. Rows that exist get the time of the statement, which rewrites the table"))
+        .why(format!(
+            "{why}. The statement rewrites the table, and inserts wait until it ends. Rows that exist get times in the \
+             order of their places"
+        ))
         .sql(format!(
-            "ALTER TABLE {table} ADD COLUMN created_at timestamptz NOT NULL DEFAULT clock_timestamp();"
+            "ALTER TABLE {table} ADD COLUMN IF NOT EXISTS created_at timestamptz NOT NULL DEFAULT clock_timestamp();"
         ))
         .config(scene.lines.config("outbox.columns.time", "created_at")),
     });
