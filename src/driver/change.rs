@@ -29,7 +29,7 @@ const COUNTED_MAX: u32 = 10_000;
 const OLD_WAY: &str = " To publish the rest of the old table, set the old values, stop the writers, and wait until \
                        postrider status shows no lag for a few seconds.";
 
-/// How settings that do not change the position are told.
+/// How settings that do not change the position are logged.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChangeNote {
     /// What has changed, or is left behind: a fragment.
@@ -51,7 +51,7 @@ pub struct Change {
     pub halt: Option<Halt>,
     /// What should be known.
     pub notes: Vec<ChangeNote>,
-    /// Mode `poll` before, and now `auto`: what is in the table is polled first, and the slot is made anew.
+    /// Mode `poll` before, and now `auto`: what is in the table is polled first, and then the slot is created again.
     pub hands_over: bool,
 }
 
@@ -399,7 +399,7 @@ impl Look<'_> {
         };
         let (name, table, slot) = (self.name(), self.table(), &self.spec.names.slot);
         let left = figure(left);
-        // With logical messages the slot is not made anew by itself.
+        // With logical messages the slot is not created again by itself.
         let by_auto = if self.spec.mode == Mode::Auto {
             ""
         } else {
