@@ -158,7 +158,9 @@ impl Pipeline {
             return (State::ParkingFull, Some(reason), Some(hint));
         }
         if !tell.streaming {
-            return (State::Starting, None, None);
+            let waits = tell.publishes_at.is_some();
+            let reason = waits.then(|| "records of the owner before may still arrive".to_owned());
+            return (State::Starting, reason, None);
         }
         if lag > CATCHING_UP {
             let reason = self.relay.waits_for().map(|what| format!("the intake waits for {what}"));

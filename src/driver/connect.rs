@@ -8,10 +8,11 @@
 //! A slot is never made here. Nothing is kept from one try to the next.
 
 use super::change;
+use super::former::Former;
 use super::halts;
 use super::history::{History, Past};
 use super::looks::Published;
-use super::parking::{Desk, Jobs};
+use super::parking::Desk;
 use super::poll::Polling;
 use super::reader::Reader;
 use super::spec::PipelineSpec;
@@ -72,8 +73,6 @@ pub(super) struct Connected {
     pub(super) parked: Vec<Loaded>,
     /// What the cursor row says now that nobody else writes it.
     pub(super) progress: Progress,
-    /// The epoch of the owner before us.
-    pub(super) epoch_before: i64,
 }
 
 /// Why a try came to nothing.
@@ -224,10 +223,11 @@ async fn handshake(
     match fence::check_after_start(row.as_ref(), backend_pid, &resume) {
         AfterStart::Held => {
             let (seized, progress, parked) = take_over(spec, &control, &resume).await?;
-            let (epoch, epoch_before) = (seized.epoch, seized.before);
+            let epoch = seized.epoch;
             change::record(control.client(), spec, epoch, &change).await?;
             let histories = settle(spec, &control, epoch, &facts, seen).await?;
-            let desk = Desk { control, epoch, histories, jobs: Jobs::default(), overruled: false };
+            let former = Former { epoch: seized.before, left: seized.left };
+            let desk = Desk::new(control, (former, epoch), histories);
             let resumed = Connected {
                 wal,
                 desk,
@@ -239,7 +239,6 @@ async fn handshake(
                 published,
                 parked,
                 progress,
-                epoch_before,
             };
             Ok(resumed)
         }
@@ -382,16 +381,15 @@ async fn poll_handshake(
     let change = change::check(client, spec, known, change::By::Polling).await?;
     cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
     let seized = cursor::seize(client, spec.name()).await.map_err(at(Phase::Control))?;
-    let (epoch, before) = (seized.epoch, seized.before);
+    let epoch = seized.epoch;
+    let former = Former { epoch: seized.before, left: seized.left };
     change::record(client, spec, epoch, &change).await?;
     let histories = settle(spec, &control, epoch, &facts, seen).await?;
     let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
     control.listen(spec.name()).await.map_err(at(Phase::Control))?;
-    let desk = Desk { control, epoch, histories, jobs: Jobs::default(), overruled: false };
+    let desk = Desk::new(control, (former, epoch), histories);
     let at = (facts.server.wal_end, History::polled(&facts.server), instance);
-    let mut polling = Polling::new(poller, desk, parked, at, poll_spec.keeps_failures());
-    polling.epoch_before = before;
-    Ok(polling)
+    Ok(Polling::new(poller, desk, parked, at, poll_spec.keeps_failures()))
 }
 
 /// The server that both sessions of polling, or of a repair, have reached: the rows are claimed on one, and the cursor

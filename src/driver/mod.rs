@@ -18,6 +18,7 @@ mod cut;
 mod destinations;
 mod farewell;
 mod feed;
+mod former;
 mod halted;
 mod halts;
 mod history;

@@ -2,6 +2,7 @@
 
 use super::alarm::Alarm;
 use super::cut::cut;
+use super::former::Former;
 use super::looks::{KEPT, PRUNE_INTERVAL};
 use super::pipeline::Pipeline;
 use super::say;
@@ -65,11 +66,23 @@ pub(super) struct Desk {
     pub(super) control: Control,
     /// Another process that takes over raises it.
     pub(super) epoch: i64,
+    /// The owner before us.
+    pub(super) former: Former,
     /// Which histories positions belong to, committed to the cursor row.
     pub(super) histories: Settled,
     pub(super) jobs: Jobs,
     /// Another process has raised the epoch: nothing is stored any more.
     pub(super) overruled: bool,
+}
+
+impl Desk {
+    pub(super) fn new(
+        control: Control,
+        (former, epoch): (Former, i64),
+        histories: Settled,
+    ) -> Self {
+        Self { control, epoch, former, histories, jobs: Jobs::default(), overruled: false }
+    }
 }
 
 /// What is under way.

@@ -7,6 +7,7 @@ use super::budget::Budget;
 use super::change;
 use super::connect::{self, Failure};
 use super::destinations::Destinations;
+use super::former::LEASE;
 use super::halts;
 use super::history::{History, Past, Seen};
 use super::judge::Rechecked;
@@ -47,11 +48,6 @@ const RECONNECT_MAX: Duration = Duration::from_secs(15);
 /// and takes no record until one has.
 const CLUSTER_WAIT: Duration = Duration::from_secs(2);
 const CLUSTER_PAUSE: Duration = Duration::from_millis(20);
-
-/// How long records in flight may outlive the connection to the database: a healthy broker answers within it. After
-/// that another process may hold the slot, and what we still send would land behind what that process has sent: so it
-/// is thrown away, and streamed again. Where the server has been silent, the time is over when we notice.
-const LEASE: Duration = Duration::from_secs(3);
 
 /// A pipeline and all its parts.
 pub(super) struct Pipeline {
@@ -107,6 +103,9 @@ pub(super) struct Pipeline {
     pub(super) published: Option<Published>,
     /// The epoch under which we streamed last.
     pub(super) owned: Option<i64>,
+    /// The epoch under which this process has owned the pipeline last, in whatever way it published; set when no record
+    /// of the owner before can arrive any more.
+    pub(super) owns: Option<i64>,
     /// When what is in flight is no longer ours to send, while there is no stream.
     lease_ends: Instant,
     pub(super) rechecked: Rechecked,

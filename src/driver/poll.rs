@@ -11,10 +11,11 @@ mod turn;
 pub(super) use turn::Turn;
 
 use super::claim::Open;
+use super::former;
 use super::history::History;
 use super::parking::{Desk, wishes};
 use super::patience::unless_stopped;
-use super::pipeline::Pipeline;
+use super::pipeline::{Pipeline, Waited};
 use super::reader::Reader;
 use super::renewal::Renewal;
 use super::returning::Returning;
@@ -44,8 +45,6 @@ pub(super) struct Polling {
     pub(super) poller: Reader,
     pub(super) desk: Desk,
     pub(super) parked: Vec<Loaded>,
-    /// The epoch of the owner before.
-    pub(super) epoch_before: i64,
     /// The server's end of WAL when this began.
     pub(super) start: Lsn,
     /// The server.
@@ -114,7 +113,6 @@ impl Polling {
             locked: LockedRows::default(),
             empties_since: None,
             poller,
-            epoch_before: desk.epoch,
             desk,
             parked,
             start,
@@ -139,7 +137,20 @@ impl Polling {
 
 impl Pipeline {
     /// Polls until something ends it.
-    pub(super) async fn poll(&mut self, polling: Polling, stop: &Stop) -> End {
+    pub(super) async fn poll(&mut self, mut polling: Polling, stop: &Stop) -> End {
+        let owners = (polling.desk.former, polling.desk.epoch);
+        let Polling { poller, desk, .. } = &mut polling;
+        let lost = async {
+            tokio::select! {
+                error = poller.closed() => error,
+                error = desk.control.closed() => error,
+            }
+        };
+        match Box::pin(former::wait(self, owners, lost, stop)).await {
+            Waited::Done(Ok(())) => {}
+            Waited::Done(Err(error)) => return End::Lost(error, Phase::Control),
+            Waited::Over(exit) => return End::Over(exit),
+        }
         self.shelf.failures_stay = polling.keeps_failures;
         let expires = self.spec.poll.table.as_ref().is_some_and(PollSpec::expires);
         if expires && polling.poller.repairs().is_none() {
@@ -167,7 +178,11 @@ impl Pipeline {
             Ok(None) => {
                 self.apply(self.now(), Input::Drain);
                 self.apply(self.now(), Input::SourceLost);
-                return End::Over(self.outcome().unwrap_or(Exit::Stopped));
+                let exit = self.outcome().unwrap_or(Exit::Stopped);
+                if self.leave_nothing_in_flight() {
+                    former::leave(self, &polling.desk).await;
+                }
+                return End::Over(exit);
             }
             Err(error) => return End::Lost(error, Phase::Control),
         }
@@ -180,7 +195,7 @@ impl Pipeline {
         if in_its_stead {
             let lets_go = std::mem::take(&mut self.lets_go);
             polling.renewal = Some(Renewal::new(lets_go));
-            self.handed.begins(polling.epoch_before, polling.desk.epoch);
+            self.handed.begins(polling.desk.former.epoch, polling.desk.epoch);
         }
         loop {
             match self.poll_turn(&mut polling, stop).await {
@@ -198,9 +213,12 @@ impl Pipeline {
                     return self.outcome().map_or(End::Restart, End::Over);
                 }
                 Ok(Some(Over::Exit(exit))) => {
-                    self.leave_nothing_in_flight();
+                    let left = self.leave_nothing_in_flight();
                     if let Err(error) = self.settle_claim(&mut polling, stop).await {
                         say::shutdown_error(self, &error);
+                    }
+                    if left {
+                        former::leave(self, &polling.desk).await;
                     }
                     return End::Over(exit);
                 }

@@ -5,9 +5,10 @@
 
 use super::change;
 use super::connect::{Failure, application_name, load_all, one_server, settle};
+use super::former::Former;
 use super::halts;
 use super::history::History;
-use super::parking::{Desk, Jobs};
+use super::parking::Desk;
 use super::patience::unless_stopped;
 use super::pipeline::Pipeline;
 use super::poll::Polling;
@@ -161,7 +162,8 @@ pub(super) async fn open(
     let selection =
         selection(&spec, row.as_ref(), ledger.known.as_deref(), marks).map_err(Failure::Halt)?;
     cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
-    let epoch = cursor::take_over(client, spec.name()).await.map_err(at(Phase::Control))?;
+    let seized = cursor::seize(client, spec.name()).await.map_err(at(Phase::Control))?;
+    let (epoch, former) = (seized.epoch, Former { epoch: seized.before, left: seized.left });
     change::record(client, &spec, epoch, &change).await?;
     let histories = settle(&spec, &control, epoch, &facts, seen).await?;
     if let Verdict::NewSlot(why) = verdict {
@@ -189,7 +191,7 @@ pub(super) async fn open(
         let without_id = list.without_id(&row).await.map_err(at(Phase::Control))?;
         say::repairing(&spec, &row, without_id);
     }
-    let desk = Desk { control, epoch, histories, jobs: Jobs::default(), overruled: false };
+    let desk = Desk::new(control, (former, epoch), histories);
     let at = (start, History::polled(&facts.server), instance);
     Ok(Polling::new(Reader::Repair(Box::new(list)), desk, parked, at, false))
 }

@@ -34,7 +34,7 @@ pub(super) use skipped::{expired, rows_expired, skipped};
 pub(super) use slot::{slot_dropped, slot_held, wal_budget_half, wal_budget_ok};
 pub(super) use source::{
     history_begins, look_failed, partition_changed, publication_changed, source_down, standing_by,
-    waiting,
+    waiting, waits_for_former_owner,
 };
 pub(super) use write::{write_done, write_waits};
 
@@ -97,6 +97,8 @@ pub(super) struct Tell {
     /// With a cursor row that can't be written yet.
     pub(super) row: Option<Trouble>,
     pub(super) standing_by: Option<Trouble>,
+    /// Records of the owner before may still arrive at the broker: nothing is published before this moment.
+    pub(super) publishes_at: Option<Instant>,
     /// When a repair last told how far it is.
     pub(super) repair_at: Option<Instant>,
     /// Commit time of the transaction that waits to be handed over while the intake is shut.
@@ -160,6 +162,7 @@ impl Tell {
 pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::fence::Resume) {
     let outage = pipeline.tell.source.take();
     pipeline.tell.standing_by = None;
+    pipeline.tell.publishes_at = None;
     pipeline.tell.streaming = true;
     pipeline.tell.polling = false;
     pipeline.tell.claims = None;
@@ -291,6 +294,7 @@ pub(super) fn slot_not_yet(pipeline: &mut Pipeline, reason: &str) {
 pub(super) fn polling(pipeline: &mut Pipeline) {
     let outage = pipeline.tell.source.take();
     pipeline.tell.standing_by = None;
+    pipeline.tell.publishes_at = None;
     pipeline.tell.streaming = true;
     let polled = std::mem::replace(&mut pipeline.tell.polling, true);
     if !polled || outage.is_some() {

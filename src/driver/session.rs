@@ -6,11 +6,12 @@ use super::alarm::Alarm;
 use super::connect::Connected;
 use super::cut::cut;
 use super::feed::{Fed, Feeding};
+use super::former;
 use super::history::History;
 use super::looks::{Look, Looks, Published};
 use super::marking::Made;
 use super::parking::{Desk, Said, wishes};
-use super::pipeline::Pipeline;
+use super::pipeline::{Pipeline, Waited};
 use super::run::{Exit, Stop};
 use super::say;
 use super::spec::{PipelineSpec, type_facts};
@@ -113,9 +114,22 @@ impl Session {
 
 impl Pipeline {
     /// Streams until something ends it.
-    pub(super) async fn stream(&mut self, connected: Connected, stop: &Stop) -> End {
+    pub(super) async fn stream(&mut self, mut connected: Connected, stop: &Stop) -> End {
         if let Err(halt) = self.renew_mapper(&connected.desk, false) {
             return End::Over(Exit::Halted(halt));
+        }
+        let owners = (connected.desk.former, connected.desk.epoch);
+        let Connected { wal, desk, .. } = &mut connected;
+        let lost = async {
+            tokio::select! {
+                error = wal.lost() => error,
+                error = desk.control.closed() => error,
+            }
+        };
+        match Box::pin(former::wait(self, owners, lost, stop)).await {
+            Waited::Done(Ok(())) => {}
+            Waited::Done(Err(error)) => return End::Lost(error, Phase::Stream),
+            Waited::Over(exit) => return End::Over(exit),
         }
         let client = connected.desk.control.shared_client();
         if let Err(error) = self.marking.prepare(&client, self.spec.poll.table.as_ref()).await {
@@ -134,7 +148,9 @@ impl Pipeline {
         self.published = session.looks.published().cloned();
         match end {
             End::Over(exit) => {
-                self.leave_nothing_in_flight();
+                if self.leave_nothing_in_flight() {
+                    former::leave(self, &session.connected.desk).await;
+                }
                 self.farewell(session.connected).await;
                 match self.marking.owed() {
                     0 => {}
@@ -165,8 +181,8 @@ impl Pipeline {
         let entries: Vec<Entry> = loaded.iter().map(|row| row.entry).collect();
         let wishes = wishes(loaded);
         let owned = self.owned.replace(session.connected.desk.epoch);
-        let same_owner = owned == Some(session.connected.epoch_before);
-        self.handed.streams(session.connected.epoch_before, session.connected.desk.epoch);
+        let same_owner = owned == Some(session.connected.desk.former.epoch);
+        self.handed.streams(session.connected.desk.former.epoch, session.connected.desk.epoch);
         let (parked, wishes) = (entries.as_slice(), wishes.as_slice());
         let started = Input::Started { cursor, same_history, same_owner, parked, wishes };
         self.relay.apply(self.now(), started, &mut self.effects);

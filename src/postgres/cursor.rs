@@ -162,6 +162,8 @@ pub struct Seized {
     pub before: i64,
     /// Ours.
     pub epoch: i64,
+    /// The owner before ended with nothing on its way to the broker, or there was none.
+    pub left: bool,
     /// The row's watermark: nobody with an older epoch moves it any more.
     pub watermark: Watermark,
     /// The row's partial transaction, by the ordinals of the two options below.
@@ -182,13 +184,14 @@ pub async fn seize(client: &Client, pipeline: &str) -> Result<Seized, SourceErro
         SourceError::control(format!("take pipeline {pipeline:?} over"), e).of(Statement::Cursor)
     };
     let sql = "WITH before AS ( \
-                 SELECT owner_epoch AS epoch FROM postrider.cursor WHERE pipeline = $1 FOR UPDATE) \
+                 SELECT owner_epoch AS epoch, owner_epoch = 0 OR owner_left IS NOT DISTINCT FROM owner_epoch AS left \
+                 FROM postrider.cursor WHERE pipeline = $1 FOR UPDATE) \
                UPDATE postrider.cursor c SET updated_at = pg_catalog.now(), \
                  owner_epoch = greatest(before.epoch + 1, (pg_catalog.date_part('epoch', \
                    pg_catalog.clock_timestamp()) * 1e6)::pg_catalog.int8) \
                FROM before WHERE c.pipeline = $1 \
                RETURNING before.epoch, c.owner_epoch, c.watermark, c.partial_commit_lsn, \
-                 c.partial_ordinal, c.publication, c.messages";
+                 c.partial_ordinal, c.publication, c.messages, before.left";
     let row = client.query_one(sql, &[&pipeline]).await.map_err(failed)?;
     let commit_lsn: Option<PgLsn> = row.try_get(3).map_err(failed)?;
     let ordinal: Option<i64> = row.try_get(4).map_err(failed)?;
@@ -202,10 +205,11 @@ pub async fn seize(client: &Client, pipeline: &str) -> Result<Seized, SourceErro
         }),
         publication: row.try_get(5).map_err(failed)?,
         messages: row.try_get(6).map_err(failed)?,
+        left: row.try_get(7).map_err(failed)?,
     })
 }
 
-/// Takes the pipeline over: raises the owner's epoch and returns it. From then on whoever writes with an older one
+/// Takes the pipeline over for a process that publishes nothing: raises the owner's epoch and returns it. From then on whoever writes with an older one
 /// stores nothing. A write of the old owner that is under way is waited for (it holds the row's lock), so what is read
 /// after this is all there will be.
 ///
@@ -218,11 +222,29 @@ pub async fn take_over(client: &Client, pipeline: &str) -> Result<i64, SourceErr
     let failed = |e| {
         SourceError::control(format!("take pipeline {pipeline:?} over"), e).of(Statement::Cursor)
     };
-    let sql = "UPDATE postrider.cursor SET updated_at = pg_catalog.now(), \
-                 owner_epoch = greatest(owner_epoch + 1, (pg_catalog.date_part('epoch', \
-                   pg_catalog.clock_timestamp()) * 1e6)::pg_catalog.int8) \
-               WHERE pipeline = $1 RETURNING owner_epoch";
+    let sql = "WITH next AS ( \
+                 SELECT greatest(owner_epoch + 1, (pg_catalog.date_part('epoch', \
+                   pg_catalog.clock_timestamp()) * 1e6)::pg_catalog.int8) AS epoch \
+                 FROM postrider.cursor WHERE pipeline = $1 FOR UPDATE) \
+               UPDATE postrider.cursor c SET updated_at = pg_catalog.now(), owner_epoch = next.epoch, \
+                 owner_left = CASE WHEN c.owner_epoch = 0 OR c.owner_left = c.owner_epoch THEN next.epoch END \
+               FROM next WHERE c.pipeline = $1 RETURNING c.owner_epoch";
     client.query_one(sql, &[&pipeline]).await.and_then(|row| row.try_get(0)).map_err(failed)
+}
+
+/// The owner of this epoch ends with nothing on its way to the broker: whoever comes next need not wait for its records.
+/// The row of another owner is not touched.
+///
+/// # Errors
+/// What the server says.
+pub async fn leave(client: &Client, pipeline: &str, epoch: i64) -> Result<(), SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("leave pipeline {pipeline:?} to others"), e)
+            .of(Statement::Cursor)
+    };
+    let sql = "UPDATE postrider.cursor SET owner_left = owner_epoch \
+               WHERE pipeline = $1 AND owner_epoch = $2";
+    client.execute(sql, &[&pipeline, &epoch]).await.map(drop).map_err(failed)
 }
 
 /// Whether the owner's epoch is still `epoch`. Inside a transaction the answer stays true until its end: a

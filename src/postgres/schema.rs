@@ -40,10 +40,15 @@ pub const MIGRATIONS: &[Migration] = &[
         name: "belongs",
         sql: include_str!("../../sql/schema/0007_belongs.sql"),
     },
+    Migration {
+        number: 8,
+        name: "owner_left",
+        sql: include_str!("../../sql/schema/0008_owner_left.sql"),
+    },
 ];
 
 /// The version this binary works with.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// The last version without the parked table.
 const BEFORE_PARKED: u32 = 1;

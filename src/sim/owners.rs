@@ -8,10 +8,9 @@
 //! state is visited that a few events, lost slots, lost sessions and killed processes lead to.
 //!
 //! What must hold is checked in every state: an event is marked, or passed by the cursor, only when the topic has it;
-//! a stream begins only behind events that the topic has; a record follows the one before it, or an earlier one. The
-//! last is true while a process publishes nothing after the server has ended its session. Where it may
-//! ([`Rules::lingers`], a broker that is slow), only the first record of each event is held against the order
-//! (docs/guarantees.md, order).
+//! a stream begins only behind events that the topic has; a record follows the one before it, or an earlier one. That
+//! is also true where a process publishes for a while after the server has ended its session ([`Rules::lingers`], a
+//! broker that is slow), since its successor waits for that to end (`driver::former`).
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -53,10 +52,12 @@ enum Bug {
     UnlocksEarly,
     /// The cursor passes events that are not marked.
     CursorPassesUnmarked,
+    /// A successor publishes while records of the owner before may still arrive.
+    FollowsAtOnce,
 }
 
 /// Each, and the events within which it shows.
-const BUGS: [(Bug, u8); 9] = [
+const BUGS: [(Bug, u8); 10] = [
     (Bug::StreamTakesNoLock, 2),
     (Bug::ReadsBeforeLock, 2),
     (Bug::CursorIsNotFenced, 2),
@@ -66,6 +67,7 @@ const BUGS: [(Bug, u8); 9] = [
     (Bug::RemembersAcrossOwners, 3),
     (Bug::UnlocksEarly, 2),
     (Bug::CursorPassesUnmarked, 2),
+    (Bug::FollowsAtOnce, 2),
 ];
 
 /// What may happen in one search.
@@ -76,7 +78,8 @@ struct Rules {
     events: u8,
     /// How often somebody drops the slot, a session is lost, and a process is killed.
     faults: Faults,
-    /// What a process had on its way when its session ended may be written at any later time.
+    /// What a process had on its way when its session ended is written or given up at any later time, before its
+    /// successor publishes.
     lingers: bool,
     bug: Option<Bug>,
 }
@@ -163,6 +166,8 @@ struct Process {
     sent: Option<(u8, u8)>,
     /// Records that its client may still write, though its session is over.
     lingering: Vec<u8>,
+    /// The same of a session that gave the lock back too early: nobody waits for them.
+    unlocked: Vec<u8>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -226,6 +231,7 @@ impl State {
             owner: (0, false),
             sent: None,
             lingering: Vec::new(),
+            unlocked: Vec::new(),
         };
         Self {
             committed: 0,
@@ -247,8 +253,8 @@ impl State {
         self.marked & (1 << event) != 0
     }
 
-    fn write(&mut self, rules: Rules, event: u8) -> Result<(), String> {
-        let next = if rules.lingers || self.cut { self.written } else { self.next_record() };
+    fn write(&mut self, event: u8) -> Result<(), String> {
+        let next = if self.cut { self.written } else { self.next_record() };
         if event > next {
             return Err(format!("event {event} is written behind {:?}", self.last));
         }
@@ -295,7 +301,7 @@ impl State {
         }
         let written = |count: usize| {
             let mut over = over.clone();
-            flight.iter().take(count).try_for_each(|event| over.write(rules, *event))?;
+            flight.iter().take(count).try_for_each(|event| over.write(*event))?;
             Ok(over)
         };
         (0..=flight.len()).map(written).collect()
@@ -394,8 +400,17 @@ impl State {
         if !self.processes[i].lingering.is_empty() {
             let mut then = self.clone();
             let event = then.processes[i].lingering.remove(0);
-            let written = then.write(rules, event).map(|()| then);
+            let written = then.write(event).map(|()| then);
             next.push(("a record of an earlier session is written", i, written));
+            let mut then = self.clone();
+            then.processes[i].lingering.clear();
+            next.push(("gives up what was on its way", i, Ok(then)));
+        }
+        if !self.processes[i].unlocked.is_empty() {
+            let mut then = self.clone();
+            let event = then.processes[i].unlocked.remove(0);
+            let written = then.write(event).map(|()| then);
+            next.push(("a record from before the lock was given back is written", i, written));
         }
     }
 
@@ -510,7 +525,7 @@ impl State {
         next: &mut Next,
     ) {
         let process = &self.processes[i];
-        if at < self.committed && flight.len() < IN_FLIGHT_MAX {
+        if at < self.committed && flight.len() < IN_FLIGHT_MAX && self.may_publish(rules) {
             let mut then = self.clone();
             let remembered = process.handed & (1 << at) != 0;
             if !remembered && rules.bug != Some(Bug::PassesById) {
@@ -527,7 +542,7 @@ impl State {
             let mut then = self.clone();
             let Stage::Streams { flight, .. } = &mut then.processes[i].stage else { return };
             let event = flight.remove(0);
-            let written = then.write(rules, event).map(|()| then);
+            let written = then.write(event).map(|()| then);
             next.push(("its record is written", i, written));
         }
         let resolved = flight.first().copied().unwrap_or(at);
@@ -596,7 +611,7 @@ impl State {
             then.release(Holder::Process(i), None);
             if let Stage::Polls { claim: Some(claim), .. } = &mut then.processes[i].stage {
                 let flight = std::mem::take(&mut claim.flight);
-                then.processes[i].lingering.extend(flight);
+                then.processes[i].unlocked.extend(flight);
             }
             then.processes[i].stage = Stage::Off;
             next.push(("hands over to the stream", i, Ok(then)));
@@ -621,7 +636,8 @@ impl State {
     }
 
     fn publish(&self, rules: Rules, (i, epoch, claim): (usize, u8, &Claim), next: &mut Next) {
-        if claim.sent < claim.rows.len() && claim.flight.len() < IN_FLIGHT_MAX {
+        let sends = claim.sent < claim.rows.len() && claim.flight.len() < IN_FLIGHT_MAX;
+        if sends && self.may_publish(rules) {
             let mut then = self.clone();
             if let Stage::Polls { claim: Some(claim), .. } = &mut then.processes[i].stage {
                 claim.flight.push(claim.rows[claim.sent]);
@@ -634,7 +650,7 @@ impl State {
             if let Stage::Polls { claim: Some(claim), .. } = &mut then.processes[i].stage {
                 claim.flight.remove(0);
             }
-            let written = then.write(rules, claim.flight[0]).map(|()| then);
+            let written = then.write(claim.flight[0]).map(|()| then);
             next.push(("a row of its claim is written", i, written));
         }
         if claim.sent == claim.rows.len() && claim.flight.is_empty() {
@@ -661,6 +677,13 @@ impl State {
         Ok(then)
     }
 
+    /// Whether no record of an earlier session can arrive any more. A process that has its own session again is taken
+    /// for another one here: its relay knows what it has in flight, and sends nothing of that a second time.
+    fn may_publish(&self, rules: Rules) -> bool {
+        let none = self.processes.iter().all(|process| process.lingering.is_empty());
+        none || rules.bug == Some(Bug::FollowsAtOnce)
+    }
+
     /// What holds when a stream has come to its end: the topic ends with the newest event.
     fn ended_well(&self, rules: Rules) -> Result<(), String> {
         let ended = self.processes.iter().any(|process| process.has_streamed(rules.events));
@@ -682,9 +705,7 @@ fn search(rules: Rules) -> Result<usize, String> {
     while let Some((state, ..)) = states.get(at) {
         for (label, process, then) in state.clone().next(rules) {
             let checked = then.and_then(|then| {
-                if !rules.lingers {
-                    then.ended_well(rules)?;
-                }
+                then.ended_well(rules)?;
                 Ok(then)
             });
             match checked {

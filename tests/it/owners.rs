@@ -5,9 +5,11 @@ use crate::handover::{auto, auto_of, committed, drop_slot};
 use crate::load::Load;
 use crate::pipeline::{Pipeline, show};
 use crate::private::PrivateKafka;
-use crate::relay::Relay;
+use crate::proxy::{Mode, Proxy};
+use crate::relay::{Relay, postrider_ok};
 use crate::server::Version;
 use serde_json::Value;
+use std::sync::OnceLock;
 
 /// A configuration of the same pipeline that polls.
 fn polls(pipeline: &Pipeline) -> String {
@@ -68,6 +70,14 @@ async fn process_that_polls_stands_by_while_another_streams_and_the_other_way_ro
     }
 }
 
+async fn await_published(pipeline: &Pipeline, relay: &Relay) {
+    let idle = |status: &Value| {
+        let status = &status["pipelines"][0];
+        status["published_total"].as_u64() >= Some(20) && status["in_flight_events"] == 0
+    };
+    relay.await_status(&format!("all of {} published", pipeline.name), SOON, idle).await;
+}
+
 /// How often the slot goes.
 const TIMES: usize = 4;
 
@@ -113,6 +123,121 @@ async fn two_auto_processes_lose_and_swap_nothing_however_often_the_slot_goes() 
     show(&format!("two auto processes, the slot gone {TIMES} times: {findings}"));
     // The other process streams what this one has polled since the new slot: as much as was committed until then.
     findings.assert_balanced(TIMES * findings.committed);
+}
+
+/// Bytes that pass to the broker in a second, and of an event's payload: what is on its way takes a second to arrive.
+const BYTES_A_SECOND: u32 = 60_000;
+const PAYLOAD_BYTES: usize = 1_000;
+const EVENTS: u64 = 300;
+
+/// The server ends the owner's session while its requests are on their way to the broker. The other process streams the
+/// same aggregates from an earlier position, and publishes nothing between those records.
+#[tokio::test]
+async fn successor_of_an_owner_that_lost_its_session_publishes_behind_its_last_record() {
+    static PROXY: OnceLock<Proxy> = OnceLock::new();
+    let broker = PrivateKafka::start_on(|port, _| {
+        let proxy = PROXY.get_or_init(|| Proxy::start(port, None));
+        format!("advertised.listeners=PLAINTEXT://127.0.0.1:{}", proxy.port)
+    });
+    let broker = broker.await;
+    let proxy = PROXY.get().expect("a proxy");
+    let mut pipeline = Pipeline::to_broker(Version::Pg17, &broker.brokers(), "behind").await;
+    // The cursor row stays where it is, and a request has few records.
+    pipeline.config = format!(
+        "{}\n[pipelines.{name}.flow]\ncursor_interval = \"5m\"\n\
+         [pipelines.{name}.sink.properties]\n\"compression.type\" = \"none\"\n\"batch.num.messages\" = \"10\"\n",
+        pipeline.config,
+        name = pipeline.name
+    );
+    let insert = async |count: u64| {
+        let sql = format!(
+            "insert into outbox (aggregate_type, aggregate_id, event_type, payload) select 'order', '1', 'T', \
+               to_json((select string_agg(md5(random()::text), '') from generate_series(1, {} + 0 * i))) \
+             from generate_series(1, {count}) i",
+            PAYLOAD_BYTES / 32
+        );
+        pipeline.sql.batch(&sql).await;
+    };
+    let owner = pipeline.run();
+    owner.await_state("streaming", SOON).await;
+    let other = pipeline.run();
+    other.await_state("standing_by", SOON).await;
+    proxy.set(Mode::Slow(BYTES_A_SECOND));
+    insert(EVENTS).await;
+    let publishes = |status: &Value| status["pipelines"][0]["published_total"].as_u64() >= Some(80);
+    owner.await_status("some published", SOON, publishes).await;
+    let end = format!(
+        "select pg_terminate_backend(active_pid) from pg_replication_slots where slot_name = '{}'",
+        pipeline.slot()
+    );
+    pipeline.sql.batch(&end).await;
+    other.await_log("INFO streaming ", SOON).await;
+    proxy.heal();
+    let idle = |status: &Value| {
+        let status = &status["pipelines"][0];
+        status["published_total"].as_u64() > Some(EVENTS / 2) && status["in_flight_events"] == 0
+    };
+    other.await_status("all published", SOON, idle).await;
+    for relay in [other, owner] {
+        assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    }
+    let records = pipeline.topic.read_all().await;
+    let ids: Vec<u64> = records
+        .iter()
+        .map(|record| record.header("id").expect("an id").parse().expect("a number"))
+        .collect();
+    let first = ids[0];
+    assert!(ids.len() > 320, "the other process begins at an earlier event: {}", ids.len());
+    assert_eq!(ids.iter().max(), Some(&(first + EVENTS - 1)));
+    for step in ids.windows(2) {
+        assert!(step[1] <= step[0] + 1, "{} after {} in {ids:?}", step[1], step[0]);
+    }
+}
+
+/// Whoever stops in order says that nothing of it is on its way: the next one publishes at once. After a kill, or where
+/// the broker has not answered, it waits.
+#[tokio::test]
+async fn successor_waits_where_the_owner_did_not_stop_in_order_and_else_not() {
+    let broker = PrivateKafka::start("").await;
+    let mut pipeline = Pipeline::to_broker(Version::Pg17, &broker.brokers(), "inorder").await;
+    pipeline.config = format!("shutdown_grace = \"1s\"\n{}", pipeline.config);
+    let polls = polls(&pipeline);
+    let auto = polls.replace("mode = \"poll\"", "mode = \"auto\"");
+    let waits = |relay: &Relay| relay.stderr().contains("publishing begins in 4 s");
+    for config in [&pipeline.config, &auto, &polls] {
+        if config == &polls {
+            postrider_ok(config, &["adopt", "-p", &pipeline.name]);
+        }
+        let mut waited = Vec::new();
+        for end in
+            ["stopped", "killed", "killed while it waits", "stopped behind a broker", "stopped"]
+        {
+            let relay = Relay::spawn(config);
+            let state = if config == &polls { "polling" } else { "streaming" };
+            if end == "killed while it waits" {
+                relay.await_log("publishing begins in 4 s", SOON).await;
+                relay.kill().await;
+                continue;
+            }
+            relay.await_state(state, SOON).await;
+            pipeline.insert(20).await;
+            await_published(&pipeline, &relay).await;
+            waited.push(waits(&relay));
+            match end {
+                "stopped" => assert_eq!(relay.terminate(SOON).await.code, Some(0)),
+                "killed" => drop(relay.kill().await),
+                _ => {
+                    broker.freeze();
+                    pipeline.insert(1).await;
+                    let sent = |status: &Value| status["pipelines"][0]["in_flight_events"] != 0;
+                    relay.await_status("one in flight", SOON, sent).await;
+                    drop(relay.terminate(SOON).await);
+                    broker.thaw();
+                }
+            }
+        }
+        assert_eq!(waited, [false, false, true, true], "{config}");
+    }
 }
 
 /// The owner's epoch is raised by hand while a claim is open: the claim is not marked, and all of it comes again.

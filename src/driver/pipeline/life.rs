@@ -108,6 +108,7 @@ impl Pipeline {
             histories: Histories::default(),
             published: None,
             owned: None,
+            owns: None,
             lease_ends: Instant::now(),
             rechecked: Rechecked::default(),
             repeats: Repeats::default(),

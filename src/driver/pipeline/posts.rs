@@ -25,11 +25,14 @@ impl Pipeline {
 
     /// What is in flight at an end is given up before the slot is: another process may have it at once, and what this
     /// one's producer sent after that might land behind the other's events. The sink may have more than the relay
-    /// counts, which has given up what it holds for unknown.
-    pub(in crate::driver) fn leave_nothing_in_flight(&mut self) {
-        if self.relay.in_flight().0 > 0 || self.relay.is_trying() || !self.sink.is_idle() {
+    /// counts, which has given up what it holds for unknown. Returns whether nothing was in flight.
+    pub(in crate::driver) fn leave_nothing_in_flight(&mut self) -> bool {
+        let nothing =
+            self.relay.in_flight().0 == 0 && !self.relay.is_trying() && self.sink.is_idle();
+        if !nothing {
             self.sink.reset();
         }
+        nothing
     }
 
     /// A parked event reached the broker.

@@ -8,7 +8,7 @@ use crate::event::HistoryId;
 use crate::lsn::Lsn;
 use crate::postgres::table::LeafChange;
 use crate::postgres::{SourceError, action};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 pub(in crate::driver) fn source_down(pipeline: &mut Pipeline, error: &SourceError) {
@@ -78,6 +78,20 @@ pub(in crate::driver) fn standing_by(pipeline: &mut Pipeline, active_pid: Option
         let pipeline = pipeline.spec.name();
         info!(event = "standing_by", pipeline, slot, active_pid, seconds, tries, "{words}");
     }
+    pipeline.report(None);
+}
+
+pub(in crate::driver) fn waits_for_former_owner(pipeline: &mut Pipeline, wait: Duration) {
+    pipeline.tell.standing_by = None;
+    pipeline.tell.publishes_at = Some(Instant::now() + wait);
+    let (name, seconds) = (pipeline.spec.name(), wait.as_secs());
+    info!(
+        event = "waits_for_former_owner",
+        pipeline = name,
+        seconds,
+        "the process that owned this pipeline before did not stop in order, and records of it may still arrive at the \
+         broker: publishing begins in {seconds} s"
+    );
     pipeline.report(None);
 }
 

@@ -2,7 +2,7 @@
 -- each step is a transaction of its own, and their order matters.
 -- There already: table "public"."outbox".
 -- There already: publication "postrider_orders".
--- There already: schema "postrider", version 7.
+-- There already: schema "postrider", version 8.
 -- There already: slot "postrider_orders", standing at 0/5000.
 
 -- 1. adopt slot "postrider_orders": make its cursor

@@ -11,7 +11,7 @@ CREATE PUBLICATION "postrider_orders"
     WITH (publish = 'insert', publish_via_partition_root = true);
 COMMIT;
 
--- 2. create schema "postrider" (version 7)
+-- 2. create schema "postrider" (version 8)
 -- The relay's own tables. They are never part of the publication.
 BEGIN;
 SET LOCAL lock_timeout = '5s';
@@ -277,6 +277,11 @@ ALTER TABLE postrider.cursor
     -- have been committed before, so that no stream has published them. NULL where that is not known.
     ADD COLUMN IF NOT EXISTS before_slot  pg_snapshot;
 INSERT INTO postrider.migration (number, name) VALUES (7, 'belongs') ON CONFLICT DO NOTHING;
+-- The epoch of the last owner that ended with nothing on its way to the broker. Where that is not the owner's epoch,
+-- records of the owner may still arrive, and its successor, if that is another process, waits before it publishes.
+ALTER TABLE postrider.cursor
+    ADD COLUMN IF NOT EXISTS owner_left bigint;
+INSERT INTO postrider.migration (number, name) VALUES (8, 'owner_left') ON CONFLICT DO NOTHING;
 COMMIT;
 
 -- 3. give role "postrider" its rights
