@@ -184,7 +184,8 @@ pub async fn seize(client: &Client, pipeline: &str) -> Result<Seized, SourceErro
         SourceError::control(format!("take pipeline {pipeline:?} over"), e).of(Statement::Cursor)
     };
     let sql = "WITH before AS ( \
-                 SELECT owner_epoch AS epoch, owner_epoch = 0 OR owner_left IS NOT DISTINCT FROM owner_epoch AS left \
+                 SELECT owner_epoch AS epoch, \
+                   owner_epoch = 0 OR owner_left IS NOT DISTINCT FROM owner_epoch AS left \
                  FROM postrider.cursor WHERE pipeline = $1 FOR UPDATE) \
                UPDATE postrider.cursor c SET updated_at = pg_catalog.now(), \
                  owner_epoch = greatest(before.epoch + 1, (pg_catalog.date_part('epoch', \
@@ -209,8 +210,8 @@ pub async fn seize(client: &Client, pipeline: &str) -> Result<Seized, SourceErro
     })
 }
 
-/// Takes the pipeline over for a process that publishes nothing: raises the owner's epoch and returns it. From then on whoever writes with an older one
-/// stores nothing. A write of the old owner that is under way is waited for (it holds the row's lock), so what is read
+/// Takes the pipeline over for a process that publishes nothing: raises the owner's epoch and returns it. From then on
+/// whoever writes with an older one stores nothing. A write of the old owner that is under way is waited for (it holds the row's lock), so what is read
 /// after this is all there will be.
 ///
 /// The epoch is also a time (microseconds since 1970), so that it is not met again where the row was deleted and made
@@ -227,12 +228,13 @@ pub async fn take_over(client: &Client, pipeline: &str) -> Result<i64, SourceErr
                    pg_catalog.clock_timestamp()) * 1e6)::pg_catalog.int8) AS epoch \
                  FROM postrider.cursor WHERE pipeline = $1 FOR UPDATE) \
                UPDATE postrider.cursor c SET updated_at = pg_catalog.now(), owner_epoch = next.epoch, \
-                 owner_left = CASE WHEN c.owner_epoch = 0 OR c.owner_left = c.owner_epoch THEN next.epoch END \
+                 owner_left = CASE WHEN c.owner_epoch = 0 OR c.owner_left = c.owner_epoch \
+                   THEN next.epoch END \
                FROM next WHERE c.pipeline = $1 RETURNING c.owner_epoch";
     client.query_one(sql, &[&pipeline]).await.and_then(|row| row.try_get(0)).map_err(failed)
 }
 
-/// The owner of this epoch ends with nothing on its way to the broker: whoever comes next need not wait for its records.
+/// The owner of this epoch ends with nothing on its way to the broker: its successor need not wait for its records.
 /// The row of another owner is not touched.
 ///
 /// # Errors
