@@ -90,6 +90,7 @@ mod hostile;
 mod ids;
 /// `postrider init`: what it writes runs as it is, also from a Debezium connector's configuration.
 mod init;
+mod insertion_order;
 /// Producers that do not find their way back by themselves.
 mod kafka_astray;
 /// What a bad day of the broker looks like.

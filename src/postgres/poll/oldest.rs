@@ -2,7 +2,7 @@
 //!
 //! Reads only, on any session: the answer does not depend on claims, and is there when no claim can be made.
 
-use super::order::key_columns;
+use super::order;
 use super::spec::{Marks, PollSpec};
 use super::sql::ready;
 use super::table::Shape;
@@ -45,7 +45,7 @@ impl OldestReady {
         };
         // With a number for an id the first row by its index is the oldest; else each ready row has to be looked at.
         let sql = if shape.column(&spec.id).is_some_and(|column| column.number) {
-            let order = key_columns(spec, shape, "o").join(", ");
+            let order = order::id(spec, shape, "o");
             format!(
                 "SELECT {} FROM {table} AS o WHERE {ready} ORDER BY {order} LIMIT 1",
                 age(&since)

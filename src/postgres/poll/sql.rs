@@ -6,7 +6,7 @@
 //! a backlog.
 
 use super::claim::Place;
-use super::order::{key_columns, order, source};
+use super::order::{age_column, before, order, source};
 use super::spec::{Marks, PollSpec};
 use super::table::{Column, Shape};
 use super::times::{Twice, instant};
@@ -71,7 +71,7 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
         "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;\n\
          WITH RECURSIVE first AS MATERIALIZED (\n  \
            SELECT o.tableoid AS oid, o.ctid AS tid, o.{kind} AS kind, o.{id} AS id, {key} AS key,\n    \
-             {order_columns},\n    {expired} AS expired, row_number() OVER w AS n,\n    {sizes}\n  \
+             {order_columns},{age}\n    {expired} AS expired, row_number() OVER w AS n,\n    {sizes}\n  \
            FROM {source}\n  \
            WINDOW w AS (ORDER BY {order} ROWS UNBOUNDED PRECEDING)\n  ORDER BY {order}\n  LIMIT {limit}\n\
          ), {bound}, free AS MATERIALIZED (\n  \
@@ -94,6 +94,7 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
         id = ident(&spec.aggregate_id),
         key = key(spec, "o"),
         order_columns = order_columns.join(", "),
+        age = age_column(spec, shape),
         expired = expired(spec, shape).unwrap_or_else(|| "false".to_owned()),
         sizes = sizes(shape),
         bound = bound(&table.to_string(), shape),
@@ -201,15 +202,12 @@ fn blocker(spec: &PollSpec, shape: &Shape) -> Option<String> {
             )
         }
     };
-    let order = key_columns(spec, shape, "b");
-    let places: Vec<String> = (0..order.len()).map(|at| format!("f.o{at}")).collect();
     Some(format!(
-        "SELECT FROM {} AS b\n    WHERE {unready}\n      AND {} = f.kind AND {} = f.id\n      AND ROW({}) < ROW({})",
+        "SELECT FROM {} AS b\n    WHERE {unready}\n      AND {} = f.kind AND {} = f.id\n      AND {}",
         spec.table,
         column(&spec.aggregate_type),
         column(&spec.aggregate_id),
-        order.join(", "),
-        places.join(", "),
+        before(spec, shape),
     ))
 }
 

@@ -246,7 +246,7 @@ impl Shape {
     pub(super) fn of(columns: &[(&str, &str)]) -> Self {
         let column = |(name, type_name): &(&str, &str)| Column {
             name: (*name).to_owned(),
-            type_oid: 25,
+            type_oid: if *type_name == "timestamp with time zone" { 1184 } else { 25 },
             type_modifier: -1,
             type_name: (*type_name).to_owned(),
             varies: matches!(*type_name, "text" | "json" | "jsonb"),

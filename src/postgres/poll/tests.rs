@@ -54,7 +54,14 @@ fn a_random_id_is_ordered_by_its_time_and_what_is_unready_blocks() {
         without: vec!["order\u{1f}it's"],
         unready: false,
     };
-    let sql = claim(&spec(Marks::gcx()), &shape("uuid"), &ask);
+    let shape = Shape::of(&[
+        ("id", "uuid"),
+        ("aggregate_type", "text"),
+        ("aggregate_id", "text"),
+        ("payload", "jsonb"),
+        ("created_at", "timestamp with time zone"),
+    ]);
+    let sql = claim(&spec(Marks::gcx()), &shape, &ask);
     expect_file!["snapshots/gcx.sql"].assert_eq(&sql);
 }
 

@@ -169,3 +169,30 @@ async fn only_what_a_snapshot_sees_is_claimed() {
         assert_eq!(outbox.drain(&mut poller, 10).await, ["1/1", "1/4"]);
     }
 }
+
+/// Only what can be had of the order of insertion tells where the delayed row lies: its transaction number is that of
+/// the savepoint.
+#[tokio::test]
+async fn a_delayed_row_of_a_savepoint_holds_back_what_was_inserted_behind_it() {
+    for version in VERSIONS {
+        let outbox = Outbox::create(version, Layout::Commerce, "poll_savepoint").await;
+        let random = "alter table outbox_messages alter id drop identity;
+            alter table outbox_messages alter id type uuid using gen_random_uuid(),
+                alter occurred_at set default date_trunc('milliseconds', now()) + interval '123 microseconds'";
+        outbox.client.batch(random).await;
+        let id = |n: u8| format!("00000000-0000-4000-8000-00000000000{n}");
+        let row = |n: u8, delay: &str| {
+            format!(
+                "insert into outbox_messages \
+                 (id, tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) \
+                 values ('{}', 1, 'order', 1, 'x', '{{}}', now() + interval '{delay}');",
+                id(n)
+            )
+        };
+        let (first, delayed, behind) = (row(1, "0"), row(2, "1 hour"), row(3, "0"));
+        let sql = format!("begin; {first} savepoint s; {delayed} release s; {behind} commit");
+        outbox.client.batch(&sql).await;
+        let mut poller = outbox.poller().await;
+        assert_eq!(outbox.drain(&mut poller, 10).await, [format!("1/{}", id(1))]);
+    }
+}
