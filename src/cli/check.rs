@@ -91,6 +91,7 @@ async fn look(
         streams: spec.mode != Mode::Poll,
         poll: spec.marks(),
         polls: spec.mode != Mode::Wal,
+        reads: spec.poll.table.as_ref(),
         messages: spec.messages(),
         failover: spec.failover,
         bookmarks_retain_max: spec.bookmarks_retain_max,

@@ -1,6 +1,6 @@
-//! The order of the events of one aggregate wherever the table is read, and only what PostgreSQL notes of rows tells it:
-//! savepoints, which have transaction numbers of their own; statements that were rolled back, which leave their
-//! command in a row; and transactions that have a time in common.
+//! The order of the events of one aggregate wherever the table is read, where only what PostgreSQL notes of its rows
+//! tells it: savepoints, which have transaction numbers of their own; statements that were rolled back, which leave
+//! their command in a row; and transactions that have a time in common.
 
 use crate::await_that::{SOON, await_that};
 use crate::pipeline::{Pipeline, drop_slot};

@@ -153,8 +153,8 @@ fn same(spec: &PollSpec, what: &str) -> String {
 }
 
 /// When a row's transaction has committed, or `-infinity` where the server does not know.
-const COMMIT_TIME: &str = "coalesce(CASE WHEN (SELECT current_setting('track_commit_timestamp') = 'on' AND NOT pg_is_in_recovery()) \
-     THEN pg_xact_commit_timestamp(o.xmin) END, '-infinity')";
+const COMMIT_TIME: &str = "coalesce(CASE WHEN (SELECT current_setting('track_commit_timestamp') = 'on' \
+     AND NOT pg_is_in_recovery()) THEN pg_xact_commit_timestamp(o.xmin) END, '-infinity')";
 
 /// The page in which a row lies, of all pages of a table and its partitions, as a number.
 fn page(row: &str) -> String {
@@ -245,14 +245,19 @@ pub(in crate::postgres) enum Unrecorded {
     NoTime,
     /// The time is that of the transaction, or of the statement: its default, as the server writes it.
     Default(String),
+    /// The time has no digits below the millisecond, or fewer: its type, as the server writes it.
+    Precision(String),
 }
 
-/// Whether the id (`$2`) is a number, or a domain over one; and the default of the time column (`$3`).
+/// Whether the id (`$2`) is a number, or a domain over one; the default of the time column (`$3`); and its type, where
+/// that is `timestamptz` or `timestamp` with a precision below the microsecond's.
 const DEFAULT_SQL: &str = "\
 SELECT CASE WHEN t.typbasetype <> 0 THEN t.typbasetype ELSE t.oid END IN (20, 21, 23, 1700), \
   (SELECT pg_get_expr(d.adbin, d.adrelid) FROM pg_attribute a \
    JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum \
-   WHERE a.attrelid = $1 AND a.attname = $3::text) \
+   WHERE a.attrelid = $1 AND a.attname = $3::text), \
+  (SELECT format_type(a.atttypid, a.atttypmod) FROM pg_attribute a \
+   WHERE a.attrelid = $1 AND a.attname = $3::text AND a.atttypid IN (1114, 1184) AND a.atttypmod BETWEEN 0 AND 5) \
 FROM pg_attribute i JOIN pg_type t ON t.oid = i.atttypid WHERE i.attrelid = $1 AND i.attname = $2::text";
 
 /// Calls in a default of which events of one transaction, or of one statement, get the same time.
@@ -283,6 +288,10 @@ pub(in crate::postgres) async fn unrecorded(
     }
     if spec.time.is_none() {
         return Ok(Some(Unrecorded::NoTime));
+    }
+    let precision: Option<String> = row.try_get(2).map_err(failed)?;
+    if let Some(type_name) = precision {
+        return Ok(Some(Unrecorded::Precision(type_name)));
     }
     let default: Option<String> = row.try_get(1).map_err(failed)?;
     let same = |default: &String| SAME_FOR_ALL.iter().any(|call| default.contains(call));

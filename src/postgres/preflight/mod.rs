@@ -63,6 +63,8 @@ pub struct Ask<'a> {
     pub poll: Option<&'a PollSpec>,
     /// Whether the table is polled, or may be.
     pub polls: bool,
+    /// The table as whatever reads it sorts its rows, in every mode: polling, a repair, a replay.
+    pub reads: Option<&'a PollSpec>,
     /// Whether logical messages are events.
     pub messages: bool,
     /// Whether a failover slot is wanted where the server has them.
@@ -216,6 +218,7 @@ fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     table::rules(scene, out);
     times::rules(scene, out);
     poll::rules(scene, out);
+    poll::order(scene, out);
     if streams {
         publication::rules(scene, out);
         standbys::rules(scene, out);

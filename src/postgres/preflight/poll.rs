@@ -50,7 +50,6 @@ pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
         return;
     }
     index(scene, poll, out);
-    order(scene, poll, out);
     if table.notifies {
         out.push(Finding::ok("poll", "an insert wakes the polling relay"));
     } else {
@@ -94,31 +93,46 @@ fn index(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
     );
 }
 
-/// Events of one transaction that the table can't tell apart by time are in the order of their insertion, which a crash
-/// of the server may take from it.
-fn order(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
-    let Some(unrecorded) = &scene.unrecorded else { return };
-    let table = &poll.table;
-    let why = "polling and repair sort such events by where their rows were inserted. After a crash or a failover of \
-               the server the table does not always tell that: two events of one aggregate, of one transaction, may be \
-               swapped (docs/polling.md, Order)";
-    out.push(match (unrecorded, &poll.time) {
-        (Unrecorded::Default(default), Some(time)) => Finding::warning(
-            "poll_order",
-            format!("all events of a transaction get the same {} ({default}) in {table}", ident(time)),
+/// Events of one transaction that the table can't tell apart by time are in the order of their insertion, which
+/// PostgreSQL records in part. That concerns every mode: a repair and a replay read the table as well.
+pub(super) fn order(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    let (Some(unrecorded), Some(spec)) = (&scene.unrecorded, scene.ask.reads) else { return };
+    let table = &spec.table;
+    let readers = if scene.ask.polls { "polling, repair and replay" } else { "repair and replay" };
+    let why = |savepoints: &str| {
+        format!(
+            "{readers} sort such events by where, and by which command, their rows were inserted. The table does not \
+             tell that {savepoints}; and not always where the rows of the transaction lie in several pages, after a \
+             crash or a failover of the server, and after a DELETE or UPDATE of the rows that was rolled back. Two \
+             events of one aggregate, of one transaction, may be swapped then (docs/polling.md, Order)"
         )
-        .why(why)
+    };
+    let savepoints = "where a savepoint or a PL/pgSQL block with EXCEPTION was used";
+    let time = spec.time.as_deref().map(ident).unwrap_or_default();
+    out.push(match unrecorded {
+        Unrecorded::Default(default) => Finding::warning(
+            "poll_order",
+            format!("all events of a transaction get the same {time} ({default}) in {table}"),
+        )
+        .why(why(&format!("{savepoints} and the rows lie in several pages")))
+        .sql(format!("ALTER TABLE {table} ALTER COLUMN {time} SET DEFAULT clock_timestamp();")),
+        Unrecorded::Precision(type_name) => Finding::warning(
+            "poll_order",
+            format!("events of a transaction may get the same {time} ({type_name}) in {table}"),
+        )
+        .why(why(savepoints))
         .sql(format!(
-            "ALTER TABLE {table} ALTER COLUMN {} SET DEFAULT clock_timestamp();",
-            ident(time)
+            "ALTER TABLE {table} ALTER COLUMN {time} TYPE {}, ALTER COLUMN {time} SET DEFAULT clock_timestamp();",
+            type_name.replace(|c: char| c.is_ascii_digit(), "6")
         )),
-        (Unrecorded::Default(_) | Unrecorded::NoTime, _) => Finding::warning(
+        Unrecorded::NoTime => Finding::warning(
             "poll_order",
             format!("outbox.columns.time names no column of {table}"),
         )
         .why(format!(
-            "{why}. The statement rewrites the table, and inserts wait until it ends. Rows that exist get times in the \
-             order of their places"
+            "{}. The statement rewrites the table, and inserts wait until it ends. Rows that exist get times in the \
+             order of their places",
+            why(&format!("{savepoints}, unless track_commit_timestamp = on"))
         ))
         .sql(format!(
             "ALTER TABLE {table} ADD COLUMN IF NOT EXISTS created_at timestamptz NOT NULL DEFAULT clock_timestamp();"

@@ -256,6 +256,8 @@ async fn outbox(ask: &Ask<'_>, client: &Client, viewer: &str) -> Result<Outbox, 
             outbox.around = Some(facts::around(client, table.oid, viewer, dlq).await?);
             if let Some(spec) = ask.poll {
                 outbox.claims = index::read(client, table.oid, spec).await?;
+            }
+            if let Some(spec) = ask.reads {
                 outbox.unrecorded = order::unrecorded(client, table.oid, spec).await?;
             }
         }

@@ -23,6 +23,7 @@ fn found(url: &str, change: impl FnOnce(&mut Scene<'_>)) -> Vec<Finding> {
         streams: true,
         poll: None,
         polls: false,
+        reads: None,
         messages: false,
         failover: true,
         bookmarks_retain_max: 10 << 30,
