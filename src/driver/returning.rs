@@ -184,14 +184,12 @@ impl Returning {
 }
 
 /// The row as it is parked beside the event whose id it has, for a person to decide. Another error that it has is kept
-/// in its text.
+/// in its text, also that it was not read for its size: such a row has no topic, so that it can only be skipped.
 pub(super) fn undecided(row: &Parked) -> Parked {
     let entry = Entry { state: State::Dead, ..row.entry };
     let other = row.error.as_deref().filter(|_| row.error_code != Some(ID_USED_BEFORE));
     let error = other.map_or_else(|| DOUBT.to_owned(), |other| format!("{DOUBT}; {other}"));
-    // A row that was not read has no payload here.
-    let code = row.error_code.filter(|code| *code == ROW_TOO_LARGE).unwrap_or(ID_USED_BEFORE);
-    Parked { entry, error_code: Some(code), error: Some(error), ..row.clone() }
+    Parked { entry, error_code: Some(ID_USED_BEFORE), error: Some(error), ..row.clone() }
 }
 
 impl Pipeline {
@@ -310,6 +308,20 @@ mod tests {
             record: OwnedRecord::default(),
             error_code: None,
             error: None,
+        }
+    }
+
+    #[test]
+    fn a_row_in_doubt_has_the_code_of_the_doubt_whatever_else_is_wrong_with_it() {
+        for code in [ROW_TOO_LARGE, "too_large"] {
+            let error = Some("a value is too large".to_owned());
+            let parked = Parked { error_code: Some(code), error, ..row(Some("a"), 1) };
+            let undecided = undecided(&parked);
+            assert_eq!(
+                (undecided.error_code, undecided.entry.state),
+                (Some(ID_USED_BEFORE), State::Dead)
+            );
+            assert_eq!(undecided.error, Some(format!("{DOUBT}; a value is too large")));
         }
     }
 

@@ -111,6 +111,20 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// A payload that nobody could read is not read for the dead-letter topic, whatever code its event has.
+#[tokio::test]
+async fn payload_of_a_dead_event_that_is_too_large_to_be_read_is_not_sent() {
+    let office = Office::new(Version::Pg17, "largeletter").await;
+    let sql = "update postrider.parked set error_code = 'id_used_before', \
+                 value = convert_to(repeat('x', 64 * 1024 * 1024 + 1), 'UTF8') where commit_lsn = '0/400'";
+    office.pipeline.sql.batch(sql).await;
+    let (client, name) = (office.control.client(), &office.pipeline.name);
+    let positions = [at("0/100:1"), at("0/400:0")];
+    let letters = parked::fetch_letters(client, name, &positions, "dead").await.expect("letters");
+    let values: Vec<_> = letters.iter().map(|(_, letter)| letter.value.as_deref()).collect();
+    assert_eq!(values, [Some(PAYLOAD.as_bytes()), None]);
+}
+
 /// The positions in the first column.
 fn positions(list: &str) -> Vec<&str> {
     let words = list.lines().filter_map(|line| line.split_whitespace().next());

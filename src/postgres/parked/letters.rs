@@ -3,6 +3,7 @@
 use super::read::{columns, position, record_of};
 use crate::event::Position;
 use crate::postgres::error::{SourceError, Statement};
+use crate::postgres::poll::ROW_BYTES_MAX;
 use crate::record::OwnedRecord;
 use tokio_postgres::{Client, Row};
 
@@ -22,15 +23,18 @@ pub async fn fetch_letters(
         SourceError::control(format!("fetch dead events of pipeline {pipeline:?}"), e)
             .of(Statement::Parked)
     };
-    // A payload that was not read for its size can't be sent: the letter says so by its code.
-    let sql = "SELECT p.commit_lsn, p.ordinal, p.topic, p.partition, p.key, \
-                 CASE WHEN p.error_code IS DISTINCT FROM 'row_too_large' THEN p.value END, p.timestamp_ms, \
-                 p.header_names, p.header_values, p.error_code, p.error, p.attempts \
-               FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \
-               JOIN postrider.parked p USING (commit_lsn, ordinal) \
-               WHERE p.pipeline = $1 AND p.state = 'dead' ORDER BY p.commit_lsn, p.ordinal";
+    // A payload that was not read for its size can't be sent, whatever code the event has: the error's text says why.
+    let sql = format!(
+        "SELECT p.commit_lsn, p.ordinal, p.topic, p.partition, p.key, \
+           CASE WHEN p.error_code IS DISTINCT FROM 'row_too_large' \
+             AND pg_catalog.octet_length(p.value) <= {ROW_BYTES_MAX} THEN p.value END, p.timestamp_ms, \
+           p.header_names, p.header_values, p.error_code, p.error, p.attempts \
+         FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \
+         JOIN postrider.parked p USING (commit_lsn, ordinal) \
+         WHERE p.pipeline = $1 AND p.state = 'dead' ORDER BY p.commit_lsn, p.ordinal"
+    );
     let (lsns, ordinals) = columns(positions);
-    let rows = client.query(sql, &[&pipeline, &lsns, &ordinals]).await.map_err(failed)?;
+    let rows = client.query(&sql, &[&pipeline, &lsns, &ordinals]).await.map_err(failed)?;
     rows.iter().map(|row| letter_of(row, topic).map_err(failed)).collect()
 }
 
