@@ -86,6 +86,10 @@ async fn make(control: &Control, facts: &Facts, epoch: i64) -> Result<(), Source
 }
 
 /// The row is the pipeline's own, under the owner's epoch: nobody else's is touched.
+///
+/// Rows that the table has now may be from before the slot. That is noted until polling has come to its end
+/// ([`crate::postgres::cursor::polled`]): a person may end it before that (`polls_on = false`), and then nobody has
+/// published them.
 fn bind(facts: &Facts, epoch: i64) -> String {
     let (pipeline, slot) = (literal(&facts.names.pipeline), &facts.names.slot);
     let publication = literal(&facts.names.publication);
@@ -95,7 +99,7 @@ fn bind(facts: &Facts, epoch: i64) -> String {
            messages = {}, watermark = s.confirmed_flush_lsn, flush_limit = s.confirmed_flush_lsn, \
            partial_commit_lsn = NULL, partial_ordinal = NULL, updated_at = pg_catalog.now(), \
            resolved_snapshot = NULL, pending_snapshot = NULL, pending_lsn = NULL, polls_on = true, \
-           of_mode = 'auto' \
+           before_slot = pg_catalog.pg_current_snapshot(), of_mode = 'auto' \
          FROM {} AND c.pipeline = {pipeline} AND c.owner_epoch = {epoch}",
         facts.messages,
         standing_slot(slot)
