@@ -28,6 +28,8 @@ impl SqlState {
     pub const CONFIGURATION_LIMIT_EXCEEDED: Self = Self(*b"53400");
     /// `42704`, `undefined_object`: no such slot or publication.
     pub const UNDEFINED_OBJECT: Self = Self(*b"42704");
+    /// `42P01`, `undefined_table`: ours too, where another table has the name of the one that was read.
+    pub const UNDEFINED_TABLE: Self = Self(*b"42P01");
     /// `09000`, `triggered_action_exception`: ours, where a table's own triggers undo what is written.
     pub const TRIGGERED_ACTION_EXCEPTION: Self = Self(*b"09000");
     /// `42804`, `datatype_mismatch`.

@@ -175,6 +175,8 @@ pub(super) struct Look {
     seen: usize,
     pub(super) at: Lsn,
     pub(super) claimed_at: PgTime,
+    /// The OID of the table that has the name, where that was asked.
+    pub(super) table: Option<u32>,
 }
 
 /// Columns of the answer before the table's own: see [`super::sql::claim`].
@@ -243,6 +245,9 @@ impl Look {
         let at = text(row, 0)?.and_then(|at| at.parse().ok());
         self.at = at.ok_or_else(unreadable)?;
         self.claimed_at = PgTime { micros: number(text(row, 1)?)? };
+        if row.len() > 2 {
+            self.table = Some(number(text(row, 2)?)?);
+        }
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use super::claim::{Claim, Look, Missed};
 use super::large::Keep;
 use super::order::{order, source};
 use super::spec::PollSpec;
-use super::sql::{HUGE, bound, key, sizes, stored, unpublished, value};
+use super::sql::{HUGE, bound, key, sizes, stored, to_publish, unpublished, value};
 use super::table::{self, Column, Shape};
 use crate::lsn::Lsn;
 use crate::postgres::error::SourceError;
@@ -174,6 +174,11 @@ impl Table {
     /// Rows (`o`) that are not published.
     pub(in crate::postgres) fn unpublished(&self) -> String {
         unpublished(&self.spec, &self.shape, "o")
+    }
+
+    /// Rows (`o`) that are not published and have not expired.
+    pub(in crate::postgres) fn to_publish(&self) -> String {
+        to_publish(&self.spec, &self.shape)
     }
 
     /// The rows of these ids, as far as [`super::CLAIM_BYTES_MAX`] goes; one row is always taken. Outside of a

@@ -214,7 +214,26 @@ impl Poller {
         let doing = || format!("claim rows of table {}", self.spec.table);
         let failed = |error| SourceError::control(doing(), error).of(Statement::Claim);
         let answer = self.control.client().simple_query(text).await.map_err(failed)?;
-        Look::read(&answer, &self.shape)
+        let look = Look::read(&answer, &self.shape)?;
+        if look.table.is_some_and(|oid| oid != self.shape.oid) {
+            return Err(self.replaced());
+        }
+        Ok(look)
+    }
+
+    /// The table was renamed or dropped since the session began, and another one has its name. Its rows are not
+    /// published before the next start has compared the two. The SQLSTATE is the server's where no table has the name.
+    fn replaced(&self) -> SourceError {
+        let table = &self.spec.table;
+        let report = ServerReport {
+            severity: "ERROR".to_owned(),
+            sqlstate: SqlState::UNDEFINED_TABLE,
+            message: format!("table {table} was renamed or dropped, and another one has its name"),
+            detail: None,
+            hint: None,
+            associated_lsn: None,
+        };
+        SourceError::server(format!("claim rows of table {table}"), report).of(Statement::Claim)
     }
 
     async fn expire(&self, look: &Look) -> Result<u64, SourceError> {

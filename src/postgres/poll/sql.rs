@@ -35,7 +35,7 @@ pub(super) struct Ask<'a> {
     pub(super) unready: bool,
 }
 
-/// Begins the transaction, claims, and reads the clock.
+/// Begins the transaction, claims, and reads the clock and the OID of the table that has the name now.
 ///
 /// Each row of the claim is: its place in the order, by which whoever reads them sorts; the aggregate's key; OID and
 /// place of the row; whether it has expired; how many rows were looked at; whether it was had, and is locked by us;
@@ -89,7 +89,7 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
          SELECT g.n, g.key, g.oid, g.tid, g.expired, (SELECT count(*) FROM first), true, g.xmin, g.huge{names}\n\
          FROM got AS g;\n\
          SELECT pg_current_wal_insert_lsn(), \
-           (extract(epoch FROM clock_timestamp()) * 1000000)::int8 - 946684800000000",
+           (extract(epoch FROM clock_timestamp()) * 1000000)::int8 - 946684800000000, {named}::regclass::oid",
         kind = ident(&spec.aggregate_type),
         id = ident(&spec.aggregate_id),
         key = key(spec, "o"),
@@ -104,6 +104,7 @@ pub(super) fn claim(spec: &PollSpec, shape: &Shape, ask: &Ask<'_>) -> String {
         limit = ask.limit,
         values = values.join(", "),
         names = names.concat(),
+        named = literal(&table.to_string()),
         nothing = ", NULL".repeat(shape.columns.len()),
     )
 }
@@ -154,6 +155,16 @@ pub(super) fn unpublished(spec: &PollSpec, shape: &Shape, row: &str) -> String {
             )
         }
         Marks::Sqlgarden { status, .. } => format!("{} <> 'PUBLISHED'", column(status)),
+    }
+}
+
+/// Rows (`o`) that are still to be published: not published, and not expired. A stream skips an event that has expired,
+/// and polling marks its row as failed.
+pub(super) fn to_publish(spec: &PollSpec, shape: &Shape) -> String {
+    let unpublished = unpublished(spec, shape, "o");
+    match expired(spec, shape) {
+        Some(expired) => format!("{unpublished} AND NOT {expired}"),
+        None => unpublished,
     }
 }
 

@@ -191,8 +191,8 @@ impl Method {
         )
     }
 
-    /// Counts rows without a mark of transactions that are known to be resolved, and that are not parked: up to `most`.
-    /// `None` where nothing is known of transactions.
+    /// Counts rows that polling would publish though their transactions are known to be resolved: up to `most`. Parked
+    /// and expired rows are not among them. `None` where nothing is known of transactions.
     ///
     /// # Errors
     /// What the server says.
@@ -212,12 +212,12 @@ impl Method {
                 .of(Statement::Look)
         };
         let sql = format!(
-            "SELECT count(*) FROM (SELECT FROM {name} AS o WHERE {unmarked} AND NOT ({unresolved})\n  \
+            "SELECT count(*) FROM (SELECT FROM {name} AS o WHERE {to_publish} AND NOT ({unresolved})\n  \
                AND NOT EXISTS (SELECT FROM postrider.parked AS p\n    \
                  WHERE p.pipeline = {pipeline} AND p.event_id = {id} AND NOT {another})\n  \
                LIMIT {most}) AS r",
             name = spec.table,
-            unmarked = table.unmarked(),
+            to_publish = table.to_publish(),
             pipeline = literal(&spec.pipeline),
             id = table.id(),
             another = identity::another(table),
@@ -239,8 +239,8 @@ impl Method {
         count(client, &table.spec().table, &format!("NOT ({})", table.unmarked()), most).await
     }
 
-    /// Counts rows that polling would publish: without a mark, and not parked. Each is counted up to `most`. `before`:
-    /// a snapshot; rows that it sees may be from before the slot was made.
+    /// Counts rows that polling would publish: without a mark, not expired, and not parked. Each is counted up to
+    /// `most`. `before`: a snapshot; rows that it sees may be from before the slot was made.
     ///
     /// # Errors
     /// What the server says.
@@ -252,7 +252,7 @@ impl Method {
         most: u32,
     ) -> Result<Unmarked, SourceError> {
         let name = &table.spec().table;
-        let unmarked = format!("({}) AND {}", table.unmarked(), not_parked(table));
+        let unmarked = format!("({}) AND {}", table.to_publish(), not_parked(table));
         let resolved = self.known.as_deref().and_then(|known| self.resolved(known));
         let before = before.map(seen);
         let of_stream =
@@ -304,7 +304,7 @@ impl Method {
             "{success} WHERE {unmarked}({resolved}) AND {not_parked} AND NOT {before}",
             success = table.success_sql(),
             // Where published rows are deleted, every row is without a mark.
-            unmarked = Some(table.unmarked())
+            unmarked = Some(table.to_publish())
                 .filter(|unmarked| unmarked != "true")
                 .map_or_else(String::new, |unmarked| format!("{unmarked} AND ")),
             not_parked = not_parked(table),
