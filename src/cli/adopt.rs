@@ -8,7 +8,7 @@ use super::exit::Exit;
 use super::output::Output;
 use super::status::ask::how_to_start;
 use crate::config::Config;
-use crate::driver::{Change, PipelineSpec, Settings, look_for_changes};
+use crate::driver::{Change, PipelineSpec, Settings, look_for_changes, polls_now};
 use crate::error::{Halt, HaltReason};
 use crate::postgres::control::Control;
 use crate::postgres::pipeline_lock::{Locked, lock};
@@ -47,6 +47,8 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
     if let Some(message) = fence::check_polling(&facts).map_err(refused)? {
         return Err(refused(not_now(message, "run the command again later")));
     }
+    // Before the lock, which a stream would hold.
+    let polls = polls_now(spec, &facts, APPLICATION_NAME).await;
     let cluster = cluster(spec).await?;
     if cluster.is_none() && matches!(spec.sink, SinkSpec::Kafka(_)) {
         let message = "no broker answers, so the cluster that sink.brokers leads to is not known";
@@ -63,7 +65,7 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
         cluster: cluster.as_deref(),
         table_oid,
         repairs: false,
-        polls: false,
+        polls,
         thorough: false,
     };
     let change = look_for_changes(client, settings).await?;
@@ -80,7 +82,7 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
         return print(args, &text, spec, "differs", &change).map(|()| Exit::Done);
     }
     let epoch = cursor::take_over(client, spec.name()).await?;
-    belongs::write(client, spec.name(), epoch, &change.now, change.before.as_ref()).await?;
+    belongs::write(client, spec.name(), epoch, &change.now, change.other_table).await?;
     text.push_str("\nadopted: the position belongs to the present settings from here on; ");
     text.push_str(&how_to_start(config.admin.listen, spec).await);
     print(args, &text, spec, "adopted", &change).map(|()| Exit::Done)

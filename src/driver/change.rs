@@ -7,27 +7,27 @@
 //! should only know is a note.
 
 use super::connect::Failure;
-use super::repair::repair_table;
+use super::renewal::polling_helps;
+use super::repair::{identity, repair_table};
 use super::say;
 use super::spec::{Mode, PipelineSpec};
 use crate::error::{Halt, HaltReason};
-use crate::postgres::action::Phase;
+use crate::parked::State;
+use crate::postgres::action::{Action, Phase, action};
 use crate::postgres::belongs::{self, Belongs, Difference, Found};
-use crate::postgres::names::literal;
+use crate::postgres::fence::{self, Facts};
+use crate::postgres::names::{TableName, literal};
 use crate::postgres::poll::listed::Table;
+use crate::postgres::poll::{Marks, PollSpec};
 use crate::postgres::repair::{self, Method, Selection, Unmarked};
 use crate::postgres::table::{self, TableFacts};
-use crate::postgres::{SourceError, slot};
+use crate::postgres::{SourceError, parked, slot};
 use crate::sink::SinkSpec;
 use std::time::Duration;
 use tokio_postgres::Client;
 
 /// Rows that are counted: there may be a whole table of them.
 const COUNTED_MAX: u32 = 10_000;
-
-/// How the rest of the table of before is published.
-const OLD_WAY: &str = " To publish the rest of the old table, set the old values, stop the writers, and wait until \
-                       postrider status shows no lag for a few seconds.";
 
 /// How settings that do not change the position are logged.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -49,6 +49,10 @@ pub struct Change {
     pub now: Belongs,
     /// Why the pipeline may not go on.
     pub halt: Option<Halt>,
+    /// A statement that the halt's hint has among its steps, for an administrator.
+    pub sql: Option<String>,
+    /// The table is another one than before: what is known of transactions says nothing of its rows.
+    pub other_table: bool,
     /// What should be known.
     pub notes: Vec<ChangeNote>,
     /// Mode `poll` before, and now `auto`: what is in the table is polled first, and then the slot is created again.
@@ -157,10 +161,28 @@ pub struct Settings<'a> {
     pub table_oid: Option<u32>,
     /// A repair or a backfill publishes from a list, in every mode.
     pub repairs: bool,
-    /// The table is polled now: in mode `auto` too, since there is no slot to stream from.
+    /// The table is polled now: in mode `auto` too, since no stream can be started ([`polls_now`]).
     pub polls: bool,
     /// Also what has not changed since the last start, and should be known.
     pub thorough: bool,
+}
+
+/// Whether `run` would poll the table: in mode `auto`, whether no stream can be started for a reason for which it polls
+/// instead. `application_name`: what the server knows the session by that tries to log in.
+///
+/// What only the start of the stream shows, or the log while it is read, is not known here.
+pub async fn polls_now(spec: &PipelineSpec, facts: &Facts, application_name: &str) -> bool {
+    if spec.mode != Mode::Auto {
+        return spec.mode == Mode::Poll;
+    }
+    let refused = match identity(&spec.conninfo, application_name).await {
+        Ok(_) => fence::decide(facts).err().map(|halt| halt.reason),
+        Err(error) => match action(&error, Phase::Connect, false) {
+            Action::Halt(reason) | Action::Recheck(reason) => Some(reason),
+            Action::Reconnect(_) | Action::Later(_) | Action::StandBy => None,
+        },
+    };
+    refused.is_some_and(polling_helps)
 }
 
 /// Compares the configuration with what the pipeline's position belongs to.
@@ -169,8 +191,15 @@ pub struct Settings<'a> {
 /// What the server says.
 pub async fn look(client: &Client, settings: Settings<'_>) -> Result<Change, SourceError> {
     let Settings { spec, cluster, table_oid, repairs, polls, thorough } = settings;
-    let now = belongs(spec, cluster, table_oid);
-    let mut change = Change { before: None, now, halt: None, notes: Vec::new(), hands_over: false };
+    let mut change = Change {
+        before: None,
+        now: belongs(spec, cluster, table_oid),
+        halt: None,
+        sql: None,
+        other_table: false,
+        notes: Vec::new(),
+        hands_over: false,
+    };
     let Some(found) = belongs::read(client, spec.name()).await? else { return Ok(change) };
     change.before.clone_from(&found.belongs);
     change.now = change.now.after(found.belongs.as_ref());
@@ -180,18 +209,23 @@ pub async fn look(client: &Client, settings: Settings<'_>) -> Result<Change, Sou
         streamed.then(|| Belongs { mode: "wal".to_owned(), marks: true, ..change.now.clone() })
     });
     let Some(before) = before else { return Ok(change) };
-    let look = Look { client, spec, found: &found, before: &before };
     let differences = before.differences(&change.now);
+    // The table is polled to its end before a stream begins.
+    let hands_over = before.mode == "poll" && spec.polls_in_its_stead();
+    let polls = polls || spec.mode == Mode::Poll || hands_over;
+    let look = Look { client, spec, found: &found, before: &before, polls };
+    let old = look.old_table(&differences).await?;
+    change.other_table = old.is_some();
     // Nothing was published under the settings of before.
     let unused = found.slot.is_some() && !found.advanced && before.mode == "wal";
     if !unused {
-        change.halt = look.elsewhere(&differences, &change.now).await?;
+        change.halt = look.elsewhere(&differences, &change.now, old.as_ref()).await?;
     }
     let of_mode = differences.contains(&Difference::Mode) && !repairs && !unused;
     if of_mode {
         let of_mode = match (before.mode.as_str(), spec.mode) {
             // Until the new slot is bound to the row, the position stays one of polling.
-            ("poll", Mode::Auto) if spec.polls_in_its_stead() => {
+            ("poll", Mode::Auto) if hands_over => {
                 change.hands_over = true;
                 "poll".clone_into(&mut change.now.mode);
                 None
@@ -199,10 +233,14 @@ pub async fn look(client: &Client, settings: Settings<'_>) -> Result<Change, Sou
             ("poll", Mode::Wal | Mode::Auto) => look.ends_polling().await?,
             // The stream has not begun: all that is in the table is still to be polled.
             ("auto", Mode::Poll) if found.polls_on => None,
-            (_, Mode::Poll) => look.begins_polling().await?,
-            ("wal", Mode::Auto) if polls || !slot::stands(client, &spec.names.slot).await? => {
-                look.polls_at_once().await?
-            }
+            (_, Mode::Poll) => match look.begins_polling().await? {
+                Some((halt, sql)) => {
+                    change.sql = sql;
+                    Some(halt)
+                }
+                None => None,
+            },
+            ("wal", Mode::Auto) if polls => look.polls_at_once().await?,
             (_, Mode::Auto | Mode::Wal) => None,
         };
         change.halt = both(change.halt, of_mode);
@@ -211,7 +249,9 @@ pub async fn look(client: &Client, settings: Settings<'_>) -> Result<Change, Sou
     if spec.mode == Mode::Auto && before.mode != "poll" && !repairs && (newly_auto || thorough) {
         change.notes.extend(look.may_poll().await?);
     }
-    change.notes.extend(differences.iter().filter_map(|of| look.note(*of, &change.now)));
+    for difference in differences {
+        change.notes.extend(look.note(difference, &change.now, old.is_some()).await?);
+    }
     Ok(change)
 }
 
@@ -235,11 +275,23 @@ struct Counts {
     mark_sql: Option<String>,
 }
 
+/// The table that the position belongs to, where the configuration leads to another one.
+enum OldTable {
+    /// There was none.
+    None,
+    /// It exists under this name.
+    Is(TableName),
+    /// There is none of its OID: this is what SQL called it.
+    Gone(String),
+}
+
 struct Look<'a> {
     client: &'a Client,
     spec: &'a PipelineSpec,
     found: &'a Found,
     before: &'a Belongs,
+    /// The table is polled from here on, whether a stream follows or not.
+    polls: bool,
 }
 
 impl Look<'_> {
@@ -270,7 +322,8 @@ impl Look<'_> {
 
     /// Mode `wal` or `auto` before, and now `poll`: polling publishes every row without a mark, and nothing that is in
     /// the slot alone.
-    async fn begins_polling(&self) -> Result<Option<Halt>, SourceError> {
+    /// The second is the statement that is among the steps of the hint.
+    async fn begins_polling(&self) -> Result<Option<(Halt, Option<String>)>, SourceError> {
         let Some(Counts { rows, mark_sql }) = self.count(true).await? else { return Ok(None) };
         let passed = rows.passed.is_some_and(|passed| passed > 0);
         let needs_a_word = if self.found.belongs.is_none() {
@@ -292,17 +345,19 @@ impl Look<'_> {
         let in_slot = format!(
             "events after {watermark} whose rows are deleted already, and logical messages,"
         );
+        let mut sql = mark_sql.filter(|_| passed);
         let (slot, ways) = match self.found.slot.as_deref() {
             Some(slot) if slot::stands(self.client, slot).await? => (
                 format!(
                     "Slot {slot:?} stays and retains WAL until it is dropped; {in_slot} are in it alone, and polling \
                      does not publish them"
                 ),
-                self.ways_to_polling(rows, mark_sql.as_deref().filter(|_| passed)),
+                self.ways_to_polling(rows, sql.as_deref()),
             ),
             slot => {
                 let slot =
                     slot.map_or_else(|| "The slot".to_owned(), |slot| format!("Slot {slot:?}"));
+                sql = None;
                 let first = if mode == "wal" {
                     format!("set mode = \"wal\", run postrider repair -p {name}, and start")
                 } else {
@@ -321,7 +376,7 @@ impl Look<'_> {
                 )
             }
         };
-        Ok(Some(Halt {
+        let halt = Halt {
             reason: HaltReason::PipelineChanged,
             message: format!(
                 "mode is \"poll\", and the position of pipeline {name:?} belongs to mode \"{mode}\": polling would \
@@ -332,7 +387,8 @@ impl Look<'_> {
                 "{ways}. (b) to publish all {all} rows, some of them again, and nothing that is in the slot alone: \
                  postrider adopt -p {name}. (c) to stay: mode = \"{mode}\". Then start again"
             ),
-        }))
+        };
+        Ok(Some((halt, sql.map(|sql| format!("{sql};")))))
     }
 
     /// How nothing that is in the slot is lost, and with the statement nothing comes again.
@@ -369,24 +425,28 @@ impl Look<'_> {
         )
     }
 
-    /// Mode `wal` before, and now `auto`, without a slot to stream from: it would poll at once.
+    /// Mode `wal` before, and now `auto`, while no stream can be started: it would poll at once.
+    ///
+    /// That rows get marks says nothing of those that the stream published before marks were turned on. And of a row
+    /// that is not known to be published it is not known either that it is unpublished.
     async fn polls_at_once(&self) -> Result<Option<Halt>, SourceError> {
         let Some(Counts { rows, .. }) = self.count(true).await? else { return Ok(None) };
-        if self.before.marks || rows.all == 0 {
+        if rows.all == 0 {
             return Ok(None);
         }
         let (name, table, all) = (self.name(), self.table(), figure(rows.all));
         Ok(Some(Halt {
             reason: HaltReason::PipelineChanged,
             message: format!(
-                "mode is \"auto\", the slot can't be used, and the position of pipeline {name:?} belongs to mode \
+                "mode is \"auto\", no stream can be started, and the position of pipeline {name:?} belongs to mode \
                  \"wal\": the table would be polled, with the {all} rows of {table} that have no mark"
             ),
             meaning: format!("nothing was published. {}", published(rows)),
             hint: format!(
-                "(a) to publish only what is not known to be published: set mode = \"wal\", run postrider repair -p \
-                 {name} (--dry-run counts), and then set mode = \"auto\" again. (b) to publish all {all} rows, some of \
-                 them again: postrider adopt -p {name}. Then start again"
+                "(a) to publish only what is not known to be published: set mode = \"wal\"; if the slot is lost or \
+                 does not exist, run postrider repair -p {name} (--dry-run counts), otherwise correct what postrider \
+                 check names; start, and when the log says streaming set mode = \"auto\" again. (b) to publish all \
+                 {all} rows, some of them possibly again: postrider adopt -p {name}. Then start again"
             ),
         }))
     }
@@ -448,63 +508,63 @@ impl Look<'_> {
         }))
     }
 
+    /// The table that the position belongs to, where this is another one. A table that was dropped, and created again
+    /// under its name, is the same to a stream: the slot has what was unpublished in it. To polling it is another one.
+    async fn old_table(&self, differences: &[Difference]) -> Result<Option<OldTable>, SourceError> {
+        let recreated = differences.contains(&Difference::Recreated);
+        if !recreated && !differences.contains(&Difference::Table) {
+            return Ok(None);
+        }
+        let Some(name) = self.before.table.clone() else { return Ok(Some(OldTable::None)) };
+        let exists = match self.before.table_oid.filter(|_| self.found.same_cluster) {
+            Some(oid) => table::name_of(self.client, oid).await?,
+            None => None,
+        };
+        Ok(match exists {
+            Some(exists) => Some(OldTable::Is(exists)),
+            None if recreated && self.before.mode != "poll" => None,
+            None => Some(OldTable::Gone(name)),
+        })
+    }
+
     /// Another destination, table or layout.
     async fn elsewhere(
         &self,
         differences: &[Difference],
         now: &Belongs,
+        old: Option<&OldTable>,
     ) -> Result<Option<Halt>, SourceError> {
-        let before = self.before;
-        let name = |cluster: &Option<String>| cluster.clone().unwrap_or_default();
-        let none = || "none".to_owned();
-        let changed: Vec<String> = differences
-            .iter()
-            .filter_map(|difference| {
-                let (setting, was, is) = match difference {
-                    Difference::Sink => ("sink.kind", before.sink.clone(), now.sink.clone()),
-                    Difference::Cluster => {
-                        ("the Kafka cluster", name(&before.cluster), name(&now.cluster))
-                    }
-                    Difference::Topic => ("route.topic", before.topic.clone(), now.topic.clone()),
-                    Difference::Table => (
-                        "outbox.table",
-                        before.table.clone().unwrap_or_else(none),
-                        now.table.clone().unwrap_or_else(none),
-                    ),
-                    Difference::Layout => {
-                        ("outbox.layout", before.layout.clone(), now.layout.clone())
-                    }
-                    Difference::Mode
-                    | Difference::Key
-                    | Difference::Renamed
-                    | Difference::Recreated => return None,
-                };
-                Some(format!("{setting} is {is:?}, and was {was:?}"))
-            })
-            .collect();
+        let changed: Vec<String> =
+            differences.iter().filter_map(|of| self.changed(*of, now, old)).collect();
         if changed.is_empty() {
             return Ok(None);
         }
         let pipeline = self.name();
-        let other_table = differences.contains(&Difference::Table);
-        let rows = self.lacking(other_table).await;
-        let again = match &self.spec.poll.table {
-            Some(table) if table.time.is_some() => format!(
-                "(a) to publish there what the table still has: postrider replay -p {pipeline} --since 1970-01-02 \
-                 --source table --include-parked, then postrider adopt -p {pipeline}; what was committed since the \
-                 position comes twice"
-            ),
-            Some(_) => format!(
-                "(a) to publish there what the table still has: postrider replay -p {pipeline} --source table with \
-                 --id or --aggregate (the table has no time column), then postrider adopt -p {pipeline}; what was \
-                 committed since the position comes twice"
-            ),
-            None => "(a) logical messages leave no rows: what came before can't be published again"
-                .to_owned(),
+        let (rows, ways) = match old {
+            Some(old) => {
+                let recreated = differences.contains(&Difference::Recreated);
+                let (new_rows, old_rows) = (self.of_new_table().await, self.of_old(old, now).await);
+                (format!("{new_rows}{old_rows}"), self.ways_to_table(old, recreated))
+            }
+            None => (self.lacking(now).await, self.ways_to_place()),
         };
-        let (old_rows, old_way) = match before.table.as_ref().filter(|_| other_table) {
-            Some(table) => (self.old_rows(table, now).await, OLD_WAY),
-            None => (String::new(), ""),
+        let kept = [Difference::Sink, Difference::Cluster, Difference::Topic, Difference::Layout];
+        let kept = differences.iter().any(|difference| kept.contains(difference));
+        let parked = if kept { self.parked().await? } else { 0 };
+        let (of_parked, first) = if parked == 0 {
+            (String::new(), String::new())
+        } else {
+            (
+                format!(
+                    ". Parked events that are not resolved: {parked}. Each keeps the topic and the record with which \
+                     it was parked, and a retry publishes it to that topic, of whatever sink is configured then"
+                ),
+                format!(
+                    "First resolve the parked events, with the old values and Postrider running: postrider parked list \
+                     -p {pipeline}, then postrider parked retry -p {pipeline} or postrider parked skip -p {pipeline}. \
+                     Then "
+                ),
+            )
         };
         Ok(Some(Halt {
             reason: HaltReason::PipelineChanged,
@@ -512,45 +572,225 @@ impl Look<'_> {
                 "the position of pipeline {pipeline:?} belongs to other settings: {}",
                 changed.join("; ")
             ),
-            meaning: format!("nothing was published. {rows}{old_rows}"),
-            hint: format!(
-                "{again}. (b) to begin there with the next event: postrider adopt -p {pipeline}.{old_way} (c) to go \
-                 on as before: set the old values again. Then start again"
-            ),
+            meaning: format!("nothing was published. {rows}{of_parked}"),
+            hint: format!("{first}{ways}. Then start again"),
         }))
     }
 
-    /// What the table of before has unpublished, in words.
-    async fn old_rows(&self, table: &str, now: &Belongs) -> String {
-        let rows = self.unpublished(now).await.map_or_else(
-            || "an unknown number of rows".to_owned(),
-            |rows| format!("up to {} rows", figure(rows)),
-        );
+    /// What one setting is, and was; `None` for one that does not lead elsewhere.
+    fn changed(
+        &self,
+        difference: Difference,
+        now: &Belongs,
+        old: Option<&OldTable>,
+    ) -> Option<String> {
+        let before = self.before;
+        let name = |name: &Option<String>| name.clone().unwrap_or_default();
+        let table = |name: &Option<String>| name.clone().unwrap_or_else(|| "none".to_owned());
+        let (setting, was, is) = match difference {
+            Difference::Sink => ("sink.kind", before.sink.clone(), now.sink.clone()),
+            Difference::Cluster => ("the Kafka cluster", name(&before.cluster), name(&now.cluster)),
+            Difference::Topic => ("route.topic", before.topic.clone(), now.topic.clone()),
+            Difference::Table => ("outbox.table", table(&before.table), table(&now.table)),
+            Difference::Layout => ("outbox.layout", before.layout.clone(), now.layout.clone()),
+            Difference::Recreated => {
+                let table = self.table();
+                return Some(match old? {
+                    OldTable::Is(renamed) => format!(
+                        "table {table} is another one, and the one of before is called {renamed} now"
+                    ),
+                    OldTable::None | OldTable::Gone(_) => format!(
+                        "table {table} is another one: the one of before was dropped, or this database was restored"
+                    ),
+                });
+            }
+            Difference::Mode | Difference::Key | Difference::Renamed => return None,
+        };
+        Some(format!("{setting} is {is:?}, and was {was:?}"))
+    }
+
+    /// The ways to another destination or layout.
+    fn ways_to_place(&self) -> String {
+        let pipeline = self.name();
+        let (twice, begin) = if self.polls {
+            ("rows that have no mark come twice", "with the rows that have no mark")
+        } else {
+            ("what was committed since the position comes twice", "with the next event")
+        };
+        let deletes = |table: &PollSpec| table.delete || matches!(table.marks, Marks::Delete);
+        let polled = self.before.mode == "poll";
+        let replay = if polled && self.spec.poll.table.as_ref().is_some_and(deletes) {
+            "(a) rows that polling has published are deleted, and can't be published again"
+                .to_owned()
+        } else {
+            self.replay("there what the table still has", twice)
+        };
         format!(
-            ". Of {table}, {rows} are not known to be published, and these settings do not publish them"
+            "{replay}. (b) to begin there {begin}: postrider adopt -p {pipeline}. (c) to go on as before: set the old \
+             values again"
         )
     }
 
+    /// Way (a) where it is a replay. `what` is published by it; `twice` comes again.
+    fn replay(&self, what: &str, twice: &str) -> String {
+        let pipeline = self.name();
+        match &self.spec.poll.table {
+            Some(table) if table.time.is_some() => format!(
+                "(a) to publish {what}: postrider replay -p {pipeline} --since 1970-01-02 --source table \
+                 --include-parked, then postrider adopt -p {pipeline}; {twice}"
+            ),
+            Some(_) => format!(
+                "(a) to publish {what}: postrider replay -p {pipeline} --source table with --id or --aggregate (the \
+                 table has no time column), then postrider adopt -p {pipeline}; {twice}"
+            ),
+            None => "(a) logical messages leave no rows: what came before can't be published again"
+                .to_owned(),
+        }
+    }
+
+    /// The ways to another table. `recreated`: it has the name of the one of before.
+    fn ways_to_table(&self, old: &OldTable, recreated: bool) -> String {
+        let (pipeline, table) = (self.name(), self.table());
+        let back = match (old, recreated) {
+            (OldTable::Is(renamed), true) => {
+                format!(
+                    ". (c) to go on as before: rename the tables so that {renamed} is {table} again"
+                )
+            }
+            (OldTable::None | OldTable::Gone(_), true) => String::new(),
+            (_, false) => ". (c) to go on as before: set the old values again".to_owned(),
+        };
+        if self.polls {
+            let rest = match old {
+                OldTable::Is(name) => {
+                    let config = format!("{}.{}", name.schema, name.name);
+                    let set = if recreated {
+                        format!("set outbox.table = {config:?}")
+                    } else {
+                        format!("set the old values again, with outbox.table = {config:?}")
+                    };
+                    format!(
+                        "(a) to publish the rest of {name} first: {set}, start, and wait until postrider status shows \
+                         no lag for a few seconds; stop, and set the new values again; then (b)"
+                    )
+                }
+                OldTable::Gone(_) => format!(
+                    "(a) to publish what was unpublished in the table of before: insert these rows into {table}, from \
+                     a backup; then (b)"
+                ),
+                OldTable::None => String::new(),
+            };
+            let parted = if rest.is_empty() { "" } else { ". " };
+            return format!(
+                "{rest}{parted}(b) to publish all rows of {table} that have no mark, and nothing else: postrider adopt \
+                 -p {pipeline}{back}"
+            );
+        }
+        let rest = match (old, recreated) {
+            (OldTable::Is(renamed), true) => format!(
+                ". To publish rows that were inserted into {renamed} since it was renamed: insert them into {table} too"
+            ),
+            (OldTable::Is(_), false) => {
+                ". To publish the rest of the old table, set the old values, stop the writers, and wait until \
+                 postrider status shows no lag for a few seconds"
+                    .to_owned()
+            }
+            (OldTable::None | OldTable::Gone(_), _) => String::new(),
+        };
+        let twice = "what was committed since the position comes twice";
+        format!(
+            "{}. (b) to begin there with the next event: postrider adopt -p {pipeline}{rest}{back}",
+            self.replay("the rows of the new table", twice)
+        )
+    }
+
+    /// What the table of before has unpublished, in words.
+    async fn of_old(&self, old: &OldTable, now: &Belongs) -> String {
+        let name = match old {
+            OldTable::None => return String::new(),
+            OldTable::Gone(name) => {
+                return format!(
+                    ". What was unpublished in {name} of before can't be counted: that table is not in this database \
+                     any more"
+                );
+            }
+            OldTable::Is(name) => name,
+        };
+        let rows = self.unpublished(name, now).await.map_or_else(
+            || "an unknown number of rows".to_owned(),
+            |rows| format!("{} rows", up_to(rows)),
+        );
+        // A stream has the name that the table had at the time.
+        let brings = if !self.polls && self.before.table == now.table {
+            "the slot brings only those that were committed before the table was renamed"
+        } else {
+            "these settings do not publish them"
+        };
+        format!(". Of {name}, {rows} are not known to be published, and {brings}")
+    }
+
     /// How many rows of the table of before are not known to be published; `None` where they can't be counted.
-    async fn unpublished(&self, now: &Belongs) -> Option<u64> {
+    async fn unpublished(&self, name: &TableName, now: &Belongs) -> Option<u64> {
         let (client, before) = (self.client, self.before);
         let method = self.method().await.ok()?;
-        let name = table::name_of(client, before.table_oid?).await.ok()??;
         if before.mode != "poll" {
-            return method.count_unresolved(client, &name, COUNTED_MAX).await.ok()?;
+            return method.count_unresolved(client, name, COUNTED_MAX).await.ok()?;
         }
         // Its marks are those of the layout.
         let mut table = repair_table(self.spec, true).filter(|_| before.layout == now.layout)?;
-        table.table = name;
+        table.table = name.clone();
         let table = Table::read(client, table).await.ok()?;
         let rows = method.count_unmarked(client, &table, None, COUNTED_MAX);
         Some(rows.await.ok()?.all)
     }
 
+    /// What becomes of the rows of another table, in words.
+    async fn of_new_table(&self) -> String {
+        if self.spec.names.table.is_none() {
+            return "Events are logical messages alone from here on".to_owned();
+        }
+        let table = self.table();
+        // The stream needs no right to read the table, so it may not be counted.
+        let rows = match self.count(self.polls).await {
+            Ok(Some(Counts { rows, .. })) => Some(rows.all),
+            Ok(None) | Err(_) => None,
+        };
+        match (rows, self.polls) {
+            (Some(rows), true) => {
+                format!("Polling publishes all {} rows of {table} that have no mark", figure(rows))
+            }
+            (None, true) => format!("Polling publishes all rows of {table} that have no mark"),
+            // A row does not show when the publication had its table.
+            (rows, false) => format!(
+                "No stream brings rows of {table} from before the position, or from before publication {:?} had the \
+                 table: {} rows",
+                self.spec.names.publication,
+                rows.map_or_else(|| "an unknown number of".to_owned(), up_to),
+            ),
+        }
+    }
+
     /// What the new place lacks, in words. The stream needs no right to read the table, so it may not be counted.
-    async fn lacking(&self, other_table: bool) -> String {
+    async fn lacking(&self, now: &Belongs) -> String {
         let table = self.table();
         let polled = self.before.mode == "poll";
+        let unmarked = async {
+            let counts = if self.polls { self.count(true).await? } else { None };
+            Ok::<_, SourceError>(counts.map(|counts| figure(counts.rows.all)))
+        };
+        let unmarked = unmarked.await.unwrap_or_default();
+        let polls = unmarked.as_ref().map_or_else(String::new, |rows| {
+            format!(". Polling publishes there the {rows} rows that have no mark")
+        });
+        // The marks of the layout of before say what was published, and nobody reads them any more.
+        if self.polls && self.before.layout != now.layout {
+            let rows = unmarked.unwrap_or_else(|| "unknown number of".to_owned());
+            return format!(
+                "Polling goes by the marks of layout {:?}: it publishes the {rows} rows of {table} that have none, \
+                 those too that layout {:?} has marked as published",
+                now.layout, self.before.layout
+            );
+        }
         let counted = async {
             if polled {
                 let Some(of) = repair_table(self.spec, true) else { return Ok(None) };
@@ -566,12 +806,6 @@ impl Look<'_> {
             format!("Everything below {}", self.found.watermark)
         };
         let rows = match counted.await {
-            Ok(Some(rows)) if other_table => {
-                format!(
-                    "{} rows of {table} are from before the position, and no stream brings them",
-                    figure(rows)
-                )
-            }
             Ok(Some(rows)) => {
                 format!(
                     "the new place lacks it: {} rows that {table} still has, and rows deleted since",
@@ -583,40 +817,67 @@ impl Look<'_> {
                     .to_owned()
             }
         };
-        if other_table { rows } else { format!("{at} went to the old place alone; {rows}") }
+        format!("{at} went to the old place alone; {rows}{polls}")
     }
 
-    fn note(&self, difference: Difference, now: &Belongs) -> Option<ChangeNote> {
+    /// Parked events that are not resolved.
+    async fn parked(&self) -> Result<u64, SourceError> {
+        let counts = parked::counts(self.client, self.name()).await?;
+        let open = State::ALL.iter().filter(|state| !state.resolved());
+        Ok(open.map(|state| counts.of(*state)).sum())
+    }
+
+    /// `halts`: the difference is part of a halt.
+    async fn note(
+        &self,
+        difference: Difference,
+        now: &Belongs,
+        halts: bool,
+    ) -> Result<Option<ChangeNote>, SourceError> {
         let quoted = |value: &Option<String>| value.clone().unwrap_or_default();
         let (message, why) = match difference {
-            Difference::Key => (
-                format!(
-                    "route.key or route.partition is {:?}, and was {:?}",
-                    now.key, self.before.key
-                ),
-                "events of an aggregate may go to another partition from here on: consumers may read them before the \
-                 ones that were published with the old key",
-            ),
+            Difference::Key => {
+                let parked = match self.parked().await? {
+                    0 => String::new(),
+                    rows => format!("; parked events that keep the old key and partition: {rows}"),
+                };
+                (
+                    format!(
+                        "route.key or route.partition is {:?}, and was {:?}",
+                        now.key, self.before.key
+                    ),
+                    format!(
+                        "events of an aggregate may go to another partition from here on: consumers may read them \
+                         before the ones that were published with the old key{parked}"
+                    ),
+                )
+            }
             Difference::Renamed => (
                 format!(
                     "outbox.table is {:?}, and was {:?}",
                     quoted(&now.table),
                     quoted(&self.before.table)
                 ),
-                "it is the same table with another name: nothing is lost or repeated",
+                "it is the same table with another name: nothing is lost or repeated".to_owned(),
             ),
-            Difference::Recreated => (
+            Difference::Recreated if !halts => (
                 format!("table {} was dropped and created again, or restored", self.table()),
-                "what was unpublished in the table of before is only in the slot",
+                if self.polls {
+                    "what was unpublished in the table of before was only in the slot, and no stream can be started"
+                } else {
+                    "what was unpublished in the table of before is only in the slot"
+                }
+                .to_owned(),
             ),
             Difference::Mode
             | Difference::Sink
             | Difference::Cluster
             | Difference::Topic
             | Difference::Table
-            | Difference::Layout => return None,
+            | Difference::Recreated
+            | Difference::Layout => return Ok(None),
         };
-        Some(ChangeNote { message, why: why.to_owned(), sql: None })
+        Ok(Some(ChangeNote { message, why, sql: None }))
     }
 }
 
@@ -631,7 +892,8 @@ fn published(rows: Unmarked) -> String {
             let before = match before {
                 0 => String::new(),
                 rows => format!(
-                    "; {} may be from before the slot was made, so that the stream has not published them",
+                    "; {} may be from before the slot was made, or from before this table was adopted, so that the \
+                     stream has not published them",
                     figure(rows)
                 ),
             };
@@ -647,6 +909,11 @@ fn published(rows: Unmarked) -> String {
 /// A number of rows, of which no more than [`COUNTED_MAX`] are counted.
 fn figure(rows: u64) -> String {
     if rows >= u64::from(COUNTED_MAX) { format!("{rows} or more") } else { rows.to_string() }
+}
+
+/// No more than this number, of which no more than [`COUNTED_MAX`] are counted.
+fn up_to(rows: u64) -> String {
+    if rows >= u64::from(COUNTED_MAX) { figure(rows) } else { format!("up to {rows}") }
 }
 
 /// What starts.
@@ -701,7 +968,7 @@ pub(super) async fn record(
     if change.before.as_ref() == Some(&change.now) {
         return Ok(());
     }
-    belongs::write(client, spec.name(), epoch, &change.now, change.before.as_ref())
+    belongs::write(client, spec.name(), epoch, &change.now, change.other_table)
         .await
         .map_err(|error| Failure::Source(error, Phase::Control))?;
     say::position_belongs(spec, &change.now, change.before.is_none());

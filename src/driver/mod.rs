@@ -42,7 +42,9 @@ mod shelf;
 mod spec;
 mod trouble;
 
-pub use change::{Change, ChangeNote, LeftBehind, Settings, left_behind, look as look_for_changes};
+pub use change::{
+    Change, ChangeNote, LeftBehind, Settings, left_behind, look as look_for_changes, polls_now,
+};
 pub use poll_spec::poll_spec;
 pub use repair::{identity, repair_table, selection};
 pub use run::{Exit, Service, Stop, StopHandle};

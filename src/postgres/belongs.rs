@@ -4,6 +4,7 @@
 //! Owns these columns of `postrider.cursor`. What a difference leads to is decided by `driver::change`.
 
 use super::error::{SourceError, Statement};
+use super::server::SYSTEM_IDENTIFIER_SQL;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row};
 
@@ -105,6 +106,8 @@ pub struct Found {
     pub polls_on: bool,
     /// A `pg_snapshot`: rows that it sees may be from before the slot was made. `None` where that is not known.
     pub before_slot: Option<String>,
+    /// The row was written in this cluster: OIDs of tables mean the same.
+    pub same_cluster: bool,
     /// `None` where no process of this version has used the row.
     pub belongs: Option<Belongs>,
 }
@@ -128,7 +131,7 @@ pub async fn read(client: &Client, pipeline: &str) -> Result<Option<Found>, Sour
         "SELECT nullif(slot, ''), watermark::pg_catalog.text, watermark > slot_created_lsn \
            OR partial_commit_lsn IS NOT NULL OR EXISTS ( \
            SELECT FROM postrider.repair AS r WHERE r.pipeline = $1), polls_on, \
-           before_slot::pg_catalog.text, {COLUMNS} \
+           before_slot::pg_catalog.text, {COLUMNS}, system_identifier = {SYSTEM_IDENTIFIER_SQL} \
          FROM postrider.cursor WHERE pipeline = $1"
     );
     let row = client.query_opt(&sql, &[&pipeline]).await.map_err(failed)?;
@@ -157,11 +160,13 @@ fn found(row: &Row) -> Result<Found, tokio_postgres::Error> {
         advanced: row.try_get(2)?,
         polls_on: row.try_get(3)?,
         before_slot: row.try_get(4)?,
+        same_cluster: row.try_get(14)?,
         belongs,
     })
 }
 
-/// Writes it, for the owner of `epoch`; another's row is not touched. `before` is what the row belonged to.
+/// Writes it, for the owner of `epoch`; another's row is not touched. `other_table`: the table is another one than
+/// before.
 ///
 /// # Errors
 /// What the server says.
@@ -170,7 +175,7 @@ pub async fn write(
     pipeline: &str,
     epoch: i64,
     belongs: &Belongs,
-    before: Option<&Belongs>,
+    other_table: bool,
 ) -> Result<(), SourceError> {
     let failed = |e| {
         SourceError::control(
@@ -180,11 +185,11 @@ pub async fn write(
         .of(Statement::Cursor)
     };
     // What is known of transactions is known of the rows of the table before. Rows of another table may be published
-    // by nobody, though their transactions are older.
-    let other_table =
-        before.is_some_and(|before| before.differences(belongs).contains(&Difference::Table));
+    // by nobody, though their transactions are older: those that the table has now are noted as rows of before the
+    // slot.
     let forgets = if other_table {
-        ", resolved_snapshot = NULL, pending_snapshot = NULL, pending_lsn = NULL, before_slot = NULL"
+        ", resolved_snapshot = NULL, pending_snapshot = NULL, pending_lsn = NULL, \
+           before_slot = pg_catalog.pg_current_snapshot()"
     } else {
         ""
     };

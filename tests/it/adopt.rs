@@ -5,10 +5,11 @@
 use crate::answers::{Answer, answer};
 use crate::await_that::{SOON, await_that};
 use crate::halted::{Halted, run_to_halt, spawn};
-use crate::pipeline::Pipeline;
-use crate::private::PrivateKafka;
+use crate::pipeline::{Pipeline, drop_slot};
+use crate::private::{PrivateKafka, PrivatePostgres};
 use crate::relay::{postrider, postrider_ok};
-use crate::server::{Version, brokers};
+use crate::server::{Database, Version, brokers};
+use crate::sink_caller::alter;
 use crate::topic::{ReadRecord, Topic, Topics};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -165,7 +166,14 @@ async fn stream_becomes_polling_without_a_repetition_when_its_rows_are_marked_as
             let told = told(&halted, sql, "DELETE FROM \"public\".\"outbox\" AS o WHERE …");
             answer("mode poll on a pipeline that has streamed", &pipeline, told);
         }
-        pipeline.sql.batch(sql).await;
+        // `check` prints it as a line that can be pasted.
+        let check = findings(&polls, "pipeline_changed");
+        let mend = &check[0]["mend"][0];
+        assert_eq!(
+            (mend["kind"].as_str(), mend["line"].as_str()),
+            (Some("sql"), Some(&*format!("{sql};")))
+        );
+        pipeline.sql.batch(mend["line"].as_str().expect("a line")).await;
         let said = postrider_ok(&polls, &["adopt"]);
         assert!(said.contains("polling would publish the 0 rows"), "{said}");
 
@@ -484,7 +492,9 @@ async fn each_other_setting_is_refused_or_told() {
         let halted = run_to_halt(&config).await;
         halted.assert_says("PR025", &[says], &["postrider adopt", "set the old values again"]);
         if says == "outbox.table" {
-            let counted = ["outbox\", up to ", "rows are not known to be published"];
+            // Rows of before the publication had the table are among them, though no position says so.
+            let counted =
+                ["outbox\", up to ", "rows are not known to be published", "up to 3 rows"];
             assert!(counted.iter().all(|words| halted.meaning.contains(words)), "{halted:#?}");
         }
         assert_check_says(&config, &halted);
@@ -526,7 +536,7 @@ async fn stream_without_its_slot_becomes_auto_after_a_repair() {
     let auto = with_mode(&pipeline, "auto");
     let halted = run_to_halt(&auto).await;
     let hints = ["postrider repair", "postrider adopt"];
-    halted.assert_says("PR025", &["the slot can't be used", "the 23 rows"], &hints);
+    halted.assert_says("PR025", &["no stream can be started", "the 23 rows"], &hints);
     assert_check_says(&auto, &halted);
     assert_eq!(pipeline.topic.read_all().await.len(), 20, "nothing was published");
     postrider_ok(&pipeline.config, &["repair"]);
@@ -662,4 +672,391 @@ async fn row_of_an_older_version_that_polls_goes_on() {
     assert!(findings(&polls, "pipeline_changed").is_empty());
     let records = run_until(&polls, "polling", &pipeline.topic, 45).await;
     assert_again(&records, 25, 20);
+}
+
+/// The halt's meaning has these words.
+fn assert_means(halted: &Halted, words: &[&str]) {
+    for word in words {
+        assert!(halted.meaning.contains(word), "no {word:?} in the meaning: {halted:#?}");
+    }
+}
+
+/// Inserts events with these numbers into a table of layout `postrider`.
+fn rows(table: &str, first: usize, last: usize) -> String {
+    format!(
+        "insert into {table} (aggregate_type, aggregate_id, event_type, payload) \
+         select 'order', (i % 3)::text, 'T', to_json(i) from generate_series({first}, {last}) i;"
+    )
+}
+
+/// The table is renamed, and created again under its name.
+const AGAIN: &str = "alter table outbox rename to outbox_old; \
+                     create table outbox (like outbox_old including all);";
+
+/// Mode `poll`, and the table is renamed and created again under its name, before a start or while it is polled: the
+/// rest of the renamed one is published as the halt prints.
+#[tokio::test]
+async fn rest_of_a_renamed_table_that_polling_read_is_published_as_printed() {
+    for running in [false, true] {
+        let pipeline = Pipeline::shared(Version::Pg17, "pollrename").await;
+        let polls = with_mode(&pipeline, "poll");
+        insert(&pipeline, "postrider", 1, 10).await;
+        let relay = spawn(&polls);
+        pipeline.topic.await_records(10, SOON).await;
+        let (old, new) = (rows("outbox", 11, 15), rows("outbox", 16, 20));
+        let again = format!("begin; {old} {AGAIN} {new} commit");
+        let halted = if running {
+            pipeline.sql.batch(&again).await;
+            crate::halted::halt_of(relay).await
+        } else {
+            assert_eq!(relay.terminate(SOON).await.code, Some(0));
+            pipeline.sql.batch(&again).await;
+            run_to_halt(&polls).await
+        };
+        let message = ["is another one", "is called \"public\".\"outbox_old\" now"];
+        halted.assert_says("PR025", &message, &["postrider adopt", "rename the tables"]);
+        let old = "Of \"public\".\"outbox_old\", up to 5 rows are not known to be published";
+        assert_means(&halted, &["Polling publishes all 5 rows", old]);
+        let of_a_stream = ["next event", "replay"].iter().any(|word| halted.hint.contains(word));
+        assert!(!of_a_stream, "{halted:#?}");
+        assert_check_says(&polls, &halted);
+        answer("table that polling reads renamed and created again", &pipeline, &halted);
+        assert_eq!(pipeline.topic.read_all().await.len(), 10, "nothing was published");
+
+        // As printed.
+        let name = between(&halted.hint, "set outbox.table = \"", "\", start");
+        let rest = polls.replace("public.outbox\"", &format!("{name}\""));
+        run_until(&rest, "polling", &pipeline.topic, 15).await;
+        let halted = run_to_halt(&polls).await;
+        halted.assert_says("PR025", &["outbox.table"], &["postrider adopt", "set the old values"]);
+        assert_means(&halted, &["up to 0 rows", "Polling publishes all 5 rows"]);
+        postrider_ok(&polls, &["adopt"]);
+        insert(&pipeline, "postrider", 21, 5).await;
+        assert_each_once(&run_until(&polls, "polling", &pipeline.topic, 25).await, 25);
+    }
+}
+
+/// The same where the table of before was dropped: what it had unpublished is gone, and the halt says so.
+#[tokio::test]
+async fn table_that_polling_read_and_that_was_dropped_is_another_one() {
+    let pipeline = Pipeline::shared(Version::Pg18, "polldrop").await;
+    let polls = with_mode(&pipeline, "poll");
+    insert(&pipeline, "postrider", 1, 10).await;
+    run_until(&polls, "polling", &pipeline.topic, 10).await;
+    let again = "begin; alter table outbox rename to gone; \
+                 create table outbox (like gone including all); drop table gone; commit";
+    pipeline.sql.batch(again).await;
+    insert(&pipeline, "postrider", 11, 3).await;
+    let halted = run_to_halt(&polls).await;
+    halted.assert_says("PR025", &["was dropped, or this database was restored"], &["adopt"]);
+    assert_means(&halted, &["Polling publishes all 3 rows", "can't be counted"]);
+    assert_check_says(&polls, &halted);
+    postrider_ok(&polls, &["adopt"]);
+    assert_each_once(&run_until(&polls, "polling", &pipeline.topic, 13).await, 13);
+}
+
+/// A stream whose table is renamed and created again: the slot brings what was committed before that, and the halt
+/// counts and says what it does not bring.
+#[tokio::test]
+async fn rest_of_a_renamed_table_that_a_stream_read_is_counted() {
+    let pipeline = Pipeline::shared(Version::Pg17, "walrename").await;
+    insert(&pipeline, "postrider", 1, 10).await;
+    let relay = spawn(&pipeline.config);
+    pipeline.topic.await_records(10, SOON).await;
+    await_published(&with_mode(&pipeline, "poll"), 10).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    insert(&pipeline, "postrider", 11, 5).await;
+    pipeline.sql.batch(AGAIN).await;
+    pipeline.sql("alter publication {publication} add table outbox").await;
+    insert(&pipeline, "postrider", 16, 4).await;
+    pipeline.sql.batch(&rows("outbox_old", 20, 20)).await;
+
+    let halted = run_to_halt(&pipeline.config).await;
+    let message = ["is another one", "is called \"public\".\"outbox_old\" now"];
+    halted.assert_says("PR025", &message, &["insert them into \"public\".\"outbox\" too"]);
+    let old = "Of \"public\".\"outbox_old\", up to 6 rows are not known to be published";
+    assert_means(&halted, &[old, "committed before the table was renamed", "up to 4 rows"]);
+    assert_check_says(&pipeline.config, &halted);
+    assert_eq!(pipeline.topic.read_all().await.len(), 10, "nothing was published");
+    postrider_ok(&pipeline.config, &["adopt"]);
+    insert(&pipeline, "postrider", 20, 1).await;
+    assert_each_once(&run_until(&pipeline.config, "streaming", &pipeline.topic, 20).await, 20);
+    // What is known of transactions was known of the rows of the table before.
+    let before = "select (pg_visible_in_snapshot(max(xmin::text::xid8), (select before_slot from postrider.cursor))) \
+                  ::text from outbox where payload::text = '19'";
+    assert_eq!(pipeline.sql.text(before).await.as_deref(), Some("true"));
+}
+
+/// Another table for a stream: its rows of before the publication had it are counted, whatever their transactions are,
+/// and published by the way that is printed.
+#[tokio::test]
+async fn rows_of_before_the_publication_had_their_table_are_counted_and_replayed_as_printed() {
+    let pipeline = Pipeline::shared(Version::Pg17, "newmember").await;
+    insert(&pipeline, "postrider", 1, 10).await;
+    run_until(&pipeline.config, "streaming", &pipeline.topic, 10).await;
+    pipeline.sql.batch("create table outbox2 (like outbox including all)").await;
+    pipeline.sql.batch(&rows("outbox2", 11, 13)).await;
+    pipeline.sql("alter publication {publication} add table outbox2").await;
+    let other = pipeline.config.replace("public.outbox\"", "public.outbox2\"");
+    let halted = run_to_halt(&other).await;
+    halted.assert_says("PR025", &["outbox.table"], &["postrider replay", "postrider adopt"]);
+    assert_means(&halted, &["No stream brings rows", "up to 3 rows", &pipeline.slot()]);
+    assert_check_says(&other, &halted);
+    let line = between(&halted.hint, "rows of the new table: postrider ", ", then postrider adopt");
+    let args: Vec<&str> = line.split_whitespace().collect();
+    postrider_ok(&other, &args);
+    postrider_ok(&other, &["adopt"]);
+    assert_each_once(&run_until(&other, "streaming", &pipeline.topic, 13).await, 13);
+}
+
+/// Waits until so many parked events are not resolved.
+async fn await_open_parked(pipeline: &Pipeline, count: &str) {
+    let open = "select count(*)::text from postrider.parked where state not in ('done', 'skipped')";
+    await_that("parked events", SOON, || async {
+        let found = pipeline.sql.text(open).await.unwrap_or_default();
+        if found == count { Ok(()) } else { Err(found) }
+    })
+    .await;
+}
+
+/// A parked event keeps its topic: the halt counts it, and says that it is resolved first.
+#[tokio::test]
+async fn parked_events_are_counted_when_the_topic_changes() {
+    let pipeline = Pipeline::shared(Version::Pg17, "topicparked").await;
+    alter(&pipeline.topic, "max.message.bytes", "3000").await;
+    insert(&pipeline, "postrider", 1, 5).await;
+    let large = "insert into outbox (aggregate_type, aggregate_id, event_type, payload) \
+                 select 'order', '9', 'T', to_json(string_agg(md5(i::text), '')) from generate_series(1, 600) i";
+    pipeline.sql.batch(large).await;
+    let relay = spawn(&pipeline.config);
+    pipeline.topic.await_records(5, SOON).await;
+    await_open_parked(&pipeline, "1").await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let other = Topics::new(&brokers(), "topicparkedto").create("other", 8).await;
+    let config = pipeline.config.replace(
+        &format!("topic = \"{}\"", pipeline.topic.name),
+        &format!("topic = \"{}\"", other.name),
+    );
+    let halted = run_to_halt(&config).await;
+    halted.assert_says("PR025", &["route.topic"], &["First resolve", "postrider parked skip"]);
+    assert_means(&halted, &["Parked events that are not resolved: 1", "keeps the topic"]);
+    assert_check_says(&config, &halted);
+    let dry = postrider_ok(&config, &["adopt", "--dry-run"]);
+    assert!(dry.contains("Parked events that are not resolved: 1"), "{dry}");
+
+    // As printed.
+    let relay = spawn(&pipeline.config);
+    relay.await_state("streaming", SOON).await;
+    postrider_ok(&pipeline.config, &["parked", "skip", "--all", "--yes"]);
+    await_open_parked(&pipeline, "0").await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let halted = run_to_halt(&config).await;
+    halted.assert_says("PR025", &["route.topic"], &["(a) to publish"]);
+    assert!(
+        !halted.meaning.contains("Parked") && !halted.hint.contains("parked list"),
+        "{halted:#?}"
+    );
+}
+
+/// An event that has expired is published by nobody: it is not counted as published, and its row is not marked so.
+#[tokio::test]
+async fn rows_that_have_expired_are_neither_counted_nor_marked() {
+    let pipeline = Pipeline::in_layout(Version::Pg17, "walpollexpired", "gcx").await;
+    insert(&pipeline, "gcx", 1, 15).await;
+    let expired = format!(
+        "insert into outbox (aggregate_type, aggregate_id, event_type, payload, topic, expires_at) \
+         select 'order', ('00000000-0000-0000-0000-00000000000' || i % 3)::uuid, 'T', to_jsonb(i), '{}', \
+           now() - interval '1 hour' from generate_series(101, 105) i",
+        pipeline.topic.name
+    );
+    pipeline.sql.batch(&expired).await;
+    let polls = with_mode(&pipeline, "poll");
+    let relay = spawn(&pipeline.config);
+    pipeline.topic.await_records(15, SOON).await;
+    await_published(&polls, 15).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let halted = run_to_halt(&polls).await;
+    halted.assert_says("PR025", &["the 15 rows"], &["postrider adopt"]);
+    let check = findings(&polls, "pipeline_changed");
+    pipeline.sql.batch(check[0]["mend"][0]["line"].as_str().expect("a statement")).await;
+    let states = "select string_agg(concat_ws(' ', status, n), ', ' order by status) from \
+                  (select status, count(*) as n from outbox group by 1) s";
+    let states = pipeline.sql.text(states).await;
+    assert_eq!(states.as_deref(), Some("pending 5, published 15"));
+    let said = postrider_ok(&polls, &["adopt"]);
+    assert!(said.contains("polling would publish the 0 rows"), "{said}");
+    insert(&pipeline, "gcx", 16, 5).await;
+    assert_each_once(&run_until(&polls, "polling", &pipeline.topic, 20).await, 20);
+}
+
+/// `poll.mark_streamed` was turned on after rows had been published without a mark, and the slot is lost: mode `auto`
+/// would publish these rows again. By way (a) nothing comes twice.
+#[tokio::test]
+async fn marks_that_were_turned_on_late_do_not_hide_rows_that_would_be_polled_again() {
+    let pipeline = Pipeline::shared(Version::Pg17, "walautomarks").await;
+    insert(&pipeline, "postrider", 1, 20).await;
+    let relay = spawn(&pipeline.config);
+    pipeline.topic.await_records(20, SOON).await;
+    await_published(&with_mode(&pipeline, "poll"), 20).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let marks = "poll = { mark_streamed = true }\n";
+    let head = format!("[pipelines.{}]\n", pipeline.name);
+    let marking = pipeline.config.replacen(&head, &format!("{head}{marks}"), 1);
+    let relay = spawn(&marking);
+    relay.await_state("streaming", SOON).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    pipeline.sql.batch(&format!("select pg_drop_replication_slot('{}')", pipeline.slot())).await;
+
+    let auto = with_mode(&pipeline, "auto");
+    let halted = run_to_halt(&auto).await;
+    halted.assert_says("PR025", &["no stream can be started", "the 20 rows"], &["repair"]);
+    assert_means(&halted, &["Of these rows 20 are known to be published"]);
+    assert_check_says(&auto, &halted);
+    assert_eq!(pipeline.topic.read_all().await.len(), 20, "nothing was published");
+    postrider_ok(&marking, &["repair"]);
+    run_until(&marking, "streaming", &pipeline.topic, 20).await;
+    insert(&pipeline, "postrider", 21, 3).await;
+    assert_each_once(&run_until(&auto, "streaming", &pipeline.topic, 23).await, 23);
+}
+
+/// Each setting of a pipeline that polls before and after: the halt says what polling does, and not what a stream does.
+#[tokio::test]
+async fn each_setting_of_a_polling_pipeline_is_refused_in_words_that_are_true_of_polling() {
+    let pipeline = Pipeline::shared(Version::Pg18, "pollsettings").await;
+    let polls = with_mode(&pipeline, "poll");
+    insert(&pipeline, "postrider", 1, 10).await;
+    run_until(&polls, "polling", &pipeline.topic, 10).await;
+    insert(&pipeline, "postrider", 11, 4).await;
+    let more = "alter table outbox add published_at timestamptz; \
+                create table outbox2 (like outbox including all); \
+                insert into outbox2 (aggregate_type, aggregate_id, event_type, payload) \
+                select 'order', '1', 'T', to_json(i) from generate_series(15, 17) i";
+    pipeline.sql.batch(more).await;
+    let topic = format!("topic = \"{}\"", pipeline.topic.name);
+    let cases: [(&str, &str, &[&str], &[&str]); 3] = [
+        (
+            &topic,
+            "topic = \"elsewhere\"",
+            &["Polling publishes there the 4 rows that have no mark"],
+            &["begin there with the rows that have no mark", "has published are deleted"],
+        ),
+        (
+            "layout = \"postrider\"",
+            "layout = \"adr30\"\ncolumns = { headers = \"headers\" }",
+            &["Polling goes by the marks of layout \"adr30\"", "the 4 rows"],
+            &["begin there with the rows that have no mark"],
+        ),
+        (
+            "table = \"public.outbox\"",
+            "table = \"public.outbox2\"",
+            &["Polling publishes all 3 rows", "Of \"public\".\"outbox\", up to 4 rows"],
+            &[
+                "outbox.table = \"public.outbox\"",
+                "all rows of \"public\".\"outbox2\" that have no",
+            ],
+        ),
+    ];
+    for (from, to, means, hints) in cases {
+        let config = polls.replace(from, to);
+        assert_ne!(config, polls, "{from}");
+        let halted = run_to_halt(&config).await;
+        halted.assert_says("PR025", &["belongs to other settings"], hints);
+        assert_means(&halted, means);
+        let said = format!("{} {}", halted.meaning, halted.hint);
+        for word in ["next event", "since the position", "stream brings"] {
+            assert!(!said.contains(word), "{word:?} of polling: {halted:#?}");
+        }
+        assert_check_says(&config, &halted);
+        if from.starts_with("table") {
+            answer("another table for a pipeline that polls", &pipeline, &halted);
+        }
+    }
+    assert_eq!(pipeline.topic.read_all().await.len(), 10, "nothing was published");
+    // As printed: the rest of the old table, and then the new one.
+    run_until(&polls, "polling", &pipeline.topic, 14).await;
+    let other = polls.replace("public.outbox\"", "public.outbox2\"");
+    let halted = run_to_halt(&other).await;
+    assert_means(&halted, &["up to 0 rows"]);
+    postrider_ok(&other, &["adopt"]);
+    assert_each_once(&run_until(&other, "polling", &pipeline.topic, 17).await, 17);
+}
+
+/// Rows that a person has left out of the polling before a stream are not known to be published.
+#[tokio::test]
+async fn rows_that_were_left_out_before_a_new_slot_are_not_known_to_be_published() {
+    // A slot waits for every transaction of its server, also for those of other tests.
+    let server = PrivatePostgres::start(Version::Pg17, "").await;
+    let broker = PrivateKafka::start("").await;
+    let pipeline = Pipeline::on(&server.url(), &broker.brokers(), "leftout").await;
+    let (polls, auto) = (with_mode(&pipeline, "poll"), with_mode(&pipeline, "auto"));
+    insert(&pipeline, "postrider", 1, 10).await;
+    run_until(&auto, "streaming", &pipeline.topic, 10).await;
+    pipeline.sql.batch("delete from outbox").await;
+    drop_slot(&pipeline).await;
+    insert(&pipeline, "postrider", 11, 2).await;
+    broker.freeze();
+    let relay = spawn(&auto);
+    relay.await_log("the slot exists", SOON).await;
+    drop(relay.kill().await);
+    broker.thaw();
+    let halted = run_to_halt(&pipeline.config).await;
+    halted.assert_says("PR002", &["while the table was polled"], &["mode = \"auto\""]);
+    // As printed: those rows are left out.
+    let (_, sql) = halted.hint.split_once("to leave those rows out: ").expect("a statement");
+    pipeline.sql.batch(sql).await;
+    let relay = spawn(&pipeline.config);
+    relay.await_state("streaming", SOON).await;
+    insert(&pipeline, "postrider", 13, 5).await;
+    pipeline.topic.await_records(15, SOON).await;
+    await_published(&polls, 5).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    let halted = run_to_halt(&polls).await;
+    halted.assert_says("PR025", &["the 7 rows"], &["The statement leaves out the 2 rows"]);
+    assert_means(&halted, &["5 are known to be published", "2 may be from before the slot"]);
+    let sql = between(&halted.hint, "known to be published: ", " (postrider check");
+    pipeline.sql.batch(sql).await;
+    assert_eq!(pipeline.sql.text("select count(*)::text from outbox").await.as_deref(), Some("2"));
+}
+
+/// Mode `wal` and then `auto` while no stream can be started, for each reason for which `auto` polls: `check` and
+/// `adopt` say before what `run` says.
+#[tokio::test]
+async fn check_and_adopt_foresee_each_reason_for_which_auto_polls_at_once() {
+    for reason in ["physical", "other database", "role"] {
+        let pipeline = Pipeline::shared(Version::Pg17, "foreseen").await;
+        insert(&pipeline, "postrider", 1, 20).await;
+        run_until(&pipeline.config, "streaming", &pipeline.topic, 20).await;
+        let (slot, mut auto) = (pipeline.slot(), with_mode(&pipeline, "auto"));
+        let other = Database::create(Version::Pg17, "foreseenother").await;
+        let sql = other.connect().await;
+        if reason == "role" {
+            let role = format!(
+                "create role {0} login; grant pg_read_all_data, pg_write_all_data to {0}",
+                pipeline.name
+            );
+            pipeline.sql.batch(&role).await;
+            auto = auto.replace("user=postgres", &format!("user={}", pipeline.name));
+        } else {
+            pipeline.sql.batch(&format!("select pg_drop_replication_slot('{slot}')")).await;
+            let make = if reason == "physical" {
+                format!("select pg_create_physical_replication_slot('{slot}')")
+            } else {
+                format!("select pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+            };
+            sql.batch(&make).await;
+        }
+        let halted = run_to_halt(&auto).await;
+        let says = ["no stream can be started", "the 20 rows"];
+        halted.assert_says("PR025", &says, &["postrider check names", "postrider adopt"]);
+        assert_check_says(&auto, &halted);
+        let dry = postrider_ok(&auto, &["adopt", "--dry-run"]);
+        assert!(dry.contains("the 20 rows"), "{reason}: {dry}");
+        assert_eq!(pipeline.topic.read_all().await.len(), 20, "{reason}: nothing was published");
+        if reason == "role" {
+            let role = format!("drop owned by {0}; drop role {0}", pipeline.name);
+            pipeline.sql.batch(&role).await;
+        } else {
+            sql.batch(&format!("select pg_drop_replication_slot('{slot}')")).await;
+        }
+    }
 }

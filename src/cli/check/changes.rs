@@ -1,12 +1,14 @@
 //! What a changed configuration would lead to at the next start: the same as `run` says.
 
-use crate::driver::{LeftBehind, Mode, PipelineSpec, Settings, left_behind, look_for_changes};
+use crate::driver::{
+    LeftBehind, Mode, PipelineSpec, Settings, left_behind, look_for_changes, polls_now,
+};
 use crate::error::Chain;
 use crate::finding::{Finding, Severity};
-use crate::postgres::control::Control;
+use crate::postgres::control::{Ask, Control};
 use crate::postgres::ownership::Acting;
 use crate::postgres::schema::{self, SchemaState};
-use crate::postgres::{Conninfo, SourceError, table};
+use crate::postgres::{Conninfo, SourceError};
 use crate::sink::{self, SinkSpec};
 
 /// What the server knows the session by.
@@ -61,11 +63,9 @@ async fn look(
     if !matches!(state, Ok(SchemaState::Version(schema::VERSION))) {
         return Ok(Vec::new());
     }
-    let table = match &spec.names.table {
-        Some(name) => table::read(client, name).await?,
-        None => None,
-    };
-    if spec.names.table.is_some() && table.is_none() {
+    let columns = spec.columns();
+    let facts = control.facts(&Ask { acting, ..spec.ask(&None, &columns) }).await?;
+    if spec.names.table.is_some() && facts.table.is_none() {
         return Ok(Vec::new());
     }
     let cluster = if answers && matches!(spec.sink, SinkSpec::Kafka(_)) {
@@ -77,16 +77,20 @@ async fn look(
     let settings = Settings {
         spec,
         cluster: cluster.as_deref(),
-        table_oid: table.map(|table| table.oid),
+        table_oid: facts.table.as_ref().map(|table| table.oid),
         repairs: false,
-        polls: false,
+        polls: polls_now(spec, &facts, APPLICATION_NAME).await,
         thorough: true,
     };
     let change = look_for_changes(client, settings).await?;
     let mut findings = Vec::new();
     if let Some(halt) = change.halt {
         let why = format!("{} ({}); {}", halt.meaning, halt.reason.code(), halt.hint);
-        findings.push(Finding::error("pipeline_changed", halt.message).why(why));
+        let finding = Finding::error("pipeline_changed", halt.message).why(why);
+        findings.push(match change.sql {
+            Some(sql) => finding.sql(sql),
+            None => finding,
+        });
     }
     for note in change.notes {
         let finding = Finding::warning("setting_changed", note.message).why(note.why);

@@ -292,6 +292,8 @@ pub(super) const LIST: &[Group] = &[
             "mode poll on a pipeline that has streamed",
             "mode wal on a pipeline that has polled",
             "another topic for a pipeline that has published",
+            "another table for a pipeline that polls",
+            "table that polling reads renamed and created again",
         ],
         left_out: &[],
     },
