@@ -193,7 +193,9 @@ fn passed_without_a_mark(pipeline: &Pipeline, ids: &str) -> String {
     let block = page.split("```").find(|block| block.contains("resolved_snapshot"));
     let block =
         block.and_then(|block| block.strip_prefix("sql")).expect("the statement of the page");
-    let statement = block.replace("o.status = 'pending'", "true");
+    let of_gcx = "o.status = 'pending' AND coalesce(o.expires_at > now(), true)";
+    assert!(block.contains(of_gcx), "{block}");
+    let statement = block.replace(of_gcx, "true");
     let statement = statement.replace("'orders'", &format!("'{}'", pipeline.name));
     let statement = statement.trim().trim_end_matches(';');
     format!("select (count(*) filter (where id in {ids}) = 2)::text from ({statement}) as o")
