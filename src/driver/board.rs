@@ -145,6 +145,10 @@ impl Pipeline {
             let reason = format!("slot {:?} is held by another process", self.spec.names.slot);
             return (State::StandingBy, Some(reason), None);
         }
+        if tell.publishes_at.is_some_and(|at| at > Instant::now()) {
+            let reason = "records of the owner before may still arrive".to_owned();
+            return (State::Starting, Some(reason), None);
+        }
         if let Some(trouble) = &tell.source {
             let (reason, hint) = say(trouble);
             return (State::SourceDown, reason, hint);
@@ -158,9 +162,7 @@ impl Pipeline {
             return (State::ParkingFull, Some(reason), Some(hint));
         }
         if !tell.streaming {
-            let waits = tell.publishes_at.is_some();
-            let reason = waits.then(|| "records of the owner before may still arrive".to_owned());
-            return (State::Starting, reason, None);
+            return (State::Starting, None, None);
         }
         if lag > CATCHING_UP {
             let reason = self.relay.waits_for().map(|what| format!("the intake waits for {what}"));

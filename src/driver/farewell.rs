@@ -19,8 +19,6 @@ impl Pipeline {
     /// Ends the stream, and waits until the slot shows the last position: so nothing comes twice.
     pub(super) async fn farewell(&mut self, connected: Connected) {
         let Connected { wal, desk, version, .. } = connected;
-        // Pending jobs are dropped, so that their answers do not delay the queries below.
-        drop(desk.jobs);
         if let Err(error) = wal.stop(FAREWELL_MAX).await {
             say::shutdown_error(self, &error);
             return;

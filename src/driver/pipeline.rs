@@ -7,7 +7,7 @@ use super::budget::Budget;
 use super::change;
 use super::connect::{self, Failure};
 use super::destinations::Destinations;
-use super::former::LEASE;
+use super::former::{LEASE, Ownership};
 use super::halts;
 use super::history::{History, Past, Seen};
 use super::judge::Rechecked;
@@ -103,9 +103,7 @@ pub(super) struct Pipeline {
     pub(super) published: Option<Published>,
     /// The epoch under which we streamed last.
     pub(super) owned: Option<i64>,
-    /// The epoch under which this process has owned the pipeline last, in whatever way it published; set when no record
-    /// of the owner before can arrive any more.
-    pub(super) owns: Option<i64>,
+    pub(super) ownership: Ownership,
     /// When what is in flight is no longer ours to send, while there is no stream.
     lease_ends: Instant,
     pub(super) rechecked: Rechecked,

@@ -138,16 +138,10 @@ impl Polling {
 impl Pipeline {
     /// Polls until something ends it.
     pub(super) async fn poll(&mut self, mut polling: Polling, stop: &Stop) -> End {
-        let owners = (polling.desk.former, polling.desk.epoch);
         let Polling { poller, desk, .. } = &mut polling;
-        let lost = async {
-            tokio::select! {
-                error = poller.closed() => error,
-                error = desk.control.closed() => error,
-            }
-        };
-        match Box::pin(former::wait(self, owners, lost, stop)).await {
-            Waited::Done(Ok(())) => {}
+        match Box::pin(former::wait(self, desk, poller.closed(), stop)).await {
+            Waited::Done(Ok(true)) => {}
+            Waited::Done(Ok(false)) => return End::Restart,
             Waited::Done(Err(error)) => return End::Lost(error, Phase::Control),
             Waited::Over(exit) => return End::Over(exit),
         }
@@ -201,6 +195,10 @@ impl Pipeline {
             match self.poll_turn(&mut polling, stop).await {
                 Ok(None) => {}
                 Ok(Some(Over::Streams)) => {
+                    // A service goes on as the owner; a repair by hand ends here.
+                    if self.spec.only_repair && self.leave_nothing_in_flight() {
+                        former::leave(self, &polling.desk).await;
+                    }
                     // The session may outlive this for a moment, and the stream asks for the lock at once.
                     if let Err(error) = polling.poller.unlock(self.spec.name()).await {
                         return End::Lost(error, Phase::Control);

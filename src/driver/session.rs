@@ -10,7 +10,7 @@ use super::former;
 use super::history::History;
 use super::looks::{Look, Looks, Published};
 use super::marking::Made;
-use super::parking::{Desk, Said, wishes};
+use super::parking::{Desk, Jobs, Said, wishes};
 use super::pipeline::{Pipeline, Waited};
 use super::run::{Exit, Stop};
 use super::say;
@@ -118,16 +118,10 @@ impl Pipeline {
         if let Err(halt) = self.renew_mapper(&connected.desk, false) {
             return End::Over(Exit::Halted(halt));
         }
-        let owners = (connected.desk.former, connected.desk.epoch);
         let Connected { wal, desk, .. } = &mut connected;
-        let lost = async {
-            tokio::select! {
-                error = wal.lost() => error,
-                error = desk.control.closed() => error,
-            }
-        };
-        match Box::pin(former::wait(self, owners, lost, stop)).await {
-            Waited::Done(Ok(())) => {}
+        match Box::pin(former::wait(self, desk, wal.lost(), stop)).await {
+            Waited::Done(Ok(true)) => {}
+            Waited::Done(Ok(false)) => return End::Restart,
             Waited::Done(Err(error)) => return End::Lost(error, Phase::Stream),
             Waited::Over(exit) => return End::Over(exit),
         }
@@ -148,6 +142,8 @@ impl Pipeline {
         self.published = session.looks.published().cloned();
         match end {
             End::Over(exit) => {
+                // Pending jobs are dropped, so that their answers do not delay the statements below.
+                session.connected.desk.jobs = Jobs::default();
                 if self.leave_nothing_in_flight() {
                     former::leave(self, &session.connected.desk).await;
                 }

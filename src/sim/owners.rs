@@ -10,7 +10,8 @@
 //! What must hold is checked in every state: an event is marked, or passed by the cursor, only when the topic has it;
 //! a stream begins only behind events that the topic has; a record follows the one before it, or an earlier one. That
 //! is also true where a process publishes for a while after the server has ended its session ([`Rules::lingers`], a
-//! broker that is slow), since its successor waits for that to end (`driver::former`).
+//! broker that is slow), since its successor waits for that to end (`driver::former`; that the wait is long enough, and
+//! who need not wait, is taken for granted here).
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -742,6 +743,8 @@ fn searches(events: u8) -> Vec<Rules> {
         rules(AUTO, (1, 1, 0), false),
         rules([Mode::Wal, Mode::Poll], (0, 1, 1), false),
         rules(AUTO, (1, 0, 0), true),
+        rules(AUTO, (0, 1, 0), true),
+        rules([Mode::Wal, Mode::Poll], (0, 1, 0), true),
     ]
 }
 

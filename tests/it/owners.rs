@@ -203,7 +203,7 @@ async fn successor_waits_where_the_owner_did_not_stop_in_order_and_else_not() {
     pipeline.config = format!("shutdown_grace = \"1s\"\n{}", pipeline.config);
     let polls = polls(&pipeline);
     let auto = polls.replace("mode = \"poll\"", "mode = \"auto\"");
-    let waits = |relay: &Relay| relay.stderr().contains("publishing begins in 4 s");
+    let waits = |relay: &Relay| relay.stderr().contains("publishing begins in 8 s");
     for config in [&pipeline.config, &auto, &polls] {
         if config == &polls {
             postrider_ok(config, &["adopt", "-p", &pipeline.name]);
@@ -215,7 +215,7 @@ async fn successor_waits_where_the_owner_did_not_stop_in_order_and_else_not() {
             let relay = Relay::spawn(config);
             let state = if config == &polls { "polling" } else { "streaming" };
             if end == "killed while it waits" {
-                relay.await_log("publishing begins in 4 s", SOON).await;
+                relay.await_log("publishing begins in 8 s", SOON).await;
                 relay.kill().await;
                 continue;
             }
@@ -238,6 +238,26 @@ async fn successor_waits_where_the_owner_did_not_stop_in_order_and_else_not() {
         }
         assert_eq!(waited, [false, false, true, true], "{config}");
     }
+}
+
+/// A repair by hand after a kill waits, and whoever streams after it does not.
+#[tokio::test]
+async fn stream_behind_a_repair_by_hand_begins_at_once() {
+    let mut pipeline = Pipeline::shared(Version::Pg17, "afterrepair").await;
+    pipeline.config = pipeline.with_line("source", "on_slot_lost = \"halt\"");
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    drop(relay.kill().await);
+    pipeline.insert(20).await;
+    drop_slot(&pipeline).await;
+    let said = postrider_ok(&pipeline.config, &["repair"]);
+    assert!(said.contains("20"), "{said}");
+    let left = "select (owner_left = owner_epoch)::text from postrider.cursor";
+    assert_eq!(pipeline.sql.text(left).await.as_deref(), Some("true"), "{said}");
+    let relay = pipeline.run();
+    relay.await_state("streaming", SOON).await;
+    assert!(!relay.stderr().contains("publishing begins in"), "{}", relay.stderr());
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
 }
 
 /// The owner's epoch is raised by hand while a claim is open: the claim is not marked, and all of it comes again.

@@ -3,6 +3,7 @@
 use super::{Cluster, Next, Pipeline};
 use crate::driver::budget::Budget;
 use crate::driver::destinations::Destinations;
+use crate::driver::former::Ownership;
 use crate::driver::halts;
 use crate::driver::judge::Rechecked;
 use crate::driver::lag::LagMeter;
@@ -108,7 +109,7 @@ impl Pipeline {
             histories: Histories::default(),
             published: None,
             owned: None,
-            owns: None,
+            ownership: Ownership::default(),
             lease_ends: Instant::now(),
             rechecked: Rechecked::default(),
             repeats: Repeats::default(),

@@ -20,6 +20,7 @@ impl Pipeline {
         self.metrics.reconnected(Side::Sink, reason);
         self.shelf.clear();
         self.marking.given_up();
+        self.ownership.resets();
         self.sink.reset();
     }
 
@@ -30,6 +31,7 @@ impl Pipeline {
         let nothing =
             self.relay.in_flight().0 == 0 && !self.relay.is_trying() && self.sink.is_idle();
         if !nothing {
+            self.ownership.resets();
             self.sink.reset();
         }
         nothing

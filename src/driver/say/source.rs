@@ -8,7 +8,7 @@ use crate::event::HistoryId;
 use crate::lsn::Lsn;
 use crate::postgres::table::LeafChange;
 use crate::postgres::{SourceError, action};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tracing::{info, warn};
 
 pub(in crate::driver) fn source_down(pipeline: &mut Pipeline, error: &SourceError) {
@@ -81,10 +81,14 @@ pub(in crate::driver) fn standing_by(pipeline: &mut Pipeline, active_pid: Option
     pipeline.report(None);
 }
 
-pub(in crate::driver) fn waits_for_former_owner(pipeline: &mut Pipeline, wait: Duration) {
+pub(in crate::driver) fn waits_for_former_owner(
+    pipeline: &mut Pipeline,
+    until: tokio::time::Instant,
+) {
     pipeline.tell.standing_by = None;
-    pipeline.tell.publishes_at = Some(Instant::now() + wait);
-    let (name, seconds) = (pipeline.spec.name(), wait.as_secs());
+    pipeline.tell.publishes_at = Some(until.into_std());
+    let wait = until.saturating_duration_since(tokio::time::Instant::now());
+    let (name, seconds) = (pipeline.spec.name(), wait.as_secs_f64().round() as u64);
     info!(
         event = "waits_for_former_owner",
         pipeline = name,
