@@ -169,6 +169,13 @@ impl Topic {
         blocking(move || topic.read(usize::MAX, Instant::now() + 3 * CALL_DEADLINE)).await
     }
 
+    /// The same without the values, which may be more than fit into memory.
+    pub(crate) async fn read_without_values(&self, deadline: Duration) -> Vec<ReadRecord> {
+        let topic = self.clone();
+        let without_value = |record: ReadRecord| ReadRecord { value: None, ..record };
+        blocking(move || topic.read_as(usize::MAX, Instant::now() + deadline, without_value)).await
+    }
+
     /// Waits until the topic holds `count` records, then reads everything that is in it.
     pub(crate) async fn await_records(&self, count: usize, deadline: Duration) -> Vec<ReadRecord> {
         let what = format!("{count} records in {}", self.name);
@@ -243,6 +250,16 @@ impl Topic {
     /// Reads up to the offsets of now. The end-of-partition event counts too: behind the last record may stand a
     /// transaction's control record, which no consumer is given.
     fn read(&self, limit: usize, deadline: Instant) -> Vec<ReadRecord> {
+        self.read_as(limit, deadline, |record| record)
+    }
+
+    /// The same; `kept` gives what is kept of a record.
+    fn read_as(
+        &self,
+        limit: usize,
+        deadline: Instant,
+        kept: impl Fn(ReadRecord) -> ReadRecord,
+    ) -> Vec<ReadRecord> {
         let consumer = self.consumer();
         let mut open = loop {
             match self.ends(&consumer) {
@@ -286,7 +303,7 @@ impl Topic {
                     {
                         open.remove(&record.partition);
                     }
-                    records.push(record);
+                    records.push(kept(record));
                 }
             }
         }
