@@ -211,8 +211,8 @@ pub async fn seize(client: &Client, pipeline: &str) -> Result<Seized, SourceErro
 }
 
 /// Takes the pipeline over for a process that publishes nothing: raises the owner's epoch and returns it. From then on
-/// whoever writes with an older one stores nothing. A write of the old owner that is under way is waited for (it holds the row's lock), so what is read
-/// after this is all there will be.
+/// whoever writes with an older one stores nothing. A write of the old owner that is under way is waited for (it holds
+/// the row's lock), so what is read after this is all there will be.
 ///
 /// The epoch is also a time (microseconds since 1970), so that it is not met again where the row was deleted and made
 /// anew, or a failover lost its last move.
