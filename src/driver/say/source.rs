@@ -8,7 +8,7 @@ use crate::event::HistoryId;
 use crate::lsn::Lsn;
 use crate::postgres::table::LeafChange;
 use crate::postgres::{SourceError, action};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 pub(in crate::driver) fn source_down(pipeline: &mut Pipeline, error: &SourceError) {
@@ -88,7 +88,7 @@ pub(in crate::driver) fn waits_for_former_owner(
     pipeline.tell.standing_by = None;
     pipeline.tell.publishes_at = Some(until.into_std());
     let wait = until.saturating_duration_since(tokio::time::Instant::now());
-    let (name, seconds) = (pipeline.spec.name(), wait.as_secs_f64().round() as u64);
+    let (name, seconds) = (pipeline.spec.name(), (wait + Duration::from_millis(500)).as_secs());
     info!(
         event = "waits_for_former_owner",
         pipeline = name,
