@@ -28,8 +28,8 @@ pub(super) const LEASE: Duration = Duration::from_secs(3);
 
 /// How long the successor of such an owner waits, from when the pipeline's lock is its own. An owner behind a slow
 /// broker does not read from its session, and notices its end by a write that fails, after 2 s at most; then comes
-/// [`LEASE`]; the thread that closes producers may wait for an answer of a broker for 2 s; and requests that are on their way are
-/// given a second (`sink::kafka`).
+/// [`LEASE`]; the thread that closes producers may wait for an answer of a broker for 2 s; and requests that are on
+/// their way are given a second (`sink::kafka`).
 const FORMER_WAIT: Duration = Duration::from_secs(8);
 
 /// How long the note may take that an owner writes at its end.
