@@ -213,40 +213,34 @@ pub async fn look(client: &Client, settings: Settings<'_>) -> Result<Change, Sou
     // The table is polled to its end before a stream begins.
     let hands_over = before.mode == "poll" && spec.polls_in_its_stead();
     let polls = polls || spec.mode == Mode::Poll || hands_over;
-    let look = Look { client, spec, found: &found, before: &before, polls };
+    // Another table, also under the same name.
+    let other_rows =
+        differences.iter().any(|of| matches!(of, Difference::Table | Difference::Recreated));
+    let look = Look { client, spec, found: &found, before: &before, polls, other_rows };
     let old = look.old_table(&differences).await?;
     change.other_table = old.is_some();
     // Nothing was published under the settings of before.
     let unused = found.slot.is_some() && !found.advanced && before.mode == "wal";
-    if !unused {
-        change.halt = look.elsewhere(&differences, &change.now, old.as_ref()).await?;
-    }
-    let of_mode = differences.contains(&Difference::Mode) && !repairs && !unused;
-    if of_mode {
-        let of_mode = match (before.mode.as_str(), spec.mode) {
-            // Until the new slot is bound to the row, the position stays one of polling.
-            ("poll", Mode::Auto) if hands_over => {
-                change.hands_over = true;
-                "poll".clone_into(&mut change.now.mode);
-                None
-            }
-            ("poll", Mode::Wal | Mode::Auto) => look.ends_polling().await?,
-            // The stream has not begun: all that is in the table is still to be polled.
-            ("auto", Mode::Poll) if found.polls_on => None,
-            (_, Mode::Poll) => match look.begins_polling().await? {
-                Some((halt, sql)) => {
-                    change.sql = sql;
-                    Some(halt)
-                }
-                None => None,
-            },
-            ("wal", Mode::Auto) if polls => look.polls_at_once().await?,
-            (_, Mode::Auto | Mode::Wal) => None,
-        };
-        change.halt = both(change.halt, of_mode);
-    }
+    let of_mode = if !differences.contains(&Difference::Mode) || repairs || unused {
+        None
+    } else if hands_over {
+        // Until the new slot is bound to the row, the position stays one of polling.
+        change.hands_over = true;
+        "poll".clone_into(&mut change.now.mode);
+        None
+    } else {
+        look.of_mode().await?
+    };
+    let elsewhere = if unused {
+        None
+    } else {
+        look.elsewhere(&differences, &change.now, old.as_ref(), of_mode.is_some()).await?
+    };
+    (change.halt, change.sql) = both(elsewhere, of_mode);
     let newly_auto = differences.contains(&Difference::Mode) && before.mode == "wal";
-    if spec.mode == Mode::Auto && before.mode != "poll" && !repairs && (newly_auto || thorough) {
+    // Beside another halt its statement could take rows away that the ways of that halt need.
+    let may_poll = spec.mode == Mode::Auto && before.mode != "poll" && !repairs;
+    if may_poll && (newly_auto || thorough) && !other_rows && change.halt.is_none() {
         change.notes.extend(look.may_poll().await?);
     }
     for difference in differences {
@@ -255,18 +249,33 @@ pub async fn look(client: &Client, settings: Settings<'_>) -> Result<Change, Sou
     Ok(change)
 }
 
-/// Two reasons in one: whoever adopts the settings adopts all of them.
-fn both(one: Option<Halt>, other: Option<Halt>) -> Option<Halt> {
-    match (one, other) {
-        (Some(one), Some(other)) => Some(Halt {
-            reason: one.reason,
-            message: format!("{}. {}", one.message, other.message),
-            meaning: format!("{}. {}", one.meaning, other.meaning),
-            hint: format!("For the one: {}. For the other: {}", one.hint, other.hint),
-        }),
-        (one, other) => one.or(other),
+/// Two reasons in one: whoever adopts the settings adopts all of them. The ways are those of the first, and no
+/// statement that belongs to the ways of the mode is printed.
+fn both(elsewhere: Option<Halt>, of_mode: Option<OfMode>) -> OfBoth {
+    match (elsewhere, of_mode) {
+        (Some(elsewhere), Some((mode, _))) => {
+            let of_mode = mode.meaning.trim_start_matches("nothing was published. ");
+            let halt = Halt {
+                message: format!("{}. {}", elsewhere.message, mode.message),
+                meaning: format!("{}. {of_mode}", elsewhere.meaning),
+                ..elsewhere
+            };
+            (Some(halt), None)
+        }
+        (None, Some((halt, sql))) => (Some(halt), sql),
+        (elsewhere, None) => (elsewhere, None),
     }
 }
+
+/// A halt, and the statement that is among the steps of its hint.
+type OfMode = (Halt, Option<String>);
+
+/// The same, where there is one.
+type OfBoth = (Option<Halt>, Option<String>);
+
+/// What is said of a statement that is printed.
+const PRINTED_AGAIN: &str = "postrider check prints it again: a statement that was printed earlier leaves out rows that \
+                             were published since";
 
 /// Rows of the table.
 struct Counts {
@@ -285,6 +294,7 @@ enum OldTable {
     Gone(String),
 }
 
+#[derive(Clone, Copy)]
 struct Look<'a> {
     client: &'a Client,
     spec: &'a PipelineSpec,
@@ -292,15 +302,35 @@ struct Look<'a> {
     before: &'a Belongs,
     /// The table is polled from here on, whether a stream follows or not.
     polls: bool,
+    /// The table is another one: what is known of transactions says nothing of its rows.
+    other_rows: bool,
 }
 
 impl Look<'_> {
+    /// Another mode, which does not hand over by itself.
+    async fn of_mode(&self) -> Result<Option<OfMode>, SourceError> {
+        let halt = match (self.before.mode.as_str(), self.spec.mode) {
+            ("poll", Mode::Wal | Mode::Auto) => self.ends_polling().await?,
+            // The stream has not begun: all that is in the table is still to be polled.
+            ("auto", Mode::Poll) if self.found.polls_on => None,
+            (_, Mode::Poll) => return self.begins_polling().await,
+            ("wal", Mode::Auto) if self.polls => self.polls_at_once().await?,
+            (_, Mode::Auto | Mode::Wal) => None,
+        };
+        Ok(halt.map(|halt| (halt, None)))
+    }
+
     /// `marks`: by the layout's marks; else every row is without.
     async fn count(&self, marks: bool) -> Result<Option<Counts>, SourceError> {
         let Some(table) = repair_table(self.spec, marks) else { return Ok(None) };
         let (client, before) = (self.client, self.found.before_slot.as_deref());
+        let before = before.filter(|_| !self.other_rows);
         let table = Table::read(client, table).await?;
-        let method = self.method().await?;
+        let method = if self.other_rows {
+            Method::of(client, Selection::Both, None).await?
+        } else {
+            self.method().await?
+        };
         Ok(Some(Counts {
             rows: method.count_unmarked(client, &table, before, COUNTED_MAX).await?,
             mark_sql: before.and_then(|before| method.mark_passed_sql(&table, before)),
@@ -322,8 +352,7 @@ impl Look<'_> {
 
     /// Mode `wal` or `auto` before, and now `poll`: polling publishes every row without a mark, and nothing that is in
     /// the slot alone.
-    /// The second is the statement that is among the steps of the hint.
-    async fn begins_polling(&self) -> Result<Option<(Halt, Option<String>)>, SourceError> {
+    async fn begins_polling(&self) -> Result<Option<OfMode>, SourceError> {
         let Some(Counts { rows, mark_sql }) = self.count(true).await? else { return Ok(None) };
         let passed = rows.passed.is_some_and(|passed| passed > 0);
         let needs_a_word = if self.found.belongs.is_none() {
@@ -340,39 +369,28 @@ impl Look<'_> {
             return Ok(None);
         }
         let (name, table, mode) = (self.name(), self.table(), &self.before.mode);
-        let (all, published) = (figure(rows.all), published(rows));
+        let (all, published) = (figure(rows.all), self.published(rows));
         let watermark = &self.found.watermark;
         let in_slot = format!(
             "events after {watermark} whose rows are deleted already, and logical messages,"
         );
-        let mut sql = mark_sql.filter(|_| passed);
-        let (slot, ways) = match self.found.slot.as_deref() {
+        let sql = mark_sql.filter(|_| passed);
+        let (slot, (ways, sql)) = match self.found.slot.as_deref() {
             Some(slot) if slot::stands(self.client, slot).await? => (
                 format!(
                     "Slot {slot:?} stays and retains WAL until it is dropped; {in_slot} are in it alone, and polling \
                      does not publish them"
                 ),
-                self.ways_to_polling(rows, sql.as_deref()),
+                (self.ways_to_polling(rows, sql.as_deref()), sql),
             ),
             slot => {
                 let slot =
                     slot.map_or_else(|| "The slot".to_owned(), |slot| format!("Slot {slot:?}"));
-                sql = None;
-                let first = if mode == "wal" {
-                    format!("set mode = \"wal\", run postrider repair -p {name}, and start")
-                } else {
-                    format!(
-                        "set mode = \"{mode}\" and start: it polls the table and makes a new slot"
-                    )
-                };
                 (
                     format!(
                         "{slot} is lost or does not exist: {in_slot} can't be published any more"
                     ),
-                    format!(
-                        "(a) to publish first what is not known to be published: {first}. When the log says streaming, \
-                         stop, set mode = \"poll\" again, and follow what is printed then"
-                    ),
+                    self.ways_without_slot(rows, sql),
                 )
             }
         };
@@ -391,16 +409,49 @@ impl Look<'_> {
         Ok(Some((halt, sql.map(|sql| format!("{sql};")))))
     }
 
+    /// What is published first where there is no slot, and the statement that is among its steps: mode `auto` polls
+    /// every row that has no mark.
+    fn ways_without_slot(
+        &self,
+        rows: Unmarked,
+        mark_sql: Option<String>,
+    ) -> (String, Option<String>) {
+        let (name, mode) = (self.name(), &self.before.mode);
+        let (first, sql) = if mode == "auto" && !self.spec.messages() {
+            let again = if mark_sql.is_some() || rows.passed == Some(0) {
+                "the table".to_owned()
+            } else {
+                format!(
+                    "all {} rows that have no mark, possibly some of them again,",
+                    figure(rows.all)
+                )
+            };
+            let mark = mark_sql.as_ref().map_or_else(String::new, |sql| {
+                format!("mark what is known to be published: {sql} ({PRINTED_AGAIN}); ")
+            });
+            (
+                format!(
+                    "{mark}set mode = \"auto\" and start: it polls {again} and makes a new slot"
+                ),
+                mark_sql,
+            )
+        } else {
+            (format!("set mode = \"{mode}\", run postrider repair -p {name}, and start"), None)
+        };
+        let way = format!(
+            "(a) to publish first what is not known to be published: {first}. When the log says streaming, stop, set \
+             mode = \"poll\" again, and follow what is printed then"
+        );
+        (way, sql)
+    }
+
     /// How nothing that is in the slot is lost, and with the statement nothing comes again.
     fn ways_to_polling(&self, rows: Unmarked, mark_sql: Option<&str>) -> String {
         let (name, mode) = (self.name(), &self.before.mode);
         let (repeats, mark) = match (mark_sql, rows.passed) {
             (Some(sql), _) => (
                 "and repeat nothing",
-                format!(
-                    "mark what is known to be published: {sql} (postrider check prints it again: a statement that \
-                     was printed earlier leaves out rows that were published since); "
-                ),
+                format!("mark what is known to be published: {sql} ({PRINTED_AGAIN}); "),
             ),
             (None, Some(0)) => ("and repeat nothing", String::new()),
             (None, _) => ("nothing", String::new()),
@@ -412,6 +463,11 @@ impl Look<'_> {
                 figure(before)
             ),
             (Some(_), _) => String::new(),
+            (None, _) if self.other_rows => format!(
+                ". No statement is printed that marks what is published: the table was created again, and what is \
+                 known of transactions says nothing of its rows. Polling publishes all {} rows that have no mark",
+                figure(rows.all)
+            ),
             (None, _) => format!(
                 ". No statement is printed that marks what is published: rows of before the slot was made would be \
                  marked too, and never be published. Polling publishes all {} rows that have no mark",
@@ -423,6 +479,18 @@ impl Look<'_> {
              lag for a few seconds; stop Postrider and set mode = \"poll\" again; {mark}run postrider adopt -p {name}, \
              which says how many rows are left{left}"
         )
+    }
+
+    /// How many of the rows without a mark are published, in words.
+    fn published(&self, rows: Unmarked) -> String {
+        if self.other_rows {
+            return format!(
+                "How many of these rows are published is not known: what is known of transactions says nothing of the \
+                 rows of {}, which is another table than before",
+                self.table()
+            );
+        }
+        published(rows)
     }
 
     /// Mode `wal` before, and now `auto`, while no stream can be started: it would poll at once.
@@ -441,7 +509,7 @@ impl Look<'_> {
                 "mode is \"auto\", no stream can be started, and the position of pipeline {name:?} belongs to mode \
                  \"wal\": the table would be polled, with the {all} rows of {table} that have no mark"
             ),
-            meaning: format!("nothing was published. {}", published(rows)),
+            meaning: format!("nothing was published. {}", self.published(rows)),
             hint: format!(
                 "(a) to publish only what is not known to be published: set mode = \"wal\"; if the slot is lost or \
                  does not exist, run postrider repair -p {name} (--dry-run counts), otherwise correct what postrider \
@@ -458,19 +526,23 @@ impl Look<'_> {
             Some(Counts { rows, .. }) => rows.not_streamed.unwrap_or(rows.all),
         };
         let (name, table, slot) = (self.name(), self.table(), &self.spec.names.slot);
-        let left = figure(left);
+        let (left, mode) = (figure(left), word(self.spec.mode));
         // With logical messages the slot is not created again by itself.
-        let by_auto = if self.spec.mode == Mode::Auto {
-            ""
+        let first = if self.spec.messages() {
+            format!(
+                "(a) to lose nothing (with outbox.message_prefix mode = \"auto\" does not make the slot again): set \
+                 mode = \"poll\" again, stop the writers, start, and wait until postrider status shows no lag for a \
+                 few seconds; stop, set mode = \"{mode}\" again, and (b). "
+            )
         } else {
             "(a) to lose and repeat nothing: start once with mode = \"auto\" until the log says streaming, and stop \
              it; then mode = \"wal\". "
+                .to_owned()
         };
         Ok(Some(Halt {
             reason: HaltReason::PipelineChanged,
             message: format!(
-                "mode is \"{}\", and the position of pipeline {name:?} belongs to mode \"poll\"",
-                word(self.spec.mode)
+                "mode is \"{mode}\", and the position of pipeline {name:?} belongs to mode \"poll\""
             ),
             meaning: format!(
                 "nothing was published. {left} rows of {table} have no mark and may be from before slot {slot:?}, \
@@ -478,7 +550,7 @@ impl Look<'_> {
                 self.found.watermark
             ),
             hint: format!(
-                "{by_auto}(b) to begin at the slot as it is, without those {left} rows: \
+                "{first}(b) to begin at the slot as it is, without those {left} rows: \
                  postrider adopt -p {name}. (c) to stay: mode = \"poll\". Then start again"
             ),
         }))
@@ -527,54 +599,103 @@ impl Look<'_> {
         })
     }
 
-    /// Another destination, table or layout.
+    /// Another destination, table or layout. `mode_too`: so is the mode, in a way that halts.
     async fn elsewhere(
         &self,
         differences: &[Difference],
         now: &Belongs,
         old: Option<&OldTable>,
+        mode_too: bool,
     ) -> Result<Option<Halt>, SourceError> {
         let changed: Vec<String> =
             differences.iter().filter_map(|of| self.changed(*of, now, old)).collect();
         if changed.is_empty() {
             return Ok(None);
         }
-        let pipeline = self.name();
-        let (rows, ways) = match old {
+        let place = [Difference::Sink, Difference::Cluster, Difference::Topic];
+        let place = differences.iter().any(|difference| place.contains(difference));
+        let keeps = place || differences.contains(&Difference::Layout);
+        let parked = if keeps { self.parked().await? } else { 0 };
+        // The ways are those of one setting, with the mode of before.
+        let polls = if mode_too { self.before.mode == "poll" } else { self.polls };
+        let first = Look { polls, ..*self };
+        let (rows, of, ways) = match old {
             Some(old) => {
                 let recreated = differences.contains(&Difference::Recreated);
                 let (new_rows, old_rows) = (self.of_new_table().await, self.of_old(old, now).await);
-                (format!("{new_rows}{old_rows}"), self.ways_to_table(old, recreated))
+                let rows = format!("{new_rows}{old_rows}");
+                (rows, "the table", first.ways_to_table(old, recreated))
             }
-            None => (self.lacking(now).await, self.ways_to_place()),
+            None if place => (
+                self.lacking(now).await,
+                "the destination",
+                format!("{}{}", first.parked_first(parked), first.ways_to_place()),
+            ),
+            None => (self.of_layout(now).await, "outbox.layout", first.ways_to_layout(now)),
         };
-        let kept = [Difference::Sink, Difference::Cluster, Difference::Topic, Difference::Layout];
-        let kept = differences.iter().any(|difference| kept.contains(difference));
-        let parked = if kept { self.parked().await? } else { 0 };
-        let (of_parked, first) = if parked == 0 {
-            (String::new(), String::new())
+        // A new table may have a layout of its own.
+        let mut others = Vec::new();
+        if old.is_some() && place {
+            others.push("sink and route.topic".to_owned());
+        }
+        others.extend(mode_too.then(|| format!("mode = {:?}", self.before.mode)));
+        let one_by_one = if others.is_empty() {
+            String::new()
         } else {
-            (
-                format!(
-                    ". Parked events that are not resolved: {parked}. Each keeps the topic and the record with which \
-                     it was parked, and a retry publishes it to that topic, of whatever sink is configured then"
-                ),
-                format!(
-                    "First resolve the parked events, with the old values and Postrider running: postrider parked list \
-                     -p {pipeline}, then postrider parked retry -p {pipeline} or postrider parked skip -p {pipeline}. \
-                     Then "
-                ),
+            format!(
+                "Change one setting at a time. First set back: {}. Then change {of} in one of these ways, and after \
+                 that the rest, by what is printed then: ",
+                others.join(", ")
+            )
+        };
+        let of_parked = if parked == 0 {
+            String::new()
+        } else {
+            format!(
+                ". Parked events that are not resolved: {parked}. Each keeps the topic and the record with which it \
+                 was parked, and a retry publishes it to that topic, of whatever sink is configured then"
             )
         };
         Ok(Some(Halt {
             reason: HaltReason::PipelineChanged,
             message: format!(
-                "the position of pipeline {pipeline:?} belongs to other settings: {}",
+                "the position of pipeline {:?} belongs to other settings: {}",
+                self.name(),
                 changed.join("; ")
             ),
             meaning: format!("nothing was published. {rows}{of_parked}"),
-            hint: format!("{first}{ways}. Then start again"),
+            hint: format!("{one_by_one}{ways}. Then start again"),
         }))
+    }
+
+    /// What another layout means, of the same table and at the same place.
+    async fn of_layout(&self, now: &Belongs) -> String {
+        if self.polls {
+            return self.lacking(now).await;
+        }
+        format!(
+            "What was committed up to {} was published by layout {:?}, and what follows is published by layout {:?}: \
+             no event is lost or repeated by that",
+            self.found.watermark, self.before.layout, now.layout
+        )
+    }
+
+    /// What is done with parked events before the destination changes.
+    fn parked_first(&self, parked: u64) -> String {
+        if parked == 0 {
+            return String::new();
+        }
+        let pipeline = self.name();
+        let skipped = if self.replays() {
+            ". The replay of (a) publishes skipped events too, at the new place; by (b) they are not published"
+        } else {
+            ""
+        };
+        format!(
+            "For (a) or (b), first resolve the parked events, with the old values and Postrider running: postrider \
+             parked list -p {pipeline}; postrider parked retry -p {pipeline} --all publishes them to the old topic; \
+             where that topic does not take them, postrider parked skip -p {pipeline} --all gives them up{skipped}. "
+        )
     }
 
     /// What one setting is, and was; `None` for one that does not lead elsewhere.
@@ -591,7 +712,13 @@ impl Look<'_> {
             Difference::Sink => ("sink.kind", before.sink.clone(), now.sink.clone()),
             Difference::Cluster => ("the Kafka cluster", name(&before.cluster), name(&now.cluster)),
             Difference::Topic => ("route.topic", before.topic.clone(), now.topic.clone()),
-            Difference::Table => ("outbox.table", table(&before.table), table(&now.table)),
+            Difference::Table => {
+                return Some(format!(
+                    "outbox.table is {}, and was {}",
+                    table(&now.table),
+                    table(&before.table)
+                ));
+            }
             Difference::Layout => ("outbox.layout", before.layout.clone(), now.layout.clone()),
             Difference::Recreated => {
                 let table = self.table();
@@ -609,21 +736,46 @@ impl Look<'_> {
         Some(format!("{setting} is {is:?}, and was {was:?}"))
     }
 
-    /// The ways to another destination or layout.
+    /// Whether published rows are still in the table.
+    fn replays(&self) -> bool {
+        let deletes = |table: &PollSpec| table.delete || matches!(table.marks, Marks::Delete);
+        self.before.mode != "poll" || !self.spec.poll.table.as_ref().is_some_and(deletes)
+    }
+
+    /// The ways to another layout, of the same table and at the same place.
+    fn ways_to_layout(&self, now: &Belongs) -> String {
+        let pipeline = self.name();
+        if !self.polls {
+            return format!(
+                "(a) to go on with the new layout: postrider adopt -p {pipeline}. (b) to go on as before: set the old \
+                 values again"
+            );
+        }
+        format!(
+            "(a) to publish none again: give the rows that layout {:?} has marked as published the mark that layout \
+             {:?} has for it, or delete them where it has none; then postrider adopt -p {pipeline}. (b) to publish all \
+             rows that have no mark, some of them possibly again: postrider adopt -p {pipeline}. (c) to go on as \
+             before: set the old values again",
+            self.before.layout, now.layout
+        )
+    }
+
+    /// The ways to another destination.
     fn ways_to_place(&self) -> String {
         let pipeline = self.name();
         let (twice, begin) = if self.polls {
             ("rows that have no mark come twice", "with the rows that have no mark")
         } else {
-            ("what was committed since the position comes twice", "with the next event")
+            (
+                "what was committed since the position comes twice",
+                "with what was committed since the position",
+            )
         };
-        let deletes = |table: &PollSpec| table.delete || matches!(table.marks, Marks::Delete);
-        let polled = self.before.mode == "poll";
-        let replay = if polled && self.spec.poll.table.as_ref().is_some_and(deletes) {
+        let replay = if self.replays() {
+            self.replay("there what the table still has", twice)
+        } else {
             "(a) rows that polling has published are deleted, and can't be published again"
                 .to_owned()
-        } else {
-            self.replay("there what the table still has", twice)
         };
         format!(
             "{replay}. (b) to begin there {begin}: postrider adopt -p {pipeline}. (c) to go on as before: set the old \
@@ -653,53 +805,64 @@ impl Look<'_> {
         let (pipeline, table) = (self.name(), self.table());
         let back = match (old, recreated) {
             (OldTable::Is(renamed), true) => {
+                let twice = if self.polls { "" } else { "; those that the slot brings come twice" };
                 format!(
-                    ". (c) to go on as before: rename the tables so that {renamed} is {table} again"
+                    ". (c) to go on as before: in one transaction, lock both tables, insert the rows of {table} into \
+                     {renamed}, drop {table}, and rename {renamed} to {table}{twice}"
                 )
             }
             (OldTable::None | OldTable::Gone(_), true) => String::new(),
             (_, false) => ". (c) to go on as before: set the old values again".to_owned(),
         };
+        let publish_rest = |name: &TableName| {
+            let config = format!("{}.{}", name.schema, name.name);
+            let set = if recreated {
+                format!("set outbox.table = {config:?}")
+            } else {
+                format!("set the old values again, with outbox.table = {config:?}")
+            };
+            format!(
+                "let nothing write to {name} any more; {set}, start, and wait until postrider status shows no lag for \
+                 a few seconds; stop, and set the new values again"
+            )
+        };
         if self.polls {
             let rest = match old {
-                OldTable::Is(name) => {
-                    let config = format!("{}.{}", name.schema, name.name);
-                    let set = if recreated {
-                        format!("set outbox.table = {config:?}")
-                    } else {
-                        format!("set the old values again, with outbox.table = {config:?}")
-                    };
-                    format!(
-                        "(a) to publish the rest of {name} first: {set}, start, and wait until postrider status shows \
-                         no lag for a few seconds; stop, and set the new values again; then (b)"
-                    )
-                }
+                OldTable::Is(name) => format!(
+                    "(a) to publish the rest of {name} first: {}; then (b). ",
+                    publish_rest(name)
+                ),
                 OldTable::Gone(_) => format!(
-                    "(a) to publish what was unpublished in the table of before: insert these rows into {table}, from \
-                     a backup; then (b)"
+                    "(a) to publish what was unpublished in the table of before: insert from a backup the rows that \
+                     have no mark in it into {table}; those that were published after the backup come again; then \
+                     (b). If this database was restored, {table} has them already, and (b) publishes again what was \
+                     published after the backup. "
                 ),
                 OldTable::None => String::new(),
             };
-            let parted = if rest.is_empty() { "" } else { ". " };
             return format!(
-                "{rest}{parted}(b) to publish all rows of {table} that have no mark, and nothing else: postrider adopt \
-                 -p {pipeline}{back}"
+                "{rest}(b) to publish all rows of {table} that have no mark, and nothing else: postrider adopt -p \
+                 {pipeline}{back}"
             );
         }
         let rest = match (old, recreated) {
             (OldTable::Is(renamed), true) => format!(
-                ". To publish rows that were inserted into {renamed} since it was renamed: insert them into {table} too"
+                "For (a) or (b), rows that were inserted into {renamed} since it was renamed are in no stream: first \
+                 insert them into {table} too. "
             ),
-            (OldTable::Is(_), false) => {
-                ". To publish the rest of the old table, set the old values, stop the writers, and wait until \
-                 postrider status shows no lag for a few seconds"
-                    .to_owned()
+            (OldTable::Is(name), false) => {
+                format!(
+                    "For (a) or (b), first publish the rest of {name}: {}. ",
+                    publish_rest(name)
+                )
             }
             (OldTable::None | OldTable::Gone(_), _) => String::new(),
         };
-        let twice = "what was committed since the position comes twice";
+        let twice = "what was committed since the position comes twice, and so does what the statement of PR008 has \
+                     written again: after that statement take (b)";
         format!(
-            "{}. (b) to begin there with the next event: postrider adopt -p {pipeline}{rest}{back}",
+            "{rest}{}. (b) to begin there with what was committed since the position: postrider adopt -p \
+             {pipeline}{back}",
             self.replay("the rows of the new table", twice)
         )
     }
@@ -834,7 +997,7 @@ impl Look<'_> {
         now: &Belongs,
         halts: bool,
     ) -> Result<Option<ChangeNote>, SourceError> {
-        let quoted = |value: &Option<String>| value.clone().unwrap_or_default();
+        let name = |value: &Option<String>| value.clone().unwrap_or_default();
         let (message, why) = match difference {
             Difference::Key => {
                 let parked = match self.parked().await? {
@@ -854,9 +1017,9 @@ impl Look<'_> {
             }
             Difference::Renamed => (
                 format!(
-                    "outbox.table is {:?}, and was {:?}",
-                    quoted(&now.table),
-                    quoted(&self.before.table)
+                    "outbox.table is {}, and was {}",
+                    name(&now.table),
+                    name(&self.before.table)
                 ),
                 "it is the same table with another name: nothing is lost or repeated".to_owned(),
             ),

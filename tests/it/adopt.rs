@@ -496,6 +496,14 @@ async fn each_other_setting_is_refused_or_told() {
             let counted =
                 ["outbox\", up to ", "rows are not known to be published", "up to 3 rows"];
             assert!(counted.iter().all(|words| halted.meaning.contains(words)), "{halted:#?}");
+            // The rest of the old table comes before what leaves it behind.
+            let (before, _) = halted.hint.split_once("postrider adopt").expect("adopt");
+            let rest = "let nothing write to \"public\".\"outbox\" any more";
+            assert!(before.contains(rest), "{halted:#?}");
+        }
+        if says == "outbox.layout" {
+            assert!(halted.meaning.contains("no event is lost or repeated"), "{halted:#?}");
+            assert!(!halted.hint.contains("replay"), "{halted:#?}");
         }
         assert_check_says(&config, &halted);
     }
@@ -617,6 +625,101 @@ async fn rows_of_another_table_are_not_known_to_be_published() {
     assert_eq!(pipeline.sql.text(known).await.as_deref(), Some("true"));
 }
 
+/// Mode and table change together: what is known of transactions says nothing of the rows of the new table, so no
+/// statement marks them, and the ways that are printed are those of the table alone.
+#[tokio::test]
+async fn mode_and_table_that_change_together_mark_no_row_of_the_new_table() {
+    let pipeline = Pipeline::shared(Version::Pg17, "modetable").await;
+    pipeline.sql.batch("create table outbox2 (like outbox including all)").await;
+    pipeline.sql.batch(&rows("outbox2", 11, 13)).await;
+    pipeline.sql("alter publication {publication} add table outbox2").await;
+    insert(&pipeline, "postrider", 1, 10).await;
+    let relay = spawn(&pipeline.config);
+    pipeline.topic.await_records(10, SOON).await;
+    await_published(&with_mode(&pipeline, "poll"), 10).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+
+    let to_other = |config: &str| config.replace("public.outbox\"", "public.outbox2\"");
+    let polls = to_other(&with_mode(&pipeline, "poll"));
+    let halted = run_to_halt(&polls).await;
+    let first = "Change one setting at a time. First set back: mode = \"wal\".";
+    halted.assert_says("PR025", &["outbox.table is", "mode is \"poll\""], &[first]);
+    assert!(halted.hint.starts_with(first), "{halted:#?}");
+    assert_check_says(&polls, &halted);
+    let found = findings(&polls, "pipeline_changed")[0].to_string();
+    assert!(!format!("{halted:?} {found}").contains("DELETE"), "{halted:#?}\n{found}");
+    assert!(!halted.meaning.contains("are known to be published, and would"), "{halted:#?}");
+    let auto = to_other(&with_mode(&pipeline, "auto"));
+    run_to_halt(&auto).await.assert_says("PR025", &["outbox.table is"], &["postrider adopt"]);
+    assert!(findings(&auto, "setting_changed").is_empty());
+    assert_eq!(pipeline.topic.read_all().await.len(), 10, "nothing was published");
+
+    // As printed: the table in the mode of before, and then the mode.
+    let other = to_other(&pipeline.config);
+    let line = between(&halted.hint, "rows of the new table: postrider ", ", then postrider adopt");
+    let args: Vec<&str> = line.split_whitespace().collect();
+    postrider_ok(&other, &args);
+    postrider_ok(&other, &["adopt"]);
+    assert_each_once(&run_until(&other, "streaming", &pipeline.topic, 13).await, 13);
+    let halted = run_to_halt(&polls).await;
+    halted.assert_says("PR025", &["mode is \"poll\"", "the 3 rows"], &["postrider adopt"]);
+    postrider_ok(&polls, &["adopt"]);
+    assert_again(&run_until(&polls, "polling", &pipeline.topic, 16).await, 13, 3);
+}
+
+/// Mode `auto` and then `poll` while the slot is lost: `auto` would poll rows that the stream has published without a
+/// mark. As printed they are marked first, and nothing comes twice.
+#[tokio::test]
+async fn auto_whose_slot_is_lost_becomes_polling_without_a_repetition_as_printed() {
+    let pipeline = Pipeline::shared(Version::Pg17, "autopolllost").await;
+    let (auto, polls) = (with_mode(&pipeline, "auto"), with_mode(&pipeline, "poll"));
+    insert(&pipeline, "postrider", 1, 20).await;
+    let relay = spawn(&pipeline.config);
+    pipeline.topic.await_records(20, SOON).await;
+    await_published(&polls, 20).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    run_until(&auto, "streaming", &pipeline.topic, 20).await;
+    drop_slot(&pipeline).await;
+    insert(&pipeline, "postrider", 21, 3).await;
+
+    let halted = run_to_halt(&polls).await;
+    let hints = ["mode = \"auto\" and start: it polls the table", "postrider adopt"];
+    halted.assert_says("PR025", &["belongs to mode \"auto\"", "the 23 rows"], &hints);
+    assert_check_says(&polls, &halted);
+    let sql = between(&halted.hint, "mark what is known to be published: ", " (postrider check");
+    let check = findings(&polls, "pipeline_changed");
+    assert_eq!(check[0]["mend"][0]["line"].as_str(), Some(&*format!("{sql};")));
+    pipeline.sql.batch(sql).await;
+    assert_each_once(&run_until(&auto, "streaming", &pipeline.topic, 23).await, 23);
+}
+
+/// Mode `poll` and then a stream with logical messages, where `auto` makes no slot: nothing is lost by the way that is
+/// printed, and what was polled comes by the slot again.
+#[tokio::test]
+async fn polling_with_logical_messages_becomes_a_stream_as_printed() {
+    let pipeline = Pipeline::shared(Version::Pg17, "pollmessages").await;
+    let table = "table = \"public.outbox\"\n";
+    let messages = |config: &str| {
+        assert!(config.contains(table), "{config}");
+        config.replace(table, &format!("{table}message_prefix = \"outbox\"\n"))
+    };
+    let polls = messages(&with_mode(&pipeline, "poll"));
+    insert(&pipeline, "postrider", 1, 20).await;
+    run_until(&polls, "polling", &pipeline.topic, 20).await;
+    insert(&pipeline, "postrider", 21, 5).await;
+    for config in [messages(&with_mode(&pipeline, "auto")), messages(&pipeline.config)] {
+        let halted = run_to_halt(&config).await;
+        let hints = ["(a) to lose nothing", "mode = \"poll\" again, stop the writers"];
+        halted.assert_says("PR025", &["belongs to mode \"poll\""], &hints);
+        assert_check_says(&config, &halted);
+    }
+    // As printed.
+    run_until(&polls, "polling", &pipeline.topic, 25).await;
+    let stream = messages(&pipeline.config);
+    postrider_ok(&stream, &["adopt"]);
+    assert_again(&run_until(&stream, "streaming", &pipeline.topic, 50).await, 25, 25);
+}
+
 /// The cursor row as a version left it that did not know the columns: they are dropped, and `setup` adds them again.
 async fn upgrade(pipeline: &Pipeline) {
     let sql = "alter table postrider.cursor drop of_mode, drop of_marks, drop of_sink, drop of_cluster, drop of_topic, \
@@ -714,7 +817,7 @@ async fn rest_of_a_renamed_table_that_polling_read_is_published_as_printed() {
             run_to_halt(&polls).await
         };
         let message = ["is another one", "is called \"public\".\"outbox_old\" now"];
-        halted.assert_says("PR025", &message, &["postrider adopt", "rename the tables"]);
+        halted.assert_says("PR025", &message, &["postrider adopt", "insert the rows of"]);
         let old = "Of \"public\".\"outbox_old\", up to 5 rows are not known to be published";
         assert_means(&halted, &["Polling publishes all 5 rows", old]);
         let of_a_stream = ["next event", "replay"].iter().any(|word| halted.hint.contains(word));
@@ -736,6 +839,26 @@ async fn rest_of_a_renamed_table_that_polling_read_is_published_as_printed() {
     }
 }
 
+/// The same by way (c): the rows of both tables are published under the old name.
+#[tokio::test]
+async fn renamed_table_that_gets_its_name_back_as_printed_has_the_rows_of_both() {
+    let pipeline = Pipeline::shared(Version::Pg18, "pollback").await;
+    let polls = with_mode(&pipeline, "poll");
+    insert(&pipeline, "postrider", 1, 10).await;
+    run_until(&polls, "polling", &pipeline.topic, 10).await;
+    let (old, new) = (rows("outbox", 11, 15), rows("outbox", 16, 20));
+    pipeline.sql.batch(&format!("begin; {old} {AGAIN} {new} commit")).await;
+    let halted = run_to_halt(&polls).await;
+    let back = "lock both tables, insert the rows of \"public\".\"outbox\" into \"public\".\"outbox_old\", drop \
+                \"public\".\"outbox\", and rename \"public\".\"outbox_old\" to \"public\".\"outbox\"";
+    halted.assert_says("PR025", &["is another one"], &[back]);
+    let sql = "begin; lock table outbox, outbox_old; \
+               insert into outbox_old overriding system value select * from outbox; \
+               drop table outbox; alter table outbox_old rename to outbox; commit";
+    pipeline.sql.batch(sql).await;
+    assert_each_once(&run_until(&polls, "polling", &pipeline.topic, 20).await, 20);
+}
+
 /// The same where the table of before was dropped: what it had unpublished is gone, and the halt says so.
 #[tokio::test]
 async fn table_that_polling_read_and_that_was_dropped_is_another_one() {
@@ -748,7 +871,7 @@ async fn table_that_polling_read_and_that_was_dropped_is_another_one() {
     pipeline.sql.batch(again).await;
     insert(&pipeline, "postrider", 11, 3).await;
     let halted = run_to_halt(&polls).await;
-    halted.assert_says("PR025", &["was dropped, or this database was restored"], &["adopt"]);
+    halted.assert_says("PR025", &["was dropped, or this database was restored"], &["backup"]);
     assert_means(&halted, &["Polling publishes all 3 rows", "can't be counted"]);
     assert_check_says(&polls, &halted);
     postrider_ok(&polls, &["adopt"]);
@@ -785,6 +908,31 @@ async fn rest_of_a_renamed_table_that_a_stream_read_is_counted() {
     let before = "select (pg_visible_in_snapshot(max(xmin::text::xid8), (select before_slot from postrider.cursor))) \
                   ::text from outbox where payload::text = '19'";
     assert_eq!(pipeline.sql.text(before).await.as_deref(), Some("true"));
+}
+
+/// The publication has the renamed table, so the new one is refused first. The statement of that halt brings the rows
+/// of the new table by the slot, and after it the position is adopted without a replay.
+#[tokio::test]
+async fn renamed_table_of_a_stream_goes_on_by_the_statement_of_the_publication_without_a_replay() {
+    let pipeline = Pipeline::shared(Version::Pg17, "walrenamed").await;
+    insert(&pipeline, "postrider", 1, 10).await;
+    let relay = spawn(&pipeline.config);
+    pipeline.topic.await_records(10, SOON).await;
+    await_published(&with_mode(&pipeline, "poll"), 10).await;
+    assert_eq!(relay.terminate(SOON).await.code, Some(0));
+    insert(&pipeline, "postrider", 11, 5).await;
+    pipeline.sql.batch(AGAIN).await;
+    insert(&pipeline, "postrider", 16, 4).await;
+
+    let halted = run_to_halt(&pipeline.config).await;
+    halted.assert_says("PR008", &["does not publish table"], &["it writes the rows"]);
+    let (add, _) = halted.hint.split_once("; then ").expect("a statement");
+    pipeline.sql.batch(add).await;
+    pipeline.sql.batch(between(&halted.hint, "; then ", " (it writes the rows")).await;
+    let halted = run_to_halt(&pipeline.config).await;
+    halted.assert_says("PR025", &["is another one"], &["after that statement take (b)"]);
+    postrider_ok(&pipeline.config, &["adopt"]);
+    assert_each_once(&run_until(&pipeline.config, "streaming", &pipeline.topic, 19).await, 19);
 }
 
 /// Another table for a stream: its rows of before the publication had it are counted, whatever their transactions are,
@@ -838,7 +986,12 @@ async fn parked_events_are_counted_when_the_topic_changes() {
         &format!("topic = \"{}\"", other.name),
     );
     let halted = run_to_halt(&config).await;
-    halted.assert_says("PR025", &["route.topic"], &["First resolve", "postrider parked skip"]);
+    let hints = [
+        "first resolve the parked events",
+        "--all publishes them to the old topic",
+        "--all gives them up. The replay of (a) publishes skipped events too",
+    ];
+    halted.assert_says("PR025", &["route.topic"], &hints);
     assert_means(&halted, &["Parked events that are not resolved: 1", "keeps the topic"]);
     assert_check_says(&config, &halted);
     let dry = postrider_ok(&config, &["adopt", "--dry-run"]);
@@ -944,13 +1097,14 @@ async fn each_setting_of_a_polling_pipeline_is_refused_in_words_that_are_true_of
             "layout = \"postrider\"",
             "layout = \"adr30\"\ncolumns = { headers = \"headers\" }",
             &["Polling goes by the marks of layout \"adr30\"", "the 4 rows"],
-            &["begin there with the rows that have no mark"],
+            &["layout \"postrider\" has marked as published", "all rows that have no mark"],
         ),
         (
             "table = \"public.outbox\"",
             "table = \"public.outbox2\"",
             &["Polling publishes all 3 rows", "Of \"public\".\"outbox\", up to 4 rows"],
             &[
+                "let nothing write to \"public\".\"outbox\" any more",
                 "outbox.table = \"public.outbox\"",
                 "all rows of \"public\".\"outbox2\" that have no",
             ],
