@@ -274,8 +274,8 @@ type OfMode = (Halt, Option<String>);
 type OfBoth = (Option<Halt>, Option<String>);
 
 /// What is said of a statement that is printed.
-const PRINTED_AGAIN: &str = "postrider check prints it again: a statement that was printed earlier leaves out rows that \
-                             were published since";
+const PRINTED_AGAIN: &str = "postrider check prints it again: a statement that was printed earlier leaves out rows \
+                             that were published since";
 
 /// Rows of the table.
 struct Counts {
@@ -805,10 +805,15 @@ impl Look<'_> {
         let (pipeline, table) = (self.name(), self.table());
         let back = match (old, recreated) {
             (OldTable::Is(renamed), true) => {
-                let twice = if self.polls { "" } else { "; those that the slot brings come twice" };
+                let twice = if self.polls {
+                    ""
+                } else {
+                    "; those that the slot brings come twice, and with another id if it is a number"
+                };
                 format!(
                     ". (c) to go on as before: in one transaction, lock both tables, insert the rows of {table} into \
-                     {renamed}, drop {table}, and rename {renamed} to {table}{twice}"
+                     {renamed} (ids that are numbers begin again in a new table: leave them out, and sort by them), \
+                     drop {table}, and rename {renamed} to {table}{twice}"
                 )
             }
             (OldTable::None | OldTable::Gone(_), true) => String::new(),
