@@ -145,8 +145,12 @@ impl Pipeline {
             let reason = format!("slot {:?} is held by another process", self.spec.names.slot);
             return (State::StandingBy, Some(reason), None);
         }
-        if tell.publishes_at.is_some_and(|at| at > Instant::now()) {
-            let reason = "records of the owner before may still arrive".to_owned();
+        let wait = tell.publishes_at.map(|at| at.saturating_duration_since(Instant::now()));
+        if let Some(wait) = wait.filter(|wait| !wait.is_zero()) {
+            let reason = format!(
+                "publishing begins in {:.0} s: records of the process that ran before may still reach the broker",
+                wait.as_secs_f64()
+            );
             return (State::Starting, Some(reason), None);
         }
         if let Some(trouble) = &tell.source {

@@ -109,7 +109,10 @@ pub(super) async fn wait(
         };
         match pipeline.waiting(waited, stop).await {
             Waited::Done(Ok(true)) => {}
-            over @ (Waited::Done(Ok(false) | Err(_)) | Waited::Over(_)) => return over,
+            over @ (Waited::Done(Ok(false) | Err(_)) | Waited::Over(_)) => {
+                pipeline.tell.publishes_at = None;
+                return over;
+            }
         }
     }
     (pipeline.ownership.epoch, pipeline.ownership.waits) = (Some(epoch), None);

@@ -93,8 +93,9 @@ pub(in crate::driver) fn waits_for_former_owner(
         event = "waits_for_former_owner",
         pipeline = name,
         seconds,
-        "the process that owned this pipeline before did not stop in order, and records of it may still arrive at the \
-         broker: publishing begins in {seconds} s"
+        "the process that ran this pipeline before has not noted that all of its records are answered, and some may \
+         still reach the broker (it was killed, lost its database, stopped behind a broker that did not answer, or was \
+         of an older version; or the database failed over): publishing begins in {seconds} s"
     );
     pipeline.report(None);
 }

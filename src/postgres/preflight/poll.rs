@@ -101,10 +101,10 @@ pub(super) fn order(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     let readers = if scene.ask.polls { "polling, repair and replay" } else { "repair and replay" };
     let why = |savepoints: &str| {
         format!(
-            "{readers} sort such events by where, and by which command, their rows were inserted. The table does not \
-             tell that {savepoints}; and not always where the rows of the transaction lie in several pages, after a \
-             crash or a failover of the server, and after a DELETE or UPDATE of the rows that was rolled back. Two \
-             events of one aggregate, of one transaction, may be swapped then (docs/polling.md, Order)"
+            "{readers} put such events in the order in which their rows were inserted, as far as PostgreSQL records \
+             it. It does not {savepoints}; and not always where the rows of the transaction lie in several pages, \
+             after a crash or a failover of the server, and after a DELETE or UPDATE of the rows that was rolled back. \
+             Two events of one aggregate, of one transaction, may be swapped then (docs/polling.md, Order)"
         )
     };
     let savepoints = "where a savepoint or a PL/pgSQL block with EXCEPTION was used";
