@@ -69,6 +69,10 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
         thorough: false,
     };
     let change = look_for_changes(client, settings).await?;
+    // Rows that are inserted from here on count as published when the position has passed them.
+    if change.other_table && !polls {
+        fence::check_publication(&facts).map_err(refused)?;
+    }
     if change.before.as_ref() == Some(&change.now)
         || belongs::read(client, spec.name()).await?.is_none()
     {

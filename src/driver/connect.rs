@@ -377,6 +377,11 @@ async fn poll_handshake(
         }
     };
     let instance = one_server(client, poller.client()).await?;
+    // What is compared below must be the table that is read.
+    if facts.table.as_ref().is_some_and(|table| table.oid != poller.table_oid()) {
+        let message = "another table has the outbox table's name since a moment ago".to_owned();
+        return Err(Failure::Wait { message });
+    }
     let known = (cluster, facts.table.as_ref());
     let change = change::check(client, spec, known, change::By::Polling).await?;
     cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;

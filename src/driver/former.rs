@@ -66,9 +66,9 @@ impl Ownership {
     fn may_publish_at(&self, former: Former, other_server: bool) -> Option<Instant> {
         let whole = Instant::now() + FORMER_WAIT;
         match self.waits {
+            _ if other_server => Some(whole),
             // Nobody else has owned the pipeline since that wait began.
             Some((epoch, until)) if epoch == former.epoch => Some(until),
-            _ if other_server => Some(whole),
             _ if former.left || self.epoch == Some(former.epoch) => None,
             _ => Some(whole),
         }
@@ -153,6 +153,7 @@ mod tests {
         let until = Instant::now() + Duration::from_secs(1);
         let waited = Ownership { waits: Some((7, until)), ..own(None) };
         assert!(waits(waited, former, false) <= Some(Duration::from_secs(1)));
+        assert!(waits(waited, former, true) > Some(LEASE));
         assert!(waits(waited, Former { epoch: 8, ..former }, false) > Some(LEASE));
     }
 

@@ -197,6 +197,14 @@ pub fn decide(facts: &Facts) -> Result<Decision, Halt> {
     Ok(Decision::Resume(Box::new(position::resume(facts, slot, confirmed))))
 }
 
+/// Whether the publication has the table, whole.
+///
+/// # Errors
+/// Why not: rows that are inserted meanwhile come by no stream.
+pub fn check_publication(facts: &Facts) -> Result<(), Halt> {
+    check(&[publication::exists, publication::rows, publication::columns], facts)
+}
+
 /// The objects of the pipeline alone, without positions and without who holds the slot: what `setup` asks of objects
 /// that stand already. Objects that don't exist are not looked at.
 ///

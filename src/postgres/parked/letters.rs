@@ -24,9 +24,11 @@ pub async fn fetch_letters(
             .of(Statement::Parked)
     };
     // A payload that was not read for its size can't be sent, whatever code the event has: the error's text says why.
+    // Such a row has no topic.
     let sql = format!(
         "SELECT p.commit_lsn, p.ordinal, p.topic, p.partition, p.key, \
            CASE WHEN p.error_code IS DISTINCT FROM 'row_too_large' \
+             AND (p.error_code IS DISTINCT FROM 'id_used_before' OR p.topic <> '') \
              AND pg_catalog.octet_length(p.value) <= {ROW_BYTES_MAX} THEN p.value END, p.timestamp_ms, \
            p.header_names, p.header_values, p.error_code, p.error, p.attempts \
          FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \

@@ -26,7 +26,7 @@
 //!
 //! - where they lie in one page, whose places then decide. Two transactions may have such a time in common as well;
 //!   but where writers of an aggregate exclude each other, the second one inserts after the first has ended, so the
-//!   places are the order in any case;
+//!   places are the order too, unless the page was vacuumed between the two;
 //! - where they lie in several pages, and in one of them a row with a lower number lies behind a row with a higher
 //!   number, and has a later command: a transaction went on after its savepoint. Nothing in any of the pages may
 //!   contradict this.
@@ -186,7 +186,11 @@ pub(in crate::postgres) fn order(spec: &PollSpec, shape: &Shape) -> Vec<String> 
 
 /// What [`before`] asks for of a row of [`source`], beside the values of [`order`].
 pub(super) fn age_column(spec: &PollSpec, shape: &Shape) -> String {
-    if by_number(spec, shape) { String::new() } else { format!(" o.{AGE} AS age,") }
+    if by_number(spec, shape) {
+        String::new()
+    } else {
+        format!(" o.{AGE} AS age, o.{CMIN} AS command,")
+    }
 }
 
 /// Whether row `b` of the table comes before `f`, a row of [`source`] with the values of [`order`] as `o0`, `o1`, …,
@@ -199,7 +203,8 @@ pub(super) fn before(spec: &PollSpec, shape: &Shape) -> String {
     if !by_number(spec, shape) {
         let of_event = of_event(spec, "b", |failures| format!("- b.{}", ident(failures)));
         keys.extend(of_event.into_iter().zip((0..).map(|at| format!("f.o{at}"))));
-        let command = format!("f.o{}", last - 2);
+        // As `f` has it: one that is taken for lost would come before all others, and nothing would hold it back.
+        let command = "f.command".to_owned();
         let not_failed = spec.marks.failures().map_or("", |_| " AND f.o1 = 0");
         let in_page = fine(spec, shape, "b").map(|fine| {
             format!(

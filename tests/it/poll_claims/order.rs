@@ -196,3 +196,32 @@ async fn a_delayed_row_of_a_savepoint_holds_back_what_was_inserted_behind_it() {
         assert_eq!(outbox.drain(&mut poller, 10).await, [format!("1/{}", id(1))]);
     }
 }
+
+/// A row lock makes the commands of the transaction's rows doubtful. The delayed row holds back the others all the same.
+#[tokio::test]
+async fn a_delayed_row_holds_back_what_follows_though_a_later_row_was_locked() {
+    for version in VERSIONS {
+        let outbox = Outbox::create(version, Layout::Commerce, "poll_delay_lock").await;
+        let random = "alter table outbox_messages alter id drop identity;
+            alter table outbox_messages alter id type uuid using gen_random_uuid(),
+                alter occurred_at set default date_trunc('milliseconds', now())";
+        outbox.client.batch(random).await;
+        let row = |n: u8, delay: &str| {
+            format!(
+                "insert into outbox_messages \
+                 (id, tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) \
+                 values ('00000000-0000-4000-8000-00000000000{n}', 1, 'order', 1, 'x', '{{}}', \
+                   now() + interval '{delay}');"
+            )
+        };
+        let (other, delayed) =
+            ("update outbox_messages set attempts = 0 where false;", row(3, "1 hour"));
+        let sql = format!("begin; {other} {delayed} {} {} commit", row(2, "0"), row(1, "0"));
+        outbox.client.batch(&sql).await;
+        let lock =
+            "begin; select from outbox_messages where id::text like '%1' for update; rollback";
+        outbox.client.batch(lock).await;
+        let mut poller = outbox.poller().await;
+        assert_eq!(outbox.drain(&mut poller, 10).await, [""; 0]);
+    }
+}
