@@ -1,5 +1,6 @@
 //! The Kafka sink on bad days: no broker, a frozen one, a killed one, a topic that goes, a batch refused, a reset.
 
+use crate::await_that::await_that;
 use crate::private::PrivateKafka;
 use crate::proxy::{Mode, Proxy};
 use crate::server::{brokers, unique};
@@ -81,6 +82,22 @@ async fn brokers_that_name_none_for_a_moment_are_found_again() {
     broker.kill().await;
     broker.restart().await;
     assert_each_once(&topic, count).await;
+}
+
+/// The same in the first answers that a producer gets, which has no record and so asks for no topic: polling claims
+/// nothing before a broker has answered.
+#[tokio::test]
+async fn brokers_that_name_none_at_first_are_found_by_a_producer_without_a_record() {
+    let seldom = "broker.session.timeout.ms=1500\nbroker.heartbeat.interval.ms=3000";
+    let broker = PrivateKafka::start(seldom).await;
+    for time in 0..12 {
+        let caller = Caller::open(uncompressed(&broker.brokers()));
+        await_that(&format!("the cluster, time {time}"), FOUND, || {
+            let found = caller.sink.cluster();
+            std::future::ready(found.ok_or_else(|| "not known".to_owned()))
+        })
+        .await;
+    }
 }
 
 /// A broker that has just started, or a network that is slow: events do not wait for the topic's configuration, and it
