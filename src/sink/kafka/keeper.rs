@@ -317,9 +317,9 @@ impl Keeper {
             return asks(topic.as_deref());
         }
         let names = || producer.client().fetch_cluster_id(ANSWER_MAX);
-        // The name comes with any answer to a question for topics, and is only waited for here. Where no record asks for
-        // a topic, and librdkafka has forgotten the brokers, nobody else asks: the second time it is asked for all
-        // topics. Brokers that name no cluster answer all the same. A broker that came up meanwhile is not taken for
+        // The name comes with any answer to a question for topics, and is only waited for here. Where no record asks
+        // for a topic, and librdkafka has forgotten the brokers, nobody else asks: the second time all topics are asked
+        // for. Brokers that name no cluster answer all the same. A broker that came up meanwhile is not taken for
         // one of them: its name came with this answer.
         let again = self.told.is_about(About::Broker);
         let answers = || (topic.is_some() || again) && asks(topic.as_deref());

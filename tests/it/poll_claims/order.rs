@@ -197,7 +197,8 @@ async fn a_delayed_row_of_a_savepoint_holds_back_what_was_inserted_behind_it() {
     }
 }
 
-/// A row lock makes the commands of the transaction's rows doubtful. The delayed row holds back the others all the same.
+/// A row lock makes the commands of the transaction's rows doubtful. The delayed row holds back the others all the
+/// same.
 #[tokio::test]
 async fn a_delayed_row_holds_back_what_follows_though_a_later_row_was_locked() {
     for version in VERSIONS {
