@@ -188,11 +188,15 @@ fn outcome(
     let verdicts: Vec<Verdict> =
         world.relays.iter().map(|relay| judge(&relay.wire.seen(), truth, &appended)).collect();
     for (number, (relay, verdict)) in (1..).zip(world.relays.iter().zip(&verdicts)) {
+        // In a short run one of them may never own the pipeline: whoever follows a killed owner waits for 8 s.
         let streams = says(relay, "streaming");
-        if verdict.claims == 0 && (streams > 0 || reads == Reads::Stream) {
+        if verdict.claims == 0 && streams > 0 {
             let blind = format!("relay {number}: no status update was seen, of {streams} streams");
             world.findings.push(blind);
         }
+    }
+    if reads == Reads::Stream && world.relays.iter().all(|relay| says(relay, "streaming") == 0) {
+        world.findings.push("no relay has streamed".to_owned());
     }
     if reads == Reads::Both && world.relays.iter().all(|relay| says(relay, "polling") == 0) {
         world.findings.push("no relay has polled".to_owned());
