@@ -95,7 +95,10 @@ pub(super) async fn wait(
     let until = pipeline.ownership.may_publish_at(*former, other_server).filter(|_| shared);
     if let Some(until) = until {
         pipeline.ownership.waits = Some((epoch, until));
-        say::waits_for_former_owner(pipeline, until);
+        // One that goes on from an earlier session may be over.
+        if until > Instant::now() {
+            say::waits_for_former_owner(pipeline, until);
+        }
         let (client, spec) = (control.shared_client(), Arc::clone(&pipeline.spec));
         let waited = async {
             tokio::select! {

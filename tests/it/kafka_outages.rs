@@ -84,13 +84,18 @@ async fn brokers_that_name_none_for_a_moment_are_found_again() {
     assert_each_once(&topic, count).await;
 }
 
-/// The same in the first answers that a producer gets, which has no record and so asks for no topic: polling claims
+/// The same in the first answer that a producer gets, which has no record and so asks for no topic: polling claims
 /// nothing before a broker has answered.
 #[tokio::test]
 async fn brokers_that_name_none_at_first_are_found_by_a_producer_without_a_record() {
-    let seldom = "broker.session.timeout.ms=1500\nbroker.heartbeat.interval.ms=3000";
-    let broker = PrivateKafka::start(seldom).await;
-    for time in 0..12 {
+    let broker = PrivateKafka::start("broker.session.timeout.ms=1500").await;
+    for time in 0..8 {
+        broker.freeze();
+        // As long as this takes, the broker misses its heartbeats.
+        let mut unheard = Caller::open(uncompressed(&broker.brokers()));
+        unheard.until("Down", TOLD, |caller| caller.was_told("the brokers at")).await;
+        drop(unheard);
+        broker.thaw();
         let caller = Caller::open(uncompressed(&broker.brokers()));
         await_that(&format!("the cluster, time {time}"), FOUND, || {
             let found = caller.sink.cluster();
