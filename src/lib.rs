@@ -3,43 +3,18 @@
 //! The map is `ARCHITECTURE.md`. Modules are listed by layer; what each may use is in `LAYERS` of
 //! `tests/it/tidy/layers.rs`, which the tidy test enforces.
 
-// Words.
-pub mod error;
-pub mod event;
-pub mod finding;
-pub mod lsn;
-pub mod parked;
-pub mod record;
-pub mod secret_file;
-pub mod status;
-pub mod zone;
+pub use pg_replication::{lsn, pgoutput, secret_file};
+pub use postrider_core::{backoff, error, event, finding, parked, record, status, zone};
+pub use postrider_outbox as outbox;
+pub use postrider_postgres as postgres;
+pub use postrider_relay::{ack, relay};
+pub use postrider_sinks as sink;
 
-// Pure.
-pub mod ack;
-pub mod backoff;
-pub mod outbox;
-pub mod pgoutput;
-
-// Core.
-pub mod relay;
-
-// Adapters.
-pub mod postgres;
-pub mod sink;
-
-// Services.
 pub mod admin;
 pub mod driver;
 pub mod metrics;
 pub mod replay;
 
-// Test only.
-#[cfg(test)]
-mod fuzz;
-#[cfg(test)]
-mod sim;
-
-// Edge.
 pub mod cli;
 pub mod config;
 pub mod demo;

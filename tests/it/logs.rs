@@ -71,7 +71,9 @@ fn every_event_of_the_code_is_documented_and_no_other() {
         }
     }
     let mut code = BTreeSet::new();
-    visit(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut code);
+    for folder in ["src", "crates"] {
+        visit(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut code);
+    }
     let page: BTreeSet<String> = documented().into_iter().map(|(name, _)| name).collect();
     // A configuration's `timestamp = "event"` is no event of the log; nor is what follows it.
     let code: BTreeSet<String> = code.into_iter().filter(|name| !name.contains(' ')).collect();

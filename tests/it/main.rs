@@ -12,7 +12,7 @@
 )]
 
 // The simulator's fakes are compiled in (`model`), and name these as their crate does.
-use postrider::{ack, event, lsn, parked, record};
+use postrider::ack;
 
 // The harness.
 

@@ -1,22 +1,23 @@
 //! The simulator's fakes against the servers they stand for: the same scripts on both, and their transcripts agree.
 //!
-//! What the simulator proves is as true as its fakes (`src/sim/postgres.rs`, `walsender.rs`, `broker.rs`). They are
-//! compiled in here from their own files. A script ([`script`]) is run by [`fake`] and by [`real`], on each version of
-//! PostgreSQL; both write what they saw in the same words ([`notes`]), with positions by name. Where the fake draws,
-//! it is run for every draw, and the real transcript has to be one of those that came of it.
+//! What the simulator proves is as true as its fakes (`postgres.rs`, `walsender.rs` and `broker.rs` in
+//! `crates/postrider-relay/src/sim`). They are compiled in here from their own files. A script ([`script`]) is run by
+//! [`fake`] and by [`real`], on each version of PostgreSQL; both write what they saw in the same words ([`notes`]),
+//! with positions by name. Where the fake draws, it is run for every draw, and the real transcript has to be one of
+//! those that came of it.
 
 // What is compared: the simulator's own source.
-#[path = "../../src/sim/broker.rs"]
+#[path = "../../crates/postrider-relay/src/sim/broker.rs"]
 mod broker;
-#[path = "../../src/sim/plan.rs"]
+#[path = "../../crates/postrider-relay/src/sim/plan.rs"]
 mod plan;
-#[path = "../../src/sim/postgres.rs"]
+#[path = "../../crates/postrider-relay/src/sim/postgres.rs"]
 mod postgres;
-#[path = "../../src/sim/rng.rs"]
+#[path = "../../crates/postrider-relay/src/sim/rng.rs"]
 mod rng;
-#[path = "../../src/sim/truth.rs"]
+#[path = "../../crates/postrider-relay/src/sim/truth.rs"]
 mod truth;
-#[path = "../../src/sim/walsender.rs"]
+#[path = "../../crates/postrider-relay/src/sim/walsender.rs"]
 mod walsender;
 
 mod fake;

@@ -44,6 +44,15 @@ fn rust_files(dir: &str) -> Vec<(PathBuf, String)> {
     sources.map(|path| (path.clone(), text(&path).unwrap())).collect()
 }
 
+/// Every source file of the product and of its crates.
+fn sources() -> Vec<(PathBuf, String)> {
+    rust_files("src").into_iter().chain(rust_files("crates")).collect()
+}
+
+fn is_source(path: &Path) -> bool {
+    path.starts_with("src") || path.starts_with("crates")
+}
+
 fn has_extension(path: &Path, extension: &str) -> bool {
     path.extension().is_some_and(|known| known == extension)
 }
@@ -69,7 +78,7 @@ fn assert_none(what: &str, found: &[String]) {
 /// The tests of a module, which its own file announces.
 fn is_unit_test(path: &Path) -> bool {
     let in_tests = || path.components().any(|part| part.as_os_str() == "tests");
-    path.starts_with("src") && (path.ends_with("tests.rs") || in_tests())
+    is_source(path) && (path.ends_with("tests.rs") || in_tests())
 }
 
 fn is_test(path: &Path) -> bool {
@@ -78,7 +87,7 @@ fn is_test(path: &Path) -> bool {
 
 #[test]
 fn every_module_opens_with_what_it_is() {
-    let all = rust_files("src").into_iter().chain(rust_files("tests"));
+    let all = sources().into_iter().chain(rust_files("tests"));
     let silent = all.filter(|(path, source)| !is_unit_test(path) && !source.starts_with("//!"));
     let found: Vec<String> = silent.map(|(path, _)| path.display().to_string()).collect();
     assert_none("no `//!` in the first line", &found);
@@ -140,7 +149,7 @@ fn nothing_is_left_for_later_and_no_machine_is_named() {
 
 #[test]
 fn tests_wait_for_states_not_for_time() {
-    let own = rust_files("src").into_iter().filter(|(path, _)| is_unit_test(path));
+    let own = sources().into_iter().filter(|(path, _)| is_unit_test(path));
     let mut found = Vec::new();
     let calls = ["sleep", "sleep_until"].map(|name| format!("{name}("));
     for (path, source) in own.chain(rust_files("tests")) {

@@ -235,8 +235,8 @@ mod tests {
 
     #[test]
     fn any_text_is_a_parked_row_or_a_refusal() {
-        let memory = crate::fuzz::Memory { base: 4 << 10, each: 16 };
-        crate::fuzz::hammer(&crate::fuzz::lines("parked"), memory, |input| {
+        let memory = fuzzing::Memory { base: 4 << 10, each: 16 };
+        fuzzing::hammer(&fuzzing::lines("parked"), memory, |input| {
             let text = String::from_utf8_lossy(input);
             match id(&text).unwrap() {
                 // As it is printed it is read again.

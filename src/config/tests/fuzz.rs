@@ -2,7 +2,7 @@
 
 use super::parsed;
 use crate::config::schema::REFERENCE;
-use crate::fuzz::{Memory, hammer, texts};
+use fuzzing::{Memory, hammer, texts};
 
 #[test]
 fn any_file_is_a_configuration_or_its_mistakes() {

@@ -1,43 +1,40 @@
 //! Which module may use which: the table of the layers, and every path in the code held against it.
 
-use super::{assert_none, rust_files, without_comments, word_at_start};
+use super::{assert_none, files_in, rust_files, sources, text, without_comments, word_at_start};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Each module with its layer and what it may use: names of layers and of modules.
-///
-/// A new top-level module needs a line here; think first where it belongs.
-const LAYERS: &[(&str, &str, &str)] = &[
-    ("words", "lsn", ""),
-    ("words", "event", "lsn"),
-    ("words", "record", "lsn event"),
-    ("words", "error", "lsn event"),
-    ("words", "status", "lsn event error"),
-    ("words", "finding", ""),
-    ("words", "secret_file", ""),
-    ("words", "zone", ""),
-    // Test only: beside each reader, its tests use it.
-    ("words", "fuzz", ""),
-    ("words", "parked", "lsn event record"),
-    ("pure", "pgoutput", "words"),
-    ("pure", "outbox", "words pgoutput"),
-    ("pure", "ack", "words"),
-    ("pure", "backoff", "words"),
-    ("core", "relay", "words pure"),
-    // Adapters never know each other, nor the relay.
-    ("adapters", "postgres", "words pgoutput"),
-    ("adapters", "sink", "words"),
-    ("services", "metrics", "words"),
-    ("services", "driver", "words pure core adapters metrics"),
-    ("services", "replay", "words pure core adapters metrics driver"),
-    // Reads a snapshot and the metrics, and calls into nothing.
-    ("services", "admin", "words metrics"),
-    ("test only", "sim", "words ack relay"),
-    ("edge", "config", "words pure core adapters services"),
-    ("edge", "demo", "words pure core adapters services config"),
-    ("edge", "init", "words pure core adapters services config"),
-    ("edge", "cli", "words pure core adapters services config demo init"),
+/// Each crate of the workspace, and the others that it may depend on. The same table is in ARCHITECTURE.md.
+const CRATES: &[(&str, &[&str])] = &[
+    ("pg-replication", &[]),
+    ("postrider-core", &["pg-replication"]),
+    ("postrider-relay", &["pg-replication", "postrider-core"]),
+    ("postrider-outbox", &["pg-replication", "postrider-core"]),
+    ("postrider-postgres", &["pg-replication", "postrider-core"]),
+    ("postrider-sinks", &["postrider-core"]),
+    ("fuzzing", &[]),
 ];
+
+/// Those of them that neither wait nor draw.
+const PURE: [&str; 3] = ["postrider-core", "postrider-relay", "postrider-outbox"];
+
+/// Each module of the product, and what it may use: its other modules, and the crates by the names they have there.
+/// Crates hold the walls between each other; these are the ones that they can't hold.
+const MODULES: &[(&str, &str)] = &[
+    ("metrics", "status"),
+    ("driver", "CORE ack relay pgoutput outbox postgres sink metrics"),
+    ("replay", "CORE ack relay pgoutput outbox postgres sink metrics driver"),
+    // Reads a snapshot and the metrics, and calls into nothing.
+    ("admin", "status metrics"),
+    ("config", "CORE ack relay outbox postgres sink metrics driver replay admin secret_file"),
+    ("demo", "CORE ack relay outbox postgres sink metrics driver replay admin config"),
+    ("init", "CORE ack relay outbox postgres sink metrics driver replay admin config"),
+    ("cli", "CORE ack relay outbox postgres sink metrics driver replay admin config demo init"),
+];
+
+/// What `CORE` stands for in [`MODULES`].
+const CORE: [&str; 9] =
+    ["backoff", "error", "event", "finding", "lsn", "parked", "record", "status", "zone"];
 
 /// The top-level module that a file of `src` belongs to; none for `lib.rs` and `main.rs`, which may use everything.
 fn module_of(path: &Path) -> Option<String> {
@@ -78,11 +75,62 @@ fn modules_used(source: &str) -> BTreeSet<String> {
 }
 
 fn may_use(module: &str, other: &str) -> bool {
-    let line = |name: &str| LAYERS.iter().find(|(_, module, _)| *module == name);
-    let (Some((_, user, allowed)), Some((layer, target, _))) = (line(module), line(other)) else {
+    let Some((_, allowed)) = MODULES.iter().find(|(known, _)| *known == module) else {
         return false;
     };
-    user == target || allowed.split(' ').any(|word| word == *layer || word == *target)
+    let mut allowed = allowed.split(' ');
+    module == other || allowed.any(|word| word == other || word == "CORE" && CORE.contains(&other))
+}
+
+/// The members of the workspace that a manifest names as dependencies that are not for tests alone.
+fn dependencies(manifest: &str) -> BTreeSet<&str> {
+    let mut section = "";
+    let mut found = BTreeSet::new();
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            section = line;
+        } else if section == "[dependencies]" {
+            let name = line.split(['.', ' ', '=']).next().unwrap_or_default();
+            found.extend(CRATES.iter().map(|(known, _)| *known).filter(|known| *known == name));
+        }
+    }
+    found
+}
+
+#[test]
+fn crates_depend_only_on_those_below_them() {
+    let mut found = Vec::new();
+    let mut seen = 0;
+    for path in files_in("crates").iter().filter(|path| path.ends_with("Cargo.toml")) {
+        let name = path.components().nth(1).unwrap().as_os_str().to_str().unwrap();
+        let Some((_, allowed)) = CRATES.iter().find(|(known, _)| *known == name) else {
+            found.push(format!("{name} has no line in CRATES"));
+            continue;
+        };
+        seen += 1;
+        let manifest = text(path).unwrap();
+        // What decides has no clock, no lock to wait for, no socket and no random number.
+        let waits = ["tokio", "fastrand"].iter().filter(|other| {
+            PURE.contains(&name)
+                && manifest.split("[dev-dependencies]").next().unwrap().contains(**other)
+        });
+        found.extend(waits.map(|other| format!("{name} uses {other}")));
+        let others = dependencies(&manifest).into_iter();
+        found.extend(
+            others
+                .filter(|other| !allowed.contains(other))
+                .map(|other| format!("{name} uses {other}")),
+        );
+    }
+    assert_none("against the direction of the crates", &found);
+    assert_eq!(seen, CRATES.len());
+    // The table in words.
+    let page = text(Path::new("ARCHITECTURE.md")).unwrap();
+    for (name, allowed) in CRATES.iter().filter(|(name, _)| *name != "fuzzing") {
+        let allowed = allowed.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let row = format!("| `{name}` | {} |", if allowed.is_empty() { "none" } else { &allowed });
+        assert!(page.contains(&row), "ARCHITECTURE.md lacks: {row}");
+    }
 }
 
 #[test]
@@ -91,8 +139,8 @@ fn grouped_and_nested_paths_are_seen() {
                   // crate::x\nf(crate::ack::T)";
     let used = modules_used(source);
     assert_eq!(used.into_iter().collect::<Vec<_>>(), ["ack", "event", "lsn", "relay", "sink"]);
-    assert!(may_use("relay", "outbox") && may_use("driver", "postgres"));
-    assert!(!may_use("sink", "postgres") && !may_use("ack", "relay") && !may_use("lsn", "event"));
+    assert!(may_use("driver", "postgres") && may_use("driver", "event"));
+    assert!(!may_use("admin", "postgres") && !may_use("metrics", "driver"));
 }
 
 #[test]
@@ -100,8 +148,8 @@ fn modules_use_only_the_layers_above_them() {
     let mut found = Vec::new();
     for (path, source) in rust_files("src") {
         let Some(module) = module_of(&path) else { continue };
-        if !LAYERS.iter().any(|(_, known, _)| *known == module) {
-            found.push(format!("{}: module {module} has no line in LAYERS", path.display()));
+        if !MODULES.iter().any(|(known, _)| *known == module) {
+            found.push(format!("{}: module {module} has no line in MODULES", path.display()));
             continue;
         }
         for other in modules_used(&source).iter().filter(|other| !may_use(&module, other)) {
@@ -115,7 +163,7 @@ fn modules_use_only_the_layers_above_them() {
 fn layers_are_not_passed_by_through_super() {
     let mut found = Vec::new();
     let twice = ["super", "super"].join("::");
-    for (path, source) in rust_files("src").into_iter().chain(rust_files("tests")) {
+    for (path, source) in sources().into_iter().chain(rust_files("tests")) {
         let code = without_comments(&source);
         if code.contains(&twice) {
             found.push(format!("{}: {twice}", path.display()));

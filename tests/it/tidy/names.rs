@@ -1,6 +1,8 @@
 //! Names that documents promise exist: tests, metrics, layouts, configuration keys.
 
-use super::{assert_none, files_in, root, rust_files, text, without_comments, word_at_start};
+use super::{
+    assert_none, files_in, root, rust_files, sources, text, without_comments, word_at_start,
+};
 use postrider::error::HaltReason;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,7 +13,7 @@ const LAYOUTS: [&str; 6] = ["adr30", "commerce", "debezium", "gcx", "postrider",
 /// All test functions of the package, each with the modules of its file: `resume::name`, `relay::name`, `tests::name`.
 fn test_names() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    for (path, source) in rust_files("src").into_iter().chain(rust_files("tests")) {
+    for (path, source) in sources().into_iter().chain(rust_files("tests")) {
         let mut is_test = false;
         for line in source.lines().map(str::trim_start) {
             if line.starts_with("#[test]") || line.starts_with("#[tokio::test") {
@@ -123,7 +125,7 @@ fn every_layout_ships_its_sql() {
         .iter()
         .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
         .collect();
-    if shipped.is_empty() && !root().join("src/outbox").exists() {
+    if shipped.is_empty() && !root().join("crates/postrider-outbox").exists() {
         return;
     }
     assert_eq!(shipped, LAYOUTS.map(|name| format!("{name}.sql")));

@@ -1,6 +1,6 @@
 //! Words that users do not read: images of our own for things that have a usual name.
 
-use super::{assert_none, files_in, has_extension, is_unit_test, rust_files, text};
+use super::{assert_none, files_in, has_extension, is_unit_test, sources, text};
 use std::path::{Path, PathBuf};
 
 /// Each with the usual word for it.
@@ -93,8 +93,9 @@ fn users_read_no_retired_words() {
             retired_in(line).for_each(|word| note(&path, number, word));
         }
     }
-    let shown = |path: &Path| !is_unit_test(path) && !path.starts_with("src/sim");
-    for (path, source) in rust_files("src").into_iter().filter(|(path, _)| shown(path)) {
+    let shown =
+        |path: &Path| !is_unit_test(path) && !path.starts_with("crates/postrider-relay/src/sim");
+    for (path, source) in sources().into_iter().filter(|(path, _)| shown(path)) {
         let own = source.split("\nmod tests {").next().unwrap_or_default();
         for (line, text) in literals(own) {
             retired_in(&text).for_each(|word| note(&path, line, word));

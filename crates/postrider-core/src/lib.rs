@@ -1,0 +1,14 @@
+//! The words that every part of Postrider uses, and the seams between the parts.
+
+pub mod backoff;
+pub mod error;
+pub mod event;
+pub mod finding;
+pub mod mailbox;
+pub mod parked;
+pub mod record;
+pub mod sink;
+pub mod status;
+pub mod zone;
+
+pub use pg_replication::{lsn, secret_file};

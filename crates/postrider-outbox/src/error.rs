@@ -1,0 +1,363 @@
+//! What can be wrong: with the specification (before anything runs), with the table (halts), with one event (poison).
+//!
+//! Nothing here ever holds a value of a row other than the event's id.
+
+use super::layout::Role;
+use super::spec::TableName;
+use postrider_core::event::Position;
+use postrider_core::record::OwnedRecord;
+use std::fmt;
+
+/// The specification does not hold together. [`SpecError::key`] names the configuration's key.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum SpecError {
+    /// A template can't be read.
+    #[error("the template of {key} can't be read: {what}")]
+    Template {
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// A template names what the outbox does not have.
+    #[error("the template of {key} names \"{name}\"; it may name {}", known.join(", "))]
+    UnknownField {
+        /// The key.
+        key: String,
+        /// The name.
+        name: String,
+        /// What it may name.
+        known: Vec<String>,
+    },
+    /// The pattern is not a regular expression we can run.
+    #[error("the pattern of route.replace can't be used")]
+    Pattern(#[source] regex::Error),
+    /// The replacement can't be read.
+    #[error("the replacement of route.replace can't be used: {0}")]
+    Replacement(&'static str),
+    /// A role that must have a column has none.
+    #[error("outbox.columns.{0} must name a column")]
+    NoColumn(Role),
+    /// Neither a table nor a prefix: there would be no events.
+    #[error("outbox names neither a table nor a message_prefix")]
+    NoSource,
+    /// A name is empty, or holds a zero byte, which librdkafka takes for the end.
+    #[error("{0} must not be empty nor hold a zero byte")]
+    Name(String),
+    /// Two members of the envelope would have one name.
+    #[error(
+        "{key} is placed in the envelope as {name:?}, and the envelope has a member of this name already"
+    )]
+    Member {
+        /// The key.
+        key: String,
+        /// The name.
+        name: String,
+    },
+    /// Two headers would have one name.
+    #[error("{key} would be a second header \"{name}\"")]
+    HeaderTaken {
+        /// The key.
+        key: String,
+        /// The name.
+        name: String,
+    },
+    /// Two things would be the partition.
+    #[error("route.partition and an extra column are both the partition")]
+    TwoPartitions,
+}
+
+impl SpecError {
+    /// The key it is about, below the pipeline.
+    pub fn key(&self) -> String {
+        match self {
+            Self::Template { key, .. }
+            | Self::UnknownField { key, .. }
+            | Self::HeaderTaken { key, .. }
+            | Self::Name(key)
+            | Self::Member { key, .. } => key.clone(),
+            Self::Pattern(_) => "route.replace.pattern".to_owned(),
+            Self::Replacement(_) => "route.replace.with".to_owned(),
+            Self::NoColumn(role) => format!("outbox.columns.{role}"),
+            Self::NoSource => "outbox.table".to_owned(),
+            Self::TwoPartitions => "route.partition".to_owned(),
+        }
+    }
+}
+
+/// Why a row or message did not become a record.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MapError {
+    /// This event can never be published as it is; others can.
+    #[error(transparent)]
+    Poison(Poison),
+    /// The table does not fit the layout: every event of it would be wrong. Halts.
+    #[error(transparent)]
+    Unfit(Unfit),
+    /// The stream contradicts itself: a row of a relation that was never described, or of another width. Halts.
+    #[error("could not read a row of relation {relation_id}: {what}")]
+    OutOfStep {
+        /// The relation's id.
+        relation_id: u32,
+        /// How.
+        what: &'static str,
+    },
+}
+
+/// One event that can't be published as it is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("event {} at {position} can't be published: {problem}", Shown(event_id.as_deref()))]
+pub struct Poison {
+    /// Where it is.
+    pub position: Position,
+    /// Its id, where it has one that is text, as it is shown ([`postrider_core::event::shown_id`]).
+    pub event_id: Option<String>,
+    /// What is wrong.
+    pub problem: Problem,
+    /// What is known of it all the same, to be kept.
+    pub remains: Box<Remains>,
+}
+
+/// What could be made of an event that can't be published: enough to keep it in its place, and to look at it later.
+/// `Debug` shows no values.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Remains {
+    /// The event's id, whole.
+    pub event_id: Option<String>,
+    /// Its type.
+    pub event_type: Option<String>,
+    /// Type and id of its aggregate, where both are known.
+    pub aggregate: Option<(String, String)>,
+    /// Its record, part by part: an empty topic where none could be made, no key where that is not to be had, the
+    /// payload as it stands in the row where it can't be shaped, headers as far as they can be read.
+    pub record: OwnedRecord,
+}
+
+impl fmt::Debug for Remains {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remains").field("record", &self.record).finish_non_exhaustive()
+    }
+}
+
+/// What is wrong with an event. Columns are named, values never are.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// NULL where a value is needed.
+    #[error("\"{0}\" is NULL")]
+    Null(String),
+    /// Not UTF-8 where text is needed.
+    #[error("\"{0}\" is not UTF-8")]
+    NotText(String),
+    /// The topic is not one Kafka allows.
+    #[error("its topic, from {0}, is not a name Kafka allows")]
+    TopicName(String),
+    /// The headers are not a JSON object.
+    #[error("\"{0}\" is not a JSON object")]
+    NotAnObject(String),
+    /// A header's name holds a zero byte, which librdkafka takes for its end.
+    #[error("a name in \"{0}\" holds a zero byte")]
+    HeaderName(String),
+    /// The partition is not a number from 0 to 2147483647.
+    #[error("its partition is not a number from 0 to 2147483647")]
+    Partition,
+    /// A `bytea` that is not in PostgreSQL's hex format.
+    #[error("\"{0}\" is not bytea in hex format")]
+    NotHex(String),
+    /// No date or time, where one decides when the event is published.
+    #[error("\"{0}\" is not a date or time")]
+    Time(String),
+    /// A time without an offset, where no zone is configured.
+    #[error("\"{0}\" is a time without an offset, and source.time_zone is not set")]
+    NoZone(String),
+    /// The payload is NULL and the configuration says that it must not be.
+    #[error("the payload is NULL")]
+    NullPayload,
+    /// A logical message that is not a JSON object.
+    #[error("the logical message is not a JSON object")]
+    NotJson,
+    /// The row is too large to be read from the table.
+    #[error("the row is larger than {0} bytes, the most that is read from the table")]
+    RowTooLarge(usize),
+    /// A logical message without a member that every event has.
+    #[error("the logical message has no \"{0}\"")]
+    NoMember(String),
+}
+
+impl Problem {
+    /// A stable word for it: stands in the parked table, and is what `postrider parked --error` asks for.
+    pub const fn code(&self) -> &'static str {
+        match self {
+            Self::Null(_) | Self::NoMember(_) => "null",
+            Self::NotText(_) => "not_text",
+            Self::TopicName(_) => "topic_name",
+            Self::NotAnObject(_) => "headers",
+            Self::HeaderName(_) => "header_name",
+            Self::Partition => "partition",
+            Self::NotHex(_) => "not_hex",
+            Self::Time(_) | Self::NoZone(_) => "time",
+            Self::NullPayload => "null_payload",
+            Self::NotJson => "not_json",
+            Self::RowTooLarge(_) => "row_too_large",
+        }
+    }
+}
+
+impl Poison {
+    /// What mends it. Correcting the row does not: WAL has it as it was inserted.
+    pub fn hint(&self) -> String {
+        const PASS_OVER: &str = "WAL can't be changed: pass it over \
+            (docs/operations.md#passing-over), insert it again corrected";
+        match &self.problem {
+            Problem::TopicName(_) => format!(
+                "fix route.topic and start again; or {PASS_OVER} (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)"
+            ),
+            Problem::Partition => format!(
+                "leave route.partition empty and start again; or {PASS_OVER}: with the number of one of the topic's \
+                 partitions"
+            ),
+            Problem::NullPayload => format!(
+                "set payload.null to \"tombstone\" or \"empty\" and start again; or {PASS_OVER}: with a payload"
+            ),
+            Problem::NotHex(_) => {
+                "the session's bytea_output is not hex, though Postrider sets it: see what resets it"
+                    .to_owned()
+            }
+            Problem::Null(column) => format!(
+                "{PASS_OVER}; SET NOT NULL on \"{column}\" refuses such rows from now on"
+            ),
+            Problem::NotText(column) => format!("{PASS_OVER}: with UTF-8 in \"{column}\""),
+            Problem::NotAnObject(column) => format!(
+                "{PASS_OVER}: with a JSON object such as {{\"source\": \"shop\"}} in \"{column}\""
+            ),
+            Problem::Time(column) => format!(
+                "{PASS_OVER}: with a time such as 2026-03-01 04:00:00+00 in \"{column}\", or NULL"
+            ),
+            Problem::NoZone(_) => {
+                "set source.time_zone to the zone of the sessions that insert, such as \"America/New_York\", and \
+                 start again"
+                    .to_owned()
+            }
+            Problem::HeaderName(column) => {
+                format!("{PASS_OVER}: with names without \\u0000 in \"{column}\"")
+            }
+            Problem::RowTooLarge(_) => {
+                "store the payload elsewhere, UPDATE the row with a reference to it, and start again; or set \
+                 parking.on_poison to \"block_key\": the row is parked, and other aggregates go on"
+                    .to_owned()
+            }
+            Problem::NotJson | Problem::NoMember(_) => {
+                "WAL can't be changed: pass it over (docs/operations.md#passing-over), emit it again: a JSON object \
+                 with aggregate_type, aggregate_id, event_type and payload"
+                    .to_owned()
+            }
+        }
+    }
+}
+
+struct Shown<'a>(Option<&'a str>);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(id) => write!(f, "\"{}\"", id.escape_debug()),
+            None => f.write_str("without id"),
+        }
+    }
+}
+
+/// The outbox table lacks what the layout needs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    /// Columns are missing.
+    #[error("table \"{table}\" has no column {}", Quoted(columns))]
+    Missing {
+        /// The table.
+        table: TableName,
+        /// The columns, each with the key that says otherwise.
+        columns: Vec<(String, String)>,
+    },
+    /// A column has a type that can't play its role.
+    #[error("column \"{column}\" of table \"{table}\" {} that can't be {role}", OfType(is.as_deref()))]
+    Type {
+        /// The table.
+        table: TableName,
+        /// The column.
+        column: String,
+        /// The role.
+        role: Role,
+        /// The type as SQL writes it, where that is known.
+        is: Option<String>,
+    },
+    /// A column without a zone decides when an event is published, and no zone is configured.
+    #[error(
+        "column \"{column}\" of table \"{table}\" has no time zone, and {role} decides when an event is published"
+    )]
+    NoZone {
+        /// The table.
+        table: TableName,
+        /// The column.
+        column: String,
+        /// The role.
+        role: Role,
+    },
+}
+
+impl Unfit {
+    /// The role that a column's type can't play.
+    pub fn role(&self) -> Option<Role> {
+        match self {
+            Self::Missing { .. } => None,
+            Self::Type { role, .. } | Self::NoZone { role, .. } => Some(*role),
+        }
+    }
+
+    /// What mends it.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Missing { columns, .. } => {
+                let keys: Vec<&str> = columns.iter().map(|(_, key)| key.as_str()).collect();
+                format!("add the column, or say which it is: {}", keys.join(", "))
+            }
+            Self::NoZone { table, column, .. } => format!(
+                "set source.time_zone to the zone of the sessions that insert (SHOW TimeZone there), such as \
+                 \"America/New_York\"; or ALTER TABLE {} ALTER COLUMN {} TYPE timestamptz USING {} AT TIME ZONE \
+                 'America/New_York'",
+                table,
+                Quoted(&[(column.clone(), String::new())]),
+                Quoted(&[(column.clone(), String::new())]),
+            ),
+            Self::Type { role: Role::Time, .. } => {
+                "use timestamptz, timestamp, date or text, or set route.timestamp to \"commit\""
+                    .to_owned()
+            }
+            Self::Type { role: role @ (Role::AvailableAt | Role::ExpiresAt), .. } => {
+                format!("use timestamptz, or set outbox.columns.{role} to \"\"")
+            }
+            Self::Type { role, .. } => {
+                format!("use jsonb, json or text, or set outbox.columns.{role} to another column")
+            }
+        }
+    }
+}
+
+struct OfType<'a>(Option<&'a str>);
+
+impl fmt::Display for OfType<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(is) => write!(f, "is of type {is}, a type"),
+            None => f.write_str("has a type"),
+        }
+    }
+}
+
+struct Quoted<'a>(&'a [(String, String)]);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (column, _)) in self.0.iter().enumerate() {
+            write!(f, "{}\"{column}\"", if at == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}

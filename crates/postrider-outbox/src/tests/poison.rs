@@ -1,0 +1,207 @@
+//! NULL where a value is needed, and text that is none: the column, what mends it, never the value.
+
+use super::support::{
+    AT, ColumnSpec, insert, map_layout, map_with, null, print, relation, text, typed,
+};
+use crate::{Layout, MapError, Mapper, OutboxSpec, Poison};
+use expect_test::expect;
+use pg_replication::pgoutput::{Message, decode};
+
+fn columns() -> [ColumnSpec<'static>; 7] {
+    [
+        typed("id", 20, "42"),
+        text("aggregate_type", "order"),
+        text("aggregate_id", "o-7"),
+        text("event_type", "OrderPlaced"),
+        typed("payload", 114, "{}"),
+        null("headers", 114),
+        typed("created_at", 1184, "2024-01-02 03:04:05+00"),
+    ]
+}
+
+#[test]
+fn null_where_a_value_is_needed_is_poison() {
+    let mut all = String::new();
+    for (at, column) in columns().iter().enumerate().take(4) {
+        let mut row = columns();
+        row[at] = null(column.0, column.1);
+        all += &map_layout(Layout::Postrider, &row);
+    }
+    expect![[r#"
+        error: event without id at 0/1A2B3C8:5 can't be published:
+               "id" is NULL
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected; SET NOT NULL on "id" refuses such rows from now on
+        error: event "42" at 0/1A2B3C8:5 can't be published:
+               "aggregate_type" is NULL
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected; SET NOT NULL on "aggregate_type" refuses such rows from now on
+        error: event "42" at 0/1A2B3C8:5 can't be published:
+               "aggregate_id" is NULL
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected; SET NOT NULL on "aggregate_id" refuses such rows from now on
+        error: event "42" at 0/1A2B3C8:5 can't be published:
+               "event_type" is NULL
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected; SET NOT NULL on "event_type" refuses such rows from now on
+    "#]]
+    .assert_eq(&all);
+}
+
+/// What is left of such a row must not be published when somebody asks for another attempt.
+#[test]
+fn row_that_is_too_large_to_be_read_has_neither_topic_nor_payload() {
+    let spec = OutboxSpec::for_layout(Layout::Postrider);
+    let table = spec.table.clone().unwrap();
+    let mut mapper = Mapper::new(spec).unwrap();
+    let mut columns = columns();
+    columns[4] = null("payload", 114);
+    let described = relation(7, &table.schema, &table.name, &columns);
+    let Message::Relation(described) = decode(&described).unwrap() else { unreachable!() };
+    mapper.relation(&described).unwrap();
+    let row = insert(7, &columns);
+    let Message::Insert(row) = decode(&row).unwrap() else { unreachable!() };
+    let MapError::Poison(poison) = mapper.too_large(&row, AT, 64 << 20) else { unreachable!() };
+    let Poison { remains, .. } = poison;
+    let of = remains.aggregate.as_ref().map(|(kind, id)| (kind.as_str(), id.as_str()));
+    assert_eq!((remains.event_id.as_deref(), of), (Some("42"), Some(("order", "o-7"))));
+    assert_eq!((remains.record.topic.as_str(), remains.record.value), ("", None));
+}
+
+#[test]
+fn null_aggregate_id_is_refused_because_it_is_the_unit_of_order() {
+    let mut row = columns();
+    row[2] = null("aggregate_id", 25);
+    assert!(map_layout(Layout::Postrider, &row).contains("\"aggregate_id\" is NULL"));
+}
+
+#[test]
+fn an_empty_aggregate_type_has_no_topic() {
+    let mut row = columns();
+    row[1] = text("aggregate_type", "");
+    expect![[r#"
+        error: event "42" at 0/1A2B3C8:5 can't be published:
+               its topic, from {aggregate_type}, is not a name Kafka allows
+        hint:  fix route.topic and start again; or WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)
+    "#]]
+    .assert_eq(&map_layout(Layout::Postrider, &row));
+}
+
+#[test]
+fn a_long_id_is_cut_in_the_error() {
+    let id = "é".repeat(500);
+    let mut row = columns();
+    row[0] = text("id", &id);
+    row[1] = null("aggregate_type", 25);
+    let printed = map_layout(Layout::Postrider, &row);
+    assert!(printed.contains(&format!("\"{}…\"", "é".repeat(100))), "{printed}");
+}
+
+#[test]
+fn text_that_is_not_utf8_is_poison_and_payloads_are_bytes() {
+    let spec = OutboxSpec::for_layout(Layout::Postrider);
+    let mut mapper = Mapper::new(spec).unwrap();
+    let described = relation(7, "public", "outbox", &columns());
+    let Message::Relation(described) = decode(&described).unwrap() else { unreachable!() };
+    mapper.relation(&described).unwrap();
+    let bytes = super::support::insert(7, &columns());
+    let broken = |from: &[u8]| {
+        let at = bytes.windows(from.len()).position(|window| window == from).unwrap();
+        let mut broken = bytes.clone();
+        broken[at] = 0xFF;
+        broken
+    };
+    let mut all = String::new();
+    for value in [b"42".as_slice(), b"order", b"o-7", b"OrderPlaced", b"{}"] {
+        let row = broken(value);
+        let Message::Insert(row) = decode(&row).unwrap() else { unreachable!() };
+        all += &print(mapper.insert(&row, super::support::AT));
+    }
+    expect![[r#"
+        error: event without id at 0/1A2B3C8:5 can't be published:
+               "id" is not UTF-8
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected: with UTF-8 in "id"
+        error: event "42" at 0/1A2B3C8:5 can't be published:
+               its topic, from {aggregate_type}, is not a name Kafka allows
+        hint:  fix route.topic and start again; or WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected (a topic has 1 to 249 of A-Z a-z 0-9 . _ -)
+        error: event "42" at 0/1A2B3C8:5 can't be published:
+               "aggregate_id" is not UTF-8
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected: with UTF-8 in "aggregate_id"
+        error: event "42" at 0/1A2B3C8:5 can't be published:
+               "event_type" is not UTF-8
+        hint:  WAL can't be changed: pass it over (docs/operations.md#passing-over), insert it again corrected: with UTF-8 in "event_type"
+        event     42 "OrderPlaced"
+        aggregate order / o-7
+        topic     order
+        key       "o-7"
+        value     "\xff}"
+        timestamp 1704164645000
+        header    id = "42"
+        header    type = "OrderPlaced"
+        header    position = "00000000-0000000001A2B3C8-00000005"
+    "#]]
+    .assert_eq(&all);
+}
+
+fn poison(columns: &[ColumnSpec<'_>]) -> Poison {
+    map_with(OutboxSpec::for_layout(Layout::Postrider), columns, |mapped| match mapped {
+        Err(MapError::Poison(poison)) => poison,
+        other => panic!("no poison: {other:?}"),
+    })
+}
+
+/// Everything that a parked event is made of, as far as it is known.
+fn remains(poison: &Poison) -> String {
+    let remains = &poison.remains;
+    let record = &remains.record;
+    let shown = |bytes: &Option<Vec<u8>>| {
+        bytes.as_ref().map_or("null".to_owned(), |bytes| bytes.escape_ascii().to_string())
+    };
+    let headers: Vec<String> =
+        record.headers.iter().map(|(name, value)| format!("{name}={}", shown(value))).collect();
+    format!(
+        "{}: {:?} {:?} {:?} to {:?} key {} value {} at {:?} {}\n",
+        poison.problem.code(),
+        remains.event_id,
+        remains.event_type,
+        remains.aggregate,
+        record.topic,
+        shown(&record.key),
+        shown(&record.value),
+        record.timestamp_ms,
+        headers.join(" ")
+    )
+}
+
+#[test]
+fn what_is_known_of_a_poison_event_is_kept() {
+    let mut all = String::new();
+    for at in 0..4 {
+        let mut row = columns();
+        row[at] = null(row[at].0, row[at].1);
+        all += &remains(&poison(&row));
+    }
+    for (at, value) in [(1, "no topic"), (5, "[1]"), (5, "{\"a\": 1, \"b\\u0000\": 2}")] {
+        let mut row = columns();
+        row[at].3 = Some(value);
+        all += &remains(&poison(&row));
+    }
+    expect![[r#"
+        null: None Some("OrderPlaced") Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=null type=OrderPlaced position=00000000-0000000001A2B3C8-00000005
+        null: Some("42") Some("OrderPlaced") None to "" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=00000000-0000000001A2B3C8-00000005
+        null: Some("42") Some("OrderPlaced") None to "order" key null value {} at Some(1704164645000) id=42 type=OrderPlaced position=00000000-0000000001A2B3C8-00000005
+        null: Some("42") None Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=42 type=null position=00000000-0000000001A2B3C8-00000005
+        topic_name: Some("42") Some("OrderPlaced") Some(("no topic", "o-7")) to "" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=00000000-0000000001A2B3C8-00000005
+        headers: Some("42") Some("OrderPlaced") Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=00000000-0000000001A2B3C8-00000005
+        header_name: Some("42") Some("OrderPlaced") Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=42 type=OrderPlaced position=00000000-0000000001A2B3C8-00000005
+    "#]].assert_eq(&all);
+    let mut row = columns();
+    row[0] = null("id", 20);
+    let shown = format!("{:?}", poison(&row));
+    assert!(!shown.contains("o-7"), "{shown}");
+}
+
+#[test]
+fn a_whole_id_is_kept_where_the_error_cuts_it() {
+    let id = "é".repeat(500);
+    let mut row = columns();
+    row[0] = text("id", &id);
+    row[1] = null("aggregate_type", 25);
+    assert_eq!(poison(&row).remains.event_id, Some(id));
+}

@@ -1,0 +1,252 @@
+//! Timestamps as PostgreSQL prints them with `DateStyle = ISO`: `2024-01-02 03:04:05.678+00`, `0044-03-15 12:00:00 BC`.
+
+use postrider_core::event::PgTime;
+use postrider_core::zone::Zone;
+
+const DAY_MICROS: i64 = 86_400_000_000;
+
+/// Microseconds of the last of so many digits after a second's point.
+pub(super) const MICROS_OF_DIGITS: [i64; 7] = [1_000_000, 100_000, 10_000, 1_000, 100, 10, 1];
+
+/// A date or time as it was written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Written {
+    /// Microseconds since the Unix epoch; where no offset was written, as if it were UTC.
+    pub(super) micros: i64,
+    /// Whether an offset was written: then it is a point in time, whatever the zone.
+    pub(super) offset: bool,
+}
+
+/// Reads a date, `timestamp` or `timestamptz`; `None` for `infinity`, for what is not one, and beyond 64 bits.
+pub(super) fn read(text: &[u8]) -> Option<Written> {
+    let mut text = Text(text);
+    let bc = text.0.strip_suffix(b" BC");
+    text.0 = bc.unwrap_or(text.0);
+    let (year, digits) = text.number()?;
+    if !(4..=6).contains(&digits) {
+        return None;
+    }
+    text.byte(b'-')?;
+    let month = text.two_digits(1, 12)?;
+    text.byte(b'-')?;
+    let day = text.two_digits(1, 31)?;
+    let year = if bc.is_some() { 1 - year } else { year };
+    let mut micros = days_from_civil(year, month, day).checked_mul(DAY_MICROS)?;
+    let mut offset = false;
+    if text.byte(b' ').or_else(|| text.byte(b'T')).is_some() {
+        micros = micros.checked_add(text.time_of_day()?)?;
+        offset = !text.0.is_empty();
+        micros = micros.checked_sub(text.zone()?)?;
+    }
+    text.0.is_empty().then_some(Written { micros, offset })
+}
+
+/// As [`read`], a time without an offset as UTC.
+pub(super) fn parse(text: &[u8]) -> Option<i64> {
+    read(text).map(|written| written.micros)
+}
+
+/// Which of two instants is meant where a local time comes twice: the hour in which clocks are set back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Twice {
+    /// For a delay: no event waits an hour too long.
+    Earlier,
+    /// For an expiry: no event expires an hour too soon.
+    Later,
+}
+
+/// Why a text is no point in time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum NoInstant {
+    /// It is not a date or time.
+    Unreadable,
+    /// It has no offset, and no zone is configured.
+    NoZone,
+}
+
+/// A point in time. `infinity` is later than any other, `-infinity` earlier.
+pub(super) fn instant(text: &[u8], zone: Option<&Zone>, twice: Twice) -> Result<PgTime, NoInstant> {
+    match text {
+        b"infinity" => return Ok(PgTime { micros: i64::MAX }),
+        b"-infinity" => return Ok(PgTime { micros: i64::MIN }),
+        _ => {}
+    }
+    let written = read(text).ok_or(NoInstant::Unreadable)?;
+    let unix = match (written.offset, zone) {
+        (true, _) => written.micros,
+        (false, Some(zone)) => {
+            let (earlier, later) = zone.instants(written.micros);
+            if twice == Twice::Earlier { earlier } else { later }
+        }
+        (false, None) => return Err(NoInstant::NoZone),
+    };
+    let micros = unix.checked_sub(PgTime::UNIX_OFFSET_MICROS).ok_or(NoInstant::Unreadable)?;
+    Ok(PgTime { micros })
+}
+
+/// Whether a column of type text holds a time: the years 1 to 9999, days that exist, an optional offset. Polling has
+/// the same rule in SQL (`postgres::poll::times`), so that a row means the same in both.
+pub(super) fn is_plain(text: &[u8]) -> bool {
+    match text {
+        b"infinity" | b"-infinity" => return true,
+        _ => {}
+    }
+    let mut rest = Text(text);
+    let mut plain = || {
+        let (year, digits) = rest.number()?;
+        rest.byte(b'-')?;
+        let month = rest.two_digits(1, 12)?;
+        rest.byte(b'-')?;
+        let day = rest.two_digits(1, 31)?;
+        let exists = civil_from_days(days_from_civil(year, month, day)) == (year, month, day);
+        if digits != 4 || year == 0 || !exists {
+            return None;
+        }
+        if rest.0.is_empty() {
+            return Some(());
+        }
+        rest.byte(b' ').or_else(|| rest.byte(b'T'))?;
+        rest.two_digits(0, 23)?;
+        for _ in 0..2 {
+            rest.byte(b':')?;
+            rest.two_digits(0, 59)?;
+        }
+        if rest.byte(b'.').is_some() {
+            let (_, digits) = rest.number()?;
+            (digits <= 6).then_some(())?;
+        }
+        if rest.0.is_empty() || rest.byte(b'Z').is_some() {
+            return Some(());
+        }
+        rest.byte(b'+').or_else(|| rest.byte(b'-'))?;
+        rest.two_digits(0, 15)?;
+        for _ in 0..2 {
+            if rest.byte(b':').is_some() {
+                rest.two_digits(0, 59)?;
+            }
+        }
+        Some(())
+    };
+    plain().is_some() && rest.0.is_empty()
+}
+
+/// Microseconds since midnight of a `time`.
+pub(super) fn parse_time_of_day(text: &[u8]) -> Option<i64> {
+    let mut text = Text(text);
+    let micros = text.time_of_day()?;
+    text.0.is_empty().then_some(micros)
+}
+
+/// Microseconds east of a zone as PostgreSQL prints it, `+05:30`.
+pub(super) fn parse_zone(text: &[u8]) -> Option<i64> {
+    let mut text = Text(text);
+    let micros = text.zone()?;
+    text.0.is_empty().then_some(micros)
+}
+
+/// Days between 1970-01-01 and a date of the proleptic Gregorian calendar, in which year 0 is 1 BC.
+fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
+    // Years begin in March, so the leap day is a year's last; an era has 400 years and 146,097 days.
+    let year = if month <= 2 { year - 1 } else { year };
+    let era = year.div_euclid(400);
+    let year_of_era = year.rem_euclid(400);
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    let day_of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year;
+    era * 146_097 + day_of_era - 719_468
+}
+
+/// Year, month and day of a number of days since 1970-01-01: the inverse of the above.
+pub(super) fn civil_from_days(days: i64) -> (i64, i64, i64) {
+    let days = days + 719_468;
+    let era = days.div_euclid(146_097);
+    let day_of_era = days.rem_euclid(146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}
+
+#[inline]
+fn digit(byte: u8) -> Option<i64> {
+    let digit = byte.wrapping_sub(b'0');
+    (digit < 10).then_some(i64::from(digit))
+}
+
+/// What is still to be read.
+struct Text<'t>(&'t [u8]);
+
+impl Text<'_> {
+    #[inline]
+    fn byte(&mut self, wanted: u8) -> Option<()> {
+        let (&first, rest) = self.0.split_first()?;
+        if first != wanted {
+            return None;
+        }
+        self.0 = rest;
+        Some(())
+    }
+
+    /// Up to nine digits: their value and how many there are.
+    fn number(&mut self) -> Option<(i64, usize)> {
+        let (mut value, mut count) = (0, 0);
+        while let Some(digit) = self.0.get(count).copied().and_then(digit) {
+            if count == 9 {
+                return None;
+            }
+            value = value * 10 + digit;
+            count += 1;
+        }
+        self.0 = self.0.get(count..)?;
+        (count > 0).then_some((value, count))
+    }
+
+    /// Two digits; one more is left over, and the caller sees it.
+    #[inline]
+    fn two_digits(&mut self, low: i64, high: i64) -> Option<i64> {
+        let (&[tens, ones], rest) = self.0.split_first_chunk()?;
+        let value = digit(tens)? * 10 + digit(ones)?;
+        self.0 = rest;
+        (low..=high).contains(&value).then_some(value)
+    }
+
+    /// `03:04:05.678`, in microseconds. PostgreSQL prints 24:00:00 for the end of a day.
+    fn time_of_day(&mut self) -> Option<i64> {
+        let hour = self.two_digits(0, 24)?;
+        self.byte(b':')?;
+        let minute = self.two_digits(0, 59)?;
+        self.byte(b':')?;
+        let second = self.two_digits(0, 60)?;
+        let micros = if self.byte(b'.').is_some() {
+            let (fraction, digits) = self.number()?;
+            match MICROS_OF_DIGITS.get(digits) {
+                Some(micros) => fraction * micros,
+                None => fraction / 10_i64.pow(u32::try_from(digits).ok()?.checked_sub(6)?),
+            }
+        } else {
+            0
+        };
+        Some((hour * 3600 + minute * 60 + second) * 1_000_000 + micros)
+    }
+
+    /// `+05:30`, `-00:12:34`, `Z` or nothing, in microseconds east.
+    fn zone(&mut self) -> Option<i64> {
+        let sign = if self.byte(b'+').is_some() {
+            1
+        } else if self.byte(b'-').is_some() {
+            -1
+        } else {
+            // Anything else is left over, and the caller sees it.
+            return self.byte(b'Z').or(Some(())).map(|()| 0);
+        };
+        let mut seconds = self.two_digits(0, 23)? * 3600;
+        for unit in [60, 1] {
+            if self.byte(b':').is_some() {
+                seconds += self.two_digits(0, 59)? * unit;
+            }
+        }
+        Some(sign * seconds * 1_000_000)
+    }
+}

@@ -1,0 +1,36 @@
+//! PostgreSQL: the replication connection, which is ours, and the control connection, which is `tokio-postgres`' over
+//! the same transport and the same login.
+//!
+//! Knows nothing of brokers or of the relay. WAL leaves as batches of frames ([`wal`]); `pgoutput` reads them next.
+
+pub use names::{Names, TableName};
+pub use pg_replication::{
+    Batch, Conninfo, ConninfoError, Frame, ServerReport, SourceError, SourceErrorKind, SqlState,
+    StartReplication, Statement, Switch, Transport, WalConnection, WalStream, client,
+    connect_client, conninfo, error, handshake, transport, wal,
+};
+
+// Control: what stands on the server, whether and where a stream may start, and how it is set up.
+pub mod action;
+pub mod belongs;
+pub mod bookmark;
+pub mod control;
+pub mod cursor;
+pub mod fence;
+pub mod locks;
+pub mod names;
+pub mod ownership;
+pub mod parked;
+pub mod pipeline_lock;
+pub mod poll;
+pub mod preflight;
+pub mod publication;
+pub mod repair;
+pub mod replay;
+pub mod schema;
+pub mod server;
+pub mod setup;
+pub mod slot;
+pub mod table;
+pub mod times;
+pub mod types;

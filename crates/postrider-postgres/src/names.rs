@@ -1,0 +1,137 @@
+//! The objects a pipeline names in its database, and how a name becomes SQL.
+//!
+//! Owns [`Names`] and the quoting of identifiers and literals. Every text that leaves for a server, a log or a person
+//! takes its quoting from here, so a name with a quote in it is a strange name and nothing worse.
+
+use postrider_core::zone::Zone;
+use std::fmt;
+
+/// A table by schema and name.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct TableName {
+    /// The schema, as stored in the catalog.
+    pub schema: String,
+    /// The table, as stored in the catalog.
+    pub name: String,
+}
+
+impl TableName {
+    /// A table by schema and name, both as stored in the catalog.
+    pub fn new(schema: impl Into<String>, name: impl Into<String>) -> Self {
+        Self { schema: schema.into(), name: name.into() }
+    }
+}
+
+/// Quoted and qualified, ready for SQL.
+impl fmt::Display for TableName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", ident(&self.schema), ident(&self.name))
+    }
+}
+
+/// What the configuration names: the objects of one pipeline.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Names {
+    /// The pipeline: the key of its cursor row.
+    pub pipeline: String,
+    /// The replication slot.
+    pub slot: String,
+    /// The publication.
+    pub publication: String,
+    /// The outbox table; `None` where logical messages alone are taken.
+    pub table: Option<TableName>,
+    /// The columns of the table that hold times, and their zone.
+    pub times: Times,
+    /// `mode = "auto"`: `postrider run` polls the table while there is no slot, and recreates it; there is no other
+    /// repair.
+    pub auto: bool,
+    /// `outbox.on_update = "halt"`: the publication has to publish updates too, or none is ever seen.
+    pub updates: bool,
+}
+
+impl Names {
+    /// What the publication publishes, as its option `publish` has it.
+    pub fn published(&self) -> &'static str {
+        if self.updates { "insert, update" } else { "insert" }
+    }
+}
+
+/// The columns that hold times, and the zone of those that have none.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Times {
+    /// `source.time_zone`.
+    pub zone: Option<Zone>,
+    /// Columns that decide whether or when an event is published.
+    pub deciding: Vec<Deciding>,
+    /// The column of the event's own time, where records are stamped or ordered by it.
+    pub stamp: Option<String>,
+}
+
+/// A column that decides whether or when an event is published.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Deciding {
+    /// The column.
+    pub column: String,
+    /// What depends on it: a clause without a verb's subject, such as "when an event expires".
+    pub what: &'static str,
+}
+
+impl Times {
+    /// Every column's name.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.deciding.iter().map(|d| d.column.as_str()).chain(self.stamp.as_deref())
+    }
+}
+
+/// `name` as an SQL identifier: always quoted, so that no keyword and no capital letter is a surprise.
+pub fn ident(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// `text` as an SQL string literal, right under `standard_conforming_strings` on and off.
+pub fn literal(text: &str) -> String {
+    let quoted = text.replace('\'', "''");
+    if text.contains('\\') {
+        format!(" E'{}'", quoted.replace('\\', "\\\\"))
+    } else {
+        format!("'{quoted}'")
+    }
+}
+
+/// The login of an administrator as an example URL: user and host are for the reader to replace.
+pub fn admin_url(database: &str) -> String {
+    format!("postgresql://ADMIN@HOST/{database}")
+}
+
+/// Longest name PostgreSQL keeps (`NAMEDATALEN` - 1). Unit: bytes.
+pub const NAME_BYTES_MAX: usize = 63;
+
+/// Whether a slot may have this name (`ReplicationSlotValidateName`: lower-case letters, digits, underscore).
+pub fn slot_name_allowed(name: &str) -> bool {
+    (1..=NAME_BYTES_MAX).contains(&name.len())
+        && name.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_quoted_whatever_is_in_them() {
+        assert_eq!(ident("outbox"), "\"outbox\"");
+        assert_eq!(ident("Out\"box"), "\"Out\"\"box\"");
+        assert_eq!(literal("it's"), "'it''s'");
+        assert_eq!(literal("a\\'b"), " E'a\\\\''b'");
+        assert_eq!(TableName::new("public", "Out.box").to_string(), "\"public\".\"Out.box\"");
+    }
+
+    #[test]
+    fn slot_names_are_postgresqls() {
+        for good in ["a", "postrider_orders", "0", &"x".repeat(63)] {
+            assert!(slot_name_allowed(good), "{good}");
+        }
+        for bad in ["", "Orders", "a-b", "a b", "ä", "a'b", &"x".repeat(64)] {
+            assert!(!slot_name_allowed(bad), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! Marks on rows that the stream brought (`poll.mark_streamed`; always in mode `auto`): by their ids, so that an
+//! application's own cleanup and dashboards go on working, and polling knows what is published.
+//!
+//! A mark never waits for a row: a row that another session has locked is passed over, and marked later. The later rows
+//! of its aggregate wait with it, since a row without a mark may be published again from the table, and then what
+//! follows it in its aggregate has to follow it again.
+
+use super::settle::success;
+use super::spec::{Marks, PollSpec};
+use super::table::{self, Column, Shape};
+use crate::locks::{self, Holder};
+use crate::names::{TableName, ident};
+use pg_replication::error::{ServerReport, SourceError, SqlState, Statement};
+use postrider_core::event::{PgTime, Position};
+use postrider_core::parked::Lane;
+use std::collections::{HashMap, HashSet};
+use tokio_postgres::Client;
+use tokio_postgres::types::ToSql;
+
+/// Most ids of one statement.
+pub const MARK_ROWS_MAX: usize = 10_000;
+
+/// Maximum number of attempts of one call, when rows are locked or changed by others meanwhile.
+const ROUNDS_MAX: usize = 6;
+
+/// A published event whose row is to be marked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ToMark {
+    /// Where it stands in the stream.
+    pub position: Position,
+    /// Its aggregate: its marks are made in order. `None` where the event has no place in an order.
+    pub lane: Option<Lane>,
+    /// As `Mapped::event_id` has it.
+    pub id: String,
+    /// What is known of the transaction that wrote its row.
+    pub written: Written,
+    /// The row is known to be visible to other sessions.
+    pub visible: bool,
+}
+
+/// What is known of the transaction that wrote an event's row: by that the row is told from another one that was given
+/// the same id later.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Written {
+    /// Its number, as pgoutput's Begin message has it.
+    pub xid: Option<u32>,
+    /// When it was committed.
+    pub committed: Option<PgTime>,
+    /// The event's own time, where its record has it. Unit: milliseconds since 1970.
+    pub time_ms: Option<i64>,
+}
+
+/// A prepared mark. It belongs to the session that prepared it.
+#[derive(Clone, Debug)]
+pub struct Marker {
+    statement: tokio_postgres::Statement,
+    /// The same for ids that the column can't have (a logical message's may be any text): slow, by the ids' text.
+    by_text: String,
+    table: TableName,
+    locked: String,
+}
+
+impl Marker {
+    /// Prepares it on a session of [`crate::control::Control`]: its `search_path` must be empty.
+    ///
+    /// # Errors
+    /// What the server says; 42P01 and 42703 where table or columns are missing.
+    pub async fn prepare(client: &Client, spec: &PollSpec) -> Result<Self, SourceError> {
+        let shape = table::read(client, spec).await.map_err(|error| error.of(Statement::Mark))?;
+        let id = shape.id(&spec.table, &spec.id)?;
+        let statement = client.prepare(&sql(spec, &shape)?).await;
+        let statement = statement.map_err(|error| failed(&spec.table, error))?;
+        Ok(Self {
+            statement,
+            by_text: sql_of(spec, &shape, id, &format!("{} = ANY ($1::text[])", id.text("o"))),
+            table: spec.table.clone(),
+            locked: locked_sql(spec, id),
+        })
+    }
+
+    /// The table whose rows it marks.
+    pub fn table(&self) -> &TableName {
+        &self.table
+    }
+
+    /// Marks the rows of these events, [`MARK_ROWS_MAX`] a statement, and gives back which of them wait: their places
+    /// among `rows`, in order. All others are marked, were marked already, or are gone. `rows` are in order of the
+    /// stream; `waiting` are the aggregates of which a row was locked at the last call.
+    ///
+    /// # Errors
+    /// What the server says, as an error of [`Statement::Mark`]; SQLSTATE 09000 where rows took no mark (a trigger of
+    /// the table undoes them). Asking again does no harm.
+    pub async fn mark(
+        &self,
+        client: &Client,
+        rows: &[ToMark],
+        waiting: &HashSet<Lane>,
+    ) -> Result<Vec<usize>, SourceError> {
+        let mut marking = Marking { rows, done: vec![false; rows.len()], held: waiting.clone() };
+        // Of an aggregate that waits the first row says whether it still does.
+        let heads = marking.heads();
+        self.mark_some(client, &mut marking, &heads).await?;
+        for place in heads {
+            if let (true, Some(lane)) = (marking.done[place], rows[place].lane) {
+                marking.held.remove(&lane);
+            }
+        }
+        let rest: Vec<usize> = (0..rows.len()).filter(|place| !marking.done[*place]).collect();
+        for chunk in rest.chunks(MARK_ROWS_MAX) {
+            let chunk: Vec<usize> =
+                chunk.iter().copied().filter(|place| !marking.waits(*place)).collect();
+            self.mark_some(client, &mut marking, &chunk).await?;
+        }
+        Ok((0..rows.len()).filter(|place| !marking.done[*place]).collect())
+    }
+
+    /// Marks what it can of these places. What is found locked, or changed by a transaction that committed meanwhile,
+    /// is looked at once more by a new snapshot; what is locked then waits, with the later rows of its aggregate.
+    async fn mark_some(
+        &self,
+        client: &Client,
+        marking: &mut Marking<'_>,
+        places: &[usize],
+    ) -> Result<(), SourceError> {
+        let mut todo = places.to_vec();
+        for round in 0..ROUNDS_MAX {
+            if todo.is_empty() {
+                return Ok(());
+            }
+            let rows = todo.iter().map(|place| &marking.rows[*place]);
+            let left = match self.mark_all(client, &Columns::of(rows)).await {
+                Ok(left) => left,
+                // The row went to another partition while it was looked for: a new snapshot finds it there.
+                Err(error) if error.sqlstate().is_some_and(|state| state.class() == "40") => {
+                    if round + 1 == ROUNDS_MAX {
+                        return Err(error);
+                    }
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if left.is_empty() {
+                for place in todo {
+                    marking.done[place] = true;
+                }
+                return Ok(());
+            }
+            if round > 0 {
+                let left: HashSet<&str> = left.iter().map(String::as_str).collect();
+                todo.retain(|place| marking.may_go_on(*place, &left));
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks all of these rows, or none: then gives the ids of the rows that could not be had.
+    async fn mark_all(
+        &self,
+        client: &Client,
+        columns: &Columns<'_>,
+    ) -> Result<Vec<String>, SourceError> {
+        let failed = |error| failed(&self.table, error);
+        let alien = |error: &tokio_postgres::Error| {
+            error.code().is_some_and(|state| state.code().starts_with("22"))
+        };
+        let Columns { ids, xids, committed, times, visible } = columns;
+        let parameters: [&(dyn ToSql + Sync); 5] = [ids, xids, committed, times, visible];
+        let row = match client.query_one(&self.statement, &parameters).await {
+            Err(error) if alien(&error) => client.query_one(&self.by_text, &parameters).await,
+            answer => answer,
+        };
+        let row = row.map_err(failed)?;
+        let (locked, marked): (i64, i64) =
+            (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+        let left: Vec<String> = row.try_get(2).map_err(failed)?;
+        if left.is_empty() && marked < locked {
+            return Err(self.undone(marked, locked));
+        }
+        Ok(left)
+    }
+
+    fn undone(&self, marked: i64, of: i64) -> SourceError {
+        let message = format!("{marked} of {of} rows took their mark");
+        self.refused(SqlState::TRIGGERED_ACTION_EXCEPTION, message)
+    }
+
+    /// The error for rows that stayed locked.
+    pub fn locked(&self, rows: usize, holders: &[Holder]) -> SourceError {
+        let message = format!("{rows} rows are locked by {}", locks::names(holders));
+        self.refused(SqlState::LOCK_NOT_AVAILABLE, message)
+    }
+
+    fn refused(&self, sqlstate: SqlState, message: String) -> SourceError {
+        let report = ServerReport {
+            severity: "ERROR".to_owned(),
+            sqlstate,
+            message,
+            detail: None,
+            hint: None,
+            associated_lsn: None,
+        };
+        SourceError::server(doing(&self.table), report).of(Statement::Mark)
+    }
+
+    /// Which sessions hold locks on the rows of these events.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn holders(
+        &self,
+        client: &Client,
+        rows: &[ToMark],
+    ) -> Result<Vec<Holder>, SourceError> {
+        let ids: Vec<&str> = rows.iter().take(locks::ROWS_MAX).map(|row| row.id.as_str()).collect();
+        locks::holders(client, &self.table, &self.locked, &ids).await
+    }
+}
+
+/// The parameters of [`sql_of`].
+#[derive(Default)]
+struct Columns<'a> {
+    ids: Vec<&'a str>,
+    xids: Vec<Option<i64>>,
+    /// Unit: microseconds since 2000.
+    committed: Vec<Option<i64>>,
+    times: Vec<Option<i64>>,
+    visible: Vec<bool>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(rows: impl Iterator<Item = &'a ToMark>) -> Self {
+        let mut columns = Self::default();
+        for row in rows {
+            columns.ids.push(&row.id);
+            columns.xids.push(row.written.xid.map(i64::from));
+            columns.committed.push(row.written.committed.map(|at| at.micros));
+            columns.times.push(row.written.time_ms);
+            columns.visible.push(row.visible);
+        }
+        columns
+    }
+}
+
+/// What one call of [`Marker::mark`] knows.
+struct Marking<'a> {
+    rows: &'a [ToMark],
+    done: Vec<bool>,
+    /// Aggregates of which a row is locked.
+    held: HashSet<Lane>,
+}
+
+impl Marking<'_> {
+    fn waits(&self, place: usize) -> bool {
+        self.rows[place].lane.is_some_and(|lane| self.held.contains(&lane))
+    }
+
+    /// The first row of each aggregate that waits.
+    fn heads(&self) -> Vec<usize> {
+        let mut heads = HashMap::new();
+        for (place, row) in self.rows.iter().enumerate() {
+            if let Some(lane) = row.lane.filter(|lane| self.held.contains(lane)) {
+                heads.entry(lane).or_insert(place);
+            }
+        }
+        let mut heads: Vec<usize> = heads.into_values().collect();
+        heads.sort_unstable();
+        heads
+    }
+
+    /// Whether a row may be marked although those of the ids `left` could not be had: not one of them, and not behind
+    /// one of them in its aggregate. To be asked in order of the rows.
+    fn may_go_on(&mut self, place: usize, left: &HashSet<&str>) -> bool {
+        let row = &self.rows[place];
+        if left.contains(row.id.as_str()) {
+            self.held.extend(row.lane);
+            return false;
+        }
+        row.lane.is_none_or(|lane| !self.held.contains(&lane))
+    }
+}
+
+fn doing(table: &TableName) -> String {
+    format!("mark published rows of table {table}")
+}
+
+fn failed(table: &TableName, error: tokio_postgres::Error) -> SourceError {
+    SourceError::control(doing(table), error).of(Statement::Mark)
+}
+
+pub(super) fn sql(spec: &PollSpec, shape: &Shape) -> Result<String, SourceError> {
+    let id = shape.id(&spec.table, &spec.id)?;
+    Ok(sql_of(spec, shape, id, &id.is_one_of("o", "$1::text[]")))
+}
+
+/// The first transaction after a statement's snapshot, with its epoch. A transaction's own number has none: it is the
+/// one nearest to this.
+const XMAX: &str = "(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8)";
+
+/// Marks all rows of `these`, or none. Answers how many were locked for it, how many took the mark, and the ids of
+/// those that could not be had.
+///
+/// `k` locks in the order of the ids and waits for no row. A row that somebody changed and committed after the
+/// statement's snapshot is locked at its new place, which the snapshot does not see, so that an update of it would hit
+/// nothing: it is among `l`, as a locked one is. So is one whose transaction (`$2`, beside the ids of `$1`) the
+/// snapshot does not see yet: a walsender sends a commit as soon as its WAL is flushed, and other sessions see its rows
+/// a moment later, with a synchronous standby that is down much later. Such a row is not deleted, and gets its mark
+/// later. Only where `l` is empty are all of the snapshot's rows ours, at their places. Rows that are not ready
+/// (failed, marked) are left as they are, except that a delay does not matter any more.
+fn sql_of(spec: &PollSpec, shape: &Shape, id: &Column, these: &str) -> String {
+    let (table, order, text) = (&spec.table, id.sort_key("o"), id.text("o"));
+    let ready = format!("{}\n    AND {}", unmarked(spec), is_the_events(spec, shape, &text));
+    format!(
+        "WITH e AS MATERIALIZED (\n  \
+           SELECT w.id, w.xid, w.at, w.ms, w.visible\n  \
+           FROM unnest($1::text[], $2::int8[], $3::int8[], $4::int8[], $5::bool[]) AS w(id, xid, at, ms, visible)\n\
+         ), k AS MATERIALIZED (\n  SELECT o.tableoid AS oid, o.ctid AS tid FROM {table} AS o\n  \
+         WHERE {these} AND {ready}\n  ORDER BY {order} FOR UPDATE SKIP LOCKED\n\
+         ), l AS MATERIALIZED (\n  SELECT {text} AS id FROM {table} AS o\n  \
+         WHERE {these} AND {ready}\n    AND (o.tableoid, o.ctid) NOT IN (SELECT k.oid, k.tid FROM k)\n  \
+         UNION ALL SELECT w.id FROM e AS w\n  \
+         WHERE NOT w.visible\n    \
+           AND NOT pg_visible_in_snapshot(({XMAX} - ((({XMAX} - w.xid + 2147483648) & 4294967295) - 2147483648))\
+         ::text::xid8, pg_current_snapshot())\n\
+         ), m AS (\n  {}\n  {} k WHERE o.tableoid = k.oid AND o.ctid = k.tid AND NOT EXISTS (SELECT FROM l)\n  \
+         RETURNING 1\n)\n\
+         SELECT (SELECT count(*) FROM k), (SELECT count(*) FROM m), ARRAY(SELECT l.id FROM l)",
+        success(spec, shape, "statement_timestamp()"),
+        if deletes(spec) { "USING" } else { "FROM" },
+    )
+}
+
+/// Whether a row (`o`) is the one that an event of `e` is of, whose id it has. Another event may have been given the id
+/// since, and a mark on its row would keep it from being published.
+///
+/// The row is the event's where its transaction is. A savepoint has a number of its own, which the stream does not
+/// show, and a row that was updated since has its updater's. So the row is the event's too where the time of its commit
+/// is, or the event's own time. Without an own time, and where the server keeps no commit times, it is taken for the
+/// event's. Equalities alone, so that each subquery is hashed once.
+fn is_the_events(spec: &PollSpec, shape: &Shape, text: &str) -> String {
+    let committed = "CASE WHEN current_setting('track_commit_timestamp') = 'on' \
+                     THEN (extract(epoch FROM pg_xact_commit_timestamp(o.xmin) \
+                     - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8 END";
+    let time = spec.time.as_deref().filter(|time| {
+        let shape = shape.column(time);
+        spec.stamps && shape.is_some_and(|column| column.type_name == "timestamp with time zone")
+    });
+    let (by_time, without) = time.map_or_else(
+        || (String::new(), "true".to_owned()),
+        |time| {
+            let time = ident(time);
+            let by_time = format!(
+                "\n      OR ({text}, floor(extract(epoch FROM o.{time}) * 1000)) IN \
+                 (SELECT e.id, e.ms::numeric FROM e WHERE e.ms IS NOT NULL)"
+            );
+            let without =
+                format!("(o.{time} IS NULL OR {text} IN (SELECT e.id FROM e WHERE e.ms IS NULL))");
+            (by_time, without)
+        },
+    );
+    format!(
+        "(({text}, o.xmin::text::int8) IN (SELECT e.id, e.xid FROM e WHERE e.xid IS NOT NULL)\n      \
+         OR {text} IN (SELECT e.id FROM e WHERE e.at IS NULL)\n      \
+         OR CASE WHEN {committed} IS NOT NULL\n        \
+           THEN ({text}, {committed}) IN (SELECT e.id, e.at FROM e WHERE e.at IS NOT NULL)\n        \
+           ELSE {without} END{by_time})"
+    )
+}
+
+/// The `xmax` of rows by their ids in `$1`, as text.
+fn locked_sql(spec: &PollSpec, id: &Column) -> String {
+    let these = id.is_one_of("o", "$1::text[]");
+    format!("SELECT o.xmax::text FROM {} AS o WHERE {these}", spec.table)
+}
+
+fn deletes(spec: &PollSpec) -> bool {
+    spec.delete || matches!(spec.marks, Marks::Delete)
+}
+
+/// What has no mark of success yet.
+pub(crate) fn unmarked(spec: &PollSpec) -> String {
+    let column = |name: &str| format!("o.{}", ident(name));
+    match &spec.marks {
+        Marks::Delete => "true".to_owned(),
+        Marks::PublishedAt { published_at } => format!("{} IS NULL", column(published_at)),
+        Marks::Commerce { processed_at, .. } => format!("{} IS NULL", column(processed_at)),
+        Marks::Gcx { status, .. } => format!("{} <> 'published'", column(status)),
+        Marks::Sqlgarden { status, .. } => format!("{} <> 'PUBLISHED'", column(status)),
+    }
+}

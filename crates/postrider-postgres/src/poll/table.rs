@@ -1,0 +1,259 @@
+//! The outbox as the catalog has it when polling begins: its columns, and the description that pgoutput would send.
+
+use super::spec::{Marks, PollSpec};
+use crate::names::{TableName, ident};
+use crate::times::TimeType;
+use crate::types::BASE_TYPE_SQL;
+use bytes::{BufMut, Bytes, BytesMut};
+use pg_replication::error::{ServerReport, SourceError, SqlState};
+use tokio_postgres::Client;
+
+/// What polling knows of the table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Shape {
+    /// Its OID.
+    pub(crate) oid: u32,
+    /// Its columns, in order.
+    pub(crate) columns: Vec<Column>,
+    /// The columns that the dead-letter table has as well; `None` where there is no such table.
+    pub(super) dlq: Option<Vec<String>>,
+}
+
+/// A column.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Column {
+    pub(crate) name: String,
+    /// The type, of a domain the one beneath it: what is asked of a value is asked of that.
+    type_oid: u32,
+    type_modifier: i32,
+    /// The same as SQL writes it, without modifier, so that a cast to it neither cuts nor rounds.
+    pub(super) type_name: String,
+    /// Its values have no fixed size.
+    pub(super) varies: bool,
+    /// Whole numbers, or a domain over them.
+    pub(crate) number: bool,
+    /// How a value is found by its text.
+    equality: Equality,
+}
+
+/// How SQL finds a value of a column by its text.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Equality {
+    /// By value, with this operator: an index serves.
+    Value(String),
+    /// The same, and by text: values that are equal may have different texts (`citext`, a collation that is not
+    /// deterministic).
+    ValueAndText(String),
+    /// By text alone: the type has no equality, or a cast to it cuts.
+    Text,
+}
+
+const COLUMNS_SQL: &str = "\
+SELECT c.oid, a.attname::text, base.oid, base.modifier, format_type(base.oid, -1), t.typlen < 0, \
+       base.oid IN (20, 21, 23, 1700), \
+       CASE WHEN base.oid IN (18, 19) THEN NULL \
+            WHEN base.oid = 1043 OR t.typtype = 'e' THEN 'OPERATOR(pg_catalog.=)' \
+            ELSE (SELECT format('OPERATOR(%I.%s)', os.nspname, op.oprname) \
+                  FROM pg_opclass k \
+                  JOIN pg_am m ON m.oid = k.opcmethod AND m.amname = 'btree' \
+                  JOIN pg_amop p ON p.amopfamily = k.opcfamily AND p.amoplefttype = k.opcintype \
+                    AND p.amoprighttype = k.opcintype AND p.amopstrategy = 3 \
+                  JOIN pg_operator op ON op.oid = p.amopopr \
+                  JOIN pg_namespace os ON os.oid = op.oprnamespace \
+                  WHERE k.opcdefault AND k.opcintype = base.oid) END, \
+       t.typnamespace <> 'pg_catalog'::regnamespace AND t.typtype = 'b' \
+         OR EXISTS (SELECT FROM pg_collation l WHERE l.oid = a.attcollation AND NOT l.collisdeterministic) \
+FROM pg_class c JOIN pg_namespace s ON s.oid = c.relnamespace \
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped ";
+
+const FROM_SQL: &str = "\
+JOIN pg_type t ON t.oid = base.oid \
+WHERE s.nspname = $1::text AND c.relname = $2::text AND c.relkind IN ('r', 'p') ORDER BY a.attnum";
+
+/// Reads it.
+///
+/// # Errors
+/// 42P01 where there is no such table, 42703 where it lacks a column, as the server would say.
+pub(super) async fn read(client: &Client, spec: &PollSpec) -> Result<Shape, SourceError> {
+    let table = &spec.table;
+    let (oid, columns) = columns(client, table).await?;
+    if columns.is_empty() {
+        return Err(refused(table, "42P01", format!("table {table} does not exist")));
+    }
+    let has = |name: &&str| columns.iter().any(|column| column.name == *name);
+    if let Some(missing) = spec.columns().into_iter().find(|name| !has(name)) {
+        return Err(refused(table, "42703", format!("it has no column \"{missing}\"")));
+    }
+    let dlq = match &spec.marks {
+        Marks::Commerce { dlq, .. } => {
+            let (_, letters) = self::columns(client, dlq).await?;
+            let shared = columns.iter().map(|column| column.name.clone());
+            let shared = shared.filter(|name| letters.iter().any(|letter| letter.name == *name));
+            Some(shared.collect::<Vec<_>>()).filter(|shared| !shared.is_empty())
+        }
+        Marks::Delete | Marks::PublishedAt { .. } | Marks::Gcx { .. } | Marks::Sqlgarden { .. } => {
+            None
+        }
+    };
+    Ok(Shape { oid, columns, dlq })
+}
+
+/// The same for whoever only reads the table: of its columns `id` alone has to be there.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) async fn shape(
+    client: &Client,
+    table: &TableName,
+    id: &str,
+) -> Result<Shape, SourceError> {
+    let (oid, columns) = columns(client, table).await?;
+    if columns.is_empty() {
+        return Err(refused(table, "42P01", format!("table {table} does not exist")));
+    }
+    let shape = Shape { oid, columns, dlq: None };
+    shape.id(table, id)?;
+    Ok(shape)
+}
+
+fn refused(table: &TableName, sqlstate: &str, message: String) -> SourceError {
+    let report = ServerReport {
+        severity: "ERROR".to_owned(),
+        sqlstate: SqlState::parse(sqlstate).unwrap_or(SqlState::UNDEFINED_OBJECT),
+        message,
+        detail: None,
+        hint: None,
+        associated_lsn: None,
+    };
+    SourceError::server(format!("poll table {table}"), report)
+}
+
+async fn columns(client: &Client, table: &TableName) -> Result<(u32, Vec<Column>), SourceError> {
+    let failed = |e| SourceError::control(format!("read the definition of table {table}"), e);
+    let sql = format!("{COLUMNS_SQL}{BASE_TYPE_SQL}{FROM_SQL}");
+    let rows = client.query(&sql, &[&table.schema, &table.name]).await.map_err(failed)?;
+    let mut oid = 0;
+    let mut columns = Vec::with_capacity(rows.len());
+    for row in &rows {
+        oid = row.try_get(0).map_err(failed)?;
+        columns.push(Column {
+            name: row.try_get(1).map_err(failed)?,
+            type_oid: row.try_get(2).map_err(failed)?,
+            type_modifier: row.try_get(3).map_err(failed)?,
+            type_name: row.try_get(4).map_err(failed)?,
+            varies: row.try_get(5).map_err(failed)?,
+            number: row.try_get(6).map_err(failed)?,
+            equality: equality(row.try_get(7).map_err(failed)?, row.try_get(8).map_err(failed)?),
+        });
+    }
+    Ok((oid, columns))
+}
+
+/// The operator of the type, where it has one; `loose`: equal values may have different texts.
+fn equality(operator: Option<String>, loose: bool) -> Equality {
+    match operator {
+        None => Equality::Text,
+        Some(operator) if loose => Equality::ValueAndText(operator),
+        Some(operator) => Equality::Value(operator),
+    }
+}
+
+impl Column {
+    /// The value of `row` as the stream has it, with the output function of its type. A cast to `text` differs from
+    /// that for some types: it takes the blanks off a `char(n)`.
+    pub(crate) fn text(&self, row: &str) -> String {
+        format!("concat({row}.{})", ident(&self.name))
+    }
+
+    /// Whether the value of `row` has one of these texts, an expression of type `text[]`.
+    pub(crate) fn is_one_of(&self, row: &str, texts: &str) -> String {
+        let (column, of) = (ident(&self.name), &self.type_name);
+        let by_text = || format!("{} = ANY ({texts})", self.text(row));
+        let by_value =
+            |operator: &str| format!("{row}.{column} {operator} ANY (({texts})::{of}[])");
+        match &self.equality {
+            Equality::Value(operator) => by_value(operator),
+            Equality::ValueAndText(operator) => format!("{} AND {}", by_value(operator), by_text()),
+            Equality::Text => by_text(),
+        }
+    }
+
+    /// Whether the value of `row` is `w.id` by value, with its text in `w.text`; `None` where only texts can be
+    /// compared.
+    pub(super) fn is_listed(&self, row: &str) -> Option<String> {
+        let column = ident(&self.name);
+        let by_value = |operator: &str| format!("{row}.{column} {operator} w.id");
+        match &self.equality {
+            Equality::Value(operator) => Some(by_value(operator)),
+            Equality::ValueAndText(operator) => {
+                Some(format!("{} AND {} = w.text", by_value(operator), self.text(row)))
+            }
+            Equality::Text => None,
+        }
+    }
+
+    /// What rows are sorted by, where it is this column.
+    pub(super) fn sort_key(&self, row: &str) -> String {
+        match self.equality {
+            Equality::Value(_) => format!("{row}.{}", ident(&self.name)),
+            Equality::ValueAndText(_) | Equality::Text => self.text(row),
+        }
+    }
+}
+
+impl Shape {
+    /// The column of this name; [`read`] has seen that every name of the spec is one.
+    pub(crate) fn column(&self, name: &str) -> Option<&Column> {
+        self.columns.iter().find(|column| column.name == name)
+    }
+
+    /// The column of the event's id.
+    ///
+    /// # Errors
+    /// 42703 where there is none: who reads the table has looked.
+    pub(crate) fn id(&self, table: &TableName, id: &str) -> Result<&Column, SourceError> {
+        self.column(id).ok_or_else(|| refused(table, "42703", format!("it has no column \"{id}\"")))
+    }
+
+    /// What the type of a column says of the times in it.
+    pub(crate) fn time_type(&self, name: &str) -> TimeType {
+        self.column(name).map_or(TimeType::Other, |column| TimeType::of(column.type_oid))
+    }
+
+    /// The table's description as a pgoutput Relation message (manual, "Logical Replication Message Formats").
+    pub(crate) fn relation(&self, table: &TableName) -> Bytes {
+        let mut out = BytesMut::new();
+        out.put_u8(b'R');
+        out.put_u32(self.oid);
+        name(&mut out, &table.schema);
+        name(&mut out, &table.name);
+        out.put_u8(b'd');
+        out.put_u16(u16::try_from(self.columns.len()).unwrap_or(u16::MAX));
+        for column in &self.columns {
+            out.put_u8(0);
+            name(&mut out, &column.name);
+            out.put_u32(column.type_oid);
+            out.put_i32(column.type_modifier);
+        }
+        out.freeze()
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(columns: &[(&str, &str)]) -> Self {
+        let column = |(name, type_name): &(&str, &str)| Column {
+            name: (*name).to_owned(),
+            type_oid: if *type_name == "timestamp with time zone" { 1184 } else { 25 },
+            type_modifier: -1,
+            type_name: (*type_name).to_owned(),
+            varies: matches!(*type_name, "text" | "json" | "jsonb"),
+            number: *type_name == "bigint",
+            equality: Equality::Value("OPERATOR(pg_catalog.=)".to_owned()),
+        };
+        Self { oid: 16_384, columns: columns.iter().map(column).collect(), dlq: None }
+    }
+}
+
+fn name(out: &mut BytesMut, name: &str) {
+    out.put_slice(name.as_bytes());
+    out.put_u8(0);
+}

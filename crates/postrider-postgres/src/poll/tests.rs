@@ -1,0 +1,184 @@
+//! The SQL as text, with names that need their quotes.
+
+use super::claim::{Place, Settled};
+use super::spec::{Backoff, Marks, PollSpec};
+use super::sql::{Ask, claim};
+use super::table::Shape;
+use super::{marks, settle};
+use crate::names::TableName;
+use expect_test::{expect, expect_file};
+use pg_replication::pgoutput::{Message, decode};
+use std::time::Duration;
+
+const ASK: Ask<'_> = Ask { limit: 100, visible_in: None, without: Vec::new(), unready: false };
+
+fn spec(marks: Marks) -> PollSpec {
+    PollSpec {
+        pipeline: "orders".to_owned(),
+        table: TableName::new("public", "outbox"),
+        id: "id".to_owned(),
+        aggregate_type: "aggregate_type".to_owned(),
+        aggregate_id: "aggregate_id".to_owned(),
+        time: Some("created_at".to_owned()),
+        stamps: true,
+        marks,
+        delete: false,
+        block_key: true,
+        attempts_max: 10,
+        backoff: Backoff::DEFAULT,
+        zone: None,
+    }
+}
+
+fn shape(id: &str) -> Shape {
+    let columns =
+        [("id", id), ("aggregate_type", "text"), ("aggregate_id", "text"), ("payload", "jsonb")];
+    Shape::of(&columns)
+}
+
+fn place(line: u16) -> Place {
+    Place { oid: 16_384, block: 7, line, xmin: 3 }
+}
+
+#[test]
+fn a_number_is_the_order() {
+    let sql = claim(&spec(Marks::Delete), &shape("bigint"), &ASK);
+    expect_file!["snapshots/delete.sql"].assert_eq(&sql);
+}
+
+#[test]
+fn a_random_id_is_ordered_by_its_time_and_what_is_unready_blocks() {
+    let ask = Ask {
+        limit: 5,
+        visible_in: Some("10:20:10,14"),
+        without: vec!["order\u{1f}it's"],
+        unready: false,
+    };
+    let shape = Shape::of(&[
+        ("id", "uuid"),
+        ("aggregate_type", "text"),
+        ("aggregate_id", "text"),
+        ("payload", "jsonb"),
+        ("created_at", "timestamp with time zone"),
+    ]);
+    let sql = claim(&spec(Marks::gcx()), &shape, &ask);
+    expect_file!["snapshots/gcx.sql"].assert_eq(&sql);
+}
+
+#[test]
+fn names_are_quoted_wherever_they_stand() {
+    let mut spec = spec(Marks::Commerce {
+        processed_at: "Done \"at\"".to_owned(),
+        attempts: "Versüche".to_owned(),
+        available_at: "not' before".to_owned(),
+        last_error: "select".to_owned(),
+        dlq: TableName::new("Ä", "dead\"letters"),
+    });
+    spec.table = TableName::new("my schema", "out\"box");
+    spec.id = "Id\\".to_owned();
+    spec.aggregate_id = "номер".to_owned();
+    let mut shape = Shape::of(&[
+        ("Id\\", "bigint"),
+        ("aggregate_type", "text"),
+        ("номер", "text"),
+        ("Versüche", "smallint"),
+        ("select", "text"),
+    ]);
+    shape.dlq = Some(["Id\\", "Versüche", "select"].map(str::to_owned).into());
+    let failed = Settled::Failed { error: "it's 'too' large\n".to_owned(), code: "too_large" };
+    let outcomes = [Settled::Published, failed, Settled::Held, Settled::Moved];
+    let places = [place(1), place(2), place(3), Place { oid: 16_385, ..place(4) }];
+    let marked = settle::settle(&spec, &shape, &places, &outcomes);
+    assert_eq!(marked.rows, 3);
+    let all = [claim(&spec, &shape, &ASK), marked.sql, marks::sql(&spec, &shape).unwrap()];
+    expect_file!["snapshots/names.sql"].assert_eq(&all.join("\n\n"));
+}
+
+#[test]
+fn each_layout_has_its_marks() {
+    let mut all = String::new();
+    for marks in [Marks::Delete, Marks::adr30(), Marks::gcx(), Marks::sqlgarden()] {
+        let spec = spec(marks);
+        let failed = Settled::Failed { error: String::new(), code: "x" };
+        let outcomes = [Settled::Published, failed];
+        let outcomes = if spec.keeps_failures() { &outcomes[..] } else { &outcomes[..1] };
+        let marked = settle::settle(&spec, &shape("uuid"), &[place(1), place(2)], outcomes);
+        all.push_str(&marked.sql);
+        all.push_str(&settle::expire(&spec, &[place(3)]).sql);
+        all.push('\n');
+    }
+    expect_file!["snapshots/marks.sql"].assert_eq(&all);
+}
+
+#[test]
+fn rows_of_the_stream_are_marked_by_their_id() {
+    let spec = PollSpec { delete: true, ..spec(Marks::sqlgarden()) };
+    expect![[r#"
+        WITH e AS MATERIALIZED (
+          SELECT w.id, w.xid, w.at, w.ms, w.visible
+          FROM unnest($1::text[], $2::int8[], $3::int8[], $4::int8[], $5::bool[]) AS w(id, xid, at, ms, visible)
+        ), k AS MATERIALIZED (
+          SELECT o.tableoid AS oid, o.ctid AS tid FROM "public"."outbox" AS o
+          WHERE o."id" OPERATOR(pg_catalog.=) ANY (($1::text[])::bigint[]) AND o."status" <> 'PUBLISHED'
+            AND ((concat(o."id"), o.xmin::text::int8) IN (SELECT e.id, e.xid FROM e WHERE e.xid IS NOT NULL)
+              OR concat(o."id") IN (SELECT e.id FROM e WHERE e.at IS NULL)
+              OR CASE WHEN CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN (extract(epoch FROM pg_xact_commit_timestamp(o.xmin) - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8 END IS NOT NULL
+                THEN (concat(o."id"), CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN (extract(epoch FROM pg_xact_commit_timestamp(o.xmin) - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8 END) IN (SELECT e.id, e.at FROM e WHERE e.at IS NOT NULL)
+                ELSE true END)
+          ORDER BY o."id" FOR UPDATE SKIP LOCKED
+        ), l AS MATERIALIZED (
+          SELECT concat(o."id") AS id FROM "public"."outbox" AS o
+          WHERE o."id" OPERATOR(pg_catalog.=) ANY (($1::text[])::bigint[]) AND o."status" <> 'PUBLISHED'
+            AND ((concat(o."id"), o.xmin::text::int8) IN (SELECT e.id, e.xid FROM e WHERE e.xid IS NOT NULL)
+              OR concat(o."id") IN (SELECT e.id FROM e WHERE e.at IS NULL)
+              OR CASE WHEN CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN (extract(epoch FROM pg_xact_commit_timestamp(o.xmin) - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8 END IS NOT NULL
+                THEN (concat(o."id"), CASE WHEN current_setting('track_commit_timestamp') = 'on' THEN (extract(epoch FROM pg_xact_commit_timestamp(o.xmin) - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8 END) IN (SELECT e.id, e.at FROM e WHERE e.at IS NOT NULL)
+                ELSE true END)
+            AND (o.tableoid, o.ctid) NOT IN (SELECT k.oid, k.tid FROM k)
+          UNION ALL SELECT w.id FROM e AS w
+          WHERE NOT w.visible
+            AND NOT pg_visible_in_snapshot(((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - ((((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - w.xid + 2147483648) & 4294967295) - 2147483648))::text::xid8, pg_current_snapshot())
+        ), m AS (
+          DELETE FROM "public"."outbox" AS o
+          USING k WHERE o.tableoid = k.oid AND o.ctid = k.tid AND NOT EXISTS (SELECT FROM l)
+          RETURNING 1
+        )
+        SELECT (SELECT count(*) FROM k), (SELECT count(*) FROM m), ARRAY(SELECT l.id FROM l)"#]]
+    .assert_eq(&marks::sql(&spec, &shape("bigint")).unwrap());
+}
+
+#[test]
+fn an_error_is_kept_short_and_in_one_line() {
+    let spec = spec(Marks::commerce(&TableName::new("public", "outbox")));
+    let error = format!("zero\0 line\n{}", "x".repeat(10_000));
+    let failed = Settled::Failed { error, code: "refused" };
+    let marked = settle::settle(&spec, &shape("bigint"), &[place(1)], &[failed]);
+    assert!(marked.sql.contains("'refused: zero  line xxx"), "{}", marked.sql);
+    assert!(marked.sql.len() < settle::ERROR_CHARS_MAX + 500, "{}", marked.sql.len());
+}
+
+#[test]
+fn failures_that_block_nothing_leave_their_aggregate_alone() {
+    for marks in [Marks::gcx(), Marks::sqlgarden()] {
+        let spec = PollSpec { block_key: false, ..spec(marks) };
+        assert!(!claim(&spec, &shape("uuid"), &ASK).contains("NOT EXISTS"));
+    }
+}
+
+#[test]
+fn pauses_grow_to_a_bound() {
+    let secs: Vec<u64> =
+        [0, 1, 7, 8, 9, u32::MAX].map(|n| Backoff::DEFAULT.after(n).as_secs()).into();
+    assert_eq!(secs, [0, 30, 210, 240, 240, 240]);
+    let backoff = Backoff { step: Duration::MAX, steps_max: u32::MAX };
+    assert_eq!(backoff.after(u32::MAX), Duration::MAX);
+}
+
+#[test]
+fn the_table_is_described_as_the_stream_describes_it() {
+    let bytes = shape("bigint").relation(&TableName::new("Ä", "outbox"));
+    let Message::Relation(relation) = decode(&bytes).unwrap() else { panic!("another message") };
+    assert_eq!((relation.id, relation.schema, relation.name), (16_384, "Ä", "outbox"));
+    let names: Vec<&str> = relation.columns.iter().map(|column| column.name).collect();
+    assert_eq!(names, ["id", "aggregate_type", "aggregate_id", "payload"]);
+}

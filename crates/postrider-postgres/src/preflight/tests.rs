@@ -1,0 +1,276 @@
+//! Rules whose cause can't be had on a server in a test: each from one change to a scene that is well.
+
+use super::facts::{AnySlot, Around, RoleFacts, Sessions};
+use super::lines::Lines;
+use super::scene::Scene;
+use super::*;
+use crate::fence;
+use crate::fence::tests::good;
+use crate::publication::Since;
+use expect_test::{Expect, expect};
+
+const URL: &str = "postgresql://postrider@127.0.0.1/shop";
+
+/// What is found, after `change`.
+fn found(url: &str, change: impl FnOnce(&mut Scene<'_>)) -> Vec<Finding> {
+    let facts = good();
+    let conninfo = Conninfo::parse(url, &|_| None).unwrap();
+    let ask = Ask {
+        names: &facts.names,
+        conninfo: &conninfo,
+        login: None,
+        columns: &facts.columns,
+        streams: true,
+        poll: None,
+        polls: false,
+        reads: None,
+        messages: false,
+        failover: true,
+        bookmarks_retain_max: 10 << 30,
+        topic: None,
+    };
+    let mut scene = well(ask, &facts);
+    change(&mut scene);
+    let mut found = Vec::new();
+    rules(&scene, &mut found);
+    found
+}
+
+/// What is told beside what is well, after `change`.
+fn told(url: &str, change: impl FnOnce(&mut Scene<'_>), expected: &Expect) {
+    let mut found = found(url, change);
+    found.retain(|finding| finding.severity != Severity::Ok);
+    let text: Vec<String> = found.iter().map(shown).collect();
+    expected.assert_eq(&text.join("\n"));
+}
+
+fn shown(finding: &Finding) -> String {
+    let mends: Vec<String> =
+        finding.mend.iter().map(|mend| format!("\n  {} {}", mend.kind.name(), mend.line)).collect();
+    format!("{} {}: {}{}", finding.severity.name(), finding.id, finding.what, mends.concat())
+}
+
+fn well<'a>(ask: Ask<'a>, facts: &fence::Facts) -> Scene<'a> {
+    let settings = [
+        ("max_replication_slots", "10"),
+        ("max_wal_senders", "10"),
+        ("max_slot_wal_keep_size", "65536"),
+        ("idle_replication_slot_timeout", "0"),
+        ("wal_sender_timeout", "60000"),
+        ("logical_decoding_work_mem", "65536"),
+        ("sync_replication_slots", "on"),
+    ];
+    let slot = |name: &str, logical| AnySlot {
+        name: name.to_owned(),
+        logical,
+        active: !logical,
+        feedback: true,
+        retained: Some(1 << 20),
+    };
+    Scene {
+        lines: Lines::new(&ask, true, true),
+        settings: settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+        sessions: Sessions {
+            walsenders: 1,
+            standbys: Vec::new(),
+            tls: None,
+            clock: 1000.0,
+            prepared: Vec::new(),
+            long: Vec::new(),
+            emit: Vec::new(),
+        },
+        our_clock: Some(1000.5),
+        slots: vec![slot("postrider_orders", true)],
+        role: Some(RoleFacts {
+            name: "postrider".to_owned(),
+            superuser: false,
+            bootstrap: false,
+            replication: true,
+            can_login: true,
+            bypasses_rls: false,
+            connections: -1,
+            valid_until: None,
+            expired: false,
+            expires_soon: false,
+            may_connect: true,
+            may_create: false,
+            rds: false,
+            read_only: false,
+        }),
+        own_role_exists: true,
+        table: facts.table.clone(),
+        times: facts.times.clone(),
+        session_zones: Vec::new(),
+        around: Some(Around { readable: true, has_identity: true, ..Around::default() }),
+        namesakes: Vec::new(),
+        claim_index: None,
+        unrecorded: None,
+        publication: facts.publication.clone(),
+        since: Since::default(),
+        slot: facts.slot.clone(),
+        holder: None,
+        schema: Some(facts.schema),
+        ownership: None,
+        relay_owns: false,
+        cursor: facts.cursor.clone(),
+        cursor_usable: true,
+        marks: None,
+        bookmarks: Vec::new(),
+        server: facts.server.clone(),
+        ask,
+    }
+}
+
+#[test]
+fn a_scene_that_is_well_has_nothing_to_tell() {
+    told(URL, |_| {}, &expect![""]);
+}
+
+#[test]
+fn old_minors_are_told_with_their_bugs() {
+    told(
+        URL,
+        |scene| scene.server.version = 170_007,
+        &expect![[r#"
+        warning server_version: PostgreSQL 17.7 has bugs in logical decoding that 17.10 has not
+          shell apt-get install --only-upgrade postgresql-17"#]],
+    );
+    told(URL, |scene| scene.server.version = 160_014, &expect![""]);
+}
+
+/// From 19 on `wal_level` is a floor, which the first logical slot raises.
+#[test]
+fn the_wal_level_is_asked_for_by_the_servers_version() {
+    for (version, level, needed) in [
+        (150_018, "logical", None),
+        (180_004, "logical", None),
+        (180_004, "replica", Some("logical")),
+        (180_004, "minimal", Some("logical")),
+        (190_000, "logical", None),
+        (190_000, "replica", None),
+        (190_001, "minimal", Some("replica")),
+        (200_000, "replica", None),
+    ] {
+        let change = |scene: &mut Scene<'_>| {
+            (scene.server.version, scene.server.wal_level) = (version, level.to_owned());
+        };
+        let found = found(URL, change);
+        let found = found.iter().find(|finding| finding.id == "wal_level").unwrap();
+        let lines: Vec<&str> = found.mend.iter().map(|mend| mend.line.as_str()).collect();
+        let line = needed.map(|needed| format!("ALTER SYSTEM SET wal_level = '{needed}';"));
+        assert_eq!(lines, line.as_slice(), "{version} {level}");
+        assert_eq!(found.severity == Severity::Ok, needed.is_none(), "{version} {level}");
+    }
+}
+
+#[test]
+fn transactions_that_hold_everything_back_are_told() {
+    let change = |scene: &mut Scene<'_>| {
+        scene.sessions.prepared = vec![("it's".to_owned(), "other".to_owned())];
+        scene.sessions.long = vec![4711];
+    };
+    told(
+        URL,
+        change,
+        &expect![[r#"
+        warning prepared_transaction: transaction "it's" in database "other" has been prepared for more than an hour
+          sql ROLLBACK PREPARED 'it''s';
+        warning long_transaction: backend 4711 has been writing in one transaction for more than an hour
+          sql SELECT pg_terminate_backend(4711);"#]],
+    );
+}
+
+#[test]
+fn clocks_that_differ_are_told() {
+    told(
+        URL,
+        |scene| scene.sessions.clock += 90.0,
+        &expect![[r#"
+        warning clock: the server's clock is 90 s ahead of this machine's
+          shell timedatectl set-ntp true"#]],
+    );
+}
+
+#[test]
+fn a_network_without_tls_is_told() {
+    told(
+        "postgresql://postrider@db.internal/shop",
+        |_| {},
+        &expect![[r#"
+        warning tls: the connection to db.internal:5432 is not encrypted
+          sql ALTER SYSTEM SET ssl = on;
+          sql SELECT pg_reload_conf();
+          config pipelines.orders.source.url = "postgresql://postrider@db.internal:5432/shop?sslmode=verify-full&sslrootcert=system""#]],
+    );
+}
+
+#[test]
+fn a_slot_near_its_end_is_told() {
+    let near = |scene: &mut Scene<'_>| {
+        scene.slots[0].retained = Some(6 << 30);
+        scene.slot.as_mut().unwrap().safe_wal_size = Some(1 << 30);
+    };
+    told(
+        URL,
+        near,
+        &expect![[r#"
+        warning slot_wal: slot "postrider_orders" holds 6144 MiB of WAL, and is lost after 1024 MiB more
+          sql ALTER SYSTEM SET max_slot_wal_keep_size = -1;
+          sql SELECT pg_reload_conf();"#]],
+    );
+    let full = |scene: &mut Scene<'_>| scene.slots[0].retained = Some(90 << 30);
+    told(
+        URL,
+        full,
+        &expect![[r#"
+        warning slot_wal: slot "postrider_orders" holds 92160 MiB of WAL, and nobody reads it
+          shell postrider run"#]],
+    );
+}
+
+#[test]
+fn standbys_that_would_not_have_the_slot_are_told() {
+    let change = |scene: &mut Scene<'_>| {
+        scene.sessions.standbys = vec!["walreceiver".to_owned()];
+        scene.settings.insert("sync_replication_slots".to_owned(), "off".to_owned());
+        let standby =
+            AnySlot { logical: false, active: true, feedback: false, ..scene.slots[0].clone() };
+        scene.slots.push(AnySlot { name: "standby_1".to_owned(), ..standby });
+    };
+    told(
+        URL,
+        change,
+        &expect![[r#"
+        warning synchronized_standby_slots: events are published before the standbys of standby_1 have them
+          sql ALTER SYSTEM SET synchronized_standby_slots = 'standby_1';
+          sql SELECT pg_reload_conf();
+        warning hot_standby_feedback: the standby of standby_1 sends no feedback
+          sql ALTER SYSTEM SET hot_standby_feedback = on;
+          sql SELECT pg_reload_conf();
+        info sync_replication_slots: sync_replication_slots is off on this server
+          sql ALTER SYSTEM SET sync_replication_slots = on;
+          sql SELECT pg_reload_conf();"#]],
+    );
+    let old = |scene: &mut Scene<'_>| {
+        change(scene);
+        scene.server.version = 150_018;
+    };
+    told(
+        URL,
+        old,
+        &expect![
+            "info failover: there are standbys, and PostgreSQL before 17 carries no slot over to them"
+        ],
+    );
+}
+
+#[test]
+fn walsenders_that_are_used_up_are_told() {
+    told(
+        URL,
+        |scene| scene.sessions.walsenders = 10,
+        &expect![[r#"
+        error max_wal_senders: all 10 walsenders are at work
+          sql ALTER SYSTEM SET max_wal_senders = 20;"#]],
+    );
+}

@@ -1,0 +1,429 @@
+//! Which rows are unpublished, and in which order they go: SQL as text, and the same in words.
+//!
+//! The stream's position can't be looked up in a table: a row does not know where its transaction committed. What the
+//! row knows is its transaction (`xmin`), and the cursor row keeps a snapshot whose transactions are all resolved. A
+//! transaction below the snapshot's `xmin` had ended when it was taken, whatever savepoints it had, and is resolved.
+//! One between `xmin` and `xmax` may be a savepoint's (its number is not among those in progress, though its
+//! transaction is): it counts as unresolved, unless commit times are kept, since a savepoint's is its transaction's.
+//!
+//! An update makes a row its updater's: it counts as unresolved then. Nothing here takes a row for published that was
+//! not.
+
+use super::row::Selection;
+use crate::names::{TableName, ident, literal};
+use crate::parked::identity;
+use crate::poll::listed::Table;
+use pg_replication::error::{SourceError, Statement};
+use std::fmt::Write as _;
+use tokio_postgres::Client;
+
+/// How rows are chosen and ordered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Method {
+    /// Which rows.
+    pub selection: Selection,
+    /// A `pg_snapshot` whose transactions are resolved.
+    pub known: Option<String>,
+    /// `track_commit_timestamp` is on.
+    pub commit_times: bool,
+}
+
+/// A `pg_snapshot` in its parts.
+#[derive(PartialEq, Eq, Debug)]
+struct Snapshot<'a> {
+    xmin: u64,
+    xmax: u64,
+    /// Transactions in progress.
+    running: Vec<&'a str>,
+}
+
+impl<'a> Snapshot<'a> {
+    /// `10:20:10,14`
+    fn parse(text: &'a str) -> Option<Self> {
+        let mut parts = text.splitn(3, ':');
+        let (xmin, xmax) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        let running = parts.next()?.split(',').filter(|xid| !xid.is_empty());
+        let running = running.filter(|xid| xid.bytes().all(|byte| byte.is_ascii_digit())).collect();
+        Some(Self { xmin, xmax, running })
+    }
+}
+
+/// The transaction that wrote a row (`o`), with its epoch: the one that makes it past.
+const XID: &str = "((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) \
+                    - (((SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8) - o.xmin::text::int8) \
+                       & 4294967295))";
+
+/// Rows that polling would publish.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Unmarked {
+    /// All of them.
+    pub all: u64,
+    /// Those that the stream is known to have published; `None` where nothing is known of transactions. Where `before`
+    /// is not known, rows of before the slot was made are among them.
+    pub passed: Option<u64>,
+    /// Those that may be from before the slot was made; `None` where that is not known.
+    pub before: Option<u64>,
+    /// Those that the slot may not bring: from before it was made, or known to be published.
+    pub not_streamed: Option<u64>,
+}
+
+/// Whether a snapshot sees a row (`o`). A row that was written in a savepoint may seem to be seen though it is not.
+fn seen(snapshot: &str) -> String {
+    format!("pg_visible_in_snapshot({XID}::text::xid8, {}::pg_snapshot)", literal(snapshot))
+}
+
+/// Rows (`o`) whose events are not parked. A row under the id of a parked event may be another event.
+fn not_parked(table: &Table) -> String {
+    format!(
+        "NOT EXISTS (SELECT FROM postrider.parked AS p \
+         WHERE p.pipeline = {pipeline} AND p.event_id = {id} AND NOT {another})",
+        pipeline = literal(&table.spec().pipeline),
+        id = table.id(),
+        another = identity::another(table),
+    )
+}
+
+/// Counts rows (`o`) of the table: up to `most`.
+async fn count(
+    client: &Client,
+    name: &TableName,
+    rows: &str,
+    most: u32,
+) -> Result<u64, SourceError> {
+    let failed = |e| SourceError::control(format!("count rows of {name}"), e).of(Statement::Look);
+    let sql =
+        format!("SELECT count(*) FROM (SELECT FROM {name} AS o WHERE {rows} LIMIT {most}) AS r");
+    let row = client.query_one(&sql, &[]).await.map_err(failed)?;
+    let count: i64 = row.try_get(0).map_err(failed)?;
+    Ok(count.unsigned_abs())
+}
+
+impl Method {
+    /// Asks the server what it keeps.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn of(
+        client: &Client,
+        selection: Selection,
+        known: Option<&str>,
+    ) -> Result<Self, SourceError> {
+        let failed = |e| SourceError::control("look at track_commit_timestamp", e);
+        let sql = "SELECT pg_catalog.current_setting('track_commit_timestamp') = 'on'";
+        let commit_times = client.query_one(sql, &[]).await.and_then(|row| row.try_get(0));
+        Ok(Self {
+            selection,
+            known: known.map(str::to_owned),
+            commit_times: commit_times.map_err(failed)?,
+        })
+    }
+
+    /// The rows (`o`) to publish: what the selection says, and of what is parked only what is to be parked again, in
+    /// its place among the rows of its aggregate. That is what no later parked event stays behind. An event that is
+    /// published, skipped, or holds nothing back takes a row off the list only where the row is certainly that event.
+    /// Rows are listed by their ids, so a row without one is not among them: [`Self::without_id_sql`].
+    pub(super) fn rows(&self, table: &Table) -> String {
+        let spec = table.spec();
+        let (pipeline, id) = (literal(&spec.pipeline), table.id());
+        let selected = self.selected(table);
+        let another = identity::another(table);
+        format!(
+            "{selected}\n  AND {has_id}\n  AND NOT EXISTS (SELECT FROM postrider.parked AS p LEFT JOIN (\n    \
+               SELECT p.aggregate_type, p.aggregate_id, max(p.commit_lsn) AS last\n    \
+               FROM postrider.parked AS p\n    \
+               WHERE p.pipeline = {pipeline} AND p.blocks AND p.state NOT IN ('done', 'skipped')\n    \
+                 AND NOT EXISTS (SELECT FROM {name} AS o\n      \
+                   WHERE {id} = p.event_id AND {selected} AND NOT {another})\n    \
+               GROUP BY 1, 2) AS stays USING (aggregate_type, aggregate_id)\n  \
+             WHERE p.pipeline = {pipeline} AND p.event_id = {id}\n    \
+               AND NOT {another} AND {the_same}\n    \
+               AND (p.state IN ('done', 'skipped') OR NOT p.blocks OR p.commit_lsn <= stays.last))",
+            name = spec.table,
+            the_same = identity::the_same(),
+            has_id = format_args!("o.{} IS NOT NULL", ident(&spec.id)),
+        )
+    }
+
+    /// Whether a row (`o`) may be an event that is published or skipped, which can't be determined. `once`: of those
+    /// that are not published once more, and are parked instead ([`listed`](crate::parked::listed)).
+    pub(super) fn doubtful(&self, table: &Table, once: bool) -> String {
+        let of = match (self.selection.by_marks(), once) {
+            (true, true) => "p.state IN ('done', 'skipped')".to_owned(),
+            (true, false) => "false".to_owned(),
+            (false, true) => identity::DECIDED.to_owned(),
+            (false, false) => format!("p.state = 'done' AND NOT {}", identity::DECIDED),
+        };
+        format!(
+            "EXISTS (SELECT FROM postrider.parked AS p\n  \
+               WHERE p.pipeline = {pipeline} AND p.event_id = {id}\n    \
+                 AND {of} AND NOT {another} AND NOT {the_same})",
+            pipeline = literal(&table.spec().pipeline),
+            id = table.id(),
+            another = identity::another(table),
+            the_same = identity::the_same(),
+        )
+    }
+
+    /// Counts rows of the selection whose id is NULL, where a snapshot is given those that it sees: a list of ids can't
+    /// hold them.
+    pub(super) fn without_id_sql(&self, table: &Table, snapshot: Option<&str>) -> String {
+        let seen = snapshot.map_or_else(|| "true".to_owned(), seen);
+        let spec = table.spec();
+        format!(
+            "SELECT count(*) FROM {name} AS o WHERE o.{id} IS NULL AND {selected} AND {seen}",
+            name = spec.table,
+            id = ident(&spec.id),
+            selected = self.selected(table),
+        )
+    }
+
+    /// Counts rows of the table that are unpublished by this method, where `unmarked` says so only those without a
+    /// mark: those that the list of this snapshot was made of, and those that were written after it.
+    pub(super) fn left_sql(&self, table: &Table, snapshot: &str, unmarked: bool) -> String {
+        let filter = if unmarked { table.unmarked() } else { "true".to_owned() };
+        format!(
+            "SELECT count(*) FILTER (WHERE r.seen), count(*) FILTER (WHERE NOT r.seen) FROM ( \
+               SELECT pg_visible_in_snapshot({XID}::text::xid8, {snapshot}::pg_snapshot) AS seen \
+               FROM {name} AS o WHERE {rows} AND {filter}) AS r",
+            name = table.spec().table,
+            rows = self.rows(table),
+            snapshot = literal(snapshot),
+        )
+    }
+
+    /// Counts rows that polling would publish though their transactions are known to be resolved: up to `most`. Parked
+    /// and expired rows are not among them. `None` where nothing is known of transactions.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn count_passed(
+        &self,
+        client: &Client,
+        table: &Table,
+        most: u32,
+    ) -> Result<Option<u64>, SourceError> {
+        let Some(unresolved) = self.known.as_deref().and_then(|known| self.unresolved(known))
+        else {
+            return Ok(None);
+        };
+        let spec = table.spec();
+        let failed = |e| {
+            SourceError::control(format!("count rows of {} without their mark", spec.table), e)
+                .of(Statement::Look)
+        };
+        let sql = format!(
+            "SELECT count(*) FROM (SELECT FROM {name} AS o WHERE {to_publish} AND NOT ({unresolved})\n  \
+               AND NOT EXISTS (SELECT FROM postrider.parked AS p\n    \
+                 WHERE p.pipeline = {pipeline} AND p.event_id = {id} AND NOT {another})\n  \
+               LIMIT {most}) AS r",
+            name = spec.table,
+            to_publish = table.to_publish(),
+            pipeline = literal(&spec.pipeline),
+            id = table.id(),
+            another = identity::another(table),
+        );
+        let row = client.query_one(&sql, &[]).await.map_err(failed)?;
+        let count: i64 = row.try_get(0).map_err(failed)?;
+        Ok(Some(count.unsigned_abs()))
+    }
+
+    /// Counts rows that have their mark: up to `most`.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn count_marked(
+        client: &Client,
+        table: &Table,
+        most: u32,
+    ) -> Result<u64, SourceError> {
+        count(client, &table.spec().table, &format!("NOT ({})", table.unmarked()), most).await
+    }
+
+    /// Counts rows that polling would publish: without a mark, not expired, and not parked. Each is counted up to
+    /// `most`. `before`: a snapshot; rows that it sees may be from before the slot was made.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn count_unmarked(
+        &self,
+        client: &Client,
+        table: &Table,
+        before: Option<&str>,
+        most: u32,
+    ) -> Result<Unmarked, SourceError> {
+        let name = &table.spec().table;
+        let unmarked = format!("({}) AND {}", table.to_publish(), not_parked(table));
+        let resolved = self.known.as_deref().and_then(|known| self.resolved(known));
+        let before = before.map(seen);
+        let of_stream =
+            before.as_ref().map_or_else(|| "true".to_owned(), |before| format!("NOT {before}"));
+        let passed = match &resolved {
+            Some(resolved) => {
+                let rows = format!("{unmarked} AND ({resolved}) AND {of_stream}");
+                Some(count(client, name, &rows, most).await?)
+            }
+            None => None,
+        };
+        let (before, not_streamed) = match before {
+            Some(before) => {
+                let resolved = resolved.map_or_else(String::new, |rows| format!(" OR {rows}"));
+                let either = format!("{unmarked} AND ({before}{resolved})");
+                let before = format!("{unmarked} AND {before}");
+                let before = count(client, name, &before, most).await?;
+                (Some(before), Some(count(client, name, &either, most).await?))
+            }
+            None => (None, None),
+        };
+        let all = count(client, name, &unmarked, most).await?;
+        Ok(Unmarked { all, passed, before, not_streamed })
+    }
+
+    /// Counts rows of a table whose transactions are not known to be resolved: up to `most`. `None` where nothing is
+    /// known of transactions.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn count_unresolved(
+        &self,
+        client: &Client,
+        table: &TableName,
+        most: u32,
+    ) -> Result<Option<u64>, SourceError> {
+        let Some(unresolved) = self.known.as_deref().and_then(|known| self.unresolved(known))
+        else {
+            return Ok(None);
+        };
+        count(client, table, &unresolved, most).await.map(Some)
+    }
+
+    /// The statement that gives the [`passed`](Unmarked::passed) rows their mark, for a person. Its last condition
+    /// leaves out rows that may be from before the slot was made. `None` where nothing is known of transactions.
+    pub fn mark_passed_sql(&self, table: &Table, before: &str) -> Option<String> {
+        let resolved = self.resolved(self.known.as_deref()?)?;
+        Some(format!(
+            "{success} WHERE {unmarked}({resolved}) AND {not_parked} AND NOT {before}",
+            success = table.success_sql(),
+            // Where published rows are deleted, every row is without a mark.
+            unmarked = Some(table.to_publish())
+                .filter(|unmarked| unmarked != "true")
+                .map_or_else(String::new, |unmarked| format!("{unmarked} AND ")),
+            not_parked = not_parked(table),
+            before = seen(before),
+        ))
+    }
+
+    /// The rows (`o`) of the selection.
+    fn selected(&self, table: &Table) -> String {
+        let mut filter = "true".to_owned();
+        let unresolved = || self.known.as_deref().and_then(|known| self.unresolved(known));
+        let parts = match self.selection {
+            Selection::All => [None, None],
+            Selection::Unmarked => [Some(table.unmarked()), None],
+            Selection::Unresolved => [None, unresolved()],
+            Selection::Both => [Some(table.unmarked()), unresolved()],
+        };
+        for part in parts.into_iter().flatten() {
+            let _infallible = write!(filter, " AND ({part})");
+        }
+        filter
+    }
+
+    fn unresolved(&self, known: &str) -> Option<String> {
+        self.resolved(known).map(|resolved| format!("NOT ({resolved})"))
+    }
+
+    /// Rows (`o`) of transactions that are known to be resolved.
+    fn resolved(&self, known: &str) -> Option<String> {
+        let known = Snapshot::parse(known)?;
+        let xid = XID;
+        let mut resolved = format!("{xid} < {}", known.xmin);
+        if self.commit_times && known.xmax > known.xmin {
+            let running = known.running.join(",");
+            let _infallible = write!(
+                resolved,
+                " OR {xid} < {} AND {xid} <> ALL ('{{{running}}}'::int8[]) AND \
+                 pg_xact_commit_timestamp(o.xmin) IS NOT NULL AND \
+                 coalesce(pg_xact_commit_timestamp(o.xmin) <> ALL (SELECT r.at FROM (SELECT \
+                 pg_xact_commit_timestamp((t.xid & 4294967295)::text::xid) AS at FROM \
+                 unnest('{{{running}}}'::int8[]) AS t(xid)) AS r WHERE r.at IS NOT NULL), false)",
+                known.xmax
+            );
+        }
+        Some(resolved)
+    }
+
+    /// The order, first key first.
+    pub(super) fn order(&self, table: &Table) -> String {
+        let mut keys = table.order();
+        if self.commit_times {
+            keys.insert(0, "pg_xact_commit_timestamp(o.xmin) NULLS FIRST".to_owned());
+        }
+        keys.join(", ")
+    }
+
+    /// Both in words: which rows, and in which order; for a person.
+    pub fn words(&self, table: &Table) -> String {
+        let known = self.known.as_deref().and_then(Snapshot::parse);
+        let ledger = match (&known, self.commit_times) {
+            (Some(known), true) => format!(
+                "rows from transaction {} on, without those that commit times show to be resolved \
+                 (most before {})",
+                known.xmin, known.xmax
+            ),
+            (Some(known), false) => format!("rows from transaction {} on", known.xmin),
+            (None, _) => "every row".to_owned(),
+        };
+        let rows = match self.selection {
+            Selection::All => "every row of the table".to_owned(),
+            Selection::Unmarked => "rows without their layout's mark".to_owned(),
+            Selection::Unresolved => ledger,
+            Selection::Both => format!("rows without their layout's mark, of these {ledger}"),
+        };
+        let by = match (self.commit_times, table.id_is_number()) {
+            (true, true) => {
+                "commit time, then id. This equals commit order as long as the clock never went back"
+            }
+            (true, false) => {
+                "commit time, then insertion. This equals commit order as long as the clock never went back"
+            }
+            (false, true) => {
+                "id. This equals commit order only if writers lock the aggregate; set \
+                 track_commit_timestamp = on for exact order"
+            }
+            (false, false) => {
+                "the time column, then insertion. This equals commit order only if writers lock the \
+                 aggregate; set track_commit_timestamp = on for exact order"
+            }
+        };
+        format!("selected: {rows}. Order: {by}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_has_three_parts() {
+        let parsed = Snapshot::parse("10:20:10,14").unwrap();
+        assert_eq!(parsed, Snapshot { xmin: 10, xmax: 20, running: vec!["10", "14"] });
+        assert_eq!(Snapshot::parse("7:7:").unwrap().running, Vec::<&str>::new());
+        for bad in ["", "7", "7:8", "a:8:"] {
+            assert_eq!(Snapshot::parse(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn what_may_be_a_savepoints_is_unresolved_unless_commit_times_tell() {
+        let known = Some("10:20:10,14".to_owned());
+        let method = |commit_times| Method {
+            selection: Selection::Unresolved,
+            known: known.clone(),
+            commit_times,
+        };
+        let without = method(false).unresolved("10:20:10,14").unwrap();
+        assert!(without.ends_with(" < 10)"), "{without}");
+        let with = method(true).unresolved("10:20:10,14").unwrap();
+        assert!(with.contains(" < 20 AND ") && with.contains("'{10,14}'"), "{with}");
+    }
+}

@@ -1,0 +1,478 @@
+//! The session that reads the list: one page at a time, which goes when its rows are published or parked.
+//!
+//! It looks to the driver as a poller does: a claim is a transaction, open until its rows have their outcomes, and what
+//! is parked is written in it.
+
+use super::list::Method;
+use super::row::{self, Row};
+use crate::control::Control;
+use crate::cursor::NOTHING_BEFORE;
+use crate::names::Names;
+use crate::pipeline_lock::{Locked, lock};
+use crate::poll::listed::{By, Page, Table};
+use crate::poll::marks::{Marker, ToMark, Written};
+use crate::poll::{Claim, PollSpec, Settled};
+use crate::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn};
+use bytes::Bytes;
+use pg_replication::conninfo::Conninfo;
+use pg_replication::error::SourceError;
+use pg_replication::lsn::Lsn;
+use postrider_core::event::Position;
+use std::collections::{BTreeSet, HashSet};
+use std::time::{Duration, Instant};
+use tokio_postgres::Client;
+use tokio_postgres::types::PgLsn;
+
+/// Rows of one page of the list.
+pub const PAGE_ROWS: usize = 1_000;
+
+/// Beside [`Control`]'s: rows that are looked for by the text of their ids are looked for in the whole table.
+const PINNED: &str = "SET statement_timeout = '10min'";
+
+/// Fewer rows that are gone are believed to be deleted, however short the list.
+const GONE_ROWS_MIN: u64 = 10;
+
+/// How long published rows that another session has locked are waited for before the page is given up, as long as any
+/// statement waits for a lock; and the pause between two tries.
+const LOCKED_MAX: Duration = Duration::from_secs(5);
+const LOCKED_PAUSE: Duration = Duration::from_millis(100);
+
+/// How it ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Finished {
+    /// The cursor stands at the slot.
+    Yes(Box<Row>),
+    /// The slot is not what it was when the list was made: another one is needed.
+    SlotGone,
+    /// Another process has taken the pipeline over.
+    TakenOver,
+    /// Most of the list was found in no row, and the table has unpublished rows that may be those.
+    Unexplained {
+        /// The repair.
+        row: Box<Row>,
+        /// Unpublished rows of the table that may be those.
+        left: u64,
+    },
+}
+
+/// The session. Dropping it frees the pipeline's lock; an open claim comes again.
+#[derive(Debug)]
+pub struct Reader {
+    control: Control,
+    table: Table,
+    marker: Option<Marker>,
+    pipeline: String,
+    page: Option<Listed>,
+    open: bool,
+    drained: bool,
+    by: By,
+    /// Rows that were not found by value were looked for by text once.
+    looked_again: bool,
+}
+
+/// The page at hand.
+#[derive(Debug)]
+struct Listed {
+    number: i64,
+    ids: Vec<String>,
+    /// Which id each row of the claim has.
+    places: Vec<usize>,
+    looked_at: usize,
+    /// Rows that are settled already, and whether ids that no row has are off the list.
+    settled: BTreeSet<usize>,
+    gone_done: bool,
+}
+
+impl Listed {
+    fn new((number, ids): (i64, Vec<String>), places: Vec<usize>, looked_at: usize) -> Self {
+        let settled = BTreeSet::new();
+        Self { number, ids, places, looked_at, settled, gone_done: false }
+    }
+
+    /// Ids that are done with: every row that has one is settled.
+    fn done(&self) -> BTreeSet<usize> {
+        let rows = || self.places.iter().enumerate();
+        let open: BTreeSet<usize> = rows()
+            .filter(|(row, _)| !self.settled.contains(row))
+            .map(|(_, place)| *place)
+            .collect();
+        rows().map(|(_, place)| *place).filter(|place| !open.contains(place)).collect()
+    }
+
+    /// Takes the outcomes of rows. Gives the ids that are done with now and were not before, and how many ids of the
+    /// page no row has, once.
+    fn settle(&mut self, outcomes: &[Settled]) -> (Vec<String>, usize) {
+        let before = self.done();
+        let settled = |outcome: &Settled| matches!(outcome, Settled::Published | Settled::Moved);
+        let rows = outcomes.iter().enumerate().filter(|(_, outcome)| settled(outcome));
+        self.settled.extend(rows.map(|(row, _)| row));
+        let new = self.done().into_iter().filter(|place| !before.contains(place));
+        let ids = new.filter_map(|place| self.ids.get(place).cloned()).collect();
+        let there: BTreeSet<usize> = self.places.iter().copied().collect();
+        let gone = (0..self.looked_at).filter(|place| !there.contains(place)).count();
+        (ids, if std::mem::replace(&mut self.gone_done, true) { 0 } else { gone })
+    }
+
+    /// The ids that stay on the list.
+    fn left(&self) -> Vec<String> {
+        let done = self.done();
+        let there: BTreeSet<usize> = self.places.iter().copied().collect();
+        let stays = |place: &usize| {
+            *place >= self.looked_at || there.contains(place) && !done.contains(place)
+        };
+        (0..self.ids.len()).filter(stays).filter_map(|place| self.ids.get(place).cloned()).collect()
+    }
+}
+
+impl Reader {
+    /// Opens the session, reads the table, and takes the pipeline's lock. `marks`: published rows get their layout's
+    /// mark.
+    ///
+    /// `Err` of the inner result: the backend that has the lock, where it is known.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn open(
+        conninfo: &Conninfo,
+        application_name: &str,
+        spec: PollSpec,
+        marks: bool,
+    ) -> Result<Result<Self, Option<u32>>, SourceError> {
+        let control = Control::connect(conninfo, application_name).await?;
+        let pipeline = spec.pipeline.clone();
+        let failed = |e| SourceError::control("set up the session that reads the list", e);
+        control.client().batch_execute(PINNED).await.map_err(failed)?;
+        let marker =
+            if marks { Some(Marker::prepare(control.client(), &spec).await?) } else { None };
+        let table = Table::read(control.client(), spec).await?;
+        // Last, as the poller's.
+        if let Locked::By { pid } = lock(control.client(), &pipeline).await? {
+            return Ok(Err(pid));
+        }
+        Ok(Ok(Self {
+            control,
+            table,
+            marker,
+            pipeline,
+            page: None,
+            open: false,
+            drained: false,
+            by: By::Value,
+            looked_again: false,
+        }))
+    }
+
+    /// The table's columns, as pgoutput would describe them, and its OID.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// As [`Table::relation`].
+    pub fn relation(&self) -> Bytes {
+        self.table.relation()
+    }
+
+    /// The session's client: while a claim is open, of its transaction.
+    pub fn client(&self) -> &Client {
+        self.control.client()
+    }
+
+    /// The session.
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// Whether the last claim found the list empty.
+    pub fn drained(&self) -> bool {
+        self.drained
+    }
+
+    /// The first position that a claim may have: behind everything of the old slot that is in the tables.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn start(&self) -> Result<Lsn, SourceError> {
+        let failed = |e| SourceError::control("look where positions begin", e);
+        let sql = "SELECT greatest(\
+                     (SELECT max(p.commit_lsn) FROM postrider.parked p WHERE p.pipeline = r.pipeline \
+                        AND p.commit_lsn < r.slot_created_lsn), \
+                     (SELECT c.watermark FROM postrider.cursor c WHERE c.pipeline = r.pipeline \
+                        AND c.watermark < r.slot_created_lsn), '0/1') \
+                   FROM postrider.repair r WHERE r.pipeline = $1";
+        let row = self.client().query_one(sql, &[&self.pipeline]).await.map_err(failed)?;
+        let last: PgLsn = row.try_get(0).map_err(failed)?;
+        // No position of the server's: any number above will do, and the new slot's are higher still.
+        Ok(Lsn::from_wire(lsn(last).to_wire() + 1))
+    }
+
+    /// The next rows of the list, in a transaction that stays open until they are settled. Without rows there is none,
+    /// and the list is at its end.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn claim(&mut self) -> Result<Claim, SourceError> {
+        self.abandon().await?;
+        loop {
+            let Some(next) = self.next_page().await? else {
+                self.drained = true;
+                return Ok(self.table.fetch(self.client(), &[], By::Value).await?.claim);
+            };
+            let Page { claim, places, looked_at } = self.look(&next.1).await?;
+            let nothing = places.is_empty();
+            self.page = Some(Listed::new(next, places, looked_at));
+            if !nothing {
+                self.run("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
+                self.open = true;
+                return Ok(claim);
+            }
+            // Every row of the page is gone.
+            self.keep(&[]).await?;
+            self.page = None;
+        }
+    }
+
+    /// The rows of a page. That a row is gone is not believed at once: the first time, and wherever most of a page is
+    /// gone, rows are looked for by the text of their ids too, and from then on if that finds one.
+    async fn look(&mut self, ids: &[String]) -> Result<Page, SourceError> {
+        let page = self.table.fetch(self.client(), ids, self.by).await?;
+        let found: BTreeSet<usize> = page.places.iter().copied().collect();
+        let gone = page.looked_at.saturating_sub(found.len());
+        let doubtful = gone > 0 && (!self.looked_again || gone * 2 > page.looked_at);
+        if !doubtful || self.by == By::Text {
+            return Ok(page);
+        }
+        self.looked_again = true;
+        let again = self.table.fetch(self.client(), ids, By::Text).await?;
+        let missed = |place: &usize| *place < page.looked_at && !found.contains(place);
+        if !again.places.iter().any(missed) {
+            return Ok(page);
+        }
+        self.by = By::Text;
+        Ok(again)
+    }
+
+    async fn next_page(&self) -> Result<Option<(i64, Vec<String>)>, SourceError> {
+        let failed = |e| SourceError::control("read the list of rows to publish", e);
+        let sql = "SELECT number, ids FROM postrider.repair_page WHERE pipeline = $1 ORDER BY number LIMIT 1";
+        let row = self.client().query_opt(sql, &[&self.pipeline]).await.map_err(failed)?;
+        row.map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).transpose().map_err(failed)
+    }
+
+    /// Takes the rows that are published or parked off the list, marks them where that is asked for, and commits.
+    ///
+    /// # Errors
+    /// What the server says: then nothing is taken off, and all of it comes again.
+    ///
+    /// # Panics
+    /// Where the outcomes are not as many as the rows.
+    pub async fn settle(&mut self, claim: &Claim, outcomes: &[Settled]) -> Result<(), SourceError> {
+        assert_eq!(claim.rows.len(), outcomes.len(), "one outcome a row");
+        if !self.open {
+            return Ok(());
+        }
+        self.keep(outcomes).await?;
+        self.page = None;
+        self.run("COMMIT").await?;
+        self.open = false;
+        Ok(())
+    }
+
+    /// As [`Self::settle`], and the claim stays open with its other rows. Nothing of the table was locked, so nothing
+    /// can have been lost of them.
+    ///
+    /// # Errors
+    /// What the server says: then nothing is taken off, and all of it comes again.
+    ///
+    /// # Panics
+    /// Where the outcomes are not as many as the rows.
+    pub async fn settle_part(
+        &mut self,
+        claim: &Claim,
+        outcomes: &[Settled],
+    ) -> Result<(), SourceError> {
+        assert_eq!(claim.rows.len(), outcomes.len(), "one outcome a row");
+        if self.open {
+            self.keep(outcomes).await?;
+            self.run("COMMIT; BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE").await?;
+        }
+        Ok(())
+    }
+
+    /// Has the server see that the claim's transaction is not forgotten: it ends one that is idle for too long.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn keep_open(&self) -> Result<(), SourceError> {
+        if self.open { self.run("SELECT").await } else { Ok(()) }
+    }
+
+    /// Shortens the page at hand by what is done with.
+    async fn keep(&mut self, outcomes: &[Settled]) -> Result<(), SourceError> {
+        let failed = |e| SourceError::control("take rows off the list", e);
+        let Some(mut page) = self.page.take() else { return Ok(()) };
+        let (ids, gone) = page.settle(outcomes);
+        let left = page.left();
+        if let Some(marker) = &self.marker {
+            self.mark(marker, &ids).await?;
+        }
+        let (done, gone) = (count(ids.len()), count(gone));
+        let sql = "WITH cut AS (UPDATE postrider.repair_page SET ids = $3 \
+                     WHERE pipeline = $1 AND number = $2 AND cardinality($3::text[]) > 0), \
+                   ended AS (DELETE FROM postrider.repair_page \
+                     WHERE pipeline = $1 AND number = $2 AND cardinality($3::text[]) = 0) \
+                   UPDATE postrider.repair SET rows_published = rows_published + $4, \
+                     rows_gone = rows_gone + $5 WHERE pipeline = $1";
+        self.client()
+            .execute(sql, &[&self.pipeline, &page.number, &left, &done, &gone])
+            .await
+            .map_err(failed)?;
+        self.page = Some(page);
+        Ok(())
+    }
+
+    /// Marks published rows. A row that another session has locked is waited for: its mark and the shorter list are
+    /// committed together.
+    async fn mark(&self, marker: &Marker, ids: &[String]) -> Result<(), SourceError> {
+        let to_mark = |id: &String| ToMark {
+            position: Position::default(),
+            lane: None,
+            id: id.clone(),
+            written: Written::default(),
+            visible: true,
+        };
+        let mut rows: Vec<ToMark> = ids.iter().map(to_mark).collect();
+        let since = Instant::now();
+        loop {
+            let left = marker.mark(self.client(), &rows, &HashSet::new()).await?;
+            rows = left.into_iter().filter_map(|place| rows.get(place).cloned()).collect();
+            if rows.is_empty() {
+                return Ok(());
+            }
+            if since.elapsed() >= LOCKED_MAX {
+                let holders = marker.holders(self.client(), &rows).await?;
+                return Err(marker.locked(rows.len(), &holders));
+            }
+            tokio::time::sleep(LOCKED_PAUSE).await;
+        }
+    }
+
+    /// Gives the claim up: nothing is taken off the list. Does nothing where there is none.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn abandon(&mut self) -> Result<(), SourceError> {
+        self.page = None;
+        if self.open {
+            self.run("ROLLBACK").await?;
+            self.open = false;
+        }
+        Ok(())
+    }
+
+    async fn run(&self, sql: &str) -> Result<(), SourceError> {
+        let ended = self.client().batch_execute(sql).await;
+        ended.map_err(|error| SourceError::control("begin or end a page of the list", error))
+    }
+
+    /// Where most of the list was found gone: unpublished rows of the table that may be those, if there are any.
+    ///
+    /// Each row that was listed is published or parked, or gone; so of the rows that the list was made of no more can
+    /// be left than were published. A row that was written after it may be a new one, which the stream brings, or one
+    /// of the list whose id was changed, which it does not.
+    async fn unexplained(&self) -> Result<Option<(Row, u64)>, SourceError> {
+        let client = self.client();
+        let row = row::read(client, &self.pipeline).await?;
+        let doubtful =
+            |row: &Row| row.rows_gone >= GONE_ROWS_MIN && row.rows_gone > row.rows_total / 2;
+        let Some(row) = row.filter(doubtful) else { return Ok(None) };
+        let Some(snapshot) = &row.snapshot else { return Ok(None) };
+        let method = Method::of(client, row.selection, row.ledger.as_deref()).await?;
+        let sql = method.left_sql(&self.table, snapshot, self.marker.is_some());
+        let failed = |e| SourceError::control("count the rows that are left", e);
+        let counts = client.query_one(&sql, &[]).await.map_err(failed)?;
+        let count = |at: usize| counts.try_get::<_, i64>(at).map(i64::cast_unsigned);
+        let (seen, later) = (count(0).map_err(failed)?, count(1).map_err(failed)?);
+        let left = if seen > row.rows_published { seen + later } else { later };
+        Ok((left > 0).then_some((row, left)))
+    }
+
+    /// Rows that the list of `repair` should have and could not, since their id is NULL.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn without_id(&self, repair: &Row) -> Result<u64, SourceError> {
+        super::survey::without_id(self.client(), &self.table, repair).await
+    }
+
+    /// Sets the cursor row to the new slot, if the list is empty and the slot is what it was. `epoch`: the owner's.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn finish(
+        &self,
+        names: &Names,
+        messages: bool,
+        epoch: i64,
+    ) -> Result<Finished, SourceError> {
+        let failed = |e| SourceError::control("set the cursor to the new slot", e);
+        if let Some((row, left)) = self.unexplained().await? {
+            return Ok(Finished::Unexplained { row: Box::new(row), left });
+        }
+        let sql = format!(
+            "WITH ours AS (SELECT FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $4 FOR UPDATE), \
+             done AS ( \
+               UPDATE postrider.repair r SET state = 'done', finished_at = now() FROM pg_replication_slots s, ours \
+               WHERE r.pipeline = $1 AND r.state = 'publishing' AND s.slot_name = r.slot \
+                 AND s.confirmed_flush_lsn = r.slot_created_lsn AND s.wal_status IS DISTINCT FROM 'lost' \
+                 AND NOT EXISTS (SELECT FROM postrider.repair_page p WHERE p.pipeline = $1) \
+               RETURNING r.slot, r.slot_created_lsn AS at, r.snapshot, \
+                 r.kind = 'backfill' OR r.selection IN ('all', 'unmarked') AS whole), \
+             bound AS ( \
+               UPDATE postrider.cursor c SET system_identifier = {SYSTEM_IDENTIFIER_SQL}, \
+                 timeline = {TIMELINE_SQL}, slot = done.slot, slot_created_lsn = done.at, publication = $2, \
+                 messages = $3, watermark = done.at, flush_limit = done.at, partial_commit_lsn = NULL, \
+                 partial_ordinal = NULL, resolved_snapshot = done.snapshot, pending_snapshot = NULL, \
+                 pending_lsn = NULL, updated_at = now(), \
+                 before_slot = CASE WHEN done.whole THEN {NOTHING_BEFORE} ELSE c.before_slot END \
+               FROM done WHERE c.pipeline = $1 RETURNING 1) \
+             SELECT EXISTS (SELECT FROM bound), EXISTS (SELECT FROM ours)"
+        );
+        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 4] =
+            [&names.pipeline, &names.publication, &messages, &epoch];
+        let answer = self.client().query_one(&sql, &parameters).await.map_err(failed)?;
+        if !answer.try_get::<_, bool>(1).map_err(failed)? {
+            return Ok(Finished::TakenOver);
+        }
+        let bound: bool = answer.try_get(0).map_err(failed)?;
+        let row = row::read(self.client(), &names.pipeline).await?;
+        Ok(row.filter(|_| bound).map_or(Finished::SlotGone, |row| Finished::Yes(Box::new(row))))
+    }
+
+    /// Waits until the session ends and says why. Cancel-safe.
+    pub async fn closed(&mut self) -> SourceError {
+        self.control.closed().await
+    }
+}
+
+fn count(rows: usize) -> i64 {
+    i64::try_from(rows).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Settled::{Held, Published};
+
+    /// Ids 0 to 3 were looked at: 1 has two rows, 2 none.
+    #[test]
+    fn id_stays_on_the_list_until_each_of_its_rows_is_settled() {
+        let ids: Vec<String> = (0..6).map(|id| id.to_string()).collect();
+        let mut page = Listed::new((1, ids), vec![0, 1, 1, 3], 4);
+        assert_eq!(page.settle(&[Published, Published, Held, Held]), (vec!["0".into()], 1));
+        assert_eq!(page.left(), ["1", "3", "4", "5"]);
+        // What was settled before is among the rows that are held now.
+        assert_eq!(page.settle(&[Held, Held, Published, Held]), (vec!["1".into()], 0));
+        assert_eq!(page.settle(&[Held, Held, Held, Held]), (vec![], 0));
+        assert_eq!(page.left(), ["3", "4", "5"]);
+    }
+}

@@ -1,0 +1,278 @@
+//! The outbox table's rows, in the order of the layout's key, as the stream would send them.
+//!
+//! The server sorts them once and keeps the result (a cursor `WITH HOLD`), so that no snapshot stays open for longer
+//! than one answer, however slowly all are taken, and nothing that comes later is among them. No row is locked or
+//! changed.
+
+use crate::control::Control;
+use crate::names::{ident, literal};
+use crate::poll::{PollSpec, Shape, Twice, instant, order, shape, source};
+use bytes::{BufMut, Bytes, BytesMut};
+use futures_util::TryStreamExt;
+use pg_replication::conninfo::Conninfo;
+use pg_replication::error::{SourceError, SourceErrorKind};
+use postrider_core::event::PgTime;
+use std::fmt;
+use std::pin::Pin;
+use tokio_postgres::{Client, SimpleQueryMessage, SimpleQueryRow, SimpleQueryStream};
+
+/// Bytes of rows that are taken at a time, and one row more. So many are asked for too, by the size of those before:
+/// where they are larger, the server waits in the middle of its answer.
+const FETCH_BYTES: usize = 4 << 20;
+
+/// Rows that are asked for at a time at most, and first, when no size is known.
+const FETCH_ROWS_MAX: usize = 1000;
+const FETCH_ROWS_FIRST: usize = 20;
+
+/// Which rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Select<'a> {
+    /// Of these ids; empty for any.
+    pub ids: &'a [String],
+    /// Of this aggregate, type and id.
+    pub aggregate: Option<&'a (String, String)>,
+    /// Not older than this, by the layout's time column.
+    pub since: Option<PgTime>,
+    /// Older than this.
+    pub until: Option<PgTime>,
+    /// Behind the row of this id.
+    pub after: Option<&'a str>,
+}
+
+/// One row.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TableRow {
+    /// The event's id.
+    pub id: String,
+    /// A pgoutput Insert message.
+    pub message: Bytes,
+}
+
+impl fmt::Debug for TableRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TableRow({} B)", self.message.len())
+    }
+}
+
+/// The rows that were there. Dropping it ends the session.
+pub struct Rows {
+    control: Control,
+    shape: Shape,
+    relation: Bytes,
+    /// Rows to ask for next.
+    count: usize,
+    /// An answer that was not taken to its end, and whether it had rows.
+    answer: Option<(Pin<Box<SimpleQueryStream>>, bool)>,
+    /// Rows up to and with this id are passed over: the table's order has no place to begin at.
+    skip_to: Option<String>,
+}
+
+impl fmt::Debug for Rows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rows").field("count", &self.count).finish_non_exhaustive()
+    }
+}
+
+impl Rows {
+    /// Opens a session, and has the server gather the rows.
+    ///
+    /// # Errors
+    /// What the server says; a table that is not there.
+    pub async fn open(
+        conninfo: &Conninfo,
+        application_name: &str,
+        spec: &PollSpec,
+        select: &Select<'_>,
+    ) -> Result<Self, SourceError> {
+        let failed = |e| SourceError::control(format!("read table {}", spec.table), e);
+        let control = Control::connect(conninfo, application_name).await?;
+        let client = control.client();
+        let shape = shape(client, &spec.table, &spec.id).await?;
+        // Sorting a large table takes its time, and holds up nobody; an answer may be taken as slowly (PostgreSQL 17
+        // has a limit for that).
+        let pinned = "SET statement_timeout = 0; SET default_transaction_read_only = on; \
+                      SELECT set_config(name, '0', false) FROM pg_settings \
+                      WHERE name = 'transaction_timeout'";
+        client.batch_execute(pinned).await.map_err(failed)?;
+        let is_number = shape.column(&spec.id).is_some_and(|column| column.number);
+        client.batch_execute(&declare(spec, &shape, select, is_number)).await.map_err(failed)?;
+        let relation = shape.relation(&spec.table);
+        let skip_to = select.after.filter(|_| !is_number).map(str::to_owned);
+        Ok(Self { control, shape, relation, count: FETCH_ROWS_FIRST, answer: None, skip_to })
+    }
+
+    /// The table as a pgoutput Relation message, for `Mapper::relation`.
+    pub fn relation(&self) -> &Bytes {
+        &self.relation
+    }
+
+    /// The table's OID, for `Mapper::forget_relations`.
+    pub fn table_oid(&self) -> u32 {
+        self.shape.oid
+    }
+
+    /// The next rows; none at the end.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn next(&mut self) -> Result<Vec<TableRow>, SourceError> {
+        loop {
+            let mut rows = self.take().await?;
+            if rows.is_empty() {
+                return Ok(rows);
+            }
+            if let Some(id) = &self.skip_to {
+                let Some(at) = rows.iter().position(|row| row.id == *id) else { continue };
+                rows.drain(..=at);
+                self.skip_to = None;
+                if rows.is_empty() {
+                    continue;
+                }
+            }
+            return Ok(rows);
+        }
+    }
+
+    /// What is left of an answer, or the next one, up to [`FETCH_BYTES`]; none at the end.
+    async fn take(&mut self) -> Result<Vec<TableRow>, SourceError> {
+        let failed = |e| SourceError::control("fetch rows of the outbox table", e);
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        loop {
+            let (mut answer, mut has_rows) = match self.answer.take() {
+                Some(answer) => answer,
+                None => (self.ask().await.map_err(failed)?, false),
+            };
+            while let Some(message) = answer.try_next().await.map_err(failed)? {
+                let SimpleQueryMessage::Row(row) = message else { continue };
+                let row = self.read(&row)?;
+                has_rows = true;
+                bytes += row.message.len();
+                rows.push(row);
+                if bytes >= FETCH_BYTES {
+                    self.answer = Some((answer, has_rows));
+                    break;
+                }
+            }
+            if !rows.is_empty() {
+                self.count = (FETCH_BYTES * rows.len() / bytes.max(1)).clamp(1, FETCH_ROWS_MAX);
+            }
+            // An answer whose rows were all taken before says nothing of the end.
+            if !rows.is_empty() || !has_rows {
+                return Ok(rows);
+            }
+        }
+    }
+
+    async fn ask(&self) -> Result<Pin<Box<SimpleQueryStream>>, tokio_postgres::Error> {
+        let sql = format!("FETCH {} FROM postrider_replay", self.count);
+        Ok(Box::pin(self.control.client().simple_query_raw(&sql).await?))
+    }
+
+    /// Whether the row behind which it was to begin was never met: it is gone, and everything before it was passed over
+    /// too.
+    pub fn lost_its_place(&self) -> bool {
+        self.skip_to.is_some()
+    }
+
+    fn read(&self, row: &SimpleQueryRow) -> Result<TableRow, SourceError> {
+        let mut message = BytesMut::new();
+        message.put_u8(b'I');
+        message.put_u32(self.shape.oid);
+        message.put_u8(b'N');
+        message.put_u16(u16::try_from(self.shape.columns.len()).unwrap_or(u16::MAX));
+        for index in 1..row.len() {
+            match text(row, index)? {
+                None => message.put_u8(b'n'),
+                Some(text) => {
+                    message.put_u8(b't');
+                    message.put_u32(u32::try_from(text.len()).unwrap_or(u32::MAX));
+                    message.put_slice(text.as_bytes());
+                }
+            }
+        }
+        let id = text(row, 0)?.unwrap_or_default().to_owned();
+        Ok(TableRow { id, message: message.freeze() })
+    }
+}
+
+/// The order of the rows in words.
+///
+/// # Errors
+/// What the server says; a table that is not there.
+pub async fn order_in_words(client: &Client, spec: &PollSpec) -> Result<String, SourceError> {
+    let shape = shape(client, &spec.table, &spec.id).await?;
+    let is_number = shape.column(&spec.id).is_some_and(|column| column.number);
+    Ok(match (&spec.time, is_number) {
+        (_, true) => format!("by column {}", spec.id),
+        (Some(time), false) => format!("by column {time}, then as inserted"),
+        (None, false) => "as inserted".to_owned(),
+    })
+}
+
+/// Whether a text is one of those that were asked for; blanks that fill a `char(n)` up need not be asked for.
+fn asked(text: &str, texts: &[&str]) -> String {
+    let list: Vec<String> = texts.iter().map(|text| literal(text)).collect();
+    let list = list.join(", ");
+    format!("({text} IN ({list}) OR rtrim({text}) IN ({list}))")
+}
+
+/// The row's time column and its type, where it has no zone and none is configured.
+///
+/// # Errors
+/// What the server says; a table that is not there.
+pub async fn time_without_zone(
+    client: &Client,
+    spec: &PollSpec,
+) -> Result<Option<String>, SourceError> {
+    let shape = shape(client, &spec.table, &spec.id).await?;
+    let time = spec.time.as_ref().filter(|_| spec.zone.is_none());
+    Ok(time.filter(|time| shape.time_type(time).lacks_zone()).cloned())
+}
+
+fn declare(spec: &PollSpec, shape: &Shape, select: &Select<'_>, is_number: bool) -> String {
+    let column = |name: &str| format!("o.{}", ident(name));
+    let columns: Vec<String> = shape.columns.iter().map(|c| column(&c.name)).collect();
+    // As the stream has it: a cast to text differs for some types.
+    let text = |name: &str| format!("concat({})", column(name));
+    let id = text(&spec.id);
+    let mut filter = Vec::new();
+    if !select.ids.is_empty() {
+        let ids: Vec<&str> = select.ids.iter().map(String::as_str).collect();
+        filter.push(asked(&id, &ids));
+    }
+    if let Some((kind, of)) = select.aggregate {
+        for (name, value) in [(&spec.aggregate_type, kind), (&spec.aggregate_id, of)] {
+            filter.push(asked(&text(name), &[value]));
+        }
+    }
+    // Of a time that comes twice the instant counts by which the row belongs: rather one row too many.
+    for (bound, sign, twice) in
+        [(select.since, ">=", Twice::Later), (select.until, "<", Twice::Earlier)]
+    {
+        if let (Some(bound), Some(time)) = (bound, &spec.time) {
+            let micros = bound.unix_micros();
+            let at = instant(shape, spec.zone.as_ref(), "o", time, twice);
+            filter.push(format!(
+                "{at}::timestamptz {sign} 'epoch'::timestamptz + interval '{micros} microseconds'"
+            ));
+        }
+    }
+    if let Some(after) = select.after.filter(|_| is_number) {
+        filter.push(format!("{} > {}::numeric", column(&spec.id), literal(after)));
+    }
+    let filter = if filter.is_empty() { "true".to_owned() } else { filter.join("\n    AND ") };
+    format!(
+        "BEGIN READ ONLY;\nDECLARE postrider_replay NO SCROLL CURSOR WITH HOLD FOR\n  SELECT {id}, {}\n  \
+         FROM {}\n  ORDER BY {};\nCOMMIT",
+        columns.join(", "),
+        source(spec, shape, &filter),
+        order(spec, shape).join(", ")
+    )
+}
+
+fn text(row: &SimpleQueryRow, index: usize) -> Result<Option<&str>, SourceError> {
+    row.try_get(index).map_err(|error| {
+        SourceError::new(SourceErrorKind::Protocol, "read a row of the outbox table")
+            .caused_by(error)
+    })
+}

@@ -1,0 +1,347 @@
+//! Runs the steps, and says what it waits for.
+
+use super::rights::{Right, wanted};
+use super::{Call, Options, RightsFacts, SetupPlan, Step, StepKind, plan, read_rights};
+use crate::control::{Ask, Control};
+use crate::fence::{self, Facts};
+use crate::ownership::UNTRUSTED;
+use pg_replication::error::SourceError;
+use postrider_core::error::Halt;
+use std::time::Duration;
+use tokio_postgres::Client;
+
+/// How often the wait for running transactions is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Setup did not come to its end. Steps that were done stay done; running it again goes on.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// What stands does not fit, or a step would leave events out. Nothing was changed by the step that says so.
+    #[error("could not set the pipeline up")]
+    Halt(#[source] Box<Halt>),
+    /// A statement failed.
+    #[error("could not {step}")]
+    Step {
+        /// The step's title.
+        step: String,
+        /// What the server said.
+        #[source]
+        error: SourceError,
+    },
+    /// Steps were refused for a right that the login lacks; all others that could be done are done.
+    #[error("{}", .0.words())]
+    Refused(Box<Partial>),
+    /// The login may not create the slot with its list of rows; the steps before are done.
+    #[error("could not create the slot with the list of rows that are published first")]
+    Backfill {
+        /// What the server said.
+        #[source]
+        error: SourceError,
+        /// Who may.
+        hint: String,
+    },
+    /// A step was done, and is still missing.
+    #[error("could not {step}: it was done, and does not show")]
+    NoEffect {
+        /// The step's title.
+        step: String,
+    },
+    /// The state could not be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+}
+
+/// How far setup came where the server refused steps.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Partial {
+    /// What is done, and what was there.
+    pub done: SetupPlan,
+    /// What was refused, in order.
+    pub refused: Vec<Refused>,
+    /// Titles of steps that were not begun, since they need one that was refused.
+    pub left: Vec<String>,
+}
+
+/// A step that was refused.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refused {
+    kind: StepKind,
+    /// The step's title.
+    pub title: String,
+    /// What the server said, or which rights the role still lacks.
+    pub why: String,
+    /// The lines that let it be done, or do it.
+    pub lines: Vec<String>,
+}
+
+impl Partial {
+    fn words(&self) -> String {
+        let titles: Vec<String> = self
+            .refused
+            .iter()
+            .map(|step| format!("could not {}: {}", step.title, step.why))
+            .collect();
+        titles.join("; ")
+    }
+}
+
+impl From<Halt> for SetupError {
+    fn from(halt: Halt) -> Self {
+        Self::Halt(Box::new(halt))
+    }
+}
+
+/// What is being told while it runs.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Progress<'a> {
+    /// A step begins.
+    Begin(&'a Step),
+    /// The slot waits for transactions that were running when it was begun.
+    Waiting(&'a [Blocker]),
+    /// The step is done.
+    Done(&'a Step),
+}
+
+/// A transaction that a slot in the making waits for.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Blocker {
+    /// The transaction.
+    pub xid: String,
+    /// Its backend; `None` for a prepared transaction.
+    pub pid: Option<u32>,
+    /// The prepared transaction's name, or the session's application; empty where our role may not see it.
+    pub name: String,
+    /// `active`, `idle in transaction`, `prepared` …
+    pub state: String,
+    /// Seconds since it began.
+    pub seconds: f64,
+}
+
+/// Makes what is missing. Reads the facts itself and again after each step, so that what somebody else made in
+/// between is adopted and not made twice. `watch` is a second session, which sees what the first one waits for.
+///
+/// # Errors
+/// See [`SetupError`].
+pub async fn apply(
+    control: &Control,
+    watch: &Control,
+    ask: &Ask<'_>,
+    options: &Options<'_>,
+    progress: &mut (dyn FnMut(Progress<'_>) + Send),
+) -> Result<SetupPlan, SetupError> {
+    let mut done = SetupPlan { steps: Vec::new(), adopted: Vec::new() };
+    let (mut tried, mut refused) = (Vec::new(), Vec::<Refused>::new());
+    let mut first = true;
+    loop {
+        let facts = control.facts(ask).await?;
+        let rights = rights_of(control, ask, options).await?;
+        let options = Options { rights: options.role.and(rights.as_ref()), ..*options };
+        let plan = plan(&facts, &options)?;
+        if std::mem::take(&mut first) {
+            done.adopted.clone_from(&plan.adopted);
+        }
+        let waits = |step: &Step| refused.iter().any(|earlier| step.kind.needs(earlier.kind));
+        let next = plan.steps.iter().find(|step| !tried.contains(&step.kind) && !waits(step));
+        let Some(step) = next.cloned() else {
+            let left = plan.steps.iter().filter(|step| waits(step)).map(|step| step.title.clone());
+            let left = left.collect();
+            let ended = ends(Partial { done, refused, left }, &plan, &facts, &options);
+            return ended.map_err(SetupError::Refused);
+        };
+        if done.steps.iter().any(|earlier| earlier.title == step.title) {
+            return Err(SetupError::NoEffect { step: step.title });
+        }
+        progress(Progress::Begin(&step));
+        let outcome = match step.kind {
+            StepKind::Slot => waiting(control.client(), watch.client(), &step.sql, progress).await,
+            StepKind::Table
+            | StepKind::Publication
+            | StepKind::Ownership
+            | StepKind::Schema
+            | StepKind::Cursor
+            | StepKind::Notify
+            | StepKind::Rights
+            | StepKind::TableRights
+            | StepKind::Replication => run(control.client(), &step.sql).await,
+        };
+        if step.kind.gives_rights() {
+            tried.push(step.kind);
+        }
+        match outcome {
+            Ok(()) => {
+                progress(Progress::Done(&step));
+                done.steps.push(step);
+            }
+            Err(error) if error.report().is_some_and(|r| r.sqlstate.as_str() == UNTRUSTED) => {
+                return Err(untrusted(control, ask, &error).await);
+            }
+            Err(error) if !is_denied(&error) => {
+                return Err(SetupError::Step { step: step.title, error });
+            }
+            // The rights that are missing are read from the catalog at the end.
+            Err(_) if step.kind.gives_rights() => {}
+            Err(error) => {
+                tried.push(step.kind);
+                let why = error.report().map_or_else(String::new, |report| {
+                    format!("{} (SQLSTATE {})", report.message, report.sqlstate)
+                });
+                refused.push(Refused {
+                    kind: step.kind,
+                    title: step.title,
+                    why,
+                    lines: Vec::new(),
+                });
+            }
+        }
+    }
+}
+
+/// A step found objects that are not ours, planted since the facts were read: they are read again, to be named.
+async fn untrusted(control: &Control, ask: &Ask<'_>, error: &SourceError) -> SetupError {
+    match control.facts(ask).await {
+        Ok(facts) => {
+            let mut halt = fence::schema_untrusted(&facts);
+            if let (None, Some(report)) = (&facts.ownership, error.report()) {
+                halt.message.clone_from(&report.message);
+            }
+            halt.into()
+        }
+        Err(error) => error.into(),
+    }
+}
+
+/// `insufficient_privilege`
+fn is_denied(error: &SourceError) -> bool {
+    error.report().is_some_and(|report| report.sqlstate.as_str() == "42501")
+}
+
+/// The rights of the relay's role, and of who runs the steps.
+async fn rights_of(
+    control: &Control,
+    ask: &Ask<'_>,
+    options: &Options<'_>,
+) -> Result<Option<RightsFacts>, SourceError> {
+    let Some(role) = options.role else { return Ok(None) };
+    read_rights(control, role, ask.names.table.as_ref(), options.marks).await.map(Some)
+}
+
+/// What is true when no step is left that could be done. A step that gives rights counts as done where they are held.
+fn ends(
+    mut partial: Partial,
+    plan: &SetupPlan,
+    facts: &Facts,
+    options: &Options<'_>,
+) -> Result<SetupPlan, Box<Partial>> {
+    let nowhere =
+        Call { command: format!("postrider setup -p {}", facts.names.pipeline), login: None };
+    let call = options.call.unwrap_or(&nowhere);
+    if let (Some(role), Some(rights)) = (options.role, options.rights) {
+        for step in &mut partial.refused {
+            step.lines = rights.denied(facts, step.kind, call);
+        }
+        lacking(&mut partial, plan, facts, options, (role, rights), call);
+    } else {
+        // The relay's own role is never given what setup needs: an administrator runs it.
+        let line = format!("run setup as an administrator: {}", call.by("ADMIN"));
+        for step in &mut partial.refused {
+            step.lines = vec![line.clone()];
+        }
+    }
+    if partial.refused.is_empty() {
+        return Ok(partial.done);
+    }
+    Err(Box::new(partial))
+}
+
+/// Rights that the role still lacks, though the step that gives them was done or refused: that step is in the plan
+/// again.
+fn lacking(
+    partial: &mut Partial,
+    plan: &SetupPlan,
+    facts: &Facts,
+    options: &Options<'_>,
+    (role, rights): (&str, &RightsFacts),
+    call: &Call,
+) {
+    let wanted = wanted(facts, role, options);
+    let steps = plan.steps.iter().filter(|step| step.kind.gives_rights());
+    for step in steps.filter(|step| !partial.left.contains(&step.title)) {
+        let missing: Vec<&Right> =
+            wanted.iter().filter(|right| right.step == step.kind && !right.held).collect();
+        let what: Vec<&str> = missing.iter().map(|right| right.what.as_str()).collect();
+        partial.done.steps.retain(|done| done.kind != step.kind);
+        partial.refused.push(Refused {
+            kind: step.kind,
+            title: step.title.clone(),
+            why: format!("role {role:?} lacks {}", what.join(", ")),
+            lines: rights.remedy(facts, role, &missing, call),
+        });
+    }
+    // The slot is the last step: who may make it follows from the others.
+    partial.refused.sort_by_key(|step| matches!(step.kind, StepKind::Slot | StepKind::Cursor));
+}
+
+pub(super) async fn run(client: &Client, sql: &str) -> Result<(), SourceError> {
+    let Err(error) = client.batch_execute(sql).await else { return Ok(()) };
+    // The session is left in the failed transaction; whether this works is the next statement's to find out.
+    drop(client.batch_execute("ROLLBACK").await);
+    Err(SourceError::control("run its statements", error))
+}
+
+async fn waiting(
+    client: &Client,
+    watch: &Client,
+    sql: &str,
+    progress: &mut (dyn FnMut(Progress<'_>) + Send),
+) -> Result<(), SourceError> {
+    let failed = |e| SourceError::control("look at the wait for running transactions", e);
+    let row = client.query_one("SELECT pg_catalog.pg_backend_pid()", &[]).await.map_err(failed)?;
+    let pid: i32 = row.try_get(0).map_err(failed)?;
+    let creation = run(client, sql);
+    tokio::pin!(creation);
+    let mut looks =
+        tokio::time::interval_at(tokio::time::Instant::now() + LOOK_INTERVAL, LOOK_INTERVAL);
+    loop {
+        tokio::select! {
+            outcome = &mut creation => return outcome,
+            _ = looks.tick() => {
+                // Not seeing what it waits for is no reason not to wait.
+                let blockers = blockers(watch, pid).await.unwrap_or_default();
+                progress(Progress::Waiting(&blockers));
+            }
+        }
+    }
+}
+
+/// The transactions that the backend `pid` waits for: the lock it asks for is the transaction's own.
+pub(crate) async fn blockers(
+    watch: &Client,
+    pid: i32,
+) -> Result<Vec<Blocker>, tokio_postgres::Error> {
+    let rows = watch
+        .query(
+            "SELECT l.transactionid::pg_catalog.text, nullif(b.pid, 0), \
+               coalesce(p.gid, a.application_name, ''), \
+               CASE WHEN p.gid IS NOT NULL THEN 'prepared' ELSE coalesce(a.state, '') END, \
+               coalesce(pg_catalog.date_part('epoch', \
+                 pg_catalog.clock_timestamp() - coalesce(p.prepared, a.xact_start)), 0) \
+             FROM pg_catalog.pg_locks l \
+             LEFT JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(l.pid)) b(pid) ON true \
+             LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid \
+             LEFT JOIN pg_catalog.pg_prepared_xacts p ON p.transaction = l.transactionid \
+             WHERE l.pid = $1 AND l.locktype = 'transactionid' AND NOT l.granted",
+            &[&pid],
+        )
+        .await?;
+    rows.iter()
+        .map(|row| {
+            Ok(Blocker {
+                xid: row.try_get(0)?,
+                pid: row.try_get::<_, Option<i32>>(1)?.map(i32::cast_unsigned),
+                name: row.try_get(2)?,
+                state: row.try_get(3)?,
+                seconds: row.try_get(4)?,
+            })
+        })
+        .collect()
+}

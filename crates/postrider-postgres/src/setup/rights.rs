@@ -1,0 +1,415 @@
+//! What the relay's role may do, as the catalog has it, and the statements that give it the rest.
+//!
+//! `GRANT` by a role that may not grant is an error, or a mere warning where it holds another right of the same object.
+//! So what is true is read from the catalog before and afterwards, and never taken from a statement's success.
+
+use super::{Call, Options, StepKind};
+use crate::control::Control;
+use crate::fence::Facts;
+use crate::names::{TableName, ident, literal};
+use crate::poll::PollSpec;
+use pg_replication::error::SourceError;
+
+/// The first server on which membership in a role can lack `INHERIT` and `SET`.
+const GRANT_OPTIONS_SINCE: u32 = 160_000;
+
+/// Who runs the server: what lets a role replicate there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum ServerKind {
+    /// A server whose superuser somebody has.
+    #[default]
+    Own,
+    /// Amazon RDS and Aurora.
+    Rds,
+    /// Google Cloud SQL.
+    CloudSql,
+    /// Azure Database for PostgreSQL.
+    Azure,
+}
+
+impl ServerKind {
+    /// The statement that lets a role replicate.
+    pub fn replicate(self, role: &str) -> String {
+        match self {
+            Self::Rds => format!("GRANT rds_replication TO {};", ident(role)),
+            Self::Own | Self::CloudSql | Self::Azure => {
+                format!("ALTER ROLE {} WITH REPLICATION;", ident(role))
+            }
+        }
+    }
+
+    /// Who may let `role` replicate.
+    fn who(self, role: &str, version: u32) -> String {
+        let who = match self {
+            Self::Rds => "as the master user",
+            Self::CloudSql => "as a member of cloudsqlsuperuser, for example user postgres",
+            Self::Azure => "as the server's administrator",
+            Self::Own if version >= GRANT_OPTIONS_SINCE => {
+                return format!(
+                    "as a superuser, or as a role that has CREATEROLE and REPLICATION and the ADMIN option on role \
+                     {role:?}"
+                );
+            }
+            Self::Own => "as a superuser",
+        };
+        who.to_owned()
+    }
+}
+
+/// The rights of a role, and of who asks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "rights")]
+pub struct RightsFacts {
+    /// Who runs the server.
+    pub kind: ServerKind,
+    /// The role of the session.
+    admin: String,
+    /// It may use replication slots.
+    admin_replicates: bool,
+    /// It may make schemas and publications.
+    admin_creates: bool,
+    /// The role may replicate.
+    replicates: bool,
+    /// The role may connect, and use the tables of schema `postrider`.
+    ours: bool,
+    /// Who owns schema `postrider`.
+    schema_owner: Option<Owner>,
+    /// The outbox table, where it exists.
+    table: Option<OutboxRights>,
+    /// INSERT on the table of dead letters, where it exists.
+    dlq: Option<bool>,
+}
+
+/// The owner of an object, as the session's role sees it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Owner {
+    name: String,
+    /// The session's role is it, or acts for it.
+    ours: bool,
+    /// A member of it would be as good as a superuser.
+    superuser: bool,
+    /// The session's role may grant membership in it.
+    grantable: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct OutboxRights {
+    owner: Owner,
+    select: bool,
+    update: bool,
+    delete: bool,
+}
+
+/// One right that the role needs.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Right {
+    /// The step that gives it.
+    pub(super) step: StepKind,
+    /// `SELECT on table "public"."outbox"`
+    pub(super) what: String,
+    pub(super) sql: String,
+    pub(super) held: bool,
+}
+
+const SQL: &str = "\
+SELECT a.rolname::text, a.rolsuper, \
+  a.rolsuper OR a.rolreplication OR rds.oid IS NOT NULL AND pg_has_role(a.oid, rds.oid, 'MEMBER'), \
+  has_database_privilege(a.oid, current_database(), 'CREATE'), \
+  r.rolsuper OR r.rolreplication OR rds.oid IS NOT NULL AND pg_has_role(r.oid, rds.oid, 'MEMBER'), \
+  has_database_privilege(r.oid, current_database(), 'CONNECT') \
+    AND coalesce(has_schema_privilege(r.oid, p.oid, 'USAGE') \
+    AND (SELECT bool_and(has_table_privilege(r.oid, c.oid, 'SELECT') AND has_table_privilege(r.oid, c.oid, 'INSERT') \
+           AND has_table_privilege(r.oid, c.oid, 'UPDATE') AND has_table_privilege(r.oid, c.oid, 'DELETE')) \
+         FROM pg_class c WHERE c.relnamespace = p.oid AND c.relkind = 'r'), false), \
+  po.rolname::text, pg_has_role(a.oid, po.oid, 'USAGE'), po.rolsuper, \
+  a.rolsuper OR pg_has_role(a.oid, po.oid, 'MEMBER WITH ADMIN OPTION') \
+    OR a.rolcreaterole AND NOT po.rolsuper AND current_setting('server_version_num')::int4 < 160000, \
+  w.rolname::text, pg_has_role(a.oid, w.oid, 'USAGE'), w.rolsuper, \
+  a.rolsuper OR pg_has_role(a.oid, w.oid, 'MEMBER WITH ADMIN OPTION') \
+    OR a.rolcreaterole AND NOT w.rolsuper AND current_setting('server_version_num')::int4 < 160000, \
+  has_schema_privilege(r.oid, n.oid, 'USAGE') AND has_table_privilege(r.oid, t.oid, 'SELECT'), \
+  has_table_privilege(r.oid, t.oid, 'UPDATE'), has_table_privilege(r.oid, t.oid, 'DELETE'), \
+  has_table_privilege(r.oid, q.oid, 'INSERT'), \
+  CASE WHEN rds.oid IS NOT NULL THEN 'rds' \
+       WHEN EXISTS (SELECT FROM pg_roles WHERE rolname = 'cloudsqlsuperuser') THEN 'cloudsql' \
+       WHEN EXISTS (SELECT FROM pg_roles WHERE rolname = 'azure_pg_admin') THEN 'azure' ELSE '' END \
+FROM pg_roles a LEFT JOIN pg_roles r ON r.rolname = $1 \
+LEFT JOIN pg_roles rds ON rds.rolname = 'rds_replication' \
+LEFT JOIN pg_namespace p ON p.nspname = 'postrider' \
+LEFT JOIN pg_namespace n ON n.nspname = $2 \
+LEFT JOIN pg_class t ON t.relnamespace = n.oid AND t.relname = $3 AND t.relkind IN ('r', 'p') \
+LEFT JOIN pg_roles po ON po.oid = p.nspowner LEFT JOIN pg_roles w ON w.oid = t.relowner \
+LEFT JOIN pg_class q ON q.relnamespace = n.oid AND q.relname = $4 AND q.relkind IN ('r', 'p') \
+WHERE a.rolname = current_user";
+
+/// Reads them. Of a role that does not exist none is held.
+///
+/// # Errors
+/// What the server says.
+pub async fn read_rights(
+    control: &Control,
+    role: &str,
+    table: Option<&TableName>,
+    marks: Option<&PollSpec>,
+) -> Result<RightsFacts, SourceError> {
+    let failed = |e| SourceError::control(format!("read the rights of role {role:?}"), e);
+    let (schema, name) = table.map_or(("", ""), |table| (&*table.schema, &*table.name));
+    let dlq = marks.and_then(PollSpec::dlq).map_or("", |dlq| dlq.name.as_str());
+    let row = control.client().query_one(SQL, &[&role, &schema, &name, &dlq]).await;
+    let row = row.map_err(failed)?;
+    let read = || {
+        let held =
+            |index: usize| row.try_get::<_, Option<bool>>(index).map(Option::unwrap_or_default);
+        let owner = |at: usize| {
+            let name = row.try_get::<_, Option<String>>(at)?;
+            let read = |name| {
+                Ok::<_, tokio_postgres::Error>(Owner {
+                    name,
+                    ours: held(at + 1)?,
+                    superuser: held(at + 2)?,
+                    grantable: held(at + 3)?,
+                })
+            };
+            name.map(read).transpose()
+        };
+        let table = match owner(10)? {
+            Some(owner) => Some(OutboxRights {
+                owner,
+                select: held(14)?,
+                update: held(15)?,
+                delete: held(16)?,
+            }),
+            None => None,
+        };
+        let schema_owner = owner(6)?;
+        Ok(RightsFacts {
+            kind: match row.try_get::<_, &str>(18)? {
+                "rds" => ServerKind::Rds,
+                "cloudsql" => ServerKind::CloudSql,
+                "azure" => ServerKind::Azure,
+                _ => ServerKind::Own,
+            },
+            admin: row.try_get(0)?,
+            admin_replicates: held(2)?,
+            admin_creates: held(3)?,
+            replicates: held(4)?,
+            ours: held(5)?,
+            schema_owner,
+            table,
+            dlq: row.try_get(17)?,
+        })
+    };
+    read().map_err(failed)
+}
+
+/// What the application's role needs to insert into a table that was just created; `APPLICATION` stands for its name.
+///
+/// # Errors
+/// What the server says.
+pub async fn insert_grants(
+    control: &Control,
+    table: &TableName,
+) -> Result<Vec<String>, SourceError> {
+    let failed = |e| SourceError::control(format!("read the sequences of table {table}"), e);
+    // An identity column needs no right on its sequence, a serial one does.
+    let sql = "SELECT pg_catalog.format('%I.%I', n.nspname, s.relname) FROM pg_catalog.pg_depend d \
+               JOIN pg_catalog.pg_class s ON s.oid = d.objid AND s.relkind = 'S' \
+               JOIN pg_catalog.pg_namespace n ON n.oid = s.relnamespace \
+               WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.deptype = 'a' \
+                 AND d.refobjid = pg_catalog.to_regclass($1::pg_catalog.text)";
+    let rows = control.client().query(sql, &[&table.to_string()]).await.map_err(failed)?;
+    let mut grants = Vec::new();
+    if table.schema != "public" {
+        grants.push(format!("GRANT USAGE ON SCHEMA {} TO APPLICATION;", ident(&table.schema)));
+    }
+    grants.push(format!("GRANT INSERT ON TABLE {table} TO APPLICATION;"));
+    for row in rows {
+        let sequence: &str = row.try_get(0).map_err(failed)?;
+        grants.push(format!("GRANT USAGE ON SEQUENCE {sequence} TO APPLICATION;"));
+    }
+    Ok(grants)
+}
+
+/// Every right that the role needs; without `options.rights` none counts as held.
+pub(super) fn wanted(facts: &Facts, role: &str, options: &Options<'_>) -> Vec<Right> {
+    let have = options.rights;
+    let to = ident(role);
+    let database = ident(&facts.server.database);
+    let mut rights = vec![Right {
+        step: StepKind::Rights,
+        what: "the tables of schema \"postrider\"".to_owned(),
+        sql: format!(
+            "GRANT CONNECT ON DATABASE {database} TO {to};\nGRANT USAGE ON SCHEMA postrider TO {to};\n\
+             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA postrider TO {to};"
+        ),
+        held: have.is_some_and(|have| have.ours),
+    }];
+    if let Some(table) = &facts.names.table {
+        let of_table = |held: fn(&OutboxRights) -> bool| {
+            have.and_then(|have| have.table.as_ref()).is_some_and(held)
+        };
+        let mut right = |name: &str, held: bool| {
+            rights.push(Right {
+                step: StepKind::TableRights,
+                what: format!("{name} on table {table}"),
+                sql: format!("GRANT {name} ON TABLE {table} TO {to};"),
+                held,
+            });
+        };
+        right("SELECT", of_table(|table| table.select));
+        if let Some(marks) = options.marks {
+            right("UPDATE", of_table(|table| table.update));
+            if marks.deletes() {
+                right("DELETE", of_table(|table| table.delete));
+            }
+        }
+        if let Some(first) = rights.iter_mut().find(|right| right.step == StepKind::TableRights) {
+            first.sql =
+                format!("GRANT USAGE ON SCHEMA {} TO {to};\n{}", ident(&table.schema), first.sql);
+        }
+        if let Some(dlq) = options.marks.and_then(PollSpec::dlq) {
+            // The application's, and may not exist.
+            let is_to_come = options.create_table.is_some();
+            rights.push(Right {
+                step: StepKind::TableRights,
+                what: format!("INSERT on table {dlq}"),
+                sql: format!(
+                    "DO $$ BEGIN IF to_regclass({}) IS NOT NULL THEN\n  GRANT INSERT ON TABLE {dlq} TO {to};\n\
+                     END IF; END $$;",
+                    literal(&dlq.to_string())
+                ),
+                held: have.is_some_and(|have| have.dlq.unwrap_or(!is_to_come)),
+            });
+        }
+    }
+    if !options.polls {
+        rights.push(Right {
+            step: StepKind::Replication,
+            what: "REPLICATION".to_owned(),
+            sql: have.map_or_else(ServerKind::default, |have| have.kind).replicate(role),
+            held: have.is_some_and(|have| have.replicates),
+        });
+    }
+    rights
+}
+
+impl RightsFacts {
+    /// What lets the session's role act for an owner; where the owner is a superuser, who runs setup in its place:
+    /// membership in a superuser makes one.
+    fn act_for(&self, owner: &Owner, version: u32, call: &Call) -> String {
+        if owner.superuser {
+            return format!(
+                "run setup as role {:?}, a superuser: {}",
+                owner.name,
+                call.by(&owner.name)
+            );
+        }
+        let who = if owner.grantable {
+            format!("as role {:?}, which may grant it", self.admin)
+        } else if version >= GRANT_OPTIONS_SINCE {
+            format!(
+                "as a superuser, or as a role that has the ADMIN option on role {:?}",
+                owner.name
+            )
+        } else {
+            "as a superuser, or as a role that has CREATEROLE".to_owned()
+        };
+        let options =
+            if version >= GRANT_OPTIONS_SINCE { " WITH INHERIT TRUE, SET TRUE" } else { "" };
+        format!("{who}: GRANT {} TO {}{options};", ident(&owner.name), ident(&self.admin))
+    }
+
+    /// What gives the rights of one step that are missing, a line for each way or right.
+    pub(super) fn remedy(
+        &self,
+        facts: &Facts,
+        role: &str,
+        missing: &[&Right],
+        call: &Call,
+    ) -> Vec<String> {
+        let version = facts.server.version;
+        let (mut sql, mut lines) = (Vec::new(), Vec::new());
+        for right in missing {
+            if right.step == StepKind::Replication {
+                lines.push(format!("{}: {}", self.kind.who(role, version), right.sql));
+            } else {
+                sql.extend(right.sql.lines());
+            }
+        }
+        if !sql.is_empty() {
+            lines.push(format!("as the owner or a superuser: {}", sql.join(" ")));
+            let on_table = missing.iter().any(|right| right.step == StepKind::TableRights);
+            let owner = self.table.as_ref().map(|table| &table.owner);
+            if let Some(owner) = owner.filter(|owner| on_table && !owner.ours) {
+                lines.push(format!("or {}", self.act_for(owner, version, call)));
+            }
+        }
+        lines
+    }
+
+    /// What lets the session's role do a step that was refused with SQLSTATE 42501; a line for each.
+    pub(super) fn denied(&self, facts: &Facts, step: StepKind, call: &Call) -> Vec<String> {
+        let version = facts.server.version;
+        let database = ident(&facts.server.database);
+        let admin = ident(&self.admin);
+        let create = || {
+            format!(
+                "as the owner of the database or a superuser: GRANT CREATE ON DATABASE {database} TO {admin};"
+            )
+        };
+        let mut lines = Vec::new();
+        match step {
+            StepKind::Table => {
+                let schema = facts.names.table.as_ref().map(|table| ident(&table.schema));
+                lines.extend(schema.map(|schema| {
+                    format!(
+                        "as the owner of the schema or a superuser: GRANT USAGE, CREATE ON SCHEMA {schema} TO {admin};"
+                    )
+                }));
+            }
+            StepKind::Publication | StepKind::Notify => {
+                if step == StepKind::Publication && !self.admin_creates {
+                    lines.push(create());
+                }
+                let owner = self.table.as_ref().map(|table| &table.owner);
+                let owner = owner.filter(|owner| !owner.ours);
+                lines.extend(owner.map(|owner| self.act_for(owner, version, call)));
+            }
+            StepKind::Ownership => {
+                lines.extend(facts.ownership.iter().flat_map(|ownership| {
+                    ownership.remedies(
+                        &self.admin,
+                        &facts.server.database,
+                        self.admin_creates,
+                        version,
+                    )
+                }));
+            }
+            StepKind::Schema => match &self.schema_owner {
+                Some(owner) if !owner.ours => lines.push(self.act_for(owner, version, call)),
+                Some(_) => {}
+                None => lines.push(create()),
+            },
+            StepKind::Slot | StepKind::Cursor => {
+                lines.push(format!(
+                    "{}run setup as the relay's role, which makes what is left: {} (without --url)",
+                    if self.replicates && self.ours {
+                        ""
+                    } else {
+                        "when the role has its rights, "
+                    },
+                    call.command
+                ));
+                if !self.admin_replicates {
+                    lines.push(format!(
+                        "or, {}: {}",
+                        self.kind.who(&self.admin, version),
+                        self.kind.replicate(&self.admin)
+                    ));
+                }
+            }
+            StepKind::Rights | StepKind::TableRights | StepKind::Replication => {}
+        }
+        lines
+    }
+}

@@ -1,0 +1,292 @@
+//! Takes a pipeline out of the database again: slot, rows, publication; with the last pipeline the schema too.
+//!
+//! [`plan`] is pure, says what is lost before anything is, and prints as SQL like the other plan. Never dropped: the
+//! outbox table, a role and its rights, a slot or a publication that somebody else uses too.
+
+use super::apply::{SetupError, run};
+use super::{Step, StepKind, TRIGGER, notify_undo_sql, transaction};
+use crate::control::{Ask, Control};
+use crate::fence::{self, Facts};
+use crate::names::{admin_url, ident, literal};
+use crate::ownership::{self, Acting};
+use crate::schema::SchemaState;
+use crate::slot::SlotRow;
+use pg_replication::error::SourceError;
+use postrider_core::error::{Halt, HaltReason};
+
+/// What will be gone, how, and what will not.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UndoPlan {
+    /// What is lost with it, one line each.
+    pub lost: Vec<String>,
+    /// The steps, in order.
+    pub steps: Vec<Step>,
+    /// What is left alone, one line each.
+    pub stays: Vec<String>,
+}
+
+/// What Postrider's tables hold.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Holdings {
+    /// Rows of this pipeline: the table's name in schema `postrider`, and how many.
+    pub rows: Vec<(String, i64)>,
+    /// Slots of its bookmarks.
+    pub bookmark_slots: Vec<String>,
+    /// Whether other pipelines have rows.
+    pub others: bool,
+}
+
+/// Reads what is to be undone, and plans it.
+///
+/// # Errors
+/// See [`SetupError`]: the server can't be read, or the slot is in use.
+pub async fn read(control: &Control, ask: &Ask<'_>) -> Result<UndoPlan, SetupError> {
+    let facts = control.facts(ask).await?;
+    if facts.schema == SchemaState::Untrusted {
+        return Err(fence::schema_untrusted(&facts).into());
+    }
+    let holdings = holdings(control, &facts).await?;
+    let is_guarded = matches!(ask.acting, Acting::Administrator | Acting::Printing);
+    let plan = plan(&facts, &holdings, is_guarded)?;
+    if plan.steps.is_empty() {
+        return Ok(plan);
+    }
+    match denied(control, &facts).await? {
+        Some(object) => Err(not_ours(&facts.server.role, &object, &facts).into()),
+        None => Ok(plan),
+    }
+}
+
+/// What stands and the role may not drop: known before anything is, so that nothing stays half undone.
+async fn denied(control: &Control, facts: &Facts) -> Result<Option<String>, SourceError> {
+    let failed = |e| SourceError::control("look who owns what is to be dropped", e);
+    let sql = "SELECT 'publication ' || pg_catalog.quote_ident(pubname) FROM pg_catalog.pg_publication \
+                 WHERE pubname = $1::pg_catalog.text AND NOT pg_catalog.pg_has_role(pubowner, 'USAGE') \
+               UNION ALL SELECT 'the trigger on ' || c.oid::pg_catalog.regclass FROM pg_catalog.pg_trigger t \
+                 JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid \
+                 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+                 WHERE t.tgname = $2::pg_catalog.text AND n.nspname = $3::pg_catalog.text \
+                 AND c.relname = $4::pg_catalog.text \
+                 AND NOT pg_catalog.pg_has_role(c.relowner, 'USAGE') \
+               UNION ALL SELECT 'schema postrider' FROM pg_catalog.pg_namespace \
+                 WHERE nspname = 'postrider' AND NOT pg_catalog.pg_has_role(nspowner, 'USAGE') LIMIT 1";
+    let (schema, table) =
+        facts.names.table.as_ref().map_or(("", ""), |name| (&*name.schema, &*name.name));
+    let (client, publication) = (control.client(), &facts.names.publication);
+    let row =
+        client.query_opt(sql, &[publication, &TRIGGER, &schema, &table]).await.map_err(failed)?;
+    row.map(|row| row.try_get(0).map_err(failed)).transpose()
+}
+
+fn not_ours(role: &str, object: &str, facts: &Facts) -> Halt {
+    Halt {
+        reason: HaltReason::AccessDenied,
+        message: format!("role {role:?} may not drop {object}"),
+        meaning: "nothing was changed".to_owned(),
+        hint: format!(
+            "log in as an administrator: postrider setup --undo --url {} -p {}",
+            admin_url(&facts.server.database),
+            facts.names.pipeline
+        ),
+    }
+}
+
+/// Every table of the schema that tells pipelines apart.
+async fn holdings(control: &Control, facts: &Facts) -> Result<Holdings, SourceError> {
+    let failed = |e| SourceError::control("count the rows of schema \"postrider\"", e);
+    let mut holdings = Holdings::default();
+    let sql = "SELECT c.relname::pg_catalog.text FROM pg_catalog.pg_class c \
+               JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+               JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = 'pipeline' \
+               WHERE n.nspname = 'postrider' AND c.relkind = 'r' ORDER BY c.relname";
+    for row in control.client().query(sql, &[]).await.map_err(failed)? {
+        let table: String = row.try_get(0).map_err(failed)?;
+        let sql = format!(
+            "SELECT pg_catalog.count(*) FILTER (WHERE pipeline = $1), \
+             pg_catalog.count(*) FILTER (WHERE pipeline <> $1) FROM postrider.{}",
+            ident(&table)
+        );
+        let name = &facts.names.pipeline;
+        let row = control.client().query_one(&sql, &[name]).await.map_err(failed)?;
+        let (own, others): (i64, i64) =
+            (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+        holdings.others |= others > 0;
+        if own > 0 && table == "bookmark" {
+            let sql = "SELECT b.slot FROM postrider.bookmark b \
+                       JOIN pg_catalog.pg_replication_slots s ON s.slot_name = b.slot \
+                       WHERE b.pipeline = $1 ORDER BY b.slot";
+            let rows = control.client().query(sql, &[name]).await.map_err(failed)?;
+            let slots = rows.iter().map(|row| row.try_get(0).map_err(failed));
+            holdings.bookmark_slots = slots.collect::<Result<_, _>>()?;
+        }
+        if own > 0 {
+            holdings.rows.push((table, own));
+        }
+    }
+    Ok(holdings)
+}
+
+/// What is to be dropped, in order: first what holds WAL back. `is_guarded`: an administrator drops it, whose rights
+/// nobody else's code is to have.
+///
+/// # Errors
+/// The server is a standby, or the slot is in use.
+pub fn plan(facts: &Facts, holdings: &Holdings, is_guarded: bool) -> Result<UndoPlan, SetupError> {
+    if facts.server.in_recovery {
+        return Err(super::plan::standby().into());
+    }
+    let mut plan = UndoPlan { lost: Vec::new(), steps: Vec::new(), stays: Vec::new() };
+    slot(facts, &mut plan)?;
+    bookmarks(holdings, &mut plan);
+    trigger(facts, &mut plan);
+    rows(facts, holdings, is_guarded, &mut plan);
+    publication(facts, &mut plan);
+    if let Some(table) = facts.table.as_ref().and(facts.names.table.as_ref()) {
+        plan.stays.push(format!("table {table} with its rows"));
+    }
+    plan.stays.push("roles and their rights; what is in the broker".to_owned());
+    Ok(plan)
+}
+
+fn slot(facts: &Facts, plan: &mut UndoPlan) -> Result<(), SetupError> {
+    let Some(slot) = &facts.slot else { return Ok(()) };
+    if let Some(why) = foreign(slot, &facts.server.database) {
+        plan.stays.push(format!("slot {:?}: it is {why}", slot.name));
+        return Ok(());
+    }
+    if let Some(pid) = slot.active_pid {
+        return Err(in_use(&slot.name, pid).into());
+    }
+    let confirmed = slot.confirmed_flush_lsn;
+    let behind = confirmed.map_or(0, |at| facts.server.wal_end.bytes_since(at));
+    let at = confirmed.map_or_else(|| "nowhere yet".to_owned(), |at| at.to_string());
+    plan.lost.push(format!(
+        "slot {:?} (confirmed up to {at}): events in the {behind} bytes of WAL after it that are not published yet are \
+         lost to the stream; a new slot starts at its creation",
+        slot.name
+    ));
+    plan.steps.push(Step {
+        kind: StepKind::Slot,
+        title: format!("drop slot {:?}", slot.name),
+        why: "From here on the server keeps no WAL for this pipeline.",
+        sql: format!("SELECT pg_catalog.pg_drop_replication_slot({});", literal(&slot.name)),
+    });
+    Ok(())
+}
+
+/// The slots of the pipeline's bookmarks, which nobody would know of without their rows.
+fn bookmarks(holdings: &Holdings, plan: &mut UndoPlan) {
+    for slot in &holdings.bookmark_slots {
+        plan.lost
+            .push(format!("slot {slot:?}, a bookmark's: nothing is replayed from it any more"));
+        plan.steps.push(Step {
+            kind: StepKind::Slot,
+            title: format!("drop slot {slot:?}"),
+            why: "A bookmark's, which keeps WAL too.",
+            sql: format!("SELECT pg_catalog.pg_drop_replication_slot({});", literal(slot)),
+        });
+    }
+}
+
+/// Why a slot of the configured name is not this pipeline's.
+fn foreign(slot: &SlotRow, database: &str) -> Option<String> {
+    match (&slot.plugin, &slot.database) {
+        (Some(plugin), _) if plugin != "pgoutput" => Some(format!("of plugin {plugin:?}")),
+        (_, Some(other)) if other != database => Some(format!("of database {other:?}")),
+        (None, _) => Some("a physical slot".to_owned()),
+        (Some(_), _) => None,
+    }
+}
+
+fn in_use(slot: &str, pid: u32) -> Halt {
+    Halt {
+        reason: HaltReason::RelayRunning,
+        message: format!("slot {slot:?} is in use by the server's process {pid}"),
+        meaning: "nothing was changed".to_owned(),
+        hint: "stop postrider run first; who holds it: SELECT pid, application_name, client_addr FROM \
+               pg_stat_replication;"
+            .to_owned(),
+    }
+}
+
+/// The one thing of ours on somebody else's table.
+fn trigger(facts: &Facts, plan: &mut UndoPlan) {
+    let notifies = facts.table.as_ref().is_some_and(|table| table.notifies);
+    let Some(name) = facts.names.table.as_ref().filter(|_| notifies) else { return };
+    plan.lost.push(format!("trigger {TRIGGER:?} on table {name}"));
+    plan.steps.push(Step {
+        kind: StepKind::Notify,
+        title: format!("drop trigger {TRIGGER:?} on table {name}"),
+        why: "Inserts wake nobody any more.",
+        sql: transaction(&notify_undo_sql(name)),
+    });
+}
+
+fn rows(facts: &Facts, holdings: &Holdings, is_guarded: bool, plan: &mut UndoPlan) {
+    let guard = if is_guarded { ownership::guard() } else { String::new() };
+    if facts.schema == SchemaState::Missing {
+        return;
+    }
+    let pipeline = &facts.names.pipeline;
+    for (table, count) in &holdings.rows {
+        let what = match table.as_str() {
+            "cursor" => "how far the pipeline has got, and in which history",
+            "parked" => "events that were set aside, and what is known of those published since",
+            "bookmark" => "saved positions",
+            "replay" => "replays, and how far each has got",
+            _ => "what Postrider noted there",
+        };
+        plan.lost.push(format!("{count} row(s) of postrider.{table}: {what}"));
+    }
+    if holdings.others {
+        plan.stays.push("schema \"postrider\": other pipelines have rows in it".to_owned());
+        let deletes = holdings.rows.iter().map(|(table, _)| {
+            let (table, name) = (ident(table), literal(pipeline));
+            format!("DELETE FROM postrider.{table} WHERE pipeline = {name};\n")
+        });
+        let sql: String = deletes.collect();
+        if !sql.is_empty() {
+            plan.steps.push(Step {
+                kind: StepKind::Cursor,
+                title: format!("delete the rows of pipeline {pipeline:?}"),
+                why: "Postrider's own tables; those of other pipelines are left alone.",
+                sql: transaction(&format!("{guard}{sql}")),
+            });
+        }
+        return;
+    }
+    plan.steps.push(Step {
+        kind: StepKind::Schema,
+        title: "drop schema \"postrider\"".to_owned(),
+        why: "No other pipeline has rows in it.",
+        sql: transaction(&format!("{guard}DROP SCHEMA postrider CASCADE;")),
+    });
+}
+
+fn publication(facts: &Facts, plan: &mut UndoPlan) {
+    let Some(publication) = &facts.publication else { return };
+    let name = &facts.names.publication;
+    if publication.all_tables || publication.other_tables > 0 {
+        plan.stays.push(format!("publication {name:?}: it publishes other tables too"));
+        return;
+    }
+    plan.lost.push(format!("publication {name:?}"));
+    plan.steps.push(Step {
+        kind: StepKind::Publication,
+        title: format!("drop publication {name:?}"),
+        why: "Last, since a slot can't be read without it.",
+        sql: transaction(&format!("DROP PUBLICATION {};", ident(name))),
+    });
+}
+
+/// Runs the steps; what is done stays done, and planning again finds the rest.
+///
+/// # Errors
+/// The step that failed.
+pub async fn undo(control: &Control, plan: &UndoPlan) -> Result<(), SetupError> {
+    for step in &plan.steps {
+        let done = run(control.client(), &step.sql).await;
+        done.map_err(|error| SetupError::Step { step: step.title.clone(), error })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,262 @@
+//! Transcripts of the relay: what happens on the left, what it wants done on the right.
+//!
+//! Times are milliseconds, positions small numbers. The limits are 4 events and 1000 bytes, the cursor's interval
+//! 1000 ms. A poison event stops the relay in [`check`]; in [`check_parking`] it blocks its aggregate: 3 attempts, n
+//! seconds after the n-th, 5 rows.
+
+mod again;
+mod alone;
+mod ends;
+mod flow;
+mod letters;
+mod park;
+mod refused;
+mod reread;
+mod suspects;
+mod told;
+mod tries;
+mod unreadable;
+mod waits;
+mod wishes;
+
+use super::*;
+use expect_test::Expect;
+use pg_replication::lsn::Watermark;
+use postrider_core::error::HaltReason;
+use postrider_core::event::Aggregate;
+use postrider_core::event::Position;
+use postrider_core::parked::{Became, Entry, Mark, Wish};
+use postrider_core::record::{Outcome, Scope, Ticket};
+use std::fmt::Write;
+
+struct Script {
+    relay: Relay,
+    now: Duration,
+    transcript: String,
+    /// The parked table's rows for the next start.
+    table: Vec<Entry>,
+    wishes: Vec<(Position, Wish)>,
+}
+
+fn lsn(value: u64) -> Lsn {
+    Lsn::from_wire(value)
+}
+
+fn halt(message: &str) -> Halt {
+    let (meaning, hint) = (String::new(), String::new());
+    Halt { reason: HaltReason::PoisonEvent, message: message.into(), meaning, hint }
+}
+
+fn progress(watermark: u64, partial: Option<(u64, u64)>) -> Progress {
+    let partial = partial.map(|(commit, ordinal)| Position { commit_lsn: lsn(commit), ordinal });
+    Progress { watermark: Watermark::resumed(lsn(watermark)), partial }
+}
+
+fn rules(on_poison: OnPoison) -> Rules {
+    let step = Duration::from_secs(1);
+    let (strict, letters) = (false, false);
+    Rules { on_poison, attempts_max: 3, step, steps_max: 2, rows_max: 5, strict, letters }
+}
+
+/// Runs a script where poison stops, a line an input, and compares the transcript.
+fn check(script: &str, expected: &Expect) {
+    run(rules(OnPoison::Stop), script, expected);
+}
+
+/// Runs a script where poison blocks its aggregate.
+fn check_parking(script: &str, expected: &Expect) {
+    run(rules(OnPoison::BlockKey), script, expected);
+}
+
+fn run(rules: Rules, script: &str, expected: &Expect) {
+    let mut run = Script::new(rules);
+    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        run.line(line);
+    }
+    expected.assert_eq(&run.transcript);
+}
+
+impl Script {
+    fn new(rules: Rules) -> Self {
+        let limits = Limits { events_max: 4, bytes_max: 1000 };
+        let settings = Settings { limits, cursor_interval: Duration::from_secs(1), rules };
+        Self {
+            relay: Relay::new(settings),
+            now: Duration::ZERO,
+            transcript: String::new(),
+            table: Vec::new(),
+            wishes: Vec::new(),
+        }
+    }
+
+    fn lines(&mut self, lines: &[&str]) {
+        for line in lines {
+            self.line(line);
+        }
+    }
+
+    #[expect(clippy::too_many_lines, reason = "a line for each input there is")]
+    fn line(&mut self, line: &str) {
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |index: usize| words[index].parse::<u64>().unwrap();
+        let reject = |scope, reason| Outcome::Rejected { scope, reason };
+        let too_large = Refusal::TooLarge { size: 9, limit: 8 };
+        let ticket = |index: usize| match words[index].strip_prefix('t') {
+            Some(number) => Ticket(1 << 63 | number.parse::<u64>().unwrap()),
+            None => Ticket(number(index)),
+        };
+        let report = |outcome| Input::Report { ticket: ticket(1), outcome };
+        let position = || Position { commit_lsn: lsn(number(1)), ordinal: number(2) };
+        let parked = std::mem::take(&mut self.table);
+        let wishes = std::mem::take(&mut self.wishes);
+        let started = |cursor, same_history| Input::Started {
+            cursor,
+            same_history,
+            same_owner: words[0] != "other",
+            parked: &parked,
+            wishes: &wishes,
+        };
+        let left;
+        let input = match words[0] {
+            "row" => {
+                self.table = parked;
+                self.table.push(row(position(), words[3], words[4]));
+                self.wishes = wishes;
+                let wish = words.get(5).map(|wish| (position(), Wish::parse(wish).unwrap()));
+                self.wishes.extend(wish);
+                return;
+            }
+            "start" | "other" => started(progress(number(1), None), true),
+            "promoted" => started(progress(number(1), None), false),
+            "resume" => started(progress(number(1), Some((number(2), number(3)))), true),
+            "begin" => Input::Begin { commit_lsn: lsn(number(1)), commit_time: PgTime::default() },
+            "event" => Input::Change(Change::Event {
+                aggregate: Aggregate { kind: "order", id: words[1] },
+                size_bytes: words.get(2).map_or(10, |size| size.parse().unwrap()),
+                wait: Duration::from_millis(words.get(3).map_or(0, |wait| wait.parse().unwrap())),
+            }),
+            "busy" => Input::NotTaken { ticket: Ticket(number(1)) },
+            "skip" => Input::Change(Change::Skipped),
+            "poison" => Input::Change(Change::Poison {
+                aggregate: words.get(1).map(|id| Aggregate { kind: "order", id }),
+                halt: Box::new(halt("no aggregate id")),
+            }),
+            "commit" => Input::Commit { commit_lsn: lsn(number(1)), end_lsn: lsn(number(2)) },
+            "keepalive" => Input::Keepalive { wal_end: lsn(number(1)) },
+            "acked" => report(Outcome::Acked),
+            "unknown" => report(Outcome::Unknown),
+            "toolarge" => report(reject(Scope::Event, too_large)),
+            "nottaken" => Input::Refused {
+                ticket: Ticket(number(1)),
+                reason: Refusal::Partition(7),
+                halt: Box::new(halt("no such partition")),
+            },
+            "refused" => report(reject(Scope::Event, Refusal::Kafka(10))),
+            "notopic" => report(reject(Scope::Destination, Refusal::Kafka(3))),
+            "broken" => Input::SinkBroken,
+            "taken" => Input::SlotTaken,
+            "lost" => Input::SourceLost,
+            "written" => Input::CursorWritten,
+            "held" => Input::CursorHeld,
+            // `parked 32 1 32 2`: but for the marks of 0/20:1 and 0/20:2.
+            "parked" => {
+                let at = |at: &[&str]| Position {
+                    commit_lsn: lsn(at[0].parse().unwrap()),
+                    ordinal: at[1].parse().unwrap(),
+                };
+                left = words[1..].chunks(2).map(at).collect::<Vec<_>>();
+                Input::ParkingWritten { left: &left }
+            }
+            "unsent" => Input::Unsent { position: position() },
+            "unavailable" => Input::Unavailable { ticket: ticket(1), soon: words.len() > 2 },
+            "doubted" => Input::Doubted { ticket: ticket(1) },
+            "deleted" => Input::Deleted { position: position() },
+            "sounded" => Input::Sounded { ticket: ticket(1) },
+            "alone" => Input::Alone { ticket: ticket(1) },
+            "gone" => Input::Gone { ticket: ticket(1) },
+            "wish" => Input::Wish { position: position(), wish: Wish::parse(words[3]).unwrap() },
+            "unreadable" => Input::Unreadable(Box::new(halt("too large to be read"))),
+            "unfit" => Input::Halt(Box::new(halt("no reader"))),
+            // Nothing is due that time alone does not bring on.
+            "calm" => {
+                assert!(
+                    self.relay.deadline().is_none_or(|at| at > self.now),
+                    "{}",
+                    self.transcript
+                );
+                return;
+            }
+            "drain" => Input::Drain,
+            "wait" => {
+                self.now += Duration::from_millis(number(1));
+                Input::Tick
+            }
+            other => panic!("no such line: {other}"),
+        };
+        let mut effects = Vec::new();
+        self.relay.apply(self.now, input, &mut effects);
+        let effects: Vec<String> = effects.iter().map(show).collect();
+        let shut = if self.relay.intake_open() { "" } else { " (shut)" };
+        writeln!(self.transcript, "{line:<18}│ {}{shut}", effects.join(", ")).unwrap();
+    }
+}
+
+/// A row of the parked table that was refused once.
+fn row(position: Position, id: &str, state: &str) -> Entry {
+    Entry {
+        position,
+        lane: Some(Lane::of(Aggregate { kind: "order", id })),
+        state: State::parse(state).unwrap(),
+        attempts: 1,
+        wait: Duration::ZERO,
+        overtaken_by: None,
+    }
+}
+
+fn became(mark: &Mark) -> String {
+    let became = match mark.became {
+        Became::Refused { state, attempts, .. } => format!("{} after {attempts}", state.name()),
+        Became::Done => "done".into(),
+        Became::Skipped => "skipped".into(),
+        Became::Again => "again".into(),
+        Became::Declined => "declined".into(),
+        Became::DeadSent => "sent to the dead".into(),
+        Became::Overtaken { by } => format!("overtaken by {by}"),
+    };
+    format!("{} {became}", mark.position)
+}
+
+fn show(effect: &Effect) -> String {
+    let row = |progress: &Progress| match progress.partial {
+        Some(partial) => format!("{}+{partial}", progress.watermark),
+        None => progress.watermark.to_string(),
+    };
+    match effect {
+        Effect::Publish(ticket) => format!("publish #{}", ticket.0),
+        Effect::Park { ticket, entry, reason: _ } => {
+            let wait = entry.wait.as_millis();
+            let by = entry.overtaken_by.map_or(String::new(), |by| format!(" overtaken by {by}"));
+            format!("park #{} {} {wait}{by}", ticket.0, entry.state.name())
+        }
+        Effect::WriteParking { rows, marks } => {
+            let marks: Vec<String> = marks.iter().map(became).collect();
+            format!("write {rows} rows [{}]", marks.join("; "))
+        }
+        Effect::Try { ticket, position } => format!("try t{} {position}", ticket.0 & !(1 << 63)),
+        Effect::Sound { ticket, position } => {
+            format!("sound t{} {position}", ticket.0 & !(1 << 63))
+        }
+        Effect::Letter { ticket, position } => {
+            format!("letter t{} {position}", ticket.0 & !(1 << 63))
+        }
+        Effect::Undelivered { position, reason: _ } => format!("undelivered {position}"),
+        Effect::Overtaken { position, by } => format!("{position} overtaken by {by}"),
+        Effect::Released { position } => format!("released {position}"),
+        Effect::Published { .. } => "published".into(),
+        Effect::WriteCursor(progress) => format!("write cursor {}", row(progress)),
+        Effect::Confirm(watermark) => format!("confirm {watermark}"),
+        Effect::Restart { why } => format!("restart: {why:?}"),
+        Effect::Drained => "drained".into(),
+        Effect::Halt(halt) => format!("halt: {}", halt.message),
+    }
+}
