@@ -11,8 +11,8 @@
     reason = "a bench prints, reads its environment, and stops at the first thing that is not as it should be"
 )]
 
-use postrider::driver::poll_spec;
 use postrider::outbox::{Layout, OutboxSpec};
+use postrider::pipeline::poll_spec;
 use postrider::postgres::Conninfo;
 use postrider::postgres::poll::{Opened, PollSpec, Poller, Settled};
 use std::future::Future;

@@ -11,8 +11,8 @@ pub use postrider_relay::{ack, relay};
 pub use postrider_sinks as sink;
 
 pub mod admin;
-pub mod driver;
 pub mod metrics;
+pub mod pipeline;
 pub mod replay;
 
 pub mod cli;

@@ -1,7 +1,7 @@
 //! The command.
 
 use postrider::cli::{self, Exit};
-use postrider::config::env;
+use postrider::config;
 
 /// librdkafka frees on other threads than it allocates; the system's allocator pays for that.
 #[global_allocator]
@@ -15,5 +15,6 @@ static ALLOCATOR_SETTINGS: &[u8] = b"narenas:2\0";
 
 fn main() -> Exit {
     // A panic is a broken invariant of our own: the message is printed by the hook, the code says it to the supervisor.
-    std::panic::catch_unwind(|| cli::main(std::env::args_os(), &env::process)).unwrap_or(Exit::Bug)
+    std::panic::catch_unwind(|| cli::main(std::env::args_os(), &config::process_variable))
+        .unwrap_or(Exit::Bug)
 }

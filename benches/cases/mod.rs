@@ -125,7 +125,7 @@ fn started(events_max: u64, parked: &[Entry]) -> Relay {
     let mut relay = Relay::new(Settings { limits, cursor_interval, rules: rules() });
     let cursor = Progress { watermark: Watermark::resumed(lsn(1_000_000)), partial: None };
     let input =
-        Input::Started { cursor, same_history: true, same_owner: true, parked, wishes: &[] };
+        Input::Started { cursor, same_history: true, same_owner: true, parked, requests: &[] };
     relay.apply(Duration::ZERO, input, &mut Vec::new());
     relay
 }

@@ -1,17 +1,17 @@
 //! The admin endpoint: `/live`, `/ready`, `/status` and `/metrics` over plain HTTP.
 //!
-//! Reads the boards and the metrics, and calls nobody: a stuck pipeline can't make it hang, and no request can disturb
+//! Reads the statuses and the metrics, and calls nobody: a stuck pipeline can't make it hang, and no request can disturb
 //! a pipeline. Changes nothing, so it needs no login; it listens on loopback unless told otherwise. Its connections are
 //! bounded in number and time.
 
 mod connections;
-mod health;
+#[cfg(test)]
+mod tests;
 
 pub use connections::CONNECTIONS_MAX;
-pub use health::{TURN_MAX, Why, live, ready};
 
 use crate::metrics::{CONTENT_TYPE, Metrics};
-use crate::status::{Board, Snapshot};
+use crate::status::{self, Snapshot, StatusHandle};
 use axum::Router;
 use axum::extract::State;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE as TYPE};
@@ -68,8 +68,8 @@ impl AdminError {
 /// What the endpoint reads.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// One board for each pipeline.
-    pub boards: Vec<Board>,
+    /// One status for each pipeline.
+    pub status_handles: Vec<StatusHandle>,
     /// The process's metrics.
     pub metrics: Metrics,
     /// A pipeline further behind is not ready.
@@ -93,7 +93,7 @@ struct Shared {
 
 impl Shared {
     fn looks(&self) -> impl Iterator<Item = Snapshot> {
-        self.view.boards.iter().map(Board::read)
+        self.view.status_handles.iter().map(StatusHandle::read)
     }
 
     fn why_not_ready(&self, snapshot: &Snapshot, now: Instant) -> Why {
@@ -208,5 +208,62 @@ fn respond(status: StatusCode, kind: &'static str, body: String) -> Response {
     (status, headers, body).into_response()
 }
 
-#[cfg(test)]
-mod tests;
+// Whether a pipeline lives and whether it is ready: rules over a snapshot and the time, nothing else.
+
+/// A loop that has not turned for longer is stuck. Longer than any step of a healthy one: the longest is a connect.
+pub const TURN_MAX: Duration = Duration::from_secs(30);
+
+/// Why a pipeline is not well, in one line; `None` where it is.
+pub type Why = Option<String>;
+
+/// Whether the loop turns. One that ended, as told or halted, is not dead: a restart would not mend it.
+pub fn live(snapshot: &Snapshot, started: Instant, now: Instant) -> Why {
+    match snapshot.state {
+        status::State::Halted | status::State::Stopped => None,
+        status::State::Starting
+        | status::State::Streaming
+        | status::State::Polling
+        | status::State::CatchingUp
+        | status::State::StandingBy
+        | status::State::BrokerDown
+        | status::State::SourceDown
+        | status::State::ParkingFull
+        | status::State::Draining => {
+            let since = now.saturating_duration_since(snapshot.turned_at.unwrap_or(started));
+            let seconds = since.as_secs();
+            (since > TURN_MAX).then(|| format!("the loop has not turned for {seconds} s"))
+        }
+    }
+}
+
+/// Whether the pipeline streams, close behind the server.
+pub fn ready(snapshot: &Snapshot, lag_max: Duration, started: Instant, now: Instant) -> Why {
+    if let Some(stuck) = live(snapshot, started, now) {
+        return Some(stuck);
+    }
+    match snapshot.state {
+        status::State::Streaming | status::State::Polling | status::State::CatchingUp => {
+            let (lag, max) = (snapshot.lag_seconds, lag_max.as_secs_f64());
+            let behind = lag.is_nan() || lag >= max;
+            behind.then(|| format!("the lag is {lag:.1} s, admin.ready_lag_max is {max} s"))
+        }
+        status::State::Starting
+        | status::State::StandingBy
+        | status::State::BrokerDown
+        | status::State::SourceDown
+        | status::State::ParkingFull
+        | status::State::Draining
+        | status::State::Halted
+        | status::State::Stopped => Some(told(snapshot)),
+    }
+}
+
+/// status::State, code and reason as one line.
+fn told(snapshot: &Snapshot) -> String {
+    let mut line = snapshot.state.name().to_owned();
+    for part in [snapshot.halt_code, snapshot.reason.as_deref()].into_iter().flatten() {
+        line.push_str(": ");
+        line.push_str(&part.replace(['\n', '\r'], " "));
+    }
+    line
+}

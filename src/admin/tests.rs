@@ -1,4 +1,4 @@
-//! The endpoint over a real socket, with boards that nobody writes but the test.
+//! The endpoint over a real socket, with statuses that nobody writes but the test.
 
 use super::*;
 use crate::metrics::Closed;
@@ -7,12 +7,16 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
-fn view(boards: &[Board]) -> View {
+fn view(status_handles: &[StatusHandle]) -> View {
     let metrics = Metrics::default();
-    for board in boards {
-        metrics.pipeline(board);
+    for status_handle in status_handles {
+        metrics.pipeline(status_handle);
     }
-    View { boards: boards.to_vec(), metrics, ready_lag_max: Duration::from_secs(30) }
+    View {
+        status_handles: status_handles.to_vec(),
+        metrics,
+        ready_lag_max: Duration::from_secs(30),
+    }
 }
 
 async fn ask(address: SocketAddr, path: &str) -> (u16, String) {
@@ -26,9 +30,12 @@ async fn ask(address: SocketAddr, path: &str) -> (u16, String) {
     (status, body.to_owned())
 }
 
-/// Serves `boards` while `asks` runs.
-fn serving<F: Future<Output = ()>>(boards: &[Board], asks: impl FnOnce(SocketAddr) -> F) {
-    serving_within(Bounds::default(), &view(boards), asks);
+/// Serves `status_handles` while `asks` runs.
+fn serving<F: Future<Output = ()>>(
+    status_handles: &[StatusHandle],
+    asks: impl FnOnce(SocketAddr) -> F,
+) {
+    serving_within(Bounds::default(), &view(status_handles), asks);
 }
 
 /// The same with connections that may take this much.
@@ -54,7 +61,7 @@ fn serving_within<F: Future<Output = ()>>(
 
 #[test]
 fn ready_is_200_only_while_every_pipeline_streams_close_behind() {
-    let (a, b) = (Board::new("a"), Board::new("b"));
+    let (a, b) = (StatusHandle::new("a"), StatusHandle::new("b"));
     serving(&[a.clone(), b.clone()], |address| async move {
         a.update(|snapshot| snapshot.state = Doing::Streaming);
         for (state, lag, status) in [
@@ -86,13 +93,13 @@ fn ready_is_200_only_while_every_pipeline_streams_close_behind() {
 
 #[test]
 fn what_is_not_ready_says_why_in_one_line() {
-    let board = Board::new("orders");
-    board.update(|snapshot| {
+    let status_handle = StatusHandle::new("orders");
+    status_handle.update(|snapshot| {
         snapshot.state = Doing::Halted;
         snapshot.halt_code = Some("PR001");
         snapshot.reason = Some("slot \"postrider_orders\" was\nremoved".to_owned());
     });
-    serving(&[board], |address| async move {
+    serving(&[status_handle], |address| async move {
         let (status, body) = ask(address, "/ready").await;
         assert_eq!(status, 503);
         assert_eq!(body, "orders: halted: PR001: slot \"postrider_orders\" was removed\n");
@@ -118,12 +125,12 @@ fn a_loop_that_does_not_turn_is_not_live() {
 
 #[test]
 fn status_and_metrics_show_the_boards() {
-    let board = Board::new("orders");
-    board.update(|snapshot| {
+    let status_handle = StatusHandle::new("orders");
+    status_handle.update(|snapshot| {
         snapshot.state = Doing::Streaming;
         snapshot.published_total = 42;
     });
-    serving(&[board], |address| async move {
+    serving(&[status_handle], |address| async move {
         let (status, body) = ask(address, "/status").await;
         let json: serde_json::Value = serde_json::from_str(&body).unwrap();
         assert_eq!(status, 200);
@@ -155,7 +162,7 @@ async fn until_closed(address: SocketAddr, request: &str) -> String {
 
 #[test]
 fn a_connection_is_closed_when_its_time_is_over() {
-    let view = view(&[Board::new("a")]);
+    let view = view(&[StatusHandle::new("a")]);
     let counts = view.metrics.endpoint().clone();
     serving_within(SHORT, &view, |address| async move {
         assert_eq!(until_closed(address, "").await, "");
@@ -172,8 +179,13 @@ fn a_connection_is_closed_when_its_time_is_over() {
 #[test]
 fn a_reader_that_reads_nothing_is_given_up() {
     // An answer that no buffer of the system holds.
-    let boards: Vec<_> = (0..20_000).map(|number| Board::new(&format!("p{number}"))).collect();
-    let view = View { boards, metrics: Metrics::default(), ready_lag_max: Duration::from_secs(30) };
+    let status_handles: Vec<_> =
+        (0..20_000).map(|number| StatusHandle::new(&format!("p{number}"))).collect();
+    let view = View {
+        status_handles,
+        metrics: Metrics::default(),
+        ready_lag_max: Duration::from_secs(30),
+    };
     let counts = view.metrics.endpoint().clone();
     serving_within(SHORT, &view, |address| async move {
         let mut stream = TcpStream::connect(address).await.unwrap();
@@ -190,7 +202,7 @@ fn a_reader_that_reads_nothing_is_given_up() {
 
 #[test]
 fn one_connection_carries_one_request() {
-    serving(&[Board::new("a")], |address| async move {
+    serving(&[StatusHandle::new("a")], |address| async move {
         let answer =
             until_closed(address, &"GET /live HTTP/1.1\r\nHost: x\r\n\r\n".repeat(3)).await;
         assert_eq!(answer.matches("HTTP/1.1 200 OK").count(), 1, "{answer}");
@@ -200,7 +212,7 @@ fn one_connection_carries_one_request() {
 
 #[test]
 fn a_header_above_its_bound_is_refused() {
-    serving(&[Board::new("a")], |address| async move {
+    serving(&[StatusHandle::new("a")], |address| async move {
         let long = format!("GET /live HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(32 << 10));
         let many = format!("GET /live HTTP/1.1\r\n{}\r\n", "X: x\r\n".repeat(65));
         for request in [long, many] {
@@ -214,7 +226,7 @@ fn a_header_above_its_bound_is_refused() {
 #[test]
 fn a_new_connection_takes_the_place_of_the_oldest_that_asks_nothing() {
     let bounds = Bounds { connections: 4, ..Bounds::default() };
-    let view = view(&[Board::new("a")]);
+    let view = view(&[StatusHandle::new("a")]);
     let counts = view.metrics.endpoint().clone();
     serving_within(bounds, &view, |address| async move {
         let mut held = Vec::new();

@@ -2,17 +2,17 @@
 //!
 //! Says what that means before it writes it. Refused while the pipeline runs.
 
+use super::Output;
 use super::bookmark::the_one;
-use super::error::CliError;
-use super::exit::Exit;
-use super::output::Output;
-use super::status::ask::how_to_start;
+use super::error::{CliError, Exit};
+use super::status::how_to_start;
 use crate::config::Config;
-use crate::driver::{Change, PipelineSpec, Settings, look_for_changes, polls_now};
 use crate::error::{Halt, HaltReason};
+use crate::pipeline::{Change, PipelineSpec, Settings, look_for_changes, polls_now};
 use crate::postgres::control::Control;
 use crate::postgres::pipeline_lock::{Locked, lock};
-use crate::postgres::{belongs, cursor, fence, repair};
+use crate::postgres::store::cursor;
+use crate::postgres::{repair, start};
 use crate::sink::{self, SinkSpec};
 use serde_json::json;
 use std::fmt::Write as _;
@@ -44,7 +44,7 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
     let client = control.client();
     let columns = spec.columns();
     let facts = control.facts(&spec.ask(&None, &columns)).await?;
-    if let Some(message) = fence::check_polling(&facts).map_err(refused)? {
+    if let Some(message) = start::check_polling(&facts).map_err(refused)? {
         return Err(refused(not_now(message, "run the command again later")));
     }
     // Before the lock, which a stream would hold.
@@ -71,10 +71,10 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
     let change = look_for_changes(client, settings).await?;
     // Rows that are inserted from here on count as published when the position has passed them.
     if change.other_table && !polls {
-        fence::check_publication(&facts).map_err(refused)?;
+        start::check_publication(&facts).map_err(refused)?;
     }
     if change.before.as_ref() == Some(&change.now)
-        || belongs::read(client, spec.name()).await?.is_none()
+        || cursor::read_settings(client, spec.name()).await?.is_none()
     {
         let text =
             format!("{}: nothing to adopt: its position belongs to these settings", spec.name());
@@ -86,7 +86,7 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
         return print(args, &text, spec, "differs", &change).map(|()| Exit::Done);
     }
     let epoch = cursor::take_over(client, spec.name()).await?;
-    belongs::write(client, spec.name(), epoch, &change.now, change.other_table).await?;
+    cursor::write_settings(client, spec.name(), epoch, &change.now, change.other_table).await?;
     text.push_str("\nadopted: the position belongs to the present settings from here on; ");
     text.push_str(&how_to_start(config.admin.listen, spec).await);
     print(args, &text, spec, "adopted", &change).map(|()| Exit::Done)

@@ -3,22 +3,18 @@
 //! Each is a slot of its own that keeps WAL: what it costs is in the list, and what may be spent is
 //! `bookmarks.retain_max`. Every word of this command lets go of what is over its time or the budget first.
 
-mod args;
-mod print;
-
-pub use args::{BookmarkArgs, BookmarkCommand, CreateArgs, DropArgs, ListBookmarksArgs};
-
-pub(super) use print::size;
-
-use super::error::CliError;
-use super::exit::Exit;
-use super::output::Output;
-use crate::config::Config;
-use crate::driver::PipelineSpec;
-use crate::postgres::bookmark::{self, BookmarkError, New, Reason};
+use super::Output;
+use super::error::{CliError, Exit};
+use crate::config::{self, Config};
+use crate::pipeline::PipelineSpec;
 use crate::postgres::control::Control;
 use crate::postgres::ownership::Acting;
 use crate::postgres::schema::{self, SchemaState};
+use crate::postgres::store::bookmark::{self, Bookmark, BookmarkError, New, Reason};
+use clap::Subcommand;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::time::Duration;
 
 /// What the server knows the session by.
 const APPLICATION_NAME: &str = "postrider bookmark";
@@ -61,8 +57,8 @@ async fn sweep(spec: &PipelineSpec, control: &Control) -> Result<(), CliError> {
             Reason::Expired => "it has expired".to_owned(),
             Reason::Budget => format!(
                 "bookmarks held back {} of WAL, more than bookmarks.retain_max ({})",
-                print::size(swept.held_bytes),
-                print::size(max)
+                size(swept.held_bytes),
+                size(max)
             ),
         };
         Output::stderr().say(&format!("warning: bookmark {} is dropped: {why}", swept.name));
@@ -85,9 +81,9 @@ async fn create(config: &Config, args: &CreateArgs) -> Result<Exit, CliError> {
     };
     let made = bookmark::create(control.client(), &new).await?;
     let text = if args.json {
-        format!("{:#}", print::json(spec.name(), &made))
+        format!("{:#}", json(spec.name(), &made))
     } else {
-        print::made(spec.name(), &made)
+        made_line(spec.name(), &made)
     };
     Output::stdout().line(&text).map_err(CliError::Output)?;
     Ok(Exit::Done)
@@ -100,10 +96,10 @@ async fn list(config: &Config, args: &ListBookmarksArgs) -> Result<Exit, CliErro
         sweep(spec, &control).await?;
         let all = bookmark::list(control.client(), spec.name()).await?;
         let text = if args.json {
-            let lines = all.iter().map(|one| print::json(spec.name(), one).to_string());
+            let lines = all.iter().map(|one| json(spec.name(), one).to_string());
             lines.collect::<Vec<_>>().join("\n")
         } else {
-            print::table(spec.name(), &all, spec.bookmarks_retain_max)
+            table(spec.name(), &all, spec.bookmarks_retain_max)
         };
         if !text.is_empty() {
             out.line(&text).map_err(CliError::Output)?;
@@ -120,8 +116,7 @@ async fn drop(config: &Config, args: &DropArgs) -> Result<Exit, CliError> {
     for name in &args.names {
         match bookmark::drop(control.client(), spec.name(), name).await {
             Ok(held) => {
-                let text =
-                    format!("bookmark {name} is gone; it held back {} of WAL", print::size(held));
+                let text = format!("bookmark {name} is gone; it held back {} of WAL", size(held));
                 out.line(&text).map_err(CliError::Output)?;
             }
             // The others are dropped all the same; each failure is told, the first ends the command.
@@ -133,4 +128,152 @@ async fn drop(config: &Config, args: &DropArgs) -> Result<Exit, CliError> {
     }
     sweep(spec, &control).await?;
     failed.map_or(Ok(Exit::Done), |error| Err(error.into()))
+}
+
+// What can be typed behind `postrider bookmark`.
+
+/// `postrider bookmark`
+#[derive(clap::Args, Debug)]
+#[command(
+    after_help = "A bookmark is a copy of the pipeline's slot: it takes one of max_replication_slots, and the database \
+                  keeps WAL from there on until it is dropped. All bookmarks of a pipeline together retain at most \
+                  bookmarks.retain_max of WAL; past it the oldest is deleted."
+)]
+pub struct BookmarkArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: BookmarkCommand,
+}
+
+/// The words of `postrider bookmark`.
+#[derive(Subcommand, Debug)]
+pub enum BookmarkCommand {
+    /// Save the current position under a name
+    Create(CreateArgs),
+    /// List bookmarks, the WAL that each retains, and whether each can still be replayed
+    List(ListBookmarksArgs),
+    /// Delete a bookmark; PostgreSQL may then remove the WAL it was holding
+    Drop(DropArgs),
+}
+
+/// `postrider bookmark create`
+#[derive(clap::Args, Debug)]
+pub struct CreateArgs {
+    /// The name: A-Z a-z 0-9 . _ -
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// A line to remember it by
+    #[arg(long, value_name = "TEXT")]
+    pub note: Option<String>,
+    /// Delete it automatically after this time: 7d
+    #[arg(long, value_name = "DURATION", value_parser = config::duration)]
+    pub expire: Option<Duration>,
+    /// JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `postrider bookmark list`
+#[derive(clap::Args, Debug)]
+pub struct ListBookmarksArgs {
+    /// JSON, one object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `postrider bookmark drop`
+#[derive(clap::Args, Debug)]
+pub struct DropArgs {
+    /// Which
+    #[arg(value_name = "NAME", required = true)]
+    pub names: Vec<String>,
+}
+
+// Bookmarks as text and as JSON.
+
+const HEAD: [&str; 7] = ["BOOKMARK", "POSITION", "MADE", "HOLDS BACK", "EXPIRES", "STATE", "NOTE"];
+
+/// One line for each, and what they cost together.
+fn table(pipeline: &str, all: &[Bookmark], retain_max: u64) -> String {
+    if all.is_empty() {
+        return format!("{pipeline}: no bookmarks");
+    }
+    let rows: Vec<[String; HEAD.len()]> =
+        std::iter::once(HEAD.map(str::to_owned)).chain(all.iter().map(cells)).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: Vec<usize> = (0..HEAD.len()).map(|column| width(column).unwrap_or(0)).collect();
+    let mut text = String::new();
+    for row in &rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            // Writing to a String does not fail.
+            write!(line, "{cell:<width$}  ").unwrap_or_default();
+        }
+        writeln!(text, "{}", line.trim_end()).unwrap_or_default();
+    }
+    // WAL is kept from the oldest on, so they cost as much as it alone.
+    let held = all.iter().map(|bookmark| bookmark.held_bytes).max().unwrap_or(0);
+    let (held, max) = (size(held), size(retain_max));
+    write!(text, "{pipeline}: together they retain {held} of WAL, of {max} (bookmarks.retain_max)")
+        .unwrap_or_default();
+    text
+}
+
+fn cells(bookmark: &Bookmark) -> [String; HEAD.len()] {
+    let text = |text: Option<&String>| text.map_or("-".to_owned(), |text| printable(text));
+    let reading = if bookmark.active_pid.is_some() { ", being read" } else { "" };
+    [
+        bookmark.name.clone(),
+        bookmark.lsn.map_or("-".to_owned(), |lsn| lsn.to_string()),
+        bookmark.created_at.clone(),
+        size(bookmark.held_bytes),
+        text(bookmark.expires_at.as_ref()),
+        format!("{}{reading}", bookmark.state),
+        text(bookmark.note.as_ref()),
+    ]
+}
+
+/// What was made.
+fn made_line(pipeline: &str, bookmark: &Bookmark) -> String {
+    let at = bookmark.lsn.map_or_else(String::new, |lsn| format!(" at {lsn}"));
+    let until = bookmark.expires_at.as_ref();
+    let until = until.map_or("until it is dropped".to_owned(), |at| format!("until {at}"));
+    format!(
+        "bookmark {name} of pipeline {pipeline}{at}: PostgreSQL keeps WAL from there on, {until}\n\
+         publish again what is committed from now on: postrider replay --bookmark {name}",
+        name = bookmark.name
+    )
+}
+
+/// One bookmark for programs.
+fn json(pipeline: &str, bookmark: &Bookmark) -> Value {
+    json!({
+        "pipeline": pipeline,
+        "name": bookmark.name,
+        "note": bookmark.note,
+        "position": bookmark.lsn.map(|lsn| lsn.to_string()),
+        "timeline": bookmark.timeline,
+        "slot": bookmark.slot,
+        "created_at": bookmark.created_at,
+        "expires_at": bookmark.expires_at,
+        "state": bookmark.state.name(),
+        "why": (!bookmark.state.usable()).then(|| bookmark.state.to_string()),
+        "held_bytes": bookmark.held_bytes,
+        "active_pid": bookmark.active_pid,
+    })
+}
+
+/// Bytes for a person.
+pub(super) fn size(bytes: u64) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..1_048_576 => format!("{} KiB", bytes >> 10),
+        1_048_576..10_737_418_240 => format!("{} MiB", bytes >> 20),
+        10_737_418_240.. => format!("{} GiB", bytes >> 30),
+    }
+}
+
+/// Without what a terminal would obey.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

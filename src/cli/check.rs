@@ -2,24 +2,27 @@
 //!
 //! Joins what the adapters find. What only file and layout know is found here; what stands on the servers is theirs.
 
-mod changes;
 mod columns;
 mod edit;
-mod file;
-mod json;
-mod table;
 
+use super::Output;
 use super::args::{CheckArgs, Global};
-use super::error::CliError;
-use super::exit::Exit;
-use super::output::Output;
-use crate::config::{Config, Env, PipelineConfig};
-use crate::driver::{Mode, PipelineSpec};
-use crate::finding::{Finding, MendKind, Severity};
+use super::error::{CliError, Exit};
+use crate::config::{Config, Env, PipelineConfig, SinkKind};
+use crate::error::Chain;
+use crate::finding::{Finding, Mend, MendKind, Severity};
 use crate::outbox::TopicPiece;
-use crate::postgres::Conninfo;
-use crate::postgres::preflight::{self, Ask, TopicPart};
-use crate::sink;
+use crate::pipeline::{
+    LeftBehind, Mode, PipelineSpec, Settings, left_behind, look_for_changes, polls_now,
+};
+use crate::postgres::control::{Ask, Control};
+use crate::postgres::ownership::Acting;
+use crate::postgres::preflight::{self, TopicPart};
+use crate::postgres::schema::{self, SchemaState};
+use crate::postgres::{Conninfo, SourceError};
+use crate::sink::{self, SinkSpec};
+use serde_json::{Value, json};
+use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 
 /// What was found of one pipeline.
@@ -41,7 +44,7 @@ pub(super) async fn run(
     let mut text = std::fs::read_to_string(&config.file).unwrap_or_default();
     let mut reports = Vec::new();
     for (pipeline, spec) in config.pipelines.iter().zip(&config.specs) {
-        let mut findings = file::findings(config, pipeline, spec);
+        let mut findings = file_findings(config, pipeline, spec);
         if !args.offline {
             look(pipeline, spec, login.as_ref(), &mut findings).await;
         }
@@ -56,9 +59,9 @@ pub(super) async fn run(
     }
     let is_terminal = std::io::stdout().is_terminal();
     let text = if args.json {
-        json::render(&reports)
+        render_json(&reports)
     } else {
-        table::render(&reports, &config.file, is_terminal, global.color(env, is_terminal))
+        render_table(&reports, &config.file, is_terminal, global.color(env, is_terminal))
     };
     Output::stdout().line(&text).map_err(CliError::Output)?;
     let worst = reports.iter().flat_map(|report| &report.findings).map(|f| f.severity).max();
@@ -83,7 +86,7 @@ async fn look(
     let columns = spec.columns();
     let parts: Option<Vec<TopicPart>> =
         spec.outbox.topic_pieces().map(|pieces| pieces.into_iter().map(part).collect());
-    let ask = Ask {
+    let ask = preflight::Ask {
         names: &spec.names,
         conninfo: &spec.conninfo,
         login,
@@ -116,7 +119,7 @@ async fn look(
     }
     findings.append(&mut seen.findings);
     look_at_broker(spec, seen.topics, findings).await;
-    let mut of_changes = changes::findings(spec, login, findings).await;
+    let mut of_changes = changes(spec, login, findings).await;
     findings.append(&mut of_changes);
 }
 
@@ -180,5 +183,392 @@ fn name_the_file(finding: &mut Finding, global: &Global) {
             let file = file.display().to_string().replace('\'', "'\\''");
             mend.line = format!("postrider -c '{file}' {rest}");
         }
+    }
+}
+
+// What a changed configuration would lead to at the next start: the same as `run` says.
+
+/// What the server knows the session by.
+const APPLICATION_NAME: &str = "postrider check";
+
+/// On top of what every control session pins: nothing is written.
+const READ_ONLY: &str = "SET default_transaction_read_only = on; SET lock_timeout = '2s'";
+
+/// Looks, where the database was found fit to be looked at. `found`: what is known already.
+async fn changes(spec: &PipelineSpec, login: Option<&Conninfo>, found: &[Finding]) -> Vec<Finding> {
+    let has = |id: &str| found.iter().any(|finding| finding.id == id);
+    if has("standby") {
+        return Vec::new();
+    }
+    // Whether a broker answers was found out before; asking one that does not takes half a minute.
+    let answers = has("broker");
+    // What keeps the session from being opened is a finding already.
+    let Ok(control) = Control::connect(login.unwrap_or(&spec.conninfo), APPLICATION_NAME).await
+    else {
+        return Vec::new();
+    };
+    let acting = match login {
+        Some(login) if login.user() != spec.conninfo.user() => Acting::Administrator,
+        Some(_) | None => Acting::OwnLogin,
+    };
+    match changes_of(spec, &control, acting, answers).await {
+        Ok(findings) => findings,
+        Err(error) => vec![
+            Finding::warning("changes_unread", Chain(&error).to_string()).why(
+                "whether the configuration was changed since the pipeline reached its position could not be found out; \
+                 run finds it out before it publishes",
+            ),
+        ],
+    }
+}
+
+async fn changes_of(
+    spec: &PipelineSpec,
+    control: &Control,
+    acting: Acting,
+    answers: bool,
+) -> Result<Vec<Finding>, SourceError> {
+    let client = control.client();
+    let pinned = client.batch_execute(READ_ONLY).await;
+    pinned.map_err(|e| SourceError::control("make the session read-only", e))?;
+    let state = schema::read(client, acting).await;
+    // A schema that is missing, older or not to be read is a finding already.
+    if !matches!(state, Ok(SchemaState::Version(schema::VERSION))) {
+        return Ok(Vec::new());
+    }
+    let columns = spec.columns();
+    let facts = control.facts(&Ask { acting, ..spec.ask(&None, &columns) }).await?;
+    if spec.names.table.is_some() && facts.table.is_none() {
+        return Ok(Vec::new());
+    }
+    let cluster = if answers && matches!(spec.sink, SinkSpec::Kafka(_)) {
+        let sink = spec.sink.clone();
+        tokio::task::spawn_blocking(move || sink::cluster(&sink)).await.unwrap_or_default()
+    } else {
+        None
+    };
+    let settings = Settings {
+        spec,
+        cluster: cluster.as_deref(),
+        table_oid: facts.table.as_ref().map(|table| table.oid),
+        repairs: false,
+        polls: polls_now(spec, &facts, APPLICATION_NAME).await,
+        thorough: true,
+    };
+    let change = look_for_changes(client, settings).await?;
+    let mut findings = Vec::new();
+    if let Some(halt) = change.halt {
+        let why = format!("{} ({}); {}", halt.meaning, halt.reason.code(), halt.hint);
+        let finding = Finding::error("pipeline_changed", halt.message).why(why);
+        findings.push(match change.sql {
+            Some(sql) => finding.sql(sql),
+            None => finding,
+        });
+    }
+    for note in change.notes {
+        let finding = Finding::warning("setting_changed", note.message).why(note.why);
+        findings.push(match note.sql {
+            Some(sql) => finding.sql(sql),
+            None => finding,
+        });
+    }
+    if change.hands_over {
+        findings.push(
+            Finding::info("hand_over", "mode was \"poll\" and is \"auto\"").why(
+                "run polls the table to its end, drops the slot of this pipeline if there is one, makes a new one, and \
+                 streams from it: nothing is lost, and only what is in flight may come twice",
+            ),
+        );
+    }
+    if spec.mode == Mode::Poll
+        && !findings.iter().any(|finding| finding.severity == Severity::Error)
+        && let Some(left) = left_behind(client, spec).await?
+    {
+        findings.push(
+            Finding::warning("slot_left_behind", left.message())
+                .why(LeftBehind::WHY)
+                .sql(left.line()),
+        );
+    }
+    Ok(findings)
+}
+
+// What can be seen in the file alone: `check --offline`, and the first findings of every other.
+
+fn file_findings(config: &Config, pipeline: &PipelineConfig, spec: &PipelineSpec) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let own = format!("pipelines.{}.", pipeline.name);
+    for warning in config.warnings.iter().filter(|w| w.key.is_empty() || w.key.starts_with(&own)) {
+        found.push(of_warning(&warning.key, &warning.message));
+    }
+    found.extend(preflight::settings(&spec.names, &spec.conninfo));
+    found.extend(sink::settings(&spec.sink, &pipeline.name));
+    if pipeline.sink.kind == SinkKind::Discard {
+        found.push(
+            Finding::warning("sink_discard", "sink.kind is \"discard\"")
+                .why("every event is confirmed to the database and goes nowhere: for measurements alone")
+                .config(format!("{own}sink.kind = \"stdout\"")),
+        );
+    }
+    if spec.outbox.key.is_empty() {
+        found.push(
+            Finding::warning("route_key", "route.key is empty")
+                .why("records without a key scatter over partitions: the events of an aggregate lose their order")
+                .config(format!("{own}route.key = \"{{aggregate_id}}\"")),
+        );
+    }
+    if found.is_empty() {
+        found.push(Finding::ok("file", format!("{} has no mistakes", config.file)));
+    }
+    found
+}
+
+/// A warning of the file's reader. Where it names the command that mends it, that comes behind "fix it with".
+fn of_warning(key: &str, message: &str) -> Finding {
+    let (what, command) = message.split_once("; fix it with: ").unwrap_or((message, ""));
+    let finding = if key.ends_with("_file") {
+        Finding::warning("secret_file", format!("{key}: {what}"))
+            .why("every user of this machine can read the secret")
+    } else {
+        Finding::warning("file", format!("{key}: {what}")).why("the key has no effect yet")
+    };
+    if command.is_empty() { finding } else { finding.shell(command) }
+}
+
+// Findings for programs: an array, one object a finding, with fields that stay.
+
+fn render_json(reports: &[Report]) -> String {
+    let findings: Vec<Value> = reports
+        .iter()
+        .flat_map(|report| {
+            report.findings.iter().map(|finding| {
+                json!({
+                    "pipeline": report.pipeline,
+                    "id": finding.id,
+                    "severity": finding.severity,
+                    "what": finding.what,
+                    "why": finding.why,
+                    "mend": finding.mend,
+                })
+            })
+        })
+        .collect();
+    format!("{:#}", Value::Array(findings))
+}
+
+// Findings for people: a table on a terminal, plain lines otherwise. Mending lines are never folded: they are copied.
+
+/// Columns of text where the terminal does not say, and at most.
+const WIDTH: usize = 100;
+
+/// Where the lines below a finding begin.
+const WHY: usize = 11;
+
+/// The text. `file` is the configuration, for lines that belong into it.
+fn render_table(reports: &[Report], file: &str, is_terminal: bool, color: bool) -> String {
+    let style = Style { file, width: is_terminal.then(width), color };
+    let mut text = String::new();
+    for report in reports {
+        if is_terminal {
+            style.head(report, &mut text);
+        }
+        let widest = report.findings.iter().map(|finding| finding.id.len()).max().unwrap_or(0);
+        for finding in &report.findings {
+            if is_terminal {
+                style.row(finding, widest, &mut text);
+            } else {
+                style.lines(&report.pipeline, finding, &mut text);
+            }
+        }
+    }
+    text.push_str(&summary(reports));
+    text
+}
+
+fn width() -> usize {
+    let columns = crossterm::terminal::size().map_or(WIDTH, |(columns, _)| usize::from(columns));
+    columns.clamp(60, WIDTH)
+}
+
+fn summary(reports: &[Report]) -> String {
+    let count = |severity| {
+        reports
+            .iter()
+            .flat_map(|report| &report.findings)
+            .filter(|f| f.severity == severity)
+            .count()
+    };
+    let number =
+        |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
+    format!(
+        "{} passed, {}, {}",
+        count(Severity::Ok),
+        number(count(Severity::Warning), "warning"),
+        number(count(Severity::Error), "error"),
+    )
+}
+
+struct Style<'a> {
+    file: &'a str,
+    /// Columns of the terminal.
+    width: Option<usize>,
+    color: bool,
+}
+
+impl Style<'_> {
+    fn paint(&self, code: &str, text: &str) -> String {
+        if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+
+    fn head(&self, report: &Report, text: &mut String) {
+        // Writing to a String does not fail.
+        writeln!(text, "{}  {}\n", self.paint("1", &report.pipeline), report.route)
+            .unwrap_or_default();
+    }
+
+    /// Severity, name, what; below it why, and what fixes it.
+    fn row(&self, finding: &Finding, widest: usize, text: &mut String) {
+        let (code, word) = match finding.severity {
+            Severity::Ok => ("32", "ok"),
+            Severity::Info => ("36", "info"),
+            Severity::Warning => ("33", "WARNING"),
+            Severity::Error => ("31", "ERROR"),
+        };
+        let word = self.paint(code, &format!("{word:<7}"));
+        let indent = 2 + 7 + 2 + widest + 2;
+        let head = format!("  {word}  {:<widest$}  ", finding.id);
+        self.folded(&head, indent, &finding.what, None, text);
+        if !finding.why.is_empty() {
+            self.folded(&" ".repeat(WHY), WHY, &finding.why, Some("2"), text);
+        }
+        for mend in &finding.mend {
+            writeln!(
+                text,
+                "{}{} {}",
+                " ".repeat(WHY),
+                self.paint("1", &self.kind(mend)),
+                Self::line(mend)
+            )
+            .unwrap_or_default();
+        }
+        if finding.severity > Severity::Info {
+            text.push('\n');
+        }
+    }
+
+    fn kind(&self, mend: &Mend) -> String {
+        match mend.kind {
+            MendKind::Config => format!("{}{}:", self.file, edit::place(mend)),
+            MendKind::Sql | MendKind::Shell => mend.kind.name().to_owned(),
+        }
+    }
+
+    fn line(mend: &Mend) -> String {
+        let comment = match mend.kind {
+            MendKind::Sql => "--",
+            MendKind::Config | MendKind::Shell => "#",
+        };
+        if mend.restart {
+            format!("{} {comment} then restart PostgreSQL", mend.line)
+        } else {
+            mend.line.clone()
+        }
+    }
+
+    /// Words, folded at the terminal's edge behind `head`, which is `indent` columns wide.
+    fn folded(
+        &self,
+        head: &str,
+        indent: usize,
+        words: &str,
+        code: Option<&str>,
+        text: &mut String,
+    ) {
+        let room = self.width.unwrap_or(WIDTH).saturating_sub(indent).max(30);
+        let mut lines: Vec<String> = vec![String::new()];
+        for word in words.split(' ') {
+            let Some(line) = lines.last_mut() else { return };
+            if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > room {
+                lines.push(word.to_owned());
+            } else {
+                if !line.is_empty() {
+                    line.push(' ');
+                }
+                line.push_str(word);
+            }
+        }
+        for (index, line) in lines.iter().enumerate() {
+            let before = if index == 0 { head.to_owned() } else { " ".repeat(indent) };
+            let line = code.map_or_else(|| line.clone(), |code| self.paint(code, line));
+            writeln!(text, "{before}{line}").unwrap_or_default();
+        }
+    }
+
+    /// One line each, so that grep finds it.
+    fn lines(&self, pipeline: &str, finding: &Finding, text: &mut String) {
+        let (id, severity) = (finding.id, finding.severity.name());
+        writeln!(text, "{pipeline}: {severity}: {id}: {}", finding.what).unwrap_or_default();
+        if !finding.why.is_empty() {
+            writeln!(text, "{pipeline}:   why: {}", finding.why).unwrap_or_default();
+        }
+        for mend in &finding.mend {
+            let kind = match mend.kind {
+                MendKind::Config => format!("config {}{}", self.file, edit::place(mend)),
+                MendKind::Sql | MendKind::Shell => mend.kind.name().to_owned(),
+            };
+            writeln!(text, "{pipeline}:   fix ({kind}): {}", Self::line(mend)).unwrap_or_default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+
+    fn reports() -> [Report; 1] {
+        let findings = vec![
+            Finding::ok("server_version", "PostgreSQL 18.4"),
+            Finding::error(
+                "wal_level",
+                "wal_level is \"replica\", logical decoding needs \"logical\"",
+            )
+            .why("no slot can be made")
+            .sql_and_restart("ALTER SYSTEM SET wal_level = 'logical';"),
+            Finding::warning("table", "another")
+                .why("words ".repeat(13).trim_end())
+                .config("pipelines.orders.outbox.table = \"app.outbox\"")
+                .shell("postrider setup -p orders"),
+        ];
+        [Report {
+            pipeline: "orders".to_owned(), route: "db:5432 → k1:9092".to_owned(), findings
+        }]
+    }
+
+    #[test]
+    fn lines_can_be_found_and_copied() {
+        expect![[r#"
+            orders: ok: server_version: PostgreSQL 18.4
+            orders: error: wal_level: wal_level is "replica", logical decoding needs "logical"
+            orders:   why: no slot can be made
+            orders:   fix (sql): ALTER SYSTEM SET wal_level = 'logical'; -- then restart PostgreSQL
+            orders: warning: table: another
+            orders:   why: words words words words words words words words words words words words words
+            orders:   fix (config postrider.toml): pipelines.orders.outbox.table = "app.outbox"
+            orders:   fix (shell): postrider setup -p orders
+            1 passed, 1 warning, 1 error"#]]
+        .assert_eq(&render_table(&reports(), "postrider.toml", false, false));
+    }
+
+    #[test]
+    fn a_terminal_shows_a_table() {
+        let shown = render_table(&reports(), "postrider.toml", true, false);
+        for line in shown.lines().filter(|line| line.contains("words")) {
+            assert!(line.chars().count() <= WIDTH, "{line}");
+        }
+        assert!(shown.contains("  ERROR    wal_level       wal_level is"), "{shown}");
+        assert!(shown.contains("\n           sql ALTER SYSTEM SET wal_level"), "{shown}");
+        let colored = render_table(&reports(), "postrider.toml", true, true);
+        assert!(colored.contains("\x1b[31mERROR"), "{colored}");
     }
 }

@@ -1,8 +1,7 @@
 //! `postrider demo`: what was typed becomes the demo's options.
 
 use super::args::{DemoArgs, Global};
-use super::error::CliError;
-use super::exit::Exit;
+use super::error::{CliError, Exit};
 use crate::config::Env;
 use crate::demo::{self, DemoError, Options};
 use std::io::IsTerminal as _;

@@ -1,21 +1,20 @@
 //! Why a command could not do what it was told.
 
-use super::exit::Exit;
 use crate::admin::AdminError;
 use crate::config::ConfigError;
 use crate::demo::DemoError;
 use crate::error::{Chain, Halt};
 use crate::init::InitError;
-use crate::postgres::action;
-use crate::postgres::bookmark::BookmarkError;
 use crate::postgres::names::admin_url;
 use crate::postgres::setup::{Partial, SetupError};
-use crate::postgres::{ConninfoError, SourceError};
+use crate::postgres::store::bookmark::BookmarkError;
+use crate::postgres::{ConninfoError, SourceError, error_policy};
 use crate::replay::ReplayError;
 use std::fmt::Write as _;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::process::{ExitCode, Termination};
 
 /// What ends a command before or instead of its result.
 #[derive(Debug, thiserror::Error)]
@@ -306,7 +305,43 @@ fn of_refused(partial: &Partial) -> Vec<(&'static str, String)> {
 
 fn of_server(error: &SourceError) -> Vec<(&'static str, String)> {
     let report = error.report();
-    let hint = report.and_then(|report| report.hint.clone()).or_else(|| action::hint(error));
+    let hint = report.and_then(|report| report.hint.clone()).or_else(|| error_policy::hint(error));
     let notes = [("detail", report.and_then(|report| report.detail.clone())), ("hint", hint)];
     notes.into_iter().filter_map(|(name, text)| Some((name, text?))).collect()
+}
+
+// How the process ends.
+
+/// The exit codes: a contract with scripts and service managers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Exit {
+    /// Done; a clean stop.
+    Done,
+    /// Completed, but found problems.
+    NotWell,
+    /// Wrong usage or configuration; nothing was touched.
+    Usage,
+    /// Stopped for an operator: going on could lose or reorder events.
+    Halted,
+    /// A bug in Postrider: an invariant of its own broke.
+    Bug,
+}
+
+impl Exit {
+    /// The number.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::NotWell => 1,
+            Self::Usage => 2,
+            Self::Halted => 3,
+            Self::Bug => 70,
+        }
+    }
+}
+
+impl Termination for Exit {
+    fn report(self) -> ExitCode {
+        ExitCode::from(self.code())
+    }
 }

@@ -1,11 +1,10 @@
 //! `postrider init`: reads what it is made from, writes the file, and tells what is left to do.
 
+use super::Output;
 use super::args::InitArgs;
-use super::error::CliError;
-use super::exit::Exit;
-use super::output::Output;
+use super::error::{CliError, Exit};
 use crate::config::Env;
-use crate::init::debezium::{self, Overrides, Verdict, answer};
+use crate::init::debezium::{self, Overrides, Verdict, translator};
 use crate::init::{self, Draft, InitError, database};
 use crate::outbox::Layout;
 use crate::postgres::names::admin_url;
@@ -88,7 +87,7 @@ fn from_debezium(args: &InitArgs, file: &Path) -> Result<(Draft, Vec<String>), C
         count(Verdict::NotNeeded),
         count(Verdict::NoCounterpart),
     )];
-    told.extend(answer::lines(&translation.answers, &[Verdict::NoCounterpart]));
+    told.extend(translator::lines(&translation.answers, &[Verdict::NoCounterpart]));
     if !translation.hints.is_empty() {
         told.push("to do:".to_owned());
         told.extend(translation.hints.iter().map(|hint| format!("  {hint}")));

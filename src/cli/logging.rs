@@ -1,12 +1,17 @@
 //! The log: text or JSON on standard error. Started once, before anything else happens.
 
-mod text;
+#[cfg(test)]
+mod tests;
 
 use super::args::{Global, LogFormat};
 use super::error::CliError;
 use crate::config::Env;
+use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal as _};
+use tracing_subscriber::field::{RecordFields, Visit};
 use tracing_subscriber::filter::EnvFilter;
+use tracing_subscriber::fmt::FormatFields;
+use tracing_subscriber::fmt::format::Writer;
 
 /// What `--quiet` leaves.
 const QUIET: &str = "error";
@@ -20,7 +25,7 @@ pub(super) fn start(global: &Global, env: Env<'_>) -> Result<(), CliError> {
     // A second start, as tests have it, keeps the first log.
     let started = match global.log_format {
         LogFormat::Text => {
-            let log = log.with_ansi(color).fmt_fields(text::Fields);
+            let log = log.with_ansi(color).fmt_fields(Fields);
             log.with_target(shows_modules(filter)).try_init()
         }
         LogFormat::Json => log.json().flatten_event(true).with_current_span(false).try_init(),
@@ -32,4 +37,47 @@ pub(super) fn start(global: &Global, env: Env<'_>) -> Result<(), CliError> {
 /// Which module speaks is for those who look for a bug, or filter by module.
 fn shows_modules(filter: &str) -> bool {
     ["debug", "trace", "="].iter().any(|word| filter.contains(word))
+}
+
+// The fields of a line of text: the message, then what it does not say already.
+
+/// Fields for machines: the message has them in words.
+const FOR_MACHINES: [&str; 3] = ["event", "seconds", "tries"];
+
+/// How a line's fields are written.
+#[derive(Debug)]
+struct Fields;
+
+impl<'w> FormatFields<'w> for Fields {
+    fn format_fields<R: RecordFields>(&self, mut to: Writer<'w>, fields: R) -> fmt::Result {
+        let mut line = Line::default();
+        fields.record(&mut line);
+        write!(to, "{}", line.message)?;
+        let (dim, plain) = if to.has_ansi_escapes() { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
+        let told = |value: &str| line.message.contains(value.trim_matches('"'));
+        let fields = line.fields.iter().filter(|(name, value)| *name != "reason" || !told(value));
+        for (name, value) in fields {
+            let gap = if line.message.is_empty() { "" } else { " " };
+            write!(to, "{gap}{dim}{name}={plain}{value}")?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: Vec<(&'static str, String)>,
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn fmt::Debug) {
+        let name = field.name();
+        if name == "message" {
+            // Writing to a String does not fail.
+            write!(self.message, "{value:?}").unwrap_or_default();
+        } else if !FOR_MACHINES.contains(&name) {
+            self.fields.push((name, format!("{value:?}")));
+        }
+    }
 }

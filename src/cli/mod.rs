@@ -7,21 +7,18 @@ mod adopt;
 mod args;
 mod bookmark;
 mod check;
-mod completions;
-mod config_file;
 mod demo;
-mod descriptors;
 mod error;
-mod exit;
 mod init;
 mod logging;
-mod output;
 mod parked;
 mod repair;
 mod replay;
 mod run;
 mod setup;
 mod status;
+#[cfg(test)]
+mod tests;
 
 pub use adopt::AdoptArgs;
 pub use args::{
@@ -29,22 +26,20 @@ pub use args::{
     DemoArgs, Global, InitArgs, LogFormat, RunArgs, SetupArgs, StatusArgs,
 };
 pub use bookmark::{BookmarkArgs, BookmarkCommand, CreateArgs, DropArgs, ListBookmarksArgs};
-pub use exit::Exit;
+pub use error::Exit;
 pub use parked::{
     ActArgs, FilterArgs, Id, ListArgs, ParkedArgs, ParkedCommand, ReplaceArgs, RetryArgs,
     SelectArgs, ShowArgs, SkipArgs,
 };
 pub use repair::RepairArgs;
-pub use setup::Backfill;
-
 pub use replay::{ReplayArgs, SourceArg};
+pub use setup::Backfill;
 
 use crate::config::{self, Config, ConfigError, Env};
 use clap::{CommandFactory as _, FromArgMatches as _};
 use error::CliError;
-use output::Output;
 use std::ffi::OsString;
-use std::io::IsTerminal as _;
+use std::io::{self, ErrorKind, IsTerminal as _, Write};
 use std::path::Path;
 
 /// Runs the command line `arguments` (with the program's name first), and says how it ended.
@@ -111,10 +106,10 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
         }
         Command::Demo(demo) => demo::run(demo, &args.global, env),
         Command::Config(config) => match &config.command {
-            ConfigCommand::Show(show) => config_file::show(&load(&args.global, env)?, show, env),
-            ConfigCommand::Schema => config_file::schema(),
+            ConfigCommand::Show(show) => args::show(&load(&args.global, env)?, show, env),
+            ConfigCommand::Schema => args::schema(),
         },
-        Command::Completions(completions) => completions::run(completions),
+        Command::Completions(completions) => args::run(completions),
     }
 }
 
@@ -160,5 +155,36 @@ fn block_on<F: Future>(future: F) -> Result<F::Output, CliError> {
     Ok(runtime.map_err(CliError::Runtime)?.block_on(future))
 }
 
-#[cfg(test)]
-mod tests;
+// Writing to the standard streams. A reader that went away, as `head` does, is no error.
+
+/// One of the standard streams.
+struct Output(Box<dyn Write>);
+
+impl Output {
+    fn stdout() -> Self {
+        Self(Box::new(io::stdout().lock()))
+    }
+
+    fn stderr() -> Self {
+        Self(Box::new(io::stderr().lock()))
+    }
+
+    /// Writes a text and a line feed.
+    fn line(&mut self, text: &str) -> io::Result<()> {
+        self.line_if_read(text).map(|_read| ())
+    }
+
+    /// The same; false once the reader has gone away.
+    fn line_if_read(&mut self, text: &str) -> io::Result<bool> {
+        let written = writeln!(self.0, "{text}").and_then(|()| self.0.flush());
+        match written {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+            written => written.map(|()| true),
+        }
+    }
+
+    /// As [`Output::line`], where there is nobody left to tell that it failed.
+    fn say(mut self, text: &str) {
+        self.line(text).unwrap_or_default();
+    }
+}

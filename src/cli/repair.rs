@@ -3,22 +3,20 @@
 //! Says first what is the matter and how it will be told what is unpublished. The publishing is the driver's, as in
 //! `postrider run`.
 
-mod words;
-
-use super::error::CliError;
-use super::exit::Exit;
-use super::output::Output;
+use super::Output;
+use super::error::{CliError, Exit};
 use super::run::Signals;
-use super::status::ask::how_to_start;
+use super::setup::folded;
+use super::status::how_to_start;
 use crate::config::Config;
-use crate::driver::{self, Mode, PipelineSpec, Service, Stop, selection};
 use crate::error::{Halt, HaltReason};
 use crate::metrics::Metrics;
+use crate::pipeline::{self, Mode, PipelineSpec, Service, Stop, selection};
 use crate::postgres::control::Control;
-use crate::postgres::poll::listed::Table;
-use crate::postgres::repair::{self, Ledger, Method, Row, Survey, Verdict};
-use crate::status::Board;
-use serde_json::json;
+use crate::postgres::poll::claim::Table;
+use crate::postgres::repair::{self, Ledger, Method, Row, State, Survey, Verdict};
+use crate::status::StatusHandle;
+use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::pin::pin;
 
@@ -90,16 +88,14 @@ async fn one(
     if !args.json {
         // Before anything is dropped: what will be published, and what cannot be.
         let found = count(&spec, &control, &verdict, row.as_ref(), &ledger).await?;
-        let text = found.map_or_else(
-            || words::of_verdict(&name, &verdict),
-            |found| words::of_begin(&name, &verdict, &found),
-        );
+        let text = found
+            .map_or_else(|| of_verdict(&name, &verdict), |found| of_begin(&name, &verdict, &found));
         Output::stdout().line(&text).map_err(CliError::Output)?;
     }
     drop(control);
     let start = how_to_start(listen, &spec).await;
-    let marked = driver::repair_table(&spec, true);
-    let unmarked = driver::repair_table(&spec, false);
+    let marked = pipeline::repair_table(&spec, true);
+    let unmarked = pipeline::repair_table(&spec, false);
     let exit = publish(spec).await?;
     let control = Control::connect(&conninfo, APPLICATION_NAME).await?;
     let Some(row) = repair::read(control.client(), &name).await? else { return Ok(exit) };
@@ -111,8 +107,8 @@ async fn one(
         None => 0,
     };
     let undecided = repair::undecided(control.client(), &name).await?;
-    let left = words::Left { no_id, undecided };
-    print(args, &words::of_row(&name, &row, left, &start), &words::json_of(&name, &row, left))?;
+    let left = Left { no_id, undecided };
+    print(args, &of_row(&name, &row, left, &start), &json_of(&name, &row, left))?;
     let lost = row.unfinished() || row.rows_gone > 0 || no_id > 0 || undecided > 0;
     Ok(if exit == Exit::Done && lost { Exit::NotWell } else { exit })
 }
@@ -128,7 +124,7 @@ async fn look(spec: &PipelineSpec, control: &Control) -> Result<Result<Look, Hal
     if let Some(halt) = of_mode(spec) {
         return Ok(Err(halt));
     }
-    let identity = driver::identity(&spec.conninfo, APPLICATION_NAME).await?;
+    let identity = pipeline::identity(&spec.conninfo, APPLICATION_NAME).await?;
     let columns = spec.columns();
     let ask = spec.ask(&identity, &columns);
     let facts = control.facts(&ask).await?;
@@ -180,8 +176,8 @@ async fn dry_run(
     let Some(found) = count(spec, control, verdict, row, ledger).await? else {
         return Ok(Exit::Done);
     };
-    let text = words::of_dry_run(spec.name(), verdict, &found);
-    print(args, &text, &words::json_of_dry_run(spec.name(), verdict, &found)).map(|()| Exit::Done)
+    let text = of_dry_run(spec.name(), verdict, &found);
+    print(args, &text, &json_of_dry_run(spec.name(), verdict, &found)).map(|()| Exit::Done)
 }
 
 /// What there is to publish, as the server shows it now; `None` without a table.
@@ -191,10 +187,10 @@ async fn count(
     verdict: &Verdict,
     row: Option<&Row>,
     ledger: &Ledger,
-) -> Result<Option<words::Found>, CliError> {
+) -> Result<Option<Found>, CliError> {
     let refused = |halt| CliError::Repair { pipeline: spec.name().to_owned(), halt };
     let marks = spec.poll.mark_streamed;
-    let Some(table) = driver::repair_table(spec, marks) else { return Ok(None) };
+    let Some(table) = pipeline::repair_table(spec, marks) else { return Ok(None) };
     let table = Table::read(control.client(), table).await?;
     let listed = repair::left(control.client(), spec.name()).await?;
     let (method, survey) = if *verdict == Verdict::GoesOn {
@@ -206,25 +202,25 @@ async fn count(
         (method.words(&table), survey)
     };
     let parked = repair::parked_aggregates(control.client(), spec.name()).await?;
-    Ok(Some(words::Found { listed, parked, method, survey }))
+    Ok(Some(Found { listed, parked, method, survey }))
 }
 
 /// Lets the driver publish, until the list is at its end or somebody stops it.
 async fn publish(mut spec: PipelineSpec) -> Result<Exit, CliError> {
     let mut signals = Signals::listen().map_err(CliError::Runtime)?;
     spec.only_repair = true;
-    let board = Board::new(spec.name());
-    let metrics = Metrics::default().pipeline(&board);
+    let status_handle = StatusHandle::new(spec.name());
+    let metrics = Metrics::default().pipeline(&status_handle);
     let (handle, stop) = Stop::new();
     let mut service =
-        Service::start(vec![(spec, board, metrics)], &stop).map_err(CliError::Thread)?;
+        Service::start(vec![(spec, status_handle, metrics)], &stop).map_err(CliError::Thread)?;
     let mut ended = pin!(service.next_exit());
     loop {
         tokio::select! {
             exit = &mut ended => return Ok(match exit {
-                None | Some((_, driver::Exit::Stopped)) => Exit::Done,
-                Some((_, driver::Exit::Halted(_))) => Exit::Halted,
-                Some((_, driver::Exit::Bug)) => Exit::Bug,
+                None | Some((_, pipeline::Exit::Stopped)) => Exit::Done,
+                Some((_, pipeline::Exit::Halted(_))) => Exit::Halted,
+                Some((_, pipeline::Exit::Bug)) => Exit::Bug,
             }),
             name = signals.next() => {
                 tracing::info!(
@@ -241,4 +237,188 @@ async fn publish(mut spec: PipelineSpec) -> Result<Exit, CliError> {
 fn print(args: &RepairArgs, text: &str, value: &serde_json::Value) -> Result<(), CliError> {
     let mut out = Output::stdout();
     if args.json { out.line(&value.to_string()) } else { out.line(text) }.map_err(CliError::Output)
+}
+
+// A repair in words, and as JSON.
+
+/// What a dry run has found.
+struct Found {
+    /// Rows on the list of a repair that was begun before.
+    listed: u64,
+    /// Aggregates with a parked event.
+    parked: u64,
+    method: String,
+    survey: Survey,
+}
+
+fn why(verdict: &Verdict) -> &str {
+    match verdict {
+        Verdict::Sound => "nothing is the matter",
+        Verdict::GoesOn => "a repair or backfill that was begun before goes on",
+        Verdict::NewSlot(why) => why,
+    }
+}
+
+fn of_verdict(pipeline: &str, verdict: &Verdict) -> String {
+    format!("{pipeline}: {}", why(verdict))
+}
+
+/// What would be done.
+fn of_dry_run(pipeline: &str, verdict: &Verdict, found: &Found) -> String {
+    format!("{}\nnothing was changed", of_begin(pipeline, verdict, found))
+}
+
+/// The same before it is done.
+fn of_begin(pipeline: &str, verdict: &Verdict, found: &Found) -> String {
+    let mut lines = vec![of_verdict(pipeline, verdict)];
+    let survey = &found.survey;
+    if *verdict == Verdict::GoesOn {
+        lines.push(format!("  listed     {} rows still to be published", found.listed));
+        lines.push(folded("  method     ", &found.method));
+        return lines.join("\n");
+    }
+    if found.listed > 0 {
+        lines.push(format!("  listed     {} rows of the repair before", found.listed));
+    }
+    let ids = survey.ids.as_ref();
+    let ids = ids.map_or_else(String::new, |(first, last)| format!(", ids {first} to {last}"));
+    lines.push(format!(
+        "  publish    {} rows of {} aggregates{ids}, {} bytes as stored",
+        survey.rows, survey.aggregates, survey.bytes
+    ));
+    lines.extend(uncertain(survey.uncertain));
+    lines.extend(undecided(pipeline, survey.undecided, "will be"));
+    lines.extend(missing(survey.missing));
+    lines.extend(without_id(survey.without_id));
+    if found.parked > 0 {
+        let text = format!(
+            "{} aggregates have parked events: those stay parked, and their rows wait behind them",
+            found.parked
+        );
+        lines.push(folded("  parked     ", &text));
+    }
+    lines.push(folded("  method     ", &found.method));
+    lines.push(folded(
+        "  then       ",
+        "a new slot, these rows, and the stream from where the slot begins",
+    ));
+    lines.join("\n")
+}
+
+fn uncertain(rows: u64) -> Option<String> {
+    let text = format!(
+        "{rows} of them were committed while the relay was at work, after what its cursor row knows to be resolved: \
+         they may be published a second time"
+    );
+    (rows > 0).then(|| folded("  uncertain  ", &text))
+}
+
+/// `are`: what was done with them, or will be.
+fn undecided(pipeline: &str, rows: u64, are: &str) -> Option<String> {
+    let text = format!(
+        "{rows} rows have ids of events that were parked before, and may be those events: they {are} parked and not \
+         published. Publish them: postrider parked retry -p {pipeline} --error id_used_before --all. Leave them out: \
+         postrider parked skip -p {pipeline} --error id_used_before --all"
+    );
+    (rows > 0).then(|| folded("  undecided  ", &text))
+}
+
+fn without_id(rows: u64) -> Option<String> {
+    let text = format!(
+        "{rows} rows have no id and are not published: rows are listed by their ids. Delete them and insert them again \
+         with an id, in one transaction: the stream publishes the new rows"
+    );
+    (rows > 0).then(|| folded("  no id      ", &text))
+}
+
+fn missing(ids: Option<u64>) -> Option<String> {
+    let text = match ids {
+        None => {
+            "Ids are not numeric, so deleted-but-unpublished rows cannot be detected".to_owned()
+        }
+        Some(0) => return None,
+        Some(ids) => format!(
+            "{ids} ids have no row: rolled back, or deleted; what was deleted before it was published is lost, and \
+             can't be told apart"
+        ),
+    };
+    Some(folded("  missing    ", &text))
+}
+
+/// Rows that a repair has not published, and a person has to see to.
+#[derive(Clone, Copy)]
+struct Left {
+    /// They have no id.
+    no_id: u64,
+    /// They are parked: they have ids of events that were parked before.
+    undecided: u64,
+}
+
+/// What was done. `start`: what starts the pipeline now.
+fn of_row(pipeline: &str, row: &Row, left: Left, start: &str) -> String {
+    let mut lines = vec![match row.state {
+        State::Done => format!("{pipeline} is repaired; {start}"),
+        State::Making | State::Publishing => {
+            format!("{pipeline} is not repaired yet; run postrider repair again, or postrider run")
+        }
+    }];
+    lines.push(format!(
+        "  published  {} of {} rows, or parked behind their aggregate's parked event",
+        row.rows_published, row.rows_total
+    ));
+    lines.extend(uncertain(row.rows_uncertain));
+    lines.extend(undecided(pipeline, left.undecided, "are"));
+    if row.rows_gone > 0 {
+        let text = format!(
+            "{} rows were deleted after they were listed and before they were published: these events are lost",
+            row.rows_gone
+        );
+        lines.push(folded("  gone       ", &text));
+    }
+    lines.extend(missing(row.ids_missing));
+    lines.extend(without_id(left.no_id));
+    lines.push(folded("  method     ", &row.method));
+    if let Some(at) = row.slot_created_lsn {
+        lines.push(format!("  slot       {:?} begins at {at}", row.slot));
+    }
+    lines.join("\n")
+}
+
+fn json_of(pipeline: &str, row: &Row, left: Left) -> Value {
+    json!({
+        "pipeline": pipeline,
+        "kind": row.kind.word(),
+        "state": row.state.word(),
+        "rows": row.rows_total,
+        "published": row.rows_published,
+        "uncertain": row.rows_uncertain,
+        "gone": row.rows_gone,
+        "ids_missing": row.ids_missing,
+        "without_id": left.no_id,
+        "undecided": left.undecided,
+        "method": row.method,
+        "slot": row.slot,
+        "slot_created_lsn": row.slot_created_lsn.map(|at| at.to_string()),
+    })
+}
+
+fn json_of_dry_run(pipeline: &str, verdict: &Verdict, found: &Found) -> Value {
+    let survey = &found.survey;
+    json!({
+        "pipeline": pipeline,
+        "state": "dry_run",
+        "reason": why(verdict),
+        "listed": found.listed,
+        "rows": survey.rows,
+        "aggregates": survey.aggregates,
+        "bytes": survey.bytes,
+        "uncertain": survey.uncertain,
+        "undecided": survey.undecided,
+        "ids_missing": survey.missing,
+        "without_id": survey.without_id,
+        "first_id": survey.ids.as_ref().map(|(first, _)| first),
+        "last_id": survey.ids.as_ref().map(|(_, last)| last),
+        "parked_aggregates": found.parked,
+        "method": found.method,
+    })
 }

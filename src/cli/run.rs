@@ -1,35 +1,40 @@
 //! `postrider run`: all pipelines, the admin endpoint and the signals, until told to stop.
 
 use super::args::RunArgs;
-use super::descriptors;
-use super::error::CliError;
-use super::exit::Exit;
-use super::status::ask::glance;
-use crate::admin::{Admin, View};
+use super::error::{CliError, Exit};
+use super::status::glance;
+use crate::admin::{Admin, CONNECTIONS_MAX, View};
 use crate::config::Config;
-use crate::driver::{self, PipelineSpec, Service, Stop, StopHandle};
 use crate::metrics::Metrics;
-use crate::status::Board;
+use crate::pipeline::{self, PipelineSpec, Service, Stop, StopHandle};
+use crate::status::StatusHandle;
 use std::net::SocketAddr;
 use std::pin::pin;
 
 pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError> {
     let signals = Signals::listen().map_err(CliError::Runtime)?;
     let hangup = Hangup::listen().map_err(CliError::Runtime)?;
-    let boards: Vec<_> = config.specs.iter().map(|spec| Board::new(spec.name())).collect();
-    let total = boards.len();
+    let status_handles: Vec<_> =
+        config.specs.iter().map(|spec| StatusHandle::new(spec.name())).collect();
+    let total = status_handles.len();
     let metrics = Metrics::default();
-    let counts: Vec<_> = boards.iter().map(|board| metrics.pipeline(board)).collect();
-    let connections = descriptors::prepare(total);
+    let counts: Vec<_> =
+        status_handles.iter().map(|status_handle| metrics.pipeline(status_handle)).collect();
+    let connections = prepare(total);
     let admin = match config.admin.listen {
         Some(address) => Some(bind(address).await?.with_connections_max(connections)),
         None => None,
     };
     announce(&config, admin.as_ref());
-    let view = View { boards: boards.clone(), metrics, ready_lag_max: config.admin.ready_lag_max };
+    let view = View {
+        status_handles: status_handles.clone(),
+        metrics,
+        ready_lag_max: config.admin.ready_lag_max,
+    };
     let (handle, stop) = Stop::new();
-    let pipelines = config.specs.into_iter().zip(boards).zip(counts);
-    let pipelines = pipelines.map(|((spec, board), counts)| (spec, board, counts)).collect();
+    let pipelines = config.specs.into_iter().zip(status_handles).zip(counts);
+    let pipelines =
+        pipelines.map(|((spec, status_handle), counts)| (spec, status_handle, counts)).collect();
     let service = Service::start(pipelines, &stop).map_err(CliError::Thread)?;
 
     let mut exit = pin!(pipelines_end(service, total, args.fail_fast, (&handle, &stop)));
@@ -114,7 +119,7 @@ async fn pipelines_end(
         let stop = ends.count(&exit, fail_fast);
         left = left.saturating_sub(1);
         // The pipeline has told its own end, unless it was a panic.
-        if let driver::Exit::Bug = exit {
+        if let pipeline::Exit::Bug = exit {
             tracing::error!(event = "bug", pipeline, "ended by a bug in Postrider");
         }
         if stop && left > 0 {
@@ -145,19 +150,19 @@ struct Ends {
 impl Ends {
     /// Counts one; whether the others are to stop because of it. A halt is the pipeline's own affair, unless asked
     /// otherwise; after a bug the process is started anew, since nothing else brings that pipeline back.
-    fn count(&mut self, exit: &driver::Exit, fail_fast: bool) -> bool {
+    fn count(&mut self, exit: &pipeline::Exit, fail_fast: bool) -> bool {
         let first = self.bugs == 0 && !self.failed_fast;
         match exit {
-            driver::Exit::Stopped => {
+            pipeline::Exit::Stopped => {
                 self.stopped += 1;
                 false
             }
-            driver::Exit::Halted(_) => {
+            pipeline::Exit::Halted(_) => {
                 self.halted += 1;
                 self.failed_fast |= fail_fast;
                 first && fail_fast
             }
-            driver::Exit::Bug => {
+            pipeline::Exit::Bug => {
                 self.bugs += 1;
                 first
             }
@@ -269,13 +274,79 @@ impl Hangup {
     }
 }
 
+// How many descriptors the process may open, and how they are shared out.
+//
+// A process that has used up its descriptors can't connect to its database again. So the soft limit is raised to the
+// hard one, and the admin endpoint, which strangers may connect to, gets only what the pipelines leave.
+
+/// Descriptors of the process itself: the runtimes' own, standard streams, the listener, files that are read.
+const OF_THE_PROCESS: u64 = 64;
+
+/// Descriptors of one pipeline: its sessions in the database, and for each of up to four producers of librdkafka a
+/// socket and a pipe for each broker of a cluster of some ten.
+const OF_A_PIPELINE: u64 = 160;
+
+/// The soft limit is raised to the hard one, and not above this: more is never needed.
+const RAISED_MAX: u64 = 65_536;
+
+/// Connections that the endpoint has in the smallest process: one scrape, and one person who looks.
+const CONNECTIONS_MIN: u64 = 2;
+
+/// Raises the limit, and gives the number of connections that the admin endpoint may have open beside `pipelines`.
+pub(super) fn prepare(pipelines: usize) -> usize {
+    let Some(limit) = raised() else { return CONNECTIONS_MAX };
+    let (connections, needed) = shared_out(limit, pipelines);
+    if limit < needed {
+        tracing::warn!(
+            event = "descriptors_low",
+            limit,
+            needed,
+            connections,
+            hint = "allow more: LimitNOFILE= of the systemd unit, ulimit -n of a shell, ulimits of a container",
+            "the process may open {limit} descriptors, {needed} may be needed; the admin endpoint takes {connections} \
+             connections at a time"
+        );
+    }
+    usize::try_from(connections).unwrap_or(CONNECTIONS_MAX)
+}
+
+/// The endpoint's connections where the process may open `limit` descriptors, and what everything together may need.
+fn shared_out(limit: u64, pipelines: usize) -> (u64, u64) {
+    let most = CONNECTIONS_MAX as u64;
+    let reserve = OF_THE_PROCESS + OF_A_PIPELINE * pipelines as u64;
+    (limit.saturating_sub(reserve).clamp(CONNECTIONS_MIN, most), reserve + most)
+}
+
+/// The limit as it is after it was raised; `None` where there is none.
+#[cfg(unix)]
+fn raised() -> Option<u64> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let before = getrlimit(Resource::Nofile);
+    let soft = before.current?;
+    let wanted = before.maximum.unwrap_or(RAISED_MAX).min(RAISED_MAX);
+    if wanted <= soft {
+        return Some(soft);
+    }
+    let raised = Rlimit { current: Some(wanted), maximum: before.maximum };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => Some(wanted),
+        // A sandbox may forbid it. What is allowed is enough, or `descriptors_low` is logged.
+        Err(_refused) => Some(soft),
+    }
+}
+
+#[cfg(not(unix))]
+fn raised() -> Option<u64> {
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::error::{Halt, HaltReason};
 
-    fn halted() -> driver::Exit {
-        driver::Exit::Halted(Box::new(Halt {
+    fn halted() -> pipeline::Exit {
+        pipeline::Exit::Halted(Box::new(Halt {
             reason: HaltReason::SlotLost,
             message: String::new(),
             meaning: String::new(),
@@ -283,7 +354,7 @@ mod tests {
         }))
     }
 
-    fn exit(ends: &[driver::Exit], fail_fast: bool) -> Exit {
+    fn exit(ends: &[pipeline::Exit], fail_fast: bool) -> Exit {
         let mut counted = Ends::default();
         for end in ends {
             counted.count(end, fail_fast);
@@ -293,7 +364,7 @@ mod tests {
 
     #[test]
     fn the_exit_is_3_only_when_every_pipeline_has_halted() {
-        use driver::Exit::{Bug, Stopped};
+        use pipeline::Exit::{Bug, Stopped};
         assert_eq!(exit(&[Stopped, Stopped], false), Exit::Done);
         assert_eq!(exit(&[halted(), Stopped], false), Exit::Done);
         assert_eq!(exit(&[halted(), halted()], false), Exit::Halted);
@@ -303,8 +374,8 @@ mod tests {
 
     #[test]
     fn the_process_stays_up_when_all_have_halted_unless_told_otherwise() {
-        use driver::Exit::{Bug, Stopped};
-        let stays_up = |ends: &[driver::Exit], fail_fast| {
+        use pipeline::Exit::{Bug, Stopped};
+        let stays_up = |ends: &[pipeline::Exit], fail_fast| {
             let mut counted = Ends::default();
             for end in ends {
                 counted.count(end, fail_fast);
@@ -321,10 +392,26 @@ mod tests {
     fn others_are_stopped_once_by_a_bug_or_when_asked_to_fail_fast() {
         let mut ends = Ends::default();
         assert!(!ends.count(&halted(), false));
-        assert!(ends.count(&driver::Exit::Bug, false));
-        assert!(!ends.count(&driver::Exit::Bug, false));
+        assert!(ends.count(&pipeline::Exit::Bug, false));
+        assert!(!ends.count(&pipeline::Exit::Bug, false));
         let mut ends = Ends::default();
         assert!(ends.count(&halted(), true));
         assert!(!ends.count(&halted(), true));
+    }
+}
+
+#[cfg(test)]
+mod descriptors_tests {
+    use super::*;
+
+    #[test]
+    fn the_endpoint_gets_what_the_pipelines_leave() {
+        assert_eq!(shared_out(1024, 1), (64, 288));
+        assert_eq!(shared_out(1024, 5), (64, 928));
+        assert_eq!(shared_out(1024, 6), (2, 1088));
+        assert_eq!(shared_out(1024, 100), (2, 16_128));
+        assert_eq!(shared_out(256, 1), (32, 288));
+        assert_eq!(shared_out(64, 1), (2, 288));
+        assert_eq!(shared_out(u64::MAX, 1), (64, 288));
     }
 }

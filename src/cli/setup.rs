@@ -1,33 +1,28 @@
 //! `postrider setup`: tells what is missing in the database and makes it, or prints the SQL; `--undo` the other way.
 
-mod backfill;
-mod layout_sql;
-mod undo;
-mod words;
-
-pub use backfill::Backfill;
-pub(super) use words::folded;
-
+use super::Output;
 use super::args::SetupArgs;
-use super::error::CliError;
-use super::exit::Exit;
-use super::output::Output;
-use super::status::ask::how_to_start;
+use super::error::{CliError, Exit};
+use super::status::how_to_start;
 use crate::config::{Config, Env, PipelineConfig};
-use crate::driver::{Mode, PipelineSpec};
+use crate::error::{Halt, HaltReason};
 use crate::finding::{Finding, Severity};
-use crate::postgres::Conninfo;
-use crate::postgres::control::{Ask, Control};
+use crate::outbox::Layout;
+use crate::pipeline::{Mode, PipelineSpec, repair_table};
+use crate::postgres::control::{Ask, Ask as Look, Control};
 use crate::postgres::ownership::Acting;
-use crate::postgres::repair::Selection;
-use crate::postgres::schema::SchemaState;
+use crate::postgres::poll::claim::Table;
+use crate::postgres::repair::{self, Kind, Selection, Told};
+use crate::postgres::schema::{self, SchemaState};
 use crate::postgres::setup::{
-    self, Call, Options, Progress, ServerKind, SetupError, SetupPlan, StepKind,
+    self, Backfilled, Call, Options, Partial, Progress, ServerKind, SetupError, SetupPlan, Step,
+    StepKind, UndoPlan, check_backfill, undo,
 };
-use crate::postgres::{server, table};
+use crate::postgres::{Conninfo, SqlState, catalog};
 use crate::sink::{self, SinkSpec};
-use clap::ValueEnum as _;
+use clap::ValueEnum;
 use std::collections::BTreeSet;
+use std::io::{self, BufRead as _, IsTerminal as _};
 use std::net::SocketAddr;
 
 /// What the server knows the sessions by.
@@ -55,24 +50,24 @@ async fn one(
     let columns = spec.columns();
     let ask = ask(spec, conninfo, args, &columns);
     if args.undo {
-        return undo::one(spec.name(), &control, &ask, args).await;
+        return undo_one(spec.name(), &control, &ask, args).await;
     }
     let call = Call { command: command(spec.name(), args), login: Some(conninfo.clone()) };
     if !args.print_sql {
         own(spec, &control, &ask, &call).await?;
     }
     if let Some(name) = &spec.names.table {
-        let table = table::read(control.client(), name).await?;
+        let table = catalog::read_table(control.client(), name).await?;
         spec.fit(table.as_ref()).map_err(SetupError::from)?;
     }
-    let encoding = server::read(control.client()).await?.encoding;
+    let encoding = catalog::read_server(control.client()).await?.encoding;
     spec.messages_encoding(&encoding).map_err(SetupError::from)?;
-    let selection = backfill::wanted(args.backfill);
+    let selection = wanted(args.backfill);
     if selection.is_some() {
-        backfill::check(spec, &control, &ask).await?;
+        check(spec, &control, &ask).await?;
     }
     let sql = args.create_table.then_some(spec.names.table.as_ref()).flatten();
-    let sql = sql.map(|table| layout_sql::for_table(spec.outbox.layout, &table.name));
+    let sql = sql.map(|table| for_table(spec.outbox.layout, &table.name));
     // A DBA who reads the SQL runs it as somebody else: then the relay's role needs its rights.
     let other = args.print_sql || conninfo.user() != spec.conninfo.user();
     let role = other.then(|| spec.conninfo.user());
@@ -104,7 +99,7 @@ async fn one(
         options.role_missing = false;
         let plan = setup::plan(&control.facts(&ask).await?, &options);
         let plan = plan.map_err(SetupError::from)?;
-        let left = backfill::left_out(spec, &control, &plan).await?;
+        let left = left_out(spec, &control, &plan).await?;
         let text = printed(spec.name(), &plan, absent, &options, left);
         return Output::stdout().line(text.trim_end()).map_err(CliError::Output);
     }
@@ -152,12 +147,12 @@ async fn own(
     };
     let plan = setup::plan(&control.facts(ask).await?, &options).map_err(SetupError::from)?;
     let mut out = Output::stdout();
-    out.line(&words::of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
+    out.line(&of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
     // It waits for no transaction, so there is nothing to watch.
     let done = setup::apply(control, control, ask, &options, &mut tell(spec.name())).await;
     let text = match &done {
-        Ok(done) => words::of_done(done),
-        Err(SetupError::Refused(partial)) => words::of_partial(partial),
+        Ok(done) => of_done(done),
+        Err(SetupError::Refused(partial)) => of_partial(partial),
         Err(_) => return done.map(drop).map_err(CliError::from),
     };
     out.line(&text).map_err(CliError::Output)?;
@@ -215,22 +210,22 @@ async fn make(
     let facts = control.facts(&ask).await?;
     let mut plan = setup::plan(&facts, &options).map_err(SetupError::from)?;
     let mut left = match args.backfill {
-        None => backfill::left_out(spec, control, &plan).await?,
+        None => left_out(spec, control, &plan).await?,
         Some(_) => None,
     };
     // The plan first: the question is about a step of it.
     if left.is_some() {
-        out.line(&words::of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
+        out.line(&of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
     }
     let is_shown = left.is_some();
-    if let Some(which) = left.as_deref().map(backfill::asked).transpose()?.flatten() {
-        (selection, left) = (backfill::wanted(Some(which)), None);
+    if let Some(which) = left.as_deref().map(asked).transpose()?.flatten() {
+        (selection, left) = (wanted(Some(which)), None);
         options.backfill = selection.is_some();
         plan = setup::plan(&facts, &options).map_err(SetupError::from)?;
     }
     let topics = known_topics(spec);
     if !is_shown {
-        out.line(&words::of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
+        out.line(&of_plan(spec.name(), &plan)).map_err(CliError::Output)?;
     }
     let watch = Control::connect(conninfo, APPLICATION_NAME).await?;
     let done = setup::apply(control, &watch, &ask, &options, &mut tell(spec.name())).await;
@@ -238,22 +233,22 @@ async fn make(
         Ok(done) => done,
         Err(error) => {
             if let SetupError::Refused(partial) = &error {
-                out.line(&words::of_partial(partial)).map_err(CliError::Output)?;
+                out.line(&of_partial(partial)).map_err(CliError::Output)?;
             }
             return Err(error.into());
         }
     };
     let mut lines = Vec::new();
-    lines.extend(Some(words::of_done(&done)).filter(|text| !text.is_empty()));
+    lines.extend(Some(of_done(&done)).filter(|text| !text.is_empty()));
     if let Some(selection) = selection {
-        let made = backfill::make(spec, conninfo, control, &ask, selection).await;
+        let made = make_backfill(spec, conninfo, control, &ask, selection).await;
         if made.is_err() {
             out.line(&std::mem::take(&mut lines).join("\n")).map_err(CliError::Output)?;
         }
         let other = options.role.is_some();
-        lines.extend(made.map_err(|error| backfill::denied(error, spec.name(), selection, other))?);
+        lines.extend(made.map_err(|error| denied(error, spec.name(), selection, other))?);
     }
-    lines.extend(left.map(|rows| backfill::notice(spec.name(), &rows)));
+    lines.extend(left.map(|rows| notice(spec.name(), &rows)));
     lines.extend(make_topics(spec, topics).await);
     let created = done.steps.iter().any(|step| step.kind == StepKind::Table);
     if let Some(table) = spec.names.table.as_ref().filter(|_| created) {
@@ -333,5 +328,408 @@ fn can_create_table(pipeline: &PipelineConfig) -> Result<(), CliError> {
             why: "has columns of its own in outbox.columns or outbox.extra: create its table by hand",
         }),
         (Some(_), true) => Ok(()),
+    }
+}
+
+// `postrider setup --backfill`: which rows that are there already go before the stream.
+
+/// `--backfill`
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Backfill {
+    /// None of them: what commits from the slot on is published
+    None,
+    /// Those without their layout's mark of success; where published rows are deleted, all
+    Unpublished,
+    /// All of them
+    All,
+}
+
+impl Backfill {
+    fn selection(self) -> Option<Selection> {
+        match self {
+            Self::None => None,
+            Self::Unpublished => Some(Selection::Unmarked),
+            Self::All => Some(Selection::All),
+        }
+    }
+}
+
+/// Whether rows are to be listed at all.
+fn wanted(backfill: Option<Backfill>) -> Option<Selection> {
+    backfill.and_then(Backfill::selection)
+}
+
+/// Rows that are in the table when the first slot is about to be made: the stream does not bring them.
+async fn left_out(
+    spec: &PipelineSpec,
+    control: &Control,
+    plan: &SetupPlan,
+) -> Result<Option<String>, CliError> {
+    let makes = |kind| plan.steps.iter().any(|step| step.kind == kind);
+    let Some(table) = spec.names.table.as_ref().filter(|_| makes(StepKind::Slot)) else {
+        return Ok(None);
+    };
+    if makes(StepKind::Table) {
+        return Ok(None);
+    }
+    Ok(match setup::rows(control, table).await.map_err(SetupError::from)? {
+        Some(0) => None,
+        Some(1) => Some(format!("1 row of {table}")),
+        Some(rows) if rows > setup::ROWS_COUNTED_MAX => {
+            Some(format!("more than {} rows of {table}", setup::ROWS_COUNTED_MAX))
+        }
+        Some(rows) => Some(format!("{rows} rows of {table}")),
+        None => Some(format!("rows of {table}, if there are any: they could not be counted")),
+    })
+}
+
+/// Asks a person at a terminal which of these rows go before the stream; `None` where there is nobody to ask.
+fn asked(rows: &str) -> Result<Option<Backfill>, CliError> {
+    let input = io::stdin();
+    if !input.is_terminal() {
+        return Ok(None);
+    }
+    let names: Vec<_> =
+        Backfill::value_variants().iter().filter_map(ValueEnum::to_possible_value).collect();
+    let names: Vec<&str> = names.iter().map(clap::builder::PossibleValue::get_name).collect();
+    Output::stderr().say(&format!(
+        "The table has {rows} from before the slot; streaming will not publish them, and once the slot exists it is \
+         too late to publish them first.\n  \
+         none         publish none of them (the default)\n  \
+         unpublished  publish those without their layout's mark; where published rows are deleted, all\n  \
+         all          publish all of them"
+    ));
+    loop {
+        Output::stderr()
+            .say(&format!("Publish them before streaming starts? [{}]:", names.join(" / ")));
+        let mut answer = String::new();
+        if input.lock().read_line(&mut answer).map_err(CliError::Input)? == 0 {
+            return Err(CliError::Input(io::ErrorKind::UnexpectedEof.into()));
+        }
+        let answer = answer.trim();
+        if answer.is_empty() {
+            return Ok(Some(Backfill::None));
+        }
+        if let Ok(which) = Backfill::from_str(answer, true) {
+            return Ok(Some(which));
+        }
+        Output::stderr()
+            .say(&format!("{answer:?} is none of these; type one of {}.", names.join(", ")));
+    }
+}
+
+/// What is said of rows that were left out.
+fn notice(pipeline: &str, rows: &str) -> String {
+    format!(
+        "not streamed   {rows}, which were there before the slot. To publish them first, before postrider run has \
+         published anything: postrider setup -p {pipeline} --undo --yes, then postrider setup -p {pipeline} --backfill \
+         all (or unpublished), with the same --url"
+    )
+}
+
+/// Before anything is made.
+async fn check(spec: &PipelineSpec, control: &Control, look: &Look<'_>) -> Result<(), CliError> {
+    if spec.mode == Mode::Poll {
+        return Err(SetupError::Halt(Box::new(polls())).into());
+    }
+    let version = schema::read(control.client(), look.acting).await?;
+    let row = if version == SchemaState::Version(schema::VERSION) {
+        repair::read(control.client(), spec.name()).await?
+    } else {
+        None
+    };
+    let facts = control.facts(look).await?;
+    check_backfill(&facts, row.as_ref()).map_err(SetupError::from).map_err(CliError::from)
+}
+
+fn polls() -> Halt {
+    Halt {
+        reason: HaltReason::NotApplicable,
+        message: "mode = \"poll\" has no slot: there is nothing to backfill before it".to_owned(),
+        meaning: "nothing was changed; every row without a mark is published".to_owned(),
+        hint: "leave --backfill away".to_owned(),
+    }
+}
+
+/// An administrator without the right to replicate can't create the slot; the relay's role, which has it by now, can.
+fn denied(error: CliError, pipeline: &str, which: Selection, other: bool) -> CliError {
+    if let CliError::Source(source) | CliError::Setup(SetupError::Source(source)) = error {
+        if !other || source.sqlstate() != Some(SqlState::INSUFFICIENT_PRIVILEGE) {
+            return CliError::Source(source);
+        }
+        let word = if which.by_marks() { "unpublished" } else { "all" };
+        let hint = format!(
+            "run setup as the relay's role, which makes what is left: postrider setup -p {pipeline} --backfill {word} \
+             (without --url)"
+        );
+        return CliError::Setup(SetupError::Backfill { error: source, hint });
+    }
+    error
+}
+
+/// Makes slot and list, and says what is on it.
+async fn make_backfill(
+    spec: &PipelineSpec,
+    conninfo: &Conninfo,
+    control: &Control,
+    look: &Look<'_>,
+    selection: Selection,
+) -> Result<Vec<String>, CliError> {
+    let Some(table) = repair_table(spec, selection.by_marks()) else { return Ok(Vec::new()) };
+    let listed_table = table.clone();
+    let facts = control.facts(look).await?;
+    let ask = repair::Ask {
+        conninfo,
+        application_name: APPLICATION_NAME,
+        names: &spec.names,
+        failover: spec.failover && facts.server.version >= 170_000,
+        kind: Kind::Backfill,
+        selection,
+        known: None,
+        known_at: None,
+        before: None,
+        drop_slot: false,
+    };
+    let pipeline = spec.name();
+    let mut told = |told: Told<'_>| match told {
+        Told::Waiting(blockers) => {
+            let xids: Vec<&str> = blockers.iter().map(|blocker| blocker.xid.as_str()).collect();
+            tracing::warn!(
+                pipeline,
+                xids = xids.join(","),
+                "the slot waits for transactions that run since before it"
+            );
+        }
+        Told::Listing(at) => tracing::debug!(pipeline, %at, "the slot stands; listing rows"),
+    };
+    match setup::backfill(control, &facts, table, ask, &mut told).await? {
+        Backfilled::Listed(row) => {
+            let left = repair::left(control.client(), pipeline).await?;
+            let at = row.slot_created_lsn.map(|at| at.to_string()).unwrap_or_default();
+            let table = Table::read(control.client(), listed_table).await?;
+            let without_id = repair::without_id(control.client(), &table, &row).await?;
+            let mut lines = vec![
+                format!("done           create slot {:?} at {at}, with its snapshot", row.slot),
+                format!(
+                    "done           list {left} rows, which postrider run publishes before it streams"
+                ),
+                format!("method         {}", row.method),
+            ];
+            if without_id > 0 {
+                lines.push(format!(
+                    "not listed     {without_id} rows, which have no id: rows are listed by their ids. Delete them and \
+                     insert them again with an id, in one transaction: the stream publishes the new rows"
+                ));
+            }
+            Ok(lines)
+        }
+        Backfilled::Locked { pid } => {
+            let by = pid.map_or_else(String::new, |pid| format!(": backend {pid}"));
+            let halt = repair::live(&format!("it has the pipeline's lock{by}"));
+            Err(SetupError::Halt(Box::new(halt)).into())
+        }
+    }
+}
+
+// A layout's SQL for a table of another name.
+
+/// The SQL that makes `layout`'s table under the name `table`, in the first schema of the search path.
+///
+/// Indexes and side tables named after the table are renamed with it, so that two outboxes fit into one schema.
+fn for_table(layout: Layout, table: &str) -> String {
+    let from = layout.table();
+    if table == from {
+        return layout.create_sql().to_owned();
+    }
+    let lines = layout.create_sql().lines().map(|line| {
+        // Comments are prose: the name in them means the layout's.
+        if line.starts_with("--") { line.to_owned() } else { renamed(line, from, table) }
+    });
+    lines.collect::<Vec<_>>().join("\n") + "\n"
+}
+
+fn renamed(line: &str, from: &str, to: &str) -> String {
+    let mut text = String::new();
+    let mut rest = line;
+    while let Some(start) = rest.find(is_word) {
+        let (before, word_on) = rest.split_at(start);
+        let (word, after) =
+            word_on.split_at(word_on.find(|c| !is_word(c)).unwrap_or(word_on.len()));
+        text.push_str(before);
+        text.push_str(&named_after(word, from, to).unwrap_or_else(|| word.to_owned()));
+        rest = after;
+    }
+    text + rest
+}
+
+fn is_word(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_'
+}
+
+/// `outbox` and `idx_outbox_status` are named after `outbox`; `outboxes` is not.
+fn named_after(word: &str, from: &str, to: &str) -> Option<String> {
+    let (before, after) = word.split_once(from)?;
+    let apart = (before.is_empty() || before.ends_with('_'))
+        && (after.is_empty() || after.starts_with('_'));
+    let name = format!("{before}{to}{after}").replace('"', "\"\"");
+    apart.then(|| format!("\"{name}\""))
+}
+
+// `postrider setup --undo`: says what is lost, asks, and takes the pipeline out of the database.
+
+async fn undo_one(
+    pipeline: &str,
+    control: &Control,
+    ask: &Ask<'_>,
+    args: &SetupArgs,
+) -> Result<(), CliError> {
+    let plan = undo::read(control, ask).await?;
+    let mut out = Output::stdout();
+    if args.print_sql {
+        let text = format!("-- Pipeline {pipeline}\n{plan}");
+        return out.line(text.trim_end()).map_err(CliError::Output);
+    }
+    if plan.steps.is_empty() {
+        let text = format!("{pipeline}: nothing is there to undo");
+        return out.line(&text).map_err(CliError::Output);
+    }
+    out.line(&in_words(pipeline, &plan)).map_err(CliError::Output)?;
+    if !args.yes && !agreed(pipeline)? {
+        return out.line("nothing was changed").map_err(CliError::Output);
+    }
+    undo::undo(control, &plan).await?;
+    out.line(&format!("{pipeline} is undone")).map_err(CliError::Output)
+}
+
+fn in_words(pipeline: &str, plan: &UndoPlan) -> String {
+    let mut lines = vec![format!("{pipeline}: to be undone")];
+    lines.extend(steps(&plan.steps));
+    lines.extend(plan.lost.iter().map(|lost| folded("  lost   ", lost)));
+    lines.extend(plan.stays.iter().map(|stays| folded("  stays  ", stays)));
+    lines.join("\n")
+}
+
+/// Asks a person; where there is none, nothing is dropped without `--yes`.
+fn agreed(pipeline: &str) -> Result<bool, CliError> {
+    let input = io::stdin();
+    if !input.is_terminal() {
+        return Err(CliError::NotAgreed);
+    }
+    Output::stderr().say(&format!("Undo {pipeline}? Type yes:"));
+    let mut answer = String::new();
+    input.lock().read_line(&mut answer).map_err(CliError::Output)?;
+    Ok(answer.trim() == "yes")
+}
+
+// A plan in words, for the terminal: told before anything is done.
+
+/// Longest line. Unit: characters.
+const WIDTH: usize = 100;
+
+/// What is about to be done, or that there is nothing to do.
+fn of_plan(pipeline: &str, plan: &SetupPlan) -> String {
+    let mut lines = vec![match plan.steps.len() {
+        0 => format!("{pipeline}: nothing is missing"),
+        1 => format!("{pipeline}: one thing to do"),
+        count => format!("{pipeline}: {count} things to do, in this order"),
+    }];
+    lines.extend(steps(&plan.steps));
+    lines.join("\n")
+}
+
+/// What is done, and what was there.
+fn of_done(done: &SetupPlan) -> String {
+    let steps = done.steps.iter().map(|step| format!("done           {}", step.title));
+    let adopted = done.adopted.iter().map(|object| format!("there already  {object}"));
+    steps.chain(adopted).collect::<Vec<_>>().join("\n")
+}
+
+/// What is done, what was there, what was refused, and what was not begun since it needs what was refused.
+fn of_partial(partial: &Partial) -> String {
+    let refused =
+        partial.refused.iter().map(|step| format!("refused        {}: {}", step.title, step.why));
+    let left = partial
+        .left
+        .iter()
+        .map(|title| format!("not begun      {title}: it needs what was refused"));
+    let done = Some(of_done(&partial.done)).filter(|text| !text.is_empty());
+    done.into_iter().chain(refused).chain(left).collect::<Vec<_>>().join("\n")
+}
+
+/// Each step with its number and its reason.
+fn steps(steps: &[Step]) -> impl Iterator<Item = String> {
+    (1..).zip(steps).flat_map(|(number, step): (usize, &Step)| {
+        [format!("  {number}. {}", step.title), folded("     ", step.why)]
+    })
+}
+
+/// A text behind a mark, its further lines under the first.
+pub(super) fn folded(mark: &str, text: &str) -> String {
+    let indent = " ".repeat(mark.chars().count());
+    let mut lines = Vec::new();
+    let mut line = mark.to_owned();
+    let mut is_empty = true;
+    for word in text.split_whitespace() {
+        if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            lines.push(std::mem::replace(&mut line, indent.clone()));
+            is_empty = true;
+        }
+        if !is_empty {
+            line.push(' ');
+        }
+        line.push_str(word);
+        is_empty = false;
+    }
+    lines.push(line);
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_of_another_name_takes_its_indexes_along() {
+        let sql = for_table(Layout::Gcx, "Shop \"events\"");
+        assert!(sql.contains("CREATE TABLE \"Shop \"\"events\"\"\" (\n"), "{sql}");
+        let index = "CREATE INDEX \"idx_Shop \"\"events\"\"_expires\" ON \"Shop \"\"events\"\"\" (";
+        assert!(sql.contains(index), "{sql}");
+        assert!(
+            !sql.lines().any(|line| !line.starts_with("--") && line.contains("outbox")),
+            "{sql}"
+        );
+    }
+
+    #[test]
+    fn the_layouts_own_name_changes_nothing() {
+        for layout in Layout::ALL {
+            assert_eq!(for_table(*layout, layout.table()), layout.create_sql());
+        }
+    }
+}
+
+#[cfg(test)]
+mod words_tests {
+    use super::*;
+    use crate::postgres::setup::StepKind;
+    use expect_test::expect;
+
+    #[test]
+    fn steps_are_told_with_number_and_reason() {
+        let step = Step {
+            kind: StepKind::Slot,
+            title: "create slot \"s\"".to_owned(),
+            why: "Events committed from here on are kept for the relay. It waits for every transaction that is \
+                  running now.",
+            sql: String::new(),
+        };
+        let plan = SetupPlan { steps: vec![step], adopted: Vec::new() };
+        expect![[r#"
+            orders: one thing to do
+              1. create slot "s"
+                 Events committed from here on are kept for the relay. It waits for every transaction that is
+                 running now."#]].assert_eq(&of_plan("orders", &plan));
+        let nothing = SetupPlan { steps: Vec::new(), adopted: Vec::new() };
+        assert_eq!(of_plan("orders", &nothing), "orders: nothing is missing");
     }
 }

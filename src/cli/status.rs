@@ -1,18 +1,17 @@
 //! `postrider status`: asks the running process, and shows what it says, once or again and again.
 
-pub(super) mod ask;
-mod table;
-
+use super::Output;
 use super::args::{Global, StatusArgs};
-use super::error::CliError;
-use super::exit::Exit;
-use super::output::Output;
+use super::error::{CliError, Exit};
 use crate::config::Config;
-use crate::driver::PipelineSpec;
+use crate::pipeline::PipelineSpec;
 use serde_json::Value;
-use std::io::IsTerminal as _;
-use std::net::SocketAddr;
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 /// To the upper left, and everything below it away: what a terminal shows is replaced in place.
 const REPLACE: &str = "\x1b[H\x1b[J";
@@ -23,7 +22,7 @@ pub(super) async fn run(
     args: &StatusArgs,
     color: bool,
 ) -> Result<Exit, CliError> {
-    let address = ask::reachable(config.admin.listen.ok_or(CliError::AdminOff)?);
+    let address = reachable(config.admin.listen.ok_or(CliError::AdminOff)?);
     let Some(seconds) = args.watch else {
         let look = look(address, config, global).await?;
         let text = if args.json { format!("{:#}", look.status) } else { look.table(color) };
@@ -70,7 +69,7 @@ struct Look {
 }
 
 async fn look(address: SocketAddr, config: &Config, global: &Global) -> Result<Look, CliError> {
-    let body = ask::status(address).await?;
+    let body = status(address).await?;
     let mut status: Value =
         serde_json::from_str(&body).map_err(|_not_json| CliError::Stranger(address))?;
     let Some(pipelines) = status.get_mut("pipelines").and_then(Value::as_array_mut) else {
@@ -117,7 +116,7 @@ impl Look {
     }
 
     fn table(&self, color: bool) -> String {
-        table::render(self.pipelines(), color)
+        render(self.pipelines(), color)
     }
 
     fn exit(&self) -> Exit {
@@ -125,5 +124,374 @@ impl Look {
         let pipelines = self.pipelines();
         let well = !pipelines.is_empty() && pipelines.iter().all(is_ready);
         if well { Exit::Done } else { Exit::NotWell }
+    }
+}
+
+// One HTTP question to a process on this host.
+
+/// How long the answer may take.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Bytes the answer may have.
+const ANSWER_BYTES_MAX: u64 = 4 << 20;
+
+/// Where a process that listens on `address` is reached from the same host.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        IpAddr::V4(_) | IpAddr::V6(_) => address.ip(),
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+/// How long a command waits for a process that may not be there, before it says what comes next.
+const GLANCE: Duration = Duration::from_secs(2);
+
+/// A pipeline of the process that listens on an address.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Seen {
+    /// Its name.
+    pub(super) pipeline: String,
+    /// Its database, as [`PipelineSpec::source_name`] has it.
+    pub(super) source: String,
+    /// The code of its halt, where it is halted.
+    pub(super) halted: Option<String>,
+}
+
+/// The pipelines of the Postrider that listens on `address`; none where none does.
+pub(super) async fn glance(address: SocketAddr) -> Vec<Seen> {
+    let answer = tokio::time::timeout(GLANCE, status(reachable(address))).await;
+    let Ok(Ok(body)) = answer else { return Vec::new() };
+    let Ok(status) = serde_json::from_str::<Value>(&body) else { return Vec::new() };
+    let pipelines = status["pipelines"].as_array().map_or(&[][..], Vec::as_slice);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let seen = pipelines.iter().map(|pipeline| Seen {
+        pipeline: text(&pipeline["pipeline"]),
+        source: text(&pipeline["source"]),
+        halted: (pipeline["state"] == "halted").then(|| text(&pipeline["halt_code"])),
+    });
+    seen.collect()
+}
+
+/// What starts a pipeline that was set up or repaired: a process that halted may still run, and holds its port.
+pub(super) async fn how_to_start(listen: Option<SocketAddr>, spec: &PipelineSpec) -> String {
+    let seen = match listen {
+        Some(address) => glance(address).await,
+        None => Vec::new(),
+    };
+    let here = seen
+        .into_iter()
+        .find(|seen| seen.pipeline == spec.name() && seen.source == spec.source_name());
+    match here {
+        Some(Seen { halted: Some(code), .. }) => format!(
+            "the process that halted with {code} still runs: restart postrider run (systemctl restart postrider)"
+        ),
+        Some(Seen { halted: None, .. }) => "postrider run is running".to_owned(),
+        None => "start it with: postrider run".to_owned(),
+    }
+}
+
+/// The body of `/status`.
+async fn status(address: SocketAddr) -> Result<String, CliError> {
+    let answer = tokio::time::timeout(TIMEOUT, exchange(address)).await;
+    let late = |_elapsed| io::Error::from(io::ErrorKind::TimedOut);
+    let answer = answer.map_err(late).flatten();
+    let answer = answer.map_err(|source| CliError::Ask { address, source })?;
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or(CliError::Stranger(address))?;
+    let ok = head.starts_with("HTTP/1.") && head.split(' ').nth(1) == Some("200");
+    if ok { Ok(body.to_owned()) } else { Err(CliError::Stranger(address)) }
+}
+
+/// HTTP/1.0, so that the answer ends with the connection and has no chunks.
+async fn exchange(address: SocketAddr) -> io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request =
+        format!("GET /status HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+// The status as a table: one line for each pipeline, then what is not well and what mends it.
+
+const HEAD: [&str; 9] = [
+    "PIPELINE",
+    "STATE",
+    "LAG",
+    "WAL LAG",
+    "IN FLIGHT",
+    "PUBLISHED",
+    "SLOT",
+    "RETAINED",
+    "WATERMARK",
+];
+
+/// Columns of figures are aligned to the right.
+const RIGHT: [bool; 9] = [false, false, true, true, true, true, false, true, false];
+
+/// Behind the remedy of a halt, which may be carried out already: the pipeline does not look at its cause again.
+const HALTED: &str = "then restart the process, which still runs (systemctl restart postrider)";
+
+/// Index of the state's column, which has the colour.
+const STATE: usize = 1;
+
+fn render(pipelines: &[Value], color: bool) -> String {
+    let rows: Vec<_> = pipelines.iter().map(row).collect();
+    let heads = HEAD.map(str::to_owned);
+    let mut widths = heads.each_ref().map(String::len);
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut text = line(&heads, &widths, None);
+    for (row, pipeline) in rows.iter().zip(pipelines) {
+        text.push('\n');
+        text.push_str(&line(row, &widths, color.then(|| paint(pipeline))));
+    }
+    for pipeline in pipelines {
+        text.push_str(&trouble(pipeline));
+        text.push_str(&parked(pipeline));
+        text.push_str(&skipped(pipeline));
+    }
+    text
+}
+
+fn row(pipeline: &Value) -> [String; HEAD.len()] {
+    let text = |key: &str| pipeline[key].as_str().unwrap_or("-").to_owned();
+    let count = |key: &str| pipeline[key].as_u64().map_or_else(|| "-".to_owned(), grouped);
+    let size = |key: &str| pipeline[key].as_u64().map_or_else(|| "-".to_owned(), bytes);
+    [
+        text("pipeline"),
+        text("state"),
+        pipeline["lag_seconds"]
+            .as_f64()
+            .map_or_else(|| "-".to_owned(), |lag| format!("{lag:.1} s")),
+        size("lag_bytes"),
+        count("in_flight_events"),
+        count("published_total"),
+        text("slot_state"),
+        size("slot_retained_bytes"),
+        text("watermark"),
+    ]
+}
+
+fn line(cells: &[String; HEAD.len()], widths: &[usize; HEAD.len()], paint: Option<&str>) -> String {
+    let mut text = String::new();
+    for (index, ((cell, width), right)) in cells.iter().zip(widths).zip(RIGHT).enumerate() {
+        let pad = " ".repeat(width.saturating_sub(cell.chars().count()));
+        let cell = match paint {
+            Some(paint) if index == STATE => format!("{paint}{cell}\x1b[0m"),
+            Some(_) | None => cell.clone(),
+        };
+        let gap = if index == 0 { "" } else { "  " };
+        let (before, after) = if right { (pad.as_str(), "") } else { ("", pad.as_str()) };
+        // Writing to a String does not fail.
+        write!(text, "{gap}{before}{cell}{after}").unwrap_or_default();
+    }
+    text.truncate(text.trim_end().len());
+    text
+}
+
+/// Green is ready, red waits for an operator, yellow is everything between.
+fn paint(pipeline: &Value) -> &'static str {
+    match (pipeline["ready"].as_bool(), pipeline["state"].as_str()) {
+        (Some(true), _) => "\x1b[32m",
+        (_, Some("halted")) => "\x1b[31m",
+        _ => "\x1b[33m",
+    }
+}
+
+/// Why a pipeline is not well, and what mends it.
+fn trouble(pipeline: &Value) -> String {
+    let mut text = String::new();
+    let name = pipeline["pipeline"].as_str().unwrap_or("-");
+    let parts = ["halt_code", "reason"].into_iter().filter_map(|key| pipeline[key].as_str());
+    let parts: Vec<_> = parts.collect();
+    if !parts.is_empty() {
+        write!(text, "\n\n{name}: {}", parts.join(": ")).unwrap_or_default();
+    }
+    if let Some(hint) = pipeline["hint"].as_str() {
+        for line in hint.lines() {
+            text.push_str("\n  ");
+            text.push_str(line);
+        }
+    }
+    if pipeline["state"].as_str() == Some("halted") {
+        text.push_str("\n  ");
+        text.push_str(HALTED);
+    }
+    text
+}
+
+/// The events that are set aside, what they hold back, and the command that shows them.
+fn parked(pipeline: &Value) -> String {
+    let name = pipeline["pipeline"].as_str().unwrap_or("-");
+    let parked = &pipeline["parked"];
+    let count = |key: &str| parked[key].as_u64().unwrap_or(0);
+    let states = [
+        ("waiting", "refused and tried again"),
+        ("dead", "dead"),
+        ("behind", "behind an earlier event"),
+        ("due", "not due yet"),
+    ];
+    let states = states.map(|(key, words)| (count(key), words));
+    let all: u64 = states.iter().map(|(count, _)| count).sum();
+    if all == 0 {
+        return String::new();
+    }
+    let parts = states.iter().filter(|(count, _)| *count > 0);
+    let parts: Vec<_> =
+        parts.map(|(count, words)| format!("{} {words}", grouped(*count))).collect();
+    let mut text = format!(
+        "\n\n{name}: {} parked ({})",
+        counted(all, "event is", "events are"),
+        parts.join(", ")
+    );
+    let held = counted(count("aggregates"), "aggregate is", "aggregates are");
+    let oldest = age(parked["oldest_seconds"].as_f64().unwrap_or(0.0));
+    write!(
+        text,
+        "\n  {held} held back; the oldest event for {oldest}\n  postrider parked list -p {name}"
+    )
+    .unwrap_or_default();
+    text
+}
+
+/// `1 event is`, `1,234 events are`
+fn counted(count: u64, one: &str, many: &str) -> String {
+    format!("{} {}", grouped(count), if count == 1 { one } else { many })
+}
+
+/// Seconds in the largest unit of which there are at least two: `90 s`, `12 min`, `3 h`, `5 d`.
+fn age(seconds: f64) -> String {
+    const UNITS: [(&str, f64); 3] = [("d", 86_400.0), ("h", 3_600.0), ("min", 60.0)];
+    match UNITS.into_iter().find(|(_, unit)| seconds >= 2.0 * unit) {
+        Some((name, unit)) => format!("{:.0} {name}", (seconds / unit).floor()),
+        None => format!("{seconds:.0} s"),
+    }
+}
+
+/// What was skipped that an application may have meant to be published.
+fn skipped(pipeline: &Value) -> String {
+    let name = pipeline["pipeline"].as_str().unwrap_or("-");
+    let count = |key: &str| pipeline["skipped"][key].as_u64().filter(|count| *count > 0);
+    let mut text = String::new();
+    for (key, words) in [
+        ("expired", "events skipped since the start: they had expired"),
+        ("not_transactional", "logical messages skipped since the start: not transactional"),
+    ] {
+        if let Some(count) = count(key) {
+            write!(text, "\n\n{name}: {} {words}", grouped(count)).unwrap_or_default();
+        }
+    }
+    text
+}
+
+/// `1234567` as `1,234,567`.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+fn bytes(number: u64) -> String {
+    const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    let Some((unit, factor)) = UNITS.into_iter().find(|(_, factor)| number >= *factor) else {
+        return format!("{number} B");
+    };
+    let tenths = u128::from(number) * 10 / u128::from(factor);
+    format!("{}.{} {unit}", tenths / 10, tenths % 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::expect;
+    use serde_json::json;
+
+    #[test]
+    fn a_table_shows_figures_and_then_troubles() {
+        let pipelines = [
+            json!({
+                "pipeline": "orders", "state": "streaming", "ready": true, "lag_seconds": 0.04,
+                "lag_bytes": 1536, "in_flight_events": 12, "published_total": 1_234_567,
+                "slot_state": "reserved", "slot_retained_bytes": 17_000_000, "watermark": "0/1A2B3C8",
+                "skipped": {"expired": 1_100, "not_transactional": 0, "others": 7},
+            }),
+            json!({
+                "pipeline": "invoices", "state": "halted", "ready": false, "lag_seconds": 3600.5,
+                "lag_bytes": 0, "in_flight_events": 0, "published_total": 0, "slot_state": null,
+                "slot_retained_bytes": null, "watermark": "0/0", "halt_code": "PR002",
+                "reason": "slot \"postrider_invoices\" does not exist", "hint": "run one\nrun two",
+            }),
+        ];
+        expect![[r#"
+            PIPELINE  STATE           LAG  WAL LAG  IN FLIGHT  PUBLISHED  SLOT      RETAINED  WATERMARK
+            orders    streaming     0.0 s  1.5 KiB         12  1,234,567  reserved  16.2 MiB  0/1A2B3C8
+            invoices  halted     3600.5 s      0 B          0          0  -                -  0/0
+
+            orders: 1,100 events skipped since the start: they had expired
+
+            invoices: PR002: slot "postrider_invoices" does not exist
+              run one
+              run two
+              then restart the process, which still runs (systemctl restart postrider)"#]]
+        .assert_eq(&render(&pipelines, false));
+        let colored = render(&pipelines, true);
+        assert!(colored.contains("\x1b[32mstreaming\x1b[0m"), "{colored}");
+        assert!(colored.contains("\x1b[31mhalted\x1b[0m"), "{colored}");
+    }
+
+    #[test]
+    fn parked_events_are_shown_with_what_they_hold_back() {
+        let of = |value: Value| parked(&json!({"pipeline": "orders", "parked": value}));
+        assert_eq!(of(Value::Null), "");
+        assert_eq!(
+            of(json!({"waiting": 0, "behind": 0, "due": 0, "dead": 0, "aggregates": 0})),
+            ""
+        );
+        let some = of(json!({
+            "waiting": 1, "behind": 1_500, "due": 0, "dead": 1, "aggregates": 2, "oldest_seconds": 754.2,
+        }));
+        expect![[r#"
+
+
+            orders: 1,502 events are parked (1 refused and tried again, 1 dead, 1,500 behind an earlier event)
+              2 aggregates are held back; the oldest event for 12 min
+              postrider parked list -p orders"#]].assert_eq(&some);
+        let one = of(json!({"waiting": 0, "due": 1, "aggregates": 0, "oldest_seconds": 3.0}));
+        assert!(
+            one.contains("1 event is parked (1 not due yet)\n  0 aggregates are held back"),
+            "{one}"
+        );
+        assert!(one.contains("the oldest event for 3 s"), "{one}");
+    }
+
+    #[test]
+    fn ages_have_one_unit() {
+        for (seconds, text) in
+            [(0.4, "0 s"), (119.0, "119 s"), (120.0, "2 min"), (7_200.0, "2 h"), (172_800.0, "2 d")]
+        {
+            assert_eq!(age(seconds), text);
+        }
+    }
+
+    #[test]
+    fn figures_are_short() {
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(999), "999");
+        assert_eq!(grouped(1000), "1,000");
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1024), "1.0 KiB");
+        assert_eq!(bytes(u64::MAX), "17179869183.9 GiB");
     }
 }

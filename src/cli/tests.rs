@@ -54,7 +54,7 @@ fn help_is_short() {
               --log-format <FORMAT>  How the log is written, on standard error [default: text] [possible
                                      values: text, json]
               --log <LEVEL|FILTER>   What is logged: error, warn, info, debug or trace, or a filter as
-                                     info,postrider::driver=debug [default: info]
+                                     info,postrider::pipeline=debug [default: info]
           -q, --quiet                Log only errors
               --color <WHEN>         Colours; auto has them on a terminal, unless $NO_COLOR is set [default:
                                      auto] [possible values: auto, always, never]

@@ -1,16 +1,14 @@
 //! From a file's name to a [`Config`], or to everything that is wrong with it.
 
-use super::context::{Context, Found};
-use super::env::Env;
-use super::error::{ConfigError, Finding, Findings};
-use super::pipeline;
-use super::place::Lines;
-use super::section::Section;
+use super::section::{Context, Excerpt, Found, Lines, Place, Section};
 use super::types::{AdminConfig, Config};
-use super::{build, check};
+use super::{build, pipeline};
+use crate::postgres::conninfo;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fmt, io};
 use toml::de::DeTable;
 
 /// Where a configuration is looked for when none is named.
@@ -110,7 +108,7 @@ fn root(file: &str, section: Section<'_>) -> Config {
     section.finish();
     let built = |pipeline| build::spec(context, pipeline, shutdown_grace);
     let specs: Vec<_> = pipelines.iter().filter_map(built).collect();
-    check::across(context, &pipelines);
+    build::across(context, &pipelines);
     Config {
         file: file.to_owned(),
         admin,
@@ -144,4 +142,294 @@ fn admin(section: Section<'_>) -> AdminConfig {
     );
     section.finish();
     AdminConfig { listen, ready_lag_max }
+}
+
+// `${NAME}` and `${NAME:-default}` in a string.
+
+/// Why a string could not be filled in. Names variables, never shows their values.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum InterpolateError {
+    #[error("the environment variable {0} is not set; set it, or write ${{{0}:-default}}")]
+    Unset(String),
+    #[error("\"${{\" is not closed by \"}}\"; write \"$${{\" for the characters themselves")]
+    Unclosed,
+    #[error("\"${{{0}}}\" does not name a variable; write \"$${{\" for the characters themselves")]
+    Name(String),
+}
+
+/// Fills in the variables of `text`. `$${` stands for `${`; `${1}`, a regex's group, stays as it is, and every other
+/// `$` too.
+pub(super) fn interpolate(text: &str, env: Env<'_>) -> Result<String, InterpolateError> {
+    let mut filled = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("${") {
+        if let Some(before) = before.strip_suffix('$') {
+            filled.push_str(before);
+            filled.push_str("${");
+            rest = after;
+            continue;
+        }
+        filled.push_str(before);
+        let (reference, after) = after.split_once('}').ok_or(InterpolateError::Unclosed)?;
+        filled.push_str(&resolve(reference, env)?);
+        rest = after;
+    }
+    filled.push_str(rest);
+    Ok(filled)
+}
+
+/// The variables that `text` names, in order, each once.
+pub(super) fn variables(text: &str) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("${") {
+        rest = after;
+        if before.ends_with('$') {
+            continue;
+        }
+        let Some((reference, after)) = after.split_once('}') else { break };
+        let name = reference.split_once(":-").map_or(reference, |(name, _)| name);
+        let is_group = name.bytes().all(|b| b.is_ascii_digit());
+        if !is_group && !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
+        }
+        rest = after;
+    }
+    names
+}
+
+fn resolve(reference: &str, env: Env<'_>) -> Result<String, InterpolateError> {
+    let (name, default) = match reference.split_once(":-") {
+        Some((name, default)) => (name, Some(default)),
+        None => (reference, None),
+    };
+    if !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit()) {
+        return Ok(format!("${{{reference}}}"));
+    }
+    let first = name.bytes().next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
+    if !first || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
+        return Err(InterpolateError::Name(reference.to_owned()));
+    }
+    // As in a shell: `:-` takes the default for an empty variable too.
+    match (env(name), default) {
+        (Some(value), Some(default)) if value.is_empty() => Ok(default.to_owned()),
+        (Some(value), _) => Ok(value),
+        (None, Some(default)) => Ok(default.to_owned()),
+        (None, None) => Err(InterpolateError::Unset(name.to_owned())),
+    }
+}
+
+// The one door to the process environment, so that everything behind it can be tested without it.
+
+/// Looks a variable up. Tests pass a closure of their own; the command passes [`process_variable`].
+pub type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
+
+/// The process environment. A value that is not UTF-8 counts as unset.
+#[expect(clippy::disallowed_methods, reason = "this is the door")]
+pub fn process_variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+// Values that must not be printed.
+
+/// What is printed in place of a secret.
+pub(super) const MASK: &str = "***";
+
+/// A connection string, which may hold a password: printed without it.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Url(String);
+
+impl Url {
+    /// Wraps a connection string.
+    pub fn new(text: String) -> Self {
+        Self(text)
+    }
+
+    /// The connection string with everything in it.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// The whole of it with `***` for its secrets; nothing but that where it is not understood.
+    pub fn masked(&self) -> String {
+        conninfo::masked(&self.0, Some(MASK)).unwrap_or_else(|_not_understood| MASK.to_owned())
+    }
+}
+
+impl fmt::Debug for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Url {
+    /// Scheme, hosts and database of a URI, without user part and parameters; nothing at all of other forms.
+    ///
+    /// Deliberately dull: what is not understood is masked, since a secret may stand in it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some((scheme, rest)) = self.0.split_once("://") else {
+            return f.write_str(MASK);
+        };
+        let rest = rest.split_once('?').map_or(rest, |(before, _)| before);
+        let rest = rest.rsplit_once('@').map_or(rest, |(_, after)| after);
+        write!(f, "{scheme}://{rest}")
+    }
+}
+
+/// A sink's properties. `Debug` masks the values of those whose names speak of secrets.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Properties(pub BTreeMap<String, String>);
+
+impl Properties {
+    /// Names and values, with `***` for secrets.
+    pub fn masked(&self) -> impl Iterator<Item = (&str, &str)> {
+        let shown = |(name, value)| (name, if Self::is_secret(name) { MASK } else { value });
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str())).map(shown)
+    }
+
+    /// Whether a property of this name is a secret.
+    pub fn is_secret(name: &str) -> bool {
+        const WORDS: [&str; 6] = ["pass", "secret", "token", "pem", "credential", "config"];
+        let name = name.to_ascii_lowercase();
+        WORDS.iter().any(|word| name.contains(word))
+    }
+}
+
+impl fmt::Debug for Properties {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.masked()).finish()
+    }
+}
+
+// What can be wrong with a configuration.
+
+/// No configuration came of it.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// None of the usual places has a file, and none was named.
+    #[error(
+        "found no configuration: name a file with --config, or write one of {}; postrider init writes a first one",
+        .0.join(", ")
+    )]
+    Missing(Vec<String>),
+    /// The file can't be read.
+    #[error("could not read the configuration file \"{}\"", .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The file has mistakes.
+    #[error(transparent)]
+    Invalid(Findings),
+}
+
+/// One thing to say about one place of a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// Where.
+    pub place: Place,
+    /// The key's path, `pipelines.orders.flow.in_flight_bytes`; empty where the file is no TOML.
+    pub key: String,
+    /// What is wrong and what mends it: a lowercase fragment without full stop, without the value of a variable.
+    pub message: String,
+    /// The line of the file, as far as it may be shown.
+    pub excerpt: Option<Excerpt>,
+}
+
+impl Finding {
+    pub(super) fn new(place: Place, key: &str, message: String) -> Self {
+        Self { place, key: key.to_owned(), message, excerpt: None }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.key.is_empty() {
+            write!(f, "{}: {}", self.place, self.message)
+        } else {
+            write!(f, "{}: {}: {}", self.place, self.key, self.message)
+        }
+    }
+}
+
+/// Everything there is to say about a file, in the order of its lines: one line each, and the file's own below it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Findings {
+    /// The file's name as the user gave it.
+    pub file: String,
+    /// The findings, by place.
+    pub list: Vec<Finding>,
+}
+
+impl Findings {
+    pub(super) fn new(file: &str, text: &str, mut list: Vec<Finding>) -> Self {
+        list.sort_by(|a, b| (a.place, &a.key).cmp(&(b.place, &b.key)));
+        let lines = Lines::new(text);
+        for finding in &mut list {
+            let line = lines.line(finding.place.line);
+            finding.excerpt = line.and_then(|line| Excerpt::of(line, finding.place));
+        }
+        Self { file: file.to_owned(), list }
+    }
+}
+
+impl fmt::Display for Findings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, finding) in self.list.iter().enumerate() {
+            if index > 0 {
+                writeln!(f)?;
+            }
+            write!(f, "{}:{finding}", self.file)?;
+            if let Some(excerpt) = &finding.excerpt {
+                write!(f, "\n{excerpt}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Findings {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(text: &str) -> Result<String, InterpolateError> {
+        interpolate(text, &|name| match name {
+            "HOST" => Some("db1".to_owned()),
+            "EMPTY" => Some(String::new()),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn variables_are_filled_in() {
+        assert_eq!(filled("pg://${HOST}/x${HOST}").as_deref(), Ok("pg://db1/xdb1"));
+        assert_eq!(filled("${NONE:-a:-b}${EMPTY:-c}${EMPTY}").as_deref(), Ok("a:-bc"));
+    }
+
+    #[test]
+    fn variables_are_named_once_and_groups_are_none() {
+        let names = variables("${A}-${B:-x}-${A}-$${C}-${1}-$D");
+        assert_eq!(names, ["A", "B"]);
+    }
+
+    #[test]
+    fn other_dollars_stay() {
+        for text in ["$1", "${1}", "a$", "$", "$HOST", "$$1"] {
+            assert_eq!(filled(text).as_deref(), Ok(text));
+        }
+        assert_eq!(filled("$${HOST}").as_deref(), Ok("${HOST}"));
+    }
+
+    #[test]
+    fn what_can_not_be_filled_in_is_refused() {
+        assert_eq!(filled("${NONE}"), Err(InterpolateError::Unset("NONE".to_owned())));
+        assert_eq!(filled("a${HOST"), Err(InterpolateError::Unclosed));
+        assert_eq!(filled("${}"), Err(InterpolateError::Name(String::new())));
+        assert_eq!(filled("${a-b}"), Err(InterpolateError::Name("a-b".to_owned())));
+    }
 }

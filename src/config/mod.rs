@@ -6,34 +6,19 @@
 //! how the values are used: `build` turns them into what the adapters take.
 
 mod build;
-mod check;
-mod context;
-pub mod env;
-mod error;
-mod excerpt;
 mod file;
-mod interpolate;
-mod kind;
-mod names;
-mod outbox;
 mod pipeline;
-mod place;
 pub mod schema;
-mod secret;
 mod section;
 pub mod show;
-mod sink;
 mod types;
-mod units;
 
-pub use env::Env;
-pub use error::{ConfigError, Finding, Findings};
-pub use excerpt::Excerpt;
-pub use file::{find, load, load_without_secrets, parse};
-pub use names::quoted as key_as_toml;
-pub use outbox::table_name;
-pub use place::{Place, Places};
-pub use secret::{Properties, Url};
+pub use file::{
+    ConfigError, Env, Finding, Findings, Properties, Url, find, load, load_without_secrets, parse,
+    process_variable,
+};
+pub use pipeline::table_name;
+pub use section::{Excerpt, Place, Places, quoted as key_as_toml};
 pub use types::{
     AdminConfig, BackoffConfig, BookmarksConfig, Config, Delivery, FlowConfig, Mark, Ordering,
     OutboxConfig, ParkingConfig, PayloadConfig, PipelineConfig, PollConfig, RouteConfig,
@@ -45,7 +30,7 @@ pub use types::{
 /// # Errors
 /// What is expected.
 pub fn duration(text: &str) -> Result<std::time::Duration, String> {
-    units::duration(text).map_err(|error| error.to_string())
+    pipeline::duration(text).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

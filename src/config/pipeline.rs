@@ -1,21 +1,27 @@
 //! `[pipelines.NAME]`: source, route, payload, flow, parking and poll.
 
-use super::kind::Kind;
-use super::outbox;
-use super::secret::Url;
-use super::section::{Section, wrong_kind};
-use super::sink;
+use super::file::{Properties, Url};
+use super::section::{Context, Entry, Kind, Section, nearest, quoted, wrong_kind};
 use super::types::{
-    BackoffConfig, BookmarksConfig, FlowConfig, Mark, Ordering, ParkingConfig, PayloadConfig,
-    PipelineConfig, PollConfig, RouteConfig, SizeMax, SourceConfig,
+    BackoffConfig, BookmarksConfig, Delivery, FlowConfig, Mark, Ordering, OutboxConfig,
+    ParkingConfig, PayloadConfig, PipelineConfig, PollConfig, RouteConfig, SinkConfig, SinkKind,
+    SizeMax, SourceConfig,
 };
-use crate::driver::{Mode, OnSlotLost};
-use crate::outbox::{NullPayload, Replace, StandardHeaders, TimestampSource};
+use crate::outbox::{
+    Extra, Layout, NullPayload, OnUpdate, Placement, Replace, Role, StandardHeaders, TableName,
+    TimestampSource,
+};
+use crate::pipeline::{Mode, OnSlotLost};
 use crate::record::is_topic_name;
 use crate::relay::OnPoison;
+use crate::secret_file::SecretFile;
+use crate::sink::CreateTopics;
 use crate::zone::Zone;
 use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
 use std::time::Duration;
+use toml::de::DeValue;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -73,10 +79,10 @@ fn one(name: &str, section: Section<'_>) -> PipelineConfig {
             Mode::Wal,
         ),
         source: source(name, section.section("source")),
-        outbox: outbox::read(section.section("outbox")),
+        outbox: read_outbox(section.section("outbox")),
         route: route(section.section("route")),
         payload: payload(section.section("payload")),
-        sink: sink::read(section.section("sink")),
+        sink: read_sink(section.section("sink")),
         flow: flow(section.section("flow")),
         parking: parking(section.section("parking")),
         poll: poll(section.section("poll")),
@@ -321,4 +327,419 @@ fn bookmarks(section: Section<'_>) -> BookmarksConfig {
     let config = BookmarksConfig { retain_max: section.size("retain_max", 10 * GIB, &range) };
     section.finish();
     config
+}
+
+// `[pipelines.NAME.outbox]`: the table, its layout, its columns, and logical messages.
+
+fn read_outbox(section: Section<'_>) -> OutboxConfig {
+    let table = section.optional("table");
+    let message_prefix = section.optional("message_prefix");
+    let nothing = table.is_none() && message_prefix.is_none();
+    let told = section.has_failed("table") || section.has_failed("message_prefix");
+    if nothing && !told && section.is_whole() {
+        section.error(
+            "table",
+            "neither a table nor a message_prefix is given; for example table = \"public.outbox\"",
+        );
+    }
+    let name = table.as_deref().and_then(table_name);
+    if table.is_some() && name.is_none() {
+        section.error("table", "expected a table's name, such as \"public.outbox\"");
+    }
+    let layouts: Vec<_> = Layout::ALL.iter().map(|layout| (layout.name(), *layout)).collect();
+    let layout = section.one_of("layout", &layouts, &["pgtrickle"], Layout::Postrider);
+    let on_update = section.one_of(
+        "on_update",
+        &[("skip", OnUpdate::Skip), ("halt", OnUpdate::Halt)],
+        &[],
+        OnUpdate::Skip,
+    );
+    let config = OutboxConfig {
+        table: name,
+        layout,
+        message_prefix,
+        on_update,
+        columns: columns(&section.section("columns"), layout),
+        extra: extra(&section.section("extra")),
+    };
+    section.finish();
+    config
+}
+
+fn columns(section: &Section<'_>, layout: Layout) -> Vec<(Role, String)> {
+    let mut columns: Vec<(Role, String)> = Vec::new();
+    for (name, column) in texts(section) {
+        let Some(role) = layout.role(&name) else {
+            let roles = Role::ALL.iter().map(|role| role.name());
+            let near = nearest(&name, roles.clone());
+            let hint = near.map_or_else(
+                || format!("there are {}", roles.collect::<Vec<_>>().join(", ")),
+                |near| format!("did you mean \"{near}\"?"),
+            );
+            section.error(&quoted(&name), format_args!("an event has no such field; {hint}"));
+            continue;
+        };
+        // An empty name says that the table has no such column.
+        if !column.is_empty() && !is_column(&column) {
+            section.error(&quoted(&name), "expected a column's name of 1 to 63 bytes");
+        }
+        if columns.iter().any(|(of, _)| *of == role) {
+            section.error(&quoted(&name), format_args!("{role} is given twice; delete one"));
+        }
+        columns.push((role, column));
+    }
+    columns
+}
+
+fn extra(section: &Section<'_>) -> Vec<Extra> {
+    let mut columns = Vec::new();
+    for entry in section.entries(Kind::Table) {
+        if !is_column(entry.name) {
+            section.context.error(
+                entry.place,
+                &entry.path,
+                "expected a column's name of 1 to 63 bytes",
+            );
+        }
+        if let Some((placement, may_lack)) = extra_column(section, &entry) {
+            columns.push(Extra { column: entry.name.to_owned(), placement, may_lack });
+        }
+    }
+    columns
+}
+
+fn extra_column<'a>(section: &Section<'a>, entry: &Entry<'a>) -> Option<(Placement, bool)> {
+    const WAYS: &str = "expected one of { header = \"NAME\" }, { envelope = \"NAME\" }, \
+                        { partition = true }, { ignore = true }";
+    let Some(inner) = section.inner(entry) else {
+        let (context, value) = (section.context, entry.value.get_ref());
+        wrong_kind(context, entry.place, &entry.path, "a table", value);
+        return None;
+    };
+    let keys = ["header", "envelope", "partition", "ignore"];
+    let count = keys.iter().filter(|key| inner.has(key)).count();
+    let name = |key| inner.text(key).filter(|name| !name.is_empty());
+    let ways = [
+        name("header").map(Placement::Header),
+        name("envelope").map(Placement::Envelope),
+        inner.boolean("partition", false).then_some(Placement::Partition),
+        inner.boolean("ignore", false).then_some(Placement::Ignore),
+    ];
+    let found = ways.into_iter().flatten().next();
+    if count != 1 || found.is_none() {
+        section.context.error(entry.place, &entry.path, WAYS);
+    }
+    let may_lack = inner.boolean("optional", false);
+    inner.finish();
+    Some((found?, may_lack))
+}
+
+fn is_column(name: &str) -> bool {
+    (1..=NAME_BYTES_MAX).contains(&name.len()) && !name.contains('\0')
+}
+
+/// Reads `name` or `schema.name` as PostgreSQL does: folded to lower case unless in double quotes. The schema of a bare
+/// name is `public`.
+pub fn table_name(text: &str) -> Option<TableName> {
+    let (first, rest) = identifier(text)?;
+    if rest.is_empty() {
+        return Some(TableName { schema: "public".to_owned(), name: first });
+    }
+    let (name, rest) = identifier(rest.strip_prefix('.')?)?;
+    rest.is_empty().then_some(TableName { schema: first, name })
+}
+
+/// Takes one identifier off the front.
+fn identifier(text: &str) -> Option<(String, &str)> {
+    let (name, rest) = if let Some(quoted) = text.strip_prefix('"') {
+        quoted_identifier(quoted)?
+    } else {
+        let fits = |c: char| c.is_alphanumeric() || c == '_' || c == '$';
+        let end = text.find(|c| !fits(c)).unwrap_or(text.len());
+        let (name, rest) = text.split_at_checked(end)?;
+        let digit = name.starts_with(|c: char| c.is_ascii_digit() || c == '$');
+        if digit {
+            return None;
+        }
+        (name.to_ascii_lowercase(), rest)
+    };
+    is_column(&name).then_some((name, rest))
+}
+
+fn quoted_identifier(text: &str) -> Option<(String, &str)> {
+    let mut name = String::new();
+    let mut rest = text;
+    loop {
+        let (before, after) = rest.split_once('"')?;
+        name.push_str(before);
+        match after.strip_prefix('"') {
+            Some(after) => {
+                name.push('"');
+                rest = after;
+            }
+            None => return Some((name, after)),
+        }
+    }
+}
+
+// `[pipelines.NAME.sink]`: the broker and its settings.
+
+/// Partitions of a topic that is made.
+const PARTITIONS_MAX: u32 = 10_000;
+
+/// Replicas of a topic that is made.
+const REPLICAS_MAX: u32 = 100;
+
+/// A property whose name ends so takes its value from the file named.
+const FILE_SUFFIX: &str = "_file";
+
+/// Properties that name a file with a private key, which librdkafka reads itself, whatever the file's rights.
+const KEY_FILES: [&str; 2] = ["ssl.key.location", "ssl.keystore.location"];
+
+fn read_sink(section: Section<'_>) -> SinkConfig {
+    let kinds =
+        [("kafka", SinkKind::Kafka), ("stdout", SinkKind::Stdout), ("discard", SinkKind::Discard)];
+    let later = ["nats", "redis", "rabbitmq", "http", "postgres"];
+    let kind = section.one_of("kind", &kinds, &later, SinkKind::Kafka);
+    let brokers = match kind {
+        SinkKind::Kafka => section.required("brokers", "localhost:9092").unwrap_or_default(),
+        SinkKind::Stdout | SinkKind::Discard => section.text("brokers").unwrap_or_default(),
+    };
+    check_brokers(&section, &brokers);
+    let (properties, secret_files) = properties(&section.section("properties"));
+    let config = SinkConfig {
+        kind,
+        brokers,
+        delivery: section.one_of(
+            "delivery",
+            &[("at-least-once", Delivery::AtLeastOnce)],
+            &["exactly-once"],
+            Delivery::AtLeastOnce,
+        ),
+        shards: section.small("shards", 1, 1..=16),
+        create_topics: create_topics(&section),
+        properties,
+        secret_files,
+    };
+    section.finish();
+    config
+}
+
+/// `false`, or a table that says how topics are made. What is not in it is the broker's default.
+fn create_topics(section: &Section<'_>) -> Option<CreateTopics> {
+    let table = section.section_or_false("create_topics");
+    let number = |key, max| Some(table.small(key, 0, 1..=max)).filter(|number| *number > 0);
+    let (partitions, replication_factor) =
+        (number("partitions", PARTITIONS_MAX), number("replication_factor", REPLICAS_MAX));
+    let allow = table.optional("allow");
+    let config = properties(&table.section("config")).0.0;
+    let is_on = table.is_present();
+    table.finish();
+    is_on.then(|| CreateTopics { partitions, replication_factor, config, allow, known: Vec::new() })
+}
+
+fn check_brokers(section: &Section<'_>, brokers: &str) {
+    if brokers.is_empty() {
+        return;
+    }
+    for broker in brokers.split(',') {
+        let broker = broker.trim();
+        let address = broker.rsplit_once("://").map_or(broker, |(_, address)| address);
+        let port = address.rsplit_once(':').map(|(_, port)| port);
+        let port_fits = port.is_none_or(|port| {
+            port.ends_with(']') || port.parse::<u16>().is_ok_and(|port| port > 0)
+        });
+        if address.is_empty() || address.starts_with(':') || !port_fits {
+            section.error("brokers", "expected host:port pairs with commas between them");
+            return;
+        }
+    }
+}
+
+/// librdkafka's names have dots: `"linger.ms"` in quotes is meant, a bare `linger.ms` is taken as the same.
+///
+/// Those that come from a file are given beside their value with the file, which is read again when producers are made.
+fn properties(section: &Section<'_>) -> (Properties, BTreeMap<String, SecretFile>) {
+    let (mut properties, mut files) = (BTreeMap::new(), BTreeMap::new());
+    for entry in section.entries(Kind::Scalar) {
+        let mut leaves = Vec::new();
+        flatten(entry.name.to_owned(), entry.value.get_ref(), &mut leaves);
+        for (name, value) in leaves {
+            let Some(text) = scalar(section.context, &entry.path, value) else { continue };
+            let Some(text) = section.context.fill(entry.place, &entry.path, &text) else {
+                continue;
+            };
+            let (name, text) = if let Some(name) = name.strip_suffix(FILE_SUFFIX) {
+                let Some((file, text)) = section.context.secret_file(&entry.path, &text) else {
+                    continue;
+                };
+                files.insert(name.to_owned(), file);
+                (name.to_owned(), text)
+            } else {
+                if KEY_FILES.contains(&name.as_str()) {
+                    section.context.warn_where_others_read(&entry.path, Path::new(&text));
+                }
+                (name, text)
+            };
+            if properties.insert(name.clone(), text).is_some() {
+                let message = format!("\"{name}\" is given twice; delete one");
+                section.context.error(entry.place, &entry.path, message);
+            }
+        }
+    }
+    (Properties(properties), files)
+}
+
+fn flatten<'v>(name: String, value: &'v DeValue<'v>, leaves: &mut Vec<(String, &'v DeValue<'v>)>) {
+    match value.as_table() {
+        Some(table) => {
+            for (key, value) in table {
+                flatten(format!("{name}.{}", key.get_ref()), value.get_ref(), leaves);
+            }
+        }
+        None => leaves.push((name, value)),
+    }
+}
+
+/// A property's value as librdkafka has it, which knows strings alone.
+fn scalar(context: &Context<'_>, path: &str, value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.clone().into_owned()),
+        DeValue::Integer(number) => Some(number.to_string()),
+        DeValue::Float(number) => Some(number.to_string()),
+        DeValue::Boolean(yes) => Some(yes.to_string()),
+        DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => {
+            let expected = "expected a string, a number, true or false";
+            context.error_at(path, expected);
+            None
+        }
+    }
+}
+
+// Durations and sizes with their units: `"250ms"`, `"64MiB"`. A number without unit is refused.
+
+/// Why a text is not a quantity. `Display` says what is expected and never repeats the text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(super) enum UnitError {
+    #[error("expected a duration with its unit, such as \"250ms\", \"10s\" or \"5m\"")]
+    Duration,
+    #[error("expected a size with its unit, such as \"64MiB\", \"32KiB\" or \"1MB\"")]
+    Size,
+}
+
+const DURATIONS: [(&str, u64); 5] =
+    [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
+
+const SIZES: [(&str, u64); 7] = [
+    ("B", 1),
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("kB", 1000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+];
+
+/// Reads `"250ms"`, `"10s"`, `"5m"`, `"2h"`, `"1d"`; a space before the unit is allowed.
+pub(super) fn duration(text: &str) -> Result<Duration, UnitError> {
+    quantity(text, &DURATIONS).map(Duration::from_millis).ok_or(UnitError::Duration)
+}
+
+/// Reads `"64MiB"`, `"32 KiB"`, `"1MB"` into bytes.
+pub(super) fn size(text: &str) -> Result<u64, UnitError> {
+    let text =
+        text.strip_suffix("KB").map_or_else(|| text.to_owned(), |number| format!("{number}kB"));
+    quantity(&text, &SIZES).ok_or(UnitError::Size)
+}
+
+fn quantity(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at_checked(digits)?;
+    let unit = unit.trim_start_matches(' ');
+    let factor = units.iter().find(|(name, _)| *name == unit)?.1;
+    number.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+/// Prints a duration as a file would have it.
+pub(super) struct ShowDuration(pub(super) Duration);
+
+impl fmt::Display for ShowDuration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX);
+        show(f, millis, &DURATIONS)
+    }
+}
+
+/// Prints a size as a file would have it.
+pub(super) struct ShowSize(pub(super) u64);
+
+impl fmt::Display for ShowSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        show(f, self.0, &SIZES[..4])
+    }
+}
+
+fn show(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)]) -> fmt::Result {
+    let fits = |(_, factor): &&(&str, u64)| value.is_multiple_of(*factor) && value >= *factor;
+    let (unit, factor) = units.iter().rev().find(fits).unwrap_or(&units[0]);
+    write!(f, "{}{unit}", value / factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Option<(String, String)> {
+        table_name(text).map(|table| (table.schema, table.name))
+    }
+
+    #[test]
+    fn table_names_are_read_as_postgresql_reads_them() {
+        let pair = |schema: &str, name: &str| Some((schema.to_owned(), name.to_owned()));
+        assert_eq!(read("outbox"), pair("public", "outbox"));
+        assert_eq!(read("App.OutBox"), pair("app", "outbox"));
+        assert_eq!(read("\"App\".\"a.\"\"b\""), pair("App", "a.\"b"));
+        for text in ["", ".", "a.", ".a", "a.b.c", "a b", "\"a", "1a", "a.\"\"", "a-b"] {
+            assert_eq!(read(text), None, "{text:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod units_tests {
+    use super::*;
+
+    #[test]
+    fn durations_carry_their_unit() {
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("10 s"), Ok(Duration::from_secs(10)));
+        assert_eq!(duration("5m"), Ok(Duration::from_mins(5)));
+        assert_eq!(duration("2h"), Ok(Duration::from_hours(2)));
+        for text in ["", "10", "s", "-1s", "1.5s", "10S", "1s ", "99999999999999999999s", "1us"] {
+            assert_eq!(duration(text), Err(UnitError::Duration), "{text:?}");
+        }
+        assert_eq!(duration("18446744073709551615d"), Err(UnitError::Duration));
+    }
+
+    #[test]
+    fn sizes_carry_their_unit() {
+        assert_eq!(size("64MiB"), Ok(64 << 20));
+        assert_eq!(size("32 KiB"), Ok(32 << 10));
+        assert_eq!(size("1MB"), Ok(1_000_000));
+        assert_eq!(size("1KB"), Ok(1000));
+        assert_eq!(size("7B"), Ok(7));
+        for text in ["", "64", "MiB", "64mib", "64 Mi", "0x10B", "99999999999GiB"] {
+            assert_eq!(size(text), Err(UnitError::Size), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn quantities_are_shown_as_they_are_written() {
+        for text in ["250ms", "10s", "5m", "2h", "1500ms", "1d"] {
+            assert_eq!(ShowDuration(duration(text).unwrap()).to_string(), text);
+        }
+        for text in ["64MiB", "3KiB", "1GiB", "1000B"] {
+            assert_eq!(ShowSize(size(text).unwrap()).to_string(), text);
+        }
+    }
 }

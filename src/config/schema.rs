@@ -4,7 +4,7 @@
 //! the reference file, descriptions and defaults from its text.
 
 use super::file::read;
-use super::kind::Kind;
+use super::section::Kind;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;

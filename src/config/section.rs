@@ -3,14 +3,14 @@
 //! Every method gives the value or its default and remembers what is wrong; [`Section::finish`] then reports the keys
 //! nobody asked for. So the keys are named once, where they are read.
 
-mod bounded;
-
-use super::context::Context;
-use super::interpolate::{InterpolateError, interpolate, variables};
-use super::kind::Kind;
-use super::names::{nearest, quoted};
-use super::place::Place;
+use super::file::{Env, Finding, InterpolateError, interpolate, variables};
+use super::pipeline::{self, ShowDuration, ShowSize};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::{Range, RangeInclusive};
+use std::path::Path;
+use std::time::Duration;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -289,4 +289,542 @@ pub(super) fn wrong_kind(
 
 fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
+}
+
+// Values between two bounds: whole numbers, durations, sizes.
+//
+// What is out of bounds is told with both, and the default stands in for it. How units are written is for `units`.
+
+impl Section<'_> {
+    pub(super) fn integer(
+        &self,
+        key: &'static str,
+        default: u64,
+        range: RangeInclusive<u64>,
+    ) -> u64 {
+        let kind = Kind::Integer { min: *range.start(), max: *range.end() };
+        let Some((place, value)) = self.get(key, kind) else { return default };
+        let number = value.as_integer().map(|digits| {
+            i128::from_str_radix(digits.as_str(), digits.radix()).unwrap_or(i128::MAX)
+        });
+        let Some(number) = number else {
+            self.wrong(place, key, "a whole number", value);
+            return default;
+        };
+        match u64::try_from(number) {
+            Ok(number) if range.contains(&number) => number,
+            Ok(_) | Err(_) => {
+                let (min, max) = (range.start(), range.end());
+                self.error(key, format_args!("expected a number from {min} to {max}"));
+                default
+            }
+        }
+    }
+
+    /// As [`Section::integer`], for bounds that fit.
+    pub(super) fn small(&self, key: &'static str, default: u32, range: RangeInclusive<u32>) -> u32 {
+        let range = u64::from(*range.start())..=u64::from(*range.end());
+        u32::try_from(self.integer(key, u64::from(default), range)).unwrap_or(default)
+    }
+
+    pub(super) fn duration(
+        &self,
+        key: &'static str,
+        default: Duration,
+        range: RangeInclusive<Duration>,
+    ) -> Duration {
+        let text = self.text_as(key, Kind::Duration, "a duration such as \"10s\"");
+        text.and_then(|text| self.duration_of(key, &text, &range)).unwrap_or(default)
+    }
+
+    /// A duration of which `"0"`, the default, means never.
+    pub(super) fn duration_or_never(
+        &self,
+        key: &'static str,
+        range: RangeInclusive<Duration>,
+    ) -> Option<Duration> {
+        let text =
+            self.text_as(key, Kind::DurationOrNever, "a duration such as \"10m\", or \"0\"")?;
+        if text == "0" { None } else { self.duration_of(key, &text, &range) }
+    }
+
+    fn duration_of(
+        &self,
+        key: &str,
+        text: &str,
+        range: &RangeInclusive<Duration>,
+    ) -> Option<Duration> {
+        match pipeline::duration(text) {
+            Ok(value) if range.contains(&value) => Some(value),
+            Ok(_) => {
+                let (min, max) = (ShowDuration(*range.start()), ShowDuration(*range.end()));
+                self.error(key, format_args!("expected a duration from {min} to {max}"));
+                None
+            }
+            Err(error) => {
+                self.error(key, error);
+                None
+            }
+        }
+    }
+
+    pub(super) fn size(&self, key: &'static str, default: u64, range: &RangeInclusive<u64>) -> u64 {
+        let Some(text) = self.text_as(key, Kind::Size, "a size such as \"64MiB\"") else {
+            return default;
+        };
+        self.size_of(key, &text, range).unwrap_or(default)
+    }
+
+    /// Reads the text of `key` as a size.
+    pub(super) fn size_of(
+        &self,
+        key: &str,
+        text: &str,
+        range: &RangeInclusive<u64>,
+    ) -> Option<u64> {
+        match pipeline::size(text) {
+            Ok(value) if range.contains(&value) => Some(value),
+            Ok(_) => {
+                let (min, max) = (ShowSize(*range.start()), ShowSize(*range.end()));
+                self.error(key, format_args!("expected a size from {min} to {max}"));
+                None
+            }
+            Err(error) => {
+                self.error(key, error);
+                None
+            }
+        }
+    }
+}
+
+// What all sections of one reading share: the environment, the places, and what was found so far.
+
+/// One reading of one file. Findings are collected; nothing stops at the first.
+pub(super) struct Context<'c> {
+    pub(super) env: Env<'c>,
+    /// Secret files are named relative to this.
+    pub(super) directory: &'c Path,
+    /// Secrets are read; without it secret files are not opened, and variables that are not set stay as written.
+    pub(super) secrets: bool,
+    /// Keys whose values were not read for that.
+    unread: RefCell<Vec<String>>,
+    lines: Lines<'c>,
+    errors: RefCell<Vec<Finding>>,
+    warnings: RefCell<Vec<Finding>>,
+    places: RefCell<Places>,
+    /// Every key the code asked for, with `*` for names the user chooses, and what it takes: the schema, and what the
+    /// reference file is held against.
+    asked: RefCell<BTreeMap<String, Kind>>,
+}
+
+/// What a reading found.
+pub(super) struct Found {
+    pub(super) errors: Vec<Finding>,
+    pub(super) warnings: Vec<Finding>,
+    pub(super) places: Places,
+    pub(super) asked: BTreeMap<String, Kind>,
+}
+
+impl<'c> Context<'c> {
+    pub(super) fn new(text: &'c str, directory: &'c Path, env: Env<'c>) -> Self {
+        Self {
+            env,
+            directory,
+            secrets: true,
+            unread: RefCell::default(),
+            lines: Lines::new(text),
+            errors: RefCell::default(),
+            warnings: RefCell::default(),
+            places: RefCell::default(),
+            asked: RefCell::default(),
+        }
+    }
+
+    /// Remembers where a key stands.
+    pub(super) fn found(&self, path: &str, span: Range<usize>) -> Place {
+        let place = self.place(span);
+        self.places.borrow_mut().insert(path, place);
+        place
+    }
+
+    pub(super) fn place(&self, span: Range<usize>) -> Place {
+        self.lines.place(span.start)
+    }
+
+    pub(super) fn asked(&self, pattern: String, kind: Kind) {
+        self.asked.borrow_mut().insert(pattern, kind);
+    }
+
+    /// Remembers which variables the value of a key was filled in from.
+    pub(super) fn filled(&self, path: &str, variables: Vec<String>) {
+        if !variables.is_empty() {
+            self.places.borrow_mut().fill(path, variables);
+        }
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "messages are made in place")]
+    pub(super) fn error(&self, place: Place, key: &str, message: impl ToString) {
+        let finding = Finding::new(place, key, message.to_string());
+        self.errors.borrow_mut().push(finding);
+    }
+
+    /// An error at the place of `key`, or of the table it is missing from.
+    pub(super) fn error_at(&self, key: &str, message: impl ToString) {
+        let place = self.places.borrow().nearest(key);
+        self.error(place, key, message);
+    }
+
+    pub(super) fn has_error(&self, key: &str) -> bool {
+        self.errors.borrow().iter().any(|finding| finding.key == key)
+    }
+
+    /// Whether anything is wrong in the table `path`.
+    pub(super) fn has_error_under(&self, path: &str) -> bool {
+        self.errors.borrow().iter().any(|finding| is_under(&finding.key, path))
+    }
+
+    /// Remembers that the value of a key was not read, since secrets are not.
+    pub(super) fn unread(&self, key: &str) {
+        self.unread.borrow_mut().push(key.to_owned());
+    }
+
+    pub(super) fn has_unread_under(&self, path: &str) -> bool {
+        self.unread.borrow().iter().any(|key| is_under(key, path))
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "messages are made in place")]
+    pub(super) fn warn_at(&self, key: &str, message: impl ToString) {
+        let place = self.places.borrow().nearest(key);
+        let finding = Finding::new(place, key, message.to_string());
+        self.warnings.borrow_mut().push(finding);
+    }
+
+    pub(super) fn into_found(self) -> Found {
+        Found {
+            errors: self.errors.into_inner(),
+            warnings: self.warnings.into_inner(),
+            places: self.places.into_inner(),
+            asked: self.asked.into_inner(),
+        }
+    }
+}
+
+/// Whether a key is the one of `path`, or in its table.
+fn is_under(key: &str, path: &str) -> bool {
+    key == path || key.strip_prefix(path).is_some_and(|rest| rest.starts_with('.'))
+}
+
+// Where in a file something stands.
+
+/// A line and a column, both from 1; columns count characters.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Place {
+    /// The line.
+    pub line: usize,
+    /// The column.
+    pub column: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.line, self.column)
+    }
+}
+
+/// The places of all keys that stand in a file, by key path, and the variables their values were filled in from.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Places {
+    keys: BTreeMap<String, Place>,
+    variables: BTreeMap<String, Vec<String>>,
+}
+
+impl Places {
+    /// Remembers a key.
+    pub(super) fn insert(&mut self, path: &str, place: Place) {
+        self.keys.insert(path.to_owned(), place);
+    }
+
+    /// Remembers the variables of a key's value.
+    pub(super) fn fill(&mut self, path: &str, variables: Vec<String>) {
+        self.variables.insert(path.to_owned(), variables);
+    }
+
+    /// Where `path` stands in the file.
+    pub fn get(&self, path: &str) -> Option<Place> {
+        self.keys.get(path).copied()
+    }
+
+    /// The environment variables that the value of `path` was filled in from.
+    pub fn variables(&self, path: &str) -> &[String] {
+        self.variables.get(path).map_or(&[], Vec::as_slice)
+    }
+
+    /// The paths inside the table `path`.
+    #[cfg(test)]
+    pub(super) fn under(&self, path: &str) -> impl Iterator<Item = &str> {
+        let prefix = format!("{path}.");
+        self.keys.keys().map(String::as_str).filter(move |key| key.starts_with(&prefix))
+    }
+
+    /// Where `path` stands, or the nearest table around it that stands in the file.
+    pub fn nearest(&self, path: &str) -> Place {
+        let mut path = path;
+        loop {
+            if let Some(place) = self.keys.get(path) {
+                return *place;
+            }
+            match path.rsplit_once('.') {
+                Some((outer, _)) => path = outer,
+                None => return Place { line: 1, column: 1 },
+            }
+        }
+    }
+}
+
+/// Turns byte offsets into places.
+pub(super) struct Lines<'t> {
+    text: &'t str,
+    starts: Vec<usize>,
+}
+
+impl<'t> Lines<'t> {
+    pub(super) fn new(text: &'t str) -> Self {
+        let after_breaks =
+            text.bytes().enumerate().filter(|(_, b)| *b == b'\n').map(|(i, _)| i + 1);
+        Self { text, starts: std::iter::once(0).chain(after_breaks).collect() }
+    }
+
+    /// The text of a line, counted from 1, without its line feed.
+    pub(super) fn line(&self, number: usize) -> Option<&'t str> {
+        let start = *self.starts.get(number.checked_sub(1)?)?;
+        self.text.get(start..)?.lines().next()
+    }
+
+    pub(super) fn place(&self, offset: usize) -> Place {
+        let line = self.starts.partition_point(|start| *start <= offset);
+        let start = line.checked_sub(1).and_then(|i| self.starts.get(i)).copied().unwrap_or(0);
+        let column = self.text.get(start..offset).map_or(0, |before| before.chars().count()) + 1;
+        Place { line: line.max(1), column }
+    }
+}
+
+// What a key takes, as its reader says it: the words of the schema.
+
+/// What a key takes. Bounds of durations and sizes are the reader's alone: a schema has no word for them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// A table.
+    Table,
+    /// A table, or `false`.
+    TableOrFalse,
+    /// Any string.
+    Text,
+    /// `true` or `false`.
+    Boolean,
+    /// A whole number.
+    Integer {
+        /// The least.
+        min: u64,
+        /// The most.
+        max: u64,
+    },
+    /// A duration with its unit.
+    Duration,
+    /// A duration with its unit, or `0` for never.
+    DurationOrNever,
+    /// A size with its unit.
+    Size,
+    /// One of a few words.
+    Word(Vec<String>),
+    /// An array of any of a few words.
+    Words(Vec<String>),
+    /// A string, a number or a boolean, or a table of such, where a dotted name is not in quotes.
+    Scalar,
+}
+
+// Names of keys: how they are written, and which was meant.
+
+/// The nearest of `words`, where one is near enough to have been meant.
+pub(super) fn nearest<'w>(text: &str, words: impl Iterator<Item = &'w str>) -> Option<&'w str> {
+    // `password` is meant to be `password_file`: a word without its last part counts too, a little less.
+    let stem =
+        |word: &'w str| word.rsplit_once('_').map(|(stem, _)| stem).filter(|stem| stem.len() > 4);
+    let distance = |word: &'w str| {
+        let short = stem(word).map(|stem| strsim::damerau_levenshtein(text, stem) + 1);
+        let long = strsim::damerau_levenshtein(text, word);
+        (short.map_or(long, |short| short.min(long)), word)
+    };
+    let (distance, word) = words.map(distance).min()?;
+    (distance <= 1 + word.len().max(text.len()) / 4).then_some(word)
+}
+
+/// A key as TOML would have it.
+pub fn quoted(key: &str) -> String {
+    let bare = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
+    if !key.is_empty() && key.bytes().all(bare) { key.to_owned() } else { format!("{key:?}") }
+}
+
+// The line of the file under a finding, with a mark where it is, and no secret in it.
+//
+// A value is shown only below a key that can hold no secret, by a list of those keys. Whatever is not on it, is
+// misspelt or goes over several lines is shown up to its `=`, or not at all.
+
+/// Keys whose values are no secrets.
+const OPEN: &[&str] = &[
+    "shutdown_grace",
+    "listen",
+    "ready_lag_max",
+    "mode",
+    "slot",
+    "publication",
+    "failover",
+    "wal_retain_max",
+    "on_slot_lost",
+    "table",
+    "layout",
+    "message_prefix",
+    "on_update",
+    "id",
+    "aggregate_type",
+    "aggregate_id",
+    "event_type",
+    "payload",
+    "topic",
+    "partition_key",
+    "time",
+    "trace",
+    "key",
+    "partition",
+    "timestamp",
+    "standard_headers",
+    "pattern",
+    "with",
+    "null",
+    "empty",
+    "expand_json",
+    "size_max",
+    "envelope",
+    "kind",
+    "brokers",
+    "delivery",
+    "shards",
+    "create_topics",
+    "partitions",
+    "replication_factor",
+    "allow",
+    "in_flight_bytes",
+    "in_flight_events",
+    "confirm_interval",
+    "cursor_interval",
+    "ordering",
+    "on_poison",
+    "attempts_max",
+    "rows_max",
+    "dead_topic",
+    "park_after",
+    "mark_streamed",
+    "step",
+    "steps_max",
+    "interval",
+    "batch",
+    "mark",
+];
+
+/// Characters of a line that are shown.
+const CHARS_MAX: usize = 100;
+
+/// A line of the file, as far as it may be shown.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Excerpt {
+    place: Place,
+    text: String,
+}
+
+impl Excerpt {
+    pub(super) fn of(line: &str, place: Place) -> Option<Self> {
+        let line = line.trim_end();
+        let key = line.trim_start();
+        let text = if key.is_empty() || key.starts_with('#') {
+            return None;
+        } else if key.starts_with('[') {
+            line.split_once(['=', '#']).map_or(line, |(table, _)| table.trim_end()).to_owned()
+        } else {
+            let (before, after) = line.split_once('=')?;
+            if is_open(before) && !holds_table(line) {
+                line.to_owned()
+            } else if after.is_empty() || after.starts_with('=') {
+                // The end of something in base64, not a key.
+                return None;
+            } else {
+                format!("{before}= …")
+            }
+        };
+        let shown: String = text.chars().take(CHARS_MAX).collect();
+        Some(Self { place, text: shown })
+    }
+}
+
+/// Whether the last part of the key says that its value is no secret.
+fn is_open(key: &str) -> bool {
+    let last = key.rsplit('.').next().unwrap_or(key);
+    OPEN.contains(&last.trim().trim_matches(['"', '\'']))
+}
+
+/// An inline table may hold keys of its own, and a value over several lines may be anything.
+fn holds_table(line: &str) -> bool {
+    let value = line.split_once('=').map_or("", |(_, value)| value);
+    value.trim_start().starts_with('{') || value.contains("\"\"\"") || value.contains("'''")
+}
+
+impl fmt::Display for Excerpt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Place { line, column } = self.place;
+        let width = line.to_string().len();
+        write!(f, "  {line} | {}", self.text)?;
+        if column <= self.text.chars().count() {
+            // Tabs stay, so that the mark stands below its place.
+            let before = self.text.chars().take(column - 1);
+            let indent: String = before.map(|c| if c == '\t' { c } else { ' ' }).collect();
+            write!(f, "\n  {:width$} | {indent}^", "")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(line: &str, column: usize) -> Option<String> {
+        Excerpt::of(line, Place { line: 7, column }).map(|excerpt| excerpt.to_string())
+    }
+
+    #[test]
+    fn the_mark_stands_below_its_place() {
+        assert_eq!(shown("  layout = \"x\"", 3).unwrap(), "  7 |   layout = \"x\"\n    |   ^");
+        assert_eq!(shown("\tlayout = \"x\"", 2).unwrap(), "  7 | \tlayout = \"x\"\n    | \t^");
+        assert_eq!(shown("[pipelines.a] # note", 2).unwrap(), "  7 | [pipelines.a]\n    |  ^");
+    }
+
+    #[test]
+    fn what_may_be_a_secret_is_not_shown() {
+        for line in [
+            "url = \"postgresql://u:hush@h/d\"",
+            "pasword = \"hush\"",
+            "\"sasl.password\" = hush",
+            "source = { slot = \"a\", url = \"host=h password=hush\" }",
+            "outbox = { table = \"hush\" }",
+            "a.headers.token = 'hush'",
+            "hush\"\"\"",
+            "  -----hush-----",
+            "[pipelines.a] url = \"hush\"",
+            "topic = \"\"\"hush",
+            "# hush",
+            "hush==",
+        ] {
+            let shown = shown(line, 1).unwrap_or_default();
+            assert!(!shown.contains("hush"), "{shown}");
+        }
+        assert_eq!(shown("pasword = \"hush\"", 1).unwrap(), "  7 | pasword = …\n    | ^");
+    }
 }

@@ -2,13 +2,12 @@
 //!
 //! Secrets are masked here and nowhere later: what leaves this module may be printed.
 
-use super::names::quoted;
-use super::place::Place;
-use super::secret::MASK;
+use super::file::MASK;
+use super::pipeline::{ShowDuration, ShowSize};
+use super::section::{Place, quoted};
 use super::types::{Config, Delivery, Mark, Ordering, PipelineConfig, SinkKind, SizeMax};
-use super::units::{ShowDuration, ShowSize};
-use crate::driver::{Mode, OnSlotLost};
 use crate::outbox::{NullPayload, OnUpdate, OutboxSpec, Placement, TimestampSource};
+use crate::pipeline::{Mode, OnSlotLost};
 use crate::relay::OnPoison;
 use serde_json::{Value, json};
 use std::time::Duration;

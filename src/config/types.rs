@@ -1,13 +1,12 @@
 //! The values of a configuration: plain data, complete, without an `Option` where there is a default.
 
-use super::error::Finding;
-use super::place::Places;
-use super::secret::{Properties, Url};
-use crate::driver::{Mode, OnSlotLost, PipelineSpec};
+use super::file::{Finding, Properties, Url};
+use super::section::Places;
 use crate::outbox::{
     Extra, Layout, NullPayload, OnUpdate, Replace, Role, StandardHeaders, TableName,
     TimestampSource,
 };
+use crate::pipeline::{Mode, OnSlotLost, PipelineSpec};
 use crate::relay::OnPoison;
 use crate::secret_file::SecretFile;
 use crate::sink::CreateTopics;

@@ -4,8 +4,7 @@
 //! machine can reach a server that trusts everybody.
 
 use super::binaries::{Binaries, server_user};
-use super::dir::{Dir, tail};
-use super::process::{end_now, ended, signal};
+use super::process::{Dir, end_now, ended, signal, tail};
 use super::{DemoError, database};
 use crate::config::Env;
 use rustix::process::Signal;

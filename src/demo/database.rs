@@ -1,7 +1,7 @@
 //! The database of a demo: a throwaway server, or the user's own with a schema that is dropped at the end.
 
 use super::cluster::Cluster;
-use super::dir::Dir;
+use super::process::Dir;
 use super::{DemoError, Options};
 use crate::config::Env;
 use crate::postgres::names::{ident, literal};

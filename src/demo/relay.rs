@@ -2,8 +2,7 @@
 
 use super::broker::Broker;
 use super::database::{Database, without_pg_variables};
-use super::dir::{Dir, tail};
-use super::process::{end_now, ended, signal};
+use super::process::{Dir, end_now, ended, signal, tail};
 use super::{DemoError, Options};
 use rustix::process::Signal;
 use std::fs::File;

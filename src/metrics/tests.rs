@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 fn metrics() -> Metrics {
     let metrics = Metrics::default();
-    let board = Board::new("orders");
-    let counts = metrics.pipeline(&board);
-    board.update(|snapshot| {
+    let status_handle = StatusHandle::new("orders");
+    let counts = metrics.pipeline(&status_handle);
+    status_handle.update(|snapshot| {
         snapshot.state = State::Streaming;
         snapshot.published_total = 7;
         snapshot.skipped_total = 2;
@@ -178,8 +178,8 @@ fn every_metric_of_the_catalog_is_shown_and_explained() {
 #[test]
 fn a_halt_has_its_code_in_a_label() {
     let metrics = Metrics::default();
-    let board = Board::new("orders");
-    metrics.pipeline(&board);
+    let status_handle = StatusHandle::new("orders");
+    metrics.pipeline(&status_handle);
     let halted = || {
         metrics
             .text()
@@ -190,7 +190,7 @@ fn a_halt_has_its_code_in_a_label() {
             .to_owned()
     };
     assert_eq!(halted(), "postrider_halted{pipeline=\"orders\"} 0");
-    board.update(|snapshot| snapshot.halt_code = Some("PR002"));
+    status_handle.update(|snapshot| snapshot.halt_code = Some("PR002"));
     assert_eq!(halted(), "postrider_halted{pipeline=\"orders\",code=\"PR002\"} 1");
 }
 

@@ -62,7 +62,7 @@ struct Look {
 
 impl Look {
     fn new(source: &Source) -> Self {
-        Self { snapshot: source.board.read(), source: source.clone() }
+        Self { snapshot: source.status_handle.read(), source: source.clone() }
     }
 
     fn pipeline(&self) -> (&'static str, &str) {

@@ -4,9 +4,8 @@ use crate::error::Halt;
 use crate::lsn::Lsn;
 use crate::outbox::{MapError, SpecError};
 use crate::pgoutput::DecodeError;
-use crate::postgres::SourceError;
-use crate::postgres::action;
-use crate::postgres::bookmark::BookmarkError;
+use crate::postgres::store::bookmark::BookmarkError;
+use crate::postgres::{SourceError, error_policy};
 use crate::sink::SinkError;
 
 /// Why a replay did not begin, or ended before its end. What was acknowledged until then is noted.
@@ -233,7 +232,7 @@ impl ReplayError {
             }
             Self::Sink(error) => error.hint(),
             Self::SinkUnfit { hint, .. } => hint.clone(),
-            Self::Source(error) => return action::hint(error),
+            Self::Source(error) => return error_policy::hint(error),
         })
     }
 }

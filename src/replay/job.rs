@@ -1,25 +1,21 @@
 //! A replay from its first question to its last word.
 
 use super::ReplayError;
-use super::away::{Away, Place};
-use super::choice::Choice;
-use super::outlet::{BYTES_MAX, EVENTS_MAX, Outlet, Parked, Parts};
-use super::plan::{Plan, Source, source};
-use super::request::{Request, Until};
-use super::resume::{again, resumed};
-use super::run::{Run, Turn};
-use super::tally::{Tally, Tell};
+use super::outlet::{BYTES_MAX, EVENTS_MAX, Outlet, Parked, Parts, Tally, Tell};
+use super::plan::{Choice, Plan, ReplayRequest, Source, Until, again, resumed, source};
+use super::run::{Away, Place, Run, Turn};
 use crate::ack::Progress;
-use crate::driver::PipelineSpec;
 use crate::event::{Aggregate, Position};
 use crate::finding::{Finding, Severity};
 use crate::lsn::{Lsn, Watermark};
 use crate::outbox::Mapper;
 use crate::parked::Lane;
+use crate::pipeline::PipelineSpec;
+use crate::postgres::catalog::{self, ServerFacts};
 use crate::postgres::control::Control;
-use crate::postgres::replay::{self as rows, New};
-use crate::postgres::server::ServerFacts;
-use crate::postgres::{SourceError, bookmark, cursor, parked, server};
+use crate::postgres::replay::New;
+use crate::postgres::store::{bookmark, cursor, parked};
+use crate::postgres::{SourceError, replay as rows};
 use crate::record::is_topic_name;
 use crate::sink::{self, Mailbox, Sink, SinkSpec};
 use std::collections::HashSet;
@@ -49,7 +45,7 @@ pub enum Prepared {
         /// Its name.
         name: String,
         /// What is asked for.
-        request: Box<Request>,
+        request: Box<ReplayRequest>,
     },
     /// Going on with the one of this name, or with the only one that was interrupted.
     Resume(Option<String>),
@@ -88,7 +84,7 @@ impl Job {
             }
             Prepared::Resume(name) => {
                 let row = resumed(client, &spec, name).await?;
-                let request = Request::from_json(&row.request);
+                let request = ReplayRequest::from_json(&row.request);
                 let name = row.name.clone();
                 let request = request.ok_or_else(|| ReplayError::BadRow { name: name.clone() })?;
                 (name, request, Some(row))
@@ -304,7 +300,7 @@ pub(super) async fn locked(
     spec: &PipelineSpec,
 ) -> Result<ServerFacts, ReplayError> {
     let client = control.client();
-    let server = server::read(client).await?;
+    let server = catalog::read_server(client).await?;
     if server.in_recovery {
         return Err(ReplayError::Standby);
     }

@@ -12,22 +12,14 @@
 //!                          postrider.replay ◀── what is done ──┘ └─── reports ◀───┘
 //! ```
 
-mod away;
-mod choice;
 mod error;
 mod job;
-mod log;
 mod outlet;
-mod pace;
 mod plan;
-mod request;
-mod resume;
-mod rows;
 mod run;
-mod tally;
+mod source;
 
 pub use error::ReplayError;
 pub use job::{Ended, Job, Options, Prepared};
-pub use plan::{Plan, Source};
-pub use request::{From, Request, SourceChoice, Until};
-pub use tally::{Moment, Refused, Tally, Tell};
+pub use outlet::{Moment, Refused, Tally, Tell};
+pub use plan::{From, Plan, ReplayRequest, Source, SourceChoice, Until};

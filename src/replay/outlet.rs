@@ -3,19 +3,19 @@
 //! Every change of the source has a ticket of the tracker, whether it is sent or not, so that what is done is one
 //! position: everything below it is acknowledged, or does not belong.
 
-mod answers;
+#[cfg(test)]
+mod tests;
 
 use super::ReplayError;
-use super::choice::Choice;
-use super::pace::Pace;
-use super::tally::Tally;
+use super::plan::Choice;
 use crate::ack::{Progress, Tracker};
 use crate::event::{Aggregate, Position};
+use crate::lsn::Lsn;
 use crate::outbox::{At, MapError, Mapped};
 use crate::parked::Lane;
-use crate::record::{Header, Record};
+use crate::record::{Header, Outcome, Record, Refusal, Scope, Ticket};
 use crate::sink::{Mailbox, NotTaken, Post, Sink};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 /// Events in flight at most.
@@ -310,5 +310,260 @@ fn name_of(position: Option<Position>, id: &str) -> String {
     position.map_or_else(|| id.to_owned(), |at| at.to_string())
 }
 
+// What the sink says of events in flight: done, refused, or to be sent again.
+//
+// What is done goes to the tracker and the tally; what is not has to be read again, which is for the loop in `run`.
+// Which event goes next is not known here.
+
+impl Outlet {
+    /// Takes what the sink has to say.
+    pub(super) fn take_posts(&mut self, tell: &mut dyn FnMut(Tell<'_>)) -> Result<(), ReplayError> {
+        let mut posts = std::mem::take(&mut self.posts);
+        posts.clear();
+        self.mailbox.take(&mut posts);
+        for post in posts.drain(..) {
+            match post {
+                Post::Report { ticket, outcome } => self.report(ticket, outcome)?,
+                Post::Retry | Post::Located => {}
+                Post::Down { reason, hint, topic, missing: _ } => {
+                    if let (Some(refusing), Some(topic)) = (&mut self.refusing, topic)
+                        && refusing.topic == topic
+                    {
+                        refusing.what.clone_from(&reason);
+                        refusing.hint.clone_from(&hint);
+                    }
+                    tell(Tell::Down(&reason, hint.as_deref()));
+                }
+                Post::Up { topic: _ } => tell(Tell::Up),
+                Post::Broken { .. } => self.reset = true,
+                Post::Unfit { reason, hint } => {
+                    return Err(ReplayError::SinkUnfit { reason, hint });
+                }
+            }
+        }
+        self.posts = posts;
+        Ok(())
+    }
+
+    fn report(&mut self, ticket: Ticket, outcome: Outcome) -> Result<(), ReplayError> {
+        // One of a producer that was thrown away.
+        let Some(flying) = self.flight.remove(&ticket.0) else { return Ok(()) };
+        self.flight_bytes = self.flight_bytes.saturating_sub(flying.bytes);
+        self.alone &= !flying.alone;
+        match outcome {
+            Outcome::Acked => {
+                self.suspects.remove(&flying.event);
+                self.tally.published += 1;
+            }
+            // A broker refuses batches: its word counts for one event only where that was alone.
+            Outcome::Rejected { scope: Scope::Event, reason: Refusal::Kafka(_) }
+                if !flying.alone =>
+            {
+                self.suspects.insert(flying.event);
+                self.reset = true;
+                return Ok(());
+            }
+            Outcome::Rejected { scope: Scope::Event, reason } => {
+                self.suspects.remove(&flying.event);
+                self.tally.refuse(flying.event, reason.to_string());
+            }
+            Outcome::Rejected { scope: Scope::Destination | Scope::Broker, .. }
+            | Outcome::Unknown => {
+                self.reset = true;
+                return Ok(());
+            }
+        }
+        self.tracker.resolve(ticket).map(drop).map_err(ReplayError::Broken)
+    }
+
+    /// Gives up everything in flight: it is read and sent again, from what is done.
+    pub(super) fn start_again(&mut self) {
+        if let Some(sink) = self.sink.as_mut().filter(|_| self.reset || !self.flight.is_empty()) {
+            sink.reset();
+        }
+        self.tracker.give_up();
+        self.flight.clear();
+        self.flight_bytes = 0;
+        self.alone = false;
+        self.reset = false;
+    }
+}
+
+// So many events a second, evenly.
+
+/// How much of what was not used may be made good: a timer wakes some milliseconds late.
+const BURST: Duration = Duration::from_millis(20);
+
+/// Events that become due within this go together: a wake for each takes the processor from the live stream more often
+/// than their work is worth.
+const SLICE: Duration = Duration::from_millis(5);
+
+/// The pace of a replay.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// Between two events; zero for as fast as it goes.
+    gap: Duration,
+    next: Option<Instant>,
+}
+
+impl Pace {
+    /// `rate` events a second; 0 for as fast as it goes.
+    pub(super) fn new(rate: u32) -> Self {
+        let gap = if rate == 0 { Duration::ZERO } else { Duration::from_secs(1) / rate };
+        Self { gap, next: None }
+    }
+
+    /// When to ask again, where the next event may not go now.
+    pub(super) fn wait(&mut self, now: Instant) -> Option<Instant> {
+        let floor = now.checked_sub(BURST).unwrap_or(now);
+        let next = self.next.map_or(now, |next| next.max(floor));
+        self.next = Some(next);
+        (next > now && !self.gap.is_zero()).then(|| next + SLICE)
+    }
+
+    /// An event went.
+    pub(super) fn spend(&mut self) {
+        self.next = self.next.map(|next| next + self.gap);
+    }
+}
+
 #[cfg(test)]
-mod tests;
+mod pace_tests {
+    use super::*;
+
+    #[test]
+    fn as_many_go_as_the_rate_says_and_pauses_are_not_made_good() {
+        let mut pace = Pace::new(1000);
+        let start = Instant::now();
+        let mut sent = 0;
+        let mut at = |pace: &mut Pace, millis: u64| {
+            while pace.wait(start + Duration::from_millis(millis)).is_none() {
+                pace.spend();
+                sent += 1;
+            }
+            sent
+        };
+        assert_eq!(at(&mut pace, 0), 1);
+        assert_eq!(at(&mut pace, 10), 11);
+        assert_eq!(at(&mut pace, 1000), 11 + 21, "20 ms of the pause, and the one that is due");
+        assert_eq!(Pace::new(0).wait(start), None);
+        let due = start + Duration::from_millis(1001);
+        assert_eq!(pace.wait(start + Duration::from_secs(1)), Some(due + SLICE));
+    }
+}
+
+// What a replay has done so far, for whoever watches it and for its last word.
+
+/// Events that were not published which are told one by one.
+const REFUSED_MAX: usize = 20;
+
+/// Topics that are counted one by one.
+const TOPICS_MAX: usize = 1000;
+
+/// Counts, without payloads or keys.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Tally {
+    /// Events handed to the sink in this run; in a dry run, events that would be.
+    pub sent: u64,
+    /// Events that the broker has acknowledged, with those of earlier runs.
+    pub published: u64,
+    /// Changes of the source that were not asked for.
+    pub passed: u64,
+    /// Bytes of keys, values and headers of what was sent.
+    pub bytes: u64,
+    /// Events that were asked for and not published, with those of earlier runs.
+    pub refused: u64,
+    /// The first of them in this run.
+    pub refusals: Vec<Refused>,
+    /// The first event that was sent: its position, or of the table its id.
+    pub first: Option<String>,
+    /// Events sent by topic.
+    pub topics: BTreeMap<String, u64>,
+    /// Transactions that had begun before the position that was asked for, and committed behind it.
+    pub straddling: u64,
+    last: Last,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+enum Last {
+    #[default]
+    None,
+    At(Position),
+    Id(String),
+}
+
+/// An event that was asked for and not published.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refused {
+    /// Its position, or of the table its id.
+    pub event: String,
+    /// Why.
+    pub why: String,
+}
+
+impl Tally {
+    /// With what earlier runs of the replay have done.
+    pub(super) fn going_on(published: u64, refused: u64) -> Self {
+        Self { published, refused, ..Self::default() }
+    }
+
+    /// One event was sent.
+    pub(super) fn sent(&mut self, at: Option<Position>, id: &str, topic: &str, bytes: usize) {
+        self.sent += 1;
+        self.bytes += u64::try_from(bytes).unwrap_or(0);
+        match (at, &mut self.last) {
+            (Some(at), last) => *last = Last::At(at),
+            (None, Last::Id(last)) => id.clone_into(last),
+            (None, last) => *last = Last::Id(id.to_owned()),
+        }
+        if self.first.is_none() {
+            self.first = self.last();
+        }
+        if let Some(count) = self.topics.get_mut(topic) {
+            *count += 1;
+        } else if self.topics.len() < TOPICS_MAX {
+            self.topics.insert(topic.to_owned(), 1);
+        }
+    }
+
+    /// The last event that was sent, as [`Tally::first`].
+    pub fn last(&self) -> Option<String> {
+        match &self.last {
+            Last::None => None,
+            Last::At(at) => Some(at.to_string()),
+            Last::Id(id) => Some(id.clone()),
+        }
+    }
+
+    /// One event can't be published.
+    pub(super) fn refuse(&mut self, event: String, why: String) {
+        self.refused += 1;
+        if self.refusals.len() < REFUSED_MAX {
+            self.refusals.push(Refused { event, why });
+        }
+    }
+}
+
+/// How it stands, a few times a second.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Moment<'a> {
+    /// What was done.
+    pub tally: &'a Tally,
+    /// Since this run began.
+    pub elapsed: Duration,
+    /// Of the log: where it began, how far it is read, and its end.
+    pub log: Option<(Lsn, Lsn, Lsn)>,
+    /// Events on their way to the broker.
+    pub in_flight: usize,
+}
+
+/// What a replay has to say while it runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tell<'a> {
+    /// How it stands.
+    Progress(Moment<'a>),
+    /// The broker can't be reached, or takes nothing: what, and what mends it. It waits.
+    Down(&'a str, Option<&'a str>),
+    /// That is over.
+    Up,
+}

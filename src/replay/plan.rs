@@ -2,13 +2,14 @@
 //! else the rows of the table.
 
 use super::ReplayError;
-use super::request::{From, Request, SourceChoice, Until};
-use crate::driver::PipelineSpec;
-use crate::event::{PgTime, Position};
+use crate::event::{Aggregate, PgTime, Position};
 use crate::lsn::Lsn;
-use crate::postgres::bookmark::{self, Bookmark, BookmarkError};
-use crate::postgres::replay;
-use crate::postgres::server::ServerFacts;
+use crate::pipeline::PipelineSpec;
+use crate::postgres::catalog::ServerFacts;
+use crate::postgres::store::bookmark::{self, Bookmark, BookmarkError};
+use crate::postgres::{replay, replay as rows};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use tokio_postgres::Client;
 
 /// A replay that can begin.
@@ -17,7 +18,7 @@ pub struct Plan {
     /// Its name.
     pub name: String,
     /// What was asked for.
-    pub request: Request,
+    pub request: ReplayRequest,
     /// Where it is read.
     pub source: Source,
 }
@@ -54,7 +55,7 @@ pub(super) async fn source(
     client: &Client,
     spec: &PipelineSpec,
     server: &ServerFacts,
-    request: &Request,
+    request: &ReplayRequest,
 ) -> Result<Source, ReplayError> {
     if let (From::Since(since), Some(Until::Time(until))) = (&request.from, request.until)
         && until <= *since
@@ -116,7 +117,7 @@ fn by_lsn(
     at: Position,
     timeline: Option<u32>,
     server: &ServerFacts,
-    request: &Request,
+    request: &ReplayRequest,
 ) -> Result<Source, ReplayError> {
     let lsn = at.commit_lsn;
     if let Some(asked) = timeline.filter(|asked| *asked != server.timeline) {
@@ -140,7 +141,7 @@ async fn log_or_table(
     client: &Client,
     spec: &PipelineSpec,
     server: &ServerFacts,
-    request: &Request,
+    request: &ReplayRequest,
     bookmark: Option<&Bookmark>,
 ) -> Result<Source, ReplayError> {
     match (request.source, bookmark) {
@@ -159,7 +160,7 @@ fn log_from(
     bookmark: &Bookmark,
     from: Position,
     server: &ServerFacts,
-    request: &Request,
+    request: &ReplayRequest,
 ) -> Result<Source, ReplayError> {
     if let Some(confirmed) = bookmark.confirmed_lsn.filter(|at| *at > from.commit_lsn) {
         let (name, at) = (bookmark.name.clone(), from.commit_lsn);
@@ -184,7 +185,7 @@ fn log_from(
 async fn table(
     client: &Client,
     spec: &PipelineSpec,
-    request: &Request,
+    request: &ReplayRequest,
     since: Option<PgTime>,
 ) -> Result<Source, ReplayError> {
     let Some(poll) = &spec.poll.table else { return Err(ReplayError::NoSource) };
@@ -207,4 +208,355 @@ async fn table(
     }
     let order = replay::order_in_words(client, poll).await?;
     Ok(Source::Table { order, since, until })
+}
+
+// What a person asks for, and the form in which a row keeps it for `--resume`.
+
+/// What is to be published again.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ReplayRequest {
+    /// Where it begins.
+    pub from: From,
+    /// Where it ends; `None` with what is committed when it begins.
+    pub until: Option<Until>,
+    /// Only events of these ids; empty for any.
+    pub ids: Vec<String>,
+    /// Only events of this aggregate, type and id.
+    pub aggregate: Option<(String, String)>,
+    /// The topic; `None` for each event's own.
+    pub to: Option<String>,
+    /// Whether events of aggregates that have parked events are published too.
+    pub include_parked: bool,
+    /// Where events are read from.
+    pub source: SourceChoice,
+}
+
+/// Where a replay begins.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum From {
+    /// At a bookmark.
+    Bookmark(String),
+    /// At a position: everything that commits at it or later, of its own transaction from the ordinal on.
+    Lsn {
+        /// The position.
+        at: Position,
+        /// The timeline it was seen on, where that is known.
+        timeline: Option<u32>,
+    },
+    /// With what was committed at this time or later (in the table: with rows of this time or later).
+    Since(PgTime),
+    /// Wherever there is something.
+    Anywhere,
+}
+
+/// Where a replay ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Until {
+    /// Before what commits at it or later.
+    Lsn(Lsn),
+    /// Before what was committed at this time or later.
+    Time(PgTime),
+}
+
+/// Where events are read from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SourceChoice {
+    /// The log where a bookmark reaches back far enough, else the table.
+    #[default]
+    Auto,
+    /// The log.
+    Wal,
+    /// The table.
+    Table,
+}
+
+impl ReplayRequest {
+    /// As the row keeps it.
+    pub(super) fn to_json(&self) -> String {
+        let from = match &self.from {
+            From::Bookmark(name) => json!({"bookmark": name}),
+            From::Lsn { at, timeline } => {
+                json!({"lsn": at.commit_lsn.to_string(), "ordinal": at.ordinal, "timeline": timeline})
+            }
+            From::Since(time) => json!({"since": time.micros}),
+            From::Anywhere => Value::Null,
+        };
+        let until = self.until.map(|until| match until {
+            Until::Lsn(lsn) => json!({"lsn": lsn.to_string()}),
+            Until::Time(time) => json!({"time": time.micros}),
+        });
+        let source = match self.source {
+            SourceChoice::Auto => "auto",
+            SourceChoice::Wal => "wal",
+            SourceChoice::Table => "table",
+        };
+        json!({
+            "from": from,
+            "until": until,
+            "ids": self.ids,
+            "aggregate": self.aggregate.as_ref().map(|(kind, id)| [kind, id]),
+            "to": self.to,
+            "include_parked": self.include_parked,
+            "source": source,
+        })
+        .to_string()
+    }
+
+    /// From what a row keeps; `None` where that is of another version, or was changed by hand.
+    pub(super) fn from_json(text: &str) -> Option<Self> {
+        let value: Value = serde_json::from_str(text).ok()?;
+        let time = |value: &Value| Some(PgTime { micros: value.as_i64()? });
+        let from = &value["from"];
+        let from = if let Some(name) = from["bookmark"].as_str() {
+            From::Bookmark(name.to_owned())
+        } else if let Some(lsn) = from["lsn"].as_str() {
+            let at = Position { commit_lsn: lsn.parse().ok()?, ordinal: from["ordinal"].as_u64()? };
+            let timeline = from["timeline"].as_u64().and_then(|number| u32::try_from(number).ok());
+            From::Lsn { at, timeline }
+        } else if from.is_object() {
+            From::Since(time(&from["since"])?)
+        } else {
+            From::Anywhere
+        };
+        let until = &value["until"];
+        let until = if until.is_null() {
+            None
+        } else if let Some(lsn) = until["lsn"].as_str() {
+            Some(Until::Lsn(lsn.parse().ok()?))
+        } else {
+            Some(Until::Time(time(&until["time"])?))
+        };
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let aggregate = &value["aggregate"];
+        Some(Self {
+            from,
+            until,
+            ids: value["ids"].as_array()?.iter().map(text).collect::<Option<_>>()?,
+            aggregate: text(&aggregate[0]).zip(text(&aggregate[1])),
+            to: text(&value["to"]),
+            include_parked: value["include_parked"].as_bool()?,
+            source: match value["source"].as_str()? {
+                "auto" => SourceChoice::Auto,
+                "wal" => SourceChoice::Wal,
+                "table" => SourceChoice::Table,
+                _ => return None,
+            },
+        })
+    }
+}
+
+// Which events of a source belong to a replay.
+
+/// What is asked of an event. Where the source begins and ends is the plan's.
+#[derive(Clone, Debug)]
+pub(super) struct Choice {
+    since: Option<PgTime>,
+    until: Option<PgTime>,
+    /// Each id that is asked for, and whether it was met.
+    ids: BTreeMap<String, bool>,
+    aggregate: Option<(String, String)>,
+}
+
+impl Choice {
+    /// `found`: ids that were met before this run.
+    pub(super) fn new(request: &ReplayRequest, found: &[String]) -> Self {
+        let since = match request.from {
+            From::Since(time) => Some(time),
+            From::Bookmark(_) | From::Lsn { .. } | From::Anywhere => None,
+        };
+        let until = match request.until {
+            Some(Until::Time(time)) => Some(time),
+            Some(Until::Lsn(_)) | None => None,
+        };
+        let met = |id: &String| (id.clone(), found.contains(id));
+        let ids = request.ids.iter().map(met).collect();
+        Self { since, until, ids, aggregate: request.aggregate.clone() }
+    }
+
+    /// The same for a source that has its own times.
+    pub(super) fn without_times(self) -> Self {
+        Self { since: None, until: None, ..self }
+    }
+
+    /// Whether an event belongs.
+    pub(super) fn takes(
+        &mut self,
+        id: &str,
+        aggregate: Option<Aggregate<'_>>,
+        committed: PgTime,
+    ) -> bool {
+        if self.since.is_some_and(|since| committed < since)
+            || self.until.is_some_and(|until| committed >= until)
+        {
+            return false;
+        }
+        if let Some((kind, of)) = &self.aggregate
+            && aggregate.is_none_or(|aggregate| {
+                ![(aggregate.kind, kind), (aggregate.id, of)]
+                    .into_iter()
+                    .all(|(text, asked)| text == asked || unfilled(text) == asked)
+            })
+        {
+            return false;
+        }
+        if self.ids.is_empty() {
+            return true;
+        }
+        let asked = if self.ids.contains_key(id) { id } else { unfilled(id) };
+        self.ids.get_mut(asked).is_some_and(|met| {
+            *met = true;
+            true
+        })
+    }
+
+    /// The ids that were met.
+    pub(super) fn met(&self) -> Vec<String> {
+        self.ids.iter().filter(|(_, met)| **met).map(|(id, _)| id.clone()).collect()
+    }
+
+    /// The ids that were not.
+    pub(super) fn missing(&self) -> Vec<String> {
+        self.ids.iter().filter(|(_, met)| !**met).map(|(id, _)| id.clone()).collect()
+    }
+}
+
+/// A text without the blanks that fill a `char(n)` up: who asks for a value need not write them.
+fn unfilled(text: &str) -> &str {
+    text.trim_end_matches(' ')
+}
+
+// Going on with a replay that was interrupted: which one, and the same source up to the same end.
+//
+// Reads its row and writes nothing; what is done already is for `job` to leave out.
+
+/// The row to go on with.
+pub(super) async fn resumed(
+    client: &Client,
+    spec: &PipelineSpec,
+    name: Option<String>,
+) -> Result<rows::Replay, ReplayError> {
+    let known = rows::names(client, spec.name()).await?;
+    let name = match (name, known.as_slice()) {
+        (Some(name), _) => name,
+        (None, []) => return Err(ReplayError::NothingToResume),
+        (None, [only]) => only.clone(),
+        (None, _) => return Err(ReplayError::WhichReplay { known }),
+    };
+    match rows::find(client, spec.name(), &name).await? {
+        None => Err(ReplayError::Unknown { name, known }),
+        Some(row) if row.finished => Err(ReplayError::Finished { name, published: row.published }),
+        Some(row) => Ok(row),
+    }
+}
+
+/// The source of a replay that goes on: the same, up to the same end.
+pub(super) async fn again(
+    client: &Client,
+    spec: &PipelineSpec,
+    server: &ServerFacts,
+    request: &ReplayRequest,
+    row: &rows::Replay,
+) -> Result<Source, ReplayError> {
+    let place = (row.bookmark.clone(), row.next, row.until);
+    let (Some(bookmark), Some(next), Some(until)) = place else {
+        let request = ReplayRequest { source: SourceChoice::Table, ..request.clone() };
+        return source(client, spec, server, &request).await;
+    };
+    // The bookmark has to be there, and to reach back to where it goes on.
+    let from = match &request.from {
+        From::Bookmark(name) if *name == bookmark => request.from.clone(),
+        From::Bookmark(_) | From::Lsn { .. } | From::Since(_) | From::Anywhere => {
+            From::Bookmark(bookmark.clone())
+        }
+    };
+    let asked = ReplayRequest { from, source: SourceChoice::Wal, until: None, ..request.clone() };
+    match source(client, spec, server, &asked).await? {
+        Source::Log { bookmark, slot, messages, from, .. } => {
+            let start = row.from.map_or(from, |lsn| Position { commit_lsn: lsn, ordinal: 0 });
+            if next.commit_lsn < from.commit_lsn.min(start.commit_lsn) {
+                return Err(ReplayError::BadRow { name: row.name.clone() });
+            }
+            Ok(Source::Log { bookmark, slot, messages, from: start, until })
+        }
+        table @ Source::Table { .. } => Ok(table),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_keeps_everything_that_was_asked_for() {
+        let lsn = |text: &str| text.parse::<Lsn>().unwrap();
+        let at = Position { commit_lsn: lsn("0/1A2B3C8"), ordinal: 5 };
+        let plain = ReplayRequest {
+            from: From::Anywhere,
+            until: None,
+            ids: Vec::new(),
+            aggregate: None,
+            to: None,
+            include_parked: false,
+            source: SourceChoice::Auto,
+        };
+        let whole = ReplayRequest {
+            from: From::Bookmark("b".to_owned()),
+            until: Some(Until::Time(PgTime { micros: -7 })),
+            ids: vec!["1".to_owned(), "ü\"".to_owned()],
+            aggregate: Some(("order".to_owned(), "a:b".to_owned())),
+            to: Some("again".to_owned()),
+            include_parked: true,
+            source: SourceChoice::Table,
+        };
+        let of = |from: From| ReplayRequest { from, source: SourceChoice::Wal, ..plain.clone() };
+        let until = ReplayRequest { until: Some(Until::Lsn(lsn("1/2"))), ..plain.clone() };
+        let all = [
+            of(From::Lsn { at, timeline: Some(2) }),
+            of(From::Since(PgTime { micros: 9 })),
+            until,
+            whole,
+            plain.clone(),
+        ];
+        for request in all {
+            assert_eq!(ReplayRequest::from_json(&request.to_json()).as_ref(), Some(&request));
+        }
+        assert_eq!(ReplayRequest::from_json("{}"), None);
+    }
+}
+
+#[cfg(test)]
+mod choice_tests {
+    use super::*;
+    use crate::replay::SourceChoice;
+
+    fn request() -> ReplayRequest {
+        ReplayRequest {
+            from: From::Since(PgTime { micros: 10 }),
+            until: Some(Until::Time(PgTime { micros: 20 })),
+            ids: vec!["a".to_owned(), "b".to_owned()],
+            aggregate: Some(("order".to_owned(), "1".to_owned())),
+            to: None,
+            include_parked: false,
+            source: SourceChoice::Auto,
+        }
+    }
+
+    #[test]
+    fn an_event_belongs_when_time_aggregate_and_id_fit() {
+        let mut choice = Choice::new(&request(), &[]);
+        let order = Some(Aggregate { kind: "order", id: "1" });
+        let other = Some(Aggregate { kind: "order", id: "2" });
+        let at = |micros| PgTime { micros };
+        assert!(choice.takes("a", order, at(10)));
+        assert!(!choice.takes("a", order, at(9)) && !choice.takes("a", order, at(20)));
+        assert!(!choice.takes("b", other, at(15)) && !choice.takes("b", None, at(15)));
+        assert!(!choice.takes("c", order, at(15)));
+        assert_eq!((choice.met(), choice.missing()), (vec!["a".into()], vec!["b".into()]));
+        assert_eq!(Choice::new(&request(), &["b".to_owned()]).missing(), ["a"]);
+        let filled = Some(Aggregate { kind: "order     ", id: "1  " });
+        assert!(choice.takes("b   ", filled, at(15)), "char(n) is filled up with blanks");
+        assert!(!choice.takes(" b", filled, at(15)));
+        assert_eq!(choice.missing(), Vec::<String>::new());
+        assert!(choice.without_times().takes("b", order, at(99)));
+    }
 }

@@ -1,23 +1,19 @@
 //! The loop: feeds the outlet from the source, writes what is done, and is the only place that waits.
 
-mod reading;
-
 use super::ReplayError;
-use super::away::Place;
-use super::job::lanes;
-use super::log::{Log, Span};
-use super::outlet::{Offered, Outlet};
-use super::plan::{Plan, Source};
-use super::request::From;
-use super::rows::Table;
-use super::tally::{Moment, Tell};
-use crate::driver::{PipelineSpec, type_facts};
+use super::job::{lanes, locked};
+use super::outlet::{Moment, Offered, Outlet, Tell};
+use super::plan::{From, Plan, Source, again};
+use super::source::{Log, Span, Table};
+use crate::backoff::Backoff;
+use crate::error::Chain;
 use crate::event::Position;
 use crate::outbox::Mapper;
+use crate::pipeline::{PipelineSpec, type_facts};
 use crate::postgres::control::Control;
-use crate::postgres::replay::{self as rows, Done, Met, Rows, Select};
-use crate::postgres::{server, table, types};
-use reading::Reading;
+use crate::postgres::error_policy::{Action, Phase, Repeats, action};
+use crate::postgres::replay::{Done, Met, Rows, Select};
+use crate::postgres::{SourceError, catalog, replay as rows};
 use std::future::Future;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
@@ -205,7 +201,7 @@ impl<'a> Run<'a> {
             && !log.unknown_types.is_empty()
         {
             let asked = std::mem::take(&mut log.unknown_types);
-            let found = types::read(self.control.client(), &asked).await?;
+            let found = catalog::read_types(self.control.client(), &asked).await?;
             mapper.learn_types(&asked, &found.iter().map(type_facts).collect::<Vec<_>>());
             return Ok(None);
         }
@@ -220,13 +216,13 @@ impl<'a> Run<'a> {
         match &self.plan.source {
             Source::Log { bookmark, slot, messages, from: _, until } => {
                 let oid = match &self.spec.names.table {
-                    Some(name) => {
-                        table::read(self.control.client(), name).await?.map(|table| table.oid)
-                    }
+                    Some(name) => catalog::read_table(self.control.client(), name)
+                        .await?
+                        .map(|table| table.oid),
                     None => None,
                 };
                 mapper.forget_relations(oid);
-                let encoding = server::read(self.control.client()).await?.encoding;
+                let encoding = catalog::read_server(self.control.client()).await?.encoding;
                 let encoding = self.spec.messages_encoding(&encoding);
                 let unreadable = |halt| ReplayError::Messages(Box::new(halt));
                 mapper.read_messages_as(encoding.map_err(unreadable)?);
@@ -324,4 +320,212 @@ impl<'a> Run<'a> {
         self.saved = Some((done, met));
         Ok(())
     }
+}
+
+// What a session reads: the log or the table, asked the same questions.
+//
+// Knows neither progress nor time; what is fed goes to the outlet, and the loop decides when.
+
+enum Reading {
+    Log(Box<Log>),
+    Table(Box<Table>),
+    /// The log, after its connection.
+    Nothing,
+}
+
+impl Reading {
+    fn over(&self) -> bool {
+        match self {
+            Self::Log(log) => log.over,
+            Self::Table(table) => table.over,
+            Self::Nothing => false,
+        }
+    }
+
+    /// Lets go of the connection to a log.
+    fn hang_up(&mut self) {
+        if matches!(self, Self::Log(_)) {
+            *self = Self::Nothing;
+        }
+    }
+
+    fn wants_frames(&self) -> bool {
+        matches!(self, Self::Log(log) if !log.has_frames() && !log.over)
+    }
+
+    /// Waits for frames of the log. Cancel-safe.
+    async fn read(&mut self) -> Result<(), SourceError> {
+        match self {
+            Self::Log(log) => log.read().await,
+            Self::Table(_) | Self::Nothing => std::future::pending().await,
+        }
+    }
+
+    /// Fetches rows of the table, where none are at hand.
+    async fn fetch(&mut self) -> Result<(), SourceError> {
+        match self {
+            Self::Table(table) if !table.has_rows() && !table.over => table.read().await,
+            Self::Log(_) | Self::Table(_) | Self::Nothing => Ok(()),
+        }
+    }
+
+    fn feed(&mut self, mapper: &mut Mapper, outlet: &mut Outlet) -> Result<Offered, ReplayError> {
+        match self {
+            Self::Log(log) => log.feed(mapper, outlet),
+            Self::Table(table) => table.feed(mapper, outlet),
+            Self::Nothing => Ok(Offered::Done),
+        }
+    }
+
+    fn settle(&mut self, outlet: &Outlet) {
+        if let Self::Table(table) = self {
+            table.settle(outlet);
+        }
+    }
+
+    fn row_done(&self) -> Option<String> {
+        match self {
+            Self::Log(_) | Self::Nothing => None,
+            Self::Table(table) => table.done.clone(),
+        }
+    }
+}
+
+// A database that is away: waited for, with pauses that double, until it is back, can't be gone on with, or the replay
+// is told to stop. There is no last try.
+
+/// Pauses between two tries: the first, and the longest.
+const PAUSE_MIN: Duration = Duration::from_millis(200);
+const PAUSE_MAX: Duration = Duration::from_secs(15);
+
+/// A try to connect may take this long.
+const TRY_MAX: Duration = Duration::from_mins(1);
+
+/// What is gone on with.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub(super) spec: &'a PipelineSpec,
+    pub(super) plan: &'a Plan,
+    /// A dry run has no row.
+    pub(super) dry: bool,
+}
+
+/// The wait for a database.
+#[derive(Debug)]
+pub(super) struct Away {
+    backoff: Backoff,
+    repeats: Repeats,
+    back_at: Instant,
+}
+
+impl Away {
+    pub(super) fn new() -> Self {
+        let backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
+        Self { backoff, repeats: Repeats::default(), back_at: Instant::now() }
+    }
+
+    /// Waits until there is a session again that may go on after `error`; `None` where it is told to stop. What is in
+    /// flight meanwhile is still reported.
+    ///
+    /// # Errors
+    /// `error`, where waiting does not mend it, or what has become of the place.
+    pub(super) async fn wait<S: Future<Output = ()>>(
+        &mut self,
+        error: ReplayError,
+        place: Place<'_>,
+        outlet: &mut Outlet,
+        mut stop: Pin<&mut S>,
+        tell: &mut dyn FnMut(Tell<'_>),
+    ) -> Result<Option<Control>, ReplayError> {
+        if self.back_at.elapsed() > PAUSE_MAX {
+            self.backoff.reset();
+        }
+        let mut least = self.heals(&error, Phase::Stream, outlet);
+        let mut error = error;
+        loop {
+            let Some(pause_min) = least else { return Err(error) };
+            let told = format!("the database is away, or will not go on: {}", Chain(&error));
+            tell(Tell::Down(&told, None));
+            let until = Instant::now() + self.backoff.next(fastrand::f64()).max(pause_min);
+            while Instant::now() < until {
+                tokio::select! {
+                    biased;
+                    () = &mut stop => return Ok(None),
+                    () = outlet.posted() => outlet.take_posts(tell)?,
+                    () = tokio::time::sleep_until(until.into()) => {}
+                }
+            }
+            let attempt = tokio::time::timeout(TRY_MAX, connect(place, outlet));
+            let tried = tokio::select! {
+                biased;
+                () = &mut stop => return Ok(None),
+                tried = attempt => tried,
+            };
+            match tried {
+                Ok(Ok(control)) => {
+                    tell(Tell::Up);
+                    self.back_at = Instant::now();
+                    return Ok(Some(control));
+                }
+                Ok(Err(why)) => {
+                    least = self.heals(&why, Phase::Control, outlet);
+                    error = why;
+                }
+                Err(_elapsed) => least = Some(PAUSE_MIN),
+            }
+        }
+    }
+
+    /// The shortest pause before the next try, where another may do better.
+    fn heals(&mut self, error: &ReplayError, phase: Phase, outlet: &Outlet) -> Option<Duration> {
+        let ReplayError::Source(error) = error else {
+            // A session of ours that the server still has, or somebody else's; a standby may be promoted.
+            let passes = matches!(
+                error,
+                ReplayError::Busy { .. } | ReplayError::InUse { .. } | ReplayError::Standby
+            );
+            return (passes && phase == Phase::Control).then_some(Duration::from_secs(1));
+        };
+        match action(error, phase, true) {
+            Action::Reconnect(class) | Action::Later(class) => {
+                let at = outlet.tracker.progress().position().commit_lsn;
+                let wedged = self.repeats.wedged(error, at);
+                (!wedged).then(|| class.pause_min())
+            }
+            Action::StandBy => Some(PAUSE_MIN),
+            Action::Recheck(_) | Action::Halt(_) => None,
+        }
+    }
+}
+
+/// A session that has the lock, on a server where the replay is as we left it.
+async fn connect(place: Place<'_>, outlet: &Outlet) -> Result<Control, ReplayError> {
+    let Place { spec, plan, dry } = place;
+    let control = Control::connect(&spec.conninfo, APPLICATION_NAME).await?;
+    let (client, server) = (control.client(), locked(&control, spec).await?);
+    if dry {
+        return Ok(control);
+    }
+    let name = plan.name.clone();
+    let Some(row) = rows::find(client, spec.name(), &name).await? else {
+        let known = rows::names(client, spec.name()).await?;
+        return Err(ReplayError::Unknown { name, known });
+    };
+    if row.finished {
+        return Err(ReplayError::Finished { name, published: row.published });
+    }
+    // What we noted last may have arrived though nobody said so, the end of all too; more than that only another can
+    // have noted.
+    let end = match &plan.source {
+        Source::Log { until, .. } => Some(*until),
+        Source::Table { .. } => None,
+    };
+    let ours = |next: Position| {
+        next <= outlet.tracker.progress().position() || Some(next.commit_lsn) == end
+    };
+    if row.next.is_some_and(|next| !ours(next)) {
+        return Err(ReplayError::TakenOver { name });
+    }
+    again(client, spec, &server, &plan.request, &row).await?;
+    Ok(control)
 }

@@ -9,9 +9,9 @@ use crate::server::{Client, Database, Version, unique};
 use postrider::error::Halt;
 use postrider::postgres::Conninfo;
 use postrider::postgres::control::{Ask, Control};
-use postrider::postgres::fence::{Decision, Facts, Identity, Resume, decide};
 use postrider::postgres::names::{Names, TableName, Times};
 use postrider::postgres::setup::{Options, Progress, SetupError, SetupPlan, apply};
+use postrider::postgres::start::{Decision, Facts, Identity, Resume, decide};
 use postrider::postgres::wal::WalConnection;
 
 const OUTBOX: &str = "create table public.outbox (

@@ -5,10 +5,10 @@ use crate::pipeline::Pipeline;
 use crate::relay::{postrider, postrider_at_a_terminal, postrider_ok};
 use crate::server::Version;
 use postrider::event::{Aggregate, PgTime, Position};
-use postrider::parked::{Became, Entry, Lane, Mark, Parked, State, Wish};
+use postrider::parked::{Became, Entry, Lane, Mark, Parked, Request, State};
 use postrider::postgres::Conninfo;
 use postrider::postgres::control::Control;
-use postrider::postgres::{cursor, parked};
+use postrider::postgres::store::{cursor, parked};
 use postrider::record::OwnedRecord;
 use serde_json::Value;
 use std::process::Output;
@@ -100,10 +100,10 @@ impl Office {
         postrider_ok(&self.pipeline.config, &args)
     }
 
-    async fn requests(&self) -> Vec<(String, Wish)> {
+    async fn requests(&self) -> Vec<(String, Request)> {
         let requests = parked::requests(self.control.client(), &self.pipeline.name).await;
         let requests = requests.expect("the requests");
-        requests.into_iter().map(|(position, wish)| (position.to_string(), wish)).collect()
+        requests.into_iter().map(|(position, request)| (position.to_string(), request)).collect()
     }
 }
 
@@ -215,8 +215,9 @@ async fn a_request_names_its_ids_first_and_is_kept_with_who_and_why() {
         let done = said.find("0/100:1  retry: asked for; no relay runs, its next start does it");
         let named = said.find("0/100:1   dead");
         assert!(named.is_some() && named < done, "{said}");
-        let wishes = [("0/100:1".to_owned(), Wish::Retry), ("0/100:2".to_owned(), Wish::Retry)];
-        assert_eq!(office.requests().await, wishes);
+        let requests =
+            [("0/100:1".to_owned(), Request::Retry), ("0/100:2".to_owned(), Request::Retry)];
+        assert_eq!(office.requests().await, requests);
         let shown = office.ok(&["show", "e-1"]);
         let line = shown.lines().find(|line| line.starts_with("asked for")).unwrap();
         assert!(line.contains("retry by postgres (") && line.contains("uid "), "{line}");
@@ -227,7 +228,7 @@ async fn a_request_names_its_ids_first_and_is_kept_with_who_and_why() {
         let output = office.run(&["skip", "e-1", "--yes"]);
         assert_eq!(output.status.code(), Some(1));
         assert!(text(&output.stdout).contains("retry is asked for already, by postgres"));
-        assert_eq!(office.requests().await, wishes);
+        assert_eq!(office.requests().await, requests);
         // The operations page's way to take one back.
         let back = format!(
             "UPDATE postrider.parked SET requested_action = NULL, requested_value = NULL \
@@ -235,7 +236,7 @@ async fn a_request_names_its_ids_first_and_is_kept_with_who_and_why() {
             office.pipeline.name
         );
         office.pipeline.sql.batch(&back).await;
-        assert_eq!(office.requests().await, wishes[1..]);
+        assert_eq!(office.requests().await, requests[1..]);
     }
 }
 
@@ -248,7 +249,7 @@ async fn what_can_not_be_done_is_named_and_the_rest_is_done() {
     assert!(errors.contains("not parked: nobody, 0/999:7"), "{errors}");
     assert!(said.contains("0/300:0  nothing to do: it is done already"), "{said}");
     assert!(said.contains("0/400:0  nothing done: it has no topic"), "{said}");
-    assert_eq!(office.requests().await, [("0/200:0".to_owned(), Wish::Retry)]);
+    assert_eq!(office.requests().await, [("0/200:0".to_owned(), Request::Retry)]);
 
     let output = office.run(&["skip", "no-topic", "--json", "--no-wait", "--yes"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
@@ -415,11 +416,11 @@ async fn at_a_terminal_a_person_is_asked() {
     }
     let (code, shown) = at_terminal(&["retry", "e-3"], "");
     assert!(code == Some(0) && !shown.contains("[y/N]"), "{shown}");
-    assert_eq!(office.requests().await, [("0/200:0".to_owned(), Wish::Retry)]);
+    assert_eq!(office.requests().await, [("0/200:0".to_owned(), Request::Retry)]);
     let (code, shown) = at_terminal(&["skip", "e-1"], "y\n");
     assert!(code == Some(0) && shown.contains("skip 1 event? [y/N]"), "{shown}");
-    let wishes = [("0/100:1".to_owned(), Wish::Skip), ("0/200:0".to_owned(), Wish::Retry)];
-    assert_eq!(office.requests().await, wishes);
+    let requests = [("0/100:1".to_owned(), Request::Skip), ("0/200:0".to_owned(), Request::Retry)];
+    assert_eq!(office.requests().await, requests);
 }
 
 #[tokio::test]
@@ -442,7 +443,7 @@ async fn replace_keeps_the_new_payload_in_the_request() {
     assert_eq!(office.requests().await, []);
     let said = office.ok(&["replace", "e-1", "--payload-file", file, "--yes", "--not-json"]);
     assert!(said.contains("0/100:1  replace: asked for"), "{said}");
-    assert_eq!(office.requests().await, [("0/100:1".to_owned(), Wish::Replace)]);
+    assert_eq!(office.requests().await, [("0/100:1".to_owned(), Request::Replace)]);
     // As the relay takes it.
     office.write(&[], &[Mark { position: at("0/100:1"), became: Became::Again }]).await;
     let fetched =
@@ -454,7 +455,7 @@ async fn replace_keeps_the_new_payload_in_the_request() {
     office.ok(&["replace", "e-2", "--payload-file", "-", "--yes", "--not-json"]);
     let output = office.run(&["replace", "e-3", "--payload-file", "/nowhere/payload"]);
     assert_eq!(output.status.code(), Some(2));
-    assert_eq!(office.requests().await, [("0/100:2".to_owned(), Wish::Replace)]);
+    assert_eq!(office.requests().await, [("0/100:2".to_owned(), Request::Replace)]);
 }
 
 #[tokio::test]

@@ -8,10 +8,10 @@ mod session;
 mod tables;
 
 use crate::server::{Client, Database, Version};
-use postrider::driver::poll_spec;
 use postrider::event::Position;
 use postrider::outbox::{At, Layout, Mapper, OutboxSpec};
 use postrider::pgoutput::{Message, decode};
+use postrider::pipeline::poll_spec;
 use postrider::postgres::poll::{Claim, Opened, PollSpec, Poller, Settled};
 use postrider::postgres::{Conninfo, SourceError};
 use std::time::Duration;

@@ -10,7 +10,7 @@ use crate::pipeline::{Pipeline, show};
 use crate::private::{PrivateKafka, PrivatePostgres};
 use crate::server::{Client, Version, brokers};
 use crate::stream::published;
-use postrider::postgres::cursor;
+use postrider::postgres::store::cursor;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 

@@ -3,13 +3,15 @@
 //!
 //! Both connections begin here, so both are held to the same rules. Hands over a [`Session`].
 
-use super::conninfo::{Conninfo, Host, TargetSessionAttrs};
-use super::error::{SourceError, SourceErrorKind, SqlState};
-use super::wire::Wire;
-use super::{auth, transport};
-use bytes::{Buf, BytesMut};
+use crate::conninfo::{self, ChannelBinding, Conninfo, Host, TargetSessionAttrs};
+use crate::error::{ServerReport, SourceError, SourceErrorKind, SqlState};
+use crate::transport::{self, Transport};
+use bytes::{Buf, Bytes, BytesMut};
+use postgres_protocol::authentication::md5_hash;
+use postgres_protocol::authentication::sasl::{self, ScramSha256};
 use postgres_protocol::message::frontend;
 use std::collections::BTreeMap;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// How long the server waits for a sign of life from us before it ends the stream and frees the slot.
 ///
@@ -146,7 +148,7 @@ async fn attempt(
         SourceError::new(SourceErrorKind::Settings, doing.as_str()).caused_by(error)
     })?;
     wire.send(&doing, &packet).await?;
-    auth::log_in(&mut wire, conninfo, host).await?;
+    log_in(&mut wire, conninfo, host).await?;
     let session = greeting(wire, host, &doing).await?;
     if !fits(&session.parameters, wanted) {
         let doing = format!("use {host}: it is not what target_session_attrs asks for");
@@ -217,5 +219,243 @@ fn fits(parameters: &BTreeMap<String, String>, wanted: TargetSessionAttrs) -> bo
         TargetSessionAttrs::ReadOnly => read_only,
         TargetSessionAttrs::Primary => primary,
         TargetSessionAttrs::Standby => standby,
+    }
+}
+
+// The login: what the server asks for, and whether we answer.
+//
+// Owns the rules of which answer is safe on which transport. SCRAM itself is `postgres-protocol`'s: it checks the
+// server's signature and caps the iteration count at 100,000. Kerberos, SSPI, LDAP-by-GSS and OAuth are not spoken.
+
+/// Codes of Authentication messages (manual, 54.7).
+mod code {
+    pub(super) const OK: u32 = 0;
+    pub(super) const CLEARTEXT: u32 = 3;
+    pub(super) const MD5: u32 = 5;
+    pub(super) const SASL: u32 = 10;
+    pub(super) const SASL_CONTINUE: u32 = 11;
+    pub(super) const SASL_FINAL: u32 = 12;
+}
+
+/// Answers the server until it says that the login is done.
+pub(super) async fn log_in(
+    wire: &mut Wire,
+    conninfo: &Conninfo,
+    host: &Host,
+) -> Result<(), SourceError> {
+    let login = Login { conninfo, host, doing: format!("log in to {host}") };
+    let (asked, mut body) = login.request(wire).await?;
+    if asked != code::SASL && conninfo.channel_binding == ChannelBinding::Require {
+        return Err(login.refused("the server does not use channel binding, which is required"));
+    }
+    match asked {
+        code::OK => return Ok(()),
+        code::CLEARTEXT => {
+            if !wire.transport.is_tls() && !wire.transport.is_local() {
+                let why = "the server asks for the password in the clear; use TLS";
+                return Err(login.refused(why));
+            }
+            let password = login.password()?;
+            login.answer(wire, |out| frontend::password_message(password.as_bytes(), out)).await?;
+        }
+        code::MD5 => {
+            let password = login.password()?;
+            let salt = body.try_get_u32().map_err(|error| login.broken().caused_by(error))?;
+            let user = conninfo.user.as_bytes();
+            let hash = md5_hash(user, password.as_bytes(), salt.to_be_bytes());
+            login.answer(wire, |out| frontend::password_message(hash.as_bytes(), out)).await?;
+        }
+        code::SASL => login.scram(wire, &body).await?,
+        _ => {
+            return Err(login.refused("the server asks for a method that is not supported"));
+        }
+    }
+    match login.request(wire).await? {
+        (code::OK, _) => Ok(()),
+        _ => Err(login.broken()),
+    }
+}
+
+struct Login<'a> {
+    conninfo: &'a Conninfo,
+    host: &'a Host,
+    doing: String,
+}
+
+impl Login<'_> {
+    fn refused(&self, why: &'static str) -> SourceError {
+        SourceError::new(SourceErrorKind::AuthRefused, self.doing.as_str()).caused_by(why)
+    }
+
+    fn broken(&self) -> SourceError {
+        SourceError::new(SourceErrorKind::Protocol, self.doing.as_str())
+    }
+
+    fn password(&self) -> Result<String, SourceError> {
+        if let Some(file) = &self.conninfo.password_file {
+            // Read at each login: the file may have been rotated since the process started.
+            return file.read().map_err(|error| {
+                SourceError::new(SourceErrorKind::AuthRefused, self.doing.as_str()).caused_by(error)
+            });
+        }
+        let given = self.conninfo.password.as_ref().map(|secret| secret.reveal().to_owned());
+        given
+            .or_else(|| conninfo::password(self.conninfo, self.host))
+            .ok_or_else(|| self.refused("the server asks for a password, and there is none"))
+    }
+
+    /// The next Authentication message: its code and what follows it.
+    async fn request(&self, wire: &mut Wire) -> Result<(u32, bytes::Bytes), SourceError> {
+        let Frame { tag, mut body } = wire.receive(&self.doing).await?;
+        match (tag, body.try_get_u32()) {
+            (b'R', Ok(code)) => Ok((code, body)),
+            _ => Err(self.broken()),
+        }
+    }
+
+    async fn answer(
+        &self,
+        wire: &mut Wire,
+        write: impl FnOnce(&mut BytesMut) -> std::io::Result<()>,
+    ) -> Result<(), SourceError> {
+        let mut out = BytesMut::new();
+        write(&mut out).map_err(|error| {
+            SourceError::new(SourceErrorKind::Settings, self.doing.as_str()).caused_by(error)
+        })?;
+        wire.send(&self.doing, &out).await
+    }
+
+    /// SCRAM-SHA-256, bound to the TLS session where both sides can (RFC 5802, RFC 7677).
+    async fn scram(&self, wire: &mut Wire, offered: &[u8]) -> Result<(), SourceError> {
+        let offers = |name: &str| offered.split(|byte| *byte == 0).any(|m| m == name.as_bytes());
+        let allowed = self.conninfo.channel_binding != ChannelBinding::Disable;
+        let end_point = wire.transport.tls_server_end_point().filter(|_| allowed);
+        let (mechanism, binding) = match end_point {
+            Some(hash) if offers(sasl::SCRAM_SHA_256_PLUS) => {
+                (sasl::SCRAM_SHA_256_PLUS, sasl::ChannelBinding::tls_server_end_point(hash))
+            }
+            // "y": we could have. A server that did offer it then knows that somebody took the offer out.
+            Some(_) => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unrequested()),
+            None => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unsupported()),
+        };
+        if mechanism == sasl::SCRAM_SHA_256
+            && self.conninfo.channel_binding == ChannelBinding::Require
+        {
+            return Err(self.refused("channel binding is required, and is not possible here"));
+        }
+        if !offers(mechanism) {
+            return Err(self.refused("the server asks for a SASL method that is not supported"));
+        }
+        let password = self.password()?;
+        let mut scram = ScramSha256::new(password.as_bytes(), binding);
+        self.answer(wire, |out| frontend::sasl_initial_response(mechanism, scram.message(), out))
+            .await?;
+        let first = self.expect(wire, code::SASL_CONTINUE).await?;
+        let refused = |error| {
+            SourceError::new(SourceErrorKind::AuthRefused, self.doing.as_str()).caused_by(error)
+        };
+        scram.update(&first).map_err(refused)?;
+        self.answer(wire, |out| frontend::sasl_response(scram.message(), out)).await?;
+        // The server proves that it knows the password too. Without this message there is no login.
+        let last = self.expect(wire, code::SASL_FINAL).await?;
+        scram.finish(&last).map_err(refused)
+    }
+
+    async fn expect(&self, wire: &mut Wire, wanted: u32) -> Result<bytes::Bytes, SourceError> {
+        match self.request(wire).await? {
+            (code, body) if code == wanted => Ok(body),
+            _ => Err(self.refused("the server left out a step of SCRAM")),
+        }
+    }
+}
+
+// Whole messages over a transport, one at a time: enough for login and simple queries, too slow for the stream.
+//
+// Knows the five bytes every message starts with, and nothing of what is in it. Time limits are the callers'.
+
+/// Most bytes of one message outside the stream. A row of `IDENTIFY_SYSTEM` has some hundred.
+const HANDSHAKE_MESSAGE_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes before a message's body: the tag, and the length that counts itself.
+pub(super) const HEADER_BYTES: usize = 5;
+
+/// A transport with what has been read from it and not yet looked at.
+pub(super) struct Wire {
+    pub(super) transport: Transport,
+    pub(super) inbox: BytesMut,
+}
+
+/// One message: its tag and its body.
+pub(super) struct Frame {
+    pub(super) tag: u8,
+    pub(super) body: Bytes,
+}
+
+impl Wire {
+    pub(super) fn new(transport: Transport) -> Self {
+        Self { transport, inbox: BytesMut::with_capacity(8 << 10) }
+    }
+
+    /// Sends bytes at once.
+    pub(super) async fn send(&mut self, doing: &str, bytes: &[u8]) -> Result<(), SourceError> {
+        let sent = async {
+            self.transport.write_all(bytes).await?;
+            self.transport.flush().await
+        };
+        sent.await.map_err(|error| SourceError::io(doing, error))
+    }
+
+    /// The next message; an `ErrorResponse` comes back as the error it is, notices are logged and passed over.
+    pub(super) async fn receive(&mut self, doing: &str) -> Result<Frame, SourceError> {
+        loop {
+            let frame = self.any(doing).await?;
+            match frame.tag {
+                b'E' => {
+                    return Err(SourceError::server(doing, ServerReport::from_fields(&frame.body)));
+                }
+                b'N' => {
+                    let notice = ServerReport::from_fields(&frame.body);
+                    tracing::debug!(sqlstate = %notice.sqlstate, "notice from the server");
+                }
+                _ => return Ok(frame),
+            }
+        }
+    }
+
+    async fn any(&mut self, doing: &str) -> Result<Frame, SourceError> {
+        loop {
+            if let Some(whole) = frame_bytes(&self.inbox)
+                .map_err(|NotAFrame| SourceError::new(SourceErrorKind::Protocol, doing))?
+            {
+                if whole > HANDSHAKE_MESSAGE_BYTES_MAX {
+                    return Err(SourceError::new(SourceErrorKind::Protocol, doing));
+                }
+                if self.inbox.len() >= whole {
+                    let mut body = self.inbox.split_to(whole).freeze();
+                    let tag = body.get_u8();
+                    body.advance(HEADER_BYTES - 1);
+                    return Ok(Frame { tag, body });
+                }
+                self.inbox.reserve(whole - self.inbox.len());
+            }
+            let read = self.transport.read_buf(&mut self.inbox).await;
+            if read.map_err(|error| SourceError::io(doing, error))? == 0 {
+                return Err(SourceError::new(SourceErrorKind::Closed, doing));
+            }
+        }
+    }
+}
+
+/// A length that no message can have.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct NotAFrame;
+
+/// Bytes of the message `buf` starts with, header included; `None` while the header is not whole.
+pub(super) fn frame_bytes(buf: &[u8]) -> Result<Option<usize>, NotAFrame> {
+    let Some(&[_, a, b, c, d]) = buf.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+    // The length counts its own four bytes; the server's is a signed number.
+    match i32::from_be_bytes([a, b, c, d]) {
+        length @ 4.. => Ok(usize::try_from(length).ok().map(|length| length + 1)),
+        _ => Err(NotAFrame),
     }
 }

@@ -9,8 +9,6 @@ pub mod secret_file;
 pub mod timestamp;
 
 #[cfg(feature = "client")]
-mod auth;
-#[cfg(feature = "client")]
 pub mod client;
 #[cfg(feature = "client")]
 pub mod conninfo;
@@ -24,8 +22,6 @@ mod tls;
 pub mod transport;
 #[cfg(feature = "client")]
 pub mod wal;
-#[cfg(feature = "client")]
-mod wire;
 
 #[cfg(feature = "client")]
 pub use client::connect_client;

@@ -5,11 +5,9 @@
 //!
 //! Unlike libpq a certificate's common name is never taken for a host name: it needs a subject alternative name.
 
-mod verify;
-
-use super::conninfo::{Host, Root, Ssl, SslMode, TlsVersions};
-use super::error::{SourceError, SourceErrorKind};
-use super::transport::Socket;
+use crate::conninfo::{Host, Root, Ssl, SslMode, TlsVersions};
+use crate::error::{SourceError, SourceErrorKind};
+use crate::transport::Socket;
 use sha2::{Digest, Sha256, Sha384, Sha512};
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -18,10 +16,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::client::danger::{
+    HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
+};
+use tokio_rustls::rustls::client::{
+    VerifierBuilderError, WebPkiServerVerifier, verify_server_name,
+};
+use tokio_rustls::rustls::crypto::{
+    CryptoProvider, WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature,
+};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::version::{TLS12, TLS13};
-use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, SupportedProtocolVersion};
+use tokio_rustls::rustls::{
+    self, CertificateError, ClientConfig, DigitallySignedStruct, Error, OtherError, RootCertStore,
+    SignatureScheme, SupportedProtocolVersion,
+};
 use x509_cert::der::Decode;
 
 /// The protocol's name for direct TLS (manual, 54.2.10): servers refuse direct TLS without it.
@@ -84,7 +94,7 @@ fn verifier(
     // As libpq: `require` with a root certificate at hand means `verify-ca`.
     match (ssl.mode, root) {
         (SslMode::Disable | SslMode::Prefer, _) | (SslMode::Require, None) => {
-            Ok(Arc::new(verify::Unverified::new(provider)))
+            Ok(Arc::new(Unverified::new(provider)))
         }
         (SslMode::VerifyCa | SslMode::VerifyFull, None) => {
             let doing = "verify the server's certificate: give sslrootcert (a file, or system)";
@@ -92,7 +102,7 @@ fn verifier(
         }
         (mode, Some(root)) => {
             let roots = roots(&root)?;
-            let verifier = verify::Verified::new(roots, provider, mode == SslMode::VerifyFull);
+            let verifier = Verified::new(roots, provider, mode == SslMode::VerifyFull);
             Ok(Arc::new(verifier.map_err(|error| {
                 let doing = "use the root certificates of sslrootcert";
                 SourceError::new(SourceErrorKind::Settings, doing).caused_by(error)
@@ -221,6 +231,155 @@ fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
             Some(Sha512::digest(certificate).to_vec())
         }
         _ => None,
+    }
+}
+
+// The two answers to a server's certificate: look at nothing, or at chain and (for `verify-full`) name.
+//
+// Either way the server must prove that it has the certificate's key, or channel binding would bind to nothing.
+
+/// Takes any certificate: `sslmode` `prefer` and `require`.
+#[derive(Debug)]
+struct Unverified(WebPkiSupportedAlgorithms);
+
+impl Unverified {
+    fn new(provider: &Arc<CryptoProvider>) -> Self {
+        Self(provider.signature_verification_algorithms)
+    }
+}
+
+impl ServerCertVerifier for Unverified {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls12_signature(message, cert, dss, &self.0)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        verify_tls13_signature(message, cert, dss, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_schemes()
+    }
+}
+
+/// Takes a certificate signed by one of the roots: `verify-ca`, and with the name `verify-full`.
+#[derive(Debug)]
+struct Verified {
+    webpki: Arc<WebPkiServerVerifier>,
+    roots: Vec<CertificateDer<'static>>,
+    with_name: bool,
+}
+
+impl Verified {
+    fn new(
+        roots: Vec<CertificateDer<'static>>,
+        provider: &Arc<CryptoProvider>,
+        with_name: bool,
+    ) -> Result<Self, VerifierBuilderError> {
+        let store = Arc::new(root_store(&roots));
+        let webpki =
+            WebPkiServerVerifier::builder_with_provider(store, Arc::clone(provider)).build()?;
+        Ok(Self { webpki, roots, with_name })
+    }
+}
+
+impl Verified {
+    /// A certificate that is itself the root, as `openssl req -x509` makes them: libpq takes it, webpki by itself
+    /// does not, since it says that it is an authority.
+    fn verify_root(
+        &self,
+        certificate: &CertificateDer<'_>,
+        server_name: &ServerName<'_>,
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let parsed = x509_cert::Certificate::from_der(certificate);
+        let wrong = |error| Error::InvalidCertificate(error);
+        let validity =
+            parsed.map_err(|error| wrong(CertificateError::Other(OtherError(Arc::new(error)))))?;
+        let validity = validity.tbs_certificate.validity;
+        let seconds = now.as_secs();
+        if seconds < validity.not_before.to_unix_duration().as_secs() {
+            return Err(wrong(CertificateError::NotValidYet));
+        }
+        if seconds > validity.not_after.to_unix_duration().as_secs() {
+            return Err(wrong(CertificateError::Expired));
+        }
+        if self.with_name {
+            verify_server_name(&ParsedCertificate::try_from(certificate)?, server_name)?;
+        }
+        Ok(ServerCertVerified::assertion())
+    }
+}
+
+impl ServerCertVerifier for Verified {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        if self.roots.iter().any(|root| root == end_entity) {
+            return self.verify_root(end_entity, server_name, now);
+        }
+        let verdict = self.webpki.verify_server_cert(
+            end_entity,
+            intermediates,
+            server_name,
+            ocsp_response,
+            now,
+        );
+        match verdict {
+            // The name is looked at last, when the chain has been found good.
+            Err(Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) if !self.with_name => Ok(ServerCertVerified::assertion()),
+            verdict => verdict,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.webpki.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.webpki.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.webpki.supported_verify_schemes()
     }
 }
 

@@ -131,7 +131,7 @@ pub enum Became {
 
 /// What a person asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wish {
+pub enum Request {
     /// Try it now.
     Retry,
     /// Give it up: the aggregate goes on without it.
@@ -140,7 +140,7 @@ pub enum Wish {
     Replace,
 }
 
-impl Wish {
+impl Request {
     /// Its name in the table and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
@@ -150,9 +150,9 @@ impl Wish {
         }
     }
 
-    /// The wish of a name.
+    /// The request of a name.
     pub fn parse(name: &str) -> Option<Self> {
-        [Self::Retry, Self::Skip, Self::Replace].into_iter().find(|wish| wish.name() == name)
+        [Self::Retry, Self::Skip, Self::Replace].into_iter().find(|request| request.name() == name)
     }
 }
 

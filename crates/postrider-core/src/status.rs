@@ -240,10 +240,10 @@ impl Lag {
 
 /// A place for the newest snapshot, shared by its writer and its readers.
 #[derive(Clone, Default, Debug)]
-pub struct Board(Arc<Mutex<Snapshot>>);
+pub struct StatusHandle(Arc<Mutex<Snapshot>>);
 
-impl Board {
-    /// A board for the pipeline `name`.
+impl StatusHandle {
+    /// A status for the pipeline `name`.
     pub fn new(name: &str) -> Self {
         Self(Arc::new(Mutex::new(Snapshot { pipeline: name.to_owned(), ..Snapshot::default() })))
     }
@@ -271,19 +271,19 @@ mod tests {
 
     #[test]
     fn a_lag_grows_though_nobody_writes_the_board() {
-        let board = Board::new("orders");
-        assert_eq!(board.read().lag_seconds.to_bits(), 0.0_f64.to_bits());
-        board.update(|snapshot| snapshot.lag = Lag::growing(Duration::from_secs(7)));
-        let (first, second) = (board.read().lag_seconds, board.read().lag_seconds);
+        let status_handle = StatusHandle::new("orders");
+        assert_eq!(status_handle.read().lag_seconds.to_bits(), 0.0_f64.to_bits());
+        status_handle.update(|snapshot| snapshot.lag = Lag::growing(Duration::from_secs(7)));
+        let (first, second) = (status_handle.read().lag_seconds, status_handle.read().lag_seconds);
         assert!(first >= 7.0 && second > first, "{first} {second}");
         assert_eq!(Lag::growing(Duration::ZERO).at(Instant::now()), Duration::ZERO);
     }
 
     #[test]
     fn the_last_contact_is_told_once_there_was_one() {
-        let board = Board::new("orders");
-        assert_eq!(board.read().source_contact_seconds, None);
-        board.update(|snapshot| snapshot.source_contact_at = Some(Instant::now()));
-        assert!(board.read().source_contact_seconds.is_some_and(|seconds| seconds < 60.0));
+        let status_handle = StatusHandle::new("orders");
+        assert_eq!(status_handle.read().source_contact_seconds, None);
+        status_handle.update(|snapshot| snapshot.source_contact_at = Some(Instant::now()));
+        assert!(status_handle.read().source_contact_seconds.is_some_and(|seconds| seconds < 60.0));
     }
 }

@@ -5,7 +5,6 @@
 //! Nothing is allocated for an event unless it has more than eight headers: a record borrows from the row's bytes and
 //! from the [`Mapper`].
 
-mod clock;
 mod debezium;
 mod encoding;
 mod error;
@@ -13,32 +12,21 @@ mod headers;
 mod json;
 mod layout;
 mod mapper;
-mod message;
-mod payload;
-mod pieces;
-mod position;
-mod relations;
-mod remains;
-mod replace;
 mod route;
-mod shape;
 mod span;
 mod spec;
-mod template;
 mod time;
-mod trace;
 mod types;
-mod work;
 
 #[cfg(test)]
 mod tests;
 
 pub use encoding::Encoding;
 pub use error::{MapError, Poison, Problem, Remains, SpecError, Unfit};
+pub use headers::of_retried;
 pub use layout::{Layout, Role};
 pub use mapper::{At, Mapped, Mapper};
-pub use pieces::TopicPiece;
-pub use position::of_retried;
+pub use route::TopicPiece;
 pub use spec::{
     Extra, NullPayload, OnUpdate, OutboxSpec, Placement, Replace, StandardHeaders, TableName,
     TimestampSource,

@@ -1,14 +1,13 @@
 //! A specification, checked and compiled: every name resolved to a field, every constant in one fixed text.
 
-use super::debezium::Place;
-use super::error::{Problem, SpecError};
-use super::layout::{Layout, Role};
-use super::position::{HISTORY, POSITION};
-use super::replace::Rewrite;
-use super::span::{Extent, FieldId};
-use super::spec::{NullPayload, OutboxSpec, Placement, TimestampSource};
-use super::template::{Template, TemplateError};
+use crate::debezium::{self, Place};
+use crate::error::{Problem, SpecError};
+use crate::headers::{HISTORY, POSITION};
+use crate::layout::{Layout, Role};
+use crate::span::{Extent, FieldId, Row, Span};
+use crate::spec::{NullPayload, OutboxSpec, Placement, Replace, TimestampSource};
 use postrider_core::zone::Zone;
+use regex::bytes::{CaptureLocations, Regex};
 
 /// The header that marks a replayed event: no other may have it.
 pub(super) const REPLAY: &str = "replay";
@@ -373,5 +372,443 @@ impl<'s> Compiler<'s> {
         self.check_name(payload, "payload.envelope");
         let open = self.constant(&format!("{{{}:", serde_json::json!(payload)));
         Some(Envelope { open, placed, json: spec.envelope_json, expand: spec.expand_json })
+    }
+}
+
+// Templates: `{field}` is a field's text, `{a|b}` the first of them that is not NULL, `{{` and `}}` are braces.
+//
+// Compiled once; one that is a single field or plain text costs nothing at run time.
+
+/// A compiled template.
+#[derive(Debug, Default)]
+pub(super) struct Template {
+    pieces: Vec<Piece>,
+    /// Fields are written as Debezium does in this place; `None`: as PostgreSQL renders them.
+    place: Option<Place>,
+}
+
+#[derive(Debug)]
+enum Piece {
+    /// Plain text, in the fixed text.
+    Text(Extent),
+    /// The first of these that is not NULL.
+    Field(Vec<FieldId>),
+}
+
+/// One piece of a template's text.
+enum Token<'t> {
+    Text(char),
+    Field(&'t str),
+}
+
+/// Why a template can't be compiled.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum TemplateError {
+    Syntax(&'static str),
+    Unknown(String),
+}
+
+fn tokens(text: &str) -> impl Iterator<Item = Result<Token<'_>, &'static str>> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let mut chars = rest.chars();
+        let first = chars.next()?;
+        let after = chars.as_str();
+        let (token, left) = match first {
+            '{' | '}' if after.starts_with(first) => (Ok(Token::Text(first)), after.get(1..)),
+            '{' => match after.split_once('}') {
+                Some((name, left)) => (Ok(Token::Field(name)), Some(left)),
+                None => (Err("\"{\" without \"}\"; a brace itself is written \"{{\""), None),
+            },
+            '}' => (Err("\"}\" without \"{\"; a brace itself is written \"}}\""), None),
+            other => (Ok(Token::Text(other)), Some(after)),
+        };
+        rest = left.unwrap_or_default();
+        Some(token)
+    })
+}
+
+/// The names a template mentions; none where it can't be read.
+pub(super) fn names(text: &str) -> impl Iterator<Item = &str> {
+    tokens(text)
+        .filter_map(|token| match token {
+            Ok(Token::Field(names)) => Some(names.split('|').map(str::trim)),
+            Ok(Token::Text(_)) | Err(_) => None,
+        })
+        .flatten()
+}
+
+/// A piece of a template before its names are looked up.
+pub(super) enum Raw {
+    Text(String),
+    Field(Vec<String>),
+}
+
+/// A template in pieces; `None` where it can't be read.
+pub(super) fn pieces(text: &str) -> Option<Vec<Raw>> {
+    let mut pieces = Vec::new();
+    for token in tokens(text) {
+        match token.ok()? {
+            Token::Text(char) => match pieces.last_mut() {
+                Some(Raw::Text(text)) => text.push(char),
+                Some(Raw::Field(_)) | None => pieces.push(Raw::Text(char.to_string())),
+            },
+            Token::Field(names) => {
+                pieces.push(Raw::Field(
+                    names.split('|').map(|name| name.trim().to_owned()).collect(),
+                ));
+            }
+        }
+    }
+    Some(pieces)
+}
+
+impl Template {
+    /// Compiles `text`, putting its plain parts into `fixed`.
+    pub(super) fn compile(
+        text: &str,
+        fixed: &mut String,
+        field: impl Fn(&str) -> Option<FieldId>,
+    ) -> Result<Self, TemplateError> {
+        let mut pieces = Vec::new();
+        for token in tokens(text) {
+            match token.map_err(TemplateError::Syntax)? {
+                Token::Text(char) => {
+                    let start = fixed.len();
+                    fixed.push(char);
+                    let len = char.len_utf8();
+                    match pieces.last_mut() {
+                        Some(Piece::Text(extent)) => extent.len += len,
+                        Some(Piece::Field(_)) | None => {
+                            pieces.push(Piece::Text(Extent { start, len }));
+                        }
+                    }
+                }
+                Token::Field(names) => {
+                    let known = |name: &str| {
+                        field(name.trim()).ok_or_else(|| TemplateError::Unknown(name.to_owned()))
+                    };
+                    pieces
+                        .push(Piece::Field(names.split('|').map(known).collect::<Result<_, _>>()?));
+                }
+            }
+        }
+        Ok(Self { pieces, place: None })
+    }
+
+    /// One field alone.
+    pub(super) fn field(field: FieldId) -> Self {
+        Self { pieces: vec![Piece::Field(vec![field])], place: None }
+    }
+
+    /// The same, with its fields as Debezium writes them in `place`.
+    pub(super) fn written_in(self, place: Place) -> Self {
+        Self { place: Some(place), ..self }
+    }
+
+    /// Whether there is nothing in it.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// The text for `row`: where it lies, or the field that is NULL.
+    #[inline]
+    pub(super) fn fill(
+        &self,
+        row: &Row<'_>,
+        fixed: &str,
+        scratch: &mut Vec<u8>,
+    ) -> Result<Span, FieldId> {
+        match self.pieces.as_slice() {
+            [] => Ok(Span::Fixed(Extent { start: 0, len: 0 })),
+            [Piece::Text(extent)] => Ok(Span::Fixed(*extent)),
+            [Piece::Field(ids)] => self.value(ids, row, scratch),
+            _ => self.join(row, fixed, scratch),
+        }
+    }
+
+    /// The text of its fields alone, without its own.
+    pub(super) fn fill_fields(
+        &self,
+        row: &Row<'_>,
+        fixed: &str,
+        scratch: &mut Vec<u8>,
+    ) -> Result<Span, FieldId> {
+        let mut fields = self.pieces.iter().filter_map(|piece| match piece {
+            Piece::Field(ids) => Some(ids),
+            Piece::Text(_) => None,
+        });
+        match (fields.next(), fields.next()) {
+            (None, _) => self.fill(row, fixed, scratch),
+            (Some(ids), None) => self.value(ids, row, scratch),
+            (Some(_), Some(_)) => {
+                let start = scratch.len();
+                for piece in &self.pieces {
+                    if let Piece::Field(ids) = piece {
+                        self.append(ids, row, scratch)?;
+                    }
+                }
+                Ok(Span::since(start, scratch))
+            }
+        }
+    }
+
+    /// One field.
+    #[inline]
+    fn value(
+        &self,
+        ids: &[FieldId],
+        row: &Row<'_>,
+        scratch: &mut Vec<u8>,
+    ) -> Result<Span, FieldId> {
+        let (field, extent) = first(ids, row)?;
+        Ok(match self.place {
+            None => Span::Row(extent),
+            Some(place) => debezium::text(row, field, place, scratch),
+        })
+    }
+
+    /// One field among other text.
+    fn append(&self, ids: &[FieldId], row: &Row<'_>, scratch: &mut Vec<u8>) -> Result<(), FieldId> {
+        match self.value(ids, row, scratch)? {
+            Span::Row(extent) => scratch.extend_from_slice(row.at(extent)),
+            // It has been written there.
+            Span::Scratch(_) | Span::Null | Span::Fixed(_) => {}
+        }
+        Ok(())
+    }
+
+    fn join(&self, row: &Row<'_>, fixed: &str, scratch: &mut Vec<u8>) -> Result<Span, FieldId> {
+        let start = scratch.len();
+        for piece in &self.pieces {
+            match piece {
+                Piece::Text(extent) => scratch.extend_from_slice(extent.of(fixed.as_bytes())),
+                Piece::Field(ids) => self.append(ids, row, scratch)?,
+            }
+        }
+        Ok(Span::since(start, scratch))
+    }
+}
+
+fn first(ids: &[FieldId], row: &Row<'_>) -> Result<(FieldId, Extent), FieldId> {
+    let found = ids.iter().find_map(|id| Some((*id, row.extent(*id)?)));
+    // A template always names at least one field, so the last is there.
+    found.ok_or_else(|| ids.last().copied().unwrap_or_default())
+}
+
+// `route.replace`: a regular expression over the topic, with Debezium's meaning and Java's replacement syntax.
+
+/// A compiled replacement.
+#[derive(Debug)]
+pub(super) struct Rewrite {
+    pattern: Regex,
+    parts: Vec<Part>,
+    /// Reused from event to event.
+    found: CaptureLocations,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Part {
+    Text(String),
+    Group(usize),
+}
+
+impl Rewrite {
+    pub(super) fn compile(spec: &Replace) -> Result<Self, SpecError> {
+        // Alone first, so that the error shows what the user wrote.
+        Regex::new(&spec.pattern).map_err(SpecError::Pattern)?;
+        let whole = format!(r"\A(?:{}){}", spec.pattern, r"\z");
+        let pattern = Regex::new(&whole).map_err(SpecError::Pattern)?;
+        let parts = replacement(&spec.with, &pattern).map_err(SpecError::Replacement)?;
+        let found = pattern.capture_locations();
+        Ok(Self { pattern, parts, found })
+    }
+
+    /// Writes the replacement of `subject`, where the pattern matches the whole of it.
+    pub(super) fn apply(&mut self, subject: &[u8], scratch: &mut Vec<u8>) -> Option<Span> {
+        self.pattern.captures_read(&mut self.found, subject)?;
+        let start = scratch.len();
+        for part in &self.parts {
+            match part {
+                Part::Text(text) => scratch.extend_from_slice(text.as_bytes()),
+                Part::Group(group) => {
+                    if let Some((from, to)) = self.found.get(*group) {
+                        scratch.extend_from_slice(&subject[from..to]);
+                    }
+                }
+            }
+        }
+        Some(Span::since(start, scratch))
+    }
+}
+
+/// `java.util.regex.Matcher.appendReplacement`: `$12` is group 12 where there is one, else group 1 and a 2.
+fn replacement(with: &str, pattern: &Regex) -> Result<Vec<Part>, &'static str> {
+    let mut parts = Vec::new();
+    let mut text = String::new();
+    let mut chars = with.chars().peekable();
+    while let Some(char) = chars.next() {
+        match char {
+            '\\' => text.push(chars.next().ok_or("\"\\\" at the end escapes nothing")?),
+            '$' => {
+                let group = if chars.next_if_eq(&'{').is_some() {
+                    let name: String = chars.by_ref().take_while(|char| *char != '}').collect();
+                    let known = pattern.capture_names().position(|known| known == Some(&name));
+                    known.ok_or("\"${name}\" names no group of the pattern")?
+                } else {
+                    let mut group: Option<usize> = None;
+                    while let Some(digit) = chars.peek().and_then(|char| char.to_digit(10)) {
+                        let next = group.unwrap_or(0) * 10 + usize::try_from(digit).unwrap_or(0);
+                        if group.is_some() && next >= pattern.captures_len() {
+                            break;
+                        }
+                        group = Some(next);
+                        chars.next();
+                    }
+                    group
+                        .filter(|group| *group < pattern.captures_len())
+                        .ok_or("\"$\" names no group of the pattern; a dollar is written \"\\$\"")?
+                };
+                if !text.is_empty() {
+                    parts.push(Part::Text(std::mem::take(&mut text)));
+                }
+                parts.push(Part::Group(group));
+            }
+            other => text.push(other),
+        }
+    }
+    if !text.is_empty() {
+        parts.push(Part::Text(text));
+    }
+    Ok(parts)
+}
+
+// A topic's template as text and columns, for whoever wants to know the topics before the events.
+
+/// A piece of a template.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum TopicPiece {
+    /// Text as it is.
+    Text(String),
+    /// The first of these columns that is not NULL.
+    Columns(Vec<String>),
+}
+
+impl OutboxSpec {
+    /// The pieces of the topic, before `route.replace` is applied to it; `None` if the template can't be read.
+    pub fn topic_pieces(&self) -> Option<Vec<TopicPiece>> {
+        let pieces = pieces(&self.topic)?.into_iter().map(|piece| match piece {
+            Raw::Text(text) => Some(TopicPiece::Text(text)),
+            Raw::Field(names) => names
+                .iter()
+                .map(|name| self.column_called(name))
+                .collect::<Option<_>>()
+                .map(TopicPiece::Columns),
+        });
+        let mut pieces: Vec<TopicPiece> = pieces.collect::<Option<_>>()?;
+        let is_columns = |piece: &TopicPiece| matches!(piece, TopicPiece::Columns(_));
+        // With layout debezium the pattern is matched against the fields alone.
+        if self.replace.is_some()
+            && self.layout == Layout::Debezium
+            && pieces.iter().any(is_columns)
+        {
+            pieces.retain(is_columns);
+        }
+        Some(pieces)
+    }
+
+    /// What `route.replace` makes of topics; they stay as they are without it, and where its pattern does not match.
+    pub fn replaced(&self, topics: Vec<String>) -> Vec<String> {
+        let Some(Ok(mut rewrite)) = self.replace.as_ref().map(Rewrite::compile) else {
+            return topics;
+        };
+        let mut replaced: Vec<String> = Vec::new();
+        for topic in topics {
+            let mut scratch = Vec::new();
+            let made = match rewrite.apply(topic.as_bytes(), &mut scratch) {
+                Some(Span::Scratch(made)) => {
+                    String::from_utf8_lossy(made.of(&scratch)).into_owned()
+                }
+                Some(Span::Null | Span::Row(_) | Span::Fixed(_)) | None => topic,
+            };
+            if !replaced.contains(&made) {
+                replaced.push(made);
+            }
+        }
+        replaced
+    }
+
+    /// The one topic of a template without fields.
+    pub fn constant_topic(&self) -> Option<String> {
+        let pieces = self.topic_pieces()?.into_iter();
+        let text = |piece| match piece {
+            TopicPiece::Text(text) => Some(text),
+            TopicPiece::Columns(_) => None,
+        };
+        let topic: String = pieces.map(text).collect::<Option<_>>()?;
+        self.replaced(vec![topic]).pop()
+    }
+
+    /// The column a template means by `name`: as `route` has it.
+    fn column_called(&self, name: &str) -> Option<String> {
+        let role = || Role::from_name(name).and_then(|role| self.column(role));
+        let itself = || {
+            let extra = self.extras().map(|extra| extra.column.as_str());
+            self.roles().map(|(_, column)| column).chain(extra).find(|column| *column == name)
+        };
+        let layouts = || self.layout.role(name).and_then(|role| self.column(role));
+        role().or_else(itself).or_else(layouts).map(str::to_owned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Replace;
+
+    #[test]
+    fn a_topic_is_told_in_text_and_columns() {
+        let mut spec = OutboxSpec::for_layout(Layout::Debezium);
+        let text = |text: &str| TopicPiece::Text(text.to_owned());
+        let columns =
+            |names: &[&str]| TopicPiece::Columns(names.iter().map(|n| (*n).to_owned()).collect());
+        assert_eq!(
+            spec.topic_pieces(),
+            Some(vec![text("outbox.event."), columns(&["aggregatetype"])])
+        );
+        spec.topic = "a{{{type|aggregate_id}.x".to_owned();
+        assert_eq!(
+            spec.topic_pieces(),
+            Some(vec![text("a{"), columns(&["type", "aggregateid"]), text(".x")])
+        );
+        spec.topic = "{nobody}".to_owned();
+        assert_eq!(spec.topic_pieces(), None);
+    }
+
+    /// The topics that `check` asks the broker about are those of the records.
+    #[test]
+    fn topics_are_known_with_a_replacement_too() {
+        let replace = |pattern: &str, with: &str| {
+            Some(Replace { pattern: pattern.to_owned(), with: with.to_owned() })
+        };
+        let columns = |name: &str| TopicPiece::Columns(vec![name.to_owned()]);
+        let mut debezium = OutboxSpec::for_layout(Layout::Debezium);
+        debezium.replace = replace("(.*)[.]v[0-9]+", "events.$1");
+        assert_eq!(
+            debezium.topic_pieces(),
+            Some(vec![columns("aggregatetype")]),
+            "without its own text"
+        );
+        let seen = ["order.v1", "order.v2", "plain"].map(str::to_owned).to_vec();
+        assert_eq!(debezium.replaced(seen), ["events.order", "plain"]);
+        assert_eq!(debezium.constant_topic(), None);
+        let mut ours = OutboxSpec {
+            topic: "a.{aggregate_type}".to_owned(),
+            ..OutboxSpec::for_layout(Layout::Postrider)
+        };
+        ours.replace = replace("a[.](.*)", "b.$1");
+        assert_eq!(ours.topic_pieces().map(|pieces| pieces.len()), Some(2), "the whole topic");
+        ours.topic = "a.x".to_owned();
+        assert_eq!(ours.constant_topic().as_deref(), Some("b.x"));
     }
 }

@@ -228,6 +228,6 @@ impl OutboxSpec {
         templates
             .into_iter()
             .chain(self.headers.iter().map(|(_, template)| template))
-            .any(|template| super::template::names(template).any(|name| name == column))
+            .any(|template| super::route::names(template).any(|name| name == column))
     }
 }

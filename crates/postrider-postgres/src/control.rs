@@ -9,8 +9,9 @@ use super::error::{SourceError, SourceErrorKind, Statement};
 use super::names::Names;
 use super::ownership::{self, Acting};
 use super::poll::PollSpec;
-use super::table::TableFacts;
-use super::{cursor, fence, parked, publication, schema, server, slot, table, times};
+use crate::catalog::{self, TableFacts};
+use crate::store::{cursor, parked};
+use crate::{schema, start, times};
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
 use tokio::sync::Notify;
@@ -178,7 +179,7 @@ impl Control {
     }
 
     /// As [`facts`], on this session.
-    pub async fn facts(&self, ask: &Ask<'_>) -> Result<fence::Facts, SourceError> {
+    pub async fn facts(&self, ask: &Ask<'_>) -> Result<start::Facts, SourceError> {
         facts(&self.client, ask).await
     }
 
@@ -232,7 +233,7 @@ pub struct Ask<'a> {
     /// The objects of the pipeline.
     pub names: &'a Names,
     /// What `IDENTIFY_SYSTEM` said on the replication connection; `None` where there is none (`setup`, `check`).
-    pub identity: &'a Option<fence::Identity>,
+    pub identity: &'a Option<start::Identity>,
     /// The columns the layout can't do without.
     pub columns: &'a [String],
     /// Whether logical messages are asked for.
@@ -254,10 +255,10 @@ pub struct Ask<'a> {
 ///
 /// # Errors
 /// The first statement that failed.
-pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<fence::Facts, SourceError> {
+pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<start::Facts, SourceError> {
     let names = ask.names;
-    let version = server::read(client).await?.version;
-    let slot = slot::read(client, version, &names.slot).await?;
+    let version = catalog::read_server(client).await?.version;
+    let slot = catalog::read_slot(client, version, &names.slot).await?;
     // First of all that touches Postrider's tables.
     let ownership = Box::pin(ownership::read(client, ask.acting)).await?;
     let schema = match &ownership {
@@ -275,9 +276,10 @@ pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<fence::Facts, Sourc
         | schema::SchemaState::Untrusted
         | schema::SchemaState::Version(_) => None,
     };
-    let publication = publication::read(client, &names.publication, names.table.as_ref()).await?;
+    let publication =
+        catalog::read_publication(client, &names.publication, names.table.as_ref()).await?;
     let table = match &names.table {
-        Some(name) => table::read(client, name).await?,
+        Some(name) => catalog::read_table(client, name).await?,
         None => None,
     };
     let marks = match ask.marks {
@@ -287,13 +289,13 @@ pub async fn facts(client: &Client, ask: &Ask<'_>) -> Result<fence::Facts, Sourc
     let since = match (schema, &cursor, &publication) {
         (schema::SchemaState::Version(schema::VERSION), Some(_), Some(_)) => {
             let oid = table.as_ref().map(|table| table.oid);
-            publication::changed_since(client, &names.pipeline, &names.publication, oid).await?
+            catalog::changed_since(client, &names.pipeline, &names.publication, oid).await?
         }
-        _ => publication::Since::default(),
+        _ => catalog::Since::default(),
     };
     let times = times::read(client, &names.times, table.as_ref().map(|table| table.oid)).await?;
-    let server = server::read(client).await?;
-    Ok(fence::Facts {
+    let server = catalog::read_server(client).await?;
+    Ok(start::Facts {
         names: names.clone(),
         identity: ask.identity.clone(),
         server,
@@ -317,11 +319,11 @@ pub(super) async fn marks(
     client: &Client,
     spec: &PollSpec,
     polls: bool,
-) -> Result<fence::MarkFacts, SourceError> {
+) -> Result<start::MarkFacts, SourceError> {
     let dlq = match spec.dlq().filter(|_| polls) {
-        Some(dlq) => table::read(client, dlq).await?,
+        Some(dlq) => catalog::read_table(client, dlq).await?,
         None => None,
     };
     let columns = |table: TableFacts| table.columns.into_iter().map(|column| column.name).collect();
-    Ok(fence::MarkFacts { spec: spec.clone(), dlq: dlq.map(columns) })
+    Ok(start::MarkFacts { spec: spec.clone(), dlq: dlq.map(columns) })
 }

@@ -11,26 +11,19 @@ pub use pg_replication::{
 };
 
 // Control: what stands on the server, whether and where a stream may start, and how it is set up.
-pub mod action;
-pub mod belongs;
-pub mod bookmark;
+pub mod catalog;
 pub mod control;
-pub mod cursor;
-pub mod fence;
+pub mod error_policy;
 pub mod locks;
 pub mod names;
 pub mod ownership;
-pub mod parked;
 pub mod pipeline_lock;
 pub mod poll;
 pub mod preflight;
-pub mod publication;
 pub mod repair;
 pub mod replay;
 pub mod schema;
-pub mod server;
 pub mod setup;
-pub mod slot;
-pub mod table;
+pub mod start;
+pub mod store;
 pub mod times;
-pub mod types;

@@ -3,8 +3,9 @@
 //! Our statements wait for no row (`SKIP LOCKED`), so `pg_blocking_pids` has no answer for them. The holder of a row is
 //! found by the row's `xmax`: a transaction, or the members of a multixact.
 
-use super::error::SourceError;
-use super::names::TableName;
+use crate::names::{TableName, literal};
+use pg_replication::error::SourceError;
+use postrider_core::event::Position;
 use std::fmt;
 use tokio_postgres::{Client, Row};
 
@@ -147,4 +148,44 @@ fn holder(row: &Row) -> Result<Option<Holder>, tokio_postgres::Error> {
     let text = |column| Ok(row.try_get::<_, Option<String>>(column)?.unwrap_or_default());
     let (application, role) = (text(1)?, text(2)?);
     Ok(Some(Holder::Session { pid, application, role, seconds: row.try_get(3)? }))
+}
+
+// Which sessions keep rows of the parked table from being written: for people, who have to end their transactions.
+
+/// Who has locked these rows. At most [`ROWS_MAX`] of them are looked at, and [`HOLDERS_MAX`] named.
+///
+/// # Errors
+/// What the server says.
+pub async fn lockers(
+    client: &Client,
+    pipeline: &str,
+    rows: &[Position],
+) -> Result<Vec<Holder>, SourceError> {
+    let rows: Vec<String> = rows.iter().take(ROWS_MAX).map(ToString::to_string).collect();
+    let rows: Vec<&str> = rows.iter().map(String::as_str).collect();
+    let xmax = format!(
+        "SELECT p.xmax::pg_catalog.text FROM unnest($1::pg_catalog.text[]) AS w(at) \
+         JOIN postrider.parked AS p ON p.pipeline = {} \
+           AND p.commit_lsn = pg_catalog.split_part(w.at, ':', 1)::pg_catalog.pg_lsn \
+           AND p.ordinal = pg_catalog.split_part(w.at, ':', 2)::pg_catalog.int8",
+        literal(pipeline)
+    );
+    holders(client, &table(), &xmax, &rows).await
+}
+
+/// Who keeps every row from being written: whoever has locked the table, or the pipeline's cursor row, which each write
+/// locks to see that the pipeline is still its own; else whoever has an open transaction that wrote to the table, since
+/// that may have inserted a row of the same place.
+///
+/// # Errors
+/// What the server says.
+pub async fn table_lockers(client: &Client, pipeline: &str) -> Result<Vec<Holder>, SourceError> {
+    let xmax = "SELECT c.xmax::pg_catalog.text FROM postrider.cursor AS c \
+                WHERE c.pipeline = ANY ($1::pg_catalog.text[])";
+    let found = holders(client, &table(), xmax, &[pipeline]).await?;
+    if found.is_empty() { writers(client, &table()).await } else { Ok(found) }
+}
+
+fn table() -> TableName {
+    TableName::new("postrider", "parked")
 }

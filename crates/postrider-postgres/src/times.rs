@@ -6,7 +6,7 @@
 
 use super::error::SourceError;
 use super::names::{TableName, Times, ident};
-use super::types::BASE_TYPE_SQL;
+use crate::catalog::BASE_TYPE_SQL;
 use postrider_core::zone::Zone;
 use tokio_postgres::Client;
 

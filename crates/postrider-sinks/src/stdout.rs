@@ -3,10 +3,16 @@
 //! A thread writes, so a reader that is slow never holds up the caller: lines gather in a bounded buffer while the
 //! one before is written, which makes the batches as large as the reader is slow.
 
-mod line;
+#[cfg(test)]
+mod tests;
 
-use super::{Mailbox, NotTaken, Post, Sink, SinkError};
-use postrider_core::record::{Outcome, Record, Ticket};
+use crate::{Mailbox, NotTaken, Post, Sink, SinkError};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use postrider_core::record::{Header, Outcome, Record, Ticket};
+use serde::Serialize;
+use serde::ser::{SerializeSeq, Serializer};
+use std::borrow::Cow;
 use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -118,7 +124,7 @@ impl Sink for Lines {
             state.full = true;
             return Err(NotTaken::Full);
         }
-        line::append(record, &mut state.lines);
+        append(record, &mut state.lines);
         state.tickets.push(ticket);
         let wake = state.tickets.len() == 1 && !state.writing;
         drop(state);
@@ -163,5 +169,72 @@ impl Drop for Lines {
     }
 }
 
-#[cfg(test)]
-mod tests;
+// One record as one line of JSON.
+//
+// `{"topic":…,"partition":…,"key":…,"headers":[[name,value]…],"timestamp":…,"value":…}`. Bytes that are not UTF-8
+// stand in base64, and the line says so: `"encoding":"base64"` for the value, `"key_encoding"` for the key, a third
+// member for a header.
+
+const BASE64: &str = "base64";
+
+#[derive(Serialize)]
+struct Line<'a> {
+    topic: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    partition: Option<i32>,
+    key: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key_encoding: Option<&'static str>,
+    headers: Headers<'a>,
+    timestamp: Option<i64>,
+    value: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    encoding: Option<&'static str>,
+}
+
+/// Pairs in order: names may repeat, so an object would lose some.
+struct Headers<'a>(&'a [Header<'a>]);
+
+impl Serialize for Headers<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(Some(self.0.len()))?;
+        for header in self.0 {
+            match text(header.value) {
+                (value, None) => list.serialize_element(&(header.name, value))?,
+                (value, Some(encoding)) => {
+                    list.serialize_element(&(header.name, value, encoding))?;
+                }
+            }
+        }
+        list.end()
+    }
+}
+
+/// Bytes as text, and how they were made text.
+fn text(bytes: Option<&[u8]>) -> (Option<Cow<'_, str>>, Option<&'static str>) {
+    match bytes.map(|bytes| (bytes, std::str::from_utf8(bytes))) {
+        None => (None, None),
+        Some((_, Ok(text))) => (Some(Cow::Borrowed(text)), None),
+        Some((bytes, Err(_))) => (Some(Cow::Owned(STANDARD.encode(bytes))), Some(BASE64)),
+    }
+}
+
+/// Appends the record and a newline.
+fn append(record: &Record<'_>, lines: &mut Vec<u8>) {
+    let (key, key_encoding) = text(record.key);
+    let (value, encoding) = text(record.value);
+    let line = Line {
+        topic: record.topic,
+        partition: record.partition,
+        key,
+        key_encoding,
+        headers: Headers(record.headers),
+        timestamp: record.timestamp_ms,
+        value,
+        encoding,
+    };
+    // Strings and numbers into memory: serde_json has no error for that.
+    let written = serde_json::to_writer(&mut *lines, &line);
+    assert!(written.is_ok(), "a record of strings and numbers is always JSON");
+    lines.push(b'\n');
+}

@@ -1,11 +1,11 @@
 //! The table's columns against what the layout wants of them: there, of a type that fits, not NULL, and streamed.
 
 use crate::config::PipelineConfig;
-use crate::driver::{Mode, PipelineSpec};
 use crate::finding::Finding;
 use crate::outbox::{Layout, OutboxSpec, Role, Unfit};
+use crate::pipeline::{Mode, PipelineSpec};
+use crate::postgres::catalog::{ColumnFacts, TableFacts};
 use crate::postgres::names::{TableName, ident};
-use crate::postgres::table::{ColumnFacts, TableFacts};
 
 /// What a table is called and has, and what is wanted.
 struct Look<'a> {

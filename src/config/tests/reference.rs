@@ -3,7 +3,7 @@
 use super::{SMALL, none, parsed};
 use crate::config::file::read;
 use crate::config::schema::{REFERENCE, uncommented};
-use crate::config::{kind, parse, show};
+use crate::config::{parse, section, show};
 
 #[test]
 fn the_reference_file_has_the_defaults() {
@@ -43,7 +43,8 @@ fn every_key_is_shown_with_where_it_comes_from() {
     let shown: Vec<_> = rows.iter().map(path).collect();
     for (key, kind) in &found.asked {
         let key = key.replace("pipelines.*", "pipelines.orders");
-        if key.contains(".extra.*.") || matches!(kind, kind::Kind::Table | kind::Kind::TableOrFalse)
+        if key.contains(".extra.*.")
+            || matches!(kind, section::Kind::Table | section::Kind::TableOrFalse)
         {
             continue;
         }

@@ -1,8 +1,8 @@
 //! The options of the connector: where the database is, the slot, the table.
 
-use super::answer::Verdict::{NoCounterpart, NotNeeded, Translated};
-use super::translate::Translator;
-use super::{Overrides, value};
+use super::Overrides;
+use super::translator::Verdict::{NoCounterpart, NotNeeded, Translated};
+use super::translator::{self, Translator};
 use crate::init::InitError;
 use crate::init::draft::pipeline_name;
 use std::fmt::Write as _;
@@ -48,7 +48,7 @@ pub(super) fn translate(t: &mut Translator<'_>, overrides: &Overrides) -> Result
 fn dead_letters(t: &mut Translator<'_>) {
     const OPTION: &str = "errors.deadletterqueue.topic.name";
     let Some(given) = t.get(OPTION) else { return };
-    let topic = value::plain(given);
+    let topic = translator::plain(given);
     if topic.contains("${") || crate::record::is_topic_name(topic.as_bytes()) {
         t.draft.set("parking", "dead_topic", topic);
     } else {
@@ -88,7 +88,7 @@ fn created_topics(t: &mut Translator<'_>) {
     }
     for (name, value) in &given {
         if !["partitions", "replication.factor"].contains(&name.as_str()) {
-            t.draft.set("sink.create_topics.config", name, value::plain(value));
+            t.draft.set("sink.create_topics.config", name, translator::plain(value));
         }
     }
     t.hint(
@@ -99,7 +99,7 @@ fn created_topics(t: &mut Translator<'_>) {
 fn url(t: &mut Translator<'_>) -> String {
     let mut text = "postgresql://".to_owned();
     let part = |option: &str, variable: &str| {
-        t.get(option).map(|given| encoded(&value::named(given, variable)))
+        t.get(option).map(|given| encoded(&translator::named(given, variable)))
     };
     let host = part("database.hostname", "PGHOST");
     let parameters = [
@@ -113,7 +113,7 @@ fn url(t: &mut Translator<'_>) -> String {
     };
     let parameters =
         parameters.iter().filter(|(option, _)| is_known(option)).filter_map(|(option, name)| {
-            let given = encoded(&value::plain(t.get(option)?));
+            let given = encoded(&translator::plain(t.get(option)?));
             Some(format!(
                 "{name}={}",
                 if *name == "sslmode" { given.to_ascii_lowercase() } else { given }
@@ -142,7 +142,7 @@ fn url(t: &mut Translator<'_>) -> String {
     for option in ["database.hostname", "database.user", "database.dbname"] {
         match t.get(option) {
             None => t.hint(format!("{option} is not given: complete source.url")),
-            Some(given) if value::is_foreign(given) => {
+            Some(given) if translator::is_foreign(given) => {
                 t.hint(format!("{option} is filled in from elsewhere: set the variable that stands in source.url"));
             }
             Some(_) => {}
@@ -174,7 +174,7 @@ fn encoded(text: &str) -> String {
 fn password(t: &mut Translator<'_>) {
     let Some(given) = t.get("database.password") else { return };
     t.draft.note("source", "The connector's password was not copied: see password_file.");
-    t.hint(match value::variable(given) {
+    t.hint(match translator::variable(given) {
         Some(variable) => {
             format!("the password is not copied: start with PGPASSWORD=\"${variable}\", or write password_file")
         }
@@ -199,9 +199,11 @@ fn slot(t: &mut Translator<'_>) {
         return;
     }
     t.answer("plugin.name", Translated, "source.slot: the connector's slot is taken over");
-    let slot = value::named(t.get("slot.name").unwrap_or(DEFAULT_SLOT), "SLOT_NAME");
-    let publication =
-        value::named(t.get("publication.name").unwrap_or(DEFAULT_PUBLICATION), "PUBLICATION_NAME");
+    let slot = translator::named(t.get("slot.name").unwrap_or(DEFAULT_SLOT), "SLOT_NAME");
+    let publication = translator::named(
+        t.get("publication.name").unwrap_or(DEFAULT_PUBLICATION),
+        "PUBLICATION_NAME",
+    );
     t.draft.set("source", "slot", slot);
     t.draft.set("source", "publication", publication);
     t.draft.note(
@@ -287,6 +289,10 @@ fn brokers(t: &mut Translator<'_>) {
         "schema.history.internal.kafka.bootstrap.servers",
     ];
     let given = OPTIONS.iter().find_map(|option| t.get(option));
-    t.draft.set("sink", "brokers", given.map_or_else(|| "localhost:9092".to_owned(), value::plain));
+    t.draft.set(
+        "sink",
+        "brokers",
+        given.map_or_else(|| "localhost:9092".to_owned(), translator::plain),
+    );
     t.draft.set("sink", "kind", "kafka");
 }

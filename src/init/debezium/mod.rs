@@ -3,21 +3,19 @@
 //! [`options`] is the table of every option; `router`, `connector` and `producer` translate; [`answer`] says what
 //! became of each. A secret of the connector's file is never copied: it becomes a variable, or something to do.
 
-pub mod answer;
 mod connector;
 mod java_regex;
 pub mod options;
 mod producer;
 mod read;
 mod router;
-mod translate;
-mod value;
+pub mod translator;
 
-pub use answer::{Answer, Verdict};
 pub use read::FILE_BYTES_MAX;
+pub use translator::{Answer, Verdict};
 
 use super::{Draft, InitError};
-use translate::Translator;
+use translator::Translator;
 
 /// What was typed beside the file, and wins.
 #[derive(Clone, Default, Debug)]
@@ -78,7 +76,7 @@ pub fn translate(text: &str, overrides: &Overrides) -> Result<Translation, InitE
         draft.tail.push("to do:".to_owned());
         draft.tail.extend(hints.iter().map(|hint| format!("  {hint}")));
     }
-    draft.tail.extend(answer::lines(&answers, &Verdict::ALL));
+    draft.tail.extend(translator::lines(&answers, &Verdict::ALL));
     Ok(Translation { draft, answers, hints })
 }
 

@@ -3,13 +3,8 @@
 //! The one table that both the translation and docs/debezium.md are made from. Names are those of Debezium 3.7, and of
 //! older releases where people still write them; one that ends in `*` stands for all that begin so.
 
-mod connector;
-mod router;
-
-pub use connector::CONNECTOR;
-pub use router::ROUTER;
-
-use super::answer::Verdict::{self, NoCounterpart, NotNeeded, Translated};
+use super::Verdict;
+use super::translator::Verdict::{NoCounterpart, NotNeeded, Translated};
 
 /// One option.
 #[derive(Clone, Copy, Debug)]
@@ -44,3 +39,362 @@ pub fn find(table: &'static [Known], option: &str) -> Option<&'static Known> {
     };
     table.iter().filter(stands).max_by_key(|known| (!known.name.ends_with('*'), known.name.len()))
 }
+
+// Options of the connector, and of what runs it.
+//
+// In this order: database, slot, table, values, Kafka Connect, the embedded engine and Debezium Server.
+
+/// Options of the connector, and what Kafka Connect, Debezium Server and the embedded engine add to them.
+pub const CONNECTOR: &[Known] = &[
+    to("name", "the pipeline's name"),
+    needless("connector.class", "it is PostgreSQL's"),
+    needless("tasks.max", "a pipeline is one stream"),
+    needless("tasks.max.enforce", "a pipeline is one stream"),
+    to("database.hostname", "source.url"),
+    to("database.port", "source.url"),
+    to("database.user", "source.url"),
+    to("database.dbname", "source.url"),
+    without("database.password", &[], "not copied: write source.password_file, or set PGPASSWORD"),
+    to("database.sslmode", "sslmode in source.url"),
+    to("database.sslcert", "sslcert in source.url: PEM"),
+    to(
+        "database.sslkey",
+        "sslkey in source.url: PEM, where the JDBC driver has DER (openssl pkcs8 -inform DER -nocrypt)",
+    ),
+    to("database.sslrootcert", "sslrootcert in source.url: PEM"),
+    without("database.sslpassword", &[], "the key must not be encrypted; protect its file"),
+    without(
+        "database.sslfactory",
+        &[],
+        "sslmode and sslrootcert in source.url say what is trusted",
+    ),
+    without(
+        "database.initial.statements",
+        &[],
+        "settings of the session belong to the role: ALTER ROLE … SET …",
+    ),
+    needless("database.query.timeout.ms", "every wait has its own bound"),
+    needless("database.tcpKeepAlive", "always on; keepalives_idle and the like in source.url"),
+    without("driver.*", &[], "settings of the JDBC driver; what libpq knows goes into source.url"),
+    needless("read.only", "only Postrider's own schema is written to"),
+    needless("connection.validation.timeout.ms", "connect_timeout in source.url"),
+    to("plugin.name", "source.slot: only a slot of pgoutput is taken over"),
+    to("slot.name", "source.slot"),
+    to("publication.name", "source.publication"),
+    needless(
+        "publication.autocreate.mode",
+        "postrider setup adopts the publication, or makes one for the table alone",
+    ),
+    needless("publish.via.partition.root", "a partitioned outbox is named by its root"),
+    to("slot.failover", "source.failover"),
+    without(
+        "slot.drop.on.stop",
+        &["false"],
+        "switch it off before you stop the connector: else the slot is dropped with it, and events are lost",
+    ),
+    without("slot.stream.params", &[], "what pgoutput needs is set"),
+    needless("slot.max.retries", "temporary errors are retried without a limit"),
+    needless("slot.retry.delay.ms", "temporary errors are retried without a limit"),
+    needless("create.slot.command.timeout", "postrider setup says what it waits for"),
+    needless(
+        "offset.mismatch.strategy",
+        "slot and cursor row are compared at each start; what does not fit halts",
+    ),
+    needless(
+        "slot.seek.to.known.offset.on.start",
+        "slot and cursor row are compared at each start",
+    ),
+    needless(
+        "status.update.interval.ms",
+        "flow.confirm_interval; the slot advances automatically, also when idle",
+    ),
+    needless("lsn.flush.timeout.ms", "confirming never waits"),
+    needless("lsn.flush.timeout.action", "confirming never waits"),
+    without(
+        "lsn.flush.mode",
+        &["connector", "connector_and_driver"],
+        "positions are confirmed, and nobody else may",
+    ),
+    without("flush.lsn.source", &["true"], "positions are confirmed, and nobody else may"),
+    needless("xmin.fetch.interval.ms", "nothing is made of it"),
+    needless("replica.identity.autoset.values", "inserts carry the whole row"),
+    needless("heartbeat.interval.ms", "an idle outbox pins no WAL"),
+    needless("heartbeat.action.query", "an idle outbox pins no WAL"),
+    needless("heartbeat.topics.prefix", "an idle outbox pins no WAL"),
+    needless("topic.heartbeat.prefix", "an idle outbox pins no WAL"),
+    to("table.include.list", "outbox.table"),
+    to("table.whitelist", "outbox.table"),
+    needless("table.exclude.list", "only the outbox table is read"),
+    needless("table.blacklist", "only the outbox table is read"),
+    needless("table.ignore.builtin", "only the outbox table is read"),
+    needless("schema.include.list", "outbox.table has the schema"),
+    needless("schema.exclude.list", "outbox.table has the schema"),
+    needless("schema.whitelist", "outbox.table has the schema"),
+    needless("column.include.list", "columns that nothing names go nowhere"),
+    needless("column.exclude.list", "columns that nothing names go nowhere"),
+    without(
+        "column.truncate.to.*",
+        &[],
+        "values go as the row has them: shorten them where they are written",
+    ),
+    without(
+        "column.mask.*",
+        &[],
+        "values go as the row has them: mask them where they are written",
+    ),
+    needless("column.propagate.source.type", "records carry no schema"),
+    needless("datatype.propagate.source.type", "records carry no schema"),
+    needless("message.key.columns", "the router's key is the aggregate's id"),
+    without(
+        "message.prefix.include.list",
+        &[],
+        "outbox.message_prefix takes logical messages as events: docs/configuration.md",
+    ),
+    needless(
+        "message.prefix.exclude.list",
+        "logical messages are taken only by outbox.message_prefix",
+    ),
+    needless("skipped.operations", "inserts alone are published"),
+    needless("tombstones.on.delete", "deletes are passed over, as the router does"),
+    needless("topic.prefix", "the router's topics do not have it"),
+    needless("database.server.name", "the router's topics do not have it"),
+    needless("topic.naming.strategy", "the router names the topics"),
+    needless("topic.delimiter", "the router names the topics"),
+    needless("topic.cache.size", "the router names the topics"),
+    needless("topic.transaction", "there is no topic of transactions"),
+    without(
+        "provide.transaction.metadata",
+        &["false"],
+        "no topic of transactions; header position has history, commit LSN and ordinal: route.standard_headers",
+    ),
+    needless("transaction.metadata.factory", "there is no topic of transactions"),
+    without(
+        "binary.handling.mode",
+        &["bytes"],
+        "bytea is raw in the value, base64 in headers and envelope",
+    ),
+    without(
+        "decimal.handling.mode",
+        &["precise"],
+        "differs in placed numeric columns without a scale, and in the envelope",
+    ),
+    without(
+        "time.precision.mode",
+        &["adaptive"],
+        "differs in placed columns of date, time and timestamp",
+    ),
+    without("interval.handling.mode", &["numeric"], "differs in placed columns of type interval"),
+    without(
+        "hstore.handling.mode",
+        &[],
+        "differs in placed columns of type hstore, which go as PostgreSQL writes them",
+    ),
+    without("money.fraction.digits", &["2"], "differs in placed columns of type money"),
+    needless("include.unknown.datatypes", "every type goes as PostgreSQL writes it"),
+    needless("unavailable.value.placeholder", "an insert has all of its values"),
+    needless("schema.refresh.mode", "columns are found by name each time the table changes"),
+    needless("schema.name.adjustment.mode", "records carry no schema"),
+    needless("field.name.adjustment.mode", "names go as they are"),
+    needless("sourceinfo.struct.maker", "the router drops it"),
+    without(
+        "event.processing.failure.handling.mode",
+        &["fail"],
+        "no event is skipped: one that can't be published is parked, and its aggregate waits",
+    ),
+    needless("event.converting.failure.handling.mode", "values go as PostgreSQL writes them"),
+    needless("extended.headers.enabled", "the framework's own headers are not sent"),
+    without("converters", &[], "columns have no converters"),
+    needless(
+        "snapshot.mode",
+        "no snapshot: the slot taken over has no gap; rows from before a new slot are not read",
+    ),
+    needless("snapshot.*", "there is no snapshot"),
+    needless("min.row.count.to.stream.results", "there is no snapshot"),
+    without("incremental.snapshot.*", &[], "no incremental snapshots: insert the rows again"),
+    needless("streaming.delay.ms", "there is no snapshot"),
+    without("signal.*", &[], "no signals: postrider's own commands do it"),
+    without(
+        "notification.*",
+        &[],
+        "no notifications: /status, /metrics and the log have the state",
+    ),
+    needless("max.batch.size", "flow.in_flight_events, flow.in_flight_bytes"),
+    needless("max.queue.size", "flow.in_flight_events, flow.in_flight_bytes"),
+    needless("max.queue.size.in.bytes", "flow.in_flight_events, flow.in_flight_bytes"),
+    needless("poll.interval.ms", "the stream is read as it comes"),
+    needless("query.fetch.size", "there is no snapshot"),
+    needless("retriable.restart.connector.wait.ms", "temporary errors are retried without a limit"),
+    needless("executor.shutdown.timeout.ms", "shutdown_grace"),
+    without(
+        "errors.tolerance",
+        &["none"],
+        "no event is skipped: one that can't be published is parked, and its aggregate waits",
+    ),
+    to(
+        "errors.deadletterqueue.topic.name",
+        "parking.dead_topic: a dead event is also published there, and stays in the table",
+    ),
+    needless(
+        "errors.deadletterqueue.*",
+        "records in parking.dead_topic always have the error in headers; its topic is made as others are",
+    ),
+    needless(
+        "errors.*",
+        "temporary errors are retried without a limit; an event that can't be published is parked, its aggregate waits",
+    ),
+    needless(
+        "custom.metric.tags",
+        "metrics have the pipeline's name; further labels are the scraper's",
+    ),
+    needless("advanced.metrics.enable", "docs/metrics.md"),
+    needless("guardrail.*", "one table is read"),
+    needless("internal.*", "Debezium's own"),
+    without("openlineage.*", &[], "no lineage is reported"),
+    // Kafka Connect.
+    without(
+        "key.converter",
+        &["org.apache.kafka.connect.storage.StringConverter"],
+        "keys are plain text",
+    ),
+    needless("key.converter.*", "keys are plain text"),
+    without(
+        "value.converter",
+        &[
+            "org.apache.kafka.connect.storage.StringConverter",
+            "org.apache.kafka.connect.converters.ByteArrayConverter",
+            "io.debezium.converters.BinaryDataConverter",
+            "io.debezium.converters.ByteArrayConverter",
+            "io.debezium.converters.ByteBufferConverter",
+        ],
+        "values are the payload's own text or bytes, without schema or registry: consumers that read Avro or Protobuf \
+         can't read them",
+    ),
+    needless("value.converter.*", "values are the payload's own text or bytes"),
+    without(
+        "header.converter",
+        &["org.apache.kafka.connect.storage.SimpleHeaderConverter"],
+        "header values are plain text, as by SimpleHeaderConverter; StringConverter writes arrays, bytea, bit and \
+         numbers without a scale otherwise",
+    ),
+    needless("header.converter.*", "header values are plain text"),
+    to("transforms", "the event router among them"),
+    without(
+        "transforms.*",
+        &[],
+        "no other transform is run: consumers or the writer have to do what it did",
+    ),
+    to("predicates", "outbox.table, where nothing else names it"),
+    to("predicates.*", "outbox.table, where nothing else names it"),
+    to("producer.override.*", "sink.properties: the table below"),
+    to("producer.*", "sink.properties: the table below"),
+    to("bootstrap.servers", "sink.brokers"),
+    to(
+        "topic.creation.default.partitions",
+        "sink.create_topics.partitions; -1 is the broker's default",
+    ),
+    to(
+        "topic.creation.default.replication.factor",
+        "sink.create_topics.replication_factor; -1 is the broker's default",
+    ),
+    to("topic.creation.default.*", "sink.create_topics.config, by the same name"),
+    without(
+        "topic.creation.enable",
+        &["true"],
+        "a setting of the worker: where it is false, delete sink.create_topics",
+    ),
+    without(
+        "topic.creation.*",
+        &[],
+        "one group of settings serves all topics (default): make the topics of other groups by hand",
+    ),
+    without(
+        "exactly.once.support",
+        &["requested"],
+        "at least once; a repetition has the same id, and the same position",
+    ),
+    needless("transaction.boundary*", "positions follow the database's transactions"),
+    needless("offsets.storage.topic", "the position is a row of schema postrider"),
+    needless("config.action.reload", "a changed configuration is read at the next start"),
+    // The embedded engine and Debezium Server.
+    needless("offset.*", "the position is a row of schema postrider"),
+    needless("schema.history.internal*", "PostgreSQL's connector has none"),
+    needless("database.history.*", "PostgreSQL's connector has none"),
+    needless("record.processing.*", "events go in commit order"),
+    to("debezium.sink.type", "sink.kind: kafka alone"),
+    needless("debezium.sink.kafka.*", "the producer's settings alone are meant"),
+    without("debezium.format.key", &["simplestring", "string"], "keys are plain text"),
+    without(
+        "debezium.format.value",
+        &["simplestring", "string", "binary"],
+        "values are the payload's own text or bytes, without schema or registry",
+    ),
+    without(
+        "debezium.format.header",
+        &["simplestring", "string"],
+        "header values are plain text, where the server writes JSON",
+    ),
+    needless("debezium.format.*", "keys and values are plain"),
+    needless("debezium.*", "Debezium Server's own"),
+    needless("quarkus.*", "the server's own: --log, [admin]"),
+];
+
+// Options of the outbox event router: its own, and those that any transform has.
+
+/// Options of the transform, below `transforms.<alias>.`.
+pub const ROUTER: &[Known] = &[
+    needless("type", "layout debezium is the router"),
+    needless("predicate", "only the outbox table is read"),
+    needless("negate", "only the outbox table is read"),
+    to("table.field.event.id", "outbox.columns.id"),
+    to("table.field.event.key", "outbox.columns.aggregate_id: the key, and the unit of order"),
+    needless("table.field.event.type", "the router never reads it; place the column to send it"),
+    to("table.field.event.timestamp", "outbox.columns.time"),
+    to("table.field.event.payload", "outbox.columns.payload"),
+    to("table.field.payload", "outbox.columns.payload; its name in 1.x"),
+    to("table.field.payload.id", "outbox.columns.aggregate_id; an option of 1.x"),
+    without(
+        "table.field.event.schema.version",
+        &[],
+        "records carry no schema; place the column as a header",
+    ),
+    without(
+        "table.field.schema.version",
+        &[],
+        "records carry no schema; place the column as a header",
+    ),
+    to("table.fields.additional.placement", "outbox.extra, in the same order"),
+    to("table.field.additional.missing", "`optional` in outbox.extra"),
+    to("table.fields.additional.error.on.missing", "`optional` in outbox.extra"),
+    to(
+        "table.expand.json.payload",
+        "payload.expand_json; without an envelope JSON passes as it is",
+    ),
+    needless(
+        "table.json.payload.null.behavior",
+        "nothing is dropped: the JSON passes as it was written",
+    ),
+    needless(
+        "table.json.payload.empty.array.behavior",
+        "nothing is dropped: an empty array passes as it was written",
+    ),
+    needless(
+        "debezium.expand.json.payload",
+        "Debezium itself does not know it any more, and ignores it",
+    ),
+    to("route.by.field", "outbox.columns.aggregate_type"),
+    to("route.topic.regex", "route.replace.pattern"),
+    to("route.topic.replacement", "route.topic, or route.replace.with"),
+    to("route.tombstone.on.empty.payload", "payload.empty, payload.null"),
+    Known {
+        name: "table.op.invalid.behavior",
+        verdict: Verdict::Translated,
+        same: &["warn", "error"],
+        text: "fatal is outbox.on_update = \"halt\"; warn and error log an UPDATE and drop it: here none is in the \
+               stream, or it is passed over and counted",
+    },
+    needless(
+        "debezium.op.invalid.behavior",
+        "Debezium itself does not know it any more, and ignores it",
+    ),
+    without("tracing.*", &[], "no spans; a column with a W3C traceparent is outbox.columns.trace"),
+];

@@ -1,9 +1,8 @@
 //! The Java producer's settings as librdkafka's.
 
-use super::answer::Verdict::{self, NoCounterpart, NotNeeded, Translated};
 use super::options::{Known, find};
-use super::translate::Translator;
-use super::value;
+use super::translator::Verdict::{self, NoCounterpart, NotNeeded, Translated};
+use super::translator::{self, Translator};
 use crate::config::Finding;
 use crate::init::InitError;
 use crate::init::draft::{PROPERTIES, is_of_login};
@@ -117,7 +116,7 @@ pub(super) fn translate(t: &mut Translator<'_>) {
             continue;
         }
         match name.as_str() {
-            "bootstrap.servers" => t.draft.set("sink", "brokers", value::plain(given)),
+            "bootstrap.servers" => t.draft.set("sink", "brokers", translator::plain(given)),
             "sasl.jaas.config" => jaas(t, given),
             "ssl.truststore.location" => truststore(t, given, get("ssl.truststore.type")),
             "ssl.keystore.location" => keystore(t, given, get("ssl.keystore.type")),
@@ -141,18 +140,18 @@ pub(super) fn translate(t: &mut Translator<'_>) {
             }
             "ssl.endpoint.identification.algorithm" => {
                 let given = if given.trim().is_empty() { "none" } else { given };
-                t.property(name, name, value::plain(given));
+                t.property(name, name, translator::plain(given));
             }
             "send.buffer.bytes" | "receive.buffer.bytes" => {
                 // -1 is the system's own; librdkafka calls that 0.
                 let given = if given.trim() == "-1" { "0" } else { given };
-                t.property(name, &format!("socket.{name}"), value::plain(given));
+                t.property(name, &format!("socket.{name}"), translator::plain(given));
             }
-            "max.request.size" => t.property(name, "message.max.bytes", value::plain(given)),
+            "max.request.size" => t.property(name, "message.max.bytes", translator::plain(given)),
             "compression.gzip.level" | "compression.lz4.level" | "compression.zstd.level" => {
-                t.property(name, "compression.level", value::plain(given));
+                t.property(name, "compression.level", translator::plain(given));
             }
-            name => t.property(name, name, value::plain(given)),
+            name => t.property(name, name, translator::plain(given)),
         }
     }
 }
@@ -201,7 +200,7 @@ pub(super) fn answer_refused(t: &mut Translator<'_>) {
 
 /// A secret becomes a variable: the one it was, where it was one.
 fn secret(t: &mut Translator<'_>, option: &str, name: &str, given: &str, variable: &str) {
-    let variable = value::variable(given).unwrap_or_else(|| variable.to_owned());
+    let variable = translator::variable(given).unwrap_or_else(|| variable.to_owned());
     t.property(option, name, format!("${{{variable}}}"));
     t.hint(format!(
         "set the environment variable {variable}, or write \"{name}_file\" = a file that holds it"
@@ -224,7 +223,7 @@ fn jaas(t: &mut Translator<'_>, given: &str) {
         rest.get(1..)?.split(quote).next().map(str::to_owned)
     };
     let user = field("username").unwrap_or_default();
-    t.property(OPTION, "sasl.username", value::named(&user, "KAFKA_USERNAME"));
+    t.property(OPTION, "sasl.username", translator::named(&user, "KAFKA_USERNAME"));
     let password = field("password").unwrap_or_default();
     secret(t, OPTION, "sasl.password", &password, "KAFKA_PASSWORD");
 }
@@ -238,7 +237,7 @@ fn is_pem(location: Option<&str>, kind: Option<&str>) -> bool {
 fn truststore(t: &mut Translator<'_>, path: &str, kind: Option<&str>) {
     const OPTION: &str = "ssl.truststore.location";
     if is_pem(Some(path), kind) {
-        t.property(OPTION, "ssl.ca.location", value::plain(path));
+        t.property(OPTION, "ssl.ca.location", translator::plain(path));
         return;
     }
     let text = "a Java key store: keytool -exportcert -rfc -keystore FILE -alias NAME > ca.pem, and name it by \
@@ -253,10 +252,10 @@ fn keystore(t: &mut Translator<'_>, path: &str, kind: Option<&str>) {
         |kind| kind.eq_ignore_ascii_case("PKCS12"),
     );
     if is_pem(Some(path), kind) {
-        t.property(OPTION, "ssl.certificate.location", value::plain(path));
-        t.property(OPTION, "ssl.key.location", value::plain(path));
+        t.property(OPTION, "ssl.certificate.location", translator::plain(path));
+        t.property(OPTION, "ssl.key.location", translator::plain(path));
     } else if is_pkcs12 {
-        t.property(OPTION, OPTION, value::plain(path));
+        t.property(OPTION, OPTION, translator::plain(path));
     } else {
         let text = "a Java key store: keytool -importkeystore -deststoretype PKCS12, and name the result by \
                     ssl.keystore.location";

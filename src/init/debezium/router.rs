@@ -1,9 +1,9 @@
 //! The options of the outbox event router.
 
-use super::answer::Verdict::{NoCounterpart, NotNeeded, Translated};
 use super::java_regex;
 use super::read::Flavour;
-use super::translate::Translator;
+use super::translator::Translator;
+use super::translator::Verdict::{NoCounterpart, NotNeeded, Translated};
 use crate::init::InitError;
 use crate::init::draft::verbatim;
 use crate::outbox::{Layout, Mapper, OutboxSpec, Replace, Role};

@@ -1,10 +1,10 @@
 use super::*;
 use crate::lsn::{Lsn, Watermark};
 use crate::record::{Outcome, Ticket};
-use crate::replay::request::{From, Request, SourceChoice};
+use crate::replay::plan::{From, ReplayRequest, SourceChoice};
 
 fn outlet() -> Outlet {
-    let request = Request {
+    let request = ReplayRequest {
         from: From::Anywhere,
         until: None,
         ids: Vec::new(),

@@ -7,7 +7,7 @@ use postrider::event::{HistoryId, Position};
 use postrider::lsn::{Lsn, Watermark};
 use postrider::postgres::Switch;
 use postrider::postgres::control::Control;
-use postrider::postgres::cursor::{self, Cursor, Of, Settled, Written};
+use postrider::postgres::store::cursor::{self, Cursor, Of, Settled, Written};
 
 fn at(text: &str) -> Lsn {
     text.parse().expect("a position")

@@ -6,10 +6,10 @@ use crate::private::PrivatePostgres;
 use crate::server::Version;
 use postrider::error::HaltReason;
 use postrider::lsn::{Lsn, Watermark};
-use postrider::postgres::cursor::{self, Cursor, Written};
-use postrider::postgres::fence::{AfterStart, Decision, check_after_start, decide};
+use postrider::postgres::catalog;
 use postrider::postgres::setup::Options;
-use postrider::postgres::slot;
+use postrider::postgres::start::{AfterStart, Decision, check_after_start, decide};
+use postrider::postgres::store::cursor::{self, Cursor, Written};
 use postrider::postgres::wal::StartReplication;
 
 /// What is done to a pipeline that is set up, and the halt it gets.
@@ -179,7 +179,8 @@ async fn the_slot_we_hold_is_ours_and_others_stand_by() {
         let mut start = StartReplication::new(&pipeline.names.slot, &pipeline.names.publication);
         start.lsn = resume.start.lsn();
         let stream = wal.start(&start).await.unwrap();
-        let row = slot::read(pipeline.control.client(), facts.server.version, &start.slot).await;
+        let row =
+            catalog::read_slot(pipeline.control.client(), facts.server.version, &start.slot).await;
         let row = row.unwrap();
         assert_eq!(check_after_start(row.as_ref(), pid, &resume), AfterStart::Held);
         assert!(matches!(

@@ -117,20 +117,20 @@ impl Fake {
                 let by = self.notes.position(by);
                 self.park(&[], &[(event, Became::Overtaken { by })], By::TheOwner);
             }
-            Step::Ask(event, wish) => {
+            Step::Ask(event, request) => {
                 let row = self.server.table.get_mut(&self.notes.position(event)).unwrap();
-                row.request = Some(wish);
+                row.request = Some(request);
                 self.truth.events[row.event].skip_asked = true;
             }
             Step::Table(from) => {
                 let commit = from.map_or(0, |letter| self.notes.commit_of(letter));
-                let (entries, wishes) =
+                let (entries, requests) =
                     self.server.load(Position { commit_lsn: at(commit), ordinal: 0 }, 0);
-                let wish = |entry: &Entry| {
-                    let mut wishes = wishes.iter();
-                    wishes.find(|(at, _)| *at == entry.position).map(|(_, wish)| *wish)
+                let request = |entry: &Entry| {
+                    let mut requests = requests.iter();
+                    requests.find(|(at, _)| *at == entry.position).map(|(_, request)| *request)
                 };
-                let rows: Vec<_> = entries.iter().map(|entry| (*entry, wish(entry))).collect();
+                let rows: Vec<_> = entries.iter().map(|entry| (*entry, request(entry))).collect();
                 self.notes.table(&rows);
             }
         }

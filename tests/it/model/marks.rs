@@ -4,7 +4,7 @@ use super::agree;
 use super::script::By::TheOwner;
 use super::script::Step::{Ask, AtOnce, Overtaken, Park, Table};
 use super::script::{Step, then, three_that_are_known};
-use postrider::parked::{Became, State, Wish};
+use postrider::parked::{Became, Request, State};
 use postrider::record::Refusal;
 use std::time::Duration;
 
@@ -132,10 +132,10 @@ async fn wish_is_taken_off_by_what_answers_it_alone() {
     ];
     let rest = [
         Park(ROWS, &[], TheOwner),
-        Ask("a1", Wish::Retry),
-        Ask("a2", Wish::Skip),
-        Ask("a3", Wish::Replace),
-        Ask("b1", Wish::Retry),
+        Ask("a1", Request::Retry),
+        Ask("a2", Request::Skip),
+        Ask("a3", Request::Replace),
+        Ask("b1", Request::Retry),
         Table(None),
         Park(&[], MARKS, TheOwner),
         Table(None),

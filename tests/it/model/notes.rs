@@ -2,7 +2,7 @@
 
 use postrider::event::Position;
 use postrider::lsn::Lsn;
-use postrider::parked::{Entry, Wish};
+use postrider::parked::{Entry, Request};
 use std::collections::BTreeMap;
 
 /// What a stream brings.
@@ -101,18 +101,18 @@ impl Notes {
     }
 
     /// The parked table.
-    pub(super) fn table(&mut self, rows: &[(Entry, Option<Wish>)]) {
+    pub(super) fn table(&mut self, rows: &[(Entry, Option<Request>)]) {
         self.say("the table:");
         let named = |position: Position| {
             let known = self.positions.iter().find(|(_, known)| **known == position);
             known.map_or("?", |(name, _)| name.as_str())
         };
-        let line = |(entry, wish): &(Entry, Option<Wish>)| {
+        let line = |(entry, request): &(Entry, Option<Request>)| {
             let (name, state) = (named(entry.position), entry.state.name());
             let by = entry.overtaken_by.map(|by| format!(", overtaken by {}", named(by)));
-            let wish = wish.map(|wish| format!(", asked to {}", wish.name()));
-            let (by, wish) = (by.unwrap_or_default(), wish.unwrap_or_default());
-            format!("  {name} {state}, {} refusals{by}{wish}", entry.attempts)
+            let request = request.map(|request| format!(", asked to {}", request.name()));
+            let (by, request) = (by.unwrap_or_default(), request.unwrap_or_default());
+            format!("  {name} {state}, {} refusals{by}{request}", entry.attempts)
         };
         let lines: Vec<String> = rows.iter().map(line).collect();
         self.lines.extend(lines);

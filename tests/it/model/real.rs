@@ -11,10 +11,10 @@ use crate::private::PrivatePostgres;
 use crate::server::{Client, Database, Version, unique};
 use postrider::event::{PgTime, Position};
 use postrider::lsn::{Lsn, Watermark};
-use postrider::parked::{Became, Mark, Parked, State, Wish};
+use postrider::parked::{Became, Mark, Parked, Request, State};
 use postrider::postgres::control::Control;
-use postrider::postgres::cursor::{self, Cursor};
-use postrider::postgres::parked::{self, Stored};
+use postrider::postgres::store::cursor::{self, Cursor};
+use postrider::postgres::store::parked::{self, Stored};
 use postrider::postgres::wal::WalStream;
 use postrider::postgres::{Conninfo, schema};
 use postrider::record::OwnedRecord;
@@ -151,7 +151,7 @@ impl Real {
                 let by = self.notes.position(by);
                 self.park(&[], &[(event, Became::Overtaken { by })], By::TheOwner).await;
             }
-            Step::Ask(event, wish) => self.ask(event, wish).await,
+            Step::Ask(event, request) => self.ask(event, request).await,
             Step::Table(from) => self.table(from).await,
         }
     }
@@ -269,13 +269,13 @@ impl Real {
         self.notes.say("a parking write: stored true");
     }
 
-    async fn ask(&self, event: &str, wish: Wish) {
+    async fn ask(&self, event: &str, request: Request) {
         let Position { commit_lsn, ordinal } = self.notes.position(event);
-        let wish = wish.name();
+        let request = request.name();
         let sql = format!(
-            "update postrider.parked set requested_action = '{wish}', requested_by = 'ada', \
+            "update postrider.parked set requested_action = '{request}', requested_by = 'ada', \
              requested_at = now(), \
-             requested_value = case when '{wish}' = 'replace' then 'other'::bytea end \
+             requested_value = case when '{request}' = 'replace' then 'other'::bytea end \
              where commit_lsn = '{commit_lsn}' and ordinal = {ordinal}"
         );
         self.client.batch(&sql).await;
@@ -285,7 +285,7 @@ impl Real {
         let commit = from.map_or(0, |letter| self.notes.commit_of(letter));
         let from = Position { commit_lsn: Lsn::from_wire(commit), ordinal: 0 };
         let rows = parked::load(self.control.client(), PIPELINE, from).await.expect("the rows");
-        let rows: Vec<_> = rows.iter().map(|row| (row.entry, row.wish)).collect();
+        let rows: Vec<_> = rows.iter().map(|row| (row.entry, row.request)).collect();
         self.notes.table(&rows);
     }
 }

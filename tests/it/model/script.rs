@@ -1,6 +1,6 @@
 //! The language of the scripts. Transactions are letters; their events are `a1`, `a2`, in the order of writing.
 
-use postrider::parked::{Became, State, Wish};
+use postrider::parked::{Became, Request, State};
 
 /// Where a stream is asked to start.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +69,7 @@ pub(super) enum Step {
     /// A mark: the second event was published before the first, which is parked.
     Overtaken(&'static str, &'static str),
     /// A person asks for something.
-    Ask(&'static str, Wish),
+    Ask(&'static str, Request),
     /// The parked table as a start reads it that resumes at the commit of a transaction, or at the beginning.
     Table(Option<char>),
 }

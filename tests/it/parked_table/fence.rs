@@ -6,8 +6,8 @@ use crate::private::PrivatePostgres;
 use crate::server::{Client, Version};
 use postrider::event::Position;
 use postrider::parked::{Became, Mark, State};
-use postrider::postgres::cursor::{self, Written};
-use postrider::postgres::parked::{self, Stored};
+use postrider::postgres::store::cursor::{self, Written};
+use postrider::postgres::store::parked::{self, Stored};
 
 #[tokio::test]
 async fn who_lost_the_pipeline_writes_nothing_more() {

@@ -2,8 +2,8 @@
 
 use super::{PIPELINE, SOON, Table, at, row, session};
 use crate::server::Version;
-use postrider::parked::{Became, Mark, State, Wish};
-use postrider::postgres::parked::{self, Stored};
+use postrider::parked::{Became, Mark, Request, State};
+use postrider::postgres::store::parked::{self, Stored};
 use postrider::record::Refusal;
 use std::time::Duration;
 
@@ -101,12 +101,12 @@ async fn requests_are_seen_and_each_is_taken_off_once() {
         for (position, action) in positions.iter().zip(["retry", "replace", "skip", "retry"]) {
             person.batch(&ask(position, action)).await;
         }
-        let wishes = [Wish::Retry, Wish::Replace, Wish::Skip, Wish::Retry];
-        let expected: Vec<_> = positions.map(at).into_iter().zip(wishes).collect();
+        let requests = [Request::Retry, Request::Replace, Request::Skip, Request::Retry];
+        let expected: Vec<_> = positions.map(at).into_iter().zip(requests).collect();
         let seen = parked::requests(table.client(), PIPELINE).await.unwrap();
         assert_eq!(seen, expected);
         let loaded = table.load().await;
-        assert_eq!(loaded.iter().filter_map(|row| row.wish).collect::<Vec<_>>(), wishes);
+        assert_eq!(loaded.iter().filter_map(|row| row.request).collect::<Vec<_>>(), requests);
 
         let marks = [
             mark("0/1:0", Became::Again),

@@ -5,8 +5,8 @@ use crate::server::Version;
 use postrider::event::Position;
 use postrider::lsn::Watermark;
 use postrider::parked::{Became, Mark, State};
-use postrider::postgres::cursor::{self, Written};
-use postrider::postgres::parked;
+use postrider::postgres::store::cursor::{self, Written};
+use postrider::postgres::store::parked;
 use postrider::record::OwnedRecord;
 use std::time::{Duration, Instant};
 

@@ -22,14 +22,14 @@ const PURE: [&str; 3] = ["postrider-core", "postrider-relay", "postrider-outbox"
 /// Crates hold the walls between each other; these are the ones that they can't hold.
 const MODULES: &[(&str, &str)] = &[
     ("metrics", "status"),
-    ("driver", "CORE ack relay pgoutput outbox postgres sink metrics"),
-    ("replay", "CORE ack relay pgoutput outbox postgres sink metrics driver"),
+    ("pipeline", "CORE ack relay pgoutput outbox postgres sink metrics"),
+    ("replay", "CORE ack relay pgoutput outbox postgres sink metrics pipeline"),
     // Reads a snapshot and the metrics, and calls into nothing.
     ("admin", "status metrics"),
-    ("config", "CORE ack relay outbox postgres sink metrics driver replay admin secret_file"),
-    ("demo", "CORE ack relay outbox postgres sink metrics driver replay admin config"),
-    ("init", "CORE ack relay outbox postgres sink metrics driver replay admin config"),
-    ("cli", "CORE ack relay outbox postgres sink metrics driver replay admin config demo init"),
+    ("config", "CORE ack relay outbox postgres sink metrics pipeline replay admin secret_file"),
+    ("demo", "CORE ack relay outbox postgres sink metrics pipeline replay admin config"),
+    ("init", "CORE ack relay outbox postgres sink metrics pipeline replay admin config"),
+    ("cli", "CORE ack relay outbox postgres sink metrics pipeline replay admin config demo init"),
 ];
 
 /// What `CORE` stands for in [`MODULES`].
@@ -139,8 +139,8 @@ fn grouped_and_nested_paths_are_seen() {
                   // crate::x\nf(crate::ack::T)";
     let used = modules_used(source);
     assert_eq!(used.into_iter().collect::<Vec<_>>(), ["ack", "event", "lsn", "relay", "sink"]);
-    assert!(may_use("driver", "postgres") && may_use("driver", "event"));
-    assert!(!may_use("admin", "postgres") && !may_use("metrics", "driver"));
+    assert!(may_use("pipeline", "postgres") && may_use("pipeline", "event"));
+    assert!(!may_use("admin", "postgres") && !may_use("metrics", "pipeline"));
 }
 
 #[test]

@@ -1,5 +1,4 @@
-use super::passfile::lookup;
-use super::*;
+use super::{lookup, *};
 
 fn with_env(text: &str, env: &[(&str, &str)]) -> Result<Conninfo, ConninfoError> {
     Conninfo::parse(text, &|name| {

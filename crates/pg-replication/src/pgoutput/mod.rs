@@ -7,17 +7,15 @@
 #![deny(clippy::indexing_slicing, clippy::as_conversions, clippy::arithmetic_side_effects)]
 
 mod message;
-mod reader;
-mod tuple;
 
 #[cfg(test)]
 mod tests;
 
 pub use message::{
-    Begin, Commit, Delete, Insert, LogicalMessage, Message, OldTuple, Origin, Relation,
-    RelationColumn, RelationColumns, RelationIds, Truncate, TypeName, Update,
+    Begin, Cell, Column, Columns, Commit, Delete, Insert, LogicalMessage, Message, OldTuple,
+    Origin, Relation, RelationColumn, RelationColumns, RelationIds, Truncate, Tuple, TypeName,
+    Update,
 };
-pub use tuple::{Cell, Column, Columns, Tuple};
 
 use std::fmt;
 

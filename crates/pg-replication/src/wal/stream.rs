@@ -1,15 +1,13 @@
 //! The caller's handle on a running stream.
 
 use super::StartReplication;
-use super::batch::Batch;
-use super::queue::{End, Next, Queue};
+use super::queue::{Batch, End, Next, Queue};
 use super::session::{Shared, WalSession};
 use crate::error::{SourceError, SourceErrorKind};
 use crate::handshake::Session;
 use crate::lsn::{Lsn, Watermark};
-use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;

@@ -1,8 +1,7 @@
 //! Timestamps as PostgreSQL prints them.
 
 use super::support::{COMMIT_TIME, ColumnSpec, map_with, null, text, typed};
-use crate::clock::Clock;
-use crate::time::{NoInstant, Twice, civil_from_days, instant, is_plain, parse};
+use crate::time::{Clock, NoInstant, Twice, civil_from_days, instant, is_plain, parse};
 use crate::{Layout, MapError, OutboxSpec, Role, TimestampSource, Unfit};
 use postrider_core::event::PgTime;
 use postrider_core::zone::Zone;

@@ -5,9 +5,9 @@
 //! of its aggregate wait with it, since a row without a mark may be published again from the table, and then what
 //! follows it in its aggregate has to follow it again.
 
-use super::settle::success;
 use super::spec::{Marks, PollSpec};
-use super::table::{self, Column, Shape};
+use super::sql::success;
+use super::table::{self, Shape, TableColumn};
 use crate::locks::{self, Holder};
 use crate::names::{TableName, ident};
 use pg_replication::error::{ServerReport, SourceError, SqlState, Statement};
@@ -306,7 +306,7 @@ const XMAX: &str = "(SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8)
 /// a moment later, with a synchronous standby that is down much later. Such a row is not deleted, and gets its mark
 /// later. Only where `l` is empty are all of the snapshot's rows ours, at their places. Rows that are not ready
 /// (failed, marked) are left as they are, except that a delay does not matter any more.
-fn sql_of(spec: &PollSpec, shape: &Shape, id: &Column, these: &str) -> String {
+fn sql_of(spec: &PollSpec, shape: &Shape, id: &TableColumn, these: &str) -> String {
     let (table, order, text) = (&spec.table, id.sort_key("o"), id.text("o"));
     let ready = format!("{}\n    AND {}", unmarked(spec), is_the_events(spec, shape, &text));
     format!(
@@ -367,7 +367,7 @@ fn is_the_events(spec: &PollSpec, shape: &Shape, text: &str) -> String {
 }
 
 /// The `xmax` of rows by their ids in `$1`, as text.
-fn locked_sql(spec: &PollSpec, id: &Column) -> String {
+fn locked_sql(spec: &PollSpec, id: &TableColumn) -> String {
     let these = id.is_one_of("o", "$1::text[]");
     format!("SELECT o.xmax::text FROM {} AS o WHERE {these}", spec.table)
 }

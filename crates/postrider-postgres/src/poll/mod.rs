@@ -12,31 +12,20 @@
 //! go by their number, or by their time. A row that is locked by somebody else, delayed, or failed holds back the
 //! later ones of its aggregate, and of no other.
 
-mod claim;
-mod dies;
-pub(crate) mod index;
-mod large;
-pub mod listed;
+pub mod claim;
 pub mod marks;
-mod oldest;
 pub(crate) mod order;
 mod session;
-mod settle;
 mod spec;
-mod sql;
+pub(crate) mod sql;
 mod table;
 #[cfg(test)]
 mod tests;
-mod times;
 
 pub use claim::{Claim, Missed, Settled};
-pub use large::Keep;
-pub use oldest::OldestReady;
 pub(crate) use order::{order, source};
-pub use session::{CHANNEL, CLAIM_ROWS_MAX, Opened, Poller};
-pub use settle::ERROR_CHARS_MAX;
+pub use session::{CHANNEL, CLAIM_ROWS_MAX, OldestReady, Opened, Poller};
 pub use spec::{Backoff, Marks, PollSpec};
-pub use sql::{CLAIM_BYTES_MAX, ROW_BYTES_MAX};
+pub(crate) use sql::instant;
+pub use sql::{CLAIM_BYTES_MAX, ERROR_CHARS_MAX, Keep, ROW_BYTES_MAX, Twice, instant_sql};
 pub(crate) use table::{Shape, shape};
-pub(crate) use times::instant;
-pub use times::{Twice, instant_sql};

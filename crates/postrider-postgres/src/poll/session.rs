@@ -1,26 +1,21 @@
 //! The session that polls: one lock, one claim at a time.
 
-mod pauses;
-
 use super::claim::{Claim, Look, Missed, Place, Settled};
-use super::dies::dies;
-use super::large::Keep;
-use super::oldest::OldestReady;
-use super::settle::{self, Marked};
+use super::order;
 use super::spec::{Marks, PollSpec};
-use super::sql::{self, Ask};
+use super::sql::{self, Ask, Keep, Marked, dies, ready};
 use super::table::{self, Shape};
 use crate::control::Control;
+use crate::names::ident;
 use crate::pipeline_lock::{Locked, lock};
 use bytes::Bytes;
-use pauses::{BLOCKED_PAUSE, PAUSES_MAX};
 use pg_replication::client::Canceller;
 use pg_replication::conninfo::Conninfo;
-use pg_replication::error::{ServerReport, SourceError, SqlState, Statement};
+use pg_replication::error::{ServerReport, SourceError, SourceErrorKind, SqlState, Statement};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
@@ -240,7 +235,7 @@ impl Poller {
         if look.expired.is_empty() {
             return Ok(0);
         }
-        let marked = settle::expire(&self.spec, &look.expired);
+        let marked = sql::expire(&self.spec, &look.expired);
         self.mark(&marked).await?;
         Ok(marked.rows)
     }
@@ -268,7 +263,7 @@ impl Poller {
         assert_eq!(claim.rows.len(), outcomes.len(), "one outcome a row");
         let fails = outcomes.iter().any(|outcome| matches!(outcome, Settled::Failed { .. }));
         assert!(!fails || self.spec.keeps_failures(), "the table keeps no failures: park them");
-        let mut marked = settle::settle(&self.spec, &self.shape, &claim.places, outcomes);
+        let mut marked = sql::settle(&self.spec, &self.shape, &claim.places, outcomes);
         marked.sql.push_str("COMMIT");
         self.mark(&marked).await?;
         self.open = false;
@@ -390,3 +385,113 @@ impl Poller {
 
 /// How [`sql::claim`] begins.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;\n";
+
+// Aggregates that are left out for a while: their rows would fill each claim, and bring nothing.
+//
+// Kept in memory, and gone with the session. Which rows are claimed without them is for the statement in `sql`.
+
+/// Most aggregates that are left out for a while; further ones are looked at again by each claim.
+const PAUSES_MAX: usize = 1_000;
+/// How long an aggregate is left out when its held-back rows filled a claim.
+const BLOCKED_PAUSE: Duration = Duration::from_secs(1);
+
+impl Poller {
+    /// A table that has no column for it: the pause after a failure is ours to remember.
+    fn pause(&mut self, claim: &Claim, outcomes: &[Settled]) {
+        let now = Instant::now();
+        // All are held, for events that are parked: else the oldest rows of some aggregates are all that is claimed.
+        let all_held = outcomes.iter().all(|outcome| *outcome == Settled::Held);
+        for key in claim.keys.iter().filter(|_| all_held) {
+            if self.pauses.len() < PAUSES_MAX {
+                self.pauses.entry(key.clone()).or_insert((now + BLOCKED_PAUSE, 0));
+            }
+        }
+        if !matches!(self.spec.marks, Marks::Gcx { .. }) {
+            self.pauses.retain(|_, (until, _)| *until > now);
+            return;
+        }
+        for (key, outcome) in claim.keys.iter().zip(outcomes) {
+            match outcome {
+                Settled::Published | Settled::Moved => {
+                    self.pauses.remove(key);
+                }
+                Settled::Failed { .. } if self.pauses.len() < PAUSES_MAX => {
+                    let failures = self.pauses.get(key).map_or(1, |(_, failures)| failures + 1);
+                    let until = now + self.spec.backoff.after(failures);
+                    self.pauses.insert(key.clone(), (until, failures));
+                }
+                Settled::Failed { .. } | Settled::Held => {}
+            }
+        }
+        let kept = self.spec.backoff.after(u32::MAX);
+        self.pauses
+            .retain(|_, (until, failures)| *failures > 0 && *until + kept > now || *until > now);
+    }
+}
+
+// How long the oldest ready row of a polled table has waited: what the lag of polling is made from.
+//
+// Reads only, on any session: the answer does not depend on claims, and is there when no claim can be made.
+
+/// The type of a column whose value is a moment, without a look at the session's time zone.
+const MOMENT: &str = "timestamp with time zone";
+
+/// The question for the oldest ready row of one table.
+#[derive(Clone, Debug)]
+pub struct OldestReady {
+    sql: String,
+}
+
+impl OldestReady {
+    /// The question, for a table of this description.
+    pub(super) fn of(spec: &PollSpec, shape: &Shape) -> Self {
+        let moment =
+            |name: &str| shape.column(name).is_some_and(|column| column.type_name == MOMENT);
+        let (table, ready) = (&spec.table, ready(spec, shape, "o"));
+        let Some(time) = spec.time.as_deref().filter(|time| moment(time)) else {
+            let sql = format!("SELECT NULL::int8 FROM {table} AS o WHERE {ready} LIMIT 1");
+            return Self { sql };
+        };
+        // A row that was delayed, or has failed before, is ready since then.
+        let later = match &spec.marks {
+            Marks::Commerce { available_at, .. } => Some(available_at),
+            Marks::Sqlgarden { last_attempt_at, .. } => Some(last_attempt_at),
+            Marks::Delete | Marks::PublishedAt { .. } | Marks::Gcx { .. } => None,
+        };
+        let columns = [Some(time), later.map(String::as_str).filter(|name| moment(name))];
+        let columns: Vec<String> =
+            columns.iter().flatten().map(|name| format!("o.{}", ident(name))).collect();
+        let since = format!("greatest({})", columns.join(", "));
+        let age = |since: &str| {
+            format!("(extract(epoch FROM clock_timestamp() - {since}) * 1000000)::int8")
+        };
+        // With a number for an id the first row by its index is the oldest; else each ready row has to be looked at.
+        let sql = if shape.column(&spec.id).is_some_and(|column| column.number) {
+            let order = order::id(spec, shape, "o");
+            format!(
+                "SELECT {} FROM {table} AS o WHERE {ready} ORDER BY {order} LIMIT 1",
+                age(&since)
+            )
+        } else {
+            let oldest = format!("min({since})");
+            format!("SELECT {} FROM {table} AS o WHERE {ready} HAVING count(*) > 0", age(&oldest))
+        };
+        Self { sql }
+    }
+
+    /// Whether a row is ready, and for how long where its table tells.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn ask(&self, client: &Client) -> Result<Option<Option<Duration>>, SourceError> {
+        let doing = "look for the oldest row of the outbox that is ready";
+        let row = client.query_opt(&self.sql, &[]).await;
+        let Some(row) = row.map_err(|error| SourceError::control(doing, error))? else {
+            return Ok(None);
+        };
+        let micros: Option<i64> = row
+            .try_get(0)
+            .map_err(|error| SourceError::new(SourceErrorKind::Protocol, doing).caused_by(error))?;
+        Ok(Some(micros.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0)))))
+    }
+}

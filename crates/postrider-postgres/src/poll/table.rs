@@ -1,9 +1,9 @@
 //! The outbox as the catalog has it when polling begins: its columns, and the description that pgoutput would send.
 
 use super::spec::{Marks, PollSpec};
+use crate::catalog::BASE_TYPE_SQL;
 use crate::names::{TableName, ident};
 use crate::times::TimeType;
-use crate::types::BASE_TYPE_SQL;
 use bytes::{BufMut, Bytes, BytesMut};
 use pg_replication::error::{ServerReport, SourceError, SqlState};
 use tokio_postgres::Client;
@@ -14,14 +14,14 @@ pub(crate) struct Shape {
     /// Its OID.
     pub(crate) oid: u32,
     /// Its columns, in order.
-    pub(crate) columns: Vec<Column>,
+    pub(crate) columns: Vec<TableColumn>,
     /// The columns that the dead-letter table has as well; `None` where there is no such table.
     pub(super) dlq: Option<Vec<String>>,
 }
 
 /// A column.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Column {
+pub(crate) struct TableColumn {
     pub(crate) name: String,
     /// The type, of a domain the one beneath it: what is asked of a value is asked of that.
     type_oid: u32,
@@ -128,7 +128,10 @@ fn refused(table: &TableName, sqlstate: &str, message: String) -> SourceError {
     SourceError::server(format!("poll table {table}"), report)
 }
 
-async fn columns(client: &Client, table: &TableName) -> Result<(u32, Vec<Column>), SourceError> {
+async fn columns(
+    client: &Client,
+    table: &TableName,
+) -> Result<(u32, Vec<TableColumn>), SourceError> {
     let failed = |e| SourceError::control(format!("read the definition of table {table}"), e);
     let sql = format!("{COLUMNS_SQL}{BASE_TYPE_SQL}{FROM_SQL}");
     let rows = client.query(&sql, &[&table.schema, &table.name]).await.map_err(failed)?;
@@ -136,7 +139,7 @@ async fn columns(client: &Client, table: &TableName) -> Result<(u32, Vec<Column>
     let mut columns = Vec::with_capacity(rows.len());
     for row in &rows {
         oid = row.try_get(0).map_err(failed)?;
-        columns.push(Column {
+        columns.push(TableColumn {
             name: row.try_get(1).map_err(failed)?,
             type_oid: row.try_get(2).map_err(failed)?,
             type_modifier: row.try_get(3).map_err(failed)?,
@@ -158,7 +161,7 @@ fn equality(operator: Option<String>, loose: bool) -> Equality {
     }
 }
 
-impl Column {
+impl TableColumn {
     /// The value of `row` as the stream has it, with the output function of its type. A cast to `text` differs from
     /// that for some types: it takes the blanks off a `char(n)`.
     pub(crate) fn text(&self, row: &str) -> String {
@@ -203,7 +206,7 @@ impl Column {
 
 impl Shape {
     /// The column of this name; [`read`] has seen that every name of the spec is one.
-    pub(crate) fn column(&self, name: &str) -> Option<&Column> {
+    pub(crate) fn column(&self, name: &str) -> Option<&TableColumn> {
         self.columns.iter().find(|column| column.name == name)
     }
 
@@ -211,7 +214,7 @@ impl Shape {
     ///
     /// # Errors
     /// 42703 where there is none: who reads the table has looked.
-    pub(crate) fn id(&self, table: &TableName, id: &str) -> Result<&Column, SourceError> {
+    pub(crate) fn id(&self, table: &TableName, id: &str) -> Result<&TableColumn, SourceError> {
         self.column(id).ok_or_else(|| refused(table, "42703", format!("it has no column \"{id}\"")))
     }
 
@@ -240,7 +243,7 @@ impl Shape {
 
     #[cfg(test)]
     pub(super) fn of(columns: &[(&str, &str)]) -> Self {
-        let column = |(name, type_name): &(&str, &str)| Column {
+        let column = |(name, type_name): &(&str, &str)| TableColumn {
             name: (*name).to_owned(),
             type_oid: if *type_name == "timestamp with time zone" { 1184 } else { 25 },
             type_modifier: -1,

@@ -1,10 +1,10 @@
 //! The SQL as text, with names that need their quotes.
 
 use super::claim::{Place, Settled};
+use super::marks;
 use super::spec::{Backoff, Marks, PollSpec};
-use super::sql::{Ask, claim};
+use super::sql::{self, Ask, claim};
 use super::table::Shape;
-use super::{marks, settle};
 use crate::names::TableName;
 use expect_test::{expect, expect_file};
 use pg_replication::pgoutput::{Message, decode};
@@ -88,7 +88,7 @@ fn names_are_quoted_wherever_they_stand() {
     let failed = Settled::Failed { error: "it's 'too' large\n".to_owned(), code: "too_large" };
     let outcomes = [Settled::Published, failed, Settled::Held, Settled::Moved];
     let places = [place(1), place(2), place(3), Place { oid: 16_385, ..place(4) }];
-    let marked = settle::settle(&spec, &shape, &places, &outcomes);
+    let marked = sql::settle(&spec, &shape, &places, &outcomes);
     assert_eq!(marked.rows, 3);
     let all = [claim(&spec, &shape, &ASK), marked.sql, marks::sql(&spec, &shape).unwrap()];
     expect_file!["snapshots/names.sql"].assert_eq(&all.join("\n\n"));
@@ -102,9 +102,9 @@ fn each_layout_has_its_marks() {
         let failed = Settled::Failed { error: String::new(), code: "x" };
         let outcomes = [Settled::Published, failed];
         let outcomes = if spec.keeps_failures() { &outcomes[..] } else { &outcomes[..1] };
-        let marked = settle::settle(&spec, &shape("uuid"), &[place(1), place(2)], outcomes);
+        let marked = sql::settle(&spec, &shape("uuid"), &[place(1), place(2)], outcomes);
         all.push_str(&marked.sql);
-        all.push_str(&settle::expire(&spec, &[place(3)]).sql);
+        all.push_str(&sql::expire(&spec, &[place(3)]).sql);
         all.push('\n');
     }
     expect_file!["snapshots/marks.sql"].assert_eq(&all);
@@ -152,9 +152,9 @@ fn an_error_is_kept_short_and_in_one_line() {
     let spec = spec(Marks::commerce(&TableName::new("public", "outbox")));
     let error = format!("zero\0 line\n{}", "x".repeat(10_000));
     let failed = Settled::Failed { error, code: "refused" };
-    let marked = settle::settle(&spec, &shape("bigint"), &[place(1)], &[failed]);
+    let marked = sql::settle(&spec, &shape("bigint"), &[place(1)], &[failed]);
     assert!(marked.sql.contains("'refused: zero  line xxx"), "{}", marked.sql);
-    assert!(marked.sql.len() < settle::ERROR_CHARS_MAX + 500, "{}", marked.sql.len());
+    assert!(marked.sql.len() < sql::ERROR_CHARS_MAX + 500, "{}", marked.sql.len());
 }
 
 #[test]

@@ -5,37 +5,37 @@
 //! functions of the facts, in the order in which their mending lines can be executed one after the other. What a layout
 //! needs of columns is not known here: the table's facts are handed on.
 
-mod bookmarks;
-mod cursor;
 mod facts;
-mod lines;
-mod poll;
-mod publication;
-mod refused;
-mod role;
-mod scene;
+mod remediation;
 mod server;
 mod slot;
-mod standbys;
 mod table;
 #[cfg(test)]
 mod tests;
-mod times;
-mod topics;
 
-pub use topics::TopicPart;
+pub use table::TopicPart;
 
-use super::conninfo::{Conninfo, SslMode};
-use super::control::Control;
-use super::error::SourceError;
-use super::names::Names;
-use super::poll::PollSpec;
-use super::table::TableFacts;
-use super::wal::WalConnection;
+use crate::catalog::{PublicationFacts, ServerFacts, Since, SlotRow, TableFacts};
+use crate::conninfo::{Conninfo, SslMode};
+use crate::control::Control;
+use crate::error::SourceError;
+use crate::names::{Names, TableName, ident, literal};
+use crate::ownership::{self, Acting, Ownership};
+use crate::poll::PollSpec;
+use crate::poll::order::{self, Unrecorded};
+use crate::poll::sql::{self, ClaimIndex};
+use crate::schema::SchemaState;
+use crate::start;
+use crate::store::bookmark::{self, Bookmark};
+use crate::store::cursor::Cursor;
+use crate::times::{self, TimesFacts};
+use crate::wal::WalConnection;
+use facts::{AnySlot, Around, RoleFacts, Sessions};
+use pg_replication::error::{ServerReport, SourceErrorKind};
 use postrider_core::error::Chain;
 use postrider_core::finding::{Finding, Severity};
-use refused::Connection;
-use scene::Scene;
+use remediation::{ADMIN, Lines, first_host, host_flags, uri};
+use std::collections::BTreeMap;
 use tokio_postgres::Client;
 
 /// What the server knows the sessions by.
@@ -94,13 +94,13 @@ pub struct Seen {
 
 /// A login as a URI with another user, and without a password.
 pub fn login_uri(conninfo: &Conninfo, user: &str) -> String {
-    lines::uri(conninfo, user, &[])
+    remediation::uri(conninfo, user, &[])
 }
 
 /// What the configuration says of the connection, without a look at the server.
 pub fn settings(names: &Names, conninfo: &Conninfo) -> Vec<Finding> {
     let mode = conninfo.ssl_mode();
-    if lines::is_local(conninfo) || mode == SslMode::VerifyFull {
+    if remediation::is_local(conninfo) || mode == SslMode::VerifyFull {
         return Vec::new();
     }
     let verified = if conninfo.ssl_root().is_some() {
@@ -108,15 +108,15 @@ pub fn settings(names: &Names, conninfo: &Conninfo) -> Vec<Finding> {
     } else {
         &[("sslmode", "verify-full"), ("sslrootcert", "system")][..]
     };
-    let url = lines::uri(conninfo, conninfo.user(), verified);
+    let url = remediation::uri(conninfo, conninfo.user(), verified);
     vec![
         Finding::warning("tls_verify", format!("sslmode does not prove that {} is the server", conninfo.hosts()))
             .why(format!(
             "somebody in between could take the server's place and learn the login; sslrootcert names the file of your \
              own certificate authority, where you have one{}",
-            lines::password_note(conninfo)
+            remediation::password_note(conninfo)
         ))
-        .config(lines::config(&names.pipeline, "source.url", &url)),
+        .config(remediation::config(&names.pipeline, "source.url", &url)),
     ]
 }
 
@@ -126,7 +126,7 @@ pub async fn look(ask: &Ask<'_>) -> Seen {
     if let Some(login) = ask.login {
         // The relay's own login is tried all the same.
         if let Err(error) = Control::connect(ask.conninfo, APPLICATION_NAME).await {
-            seen.findings.push(refused::finding(&error, ask.conninfo, Connection::Control));
+            seen.findings.push(finding(&error, ask.conninfo, Connection::Control));
         }
         look_by(ask, login, &mut seen).await;
     } else {
@@ -139,7 +139,7 @@ async fn look_by(ask: &Ask<'_>, login: &Conninfo, seen: &mut Seen) {
     let control = match Control::connect(login, APPLICATION_NAME).await {
         Ok(control) => control,
         Err(error) => {
-            seen.findings.push(refused::finding(&error, login, Connection::Control));
+            seen.findings.push(finding(&error, login, Connection::Control));
             return;
         }
     };
@@ -162,7 +162,7 @@ fn unread(error: &SourceError) -> Finding {
 }
 
 async fn at_server(ask: &Ask<'_>, client: &Client, seen: &mut Seen) -> Result<(), SourceError> {
-    let server = super::server::read(client).await?;
+    let server = super::catalog::read_server(client).await?;
     seen.version = Some(server.version);
     seen.encoding = Some(server.encoding.clone());
     if let Some(finding) = server::too_old(server.version) {
@@ -173,7 +173,7 @@ async fn at_server(ask: &Ask<'_>, client: &Client, seen: &mut Seen) -> Result<()
         seen.findings.push(standby(ask, client).await);
         return Ok(());
     }
-    let scene = scene::read(ask, client, server).await?;
+    let scene = read(ask, client, server).await?;
     // Behind the look, in whose lists it would stand.
     let replication = if ask.streams { replication(ask, client).await } else { None };
     let mut out = Vec::new();
@@ -187,7 +187,7 @@ async fn at_server(ask: &Ask<'_>, client: &Client, seen: &mut Seen) -> Result<()
         out.iter_mut().filter(|finding| is_of_the_log(finding.id)).for_each(polled_meanwhile);
     }
     seen.findings.append(&mut out);
-    seen.topics = topics::seen(ask, &scene, client).await;
+    seen.topics = table::seen(ask, &scene, client).await;
     seen.published = scene.publication.and_then(|publication| publication.table).map(|t| t.columns);
     seen.table = scene.table;
     Ok(())
@@ -214,23 +214,23 @@ fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     if streams {
         server::decoding(scene, out);
     }
-    role::rules(scene, out);
+    server::role_rules(scene, out);
     table::rules(scene, out);
-    times::rules(scene, out);
-    poll::rules(scene, out);
-    poll::order(scene, out);
+    table::time_rules(scene, out);
+    table::polling_rules(scene, out);
+    table::order(scene, out);
     if streams {
-        publication::rules(scene, out);
-        standbys::rules(scene, out);
+        table::publication_rules(scene, out);
+        slot::standby_rules(scene, out);
         // From here on `setup` is what mends, and it wants what is above to be well.
         slot::rules(scene, out);
         slot::failover(scene, out);
         backfill(scene, out);
     }
-    cursor::rules(scene, out);
-    bookmarks::rules(scene, out);
-    role::rights(scene, out);
-    role::superuser(scene, out);
+    slot::cursor_rules(scene, out);
+    slot::bookmark_rules(scene, out);
+    server::rights(scene, out);
+    server::superuser(scene, out);
 }
 
 /// Rows of a table or partition that is unlogged before there is a slot are in no stream: the `setup` that creates the
@@ -256,8 +256,7 @@ fn backfill(scene: &Scene<'_>, out: &mut [Finding]) {
 
 /// Logs in as a stream would, and out again. Nothing is started.
 async fn replication(ask: &Ask<'_>, client: &Client) -> Option<Finding> {
-    let refused =
-        |error: SourceError| Some(refused::finding(&error, ask.conninfo, Connection::Replication));
+    let refused = |error: SourceError| Some(finding(&error, ask.conninfo, Connection::Replication));
     let mut wal = match WalConnection::connect(ask.conninfo, APPLICATION_NAME).await {
         Ok(wal) => wal,
         Err(error) => return refused(error),
@@ -266,7 +265,8 @@ async fn replication(ask: &Ask<'_>, client: &Client) -> Option<Finding> {
         Ok(identity) => identity,
         Err(error) => return refused(error),
     };
-    let same = super::server::read(client).await.ok()?.system_identifier == identity.system_id;
+    let same =
+        super::catalog::read_server(client).await.ok()?.system_identifier == identity.system_id;
     // A backend that is none of this server's: somebody in between made the number up. The connection is still open.
     let known = facts::has_backend(client, wal.backend_pid()).await.ok()?;
     let other = Finding::error("pooler", "the two connections reach two servers").why(
@@ -298,15 +298,401 @@ async fn standby(ask: &Ask<'_>, client: &Client) -> Finding {
         .why(format!(
             "the relay waits until it is a primary: slot, publication and cursor are the primary's. Name all hosts, \
              then a failover is followed too{}",
-            lines::password_note(conninfo)
+            remediation::password_note(conninfo)
         ));
     let more = [("target_session_attrs", "read-write")];
     match primary {
         Some(primary) => {
-            let hosts = format!("{primary},{}", lines::authorities(conninfo));
-            let url = lines::uri_of(conninfo, conninfo.user(), &hosts, &more);
-            finding.config(lines::config(&ask.names.pipeline, "source.url", &url))
+            let hosts = format!("{primary},{}", remediation::authorities(conninfo));
+            let url = remediation::uri_of(conninfo, conninfo.user(), &hosts, &more);
+            finding.config(remediation::config(&ask.names.pipeline, "source.url", &url))
         }
         None => finding,
     }
+}
+
+// Everything the rules are functions of, and how it is asked for.
+
+/// Everything the rules are functions of.
+struct Scene<'a> {
+    ask: Ask<'a>,
+    lines: Lines,
+    server: ServerFacts,
+    settings: BTreeMap<String, String>,
+    sessions: Sessions,
+    our_clock: Option<f64>,
+    slots: Vec<AnySlot>,
+    role: Option<RoleFacts>,
+    own_role_exists: bool,
+    table: Option<TableFacts>,
+    /// The table's columns that hold times, and their zone.
+    times: TimesFacts,
+    /// The zones that sessions have by settings of roles and databases.
+    session_zones: Vec<String>,
+    around: Option<Around>,
+    namesakes: Vec<TableName>,
+    claim_index: Option<ClaimIndex>,
+    /// Why the table does not record the order of events of one transaction.
+    unrecorded: Option<Unrecorded>,
+    publication: Option<PublicationFacts>,
+    /// Whether it may have left out rows that are not known to be published.
+    since: Since,
+    slot: Option<SlotRow>,
+    /// Who reads the slot: application, and role and address.
+    holder: Option<(String, String)>,
+    /// `None` where it may not be read.
+    schema: Option<SchemaState>,
+    /// Why it was not read, where that is so.
+    ownership: Option<Ownership>,
+    /// The relay's role, which is no superuser, owns it.
+    relay_owns: bool,
+    cursor: Option<Cursor>,
+    cursor_usable: bool,
+    marks: Option<start::MarkFacts>,
+    bookmarks: Vec<Bookmark>,
+}
+
+impl Scene<'_> {
+    fn setting(&self, name: &str) -> &str {
+        self.settings.get(name).map_or("", String::as_str)
+    }
+
+    /// A setting as a number; 0 where the version has none of that name.
+    fn number(&self, name: &str) -> i64 {
+        self.setting(name).parse().unwrap_or(0)
+    }
+
+    /// What `run` would decide on; `None` where the schema can't be read.
+    fn fence(&self) -> Option<start::Facts> {
+        self.schema.map(|schema| self.fence_with(schema))
+    }
+
+    /// The same where the schema does not matter.
+    fn fence_with(&self, schema: SchemaState) -> start::Facts {
+        start::Facts {
+            names: self.ask.names.clone(),
+            identity: None,
+            server: self.server.clone(),
+            schema,
+            ownership: self.ownership.clone(),
+            slot: self.slot.clone(),
+            cursor: self.cursor.clone(),
+            publication: self.publication.clone(),
+            since: self.since,
+            table: self.table.clone(),
+            times: self.times.clone(),
+            columns: self.ask.columns.to_vec(),
+            messages: self.ask.messages,
+            failover: self.ask.failover,
+            marks: self.marks.clone(),
+        }
+    }
+}
+
+impl Scene<'_> {
+    /// The pipeline was not set up yet: nothing that is in the table comes by a slot.
+    fn is_fresh(&self) -> bool {
+        self.slot.is_none() && self.cursor.is_none()
+    }
+}
+
+/// Asks everything that the rules want to know.
+///
+/// The order matters as in [`control::facts`](crate::control::facts): slot, then cursor, then end of WAL. A
+/// relay may be at work meanwhile, and what it confirmed is not ahead of a server whose end was read before.
+async fn read<'a>(
+    ask: &Ask<'a>,
+    client: &Client,
+    server: ServerFacts,
+) -> Result<Scene<'a>, SourceError> {
+    let (names, user) = (ask.names, ask.conninfo.user());
+    let settings = facts::settings(client).await?;
+    let sessions = facts::sessions(client).await?;
+    let our_clock = server::our_clock();
+    let slots = facts::slots(client).await?;
+    let role = facts::role(client, user).await?;
+    let looks = facts::role(client, &server.role).await?;
+    let slot = crate::catalog::read_slot(client, server.version, &names.slot).await?;
+    let holder = match slot.as_ref().and_then(|slot| slot.active_pid) {
+        Some(pid) => Some(facts::who(client, pid).await?),
+        None => None,
+    };
+    let Own { schema, ownership, relay_owns, cursor, bookmarks } = own(ask, client).await?;
+    let server = crate::catalog::read_server(client).await?;
+    let viewer = role.as_ref().map_or(server.role.as_str(), |role| role.name.as_str());
+    let Outbox { table, around, namesakes, claims, unrecorded, marks } =
+        outbox(ask, client, viewer).await?;
+    let publication =
+        crate::catalog::read_publication(client, &names.publication, names.table.as_ref()).await?;
+    let oid = table.as_ref().map(|table| table.oid);
+    let since = match (&cursor, &publication) {
+        (Some(_), Some(_)) => changed(client, names, oid).await,
+        _ => Since::default(),
+    };
+    let (times, session_zones) = zones(client, names, oid).await?;
+    let owned = around.as_ref().is_none_or(|around| around.owned);
+    let able = looks.is_some_and(|r| r.superuser || r.may_create && r.replication && owned);
+    Ok(Scene {
+        ask: *ask,
+        lines: Lines::new(ask, able, cursor.is_some()),
+        settings,
+        sessions,
+        our_clock,
+        slots,
+        own_role_exists: facts::role(client, server::own_role()).await?.is_some(),
+        relay_owns,
+        cursor_usable: match &role {
+            Some(role) => facts::cursor_usable(client, &role.name).await?,
+            None => true,
+        },
+        publication,
+        since,
+        role,
+        table,
+        times,
+        session_zones,
+        around,
+        namesakes,
+        claim_index: claims,
+        unrecorded,
+        slot,
+        holder,
+        bookmarks,
+        schema,
+        ownership,
+        cursor,
+        marks,
+        server,
+    })
+}
+
+/// Schema `postrider`, and what is read of it.
+struct Own {
+    schema: Option<SchemaState>,
+    ownership: Option<Ownership>,
+    relay_owns: bool,
+    cursor: Option<Cursor>,
+    bookmarks: Vec<Bookmark>,
+}
+
+/// Reads [`Own`]: the tables only where nobody could run code by that.
+async fn own(ask: &Ask<'_>, client: &Client) -> Result<Own, SourceError> {
+    let (pipeline, user) = (&ask.names.pipeline, ask.conninfo.user());
+    let acting = match ask.login {
+        Some(login) if login.user() != user => Acting::Administrator,
+        Some(_) | None => Acting::OwnLogin,
+    };
+    let ownership = ownership::read(client, acting).await?;
+    let schema = match &ownership {
+        Some(_) => Some(SchemaState::Untrusted),
+        // A schema that may not be read is a finding, and no failure.
+        None => crate::schema::read_trusted(client).await.ok(),
+    };
+    let relay_owns = facts::owns_schema(client, user).await?;
+    let (mut cursor, mut bookmarks) = (None, Vec::new());
+    if schema == Some(SchemaState::Version(crate::schema::VERSION)) {
+        // Rows that may not be read are told by the rights.
+        cursor = crate::store::cursor::read(client, pipeline).await.ok().flatten();
+        bookmarks = bookmark::list(client, pipeline).await.unwrap_or_default();
+    }
+    Ok(Own { schema, ownership, relay_owns, cursor, bookmarks })
+}
+
+/// What was changed since what is known to be published; a cursor row that may not be read is a finding of the rights.
+async fn changed(client: &Client, names: &Names, table: Option<u32>) -> Since {
+    let (pipeline, publication) = (&names.pipeline, &names.publication);
+    let changed = crate::catalog::changed_since(client, pipeline, publication, table).await;
+    changed.unwrap_or_default()
+}
+
+/// The table's columns that hold times, and the zones that sessions have where they matter.
+async fn zones(
+    client: &Client,
+    names: &Names,
+    table: Option<u32>,
+) -> Result<(TimesFacts, Vec<String>), SourceError> {
+    let times = times::read(client, &names.times, table).await?;
+    let lack = times.columns.iter().any(|column| column.kind.lacks_zone());
+    let zones = if lack && names.times.zone.is_none() {
+        times::session_zones(client).await?
+    } else {
+        Vec::new()
+    };
+    Ok((times, zones))
+}
+
+/// The outbox table and what is around it.
+#[derive(Default)]
+struct Outbox {
+    table: Option<TableFacts>,
+    around: Option<Around>,
+    namesakes: Vec<TableName>,
+    claims: Option<ClaimIndex>,
+    unrecorded: Option<Unrecorded>,
+    marks: Option<start::MarkFacts>,
+}
+
+/// Reads [`Outbox`]; rights are those of the role `viewer`.
+async fn outbox(ask: &Ask<'_>, client: &Client, viewer: &str) -> Result<Outbox, SourceError> {
+    let mut outbox = Outbox::default();
+    if let Some(spec) = ask.poll {
+        outbox.marks = Some(crate::control::marks(client, spec, ask.polls).await?);
+    }
+    let Some(name) = &ask.names.table else { return Ok(outbox) };
+    outbox.table = crate::catalog::read_table(client, name).await?;
+    match &outbox.table {
+        Some(table) => {
+            let dlq = ask.poll.filter(|_| ask.polls).and_then(PollSpec::dlq);
+            outbox.around = Some(facts::around(client, table.oid, viewer, dlq).await?);
+            if let Some(spec) = ask.poll {
+                outbox.claims = sql::read(client, table.oid, spec).await?;
+            }
+            if let Some(spec) = ask.reads {
+                outbox.unrecorded = order::unrecorded(client, table.oid, spec).await?;
+            }
+        }
+        None => outbox.namesakes = facts::namesakes(client, name).await?,
+    }
+    Ok(outbox)
+}
+
+// A connection that did not come to be, as a finding: by the kind of the error and its SQLSTATE, never by its text.
+
+/// Which of the two connections it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Connection {
+    /// The one for statements.
+    Control,
+    /// The one for the stream.
+    Replication,
+}
+
+const NOTHING: &str =
+    "nothing can be read from it; what is committed meanwhile waits in the slot, if there is one";
+
+/// What a refused or failed connection says.
+fn finding(error: &SourceError, conninfo: &Conninfo, which: Connection) -> Finding {
+    let what = Chain(error).to_string();
+    match error.kind() {
+        SourceErrorKind::Unreachable | SourceErrorKind::Timeout(_) => {
+            Finding::error("source_unreachable", what)
+                .why(format!(
+                    "{NOTHING}; either host and port in source.url are wrong, or PostgreSQL does not run or listen \
+                     there (listen_addresses), or the network blocks the connection"
+                ))
+                .shell(format!("pg_isready {}", host_flags(conninfo)))
+        }
+        SourceErrorKind::Tls => Finding::error("source_tls", what)
+            .why(
+                "Postrider does not log in without a TLS session that it can trust: the certificate authority in \
+                 sslrootcert must have signed the server's certificate, which must name the host of source.url",
+            )
+            .shell(format!("openssl s_client -starttls postgres -connect {} </dev/null", first_host(conninfo)))
+            .sql("SHOW ssl;"),
+        SourceErrorKind::AuthRefused => Finding::error("source_password", what).why(
+            "no password is configured, or the server asks for it in clear text without TLS: write it to a file, and \
+             set source.password_file to the file's name",
+        ),
+        SourceErrorKind::Settings => {
+            Finding::error("source_settings", what).why("a file that source.url names can't be used")
+        }
+        SourceErrorKind::SessionAttrs => Finding::error("standby", what).why(
+            "no host of source.url is what target_session_attrs asks for: the primary is missing from the list",
+        ),
+        SourceErrorKind::Server(report) => by_sqlstate(report, what, conninfo, which),
+        SourceErrorKind::Protocol => Finding::error("pooler", what).why(
+            "the program that answers is not PostgreSQL itself; a pooler can't carry replication: point source.url at \
+             the server",
+        ),
+        SourceErrorKind::Closed
+        | SourceErrorKind::Silent(_)
+        | SourceErrorKind::TooLarge { .. }
+        | SourceErrorKind::ServerStopping
+        | SourceErrorKind::Stopped
+        | SourceErrorKind::System => Finding::error("source_failed", what).why(NOTHING),
+    }
+}
+
+fn by_sqlstate(
+    report: &ServerReport,
+    what: String,
+    conninfo: &Conninfo,
+    which: Connection,
+) -> Finding {
+    let (user, database) = (conninfo.user(), conninfo.dbname());
+    match (report.sqlstate.as_str(), which) {
+        ("28P01", _) => Finding::error("source_password", what)
+            .why(format!(
+                "the password is wrong, or role {user:?} has none, does not exist or has expired: the server does not \
+                 say which. A new password goes into source.password_file"
+            ))
+            .sql(format!(
+                "SELECT rolname, rolcanlogin, rolvaliduntil FROM pg_roles WHERE rolname = {};",
+                literal(user)
+            ))
+            .shell(format!("psql '{}' -c '\\password {user}'", uri(conninfo, ADMIN, &[]))),
+        ("28000", _) => Finding::error("source_refused", what)
+            .why(format!(
+                "either no line of pg_hba.conf lets role {user:?} into database {database:?} from here (the line names \
+                 the database, also for replication; \"replication\" there is for physical standbys), or the role does \
+                 not exist, or it may not log in"
+            ))
+            .sql(format!(
+                "SELECT line_number, type, database, user_name, address, auth_method FROM pg_hba_file_rules WHERE {} = \
+                 ANY (database) OR 'all' = ANY (database) ORDER BY line_number;",
+                literal(database)
+            ))
+            .shell(format!(
+                "echo 'hostssl {database} {user} samenet scram-sha-256' >> \"$(psql -XAtc 'SHOW hba_file')\""
+            ))
+            .sql("SELECT pg_reload_conf();"),
+        ("3D000", _) => Finding::error("source_database", what)
+            .why("the name in source.url is wrong, or the database does not exist yet")
+            .sql(format!("CREATE DATABASE {};", ident(database))),
+        ("53300", Connection::Control) => Finding::error("source_connections", what)
+            .why(
+                "the relay needs two sessions a pipeline; max_connections, or the limit of the role or the database, \
+                 is reached",
+            )
+            .sql("SELECT datname, usename, state, count(*) FROM pg_stat_activity GROUP BY 1, 2, 3 ORDER BY 4 DESC;")
+            .sql(format!("ALTER ROLE {} CONNECTION LIMIT -1;", ident(user))),
+        ("53300", Connection::Replication) => senders_full(what),
+        ("42501", Connection::Control) => Finding::error("source_connect", what)
+            .why(format!("role {user:?} may not connect to database {database:?}"))
+            .sql(format!("GRANT CONNECT ON DATABASE {} TO {};", ident(database), ident(user))),
+        ("42501", Connection::Replication) => replication_refused(user, false),
+        ("55000", Connection::Control) => Finding::error("source_refused", what)
+            .why("the database takes no connections")
+            .sql(format!("ALTER DATABASE {} ALLOW_CONNECTIONS true;", ident(database))),
+        ("57P03", _) => Finding::error("source_starting", what)
+            .why("it is starting, stopping or recovering: check again in a moment"),
+        ("08P01", _) => Finding::error("pooler", what).why(
+            "the program that answers does not know the protocol's parameters: most likely a pooler, which can't carry \
+             replication; point source.url at the server",
+        ),
+        (_, _) => Finding::error("source_failed", what).why(NOTHING),
+    }
+}
+
+/// No walsender is left for us.
+fn senders_full(what: String) -> Finding {
+    Finding::error("max_wal_senders", what)
+        .why(
+            "every stream needs a walsender: the relay would wait until one is free; raise it on standbys before the \
+             primary",
+        )
+        .sql_and_restart("ALTER SYSTEM SET max_wal_senders = 20;")
+}
+
+/// The role may not stream.
+fn replication_refused(user: &str, rds: bool) -> Finding {
+    let user_ident = ident(user);
+    Finding::error("role_replication", format!("role {user:?} has no right to replication"))
+        .why("streaming is refused without it; a role with REPLICATION can read every published table of the cluster: \
+             keep its password as secret as a superuser's")
+        .sql(if rds {
+            format!("GRANT rds_replication TO {user_ident};")
+        } else {
+            format!("ALTER ROLE {user_ident} REPLICATION;")
+        })
 }

@@ -1,9 +1,13 @@
 //! Rules about the slot: that it is ours to read, that its WAL is there, who has it, and how much it holds.
 
 use super::Scene;
-use super::lines::uri;
-use crate::names::ident;
-use crate::slot::SlotRow;
+use super::remediation::uri;
+use crate::catalog::SlotRow;
+use crate::names::{ident, literal};
+use crate::schema::{self, SchemaState};
+use crate::start;
+use crate::store::bookmark::{Bookmark, State};
+use postrider_core::error::{Halt, HaltReason};
 use postrider_core::finding::Finding;
 
 /// A slot that nobody reads and that holds more than this is told, where the server has no limit. Unit: bytes.
@@ -253,4 +257,309 @@ pub(super) fn failover(scene: &Scene<'_>, out: &mut Vec<Finding>) {
                 ident(&slot.name)
             )),
     );
+}
+
+// Rules about Postrider's own schema and the cursor row, and whether row, slot and WAL belong together.
+
+pub(super) fn cursor_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    let setup = scene.lines.setup.clone();
+    let known = schema::VERSION;
+    match scene.schema {
+        // It may not be read: `cursor_rights` says so.
+        None => return,
+        Some(SchemaState::Missing | SchemaState::Empty) => {
+            out.push(
+                Finding::error(
+                    "schema",
+                    format!(
+                        "schema \"postrider\" is missing in database {:?}",
+                        scene.server.database
+                    ),
+                )
+                .why("Postrider cannot store its position")
+                .shell(setup),
+            );
+            return;
+        }
+        Some(SchemaState::Untrusted) => {
+            out.push(untrusted(scene));
+            return;
+        }
+        Some(SchemaState::Version(number)) if number < known => {
+            out.push(
+                Finding::error(
+                    "schema",
+                    format!("schema \"postrider\" has version {number}, {known} is needed"),
+                )
+                .why("this program was upgraded, and the schema was not")
+                .shell(setup),
+            );
+            return;
+        }
+        Some(SchemaState::Version(number)) if number > known => {
+            out.push(
+                Finding::error(
+                    "schema",
+                    format!("schema \"postrider\" has version {number}, this program knows versions up to {known}"),
+                )
+                .why("a newer program made it: run that one"),
+            );
+            return;
+        }
+        Some(SchemaState::Version(number)) => {
+            out.push(Finding::ok("schema", format!("schema \"postrider\", version {number}")));
+        }
+    }
+    // A slot that is lost or another's says nothing by its position.
+    let slot_is_bad =
+        ["slot_lost", "slot_plugin", "slot_database", "slot_temporary", "slot_two_phase"];
+    if scene.ask.streams && !out.iter().any(|finding| slot_is_bad.contains(&finding.id)) {
+        positions(scene, out);
+    }
+}
+
+/// The schema was not read: code of others would run with the rights of this login.
+fn untrusted(scene: &Scene<'_>) -> Finding {
+    let Some(ownership) = &scene.ownership else {
+        return Finding::error("schema_untrusted", "schema \"postrider\" could not be looked at");
+    };
+    let code = HaltReason::SchemaUntrusted.code();
+    let finding = Finding::error("schema_untrusted", ownership.words());
+    if ownership.foreign.is_empty() {
+        return finding
+            .why(format!(
+                "whoever owns these tables, or may add triggers to them, can have its code run with the rights of an \
+                 administrator who uses them ({code}); they were not read, and setup takes them over"
+            ))
+            .shell(scene.lines.setup.clone());
+    }
+    let finding = finding.why(format!(
+        "code in them would run with the rights of this login ({code}); nothing of it was run. Find out who made them, \
+         and remove them as a superuser or as the owner"
+    ));
+    ownership.removals().fold(finding, |finding, line| finding.sql(line.to_owned()))
+}
+
+/// What `run` asks of positions before it starts, by the same rules.
+fn positions(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    if let Some(Err(halt)) = scene.fence().map(|facts| start::check_positions(&facts)) {
+        out.push(of_halt(scene, &halt));
+    } else if let Some(cursor) = &scene.cursor {
+        out.push(Finding::ok(
+            "cursor",
+            format!("everything below {} is published", cursor.watermark),
+        ));
+    } else if scene.slot.as_ref().is_some_and(|slot| slot.confirmed_flush_lsn.is_some()) {
+        out.push(Finding::info("cursor", "the slot has no cursor row yet").why(
+            "`postrider run` makes the cursor row, and begins at the slot's confirmed position",
+        ));
+    }
+}
+
+fn of_halt(scene: &Scene<'_>, halt: &Halt) -> Finding {
+    let id = match halt.reason {
+        HaltReason::OtherHistory => "other_history",
+        HaltReason::PositionAhead => "position_ahead",
+        HaltReason::SlotMoved => "slot_moved",
+        HaltReason::SlotLost
+        | HaltReason::SlotMissing
+        | HaltReason::SlotUnusable
+        | HaltReason::PublicationMissing
+        | HaltReason::PublicationUnfit
+        | HaltReason::TableUnfit
+        | HaltReason::MarksUnfit
+        | HaltReason::SchemaUnfit
+        | HaltReason::PoisonEvent
+        | HaltReason::Protocol
+        | HaltReason::ServerUnfit
+        | HaltReason::AccessDenied
+        | HaltReason::SinkUnfit
+        | HaltReason::Wedged
+        | HaltReason::WalBudget
+        | HaltReason::RelayRunning
+        | HaltReason::NotApplicable
+        | HaltReason::AlreadySetUp
+        | HaltReason::RowUpdated
+        | HaltReason::SchemaUntrusted
+        | HaltReason::PipelineChanged => "cursor",
+    };
+    let why = format!("{} ({}); {}", halt.meaning, halt.reason.code(), halt.hint);
+    let finding = Finding::error(id, halt.message.clone()).why(why);
+    let (lines, slot) = (&scene.lines, scene.slot.is_some());
+    let Some(cursor) = &scene.cursor else { return finding };
+    let other_cluster = cursor.system_identifier != scene.server.system_identifier;
+    let is = |reason| halt.reason == reason;
+    if is(HaltReason::PositionAhead) || is(HaltReason::OtherHistory) && other_cluster {
+        lines.every_row(finding, slot)
+    } else if is(HaltReason::OtherHistory) && scene.server.timeline < cursor.timeline {
+        // The old primary: nothing is to be done here but to leave it.
+        finding
+    } else if is(HaltReason::SlotMoved) && cursor.slot != scene.ask.names.slot {
+        finding.config(lines.config("source.slot", &cursor.slot))
+    } else if scene.ask.names.table.is_none() {
+        lines.every_row(finding, slot)
+    } else if scene.ask.names.auto && slot {
+        finding.sql(lines.drop_slot()).shell(lines.repair.clone())
+    } else {
+        finding.shell(lines.repair.clone())
+    }
+}
+
+// Rules about failover: whether the standbys that are there would have the slot, and whether they hold the stream up.
+
+pub(super) fn standby_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    let before = out.len();
+    stalled(scene, out);
+    let physical: Vec<&str> =
+        scene.slots.iter().filter(|s| !s.logical && s.active).map(|s| s.name.as_str()).collect();
+    if scene.sessions.standbys.is_empty() && physical.is_empty() {
+        return;
+    }
+    if scene.server.version < 170_000 {
+        out.push(
+            Finding::info("failover", "there are standbys, and PostgreSQL before 17 carries no slot over to them").why(
+                "after a failover the slot is missing (PR002), unless Patroni (permanent slots), pg_failover_slots or \
+                 the storage carries it over",
+            ),
+        );
+        return;
+    }
+    if scene.ask.failover {
+        carried_over(scene, &physical, out);
+        if out.len() == before {
+            out.push(Finding::ok(
+                "failover",
+                "standbys carry the slot over, as far as it is seen from here",
+            ));
+        }
+    }
+}
+
+/// Names in `synchronized_standby_slots` that nobody answers to hold all decoding up.
+fn stalled(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    let names: Vec<String> = listed(scene);
+    let is_active =
+        |name: &String| scene.slots.iter().any(|s| s.name == *name && !s.logical && s.active);
+    let (active, absent): (Vec<String>, Vec<String>) = names.into_iter().partition(is_active);
+    if absent.is_empty() {
+        return;
+    }
+    out.push(
+        Finding::error(
+            "synchronized_standby_slots",
+            format!("synchronized_standby_slots names {}, which no standby is using", absent.join(", ")),
+        )
+        .why("the stream of a failover slot waits for these standbys, for ever: nothing is published")
+        .sql(format!("ALTER SYSTEM SET synchronized_standby_slots = {};", literal(&active.join(", "))))
+        .sql("SELECT pg_reload_conf();"),
+    );
+}
+
+/// The names in `synchronized_standby_slots`.
+fn listed(scene: &Scene<'_>) -> Vec<String> {
+    let list = scene.setting("synchronized_standby_slots");
+    let names = list.split(',').map(|name| name.trim().trim_matches('"').to_owned());
+    names.filter(|name| !name.is_empty()).collect()
+}
+
+fn carried_over(scene: &Scene<'_>, physical: &[&str], out: &mut Vec<Finding>) {
+    if listed(scene).is_empty() && !physical.is_empty() {
+        out.push(
+            Finding::warning(
+                "synchronized_standby_slots",
+                format!(
+                    "events are published before the standbys of {} have them",
+                    physical.join(", ")
+                ),
+            )
+            .why("after a failover consumers can have events that the database has not")
+            .sql(format!(
+                "ALTER SYSTEM SET synchronized_standby_slots = {};",
+                literal(&physical.join(", "))
+            ))
+            .sql("SELECT pg_reload_conf();"),
+        );
+    }
+    let silent: Vec<&str> = scene
+        .slots
+        .iter()
+        .filter(|slot| !slot.logical && slot.active && !slot.feedback)
+        .map(|slot| slot.name.as_str())
+        .collect();
+    if !silent.is_empty() {
+        out.push(
+            Finding::warning(
+                "hot_standby_feedback",
+                format!("the standby of {} sends no feedback", silent.join(", ")),
+            )
+            .why("on that standby: without it the slot that is carried over is invalidated by vacuum")
+            .sql("ALTER SYSTEM SET hot_standby_feedback = on;")
+            .sql("SELECT pg_reload_conf();"),
+        );
+    }
+    if scene.setting("sync_replication_slots") != "on" {
+        out.push(
+            Finding::info("sync_replication_slots", "sync_replication_slots is off on this server")
+                .why(
+                    "every standby needs it on, with primary_slot_name and a dbname in primary_conninfo, to carry the \
+                     slot over; this server too, for when it is a standby",
+                )
+                .sql("ALTER SYSTEM SET sync_replication_slots = on;")
+                .sql("SELECT pg_reload_conf();"),
+        );
+    }
+}
+
+// Rules about bookmarks: what they hold back, and which of them can't be replayed from any more.
+
+pub(super) fn bookmark_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    let standing = |bookmark: &&Bookmark| !matches!(bookmark.state, State::Dropped { .. });
+    let standing: Vec<&Bookmark> = scene.bookmarks.iter().filter(standing).collect();
+    if standing.is_empty() {
+        return;
+    }
+    let before = out.len();
+    held_by_bookmarks(scene, &standing, out);
+    for bookmark in standing.iter().filter(|bookmark| !bookmark.state.usable()) {
+        out.push(
+            Finding::warning(
+                "bookmark_unusable",
+                format!("bookmark {:?} can't be replayed from", bookmark.name),
+            )
+            .why(bookmark.state.to_string())
+            .shell(drop_line(scene, bookmark)),
+        );
+    }
+    if out.len() == before {
+        let held = standing.iter().map(|bookmark| bookmark.held_bytes).max().unwrap_or(0);
+        let (count, mib) = (standing.len(), held >> 20);
+        let s = if count == 1 { "" } else { "s" };
+        out.push(Finding::ok(
+            "bookmarks",
+            format!("{count} bookmark{s}, retaining {mib} MiB of WAL"),
+        ));
+    }
+}
+
+/// They hold back as much as the oldest alone, since WAL is kept from it on.
+fn held_by_bookmarks(scene: &Scene<'_>, standing: &[&Bookmark], out: &mut Vec<Finding>) {
+    let max = scene.ask.bookmarks_retain_max;
+    let oldest = standing.iter().max_by_key(|bookmark| bookmark.held_bytes);
+    let Some(oldest) = oldest.filter(|oldest| oldest.held_bytes > max) else { return };
+    let (held, max) = (oldest.held_bytes >> 20, max >> 20);
+    out.push(
+        Finding::warning(
+            "bookmarks_held",
+            format!("bookmarks retain {held} MiB of WAL, more than bookmarks.retain_max ({max} MiB)"),
+        )
+        .why(format!(
+            "the running relay drops the oldest, {:?}, within a minute; while no relay runs the disk may fill",
+            oldest.name
+        ))
+        .shell(drop_line(scene, oldest)),
+    );
+}
+
+fn drop_line(scene: &Scene<'_>, bookmark: &Bookmark) -> String {
+    format!("postrider bookmark drop {} -p {}", bookmark.name, scene.ask.names.pipeline)
 }

@@ -1,11 +1,19 @@
 //! Rules about the outbox table, but for its columns: those are the layout's, which this layer does not know.
 
-use super::Scene;
 use super::facts::Around;
-use crate::fence;
-use crate::names::{TableName, ident};
-use crate::table::{Persistence, RelationKind, TableFacts, UnfitLeaf, UnfitLeafKind};
-use postrider_core::finding::Finding;
+use super::{Ask, Scene};
+use crate::catalog::{
+    Persistence, PublicationFacts, PublishedTable, RelationKind, TableFacts, UnfitLeaf,
+    UnfitLeafKind,
+};
+use crate::names::{TableName, ident, literal};
+use crate::poll::PollSpec;
+use crate::poll::order::Unrecorded;
+use crate::schema::SchemaState;
+use crate::start;
+use crate::times::{ServerZone, TimeType, with_zone};
+use postrider_core::finding::{Finding, Severity};
+use tokio_postgres::Client;
 
 pub(super) fn rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
     let Some(name) = &scene.ask.names.table else {
@@ -156,7 +164,7 @@ fn partitions(scene: &Scene<'_>, name: &TableName, table: &TableFacts, out: &mut
                          the partition again, under a lock, and inserts its rows again{repeats}: they come \
                          behind later events of their aggregate"
                     ))
-                    .sql(fence::log_leaf(scene.ask.poll, table, name, leaf))
+                    .sql(start::log_leaf(scene.ask.poll, table, name, leaf))
             }
             UnfitLeafKind::Unlogged => {
                 Finding::error("table_partition_unlogged", format!("partition {leaf} of {name} is unlogged"))
@@ -260,4 +268,592 @@ fn messages(scene: &Scene<'_>, out: &mut Vec<Finding>) {
             finding.sql(format!("REVOKE EXECUTE ON FUNCTION pg_catalog.{function} FROM PUBLIC;"));
     }
     out.push(finding);
+}
+
+// Rules about the publication: that it publishes every insert of the outbox, whole, and not much else.
+
+const LEFT_OUT: &str = "PostgreSQL skips rows that it does not publish, without an error";
+
+pub(super) fn publication_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    let name = &scene.ask.names.publication;
+    let Some(publication) = &scene.publication else {
+        out.push(missing_publication(scene));
+        return;
+    };
+    let before = out.len();
+    events(scene, publication, out);
+    if publication.all_tables {
+        out.push(all_tables(scene));
+    }
+    if let (Some(table_name), Some(table)) = (&scene.ask.names.table, &scene.table) {
+        of_table(scene, publication, table_name, table, out);
+    }
+    // An error's own lines end with the same.
+    if !out.iter().skip(before).any(|finding| finding.severity == Severity::Error) {
+        changed(scene, out);
+    }
+    if out.len() == before {
+        out.push(Finding::ok(
+            "publication",
+            format!("publication {name:?} publishes every insert, whole"),
+        ));
+    }
+}
+
+/// WAL is decoded with the publication as it was at the time: one that is made now does not help a slot that stands.
+fn missing_publication(scene: &Scene<'_>) -> Finding {
+    let lines = &scene.lines;
+    let what = format!(
+        "publication {:?} does not exist in database {:?}",
+        scene.ask.names.publication, scene.server.database
+    );
+    let finding = Finding::error("publication_missing", what);
+    if scene.slot.is_none() {
+        return finding
+            .why("Without the publication PostgreSQL sends no events")
+            .shell(lines.setup.clone());
+    }
+    let finding = finding.why(
+        "the server decodes with the publication as it was at each commit: rows committed while there was none are \
+         skipped (18) or stop the stream (15 to 17), even if it is created again. Those rows are published from the \
+         table, and a new slot begins behind the new publication; logical messages of that time are lost",
+    );
+    if scene.cursor.is_none() || scene.ask.names.table.is_none() {
+        return lines.every_row(finding, true);
+    }
+    lines.left_out(finding.sql(create(scene, &scene.ask.names.publication)), true)
+}
+
+fn create(scene: &Scene<'_>, name: &str) -> String {
+    let table = scene.ask.names.table.as_ref();
+    let table = table.map_or_else(String::new, |table| format!(" FOR TABLE {table}"));
+    format!(
+        "CREATE PUBLICATION {}{table} WITH (publish = '{}', publish_via_partition_root = true);",
+        ident(name),
+        scene.ask.names.published()
+    )
+}
+
+/// After a mending statement: what the publication has left out until then.
+fn left_out(scene: &Scene<'_>, finding: Finding) -> Finding {
+    let (slot, cursor) = (scene.slot.is_some(), scene.cursor.is_some());
+    match (&scene.ask.names.table, &scene.table) {
+        (Some(name), Some(table)) if slot && cursor && scene.since.table => {
+            let why = format!(
+                "{}. The table was created after what is known to be published, and only the slot has the events of \
+                 one that was dropped: start again with this slot, and do not repair. The statements write the new \
+                 table's rows again, so that the slot brings them behind those; rows that it brings already come twice",
+                finding.why
+            );
+            let marks = scene.marks.as_ref().map(|marks| &marks.spec);
+            finding.why(why).sql(start::insert_again(marks, table, name))
+        }
+        _ => scene.lines.left_out(finding, slot),
+    }
+}
+
+/// It may have left out rows before it became as it is.
+fn changed(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    let Some(gap) = scene.fence().as_ref().and_then(start::publication_gap) else { return };
+    let why = "the server decodes with the publication as it was at each commit. Harmless where nothing was committed, \
+               or where the change left out no row; otherwise those rows are published from the table (--dry-run \
+               counts them)";
+    // The slot can be used: what only the slot has must not go with it.
+    let first = if scene.slot.is_some() && !scene.since.table {
+        ". Before that let postrider run reach a lag of 0, and stop it: the line below drops the slot, and with it the \
+         events of rows that were deleted since, and logical messages, that were not published"
+    } else {
+        ""
+    };
+    let finding = Finding::warning("publication_changed", gap).why(format!("{why}{first}"));
+    out.push(if scene.ask.poll.is_some() || scene.since.table {
+        left_out(scene, finding)
+    } else {
+        finding.shell(scene.lines.repair.clone())
+    });
+}
+
+fn alter(scene: &Scene<'_>) -> String {
+    format!("ALTER PUBLICATION {}", ident(&scene.ask.names.publication))
+}
+
+/// Which statements it publishes.
+fn events(scene: &Scene<'_>, publication: &PublicationFacts, out: &mut Vec<Finding>) {
+    let name = &scene.ask.names.publication;
+    let updates = scene.ask.names.updates;
+    let inserts = format!("{} SET (publish = '{}');", alter(scene), scene.ask.names.published());
+    if !publication.insert {
+        out.push(
+            Finding::error(
+                "publication_insert",
+                format!("publication {name:?} does not publish inserts"),
+            )
+            .why(format!("no event is ever seen: {LEFT_OUT}"))
+            .sql(inserts),
+        );
+        // Whoever follows the lines publishes what it left out.
+        let last = out.pop().map(|finding| left_out(scene, finding));
+        out.extend(last);
+        return;
+    }
+    let identity = scene.around.as_ref().is_none_or(|around| around.has_identity);
+    if updates && !publication.update {
+        out.push(
+            Finding::error(
+                "publication_update",
+                format!("publication {name:?} does not publish updates"),
+            )
+            .why("outbox.on_update = \"halt\" is to halt at an UPDATE, and none is in the stream (PR008)")
+            .sql(inserts),
+        );
+    } else if publication.more_than_needed(updates) {
+        let what =
+            format!("publication {name:?} publishes more than {}s", scene.ask.names.published());
+        out.push(if identity {
+            Finding::warning("publication_more", what)
+                .why("deleted rows are decoded and sent, and then skipped")
+                .sql(inserts)
+        } else {
+            Finding::error("publication_more", what)
+                .why("the outbox has no primary key: the application's own DELETE and UPDATE fail (55000)")
+                .sql(inserts)
+        });
+    }
+}
+
+/// FOR ALL TABLES can't be altered: another publication takes its place, and a slot behind it.
+fn all_tables(scene: &Scene<'_>) -> Finding {
+    let (names, lines) = (&scene.ask.names, &scene.lines);
+    let name = &names.publication;
+    let finding = Finding::warning("publication_all_tables", format!("publication {name:?} is FOR ALL TABLES"))
+        .why(
+            "every table of the database is decoded and sent for nothing, the relay's own cursor among them. It can't \
+             be altered: a publication of another name, and a new slot behind it. Rows that the old slot has not \
+             brought are published from the table",
+        );
+    if names.table.is_none() {
+        return finding;
+    }
+    let other = format!("{name}_outbox");
+    let finding =
+        finding.config(lines.config("source.publication", &other)).sql(create(scene, &other));
+    match (&scene.slot, &scene.cursor) {
+        (Some(_), Some(_)) => left_out(scene, finding),
+        (Some(_), None) => lines.every_row(finding, true),
+        (None, _) => finding.shell(lines.setup.clone()),
+    }
+}
+
+fn of_table(
+    scene: &Scene<'_>,
+    publication: &PublicationFacts,
+    name: &TableName,
+    table: &TableFacts,
+    out: &mut Vec<Finding>,
+) {
+    let called = format!("publication {:?}", scene.ask.names.publication);
+    let alter = alter(scene);
+    // A view and a partition have a finding of their own, which mends the publication too.
+    let other = table.kind == RelationKind::Other
+        || table.persistence == Persistence::Temporary
+        || scene.around.as_ref().is_some_and(|around| around.root.is_some());
+    match &publication.table {
+        Some(published) => whole(scene, published, name, table, out),
+        None if other => return,
+        None => out.push(left_out(
+            scene,
+            Finding::error("publication_table", format!("{called} does not publish table {name}"))
+                .why(format!(
+                    "no event is ever seen: {LEFT_OUT}. The lock waits for open writers, whose earlier rows would \
+                     be left out"
+                ))
+                .sql(format!("BEGIN; LOCK TABLE {name} IN SHARE MODE; {alter} ADD TABLE {name}; COMMIT;")),
+        )),
+    }
+    if table.kind == RelationKind::Partitioned && !publication.via_root {
+        out.push(left_out(
+            scene,
+            Finding::error(
+                "publication_via_root",
+                format!("{called} publishes partitions of {name} under their own names"),
+            )
+            .why("rows are found by the name of the table: under a partition's name they are skipped")
+            .sql(start::via_root(&alter, name, publication.names_table)),
+        ));
+    } else if !publication.all_tables && publication.other_tables > 0 {
+        out.push(
+            Finding::warning(
+                "publication_other_tables",
+                format!("{called} publishes {} tables beside {name}", publication.other_tables),
+            )
+            .why("their rows are decoded, sent and skipped")
+            .sql(format!("{alter} SET TABLE {name};")),
+        );
+    }
+}
+
+/// Every row of the table, and every column that is needed.
+fn whole(
+    scene: &Scene<'_>,
+    published: &PublishedTable,
+    name: &TableName,
+    table: &TableFacts,
+    out: &mut Vec<Finding>,
+) {
+    let called = format!("publication {:?}", scene.ask.names.publication);
+    let alter = alter(scene);
+    let again = format!(
+        "BEGIN; LOCK TABLE {name} IN SHARE MODE; {alter} DROP TABLE {name}; {alter} ADD TABLE {name}; COMMIT;"
+    );
+    if published.row_filter.is_some() {
+        out.push(left_out(
+            scene,
+            Finding::error(
+                "publication_row_filter",
+                format!("{called} has a row filter on table {name}"),
+            )
+            .why(LEFT_OUT)
+            .sql(again.clone()),
+        ));
+    }
+    let streamed = |column: &&String| {
+        table.columns.iter().any(|have| have.name == **column && !have.generated)
+    };
+    let needed = scene.ask.columns.iter().filter(streamed);
+    let hidden: Vec<String> = needed
+        .filter(|column| !published.columns.contains(column))
+        .map(|column| ident(column))
+        .collect();
+    if !hidden.is_empty() {
+        let list = hidden.join(", ");
+        out.push(left_out(
+            scene,
+            Finding::error(
+                "publication_columns",
+                format!("{called} hides column {list} of table {name}"),
+            )
+            .why("no event can be made of a row without it (PR008)")
+            .sql(again),
+        ));
+    }
+}
+
+// Rules about a table that is polled: the columns of its marks, the right to write them, and what wakes the relay.
+
+pub(super) fn polling_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    let (Some(poll), Some(table)) = (scene.ask.poll, &scene.table) else { return };
+    let before = out.len();
+    let missing: Vec<&str> = poll
+        .columns()
+        .into_iter()
+        .filter(|wanted| !scene.ask.columns.iter().any(|needed| needed == wanted))
+        .filter(|wanted| table.columns.iter().all(|have| have.name != *wanted))
+        .collect();
+    if !missing.is_empty() {
+        let mut finding = Finding::error(
+            "poll_column",
+            format!(
+                "table {} has no column {} to mark its rows in",
+                poll.table,
+                missing.iter().map(|column| ident(column)).collect::<Vec<_>>().join(", ")
+            ),
+        )
+        .why(
+            "what was published is not known without it. Polling publishes every row without a mark: write it into \
+             the rows that are published already, before the relay starts",
+        );
+        for column in missing {
+            let (table, kind) = (&poll.table, poll.marks.column_type(column));
+            finding =
+                finding.sql(format!("ALTER TABLE {table} ADD COLUMN {} {kind};", ident(column)));
+        }
+        out.push(finding);
+    }
+    if scene.ask.polls {
+        dead_letters(scene, poll, out);
+    }
+    let facts = scene.fence_with(SchemaState::Missing);
+    if let Err(halt) = start::check_marks(&facts, scene.ask.streams) {
+        let why = format!("{}. {}", halt.meaning, halt.hint);
+        out.push(Finding::error("marks_unfit", halt.message).why(why));
+    }
+    rights(scene, poll, out);
+    if out.len() > before || !scene.ask.polls {
+        return;
+    }
+    index(scene, poll, out);
+    if table.notifies {
+        out.push(Finding::ok("poll", "an insert wakes the polling relay"));
+    } else {
+        out.push(
+            Finding::info("poll", format!("no insert into {} wakes the polling relay", poll.table))
+                .why("an event waits for the next poll, at most poll.interval")
+                .shell(format!("{} --notify", scene.lines.setup)),
+        );
+    }
+}
+
+/// The application's table of dead letters, where the layout has one.
+fn dead_letters(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
+    let absent = scene.marks.as_ref().is_some_and(|marks| marks.dlq.is_none());
+    let Some(dlq) = poll.dlq().filter(|_| absent) else { return };
+    let finding = Finding::warning("poll_dlq", format!("table {dlq} does not exist"))
+        .why("a row that fails stays in the outbox and is retried without a limit, before later rows of its aggregate")
+        .sql(format!(
+            "CREATE TABLE {dlq} (LIKE {} INCLUDING DEFAULTS INCLUDING CONSTRAINTS);",
+            poll.table
+        ));
+    out.push(match &scene.role {
+        Some(role) => finding.sql(format!("GRANT INSERT ON TABLE {dlq} TO {};", ident(&role.name))),
+        None => finding,
+    });
+}
+
+/// Behind a backlog a claim without its index costs as much as the whole backlog.
+fn index(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
+    let Some(index) = scene.claim_index.as_ref().filter(|index| !index.exists) else { return };
+    out.push(
+        Finding::warning(
+            "poll_index",
+            format!("no index has the unpublished rows of {} in the order of polling", poll.table),
+        )
+        .why(
+            "each claim reads and sorts all of them, or passes over all published ones: draining a backlog costs its \
+             square (docs/polling.md has figures)",
+        )
+        .sql(index.create.clone()),
+    );
+}
+
+/// Events of one transaction that the table can't tell apart by time are in the order of their insertion, which
+/// PostgreSQL records in part. That concerns every mode: a repair and a replay read the table as well.
+pub(super) fn order(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    let (Some(unrecorded), Some(spec)) = (&scene.unrecorded, scene.ask.reads) else { return };
+    let table = &spec.table;
+    let readers = if scene.ask.polls { "polling, repair and replay" } else { "repair and replay" };
+    let why = |savepoints: &str| {
+        format!(
+            "{readers} put such events in the order in which their rows were inserted, as far as PostgreSQL records \
+             it. It does not {savepoints}; and not always where the rows of the transaction lie in several pages, \
+             after a crash or a failover of the server, and after a DELETE or UPDATE of the rows that was rolled back. \
+             Two events of one aggregate, of one transaction, may be swapped then (docs/polling.md, Order)"
+        )
+    };
+    let savepoints = "where a savepoint or a PL/pgSQL block with EXCEPTION was used";
+    let time = spec.time.as_deref().map(ident).unwrap_or_default();
+    out.push(match unrecorded {
+        Unrecorded::Default(default) => Finding::warning(
+            "poll_order",
+            format!("all events of a transaction get the same {time} ({default}) in {table}"),
+        )
+        .why(why(&format!("{savepoints} and the rows lie in several pages")))
+        .sql(format!("ALTER TABLE {table} ALTER COLUMN {time} SET DEFAULT clock_timestamp();")),
+        Unrecorded::Precision(type_name) => Finding::warning(
+            "poll_order",
+            format!("events of a transaction may get the same {time} ({type_name}) in {table}"),
+        )
+        .why(why(savepoints))
+        .sql(format!(
+            "ALTER TABLE {table} ALTER COLUMN {time} TYPE {}, ALTER COLUMN {time} SET DEFAULT clock_timestamp();",
+            type_name.replace(|c: char| c.is_ascii_digit(), "6")
+        )),
+        Unrecorded::NoTime => Finding::warning(
+            "poll_order",
+            format!("outbox.columns.time names no column of {table}"),
+        )
+        .why(format!(
+            "{}. The statement rewrites the table, and inserts wait until it ends. Rows that exist get times in the \
+             order of their places",
+            why(&format!("{savepoints}, unless track_commit_timestamp = on"))
+        ))
+        .sql(format!(
+            "ALTER TABLE {table} ADD COLUMN IF NOT EXISTS created_at timestamptz NOT NULL DEFAULT clock_timestamp();"
+        ))
+        .config(scene.lines.config("outbox.columns.time", "created_at")),
+    });
+}
+
+/// Rows are locked while they are on their way, and then marked or deleted.
+fn rights(scene: &Scene<'_>, poll: &PollSpec, out: &mut Vec<Finding>) {
+    let (Some(role), Some(around)) = (&scene.role, &scene.around) else { return };
+    let deletes = poll.deletes();
+    let name = ident(&role.name);
+    if around.buriable == Some(false)
+        && let Some(dlq) = poll.dlq()
+    {
+        out.push(
+            Finding::error(
+                "poll_rights",
+                format!("role {:?} may not move rows to {dlq}", role.name),
+            )
+            .why("a row that has failed for good is moved there; without the right its claim fails each time")
+            .sql(format!("GRANT USAGE ON SCHEMA {} TO {name};", ident(&dlq.schema)))
+            .sql(format!("GRANT INSERT ON TABLE {dlq} TO {name};")),
+        );
+    }
+    if around.readable && around.markable && (around.deletable || !deletes) {
+        return;
+    }
+    let rights = if deletes { "SELECT, UPDATE, DELETE" } else { "SELECT, UPDATE" };
+    out.push(
+        Finding::error(
+            "poll_rights",
+            format!("role {:?} may not mark the rows of {}", role.name, poll.table),
+        )
+        .why(format!(
+            "polling needs {rights}: rows are locked while they are on their way, and then marked"
+        ))
+        .sql(format!("GRANT USAGE ON SCHEMA {} TO {name};", ident(&poll.table.schema)))
+        .sql(format!("GRANT {rights} ON TABLE {} TO {name};", poll.table)),
+    );
+}
+
+// Which topics the rows that are in the outbox go to, where topics are made from columns.
+//
+// Looks at a bounded number of rows, and never at payloads.
+
+/// Rows that are looked at.
+const ROWS_MAX: u32 = 10_000;
+/// Topics that are told.
+const TOPICS_MAX: u32 = 50;
+
+/// A piece of a topic's template.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum TopicPart {
+    /// Text as it is.
+    Text(String),
+    /// The first of these columns that is not NULL.
+    Columns(Vec<String>),
+}
+
+/// The topics of the rows that are there; `None` where they can't be told by SQL or may not be read.
+pub(super) async fn seen(ask: &Ask<'_>, scene: &Scene<'_>, client: &Client) -> Option<Vec<String>> {
+    let (parts, name, table) = (ask.topic?, ask.names.table.as_ref()?, scene.table.as_ref()?);
+    let used = || {
+        parts.iter().flat_map(|part| match part {
+            TopicPart::Text(_) => &[][..],
+            TopicPart::Columns(columns) => columns.as_slice(),
+        })
+    };
+    if used().any(|column| table.columns.iter().all(|have| have.name != *column)) {
+        return None;
+    }
+    if used().next().is_none() {
+        return Some(vec![parts.iter().map(text).collect()]);
+    }
+    let columns: Vec<String> = used().map(|column| ident(column)).collect();
+    let topic: Vec<String> = parts.iter().map(expression).collect();
+    let sql = format!(
+        "SELECT DISTINCT t.topic FROM (SELECT {} AS topic FROM (SELECT {} FROM {name} LIMIT {ROWS_MAX}) r) t \
+         WHERE t.topic IS NOT NULL ORDER BY 1 LIMIT {TOPICS_MAX}",
+        topic.join(" || "),
+        columns.join(", ")
+    );
+    let rows = client.query(&sql, &[]).await.ok()?;
+    rows.iter().map(|row| row.try_get(0).ok()).collect()
+}
+
+fn text(part: &TopicPart) -> &str {
+    match part {
+        TopicPart::Text(text) => text,
+        TopicPart::Columns(_) => "",
+    }
+}
+
+fn expression(part: &TopicPart) -> String {
+    match part {
+        TopicPart::Text(text) => format!("{}::text", literal(text)),
+        TopicPart::Columns(columns) => {
+            let columns: Vec<String> =
+                columns.iter().map(|column| format!("r.{}::text", ident(column))).collect();
+            format!("coalesce({})", columns.join(", "))
+        }
+    }
+}
+
+// Rules about columns without a time zone: where one decides when an event is published, `source.time_zone` must say
+// which zone its values are of.
+
+/// A zone's name that no server has: a line with it is refused until somebody fills it in.
+const ANY_ZONE: &str = "Area/City";
+
+pub(super) fn time_rules(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    let names = scene.ask.names;
+    let (Some(table), times) = (&names.table, &names.times) else { return };
+    zone(scene, out);
+    if times.zone.is_some() {
+        return;
+    }
+    let known = scene.session_zones.as_slice();
+    let (proposed, asked) = match known {
+        [only] => (
+            only.as_str(),
+            format!("sessions here have {only:?} by the settings of a role or database"),
+        ),
+        [] => (ANY_ZONE, "SHOW TimeZone in a session of the application".to_owned()),
+        several => (
+            ANY_ZONE,
+            format!(
+                "sessions here have several, by the settings of roles and databases: {}",
+                several.join(", ")
+            ),
+        ),
+    };
+    for column in scene.times.columns.iter().filter(|column| column.kind.lacks_zone()) {
+        let (name, kind) = (ident(&column.name), &column.type_name);
+        let line = scene.lines.config("source.time_zone", proposed);
+        if let Some(deciding) = times.deciding.iter().find(|d| d.column == column.name) {
+            let alter = match column.kind {
+                TimeType::Local => format!(
+                    ". Or give the column a zone, which rewrites the table under a lock: {};",
+                    with_zone(table, &column.name, proposed)
+                ),
+                TimeType::Text | TimeType::Absolute | TimeType::Other => String::new(),
+            };
+            out.push(
+                Finding::error(
+                    "time_zone_missing",
+                    format!("column {name} ({kind}) of {table} has no time zone, and decides {}", deciding.what),
+                )
+                .why(format!(
+                    "read in another zone than it was written in, events are dropped, or hours late. Name the zone of \
+                     the sessions that insert ({asked}){alter}"
+                ))
+                .config(line),
+            );
+        } else if times.stamp.as_ref() == Some(&column.name) && column.kind == TimeType::Local {
+            out.push(
+                Finding::warning(
+                    "time_zone_assumed",
+                    format!("column {name} ({kind}) of {table} has no time zone: it is read as UTC"),
+                )
+                .why(format!(
+                    "timestamps of records are off by the zone of the sessions that insert ({asked}); where rows are \
+                     ordered by this column, those of the hour that comes twice in autumn may be swapped"
+                ))
+                .config(line),
+            );
+        }
+    }
+}
+
+fn zone(scene: &Scene<'_>, out: &mut Vec<Finding>) {
+    let name = scene.ask.names.times.zone.as_ref().map_or("", |zone| zone.name());
+    match &scene.times.zone {
+        ServerZone::None | ServerZone::Same => {}
+        ServerZone::Unknown => out.push(
+            Finding::error("time_zone_unknown", format!("the server has no time zone {name:?}"))
+                .why("polling has the server compute with it; its zones: SELECT name FROM pg_timezone_names"),
+        ),
+        ServerZone::Differs(day) => out.push(
+            Finding::warning(
+                "time_zone_differs",
+                format!("the server and this program read {day} in {name:?} differently"),
+            )
+            .why(
+                "one of their time zone databases is older: update it on the server or here (package tzdata); until \
+                 then streaming and polling judge times of that zone differently",
+            ),
+        ),
+    }
 }

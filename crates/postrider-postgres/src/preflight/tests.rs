@@ -1,12 +1,11 @@
 //! Rules whose cause can't be had on a server in a test: each from one change to a scene that is well.
 
 use super::facts::{AnySlot, Around, RoleFacts, Sessions};
-use super::lines::Lines;
-use super::scene::Scene;
-use super::*;
-use crate::fence;
-use crate::fence::tests::good;
-use crate::publication::Since;
+use super::remediation::Lines;
+use super::{Scene, *};
+use crate::catalog::Since;
+use crate::start;
+use crate::start::tests::good;
 use expect_test::{Expect, expect};
 
 const URL: &str = "postgresql://postrider@127.0.0.1/shop";
@@ -50,7 +49,7 @@ fn shown(finding: &Finding) -> String {
     format!("{} {}: {}{}", finding.severity.name(), finding.id, finding.what, mends.concat())
 }
 
-fn well<'a>(ask: Ask<'a>, facts: &fence::Facts) -> Scene<'a> {
+fn well<'a>(ask: Ask<'a>, facts: &start::Facts) -> Scene<'a> {
     let settings = [
         ("max_replication_slots", "10"),
         ("max_wal_senders", "10"),

@@ -4,14 +4,13 @@
 //! point is in the snapshot, any other comes by the stream. The list is made inside that snapshot, by a transaction
 //! that takes it over, so the server's own visibility decides, with savepoints and all.
 
-use super::list::Method;
+use super::list::{Method, survey};
 use super::reader::PAGE_ROWS;
 use super::row::{Kind, Row, Selection};
-use super::survey::survey;
+use crate::catalog::{self, pg_lsn};
 use crate::control::Control;
 use crate::names::{Names, literal};
-use crate::poll::listed::Table;
-use crate::server::{self, pg_lsn};
+use crate::poll::claim::Table;
 use crate::setup::Blocker;
 use crate::setup::apply::blockers;
 use pg_replication::conninfo::Conninfo;
@@ -76,14 +75,14 @@ pub async fn begin(
     }
     let mut wal = WalConnection::connect(ask.conninfo, ask.application_name).await?;
     // The slot of another server would be in nobody's sight, and keep WAL.
-    if !server::has_backend(control.client(), wal.backend_pid()).await? {
-        return Err(elsewhere(server::TWO_SERVERS));
+    if !catalog::has_backend(control.client(), wal.backend_pid()).await? {
+        return Err(elsewhere(catalog::TWO_SERVERS));
     }
     let created = slot(&mut wal, control.client(), ask, told).await?;
     told(Told::Listing(created.consistent_point));
     let listing = Control::connect(ask.conninfo, ask.application_name).await?;
-    let one = server::instance(control.client()).await?;
-    if let Some(differs) = one.differs(&server::instance(listing.client()).await?) {
+    let one = catalog::instance(control.client()).await?;
+    if let Some(differs) = one.differs(&catalog::instance(listing.client()).await?) {
         return Err(elsewhere(&differs));
     }
     let listed = list(listing.client(), table, ask, &created).await;

@@ -5,14 +5,14 @@
 
 use super::list::Method;
 use super::row::{self, Row};
+use crate::catalog::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn};
 use crate::control::Control;
-use crate::cursor::NOTHING_BEFORE;
 use crate::names::Names;
 use crate::pipeline_lock::{Locked, lock};
-use crate::poll::listed::{By, Page, Table};
+use crate::poll::claim::{By, Page, Table};
 use crate::poll::marks::{Marker, ToMark, Written};
 use crate::poll::{Claim, PollSpec, Settled};
-use crate::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn};
+use crate::store::cursor::NOTHING_BEFORE;
 use bytes::Bytes;
 use pg_replication::conninfo::Conninfo;
 use pg_replication::error::SourceError;
@@ -401,7 +401,7 @@ impl Reader {
     /// # Errors
     /// What the server says.
     pub async fn without_id(&self, repair: &Row) -> Result<u64, SourceError> {
-        super::survey::without_id(self.client(), &self.table, repair).await
+        super::list::without_id(self.client(), &self.table, repair).await
     }
 
     /// Sets the cursor row to the new slot, if the list is empty and the slot is what it was. `epoch`: the owner's.

@@ -1,6 +1,6 @@
 //! The row of a repair: how far it has got, in the database it repairs.
 
-use crate::server::lsn;
+use crate::catalog::lsn;
 use pg_replication::error::SourceError;
 use pg_replication::lsn::Lsn;
 use std::time::{Duration, SystemTime};

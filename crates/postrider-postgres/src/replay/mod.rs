@@ -4,18 +4,19 @@
 //! Writes nothing but `postrider.replay`. The log is read through a bookmark's slot by [`super::wal`]; what is replayed
 //! is the service's to decide.
 
-mod rows;
 mod table;
 
-pub use rows::{Done, Met, New, Replay, find, finish, insert, names, save};
 pub use table::{Rows, Select, TableRow, order_in_words, time_without_zone};
 
-use super::error::SourceError;
-use super::names::literal;
-use postrider_core::event::PgTime;
+use crate::catalog::{lsn, pg_lsn};
+use crate::error::SourceError;
+use crate::names::literal;
+use pg_replication::lsn::Lsn;
+use postrider_core::event::{PgTime, Position};
 use postrider_core::zone::Zone;
 use std::future::Future;
-use tokio_postgres::Client;
+use tokio_postgres::types::PgLsn;
+use tokio_postgres::{Client, Row};
 
 /// One replay of a pipeline at a time: held by the session, gone with it.
 const LOCK: &str =
@@ -115,4 +116,193 @@ async fn in_zone<T>(
     let done = what.await;
     set("UTC").await?;
     Ok(done)
+}
+
+// The rows of `postrider.replay`: what was asked for, and how far it has got.
+
+/// A replay as its row has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Replay {
+    /// Its name.
+    pub name: String,
+    /// What was asked for, as JSON.
+    pub request: String,
+    /// The bookmark whose slot is read; `None` where the table is.
+    pub bookmark: Option<String>,
+    /// Of the log: what commits at it or later is not replayed.
+    pub until: Option<Lsn>,
+    /// Of the log: where it began.
+    pub from: Option<Lsn>,
+    /// Of the log: the first position that is not done.
+    pub next: Option<Position>,
+    /// Of the table: the id of the last row that is done.
+    pub last_id: Option<String>,
+    /// Of the ids that were asked for, those that were met.
+    pub found: Vec<String>,
+    /// Events that the broker has acknowledged.
+    pub published: u64,
+    /// Events that were not published, and why stands in the report alone.
+    pub refused: u64,
+    /// Whether it is at its end.
+    pub finished: bool,
+}
+
+/// A replay that begins.
+#[derive(Clone, Copy, Debug)]
+pub struct New<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// What was asked for, as JSON.
+    pub request: &'a str,
+    /// The bookmark whose slot is read; `None` where the table is.
+    pub bookmark: Option<&'a str>,
+    /// Of the log: where it begins.
+    pub from: Option<Position>,
+    /// Of the log: where it ends, where that is before the end of WAL.
+    pub until: Option<Lsn>,
+}
+
+/// How far a replay has got.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Done {
+    /// In the log: the first position that is not done.
+    Upto(Position),
+    /// In the table: the last row that is done.
+    Row(Option<String>),
+}
+
+/// What is counted of a replay.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Met {
+    /// See [`Replay::published`].
+    pub published: u64,
+    /// See [`Replay::refused`].
+    pub refused: u64,
+    /// See [`Replay::found`].
+    pub found: Vec<String>,
+}
+
+const COLUMNS: &str = "name, request, bookmark, from_lsn, until_lsn, next_lsn, next_ordinal, last_id, found, \
+                       published, refused, finished_at IS NOT NULL";
+
+/// The row, `None` where there is none of that name.
+///
+/// # Errors
+/// What the server says.
+pub async fn find(
+    client: &Client,
+    pipeline: &str,
+    name: &str,
+) -> Result<Option<Replay>, SourceError> {
+    let failed = |e| SourceError::control(format!("read how far replay {name:?} is"), e);
+    let sql = format!("SELECT {COLUMNS} FROM postrider.replay WHERE pipeline = $1 AND name = $2");
+    let row = client.query_opt(&sql, &[&pipeline, &name]).await.map_err(failed)?;
+    row.map(|row| from_row(&row).map_err(failed)).transpose()
+}
+
+/// The replays that are not at their end, the newest first.
+///
+/// # Errors
+/// What the server says.
+pub async fn names(client: &Client, pipeline: &str) -> Result<Vec<String>, SourceError> {
+    let failed = |e| SourceError::control("list the replays", e);
+    let sql = "SELECT name FROM postrider.replay WHERE pipeline = $1 AND finished_at IS NULL \
+               ORDER BY started_at DESC";
+    let rows = client.query(sql, &[&pipeline]).await.map_err(failed)?;
+    rows.iter().map(|row| row.try_get(0).map_err(failed)).collect()
+}
+
+/// Writes the row of a replay that begins, and fixes its end: the WAL that is written by now. The row's own commit
+/// comes behind it, so the stream passes the end also where nobody writes. `None` where the name is taken.
+///
+/// # Errors
+/// What the server says.
+pub async fn insert(
+    client: &Client,
+    pipeline: &str,
+    new: &New<'_>,
+) -> Result<Option<Replay>, SourceError> {
+    let failed = |e| SourceError::control(format!("note replay {:?}", new.name), e);
+    let sql = format!(
+        "INSERT INTO postrider.replay (pipeline, name, request, source, bookmark, from_lsn, until_lsn, next_lsn, \
+           next_ordinal) \
+         SELECT $1, $2, $3, CASE WHEN $4::pg_catalog.text IS NULL THEN 'table' ELSE 'wal' END, $4, $5, \
+           CASE WHEN $4 IS NOT NULL THEN least($6::pg_catalog.pg_lsn, pg_catalog.pg_current_wal_insert_lsn()) END, \
+           $5, $7 \
+         ON CONFLICT DO NOTHING RETURNING {COLUMNS}"
+    );
+    let from = new.from.map(|from| pg_lsn(from.commit_lsn));
+    let ordinal = new.from.map(|from| from.ordinal.cast_signed());
+    let until = new.until.map(pg_lsn);
+    let row = client
+        .query_opt(
+            &sql,
+            &[&pipeline, &new.name, &new.request, &new.bookmark, &from, &until, &ordinal],
+        )
+        .await
+        .map_err(failed)?;
+    row.map(|row| from_row(&row).map_err(failed)).transpose()
+}
+
+/// Writes how far it has got. Returns when that is on the server's disk.
+///
+/// # Errors
+/// What the server says.
+pub async fn save(
+    client: &Client,
+    pipeline: &str,
+    name: &str,
+    done: &Done,
+    met: &Met,
+) -> Result<(), SourceError> {
+    let failed = |e| SourceError::control(format!("note how far replay {name:?} is"), e);
+    let (next, last_id) = match done {
+        Done::Upto(next) => (Some(*next), None),
+        Done::Row(id) => (None, id.as_deref()),
+    };
+    let lsn = next.map(|next| pg_lsn(next.commit_lsn));
+    let ordinal = next.map(|next| next.ordinal.cast_signed());
+    let counts = [met.published.cast_signed(), met.refused.cast_signed()];
+    let sql = "UPDATE postrider.replay SET next_lsn = $3, next_ordinal = $4, last_id = $5, found = $6, \
+                 published = $7, refused = $8, updated_at = pg_catalog.now() WHERE pipeline = $1 AND name = $2";
+    client
+        .execute(
+            sql,
+            &[&pipeline, &name, &lsn, &ordinal, &last_id, &met.found, &counts[0], &counts[1]],
+        )
+        .await
+        .map_err(failed)
+        .map(|_rows| ())
+}
+
+/// Says that it is at its end.
+///
+/// # Errors
+/// What the server says.
+pub async fn finish(client: &Client, pipeline: &str, name: &str) -> Result<(), SourceError> {
+    let failed = |e| SourceError::control(format!("note the end of replay {name:?}"), e);
+    let sql = "UPDATE postrider.replay SET finished_at = pg_catalog.now(), updated_at = pg_catalog.now() \
+               WHERE pipeline = $1 AND name = $2";
+    client.execute(sql, &[&pipeline, &name]).await.map_err(failed).map(|_rows| ())
+}
+
+fn from_row(row: &Row) -> Result<Replay, tokio_postgres::Error> {
+    let position = |index: usize| row.try_get(index).map(|at: Option<PgLsn>| at.map(lsn));
+    let ordinal: Option<i64> = row.try_get(6)?;
+    let next = position(5)?
+        .zip(ordinal)
+        .map(|(commit_lsn, ordinal)| Position { commit_lsn, ordinal: ordinal.cast_unsigned() });
+    Ok(Replay {
+        name: row.try_get(0)?,
+        request: row.try_get(1)?,
+        bookmark: row.try_get(2)?,
+        from: position(3)?,
+        until: position(4)?,
+        next,
+        last_id: row.try_get(7)?,
+        found: row.try_get(8)?,
+        published: row.try_get::<_, i64>(9)?.cast_unsigned(),
+        refused: row.try_get::<_, i64>(10)?.cast_unsigned(),
+        finished: row.try_get(11)?,
+    })
 }

@@ -9,24 +9,20 @@
 //! was: that is a gap, and a human's to accept.
 
 pub(crate) mod apply;
-mod backfill;
-mod let_go;
-mod notify;
 pub(crate) mod plan;
-mod print;
-mod renew;
 mod rights;
 #[cfg(test)]
 mod tests;
 pub mod undo;
 
-pub use apply::{Blocker, Partial, Progress, Refused, SetupError, apply};
-pub use backfill::{Backfilled, ROWS_COUNTED_MAX, backfill, check_backfill, rows};
-pub use let_go::{held, let_go};
-pub(super) use notify::notify_function_sql;
-pub use notify::{TRIGGER, notify_sql, notify_undo_sql};
-pub use plan::plan;
-pub use renew::{Renewed, renew};
+pub use apply::{
+    Blocker, Partial, Progress, Refused, Renewed, SetupError, apply, held, let_go, renew,
+};
+pub(super) use plan::notify_function_sql;
+pub use plan::{
+    Backfilled, ROWS_COUNTED_MAX, TRIGGER, backfill, check_backfill, notify_sql, notify_undo_sql,
+    plan, rows,
+};
 pub use rights::{RightsFacts, ServerKind, insert_grants, read_rights};
 pub use undo::UndoPlan;
 

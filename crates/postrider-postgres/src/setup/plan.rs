@@ -1,16 +1,20 @@
 //! From facts to steps.
 
 use super::{
-    Options, ServerKind, SetupPlan, Step, StepKind, TRIGGER, notify_sql, rights, role_sql,
-    transaction,
+    Options, ServerKind, SetupPlan, Step, StepKind, UndoPlan, rights, role_sql, transaction,
 };
-use crate::cursor::OVER_POLLING;
-use crate::fence::{self, Facts};
-use crate::names::{ident, literal};
+use crate::catalog::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL};
+use crate::control::Control;
+use crate::names::{TableName, ident, literal};
 use crate::ownership::{self, Ownership};
+use crate::poll::{CHANNEL, PollSpec};
+use crate::repair::{self, Ask, Reader, Row, Told, Verdict};
 use crate::schema::{MIGRATION_TABLE, SchemaState, VERSION};
-use crate::server::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL};
+use crate::start::{self, Facts};
+use crate::store::cursor::OVER_POLLING;
+use pg_replication::error::SourceError;
 use postrider_core::error::{Halt, HaltReason};
+use std::fmt;
 
 /// What is missing, in order.
 ///
@@ -22,7 +26,7 @@ pub fn plan(facts: &Facts, options: &Options<'_>) -> Result<SetupPlan, Halt> {
     if let Some(found) = &facts.ownership {
         // Who prints the plan has read the schema as its owner, and whoever runs the SQL is refused by it.
         if facts.schema == SchemaState::Untrusted && !found.foreign.is_empty() {
-            return Err(fence::schema_untrusted(facts));
+            return Err(start::schema_untrusted(facts));
         }
         ownership(facts, found, options, &mut plan);
     }
@@ -30,9 +34,9 @@ pub fn plan(facts: &Facts, options: &Options<'_>) -> Result<SetupPlan, Halt> {
         return Ok(plan);
     }
     if options.polls {
-        fence::check_polled_objects(facts)?;
+        start::check_polled_objects(facts)?;
     } else {
-        fence::check_objects(facts)?;
+        start::check_objects(facts)?;
     }
     refuse(facts, options)?;
     table(facts, options, &mut plan);
@@ -80,19 +84,19 @@ fn refuse(facts: &Facts, options: &Options<'_>) -> Result<(), Halt> {
     if let SchemaState::Version(number) = facts.schema
         && number > VERSION
     {
-        return Err(fence::schema_unfit(facts));
+        return Err(start::schema_unfit(facts));
     }
     if facts.table.is_none() && options.create_table.is_none() {
-        fence::check_table(facts)?;
+        start::check_table(facts)?;
     }
     match (&facts.slot, &facts.cursor) {
         _ if options.polls || options.backfill => Ok(()),
         // A slot was there, and is gone: making one again leaves out what came between.
-        (None, Some(_)) => Err(fence::slot_missing(facts)),
+        (None, Some(_)) => Err(start::slot_missing(facts)),
         // WAL from before the publication can't be used.
-        (Some(_), _) if facts.publication.is_none() => Err(fence::publication_missing(facts)),
+        (Some(_), _) if facts.publication.is_none() => Err(start::publication_missing(facts)),
         (Some(slot), _) if slot.confirmed_flush_lsn.is_none() => Err(half_made(&slot.name)),
-        (Some(_), Some(_)) => fence::check_binding(facts),
+        (Some(_), Some(_)) => start::check_binding(facts),
         (Some(_) | None, None) => Ok(()),
     }
 }
@@ -366,4 +370,218 @@ fn rights(facts: &Facts, role: &str, options: &Options<'_>, plan: &mut SetupPlan
             sql: transaction(&sql),
         });
     }
+}
+
+// `setup --backfill`: the first slot of a pipeline on a table that has rows, made together with the list of those that
+// are to be published before its stream.
+//
+// The work is `repair`'s: one snapshot, which the slot exports; what it sees is listed, what it does not see comes by
+// the stream. `postrider run` publishes the list first.
+
+/// What came of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Backfilled {
+    /// The slot stands, and this is the list.
+    Listed(Box<Row>),
+    /// Another process has the pipeline's lock.
+    Locked {
+        /// Its backend, where it is known.
+        pid: Option<u32>,
+    },
+}
+
+/// Whether a backfill can begin: nothing was ever streamed, or one was begun before. `row`: the pipeline's repair.
+///
+/// # Errors
+/// The pipeline has begun already, or a slot stands from which the rows before it could not be told apart.
+pub fn check_backfill(facts: &Facts, row: Option<&Row>) -> Result<(), Halt> {
+    if facts.server.in_recovery {
+        return Err(standby());
+    }
+    if row.is_some_and(Row::unfinished) {
+        return Ok(());
+    }
+    let (pipeline, slot) = (&facts.names.pipeline, &facts.names.slot);
+    let halt = |reason, message: String, meaning: &str, hint: String| Halt {
+        reason,
+        message,
+        meaning: meaning.to_owned(),
+        hint,
+    };
+    if facts.names.table.is_none() {
+        let message = "there is no outbox table to backfill from".to_owned();
+        let (reason, hint) = (HaltReason::NotApplicable, "leave --backfill away".to_owned());
+        return Err(halt(reason, message, "nothing was changed", hint));
+    }
+    if facts.cursor.is_some() {
+        return Err(halt(
+            HaltReason::AlreadySetUp,
+            format!("pipeline {pipeline:?} has begun already: its cursor row is there"),
+            "nothing was changed; --backfill is for the first start, and would publish rows twice",
+            format!(
+                "if its slot was lost: postrider repair -p {pipeline}. To start over: postrider setup --undo -p \
+                 {pipeline}"
+            ),
+        ));
+    }
+    if facts.slot.is_some() {
+        return Err(halt(
+            HaltReason::AlreadySetUp,
+            format!("slot {slot:?} stands already"),
+            "nothing was changed; which rows of the table it will bring can't be told any more",
+            format!(
+                "if nothing reads it: SELECT pg_drop_replication_slot({}); then setup again",
+                literal(slot)
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Rows that are counted at most.
+pub const ROWS_COUNTED_MAX: u64 = 100_000;
+
+/// The role may not read the table, somebody holds a lock on it, or counting takes too long.
+const UNCOUNTED: [&str; 3] = ["42501", "55P03", "57014"];
+
+/// Rows of the table, up to one more than [`ROWS_COUNTED_MAX`]; `None` where they can't be counted now.
+///
+/// # Errors
+/// What the server says.
+pub async fn rows(control: &Control, table: &TableName) -> Result<Option<u64>, SourceError> {
+    let most = ROWS_COUNTED_MAX + 1;
+    let sql = format!("SELECT count(*) FROM (SELECT FROM {table} LIMIT {most}) AS counted");
+    let counted = control.client().query_one(&sql, &[]).await.and_then(|row| row.try_get(0));
+    let failed = |e| SourceError::control(format!("count the rows of table {table}"), e);
+    match counted.map_err(failed) {
+        Ok(count) => Ok(Some(i64::unsigned_abs(count))),
+        Err(error) if error.report().is_some_and(|r| UNCOUNTED.contains(&r.sqlstate.as_str())) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes slot and list; publication and schema must stand. Killed, it goes on by the same call, or by `postrider run`.
+///
+/// # Errors
+/// What the server says.
+pub async fn backfill(
+    control: &Control,
+    facts: &Facts,
+    table: PollSpec,
+    ask: Ask<'_>,
+    told: &mut (dyn FnMut(Told<'_>) + Send),
+) -> Result<Backfilled, SourceError> {
+    let name = &ask.names.pipeline;
+    let list = Reader::open(ask.conninfo, ask.application_name, table, false).await?;
+    let list = match list {
+        Ok(list) => list,
+        Err(pid) => return Ok(Backfilled::Locked { pid }),
+    };
+    let before = repair::read(control.client(), name).await?;
+    let unfinished = before.as_ref().filter(|row| row.unfinished());
+    let listed =
+        unfinished.is_some() && repair::judge(facts, unfinished, false) == Ok(Verdict::GoesOn);
+    if !listed {
+        let ask = Ask { before: unfinished, drop_slot: facts.slot.is_some(), ..ask };
+        repair::begin(control, list.table(), &ask, told).await?;
+    }
+    let row = repair::read(control.client(), name).await?;
+    let none = || SourceError::new(pg_replication::SourceErrorKind::Closed, "read the list");
+    row.map(|row| Backfilled::Listed(Box::new(row))).ok_or_else(none)
+}
+
+// The trigger that wakes a polling relay (`setup --notify`), and what takes it away.
+
+/// The trigger's name.
+pub const TRIGGER: &str = "postrider_notify";
+
+/// Makes function and trigger, or makes them again. A statement that inserts pays for one notification, and its commit
+/// holds the lock that orders notifications (one for the whole cluster) for the moment it takes to queue it.
+pub fn notify_sql(table: &TableName) -> String {
+    format!(
+        "{}\nCREATE OR REPLACE TRIGGER {} AFTER INSERT ON {table}\n    \
+         FOR EACH STATEMENT EXECUTE FUNCTION postrider.notify_outbox();",
+        notify_function_sql(),
+        ident(TRIGGER),
+    )
+}
+
+/// The function alone. It runs with the rights of who inserts.
+pub(crate) fn notify_function_sql() -> String {
+    format!(
+        "CREATE OR REPLACE FUNCTION postrider.notify_outbox() RETURNS trigger\n    \
+         LANGUAGE plpgsql SET search_path = '' AS $$\n\
+         BEGIN\n    \
+           PERFORM pg_catalog.pg_notify('{CHANNEL}', TG_TABLE_SCHEMA || '.' || TG_TABLE_NAME);\n    \
+           RETURN NULL;\n\
+         END $$;"
+    )
+}
+
+/// Takes the trigger off. The function stays while other tables use it; it goes with schema `postrider`.
+pub fn notify_undo_sql(table: &TableName) -> String {
+    format!("DROP TRIGGER IF EXISTS {} ON {table};", ident(TRIGGER))
+}
+
+// The plan as SQL that a DBA reads, and psql runs.
+
+/// Longest comment line. Unit: characters.
+const WIDTH: usize = 100;
+
+const HOW: &str = "\
+-- Run with: psql -X -v ON_ERROR_STOP=1 -f FILE, and without --single-transaction:
+-- each step is a transaction of its own, and their order matters.
+";
+
+impl fmt::Display for SetupPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(HOW)?;
+        for adopted in &self.adopted {
+            writeln!(f, "-- There already: {adopted}.")?;
+        }
+        if self.steps.is_empty() {
+            writeln!(f, "-- Nothing is missing.")?;
+        }
+        steps(f, &self.steps)
+    }
+}
+
+impl fmt::Display for UndoPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(HOW)?;
+        for lost in &self.lost {
+            comment(f, &format!("Lost: {lost}."))?;
+        }
+        for stays in &self.stays {
+            comment(f, &format!("Stays: {stays}."))?;
+        }
+        if self.steps.is_empty() {
+            writeln!(f, "-- Nothing is there to undo.")?;
+        }
+        steps(f, &self.steps)
+    }
+}
+
+fn steps(f: &mut fmt::Formatter<'_>, steps: &[Step]) -> fmt::Result {
+    for (number, step) in (1..).zip(steps) {
+        writeln!(f, "\n-- {number}. {}", step.title)?;
+        comment(f, step.why)?;
+        writeln!(f, "{}", step.sql)?;
+    }
+    Ok(())
+}
+
+fn comment(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    let mut width = 0;
+    for word in text.split_whitespace() {
+        if width == 0 || width + word.len() > WIDTH {
+            write!(f, "{}--", if width == 0 { "" } else { "\n" })?;
+            width = 2;
+        }
+        write!(f, " {word}")?;
+        width += word.len() + 1;
+    }
+    writeln!(f)
 }

@@ -5,9 +5,9 @@
 
 use super::{Call, Options, StepKind};
 use crate::control::Control;
-use crate::fence::Facts;
 use crate::names::{TableName, ident, literal};
 use crate::poll::PollSpec;
+use crate::start::Facts;
 use pg_replication::error::SourceError;
 
 /// The first server on which membership in a role can lack `INHERIT` and `SET`.

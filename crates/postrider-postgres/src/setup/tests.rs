@@ -1,9 +1,9 @@
 //! The plan, as the SQL that a DBA gets.
 
 use super::*;
-use crate::fence::Facts;
-use crate::fence::tests::good;
 use crate::schema::{SchemaState, VERSION};
+use crate::start::Facts;
+use crate::start::tests::good;
 use expect_test::expect_file;
 use postrider_core::error::{Halt, HaltReason};
 

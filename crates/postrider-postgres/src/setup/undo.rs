@@ -5,12 +5,12 @@
 
 use super::apply::{SetupError, run};
 use super::{Step, StepKind, TRIGGER, notify_undo_sql, transaction};
+use crate::catalog::SlotRow;
 use crate::control::{Ask, Control};
-use crate::fence::{self, Facts};
 use crate::names::{admin_url, ident, literal};
 use crate::ownership::{self, Acting};
 use crate::schema::SchemaState;
-use crate::slot::SlotRow;
+use crate::start::{self, Facts};
 use pg_replication::error::SourceError;
 use postrider_core::error::{Halt, HaltReason};
 
@@ -43,7 +43,7 @@ pub struct Holdings {
 pub async fn read(control: &Control, ask: &Ask<'_>) -> Result<UndoPlan, SetupError> {
     let facts = control.facts(ask).await?;
     if facts.schema == SchemaState::Untrusted {
-        return Err(fence::schema_untrusted(&facts).into());
+        return Err(start::schema_untrusted(&facts).into());
     }
     let holdings = holdings(control, &facts).await?;
     let is_guarded = matches!(ask.acting, Acting::Administrator | Acting::Printing);

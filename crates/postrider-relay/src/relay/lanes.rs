@@ -6,15 +6,12 @@
 //! Only the head of a lane is ever tried, and only when the cursor row has passed it. A lane is live again when no row
 //! of it is left and every mark of it is committed.
 
-mod by_lane;
-mod due;
-
 use crate::ack::bug::{Bug, injected};
-use by_lane::ByLane;
 use postrider_core::event::Position;
-use postrider_core::parked::{Entry, Lane, State, Wish};
+use postrider_core::parked::{Entry, Lane, Request, State};
 use postrider_core::record::Ticket;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
 
 /// Rows looked at to find heads for `status`, however many stand behind one.
@@ -33,7 +30,7 @@ pub(super) struct Row {
     /// Writes of it that are not committed: what the table has of it is not what is to be tried.
     unwritten: u32,
     /// Asked for while it is being tried.
-    pub(super) wish: Option<Wish>,
+    pub(super) request: Option<Request>,
     /// A broker refused a batch it was in: it is tried with nothing else in flight.
     pub(super) alone: bool,
     /// Where it goes alone: its destination is known, so that nobody waits for that.
@@ -181,8 +178,8 @@ impl Lanes {
             }
         }
         let (due, unwritten) = (now.saturating_add(wait), u32::from(!written));
-        let (trying, wish, alone, sounded) = (None, None, false, false);
-        let row = Row { lane, state, attempts, due, trying, unwritten, wish, alone, sounded };
+        let (trying, request, alone, sounded) = (None, None, false, false);
+        let row = Row { lane, state, attempts, due, trying, unwritten, request, alone, sounded };
         self.rows.insert(position, row);
         self.count(state, true);
         self.schedule(position);
@@ -322,5 +319,131 @@ impl Lanes {
         if let Some(count) = self.counts.of(state) {
             if more { *count += 1 } else { *count -= 1 }
         }
+    }
+}
+
+// Which head is tried next, and when: those whose time has not come, and those whose time has.
+//
+// Owns what is scheduled: the head of a lane, where the table has it as it is. Knows no sink, nor what became of a
+// try; what is due goes to `parking`, which sends it.
+
+impl Lanes {
+    /// Whether neither time nor a report changes anything before something else does: no head is due, and no settled
+    /// row waits to be forgotten.
+    #[inline]
+    pub(super) fn asleep(&self, now: Duration) -> bool {
+        self.now.is_empty()
+            && self.settled.is_empty()
+            && self.later.first().is_none_or(|(due, _)| *due > now)
+    }
+
+    /// Time has passed: rows fall due.
+    pub(super) fn ripen(&mut self, now: Duration) {
+        while let Some(&(due, position)) = self.later.first().filter(|(due, _)| *due <= now) {
+            self.later.remove(&(due, position));
+            self.now.insert(position);
+        }
+    }
+
+    /// The next row to try, or to sound: due, at the head of its lane, and below the cursor row, `durable`.
+    /// `alone_allowed` where nothing is in flight. `None` where there is none, or the next one has to wait to be alone.
+    pub(super) fn next_due(&mut self, durable: Position, alone_allowed: bool) -> Option<Position> {
+        let position = self.now.first().copied().filter(|position| *position < durable)?;
+        let alone = self.rows.get(&position).is_some_and(|row| row.alone && row.sounded);
+        if alone && !alone_allowed {
+            return None;
+        }
+        self.now.remove(&position);
+        Some(position)
+    }
+
+    /// Whether the next row to try must have nothing else in flight.
+    pub(super) fn wants_to_be_alone(&self, durable: Position) -> bool {
+        let first = self.now.first().filter(|position| **position < durable);
+        first
+            .and_then(|position| self.rows.get(position))
+            .is_some_and(|row| row.alone && row.sounded)
+    }
+
+    /// Whether a head is due that stands at `durable` or behind it, and before `resolved`.
+    pub(super) fn is_due_between(&self, durable: Position, resolved: Position) -> bool {
+        durable < resolved && self.now.range(durable..resolved).next().is_some()
+    }
+
+    /// When the next row falls due.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        self.later.first().map(|(due, _)| *due)
+    }
+
+    fn is_head(&self, position: Position, row: &Row) -> bool {
+        let any = injected(Bug::TriesOutOfOrder);
+        any || row.lane.is_none_or(|lane| {
+            self.queues.get(&lane).is_none_or(|queue| queue.rows.front() == Some(&position))
+        })
+    }
+
+    /// Puts a row where its time finds it, if it is at the head and nothing keeps it.
+    fn schedule(&mut self, position: Position) {
+        let Some(row) = self.rows.get(&position) else { return };
+        let written = row.unwritten == 0 || injected(Bug::TriesUncommitted);
+        let free = row.trying.is_none() && written && row.state != State::Dead;
+        let held = row.lane.and_then(|lane| self.queues.get(&lane)).is_some_and(|queue| queue.held);
+        if free && !held && self.is_head(position, row) {
+            self.later.insert((row.due, position));
+        }
+    }
+
+    fn unschedule(&mut self, position: Position) {
+        self.now.remove(&position);
+        if let Some(row) = self.rows.get(&position) {
+            self.later.remove(&(row.due, position));
+        }
+    }
+}
+
+// How lanes are looked up: a lane is a hash already, so one multiplication by a number of this process is enough.
+
+/// Odd, with its bits well spread: the fraction of the golden ratio.
+const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Hashes lanes with a random seed of the process, so that nobody can choose aggregates whose hashes collide.
+#[derive(Clone, Debug)]
+pub(super) struct ByLane(u64);
+
+impl Default for ByLane {
+    fn default() -> Self {
+        Self(RandomState::new().hash_one(0_u64))
+    }
+}
+
+impl BuildHasher for ByLane {
+    type Hasher = LaneHasher;
+
+    #[inline]
+    fn build_hasher(&self) -> LaneHasher {
+        LaneHasher(self.0)
+    }
+}
+
+/// See [`ByLane`].
+pub(super) struct LaneHasher(u64);
+
+impl Hasher for LaneHasher {
+    #[inline]
+    fn write_u64(&mut self, number: u64) {
+        let product = (self.0 ^ number).wrapping_mul(SPREAD);
+        // The table takes the lowest bits, which know nothing of the highest.
+        self.0 = product ^ (product >> 32);
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
     }
 }

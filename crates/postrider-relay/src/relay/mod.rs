@@ -16,36 +16,31 @@
 //!                                      └─ letters ─▶ Letter ─▶ (report) ─▶ WriteParking
 //! ```
 
-mod effect;
-mod ends;
-mod events;
 mod feedback;
 mod flow;
 mod input;
 mod lanes;
 mod parking;
-mod phase;
-mod reports;
 mod stream;
+#[cfg(test)]
+mod tests;
 
-pub use effect::{Effect, Restart};
 pub use flow::Limits;
-pub use input::{Change, Input};
+pub use input::{Change, Effect, Input, Restart};
 pub use lanes::Counts;
 pub use parking::{OnPoison, Rules};
 pub use stream::Upcoming;
 
 use crate::ack::bug::{Bug, injected};
-use crate::ack::{Progress, Tracker};
+use crate::ack::{Broken, Progress, Resolution, Tracker};
 use feedback::{Feedback, Tickets};
-use flow::Flow;
+use flow::{Flow, Slot};
 use parking::Parking;
 use pg_replication::lsn::Lsn;
-use phase::{Phase, Until};
-use postrider_core::error::Halt;
+use postrider_core::error::{Halt, HaltReason};
 use postrider_core::event::{Aggregate, PgTime, Position};
-use postrider_core::parked::{Lane, State};
-use postrider_core::record::{Refusal, Ticket};
+use postrider_core::parked::{Entry, Lane, State};
+use postrider_core::record::{Outcome, Refusal, Scope, Ticket};
 use std::time::Duration;
 use stream::Stream;
 
@@ -360,5 +355,531 @@ impl Relay {
     }
 }
 
-#[cfg(test)]
-mod tests;
+// What an input does: events of the stream, sent or parked, and what comes back from the table. What a sink
+// says of them is in `reports`.
+
+impl Relay {
+    /// Takes one input.
+    fn take(
+        &mut self,
+        now: Duration,
+        input: Input<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Broken> {
+        match input {
+            Input::Change(change) => self.change(now, change, effects)?,
+            Input::Report { ticket, outcome } if self.parking.is_letter(ticket) => {
+                self.report_letter(now, ticket, outcome, effects);
+            }
+            Input::Report { ticket, outcome } if Parking::is_try(ticket) => {
+                self.report_try(now, ticket, outcome, effects);
+            }
+            Input::Report { ticket, outcome } => self.report(ticket, outcome, effects),
+            Input::Refused { ticket, reason, halt } => {
+                self.refused_at_once(now, ticket, reason, halt, effects);
+            }
+            Input::NotTaken { ticket } => {
+                self.tracker.retract(ticket);
+                self.flow.retract();
+                self.stream.retract();
+            }
+            Input::Begin { commit_lsn, commit_time } => {
+                self.stream.begin(&mut self.tracker, commit_lsn, commit_time)?;
+            }
+            Input::Commit { commit_lsn, end_lsn } => {
+                self.stream.commit(&mut self.tracker, commit_lsn, end_lsn)?;
+            }
+            Input::Keepalive { wal_end } => self.stream.keepalive(&mut self.tracker, wal_end),
+            Input::Started { cursor, same_history, same_owner, parked, requests } => {
+                self.start(cursor, (same_history, same_owner), effects);
+                self.parking.load(now, parked);
+                for (position, request) in requests {
+                    self.parking.request(now, *position, *request, self.resolved());
+                }
+            }
+            Input::SinkBroken => {
+                let why = self.refused.map_or(Restart::SinkBroken, Restart::Refused);
+                self.restart(why, effects);
+            }
+            Input::SlotTaken => self.slot_taken(effects),
+            Input::SourceLost => self.source_lost(effects),
+            Input::CursorWritten => self.feedback.written(),
+            Input::CursorHeld => self.feedback.held(),
+            Input::ParkingWritten { left } => self.parking_written(now, left),
+            Input::Alone { ticket } => {
+                self.tracker.retract(ticket);
+                self.flow.retract_to_send_alone();
+                self.stream.retract();
+            }
+            Input::Gone { ticket } => self.parking.gone(ticket),
+            Input::Probed { ticket } => self.parking.sounded(now, ticket),
+            Input::Deleted { position } => self.parking.deleted(position),
+            Input::Unsent { position } => self.parking.unsent(position),
+            Input::Unavailable { ticket, soon } => {
+                let (state, wait) = self.parking.rules.unavailable(soon);
+                self.wait_aside(now, ticket, (state, wait), effects);
+            }
+            Input::Doubted { ticket } => {
+                self.wait_aside(now, ticket, (State::Due, Duration::ZERO), effects);
+            }
+            Input::Request { position, request } => {
+                self.parking.request(now, position, request, self.resolved());
+            }
+            Input::Drain => self.drain(),
+            Input::Halt(halt) => self.halt(halt),
+            Input::Unreadable(halt) => self.halt_behind(halt),
+            Input::Tick => {
+                #[cfg(test)]
+                self.acknowledge_by_time(effects);
+            }
+        }
+        Ok(())
+    }
+
+    fn change(
+        &mut self,
+        now: Duration,
+        change: Change<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<(), Broken> {
+        let Some(upcoming) = self.stream.change()? else { return Ok(()) };
+        let ticket = self.tracker.change();
+        #[cfg(test)]
+        if self.flow.remembered.contains(&upcoming.position) {
+            self.flow.skip(ticket);
+            self.resolve(ticket);
+            return Ok(());
+        }
+        if self.parking.lanes.knows(upcoming.position) {
+            self.flow.skip(ticket);
+            self.resolve(ticket);
+            return Ok(());
+        }
+        match change {
+            Change::Event { aggregate, size_bytes, wait } => {
+                let slot = Slot::new(&upcoming, Lane::of(aggregate), size_bytes);
+                match self.to_be_parked(&upcoming, slot.lane, wait) {
+                    None => {
+                        self.flow.hand_over(ticket, slot);
+                        effects.push(Effect::Publish(ticket));
+                    }
+                    Some((entry, reason)) => {
+                        self.flow.aside(ticket, slot);
+                        self.park(now, ticket, (entry, reason), size_bytes, effects);
+                    }
+                }
+            }
+            Change::Skipped => {
+                self.flow.skip(ticket);
+                self.resolve(ticket);
+            }
+            Change::Poison { aggregate, halt } => {
+                self.poison(now, ticket, &upcoming, aggregate, halt, effects);
+            }
+        }
+        Ok(())
+    }
+
+    /// What an event is parked as before it is sent, and why the broker has refused it; `None` where it is sent.
+    fn to_be_parked(
+        &self,
+        upcoming: &Upcoming,
+        lane: Lane,
+        wait: Duration,
+    ) -> Option<(Entry, Option<Refusal>)> {
+        let position = upcoming.position;
+        let (state, wait) = if self.parking.lanes.is_blocked(lane) {
+            // Whether its own time has come is seen when it is at the head.
+            (if wait.is_zero() { State::Behind } else { State::Due }, wait)
+        } else if let Some((entry, reason)) = self.parking.condemned(position) {
+            return Some((entry, Some(reason)));
+        } else if wait.is_zero() {
+            return None;
+        } else {
+            (State::Due, wait)
+        };
+        let lane = Some(lane);
+        Some((Entry { position, lane, state, attempts: 0, wait, overtaken_by: None }, None))
+    }
+
+    fn poison(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        upcoming: &Upcoming,
+        aggregate: Option<Aggregate<'_>>,
+        halt: Box<Halt>,
+        effects: &mut Vec<Effect>,
+    ) {
+        if self.parking.rules.on_poison == OnPoison::Stop {
+            self.flow.skip(ticket);
+            self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
+            return;
+        }
+        let lane = aggregate.map(Lane::of);
+        let slot = Slot::new(upcoming, lane.unwrap_or_default(), 0);
+        self.flow.aside(ticket, slot);
+        let entry = self.parking.rules.refused(upcoming.position, lane, true);
+        self.park(now, ticket, (entry, None), 0, effects);
+    }
+
+    /// The sink will not take the event just handed over; its record is still at hand.
+    fn refused_at_once(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        reason: Refusal,
+        halt: Box<Halt>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(slot) = self.flow.get(ticket) else { return };
+        if self.parking.rules.on_poison == OnPoison::Stop {
+            self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
+            return;
+        }
+        self.flow.put_aside(ticket);
+        let hopeless = reason == Refusal::TopicName;
+        let mut entry = self.parking.rules.refused(slot.position, Some(slot.lane), hopeless);
+        entry.overtaken_by = self.flow.overtaken(slot.position);
+        self.park(now, ticket, (entry, None), slot.size_bytes(), effects);
+    }
+
+    /// Nothing is known to be wrong with the event just handed over, and yet it is parked: its aggregate waits.
+    fn wait_aside(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        (state, wait): (State, Duration),
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(slot) = self.flow.get(ticket) else { return };
+        self.flow.put_aside(ticket);
+        let overtaken_by = self.flow.overtaken(slot.position);
+        let (position, lane) = (slot.position, Some(slot.lane));
+        let entry = Entry { position, lane, state, attempts: 0, wait, overtaken_by };
+        self.park(now, ticket, (entry, None), slot.size_bytes(), effects);
+    }
+
+    fn park(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        (entry, reason): (Entry, Option<Refusal>),
+        size_bytes: usize,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.parking.park(now, ticket, entry, size_bytes as u64);
+        if injected(Bug::ParkedBeforeCommit) {
+            self.resolve(ticket);
+        }
+        effects.push(Effect::Park { ticket, entry, reason });
+    }
+
+    fn parking_written(&mut self, now: Duration, left: &[Position]) {
+        for ticket in self.parking.written(now, left) {
+            if injected(Bug::ParkedBeforeCommit) {
+                continue;
+            }
+            self.resolve(ticket);
+            self.feedback.delivered();
+        }
+    }
+
+    fn resolve(&mut self, ticket: Ticket) {
+        let resolution = self.tracker.resolve(ticket);
+        assert_eq!(resolution, Ok(Resolution::Resolved), "of {ticket:?}");
+        self.flow.forget_below(self.tracker.low());
+    }
+}
+
+// What a sink says of events, tries and letters, and what follows: resolved, condemned, put off, or all of it again.
+//
+// Knows no record. What is resolved goes to the tracker; a refusal that is certain goes to `parking`.
+
+impl Relay {
+    fn report(&mut self, ticket: Ticket, outcome: Outcome, effects: &mut Vec<Effect>) {
+        let Some(slot) = self.flow.get(ticket) else {
+            if outcome == Outcome::Acked {
+                self.flow.landed_late(ticket);
+            }
+            return;
+        };
+        match outcome {
+            Outcome::Unknown if injected(Bug::UnknownIsAcked) => {
+                self.report(ticket, Outcome::Acked, effects);
+            }
+            Outcome::Acked => {
+                let overtaken = self.flow.landed(ticket);
+                self.resolve(ticket);
+                self.feedback.delivered();
+                if let Some(by) = overtaken.filter(|_| !injected(Bug::OvertakenUntold)) {
+                    effects.push(Effect::Overtaken { position: slot.position, by });
+                }
+                effects.push(Effect::Published { ticket, commit_time: slot.commit_time });
+            }
+            Outcome::Rejected { scope: Scope::Event, reason } => {
+                self.refused(ticket, slot, reason, effects);
+            }
+            Outcome::Rejected { scope: Scope::Destination | Scope::Broker, reason: _ }
+            | Outcome::Unknown => self.restart(Restart::Unknown, effects),
+        }
+    }
+
+    /// A broker refuses batches, so its word counts for one event only where it was sent alone; else all of its batch
+    /// are streamed again, one at a time. One that was alone is streamed again too, and parked when it comes: by then
+    /// its record is at hand, and the producer is a new one.
+    fn refused(&mut self, ticket: Ticket, slot: Slot, reason: Refusal, effects: &mut Vec<Effect>) {
+        let certain =
+            self.flow.was_alone() || names_one(reason) || injected(Bug::BlamesTheInnocent);
+        if self.parking.rules.on_poison == OnPoison::Stop && certain {
+            let halt = Box::new(poison(slot.position, reason));
+            self.phase = Phase::Halting { halt, until: Until::Lowest(ticket) };
+            return;
+        }
+        if certain {
+            let mut entry = self.parking.rules.refused(slot.position, Some(slot.lane), false);
+            entry.overtaken_by = self.flow.overtaken(slot.position);
+            self.parking.condemn(entry, reason);
+            self.restart(Restart::Refused(reason), effects);
+        } else {
+            self.flow.refused(ticket);
+            self.refused = Some(reason);
+        }
+    }
+
+    fn report_try(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        outcome: Outcome,
+        effects: &mut Vec<Effect>,
+    ) {
+        match outcome {
+            Outcome::Acked => {
+                if let Some(position) = self.parking.released(ticket, self.resolved()) {
+                    effects.push(Effect::Released { position });
+                }
+            }
+            Outcome::Rejected { scope: Scope::Event, reason } => {
+                if names_one(reason) || self.parking.was_alone(ticket) {
+                    self.parking.refused_again(now, ticket, reason);
+                } else if self.parking.tried(ticket) {
+                    self.parking.suspect(now, ticket);
+                    self.refused = Some(reason);
+                }
+            }
+            Outcome::Rejected { scope: Scope::Destination, reason: _ } => {
+                self.parking.put_off(now, ticket);
+            }
+            Outcome::Rejected { scope: Scope::Broker, reason: _ } | Outcome::Unknown => {
+                if self.parking.tried(ticket) {
+                    self.restart(Restart::Unknown, effects);
+                }
+            }
+        }
+    }
+
+    #[cfg(test)]
+    fn acknowledge_by_time(&mut self, effects: &mut Vec<Effect>) {
+        let low = self.tracker.low();
+        if injected(Bug::TimeOutIsAcked) && self.flow.flies(low) {
+            self.report(low, Outcome::Acked, effects);
+        }
+    }
+
+    fn report_letter(
+        &mut self,
+        now: Duration,
+        ticket: Ticket,
+        outcome: Outcome,
+        effects: &mut Vec<Effect>,
+    ) {
+        match outcome {
+            Outcome::Acked => self.parking.delivered(ticket),
+            Outcome::Rejected { scope: Scope::Event | Scope::Destination, reason } => {
+                if let Some(position) = self.parking.undelivered(now, ticket) {
+                    effects.push(Effect::Undelivered { position, reason });
+                }
+            }
+            Outcome::Rejected { scope: Scope::Broker, reason: _ } | Outcome::Unknown => {
+                self.restart(Restart::Unknown, effects);
+            }
+        }
+    }
+}
+
+/// Whether a refusal can only mean the event it came for: the sink's own, or a broker's of a batch of one.
+fn names_one(reason: Refusal) -> bool {
+    match reason {
+        Refusal::TooLarge { .. }
+        | Refusal::TooLargeCompressed { .. }
+        | Refusal::TopicName
+        | Refusal::Partition(_) => true,
+        Refusal::Kafka(_) => false,
+    }
+}
+
+// Starts, restarts and ends of a stream: what survives them.
+
+impl Relay {
+    /// Another owner of the slot has published what we have in flight, and may have published again what we had
+    /// resolved: so events come once more from the row on, or an aggregate could end with one of those. The same where
+    /// the row is ahead of our own progress.
+    /// In another history our progress means nothing: what we took for a repetition there would be a new event.
+    fn start(
+        &mut self,
+        cursor: Progress,
+        (same_history, same_owner): (bool, bool),
+        effects: &mut Vec<Effect>,
+    ) {
+        self.feedback.lost();
+        let ours = self.stream.started() && same_history && same_owner;
+        let ours = ours || (self.stream.started() && injected(Bug::IgnoresOtherOwner));
+        let ahead = cursor > self.tracker.progress() && !injected(Bug::IgnoresOtherOwner);
+        if !ours || ahead {
+            let busy = self.flow.in_flight().0 > 0 || !self.parking.quiet();
+            self.tracker.adopt(cursor);
+            self.flow.clear();
+            self.refused = None;
+            if !same_history {
+                self.flow.forget_positions();
+            }
+            if !injected(Bug::KeepsPending) {
+                self.parking.forget(same_history);
+            }
+            self.stream.expect(cursor);
+            self.feedback.resumed(cursor, self.unresolved());
+            if busy {
+                effects.push(Effect::Restart { why: Restart::SlotTaken });
+            }
+        }
+        self.stream.reconnected();
+    }
+
+    fn restart(&mut self, why: Restart, effects: &mut Vec<Effect>) {
+        let progress = self.tracker.progress();
+        self.refused = None;
+        #[cfg(test)]
+        if injected(Bug::ResendsTheFailed) {
+            self.flow.remember_the_landed();
+        }
+        self.flow.suspect_the_refused();
+        self.tracker.give_up();
+        self.flow.clear();
+        self.parking.given_up();
+        self.stream.expect(progress);
+        match self.phase {
+            Phase::Running => {
+                self.parking.lost();
+                effects.push(Effect::Restart { why });
+            }
+            // It may not say that all before it is published when that is in doubt. The stream brings it again.
+            Phase::Halting { until: Until::Lowest(_), .. } => {
+                self.phase = Phase::Running;
+                self.parking.lost();
+                effects.push(Effect::Restart { why });
+            }
+            // Nothing more will be resolved, so the end is here.
+            Phase::Halting { ref mut until, .. } => *until = Until::Now,
+            Phase::Draining | Phase::Ended => {}
+        }
+    }
+
+    /// What is in flight is not ours to send, nor is the row ours to write: an end that waited for either is here.
+    fn slot_taken(&mut self, effects: &mut Vec<Effect>) {
+        self.feedback.lost();
+        self.restart(Restart::SlotTaken, effects);
+        match std::mem::replace(&mut self.phase, Phase::Ended) {
+            Phase::Running => self.phase = Phase::Running,
+            Phase::Draining => {
+                effects.extend([Effect::Restart { why: Restart::SlotTaken }, Effect::Drained]);
+            }
+            Phase::Halting { halt, .. } => {
+                effects.extend([Effect::Restart { why: Restart::SlotTaken }, Effect::Halt(halt)]);
+            }
+            Phase::Ended => {}
+        }
+    }
+
+    fn source_lost(&mut self, effects: &mut Vec<Effect>) {
+        self.feedback.lost();
+        self.parking.lost();
+        self.stream.disconnected();
+        if matches!(self.phase, Phase::Halting { until: Until::Lowest(_), .. }) {
+            // Without a row nobody may rely on what was before the poison: it is found again.
+            self.restart(Restart::Unknown, effects);
+        }
+        // A cursor row can't be written any more: what is repeated then is what the row does not show.
+        match std::mem::replace(&mut self.phase, Phase::Ended) {
+            Phase::Running => self.phase = Phase::Running,
+            Phase::Draining => effects.push(Effect::Drained),
+            Phase::Halting { halt, .. } => effects.push(Effect::Halt(halt)),
+            Phase::Ended => {}
+        }
+    }
+
+    fn drain(&mut self) {
+        if matches!(self.phase, Phase::Running) {
+            self.phase = Phase::Draining;
+        }
+    }
+
+    fn halt(&mut self, halt: Box<Halt>) {
+        // The first reason stands.
+        if !matches!(self.phase, Phase::Halting { .. }) {
+            self.phase = Phase::Halting { halt, until: Until::Quiet };
+        }
+    }
+
+    /// Once all that has come is resolved.
+    fn halt_behind(&mut self, halt: Box<Halt>) {
+        if matches!(self.phase, Phase::Running) {
+            self.phase = Phase::Halting { halt, until: Until::Lowest(self.tracker.next()) };
+        }
+    }
+
+    fn violated(&mut self, broken: Broken) {
+        let halt = Box::new(violation(broken));
+        self.phase = Phase::Halting { halt, until: Until::Now };
+    }
+}
+
+// What a relay is on its way to: running, draining or halting, and what an end waits for.
+
+#[derive(Debug)]
+enum Phase {
+    Running,
+    Draining,
+    Halting { halt: Box<Halt>, until: Until },
+    Ended,
+}
+
+/// What a halt waits for.
+#[derive(Clone, Copy, Debug)]
+enum Until {
+    /// All before the poison to be resolved, or before what can't be read.
+    Lowest(Ticket),
+    /// Everything in flight to be reported.
+    Quiet,
+    /// Nothing: no report can be trusted any more.
+    Now,
+}
+
+fn poison(position: Position, reason: Refusal) -> Halt {
+    Halt {
+        reason: HaltReason::PoisonEvent,
+        message: format!("the event at position {position} can't be published: {reason}"),
+        meaning: "everything before it is published; it and all that follows wait in the database"
+            .into(),
+        hint: "fix the destination so that it accepts the event, then start again".into(),
+    }
+}
+
+fn violation(broken: Broken) -> Halt {
+    Halt {
+        reason: HaltReason::Protocol,
+        message: format!("the stream broke its own order: {broken}"),
+        meaning: "nothing is confirmed that was not published; going on could lose events".into(),
+        hint: "start again; if it comes back, report it with the server's version".into(),
+    }
+}

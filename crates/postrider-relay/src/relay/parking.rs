@@ -4,23 +4,16 @@
 //! before, and a lane is live then and not before. One write is under way at a time, and takes all that has gathered.
 //! Knows tickets and positions; the records are the driver's.
 
-mod letters;
-mod rules;
-mod tries;
-mod wishes;
-mod writes;
-
-use super::lanes::{Counts, Lanes};
+use super::Effect;
+use super::lanes::{Counts, Lanes, Row};
 use crate::ack::bug::{Bug, injected};
-use letters::Letters;
 use postrider_core::event::Position;
-use postrider_core::parked::{Became, Entry, Lane, Mark, State};
+use postrider_core::parked::{Became, Entry, Lane, Mark, Request, State};
 use postrider_core::record::{Refusal, Ticket};
-pub use rules::{OnPoison, Rules};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
-/// Tries that are out at once, and soundings.
+/// Tries that are out at once, and probes.
 pub(super) const TRIES_MAX: usize = 32;
 
 /// Rows, and marks, of one write.
@@ -98,7 +91,7 @@ pub(super) struct Parking {
     under_way: bool,
     tries: HashMap<Ticket, Position>,
     /// Rows that are to be tried alone, while their destinations are asked for.
-    soundings: HashMap<Ticket, Position>,
+    probes: HashMap<Ticket, Position>,
     letters: Letters,
     next_try: u64,
     /// Rows that were in a batch a broker refused.
@@ -122,7 +115,7 @@ impl Parking {
             locked: Locked::default(),
             under_way: false,
             tries: HashMap::new(),
-            soundings: HashMap::new(),
+            probes: HashMap::new(),
             letters: Letters::new(rules.letters),
             next_try: 0,
             suspects: BTreeSet::new(),
@@ -228,7 +221,7 @@ impl Parking {
         }
         self.pending_bytes = 0;
         self.tries.clear();
-        self.soundings.clear();
+        self.probes.clear();
         self.letters.given_up();
         self.lanes.stop_trying();
     }
@@ -253,7 +246,7 @@ impl Parking {
         self.lost();
         self.connected = true;
         self.letters.reload();
-        self.soundings.clear();
+        self.probes.clear();
         self.lanes.clear();
         for entry in rows {
             self.lanes.insert(now, entry, true);
@@ -298,5 +291,546 @@ impl Parking {
         let owed = Owed { mark: Mark { position, became }, lane, writing: false, left: false };
         self.locked.marks += usize::from(self.locked.keeps(&owed));
         self.marks.push_back(owed);
+    }
+}
+
+// How events are parked and tried again, as a configuration says. Decides nothing but the first entry of a row.
+
+/// The first try of an event whose destination is missing; further ones keep the usual pause.
+const FIRST_LOOK: Duration = Duration::from_secs(1);
+
+/// What a poison event does to the events behind it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OnPoison {
+    /// Later events of its aggregate wait.
+    BlockKey,
+    /// It alone is set aside; its aggregate goes on without it.
+    SkipEvent,
+    /// The pipeline halts.
+    Stop,
+}
+
+/// How events are parked and tried again.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// What a poison event does to the events behind it.
+    pub on_poison: OnPoison,
+    /// Tries before an event is dead.
+    pub attempts_max: u32,
+    /// Attempt n waits `min(n, steps_max)` times this.
+    pub step: Duration,
+    /// See `step`.
+    pub steps_max: u32,
+    /// Parked events; reaching it shuts the intake.
+    pub rows_max: u64,
+    /// One event of an aggregate in flight at a time (`flow.ordering = "strict"`).
+    pub strict: bool,
+    /// Dead events are also sent to a topic (`parking.dead_topic`).
+    pub letters: bool,
+}
+
+impl Rules {
+    fn wait(&self, attempts: u32) -> Duration {
+        self.step.saturating_mul(attempts.clamp(1, self.steps_max.max(1)))
+    }
+
+    /// The entry of an event that was refused for the first time. One whose refusal no later try can change is dead.
+    pub(super) fn refused(&self, position: Position, lane: Option<Lane>, hopeless: bool) -> Entry {
+        let lane = lane.filter(|_| self.on_poison == OnPoison::BlockKey);
+        // Without a lane its time is over: what comes after it is published already.
+        let dead = hopeless || lane.is_none() || self.attempts_max <= 1;
+        Entry {
+            position,
+            lane,
+            state: if dead { State::Dead } else { State::Waiting },
+            attempts: 1,
+            wait: self.wait(1),
+            overtaken_by: None,
+        }
+    }
+
+    /// How an event waits for its destination: nothing is wrong with it, so no attempt is counted. `soon`: it may be
+    /// that the destination was made a moment ago, and not every broker has heard of it.
+    pub(super) fn unavailable(&self, soon: bool) -> (State, Duration) {
+        let wait = self.wait(1);
+        (State::Waiting, if soon { wait.min(FIRST_LOOK) } else { wait })
+    }
+}
+
+// Tries of the heads that are due, and what comes of each. One that is suspected of spoiling others goes alone.
+
+impl Parking {
+    /// Tries what is due and below `durable`. `in_flight` events of the stream have no report yet.
+    pub(super) fn tick(
+        &mut self,
+        now: Duration,
+        (resolved, durable): (Position, Position),
+        in_flight: u64,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.lanes.forget_below(resolved);
+        self.lanes.ripen(now);
+        while self.connected && self.tries.len() < TRIES_MAX && !self.trying_alone() {
+            let nothing = in_flight == 0 && self.tries() == 0;
+            if self.probes.len() == TRIES_MAX {
+                break;
+            }
+            let Some(position) = self.lanes.next_due(durable, nothing) else { break };
+            let ticket = self.ticket();
+            let Some(row) = self.lanes.row_mut(position) else { continue };
+            row.trying = Some(ticket);
+            // Everything waits for one that is alone: so first it is seen that there is somewhere for it to go.
+            if row.alone && !row.sounded {
+                self.probes.insert(ticket, position);
+                effects.push(Effect::Probe { ticket, position });
+            } else {
+                self.tries.insert(ticket, position);
+                effects.push(Effect::Attempt { ticket, position });
+            }
+        }
+        self.hushed = self.needs_quiet(resolved);
+        if self.connected && !self.hushed {
+            self.send_letter(now, effects);
+        }
+    }
+
+    fn ticket(&mut self) -> Ticket {
+        let ticket = Ticket(TRY | self.next_try);
+        self.next_try += 1;
+        ticket
+    }
+
+    /// When something falls due.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        // A letter that waits for a try to be alone is not due: time alone does not bring it on.
+        let letter = self.letters.deadline().filter(|_| !self.hushed);
+        let due = [self.lanes.deadline(), letter];
+        due.into_iter().flatten().min().filter(|_| self.connected)
+    }
+
+    /// Whether a try is out, or is next, that must have nothing else in flight.
+    pub(super) fn needs_quiet(&self, durable: Position) -> bool {
+        self.connected && (self.trying_alone() || self.lanes.wants_to_be_alone(durable))
+    }
+
+    /// Whether a try waits for nothing but a cursor row that says `resolved` instead of `durable`.
+    pub(super) fn waits_for_row(&self, durable: Position, resolved: Position) -> bool {
+        self.connected && self.lanes.is_due_between(durable, resolved)
+    }
+
+    fn trying_alone(&self) -> bool {
+        // One that is alone is alone.
+        let mut tries = self.tries.values();
+        let first = tries.next().and_then(|position| self.lanes.row(*position));
+        first.is_some_and(|row| row.alone)
+    }
+
+    /// Whether a ticket is a try's, of this session or of an earlier one.
+    pub(super) fn is_try(ticket: Ticket) -> bool {
+        ticket.0 & TRY != 0
+    }
+
+    /// A try reached the broker; where it was parked.
+    pub(super) fn released(&mut self, ticket: Ticket, resolved: Position) -> Option<Position> {
+        let (position, row) = self.end_try(ticket)?;
+        self.suspects.remove(&position);
+        if row.request.is_some() {
+            self.mark(position, Became::Declined, row.lane);
+        }
+        self.lanes.remove(position, true, position >= resolved);
+        self.mark(position, Became::Done, row.lane);
+        Some(position)
+    }
+
+    /// A try was refused for what the event itself is.
+    pub(super) fn refused_again(&mut self, now: Duration, ticket: Ticket, reason: Refusal) {
+        let Some((position, row)) = self.end_try(ticket) else { return };
+        if let Some(request) = row.request {
+            self.grant(now, position, request, position);
+            return;
+        }
+        let attempts = row.attempts.saturating_add(1);
+        let dead = attempts >= self.rules.attempts_max;
+        let state = if dead { State::Dead } else { State::Waiting };
+        let wait = self.rules.wait(attempts);
+        self.lanes.becomes(position, state, attempts, now.saturating_add(wait));
+        self.lanes.writing(position);
+        self.mark(position, Became::Refused { state, attempts, wait, reason }, row.lane);
+    }
+
+    /// A try came to nothing, for a reason that is not the event's: no attempt is counted.
+    pub(super) fn put_off(&mut self, now: Duration, ticket: Ticket) {
+        let Some((position, row)) = self.end_try(ticket) else { return };
+        if let Some(request) = row.request {
+            self.grant(now, position, request, position);
+            return;
+        }
+        let due = now.saturating_add(self.rules.wait(1));
+        self.lanes.becomes(position, row.state, row.attempts, due);
+    }
+
+    /// A batch with a try in it was refused: the try is repeated alone.
+    pub(super) fn suspect(&mut self, now: Duration, ticket: Ticket) {
+        let Some((position, row)) = self.end_try(ticket) else { return };
+        self.suspects.insert(position);
+        self.lanes.set_alone(position);
+        self.lanes.becomes(position, row.state, row.attempts, now);
+    }
+
+    /// The destination of a row that is to be tried alone is known: it is tried as soon as nothing else is in flight.
+    pub(super) fn sounded(&mut self, now: Duration, ticket: Ticket) {
+        let Some((position, row)) = self.end_try(ticket) else { return };
+        if let Some(request) = row.request {
+            self.grant(now, position, request, position);
+            return;
+        }
+        if let Some(row) = self.lanes.row_mut(position) {
+            row.sounded = true;
+        }
+        self.lanes.becomes(position, row.state, row.attempts, now);
+    }
+
+    /// Whether this try is out.
+    pub(super) fn tried(&self, ticket: Ticket) -> bool {
+        self.tries.contains_key(&ticket)
+    }
+
+    /// Whether a try was made with nothing else in flight, so that a refusal can mean nothing else.
+    pub(super) fn was_alone(&self, ticket: Ticket) -> bool {
+        let row = self.tries.get(&ticket).and_then(|position| self.lanes.row(*position));
+        row.is_some_and(|row| row.alone)
+    }
+
+    /// The row of a try is not in the table any more: somebody deleted it.
+    pub(super) fn gone(&mut self, ticket: Ticket) {
+        if self.letters.ended(ticket).is_some() {
+            return;
+        }
+        let Some((position, _)) = self.end_try(ticket) else { return };
+        self.lanes.remove(position, false, false);
+    }
+
+    /// The row of a dead event is not in the table any more. Where more has become of it meanwhile, that counts.
+    pub(super) fn deleted(&mut self, position: Position) {
+        let row = self.lanes.row(position).copied();
+        let still = row.is_some_and(|row| row.state == State::Dead && row.at_rest());
+        if still {
+            self.letters.forget(position);
+            self.lanes.remove(position, false, false);
+        }
+    }
+
+    fn end_try(&mut self, ticket: Ticket) -> Option<(Position, Row)> {
+        let sounding = || self.probes.remove(&ticket);
+        let position = self.tries.remove(&ticket).or_else(sounding)?;
+        let row = self.lanes.row_mut(position)?;
+        (row.trying, row.sounded) = (None, false);
+        Some((position, *row))
+    }
+}
+
+// Dead events whose records also go to the dead-letter topic: which are still to be sent, and when.
+//
+// One at a time, by a ticket of its own, and only once the row that says "dead" is committed: the record is read from
+// there, and a crash before the mark sends it again. What is refused is put off and never given up; nothing waits for
+// it but the letters themselves. Knows no lane: `parking` says who is dead.
+
+#[derive(Debug, Default)]
+struct Letters {
+    /// Whether there is a topic for them.
+    on: bool,
+    /// To be sent, and from when on, by the relay's clock.
+    due: HashMap<Position, Duration>,
+    /// The same in order.
+    order: BTreeSet<(Duration, Position)>,
+    out: Option<(Ticket, Position)>,
+    /// Acknowledged; the marks that say so are not committed.
+    sent: BTreeSet<Position>,
+}
+
+impl Letters {
+    fn new(on: bool) -> Self {
+        Self { on, ..Self::default() }
+    }
+
+    /// The row of a dead event is committed, and does not say that it was sent.
+    fn dead(&mut self, position: Position) {
+        let flies = self.out.is_some_and(|(_, out)| out == position);
+        if self.on && !flies && !self.sent.contains(&position) {
+            self.send_at(position, Duration::ZERO);
+        }
+    }
+
+    /// The next to be sent, unless one is out.
+    fn next(&self, now: Duration) -> Option<Position> {
+        let first = self.order.first().filter(|(due, _)| self.out.is_none() && *due <= now);
+        first.map(|(_, position)| *position)
+    }
+
+    /// It is on its way.
+    fn goes(&mut self, ticket: Ticket, position: Position) {
+        self.forget(position);
+        self.out = Some((ticket, position));
+    }
+
+    /// What a report is about, if it is about the letter that is out.
+    fn ended(&mut self, ticket: Ticket) -> Option<Position> {
+        self.out.take_if(|(out, _)| *out == ticket).map(|(_, position)| position)
+    }
+
+    /// Whether this letter is out.
+    fn is_out(&self, ticket: Ticket) -> bool {
+        self.out.is_some_and(|(out, _)| out == ticket)
+    }
+
+    /// Letters that are out: one at most.
+    fn flying(&self) -> usize {
+        usize::from(self.out.is_some())
+    }
+
+    fn send_at(&mut self, position: Position, due: Duration) {
+        self.forget(position);
+        self.due.insert(position, due);
+        self.order.insert((due, position));
+    }
+
+    /// The broker has it.
+    fn sent(&mut self, position: Position) {
+        self.sent.insert(position);
+    }
+
+    /// The mark that says so is committed.
+    fn marked(&mut self, position: Position) {
+        self.sent.remove(&position);
+    }
+
+    /// It is not dead any more. A report that still comes is about nothing.
+    fn forget(&mut self, position: Position) {
+        if let Some(due) = self.due.remove(&position) {
+            self.order.remove(&(due, position));
+        }
+        self.out.take_if(|(_, out)| *out == position);
+    }
+
+    /// No report will come.
+    fn given_up(&mut self) {
+        if let Some((_, position)) = self.out.take() {
+            self.send_at(position, Duration::ZERO);
+        }
+    }
+
+    /// What is to be sent is read from the table again.
+    fn reload(&mut self) {
+        self.due.clear();
+        self.order.clear();
+    }
+
+    /// The rows are another owner's.
+    fn clear(&mut self) {
+        *self = Self::new(self.on);
+    }
+
+    /// Whether none is out or due.
+    #[inline]
+    fn asleep(&self, now: Duration) -> bool {
+        self.out.is_none() && self.order.first().is_none_or(|(due, _)| *due > now)
+    }
+
+    /// When the next falls due.
+    fn deadline(&self) -> Option<Duration> {
+        self.order.first().filter(|_| self.out.is_none()).map(|(due, _)| *due)
+    }
+}
+
+impl Parking {
+    fn send_letter(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        while let Some(position) = self.letters.next(now) {
+            if self.lanes.row(position).is_none_or(|row| row.state != State::Dead) {
+                self.letters.forget(position);
+                continue;
+            }
+            let ticket = self.ticket();
+            self.letters.goes(ticket, position);
+            effects.push(Effect::DeadLetter { ticket, position });
+        }
+    }
+
+    /// A row is committed: if it is dead now, its record is to be sent.
+    fn may_be_a_letter(&mut self, position: Position) {
+        if self.lanes.row(position).is_some_and(|row| row.state == State::Dead) {
+            self.letters.dead(position);
+        }
+    }
+
+    /// A row read at the start is dead and was not sent.
+    pub(super) fn unsent(&mut self, position: Position) {
+        self.may_be_a_letter(position);
+    }
+
+    /// Whether a ticket is the letter's that is out.
+    pub(super) fn is_letter(&self, ticket: Ticket) -> bool {
+        self.letters.is_out(ticket)
+    }
+
+    /// The dead-letter topic has the record.
+    pub(super) fn delivered(&mut self, ticket: Ticket) {
+        let Some(position) = self.letters.ended(ticket) else { return };
+        self.letters.sent(position);
+        self.mark(position, Became::DeadSent, None);
+    }
+
+    /// The dead-letter topic did not take the record; whose.
+    pub(super) fn undelivered(&mut self, now: Duration, ticket: Ticket) -> Option<Position> {
+        let position = self.letters.ended(ticket)?;
+        let due = now.saturating_add(self.rules.wait(self.rules.steps_max));
+        self.letters.send_at(position, due);
+        Some(position)
+    }
+}
+
+// What persons ask for: each request is carried out once, and the mark that takes it off says how.
+
+impl Parking {
+    /// Carries out what a person asks for. Everything below `resolved` never comes again.
+    pub(super) fn request(
+        &mut self,
+        now: Duration,
+        position: Position,
+        request: Request,
+        resolved: Position,
+    ) {
+        // The request is still in the row because the mark that takes it off is on its way: a second mark would take
+        // off the next request.
+        if self.takes_a_request(position) {
+            return;
+        }
+        match self.lanes.row_mut(position) {
+            None => self.mark(position, Became::Declined, None),
+            Some(row) if row.trying.is_some() => row.request = Some(request),
+            Some(_) => self.grant(now, position, request, resolved),
+        }
+    }
+
+    fn takes_a_request(&self, position: Position) -> bool {
+        let takes = |became| matches!(became, Became::Again | Became::Skipped | Became::Declined);
+        self.marks.iter().any(|Owed { mark, .. }| mark.position == position && takes(mark.became))
+    }
+
+    fn grant(&mut self, now: Duration, position: Position, request: Request, resolved: Position) {
+        let Some(row) = self.lanes.row_mut(position) else { return };
+        row.request = None;
+        let lane = row.lane;
+        self.letters.forget(position);
+        match request {
+            Request::Retry | Request::Replace => {
+                self.lanes.becomes(position, State::Waiting, 0, now);
+                self.lanes.writing(position);
+                self.mark(position, Became::Again, lane);
+            }
+            Request::Skip => {
+                self.lanes.remove(position, true, position >= resolved);
+                self.mark(position, Became::Skipped, lane);
+            }
+        }
+    }
+}
+
+// The write that is due: new rows and marks, as one statement takes them, and what it settles once it is committed.
+
+impl Parking {
+    /// The write that is due, if one is.
+    pub(super) fn write_due(&mut self, now: Duration) -> Option<Effect> {
+        if !self.connected || self.under_way {
+            return None;
+        }
+        if self.locked.until.is_some_and(|until| until <= now) {
+            self.locked = Locked::default();
+        }
+        if self.pending.is_empty() && self.no_mark_is_due(now) {
+            return None;
+        }
+        self.under_way = true;
+        self.writing = self.pending.len().min(WRITE_MAX);
+        let marks = self.marks_of_one_write();
+        Some(Effect::WriteParking { rows: self.writing, marks })
+    }
+
+    /// Whether all marks that are owed wait for rows that another session had locked at the last try.
+    fn no_mark_is_due(&self, now: Duration) -> bool {
+        let waiting =
+            if self.locked.until.is_some_and(|until| until > now) { self.locked.marks } else { 0 };
+        self.marks.len() == waiting
+    }
+
+    /// When marks are written again that were left out.
+    pub(super) fn locked_until(&self) -> Option<Duration> {
+        self.locked.until.filter(|_| self.connected && !self.marks.is_empty())
+    }
+
+    /// Which marks go together: one statement changes a row once, and not one that it also makes.
+    fn marks_of_one_write(&mut self) -> Vec<Mark> {
+        let rows = self.pending.iter().take(self.writing).map(|pending| pending.entry.position);
+        let mut taken: HashSet<Position> = rows.collect();
+        let mut marks = Vec::new();
+        for owed in &mut self.marks {
+            if self.locked.keeps(owed) {
+                continue;
+            }
+            if marks.len() == WRITE_MAX || !taken.insert(owed.mark.position) {
+                break;
+            }
+            owed.writing = true;
+            marks.push(owed.mark);
+        }
+        marks
+    }
+
+    /// The write is committed, but for the marks of the rows in `left`; gives the tickets that are resolved by it.
+    pub(super) fn written(&mut self, now: Duration, left: &[Position]) -> Vec<Ticket> {
+        self.under_way = false;
+        let mut resolved = Vec::with_capacity(self.writing);
+        let written: Vec<_> = self.pending.drain(..self.writing).collect();
+        for pending in written {
+            self.pending_bytes -= pending.size_bytes;
+            self.lanes.written(pending.entry.position);
+            self.may_be_a_letter(pending.entry.position);
+            resolved.push(pending.ticket);
+        }
+        self.writing = 0;
+        let left: HashSet<&Position> = left.iter().collect();
+        for owed in std::mem::take(&mut self.marks) {
+            if !owed.writing {
+                self.marks.push_back(owed);
+            } else if left.contains(&owed.mark.position) && !injected(Bug::ForgetsLeftMarks) {
+                self.leave(now, owed);
+            } else {
+                self.settle_mark(&owed);
+            }
+        }
+        self.locked.marks = self.marks.iter().filter(|owed| self.locked.keeps(owed)).count();
+        resolved
+    }
+
+    /// The mark is committed.
+    fn settle_mark(&mut self, Owed { mark, lane, .. }: &Owed) {
+        match mark.became {
+            Became::Done | Became::Skipped => self.lanes.marked(*lane),
+            Became::Refused { .. } | Became::Again => {
+                self.lanes.written(mark.position);
+                self.may_be_a_letter(mark.position);
+            }
+            Became::DeadSent => self.letters.marked(mark.position),
+            Became::Declined | Became::Overtaken { .. } => {}
+        }
+    }
+
+    /// The mark is written later. Until then nothing more of its lane is tried: what is parked behind it stays there,
+    /// within `rows_max`.
+    fn leave(&mut self, now: Duration, owed: Owed) {
+        self.locked.leave(now, &owed);
+        if let (Became::Done | Became::Skipped, Some(lane)) = (owed.mark.became, owed.lane) {
+            self.lanes.hold(lane);
+        }
+        self.marks.push_back(Owed { writing: false, left: true, ..owed });
     }
 }

@@ -11,13 +11,13 @@ mod flow;
 mod letters;
 mod park;
 mod refused;
+mod requests;
 mod reread;
 mod suspects;
 mod told;
 mod tries;
 mod unreadable;
 mod waits;
-mod wishes;
 
 use super::*;
 use expect_test::Expect;
@@ -25,7 +25,7 @@ use pg_replication::lsn::Watermark;
 use postrider_core::error::HaltReason;
 use postrider_core::event::Aggregate;
 use postrider_core::event::Position;
-use postrider_core::parked::{Became, Entry, Mark, Wish};
+use postrider_core::parked::{Became, Entry, Mark, Request};
 use postrider_core::record::{Outcome, Scope, Ticket};
 use std::fmt::Write;
 
@@ -35,7 +35,7 @@ struct Script {
     transcript: String,
     /// The parked table's rows for the next start.
     table: Vec<Entry>,
-    wishes: Vec<(Position, Wish)>,
+    requests: Vec<(Position, Request)>,
 }
 
 fn lsn(value: u64) -> Lsn {
@@ -85,7 +85,7 @@ impl Script {
             now: Duration::ZERO,
             transcript: String::new(),
             table: Vec::new(),
-            wishes: Vec::new(),
+            requests: Vec::new(),
         }
     }
 
@@ -108,22 +108,23 @@ impl Script {
         let report = |outcome| Input::Report { ticket: ticket(1), outcome };
         let position = || Position { commit_lsn: lsn(number(1)), ordinal: number(2) };
         let parked = std::mem::take(&mut self.table);
-        let wishes = std::mem::take(&mut self.wishes);
+        let requests = std::mem::take(&mut self.requests);
         let started = |cursor, same_history| Input::Started {
             cursor,
             same_history,
             same_owner: words[0] != "other",
             parked: &parked,
-            wishes: &wishes,
+            requests: &requests,
         };
         let left;
         let input = match words[0] {
             "row" => {
                 self.table = parked;
                 self.table.push(row(position(), words[3], words[4]));
-                self.wishes = wishes;
-                let wish = words.get(5).map(|wish| (position(), Wish::parse(wish).unwrap()));
-                self.wishes.extend(wish);
+                self.requests = requests;
+                let request =
+                    words.get(5).map(|request| (position(), Request::parse(request).unwrap()));
+                self.requests.extend(request);
                 return;
             }
             "start" | "other" => started(progress(number(1), None), true),
@@ -171,10 +172,12 @@ impl Script {
             "unavailable" => Input::Unavailable { ticket: ticket(1), soon: words.len() > 2 },
             "doubted" => Input::Doubted { ticket: ticket(1) },
             "deleted" => Input::Deleted { position: position() },
-            "sounded" => Input::Sounded { ticket: ticket(1) },
+            "sounded" => Input::Probed { ticket: ticket(1) },
             "alone" => Input::Alone { ticket: ticket(1) },
             "gone" => Input::Gone { ticket: ticket(1) },
-            "wish" => Input::Wish { position: position(), wish: Wish::parse(words[3]).unwrap() },
+            "request" => {
+                Input::Request { position: position(), request: Request::parse(words[3]).unwrap() }
+            }
             "unreadable" => Input::Unreadable(Box::new(halt("too large to be read"))),
             "unfit" => Input::Halt(Box::new(halt("no reader"))),
             // Nothing is due that time alone does not bring on.
@@ -242,11 +245,13 @@ fn show(effect: &Effect) -> String {
             let marks: Vec<String> = marks.iter().map(became).collect();
             format!("write {rows} rows [{}]", marks.join("; "))
         }
-        Effect::Try { ticket, position } => format!("try t{} {position}", ticket.0 & !(1 << 63)),
-        Effect::Sound { ticket, position } => {
+        Effect::Attempt { ticket, position } => {
+            format!("try t{} {position}", ticket.0 & !(1 << 63))
+        }
+        Effect::Probe { ticket, position } => {
             format!("sound t{} {position}", ticket.0 & !(1 << 63))
         }
-        Effect::Letter { ticket, position } => {
+        Effect::DeadLetter { ticket, position } => {
             format!("letter t{} {position}", ticket.0 & !(1 << 63))
         }
         Effect::Undelivered { position, reason: _ } => format!("undelivered {position}"),

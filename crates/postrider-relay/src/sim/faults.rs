@@ -9,7 +9,7 @@ use super::session::Stage;
 use super::world::World;
 use crate::relay::{Input, OnPoison, Relay};
 use postrider_core::error::HaltReason;
-use postrider_core::parked::Wish;
+use postrider_core::parked::Request;
 
 impl World {
     pub(super) fn strike(&mut self, fault: Fault) -> Check {
@@ -58,14 +58,14 @@ impl World {
             return;
         }
         let nth = self.rng.index(self.server.table.len());
-        let wish = [Wish::Retry, Wish::Skip, Wish::Replace][self.rng.index(3)];
+        let request = [Request::Retry, Request::Skip, Request::Replace][self.rng.index(3)];
         let Some((_, row)) = self.server.table.iter_mut().nth(nth) else { return };
         // One at a time: what is asked stays until the relay has taken it off.
         if row.state.resolved() || row.request.is_some() {
             return;
         }
-        row.request = Some(wish);
-        self.truth.events[row.event].skip_asked |= wish == Wish::Skip;
+        row.request = Some(request);
+        self.truth.events[row.event].skip_asked |= request == Request::Skip;
         for process in &mut self.procs {
             // The notification.
             if let Stage::Streaming(session) = &mut process.stage {

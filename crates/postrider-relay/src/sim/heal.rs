@@ -6,7 +6,7 @@ use super::session::Stage;
 use super::world::World;
 use super::{Check, wrong};
 use pg_replication::lsn::Lsn;
-use postrider_core::parked::{State, Wish};
+use postrider_core::parked::{Request, State};
 
 /// Steps within which everything must have come to rest.
 const PATIENCE: u64 = 40_000;
@@ -79,7 +79,7 @@ impl World {
         }
         for row in self.server.table.values_mut() {
             if row.state == State::Dead && row.request.is_none() {
-                row.request = Some(Wish::Retry);
+                row.request = Some(Request::Retry);
             }
         }
     }

@@ -10,7 +10,7 @@ use super::{Check, wrong};
 use crate::ack::Progress;
 use pg_replication::lsn::{Lsn, Watermark};
 use postrider_core::event::Position;
-use postrider_core::parked::{Became, Entry, Lane, Mark, State, Wish};
+use postrider_core::parked::{Became, Entry, Lane, Mark, Request, State};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ pub(super) struct Row {
     attempts: u32,
     next_at: u64,
     overtaken_by: Option<Position>,
-    pub(super) request: Option<Wish>,
+    pub(super) request: Option<Request>,
     version: u32,
 }
 
@@ -68,7 +68,7 @@ pub(super) enum Answer {
     Parking(Option<Vec<Position>>),
     /// What was asked for, and the events and versions that were there.
     Fetched(Vec<Position>, Vec<(Position, usize, u32)>),
-    Asked(Vec<(Position, Wish)>),
+    Asked(Vec<(Position, Request)>),
 }
 
 #[derive(Debug, Default)]
@@ -324,7 +324,7 @@ impl Server {
                     row.next_at = now + millis(wait);
                 }
                 Became::Again => {
-                    if row.request == Some(Wish::Replace) {
+                    if row.request == Some(Request::Replace) {
                         row.version += 1;
                         what.version = row.version;
                         // What a person puts in its place is good.
@@ -341,7 +341,7 @@ impl Server {
     }
 
     /// The parked table as a start reads it.
-    pub(super) fn load(&self, from: Position, now: u64) -> (Vec<Entry>, Vec<(Position, Wish)>) {
+    pub(super) fn load(&self, from: Position, now: u64) -> (Vec<Entry>, Vec<(Position, Request)>) {
         let rows = self.table.iter().filter(|(at, row)| !row.state.resolved() || **at >= from);
         let entry = |(position, row): (&Position, &Row)| Entry {
             position: *position,
@@ -355,8 +355,8 @@ impl Server {
             }),
             overtaken_by: row.overtaken_by,
         };
-        let wishes = rows.clone().filter_map(|(at, row)| Some((*at, row.request?))).collect();
-        (rows.map(entry).collect(), wishes)
+        let requests = rows.clone().filter_map(|(at, row)| Some((*at, row.request?))).collect();
+        (rows.map(entry).collect(), requests)
     }
 
     /// Tombstones that no stream brings again go.

@@ -208,12 +208,12 @@ impl World {
                     let rows = self.procs[i].shelf.take_rows(rows);
                     self.send(i, |epoch| Statement::Parking { rows, marks, epoch });
                 }
-                Effect::Try { ticket, position } => {
+                Effect::Attempt { ticket, position } => {
                     let a_try = Try { ticket, position, record: None, since: self.now };
                     self.procs[i].shelf.tries.push_back(a_try);
                 }
-                Effect::Sound { ticket, .. } => self.procs[i].shelf.soundings.push(ticket),
-                Effect::Letter { .. } | Effect::Undelivered { .. } => {
+                Effect::Probe { ticket, .. } => self.procs[i].shelf.soundings.push(ticket),
+                Effect::DeadLetter { .. } | Effect::Undelivered { .. } => {
                     return wrong("a letter, though there are none".into());
                 }
                 Effect::Released { .. } | Effect::Published { .. } | Effect::Overtaken { .. } => {}
@@ -252,9 +252,9 @@ impl World {
                 | Effect::Publish(_)
                 | Effect::Park { .. }
                 | Effect::WriteParking { .. }
-                | Effect::Try { .. }
-                | Effect::Sound { .. }
-                | Effect::Letter { .. }
+                | Effect::Attempt { .. }
+                | Effect::Probe { .. }
+                | Effect::DeadLetter { .. }
                 | Effect::Undelivered { .. }
                 | Effect::WriteCursor(_)
                 | Effect::Confirm(_) => {}

@@ -8,7 +8,7 @@ use super::world::World;
 use crate::ack::Progress;
 use crate::relay::Input;
 use postrider_core::event::Position;
-use postrider_core::parked::{Entry, Wish};
+use postrider_core::parked::{Entry, Request};
 use std::collections::VecDeque;
 
 /// What a process is at.
@@ -35,7 +35,7 @@ pub(super) enum Stage {
         start: Progress,
         row: Progress,
         parked: Vec<Entry>,
-        wishes: Vec<(Position, Wish)>,
+        requests: Vec<(Position, Request)>,
     },
     Streaming(Box<Session>),
 }
@@ -152,11 +152,11 @@ impl World {
                 self.server.epoch += 1;
                 // Only now is the row the last that anybody before us wrote.
                 let row = self.server.row;
-                let (parked, wishes) = self.server.load(row.position(), self.now);
-                Stage::TookOver { start, row, parked, wishes }
+                let (parked, requests) = self.server.load(row.position(), self.now);
+                Stage::TookOver { start, row, parked, requests }
             }
-            Stage::TookOver { start, row, parked, wishes } => {
-                return self.begin(i, start, row, (&parked, &wishes));
+            Stage::TookOver { start, row, parked, requests } => {
+                return self.begin(i, start, row, (&parked, &requests));
             }
             other @ (Stage::Off { .. } | Stage::Streaming(_)) => other,
         };
@@ -168,7 +168,7 @@ impl World {
         i: usize,
         start: Progress,
         row: Progress,
-        (parked, wishes): (&[Entry], &[(Position, Wish)]),
+        (parked, requests): (&[Entry], &[(Position, Request)]),
     ) -> Check {
         let from = start.watermark.lsn().to_wire();
         let (walsender, first) = Walsender::start(&self.server, from);
@@ -200,7 +200,7 @@ impl World {
         let rows = parked.iter().filter(|entry| !entry.state.resolved()).count() as u64;
         let rows_max = self.plan.knobs.settings.rules.rows_max;
         process.rows_max = rows.max(rows_max) + again.count() as u64;
-        self.apply(i, Input::Started { cursor: row, same_history, same_owner, parked, wishes })?;
+        self.apply(i, Input::Started { cursor: row, same_history, same_owner, parked, requests })?;
         match self.perform(i)? {
             Some(end) => self.end(i, end),
             None => Ok(()),

@@ -88,7 +88,7 @@ impl World {
             let (scope, reason) = (Scope::Destination, Refusal::TopicName);
             let outcome = Outcome::Rejected { scope, reason };
             let said = Input::Report { ticket, outcome };
-            self.apply(i, if nowhere { said } else { Input::Sounded { ticket } })?;
+            self.apply(i, if nowhere { said } else { Input::Probed { ticket } })?;
         }
         let mut left = VecDeque::new();
         for a_try in std::mem::take(&mut self.procs[i].shelf.tries) {
@@ -152,10 +152,10 @@ impl World {
                 }
                 self.offer_tries(i)
             }
-            Answer::Asked(wishes) => {
+            Answer::Asked(requests) => {
                 session.asking = false;
-                for (position, wish) in wishes {
-                    self.apply(i, Input::Wish { position, wish })?;
+                for (position, request) in requests {
+                    self.apply(i, Input::Request { position, request })?;
                 }
                 Ok(())
             }

@@ -3,55 +3,34 @@
 //! `enqueue` only copies into librdkafka's queue; reports come back through [`context`], everything that waits for a
 //! broker is the [`keeper`]'s. Knows topics and tickets; knows nothing of events, positions or the relay.
 
-mod admission;
 mod codes;
-mod context;
-mod creation;
-mod forgotten;
-mod handing;
-mod ids;
-mod introductions;
-mod keeper;
-mod large;
-mod logins;
-mod names;
+mod health;
+mod metadata;
 mod native;
-mod polled;
+mod ordering;
 mod preflight;
-mod producers;
+mod producer;
 mod properties;
-mod rights;
 mod secrets;
-mod shared;
-mod sizes;
-mod stall;
-mod throttle;
-mod told;
-mod topic;
-mod trouble;
-mod turns;
+mod topics;
 
-use super::{KafkaSpec, Mailbox, NotTaken, Post, Sink, SinkError};
-use creation::Creation;
-use handing::Waiting;
-use introductions::Introductions;
-use keeper::Keeper;
-use large::Print;
-use polled::Producer;
-use postrider_core::record::{Record, Refusal, Ticket, is_topic_name};
 pub(super) use preflight::{cluster, create, look, settings};
-use producers::Producers;
+
+use crate::{KafkaSpec, Mailbox, NotTaken, Post, Sink, SinkError};
+use health::Trouble;
+use metadata::{Admission, Keeper};
+use ordering::{Entry, Introductions, Turns};
+use postrider_core::record::{Outcome, OwnedRecord, Record, Refusal, Scope, Ticket, is_topic_name};
+use producer::{Producer, Producers, Sizes};
 use rdkafka::config::ClientConfig;
+use rdkafka::producer::Producer as _;
 use rdkafka::types::RDKafkaErrorCode as Code;
 use secrets::Secrets;
-use shared::{Leaving, Shared};
-use sizes::Sizes;
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
-use topic::{Facts, Fit};
-use turns::Turns;
+use topics::{Creation, Facts, Fit, Large, Print};
 
 /// How long it serves to have asked for a topic, where a record does not fit it. Longer than a question takes.
 const FRESH: Duration = Duration::from_secs(5);
@@ -97,7 +76,7 @@ struct LargeTurns {
 /// Looks at the settings as [`KafkaSink::open`] does: everything that is wrong with them.
 pub(super) fn check(spec: &KafkaSpec) -> Vec<SinkError> {
     let mut errors = properties::mistakes(spec);
-    let wanted = spec.create_topics.as_deref().map(creation::Wanted::of).transpose();
+    let wanted = spec.create_topics.as_deref().map(topics::Wanted::of).transpose();
     errors.extend(wanted.err());
     errors
 }
@@ -126,7 +105,7 @@ impl KafkaSink {
             last: None,
         };
         sink.renew()?;
-        let wanted = spec.create_topics.as_deref().map(creation::Wanted::of).transpose()?;
+        let wanted = spec.create_topics.as_deref().map(topics::Wanted::of).transpose()?;
         let creation = Creation::new(wanted);
         let keeper = Keeper::new(shared, spec.clone(), creation);
         // Not joined: it may be waiting for a broker that does not answer, and holds nothing that must be kept.
@@ -176,7 +155,7 @@ impl KafkaSink {
     fn renew_or_say(&mut self) -> Option<Arc<Producers>> {
         self.renew().unwrap_or_else(|error| {
             if self.may_fit_later(&error) {
-                self.shared.tell(|inbox| inbox.unmade = Some(trouble::of_files(&error)));
+                self.shared.tell(|inbox| inbox.unmade = Some(health::of_files(&error)));
             } else {
                 self.not_made(&error);
             }
@@ -246,9 +225,9 @@ impl KafkaSink {
         record: &Record<'_>,
         (since, alone): (Option<Instant>, bool),
     ) -> Result<(), NotTaken> {
-        topic::within(record, self.spec.size_max).map_err(NotTaken::Refused)?;
+        topics::within(record, self.spec.size_max).map_err(NotTaken::Refused)?;
         let asked = (facts.asked_at, since);
-        let large = match topic::fits(record, facts, self.compresses) {
+        let large = match topics::fits(record, facts, self.compresses) {
             Ok(Fit::Surely) => None,
             Ok(Fit::Compressed { size }) => Some((Print::of(record), size)),
             Err(reason) => return Err(self.unfit(record.topic, asked, reason)),
@@ -393,7 +372,7 @@ impl Sink for KafkaSink {
     ///
     /// Nothing an old producer holds may reach the broker after a new one has sent, or an aggregate's events would be
     /// swapped. So what the old ones have queued is purged at once; what is already written to a socket can't be taken
-    /// back, so nothing is sent until those requests are answered, at most `keeper::DRAIN_MAX`; then everything is
+    /// back, so nothing is sent until those requests are answered, at most `metadata::DRAIN_MAX`; then everything is
     /// purged and the connections are closed. `enqueue` answers `Full` meanwhile, and `Retry` is posted after.
     /// What is left is a request on a socket that no broker has answered within that time and that still arrives
     /// later than the new producer's handshake of four round trips: only a producer that fences the older one
@@ -455,5 +434,600 @@ impl Drop for KafkaSink {
     fn drop(&mut self) {
         self.close(Duration::ZERO);
         self.shared.tell(|inbox| inbox.stop = true);
+    }
+}
+
+// What goes to a producer at once, what waits for its turn, and what a producer says to it.
+//
+// Whatever can be said of a record before it is taken has been said: here it has its partition. Who waits is decided
+// by [`turns`](super::turns) and [`introductions`](super::introductions).
+
+/// A record that waits for the turn of its partition.
+struct Waiting {
+    ticket: Ticket,
+    facts: Arc<Facts>,
+    partition: i32,
+    record: OwnedRecord,
+}
+
+impl KafkaSink {
+    #[inline]
+    fn produce_or_wait(
+        &mut self,
+        facts: &Arc<Facts>,
+        ticket: Ticket,
+        record: &Record<'_>,
+    ) -> Result<(), NotTaken> {
+        let Some(partition) = topics::partition_of(record, facts) else {
+            return self.produce(facts, None, ticket, record);
+        };
+        self.turns.leads(facts.leaders);
+        let line = self.turns.line(record.topic, partition);
+        let acked = self.shared.acked.load(Ordering::Relaxed);
+        if self.turns.must_wait(acked) {
+            let (facts, record) = (Arc::clone(facts), OwnedRecord::of(record));
+            let now = Instant::now();
+            self.turns.wait(line, Waiting { ticket, facts, partition, record }, now);
+            self.shared.in_turns.store(true, Ordering::Relaxed);
+            // Where an answer is waited for it says when to try again.
+            if self.turns.is_backlog(acked) && !self.shared.full.load(Ordering::SeqCst) {
+                self.hand_over(now);
+            }
+            return Ok(());
+        }
+        self.produce(facts, Some(partition), ticket, record)?;
+        self.turns.handed(line, acked);
+        Ok(())
+    }
+
+    /// Hands over what has its turn.
+    fn hand_over(&mut self, now: Instant) {
+        // Each line once: one that is put back waits for an answer.
+        for _ in 0..self.turns.queued() {
+            let acked = self.shared.acked.load(Ordering::Relaxed);
+            let Some(line) = self.turns.next(acked, now) else { break };
+            while let Some(waiting) = self.turns.take(line) {
+                let Waiting { ticket, facts, partition, record } = &waiting;
+                let (ticket, partition) = (*ticket, Some(*partition));
+                let taken = if self.is_shut() {
+                    Err(NotTaken::Full)
+                } else {
+                    record.lend(|record| self.produce(facts, partition, ticket, record))
+                };
+                match taken {
+                    Ok(()) => self.turns.handed(line, acked),
+                    Err(why) => {
+                        self.not_handed_over(ticket, why);
+                        self.turns.put_back(line, waiting, now);
+                        break;
+                    }
+                }
+            }
+        }
+        self.shared.in_turns.store(self.turns.queued() > 0, Ordering::Relaxed);
+    }
+
+    /// A record that was taken can't be given back. It waits on where that helps; else all starts anew, and what it is
+    /// then offered for says why.
+    fn not_handed_over(&self, ticket: Ticket, why: NotTaken) {
+        let reason = match why {
+            NotTaken::Full | NotTaken::Alone => return,
+            NotTaken::Refused(reason) | NotTaken::Doubted(reason) => {
+                let outcome = Outcome::Rejected { scope: Scope::Event, reason };
+                self.shared.mailbox.report(ticket, outcome);
+                "the producer refused a record that it was to take"
+            }
+            NotTaken::Destination | NotTaken::Unavailable | NotTaken::Missing => {
+                "the producer does not know a partition that the topic had"
+            }
+        };
+        if let Some(producers) = &self.producers {
+            producers.first().client().context().broken(reason.to_owned());
+        }
+    }
+
+    /// What waits for its turn is not handed over any more.
+    fn give_up_waiting(&mut self) {
+        self.turns.clear();
+        self.shared.in_turns.store(false, Ordering::Relaxed);
+    }
+
+    fn produce(
+        &mut self,
+        facts: &Facts,
+        partition: Option<i32>,
+        ticket: Ticket,
+        record: &Record<'_>,
+    ) -> Result<(), NotTaken> {
+        let Some(producers) = &self.producers else {
+            return Err(NotTaken::Full);
+        };
+        let (number, producer) = producers.of(record);
+        let hour = self.shared.hour.load(Ordering::Relaxed);
+        let who = (number, producers.count());
+        let firsts = producer.client().context().firsts();
+        let to = partition.map(|partition| (record.topic, partition));
+        match to.map_or(Entry::Open, |to| self.introductions.enter(to, who, hour)) {
+            Entry::Open => {}
+            Entry::First(door) => firsts.hand_in(ticket, door),
+            Entry::Wait(door) => {
+                // The answer posts `Retry` from here on, unless it has just come.
+                self.shared.full.store(true, Ordering::SeqCst);
+                if !door.is_open() {
+                    return Err(NotTaken::Full);
+                }
+            }
+        }
+        self.used = true;
+        let to = (facts.name.as_c_str(), partition);
+        let mut result = native::produce(producer, to, ticket, record);
+        if result == Err(Code::QueueFull) {
+            // From here on the next report posts `Retry`. The second try is for the case that the last one has just
+            // come.
+            self.shared.full.store(true, Ordering::SeqCst);
+            result = native::produce(producer, to, ticket, record);
+        }
+        result.or_else(|code| {
+            firsts.take_back(ticket);
+            self.not_produced(producer, ticket, record, code)
+        })
+    }
+
+    /// Hands a record above its topic's limit before compression to the producer for such records, which has no other
+    /// meanwhile. Whoever offers it has nothing in flight that must stay in order with it, so it waits for no turn.
+    fn produce_large(
+        &mut self,
+        facts: &Facts,
+        (ticket, print, size): (Ticket, Print, usize),
+        (record, again): (&Record<'_>, bool),
+    ) -> Result<(), NotTaken> {
+        let Some(producers) = self.producers.clone() else {
+            return Err(NotTaken::Full);
+        };
+        if producers.large().is_none()
+            && let Err(error) = self.make_large(&producers)
+        {
+            if self.may_fit_later(&error) {
+                // The others could not be made now either: they are given up with it, until the files fit.
+                let reason = "the files of its certificates or keys have changed since it was made";
+                producers.first().client().context().broken(reason.to_owned());
+            } else {
+                self.not_made(&error);
+            }
+        }
+        let Some(producer) = producers.large() else {
+            return Err(NotTaken::Full);
+        };
+        if self.has_large(producer) {
+            self.large.waits |= !again;
+            return Err(NotTaken::Full);
+        }
+        if std::mem::take(&mut self.large.waits) && again {
+            // Everything behind that of the stream waits for it: it is offered before this one comes again.
+            self.shared.mailbox.post(Post::Retry);
+            return Err(NotTaken::Full);
+        }
+        self.used = true;
+        self.shared.large.sent(ticket, print, size, facts);
+        let to = (facts.name.as_c_str(), topics::partition_of(record, facts));
+        let result = native::produce(producer, to, ticket, record);
+        // One of before has its report: the producer had none.
+        self.large.out = result.is_ok() && !again;
+        result.or_else(|code| self.not_produced(producer, ticket, record, code))
+    }
+
+    /// Whether the producer for large records has one. Where it has, the report posts `Retry`.
+    fn has_large(&self, producer: &Producer) -> bool {
+        if producer.in_flight_count() == 0 {
+            return false;
+        }
+        // From here on, unless it has just come.
+        self.shared.full.store(true, Ordering::SeqCst);
+        producer.in_flight_count() > 0
+    }
+
+    /// Whether a large record of the stream is in flight.
+    fn large_is_out(&mut self) -> bool {
+        let large = self.producers.as_ref().and_then(|producers| producers.large());
+        self.large.out = large.is_some_and(|producer| self.has_large(producer));
+        self.large.out
+    }
+
+    /// What to say of a record that librdkafka did not take.
+    fn not_produced(
+        &self,
+        producer: &Producer,
+        ticket: Ticket,
+        record: &Record<'_>,
+        code: Code,
+    ) -> Result<(), NotTaken> {
+        if code == Code::QueueFull {
+            return Err(NotTaken::Full);
+        }
+        if code == Code::Fatal {
+            producer.client().context().broken("the producer takes no more records".to_owned());
+            return Err(NotTaken::Full);
+        }
+        if code == Code::MessageSizeTooLarge {
+            // librdkafka's own limit, `message.max.bytes`, set by an operator: for the record before compression.
+            let (size, limit) = (record.size_bytes(), self.sizes.client);
+            return Err(NotTaken::Refused(Refusal::TooLarge { size, limit }));
+        }
+        let outcome = codes::outcome(code);
+        if let Outcome::Rejected { scope: Scope::Event, reason } = outcome {
+            return Err(NotTaken::Refused(reason));
+        }
+        if matches!(outcome, Outcome::Rejected { scope: Scope::Destination, .. }) {
+            self.shared.forget_topics(code);
+            self.shared.want(record.topic);
+            return Err(NotTaken::Destination);
+        }
+        self.shared.mailbox.report(ticket, outcome);
+        producer.client().context().broken(format!("the producer took no record: {code}"));
+        Ok(())
+    }
+}
+
+// What the sink, the callbacks and the keeper share: the known topics, and the keeper's inbox.
+
+/// Bytes of librdkafka's own words that are kept of an error.
+const REASON_BYTES_MAX: usize = 300;
+
+/// Topics remembered as taking no records.
+const REFUSED_TOPICS_MAX: usize = 1_000;
+
+/// Topics that are remembered as known at some time; one beyond counts as never known when it is missing.
+const KNOWN_ONCE_MAX: usize = 10_000;
+
+/// Topics that are asked for at a time; further ones wait until one of them is known, or waited for no more.
+const WANTED_TOPICS_MAX: usize = 100;
+
+/// A topic that nobody has waited for since so long is asked for no more.
+const WANTED_FOR: Duration = Duration::from_secs(5);
+
+struct Shared {
+    mailbox: Mailbox,
+    /// librdkafka's queue was full: the next report is to post `Retry`.
+    full: AtomicBool,
+    /// Partitions wait for their turn, and so for answers to others.
+    in_turns: AtomicBool,
+    /// Reports of success so far: whether the broker still works.
+    acked: AtomicU64,
+    /// Hours since the sink was opened.
+    hour: AtomicU32,
+    /// A producer gave up a record: nothing more is sent before the caller has heard of it and reset the sink, or
+    /// what is behind the record would overtake it.
+    failed: AtomicBool,
+    /// A topic that we may see took no record of ours: from here on each is also asked whether we may write.
+    rights: AtomicBool,
+    /// Records that are larger than their topics take before compression.
+    large: Large,
+    /// Which cluster records may go to.
+    admission: Admission,
+    /// An old producer is on its way out: nothing may be sent before it is gone.
+    settling: AtomicBool,
+    topics: Mutex<BTreeMap<String, Arc<Facts>>>,
+    /// Rises with every change of `topics`.
+    topics_version: AtomicU64,
+    /// Topics of which a broker says that they take no records.
+    refused: Mutex<BTreeMap<String, RefusedTopic>>,
+    /// Topics that were known at some time, with their settings as they were last read.
+    once: Mutex<BTreeMap<String, Option<Read>>>,
+    inbox: Mutex<Inbox>,
+    bell: Condvar,
+}
+
+/// What the keeper is asked to do. Everything in it is bounded: one of each, but for topics, and for producers, of
+/// which two can be on the way out.
+#[derive(Default)]
+struct Inbox {
+    /// The producers to ask with, and the secrets that they were made with.
+    producers: Option<(Arc<Producers>, Secrets)>,
+    /// The topics that are being waited for.
+    wanted: BTreeMap<String, Wanted>,
+    /// What the error callback said since.
+    suspicion: Option<Suspicion>,
+    /// No new producers could be made of the files as they were: there are none until the files change.
+    unmade: Option<Trouble>,
+    /// A producer's state can't be trusted any more, and why.
+    broken: Option<String>,
+    /// Producers that are to go.
+    leaving: Vec<Leaving>,
+    /// No more work.
+    stop: bool,
+}
+
+/// A topic that is being waited for.
+#[derive(Clone, Copy)]
+struct Wanted {
+    /// When somebody last waited for it.
+    at: Instant,
+    /// When it was last asked for.
+    asked_at: Option<Instant>,
+}
+
+/// A topic's settings, as they were read.
+struct Read {
+    limit: usize,
+    min_insync: Option<u32>,
+    compression: Option<String>,
+}
+
+/// A topic of which a broker says that it takes no records.
+#[derive(Clone, Copy)]
+struct RefusedTopic {
+    /// When the broker was asked.
+    at: Instant,
+    /// The topic was never known.
+    missing: bool,
+}
+
+/// What librdkafka said of a broker.
+#[derive(Clone, Debug)]
+struct Suspicion {
+    code: Code,
+    reason: String,
+}
+
+impl Suspicion {
+    /// Takes the place of `held`, unless that says more: a refused login says more than the broken connection that
+    /// follows it.
+    fn outweigh(self, held: &mut Option<Self>) {
+        if held.as_ref().is_none_or(|held| held.weight() <= self.weight()) {
+            *held = Some(self);
+        }
+    }
+
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "librdkafka's list is open: the rest is a connection that fails"
+    )]
+    const fn weight(&self) -> u8 {
+        match self.code {
+            Code::Authentication | Code::SaslAuthenticationFailed | Code::SSL => 2,
+            Code::AllBrokersDown => 0,
+            _ => 1,
+        }
+    }
+}
+
+/// Producers on their way out. Muted, their records are given up (reset); else they are waited for (a smaller batch is
+/// needed).
+struct Leaving {
+    producers: Arc<Producers>,
+}
+
+impl Shared {
+    fn new(mailbox: Mailbox) -> Self {
+        Self {
+            mailbox,
+            full: AtomicBool::new(false),
+            in_turns: AtomicBool::new(false),
+            acked: AtomicU64::new(0),
+            hour: AtomicU32::new(0),
+            failed: AtomicBool::new(false),
+            rights: AtomicBool::new(false),
+            large: Large::default(),
+            admission: Admission::default(),
+            settling: AtomicBool::new(false),
+            topics: Mutex::default(),
+            topics_version: AtomicU64::new(0),
+            refused: Mutex::default(),
+            once: Mutex::default(),
+            inbox: Mutex::default(),
+            bell: Condvar::new(),
+        }
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the inbox and wakes the keeper.
+    fn tell<T>(&self, change: impl FnOnce(&mut Inbox) -> T) -> T {
+        let answer = change(&mut self.inbox());
+        self.bell.notify_one();
+        answer
+    }
+
+    /// Hands an old producer over. Nothing is sent from here on until the keeper has let all of them go.
+    fn sees_out(&self, old: Leaving) {
+        self.tell(|inbox| {
+            inbox.leaving.push(old);
+            self.settling.store(true, Ordering::SeqCst);
+        });
+    }
+
+    /// Lets the new producer send, if no other was handed over since the keeper looked; whether it may.
+    fn settles(&self) -> bool {
+        let inbox = self.inbox();
+        let last = inbox.leaving.is_empty();
+        if last {
+            self.settling.store(false, Ordering::SeqCst);
+        }
+        last
+    }
+
+    /// Asks for a topic. Asking again for one that is being asked for costs no wake-up.
+    fn want(&self, topic: &str) {
+        let (mut inbox, now) = (self.inbox(), Instant::now());
+        if let Some(wanted) = inbox.wanted.get_mut(topic) {
+            wanted.at = now;
+            return;
+        }
+        if inbox.wanted.len() == WANTED_TOPICS_MAX {
+            return;
+        }
+        inbox.wanted.insert(topic.to_owned(), Wanted { at: now, asked_at: None });
+        drop(inbox);
+        self.bell.notify_one();
+    }
+
+    /// Up to `most` topics that are to be asked for now, those first that were not for longest; again after `pause`.
+    fn to_ask(&self, most: usize, pause: Duration) -> Vec<String> {
+        let (mut inbox, now) = (self.inbox(), Instant::now());
+        let due = |wanted: &Wanted| wanted.asked_at.is_none_or(|at| now - at >= pause);
+        let mut topics: Vec<(Option<Instant>, String)> = inbox
+            .wanted
+            .iter()
+            .filter(|(_, wanted)| due(wanted))
+            .map(|(topic, wanted)| (wanted.asked_at, topic.clone()))
+            .collect();
+        topics.sort();
+        topics.truncate(most);
+        let topics: Vec<String> = topics.into_iter().map(|(_, topic)| topic).collect();
+        for topic in &topics {
+            if let Some(wanted) = inbox.wanted.get_mut(topic) {
+                wanted.asked_at = Some(now);
+            }
+        }
+        topics
+    }
+
+    /// Drops topics that nobody waits for any more; whether there were any.
+    fn drop_unwanted(&self) -> bool {
+        let mut inbox = self.inbox();
+        let before = inbox.wanted.len();
+        inbox.wanted.retain(|_, wanted| wanted.at.elapsed() < WANTED_FOR);
+        inbox.wanted.len() < before
+    }
+
+    fn refused(&self) -> MutexGuard<'_, BTreeMap<String, RefusedTopic>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A broker that was asked then says that the topic takes no records.
+    fn refuse(&self, topic: &str, at: Instant, missing: bool) {
+        let mut refused = self.refused();
+        if refused.len() >= REFUSED_TOPICS_MAX && !refused.contains_key(topic) {
+            // Whoever waits for a topic that is forgotten here asks for it again.
+            let oldest = refused.iter().min_by_key(|(_, one)| one.at);
+            if let Some(oldest) = oldest.map(|(topic, _)| topic.clone()) {
+                refused.remove(&oldest);
+            }
+        }
+        refused.insert(topic.to_owned(), RefusedTopic { at, missing });
+    }
+
+    fn once(&self) -> MutexGuard<'_, BTreeMap<String, Option<Read>>> {
+        self.once.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the topic was known at some time.
+    fn was_known(&self, topic: &str) -> bool {
+        self.once().contains_key(topic)
+    }
+
+    /// No broker answers: nothing is known of any topic.
+    fn refuse_none(&self) {
+        self.refused().clear();
+    }
+
+    /// What a broker has said of a topic that takes no records.
+    fn refused_topic(&self, topic: &str) -> Option<RefusedTopic> {
+        self.refused().get(topic).copied()
+    }
+
+    /// The topic is known now.
+    fn got(&self, topic: &str) {
+        self.inbox().wanted.remove(topic);
+    }
+
+    /// The error callback heard something.
+    fn suspect(&self, code: Code, reason: &str) {
+        let reason: String =
+            reason.lines().next().unwrap_or_default().chars().take(REASON_BYTES_MAX).collect();
+        self.tell(|inbox| Suspicion { code, reason }.outweigh(&mut inbox.suspicion));
+    }
+
+    /// What the error callback heard since the last look.
+    fn heard(&self) -> Option<Suspicion> {
+        self.inbox().suspicion.take()
+    }
+
+    /// Says that a producer is broken, unless a reset has come first.
+    fn say_broken(&self) {
+        // The lock orders this against `reset`: either `reset` clears `broken` first, or the post is made before it.
+        let mut inbox = self.inbox();
+        if let Some(reason) = inbox.broken.take() {
+            self.mailbox.post(Post::Broken { reason });
+        }
+    }
+
+    /// Waits for work, at most `timeout`, and shows the inbox to `take`.
+    fn wait<T>(&self, timeout: Duration, take: impl FnOnce(&mut Inbox) -> T) -> T {
+        let quiet = |inbox: &mut Inbox| {
+            !inbox.stop
+                && inbox.wanted.values().all(|wanted| wanted.asked_at.is_some())
+                && inbox.producers.is_none()
+                && inbox.suspicion.is_none()
+                && inbox.broken.is_none()
+                && inbox.leaving.is_empty()
+        };
+        let (mut inbox, _timeout) = self
+            .bell
+            .wait_timeout_while(self.inbox(), timeout, quiet)
+            .unwrap_or_else(PoisonError::into_inner);
+        take(&mut inbox)
+    }
+
+    fn topics(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Facts>>> {
+        self.topics.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Everything known of topics, for the sink's own copy.
+    fn known_topics(&self) -> BTreeMap<String, Arc<Facts>> {
+        self.topics().clone()
+    }
+
+    /// The name of a known topic, for a question to a broker.
+    fn any_topic(&self) -> Option<String> {
+        self.topics().keys().next().cloned()
+    }
+
+    /// What was read once is better than a default: a topic whose settings were not answered in time has those that it
+    /// had, also after all topics were forgotten.
+    fn keep_settings(&self, topic: &str, facts: &mut Facts) {
+        let mut once = self.once();
+        if facts.configured {
+            let (limit, min_insync) = (facts.limit, facts.min_insync);
+            let read = Some(Read { limit, min_insync, compression: facts.compression.clone() });
+            if let Some(known) = once.get_mut(topic) {
+                *known = read;
+            } else if once.len() < KNOWN_ONCE_MAX {
+                once.insert(topic.to_owned(), read);
+            }
+            return;
+        }
+        match once.get(topic) {
+            Some(Some(read)) => {
+                facts.limit = read.limit;
+                facts.min_insync = read.min_insync;
+                facts.compression.clone_from(&read.compression);
+                facts.configured = true;
+            }
+            None if once.len() < KNOWN_ONCE_MAX => {
+                once.insert(topic.to_owned(), None);
+            }
+            Some(None) | None => {}
+        }
+    }
+
+    /// Remembers what was found of a topic, and gives back what was known before.
+    fn learn(&self, topic: &str, mut facts: Facts) -> Option<Arc<Facts>> {
+        self.refused().remove(topic);
+        self.keep_settings(topic, &mut facts);
+        let before = self.topics().insert(topic.to_owned(), Arc::new(facts));
+        self.topics_version.fetch_add(1, Ordering::Release);
+        before
+    }
+
+    /// Forgets all topics: one of them is not what it was when it was asked for, as `code` says.
+    fn forget_topics(&self, code: Code) {
+        if code == Code::TopicAuthorizationFailed {
+            self.rights.store(true, Ordering::Release);
+        }
+        self.topics().clear();
+        self.topics_version.fetch_add(1, Ordering::Release);
     }
 }

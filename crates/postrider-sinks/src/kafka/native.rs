@@ -3,21 +3,18 @@
 //! `unsafe`; it decides nothing.
 #![expect(unsafe_code, reason = "librdkafka's C functions, on handles the crate keeps alive")]
 
-mod create;
-mod description;
-mod events;
-
-pub(super) use create::{NotMade, create_topic};
-pub(super) use description::{Description, TopicId, describe};
-pub(super) use events::{Events, Gathered, Report};
-
-use super::polled::Producer;
+use super::Producer;
+use crate::spec::CreateTopics;
 use postrider_core::record::{Header, Record, Ticket};
+use rdkafka::client::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::error::KafkaError;
 use rdkafka::producer::{PARTITION_UA, Producer as _};
-use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
+use rdkafka::types::{RDKafkaErrorCode, RDKafkaErrorCode as Code, RDKafkaRespErr};
 use rdkafka_sys as sys;
+use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 // A ticket travels through librdkafka as a pointer-sized opaque.
@@ -273,4 +270,390 @@ unsafe fn text(text: *const c_char) -> String {
     }
     // SAFETY: what the caller promises.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+// A producer's events, as librdkafka queues them: delivery reports a request at a time, errors, log lines.
+//
+// The crate's own loop takes a reference and a lock for each report, and can't be told to come back later. Hands plain
+// values to the producer's context, which decides.
+
+/// What became of one record, as librdkafka says it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Report {
+    pub(super) ticket: Ticket,
+    /// Its place in the partition, or the offset and no error.
+    pub(super) result: Result<i64, Code>,
+}
+
+/// A producer and the queue of its events.
+pub(super) struct Events {
+    queue: NonNull<sys::rd_kafka_queue_t>,
+    producer: Producer,
+}
+
+// SAFETY: librdkafka's queues may be used by any thread.
+unsafe impl Send for Events {}
+// SAFETY: the same; to take an event needs no exclusive access.
+unsafe impl Sync for Events {}
+
+impl Events {
+    pub(super) fn of(producer: Producer) -> Result<Self, KafkaError> {
+        // SAFETY: the handle lives as long as `producer`; the reference to its queue is given back on drop.
+        let queue = unsafe { sys::rd_kafka_queue_get_main(producer.client().native_ptr()) };
+        let none = || KafkaError::ClientCreation("it has no queue of events".to_owned());
+        Ok(Self { queue: NonNull::new(queue).ok_or_else(none)?, producer })
+    }
+
+    pub(super) const fn producer(&self) -> &Producer {
+        &self.producer
+    }
+
+    /// Hands the next event to the producer's context; false where none came within `timeout`. What was acknowledged is
+    /// gathered, to be told.
+    pub(super) fn take(&self, timeout: Duration, gathered: &mut Gathered) -> bool {
+        // SAFETY: the queue is alive, and the event is given back when it is dropped.
+        let event = unsafe { sys::rd_kafka_queue_poll(self.queue.as_ptr(), millis(timeout)) };
+        let Some(event) = NonNull::new(event).map(Event) else { return false };
+        let context = self.producer.client().context();
+        match event.kind() {
+            sys::RD_KAFKA_EVENT_DR => {
+                context.delivered(event.reports(), &mut gathered.acked);
+                gathered.events.push(event);
+            }
+            sys::RD_KAFKA_EVENT_ERROR => {
+                // What came before it is told before it.
+                self.tell(gathered);
+                let (code, reason) = event.error();
+                context.error(KafkaError::Global(code), reason.trim());
+            }
+            sys::RD_KAFKA_EVENT_LOG => {
+                // Whoever takes the log may be slow.
+                self.tell(gathered);
+                if let Some((level, facility, line)) = event.line() {
+                    context.log(level, facility.trim(), line.trim());
+                }
+            }
+            // Statistics and a token's end are asked for by nobody.
+            _ => {}
+        }
+        true
+    }
+
+    /// Tells of what [`take`](Self::take) has gathered.
+    pub(super) fn tell(&self, gathered: &mut Gathered) {
+        let context = self.producer.client().context();
+        context.told(&mut gathered.acked);
+        gathered.events.clear();
+        context.has_room();
+    }
+
+    /// Whoever waits in [`take`](Self::take) comes back.
+    pub(super) fn wake(&self) {
+        // SAFETY: the queue is alive.
+        unsafe { sys::rd_kafka_queue_yield(self.queue.as_ptr()) };
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        // SAFETY: the reference of `of`; the producer is dropped after it.
+        unsafe { sys::rd_kafka_queue_destroy(self.queue.as_ptr()) };
+    }
+}
+
+/// Acknowledgements that are told together, and their events. Those are given back after that: for librdkafka their
+/// records are in flight until then, so that whoever flushes a producer knows that all has been told.
+#[derive(Default)]
+pub(super) struct Gathered {
+    acked: Vec<Ticket>,
+    events: Vec<Event>,
+}
+
+impl Gathered {
+    /// Acknowledgements that are not told yet.
+    pub(super) fn count(&self) -> usize {
+        self.acked.len()
+    }
+}
+
+/// One event.
+struct Event(NonNull<sys::rd_kafka_event_t>);
+
+impl Event {
+    fn kind(&self) -> i32 {
+        // SAFETY: the event is alive.
+        unsafe { sys::rd_kafka_event_type(self.0.as_ptr()) }
+    }
+
+    /// Each record's report, once.
+    fn reports(&self) -> impl Iterator<Item = Report> {
+        std::iter::from_fn(|| {
+            // SAFETY: the event is alive, and owns the message, which is only read here. The opaque is the number that
+            // `produce` gave. The error is a broker's number, and may be one that librdkafka's enum does not have: so
+            // nothing refers to the message as a whole.
+            let (error, offset, private) = unsafe {
+                let message =
+                    NonNull::new(sys::rd_kafka_event_message_next(self.0.as_ptr()).cast_mut())?;
+                let message = message.as_ptr();
+                let error = (&raw const (*message).err).cast::<i32>().read();
+                (error, (*message).offset, (*message)._private)
+            };
+            let result = if error == 0 { Ok(offset) } else { Err(code_of(error)) };
+            Some(Report { ticket: Ticket(private as u64), result })
+        })
+    }
+
+    fn error(&self) -> (Code, Cow<'_, str>) {
+        // SAFETY: the event is alive, and owns its text.
+        unsafe {
+            let code = code_of(event_error(self.0.as_ptr()));
+            (code, borrowed(sys::rd_kafka_event_error_string(self.0.as_ptr())))
+        }
+    }
+
+    /// Level, facility and text of a log line.
+    fn line(&self) -> Option<(RDKafkaLogLevel, Cow<'_, str>, Cow<'_, str>)> {
+        let (mut facility, mut text, mut level) = (ptr::null(), ptr::null(), 0);
+        // SAFETY: the event is alive, and owns the texts.
+        unsafe {
+            let failed = sys::rd_kafka_event_log(
+                self.0.as_ptr(),
+                &raw mut facility,
+                &raw mut text,
+                &raw mut level,
+            );
+            (failed == 0).then(|| (level_of(level), borrowed(facility), borrowed(text)))
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: the event came from a queue and is given back once.
+        unsafe { sys::rd_kafka_event_destroy(self.0.as_ptr()) };
+    }
+}
+
+/// As syslog numbers them.
+const fn level_of(number: i32) -> RDKafkaLogLevel {
+    match number {
+        0 => RDKafkaLogLevel::Emerg,
+        1 => RDKafkaLogLevel::Alert,
+        2 => RDKafkaLogLevel::Critical,
+        3 => RDKafkaLogLevel::Error,
+        4 => RDKafkaLogLevel::Warning,
+        5 => RDKafkaLogLevel::Notice,
+        6 => RDKafkaLogLevel::Info,
+        _ => RDKafkaLogLevel::Debug,
+    }
+}
+
+/// # Safety
+/// `text` is null, or a C string that lives as long as what it is borrowed for.
+unsafe fn borrowed<'a>(text: *const c_char) -> Cow<'a, str> {
+    if text.is_null() {
+        return Cow::Borrowed("");
+    }
+    // SAFETY: what the caller promises.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy()
+}
+
+// A topic as its broker describes it: which one it is, and whether we may write to it.
+
+/// What a topic keeps for as long as it lives, and one that is made anew under its name does not have (Kafka, KIP-516).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct TopicId(i64, i64);
+
+#[cfg(test)]
+impl TopicId {
+    pub(super) const fn number(number: i64) -> Self {
+        Self(number, 0)
+    }
+}
+
+/// What a broker says of a topic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Description {
+    /// None before Kafka 2.8.
+    pub(super) id: Option<TopicId>,
+    /// Whether we may write to it; where the broker says it, as from Kafka 2.3 on.
+    pub(super) may_write: Option<bool>,
+}
+
+/// Asks the controller for a topic (`DescribeTopics` with authorized operations). Waits at most `timeout`.
+///
+/// # Errors
+/// The topic's own error, or why the broker could not be asked.
+pub(super) fn describe(
+    producer: &Producer,
+    topic: &CStr,
+    timeout: Duration,
+) -> Result<Description, RDKafkaErrorCode> {
+    let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS;
+    // SAFETY: one question of that kind; the collection is destroyed after its last use.
+    let send = |client, options, queue| unsafe {
+        let error = sys::rd_kafka_AdminOptions_set_include_authorized_operations(options, 1);
+        if !error.is_null() {
+            sys::rd_kafka_error_destroy(error);
+        }
+        let mut names = [topic.as_ptr()];
+        let topics = sys::rd_kafka_TopicCollection_of_topic_names(names.as_mut_ptr(), names.len());
+        sys::rd_kafka_DescribeTopics(client, topics, options, queue);
+        sys::rd_kafka_TopicCollection_destroy(topics);
+    };
+    // SAFETY: `description` reads the answer to that question.
+    unsafe { ask(producer, op, timeout, send, description) }
+}
+
+/// # Safety
+/// `event` is a live event of a `DescribeTopics` queue.
+unsafe fn description(event: *mut sys::rd_kafka_event_t) -> Result<Description, RDKafkaErrorCode> {
+    // SAFETY: what the caller promises; the array is as long as its count says.
+    unsafe {
+        failed(event_error(event))?;
+        let result = sys::rd_kafka_event_DescribeTopics_result(event);
+        if result.is_null() {
+            return Err(RDKafkaErrorCode::InvalidType);
+        }
+        let mut count = 0;
+        let topics = sys::rd_kafka_DescribeTopics_result_topics(result, &raw mut count);
+        if count == 0 {
+            return Err(RDKafkaErrorCode::UnknownTopicOrPartition);
+        }
+        let topic = *topics;
+        failed(error_code(sys::rd_kafka_TopicDescription_error(topic)))?;
+        Ok(Description { id: id(topic), may_write: may_write(topic) })
+    }
+}
+
+/// # Safety
+/// `topic` is of a live result.
+unsafe fn id(topic: *const sys::rd_kafka_TopicDescription_t) -> Option<TopicId> {
+    // SAFETY: what the caller promises.
+    let (most, least) = unsafe {
+        let id = sys::rd_kafka_TopicDescription_topic_id(topic);
+        if id.is_null() {
+            return None;
+        }
+        (
+            sys::rd_kafka_Uuid_most_significant_bits(id),
+            sys::rd_kafka_Uuid_least_significant_bits(id),
+        )
+    };
+    ((most, least) != (0, 0)).then_some(TopicId(most, least))
+}
+
+/// # Safety
+/// `topic` is of a live result.
+unsafe fn may_write(topic: *const sys::rd_kafka_TopicDescription_t) -> Option<bool> {
+    let mut count = 0;
+    // SAFETY: what the caller promises.
+    let allowed =
+        unsafe { sys::rd_kafka_TopicDescription_authorized_operations(topic, &raw mut count) };
+    if allowed.is_null() {
+        return None;
+    }
+    // SAFETY: the array is as long as its count says.
+    let may = |operation| (0..count).any(|index| unsafe { *allowed.add(index) } == operation);
+    // Who sees the topic may describe it: a list without that is no answer.
+    may(sys::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_DESCRIBE)
+        .then(|| may(sys::rd_kafka_AclOperation_t::RD_KAFKA_ACL_OPERATION_WRITE))
+}
+
+// The administrator's request that makes a topic, on a producer's own connection.
+
+unsafe extern "C" {
+    #[link_name = "rd_kafka_topic_result_error"]
+    fn topic_error(result: *const sys::rd_kafka_topic_result_t) -> c_int;
+}
+
+/// Why a topic was not made: the broker's code, and its words where it has some.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct NotMade {
+    pub(super) code: RDKafkaErrorCode,
+    pub(super) words: String,
+}
+
+impl From<RDKafkaErrorCode> for NotMade {
+    fn from(code: RDKafkaErrorCode) -> Self {
+        Self { code, words: String::new() }
+    }
+}
+
+/// Makes a topic, or with `only_validate` asks whether it could be made. Waits at most `timeout`.
+pub(super) fn create_topic(
+    producer: &Producer,
+    topic: &CStr,
+    wanted: &CreateTopics,
+    only_validate: bool,
+    timeout: Duration,
+) -> Result<(), NotMade> {
+    let op = sys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_CREATETOPICS;
+    let count = |number: Option<u32>| {
+        number.map_or(-1, |number| c_int::try_from(number).unwrap_or(c_int::MAX))
+    };
+    let c_string =
+        |text: &str| CString::new(text).map_err(|_nul| RDKafkaErrorCode::InvalidArgument);
+    let config = wanted
+        .config
+        .iter()
+        .map(|(name, value)| Ok((c_string(name)?, c_string(value)?)))
+        .collect::<Result<Vec<_>, RDKafkaErrorCode>>()?;
+    let mut said: [c_char; 256] = [0; 256];
+    // SAFETY: -1 is the broker's default for both numbers; `said` is as long as it is said to be.
+    let mut new = unsafe {
+        sys::rd_kafka_NewTopic_new(
+            topic.as_ptr(),
+            count(wanted.partitions),
+            count(wanted.replication_factor),
+            said.as_mut_ptr(),
+            said.len(),
+        )
+    };
+    if new.is_null() {
+        return Err(RDKafkaErrorCode::InvalidArgument.into());
+    }
+    for (name, value) in &config {
+        // SAFETY: `new` is live; both strings are copied. Its only error is an empty name, which the broker refuses.
+        unsafe { sys::rd_kafka_NewTopic_set_config(new, name.as_ptr(), value.as_ptr()) };
+    }
+    // SAFETY: one request of that kind; `new` is destroyed after its last use.
+    let send = |client, options: *mut sys::rd_kafka_AdminOptions_t, queue| unsafe {
+        let mut said: [c_char; 128] = [0; 128];
+        sys::rd_kafka_AdminOptions_set_validate_only(
+            options,
+            c_int::from(only_validate),
+            said.as_mut_ptr(),
+            said.len(),
+        );
+        sys::rd_kafka_CreateTopics(client, &raw mut new, 1, options, queue);
+        sys::rd_kafka_NewTopic_destroy(new);
+    };
+    // SAFETY: `made` reads the answer to that request.
+    unsafe { ask(producer, op, timeout, send, made) }?
+}
+
+/// # Safety
+/// `event` is a live event of a `CreateTopics` queue.
+unsafe fn made(event: *mut sys::rd_kafka_event_t) -> Result<Result<(), NotMade>, RDKafkaErrorCode> {
+    // SAFETY: what the caller promises; the array is as long as its count says.
+    unsafe {
+        failed(event_error(event))?;
+        let result = sys::rd_kafka_event_CreateTopics_result(event);
+        if result.is_null() {
+            return Err(RDKafkaErrorCode::InvalidType);
+        }
+        let mut count = 0;
+        let topics = sys::rd_kafka_CreateTopics_result_topics(result, &raw mut count);
+        if count == 0 {
+            return Err(RDKafkaErrorCode::InvalidType);
+        }
+        let topic = *topics;
+        let number = topic_error(topic);
+        if number == 0 {
+            return Ok(Ok(()));
+        }
+        let words = text(sys::rd_kafka_topic_result_error_string(topic));
+        Ok(Err(NotMade { code: code_of(number), words }))
+    }
 }

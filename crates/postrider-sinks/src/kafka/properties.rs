@@ -3,9 +3,10 @@
 //!
 //! Knows the promises; knows no topic and no broker. Makes the [`ClientConfig`] that producers are made from.
 
-use super::logins::Build;
-use super::names::NAMES;
-use super::sizes::Sizes;
+#[cfg(test)]
+mod tests;
+
+use super::producer::Sizes;
 use crate::{KafkaSpec, SinkError};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaError;
@@ -224,5 +225,315 @@ fn queue_messages(spec: &KafkaSpec) -> usize {
     spec.in_flight_events.saturating_mul(2).saturating_add(1_000).min(10_000_000)
 }
 
+// The names of librdkafka's producer properties, for "did you mean".
+//
+// From CONFIGURATION.md of librdkafka 2.12.1. Whether a name is known is librdkafka's own word, never this list's.
+
+/// Every property an operator may write, in order.
+pub(super) const NAMES: &[&str] = &[
+    "acks",
+    "allow.auto.create.topics",
+    "api.version.fallback.ms",
+    "api.version.request",
+    "api.version.request.timeout.ms",
+    "batch.num.messages",
+    "batch.size",
+    "bootstrap.servers",
+    "broker.address.family",
+    "broker.address.ttl",
+    "broker.version.fallback",
+    "client.dns.lookup",
+    "client.id",
+    "client.rack",
+    "compression.codec",
+    "compression.level",
+    "compression.type",
+    "connections.max.idle.ms",
+    "debug",
+    "delivery.report.only.error",
+    "delivery.timeout.ms",
+    "enable.gapless.guarantee",
+    "enable.idempotence",
+    "enable.metrics.push",
+    "enable.random.seed",
+    "enable.sasl.oauthbearer.unsecure.jwt",
+    "enable.ssl.certificate.verification",
+    "https.ca.location",
+    "https.ca.pem",
+    "internal.termination.signal",
+    "linger.ms",
+    "log.connection.close",
+    "log.queue",
+    "log.thread.name",
+    "max.in.flight",
+    "max.in.flight.requests.per.connection",
+    "message.copy.max.bytes",
+    "message.max.bytes",
+    "message.send.max.retries",
+    "message.timeout.ms",
+    "metadata.broker.list",
+    "metadata.max.age.ms",
+    "metadata.recovery.rebootstrap.trigger.ms",
+    "metadata.recovery.strategy",
+    "partitioner",
+    "plugin.library.paths",
+    "produce.offset.report",
+    "queue.buffering.backpressure.threshold",
+    "queue.buffering.max.kbytes",
+    "queue.buffering.max.messages",
+    "queue.buffering.max.ms",
+    "queuing.strategy",
+    "receive.message.max.bytes",
+    "reconnect.backoff.jitter.ms",
+    "reconnect.backoff.max.ms",
+    "reconnect.backoff.ms",
+    "request.required.acks",
+    "request.timeout.ms",
+    "retries",
+    "retry.backoff.max.ms",
+    "retry.backoff.ms",
+    "sasl.kerberos.keytab",
+    "sasl.kerberos.kinit.cmd",
+    "sasl.kerberos.min.time.before.relogin",
+    "sasl.kerberos.principal",
+    "sasl.kerberos.service.name",
+    "sasl.mechanism",
+    "sasl.mechanisms",
+    "sasl.oauthbearer.assertion.algorithm",
+    "sasl.oauthbearer.assertion.claim.aud",
+    "sasl.oauthbearer.assertion.claim.exp.seconds",
+    "sasl.oauthbearer.assertion.claim.iss",
+    "sasl.oauthbearer.assertion.claim.jti.include",
+    "sasl.oauthbearer.assertion.claim.nbf.seconds",
+    "sasl.oauthbearer.assertion.claim.sub",
+    "sasl.oauthbearer.assertion.file",
+    "sasl.oauthbearer.assertion.jwt.template.file",
+    "sasl.oauthbearer.assertion.private.key.file",
+    "sasl.oauthbearer.assertion.private.key.passphrase",
+    "sasl.oauthbearer.assertion.private.key.pem",
+    "sasl.oauthbearer.client.credentials.client.id",
+    "sasl.oauthbearer.client.credentials.client.secret",
+    "sasl.oauthbearer.client.id",
+    "sasl.oauthbearer.client.secret",
+    "sasl.oauthbearer.config",
+    "sasl.oauthbearer.extensions",
+    "sasl.oauthbearer.grant.type",
+    "sasl.oauthbearer.metadata.authentication.type",
+    "sasl.oauthbearer.method",
+    "sasl.oauthbearer.scope",
+    "sasl.oauthbearer.token.endpoint.url",
+    "sasl.password",
+    "sasl.username",
+    "security.protocol",
+    "socket.blocking.max.ms",
+    "socket.connection.setup.timeout.ms",
+    "socket.keepalive.enable",
+    "socket.max.fails",
+    "socket.nagle.disable",
+    "socket.receive.buffer.bytes",
+    "socket.send.buffer.bytes",
+    "socket.timeout.ms",
+    "ssl.ca.certificate.stores",
+    "ssl.ca.location",
+    "ssl.ca.pem",
+    "ssl.certificate.location",
+    "ssl.certificate.pem",
+    "ssl.cipher.suites",
+    "ssl.crl.location",
+    "ssl.curves.list",
+    "ssl.endpoint.identification.algorithm",
+    "ssl.engine.id",
+    "ssl.engine.location",
+    "ssl.key.location",
+    "ssl.key.password",
+    "ssl.key.pem",
+    "ssl.keystore.location",
+    "ssl.keystore.password",
+    "ssl.providers",
+    "ssl.sigalgs.list",
+    "statistics.interval.ms",
+    "sticky.partitioning.linger.ms",
+    "topic.blacklist",
+    "topic.metadata.propagation.max.ms",
+    "topic.metadata.refresh.fast.cnt",
+    "topic.metadata.refresh.fast.interval.ms",
+    "topic.metadata.refresh.interval.ms",
+    "topic.metadata.refresh.sparse",
+    "transaction.timeout.ms",
+    "transactional.id",
+];
+
+// Logins that this build can't make, refused by name before librdkafka is asked: its own words are "recompile", or the
+// property is taken and the login fails later.
+//
+// What librdkafka was built with is what it says of itself (`builtin.features`). Postrider's own build has neither
+// Cyrus SASL (Kerberos) nor libcurl (OIDC tokens); docs/decisions/logins.md has the reasons.
+
+/// What to use instead, of what every broker has.
+const INSTEAD: &str = "use SCRAM-SHA-512 or PLAIN over SASL_SSL (sasl.username, sasl.password), or a TLS client \
+                       certificate (ssl.certificate.location, ssl.key.location)";
+/// The same at Amazon's managed service.
+const INSTEAD_MSK: &str = "Amazon MSK also takes SASL/SCRAM (port 9096, user and password in AWS Secrets Manager: \
+                           sasl.mechanism = SCRAM-SHA-512) and TLS client certificates (port 9094)";
+/// Where Java's clients write the login into one property.
+const JAAS: &str = "write user and password into sasl.username and sasl.password";
+
+const KERBEROS: &str = "Kerberos (GSSAPI), and this build has no Cyrus SASL";
+const OIDC: &str = "OAuth tokens (OAUTHBEARER, OIDC), and this build has no libcurl to fetch them";
+const MSK: &str =
+    "the IAM login of Amazon MSK, whose signed tokens only Amazon's Java classes make";
+const JAVA: &str = "a login of the Java client, and librdkafka has no such property";
+
+/// The names of the property that says how to log in.
+const MECHANISM: [&str; 2] = ["sasl.mechanisms", "sasl.mechanism"];
+
+/// What librdkafka was built with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Build {
+    kerberos: bool,
+    oidc: bool,
+}
+
+impl Build {
+    /// By its own word.
+    pub(super) fn here() -> Self {
+        let native = ClientConfig::new().create_native_config();
+        let features = native.and_then(|native| native.get("builtin.features"));
+        let features = features.unwrap_or_default();
+        let has = |wanted: &str| features.split(',').any(|feature| feature.trim() == wanted);
+        Self { kerberos: has("sasl_gssapi"), oidc: has("oidc") || has("sasl_oauthbearer_oidc") }
+    }
+
+    /// Whether one property asks for a login that can't be made.
+    pub(super) fn allows(self, name: &str, value: &str) -> Result<(), SinkError> {
+        let lacks =
+            |what, instead| Err(SinkError::NoLogin { name: name.to_owned(), what, instead });
+        let value = value.trim();
+        let java = [
+            "sasl.jaas.config",
+            "sasl.client.callback.handler.class",
+            "sasl.login.callback.handler.class",
+        ];
+        let msk = value.to_ascii_lowercase().contains("software.amazon.msk.auth.iam");
+        if msk || (MECHANISM.contains(&name) && value.eq_ignore_ascii_case("AWS_MSK_IAM")) {
+            return lacks(MSK, INSTEAD_MSK);
+        }
+        if java.contains(&name) || name.starts_with("sasl.login.") {
+            return lacks(JAVA, if name == "sasl.jaas.config" { JAAS } else { INSTEAD });
+        }
+        let mechanism =
+            |wanted: &str| MECHANISM.contains(&name) && value.eq_ignore_ascii_case(wanted);
+        if !self.kerberos && (mechanism("GSSAPI") || name.starts_with("sasl.kerberos.")) {
+            return lacks(KERBEROS, INSTEAD);
+        }
+        // Without OIDC there is nobody to give a token: librdkafka's unsecured one is refused for its expiry.
+        if !self.oidc && (mechanism("OAUTHBEARER") || name.starts_with("sasl.oauthbearer.")) {
+            return lacks(OIDC, INSTEAD);
+        }
+        Ok(())
+    }
+
+    /// Whether all of them ask for the mechanism that librdkafka takes where none is named.
+    pub(super) fn allows_all(self, spec: &KafkaSpec) -> Result<(), SinkError> {
+        let protocol = spec.properties.get("security.protocol");
+        let sasl =
+            protocol.is_some_and(|text| text.trim().to_ascii_lowercase().starts_with("sasl"));
+        let named = MECHANISM.iter().any(|name| spec.properties.contains_key(*name));
+        if sasl && !named && !self.kerberos {
+            return Err(SinkError::NoMechanism);
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
-mod tests;
+mod logins_tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    const NEITHER: Build = Build { kerberos: false, oidc: false };
+
+    fn what(build: Build, name: &str, value: &str) -> Option<&'static str> {
+        match build.allows(name, value) {
+            Ok(()) => None,
+            Err(SinkError::NoLogin { what, name: told, instead }) => {
+                assert_eq!(told, name);
+                assert!(!instead.is_empty());
+                Some(what)
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    /// A build that has more is told nothing: the table holds for whatever librdkafka says of itself.
+    #[test]
+    fn logins_that_a_build_lacks_are_refused_by_name() {
+        let both = Build { kerberos: true, oidc: true };
+        for (name, value, without, with) in [
+            ("sasl.mechanism", "GSSAPI", Some(KERBEROS), None),
+            ("sasl.mechanisms", "gssapi", Some(KERBEROS), None),
+            ("sasl.kerberos.service.name", "kafka", Some(KERBEROS), None),
+            ("sasl.kerberos.keytab", "/x", Some(KERBEROS), None),
+            ("sasl.mechanism", "OAUTHBEARER", Some(OIDC), None),
+            ("sasl.oauthbearer.method", "oidc", Some(OIDC), None),
+            ("sasl.oauthbearer.token.endpoint.url", "https://x", Some(OIDC), None),
+            ("sasl.mechanism", "AWS_MSK_IAM", Some(MSK), Some(MSK)),
+            (
+                "sasl.jaas.config",
+                "software.amazon.msk.auth.iam.IAMLoginModule required;",
+                Some(MSK),
+                Some(MSK),
+            ),
+            (
+                "sasl.client.callback.handler.class",
+                "software.amazon.msk.auth.iam.IAMClientCallbackHandler",
+                Some(MSK),
+                Some(MSK),
+            ),
+            (
+                "sasl.jaas.config",
+                "org.apache.kafka.common.security.scram.ScramLoginModule required;",
+                Some(JAVA),
+                Some(JAVA),
+            ),
+            ("sasl.login.callback.handler.class", "com.example.Login", Some(JAVA), Some(JAVA)),
+            ("sasl.mechanism", "PLAIN", None, None),
+            ("sasl.mechanism", "SCRAM-SHA-512", None, None),
+            ("sasl.username", "relay", None, None),
+            ("ssl.ca.location", "/x", None, None),
+        ] {
+            assert_eq!(what(NEITHER, name, value), without, "{name} {value}");
+            assert_eq!(what(both, name, value), with, "{name} {value}");
+        }
+    }
+
+    /// librdkafka would take GSSAPI.
+    #[test]
+    fn mechanism_is_named_where_the_default_is_one_that_the_build_lacks() {
+        let spec = |properties: &[(&str, &str)]| KafkaSpec {
+            brokers: "k1:9092".to_owned(),
+            properties: properties
+                .iter()
+                .map(|(n, v)| ((*n).to_owned(), (*v).to_owned()))
+                .collect(),
+            shards: 1,
+            client_id: "postrider".to_owned(),
+            in_flight_events: 1,
+            in_flight_bytes: 1,
+            size_max: None,
+            create_topics: None,
+            secret_files: BTreeMap::new(),
+        };
+        let sasl = ("security.protocol", "SASL_SSL");
+        assert!(matches!(NEITHER.allows_all(&spec(&[sasl])), Err(SinkError::NoMechanism)));
+        assert!(NEITHER.allows_all(&spec(&[sasl, ("sasl.mechanism", "PLAIN")])).is_ok());
+        assert!(NEITHER.allows_all(&spec(&[("security.protocol", "SSL")])).is_ok());
+        assert!(Build { kerberos: true, oidc: false }.allows_all(&spec(&[sasl])).is_ok());
+    }
+
+    /// The documents say so: a build that has them changes the documents.
+    #[test]
+    fn this_build_has_what_the_documents_say() {
+        assert_eq!(Build::here(), NEITHER);
+    }
+}

@@ -69,15 +69,15 @@ fn lines_are_what_they_say() {
         Header { name: "raw", value: Some(b"\xff") },
     ];
     let mut lines = Vec::new();
-    line::append(&Record { headers: &headers, ..record(b"{\"a\":\"\n\"}") }, &mut lines);
+    append(&Record { headers: &headers, ..record(b"{\"a\":\"\n\"}") }, &mut lines);
     let rest = Record {
         partition: Some(3),
         key: Some(b"\xfe"),
         timestamp_ms: None,
         ..record(b"\xff\x00")
     };
-    line::append(&rest, &mut lines);
-    line::append(&Record { key: None, value: None, ..record(b"") }, &mut lines);
+    append(&rest, &mut lines);
+    append(&Record { key: None, value: None, ..record(b"") }, &mut lines);
     expect![[r#"
         {"topic":"orders","key":"7","headers":[["id","1"],["id",null],["raw","/w==","base64"]],"timestamp":1,"value":"{\"a\":\"\n\"}"}
         {"topic":"orders","partition":3,"key":"/g==","key_encoding":"base64","headers":[],"timestamp":null,"value":"/wA=","encoding":"base64"}

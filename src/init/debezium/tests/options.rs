@@ -1,8 +1,8 @@
 //! The table of options against what the translation makes of each, and against the page.
 
 use super::{LEAST, answer_to, keys, translated};
-use crate::init::debezium::answer::page;
 use crate::init::debezium::options::{CONNECTOR, Known, ROUTER};
+use crate::init::debezium::translator::page;
 use crate::init::debezium::{Overrides, Verdict, producer, translate};
 
 /// A value with which an option is not what it is by default.

@@ -6,7 +6,7 @@ use crate::model::script::{By, Step};
 use crate::server::Client;
 use postrider::lsn::{Lsn, Watermark};
 use postrider::postgres::control::Control;
-use postrider::postgres::cursor::{self, Cursor, Written};
+use postrider::postgres::store::cursor::{self, Cursor, Written};
 
 impl Real {
     #[expect(clippy::wildcard_enum_match_arm, reason = "the caller has chosen")]

@@ -1,8 +1,7 @@
 //! The session without a server: what it had read stands in its buffer.
 
 use super::*;
-use crate::wal::batch::batch;
-use crate::wal::queue::Next;
+use crate::wal::queue::{Next, batch};
 use tokio::net::UnixStream;
 
 /// Room for one batch of the tests, not for two.

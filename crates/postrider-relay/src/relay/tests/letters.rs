@@ -168,8 +168,8 @@ fn dead_event_that_a_person_moves_is_no_letter_any_more() {
          unsent 32 0
          unsent 32 1
          unsent 32 2
-         wish 32 0 retry
-         wish 32 1 skip
+         request 32 0 retry
+         request 32 1 skip
          acked t0
          parked
          parked
@@ -182,8 +182,8 @@ fn dead_event_that_a_person_moves_is_no_letter_any_more() {
             unsent 32 0       │ letter t0 0/20:0
             unsent 32 1       │ 
             unsent 32 2       │ 
-            wish 32 0 retry   │ letter t1 0/20:1, write 0 rows [0/20:0 again]
-            wish 32 1 skip    │ letter t2 0/20:2
+            request 32 0 retry   │ letter t1 0/20:1, write 0 rows [0/20:0 again]
+            request 32 1 skip    │ letter t2 0/20:2
             acked t0          │ 
             parked            │ try t3 0/20:0, write 0 rows [0/20:1 skipped]
             parked            │ 

@@ -166,7 +166,7 @@ fn bound_of_rows_shuts_the_intake_and_drops_nothing() {
          parked
          written
          commit 32 48
-         wish 32 0 skip
+         request 32 0 skip
          parked
          written",
         &expect![[r#"
@@ -182,7 +182,7 @@ fn bound_of_rows_shuts_the_intake_and_drops_nothing() {
             parked            │  (shut)
             written           │  (shut)
             commit 32 48      │  (shut)
-            wish 32 0 skip    │ write 0 rows [0/20:0 skipped], write cursor 0/30
+            request 32 0 skip    │ write 0 rows [0/20:0 skipped], write cursor 0/30
             parked            │ 
             written           │ try t0 0/20:1, confirm 0/30
         "#]],
@@ -207,7 +207,7 @@ fn strict_order_has_one_event_of_an_aggregate_in_flight() {
         same_history: true,
         same_owner: true,
         parked: &[],
-        wishes: &[],
+        requests: &[],
     };
     let begin = Input::Begin {
         commit_lsn: super::lsn(32),

@@ -181,13 +181,13 @@ fn request_that_is_read_twice_is_carried_out_once() {
     check_parking(
         "row 32 1 a dead
          start 48
-         wish 32 1 retry
-         wish 32 1 retry
+         request 32 1 retry
+         request 32 1 retry
          parked",
         &expect![[r#"
             start 48          │ confirm 0/30
-            wish 32 1 retry   │ write 0 rows [0/20:1 again]
-            wish 32 1 retry   │ 
+            request 32 1 retry   │ write 0 rows [0/20:1 again]
+            request 32 1 retry   │ 
             parked            │ try t0 0/20:1
         "#]],
     );

@@ -24,7 +24,7 @@ fn room_among_the_parked_events_is_waited_for() {
     let mut run = after(rules, &lines);
     assert!(run.relay.parking_is_full());
     assert!(waits_for(&run).contains("parking.rows_max"));
-    run.line("wish 16 0 skip");
+    run.line("request 16 0 skip");
     assert_eq!(waits_for(&run), "nothing");
 }
 

@@ -1,0 +1,601 @@
+//! What to do about an error of the source: one total function, printed whole by a test.
+//!
+//! Pure. Goes by the kind of the error, its SQLSTATE and the statement that it came from, never by text. What is not
+//! known is transient: a wrong "transient" stalls where everybody sees it, a wrong "definite" stops a healthy pipeline.
+//! Nothing here counts attempts but [`Repeats`], which only ever ends in an operator's hands, never in giving up an
+//! event.
+
+#[cfg(test)]
+mod tests;
+
+use crate::error::{SqlState, Statement};
+use crate::names::{Names, admin_url, ident, literal};
+use crate::start::run_without_slot;
+use pg_replication::error::{SourceError, SourceErrorKind};
+use pg_replication::lsn::Lsn;
+use postrider_core::error::{Chain, Halt, HaltReason};
+use std::time::Duration;
+
+/// Where an error came up that names no [`Statement`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Opening either connection: name, TCP, TLS, login.
+    Connect,
+    /// Statements before the stream starts.
+    Handshake,
+    /// `START_REPLICATION`, until it answers.
+    Start,
+    /// The stream.
+    Stream,
+    /// Statements beside the stream.
+    Control,
+}
+
+impl Phase {
+    /// Every phase, in order.
+    pub const ALL: [Self; 5] =
+        [Self::Connect, Self::Handshake, Self::Start, Self::Stream, Self::Control];
+}
+
+/// What to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// Drop both connections and do the whole handshake again, for ever, with back-off.
+    Reconnect(Class),
+    /// Only this statement failed, and may succeed later: it is made again on the same connection, and nothing else
+    /// waits for it. Outside a stream, where there is nothing to go on with, as [`Action::Reconnect`].
+    Later(Class),
+    /// Somebody else holds the slot: the same, and say so.
+    StandBy,
+    /// The server refused something: do the handshake again, whose fence knows the reason better; if it finds nothing
+    /// wrong, halt with this.
+    Recheck(HaltReason),
+    /// A human must act. [`explain`] makes the halt.
+    Halt(HaltReason),
+}
+
+/// Why a reconnect: the label of a metric, and the shortest pause before the next try.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Class {
+    /// The connection broke, or could not be made.
+    Connection,
+    /// The server stops, or somebody ended the session. Or the slot was just invalidated: the next handshake tells.
+    Shutdown,
+    /// The server starts, or recovers.
+    Starting,
+    /// No connection, memory, disk or walsender to be had.
+    Resources,
+    /// The login was refused although it has worked before: secrets rotate.
+    Access,
+    /// The server is a standby.
+    NotPrimary,
+    /// A lock, a deadlock, a statement that took too long.
+    Busy,
+    /// The server failed at its work.
+    Server,
+    /// Nothing known.
+    Unknown,
+}
+
+impl Class {
+    /// Every class.
+    pub const ALL: [Self; 9] = [
+        Self::Connection,
+        Self::Shutdown,
+        Self::Starting,
+        Self::Resources,
+        Self::Access,
+        Self::NotPrimary,
+        Self::Busy,
+        Self::Server,
+        Self::Unknown,
+    ];
+
+    /// The label.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Connection => "connection",
+            Self::Shutdown => "shutdown",
+            Self::Starting => "starting",
+            Self::Resources => "resources",
+            Self::Access => "access",
+            Self::NotPrimary => "not_primary",
+            Self::Busy => "busy",
+            Self::Server => "server",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// The shortest pause before the next try; back-off goes on from it.
+    ///
+    /// A server that stops waits for its walsenders: who comes back at once keeps it from stopping. One that has no
+    /// connection to give is not helped by asking often.
+    pub const fn pause_min(self) -> Duration {
+        match self {
+            Self::Connection | Self::Busy | Self::Unknown => Duration::from_millis(200),
+            Self::Shutdown | Self::Starting | Self::NotPrimary | Self::Server => {
+                Duration::from_secs(1)
+            }
+            Self::Resources | Self::Access => Duration::from_secs(5),
+        }
+    }
+}
+
+/// The table. `proven`: this process has streamed before, so that what the configuration says has been right once.
+pub fn action(error: &SourceError, phase: Phase, proven: bool) -> Action {
+    match error.kind() {
+        SourceErrorKind::Unreachable
+        | SourceErrorKind::Timeout(_)
+        | SourceErrorKind::Closed
+        | SourceErrorKind::Silent(_)
+        | SourceErrorKind::Stopped => Action::Reconnect(Class::Connection),
+        SourceErrorKind::ServerStopping => Action::Reconnect(Class::Shutdown),
+        SourceErrorKind::System => Action::Reconnect(Class::Resources),
+        SourceErrorKind::SessionAttrs => Action::Reconnect(Class::NotPrimary),
+        SourceErrorKind::Settings | SourceErrorKind::Tls | SourceErrorKind::AuthRefused => {
+            access(proven)
+        }
+        SourceErrorKind::Protocol => Action::Halt(HaltReason::Protocol),
+        SourceErrorKind::TooLarge { .. } => Action::Halt(HaltReason::PoisonEvent),
+        SourceErrorKind::Server(report) => match error.statement() {
+            Some(statement) => by_statement(report.sqlstate, statement, proven),
+            None => by_sqlstate(report.sqlstate, phase, proven),
+        },
+    }
+}
+
+/// What an SQLSTATE of one of our own statements leads to.
+///
+/// The session is the walsender's neighbour, not the walsender: no SQLSTATE here says anything of slot, publication or
+/// stream. Three things are told apart: the session is over, or this server takes no writes (connect again); the
+/// statement may succeed later (`Later`, or connect again where the relay can't go on without it); and the table
+/// refuses what we write, for a reason that only a person can take away.
+fn by_statement(state: SqlState, statement: Statement, proven: bool) -> Action {
+    if let Some(class) = session_over(state) {
+        return Action::Reconnect(class);
+    }
+    match statement {
+        Statement::Mark => match passing(state).or_else(|| at_work(state)) {
+            Some(class) => Action::Later(class),
+            None if refusal(state) => Action::Halt(HaltReason::TableUnfit),
+            None => Action::Later(Class::Unknown),
+        },
+        // The claim's transaction is over with its first error: another session claims again.
+        Statement::Claim | Statement::Settle => match passing(state).or_else(|| at_work(state)) {
+            Some(class) => Action::Reconnect(class),
+            // pg_current_wal_insert_lsn() on a server that is in recovery again.
+            None if state.as_str() == "55000" && statement == Statement::Claim => {
+                Action::Reconnect(Class::NotPrimary)
+            }
+            // A migration may have taken the table away for a moment: the start check knows better.
+            None if matches!(state.as_str(), "42P01" | "42703" | "3F000") => {
+                Action::Recheck(HaltReason::TableUnfit)
+            }
+            None if refusal(state) => Action::Halt(HaltReason::TableUnfit),
+            None => Action::Reconnect(Class::Unknown),
+        },
+        Statement::Cursor | Statement::Parked => match passing(state) {
+            Some(Class::Busy) => Action::Later(Class::Busy),
+            Some(class) => Action::Reconnect(class),
+            None => own_table(state, proven),
+        },
+        // People wait for these, and no event does.
+        Statement::Requests | Statement::Look => {
+            let class = passing(state).or_else(|| at_work(state)).unwrap_or(Class::Unknown);
+            Action::Later(class)
+        }
+    }
+}
+
+/// The tables of schema `postrider` refused a statement.
+fn own_table(state: SqlState, proven: bool) -> Action {
+    match state.as_str() {
+        // In recovery there is no end of WAL to write down.
+        "55000" => Action::Reconnect(Class::NotPrimary),
+        "42501" if !proven => Action::Halt(HaltReason::AccessDenied),
+        // A schema of another version: the start check says which.
+        "42P01" | "42703" | "3F000" => Action::Recheck(HaltReason::SchemaUnfit),
+        // Values of one event that the database's encoding does not have: [`Repeats`] watches them.
+        _ if state.class() == "22" => Action::Reconnect(Class::Server),
+        _ => match at_work(state) {
+            Some(class) => Action::Reconnect(class),
+            None if refusal(state) => Action::Halt(HaltReason::SchemaUnfit),
+            None => Action::Reconnect(Class::Unknown),
+        },
+    }
+}
+
+/// The session has ended, or another one is needed.
+fn session_over(state: SqlState) -> Option<Class> {
+    match state.as_str() {
+        "57P01" | "57P02" | "57P05" => Some(Class::Shutdown),
+        "57P03" => Some(Class::Starting),
+        // The primary became a standby.
+        "25006" => Some(Class::NotPrimary),
+        // idle_in_transaction_session_timeout, transaction_timeout.
+        "25P03" | "25P04" => Some(Class::Busy),
+        // Somebody deallocated what was prepared: a pooler is in between, or a DISCARD ALL.
+        "26000" => Some(Class::Unknown),
+        "3D000" | "57P04" => Some(Class::Access),
+        _ if state.class() == "08" => Some(Class::Connection),
+        _ if state.class() == "28" => Some(Class::Access),
+        _ => None,
+    }
+}
+
+/// What passes by itself: a lock, a deadlock, a time-out, a full disk.
+fn passing(state: SqlState) -> Option<Class> {
+    match (state.as_str(), state.class()) {
+        ("55P03" | "57014" | "55006", _) | (_, "40") => Some(Class::Busy),
+        (_, "53") => Some(Class::Resources),
+        _ => None,
+    }
+}
+
+/// The server failed at its work: limits, the disk, internal errors, corruption; [`Repeats`] watches them.
+fn at_work(state: SqlState) -> Option<Class> {
+    matches!(state.class(), "54" | "58" | "XX").then_some(Class::Server)
+}
+
+/// The table, its types, constraints, triggers or rights are not as the statement needs them: trying again changes
+/// nothing before somebody changes the table.
+fn refusal(state: SqlState) -> bool {
+    let of_class = matches!(
+        state.class(),
+        // Features, triggers, cardinality, data, constraints, functions and their errors, names and rights, WITH CHECK
+        // OPTION, PL/pgSQL's RAISE.
+        "0A" | "09"
+            | "0L"
+            | "0P"
+            | "21"
+            | "22"
+            | "23"
+            | "27"
+            | "2F"
+            | "38"
+            | "39"
+            | "42"
+            | "3F"
+            | "44"
+            | "P0"
+    );
+    of_class || state.as_str() == "55000"
+}
+
+/// A refusal of the login or of a right: wrong from the start, or changed since.
+fn access(proven: bool) -> Action {
+    if proven { Action::Reconnect(Class::Access) } else { Action::Halt(HaltReason::AccessDenied) }
+}
+
+fn by_sqlstate(state: SqlState, phase: Phase, proven: bool) -> Action {
+    let started = matches!(phase, Phase::Start | Phase::Stream);
+    match (state.as_str(), phase) {
+        // object_not_in_prerequisite_state: the slot is lost, another's, being synchronised; in the stream the
+        // publication was skipped (18, as a warning); elsewhere the server is in recovery.
+        ("55000", Phase::Start) => Action::Recheck(HaltReason::SlotUnusable),
+        ("55000" | "42704", Phase::Stream) => Action::Halt(HaltReason::PublicationMissing),
+        ("55000" | "25006", _) => Action::Reconnect(Class::NotPrimary),
+        ("55006", _) => Action::StandBy,
+        ("42704", Phase::Start) => Action::Recheck(HaltReason::SlotMissing),
+        // Two publications with different column lists.
+        ("0A000", Phase::Stream) => Action::Halt(HaltReason::PublicationUnfit),
+        ("0A000" | "22023" | "42601" | "42602", _) if started => {
+            Action::Halt(HaltReason::ServerUnfit)
+        }
+        // Our schema or a column of it is not what we know.
+        ("42P01" | "42703" | "3F000", Phase::Handshake | Phase::Control) => {
+            Action::Recheck(HaltReason::SchemaUnfit)
+        }
+        ("3D000" | "42501", _) => access(proven),
+        ("57P01" | "57P02" | "57P05", _) => Action::Reconnect(Class::Shutdown),
+        ("57P03", _) => Action::Reconnect(Class::Starting),
+        ("55P03" | "57014", _) => Action::Reconnect(Class::Busy),
+        (_, _) => by_class(state, proven),
+    }
+}
+
+fn by_class(state: SqlState, proven: bool) -> Action {
+    match state.class() {
+        "08" => Action::Reconnect(Class::Connection),
+        "28" => access(proven),
+        "40" => Action::Reconnect(Class::Busy),
+        "53" => Action::Reconnect(Class::Resources),
+        // Data that can't be converted, limits, the disk, internal errors, corruption: [`Repeats`] watches them.
+        "22" | "54" | "58" | "XX" => Action::Reconnect(Class::Server),
+        _ => Action::Reconnect(Class::Unknown),
+    }
+}
+
+/// The same failure at the same position, again and again: the server can't get past it.
+///
+/// Fed with every error of the stream or its start; anything that moved the position forgets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Repeats {
+    last: Option<(SqlState, Lsn)>,
+    count: u32,
+}
+
+/// So many times the same SQLSTATE at the same position is no accident. A full disk or no memory is one for longer, so
+/// those classes ([`Class::Resources`]) are not counted.
+pub const REPEATS_MAX: u32 = 3;
+
+impl Repeats {
+    /// Counts `error`, met with the stream at `at` (the associated LSN where the server names one is better and is
+    /// taken). True when it is time to halt with [`HaltReason::Wedged`].
+    pub fn wedged(&mut self, error: &SourceError, at: Lsn) -> bool {
+        let Some(report) = error.report() else { return false };
+        if by_class(report.sqlstate, true) != Action::Reconnect(Class::Server) {
+            return false;
+        }
+        let now = (report.sqlstate, report.associated_lsn.unwrap_or(at));
+        self.count = if self.last == Some(now) { self.count.saturating_add(1) } else { 1 };
+        self.last = Some(now);
+        self.count >= REPEATS_MAX
+    }
+}
+
+// The halts that come from an error of the server, in the four parts that every halt has.
+
+const NOTHING_LOST: &str =
+    "nothing is confirmed while halted; the slot keeps the WAL, nothing is lost";
+
+/// The halt for `reason`, with the error's own words in it.
+pub fn explain(reason: HaltReason, error: &SourceError, names: &Names) -> Halt {
+    let (meaning, hint) = match reason {
+        HaltReason::AccessDenied => {
+            ("nothing was read or confirmed".to_owned(), access_hint(error))
+        }
+        HaltReason::PublicationMissing => publication_missing(error, names),
+        HaltReason::PublicationUnfit => (
+            NOTHING_LOST.to_owned(),
+            format!(
+                "name one publication in source.publication, made by: {}",
+                setup_as_admin(names)
+            ),
+        ),
+        HaltReason::SlotUnusable | HaltReason::SlotMissing | HaltReason::SlotLost => (
+            format!("slot {:?} can't be read; {NOTHING_LOST}", names.slot),
+            format!(
+                "look at it: SELECT * FROM pg_replication_slots WHERE slot_name = {};",
+                literal(&names.slot)
+            ),
+        ),
+        HaltReason::SchemaUnfit => (NOTHING_LOST.to_owned(), schema_hint(error, names)),
+        HaltReason::TableUnfit if error.statement().is_some() => table_refuses(error, names),
+        HaltReason::PoisonEvent => (
+            "one message of the stream can't be taken; everything behind it waits in the slot".to_owned(),
+            "keep payloads below the limit: ALTER TABLE … ADD CHECK (octet_length(payload::text) < …); to pass over \
+             this one see docs/operations.md"
+                .to_owned(),
+        ),
+        HaltReason::Wedged => (
+            "the server fails at the same position each time: everything behind it waits in the slot".to_owned(),
+            "the server's log has the full error; a row that can't be converted or decoded is passed over as \
+             docs/operations.md says"
+                .to_owned(),
+        ),
+        HaltReason::Protocol => (
+            "the bytes of the stream can't be trusted; nothing was skipped and nothing is confirmed".to_owned(),
+            "make sure that source.url reaches PostgreSQL itself and no pooler; then report it with the log".to_owned(),
+        ),
+        HaltReason::ServerUnfit
+        | HaltReason::OtherHistory
+        | HaltReason::PositionAhead
+        | HaltReason::SlotMoved
+        | HaltReason::TableUnfit
+        | HaltReason::MarksUnfit
+        | HaltReason::WalBudget
+        | HaltReason::RelayRunning
+        | HaltReason::NotApplicable
+        | HaltReason::AlreadySetUp
+        | HaltReason::RowUpdated
+        | HaltReason::SchemaUntrusted
+        | HaltReason::PipelineChanged
+        | HaltReason::SinkUnfit => (
+            NOTHING_LOST.to_owned(),
+            format!("postrider setup -p {} --print-sql shows what is needed", names.pipeline),
+        ),
+    };
+    Halt { reason, message: Chain(error).to_string(), meaning, hint }
+}
+
+const READ_ONLY: &str = "name the primary in source.url (target_session_attrs=read-write finds it among several \
+    hosts); or default_transaction_read_only is on: reset it for the role, the database or the server";
+
+const USED_UP: &str = "every connection or walsender is taken: raise max_connections or max_wal_senders (a restart), \
+    or end one of SELECT pid, application_name FROM pg_stat_activity WHERE backend_type IN ('walsender', 'client \
+    backend')";
+
+/// PgBouncer's word for a parameter that it does not pass on, and the server's for a replication command in a session
+/// that is none, since the pooler left `replication` out (measured with 1.18).
+const POOLER: &str = "name PostgreSQL itself in source.url: a connection pooler such as PgBouncer is in between, and \
+    replication does not pass it";
+
+/// What to look at while an error is waited out; `None` where waiting is all there is to do, or the server has said it.
+pub fn hint(error: &SourceError) -> Option<String> {
+    match error.kind() {
+        SourceErrorKind::Unreachable | SourceErrorKind::Timeout(_) => Some(
+            "check host and port in source.url, the network, and that PostgreSQL runs and listens there"
+                .to_owned(),
+        ),
+        SourceErrorKind::SessionAttrs => {
+            Some("name all hosts in source.url, the one that takes writes among them".to_owned())
+        }
+        SourceErrorKind::Settings | SourceErrorKind::Tls | SourceErrorKind::AuthRefused => {
+            Some(access_hint(error))
+        }
+        SourceErrorKind::Server(report) => {
+            let access = matches!(report.sqlstate.class(), "28" | "3D")
+                || report.sqlstate.as_str() == "42501";
+            if access {
+                return Some(access_hint(error));
+            }
+            match report.sqlstate.as_str() {
+                "25006" => Some(READ_ONLY.to_owned()),
+                "53300" => Some(USED_UP.to_owned()),
+                "08P01" | "42601" => Some(POOLER.to_owned()),
+                _ => report.hint.clone(),
+            }
+        }
+        SourceErrorKind::Protocol
+        | SourceErrorKind::Closed
+        | SourceErrorKind::Silent(_)
+        | SourceErrorKind::TooLarge { .. }
+        | SourceErrorKind::Stopped
+        | SourceErrorKind::ServerStopping
+        | SourceErrorKind::System => None,
+    }
+}
+
+fn access_hint(error: &SourceError) -> String {
+    let hint = match error.kind() {
+        SourceErrorKind::Tls => {
+            "check sslmode, sslrootcert, and name and dates of the server's certificate; the server may not offer TLS \
+             at all"
+        }
+        SourceErrorKind::Settings => "check the files and names of source.url",
+        SourceErrorKind::AuthRefused => {
+            "check password_file; a password is only sent over TLS or by SCRAM or md5"
+        }
+        SourceErrorKind::Server(report) => match report.sqlstate.as_str() {
+            "3D000" => "correct the database in source.url",
+            "42501" => {
+                "the role lacks a right: postrider setup --url postgresql://ADMIN@HOST/DATABASE gives it, or \
+                 --print-sql prints the GRANTs; replication needs ALTER ROLE … REPLICATION (RDS: GRANT \
+                 rds_replication TO …)"
+            }
+            _ => {
+                "check the user and password_file, the role's VALID UNTIL, and pg_hba.conf: its line names the \
+                 database, not \"replication\""
+            }
+        },
+        SourceErrorKind::Unreachable
+        | SourceErrorKind::Timeout(_)
+        | SourceErrorKind::SessionAttrs
+        | SourceErrorKind::Protocol
+        | SourceErrorKind::Closed
+        | SourceErrorKind::Silent(_)
+        | SourceErrorKind::TooLarge { .. }
+        | SourceErrorKind::Stopped
+        | SourceErrorKind::ServerStopping
+        | SourceErrorKind::System => "check source.url",
+    };
+    hint.to_owned()
+}
+
+/// The role that was refused, or for which something is missing, is the relay's: it can't give itself rights.
+fn setup_as_admin(names: &Names) -> String {
+    format!("postrider setup -p {} --url {}", names.pipeline, admin_url("DATABASE"))
+}
+
+fn schema_hint(error: &SourceError, names: &Names) -> String {
+    let setup = setup_as_admin(names);
+    match error.report().map(|report| report.sqlstate) {
+        Some(state)
+            if matches!(state.class(), "23" | "27" | "09" | "P0" | "44")
+                || state.as_str() == "0A000" =>
+        {
+            format!(
+                "see which trigger, rule or constraint was added to the tables of schema postrider, and remove it; \
+                 then start again ({setup} makes what is missing, and changes no row)"
+            )
+        }
+        Some(_) | None => {
+            format!("{setup}; it makes what is missing, grants the rights, and changes no row")
+        }
+    }
+}
+
+/// The outbox table refuses a statement of ours: what that means for the data, and what to change. Nothing of it loses
+/// an event: rows without a mark are published again at most.
+fn table_refuses(error: &SourceError, names: &Names) -> (String, String) {
+    let table =
+        names.table.as_ref().map_or_else(|| "the outbox table".to_owned(), ToString::to_string);
+    let claims = error.statement() == Some(Statement::Claim);
+    let meaning = if claims {
+        "nothing was claimed or marked; all rows are still in the table".to_owned()
+    } else {
+        format!(
+            "nothing is lost: published rows of {table} can't be marked as published, so nothing is confirmed past \
+             them; events published since then are published again at the next start"
+        )
+    };
+    let right = if claims { "lock" } else { "mark" };
+    let hint = match error.report().map(|report| report.sqlstate) {
+        Some(state) if state.as_str() == "42501" => format!(
+            "the role needs UPDATE, and DELETE where marks delete, to {right} rows: GRANT SELECT, UPDATE, DELETE ON \
+             {table} TO the role of source.url (postrider setup -p {} --print-sql has the lines); then start again",
+            names.pipeline
+        ),
+        Some(state) if state.as_str() == "55000" => format!(
+            "a publication that sends updates or deletes of {table} needs the table's replica identity: add a \
+             primary key, or ALTER TABLE {table} REPLICA IDENTITY FULL; or, where nobody else subscribes to it, \
+             ALTER PUBLICATION {} SET (publish = '{}'); SELECT pubname FROM pg_publication_tables lists them; \
+             then start again",
+            ident(&names.publication),
+            names.published()
+        ),
+        Some(state) if matches!(state.as_str(), "42P01" | "42703" | "42804" | "3F000") => format!(
+            "{table} is not as the layout describes it: postrider check -p {} names the columns; then start again",
+            names.pipeline
+        ),
+        Some(state)
+            if matches!(state.class(), "09" | "27" | "P0" | "23" | "44" | "38" | "39" | "2F") =>
+        {
+            format!(
+                "see which trigger, rule or constraint of {table} refuses or undoes the change, and except the role of \
+             source.url from it; then start again"
+            )
+        }
+        Some(_) | None => format!(
+            "run the layout's UPDATE or DELETE of one row of {table} as the role of source.url to see what refuses it; \
+             then start again"
+        ),
+    };
+    (meaning, hint)
+}
+
+/// The WAL being decoded is of a time when the publication did not exist: no publication made now helps it.
+fn publication_missing(error: &SourceError, names: &Names) -> (String, String) {
+    let at = error
+        .report()
+        .and_then(|report| report.associated_lsn)
+        .map_or_else(String::new, |at| format!(" at {at}"));
+    (
+        format!(
+            "the publication did not exist when the WAL{at} was written: rows of that time are not sent, even if it \
+             exists again now; nothing was confirmed past them"
+        ),
+        from_table(names),
+    )
+}
+
+/// The publication, where it is missing, and then what the slot can't bring, from the table.
+fn from_table(names: &Names) -> String {
+    let (publication, pipeline) = (ident(&names.publication), &names.pipeline);
+    let published = names.published();
+    let Some(table) = &names.table else {
+        return format!(
+            "logical messages of that time are lost, since they leave no row: have the application emit them again. \
+             If the publication does not exist: CREATE PUBLICATION {publication}. A new slot begins with: SELECT \
+             pg_drop_replication_slot({}); then DELETE FROM postrider.cursor WHERE pipeline = {}; then postrider \
+             setup -p {pipeline}",
+            literal(&names.slot),
+            literal(pipeline)
+        );
+    };
+    if names.auto {
+        return format!(
+            "if the publication does not exist: CREATE PUBLICATION {publication} FOR TABLE {table} WITH (publish = \
+             '{published}', publish_via_partition_root = true); then {}",
+            run_without_slot(names, true)
+        );
+    }
+    format!(
+        "if the publication does not exist: CREATE PUBLICATION {publication} FOR TABLE {table} WITH (publish = \
+         '{published}', publish_via_partition_root = true); then postrider repair -p {pipeline} --from-table --dry-run \
+         (it \
+         counts the rows that are not known to be published); then postrider repair -p {pipeline} --from-table (it \
+         publishes them and begins a new slot)"
+    )
+}

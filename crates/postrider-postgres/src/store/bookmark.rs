@@ -1,0 +1,606 @@
+//! Bookmarks: saved positions of a pipeline, each held by a slot of its own, which is a copy of the pipeline's.
+//!
+//! Owns the rows of `postrider.bookmark` and the slots they name. Never touches the pipeline's own slot, nor any slot
+//! that no row names. Reading from a bookmark is `replay`'s; the slot is never moved by it, so a bookmark serves any
+//! number of replays.
+
+#[cfg(test)]
+mod tests;
+
+use crate::catalog::{self, SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, lsn};
+use pg_replication::error::{SourceError, SqlState};
+use pg_replication::lsn::Lsn;
+use std::fmt;
+use std::time::Duration;
+use tokio_postgres::{Client, Row};
+
+/// What the names of bookmarks' slots begin with, so that a slot whose row is gone is known for what it is.
+pub const SLOT_PREFIX: &str = "postrider_bm_";
+
+/// Characters of the longest name of a bookmark.
+pub const NAME_CHARS_MAX: usize = 63;
+
+/// Characters of a bookmark's name that stand in its slot's name: with prefix and ending within `NAMEDATALEN` - 1.
+const SLOT_NAME_PART: usize = 40;
+
+/// Whether a bookmark, or a replay, may have this name: letters, digits, dot, underscore and hyphen of ASCII. It stands
+/// in a command line, in a header and in the log.
+pub fn name_allowed(name: &str) -> bool {
+    (1..=NAME_CHARS_MAX).contains(&name.len())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'))
+}
+
+/// The name of a bookmark's slot: what a person finds again, made different by `tail`.
+fn slot_name(bookmark: &str, tail: u32) -> String {
+    let part: String = bookmark
+        .chars()
+        .take(SLOT_NAME_PART)
+        .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' })
+        .collect();
+    format!("{SLOT_PREFIX}{part}_{:06x}", tail & 0x00FF_FFFF)
+}
+
+// Making a bookmark, and letting go of it.
+//
+// Making a slot is part of no transaction, so the order is: the row, the copy, the position. Whoever is interrupted
+// leaves a row that says so, and never a slot that nobody knows of. The position is read *after* the copy was made, so
+// it is never before what the copy still has.
+
+/// What is to be bookmarked.
+#[derive(Clone, Copy, Debug)]
+pub struct New<'a> {
+    /// The pipeline.
+    pub pipeline: &'a str,
+    /// Its slot, which is copied.
+    pub slot: &'a str,
+    /// Its publication.
+    pub publication: &'a str,
+    /// Whether it asks for logical messages.
+    pub messages: bool,
+    /// The bookmark's name.
+    pub name: &'a str,
+    /// What a person writes beside it.
+    pub note: Option<&'a str>,
+    /// After how long it is let go.
+    pub expire: Option<Duration>,
+}
+
+/// Saves the position of now: what commits after this has returned comes after the bookmark, what had committed before
+/// it was called does not.
+///
+/// # Errors
+/// See [`BookmarkError`]; then there is neither row nor slot.
+pub async fn create(client: &Client, new: &New<'_>) -> Result<Bookmark, BookmarkError> {
+    if !name_allowed(new.name) {
+        return Err(BookmarkError::Name { name: new.name.to_owned() });
+    }
+    let facts = catalog::read_server(client).await?;
+    if facts.in_recovery {
+        return Err(BookmarkError::Standby);
+    }
+    let (pipeline, source) = (new.pipeline.to_owned(), new.slot.to_owned());
+    match catalog::read_slot(client, facts.version, new.slot).await? {
+        None => return Err(BookmarkError::NoSlot { pipeline, slot: source }),
+        Some(row) if row.lost() || row.restart_lsn.is_none() => {
+            return Err(BookmarkError::SlotLost { pipeline, slot: source });
+        }
+        Some(_) => {}
+    }
+    let copy = slot_name(new.name, fastrand::u32(..));
+    if !insert(client, new, &copy).await? {
+        let there = find(client, new.pipeline, new.name).await?;
+        return Err(BookmarkError::Exists {
+            name: new.name.to_owned(),
+            created_at: there.created_at,
+        });
+    }
+    if let Err(error) = stand(client, new, &copy).await {
+        // Best effort: what stays is a row that says that it was never finished, and `drop` takes both away.
+        if let Err(left) = let_go(client, new.pipeline, new.name, &copy).await {
+            tracing::debug!(bookmark = new.name, error = %left, "an unfinished bookmark stays");
+        }
+        let full = error.sqlstate() == Some(SqlState::CONFIGURATION_LIMIT_EXCEEDED);
+        return Err(if full {
+            BookmarkError::NoFreeSlot { name: new.name.to_owned(), source: error }
+        } else {
+            error.into()
+        });
+    }
+    find(client, new.pipeline, new.name).await
+}
+
+/// Writes the row, without a position. One that was let go makes room. Whether it was written.
+async fn insert(client: &Client, new: &New<'_>, copy: &str) -> Result<bool, SourceError> {
+    let failed = |e| SourceError::control(format!("note bookmark {:?}", new.name), e);
+    let sql = format!(
+        "INSERT INTO postrider.bookmark AS b (pipeline, name, note, slot, system_identifier, timeline, publication, \
+           messages, expires_at) \
+         SELECT $1, $2, $3, $4, {SYSTEM_IDENTIFIER_SQL}, {TIMELINE_SQL}, $5, $6, \
+           pg_catalog.now() + $7::pg_catalog.int8 * interval '1 microsecond' \
+         ON CONFLICT (pipeline, name) DO UPDATE SET note = excluded.note, slot = excluded.slot, \
+           system_identifier = excluded.system_identifier, timeline = excluded.timeline, \
+           publication = excluded.publication, messages = excluded.messages, lsn = NULL, \
+           created_at = pg_catalog.now(), expires_at = excluded.expires_at, dropped_at = NULL, dropped_why = NULL \
+         WHERE b.dropped_at IS NOT NULL"
+    );
+    let expire = new.expire.map(|expire| i64::try_from(expire.as_micros()).unwrap_or(i64::MAX));
+    let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 7] =
+        [&new.pipeline, &new.name, &new.note, &copy, &new.publication, &new.messages, &expire];
+    Ok(client.execute(&sql, &parameters).await.map_err(failed)? == 1)
+}
+
+/// Copies the slot, and writes where WAL ends now. The end is read before this statement's own commit is written, so
+/// whatever commits later lies behind it.
+async fn stand(client: &Client, new: &New<'_>, copy: &str) -> Result<(), SourceError> {
+    let doing = || format!("copy slot {:?} for bookmark {:?}", new.slot, new.name);
+    let sql = "SELECT pg_catalog.pg_copy_logical_replication_slot($1::pg_catalog.text::pg_catalog.name, \
+               $2::pg_catalog.text::pg_catalog.name, false)";
+    let copied = client.execute(sql, &[&new.slot, &copy]).await;
+    copied.map_err(|e| SourceError::control(doing(), e))?;
+    let sql = "UPDATE postrider.bookmark SET lsn = pg_catalog.pg_current_wal_insert_lsn(), \
+                 created_at = pg_catalog.clock_timestamp() WHERE pipeline = $1 AND name = $2 AND slot = $3";
+    let written = client.execute(sql, &[&new.pipeline, &new.name, &copy]).await;
+    written.map_err(|e| SourceError::control(doing(), e)).map(|_rows| ())
+}
+
+/// Lets go of a bookmark: slot first, then the row. Gives back the WAL it held, in bytes.
+///
+/// # Errors
+/// [`BookmarkError::Unknown`], [`BookmarkError::InUse`]; what the server says.
+pub async fn drop(client: &Client, pipeline: &str, name: &str) -> Result<u64, BookmarkError> {
+    let bookmark = find(client, pipeline, name).await?;
+    let in_use = |pid| BookmarkError::InUse { name: name.to_owned(), pid };
+    if let Some(pid) = bookmark.active_pid {
+        return Err(in_use(pid));
+    }
+    match let_go(client, pipeline, name, &bookmark.slot).await {
+        Ok(()) => Ok(bookmark.held_bytes),
+        // Somebody was faster.
+        Err(error) if error.sqlstate() == Some(SqlState::OBJECT_IN_USE) => {
+            let now = find(client, pipeline, name).await?;
+            Err(in_use(now.active_pid.unwrap_or_default()))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn let_go(
+    client: &Client,
+    pipeline: &str,
+    name: &str,
+    slot: &str,
+) -> Result<(), SourceError> {
+    drop_slot(client, slot).await?;
+    let failed = |e| SourceError::control(format!("forget bookmark {name:?}"), e);
+    let sql = "DELETE FROM postrider.bookmark WHERE pipeline = $1 AND name = $2 AND slot = $3";
+    client.execute(sql, &[&pipeline, &name, &slot]).await.map_err(failed).map(|_rows| ())
+}
+
+/// Drops a bookmark's slot; one that is gone already is no error. Only slots of bookmarks: the name says so.
+async fn drop_slot(client: &Client, slot: &str) -> Result<(), SourceError> {
+    assert!(slot.starts_with(SLOT_PREFIX), "slot {slot} is no bookmark's");
+    let sql = "SELECT pg_catalog.pg_drop_replication_slot(s.slot_name) \
+               FROM pg_catalog.pg_replication_slots s WHERE s.slot_name = $1::pg_catalog.text";
+    match client.execute(sql, &[&slot]).await {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let error = SourceError::control(format!("drop slot {slot:?}"), error);
+            let gone = error.sqlstate() == Some(SqlState::UNDEFINED_OBJECT);
+            if gone { Ok(()) } else { Err(error) }
+        }
+    }
+}
+
+// The bookmarks of a pipeline as they stand: row and slot side by side.
+
+/// One bookmark. Times are UTC, `2026-01-02T03:04:05Z`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Bookmark {
+    /// Its name.
+    pub name: String,
+    /// What a person wrote beside it.
+    pub note: Option<String>,
+    /// The slot that holds it.
+    pub slot: String,
+    /// The position: what commits at it or later comes after the bookmark. `None` where it was never finished.
+    pub lsn: Option<Lsn>,
+    /// The timeline the position is of.
+    pub timeline: u32,
+    /// Whether logical messages were asked for.
+    pub messages: bool,
+    /// When it was made.
+    pub created_at: String,
+    /// The same in microseconds since 2000-01-01 UTC.
+    pub created_micros: i64,
+    /// When it is let go.
+    pub expires_at: Option<String>,
+    /// How it stands.
+    pub state: State,
+    /// The oldest WAL its slot needs.
+    pub restart_lsn: Option<Lsn>,
+    /// Where its slot stands: nothing that commits before it can be read any more.
+    pub confirmed_lsn: Option<Lsn>,
+    /// The walsender that reads from it now.
+    pub active_pid: Option<u32>,
+    /// Bytes of WAL that the server keeps for it; 0 where it has no slot.
+    pub held_bytes: u64,
+}
+
+/// How a bookmark stands.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum State {
+    /// It can be replayed from.
+    Usable,
+    /// It was being made, and whoever made it went away.
+    Unfinished,
+    /// Postrider let it go: the word of the row, and when.
+    Dropped {
+        /// `expired` or `budget`.
+        why: String,
+        /// When.
+        at: String,
+    },
+    /// Its slot is not there: dropped by hand, or left behind by a failover.
+    SlotMissing,
+    /// Its slot has lost WAL: why, in the server's word.
+    SlotLost {
+        /// `wal_removed`, `idle_timeout` …
+        why: String,
+    },
+    /// The database was moved to another cluster.
+    OtherSystem,
+    /// The server was promoted since.
+    OtherTimeline {
+        /// The server's timeline now.
+        now: u32,
+    },
+}
+
+impl State {
+    /// Whether it can be replayed from.
+    pub fn usable(&self) -> bool {
+        *self == Self::Usable
+    }
+
+    /// A stable word for it, as `bookmark list --json` has it.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Usable => "usable",
+            Self::Unfinished => "unfinished",
+            Self::Dropped { .. } => "dropped",
+            Self::SlotMissing => "slot_missing",
+            Self::SlotLost { .. } => "slot_lost",
+            Self::OtherSystem => "other_system",
+            Self::OtherTimeline { .. } => "other_timeline",
+        }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usable => f.write_str("usable"),
+            Self::Unfinished => f.write_str("never finished: its making was interrupted"),
+            Self::Dropped { why, at } if why == "budget" => {
+                write!(f, "dropped at {at}: bookmarks retained more WAL than bookmarks.retain_max")
+            }
+            Self::Dropped { why, at } => write!(f, "dropped at {at}: {why}"),
+            Self::SlotMissing => f.write_str("its slot is gone: dropped by hand, or by a failover"),
+            Self::SlotLost { why } => write!(f, "its WAL is gone ({why})"),
+            Self::OtherSystem => f.write_str("of another cluster"),
+            Self::OtherTimeline { now } => {
+                write!(f, "of the timeline before a promotion: the server is on timeline {now}")
+            }
+        }
+    }
+}
+
+/// All of them, the oldest first.
+///
+/// # Errors
+/// What the server says.
+pub async fn list(client: &Client, pipeline: &str) -> Result<Vec<Bookmark>, SourceError> {
+    let failed =
+        |e| SourceError::control(format!("list the bookmarks of pipeline {pipeline:?}"), e);
+    let time = |column: &str| {
+        format!("pg_catalog.to_char({column} AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')")
+    };
+    // One statement, so that slot and end of WAL are of one moment. A standby has no end of its own.
+    let sql = format!(
+        "SELECT b.name, b.note, b.slot, b.lsn, b.timeline::pg_catalog.int4, b.messages, {}, \
+           (pg_catalog.date_part('epoch', b.created_at) * 1e6)::pg_catalog.int8 - 946684800000000, {}, \
+           b.dropped_why, {}, s.slot_name IS NOT NULL, s.restart_lsn, s.confirmed_flush_lsn, s.active_pid, \
+           s.wal_status = 'lost', pg_catalog.to_jsonb(s) ->> 'invalidation_reason', \
+           pg_catalog.pg_wal_lsn_diff(w.lsn, s.restart_lsn)::pg_catalog.int8, \
+           b.system_identifier = {SYSTEM_IDENTIFIER_SQL}, \
+           CASE WHEN NOT w.recovering THEN {TIMELINE_SQL} ELSE b.timeline::pg_catalog.int4 END \
+         FROM postrider.bookmark b \
+         CROSS JOIN (SELECT pg_catalog.pg_is_in_recovery() AS recovering, \
+           CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() \
+                ELSE pg_catalog.pg_current_wal_insert_lsn() END AS lsn) w \
+         LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = b.slot \
+         WHERE b.pipeline = $1 ORDER BY b.created_at, b.name",
+        time("b.created_at"),
+        time("b.expires_at"),
+        time("b.dropped_at")
+    );
+    let rows = client.query(&sql, &[&pipeline]).await.map_err(failed)?;
+    rows.iter().map(|row| from_row(row).map_err(failed)).collect()
+}
+
+/// The one of this name.
+///
+/// # Errors
+/// [`BookmarkError::Unknown`]; what the server says.
+pub async fn find(client: &Client, pipeline: &str, name: &str) -> Result<Bookmark, BookmarkError> {
+    let all = list(client, pipeline).await?;
+    let known = all.iter().map(|bookmark| bookmark.name.clone()).collect();
+    all.into_iter().find(|bookmark| bookmark.name == name).ok_or_else(|| BookmarkError::Unknown {
+        pipeline: pipeline.to_owned(),
+        name: name.to_owned(),
+        known,
+    })
+}
+
+fn from_row(row: &Row) -> Result<Bookmark, tokio_postgres::Error> {
+    let position = |index: usize| row.try_get(index).map(|at: Option<_>| at.map(lsn));
+    let timeline = row.try_get::<_, i32>(4)?.cast_unsigned();
+    let lost: Option<bool> = row.try_get(15)?;
+    let invalid: Option<String> = row.try_get(16)?;
+    let now = row.try_get::<_, i32>(19)?.cast_unsigned();
+    let state = if let Some(why) = row.try_get(9)? {
+        State::Dropped { why, at: row.try_get::<_, Option<String>>(10)?.unwrap_or_default() }
+    } else if position(3)?.is_none() {
+        State::Unfinished
+    } else if !row.try_get::<_, bool>(18)? {
+        State::OtherSystem
+    } else if !row.try_get::<_, bool>(11)? {
+        State::SlotMissing
+    } else if lost == Some(true) || invalid.is_some() {
+        State::SlotLost { why: invalid.unwrap_or_else(|| "wal_removed".to_owned()) }
+    } else if timeline != now {
+        State::OtherTimeline { now }
+    } else {
+        State::Usable
+    };
+    Ok(Bookmark {
+        name: row.try_get(0)?,
+        note: row.try_get(1)?,
+        slot: row.try_get(2)?,
+        lsn: position(3)?,
+        timeline,
+        messages: row.try_get(5)?,
+        created_at: row.try_get(6)?,
+        created_micros: row.try_get(7)?,
+        expires_at: row.try_get(8)?,
+        state,
+        restart_lsn: position(12)?,
+        confirmed_lsn: position(13)?,
+        active_pid: row.try_get::<_, Option<i32>>(14)?.map(i32::cast_unsigned),
+        held_bytes: u64::try_from(row.try_get::<_, Option<i64>>(17)?.unwrap_or(0)).unwrap_or(0),
+    })
+}
+
+// What is let go without a person's word: bookmarks whose time is over, and the oldest while all together hold back
+// more WAL than they may.
+
+/// How long the row of a bookmark that was let go is kept, so that a person can see what became of it.
+const KEPT_DAYS: i32 = 30;
+
+/// Why a bookmark was let go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reason {
+    /// `--expire`.
+    Expired,
+    /// `bookmarks.retain_max`.
+    Budget,
+}
+
+impl Reason {
+    /// Its word in the table and the log.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+            Self::Budget => "budget",
+        }
+    }
+}
+
+/// A bookmark that was let go.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Swept {
+    /// The bookmark.
+    pub name: String,
+    /// Why.
+    pub reason: Reason,
+    /// Bytes of WAL that all bookmarks together held back before.
+    pub held_bytes: u64,
+}
+
+/// Lets go of what has expired, then of the oldest until at most `retain_max` bytes of WAL are held back. One that is
+/// being read from stays, and so do all behind it: they hold back no more than it does. Does nothing on a standby.
+///
+/// # Errors
+/// What the server says; what was let go before stays so.
+pub async fn sweep(
+    client: &Client,
+    pipeline: &str,
+    retain_max: u64,
+) -> Result<Vec<Swept>, SourceError> {
+    let failed = |e| SourceError::control("see whether bookmarks are to be let go", e);
+    let due = "SELECT ARRAY(SELECT name FROM postrider.bookmark WHERE pipeline = $1 \
+                 AND expires_at < pg_catalog.now() AND dropped_at IS NULL) \
+               WHERE NOT pg_catalog.pg_is_in_recovery()";
+    let Some(row) = client.query_opt(due, &[&pipeline]).await.map_err(failed)? else {
+        return Ok(Vec::new());
+    };
+    let expired: Vec<String> = row.try_get(0).map_err(failed)?;
+    let mut there = list(client, pipeline).await?;
+    let mut swept = Vec::new();
+    while let Some((at, reason)) = next(&there, &expired, retain_max) {
+        let bookmark = there.remove(at);
+        let held_bytes = there.iter().map(held).fold(held(&bookmark), u64::max);
+        match drop_swept(client, pipeline, &bookmark, reason).await {
+            Ok(()) => swept.push(Swept { name: bookmark.name, reason, held_bytes }),
+            // A replay was faster.
+            Err(error) if error.sqlstate() == Some(SqlState::OBJECT_IN_USE) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let old = "DELETE FROM postrider.bookmark WHERE pipeline = $1 \
+               AND dropped_at < pg_catalog.now() - $2::pg_catalog.int4 * interval '1 day'";
+    client.execute(old, &[&pipeline, &KEPT_DAYS]).await.map_err(failed)?;
+    Ok(swept)
+}
+
+/// The next to go, and why.
+fn next(there: &[Bookmark], expired: &[String], retain_max: u64) -> Option<(usize, Reason)> {
+    let free = |bookmark: &Bookmark| bookmark.active_pid.is_none();
+    let over = |bookmark: &Bookmark| expired.contains(&bookmark.name) && free(bookmark);
+    if let Some(at) = there.iter().position(over) {
+        return Some((at, Reason::Expired));
+    }
+    let (at, oldest) = there.iter().enumerate().max_by_key(|(_, bookmark)| held(bookmark))?;
+    (held(oldest) > retain_max && free(oldest)).then_some((at, Reason::Budget))
+}
+
+/// Bytes it holds back. One whose WAL is gone holds back none.
+fn held(bookmark: &Bookmark) -> u64 {
+    match bookmark.state {
+        State::Usable
+        | State::Unfinished
+        | State::OtherSystem
+        | State::OtherTimeline { .. }
+        | State::SlotMissing => bookmark.held_bytes,
+        State::Dropped { .. } | State::SlotLost { .. } => 0,
+    }
+}
+
+async fn drop_swept(
+    client: &Client,
+    pipeline: &str,
+    bookmark: &Bookmark,
+    reason: Reason,
+) -> Result<(), SourceError> {
+    drop_slot(client, &bookmark.slot).await?;
+    let failed = |e| SourceError::control(format!("let go of bookmark {:?}", bookmark.name), e);
+    let sql = "UPDATE postrider.bookmark SET dropped_at = pg_catalog.now(), dropped_why = $4 \
+               WHERE pipeline = $1 AND name = $2 AND slot = $3 AND dropped_at IS NULL";
+    let (name, slot, why) = (&bookmark.name, &bookmark.slot, reason.name());
+    client.execute(sql, &[&pipeline, name, slot, &why]).await.map_err(failed).map(|_rows| ())
+}
+
+// Why something about a bookmark was not done, and the line that mends it.
+
+/// Why a bookmark was not made, found or dropped. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum BookmarkError {
+    /// Not a name.
+    #[error("\"{name}\" can't be the name of a bookmark")]
+    Name {
+        /// What was given.
+        name: String,
+    },
+    /// There is one of this name.
+    #[error("bookmark \"{name}\" is there already, made at {created_at}")]
+    Exists {
+        /// The name.
+        name: String,
+        /// When it was made, UTC.
+        created_at: String,
+    },
+    /// There is none of this name.
+    #[error("pipeline \"{pipeline}\" has no bookmark \"{name}\"{}", others(known))]
+    Unknown {
+        /// The pipeline.
+        pipeline: String,
+        /// The name.
+        name: String,
+        /// Those it has.
+        known: Vec<String>,
+    },
+    /// The pipeline's slot is not there: there is no position to save.
+    #[error(
+        "slot \"{slot}\" of pipeline \"{pipeline}\" does not exist, so there is nothing to bookmark"
+    )]
+    NoSlot {
+        /// The pipeline.
+        pipeline: String,
+        /// Its slot.
+        slot: String,
+    },
+    /// The pipeline's slot has lost WAL.
+    #[error(
+        "slot \"{slot}\" of pipeline \"{pipeline}\" can't be used any more, so there is nothing to bookmark"
+    )]
+    SlotLost {
+        /// The pipeline.
+        pipeline: String,
+        /// Its slot.
+        slot: String,
+    },
+    /// All slots of the server are in use.
+    #[error("the server has no free slot for bookmark \"{name}\"")]
+    NoFreeSlot {
+        /// The bookmark.
+        name: String,
+        #[source]
+        /// What the server said.
+        source: SourceError,
+    },
+    /// Somebody reads from it.
+    #[error("bookmark \"{name}\" is in use by the server's process {pid}")]
+    InUse {
+        /// The bookmark.
+        name: String,
+        /// The walsender.
+        pid: u32,
+    },
+    /// Slots are made and dropped on a primary.
+    #[error("the server is a standby: bookmarks are made on the primary")]
+    Standby,
+    /// What the server said.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+}
+
+fn others(known: &[String]) -> String {
+    if known.is_empty() {
+        "; it has none".to_owned()
+    } else {
+        format!("; it has {}", known.join(", "))
+    }
+}
+
+impl BookmarkError {
+    /// What mends it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Name { .. } => Some("use 1 to 63 of A-Z a-z 0-9 . _ -".to_owned()),
+            Self::Exists { name, .. } => Some(format!(
+                "choose another name, or drop the old one: postrider bookmark drop {name}"
+            )),
+            Self::Unknown { .. } => Some("see what there is: postrider bookmark list".to_owned()),
+            Self::NoSlot { .. } => Some(
+                "a bookmark is a copy of the pipeline's slot: postrider setup makes it (a pipeline that only polls \
+                 has none)"
+                    .to_owned(),
+            ),
+            Self::SlotLost { .. } => {
+                Some("fix the pipeline first: postrider check says how".to_owned())
+            }
+            Self::NoFreeSlot { .. } => Some(
+                "drop another bookmark (postrider bookmark list), or raise max_replication_slots and restart \
+                 PostgreSQL"
+                    .to_owned(),
+            ),
+            Self::InUse { .. } => {
+                Some("a replay reads from it: wait until it has ended, or end it".to_owned())
+            }
+            Self::Standby => {
+                Some("point source.url at the primary (target_session_attrs=read-write)".to_owned())
+            }
+            Self::Source(_) => None,
+        }
+    }
+}

@@ -1,0 +1,880 @@
+//! The durable cursor: one row a pipeline in `postrider.cursor`.
+//!
+//! Owns the row's meaning and its one-statement write. Whether a stream may start from it is `fence`'s to say.
+//!
+//! The slot's own position is not durable: after a crash of the server (before 17 after any restart) it stands where
+//! `restart_lsn` last moved. The row is what bounds the events that are sent twice.
+//!
+//! Order of writes, which makes [`Cursor::flush_limit`] a proof: the row is committed *and flushed* first
+//! (`synchronous_commit = local`), then a position up to `flush_limit` may be confirmed. A slot that stands beyond
+//! the limit was moved, or made again, by somebody else; `relay` keeps the order. With `synchronous_commit = off` a
+//! crash of the server could keep the slot's move and lose the row's, and the pipeline would halt for nothing.
+
+use crate::catalog::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, Version, lsn, pg_lsn, version_sql};
+use crate::error::{SourceError, Statement};
+use crate::wal::Switch;
+use pg_replication::lsn::{Lsn, Watermark};
+use postrider_core::event::{Histories, HistoryId, Position};
+use tokio_postgres::types::{PgLsn, ToSql};
+use tokio_postgres::{Client, Row};
+
+/// The row of one pipeline.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cursor {
+    /// The pipeline.
+    pub pipeline: String,
+    /// The cluster it belongs to, as `IDENTIFY_SYSTEM` prints it.
+    pub system_identifier: String,
+    /// The timeline of the last write.
+    pub timeline: u32,
+    /// The slot.
+    pub slot: String,
+    /// Where the slot was created, or adopted: which incarnation of the name this row belongs to.
+    pub slot_created_lsn: Lsn,
+    /// The publication that was streamed.
+    pub publication: String,
+    /// Whether logical messages were asked for: they take part in ordinals.
+    pub messages: bool,
+    /// Every event below it is resolved.
+    pub watermark: Watermark,
+    /// The highest position that may have been confirmed; at least the watermark.
+    pub flush_limit: Lsn,
+    /// The transaction at the watermark of which every change with a lower ordinal than this is resolved.
+    pub partial: Option<Position>,
+    /// Who may write: raised by [`take_over`], so that a relay which lost the pipeline writes nothing more.
+    pub owner_epoch: i64,
+}
+
+/// What became of a write.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[must_use = "a row that was not stored does not allow its position to be confirmed"]
+pub enum Written {
+    /// Stored, and on the server's disk.
+    Stored,
+    /// Not stored: the row is further on already. Another process of this pipeline wrote it.
+    Behind(Watermark),
+    /// Not stored: the row now belongs to another slot, incarnation or cluster. Somebody ran `setup`.
+    Rebound(Box<Cursor>),
+    /// Not stored: another process has taken the pipeline over.
+    TakenOver,
+    /// Not stored: there is no row.
+    Missing,
+}
+
+const COLUMNS: &str = "pipeline, system_identifier, timeline, slot, slot_created_lsn, publication, \
+                       messages, watermark, flush_limit, partial_commit_lsn, partial_ordinal, \
+                       owner_epoch";
+
+/// For `before_slot`: every row from before the slot was made is published. No row's transaction is below 3.
+pub(crate) const NOTHING_BEFORE: &str = "'3:3:'::pg_catalog.pg_snapshot";
+
+/// What a table can be asked for when the slot is gone (`repair`): a snapshot all of whose transactions are resolved.
+///
+/// A transaction that a statement's snapshot sees has written its commit record, so that record lies before an end of
+/// WAL that is read later; once the watermark (`$8`) has reached that end, all that the snapshot sees is resolved. One
+/// snapshot waits for its turn at a time, so the row's size does not depend on the lag.
+///
+/// That holds while the publication publishes the table. So no snapshot is taken that sees the publication otherwise
+/// than it was when the stream was last known to be whole (`{whole}`): rows that a changed publication left out stay
+/// unresolved, and a repair finds them. The statement's snapshot is the one that it takes.
+const LEDGER: &str = "\
+resolved_snapshot = CASE WHEN pending_lsn <= $8 THEN pending_snapshot ELSE resolved_snapshot END, \
+pending_snapshot = CASE WHEN pending_lsn > $8 THEN pending_snapshot \
+                        WHEN {whole} THEN pg_catalog.pg_current_snapshot() END, \
+pending_lsn = CASE WHEN pending_lsn > $8 THEN pending_lsn \
+                   WHEN {whole} THEN pg_catalog.pg_current_wal_insert_lsn() END";
+
+/// When a write of the row may take a snapshot of what the stream will have brought.
+#[derive(Clone, Debug)]
+pub enum Ledger {
+    /// Always: the stream has no table that a publication could leave out.
+    Kept,
+    /// While the publication's rows are of this version, as to the table with this OID.
+    While(Version, u32),
+    /// Not: the publication may have left out rows that are not known to be published.
+    Stopped,
+}
+
+/// The row of `pipeline`, `None` if there is none.
+pub async fn read(client: &Client, pipeline: &str) -> Result<Option<Cursor>, SourceError> {
+    read_columns(client, pipeline, COLUMNS).await
+}
+
+/// The same where the schema is still of version 1: the owner's epoch was not kept.
+pub(crate) async fn read_version_1(
+    client: &Client,
+    pipeline: &str,
+) -> Result<Option<Cursor>, SourceError> {
+    read_columns(client, pipeline, &COLUMNS.replace("owner_epoch", "0::pg_catalog.int8")).await
+}
+
+async fn read_columns(
+    client: &Client,
+    pipeline: &str,
+    columns: &str,
+) -> Result<Option<Cursor>, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("read the cursor of pipeline {pipeline:?}"), e)
+            .of(Statement::Cursor)
+    };
+    // A row without a slot is a polling pipeline's: it says whose turn it is, and no position.
+    let sql = format!("SELECT {columns} FROM postrider.cursor WHERE pipeline = $1 AND slot <> ''");
+    let row = client.query_opt(&sql, &[&pipeline]).await.map_err(failed)?;
+    row.map(|row| from_row(&row, 0).map_err(failed)).transpose()
+}
+
+/// Whether the slot was made while the table was polled, and polling has not come to its end: what was committed before
+/// the slot is in the table alone.
+///
+/// # Errors
+/// What the server says.
+pub async fn polls_on(client: &Client, pipeline: &str) -> Result<bool, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("read the cursor of pipeline {pipeline:?}"), e)
+            .of(Statement::Cursor)
+    };
+    let sql = "SELECT polls_on FROM postrider.cursor WHERE pipeline = $1";
+    let row = client.query_opt(sql, &[&pipeline]).await.map_err(failed)?;
+    row.map_or(Ok(false), |row| row.try_get(0).map_err(failed))
+}
+
+/// Polling has published all that was committed before the slot. `epoch`: the owner's; another's row is not touched.
+///
+/// # Errors
+/// What the server says.
+pub async fn polled(client: &Client, pipeline: &str, epoch: i64) -> Result<(), SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("end the polling of pipeline {pipeline:?}"), e)
+            .of(Statement::Cursor)
+    };
+    let sql = format!(
+        "UPDATE postrider.cursor SET polls_on = false, before_slot = {NOTHING_BEFORE} \
+         WHERE pipeline = $1 AND owner_epoch = $2 AND polls_on"
+    );
+    client.execute(&sql, &[&pipeline, &epoch]).await.map(drop).map_err(failed)
+}
+
+/// What a [`seize`] found and made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Seized {
+    /// The epoch of the owner before.
+    pub before: i64,
+    /// Ours.
+    pub epoch: i64,
+    /// The owner before ended with nothing on its way to the broker, or there was none.
+    pub left: bool,
+    /// The row's watermark: nobody with an older epoch moves it any more.
+    pub watermark: Watermark,
+    /// The row's partial transaction, by the ordinals of the two options below.
+    pub partial: Option<Position>,
+    /// The publication that was streamed.
+    pub publication: String,
+    /// Whether logical messages were asked for.
+    pub messages: bool,
+}
+
+/// Takes the pipeline over as [`take_over`] does, and reads how far the owner before has got: a write of it that was
+/// under way when the row was first read is in this.
+///
+/// # Errors
+/// As [`take_over`].
+pub async fn seize(client: &Client, pipeline: &str) -> Result<Seized, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("take pipeline {pipeline:?} over"), e).of(Statement::Cursor)
+    };
+    let sql = "WITH before AS ( \
+                 SELECT owner_epoch AS epoch, \
+                   owner_epoch = 0 OR owner_left IS NOT DISTINCT FROM owner_epoch AS left \
+                 FROM postrider.cursor WHERE pipeline = $1 FOR UPDATE) \
+               UPDATE postrider.cursor c SET updated_at = pg_catalog.now(), \
+                 owner_epoch = greatest(before.epoch + 1, (pg_catalog.date_part('epoch', \
+                   pg_catalog.clock_timestamp()) * 1e6)::pg_catalog.int8) \
+               FROM before WHERE c.pipeline = $1 \
+               RETURNING before.epoch, c.owner_epoch, c.watermark, c.partial_commit_lsn, \
+                 c.partial_ordinal, c.publication, c.messages, before.left";
+    let row = client.query_one(sql, &[&pipeline]).await.map_err(failed)?;
+    let commit_lsn: Option<PgLsn> = row.try_get(3).map_err(failed)?;
+    let ordinal: Option<i64> = row.try_get(4).map_err(failed)?;
+    Ok(Seized {
+        before: row.try_get(0).map_err(failed)?,
+        epoch: row.try_get(1).map_err(failed)?,
+        watermark: Watermark::resumed(lsn(row.try_get(2).map_err(failed)?)),
+        partial: commit_lsn.zip(ordinal).map(|(commit_lsn, ordinal)| Position {
+            commit_lsn: lsn(commit_lsn),
+            ordinal: ordinal.cast_unsigned(),
+        }),
+        publication: row.try_get(5).map_err(failed)?,
+        messages: row.try_get(6).map_err(failed)?,
+        left: row.try_get(7).map_err(failed)?,
+    })
+}
+
+/// Takes the pipeline over for a process that publishes nothing: raises the owner's epoch and returns it. From then on
+/// whoever writes with an older one stores nothing. A write of the old owner that is under way is waited for (it holds
+/// the row's lock), so what is read after this is all there will be.
+///
+/// The epoch is also a time (microseconds since 1970), so that it is not met again where the row was deleted and made
+/// anew, or a failover lost its last move.
+///
+/// # Errors
+/// What the server says; [`SourceErrorKind::Closed`](super::SourceErrorKind::Closed) where there is no row.
+pub async fn take_over(client: &Client, pipeline: &str) -> Result<i64, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("take pipeline {pipeline:?} over"), e).of(Statement::Cursor)
+    };
+    let sql = "WITH next AS ( \
+                 SELECT greatest(owner_epoch + 1, (pg_catalog.date_part('epoch', \
+                   pg_catalog.clock_timestamp()) * 1e6)::pg_catalog.int8) AS epoch \
+                 FROM postrider.cursor WHERE pipeline = $1 FOR UPDATE) \
+               UPDATE postrider.cursor c SET updated_at = pg_catalog.now(), owner_epoch = next.epoch, \
+                 owner_left = CASE WHEN c.owner_epoch = 0 OR c.owner_left = c.owner_epoch \
+                   THEN next.epoch END \
+               FROM next WHERE c.pipeline = $1 RETURNING c.owner_epoch";
+    client.query_one(sql, &[&pipeline]).await.and_then(|row| row.try_get(0)).map_err(failed)
+}
+
+/// The owner of this epoch ends with nothing on its way to the broker: its successor need not wait for its records.
+/// The row of another owner is not touched.
+///
+/// # Errors
+/// What the server says.
+pub async fn leave(client: &Client, pipeline: &str, epoch: i64) -> Result<(), SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("leave pipeline {pipeline:?} to others"), e)
+            .of(Statement::Cursor)
+    };
+    let sql = "UPDATE postrider.cursor SET owner_left = owner_epoch \
+               WHERE pipeline = $1 AND owner_epoch = $2";
+    client.execute(sql, &[&pipeline, &epoch]).await.map(drop).map_err(failed)
+}
+
+/// Whether the owner's epoch is still `epoch`. Inside a transaction the answer stays true until its end: a
+/// [`take_over`] waits for it.
+///
+/// # Errors
+/// What the server says.
+pub async fn is_owned(client: &Client, pipeline: &str, epoch: i64) -> Result<bool, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("look who owns pipeline {pipeline:?}"), e)
+            .of(Statement::Cursor)
+    };
+    let sql = "SELECT FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $2 FOR SHARE";
+    let row = client.query_opt(sql, &[&pipeline, &epoch]).await.map_err(failed)?;
+    Ok(row.is_some())
+}
+
+/// Which histories the pipeline's positions belong to, as its row has it; `None` where there is no row.
+///
+/// # Errors
+/// What the server says.
+pub async fn histories(client: &Client, pipeline: &str) -> Result<Option<Histories>, SourceError> {
+    let failed =
+        |e| SourceError::control(format!("read the histories of pipeline {pipeline:?}"), e);
+    let sql = "SELECT histories, histories_from FROM postrider.cursor WHERE pipeline = $1";
+    let row = client.query_opt(sql, &[&pipeline]).await.map_err(failed)?;
+    row.map(|row| histories_of(&row).map_err(failed)).transpose()
+}
+
+/// The server that a pipeline's positions are of, and what is known of its past.
+#[derive(Clone, Copy, Debug)]
+pub struct Of<'a> {
+    /// The cluster.
+    pub system_identifier: &'a str,
+    /// Its timeline.
+    pub timeline: u32,
+    /// The timelines before it; empty where nothing is known of them.
+    pub switches: &'a [Switch],
+}
+
+/// The histories in force, raised where the server is on another timeline, or another cluster, than the row's last
+/// history; where the row is ahead of the server's WAL, so that the server was set back; and where this process has
+/// published under a higher one (`seen`). Committed when this returns, and so before anything is published under it.
+///
+/// Only for the owner (`epoch`): `None` where that is another process now. The number is the Unix second by the
+/// server's clock, or by `now`, which is ours, where that is later: after a failover one of the two may be behind.
+///
+/// # Errors
+/// What the server says.
+pub async fn settle_histories(
+    client: &Client,
+    pipeline: &str,
+    epoch: i64,
+    of: Of<'_>,
+    (now, seen): (u32, HistoryId),
+) -> Result<Option<Settled>, SourceError> {
+    let failed =
+        |e| SourceError::control(format!("settle the histories of pipeline {pipeline:?}"), e);
+    let sql = "SELECT histories, histories_from, history_system_identifier, history_timeline, \
+                 watermark > pg_catalog.pg_current_wal_insert_lsn(), \
+                 pg_catalog.date_part('epoch', pg_catalog.clock_timestamp())::pg_catalog.int8 \
+               FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $2";
+    let Some(row) = client.query_opt(sql, &[&pipeline, &epoch]).await.map_err(failed)? else {
+        return Ok(None);
+    };
+    let before = histories_of(&row).map_err(failed)?;
+    let bound = Bound {
+        system_identifier: row.try_get(2).map_err(failed)?,
+        timeline: row.try_get(3).map_err(failed)?,
+        set_back: row.try_get(4).map_err(failed)?,
+    };
+    let Some(from) = bound.raises(of, before.current() < seen) else {
+        return Ok(Some(Settled { histories: before, raised: None, first: false }));
+    };
+    let clock: i64 = row.try_get(5).map_err(failed)?;
+    let now = u32::try_from(clock).unwrap_or_default().max(now);
+    let histories = before.raised(from, now, seen);
+    let numbers: Vec<i64> = histories.starts().iter().map(|(_, n)| i64::from(n.0)).collect();
+    let starts: Vec<PgLsn> = histories.starts().iter().map(|(at, _)| pg_lsn(*at)).collect();
+    let sql = "UPDATE postrider.cursor SET histories = $3, histories_from = $4, \
+                 history_system_identifier = $5, history_timeline = $6, updated_at = pg_catalog.now() \
+               WHERE pipeline = $1 AND owner_epoch = $2";
+    let timeline = i64::from(of.timeline);
+    let parameters: [&(dyn ToSql + Sync); 6] =
+        [&pipeline, &epoch, &numbers, &starts, &of.system_identifier, &timeline];
+    let written = client.execute(sql, &parameters).await.map_err(failed)?;
+    let (raised, first) = (Some((before.current(), from)), bound.system_identifier.is_none());
+    Ok((written == 1).then_some(Settled { histories, raised, first }))
+}
+
+/// What [`settle_histories`] came to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Settled {
+    /// The histories now.
+    pub histories: Histories,
+    /// The one that was in force before, and from where on the new one is, where one was begun.
+    pub raised: Option<(HistoryId, Lsn)>,
+    /// No relay had used the row before: nothing was published under another history.
+    pub first: bool,
+}
+
+/// Asks for a new history at the next start: what this server commits stands at positions that consumers may have seen.
+/// `epoch`: the owner's.
+///
+/// # Errors
+/// What the server says.
+pub async fn end_history(client: &Client, pipeline: &str, epoch: i64) -> Result<(), SourceError> {
+    let failed = |e| SourceError::control(format!("end the history of pipeline {pipeline:?}"), e);
+    let sql = "UPDATE postrider.cursor SET history_timeline = NULL \
+               WHERE pipeline = $1 AND owner_epoch = $2";
+    client.execute(sql, &[&pipeline, &epoch]).await.map(drop).map_err(failed)
+}
+
+/// What the row's last history was raised for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Bound {
+    system_identifier: Option<String>,
+    timeline: Option<i64>,
+    /// The row is ahead of the server's WAL.
+    set_back: bool,
+}
+
+impl Bound {
+    /// Where a new history begins, if one does: at the end of the timeline that the last one was raised for, and where
+    /// that is not known at the beginning of everything.
+    fn raises(&self, of: Of<'_>, published_higher: bool) -> Option<Lsn> {
+        let same_system = self.system_identifier.as_deref() == Some(of.system_identifier);
+        let same = same_system && self.timeline == Some(i64::from(of.timeline));
+        if same && !self.set_back && !published_higher {
+            return None;
+        }
+        let left = |switch: &&Switch| Some(i64::from(switch.timeline)) == self.timeline;
+        let descends = same_system && !same && !self.set_back;
+        let switch = of.switches.iter().find(left).filter(|_| descends);
+        Some(switch.map_or(Lsn::ZERO, |switch| switch.at))
+    }
+}
+
+/// The first two columns of a row; of what a person wrote and does not rise, the highest number.
+fn histories_of(row: &Row) -> Result<Histories, tokio_postgres::Error> {
+    let numbers: Vec<i64> = row.try_get(0)?;
+    let starts: Vec<PgLsn> = row.try_get(1)?;
+    let number = |n: i64| HistoryId(u32::try_from(n).unwrap_or_default());
+    let pairs = starts.into_iter().map(lsn).zip(numbers.iter().map(|n| number(*n)));
+    Ok(Histories::new(pairs.collect()).unwrap_or_else(|| {
+        let highest = numbers.iter().copied().map(number).max().unwrap_or_default();
+        Histories::default().raised(Lsn::ZERO, highest.0, HistoryId(0))
+    }))
+}
+
+/// Moves the row to `cursor`, in one statement: never backwards, only if it still belongs to the same slot of the same
+/// cluster, and only for its owner. Returns when the commit is on the server's disk (the session's
+/// `synchronous_commit` is `local`).
+///
+/// # Errors
+/// What the server says.
+pub async fn write(
+    client: &Client,
+    cursor: &Cursor,
+    ledger: &Ledger,
+) -> Result<Written, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("write the cursor of pipeline {:?}", cursor.pipeline), e)
+            .of(Statement::Cursor)
+    };
+    let unchanged = version_sql("$6::pg_catalog.text", "$13::pg_catalog.oid", true);
+    let (whole, of) = match ledger {
+        Ledger::Kept => ("true".to_owned(), None),
+        Ledger::While(version, table) => {
+            (format!("{unchanged} = $14"), Some((version.rows(), table)))
+        }
+        Ledger::Stopped => ("false".to_owned(), None),
+    };
+    let ledger = LEDGER.replace("{whole}", &whole);
+    let sql = format!(
+        "WITH stored AS ( \
+           UPDATE postrider.cursor SET timeline = $3, publication = $6, messages = $7, \
+             watermark = $8, flush_limit = greatest(flush_limit, $9::pg_catalog.pg_lsn, $8), \
+             partial_commit_lsn = $10, partial_ordinal = $11, updated_at = pg_catalog.now(), {ledger} \
+           WHERE pipeline = $1 AND system_identifier = $2 AND slot = $4 \
+             AND slot_created_lsn = $5 AND watermark <= $8 AND owner_epoch = $12 \
+           RETURNING 1) \
+         SELECT EXISTS (SELECT FROM stored), {COLUMNS} \
+         FROM (SELECT) one LEFT JOIN postrider.cursor ON pipeline = $1"
+    );
+    let values = Values::of(cursor);
+    let mut parameters = values.parameters(cursor).to_vec();
+    if let Some((rows, table)) = &of {
+        parameters.extend([table as &(dyn ToSql + Sync), rows]);
+    }
+    let row = client.query_one(&sql, &parameters).await.map_err(failed)?;
+    if row.try_get(0).map_err(failed)? {
+        return Ok(Written::Stored);
+    }
+    if row.try_get::<_, Option<&str>>(1).map_err(failed)?.is_none() {
+        return Ok(Written::Missing);
+    }
+    let found = from_row(&row, 1).map_err(failed)?;
+    let ours = found.system_identifier == cursor.system_identifier
+        && found.slot == cursor.slot
+        && found.slot_created_lsn == cursor.slot_created_lsn;
+    Ok(if !ours {
+        Written::Rebound(Box::new(found))
+    } else if found.owner_epoch != cursor.owner_epoch {
+        Written::TakenOver
+    } else {
+        Written::Behind(found.watermark)
+    })
+}
+
+/// Makes the row, where there is none; an existing one is left alone. Whether it was made.
+///
+/// For a slot that is adopted: `setup` does it, and `run` where the slot stands and the row was never made.
+pub async fn create(client: &Client, cursor: &Cursor) -> Result<bool, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("make the cursor of pipeline {:?}", cursor.pipeline), e)
+            .of(Statement::Cursor)
+    };
+    let sql = format!(
+        "INSERT INTO postrider.cursor ({COLUMNS}, before_slot) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, greatest($9::pg_catalog.pg_lsn, $8), $10, $11, $12, \
+           pg_catalog.pg_current_snapshot()) \
+         {OVER_POLLING}"
+    );
+    let values = Values::of(cursor);
+    let rows = client.execute(&sql, &values.parameters(cursor)).await.map_err(failed)?;
+    Ok(rows == 1)
+}
+
+/// Makes a row for a pipeline that polls and has none: it has no slot and no position, and serves for
+/// [`take_over`] alone.
+///
+/// # Errors
+/// What the server says.
+pub async fn create_for_polling(client: &Client, pipeline: &str) -> Result<(), SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("make the cursor of pipeline {pipeline:?}"), e)
+            .of(Statement::Cursor)
+    };
+    let sql = format!(
+        "INSERT INTO postrider.cursor (pipeline, system_identifier, timeline, slot, slot_created_lsn, \
+           publication, messages, watermark, flush_limit) \
+         VALUES ($1, {SYSTEM_IDENTIFIER_SQL}, {TIMELINE_SQL}, '', '0/0', '', false, '0/0', '0/0') \
+         ON CONFLICT (pipeline) DO NOTHING"
+    );
+    client.execute(&sql, &[&pipeline]).await.map(drop).map_err(failed)
+}
+
+/// A row that exists stays as it is, unless it is a polling pipeline's.
+pub(crate) const OVER_POLLING: &str = "\
+ON CONFLICT (pipeline) DO UPDATE SET system_identifier = excluded.system_identifier,
+    timeline = excluded.timeline, slot = excluded.slot, slot_created_lsn = excluded.slot_created_lsn,
+    publication = excluded.publication, messages = excluded.messages,
+    watermark = excluded.watermark, flush_limit = excluded.flush_limit,
+    partial_commit_lsn = excluded.partial_commit_lsn, partial_ordinal = excluded.partial_ordinal,
+    resolved_snapshot = excluded.resolved_snapshot, pending_snapshot = NULL, pending_lsn = NULL,
+    before_slot = excluded.before_slot
+    WHERE postrider.cursor.slot = ''";
+
+/// What the server's types want otherwise than [`Cursor`] has it.
+struct Values {
+    timeline: i64,
+    slot_created_lsn: PgLsn,
+    watermark: PgLsn,
+    flush_limit: PgLsn,
+    partial_commit_lsn: Option<PgLsn>,
+    partial_ordinal: Option<i64>,
+}
+
+impl Values {
+    fn of(cursor: &Cursor) -> Self {
+        Self {
+            timeline: i64::from(cursor.timeline),
+            slot_created_lsn: pg_lsn(cursor.slot_created_lsn),
+            watermark: pg_lsn(cursor.watermark.lsn()),
+            flush_limit: pg_lsn(cursor.flush_limit),
+            partial_commit_lsn: cursor.partial.map(|partial| pg_lsn(partial.commit_lsn)),
+            partial_ordinal: cursor.partial.map(|partial| partial.ordinal.cast_signed()),
+        }
+    }
+
+    /// In the order of [`COLUMNS`].
+    fn parameters<'a>(&'a self, cursor: &'a Cursor) -> [&'a (dyn ToSql + Sync); 12] {
+        [
+            &cursor.pipeline,
+            &cursor.system_identifier,
+            &self.timeline,
+            &cursor.slot,
+            &self.slot_created_lsn,
+            &cursor.publication,
+            &cursor.messages,
+            &self.watermark,
+            &self.flush_limit,
+            &self.partial_commit_lsn,
+            &self.partial_ordinal,
+            &cursor.owner_epoch,
+        ]
+    }
+}
+
+fn from_row(row: &Row, first: usize) -> Result<Cursor, tokio_postgres::Error> {
+    let commit_lsn: Option<_> = row.try_get(first + 9)?;
+    let ordinal: Option<i64> = row.try_get(first + 10)?;
+    Ok(Cursor {
+        pipeline: row.try_get(first)?,
+        system_identifier: row.try_get(first + 1)?,
+        timeline: u32::try_from(row.try_get::<_, i64>(first + 2)?).unwrap_or(u32::MAX),
+        slot: row.try_get(first + 3)?,
+        slot_created_lsn: lsn(row.try_get(first + 4)?),
+        publication: row.try_get(first + 5)?,
+        messages: row.try_get(first + 6)?,
+        watermark: Watermark::resumed(lsn(row.try_get(first + 7)?)),
+        flush_limit: lsn(row.try_get(first + 8)?),
+        partial: commit_lsn.zip(ordinal).map(|(commit_lsn, ordinal)| Position {
+            commit_lsn: lsn(commit_lsn),
+            ordinal: ordinal.cast_unsigned(),
+        }),
+        owner_epoch: row.try_get(first + 11)?,
+    })
+}
+
+// What a pipeline's position belongs to: the mode, the destination, the table and the layout under which its cursor
+// row was last used.
+//
+// Owns these columns of `postrider.cursor`. What a difference leads to is decided by `driver::change`.
+
+/// The settings that a position belongs to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Belongs {
+    /// `wal`, `poll` or `auto`.
+    pub mode: String,
+    /// Published rows got their layout's mark.
+    pub marks: bool,
+    /// `kafka`, `stdout` or `discard`.
+    pub sink: String,
+    /// Kafka's identifier of the cluster; `None` until a broker has answered, and for other sinks.
+    pub cluster: Option<String>,
+    /// `route.topic`, with `route.replace`.
+    pub topic: String,
+    /// `route.key`, with `route.partition`.
+    pub key: String,
+    /// The outbox table, as SQL writes it.
+    pub table: Option<String>,
+    /// Its OID.
+    pub table_oid: Option<u32>,
+    /// The layout.
+    pub layout: String,
+}
+
+/// One setting that differs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Difference {
+    /// The mode.
+    Mode,
+    /// The kind of sink.
+    Sink,
+    /// The cluster.
+    Cluster,
+    /// The topic.
+    Topic,
+    /// The key, or the partition.
+    Key,
+    /// The table is another one.
+    Table,
+    /// The same table has another name.
+    Renamed,
+    /// Another table has the same name.
+    Recreated,
+    /// The layout.
+    Layout,
+}
+
+impl Belongs {
+    /// What differs `now`. A cluster or an OID that is not known on one of the sides does not differ.
+    pub fn differences(&self, now: &Self) -> Vec<Difference> {
+        let both = |one: bool, other: bool| one && other;
+        let oids = self.table_oid.zip(now.table_oid);
+        let same_oid = oids.is_some_and(|(before, now)| before == now);
+        let other_oid = oids.is_some_and(|(before, now)| before != now);
+        let other_cluster = both(self.cluster.is_some(), now.cluster.is_some());
+        let renamed = self.table != now.table;
+        [
+            (Difference::Mode, self.mode != now.mode),
+            (Difference::Sink, self.sink != now.sink),
+            (
+                Difference::Cluster,
+                self.sink == now.sink && other_cluster && self.cluster != now.cluster,
+            ),
+            (Difference::Topic, self.topic != now.topic),
+            (Difference::Key, self.key != now.key),
+            (Difference::Table, renamed && !same_oid),
+            (Difference::Renamed, renamed && same_oid),
+            (Difference::Recreated, !renamed && other_oid),
+            (Difference::Layout, self.layout != now.layout),
+        ]
+        .into_iter()
+        .filter_map(|(difference, differs)| differs.then_some(difference))
+        .collect()
+    }
+
+    /// What is written where the row has `before`: a cluster that is not known now stays as it was.
+    #[must_use]
+    pub fn after(mut self, before: Option<&Self>) -> Self {
+        if let Some(before) = before.filter(|before| before.sink == self.sink) {
+            self.cluster = self.cluster.or_else(|| before.cluster.clone());
+        }
+        self
+    }
+}
+
+/// The pipeline's row, as far as it matters here.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// The row is of a stream: it has a slot.
+    pub slot: Option<String>,
+    /// Its position.
+    pub watermark: String,
+    /// The stream has moved the position since its slot was made, or the slot was made by a repair: something may have
+    /// been published.
+    pub advanced: bool,
+    /// A new slot was made while the table was polled, and polling has not come to its end: the stream has not begun.
+    pub polls_on: bool,
+    /// A `pg_snapshot`: rows that it sees may be from before the slot was made. `None` where that is not known.
+    pub before_slot: Option<String>,
+    /// The row was written in this cluster: OIDs of tables mean the same.
+    pub same_cluster: bool,
+    /// `None` where no process of this version has used the row.
+    pub belongs: Option<Belongs>,
+}
+
+const SETTINGS_COLUMNS: &str =
+    "of_mode, of_marks, of_sink, of_cluster, of_topic, of_key, of_table, of_table_oid, of_layout";
+
+/// Reads it; `None` where there is no row.
+///
+/// # Errors
+/// What the server says.
+pub async fn read_settings(client: &Client, pipeline: &str) -> Result<Option<Found>, SourceError> {
+    let failed = |e| {
+        SourceError::control(
+            format!("read what the position of pipeline {pipeline:?} belongs to"),
+            e,
+        )
+        .of(Statement::Cursor)
+    };
+    let sql = format!(
+        "SELECT nullif(slot, ''), watermark::pg_catalog.text, watermark > slot_created_lsn \
+           OR partial_commit_lsn IS NOT NULL OR EXISTS ( \
+           SELECT FROM postrider.repair AS r WHERE r.pipeline = $1), polls_on, \
+           before_slot::pg_catalog.text, {SETTINGS_COLUMNS}, system_identifier = {SYSTEM_IDENTIFIER_SQL} \
+         FROM postrider.cursor WHERE pipeline = $1"
+    );
+    let row = client.query_opt(&sql, &[&pipeline]).await.map_err(failed)?;
+    row.map(|row| found(&row).map_err(failed)).transpose()
+}
+
+fn found(row: &Row) -> Result<Found, tokio_postgres::Error> {
+    let mode: Option<String> = row.try_get(5)?;
+    let belongs = match mode {
+        None => None,
+        Some(mode) => Some(Belongs {
+            mode,
+            marks: row.try_get::<_, Option<bool>>(6)?.unwrap_or_default(),
+            sink: row.try_get::<_, Option<String>>(7)?.unwrap_or_default(),
+            cluster: row.try_get(8)?,
+            topic: row.try_get::<_, Option<String>>(9)?.unwrap_or_default(),
+            key: row.try_get::<_, Option<String>>(10)?.unwrap_or_default(),
+            table: row.try_get(11)?,
+            table_oid: row.try_get(12)?,
+            layout: row.try_get::<_, Option<String>>(13)?.unwrap_or_default(),
+        }),
+    };
+    Ok(Found {
+        slot: row.try_get(0)?,
+        watermark: row.try_get(1)?,
+        advanced: row.try_get(2)?,
+        polls_on: row.try_get(3)?,
+        before_slot: row.try_get(4)?,
+        same_cluster: row.try_get(14)?,
+        belongs,
+    })
+}
+
+/// Writes it, for the owner of `epoch`; another's row is not touched. `other_table`: the table is another one than
+/// before.
+///
+/// # Errors
+/// What the server says.
+pub async fn write_settings(
+    client: &Client,
+    pipeline: &str,
+    epoch: i64,
+    belongs: &Belongs,
+    other_table: bool,
+) -> Result<(), SourceError> {
+    let failed = |e| {
+        SourceError::control(
+            format!("write what the position of pipeline {pipeline:?} belongs to"),
+            e,
+        )
+        .of(Statement::Cursor)
+    };
+    // What is known of transactions is known of the rows of the table before. Rows of another table may be published
+    // by nobody, though their transactions are older: those that the table has now are noted as rows of before the
+    // slot.
+    let forgets = if other_table {
+        ", resolved_snapshot = NULL, pending_snapshot = NULL, pending_lsn = NULL, \
+           before_slot = pg_catalog.pg_current_snapshot()"
+    } else {
+        ""
+    };
+    let sql = format!(
+        "UPDATE postrider.cursor SET ({SETTINGS_COLUMNS}) = ($3, $4, $5, $6, $7, $8, $9, $10, $11){forgets} \
+         WHERE pipeline = $1 AND owner_epoch = $2"
+    );
+    let Belongs { mode, marks, sink, cluster, topic, key, table, table_oid, layout } = belongs;
+    let parameters: [&(dyn ToSql + Sync); 11] =
+        [&pipeline, &epoch, mode, marks, sink, cluster, topic, key, table, table_oid, layout];
+    client.execute(&sql, &parameters).await.map(drop).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bound(system: Option<&str>, timeline: Option<i64>, set_back: bool) -> Bound {
+        Bound { system_identifier: system.map(str::to_owned), timeline, set_back }
+    }
+
+    #[test]
+    fn a_new_history_begins_where_the_one_before_was_left() {
+        let switch = |timeline, at| Switch {
+            timeline,
+            at: Lsn::from_wire(at),
+            reason: "no recovery target specified".to_owned(),
+        };
+        let switches = [switch(1, 50), switch(2, 80)];
+        let of = |timeline, known| Of {
+            system_identifier: "7",
+            timeline,
+            switches: if known { &switches } else { &[] },
+        };
+        let at = |lsn| Some(Lsn::from_wire(lsn));
+        for (row, of, higher, begins) in [
+            (bound(Some("7"), Some(3), false), of(3, true), false, None),
+            (bound(Some("7"), Some(2), false), of(3, true), false, at(80)),
+            // Away during two failovers.
+            (bound(Some("7"), Some(1), false), of(3, true), false, at(50)),
+            // The file of the past is gone, or a poller did not read it.
+            (bound(Some("7"), Some(2), false), of(3, false), false, at(0)),
+            // A higher one was published under, which the promoted standby never had.
+            (bound(Some("7"), Some(3), false), of(3, true), true, at(0)),
+            (bound(Some("7"), Some(2), false), of(3, true), true, at(80)),
+            (bound(Some("8"), Some(3), false), of(3, true), false, at(0)),
+            (bound(Some("8"), Some(2), false), of(3, true), false, at(0)),
+            // Asked for by a person, and a row that no relay has used yet.
+            (bound(Some("7"), None, false), of(3, true), false, at(0)),
+            (bound(None, None, false), of(3, true), false, at(0)),
+            // The WAL ends before the row.
+            (bound(Some("7"), Some(3), true), of(3, true), false, at(0)),
+            (bound(Some("7"), Some(2), true), of(3, true), false, at(0)),
+            // A row of a timeline that is to come.
+            (bound(Some("7"), Some(4), false), of(3, true), false, at(0)),
+        ] {
+            assert_eq!(row.raises(of, higher), begins, "{row:?} on {}", of.timeline);
+        }
+    }
+}
+
+#[cfg(test)]
+mod belongs_tests {
+    use super::*;
+
+    fn belongs() -> Belongs {
+        Belongs {
+            mode: "wal".to_owned(),
+            marks: false,
+            sink: "kafka".to_owned(),
+            cluster: Some("A".to_owned()),
+            topic: "{aggregate_type}".to_owned(),
+            key: "{aggregate_id}".to_owned(),
+            table: Some("public.outbox".to_owned()),
+            table_oid: Some(7),
+            layout: "postrider".to_owned(),
+        }
+    }
+
+    #[test]
+    fn each_setting_differs_by_itself() {
+        type Edit = fn(&mut Belongs);
+        let cases: [(&[Difference], Edit); 13] = [
+            (&[], |_| {}),
+            (&[Difference::Mode], |b| b.mode = "poll".into()),
+            (&[], |b| b.marks = true),
+            (&[Difference::Sink], |b| {
+                b.sink = "stdout".into();
+                b.cluster = None;
+            }),
+            (&[Difference::Cluster], |b| b.cluster = Some("B".into())),
+            // No broker has answered yet.
+            (&[], |b| b.cluster = None),
+            (&[Difference::Topic], |b| b.topic = "other".into()),
+            (&[Difference::Key], |b| b.key = "{id}".into()),
+            (&[Difference::Table], |b| {
+                b.table = Some("public.other".into());
+                b.table_oid = Some(8);
+            }),
+            (&[Difference::Table], |b| {
+                b.table = None;
+                b.table_oid = None;
+            }),
+            (&[Difference::Renamed], |b| b.table = Some("public.other".into())),
+            (&[Difference::Recreated], |b| b.table_oid = Some(8)),
+            (&[Difference::Layout], |b| b.layout = "gcx".into()),
+        ];
+        for (expected, edit) in cases {
+            let mut now = belongs();
+            edit(&mut now);
+            assert_eq!(belongs().differences(&now), expected, "{now:?}");
+        }
+    }
+
+    #[test]
+    fn a_cluster_that_is_not_known_yet_stays_as_it_was() {
+        let before = belongs();
+        let unknown = Belongs { cluster: None, ..belongs() };
+        assert_eq!(unknown.clone().after(Some(&before)).cluster.as_deref(), Some("A"));
+        assert_eq!(unknown.clone().after(None).cluster, None);
+        let other = Belongs { sink: "stdout".into(), ..unknown };
+        assert_eq!(other.after(Some(&before)).cluster, None);
+    }
+}

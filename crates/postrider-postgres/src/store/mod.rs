@@ -1,0 +1,7 @@
+//! The tables of schema `postrider`: positions, parked events, requests of operators, and bookmarks.
+
+pub mod bookmark;
+pub mod cursor;
+pub mod parked;
+pub mod requests;
+pub mod requeue;

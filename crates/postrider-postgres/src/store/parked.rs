@@ -1,0 +1,912 @@
+//! The parked table, `postrider.parked`: the durability of the relay's lanes.
+//!
+//! Owns the rows and their statements. It decides nothing: `relay` says what is parked and what becomes of it, a person
+//! asks by a request in the row ([`desk`]), and what is read here at a start is what the relay goes on from. Every
+//! write is fenced by the owner's epoch in the cursor row ([`super::cursor::take_over`]).
+//!
+//! Payloads go in and out as bytes and are in no error, log or `Debug`.
+
+pub use crate::locks::{lockers, table_lockers};
+pub use crate::store::requeue::{
+    Again, Fate, NotPassed, alike, listed, not_passed, place, put_before_stream, take_back,
+    unpublished,
+};
+
+use crate::catalog::{lsn, pg_lsn};
+use crate::poll::ROW_BYTES_MAX;
+use futures_util::TryStreamExt;
+use pg_replication::error::{SourceError, Statement};
+use pg_replication::lsn::Lsn;
+use postrider_core::event::{Aggregate, PgTime, Position};
+use postrider_core::parked::{Became, Entry, Lane, Mark, Parked, Request, State};
+use postrider_core::record::OwnedRecord;
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::pin::pin;
+use std::sync::LazyLock;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio_postgres::types::{PgLsn, ToSql};
+use tokio_postgres::{Client, Row};
+
+/// The channel on which a session is told that a request was written; the payload is the pipeline's name.
+pub const CHANNEL: &str = "postrider_parked";
+
+/// Tombstones that one statement of [`prune`] deletes.
+const PRUNE_ROWS: i64 = 1_000;
+
+/// The longest wait or age that is written: what is longer is as good as for ever. Unit: microseconds (100 years).
+const MICROS_MAX: i64 = 100 * 365 * 86_400 * 1_000_000;
+
+/// A duration as the statements here take it: microseconds, at most [`MICROS_MAX`].
+pub(super) fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).map_or(MICROS_MAX, |micros| micros.min(MICROS_MAX))
+}
+
+/// Deletes tombstones that are no longer needed: the cursor row has passed them, so their events are never sent again,
+/// and they are older than `keep`. In statements of 1,000 rows, so that others have their turn on the session.
+/// Returns how many went.
+///
+/// `watermark` is only an upper bound: what counts is the cursor row as it stands.
+///
+/// # Errors
+/// What the server says. What was deleted before stays deleted.
+pub async fn prune(
+    client: &Client,
+    pipeline: &str,
+    watermark: Lsn,
+    keep: Duration,
+) -> Result<u64, SourceError> {
+    prune_where(client, pipeline, watermark, keep, false).await
+}
+
+/// The same where there is no stream that could bring an event again (`mode = "poll"`): age alone counts.
+///
+/// # Errors
+/// What the server says. What was deleted before stays deleted.
+pub async fn prune_polled(
+    client: &Client,
+    pipeline: &str,
+    keep: Duration,
+) -> Result<u64, SourceError> {
+    prune_where(client, pipeline, Lsn::default(), keep, true).await
+}
+
+async fn prune_where(
+    client: &Client,
+    pipeline: &str,
+    watermark: Lsn,
+    keep: Duration,
+    polled: bool,
+) -> Result<u64, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("prune the parked events of pipeline {pipeline:?}"), e)
+            .of(Statement::Requests)
+    };
+    let sql = "DELETE FROM postrider.parked p USING ( \
+                 SELECT t.commit_lsn, t.ordinal FROM postrider.parked t \
+                 WHERE t.pipeline = $1 AND t.state IN ('done', 'skipped') \
+                   AND t.resolved_at < pg_catalog.now() - $3::pg_catalog.int8 * interval '1 microsecond' \
+                   AND t.requested_action IS NULL \
+                   AND ($5 OR t.commit_lsn < least($2::pg_catalog.pg_lsn, \
+                     (SELECT c.watermark FROM postrider.cursor c WHERE c.pipeline = $1))) \
+                 ORDER BY t.resolved_at LIMIT $4 FOR UPDATE SKIP LOCKED) old \
+               WHERE p.pipeline = $1 AND p.commit_lsn = old.commit_lsn AND p.ordinal = old.ordinal";
+    let mut total = 0;
+    loop {
+        let deleted = client
+            .execute(sql, &[&pipeline, &pg_lsn(watermark), &micros(keep), &PRUNE_ROWS, &polled])
+            .await
+            .map_err(failed)?;
+        total += deleted;
+        if deleted < PRUNE_ROWS.unsigned_abs() {
+            return Ok(total);
+        }
+    }
+}
+
+/// How many rows a pipeline has, by state.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Each state of [`State::ALL`] that has rows.
+    pub rows: Vec<(State, u64)>,
+    /// How long the oldest that is not resolved has been parked.
+    pub oldest: Option<Duration>,
+}
+
+impl Counts {
+    /// Rows in this state.
+    pub fn of(&self, state: State) -> u64 {
+        self.rows.iter().find(|(known, _)| *known == state).map_or(0, |(_, count)| *count)
+    }
+}
+
+/// Counts the rows of a pipeline, for `status` where no relay runs: the relay knows without asking.
+///
+/// # Errors
+/// What the server says.
+pub async fn counts(client: &Client, pipeline: &str) -> Result<Counts, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("count the parked events of pipeline {pipeline:?}"), e)
+            .of(Statement::Requests)
+    };
+    let sql = "SELECT state, pg_catalog.count(*), \
+                 (greatest(0, pg_catalog.date_part('epoch', \
+                   pg_catalog.now() - pg_catalog.min(parked_at))) * 1e6)::pg_catalog.int8 \
+               FROM postrider.parked WHERE pipeline = $1 GROUP BY state";
+    let mut counts = Counts::default();
+    for row in client.query(sql, &[&pipeline]).await.map_err(failed)? {
+        let state = state(row.try_get(0).map_err(failed)?);
+        counts.rows.push((state, row.try_get::<_, i64>(1).map_err(failed)?.unsigned_abs()));
+        if !state.resolved() {
+            let age =
+                Duration::from_micros(row.try_get::<_, i64>(2).map_err(failed)?.unsigned_abs());
+            counts.oldest = counts.oldest.max(Some(age));
+        }
+    }
+    Ok(counts)
+}
+
+// New rows as columns: each an array, so that a batch is one statement.
+
+/// The rows of one statement.
+#[derive(Default)]
+struct Rows<'a> {
+    commit_lsn: Vec<PgLsn>,
+    ordinal: Vec<i64>,
+    commit_time: Vec<SystemTime>,
+    event_id: Vec<Option<Cow<'a, str>>>,
+    event_type: Vec<Option<Cow<'a, str>>>,
+    aggregate_type: Vec<Option<Cow<'a, str>>>,
+    aggregate_id: Vec<Option<Cow<'a, str>>>,
+    blocks: Vec<bool>,
+    topic: Vec<Cow<'a, str>>,
+    partition: Vec<Option<i32>>,
+    key: Vec<Option<&'a [u8]>>,
+    value: Vec<Option<&'a [u8]>>,
+    timestamp_ms: Vec<Option<i64>>,
+    error_code: Vec<Option<&'a str>>,
+    error: Vec<Option<Cow<'a, str>>>,
+    attempts: Vec<i32>,
+    wait: Vec<Option<i64>>,
+    state: Vec<&'a str>,
+    overtaken_lsn: Vec<Option<PgLsn>>,
+    overtaken_ordinal: Vec<Option<i64>>,
+    // An array of arrays must be rectangular, so headers are a list of their own.
+    header_line: Vec<i64>,
+    header_name: Vec<Cow<'a, str>>,
+    header_value: Vec<Option<&'a [u8]>>,
+}
+
+/// Inserts `$3` to `$25`, [`Rows::parameters`], where `fence` lets it. What stands there already stays as it is:
+/// no insert of it is tried, which would wait for a session that is changing or deleting it.
+const INSERT: &str = "\
+INSERT INTO postrider.parked (pipeline, commit_lsn, ordinal, commit_time, event_id, event_type, \
+  aggregate_type, aggregate_id, blocks, topic, partition, key, value, timestamp_ms, error_code, \
+  error, attempts, next_attempt_at, state, overtaken_lsn, overtaken_ordinal, resolved_at, \
+  header_names, header_values) \
+SELECT $1, n.commit_lsn, n.ordinal, n.commit_time, n.event_id, n.event_type, n.aggregate_type, \
+  n.aggregate_id, n.blocks, n.topic, n.partition, n.key, n.value, n.timestamp_ms, n.error_code, \
+  n.error, n.attempts, pg_catalog.now() + n.wait * interval '1 microsecond', n.state, \
+  n.overtaken_lsn, n.overtaken_ordinal, \
+  CASE WHEN n.state IN ('done', 'skipped') THEN pg_catalog.now() END, \
+  coalesce(h.names, '{}'), coalesce(h.vals, '{}') \
+FROM fence, unnest($3::pg_catalog.pg_lsn[], $4::pg_catalog.int8[], \
+    $5::pg_catalog.timestamptz[], $6::pg_catalog.text[], $7::pg_catalog.text[], \
+    $8::pg_catalog.text[], $9::pg_catalog.text[], $10::pg_catalog.bool[], $11::pg_catalog.text[], \
+    $12::pg_catalog.int4[], $13::pg_catalog.bytea[], $14::pg_catalog.bytea[], \
+    $15::pg_catalog.int8[], $16::pg_catalog.text[], $17::pg_catalog.text[], \
+    $18::pg_catalog.int4[], $19::pg_catalog.int8[], $20::pg_catalog.text[], \
+    $21::pg_catalog.pg_lsn[], $22::pg_catalog.int8[]) WITH ORDINALITY \
+  AS n(commit_lsn, ordinal, commit_time, event_id, event_type, aggregate_type, aggregate_id, \
+    blocks, topic, partition, key, value, timestamp_ms, error_code, error, attempts, wait, state, \
+    overtaken_lsn, overtaken_ordinal, line) \
+LEFT JOIN ( \
+  SELECT u.line, pg_catalog.array_agg(u.name ORDER BY u.at) AS names, \
+    pg_catalog.array_agg(u.val ORDER BY u.at) AS vals \
+  FROM unnest($23::pg_catalog.int8[], $24::pg_catalog.text[], $25::pg_catalog.bytea[]) \
+    WITH ORDINALITY AS u(line, name, val, at) GROUP BY u.line) h ON h.line = n.line \
+WHERE NOT EXISTS (SELECT FROM postrider.parked s \
+  WHERE s.pipeline = $1 AND s.commit_lsn = n.commit_lsn AND s.ordinal = n.ordinal) \
+ON CONFLICT (pipeline, commit_lsn, ordinal) DO NOTHING";
+
+impl<'a> Rows<'a> {
+    fn push(&mut self, row: &'a Parked) {
+        let (entry, record) = (&row.entry, &row.record);
+        self.commit_lsn.push(pg_lsn(entry.position.commit_lsn));
+        self.ordinal.push(entry.position.ordinal.cast_signed());
+        self.commit_time.push(system_time(row.commit_time));
+        self.event_id.push(row.event_id.as_deref().map(text));
+        self.event_type.push(row.event_type.as_deref().map(text));
+        let aggregate = row.aggregate.as_ref();
+        self.aggregate_type.push(aggregate.map(|(kind, _)| text(kind)));
+        self.aggregate_id.push(aggregate.map(|(_, id)| text(id)));
+        self.blocks.push(entry.lane.is_some() && aggregate.is_some());
+        self.topic.push(text(&record.topic));
+        self.partition.push(record.partition);
+        // A tombstone from the start has nothing to publish.
+        let kept = !entry.state.resolved();
+        self.key.push(record.key.as_deref().filter(|_| kept));
+        self.value.push(record.value.as_deref().filter(|_| kept));
+        self.timestamp_ms.push(record.timestamp_ms);
+        self.error_code.push(row.error_code);
+        self.error.push(row.error.as_deref().map(text));
+        self.attempts.push(i32::try_from(entry.attempts).unwrap_or(i32::MAX));
+        self.wait.push(wait(entry.state, entry.wait));
+        self.state.push(entry.state.name());
+        let overtaken = entry.overtaken_by;
+        self.overtaken_lsn.push(overtaken.map(|by| pg_lsn(by.commit_lsn)));
+        self.overtaken_ordinal.push(overtaken.map(|by| by.ordinal.cast_signed()));
+        let line = i64::try_from(self.state.len()).unwrap_or(i64::MAX);
+        for (name, value) in record.headers.iter().filter(|_| kept) {
+            self.header_line.push(line);
+            self.header_name.push(text(name));
+            self.header_value.push(value.as_deref());
+        }
+    }
+
+    /// `$3` to `$25`.
+    fn parameters(&self) -> [&(dyn ToSql + Sync); 23] {
+        [
+            &self.commit_lsn,
+            &self.ordinal,
+            &self.commit_time,
+            &self.event_id,
+            &self.event_type,
+            &self.aggregate_type,
+            &self.aggregate_id,
+            &self.blocks,
+            &self.topic,
+            &self.partition,
+            &self.key,
+            &self.value,
+            &self.timestamp_ms,
+            &self.error_code,
+            &self.error,
+            &self.attempts,
+            &self.wait,
+            &self.state,
+            &self.overtaken_lsn,
+            &self.overtaken_ordinal,
+            &self.header_line,
+            &self.header_name,
+            &self.header_value,
+        ]
+    }
+}
+
+/// Until the next try, where there is to be one.
+fn wait(state: State, wait: Duration) -> Option<i64> {
+    match state {
+        State::Waiting | State::Behind | State::Due => Some(micros(wait)),
+        State::Dead | State::Done | State::Skipped => None,
+    }
+}
+
+/// As PostgreSQL takes text: without the zero byte, which it would refuse, and a row that can't be written would hold
+/// up the pipeline.
+fn text(text: &str) -> Cow<'_, str> {
+    if text.contains('\0') { text.replace('\0', "\u{fffd}").into() } else { text.into() }
+}
+
+fn system_time(time: PgTime) -> SystemTime {
+    UNIX_EPOCH + Duration::from_micros(u64::try_from(time.unix_micros()).unwrap_or(0))
+}
+
+// Changes to rows as columns, and the statement that makes them.
+
+/// The marks of one statement.
+#[derive(Default)]
+struct Marks {
+    commit_lsn: Vec<PgLsn>,
+    ordinal: Vec<i64>,
+    became: Vec<&'static str>,
+    state: Vec<Option<&'static str>>,
+    attempts: Vec<Option<i32>>,
+    wait: Vec<Option<i64>>,
+    error_code: Vec<Option<&'static str>>,
+    error: Vec<Option<String>>,
+    by_lsn: Vec<Option<PgLsn>>,
+    by_ordinal: Vec<Option<i64>>,
+}
+
+/// `$26` to `$35`, [`Marks::parameters`], as rows (`m`), in order; which of their rows this statement has locked; and
+/// which marks it leaves out (`later`): those whose rows another session has locked, and the later ones of their
+/// aggregates. Not those of rows that do not exist, or that the mark does not change.
+///
+/// `FOR NO KEY UPDATE` is what the update takes. A row that another transaction has changed and committed since the
+/// snapshot is locked at its newest version, and the update finds that version too, since it goes by the key. One that
+/// was deleted since is among `later` once, and does not exist for the next try.
+///
+/// `SKIP LOCKED`, since a row that is waited for would keep all others waiting; and the later marks of its aggregate
+/// wait with it, since an event whose mark is missing is published again after a crash, and what follows it in its
+/// aggregate has to follow it again.
+const LOCK: &str = "\
+m AS MATERIALIZED ( \
+  SELECT u.*, u.became IN ('done', 'skipped') AS resolves, \
+    u.became IN ('done', 'skipped', 'again', 'declined') AS takes \
+  FROM unnest($26::pg_catalog.pg_lsn[], $27::pg_catalog.int8[], $28::pg_catalog.text[], \
+    $29::pg_catalog.text[], $30::pg_catalog.int4[], $31::pg_catalog.int8[], \
+    $32::pg_catalog.text[], $33::pg_catalog.text[], $34::pg_catalog.pg_lsn[], \
+    $35::pg_catalog.int8[]) WITH ORDINALITY \
+    AS u(commit_lsn, ordinal, became, state, attempts, wait, error_code, error, by_lsn, by_ordinal, line) \
+), there AS MATERIALIZED ( \
+  SELECT m.line, CASE WHEN p.blocks THEN p.aggregate_type END AS kind, p.aggregate_id AS id \
+  FROM m JOIN postrider.parked p \
+    ON p.pipeline = $1 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal \
+  WHERE p.state NOT IN ('done', 'skipped') OR m.became IN ('declined', 'overtaken') \
+), locked AS MATERIALIZED ( \
+  SELECT m.line FROM fence, m JOIN postrider.parked p \
+    ON p.pipeline = $1 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal \
+  WHERE p.state NOT IN ('done', 'skipped') OR m.became IN ('declined', 'overtaken') \
+  FOR NO KEY UPDATE OF p SKIP LOCKED \
+), missed AS MATERIALIZED ( \
+  SELECT t.line, t.kind, t.id FROM there t WHERE t.line NOT IN (SELECT l.line FROM locked l) \
+), later AS MATERIALIZED ( \
+  SELECT x.line FROM missed x \
+  UNION SELECT t.line FROM there t JOIN missed x ON x.kind = t.kind AND x.id = t.id AND x.line < t.line \
+), due AS MATERIALIZED ( \
+  SELECT m.* FROM m WHERE m.line IN (SELECT l.line FROM locked l) \
+    AND m.line NOT IN (SELECT x.line FROM later x))";
+
+/// Applies the marks of [`LOCK`] that are not left out (`due`), where `fence` lets it.
+///
+/// A resolved row stays resolved: of the marks only those that take a request off reach it. A large value that is kept
+/// is not rewritten: the new version of the row points to the same one.
+const UPDATE: &str = "\
+UPDATE postrider.parked p SET \
+  state = CASE m.became WHEN 'done' THEN 'done' WHEN 'skipped' THEN 'skipped' \
+    WHEN 'refused' THEN m.state WHEN 'again' THEN 'waiting' ELSE p.state END, \
+  resolved_at = CASE WHEN m.resolves THEN pg_catalog.now() ELSE p.resolved_at END, \
+  key = CASE WHEN m.resolves THEN NULL ELSE p.key END, \
+  value = CASE WHEN m.resolves THEN NULL \
+    WHEN m.became = 'again' AND p.requested_action = 'replace' THEN p.requested_value \
+    ELSE p.value END, \
+  header_names = CASE WHEN m.resolves THEN '{}' ELSE p.header_names END, \
+  header_values = CASE WHEN m.resolves THEN '{}' ELSE p.header_values END, \
+  attempts = CASE m.became WHEN 'refused' THEN m.attempts WHEN 'again' THEN 0 ELSE p.attempts END, \
+  next_attempt_at = CASE WHEN m.resolves THEN NULL \
+    WHEN m.became = 'refused' THEN pg_catalog.now() + m.wait * interval '1 microsecond' \
+    WHEN m.became = 'again' THEN pg_catalog.now() ELSE p.next_attempt_at END, \
+  error_code = CASE WHEN m.became = 'refused' THEN m.error_code ELSE p.error_code END, \
+  error = CASE WHEN m.became = 'refused' THEN m.error ELSE p.error END, \
+  dead_sent_at = CASE m.became WHEN 'dead_sent' THEN pg_catalog.now() WHEN 'again' THEN NULL \
+    ELSE p.dead_sent_at END, \
+  overtaken_lsn = CASE WHEN m.became = 'overtaken' THEN coalesce(p.overtaken_lsn, m.by_lsn) \
+    ELSE p.overtaken_lsn END, \
+  overtaken_ordinal = CASE WHEN m.became = 'overtaken' \
+    THEN coalesce(p.overtaken_ordinal, m.by_ordinal) ELSE p.overtaken_ordinal END, \
+  acted_action = CASE WHEN m.takes THEN coalesce(p.requested_action, p.acted_action) \
+    ELSE p.acted_action END, \
+  acted_by = CASE WHEN m.takes AND p.requested_action IS NOT NULL THEN p.requested_by \
+    ELSE p.acted_by END, \
+  acted_at = CASE WHEN m.takes AND p.requested_action IS NOT NULL THEN pg_catalog.now() \
+    ELSE p.acted_at END, \
+  acted_reason = CASE WHEN m.takes AND p.requested_action IS NOT NULL THEN p.requested_reason \
+    ELSE p.acted_reason END, \
+  acted_declined = CASE WHEN m.takes AND p.requested_action IS NOT NULL \
+    THEN m.became IN ('done', 'declined') ELSE p.acted_declined END, \
+  requested_action = CASE WHEN m.takes THEN NULL ELSE p.requested_action END, \
+  requested_by = CASE WHEN m.takes THEN NULL ELSE p.requested_by END, \
+  requested_at = CASE WHEN m.takes THEN NULL ELSE p.requested_at END, \
+  requested_reason = CASE WHEN m.takes THEN NULL ELSE p.requested_reason END, \
+  requested_value = CASE WHEN m.takes THEN NULL ELSE p.requested_value END \
+FROM fence, due m \
+WHERE p.pipeline = $1 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal \
+  AND (p.state NOT IN ('done', 'skipped') OR m.became IN ('declined', 'overtaken'))";
+
+impl Marks {
+    fn push(&mut self, mark: &Mark) {
+        self.commit_lsn.push(pg_lsn(mark.position.commit_lsn));
+        self.ordinal.push(mark.position.ordinal.cast_signed());
+        self.became.push(name(mark.became));
+        let mut by: Option<Position> = None;
+        let mut refused = (None, None, None, None, None);
+        match mark.became {
+            Became::Refused { state, attempts, wait: until, reason } => {
+                refused = (
+                    Some(state.name()),
+                    Some(i32::try_from(attempts).unwrap_or(i32::MAX)),
+                    wait(state, until),
+                    Some(reason.code()),
+                    Some(reason.to_string()),
+                );
+            }
+            Became::Overtaken { by: later } => by = Some(later),
+            Became::Done
+            | Became::Skipped
+            | Became::Again
+            | Became::Declined
+            | Became::DeadSent => {}
+        }
+        let (state, attempts, wait, error_code, error) = refused;
+        self.state.push(state);
+        self.attempts.push(attempts);
+        self.wait.push(wait);
+        self.error_code.push(error_code);
+        self.error.push(error);
+        self.by_lsn.push(by.map(|by| pg_lsn(by.commit_lsn)));
+        self.by_ordinal.push(by.map(|by| by.ordinal.cast_signed()));
+    }
+
+    /// `$26` to `$35`.
+    fn parameters(&self) -> [&(dyn ToSql + Sync); 10] {
+        [
+            &self.commit_lsn,
+            &self.ordinal,
+            &self.became,
+            &self.state,
+            &self.attempts,
+            &self.wait,
+            &self.error_code,
+            &self.error,
+            &self.by_lsn,
+            &self.by_ordinal,
+        ]
+    }
+}
+
+/// As [`UPDATE`] calls it.
+const fn name(became: Became) -> &'static str {
+    match became {
+        Became::Done => "done",
+        Became::Skipped => "skipped",
+        Became::Refused { .. } => "refused",
+        Became::Again => "again",
+        Became::Declined => "declined",
+        Became::DeadSent => "dead_sent",
+        Became::Overtaken { .. } => "overtaken",
+    }
+}
+
+// The one write of the parked table: new rows and marks, fenced, in one statement.
+
+/// Rows and marks of one statement.
+pub const ROUND_ROWS_MAX: usize = 10_000;
+
+/// Bytes of the records in one statement; one larger record has a statement to itself. PostgreSQL takes less than 1 GiB
+/// in one message.
+pub const ROUND_BYTES_MAX: usize = 64 << 20;
+
+/// What became of a write.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[must_use = "an event whose row was not stored is not resolved"]
+pub enum Stored {
+    /// Stored, and as durable as the server's settings make any commit.
+    Yes,
+    /// The same but for the marks of these rows: another session has locked them, or an earlier one of their aggregate.
+    Except(Vec<Position>),
+    /// Nothing more was stored: another process has taken the pipeline over, or its cursor row is gone.
+    TakenOver,
+}
+
+/// One statement is one transaction, and nothing on the shared session can come between its parts.
+///
+/// `FOR SHARE` waits for a [`take_over`](crate::store::cursor::take_over) that is under way and then sees its epoch,
+/// or makes it wait; `FOR KEY SHARE` would let the two pass each other (manual, 13.3.2 "Row-Level Locks"). The setting
+/// is read at the commit, after the statement: with a synchronous standby the commit waits for it, since the session's
+/// own `local` would let a failover lose the row of an event that is confirmed.
+static SQL: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "WITH fence AS MATERIALIZED ( \
+           SELECT 1 FROM postrider.cursor WHERE pipeline = $1 AND owner_epoch = $2 FOR SHARE), \
+         parked AS ({INSERT}), {LOCK}, marked AS ({UPDATE}) \
+         SELECT EXISTS (SELECT FROM fence), ARRAY(SELECT x.line FROM later x), \
+           pg_catalog.set_config('synchronous_commit', 'on', true)"
+    )
+});
+
+/// Writes new rows, then marks. Where a row stands already it stays as it is: the event was parked before. A mark on a
+/// row that is not there, or is resolved, changes nothing. A mark whose row another session has locked is left out, and
+/// so are the later ones of its aggregate ([`Stored::Except`]); all others are made, without waiting for that session.
+///
+/// It is one transaction as long as no position comes twice and the bounds ([`ROUND_ROWS_MAX`], [`ROUND_BYTES_MAX`])
+/// are kept; else it is several, in order, so that a crash leaves the beginning of what was asked.
+///
+/// # Errors
+/// What the server says. What was written by earlier statements of the same call stays.
+pub async fn write(
+    client: &Client,
+    pipeline: &str,
+    epoch: i64,
+    rows: &[Parked],
+    marks: &[Mark],
+) -> Result<Stored, SourceError> {
+    let mut write = Write { client, pipeline, epoch, round: Round::default(), left: Vec::new() };
+    for row in rows {
+        let bytes = row.record.size_bytes();
+        if !write.round.takes(row.entry.position, bytes) && !write.store().await? {
+            return Ok(Stored::TakenOver);
+        }
+        write.round.note(row.entry.position, bytes);
+        write.round.rows.push(row);
+    }
+    for mark in marks {
+        // One of an earlier statement may be of the same aggregate.
+        if !write.left.is_empty() {
+            write.left.push(mark.position);
+            continue;
+        }
+        if !write.round.takes(mark.position, 0) && !write.store().await? {
+            return Ok(Stored::TakenOver);
+        }
+        write.round.note(mark.position, 0);
+        write.round.marked.push(mark.position);
+        write.round.marks.push(mark);
+    }
+    Ok(match write.store().await? {
+        false => Stored::TakenOver,
+        true if write.left.is_empty() => Stored::Yes,
+        true => Stored::Except(write.left),
+    })
+}
+
+/// A write of several statements.
+struct Write<'a> {
+    client: &'a Client,
+    pipeline: &'a str,
+    epoch: i64,
+    round: Round<'a>,
+    /// Rows whose marks were left out so far.
+    left: Vec<Position>,
+}
+
+impl Write<'_> {
+    /// Writes what has gathered; whether the pipeline is still ours.
+    async fn store(&mut self) -> Result<bool, SourceError> {
+        let round = std::mem::take(&mut self.round);
+        let Some(left) = round.store(self.client, self.pipeline, self.epoch).await? else {
+            return Ok(false);
+        };
+        self.left.extend(left);
+        Ok(true)
+    }
+}
+
+/// One statement.
+#[derive(Default)]
+struct Round<'a> {
+    rows: Rows<'a>,
+    marks: Marks,
+    /// Of the marks, in order.
+    marked: Vec<Position>,
+    positions: HashSet<Position>,
+    bytes: usize,
+}
+
+impl Round<'_> {
+    /// Whether it may also have this: the parts of a statement don't see each other, so each position comes once.
+    fn takes(&self, position: Position, bytes: usize) -> bool {
+        let room = self.positions.len() < ROUND_ROWS_MAX
+            && (self.bytes == 0 || self.bytes + bytes <= ROUND_BYTES_MAX);
+        room && !self.positions.contains(&position)
+    }
+
+    fn note(&mut self, position: Position, bytes: usize) {
+        self.positions.insert(position);
+        self.bytes += bytes;
+    }
+
+    /// The rows whose marks were left out; `None` where the pipeline is another's, and nothing was stored.
+    async fn store(
+        &self,
+        client: &Client,
+        pipeline: &str,
+        epoch: i64,
+    ) -> Result<Option<Vec<Position>>, SourceError> {
+        let failed = |e| {
+            SourceError::control(format!("write parked events of pipeline {pipeline:?}"), e)
+                .of(Statement::Parked)
+        };
+        let mut parameters: Vec<&(dyn ToSql + Sync)> = vec![&pipeline, &epoch];
+        parameters.extend(self.rows.parameters());
+        parameters.extend(self.marks.parameters());
+        let row = client.query_one(SQL.as_str(), &parameters).await.map_err(failed)?;
+        let owned: bool = row.try_get(0).map_err(failed)?;
+        // Lines count from 1.
+        let lines: Vec<i64> = row.try_get(1).map_err(failed)?;
+        let at = |line: i64| usize::try_from(line - 1).ok().and_then(|at| self.marked.get(at));
+        Ok(owned.then(|| lines.into_iter().filter_map(at).copied().collect()))
+    }
+}
+
+// What a start, a retry and a request read from the parked table.
+
+/// A parked event as a start finds it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Loaded {
+    /// What the relay remembers of it.
+    pub entry: Entry,
+    /// What a person asked for while no relay ran.
+    pub request: Option<Request>,
+    /// It is dead, and was not published to the dead-letter topic.
+    pub dead_unsent: bool,
+}
+
+/// Not the record's columns: they are large, and stay where they are until a retry ([`fetch`]). `least` and `greatest`
+/// keep an infinite time, written by hand, from being an error.
+const LOAD: &str = "\
+SELECT commit_lsn, ordinal, state, attempts, \
+       (pg_catalog.date_part('epoch', least(greatest(next_attempt_at, now), now + interval '100 years') - now) \
+         * 1e6)::pg_catalog.int8, \
+       CASE WHEN blocks THEN aggregate_type END, CASE WHEN blocks THEN aggregate_id END, \
+       overtaken_lsn, overtaken_ordinal, requested_action, \
+       state = 'dead' AND dead_sent_at IS NULL \
+FROM postrider.parked, pg_catalog.statement_timestamp() AS now \
+WHERE pipeline = $1 AND (state NOT IN ('done', 'skipped') OR (commit_lsn, ordinal) >= ($2, $3)) \
+ORDER BY commit_lsn, ordinal";
+
+/// Everything a start must know, in order: each event that is not resolved, and the tombstones from `from` on, which is
+/// where the log is read again. The server computes the waits, so that its clock alone counts.
+///
+/// # Errors
+/// What the server says.
+pub async fn load(
+    client: &Client,
+    pipeline: &str,
+    from: Position,
+) -> Result<Vec<Loaded>, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("load the parked events of pipeline {pipeline:?}"), e)
+            .of(Statement::Parked)
+    };
+    let (commit_lsn, ordinal) = (pg_lsn(from.commit_lsn), from.ordinal.cast_signed());
+    let parameters: [&(dyn ToSql + Sync); 3] = [&pipeline, &commit_lsn, &ordinal];
+    let rows = client.query_raw(LOAD, parameters).await.map_err(failed)?;
+    let mut rows = pin!(rows);
+    let mut loaded = Vec::new();
+    while let Some(row) = rows.try_next().await.map_err(failed)? {
+        loaded.push(loaded_of(&row).map_err(failed)?);
+    }
+    Ok(loaded)
+}
+
+fn loaded_of(row: &Row) -> Result<Loaded, tokio_postgres::Error> {
+    let aggregate = row.try_get::<_, Option<&str>>(5)?.zip(row.try_get::<_, Option<&str>>(6)?);
+    let overtaken = row.try_get::<_, Option<PgLsn>>(7)?.zip(row.try_get::<_, Option<i64>>(8)?);
+    let wait = row.try_get::<_, Option<i64>>(4)?.unwrap_or(0);
+    Ok(Loaded {
+        entry: Entry {
+            position: position(row.try_get(0)?, row.try_get(1)?),
+            lane: aggregate.map(|(kind, id)| Lane::of(Aggregate { kind, id })),
+            state: state(row.try_get(2)?),
+            attempts: row.try_get::<_, i32>(3)?.unsigned_abs(),
+            wait: Duration::from_micros(u64::try_from(wait).unwrap_or(0)),
+            overtaken_by: overtaken.map(|(lsn, ordinal)| position(lsn, ordinal)),
+        },
+        request: row.try_get::<_, Option<&str>>(9)?.and_then(Request::parse),
+        dead_unsent: row.try_get(10)?,
+    })
+}
+
+/// The record of a parked event, for a retry.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fetched {
+    /// Which event.
+    pub position: Position,
+    /// As it was to be published.
+    pub record: OwnedRecord,
+    /// Every later event of its aggregate has waited for it.
+    pub keeps_order: bool,
+}
+
+/// The records of these events, for a retry, in order. An event that is resolved, or whose row is gone, is left out.
+///
+/// One answer holds them, so it ends with the record whose payload makes `bytes` full: what is behind that one in the
+/// log is left out too.
+///
+/// # Errors
+/// What the server says.
+pub async fn fetch(
+    client: &Client,
+    pipeline: &str,
+    positions: &[Position],
+    bytes: u32,
+) -> Result<Vec<Fetched>, SourceError> {
+    // Without a topic it is not published, and its payload may be larger than memory allows.
+    let value = "CASE WHEN topic <> '' THEN value END";
+    let unresolved = "p.state NOT IN ('done', 'skipped')";
+    fetch_where(client, pipeline, positions, (unresolved, value), bytes).await
+}
+
+/// The same for any state: what is resolved has no more than its topic.
+pub(super) async fn fetch_any(
+    client: &Client,
+    pipeline: &str,
+    positions: &[Position],
+) -> Result<Vec<(Position, OwnedRecord)>, SourceError> {
+    let fetched = fetch_where(client, pipeline, positions, ("true", "value"), u32::MAX).await?;
+    Ok(fetched.into_iter().map(|fetched| (fetched.position, fetched.record)).collect())
+}
+
+async fn fetch_where(
+    client: &Client,
+    pipeline: &str,
+    positions: &[Position],
+    (condition, value): (&str, &str),
+    bytes: u32,
+) -> Result<Vec<Fetched>, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("fetch parked events of pipeline {pipeline:?}"), e)
+            .of(Statement::Parked)
+    };
+    let sql = format!(
+        "SELECT commit_lsn, ordinal, topic, partition, key, \
+           {value}, \
+           timestamp_ms, header_names, header_values, \
+           blocks AND overtaken_lsn IS NULL \
+         FROM (SELECT p.*, pg_catalog.sum(pg_catalog.octet_length(p.value)) OVER \
+             (ORDER BY p.commit_lsn, p.ordinal ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before \
+           FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \
+           JOIN postrider.parked p USING (commit_lsn, ordinal) \
+           WHERE p.pipeline = $1 AND {condition}) AS wanted \
+         WHERE coalesce(before, 0) < $4 ORDER BY commit_lsn, ordinal"
+    );
+    let (lsns, ordinals) = columns(positions);
+    let rows = client
+        .query(&sql, &[&pipeline, &lsns, &ordinals, &i64::from(bytes)])
+        .await
+        .map_err(failed)?;
+    let fetched = |row: &Row| {
+        let (position, record) = record_of(row)?;
+        Ok(Fetched { position, record, keeps_order: row.try_get(9)? })
+    };
+    rows.iter().map(fetched).collect::<Result<_, _>>().map_err(failed)
+}
+
+fn record_of(row: &Row) -> Result<(Position, OwnedRecord), tokio_postgres::Error> {
+    let names: Vec<String> = row.try_get(7)?;
+    let values: Vec<Option<Vec<u8>>> = row.try_get(8)?;
+    let record = OwnedRecord {
+        topic: row.try_get(2)?,
+        partition: row.try_get(3)?,
+        key: row.try_get(4)?,
+        value: row.try_get(5)?,
+        timestamp_ms: row.try_get(6)?,
+        headers: names.into_iter().zip(values).collect(),
+    };
+    Ok((position(row.try_get(0)?, row.try_get(1)?), record))
+}
+
+/// Those of these events that have no row any more: somebody deleted it.
+///
+/// # Errors
+/// What the server says.
+pub async fn missing(
+    client: &Client,
+    pipeline: &str,
+    positions: &[Position],
+) -> Result<Vec<Position>, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("look for parked events of pipeline {pipeline:?}"), e)
+            .of(Statement::Parked)
+    };
+    let sql = "SELECT w.commit_lsn, w.ordinal \
+               FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \
+               WHERE NOT EXISTS (SELECT FROM postrider.parked p WHERE p.pipeline = $1 \
+                 AND p.commit_lsn = w.commit_lsn AND p.ordinal = w.ordinal)";
+    let (lsns, ordinals) = columns(positions);
+    let rows = client.query(sql, &[&pipeline, &lsns, &ordinals]).await.map_err(failed)?;
+    let position_of = |row: &Row| Ok(position(row.try_get(0)?, row.try_get(1)?));
+    rows.iter().map(position_of).collect::<Result<_, _>>().map_err(failed)
+}
+
+/// What people ask for and nobody has carried out, in order.
+///
+/// # Errors
+/// What the server says.
+pub async fn requests(
+    client: &Client,
+    pipeline: &str,
+) -> Result<Vec<(Position, Request)>, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("read the requests for pipeline {pipeline:?}"), e)
+            .of(Statement::Requests)
+    };
+    let sql = "SELECT commit_lsn, ordinal, requested_action FROM postrider.parked \
+               WHERE pipeline = $1 AND requested_action IS NOT NULL ORDER BY commit_lsn, ordinal";
+    let rows = client.query(sql, &[&pipeline]).await.map_err(failed)?;
+    let wished = |row: &Row| {
+        let request = Request::parse(row.try_get(2)?);
+        Ok(request.map(|request| {
+            Ok::<_, tokio_postgres::Error>((position(row.try_get(0)?, row.try_get(1)?), request))
+        }))
+    };
+    rows.iter()
+        .filter_map(|row| wished(row).and_then(Option::transpose).transpose())
+        .collect::<Result<_, _>>()
+        .map_err(failed)
+}
+
+/// The state of a name. The table's CHECK knows no others; where it was taken off, what we don't know is left to a
+/// person.
+pub(super) fn state(name: &str) -> State {
+    State::parse(name).unwrap_or(State::Dead)
+}
+
+pub(super) fn position(commit_lsn: PgLsn, ordinal: i64) -> Position {
+    Position { commit_lsn: lsn(commit_lsn), ordinal: ordinal.cast_unsigned() }
+}
+
+/// Positions as the two columns of their identity.
+pub(super) fn columns(positions: &[Position]) -> (Vec<PgLsn>, Vec<i64>) {
+    positions.iter().map(|at| (pg_lsn(at.commit_lsn), at.ordinal.cast_signed())).unzip()
+}
+
+// What the dead-letter topic gets of a dead event: its record as it stands in its row, and why it is there.
+
+/// The records of these events for the dead-letter topic, in order: key, value, timestamp and headers as they are, the
+/// partition the topic's own to choose, and five headers more: `dead_code`, `dead_error`, `dead_attempts`,
+/// `dead_position` and `dead_topic`, where the event was to go. An event that is not dead any more is left out.
+///
+/// # Errors
+/// What the server says.
+pub async fn fetch_letters(
+    client: &Client,
+    pipeline: &str,
+    positions: &[Position],
+    topic: &str,
+) -> Result<Vec<(Position, OwnedRecord)>, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("fetch dead events of pipeline {pipeline:?}"), e)
+            .of(Statement::Parked)
+    };
+    // A payload that was not read for its size can't be sent, whatever code the event has: the error's text says why.
+    // Such a row has no topic.
+    let sql = format!(
+        "SELECT p.commit_lsn, p.ordinal, p.topic, p.partition, p.key, \
+           CASE WHEN p.error_code IS DISTINCT FROM 'row_too_large' \
+             AND (p.error_code IS DISTINCT FROM 'id_used_before' OR p.topic <> '') \
+             AND pg_catalog.octet_length(p.value) <= {ROW_BYTES_MAX} THEN p.value END, p.timestamp_ms, \
+           p.header_names, p.header_values, p.error_code, p.error, p.attempts \
+         FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[]) AS w(commit_lsn, ordinal) \
+         JOIN postrider.parked p USING (commit_lsn, ordinal) \
+         WHERE p.pipeline = $1 AND p.state = 'dead' ORDER BY p.commit_lsn, p.ordinal"
+    );
+    let (lsns, ordinals) = columns(positions);
+    let rows = client.query(&sql, &[&pipeline, &lsns, &ordinals]).await.map_err(failed)?;
+    rows.iter().map(|row| letter_of(row, topic).map_err(failed)).collect()
+}
+
+fn letter_of(row: &Row, topic: &str) -> Result<(Position, OwnedRecord), tokio_postgres::Error> {
+    let (_, mut record) = record_of(row)?;
+    let at = position(row.try_get(0)?, row.try_get(1)?);
+    let code: Option<String> = row.try_get(9)?;
+    let error: Option<String> = row.try_get(10)?;
+    let attempts: i32 = row.try_get(11)?;
+    let was_for = std::mem::replace(&mut record.topic, topic.to_owned());
+    record.partition = None;
+    let more = [
+        ("dead_code", code),
+        ("dead_error", error),
+        ("dead_attempts", Some(attempts.to_string())),
+        ("dead_position", Some(at.to_string())),
+        ("dead_topic", Some(was_for)),
+    ];
+    let header = |(name, value): (&str, Option<String>)| (name.to_owned(), value.map(Into::into));
+    record.headers.extend(more.into_iter().map(header));
+    Ok((at, record))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(number: u64) -> Position {
+        Position { ordinal: number, ..Position::default() }
+    }
+
+    #[test]
+    fn a_statement_has_bounds_and_each_position_once() {
+        let mut round = Round::default();
+        assert!(round.takes(at(0), 10 * ROUND_BYTES_MAX), "alone, whatever its size");
+        round.note(at(0), ROUND_BYTES_MAX - 1);
+        assert!(!round.takes(at(0), 0));
+        assert!(round.takes(at(1), 1) && !round.takes(at(1), 2));
+        for number in 1..10_000 {
+            assert!(round.takes(at(number), 0));
+            round.note(at(number), 0);
+        }
+        assert_eq!(round.positions.len(), ROUND_ROWS_MAX);
+        assert!(!round.takes(at(10_000), 0));
+    }
+}

@@ -1,0 +1,548 @@
+//! Parked events whose rows the table brings again: a lost slot leaves them in both, and only the table knows which
+//! rows of their aggregates come before them.
+//!
+//! Owns the look for them, and the change of their place. When they come is the driver's business.
+
+use super::parked::{columns, position};
+use crate::catalog::pg_lsn;
+use crate::names::literal;
+use crate::poll::claim::Table;
+use pg_replication::error::{SourceError, Statement};
+use postrider_core::event::{AHEAD_MAX_MS, PgTime, Position};
+use postrider_core::parked::Parked;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use tokio_postgres::types::{PgLsn, ToSql};
+use tokio_postgres::{Client, Row};
+
+/// What becomes of a row of the table that has the id of a parked event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    /// The parked event comes again, and is parked where its row stands.
+    Again {
+        /// The row is certainly the event. Otherwise its content decides ([`alike`]).
+        certain: bool,
+    },
+    /// The row is certainly the event, which stays where it is, and only the mark is missing: it is published, given
+    /// up, or holds nothing back.
+    Passes,
+    /// The row may be the event, or another one that was given the same id. It is parked, for a person to decide.
+    Doubted {
+        /// The record of the event is kept, so the row's content can be compared with it ([`alike`]).
+        kept: bool,
+    },
+}
+
+/// A parked event whose id a row of the table has, which is or may be the event.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Again {
+    /// Its id, as the row of the table has it.
+    pub event_id: String,
+    /// Where it stands in the parked table.
+    pub position: Position,
+    /// What becomes of the row.
+    pub fate: Fate,
+    /// The transaction that wrote the row: one that another has written may be another row.
+    pub xmin: u32,
+}
+
+/// A parked event, as a look finds it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Candidate {
+    event_id: String,
+    position: Position,
+    aggregate: Option<(String, String)>,
+    blocks: bool,
+    resolved: bool,
+    /// It is not to be published once more: a person has skipped or replaced it, or the rows that follow it in its
+    /// aggregate have marks, so that it would come alone.
+    once: bool,
+}
+
+/// Where events stand that have rows, or may have them: whether it is certain, and the transaction that wrote the row.
+type Rows = HashMap<Position, (bool, u32)>;
+
+/// Those that are on the list of a repair.
+///
+/// # Errors
+/// What the server says.
+pub async fn listed(
+    client: &Client,
+    pipeline: &str,
+    table: &Table,
+) -> Result<Vec<Again>, SourceError> {
+    // No correlation with `p`: the ids of the list are hashed once.
+    let on_list = format!(
+        "p.event_id IN (SELECT unnest(r.ids) FROM postrider.repair_page AS r WHERE r.pipeline = {})",
+        literal(pipeline)
+    );
+    let once = format!(
+        "({DECIDED} OR EXISTS (SELECT FROM postrider.repair AS r \
+           WHERE r.pipeline = p.pipeline AND r.selection IN ('unmarked', 'both')))"
+    );
+    let sql = format!(
+        "{} AND (p.blocks AND p.state NOT IN ('done', 'skipped') OR {on_list})",
+        candidates(&once)
+    );
+    let candidates = read(client, pipeline, &sql).await?;
+    let rows = rows_of(client, table, &candidates, &on_list).await?;
+    Ok(coming(candidates, &rows, false))
+}
+
+/// Those that polling will claim.
+///
+/// One that has a later one of its aggregate behind it that does not come again stays where it is: its row is passed
+/// over. An event that a claim has parked is no such later one, whatever its position: rows of an aggregate are claimed
+/// in their order, so a row that is still to be claimed follows the event. Of those that are resolved only what the
+/// stream might have brought again counts: a mark that somebody took back later is his word.
+///
+/// # Errors
+/// What the server says.
+pub async fn unpublished(
+    client: &Client,
+    pipeline: &str,
+    table: &Table,
+) -> Result<Vec<Again>, SourceError> {
+    // Where the table keeps failures, one that holds nothing back is the letter of a row that has failed for good.
+    let letters = table.spec().keeps_failures();
+    let sql = format!(
+        "{} AND (p.blocks OR NOT {letters}) \
+           AND (p.state NOT IN ('done', 'skipped') OR p.commit_lsn >= \
+             (SELECT c.watermark FROM postrider.cursor AS c WHERE c.pipeline = $1))",
+        candidates("true")
+    );
+    let candidates = read(client, pipeline, &sql).await?;
+    let rows = rows_of(client, table, &candidates, &table.unpublished()).await?;
+    Ok(coming(candidates, &rows, true))
+}
+
+/// What becomes of the rows, where `rows` are or may be events of `candidates`. `claims_precede`: an event that a claim
+/// has parked is not behind a row that is still to be claimed.
+fn coming(candidates: Vec<Candidate>, rows: &Rows, claims_precede: bool) -> Vec<Again> {
+    let mut last_that_stays = HashMap::new();
+    for candidate in &candidates {
+        let precedes = claims_precede && candidate.position.commit_lsn.is_claims();
+        let holds = candidate.blocks && !candidate.resolved;
+        if holds && !precedes && !rows.contains_key(&candidate.position) {
+            let last: &mut Position =
+                last_that_stays.entry(candidate.aggregate.clone()).or_default();
+            *last = candidate.position.max(*last);
+        }
+    }
+    let mut coming = HashMap::new();
+    for candidate in candidates {
+        let Some(&(certain, xmin)) = rows.get(&candidate.position) else { continue };
+        // Before one that stays: it stays too, and its row is only marked.
+        let last = last_that_stays.get(&candidate.aggregate);
+        let stays = last.is_some_and(|last| candidate.position <= *last);
+        let fate = match (candidate.resolved, certain) {
+            (false, _) if candidate.blocks && !stays => Fate::Again { certain },
+            (_, true) => Fate::Passes,
+            (false, false) => Fate::Doubted { kept: true },
+            (true, false) if candidate.once => Fate::Doubted { kept: false },
+            // It was published, and is published once more, with what follows it.
+            (true, false) => continue,
+        };
+        let Candidate { event_id, position, .. } = candidate;
+        let again = Again { event_id: event_id.clone(), position, fate, xmin };
+        // Of several events of one id the one that is not resolved has the row, or else the last.
+        let rank = |again: &Again| {
+            let rank = match again.fate {
+                Fate::Passes | Fate::Again { certain: true } => 3,
+                Fate::Again { certain: false } => 2,
+                Fate::Doubted { kept } => u8::from(kept),
+            };
+            (rank, again.position)
+        };
+        match coming.entry(event_id) {
+            Entry::Occupied(mut held) if rank(held.get()) < rank(&again) => {
+                held.insert(again);
+            }
+            Entry::Occupied(_) => {}
+            Entry::Vacant(free) => {
+                free.insert(again);
+            }
+        }
+    }
+    coming.into_values().collect()
+}
+
+/// The candidates, to be completed by what else they must be. `once`: which of them are not published once more.
+fn candidates(once: &str) -> String {
+    format!(
+        "SELECT p.event_id, p.commit_lsn, p.ordinal, p.aggregate_type, p.aggregate_id, p.blocks, \
+           p.state IN ('done', 'skipped'), {once} \
+         FROM postrider.parked AS p WHERE p.pipeline = $1 AND p.event_id IS NOT NULL"
+    )
+}
+
+async fn read(client: &Client, pipeline: &str, sql: &str) -> Result<Vec<Candidate>, SourceError> {
+    let failed = |e| {
+        let doing = format!("look for parked events of pipeline {pipeline:?} that come again");
+        SourceError::control(doing, e).of(Statement::Parked)
+    };
+    let candidate = |row: &Row| {
+        let kind: Option<String> = row.try_get(3)?;
+        Ok(Candidate {
+            event_id: row.try_get(0)?,
+            position: position(row.try_get(1)?, row.try_get(2)?),
+            aggregate: kind.zip(row.try_get::<_, Option<String>>(4)?),
+            blocks: row.try_get(5)?,
+            resolved: row.try_get(6)?,
+            once: row.try_get(7)?,
+        })
+    };
+    let rows = client.query(sql, &[&pipeline]).await.map_err(failed)?;
+    rows.iter().map(candidate).collect::<Result<_, _>>().map_err(failed)
+}
+
+/// The rows that meet `filter` and are not certainly other events than the candidates whose ids they have.
+async fn rows_of(
+    client: &Client,
+    table: &Table,
+    candidates: &[Candidate],
+    filter: &str,
+) -> Result<Rows, SourceError> {
+    let ids: Vec<&str> = candidates.iter().map(|candidate| candidate.event_id.as_str()).collect();
+    let columns = format!("p.commit_lsn, p.ordinal, {}, o.xmin::text::int8", the_same());
+    let filter = format!("{filter} AND NOT {}", another(table));
+    let found = table.beside_parked(client, &ids, &columns, &filter).await?;
+    let failed = |e| SourceError::control("look for rows of parked events", e);
+    let row = |row: &Row| {
+        let xmin: i64 = row.try_get(3)?;
+        let of = (row.try_get(2)?, u32::try_from(xmin).unwrap_or_default());
+        Ok((position(row.try_get(0)?, row.try_get(1)?), of))
+    };
+    found.iter().map(row).collect::<Result<_, _>>().map_err(failed)
+}
+
+/// Of these rows, each with the place of the parked event whose id it has: those whose content is what the parked event
+/// keeps. Publishing the one is publishing the other then. Headers that say where an event stands make no difference,
+/// nor does a time that is that of the commit.
+///
+/// # Errors
+/// What the server says.
+pub async fn alike(
+    client: &Client,
+    pipeline: &str,
+    rows: &[(Position, &Parked)],
+) -> Result<HashSet<Position>, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("compare parked events of pipeline {pipeline:?}"), e)
+            .of(Statement::Parked)
+    };
+    let sql = "SELECT FROM postrider.parked AS p WHERE p.pipeline = $1 AND p.commit_lsn = $2 AND p.ordinal = $3 \
+                 AND p.state NOT IN ('done', 'skipped') AND p.acted_action IS DISTINCT FROM 'replace' \
+                 AND p.event_type IS NOT DISTINCT FROM $4 AND p.topic = $5 \
+                 AND p.partition IS NOT DISTINCT FROM $6 AND p.key IS NOT DISTINCT FROM $7 \
+                 AND p.value IS NOT DISTINCT FROM $8 \
+                 AND coalesce(p.timestamp_ms = $9 \
+                   OR p.timestamp_ms = floor(extract(epoch FROM p.commit_time) * 1000), $9 IS NULL) \
+                 AND ARRAY(SELECT h::text FROM unnest(p.header_names, p.header_values) AS h(name, value) \
+                       WHERE h.name NOT IN ('position', 'history')) \
+                   = ARRAY(SELECT h::text FROM unnest($10::text[], $11::bytea[]) AS h(name, value) \
+                       WHERE h.name NOT IN ('position', 'history'))";
+    let mut alike = HashSet::new();
+    if rows.is_empty() {
+        return Ok(alike);
+    }
+    let statement = client.prepare(sql).await.map_err(failed)?;
+    for (before, row) in rows {
+        let (lsn, ordinal) = (pg_lsn(before.commit_lsn), before.ordinal.cast_signed());
+        let record = &row.record;
+        let (names, values): (Vec<&str>, Vec<Option<&[u8]>>) =
+            record.headers.iter().map(|(name, value)| (name.as_str(), value.as_deref())).unzip();
+        let parameters: [&(dyn ToSql + Sync); 11] = [
+            &pipeline,
+            &lsn,
+            &ordinal,
+            &row.event_type,
+            &record.topic,
+            &record.partition,
+            &record.key,
+            &record.value,
+            &record.timestamp_ms,
+            &names,
+            &values,
+        ];
+        if client.query_opt(&statement, &parameters).await.map_err(failed)?.is_some() {
+            alike.insert(row.entry.position);
+        }
+    }
+    Ok(alike)
+}
+
+/// Gives rows another place, each `(before, after)`; everything else of them stays. To be called inside a transaction
+/// that also writes as [`write`](super::write()) does: that is its fence.
+///
+/// # Errors
+/// What the server says.
+pub async fn place(
+    client: &Client,
+    pipeline: &str,
+    places: &[(Position, Position)],
+) -> Result<(), SourceError> {
+    if places.is_empty() {
+        return Ok(());
+    }
+    let failed = |e| {
+        SourceError::control(format!("place parked events of pipeline {pipeline:?} again"), e)
+            .of(Statement::Parked)
+    };
+    let (before, after): (Vec<Position>, Vec<Position>) = places.iter().copied().unzip();
+    let ((from_lsn, from_ordinal), (to_lsn, to_ordinal)) = (columns(&before), columns(&after));
+    let sql = "UPDATE postrider.parked AS p SET commit_lsn = m.to_lsn, ordinal = m.to_ordinal \
+               FROM unnest($2::pg_catalog.pg_lsn[], $3::pg_catalog.int8[], $4::pg_catalog.pg_lsn[], \
+                 $5::pg_catalog.int8[]) AS m(from_lsn, from_ordinal, to_lsn, to_ordinal) \
+               WHERE p.pipeline = $1 AND p.commit_lsn = m.from_lsn AND p.ordinal = m.from_ordinal";
+    client
+        .execute(sql, &[&pipeline, &from_lsn, &from_ordinal, &to_lsn, &to_ordinal])
+        .await
+        .map(drop)
+        .map_err(failed)
+}
+
+/// Puts unresolved events that claims have parked before all that the stream will bring, and leaves them in their
+/// order. To be called by the owner (`epoch`) before a stream begins.
+///
+/// A claim's position is the end of WAL after its rows were seen. A transaction whose commit record lies before that
+/// point need not be visible then: a commit becomes visible once synchronous standbys have confirmed it. The stream
+/// brings such a transaction below the claim's position, though its rows were not claimed and follow those that were.
+///
+/// An event that the stream had parked, and brings again, keeps its position: it is known by it. Events of its
+/// aggregate that were claimed later come directly behind it.
+///
+/// # Errors
+/// What the server says.
+pub async fn put_before_stream(
+    client: &Client,
+    pipeline: &str,
+    epoch: i64,
+) -> Result<u64, SourceError> {
+    let failed = |e| {
+        let doing = format!("place parked events of pipeline {pipeline:?} before its stream");
+        SourceError::control(doing, e).of(Statement::Parked)
+    };
+    let odd = "(p.commit_lsn - '0/0'::pg_catalog.pg_lsn) % 2 = 1";
+    let sql = format!(
+        "WITH c AS (SELECT watermark AS at, watermark - '0/0'::pg_catalog.pg_lsn AS n \
+           FROM postrider.cursor \
+           WHERE pipeline = $1 AND owner_epoch = $2 AND watermark > '0/10' FOR SHARE), \
+         parked AS (SELECT p.commit_lsn, p.ordinal, c.n, {odd} AS claimed, \
+             max(p.commit_lsn) FILTER (WHERE NOT {odd}) OVER (PARTITION BY p.aggregate_type, p.aggregate_id \
+               ORDER BY p.commit_lsn, p.ordinal ROWS UNBOUNDED PRECEDING) AS before \
+           FROM postrider.parked AS p, c WHERE p.pipeline = $1 AND p.commit_lsn >= c.at \
+             AND p.state NOT IN ('done', 'skipped')), \
+         moved AS (SELECT commit_lsn, ordinal, \
+             row_number() OVER (ORDER BY commit_lsn, ordinal) AS n, \
+             greatest('0/0'::pg_catalog.pg_lsn + (n - n % 8 - 7), before + 1) AS at \
+           FROM parked WHERE claimed) \
+         UPDATE postrider.parked AS p SET commit_lsn = m.at, \
+           ordinal = m.n + coalesce((SELECT max(o.ordinal) FROM postrider.parked AS o \
+             WHERE o.pipeline = $1 AND o.commit_lsn = m.at), 0) \
+         FROM moved AS m WHERE p.pipeline = $1 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal \
+           AND p.commit_lsn <> m.at"
+    );
+    client.execute(&sql, &[&pipeline, &epoch]).await.map_err(failed)
+}
+
+/// Undoes what the transaction at hand has parked at `from` and behind it in the same claim: rows that it has moved go
+/// back, each `(now, before)`, and those that it has made go.
+///
+/// # Errors
+/// What the server says.
+pub async fn take_back(
+    client: &Client,
+    pipeline: &str,
+    from: Position,
+    places: &[(Position, Position)],
+) -> Result<(), SourceError> {
+    place(client, pipeline, places).await?;
+    let failed = |e| {
+        SourceError::control(format!("take back parked events of pipeline {pipeline:?}"), e)
+            .of(Statement::Parked)
+    };
+    let sql = "DELETE FROM postrider.parked AS p \
+               WHERE p.pipeline = $1 AND p.commit_lsn = $2 AND p.ordinal >= $3";
+    let (commit_lsn, ordinal) = (pg_lsn(from.commit_lsn), from.ordinal.cast_signed());
+    client.execute(sql, &[&pipeline, &commit_lsn, &ordinal]).await.map(drop).map_err(failed)
+}
+
+/// A parked event that the cursor row has not passed: its row in the table is not marked yet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NotPassed {
+    /// Where it stands.
+    pub position: Position,
+    /// Its id.
+    pub id: String,
+    /// When its transaction was committed.
+    pub commit_time: PgTime,
+    /// Its time, if it has one of its own.
+    pub timestamp_ms: Option<i64>,
+}
+
+/// Parked events that the cursor row has not passed.
+///
+/// # Errors
+/// What the server says.
+pub async fn not_passed(client: &Client, pipeline: &str) -> Result<Vec<NotPassed>, SourceError> {
+    let failed = |e| {
+        SourceError::control(format!("read parked events of pipeline {pipeline:?}"), e)
+            .of(Statement::Parked)
+    };
+    let sql = "SELECT p.commit_lsn, p.ordinal, p.event_id, \
+                 (extract(epoch FROM p.commit_time - timestamptz '2000-01-01 00:00:00+00') * 1000000)::int8, \
+                 p.timestamp_ms \
+               FROM postrider.parked AS p \
+               WHERE p.pipeline = $1 AND p.event_id IS NOT NULL AND p.commit_lsn >= \
+                 (SELECT c.watermark FROM postrider.cursor AS c WHERE c.pipeline = $1)";
+    let rows = client.query(sql, &[&pipeline]).await.map_err(failed)?;
+    let found = |row: &Row| {
+        let (lsn, ordinal): (PgLsn, i64) = (row.try_get(0)?, row.try_get(1)?);
+        Ok(NotPassed {
+            position: position(lsn, ordinal),
+            id: row.try_get(2)?,
+            commit_time: PgTime { micros: row.try_get(3)? },
+            timestamp_ms: row.try_get(4)?,
+        })
+    };
+    rows.iter().map(found).collect::<Result<_, _>>().map_err(failed)
+}
+
+// Whether a row of the outbox (`o`) is the event of a row of the parked table (`p`) that has the same id.
+//
+// An equal id proves nothing: `TRUNCATE … RESTART IDENTITY`, a restored backup and a sequence that was set back give
+// ids a second time. What decides is the transaction that wrote the row, and the answer has three values: the same
+// event, another event, or unknown. `docs/decisions/reused-ids.md` has the rule in words.
+
+/// When the transaction that wrote the row was committed; NULL where the server does not keep that.
+const WRITTEN_AT: &str = "(CASE WHEN current_setting('track_commit_timestamp') = 'on' \
+                          THEN pg_xact_commit_timestamp(o.xmin) END)";
+
+/// A claim has parked it, and not a stream: its time is that of the claim.
+const CLAIMED: &str = "(p.commit_lsn - '0/0'::pg_lsn) % 2 = 1";
+
+/// The row was committed with the event, or was in the table when a claim found the event.
+fn committed_with() -> String {
+    format!(
+        "(CASE WHEN {CLAIMED} THEN {WRITTEN_AT} <= p.commit_time ELSE {WRITTEN_AT} = p.commit_time END)"
+    )
+}
+
+/// The row was written by a later transaction than the one that last wrote `p`, whatever the server's clock said of the
+/// two. Numbers of transactions have no epoch here: the two are taken to be less than 2^31 transactions apart.
+const IS_NEWER: &str =
+    "((o.xmin::text::int8 - p.xmin::text::int8) & 4294967295) BETWEEN 1 AND 2147483647";
+
+/// A person has decided that the event is not published as its row has it.
+pub(crate) const DECIDED: &str =
+    "(p.state = 'skipped' OR p.state = 'done' AND p.acted_action IS NOT DISTINCT FROM 'replace')";
+
+/// Whether the row is certainly the event of `p`, where it is not [`another`].
+pub(crate) fn the_same() -> String {
+    format!("coalesce({} AND NOT {IS_NEWER}, false)", committed_with())
+}
+
+/// Whether the row is certainly another event than that of `p`, or was written again since. Without commit times that
+/// is known of a row that is newer than `p`, and of one whose aggregate or time is another.
+pub(crate) fn another(table: &Table) -> String {
+    let (kind, id) = table.aggregate();
+    // A time that no broker takes is replaced by that of the commit: then it tells nothing.
+    let time = table.time().filter(|_| table.spec().stamps).map_or_else(String::new, |time| {
+        let of = format!("extract(epoch FROM {time}) * 1000");
+        let commit = "floor(extract(epoch FROM p.commit_time) * 1000)";
+        format!(
+            " OR coalesce(abs({of} - p.timestamp_ms) > 1 AND (p.timestamp_ms <> {commit} \
+             OR {of} BETWEEN 1 AND {commit} + {AHEAD_MAX_MS}), false)"
+        )
+    });
+    format!(
+        "(coalesce(NOT {committed}, false) OR {IS_NEWER} \
+         OR coalesce(({kind}, {id}) <> (p.aggregate_type, p.aggregate_id), false){time})",
+        committed = committed_with(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pg_replication::lsn::Lsn;
+
+    fn at(lsn: u64) -> Position {
+        Position { commit_lsn: Lsn::from_wire(lsn), ordinal: 0 }
+    }
+
+    fn candidate(id: &str, lsn: u64, aggregate: &str, resolved: bool) -> Candidate {
+        Candidate {
+            event_id: id.to_owned(),
+            position: at(lsn),
+            aggregate: Some(("order".to_owned(), aggregate.to_owned())),
+            blocks: true,
+            resolved,
+            once: false,
+        }
+    }
+
+    /// The fates of the candidates whose rows are these, by id.
+    fn fates(candidates: Vec<Candidate>, rows: &[(u64, bool)]) -> Vec<(String, Fate)> {
+        let rows = rows.iter().map(|(lsn, certain)| (at(*lsn), (*certain, 1))).collect();
+        let come = coming(candidates, &rows, true);
+        let mut come: Vec<_> = come.into_iter().map(|again| (again.event_id, again.fate)).collect();
+        come.sort_by(|a, b| a.0.cmp(&b.0));
+        come
+    }
+
+    #[test]
+    fn what_is_before_one_that_stays_stays_too() {
+        let candidates = vec![
+            candidate("a1", 0x10, "a", false),
+            candidate("b2", 0x20, "b", false),
+            candidate("a3 is gone", 0x30, "a", false),
+            candidate("a4", 0x40, "a", false),
+            candidate("a5 is resolved", 0x50, "a", true),
+            candidate("b6 is resolved and gone", 0x60, "b", true),
+            // A claim has parked the eighth and marked its row; the seventh is claimed next.
+            candidate("c7", 0x70, "c", false),
+            candidate("c8 was claimed", 0x81, "c", false),
+        ];
+        let rows = [0x10, 0x20, 0x40, 0x50, 0x70].map(|lsn| (lsn, true));
+        let again = Fate::Again { certain: true };
+        let wanted = [
+            ("a1", Fate::Passes),
+            ("a4", again),
+            ("a5 is resolved", Fate::Passes),
+            ("b2", again),
+            ("c7", again),
+        ];
+        let wanted = wanted.map(|(id, fate)| (id.to_owned(), fate));
+        assert_eq!(fates(candidates, &rows), wanted);
+    }
+
+    /// An equal id is no proof: nothing is passed over whose row may be another event.
+    #[test]
+    fn row_that_may_be_another_event_is_never_passed_over() {
+        let once = |candidate| Candidate { once: true, ..candidate };
+        let candidates = vec![
+            candidate("a stays before b", 0x10, "a", false),
+            candidate("b is gone", 0x20, "a", false),
+            candidate("c", 0x30, "c", false),
+            candidate("d is published", 0x40, "d", true),
+            once(candidate("e is skipped", 0x50, "e", true)),
+            Candidate { blocks: false, ..candidate("f blocks nothing", 0x60, "f", false) },
+            // Two events have had this id: what is parked is compared, and not the skipped one.
+            once(candidate("g", 0x70, "g", true)),
+            candidate("g", 0x80, "g", false),
+        ];
+        let rows = [0x10, 0x30, 0x40, 0x50, 0x60, 0x70, 0x80].map(|lsn| (lsn, false));
+        let (again, doubted) = (Fate::Again { certain: false }, Fate::Doubted { kept: true });
+        let wanted = [
+            ("a stays before b", doubted),
+            ("c", again),
+            ("e is skipped", Fate::Doubted { kept: false }),
+            ("f blocks nothing", doubted),
+            ("g", again),
+        ];
+        let wanted = wanted.map(|(id, fate)| (id.to_owned(), fate));
+        assert_eq!(fates(candidates, &rows), wanted);
+    }
+}

@@ -1,0 +1,670 @@
+//! The sink's one background thread: asks for topics, watches whether brokers answer, and sees old producers out.
+//!
+//! Everything that waits for a broker waits here, so that `enqueue` never does. It says `Down`, `Up` and `Retry`;
+//! what became of a record it never says.
+
+use super::health::{self, About, Forgotten, Stall, Told, Trouble};
+use super::native::{self, Description};
+use super::producer::{Producer, Producers};
+use super::secrets::{SaslLogin, Secrets};
+use super::topics::{self, CONFIG_ANSWER_MAX, Creation, Facts, Ids, Made, Rights, Unusable};
+use super::{Leaving, Shared, Suspicion};
+use crate::{KafkaSpec, Post};
+use rdkafka::producer::Producer as _;
+use rdkafka::types::RDKafkaErrorCode as Code;
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often it looks, when nothing calls; also between two tries for a topic or a broker.
+const TICK: Duration = Duration::from_secs(1);
+/// How often it looks while a producer is on its way out.
+const LEAVING_TICK: Duration = Duration::from_millis(20);
+/// How long a broker may take to answer a question.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// How long an old producer's requests are waited for before they are purged. See `KafkaSink::reset`.
+const DRAIN_MAX: Duration = Duration::from_secs(1);
+/// How long the reports of a broken producer are waited for. After a fatal error some never come (measured).
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
+/// How often a producer is tried to be made of files that have not changed.
+const TRIAL_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Secrets of which no producer could be made.
+struct Unfit {
+    secrets: Secrets,
+    trouble: Trouble,
+    tried_at: Instant,
+}
+
+pub(super) struct Keeper {
+    shared: Arc<Shared>,
+    spec: KafkaSpec,
+    producers: Option<Arc<Producers>>,
+    /// What the secret files held when the producers were made.
+    made_with: Secrets,
+    /// The same at the last look. Live producers have the SASL login of it.
+    secrets: Secrets,
+    /// Secrets of which no producer can be made, and what to say of that.
+    unfit: Option<Unfit>,
+    /// The sink has no producers, because none could be made: those here are former ones.
+    unmade: bool,
+    /// The first of them has had an answer from a broker.
+    connected: bool,
+    /// The cluster of the brokers that they have reached is known.
+    located: bool,
+    suspicion: Option<Suspicion>,
+    forgotten: Forgotten,
+    told: Told,
+    /// Those that are given up have the time since that was seen.
+    leaving: Vec<(Leaving, Option<Instant>)>,
+    stall: Stall,
+    refreshed_at: Instant,
+    opened_at: Instant,
+    /// Topics that are to be asked for again.
+    stale: VecDeque<String>,
+    /// Those of them whose configuration was not read in time: once it is waited for longer.
+    unread: BTreeSet<String>,
+    rights: Rights,
+    creation: Creation,
+    ids: Ids,
+    /// When a topic that was made anew last cost the producers.
+    anew_at: Option<Instant>,
+}
+
+impl Keeper {
+    pub(super) fn new(shared: Arc<Shared>, spec: KafkaSpec, creation: Creation) -> Self {
+        let now = Instant::now();
+        // Those that are known are made before the first event of theirs.
+        for topic in creation.known() {
+            shared.want(&topic);
+        }
+        Self {
+            told: Told::new(Arc::clone(&shared)),
+            shared,
+            forgotten: Forgotten::new(&spec.brokers),
+            spec,
+            producers: None,
+            made_with: Secrets::default(),
+            secrets: Secrets::default(),
+            unfit: None,
+            unmade: false,
+            connected: false,
+            located: false,
+            suspicion: None,
+            leaving: Vec::new(),
+            stall: Stall::new(now),
+            refreshed_at: now,
+            opened_at: now,
+            stale: VecDeque::new(),
+            unread: BTreeSet::new(),
+            rights: Rights::default(),
+            creation,
+            ids: Ids::default(),
+            anew_at: None,
+        }
+    }
+
+    /// Works until told to stop; then lets go of the producers.
+    pub(super) fn run(mut self) {
+        while self.take_orders() {
+            self.see_out();
+            self.read_secrets();
+            if self.ask() {
+                self.watch();
+            } else {
+                self.stall.no_answer();
+            }
+            self.refresh();
+        }
+    }
+
+    /// False when there is nothing more to do.
+    fn take_orders(&mut self) -> bool {
+        let timeout = if self.leaving.is_empty() { TICK } else { LEAVING_TICK };
+        let (stop, broken, unmade, producers, suspicion, leaving) =
+            self.shared.wait(timeout, |inbox| {
+                (
+                    inbox.stop,
+                    inbox.broken.is_some(),
+                    inbox.unmade.take(),
+                    inbox.producers.take(),
+                    inbox.suspicion.take(),
+                    std::mem::take(&mut inbox.leaving),
+                )
+            });
+        let now = Instant::now();
+        let hour = u32::try_from((now - self.opened_at).as_secs() / 3_600).unwrap_or(u32::MAX);
+        self.shared.hour.store(hour, Ordering::Relaxed);
+        self.leaving.extend(leaving.into_iter().map(|leaving| (leaving, None)));
+        if let Some(trouble) = unmade {
+            self.told.say(trouble);
+            self.unmade = true;
+        }
+        if let Some((producers, secrets)) = producers {
+            self.producers = Some(producers);
+            (self.unfit, self.unmade) = (None, false);
+            self.secrets.clone_from(&secrets);
+            self.made_with = secrets;
+            (self.connected, self.located) = (false, false);
+            self.stall.new_producers(now);
+            // What a topic was is known of those before.
+            self.stale_are_all();
+        }
+        if broken {
+            // Reports that are ready come first.
+            if let Some(producers) = &self.producers {
+                producers.flush(LAST_WORDS);
+            }
+            self.shared.say_broken();
+        }
+        if let Some(suspicion) = suspicion {
+            suspicion.outweigh(&mut self.suspicion);
+        }
+        !stop
+    }
+
+    /// Reads the secret files, and hands a SASL login that has changed to the live producers, which use it from their
+    /// next login on.
+    ///
+    /// Where a connection fails, producers that were made with other certificates or keys than the files hold now are
+    /// given up: librdkafka reads those files only when a producer is made.
+    fn read_secrets(&mut self) {
+        let secrets = Secrets::read(&self.spec, &self.secrets);
+        let before = std::mem::replace(&mut self.secrets, secrets);
+        let in_doubt = self.suspicion.is_some() || self.told.is_about(About::Broker);
+        let changed = self.secrets.needs_new_producers(&self.made_with);
+        if !self.unmade && !changed {
+            self.unfit = None;
+        }
+        if (self.unmade || in_doubt && changed) && self.are_fit() {
+            let reason = "the files of its certificates or keys have changed since it was made";
+            if self.unmade {
+                self.shared.tell(|inbox| inbox.broken = Some(reason.to_owned()));
+            } else if let Some(producers) = &self.producers {
+                producers.first().client().context().broken(reason.to_owned());
+            }
+        }
+        let login = self.secrets.login(&self.spec);
+        if login == before.login(&self.spec) {
+            return;
+        }
+        let Some(SaslLogin { username, password }) = login else { return };
+        let leaving = self.leaving.iter().map(|(leaving, _)| &leaving.producers);
+        for producers in leaving.chain(&self.producers) {
+            producers.set_login(&username, &password);
+        }
+        tracing::info!(
+            target: "postrider::kafka",
+            "the SASL login was read again from its file: used from the next login on"
+        );
+    }
+
+    /// Whether a producer can be made of the secrets as they are. Those of which none could be made are tried again
+    /// when they change, and now and then: the reason may have been another one.
+    fn are_fit(&mut self) -> bool {
+        let same = |unfit: &Unfit| {
+            unfit.secrets == self.secrets && unfit.tried_at.elapsed() < TRIAL_INTERVAL
+        };
+        if self.unfit.as_ref().is_some_and(same) {
+            return false;
+        }
+        let tried = self.secrets.try_out(&self.spec);
+        self.unfit = tried.as_ref().err().map(|error| Unfit {
+            secrets: self.secrets.clone(),
+            trouble: health::of_files(error),
+            tried_at: Instant::now(),
+        });
+        tried.is_ok()
+    }
+
+    /// Lets old producers go: when their records have their reports, or when they were given up and have had their
+    /// time.
+    fn see_out(&mut self) {
+        if self.leaving.is_empty() {
+            return;
+        }
+        for (Leaving { producers }, given_up) in &mut self.leaving {
+            // A reset may find them on their way out already: it waits for their requests as for those of others.
+            if producers.muted() {
+                given_up.get_or_insert_with(Instant::now);
+            }
+        }
+        let (gone, staying) = std::mem::take(&mut self.leaving).into_iter().partition(
+            |(Leaving { producers }, given_up): &(Leaving, Option<Instant>)| {
+                if given_up.is_some() {
+                    producers.purge(false);
+                }
+                let empty = producers.flush(LEAVING_TICK);
+                empty || given_up.is_some_and(|since| since.elapsed() >= DRAIN_MAX)
+            },
+        );
+        self.leaving = staying;
+        let gone: Vec<_> = gone;
+        // To drop some takes 0.4 s (0.2 s measured, the first and then the others): empty ones can take their time
+        // while the new ones send.
+        let (empty, full): (Vec<_>, Vec<_>) =
+            gone.into_iter().partition(|(old, _)| old.producers.in_flight_count() == 0);
+        drop(full);
+        if self.leaving.is_empty() && self.shared.settles() {
+            self.shared.mailbox.post(Post::Retry);
+        }
+        drop(empty);
+    }
+
+    /// Notices a broker that went away, came back, or answers without acknowledging.
+    fn watch(&mut self) {
+        let Some(producers) = self.producers.clone() else {
+            return;
+        };
+        if self.unmade {
+            let trouble = self.broker_trouble();
+            self.told.say(trouble);
+            return;
+        }
+        let acked = self.shared.acked.load(Ordering::Relaxed);
+        // What is being emptied keeps the new one waiting: where that is not acknowledged, nothing goes on.
+        let leaving = self.leaving.iter().map(|(leaving, _)| leaving.producers.in_flight_count());
+        let flying = leaving.sum::<i32>() + producers.in_flight_count();
+        if self.stall.look(acked, flying > 0, Instant::now()) {
+            self.told.over(About::Stall);
+        }
+        let stalled = self.stall.is_told(Instant::now());
+        let in_trouble = self.told.is_about(About::Broker);
+        if self.connected && self.located && self.suspicion.is_none() && !in_trouble && !stalled {
+            self.forgotten.over();
+            return;
+        }
+        if !self.answers(producers.first()) {
+            self.stall.no_answer();
+            self.name_brokers(&producers);
+            let trouble = self.broker_trouble();
+            self.told.say(trouble);
+            return;
+        }
+        self.connected = true;
+        self.suspicion = None;
+        self.told.over(About::Broker);
+        if stalled {
+            // One of the others may know no broker.
+            self.name_brokers(&producers);
+            let why = self.why_stalled(&producers);
+            let explained =
+                why.is_some() || self.shared.known_topics().values().any(|one| one.lacks());
+            let hopeless = self.stall.is_hopeless(explained, Instant::now());
+            // Something may have come while topics were asked for.
+            if hopeless && self.shared.acked.load(Ordering::Relaxed) == acked {
+                let reason = "brokers answer, and acknowledge nothing";
+                producers.first().client().context().broken(reason.to_owned());
+            }
+            self.told.say(why.unwrap_or_else(|| health::of_stall(health::STALL)));
+        }
+    }
+
+    /// Whether a broker answers. The first question also makes the producer connect before it has anything to send.
+    fn answers(&mut self, producer: &Producer) -> bool {
+        let topic = self.shared.any_topic();
+        let asks =
+            |topic: Option<&str>| producer.client().fetch_metadata(topic, ANSWER_MAX).is_ok();
+        if self.located {
+            return asks(topic.as_deref());
+        }
+        let names = || producer.client().fetch_cluster_id(ANSWER_MAX);
+        // The name comes with any answer to a question for topics, and is only waited for here. Where no record asks
+        // for a topic, and librdkafka has forgotten the brokers, nobody else asks: the second time all topics are asked
+        // for. Brokers that name no cluster answer all the same. A broker that came up meanwhile is not taken for
+        // one of them: its name came with this answer.
+        let again = self.told.is_about(About::Broker);
+        let answers = || (topic.is_some() || again) && asks(topic.as_deref());
+        let cluster = names().or_else(|| answers().then(|| names().unwrap_or_default()));
+        let Some(cluster) = cluster else { return false };
+        self.located = true;
+        self.shared.mailbox.post(if self.shared.admission.locate(&cluster) {
+            Post::Retry
+        } else {
+            Post::Located
+        });
+        true
+    }
+
+    /// Those that are emptied need their brokers as the others do.
+    fn name_brokers(&mut self, producers: &Producers) {
+        let leaving = self.leaving.iter().map(|(leaving, _)| &*leaving.producers);
+        self.forgotten.silence(leaving.chain([producers]), Instant::now());
+    }
+
+    fn broker_trouble(&mut self) -> Trouble {
+        if let Some(heard) = self.shared.heard() {
+            heard.outweigh(&mut self.suspicion);
+        }
+        if let Some(unfit) = &self.unfit {
+            return unfit.trouble.clone();
+        }
+        health::of_broker(&self.spec.brokers, self.suspicion.as_ref())
+    }
+}
+
+// What the keeper asks of topics: of those that somebody waits for, of those that are known, now and then, and of all
+// where nothing is acknowledged.
+//
+// What it finds goes to [`Shared`](super::Shared); of a topic that can't be used it says so.
+
+/// How long a topic that somebody waits for may take: its configuration may come later.
+const SHORT: (Duration, Duration) = (ANSWER_MAX, CONFIG_ANSWER_MAX);
+/// Topics asked for in one turn while nothing is acknowledged.
+const STALL_TOPICS: usize = 8;
+/// Topics asked for in one turn while somebody waits for them: each may take `ANSWER_MAX`.
+const ASKED_TOPICS: usize = 8;
+/// How often what is known of topics is asked for again.
+const REFRESH: Duration = Duration::from_mins(1);
+/// Between two sets of producers that topics cost which were recreated: whatever brokers say of ids.
+const ANEW_APART: Duration = Duration::from_secs(10);
+
+impl Keeper {
+    /// Asks for the topics that are waited for, a few a turn. False when no broker answered.
+    fn ask(&mut self) -> bool {
+        if self.shared.drop_unwanted() {
+            // Whoever waits all the same asks again.
+            self.shared.mailbox.post(Post::Retry);
+        }
+        let topics = self.shared.to_ask(ASKED_TOPICS, TICK);
+        let Some(producers) = self.producers.clone() else { return true };
+        for topic in topics {
+            let asked_at = Instant::now();
+            let mut found = self.look_up(producers.first(), &topic, SHORT, false);
+            let mut not_made = None;
+            if let Err(why) = found
+                && why.does_not_exist()
+            {
+                match self.creation.make(producers.first(), &topic, ANSWER_MAX) {
+                    Made::Yes => {
+                        found = self.look_up(producers.first(), &topic, SHORT, false);
+                        // Not every broker has heard of it yet: it is asked for again in the next turn.
+                        if found.as_ref().is_err_and(|why| why.does_not_exist()) {
+                            continue;
+                        }
+                    }
+                    Made::No => {}
+                    Made::Not(why) => {
+                        not_made = Some(topics::trouble(&topic, &why, &self.spec.brokers));
+                    }
+                    Made::Later => not_made = Some(topics::too_many(&topic)),
+                }
+            }
+            match found {
+                Ok(facts) => {
+                    if !producers.learn(&topic, ANSWER_MAX) {
+                        self.name_brokers(&producers);
+                    }
+                    // What nobody waits for is asked after that.
+                    if !facts.configured && self.unread.insert(topic.clone()) {
+                        self.stale.push_front(topic.clone());
+                    } else if !self.stale.contains(&topic) {
+                        self.stale.push_back(topic.clone());
+                    }
+                    self.learn(&topic, facts);
+                    self.shared.got(&topic);
+                    self.connected = true;
+                    self.suspicion = None;
+                    self.told.over_for(topic);
+                    if !self.unmade {
+                        self.told.over(About::Broker);
+                    }
+                    self.shared.mailbox.post(Post::Retry);
+                }
+                Err(why) => {
+                    let Some(trouble) = health::of_topic(&topic, why, &self.spec.brokers) else {
+                        self.shared.refuse_none();
+                        self.name_brokers(&producers);
+                        let trouble = self.broker_trouble();
+                        self.told.say(trouble);
+                        return false;
+                    };
+                    let trouble = not_made.unwrap_or(trouble);
+                    let missing = why.is_missing() && !self.shared.was_known(&topic);
+                    self.shared.refuse(&topic, asked_at, missing);
+                    self.told.say_of(topic, trouble, missing);
+                }
+            }
+        }
+        true
+    }
+
+    /// A topic that was there and is not, if there is one. Asks for a few topics a turn, so each has its turn.
+    fn why_stalled(&mut self, producers: &Producers) -> Option<Trouble> {
+        if self.stale.is_empty() {
+            self.stale_are_all();
+        }
+        let begun = Instant::now();
+        for _ in 0..STALL_TOPICS {
+            // Who waits for a reset waits for this: where a broker gives no answer, others are asked in the next turn.
+            if begun.elapsed() >= ANSWER_MAX {
+                break;
+            }
+            let topic = self.stale.pop_front()?;
+            match self.look_up(producers.first(), &topic, SHORT, true) {
+                Ok(facts) => self.learn(&topic, facts),
+                Err(why) => {
+                    if let Some(trouble) = health::of_topic(&topic, why, &self.spec.brokers) {
+                        // It stays at hand: after all others it is asked for again.
+                        if self.stale.is_empty() {
+                            self.stale_are_all();
+                        }
+                        self.stale.retain(|other| *other != topic);
+                        self.stale.push_back(topic);
+                        return Some(Trouble { about: About::Stall, ..trouble });
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// All that is known is to be asked for again.
+    fn stale_are_all(&mut self) {
+        self.stale = self.shared.known_topics().into_keys().collect();
+        self.refreshed_at = Instant::now();
+    }
+
+    /// Asks again for what is known of one topic a turn, of all in `REFRESH` or in as many turns as they are.
+    fn refresh(&mut self) {
+        if self.stale.is_empty() && self.refreshed_at.elapsed() >= REFRESH {
+            self.stale_are_all();
+        }
+        let Some(producers) = self.producers.clone().filter(|_| !self.told.is_trouble()) else {
+            return;
+        };
+        let Some(topic) = self.stale.pop_front() else {
+            return;
+        };
+        let unread = self.unread.remove(&topic);
+        let patience = if unread { (ANSWER_MAX, ANSWER_MAX) } else { SHORT };
+        match self.look_up(producers.first(), &topic, patience, true) {
+            Ok(facts) => {
+                // All of them, before anything is sent by it. One that knows no broker any more is not noticed by what
+                // is acknowledged: the others go on.
+                if !producers.learn(&topic, ANSWER_MAX) {
+                    self.name_brokers(&producers);
+                }
+                self.learn(&topic, facts);
+            }
+            Err(why) => {
+                tracing::debug!(
+                    target: "postrider::kafka", topic, code = %why.code, "could not ask for the topic again"
+                );
+                if health::of_topic(&topic, why, &self.spec.brokers).is_none() {
+                    // The next look asks whether any broker answers.
+                    let code = Code::AllBrokersDown;
+                    Suspicion { code, reason: String::new() }.outweigh(&mut self.suspicion);
+                }
+            }
+        }
+    }
+
+    /// Asks for a topic, and for our rights to it where there is doubt; `closely`, also whether it is the one that it
+    /// was.
+    fn look_up(
+        &mut self,
+        producer: &Producer,
+        topic: &str,
+        patience: (Duration, Duration),
+        closely: bool,
+    ) -> Result<Facts, Unusable> {
+        let facts = topics::look_up(producer, topic, patience)?;
+        if closely || self.shared.rights.load(Ordering::Acquire) {
+            self.describe(producer, topic, &facts)?;
+        }
+        Ok(facts)
+    }
+
+    fn describe(
+        &mut self,
+        producer: &Producer,
+        topic: &str,
+        facts: &Facts,
+    ) -> Result<(), Unusable> {
+        let described = native::describe(producer, &facts.name, ANSWER_MAX);
+        let due = self.anew_at.is_none_or(|at| at.elapsed() >= ANEW_APART);
+        if let Ok(Description { id: Some(id), .. }) = described
+            && self.ids.changed(topic, id, due)
+        {
+            self.anew_at = Some(Instant::now());
+            let reason = format!("topic \"{topic}\" was deleted and recreated");
+            producer.client().context().broken(reason);
+        }
+        let in_doubt = self.shared.rights.load(Ordering::Acquire);
+        if in_doubt && self.rights.closed(topic, described) {
+            return Err(Unusable { code: Code::TopicAuthorizationFailed, brokers: 0 });
+        }
+        Ok(())
+    }
+
+    fn learn(&self, topic: &str, facts: Facts) {
+        let (partitions, limit, min_insync) = (facts.partitions, facts.limit, facts.min_insync);
+        match self.shared.learn(topic, facts) {
+            None => tracing::debug!(
+                target: "postrider::kafka", topic, partitions, limit, min_insync, "found the topic"
+            ),
+            Some(before) if before.partitions != partitions => tracing::warn!(
+                target: "postrider::kafka", topic, before = before.partitions, now = partitions,
+                "the topic's partitions have changed: keys move to other partitions, \
+                 and a reader may see an aggregate's events out of order across the change"
+            ),
+            Some(before) if before.limit != limit => tracing::debug!(
+                target: "postrider::kafka", topic, before = before.limit, limit, "found the topic's limit"
+            ),
+            Some(_) => {}
+        }
+    }
+}
+
+// Which cluster records may go to: the one that the pipeline's position belongs to.
+//
+// The configuration names hosts, and hosts can come to belong to another cluster: their names are given to other
+// machines, or the configuration is changed. So the brokers are asked for their cluster by each new set of producers,
+// before anything is handed to those.
+
+/// Open, unless somebody has asked to be asked ([`Admission::hold`]).
+pub(super) struct Admission {
+    open: AtomicBool,
+    clusters: Mutex<Clusters>,
+}
+
+#[derive(Default)]
+struct Clusters {
+    /// Records wait for an answer.
+    held: bool,
+    /// Where they may go.
+    admitted: Option<String>,
+    /// What the brokers said last.
+    found: Option<String>,
+}
+
+impl Default for Admission {
+    fn default() -> Self {
+        Self { open: AtomicBool::new(true), clusters: Mutex::default() }
+    }
+}
+
+impl Admission {
+    fn clusters(&self) -> MutexGuard<'_, Clusters> {
+        self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Brings `open` in step with what is known, under the lock; whether it is open.
+    fn settle(&self, clusters: &Clusters) -> bool {
+        let known = clusters.found.is_some() && clusters.found == clusters.admitted;
+        let open = !clusters.held || known;
+        self.open.store(open, Ordering::Release);
+        open
+    }
+
+    /// Whether records may be handed over.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.open.load(Ordering::Acquire)
+    }
+
+    /// Nothing is handed over until a cluster is admitted from now on.
+    pub(super) fn hold(&self) {
+        let mut clusters = self.clusters();
+        (clusters.held, clusters.admitted) = (true, None);
+        self.settle(&clusters);
+    }
+
+    /// Records may go to this cluster alone.
+    pub(super) fn admit(&self, cluster: &str) {
+        let mut clusters = self.clusters();
+        clusters.admitted = Some(cluster.to_owned());
+        self.settle(&clusters);
+    }
+
+    /// New producers are made: they may reach other brokers.
+    pub(super) fn reconnects(&self) {
+        let mut clusters = self.clusters();
+        clusters.found = None;
+        self.settle(&clusters);
+    }
+
+    /// The brokers are of this cluster; whether records may be handed over.
+    pub(super) fn locate(&self, cluster: &str) -> bool {
+        let mut clusters = self.clusters();
+        clusters.found = Some(cluster.to_owned());
+        self.settle(&clusters)
+    }
+
+    /// What the brokers said; `None` where none of the present producers has had an answer.
+    pub(super) fn found(&self) -> Option<String> {
+        self.clusters().found.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_go_to_the_admitted_cluster_alone() {
+        let admission = Admission::default();
+        assert!(admission.is_open(), "nobody asked to be asked");
+        admission.hold();
+        assert!(!admission.is_open());
+        assert!(!admission.locate("A"), "not admitted yet");
+        admission.admit("A");
+        assert!(admission.is_open());
+        admission.reconnects();
+        assert!(!admission.is_open(), "the new producers may have reached another cluster");
+        assert!(!admission.locate("B"));
+        assert!(!admission.is_open());
+        assert_eq!(admission.found().as_deref(), Some("B"));
+        assert!(admission.locate("A"));
+        admission.admit("B");
+        assert!(!admission.is_open());
+        admission.admit("A");
+        assert!(admission.is_open());
+        admission.hold();
+        assert!(!admission.is_open(), "what was admitted before is not any more");
+        assert!(!admission.locate("A"));
+    }
+}

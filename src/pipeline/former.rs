@@ -1,0 +1,172 @@
+//! The owner before: whether records of it may still arrive at the broker, and the wait for their end.
+//!
+//! Slot and lock are free as soon as the server has ended the owner's session. A process that lost its session keeps
+//! what it has in flight for [`LEASE`] at most, since the connection often comes back and nothing has to be sent twice
+//! then. Whoever takes the pipeline over meanwhile would publish the same events, and their followers, between those
+//! records. So an owner that ends with nothing in flight notes that in the cursor row, and the successor of an owner
+//! that has not waits [`FORMER_WAIT`] before it publishes. The process that was the owner itself does not wait: its
+//! relay knows what it has in flight.
+//!
+//! After a failover the row may lack the last owner's epoch. So where the server is another, everybody waits.
+
+use super::lifecycle::{Pipeline, Waited};
+use super::log;
+use super::parked::Desk;
+use super::service::Stop;
+use crate::postgres::SourceError;
+use crate::postgres::store::cursor;
+use crate::sink::SinkSpec;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long records in flight may outlive the connection to the database: a healthy broker answers within it. After
+/// that another process may publish, and what we still send would land behind what that process has sent: so it is
+/// thrown away, and streamed again. Where the server has been silent, the time is over when we notice.
+pub(super) const LEASE: Duration = Duration::from_secs(3);
+
+/// How long the successor of such an owner waits, from when the pipeline's lock is its own. An owner behind a slow
+/// broker does not read from its session, and notices its end by a write that fails, after 2 s at most; then comes
+/// [`LEASE`]; the thread that closes producers may wait for an answer of a broker for 2 s; and requests that are on
+/// their way are given a second (`sink::kafka`).
+const FORMER_WAIT: Duration = Duration::from_secs(8);
+
+/// How long the note may take that an owner writes at its end.
+const LEAVE_MAX: Duration = Duration::from_secs(2);
+
+/// Who owned the pipeline before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Former {
+    /// The owner's epoch; 0 where nobody has owned the pipeline.
+    pub(super) epoch: i64,
+    /// The owner has noted that nothing of it is on its way to the broker.
+    pub(super) left: bool,
+}
+
+/// What a process knows of its ownership of the pipeline.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Ownership {
+    /// The epoch under which the process has owned the pipeline last, in whatever way it published; set when no record
+    /// of the owner before can arrive any more.
+    epoch: Option<i64>,
+    /// The epoch under which it waits, or has waited last without coming to the end, and the end of that wait.
+    waits: Option<(i64, Instant)>,
+    /// When the sink was reset last: its requests of before that may still arrive.
+    reset_at: Option<Instant>,
+}
+
+impl Ownership {
+    /// The sink gives up what it has in flight.
+    pub(super) fn resets(&mut self) {
+        self.reset_at = Some(Instant::now());
+    }
+
+    /// When whoever follows this owner may publish; `None`: at once.
+    fn may_publish_at(&self, former: Former, other_server: bool) -> Option<Instant> {
+        let whole = Instant::now() + FORMER_WAIT;
+        match self.waits {
+            _ if other_server => Some(whole),
+            // Nobody else has owned the pipeline since that wait began.
+            Some((epoch, until)) if epoch == former.epoch => Some(until),
+            _ if former.left || self.epoch == Some(former.epoch) => None,
+            _ => Some(whole),
+        }
+    }
+
+    /// Whether nothing of this process can arrive any more once nothing is in flight.
+    fn may_leave(&self, epoch: i64) -> bool {
+        self.epoch == Some(epoch) && self.reset_at.is_none_or(|at| at.elapsed() >= FORMER_WAIT)
+    }
+}
+
+/// Waits until no record of the owner before can arrive any more. `lost` gives the error when the session ends that has
+/// the pipeline's lock. Gives whether the pipeline is still this process's.
+pub(super) async fn wait(
+    pipeline: &mut Pipeline,
+    desk: &mut Desk,
+    lost: impl Future<Output = SourceError>,
+    stop: &Stop,
+) -> Waited<Result<bool, SourceError>> {
+    let Desk { control, epoch, former, histories, .. } = desk;
+    let (epoch, other_server) = (*epoch, histories.raised.is_some() && !histories.first);
+    // What is written to standard output goes nowhere that two processes share.
+    let shared = matches!(pipeline.spec.sink, SinkSpec::Kafka(_));
+    let until = pipeline.ownership.may_publish_at(*former, other_server).filter(|_| shared);
+    if let Some(until) = until {
+        pipeline.ownership.waits = Some((epoch, until));
+        // One that goes on from an earlier session may be over.
+        if until > Instant::now() {
+            log::waits_for_former_owner(pipeline, until);
+        }
+        let (client, spec) = (control.shared_client(), Arc::clone(&pipeline.spec));
+        let waited = async {
+            tokio::select! {
+                biased;
+                error = lost => return Err(error),
+                error = control.closed() => return Err(error),
+                () = tokio::time::sleep_until(until) => {}
+            }
+            // The session may have ended without a word: its socket is not read while much waits to be published.
+            cursor::is_owned(&client, spec.name(), epoch).await
+        };
+        match pipeline.waiting(waited, stop).await {
+            Waited::Done(Ok(true)) => {}
+            over @ (Waited::Done(Ok(false) | Err(_)) | Waited::Over(_)) => {
+                pipeline.tell.publishes_at = None;
+                return over;
+            }
+        }
+    }
+    (pipeline.ownership.epoch, pipeline.ownership.waits) = (Some(epoch), None);
+    Waited::Done(Ok(true))
+}
+
+/// Notes in the cursor row that nothing of this process is on its way. Where that can't be written, where the sink gave
+/// something up a moment ago, or where the wait of this process itself was not over, the successor waits.
+pub(super) async fn leave(pipeline: &Pipeline, desk: &Desk) {
+    if !pipeline.ownership.may_leave(desk.epoch) {
+        return;
+    }
+    let left = cursor::leave(desk.control.client(), pipeline.spec.name(), desk.epoch);
+    if let Ok(Err(error)) = tokio::time::timeout(LEAVE_MAX, left).await {
+        log::shutdown_error(pipeline, &error);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn successor_of_another_process_that_has_not_left_waits_longer_than_a_lease() {
+        let waits = |own: Ownership, former, other_server| {
+            let at = own.may_publish_at(former, other_server);
+            at.map(|at| at.saturating_duration_since(Instant::now()))
+        };
+        let former = Former { epoch: 7, left: false };
+        let own = |epoch| Ownership { epoch, ..Ownership::default() };
+        assert!(waits(own(None), former, false) > Some(2 * LEASE));
+        assert!(waits(own(Some(6)), former, false).is_some());
+        assert_eq!(waits(own(Some(7)), former, false), None, "its own records");
+        assert!(waits(own(Some(7)), former, true).is_some(), "a row that lacks an epoch");
+        assert_eq!(waits(own(None), Former { left: true, ..former }, false), None);
+        assert!(waits(own(None), Former { left: true, ..former }, true).is_some());
+        // A wait whose session was lost goes on, if nobody else has owned the pipeline since.
+        let until = Instant::now() + Duration::from_secs(1);
+        let waited = Ownership { waits: Some((7, until)), ..own(None) };
+        assert!(waits(waited, former, false) <= Some(Duration::from_secs(1)));
+        assert!(waits(waited, former, true) > Some(LEASE));
+        assert!(waits(waited, Former { epoch: 8, ..former }, false) > Some(LEASE));
+    }
+
+    #[test]
+    fn owner_that_gave_something_up_a_moment_ago_has_not_left() {
+        let mut own = Ownership { epoch: Some(7), ..Ownership::default() };
+        assert!(own.may_leave(7) && !own.may_leave(8));
+        own.resets();
+        assert!(!own.may_leave(7));
+        own.reset_at = Instant::now().checked_sub(FORMER_WAIT);
+        assert!(own.may_leave(7));
+    }
+}

@@ -1,0 +1,161 @@
+//! The halts that the driver itself has words for: settings, the sink, the table, one event.
+//!
+//! What the server's state or its errors ask for is told in `postgres`. Never a payload in any of them.
+
+use super::requeue::DOUBT;
+use crate::error::{Chain, Halt, HaltReason};
+use crate::event::{Position, shown_id};
+use crate::outbox::{MapError, Poison, SpecError};
+use crate::postgres::Names;
+use crate::record::Refusal;
+use crate::sink::SinkError;
+
+/// What a halt for one event means.
+const BEFORE_IT: &str =
+    "everything before it is published; it and all that follows wait in the database";
+
+pub(super) fn unfit_outbox(errors: &[SpecError]) -> Halt {
+    let list: Vec<String> = errors.iter().map(|error| Chain(error).to_string()).collect();
+    Halt {
+        reason: HaltReason::TableUnfit,
+        message: list.join("; "),
+        meaning: "nothing was touched".into(),
+        hint: "correct the configuration and start again".into(),
+    }
+}
+
+pub(super) fn unfit_sink(error: &SinkError) -> Halt {
+    unfit_running(Chain(error).to_string(), error.hint())
+}
+
+pub(super) fn unfit_running(reason: String, hint: String) -> Halt {
+    Halt {
+        reason: HaltReason::SinkUnfit,
+        message: reason,
+        meaning: "nothing is lost: what is not acknowledged waits in the database".into(),
+        hint,
+    }
+}
+
+/// The sink will never take this event as it is. Its id, its position and its topic; never its payload.
+pub(super) fn refused_event(
+    (topic, event_id): (&str, &str),
+    position: Position,
+    reason: Refusal,
+) -> Halt {
+    let id = shown_id(event_id);
+    let hint = match reason {
+        Refusal::TooLarge { size, .. } | Refusal::TooLargeCompressed { size, .. } => format!(
+            "let the topic take it: kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config \
+             max.message.bytes={size}; where payload.size_max sets the limit, raise that; then start again"
+        ),
+        Refusal::Partition(number) => format!(
+            "kafka-topics.sh --alter --topic {topic} --partitions {}; or fix route.partition; then start again",
+            i64::from(number) + 1
+        ),
+        Refusal::TopicName => "fix route.topic, then start again".to_owned(),
+        Refusal::Kafka(_) => {
+            "fix the destination so that it accepts the event, then start again".to_owned()
+        }
+    };
+    Halt {
+        reason: HaltReason::PoisonEvent,
+        message: format!(
+            "event {id:?} at {position} can't be published to topic {topic:?}: {reason}"
+        ),
+        meaning: BEFORE_IT.to_owned(),
+        hint,
+    }
+}
+
+/// A row of the outbox was updated, and `outbox.on_update = "halt"`.
+pub(super) fn updated_row(names: &Names, id: Option<&str>, at: Option<Position>) -> Halt {
+    let table = names.table.as_ref().map_or_else(String::new, ToString::to_string);
+    let row = id.map_or_else(|| "a row".to_owned(), |id| format!("the row with id {id:?}"));
+    let at = at.map_or_else(String::new, |at| format!(" at {at}"));
+    Halt {
+        reason: HaltReason::RowUpdated,
+        message: format!("{row} of table {table} was updated{at}, and outbox.on_update is \"halt\""),
+        meaning: format!(
+            "the event of this row is published as it was inserted, not as it is now; {BEFORE_IT}"
+        ),
+        hint: "find out which session updates the table, and what consumers have to know. To pass over this and every \
+               other UPDATE: set outbox.on_update = \"skip\" and start again; nothing is lost by it. When the pipeline \
+               has passed it, \"halt\" can be set again"
+            .to_owned(),
+    }
+}
+
+/// Never the event's payload: its id, its position, and the column.
+pub(super) fn poison_event(poison: &Poison) -> Halt {
+    Halt {
+        reason: HaltReason::PoisonEvent,
+        message: poison.to_string(),
+        meaning: BEFORE_IT.to_owned(),
+        hint: poison.hint(),
+    }
+}
+
+/// A row has the id of an event that was parked before, and may be that event or another one.
+pub(super) fn doubted_event(id: &str, position: Position) -> Halt {
+    Halt {
+        reason: HaltReason::PoisonEvent,
+        message: format!("event {:?} at {position} can't be published: {DOUBT}", shown_id(id)),
+        meaning: BEFORE_IT.to_owned(),
+        hint: "with parking.on_poison = \"block_key\" it is parked; then postrider parked retry or postrider parked \
+               skip decides"
+            .to_owned(),
+    }
+}
+
+/// Rows are converted by the server; logical messages are not.
+pub(super) fn unreadable_messages(encoding: &str) -> Halt {
+    Halt {
+        reason: HaltReason::ServerUnfit,
+        message: format!(
+            "outbox.message_prefix is set, and the database has encoding {encoding}: its logical messages can't be \
+             converted to UTF-8"
+        ),
+        meaning: "nothing was touched".into(),
+        hint: "insert the events into a table (outbox.table), whose rows the server converts, and set \
+               outbox.message_prefix to \"\"; or use a database with encoding UTF8"
+            .into(),
+    }
+}
+
+/// Logical messages alone leave no rows behind.
+pub(super) fn nothing_to_poll() -> Halt {
+    Halt {
+        reason: HaltReason::TableUnfit,
+        message: "there is no outbox table to poll".to_owned(),
+        meaning: "nothing was touched".into(),
+        hint: "set outbox.table, or mode = \"wal\"".into(),
+    }
+}
+
+pub(super) fn unfit_table(error: &MapError) -> Halt {
+    Halt {
+        reason: HaltReason::TableUnfit,
+        message: Chain(error).to_string(),
+        meaning: "nothing is lost: the cursor stands before it, and PostgreSQL keeps the WAL"
+            .into(),
+        hint: match error {
+            MapError::Unfit(unfit) => unfit.hint(),
+            MapError::Poison(_) | MapError::OutOfStep { .. } => "start again".into(),
+        },
+    }
+}
+
+/// Rows of before the slot are in the table alone, and this mode does not poll.
+pub(super) fn unpolled(pipeline: &str) -> Halt {
+    Halt {
+        reason: HaltReason::SlotMissing,
+        message: "the slot was made while the table was polled (mode = \"auto\"), and that is not at its end".into(),
+        meaning: "what was committed before the slot and is not marked is in the table alone; nothing is lost".into(),
+        hint: format!(
+            "start once with mode = \"auto\" until the log says that it streams again; to leave those rows out: UPDATE \
+             postrider.cursor SET polls_on = false WHERE pipeline = {}",
+            crate::postgres::names::literal(pipeline)
+        ),
+    }
+}

@@ -1,0 +1,887 @@
+//! Polling: the same relay, fed with claims of the outbox table instead of a stream.
+//!
+//! One claim at a time: claimed, fed, published, settled. Nothing is marked before the broker's acknowledgement, and a
+//! connection that is lost leaves the rows as they were: they are claimed and published again.
+
+use super::claim::{Open, Reader};
+use super::commit_watchdog::unless_stopped;
+use super::former;
+use super::handover::{Renewal, renewing};
+use super::history::History;
+use super::lag::OldestRow;
+use super::lifecycle::{Pipeline, Waited};
+use super::log::{self, Expiry};
+use super::parked::{Desk, Said, requests};
+use super::requeue::Returning;
+use super::service::{Exit, Stop};
+use super::settings_change::{LeftBehind, left_behind};
+use super::spec::{Mode, PipelineSpec};
+use super::stream::{End, Job, job};
+use super::timer::Alarm;
+use crate::ack::Progress;
+use crate::backoff::Backoff;
+use crate::lsn::{Lsn, Watermark};
+use crate::parked::Entry;
+use crate::pgoutput::{self, Message};
+use crate::postgres::SourceError;
+use crate::postgres::catalog::Instance;
+use crate::postgres::error_policy::Phase;
+use crate::postgres::poll::claim::Table;
+use crate::postgres::poll::{CLAIM_ROWS_MAX, Missed, OldestReady, PollSpec};
+use crate::postgres::repair::{self, Method, Selection};
+use crate::postgres::setup::Renewed;
+use crate::postgres::store::cursor::Written;
+use crate::postgres::store::parked::{Loaded, Stored};
+use crate::relay::{Effect, Input, Restart};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+use tokio_postgres::Client;
+
+/// The sessions of a pipeline that polls, and the claim at hand.
+pub(super) struct Polling {
+    pub(super) poller: Reader,
+    pub(super) desk: Desk,
+    pub(super) parked: Vec<Loaded>,
+    /// The server's end of WAL when this began.
+    pub(super) start: Lsn,
+    /// The server.
+    pub(super) server: History,
+    /// The process of the server, which other sessions of the pipeline must reach too.
+    pub(super) instance: Instance,
+    /// Failures are kept in the outbox table itself.
+    pub(super) keeps_failures: bool,
+    /// The same for the claim at hand.
+    pub(super) keeps_now: bool,
+    pub(super) open: Option<Open>,
+    /// A row failed, and the table says so: the relay's memory of it is over with the claim.
+    pub(super) failed: bool,
+    /// The end of the claim before.
+    floor: Lsn,
+    /// What is parked is to be read again, as soon as no write is under way.
+    anew: Anew,
+    /// The pauses before a claim is fed again, since one was settled; and the end of the one at hand.
+    again: Backoff,
+    again_at: Instant,
+    limit: usize,
+    /// Rows of the next claim, at most: fewer where one was held too long.
+    limit_max: usize,
+    next_at: Instant,
+    /// `mode = "auto"`: the slot that is to be streamed from again.
+    pub(super) renewal: Option<Renewal>,
+    leave_at: Option<Instant>,
+    looks: RowLooks,
+    locked: LockedRows,
+    /// When the newest claim began that took all that was ready; none since rows were left.
+    empties_since: Option<Instant>,
+}
+
+/// Whether what is parked is to be read again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Anew {
+    No,
+    /// Since then.
+    Due(Instant),
+    /// By the claim's own session, if there is one: positions mean what they meant.
+    SameHistory,
+}
+
+/// How polling comes to its end.
+pub(super) enum Over {
+    Exit(Exit),
+    /// All that the new slot does not bring is published.
+    Streams,
+    /// Another process has taken the pipeline over.
+    Overruled,
+    /// Another cluster answers than the session began with.
+    Located,
+}
+
+impl Polling {
+    pub(super) fn new(
+        poller: Reader,
+        desk: Desk,
+        parked: Vec<Loaded>,
+        (start, server, instance): (Lsn, History, Instance),
+        keeps_failures: bool,
+    ) -> Self {
+        let looks = RowLooks::new(desk.control.shared_client(), poller.oldest_ready());
+        Self {
+            looks,
+            locked: LockedRows::default(),
+            empties_since: None,
+            poller,
+            desk,
+            parked,
+            start,
+            server,
+            instance,
+            keeps_failures,
+            keeps_now: keeps_failures,
+            open: None,
+            failed: false,
+            floor: start,
+            anew: Anew::No,
+            again: AGAIN,
+            again_at: Instant::now(),
+            limit: 0,
+            limit_max: CLAIM_ROWS_MAX,
+            next_at: Instant::now(),
+            renewal: None,
+            leave_at: None,
+        }
+    }
+}
+
+impl Pipeline {
+    /// Polls until something ends it.
+    pub(super) async fn poll(&mut self, mut polling: Polling, stop: &Stop) -> End {
+        let Polling { poller, desk, .. } = &mut polling;
+        match Box::pin(former::wait(self, desk, poller.closed(), stop)).await {
+            Waited::Done(Ok(true)) => {}
+            Waited::Done(Ok(false)) => return End::Restart,
+            Waited::Done(Err(error)) => return End::Lost(error, Phase::Control),
+            Waited::Over(exit) => return End::Over(exit),
+        }
+        self.shelf.failures_stay = polling.keeps_failures;
+        let expires = self.spec.poll.table.as_ref().is_some_and(PollSpec::expires);
+        if expires && polling.poller.repairs().is_none() {
+            self.tell.expiry = Expiry::Left;
+        }
+        self.marking.polls(true);
+        let end = self.poll_on(polling, stop).await;
+        self.marking.polls(false);
+        self.tell.expiry = Expiry::Judged;
+        self.shelf.failures_stay = false;
+        self.returning = Returning::default();
+        end
+    }
+
+    async fn poll_on(&mut self, mut polling: Polling, stop: &Stop) -> End {
+        if let Err(halt) = self.renew_mapper(&polling.desk, true) {
+            return End::Over(Exit::Halted(halt));
+        }
+        let in_its_stead = self.spec.mode == Mode::Auto && polling.poller.repairs().is_none();
+        let canceller = polling.desk.control.canceller();
+        let looks = Box::pin(self.look_before_polling(&mut polling, in_its_stead, stop));
+        match unless_stopped(stop, canceller, looks).await {
+            Ok(Some(())) => {}
+            // Nothing was claimed yet, and nothing is in flight.
+            Ok(None) => {
+                self.apply(self.now(), Input::Drain);
+                self.apply(self.now(), Input::SourceLost);
+                let exit = self.outcome().unwrap_or(Exit::Stopped);
+                if self.leave_nothing_in_flight() {
+                    former::leave(self, &polling.desk).await;
+                }
+                return End::Over(exit);
+            }
+            Err(error) => return End::Lost(error, Phase::Control),
+        }
+        if let Some(halt) = self.begin_polling(&polling, false) {
+            return End::Over(Exit::Halted(halt));
+        }
+        if self.spec.mode == Mode::Poll {
+            polling.looks.watch_slot(Arc::clone(&self.spec));
+        }
+        if in_its_stead {
+            let lets_go = std::mem::take(&mut self.lets_go);
+            polling.renewal = Some(Renewal::new(lets_go));
+            self.handed.begins(polling.desk.former.epoch, polling.desk.epoch);
+        }
+        loop {
+            match self.poll_turn(&mut polling, stop).await {
+                Ok(None) => {}
+                Ok(Some(Over::Streams)) => {
+                    // A service goes on as the owner; a repair by hand ends here.
+                    if self.spec.only_repair && self.leave_nothing_in_flight() {
+                        former::leave(self, &polling.desk).await;
+                    }
+                    // The session may outlive this for a moment, and the stream asks for the lock at once.
+                    if let Err(error) = polling.poller.unlock(self.spec.name()).await {
+                        return End::Lost(error, Phase::Control);
+                    }
+                    self.apply(self.now(), Input::SourceLost);
+                    return self.outcome().map_or(End::Restart, End::Over);
+                }
+                Ok(Some(Over::Overruled | Over::Located)) => {
+                    self.apply(self.now(), Input::SourceLost);
+                    return self.outcome().map_or(End::Restart, End::Over);
+                }
+                Ok(Some(Over::Exit(exit))) => {
+                    let left = self.leave_nothing_in_flight();
+                    if let Err(error) = self.settle_claim(&mut polling, stop).await {
+                        log::shutdown_error(self, &error);
+                    }
+                    if left {
+                        former::leave(self, &polling.desk).await;
+                    }
+                    return End::Over(exit);
+                }
+                Err(error) => {
+                    // Nothing is known of the claim at hand: all of it is claimed again.
+                    self.apply(self.now(), Input::SlotTaken);
+                    self.apply(self.now(), Input::SourceLost);
+                    return self.outcome().map_or(End::Lost(error, Phase::Control), End::Over);
+                }
+            }
+        }
+    }
+
+    /// What is asked of the table before the first claim; each may take as long as a statement may.
+    async fn look_before_polling(
+        &mut self,
+        polling: &mut Polling,
+        in_its_stead: bool,
+        stop: &Stop,
+    ) -> Result<(), SourceError> {
+        // Marked first: what the cursor row has passed does not come again.
+        if in_its_stead {
+            self.mark_streamed(polling).await?;
+        }
+        if polling.poller.repairs().is_none() && !self.tell.polling {
+            self.look_for_unmarked(polling).await;
+        }
+        self.find_returning(polling, stop).await
+    }
+
+    /// Tells mapper and relay where it begins, and whether positions mean what they meant; a halt where the table does
+    /// not fit.
+    fn begin_polling(&mut self, polling: &Polling, same: bool) -> Option<Box<crate::error::Halt>> {
+        self.mapper.forget_relations(Some(polling.poller.table_oid()));
+        if let Ok(Message::Relation(relation)) = pgoutput::decode(&polling.poller.relation())
+            && let Err(error) = self.mapper.relation(&relation)
+        {
+            return Some(Box::new(super::halts::unfit_table(&error)));
+        }
+        self.history = None;
+        self.destinations.awaits(None);
+        self.confirmed = Watermark::default();
+        let start = Progress { watermark: Watermark::from_keepalive(polling.start), partial: None };
+        let cursor = if same { self.relay.progress() } else { start };
+        let entries: Vec<Entry> = polling.parked.iter().map(|row| row.entry).collect();
+        let entries = match &polling.open {
+            Some(open) => open.parked(entries),
+            None => entries,
+        };
+        let requests = requests(&polling.parked);
+        let (parked, requests) = (entries.as_slice(), requests.as_slice());
+        let (same_history, same_owner) = (same, same);
+        let started = Input::Started { cursor, same_history, same_owner, parked, requests };
+        self.relay.apply(self.now(), started, &mut self.effects);
+        // What is out of the time before goes with its producer. No claim does: none is open where there is such.
+        let past = Effect::Restart { why: Restart::SlotTaken };
+        if let Some(index) = self.effects.iter().position(|effect| *effect == past) {
+            self.effects.remove(index);
+            self.reset_sink(Restart::SlotTaken);
+        }
+        self.go_on_with(&polling.parked);
+        log::polling(self);
+        None
+    }
+
+    async fn poll_turn(
+        &mut self,
+        polling: &mut Polling,
+        stop: &Stop,
+    ) -> Result<Option<Over>, SourceError> {
+        let now = self.now();
+        self.take_posts(now);
+        if self.cluster.located {
+            log::located(self);
+            return Ok(Some(Over::Located));
+        }
+        self.offer_tries(now);
+        if polling.anew == Anew::No
+            && let Some(mut open) = polling.open.take()
+        {
+            self.feed_claim(now, &mut open);
+            polling.open = Some(open);
+        }
+        if let Some(exit) = self.perform_polling(polling, stop).await? {
+            return Ok(Some(Over::Exit(exit)));
+        }
+        if polling.desk.overruled {
+            return Ok(Some(Over::Overruled));
+        }
+        self.begin_anew(polling, stop).await?;
+        let resolved = polling.open.as_ref().is_some_and(|open| self.claim_is_resolved(open));
+        if resolved {
+            self.end_claim(polling, stop).await?;
+            return Ok(self.hands_over(polling, stop).await?.then_some(Over::Streams));
+        }
+        self.writes_wait(polling.desk.jobs.written_since());
+        self.report_sometimes(None);
+        let turn = self.wait_polling(polling, stop).await;
+        self.react_polling(polling, turn, stop).await
+    }
+
+    /// Performs the relay's effects; the exit, if it has come to its end.
+    async fn perform_polling(
+        &mut self,
+        polling: &mut Polling,
+        stop: &Stop,
+    ) -> Result<Option<Exit>, SourceError> {
+        let mut exit = None;
+        // An end waits for its cursor row, and the claim for the end.
+        if self.relay.stopping() && polling.open.as_mut().is_some_and(Open::takes_cursor) {
+            self.apply(self.now(), Input::CursorWritten);
+        }
+        while !self.effects.is_empty() {
+            for effect in std::mem::take(&mut self.effects) {
+                match effect {
+                    Effect::Publish(_) | Effect::Park { .. } | Effect::Confirm(_) => {}
+                    Effect::Published { ticket, commit_time } => {
+                        self.published(ticket, commit_time);
+                        if let Some(open) = &mut polling.open {
+                            open.acknowledged(ticket);
+                        }
+                    }
+                    Effect::Probe { ticket, position } => self.shelf.sound(ticket, position),
+                    // Its row is committed with the claim: it is found when all is read again.
+                    Effect::DeadLetter { ticket, position }
+                        if polling.desk.jobs.unseen == Some(position.commit_lsn) =>
+                    {
+                        polling.failed = true;
+                        self.apply(self.now(), Input::Gone { ticket });
+                    }
+                    Effect::DeadLetter { ticket, position } => {
+                        self.shelf.send_letter(ticket, position);
+                    }
+                    Effect::Overtaken { position, by } => log::overtaken(self, position, by),
+                    Effect::Undelivered { position, reason } => {
+                        log::undelivered(self, position, reason);
+                    }
+                    Effect::Released { position } => self.released(position),
+                    Effect::Attempt { ticket, position } => {
+                        self.shelf.try_again(ticket, position);
+                    }
+                    // What is published stands in the table itself, once the claim is committed: before that no
+                    // parked event of it may be tried, nor before a new beginning that follows it.
+                    Effect::WriteCursor(_) if self.relay.stopping() => {
+                        self.apply(self.now(), Input::CursorWritten);
+                    }
+                    Effect::WriteCursor(_) => match (&mut polling.open, polling.anew) {
+                        (Some(open), _) => open.cursor_waits = true,
+                        (None, Anew::Due(_)) => {}
+                        (None, Anew::No | Anew::SameHistory) => {
+                            self.apply(self.now(), Input::CursorWritten);
+                        }
+                    },
+                    Effect::WriteParking { rows: 0, marks } => {
+                        self.write_parking(&mut polling.desk, 0, marks);
+                    }
+                    Effect::WriteParking { rows, marks } => {
+                        let stored = self.park_in_claim(polling, rows, marks, stop).await?;
+                        if stored == Stored::TakenOver {
+                            polling.desk.overruled = true;
+                            log::row_taken(self, &Written::TakenOver);
+                            self.apply(self.now(), Input::SlotTaken);
+                        } else {
+                            // Who has locked what is left out is found out by the next write.
+                            self.parking_written(self.now(), &stored, &[]);
+                        }
+                    }
+                    Effect::Restart { why } => self.send_again(polling, why).await?,
+                    Effect::Drained => exit = Some(Exit::Stopped),
+                    Effect::Halt(halt) => exit = Some(Exit::Halted(halt)),
+                }
+            }
+        }
+        self.fetch_for_tries(&mut polling.desk);
+        self.observe_latency();
+        Ok(exit)
+    }
+}
+
+// One turn of polling: what it waits for, and what follows from what came first.
+
+/// How long a claim may stay open before it is settled in part or given up: it holds row locks, and the horizon of
+/// VACUUM.
+const CLAIM_HOLD_MAX: Duration = Duration::from_secs(20);
+
+/// The same of a page of a repair, which locks nothing: what is published and not settled comes again if the process
+/// ends.
+const PAGE_HOLD_MAX: Duration = Duration::from_secs(5);
+
+/// What happened first.
+pub(super) enum Turn {
+    Leave,
+    Drain,
+    Grace,
+    Posts,
+    Parking(Said),
+    Lost(SourceError),
+    Due,
+    Claim,
+    Looked(Result<(Looked, Instant), SourceError>),
+    Renew,
+    Renewed(Result<Renewed, SourceError>),
+}
+
+impl Polling {
+    /// When the claim at hand is to be settled in part, or given up.
+    fn held_until(&self) -> Option<Instant> {
+        let repairs = self.poller.repairs().is_some();
+        let hold = if repairs { PAGE_HOLD_MAX } else { CLAIM_HOLD_MAX };
+        self.open.as_ref().map(|open| open.held_since + hold)
+    }
+}
+
+impl Pipeline {
+    async fn wait_polling(&self, polling: &mut Polling, stop: &Stop) -> Turn {
+        let idle = polling.open.is_none() && polling.anew == Anew::No;
+        let hungry = idle && !self.relay.stopping() && self.relay.intake_open();
+        // A broker that is down would only keep the rows locked.
+        let claim = hungry && !self.broker_is_down();
+        let hold = polling.held_until();
+        let due = self.due();
+        let due = hold.map_or(due, |hold| due.min(hold));
+        let again = (polling.anew == Anew::SameHistory).then_some(polling.again_at);
+        let due = again.filter(|at| *at > Instant::now()).map_or(due, |at| due.min(at));
+        let Polling { poller, desk, next_at, leave_at, renewal, looks, .. } = polling;
+        let Desk { control, jobs, .. } = desk;
+        let (wake, notifications) = (poller.wake(), control.notifications());
+        let grace = leave_at.unwrap_or_else(Instant::now);
+        tokio::select! {
+            biased;
+            () = stop.leave() => Turn::Leave,
+            () = stop.drain(), if leave_at.is_none() => Turn::Drain,
+            () = tokio::time::sleep_until(grace), if leave_at.is_some() => Turn::Grace,
+            error = poller.closed() => Turn::Lost(error),
+            error = control.closed() => Turn::Lost(error),
+            () = tokio::time::sleep_until(*next_at), if claim => Turn::Claim,
+            () = wake.notified(), if claim => Turn::Claim,
+            said = jobs.next(&notifications) => Turn::Parking(said),
+            () = self.mailbox.arrived() => Turn::Posts,
+            turn = renewing(renewal) => turn,
+            looked = looks.next() => Turn::Looked(looked),
+            () = tokio::time::sleep_until(due) => Turn::Due,
+        }
+    }
+
+    async fn react_polling(
+        &mut self,
+        polling: &mut Polling,
+        turn: Turn,
+        stop: &Stop,
+    ) -> Result<Option<Over>, SourceError> {
+        let now = self.now();
+        match turn {
+            Turn::Leave | Turn::Grace => {
+                log::shutdown_incomplete(self);
+                self.apply(now, Input::SourceLost);
+                return Ok(Some(Over::Exit(self.outcome().unwrap_or(Exit::Stopped))));
+            }
+            Turn::Drain => {
+                polling.leave_at = Some(Instant::now() + self.spec.shutdown_grace);
+                log::draining(self);
+                self.apply(now, Input::Drain);
+            }
+            Turn::Lost(error) => return Err(error),
+            Turn::Parking(said) => self.parking_said(&mut polling.desk, said)?,
+            Turn::Claim => {
+                self.claim(polling, stop).await?;
+                if polling.open.is_none() {
+                    return Ok(self.hands_over(polling, stop).await?.then_some(Over::Streams));
+                }
+            }
+            Turn::Looked(Ok((Looked { oldest, left }, began))) => {
+                if self.spec.mode == Mode::Poll {
+                    log::slot_left_behind(self, left.as_ref());
+                }
+                self.lag.polled(oldest, began.into_std(), std::time::Instant::now());
+            }
+            // The session is gone; else the server refuses this one question, and polling goes on.
+            Turn::Looked(Err(error)) if error.sqlstate().is_none() => return Err(error),
+            Turn::Looked(Err(error)) => log::look_failed(self, &error),
+            Turn::Renew => self.renew(polling),
+            Turn::Renewed(outcome) => self.renewed(polling, outcome),
+            Turn::Due => {
+                if polling.held_until().is_some_and(|until| until <= Instant::now()) {
+                    self.held_long(polling, stop).await?;
+                } else {
+                    self.apply(now, Input::Tick);
+                }
+            }
+            Turn::Posts => {}
+        }
+        Ok(None)
+    }
+}
+
+// One claim after another: how much is claimed, what follows a claim that is done, and one that is given up.
+
+/// Pauses before a claim is fed again whose producer broke, or whose topic is not to be had: what was published
+/// behind such an event is published again each time. A claim is held no longer than a few of the longest.
+const AGAIN: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+
+/// Before the next look at a table of which a look's worth was found, and none could be had: it is locked.
+const LOCKED_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long tries that are out keep polling from beginning anew.
+const TRIES_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// Rows of the largest claim: it grows to this while there is a backlog.
+const BACKLOG_ROWS: usize = 4_000;
+
+/// A claim that was held longer is not followed by a larger one. A quarter of what it may be held.
+const CLAIM_SLOW: Duration = Duration::from_secs(5);
+
+const _: () = assert!(BACKLOG_ROWS <= CLAIM_ROWS_MAX);
+
+impl Pipeline {
+    async fn claim(&mut self, polling: &mut Polling, stop: &Stop) -> Result<(), SourceError> {
+        self.mark_what_waited(polling, stop).await?;
+        let settings = &self.spec.poll;
+        self.handed.claims();
+        let limit = polling.limit.max(settings.batch).min(polling.limit_max);
+        let all = polling.renewal.as_mut().is_some_and(Renewal::claims);
+        polling.keeps_now = polling.keeps_failures && !all;
+        let began = Instant::now();
+        let canceller = polling.poller.canceller();
+        let poller = &mut polling.poller;
+        let claim =
+            async { if all { poller.claim_all(limit).await } else { poller.claim(limit).await } };
+        let Some(claim) = unless_stopped(stop, canceller, claim).await? else {
+            return polling.poller.abandon().await;
+        };
+        let (batch, interval) = (settings.batch, settings.interval);
+        // One that does not come any more is the relay's again, before a later one of its aggregate is published.
+        if self.returning_are_fewer(polling, stop).await? {
+            polling.poller.abandon().await?;
+            polling.anew = Anew::Due(Instant::now());
+            return self.begin_anew(polling, stop).await;
+        }
+        self.lag.answered(std::time::Instant::now());
+        let takes_all = !claim.more && claim.withheld == 0 && polling.poller.repairs().is_none();
+        polling.empties_since = takes_all.then_some(began);
+        log::rows_expired(&mut self.tell, self.spec.name(), claim.expired);
+        self.look_who_locks(polling, &claim.missed, stop).await?;
+        if let Some(renewal) = &mut polling.renewal {
+            renewal.claimed(claim.more, claim.withheld);
+        }
+        polling.limit = if claim.more { (limit * 2).min(BACKLOG_ROWS) } else { batch };
+        if claim.rows.is_empty() {
+            self.is_empty(polling);
+            let pause = match (claim.more, claim.expired) {
+                (true, 0) => LOCKED_PAUSE.min(interval),
+                (true, _) => Duration::ZERO,
+                (false, _) => interval,
+            };
+            polling.next_at = Instant::now() + pause;
+        } else {
+            polling.open = Some(Open::new(claim, polling.floor));
+        }
+        Ok(())
+    }
+
+    /// Notes for the lag that nothing is ready any more, where the claim at hand had taken all there was.
+    fn is_empty(&mut self, polling: &mut Polling) {
+        if let Some(began) = polling.empties_since.take() {
+            self.lag.polled(OldestRow::None, began.into_std(), std::time::Instant::now());
+        }
+    }
+
+    /// Settles a claim that is done, and looks for the next at once.
+    async fn end_claim(&mut self, polling: &mut Polling, stop: &Stop) -> Result<(), SourceError> {
+        if let Some(open) = &polling.open {
+            polling.floor = open.end();
+            polling.limit_max = if open.claimed_at.elapsed() < CLAIM_SLOW {
+                polling.limit_max.saturating_mul(2).min(CLAIM_ROWS_MAX)
+            } else {
+                // A larger one may be held for too long.
+                polling.limit_max.min(open.rows().max(1))
+            };
+        }
+        polling.again.reset();
+        let any = self.settle_claim(polling, stop).await?;
+        self.is_empty(polling);
+        if std::mem::take(&mut polling.failed) {
+            // The table holds failed rows and their followers back: the next claim is a new beginning.
+            polling.anew = Anew::Due(Instant::now());
+            self.begin_anew(polling, stop).await?;
+        }
+        // Where everything waits for something else, the next claim finds the same.
+        let pause = if any { Duration::ZERO } else { self.spec.poll.interval };
+        polling.next_at = Instant::now() + pause;
+        Ok(())
+    }
+
+    /// Everything in flight is given up, not the claim: its rows are ours, and come again where they stood, so that
+    /// the relay knows which of them a broker has refused, or parked. One that was held too long, or is not ours any
+    /// more, is given up too. It is [`begin_anew`](Self::begin_anew) that feeds it, once all effects are performed:
+    /// one may be a second of these.
+    async fn send_again(&mut self, polling: &mut Polling, why: Restart) -> Result<(), SourceError> {
+        self.reset_sink(why);
+        if why == Restart::SlotTaken {
+            return self.let_go(polling).await;
+        }
+        if polling.anew != Anew::No {
+            return Ok(());
+        }
+        polling.anew = Anew::SameHistory;
+        // One that is resolved is settled all the same.
+        if let Some(mut open) = polling.open.take() {
+            if !self.claim_is_resolved(&open) {
+                open.rewind();
+            }
+            polling.open = Some(open);
+        }
+        // A broker that refuses an event is about to tell which: the sooner it is found the better.
+        polling.again_at = match why {
+            Restart::Refused(_) => Instant::now(),
+            Restart::SinkBroken | Restart::Unknown | Restart::SlotTaken => {
+                Instant::now() + polling.again.next(fastrand::f64())
+            }
+        };
+        Ok(())
+    }
+
+    /// The claim at hand has been held for as long as it may be. What is acknowledged is settled, and the others
+    /// stay in it as long as the broker goes on to acknowledge. Else it is given up: it locks rows, and what is
+    /// published again is what has no answer. One of a repair locks nothing, and stays whatever the broker does.
+    async fn held_long(&mut self, polling: &mut Polling, stop: &Stop) -> Result<(), SourceError> {
+        let repairs = polling.poller.repairs().is_some();
+        let stays = repairs || !self.broker_is_down();
+        if stays && self.settle_so_far(polling, stop).await? {
+            return Ok(());
+        }
+        let list = polling.poller.repairs();
+        if let (Some(list), Some(open)) = (list, &mut polling.open) {
+            list.keep_open().await?;
+            open.held_since = Instant::now();
+            return Ok(());
+        }
+        if let Some(open) = &mut polling.open {
+            polling.floor = open.end();
+            // It would be held as long again.
+            polling.limit_max = (open.rows() / 2).max(1);
+            // What is parked is read again.
+            open.cursor_waits = false;
+        }
+        let now = self.now();
+        // One of which nothing is settled is rolled back: its aggregates are not to rest.
+        if self.claim_has_progress(polling) {
+            self.settle_claim(polling, stop).await?;
+        }
+        if !polling.desk.overruled {
+            self.apply(now, Input::SlotTaken);
+        }
+        Ok(())
+    }
+
+    async fn let_go(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
+        polling.poller.abandon().await?;
+        polling.desk.jobs.unseen = None;
+        if let Some(open) = polling.open.take() {
+            polling.floor = open.end();
+            // It would be held as long again.
+            polling.limit_max = (open.rows() / 2).max(1);
+        }
+        (polling.failed, polling.anew) = (false, Anew::Due(Instant::now()));
+        polling.limit = 0;
+        polling.next_at = Instant::now() + self.spec.poll.interval;
+        Ok(())
+    }
+
+    /// Begins anew, if that is wanted, with what is parked now. A write that is under way comes first: the relay
+    /// would have it made a second time beside itself; and tries that are out, for a while: their producer would go
+    /// with them.
+    async fn begin_anew(&mut self, polling: &mut Polling, stop: &Stop) -> Result<(), SourceError> {
+        let same = match polling.anew {
+            Anew::No => return Ok(()),
+            _ if polling.desk.jobs.written_since().is_some() => return Ok(()),
+            Anew::Due(since) if self.relay.is_trying() && since.elapsed() < TRIES_WAIT_MAX => {
+                return Ok(());
+            }
+            Anew::Due(_) => false,
+            Anew::SameHistory if Instant::now() < polling.again_at => return Ok(()),
+            Anew::SameHistory => true,
+        };
+        polling.anew = Anew::No;
+        if same {
+            self.read_in_claim(polling).await?;
+        } else {
+            self.reload(polling, stop).await?;
+            polling.start = polling.floor;
+        }
+        drop(self.begin_polling(polling, same));
+        Ok(())
+    }
+}
+
+// Rows that claims could not have, since another session has locked them: which session that is, for people.
+//
+// An application locks rows for a moment all the time. So only rows that stay locked are looked into.
+
+/// How long rows have to be locked before that is looked into.
+const LOCKED_MIN: Duration = Duration::from_secs(2);
+
+/// Pause between two looks. Longer than an aggregate rests whose row was locked: what is not met again in it is free.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// What claims could not have.
+#[derive(Default)]
+struct LockedRows {
+    /// The last that were met since the last look.
+    rows: Missed,
+    since: Option<Instant>,
+    looked_at: Option<Instant>,
+}
+
+impl LockedRows {
+    /// A claim could not have these.
+    fn note(&mut self, rows: &Missed) {
+        if !rows.is_empty() {
+            self.rows = rows.clone();
+            self.since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// The rows to look into, if it is time; none where none was met since the last look.
+    fn due(&mut self) -> Option<Missed> {
+        let lasting = self.since.is_some_and(|since| since.elapsed() >= LOCKED_MIN);
+        let rested = self.looked_at.is_none_or(|at| at.elapsed() >= LOOK_INTERVAL);
+        if !lasting || !rested {
+            return None;
+        }
+        self.looked_at = Some(Instant::now());
+        Some(std::mem::take(&mut self.rows))
+    }
+
+    /// Nobody holds rows any more.
+    fn free(&mut self) {
+        *self = Self::default();
+    }
+}
+
+impl Pipeline {
+    /// Finds out, now and then, who has locked rows that claims could not have.
+    async fn look_who_locks(
+        &mut self,
+        polling: &mut Polling,
+        missed: &Missed,
+        stop: &Stop,
+    ) -> Result<(), SourceError> {
+        polling.locked.note(missed);
+        let Some(rows) = polling.locked.due() else { return Ok(()) };
+        let Some(table) = self.spec.poll.table.as_ref().map(|spec| spec.table.clone()) else {
+            return Ok(());
+        };
+        let holders = if rows.is_empty() {
+            Vec::new()
+        } else {
+            self.finish_jobs(polling, stop).await?;
+            // For people: a look that fails must not end the claim.
+            rows.holders(polling.desk.control.client(), &table).await.unwrap_or_default()
+        };
+        if holders.is_empty() {
+            // They are delayed, or have failed, or were free again.
+            polling.locked.free();
+            log::claims_go_on(self);
+        } else {
+            log::claims_wait(self, &table, &holders);
+        }
+        Ok(())
+    }
+}
+
+// Looks at the polled table: how long its oldest ready row has waited.
+//
+// One look at a time, on the control connection, whether a claim is open or not. And one before the first claim:
+// whether the table has rows without a mark that the stream has passed.
+
+/// The shortest pause between two looks.
+const PAUSE_MIN: Duration = Duration::from_secs(2);
+
+/// A look that takes long is followed by a pause of so many times its own length: looks take no more than a tenth of
+/// one session's time.
+const PAUSE_FACTOR: u32 = 9;
+
+/// Rows without a mark that are counted: there may be a whole table of them.
+const UNMARKED_MAX: u32 = 10_000;
+
+/// What one look has seen.
+pub(super) struct Looked {
+    /// How long the oldest ready row has waited.
+    pub(super) oldest: OldestRow,
+    /// The slot that is left behind.
+    pub(super) left: Option<LeftBehind>,
+}
+
+/// The looks at one table.
+pub(super) struct RowLooks {
+    client: Arc<Client>,
+    /// None for the list of a repair, all of which waits.
+    question: Option<OldestReady>,
+    /// The pipeline whose slot is watched: mode "poll" may have left one behind.
+    slot_of: Option<Arc<PipelineSpec>>,
+    running: Option<Job<Looked>>,
+    began: Instant,
+    next_at: Instant,
+    alarm: Alarm,
+}
+
+impl RowLooks {
+    pub(super) fn new(client: Arc<Client>, question: Option<OldestReady>) -> Self {
+        let now = Instant::now();
+        let alarm = Alarm::default();
+        Self { client, question, slot_of: None, running: None, began: now, next_at: now, alarm }
+    }
+
+    /// From here on the looks are also for a slot that is left behind.
+    pub(super) fn watch_slot(&mut self, of: Arc<PipelineSpec>) {
+        self.slot_of = Some(of);
+    }
+
+    /// Waits for the next look, and gives the moment at which it began. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Result<(Looked, Instant), SourceError> {
+        if self.running.is_none() {
+            self.alarm.at(self.next_at).await;
+            let (client, question) = (Arc::clone(&self.client), self.question.clone());
+            let slot_of = self.slot_of.clone();
+            self.began = Instant::now();
+            self.running = Some(Box::pin(async move {
+                let left = match slot_of {
+                    Some(spec) => left_behind(&client, &spec).await?,
+                    None => None,
+                };
+                let Some(question) = question else {
+                    return Ok(Looked { oldest: OldestRow::Unknown, left });
+                };
+                let oldest = match question.ask(&client).await? {
+                    None => OldestRow::None,
+                    Some(Some(age)) => OldestRow::Since(age),
+                    Some(None) => OldestRow::Unknown,
+                };
+                Ok(Looked { oldest, left })
+            }));
+        }
+        let outcome = job(&mut self.running).await;
+        self.running = None;
+        let pause = self.began.elapsed().saturating_mul(PAUSE_FACTOR).max(PAUSE_MIN);
+        self.next_at = Instant::now() + pause;
+        Ok((outcome?, self.began))
+    }
+}
+
+impl Pipeline {
+    /// Reports how many rows without a mark the stream has passed: polling publishes them, and they may be published.
+    /// There are such rows where `mode` was "wal" before. A question that fails keeps nobody from polling.
+    async fn look_for_unmarked(&mut self, polling: &Polling) {
+        let Some(spec) = self.spec.poll.table.clone() else { return };
+        let (client, name) = (polling.desk.control.client(), self.spec.name());
+        let counted = async {
+            let ledger = repair::ledger(client, name, None, Duration::ZERO).await?;
+            let method = Method::of(client, Selection::Both, ledger.known.as_deref()).await?;
+            let table = Table::read(client, spec).await?;
+            method.count_passed(client, &table, UNMARKED_MAX).await
+        };
+        match counted.await {
+            Ok(None | Some(0)) => {}
+            Ok(Some(rows)) => log::unmarked_rows(self, rows, rows >= u64::from(UNMARKED_MAX)),
+            Err(error) => log::look_failed(self, &error),
+        }
+    }
+}

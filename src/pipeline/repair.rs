@@ -1,0 +1,254 @@
+//! Repair: the slot is made anew, what it won't bring is published from the table, and then it is streamed from.
+//!
+//! To the relay it is polling, from a list instead of by marks: so order, parking and aggregates that wait behind a
+//! parked head are the same. Their positions lie between those of the old slot and those of the new one.
+
+use super::claim::Reader;
+use super::commit_watchdog::unless_stopped;
+use super::connect::{Failure, application_name, load_all, one_server, settle};
+use super::former::Former;
+use super::history::History;
+use super::lifecycle::Pipeline;
+use super::parked::Desk;
+use super::poll::Polling;
+use super::service::Stop;
+use super::spec::{Mode, OnSlotLost, PipelineSpec};
+use super::{halts, log, settings_change};
+use crate::error::{Halt, HaltReason};
+use crate::event::HistoryId;
+use crate::postgres::control::Control;
+use crate::postgres::error_policy::Phase;
+use crate::postgres::names::literal;
+use crate::postgres::poll::{Marks, PollSpec};
+use crate::postgres::repair::{
+    self, Ask, Finished, Kind, Reader as List, Row, Selection, State, Told, Verdict,
+};
+use crate::postgres::start::{Facts, Identity};
+use crate::postgres::store::cursor;
+use crate::postgres::{Conninfo, SourceError, WalConnection};
+use crate::relay::Input;
+use std::sync::Arc;
+
+/// The table as a repair reads it: without marking, the columns of marks are not asked for.
+pub fn repair_table(spec: &PipelineSpec, marks: bool) -> Option<PollSpec> {
+    let mut table = spec.poll.table.clone()?;
+    if !marks {
+        table.marks = Marks::Delete;
+        table.delete = false;
+    }
+    Some(table)
+}
+
+/// Whether published rows get their layout's mark.
+fn marks(spec: &PipelineSpec) -> bool {
+    spec.poll.mark_streamed || spec.mode == Mode::Auto
+}
+
+/// Which rows are unpublished, by all that is known: the cursor's snapshot, and marks where there are any.
+///
+/// # Errors
+/// Nothing is known.
+pub fn selection(
+    spec: &PipelineSpec,
+    row: Option<&Row>,
+    known: Option<&str>,
+    marks: bool,
+) -> Result<Selection, Box<Halt>> {
+    match (row.filter(|row| row.unfinished()), known) {
+        // What the list before had is still on it: only what its snapshot did not see is new.
+        (Some(row), _) if row.state == State::Publishing => Ok(match row.selection {
+            Selection::All | Selection::Unresolved => Selection::Unresolved,
+            Selection::Unmarked | Selection::Both => Selection::Both,
+        }),
+        (Some(row), _) => Ok(row.selection),
+        (None, Some(_)) if marks => Ok(Selection::Both),
+        (None, Some(_)) => Ok(Selection::Unresolved),
+        (None, None) if marks => Ok(Selection::Unmarked),
+        // Said before it begins: every row, whether it was published or not.
+        (None, None) if spec.from_table => Ok(Selection::All),
+        (None, None) => Err(Box::new(unknown(spec.name()))),
+    }
+}
+
+/// Rows were not found that are there: which ones were published can't be said, so the repair is not done.
+fn unexplained(spec: &PipelineSpec, row: &Row, left: u64) -> Halt {
+    let table = spec.names.table.as_ref().map_or_else(String::new, ToString::to_string);
+    let (gone, total, published) = (row.rows_gone, row.rows_total, row.rows_published);
+    let pipeline = literal(spec.name());
+    Halt {
+        reason: HaltReason::TableUnfit,
+        message: format!(
+            "{gone} of the {total} rows to publish were not found in table {table} by their ids, and it has {left} \
+             rows that may be some of them"
+        ),
+        meaning: "the repair is not finished: these rows may be unpublished, and nothing streams from the new slot yet"
+            .to_owned(),
+        hint: format!(
+            "if ids were changed since the repair began (UPDATE, ALTER TABLE), or rows deleted, list again what the \
+             table has now: DELETE FROM postrider.repair WHERE pipeline = {pipeline}; then postrider repair -p {}; \
+             {published} rows that this repair has published may be published a second time",
+            spec.name()
+        ),
+    }
+}
+
+fn unknown(pipeline: &str) -> Halt {
+    Halt {
+        reason: HaltReason::SlotMissing,
+        message: "the cursor row does not say yet which transactions are resolved, and rows have no marks"
+            .to_owned(),
+        meaning: "nothing was changed; an earlier version wrote the row, or nothing was ever streamed"
+            .to_owned(),
+        hint: format!(
+            "postrider repair -p {pipeline} --from-table publishes every row of the table, those too that were \
+             published before; --dry-run counts them"
+        ),
+    }
+}
+
+/// Whether there is something to repair.
+fn judged(spec: &PipelineSpec, facts: &Facts, row: Option<&Row>) -> Result<Verdict, Failure> {
+    repair::judge(facts, row, spec.from_table).map_err(|halt| {
+        // Another process of the pipeline has repaired it meanwhile, and has the slot. A command is refused instead: it
+        // is there to repair, and not to wait.
+        if halt.reason == HaltReason::RelayRunning && !spec.only_repair {
+            let active_pid = facts.slot.as_ref().and_then(|slot| slot.active_pid);
+            Failure::StandBy { active_pid: active_pid.unwrap_or_default(), progress: None }
+        } else {
+            Failure::Halt(Box::new(halt))
+        }
+    })
+}
+
+/// Gets the pipeline's lock, a slot, and the list of what is to be published. It takes as long as the longest
+/// transaction that is running.
+pub(super) async fn open(
+    spec: Arc<PipelineSpec>,
+    seen: HistoryId,
+    cluster: Option<String>,
+) -> Result<Polling, Failure> {
+    let at = |phase| move |error| Failure::Source(error, phase);
+    let name = application_name(&spec);
+    let marks = marks(&spec);
+    let control = Control::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
+    let client = control.client();
+    // A backfill of unmarked rows asks for marks, whether they are kept or not.
+    let row = repair::read(client, spec.name()).await.map_err(at(Phase::Handshake))?;
+    let by_marks = row.is_some_and(|row| row.unfinished() && row.selection.by_marks());
+    let Some(table) = repair_table(&spec, marks || by_marks) else {
+        return Err(Failure::Halt(Box::new(halts::nothing_to_poll())));
+    };
+    let list = List::open(&spec.conninfo, &name, table, marks).await;
+    let list = list
+        .map_err(at(Phase::Handshake))?
+        .map_err(|pid| Failure::StandBy { active_pid: pid.unwrap_or_default(), progress: None })?;
+    let instance = one_server(client, list.client()).await?;
+    let identity = identity(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
+    let columns = spec.columns();
+    let ask = spec.ask(&identity, &columns);
+    let facts = control.facts(&ask).await.map_err(at(Phase::Handshake))?;
+    repair::fit(&facts).map_err(|halt| Failure::Halt(Box::new(halt)))?;
+    spec.fit(facts.table.as_ref()).map_err(|halt| Failure::Halt(Box::new(halt)))?;
+    let row = repair::read(client, spec.name()).await.map_err(at(Phase::Handshake))?;
+    let verdict = judged(&spec, &facts, row.as_ref())?;
+    if verdict == Verdict::Sound {
+        return Err(Failure::Sound);
+    }
+    let known = (cluster.as_deref(), facts.table.as_ref());
+    let change = settings_change::check(client, &spec, known, settings_change::By::Repair).await?;
+    let ledger = repair::ledger(client, spec.name(), row.as_ref(), spec.cursor_interval).await;
+    let ledger = ledger.map_err(at(Phase::Control))?;
+    let selection =
+        selection(&spec, row.as_ref(), ledger.known.as_deref(), marks).map_err(Failure::Halt)?;
+    cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
+    let seized = cursor::seize(client, spec.name()).await.map_err(at(Phase::Control))?;
+    let (epoch, former) = (seized.epoch, Former { epoch: seized.before, left: seized.left });
+    settings_change::record(client, &spec, epoch, &change).await?;
+    let histories = settle(&spec, &control, epoch, &facts, seen).await?;
+    if let Verdict::NewSlot(why) = verdict {
+        log::repair_begins(&spec, &why);
+        let unfinished = row.as_ref().filter(|row| row.unfinished());
+        let ask = Ask {
+            conninfo: &spec.conninfo,
+            application_name: &name,
+            names: &spec.names,
+            failover: spec.failover && facts.server.version >= 170_000,
+            kind: unfinished.map_or(Kind::Repair, |row| row.kind),
+            selection,
+            known: ledger.known,
+            known_at: ledger.at,
+            before: unfinished,
+            drop_slot: facts.slot.is_some(),
+        };
+        let mut told = |told: Told<'_>| log::repair_told(&spec, &told);
+        repair::begin(&control, list.table(), &ask, &mut told).await.map_err(at(Phase::Control))?;
+    }
+    let start = list.start().await.map_err(at(Phase::Control))?;
+    let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
+    control.listen(spec.name()).await.map_err(at(Phase::Control))?;
+    if let Some(row) = repair::read(client, spec.name()).await.map_err(at(Phase::Control))? {
+        let without_id = list.without_id(&row).await.map_err(at(Phase::Control))?;
+        log::repairing(&spec, &row, without_id);
+    }
+    let desk = Desk::new(control, (former, epoch), histories);
+    let at = (start, History::polled(&facts.server), instance);
+    Ok(Polling::new(Reader::Repair(Box::new(list)), desk, parked, at, false))
+}
+
+/// Who the server is, and which history it has behind it: the replication protocol says so.
+///
+/// # Errors
+/// What the server says.
+pub async fn identity(conninfo: &Conninfo, name: &str) -> Result<Option<Identity>, SourceError> {
+    let system = WalConnection::connect(conninfo, name).await?.identify_system().await?;
+    Ok(Some(Identity::from(&system)))
+}
+
+impl Pipeline {
+    /// Whether a repair is next, where the stream has come to this halt.
+    pub(super) fn repairs_instead(&mut self, halt: &Halt) -> bool {
+        let wanted = self.spec.on_slot_lost == OnSlotLost::Repair && self.spec.mode == Mode::Wal;
+        if !wanted || !repair_helps(halt.reason) {
+            return false;
+        }
+        log::repair_next(self, halt);
+        if self.relay.in_flight().0 > 0 {
+            self.apply(self.now(), Input::SlotTaken);
+        }
+        true
+    }
+
+    /// Whether the list is at its end and the cursor set; then the repair is over, one way or another.
+    pub(super) async fn repair_ends(
+        &mut self,
+        polling: &Polling,
+        stop: &Stop,
+    ) -> Result<bool, SourceError> {
+        let Some(list) = polling.poller.repairs().filter(|list| list.drained()) else {
+            return Ok(false);
+        };
+        let finish = list.finish(&self.spec.names, self.spec.messages(), polling.desk.epoch);
+        // Not finished, it is finished by the next start.
+        let Some(finished) = unless_stopped(stop, list.control().canceller(), finish).await? else {
+            return Ok(false);
+        };
+        match finished {
+            Finished::Yes(row) => {
+                self.repaired = true;
+                log::repaired(self, &row);
+            }
+            Finished::Unexplained { row, left } => {
+                let halt = unexplained(&self.spec, &row, left);
+                self.apply(self.now(), Input::Halt(Box::new(halt)));
+            }
+            Finished::SlotGone => log::slot_gone_again(self),
+            Finished::TakenOver => log::row_taken(self, &cursor::Written::TakenOver),
+        }
+        Ok(true)
+    }
+}
+
+/// Whether a repair may help where the stream has come to this.
+const fn repair_helps(reason: HaltReason) -> bool {
+    matches!(reason, HaltReason::SlotLost | HaltReason::SlotMissing)
+}

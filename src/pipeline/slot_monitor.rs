@@ -1,0 +1,457 @@
+//! Looks at the slot and the publication while a stream runs: what they hold back, and whether they still stand.
+//!
+//! One look at a time, on the control connection, never in the way of the stream. What is seen goes to the status; a
+//! publication that no longer publishes the outbox is a halt, since PostgreSQL 18 skips its rows with a mere warning.
+
+use super::lifecycle::Pipeline;
+use super::log;
+use super::service::Stop;
+use super::spec::{Mode, PipelineSpec};
+use super::stream::{Job, job};
+use super::timer::Alarm;
+use crate::error::{Halt, HaltReason};
+use crate::lsn::Lsn;
+use crate::postgres::SourceError;
+use crate::postgres::catalog::{self, Change, Concerned, LeafChange, SlotRow, Version};
+use crate::postgres::control::{self, Control};
+use crate::postgres::names::literal;
+use crate::postgres::start::{self, Facts, Resume};
+use crate::postgres::store::cursor::Ledger;
+use crate::postgres::store::{bookmark, parked};
+use crate::status::StatusHandle;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::Instant;
+use tokio_postgres::Client;
+
+/// Pause between two looks: a handful of catalog queries of a millisecond together.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+/// Pause between two times that resolved parked events are deleted.
+pub(super) const PRUNE_INTERVAL: Duration = Duration::from_mins(1);
+
+/// How long resolved parked events are kept, for people; those the stream may bring again are kept in any case.
+pub(super) const KEPT: Duration = Duration::from_hours(7 * 24);
+
+/// The publication that a stream reads through, as it was when the stream was last known to be whole.
+#[derive(Clone, Debug)]
+pub(super) struct Published {
+    /// Which slot of the name: behind a new one older changes mean nothing.
+    pub(super) slot_created_lsn: Lsn,
+    /// `None` where it may have left out rows before the stream began: the start has said so.
+    pub(super) version: Option<Version>,
+    /// The outbox table's OID.
+    pub(super) table: u32,
+}
+
+impl Published {
+    /// As a stream begins; `None` without a table.
+    pub(super) fn of(facts: &Facts, resume: &Resume) -> Option<Self> {
+        let (table, publication) = (facts.table.as_ref()?, facts.publication.as_ref()?);
+        Some(Self {
+            slot_created_lsn: resume.cursor.slot_created_lsn,
+            version: Some(publication.version.clone()).filter(|_| !facts.since.publication),
+            table: table.oid,
+        })
+    }
+
+    /// What a write of the cursor row may take for resolved.
+    pub(super) fn ledger(&self) -> Ledger {
+        match &self.version {
+            Some(version) => Ledger::While(version.clone(), self.table),
+            None => Ledger::Stopped,
+        }
+    }
+}
+
+/// What a look saw.
+#[derive(Debug)]
+pub(super) struct Look {
+    pub(super) slot: Option<SlotRow>,
+    /// End of the server's WAL.
+    pub(super) wal_end: Lsn,
+    /// How long the oldest parked event has been parked.
+    pub(super) oldest_parked: Option<Duration>,
+    /// The stream waits for a standby.
+    pub(super) waits_for_standby: bool,
+    /// OIDs of the outbox's partitions, ascending; empty where it has none.
+    leaves: Vec<u32>,
+    /// The publication, where the stream is known to be whole with it.
+    version: Option<Version>,
+    halt: Option<Halt>,
+}
+
+impl Look {
+    /// WAL that the slot holds back. Unit: bytes.
+    pub(super) fn retained(&self) -> Option<u64> {
+        let restart = self.slot.as_ref()?.restart_lsn?;
+        Some(self.wal_end.bytes_since(restart))
+    }
+}
+
+pub(super) struct Looks {
+    client: Arc<Client>,
+    spec: Arc<PipelineSpec>,
+    running: Option<Job<Look>>,
+    next_at: Instant,
+    alarm: Alarm,
+    prune_at: Instant,
+    latest: Option<Look>,
+    /// `None` for a pipeline without a table.
+    published: Option<Published>,
+}
+
+impl Looks {
+    pub(super) fn new(
+        client: Arc<Client>,
+        spec: Arc<PipelineSpec>,
+        published: Option<Published>,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            client,
+            spec,
+            running: None,
+            next_at: now,
+            alarm: Alarm::default(),
+            prune_at: now + PRUNE_INTERVAL,
+            latest: None,
+            published,
+        }
+    }
+
+    /// Waits for the next look. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Result<Look, SourceError> {
+        if self.running.is_none() {
+            self.alarm.at(self.next_at).await;
+            let (client, spec) = (Arc::clone(&self.client), Arc::clone(&self.spec));
+            let before = self.latest.as_ref().map(|look| look.leaves.clone());
+            let published = self.published.clone();
+            let prune = self.prune_at <= Instant::now();
+            if prune {
+                self.prune_at = Instant::now() + PRUNE_INTERVAL;
+            }
+            self.running = Some(Box::pin(async move {
+                if prune {
+                    parked::prune(&client, spec.name(), Lsn::from_wire(u64::MAX), KEPT).await?;
+                    let max = spec.bookmarks_retain_max;
+                    for swept in bookmark::sweep(&client, spec.name(), max).await? {
+                        log::bookmark_let_go(spec.name(), &swept, max);
+                    }
+                }
+                let look = look(&client, &spec, published.as_ref()).await?;
+                if let Some(before) = before {
+                    for change in changes(&client, &before, &look.leaves).await? {
+                        log::partition_changed(spec.name(), &change);
+                    }
+                }
+                Ok(look)
+            }));
+        }
+        let outcome = job(&mut self.running).await;
+        self.running = None;
+        self.next_at = Instant::now() + INTERVAL;
+        outcome
+    }
+
+    /// Keeps a look, and gives back the halt it asks for.
+    pub(super) fn keep(&mut self, mut look: Look) -> Option<Halt> {
+        let halt = look.halt.take();
+        if let (Some(published), Some(version)) = (&mut self.published, look.version.take()) {
+            published.version = Some(version);
+        }
+        self.latest = Some(look);
+        halt
+    }
+
+    /// What a write of the cursor row may take for resolved.
+    pub(super) fn ledger(&self) -> Ledger {
+        self.published.as_ref().map_or(Ledger::Kept, Published::ledger)
+    }
+
+    /// The publication, for the next stream's looks.
+    pub(super) fn published(&self) -> Option<&Published> {
+        self.published.as_ref()
+    }
+
+    /// The newest look.
+    pub(super) fn latest(&self) -> Option<&Look> {
+        self.latest.as_ref()
+    }
+}
+
+async fn look(
+    client: &Client,
+    spec: &PipelineSpec,
+    published: Option<&Published>,
+) -> Result<Look, SourceError> {
+    let columns = spec.columns();
+    let facts = control::facts(client, &spec.ask(&None, &columns)).await?;
+    let mut halt = start::check_running(&facts).err().map(seen_late);
+    let mut version = None;
+    if halt.is_none()
+        && let Some(before) = published.and_then(|published| published.version.as_ref())
+    {
+        match compared(client, spec, &facts, before).await? {
+            Ok(now) => version = Some(now),
+            Err(left_out) => halt = Some(left_out),
+        }
+    }
+    let oldest_parked = parked::counts(client, spec.name()).await?.oldest;
+    let waits_for_standby = match facts.slot.as_ref().and_then(|slot| slot.active_pid) {
+        Some(pid) => catalog::waits_for_standby(client, pid).await?,
+        None => false,
+    };
+    let wal_end = facts.server.wal_end;
+    let leaves = facts.table.map(|table| table.partitions.leaves).unwrap_or_default();
+    Ok(Look { slot: facts.slot, wal_end, oldest_parked, waits_for_standby, leaves, version, halt })
+}
+
+/// The publication as it is now, where it has left out nothing since `before`; the halt, where it may have.
+async fn compared(
+    client: &Client,
+    spec: &PipelineSpec,
+    facts: &Facts,
+    before: &Version,
+) -> Result<Result<Version, Halt>, SourceError> {
+    let (Some(now), Some(table)) = (&facts.publication, &facts.names.table) else {
+        return Ok(Ok(before.clone()));
+    };
+    let concerned = match before.change(&now.version) {
+        Change::Unchanged => return Ok(Ok(now.version.clone())),
+        Change::Explained => None,
+        Change::MayHaveLeftOut => Some(catalog::concerned(client, table, before).await?),
+    };
+    let may_lose = |found: &Concerned| found.rows != Some(0) || found.open_writers;
+    if let Some(concerned) = concerned.filter(may_lose) {
+        return Ok(Err(start::left_out(facts, concerned, INTERVAL)));
+    }
+    log::publication_changed(spec.name(), &facts.names.publication, concerned.is_some());
+    Ok(Ok(now.version.clone()))
+}
+
+/// Partitions that were attached with what they held, or detached, since the look before.
+async fn changes(
+    client: &Client,
+    before: &[u32],
+    now: &[u32],
+) -> Result<Vec<LeafChange>, SourceError> {
+    let without = |these: &[u32], those: &[u32]| -> Vec<u32> {
+        these.iter().copied().filter(|oid| those.binary_search(oid).is_err()).collect()
+    };
+    let (gone, new) = (without(before, now), without(now, before));
+    if gone.is_empty() && new.is_empty() {
+        return Ok(Vec::new());
+    }
+    catalog::leaf_changes(client, &gone, &new).await
+}
+
+/// A publication that was changed under the stream left rows out from then on, and nothing in the stream says so.
+fn seen_late(mut halt: Halt) -> Halt {
+    if halt.reason == HaltReason::PublicationUnfit {
+        let seconds = INTERVAL.as_secs();
+        halt.meaning = format!(
+            "rows committed since it was changed, as a rule not more than {seconds} s ago, may have been passed over: \
+             they are still in the outbox unless the application deleted them; nothing more is confirmed while halted"
+        );
+    }
+    halt
+}
+
+// The WAL budget (`source.wal_retain_max`): how much of the database's disk the slot may hold back.
+//
+// Decides from what a look saw, and does nothing itself. Whoever has to be warned, halted or polled for is the
+// session's to say.
+
+/// What a slot that was past the budget already when the process started may grow by, while it catches up: this part of
+/// the budget. Without it no backlog could ever be drained by starting again.
+const GROWTH_PART: u64 = 4;
+
+/// Where a slot stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Standing {
+    /// Below half.
+    Well,
+    /// A person should look.
+    Half,
+    /// It may not go on so.
+    Past,
+}
+
+/// The budget of one process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Budget {
+    max: u64,
+    /// What counts as past it: more than `max` while a backlog from before the start is drained. Unknown before the
+    /// first look.
+    limit: Option<u64>,
+    /// No backlog is drained past it: there is another way to publish it.
+    strict: bool,
+}
+
+impl Budget {
+    /// `max` in bytes; `strict` where the table can be polled instead.
+    pub(super) const fn new(max: u64, strict: bool) -> Self {
+        Self { max, limit: None, strict }
+    }
+
+    /// Judges what the slot holds back now. Unit: bytes.
+    pub(super) fn judge(&mut self, retained: u64) -> Standing {
+        let drains = retained > self.max && !self.strict;
+        let catching_up =
+            if drains { retained.saturating_add(self.max / GROWTH_PART) } else { self.max };
+        let limit = self.limit.unwrap_or(u64::MAX).min(catching_up).max(self.max);
+        self.limit = Some(limit);
+        match retained {
+            _ if retained > limit => Standing::Past,
+            _ if retained > self.max / 2 => Standing::Half,
+            _ => Standing::Well,
+        }
+    }
+}
+
+impl Pipeline {
+    /// Speaks of what the slot holds back; the halt where it is past the budget.
+    pub(super) fn spend(&mut self, retained: u64) -> Option<Halt> {
+        let budget = self.budget.as_mut()?;
+        let max = budget.max;
+        match budget.judge(retained) {
+            Standing::Well => log::wal_budget_ok(self, retained),
+            Standing::Half => log::wal_budget_half(self, retained, max),
+            Standing::Past => return Some(past(self, retained, max)),
+        }
+        None
+    }
+}
+
+fn past(pipeline: &Pipeline, retained: u64, max: u64) -> Halt {
+    let names = &pipeline.spec.names;
+    let (slot, name) = (&names.slot, &names.pipeline);
+    let message = format!(
+        "slot {slot:?} retains {} MiB of WAL, source.wal_retain_max is {} MiB",
+        retained.div_ceil(1 << 20),
+        max >> 20
+    );
+    if pipeline.spec.polls_in_its_stead() {
+        return Halt {
+            reason: HaltReason::WalBudget,
+            message,
+            meaning: "nothing is lost: the slot is dropped, and what is not published is taken from the table".into(),
+            hint: "fix what delays the pipeline (see postrider status); a new slot is made automatically".into(),
+        };
+    }
+    Halt {
+        reason: HaltReason::WalBudget,
+        message,
+        meaning: "nothing is lost yet: the slot keeps what is not published, and retains more WAL with all that the \
+                  database writes"
+            .into(),
+        hint: format!(
+            "fix what delays the pipeline and start again: it drains the backlog as long as that does not grow by a \
+             {GROWTH_PART}th of the budget; or raise source.wal_retain_max; or, before the disk is full, drop the \
+             slot: postrider repair -p {name} --from-table --dry-run (it counts the rows to publish from the table, \
+             and the ids that have no row: those events are lost with the slot); then SELECT \
+             pg_drop_replication_slot({}); then fix what holds the pipeline up; then postrider repair -p {name} (it \
+             publishes them and begins a new slot)",
+            literal(slot)
+        ),
+    }
+}
+
+// What is still looked at while a pipeline is halted: its slot, which keeps WAL meanwhile, or is gone.
+//
+// A short session of its own for each look, by a name that is no relay's, so that `postrider repair` and `setup` find
+// the pipeline at rest.
+
+/// Pause between two looks, each of which logs in.
+const HALTED_INTERVAL: Duration = Duration::from_secs(15);
+
+/// The longest a look may take.
+const LOOK_MAX: Duration = Duration::from_secs(30);
+
+/// What the server's lists show the looks as.
+const APPLICATION_NAME: &str = "postrider (halted)";
+
+/// `postrider_slot_state` of a slot that does not exist.
+const MISSING: &str = "missing";
+
+/// Keeps the slot's figures on the status up to date until the process is to stop.
+pub(super) async fn watch(spec: &PipelineSpec, status_handle: &StatusHandle, stop: &Stop) {
+    loop {
+        // A database that does not answer is not news of a halted pipeline: what was last seen stays, and
+        // `source_contact_seconds` grows.
+        if let Ok(Ok((slot, wal_end))) = tokio::time::timeout(LOOK_MAX, look_while_halted(spec)).await
+            // Polling has no slot, unless it has left one behind.
+            && (spec.mode != Mode::Poll || slot.is_some())
+        {
+            show(status_handle, slot.as_ref(), wal_end);
+        }
+        tokio::select! {
+            () = stop.drain() => return,
+            () = tokio::time::sleep(HALTED_INTERVAL) => {}
+        }
+    }
+}
+
+async fn look_while_halted(spec: &PipelineSpec) -> Result<(Option<SlotRow>, Lsn), SourceError> {
+    let control = Control::connect(&spec.conninfo, APPLICATION_NAME).await?;
+    let server = catalog::read_server(control.client()).await?;
+    let slot = catalog::read_slot(control.client(), server.version, &spec.names.slot).await?;
+    Ok((slot, server.wal_end))
+}
+
+fn show(status_handle: &StatusHandle, slot: Option<&SlotRow>, wal_end: Lsn) {
+    let since = |lsn: Option<Lsn>| lsn.map(|lsn| wal_end.bytes_since(lsn));
+    status_handle.update(|snapshot| {
+        snapshot.source_contact_at = Some(std::time::Instant::now());
+        snapshot.slot_state = match slot {
+            Some(slot) => slot.wal_status.clone(),
+            None => Some(MISSING.to_owned()),
+        };
+        snapshot.slot_safe_bytes = slot.and_then(|slot| slot.safe_wal_size);
+        snapshot.slot_retained_bytes = since(slot.and_then(|slot| slot.restart_lsn));
+        let confirmed = slot.and_then(|slot| slot.confirmed_flush_lsn);
+        snapshot.confirmed_flush_lsn = confirmed.map(|lsn| lsn.to_string());
+        if let Some(bytes) = since(confirmed) {
+            snapshot.lag_bytes = bytes;
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 100 bytes, half of it, and so on.
+    fn judged(strict: bool, looks: &[u64]) -> String {
+        let mut budget = Budget::new(100, strict);
+        let judge = |retained: &u64| match budget.judge(*retained) {
+            Standing::Well => 'w',
+            Standing::Half => 'h',
+            Standing::Past => 'P',
+        };
+        looks.iter().map(judge).collect()
+    }
+
+    #[test]
+    fn half_is_told_and_all_of_it_is_past() {
+        for strict in [false, true] {
+            assert_eq!(judged(strict, &[0, 50, 51, 100, 40, 101]), "wwhhwP");
+        }
+    }
+
+    #[test]
+    fn backlog_from_before_the_start_may_be_drained_but_not_grow() {
+        assert_eq!(judged(false, &[300, 325, 310, 200, 225]), "hhhhh");
+        assert_eq!(judged(false, &[300, 326]), "hP");
+        assert_eq!(judged(false, &[300, 200, 226]), "hhP");
+        assert_eq!(judged(false, &[300, 90, 116]), "hhP");
+        assert_eq!(judged(false, &[300, 60, 101]), "hhP");
+    }
+
+    #[test]
+    fn where_the_table_is_polled_instead_no_backlog_is_waited_for() {
+        assert_eq!(judged(true, &[300]), "P");
+        assert_eq!(judged(true, &[60, 101]), "hP");
+    }
+}

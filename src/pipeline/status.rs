@@ -1,0 +1,190 @@
+//! Brings the status status up to date: what `/status`, `/ready` and the metrics read.
+
+use super::lag::Reading;
+use super::lifecycle::Pipeline;
+use super::log::{self, REPORT_SOON, Tell};
+use super::slot_monitor::Looks;
+use super::trouble::Trouble;
+use crate::event::Position;
+use crate::parked;
+use crate::status::{Head, Lag, Parked, State};
+use std::time::{Duration, Instant};
+
+/// Behind by more than this is catching up.
+const CATCHING_UP: Duration = Duration::from_secs(5);
+
+/// What to do where nothing more can be parked.
+pub(super) const FULL_HINT: &str =
+    "postrider parked list; then retry, skip or replace the events, or raise parking.rows_max";
+
+/// Heads that are shown.
+const HEADS_MAX: usize = 10;
+
+impl Pipeline {
+    /// Brings the status up to date, if that was not done just now.
+    pub(super) fn report_sometimes(&mut self, looks: Option<&Looks>) {
+        if self.tell.reported_at.is_none_or(|at| at.elapsed() >= REPORT_SOON) {
+            self.report(looks);
+        }
+    }
+
+    /// Brings the status up to date.
+    pub(super) fn report(&mut self, looks: Option<&Looks>) {
+        self.tell.look_at_the_clock();
+        self.tell.reported_at = Some(Instant::now());
+        self.tell.reported_total = self.tell.published_total;
+        let (events, bytes) = self.relay.in_flight();
+        let watermark = self.relay.progress().watermark;
+        let lag = self.lag_now();
+        let (state, reason, hint) = self.state(lag);
+        let Tell { parked_rows, write, claims, marks, row, standby, budget, .. } = &self.tell;
+        let waits =
+            [parked_rows, write, row, claims, marks, standby, budget].into_iter().flatten().next();
+        let (reason, hint) = match waits {
+            Some(spent) if reason.is_none() => (Some(spent.reason.clone()), spent.hint.clone()),
+            Some(_) | None => (reason, hint),
+        };
+        log::lag(self, state, lag);
+        log::skipped(self);
+        let parked = self.parked();
+        let (tell, relay) = (&self.tell, &self.relay);
+        let parked_any = relay.parked().total() > 0;
+        let retain_max = self.spec.wal_retain_max;
+        let contact = self.lag.answered_at();
+        self.status_handle.update(|snapshot| {
+            snapshot.state = state;
+            (snapshot.reason, snapshot.hint) = (reason, hint);
+            snapshot.watermark = watermark.to_string();
+            snapshot.received = relay.received().to_string();
+            (snapshot.in_flight_events, snapshot.in_flight_bytes) = (events, bytes);
+            snapshot.published_total = tell.published_total;
+            snapshot.skipped_total = tell.skipped.total();
+            snapshot.skipped = tell.skipped;
+            snapshot.parked_total = tell.parked_total;
+            snapshot.parked = parked;
+            snapshot.source_reconnects_total = tell.reconnects_total;
+            snapshot.sink_resets_total = tell.resets_total;
+            snapshot.lag = Lag::growing(lag);
+            snapshot.source_contact_at = contact;
+            snapshot.turned_at = tell.reported_at;
+            let Some(look) = looks.and_then(Looks::latest) else { return };
+            // A look is older than what the relay knows.
+            snapshot.parked.oldest_seconds =
+                look.oldest_parked.filter(|_| parked_any).map_or(0.0, |age| age.as_secs_f64());
+            snapshot.lag_bytes = look.wal_end.bytes_since(watermark.lsn());
+            let slot = look.slot.as_ref();
+            snapshot.slot_retained_bytes = look.retained();
+            snapshot.slot_retain_max_bytes = retain_max;
+            snapshot.slot_safe_bytes = slot.and_then(|slot| slot.safe_wal_size);
+            snapshot.slot_state = slot.and_then(|slot| slot.wal_status.clone());
+            let confirmed = slot.and_then(|slot| slot.confirmed_flush_lsn);
+            snapshot.confirmed_flush_lsn = confirmed.map(|at| at.to_string());
+        });
+    }
+
+    /// The age of the oldest commit that is not published or parked, whether it was read yet or not.
+    fn lag_now(&mut self) -> Duration {
+        let tell = &self.tell;
+        let reading = if tell.standing_by.is_some() {
+            Reading::Other
+        } else if !tell.streaming {
+            Reading::Nothing
+        } else if tell.polling {
+            Reading::Table
+        } else {
+            Reading::Stream { received: self.relay.received() }
+        };
+        let known = self.relay.oldest_unresolved().into_iter().chain(tell.held_at);
+        let known = known.map(|at| tell.since(at)).max().unwrap_or_default();
+        known.max(self.lag.of_unread(reading, Instant::now()))
+    }
+
+    fn parked(&self) -> Parked {
+        let (counts, now) = (self.relay.parked(), self.now());
+        if counts.total() == 0 {
+            return Parked::default();
+        }
+        let head = |(position, state, attempts, due): (Position, parked::State, u32, Duration)| {
+            let wait = due.saturating_sub(now).as_secs_f64();
+            let retry_in_seconds = (state != parked::State::Dead).then_some(wait);
+            Head { position: position.to_string(), state: state.name(), attempts, retry_in_seconds }
+        };
+        Parked {
+            waiting: counts.waiting,
+            behind: counts.behind,
+            due: counts.due,
+            dead: counts.dead,
+            aggregates: self.relay.blocked_lanes() as u64,
+            full: self.relay.parking_is_full(),
+            oldest_seconds: self.shelf.oldest.map_or(0.0, |age| age.as_secs_f64()),
+            heads: self.relay.heads(HEADS_MAX).into_iter().map(head).collect(),
+        }
+    }
+
+    /// `parking table full (100,000 of 100,000 rows): the pipeline is paused`
+    pub(super) fn full(&self) -> String {
+        let (rows, max) = (self.relay.parked().total(), self.spec.parking.rows_max);
+        format!(
+            "parking table full ({} of {} rows): the pipeline is paused",
+            grouped(rows),
+            grouped(max)
+        )
+    }
+
+    fn state(&self, lag: Duration) -> (State, Option<String>, Option<String>) {
+        let tell = &self.tell;
+        let say = |trouble: &Trouble| (Some(trouble.reason.clone()), trouble.hint.clone());
+        if let Some(halt) = self.relay.halting() {
+            let reason = format!("halting once what is in flight is answered: {halt}");
+            return (State::Draining, Some(reason), Some(halt.hint.clone()));
+        }
+        if tell.draining {
+            return (State::Draining, Some("received a signal to stop".into()), None);
+        }
+        if tell.standing_by.is_some() {
+            let reason = format!("slot {:?} is held by another process", self.spec.names.slot);
+            return (State::StandingBy, Some(reason), None);
+        }
+        let wait = tell.publishes_at.map(|at| at.saturating_duration_since(Instant::now()));
+        if let Some(wait) = wait.filter(|wait| !wait.is_zero()) {
+            let reason = format!(
+                "publishing begins in {:.0} s: records of the process that ran before may still reach the broker",
+                wait.as_secs_f64()
+            );
+            return (State::Starting, Some(reason), None);
+        }
+        if let Some(trouble) = &tell.source {
+            let (reason, hint) = say(trouble);
+            return (State::SourceDown, reason, hint);
+        }
+        if let Some(trouble) = self.sink_trouble() {
+            let (reason, hint) = say(trouble);
+            return (State::BrokerDown, reason, hint);
+        }
+        if self.relay.parking_is_full() {
+            let (reason, hint) = (self.full(), FULL_HINT.to_owned());
+            return (State::ParkingFull, Some(reason), Some(hint));
+        }
+        if !tell.streaming {
+            return (State::Starting, None, None);
+        }
+        if lag > CATCHING_UP {
+            let reason = self.relay.waits_for().map(|what| format!("the intake waits for {what}"));
+            return (State::CatchingUp, reason, None);
+        }
+        (if tell.polling { State::Polling } else { State::Streaming }, None, None)
+    }
+}
+
+/// `1234567` as `1,234,567`.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
