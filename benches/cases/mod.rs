@@ -9,7 +9,7 @@ use postrider::outbox::{At, Layout, Mapper, OutboxSpec};
 use postrider::parked::{Entry, Lane, State};
 use postrider::pgoutput::{self, Message};
 use postrider::record::{Outcome, Ticket};
-use postrider::relay::{Change, Effect, Input, Limits, OnPoison, Relay, Rules, Settings};
+use postrider::relay::{Change, Effect, Input, Limits, OnPoison, ParkingRules, Relay, Settings};
 use std::hint::black_box;
 use std::time::Duration;
 
@@ -106,15 +106,15 @@ fn lsn(value: u64) -> Lsn {
     Lsn::from_wire(value)
 }
 
-fn rules() -> Rules {
-    Rules {
+fn rules() -> ParkingRules {
+    ParkingRules {
         on_poison: OnPoison::BlockKey,
         attempts_max: 10,
         step: Duration::from_secs(30),
         steps_max: 8,
         rows_max: 1_000_000,
         strict: false,
-        letters: false,
+        dead_letters: false,
     }
 }
 

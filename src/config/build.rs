@@ -11,7 +11,7 @@ use crate::pipeline::{Mode, PipelineSpec, PollSettings, poll_spec};
 use crate::postgres::Conninfo;
 use crate::postgres::names::{Deciding, Names, TableName, Times};
 use crate::postgres::poll::{Backoff, Marks, PollSpec};
-use crate::relay::{Limits, OnPoison, Rules};
+use crate::relay::{Limits, OnPoison, ParkingRules};
 use crate::secret_file::SecretFile;
 use crate::sink::{self, CreateTopics, KafkaSpec, SinkError, SinkSpec};
 use crate::zone::Zone;
@@ -143,16 +143,16 @@ fn poll(pipeline: &PipelineConfig, outbox: &OutboxSpec) -> PollSettings {
     }
 }
 
-fn rules(pipeline: &PipelineConfig) -> Rules {
+fn rules(pipeline: &PipelineConfig) -> ParkingRules {
     let parking = &pipeline.parking;
-    Rules {
+    ParkingRules {
         on_poison: parking.on_poison,
         attempts_max: parking.attempts_max,
         step: parking.backoff.step,
         steps_max: parking.backoff.steps_max,
         rows_max: parking.rows_max,
         strict: pipeline.flow.ordering == Ordering::Strict,
-        letters: parking.dead_topic.is_some(),
+        dead_letters: parking.dead_topic.is_some(),
     }
 }
 

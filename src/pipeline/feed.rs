@@ -355,7 +355,7 @@ fn enqueue(
     record: &Record<'_>,
 ) -> Result<Sent, NotTaken> {
     match sink.enqueue(ticket, record) {
-        Err(NotTaken::Alone) if relay.sends_alone() => {
+        Err(NotTaken::Alone) if relay.sends_exclusively() => {
             sink.enqueue_alone(ticket, record, None).map(|()| Sent::Large)
         }
         taken => taken.map(|()| Sent::Plain),
@@ -364,7 +364,11 @@ fn enqueue(
 
 /// The event was not taken, and comes again as the next change.
 fn offered_again(not_taken: NotTaken, ticket: Ticket) -> Input<'static> {
-    if not_taken == NotTaken::Alone { Input::Alone { ticket } } else { Input::NotTaken { ticket } }
+    if not_taken == NotTaken::Alone {
+        Input::NeedsExclusive { ticket }
+    } else {
+        Input::NotTaken { ticket }
+    }
 }
 
 /// Remembers an event that the sink has taken; of a large one the record too, until its report: the broker may refuse
@@ -450,7 +454,9 @@ fn set_aside(
         NotTaken::Refused(reason) => {
             Some((Input::Refused { ticket, reason, halt: halt(reason) }, Some(reason)))
         }
-        NotTaken::Doubted(reason) => doubted.then_some((Input::Doubted { ticket }, Some(reason))),
+        NotTaken::Doubted(reason) => {
+            doubted.then_some((Input::StaleDestination { ticket }, Some(reason)))
+        }
         NotTaken::Unavailable | NotTaken::Missing => {
             let soon = not_taken == NotTaken::Missing;
             lost().then_some((Input::Unavailable { ticket, soon }, None))
@@ -534,7 +540,7 @@ fn take_answer(effects: &mut Vec<Effect>, first: usize) -> Answer {
         | Effect::Attempt { .. }
         | Effect::Probe { .. }
         | Effect::DeadLetter { .. }
-        | Effect::Undelivered { .. }
+        | Effect::DeadLetterRefused { .. }
         | Effect::Overtaken { .. }
         | Effect::Released { .. }
         | Effect::WriteCursor(_)

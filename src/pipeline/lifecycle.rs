@@ -356,7 +356,7 @@ impl Pipeline {
                 Effect::Halt(halt) => exit = Some(Exit::Halted(halt)),
                 Effect::Released { position } => self.released(position),
                 Effect::Overtaken { position, by } => log::overtaken(self, position, by),
-                Effect::Undelivered { position, reason } => {
+                Effect::DeadLetterRefused { position, reason } => {
                     log::undelivered(self, position, reason);
                 }
                 // Without a stream there is nothing to write or to confirm to; the relay asks again when there is one.
@@ -403,7 +403,7 @@ impl Pipeline {
             | Effect::Attempt { .. }
             | Effect::Probe { .. }
             | Effect::DeadLetter { .. }
-            | Effect::Undelivered { .. }
+            | Effect::DeadLetterRefused { .. }
             | Effect::Overtaken { .. }
             | Effect::Released { .. }
             | Effect::Published { .. }
@@ -534,8 +534,9 @@ impl Pipeline {
     /// one's producer sent after that might land behind the other's events. The sink may have more than the relay
     /// counts, which has given up what it holds for unknown. Returns whether nothing was in flight.
     pub(super) fn leave_nothing_in_flight(&mut self) -> bool {
-        let nothing =
-            self.relay.in_flight().0 == 0 && !self.relay.is_trying() && self.sink.is_idle();
+        let nothing = self.relay.in_flight().0 == 0
+            && !self.relay.has_unsettled_attempts()
+            && self.sink.is_idle();
         if !nothing {
             self.ownership.resets();
             self.sink.reset();
@@ -810,7 +811,7 @@ mod posts_tests {
     use crate::postgres::names::Times;
     use crate::postgres::{Conninfo, Names};
     use crate::record::Record;
-    use crate::relay::{Limits, OnPoison, Rules};
+    use crate::relay::{Limits, OnPoison, ParkingRules};
     use crate::sink::{NotTaken, Sink, SinkSpec};
     use crate::status::StatusHandle;
     use std::sync::Arc;
@@ -864,14 +865,14 @@ mod posts_tests {
             outbox: OutboxSpec::for_layout(Layout::Postrider),
             sink: SinkSpec::Discard,
             limits: Limits { events_max: 100, bytes_max: 1 << 20 },
-            parking: Rules {
+            parking: ParkingRules {
                 on_poison: OnPoison::BlockKey,
                 attempts_max: 10,
                 step: second,
                 steps_max: 8,
                 rows_max: 100,
                 strict: false,
-                letters: false,
+                dead_letters: false,
             },
             dead_topic: None,
             park_after: None,

@@ -141,7 +141,7 @@ pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::start
     pipeline.tell.streaming = true;
     pipeline.tell.polling = false;
     pipeline.tell.claims = None;
-    if pipeline.relay.marks_left() == 0 {
+    if pipeline.relay.deferred_statuses() == 0 {
         pipeline.tell.parked_rows = None;
     }
     let name = pipeline.spec.name();

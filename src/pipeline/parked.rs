@@ -269,7 +269,7 @@ impl Pipeline {
     /// Goes on with what a start has found in the table: letters that were not sent.
     pub(super) fn go_on_with(&mut self, loaded: &[Loaded]) {
         for row in loaded.iter().filter(|row| row.dead_unsent) {
-            self.apply(self.now(), Input::Unsent { position: row.entry.position });
+            self.apply(self.now(), Input::DeadLetterUnsent { position: row.entry.position });
         }
     }
 
@@ -320,7 +320,7 @@ impl Pipeline {
                 let Asked { requests, deleted, oldest } = asked?;
                 self.shelf.oldest = oldest;
                 for position in deleted {
-                    self.apply(now, Input::Deleted { position });
+                    self.apply(now, Input::DeadRowDeleted { position });
                 }
                 for (position, request) in requests {
                     // Of one that is to come again: its row keeps the request until then.
@@ -389,8 +389,8 @@ impl Pipeline {
             Stored::Except(left) => left,
             Stored::Yes | Stored::TakenOver => &[],
         };
-        self.apply(now, Input::ParkingWritten { left });
-        match self.relay.marks_left() {
+        self.apply(now, Input::ParkingWritten { locked: left });
+        match self.relay.deferred_statuses() {
             0 => log::parked_rows_written(self),
             rows if !left.is_empty() => log::parked_rows_locked(self, rows, holders),
             _ => {}
@@ -737,7 +737,7 @@ impl Pipeline {
             self.shelf.tries.iter().filter(gone).map(|a_try| a_try.ticket).collect();
         self.shelf.tries.retain(|a_try| !gone.contains(&a_try.ticket));
         for ticket in gone {
-            self.apply(self.now(), Input::Gone { ticket });
+            self.apply(self.now(), Input::RowMissing { ticket });
         }
     }
 

@@ -343,13 +343,13 @@ impl Pipeline {
                         if polling.desk.jobs.unseen == Some(position.commit_lsn) =>
                     {
                         polling.failed = true;
-                        self.apply(self.now(), Input::Gone { ticket });
+                        self.apply(self.now(), Input::RowMissing { ticket });
                     }
                     Effect::DeadLetter { ticket, position } => {
                         self.shelf.send_letter(ticket, position);
                     }
                     Effect::Overtaken { position, by } => log::overtaken(self, position, by),
-                    Effect::Undelivered { position, reason } => {
+                    Effect::DeadLetterRefused { position, reason } => {
                         log::undelivered(self, position, reason);
                     }
                     Effect::Released { position } => self.released(position),
@@ -368,11 +368,11 @@ impl Pipeline {
                             self.apply(self.now(), Input::CursorWritten);
                         }
                     },
-                    Effect::WriteParking { rows: 0, marks } => {
-                        self.write_parking(&mut polling.desk, 0, marks);
+                    Effect::WriteParking { rows: 0, statuses } => {
+                        self.write_parking(&mut polling.desk, 0, statuses);
                     }
-                    Effect::WriteParking { rows, marks } => {
-                        let stored = self.park_in_claim(polling, rows, marks, stop).await?;
+                    Effect::WriteParking { rows, statuses } => {
+                        let stored = self.park_in_claim(polling, rows, statuses, stop).await?;
                         if stored == Stored::TakenOver {
                             polling.desk.overruled = true;
                             log::row_taken(self, &Written::TakenOver);
@@ -692,7 +692,9 @@ impl Pipeline {
         let same = match polling.anew {
             Anew::No => return Ok(()),
             _ if polling.desk.jobs.written_since().is_some() => return Ok(()),
-            Anew::Due(since) if self.relay.is_trying() && since.elapsed() < TRIES_WAIT_MAX => {
+            Anew::Due(since)
+                if self.relay.has_unsettled_attempts() && since.elapsed() < TRIES_WAIT_MAX =>
+            {
                 return Ok(());
             }
             Anew::Due(_) => false,

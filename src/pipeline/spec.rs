@@ -12,7 +12,7 @@ use crate::postgres::ownership::Acting;
 use crate::postgres::poll::{Backoff, Marks, PollSpec};
 use crate::postgres::start::Identity;
 use crate::postgres::{Conninfo, Names, TableName};
-use crate::relay::{Limits, Rules};
+use crate::relay::{Limits, ParkingRules};
 use crate::sink::SinkSpec;
 use std::time::Duration;
 
@@ -68,7 +68,7 @@ pub struct PipelineSpec {
     /// Bounds on what is in flight.
     pub limits: Limits,
     /// How events are parked and tried again.
-    pub parking: Rules,
+    pub parking: ParkingRules,
     /// A topic that dead events also go to.
     pub dead_topic: Option<String>,
     /// How long a destination may take no records before its events are parked; `None` for as long as it lasts.

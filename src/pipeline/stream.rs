@@ -246,7 +246,7 @@ impl Pipeline {
         // While the intake is shut too: the slot is free, and what is in flight may soon land behind another's. Not
         // where only this turn is over: what was read before the end is fed before it.
         let full = session.feeding.is_some() && !more && !self.relay.stopping();
-        let full = full || self.relay.halts_behind_all();
+        let full = full || self.relay.halt_awaits_all();
         let due = self.due();
         let Session { connected, writing, looks, leave_at, alarm, .. } = session;
         let Desk { control, jobs, .. } = &mut connected.desk;
@@ -295,7 +295,7 @@ impl Pipeline {
                     // The stream goes on, and the row is written later.
                     Action::Later(_) => {
                         log::row_waits(self, &error);
-                        self.apply(now, Input::CursorHeld);
+                        self.apply(now, Input::CursorDeferred);
                     }
                     Action::Reconnect(_)
                     | Action::StandBy
@@ -361,7 +361,7 @@ impl Pipeline {
                 log::row_taken(self, &taken);
                 Input::SlotTaken
             }
-            None => Input::CursorHeld,
+            None => Input::CursorDeferred,
         };
         self.apply(now, input);
     }
@@ -401,8 +401,8 @@ impl Pipeline {
         for effect in effects.drain(..) {
             match effect {
                 Effect::Publish(_) | Effect::Park { .. } => {}
-                Effect::WriteParking { rows, marks } => {
-                    self.write_parking(&mut session.connected.desk, rows, marks);
+                Effect::WriteParking { rows, statuses } => {
+                    self.write_parking(&mut session.connected.desk, rows, statuses);
                 }
                 Effect::Attempt { ticket, position } => {
                     self.shelf.try_again(ticket, position);
@@ -412,7 +412,7 @@ impl Pipeline {
                     self.shelf.send_letter(ticket, position);
                 }
                 Effect::Overtaken { position, by } => log::overtaken(self, position, by),
-                Effect::Undelivered { position, reason } => {
+                Effect::DeadLetterRefused { position, reason } => {
                     log::undelivered(self, position, reason);
                 }
                 Effect::Released { position } => self.released(position),

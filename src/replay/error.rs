@@ -119,7 +119,7 @@ pub enum ReplayError {
     Protocol(#[source] DecodeError),
     /// The stream contradicts itself.
     #[error("the stream contradicts itself")]
-    Broken(#[source] crate::ack::Broken),
+    Broken(#[source] crate::ack::OrderViolation),
     /// No sink.
     #[error("could not open the sink")]
     Sink(#[from] SinkError),

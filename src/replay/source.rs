@@ -244,7 +244,7 @@ impl Log {
     ) -> Result<Offered, ReplayError> {
         let Some(current) = &mut self.current else {
             let commit_lsn = Lsn::ZERO;
-            return Err(ReplayError::Broken(crate::ack::Broken::NotOpen { commit_lsn }));
+            return Err(ReplayError::Broken(crate::ack::OrderViolation::NotOpen { commit_lsn }));
         };
         let position = Position { commit_lsn: current.commit_lsn, ordinal: current.ordinal };
         let at = At { position, commit_time: current.commit_time };

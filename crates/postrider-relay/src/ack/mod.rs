@@ -49,7 +49,7 @@ pub enum Resolution {
 
 /// The impossible: the caller, or a peer we trusted, broke the order of the stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Broken {
+pub enum OrderViolation {
     /// A Begin inside a transaction.
     #[error("transaction {inner} begins inside transaction {outer}")]
     Nested {
@@ -161,13 +161,13 @@ impl Tracker {
     }
 
     /// A transaction begins, of which the changes below `first_ordinal` were resolved in an earlier session.
-    pub fn begin(&mut self, commit_lsn: Lsn, first_ordinal: u64) -> Result<(), Broken> {
+    pub fn begin(&mut self, commit_lsn: Lsn, first_ordinal: u64) -> Result<(), OrderViolation> {
         if let Some(open) = self.open {
-            return Err(Broken::Nested { outer: open.commit_lsn, inner: commit_lsn });
+            return Err(OrderViolation::Nested { outer: open.commit_lsn, inner: commit_lsn });
         }
         let floor = self.units.back().map_or(self.watermark, |unit| unit.safe).lsn();
         if commit_lsn < floor {
-            return Err(Broken::Backwards { commit_lsn, floor });
+            return Err(OrderViolation::Backwards { commit_lsn, floor });
         }
         self.carried = None;
         self.open = Some(Open { first: self.window.next(), first_ordinal, commit_lsn });
@@ -189,11 +189,11 @@ impl Tracker {
     }
 
     /// The open transaction is whole.
-    pub fn commit(&mut self, commit_lsn: Lsn, end_lsn: Lsn) -> Result<(), Broken> {
+    pub fn commit(&mut self, commit_lsn: Lsn, end_lsn: Lsn) -> Result<(), OrderViolation> {
         let open = self.open.take().filter(|open| open.commit_lsn == commit_lsn);
-        let Some(open) = open else { return Err(Broken::NotOpen { commit_lsn }) };
+        let Some(open) = open else { return Err(OrderViolation::NotOpen { commit_lsn }) };
         if end_lsn <= commit_lsn {
-            return Err(Broken::Inverted { commit_lsn, end_lsn });
+            return Err(OrderViolation::Inverted { commit_lsn, end_lsn });
         }
         self.received = self.received.max(end_lsn);
         self.close(open, Watermark::from_commit_end(end_lsn));
@@ -216,10 +216,10 @@ impl Tracker {
     }
 
     /// The event of a ticket is acknowledged, parked with its row committed, or passed over on purpose.
-    pub fn resolve(&mut self, ticket: Ticket) -> Result<Resolution, Broken> {
+    pub fn resolve(&mut self, ticket: Ticket) -> Result<Resolution, OrderViolation> {
         match self.window.resolve(ticket.0) {
             Answer::Stale => Ok(Resolution::Stale),
-            Answer::Impossible => Err(Broken::Ticket(ticket)),
+            Answer::Impossible => Err(OrderViolation::Ticket(ticket)),
             Answer::Behind => Ok(Resolution::Resolved),
             Answer::Moved => {
                 self.pop_resolved();

@@ -162,13 +162,13 @@ fn impossible_sequences_are_refused() {
     let mut tracker = started_at(10);
     let tickets = transaction(&mut tracker, 20, 30, 2);
     tracker.resolve(tickets[1]).unwrap();
-    assert_eq!(tracker.resolve(tickets[1]), Err(Broken::Ticket(tickets[1])));
-    assert_eq!(tracker.resolve(Ticket(2)), Err(Broken::Ticket(Ticket(2))));
-    assert!(matches!(tracker.begin(lsn(29), 0), Err(Broken::Backwards { .. })));
-    assert!(matches!(tracker.commit(lsn(30), lsn(40)), Err(Broken::NotOpen { .. })));
+    assert_eq!(tracker.resolve(tickets[1]), Err(OrderViolation::Ticket(tickets[1])));
+    assert_eq!(tracker.resolve(Ticket(2)), Err(OrderViolation::Ticket(Ticket(2))));
+    assert!(matches!(tracker.begin(lsn(29), 0), Err(OrderViolation::Backwards { .. })));
+    assert!(matches!(tracker.commit(lsn(30), lsn(40)), Err(OrderViolation::NotOpen { .. })));
     tracker.begin(lsn(30), 0).unwrap();
-    assert!(matches!(tracker.begin(lsn(31), 0), Err(Broken::Nested { .. })));
-    assert!(matches!(tracker.commit(lsn(30), lsn(30)), Err(Broken::Inverted { .. })));
+    assert!(matches!(tracker.begin(lsn(31), 0), Err(OrderViolation::Nested { .. })));
+    assert!(matches!(tracker.commit(lsn(30), lsn(30)), Err(OrderViolation::Inverted { .. })));
 }
 
 /// Every order in which the reports of three transactions of two events each can come.

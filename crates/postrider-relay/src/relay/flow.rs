@@ -240,7 +240,7 @@ impl Flow {
     }
 
     /// Whether the newest event is sent with no other of the stream in flight, because it is suspected or for its size.
-    pub(super) fn sends_alone(&self) -> bool {
+    pub(super) fn sends_exclusively(&self) -> bool {
         self.alone || self.large_flies
     }
 

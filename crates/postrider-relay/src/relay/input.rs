@@ -1,4 +1,7 @@
-//! What can happen to a relay: one closed list.
+//! The inputs and effects of a relay: two closed lists.
+//!
+//! A driver turns everything that happens into an [`Input`], passes it to [`Relay::apply`](super::Relay::apply), and
+//! performs the [`Effect`]s in the order in which they are returned.
 
 use crate::ack::Progress;
 use pg_replication::lsn::{Lsn, Watermark};
@@ -9,21 +12,25 @@ use postrider_core::record::{Outcome, Refusal, Ticket};
 use std::time::Duration;
 
 /// Everything that can happen to a relay.
+///
+/// Inputs that concern "the event just handed over" are valid only as the next input after the [`Input::Change`] that
+/// was answered with [`Effect::Publish`] for their ticket.
 #[derive(Debug)]
 pub enum Input<'a> {
-    /// A stream starts, after the whole handshake. `cursor` is the cursor row it starts from.
+    /// A stream starts, after the whole handshake. Everything before the first [`Input::Begin`] belongs to the
+    /// handshake: the rows in `parked` and `requests` are read after the writes of every other process were fenced off.
     Started {
-        /// What the cursor row says.
+        /// The cursor row that the stream starts from.
         cursor: Progress,
-        /// Whether positions mean what they meant in the stream before: the same cluster, timeline and slot. After a
-        /// failover they do not, and nothing we remember counts any more.
+        /// Whether positions mean what they meant in the previous stream: the same cluster, timeline and slot. They do
+        /// not after a failover. The relay then discards everything that it remembers by position.
         same_history: bool,
-        /// Whether nobody else has owned the pipeline since the stream before.
+        /// Whether no other process has owned the pipeline since the previous stream.
         same_owner: bool,
-        /// The parked table's rows, in order of the stream: unresolved ones, and resolved ones the stream may bring
-        /// again. Read after everybody else's writes were fenced off.
+        /// The rows of the parked table, in order of the stream: all unresolved rows, and the resolved rows whose
+        /// events the stream may repeat.
         parked: &'a [Entry],
-        /// What persons ask for, as the rows say: carried out before anything is tried.
+        /// The requests of operators in those rows. They are carried out before any attempt is made.
         requests: &'a [(Position, Request)],
     },
     /// A transaction begins.
@@ -35,109 +42,114 @@ pub enum Input<'a> {
     },
     /// The change that [`Relay::upcoming`](super::Relay::upcoming) described.
     Change(Change<'a>),
-    /// The sink was too busy to take the event just handed over: it comes again as the next change.
+    /// The sink had no room for the event just handed over. The driver passes the event again as the next change.
     NotTaken {
         /// The ticket of [`Effect::Publish`].
         ticket: Ticket,
     },
-    /// The transaction is whole.
+    /// The open transaction is complete.
     Commit {
         /// Start of the commit record.
         commit_lsn: Lsn,
         /// First byte after it.
         end_lsn: Lsn,
     },
-    /// The server has processed WAL up to here.
+    /// The server has processed WAL up to this position.
     Keepalive {
         /// `walEnd` of the message.
         wal_end: Lsn,
     },
-    /// A sink's answer.
+    /// The sink reports the outcome of a ticket.
     Report {
-        /// Whose.
+        /// The ticket of [`Effect::Publish`], [`Effect::Attempt`], [`Effect::Probe`] or [`Effect::DeadLetter`]. A
+        /// ticket of an earlier session is ignored.
         ticket: Ticket,
-        /// What became of it.
+        /// The outcome.
         outcome: Outcome,
     },
-    /// The sink did not take the record of this ticket and never will, and why; or it did, with nothing else in flight,
-    /// and the broker has refused it for its size. Its record is still at hand.
+    /// The event just handed over can't be published: the sink refused to take its record; or the sink took the record
+    /// with no other event in flight and the broker has refused it for its size. The driver still has the record.
     Refused {
-        /// Whose.
+        /// The ticket of [`Effect::Publish`].
         ticket: Ticket,
         /// Why.
         reason: Refusal,
-        /// Where poison stops the pipeline: told when all before it is resolved.
+        /// If [`OnPoison::Stop`](super::OnPoison::Stop) is configured, the halt that is returned once every earlier
+        /// event is resolved.
         halt: Box<Halt>,
     },
-    /// The sink's state can't be trusted: everything in flight is unknown.
+    /// The state of the sink's client can't be trusted: the outcome of everything in flight is unknown.
     SinkBroken,
-    /// Another process streams from the slot: what we have in flight is no longer ours to send.
+    /// Another process streams from the slot and publishes what this relay has in flight.
     SlotTaken,
-    /// The connection to the database ended. What is in flight stays in flight.
+    /// The connection to the database ended. Events in flight stay in flight.
     SourceLost,
     /// The cursor row of the last [`Effect::WriteCursor`] is committed.
     CursorWritten,
-    /// It was not written: it would pass an event whose mark in the outbox table has to wait, or its own row is locked.
-    /// It falls due again after a pause.
-    CursorHeld,
+    /// The cursor row of the last [`Effect::WriteCursor`] was not written, because it would pass an event whose row
+    /// status in the outbox table can't be written yet, or because the cursor row is locked. The write is due again
+    /// after a pause.
+    CursorDeferred,
     /// The write of the last [`Effect::WriteParking`] is committed.
     ParkingWritten {
-        /// Rows whose marks it left out, because another session has locked them, or an earlier row of their aggregate:
-        /// these marks are wanted again after a pause.
-        left: &'a [Position],
+        /// Parked rows whose status the write left out, because another session has locked the row or an earlier row of
+        /// the same aggregate. These statuses are due again after a pause.
+        locked: &'a [Position],
     },
-    /// A row read at the start is dead, and its record did not go to the dead-letter topic yet.
-    Unsent {
-        /// Which.
+    /// A row read at the start is dead, and its record was not sent to the dead-letter topic yet.
+    DeadLetterUnsent {
+        /// The position of the event.
         position: Position,
     },
-    /// The destination of the event just handed over takes no records, and has not for as long as one waits for it:
-    /// it is parked, though nothing is wrong with it. Its record is still at hand.
+    /// The destination of the event just handed over has accepted no records for longer than the driver waits. The
+    /// event is parked without a counted attempt. The driver still has the record.
     Unavailable {
-        /// Whose.
+        /// The ticket of [`Effect::Publish`].
         ticket: Ticket,
-        /// It was just found so: it is tried again soon, for somebody may be making the destination.
+        /// Whether the destination was found to be missing just now. The first retry is then made after 1 s at most,
+        /// because the destination may be being created.
         soon: bool,
     },
-    /// The event just handed over does not fit what was last heard of its destination: it is set aside, and tried as
-    /// soon as its row is committed. Its record is still at hand.
-    Doubted {
-        /// Whose.
+    /// The metadata of the destination may be stale: the event just handed over does not fit the last known metadata.
+    /// The event is parked, and attempted as soon as its row is committed. The driver still has the record.
+    StaleDestination {
+        /// The ticket of [`Effect::Publish`].
         ticket: Ticket,
     },
-    /// The sink takes the event just handed over only with no other event of the stream in flight, because nobody but
-    /// the broker knows whether it takes one of its size. It is offered again when that is so.
-    Alone {
-        /// Whose.
+    /// The sink takes the event just handed over only with no other event of the stream in flight, because only the
+    /// broker can decide whether it accepts a record of that size. The driver passes the event again once
+    /// [`Relay::intake_open`](super::Relay::intake_open) returns true.
+    NeedsExclusive {
+        /// The ticket of [`Effect::Publish`].
         ticket: Ticket,
     },
-    /// The row of a try is not in the table: somebody deleted it.
-    Gone {
+    /// The row of an attempt or of a dead letter does not exist any more: it was deleted.
+    RowMissing {
         /// The ticket of [`Effect::Attempt`] or [`Effect::DeadLetter`].
         ticket: Ticket,
     },
-    /// The sink knows the destination of a record that is to be tried alone.
+    /// The sink knows the destination of a record that is to be attempted with nothing else in flight.
     Probed {
         /// The ticket of [`Effect::Probe`].
         ticket: Ticket,
     },
-    /// The row of a dead event is not in the table: somebody deleted it.
-    Deleted {
-        /// Which.
+    /// The row of a dead event does not exist any more: it was deleted.
+    DeadRowDeleted {
+        /// The position of the event.
         position: Position,
     },
-    /// A person asks for something to be done with a parked event.
+    /// An operator requests something for a parked event.
     Request {
-        /// Which.
+        /// The position of the event.
         position: Position,
-        /// What.
+        /// What is requested.
         request: Request,
     },
-    /// Stop reading, finish what is in flight, and say when that is done.
+    /// Stop taking changes, finish everything in flight, then return [`Effect::Drained`].
     Drain,
-    /// Going on would be wrong, for a reason the driver found: finish what is in flight, then halt.
+    /// The driver has found a reason to halt: finish everything in flight, then return [`Effect::Halt`].
     Halt(Box<Halt>),
-    /// What comes next in the stream can't be read: halt when all before it is resolved.
+    /// The next change of the stream can't be read: halt once every earlier change is resolved.
     Unreadable(Box<Halt>),
     /// Time has passed.
     Tick,
@@ -148,125 +160,125 @@ pub enum Input<'a> {
 pub enum Change<'a> {
     /// An event to publish. The driver holds its record.
     Event {
-        /// The unit of order it belongs to.
+        /// The aggregate whose events are published in order.
         aggregate: Aggregate<'a>,
         /// Bytes of its record, for flow control.
         size_bytes: usize,
-        /// How long it has to be kept back: zero for most.
+        /// How long the event must be delayed from now; zero for most events.
         wait: Duration,
     },
-    /// Not an event of ours: another table, an update, a message with another prefix. Or one of an earlier session.
+    /// Not an event of this pipeline (another table, an update, a message with another prefix), or an event that an
+    /// earlier session has dealt with.
     Skipped,
-    /// An event that can never be published as it is, and why.
+    /// An event that can never be published in its present form.
     Poison {
-        /// The unit of order it belongs to, if that much is known.
+        /// The aggregate that the event belongs to, if that is known.
         aggregate: Option<Aggregate<'a>>,
-        /// Where poison stops the pipeline: told when all before it is resolved.
+        /// If [`OnPoison::Stop`](super::OnPoison::Stop) is configured, the halt that is returned once every earlier
+        /// event is resolved.
         halt: Box<Halt>,
     },
 }
 
-// What a relay can want done about it: one closed list.
-
-/// Everything a relay can want done. The driver performs them in order.
+/// Everything that a relay can require of its driver, which performs the effects in order.
 #[derive(Debug, PartialEq)]
 pub enum Effect {
-    /// Hand the record at hand to the sink under this ticket.
+    /// Pass the current record to the sink under this ticket. The answer is a report, or one of the inputs that concern
+    /// the event just handed over.
     Publish(Ticket),
-    /// Set the event at hand aside: keep its record for the row of this entry, until a [`Effect::WriteParking`] takes
-    /// it. A restart throws away what was not taken.
+    /// Keep the current record for the parked row of this entry, until an [`Effect::WriteParking`] takes it. An
+    /// [`Effect::Restart`] discards every record that was not taken.
     Park {
-        /// Its ticket.
+        /// The ticket of the event. It is resolved when the row is committed.
         ticket: Ticket,
-        /// What the row says.
+        /// The content of the row.
         entry: Entry,
-        /// Why the broker refused it, where that was known before it came again; else the driver knows the reason.
+        /// Why the broker refused the event before the stream repeated it. If `None`, the driver knows the reason.
         reason: Option<Refusal>,
     },
-    /// Commit the first `rows` records kept by [`Effect::Park`], and the marks, in one transaction; then answer
-    /// [`Input::ParkingWritten`]. A mark whose row is locked may be left out, with the
-    /// later ones of its aggregate. One at a time.
+    /// Commit the first `rows` records kept by [`Effect::Park`], and the changes of row status, in one transaction;
+    /// then answer with [`Input::ParkingWritten`]. A status whose row is locked may be left out, together with the
+    /// later ones of its aggregate. At most one such write is in progress.
     WriteParking {
-        /// How many.
+        /// Number of new rows.
         rows: usize,
-        /// Changes to other rows.
-        marks: Vec<Mark>,
+        /// Changes to existing rows, at most one for each row.
+        statuses: Vec<Mark>,
     },
-    /// Hand a parked record to the sink under this ticket. The answer is a report, or
-    /// [`Input::Gone`].
+    /// Pass a parked record to the sink under this ticket. The answer is a report, or [`Input::RowMissing`].
     Attempt {
-        /// A ticket of its own.
+        /// A ticket of the attempt's own.
         ticket: Ticket,
-        /// Whose record.
+        /// The position of the parked event.
         position: Position,
     },
-    /// Ask whether the sink knows the destination of a parked record that is to be tried with nothing else in flight:
-    /// until it does, all others go on. The answer is [`Input::Probed`], or one to
-    /// [`Effect::Attempt`].
+    /// Check that the sink knows the destination of a parked record which is to be attempted with nothing else in
+    /// flight. Other events continue until it does. The answer is [`Input::Probed`], or one to [`Effect::Attempt`].
     Probe {
-        /// A ticket of its own.
+        /// A ticket of the probe's own.
         ticket: Ticket,
-        /// Whose record.
+        /// The position of the parked event.
         position: Position,
     },
-    /// Hand the record of a dead event to the sink under this ticket, for the dead-letter topic. Answered as
-    /// [`Effect::Attempt`] is.
+    /// Pass the record of a dead event to the sink under this ticket, for the dead-letter topic. The answers are those
+    /// to [`Effect::Attempt`].
     DeadLetter {
-        /// A ticket of its own.
+        /// A ticket of the dead letter's own.
         ticket: Ticket,
-        /// Whose record.
+        /// The position of the dead event.
         position: Position,
     },
-    /// The dead-letter topic did not take the record of a dead event: it is offered again later.
-    Undelivered {
-        /// Whose record.
+    /// The dead-letter topic refused the record of a dead event, which is sent again later. For logs and metrics.
+    DeadLetterRefused {
+        /// The position of the dead event.
         position: Position,
         /// Why.
         reason: Refusal,
     },
-    /// A parked event reached the broker.
+    /// A parked event reached the broker. For logs and metrics.
     Released {
-        /// Which.
+        /// The position of the event.
         position: Position,
     },
-    /// An event reached the broker: committed at this time.
+    /// An event of the stream reached the broker. For logs and metrics.
     Published {
-        /// Which.
+        /// The ticket of the event.
         ticket: Ticket,
-        /// When its transaction was committed.
+        /// When its transaction was committed, by the server's clock.
         commit_time: PgTime,
     },
-    /// Commit the cursor row, then answer [`Input::CursorWritten`]. One at a time.
+    /// Commit the cursor row, then answer with [`Input::CursorWritten`] or [`Input::CursorDeferred`]. At most one such
+    /// write is in progress.
     WriteCursor(Progress),
-    /// An event was published after a later one of its aggregate, which happens when a broker refuses a batch and takes
-    /// the one behind it. If the event is parked instead, its row records this.
+    /// An event was published after a later event of its aggregate. This happens when a broker refuses a batch and
+    /// accepts the next one. If the event is parked instead, its row records the overtaking. For logs and metrics.
     Overtaken {
-        /// Which.
+        /// The position of the event.
         position: Position,
-        /// The later one.
+        /// The position of the later event.
         by: Position,
     },
-    /// Tell the server that everything below is ours to answer for no more. The cursor row says so already.
+    /// Confirm this position to the server. The cursor row contains it already.
     Confirm(Watermark),
-    /// Throw away the producer and all that is in flight, and stream again from the cursor, with the full handshake.
+    /// Discard the producer and everything in flight, and stream again from the cursor, with the whole handshake.
     Restart {
         /// Why, for the log.
         why: Restart,
     },
-    /// Everything handed over is resolved, and confirmed.
+    /// The drain is complete: everything handed over is resolved, and its position is confirmed.
     Drained,
-    /// Stop for an operator: all that came before is resolved, and confirmed.
+    /// Stop until an operator acts: everything before the cause is resolved, and its position is confirmed.
     Halt(Box<Halt>),
 }
 
-/// Why a producer is thrown away.
+/// Why the producer is discarded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Restart {
     /// The client's state is fatal or unknown.
     SinkBroken,
-    /// A report that is neither a yes nor a no.
+    /// The outcome of a record is unknown.
     Unknown,
-    /// The broker refused a batch: its events are sent again one at a time, to find the one it means.
+    /// The broker refused a batch. Its events are sent again one at a time, to find the one that the refusal means.
     Refused(Refusal),
     /// Another process has the slot.
     SlotTaken,

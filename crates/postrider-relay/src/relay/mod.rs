@@ -28,11 +28,11 @@ mod tests;
 pub use flow::Limits;
 pub use input::{Change, Effect, Input, Restart};
 pub use lanes::Counts;
-pub use parking::{OnPoison, Rules};
+pub use parking::{OnPoison, ParkingRules};
 pub use stream::Upcoming;
 
 use crate::ack::bug::{Bug, injected};
-use crate::ack::{Broken, Progress, Resolution, Tracker};
+use crate::ack::{OrderViolation, Progress, Resolution, Tracker};
 use feedback::{Feedback, Tickets};
 use flow::{Flow, Slot};
 use parking::Parking;
@@ -52,7 +52,7 @@ pub struct Settings {
     /// Pause between two cursor rows while events are delivered.
     pub cursor_interval: Duration,
     /// How events are parked and tried again.
-    pub rules: Rules,
+    pub rules: ParkingRules,
 }
 
 /// The relay of one pipeline.
@@ -171,7 +171,7 @@ impl Relay {
     }
 
     /// Changes to rows of parked events that could not be written when they were last to be: the rows are locked.
-    pub fn marks_left(&self) -> usize {
+    pub fn deferred_statuses(&self) -> usize {
         self.parking.left_marks()
     }
 
@@ -181,13 +181,13 @@ impl Relay {
     }
 
     /// Whether a parked event or a letter is being tried, or what became of one is not written yet.
-    pub fn is_trying(&self) -> bool {
+    pub fn has_unsettled_attempts(&self) -> bool {
         !self.parking.quiet()
     }
 
     /// Whether the event just handed over is sent with no other event of the stream in flight.
-    pub fn sends_alone(&self) -> bool {
-        self.flow.sends_alone()
+    pub fn sends_exclusively(&self) -> bool {
+        self.flow.sends_exclusively()
     }
 
     /// How many events are parked.
@@ -272,7 +272,7 @@ impl Relay {
 
     /// Whether a halt waits for all that has come, and is forgotten where the stream brings it again. Not that for a
     /// poison, behind which the stream goes on.
-    pub fn halts_behind_all(&self) -> bool {
+    pub fn halt_awaits_all(&self) -> bool {
         let next = self.tracker.next();
         matches!(self.phase, Phase::Halting { until: Until::Lowest(last), .. } if last == next)
     }
@@ -365,7 +365,7 @@ impl Relay {
         now: Duration,
         input: Input<'_>,
         effects: &mut Vec<Effect>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), OrderViolation> {
         match input {
             Input::Change(change) => self.change(now, change, effects)?,
             Input::Report { ticket, outcome } if self.parking.is_letter(ticket) => {
@@ -404,22 +404,22 @@ impl Relay {
             Input::SlotTaken => self.slot_taken(effects),
             Input::SourceLost => self.source_lost(effects),
             Input::CursorWritten => self.feedback.written(),
-            Input::CursorHeld => self.feedback.held(),
-            Input::ParkingWritten { left } => self.parking_written(now, left),
-            Input::Alone { ticket } => {
+            Input::CursorDeferred => self.feedback.held(),
+            Input::ParkingWritten { locked } => self.parking_written(now, locked),
+            Input::NeedsExclusive { ticket } => {
                 self.tracker.retract(ticket);
                 self.flow.retract_to_send_alone();
                 self.stream.retract();
             }
-            Input::Gone { ticket } => self.parking.gone(ticket),
+            Input::RowMissing { ticket } => self.parking.gone(ticket),
             Input::Probed { ticket } => self.parking.sounded(now, ticket),
-            Input::Deleted { position } => self.parking.deleted(position),
-            Input::Unsent { position } => self.parking.unsent(position),
+            Input::DeadRowDeleted { position } => self.parking.deleted(position),
+            Input::DeadLetterUnsent { position } => self.parking.unsent(position),
             Input::Unavailable { ticket, soon } => {
                 let (state, wait) = self.parking.rules.unavailable(soon);
                 self.wait_aside(now, ticket, (state, wait), effects);
             }
-            Input::Doubted { ticket } => {
+            Input::StaleDestination { ticket } => {
                 self.wait_aside(now, ticket, (State::Due, Duration::ZERO), effects);
             }
             Input::Request { position, request } => {
@@ -441,7 +441,7 @@ impl Relay {
         now: Duration,
         change: Change<'_>,
         effects: &mut Vec<Effect>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), OrderViolation> {
         let Some(upcoming) = self.stream.change()? else { return Ok(()) };
         let ticket = self.tracker.change();
         #[cfg(test)]
@@ -575,8 +575,8 @@ impl Relay {
         effects.push(Effect::Park { ticket, entry, reason });
     }
 
-    fn parking_written(&mut self, now: Duration, left: &[Position]) {
-        for ticket in self.parking.written(now, left) {
+    fn parking_written(&mut self, now: Duration, locked: &[Position]) {
+        for ticket in self.parking.written(now, locked) {
             if injected(Bug::ParkedBeforeCommit) {
                 continue;
             }
@@ -698,7 +698,7 @@ impl Relay {
             Outcome::Acked => self.parking.delivered(ticket),
             Outcome::Rejected { scope: Scope::Event | Scope::Destination, reason } => {
                 if let Some(position) = self.parking.undelivered(now, ticket) {
-                    effects.push(Effect::Undelivered { position, reason });
+                    effects.push(Effect::DeadLetterRefused { position, reason });
                 }
             }
             Outcome::Rejected { scope: Scope::Broker, reason: _ } | Outcome::Unknown => {
@@ -838,7 +838,7 @@ impl Relay {
         }
     }
 
-    fn violated(&mut self, broken: Broken) {
+    fn violated(&mut self, broken: OrderViolation) {
         let halt = Box::new(violation(broken));
         self.phase = Phase::Halting { halt, until: Until::Now };
     }
@@ -875,7 +875,7 @@ fn poison(position: Position, reason: Refusal) -> Halt {
     }
 }
 
-fn violation(broken: Broken) -> Halt {
+fn violation(broken: OrderViolation) -> Halt {
     Halt {
         reason: HaltReason::Protocol,
         message: format!("the stream broke its own order: {broken}"),

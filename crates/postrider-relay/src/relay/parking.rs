@@ -79,7 +79,7 @@ impl Locked {
 
 #[derive(Debug)]
 pub(super) struct Parking {
-    pub(super) rules: Rules,
+    pub(super) rules: ParkingRules,
     pub(super) lanes: Lanes,
     /// In order of the stream; the first `writing` are being written.
     pending: VecDeque<Pending>,
@@ -104,7 +104,7 @@ pub(super) struct Parking {
 }
 
 impl Parking {
-    pub(super) fn new(rules: Rules) -> Self {
+    pub(super) fn new(rules: ParkingRules) -> Self {
         Self {
             rules,
             lanes: Lanes::default(),
@@ -116,7 +116,7 @@ impl Parking {
             under_way: false,
             tries: HashMap::new(),
             probes: HashMap::new(),
-            letters: Letters::new(rules.letters),
+            letters: Letters::new(rules.dead_letters),
             next_try: 0,
             suspects: BTreeSet::new(),
             condemned: BTreeMap::new(),
@@ -312,7 +312,7 @@ pub enum OnPoison {
 
 /// How events are parked and tried again.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules {
+pub struct ParkingRules {
     /// What a poison event does to the events behind it.
     pub on_poison: OnPoison,
     /// Tries before an event is dead.
@@ -326,10 +326,10 @@ pub struct Rules {
     /// One event of an aggregate in flight at a time (`flow.ordering = "strict"`).
     pub strict: bool,
     /// Dead events are also sent to a topic (`parking.dead_topic`).
-    pub letters: bool,
+    pub dead_letters: bool,
 }
 
-impl Rules {
+impl ParkingRules {
     fn wait(&self, attempts: u32) -> Duration {
         self.step.saturating_mul(attempts.clamp(1, self.steps_max.max(1)))
     }
@@ -751,8 +751,8 @@ impl Parking {
         }
         self.under_way = true;
         self.writing = self.pending.len().min(WRITE_MAX);
-        let marks = self.marks_of_one_write();
-        Some(Effect::WriteParking { rows: self.writing, marks })
+        let statuses = self.marks_of_one_write();
+        Some(Effect::WriteParking { rows: self.writing, statuses })
     }
 
     /// Whether all marks that are owed wait for rows that another session had locked at the last try.

@@ -3,7 +3,7 @@
 //! A server sends again what it was not told to forget. One position tells new from repeated: everything below
 //! `expected` has a ticket already, or was resolved before this session, and is passed over without a trace.
 
-use crate::ack::{Broken, Progress, Tracker};
+use crate::ack::{OrderViolation, Progress, Tracker};
 use pg_replication::lsn::Lsn;
 use postrider_core::event::{PgTime, Position};
 
@@ -61,9 +61,9 @@ impl Stream {
         tracker: &mut Tracker,
         commit_lsn: Lsn,
         commit_time: PgTime,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), OrderViolation> {
         if let Some(current) = self.current {
-            return Err(Broken::Nested { outer: current.commit_lsn, inner: commit_lsn });
+            return Err(OrderViolation::Nested { outer: current.commit_lsn, inner: commit_lsn });
         }
         self.current = Some(Current { commit_lsn, commit_time, ordinal: 0 });
         if commit_lsn < self.expected.commit_lsn {
@@ -76,7 +76,7 @@ impl Stream {
         if commit_lsn > self.expected.commit_lsn && self.expected.ordinal > 0 {
             // Of the transaction that was cut, the rest has not come again.
             let floor = self.expected.commit_lsn;
-            return Err(Broken::Backwards { commit_lsn, floor });
+            return Err(OrderViolation::Backwards { commit_lsn, floor });
         }
         if commit_lsn > self.expected.commit_lsn {
             self.expected = Position { commit_lsn, ordinal: 0 };
@@ -92,10 +92,10 @@ impl Stream {
     }
 
     /// Steps over one change; `None` where it is a repetition.
-    pub(super) fn change(&mut self) -> Result<Option<Upcoming>, Broken> {
+    pub(super) fn change(&mut self) -> Result<Option<Upcoming>, OrderViolation> {
         let upcoming = self.upcoming();
         let Some(current) = &mut self.current else {
-            return Err(Broken::Outside);
+            return Err(OrderViolation::Outside);
         };
         current.ordinal += 1;
         if upcoming.is_some() {
@@ -116,14 +116,14 @@ impl Stream {
         tracker: &mut Tracker,
         commit_lsn: Lsn,
         end_lsn: Lsn,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), OrderViolation> {
         let current = self.current.take().filter(|current| current.commit_lsn == commit_lsn);
-        let Some(current) = current else { return Err(Broken::NotOpen { commit_lsn }) };
+        let Some(current) = current else { return Err(OrderViolation::NotOpen { commit_lsn }) };
         if current.commit_lsn < self.expected.commit_lsn {
             return Ok(());
         }
         if current.ordinal < self.expected.ordinal {
-            return Err(Broken::Shorter { commit_lsn });
+            return Err(OrderViolation::Shorter { commit_lsn });
         }
         tracker.commit(commit_lsn, end_lsn)?;
         self.expected = Position { commit_lsn: end_lsn, ordinal: 0 };

@@ -52,10 +52,18 @@ fn progress(watermark: u64, partial: Option<(u64, u64)>) -> Progress {
     Progress { watermark: Watermark::resumed(lsn(watermark)), partial }
 }
 
-fn rules(on_poison: OnPoison) -> Rules {
+fn rules(on_poison: OnPoison) -> ParkingRules {
     let step = Duration::from_secs(1);
-    let (strict, letters) = (false, false);
-    Rules { on_poison, attempts_max: 3, step, steps_max: 2, rows_max: 5, strict, letters }
+    let (strict, dead_letters) = (false, false);
+    ParkingRules {
+        on_poison,
+        attempts_max: 3,
+        step,
+        steps_max: 2,
+        rows_max: 5,
+        strict,
+        dead_letters,
+    }
 }
 
 /// Runs a script where poison stops, a line an input, and compares the transcript.
@@ -68,7 +76,7 @@ fn check_parking(script: &str, expected: &Expect) {
     run(rules(OnPoison::BlockKey), script, expected);
 }
 
-fn run(rules: Rules, script: &str, expected: &Expect) {
+fn run(rules: ParkingRules, script: &str, expected: &Expect) {
     let mut run = Script::new(rules);
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
         run.line(line);
@@ -77,7 +85,7 @@ fn run(rules: Rules, script: &str, expected: &Expect) {
 }
 
 impl Script {
-    fn new(rules: Rules) -> Self {
+    fn new(rules: ParkingRules) -> Self {
         let limits = Limits { events_max: 4, bytes_max: 1000 };
         let settings = Settings { limits, cursor_interval: Duration::from_secs(1), rules };
         Self {
@@ -158,7 +166,7 @@ impl Script {
             "taken" => Input::SlotTaken,
             "lost" => Input::SourceLost,
             "written" => Input::CursorWritten,
-            "held" => Input::CursorHeld,
+            "held" => Input::CursorDeferred,
             // `parked 32 1 32 2`: but for the marks of 0/20:1 and 0/20:2.
             "parked" => {
                 let at = |at: &[&str]| Position {
@@ -166,15 +174,15 @@ impl Script {
                     ordinal: at[1].parse().unwrap(),
                 };
                 left = words[1..].chunks(2).map(at).collect::<Vec<_>>();
-                Input::ParkingWritten { left: &left }
+                Input::ParkingWritten { locked: &left }
             }
-            "unsent" => Input::Unsent { position: position() },
+            "unsent" => Input::DeadLetterUnsent { position: position() },
             "unavailable" => Input::Unavailable { ticket: ticket(1), soon: words.len() > 2 },
-            "doubted" => Input::Doubted { ticket: ticket(1) },
-            "deleted" => Input::Deleted { position: position() },
+            "doubted" => Input::StaleDestination { ticket: ticket(1) },
+            "deleted" => Input::DeadRowDeleted { position: position() },
             "sounded" => Input::Probed { ticket: ticket(1) },
-            "alone" => Input::Alone { ticket: ticket(1) },
-            "gone" => Input::Gone { ticket: ticket(1) },
+            "alone" => Input::NeedsExclusive { ticket: ticket(1) },
+            "gone" => Input::RowMissing { ticket: ticket(1) },
             "request" => {
                 Input::Request { position: position(), request: Request::parse(words[3]).unwrap() }
             }
@@ -241,9 +249,9 @@ fn show(effect: &Effect) -> String {
             let by = entry.overtaken_by.map_or(String::new(), |by| format!(" overtaken by {by}"));
             format!("park #{} {} {wait}{by}", ticket.0, entry.state.name())
         }
-        Effect::WriteParking { rows, marks } => {
-            let marks: Vec<String> = marks.iter().map(became).collect();
-            format!("write {rows} rows [{}]", marks.join("; "))
+        Effect::WriteParking { rows, statuses } => {
+            let statuses: Vec<String> = statuses.iter().map(became).collect();
+            format!("write {rows} rows [{}]", statuses.join("; "))
         }
         Effect::Attempt { ticket, position } => {
             format!("try t{} {position}", ticket.0 & !(1 << 63))
@@ -254,7 +262,7 @@ fn show(effect: &Effect) -> String {
         Effect::DeadLetter { ticket, position } => {
             format!("letter t{} {position}", ticket.0 & !(1 << 63))
         }
-        Effect::Undelivered { position, reason: _ } => format!("undelivered {position}"),
+        Effect::DeadLetterRefused { position, reason: _ } => format!("undelivered {position}"),
         Effect::Overtaken { position, by } => format!("{position} overtaken by {by}"),
         Effect::Released { position } => format!("released {position}"),
         Effect::Published { .. } => "published".into(),

@@ -126,8 +126,8 @@ impl World {
         // In runs with large records it is the broker that refuses one for its size.
         let is_judged = self.large_in_1000 > 0 && self.truth.bad(event, self.now) == Bad::TooLarge;
         let large = self.large.chance(self.large_in_1000) || is_judged;
-        if large && !self.procs[i].relay.sends_alone() {
-            self.apply(i, Input::Alone { ticket })?;
+        if large && !self.procs[i].relay.sends_exclusively() {
+            self.apply(i, Input::NeedsExclusive { ticket })?;
             return Ok(false);
         }
         let record = Record { ticket, event, version: 0 };
@@ -151,7 +151,7 @@ impl World {
                 let old = self.late.chance(500);
                 let soon = self.large.chance(500);
                 let input = if old {
-                    Input::Doubted { ticket }
+                    Input::StaleDestination { ticket }
                 } else {
                     Input::Unavailable { ticket, soon }
                 };

@@ -132,7 +132,7 @@ impl World {
             (moving, "a head that is not dead is left"),
             (asked, "a request is left"),
             (process.wants_records(), "a try waits for its record"),
-            (relay.marks_left() > 0, "a mark waits for its row"),
+            (relay.deferred_statuses() > 0, "a mark waits for its row"),
             (!process.effects.is_empty(), "effects wait"),
             (!self.server.orphans.is_empty(), "a statement is on its way"),
             (watermark(self.server.row) < least, "the row is behind"),

@@ -34,7 +34,7 @@ mod truth;
 mod walsender;
 mod world;
 
-use crate::relay::{Limits, OnPoison, Rules, Settings};
+use crate::relay::{Limits, OnPoison, ParkingRules, Settings};
 
 /// Why something does not go on.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -3,7 +3,7 @@
 //! A plan is plain data, so that a failing one can be cut down ([`shrink`](super::shrink)).
 
 use super::rng::Rng;
-use super::{Limits, OnPoison, Rules, Settings};
+use super::{Limits, OnPoison, ParkingRules, Settings};
 use std::time::Duration;
 
 /// Aggregates there may be.
@@ -299,7 +299,7 @@ impl Knobs {
             1 => OnPoison::SkipEvent,
             _ => OnPoison::BlockKey,
         };
-        let rules = Rules {
+        let rules = ParkingRules {
             on_poison,
             attempts_max: u32::try_from(rng.range(1, 5)).unwrap(),
             step: Duration::from_millis(rng.range(1, 60)),
@@ -307,7 +307,7 @@ impl Knobs {
             rows_max: [2, 5, 1_000][rng.index(3)],
             strict: rng.chance(250),
             // Copies of dead events for people: no order, and no resolution, hangs on them.
-            letters: false,
+            dead_letters: false,
         };
         let limits = Limits {
             events_max: [1, 4, 16, 100][rng.index(4)],

@@ -204,16 +204,16 @@ impl World {
                 Effect::Publish(_) | Effect::Park { .. } => {
                     return wrong("a record is asked for that is not at hand".into());
                 }
-                Effect::WriteParking { rows, marks } => {
+                Effect::WriteParking { rows, statuses } => {
                     let rows = self.procs[i].shelf.take_rows(rows);
-                    self.send(i, |epoch| Statement::Parking { rows, marks, epoch });
+                    self.send(i, |epoch| Statement::Parking { rows, marks: statuses, epoch });
                 }
                 Effect::Attempt { ticket, position } => {
                     let a_try = Try { ticket, position, record: None, since: self.now };
                     self.procs[i].shelf.tries.push_back(a_try);
                 }
                 Effect::Probe { ticket, .. } => self.procs[i].shelf.soundings.push(ticket),
-                Effect::DeadLetter { .. } | Effect::Undelivered { .. } => {
+                Effect::DeadLetter { .. } | Effect::DeadLetterRefused { .. } => {
                     return wrong("a letter, though there are none".into());
                 }
                 Effect::Released { .. } | Effect::Published { .. } | Effect::Overtaken { .. } => {}
@@ -255,7 +255,7 @@ impl World {
                 | Effect::Attempt { .. }
                 | Effect::Probe { .. }
                 | Effect::DeadLetter { .. }
-                | Effect::Undelivered { .. }
+                | Effect::DeadLetterRefused { .. }
                 | Effect::WriteCursor(_)
                 | Effect::Confirm(_) => {}
             }

@@ -130,7 +130,7 @@ impl World {
             Answer::Cursor(false) | Answer::Parking(None) => self.apply(i, Input::SlotTaken),
             Answer::Parking(Some(left)) => {
                 process.shelf.writing.clear();
-                self.apply(i, Input::ParkingWritten { left: &left })
+                self.apply(i, Input::ParkingWritten { locked: &left })
             }
             Answer::Fetched(asked, found) => {
                 session.fetching = false;
@@ -148,7 +148,7 @@ impl World {
                 });
                 for (ticket, position) in gone {
                     self.check_gone(position)?;
-                    self.apply(i, Input::Gone { ticket })?;
+                    self.apply(i, Input::RowMissing { ticket })?;
                 }
                 self.offer_tries(i)
             }

@@ -1,11 +1,11 @@
 //! Dead events whose records also go to the dead-letter topic, and destinations that are waited for no longer.
 
-use super::{OnPoison, Rules, check_parking, rules, run};
+use super::{OnPoison, ParkingRules, check_parking, rules, run};
 use expect_test::{Expect, expect};
 
 /// Runs a script where dead events are also sent to a topic.
 fn check(script: &str, expected: &Expect) {
-    run(Rules { letters: true, ..rules(OnPoison::BlockKey) }, script, expected);
+    run(ParkingRules { dead_letters: true, ..rules(OnPoison::BlockKey) }, script, expected);
 }
 
 #[test]

@@ -191,10 +191,10 @@ fn bound_of_rows_shuts_the_intake_and_drops_nothing() {
 
 #[test]
 fn strict_order_has_one_event_of_an_aggregate_in_flight() {
-    use crate::relay::{Change, Input, Relay, Rules};
+    use crate::relay::{Change, Input, ParkingRules, Relay};
     use postrider_core::event::Aggregate;
     use std::time::Duration;
-    let rules = Rules { strict: true, ..rules(OnPoison::BlockKey) };
+    let rules = ParkingRules { strict: true, ..rules(OnPoison::BlockKey) };
     let limits = crate::relay::Limits { events_max: 4, bytes_max: 1000 };
     let cursor_interval = Duration::from_secs(1);
     let mut relay = Relay::new(crate::relay::Settings { limits, cursor_interval, rules });

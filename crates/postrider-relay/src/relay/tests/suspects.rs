@@ -1,6 +1,6 @@
 //! Parked events that were in a refused batch: tried with nothing else in flight, once there is somewhere to go.
 
-use super::{OnPoison, Rules, Script, check_parking, rules};
+use super::{OnPoison, ParkingRules, Script, check_parking, rules};
 use expect_test::expect;
 
 #[test]
@@ -131,7 +131,7 @@ fn suspect_is_not_sent_beside_a_try() {
 /// A try of each is refused; none of their destinations answers then.
 #[test]
 fn destinations_are_asked_for_a_few_at_a_time() {
-    let mut run = Script::new(Rules { rows_max: 100, ..rules(OnPoison::BlockKey) });
+    let mut run = Script::new(ParkingRules { rows_max: 100, ..rules(OnPoison::BlockKey) });
     let start = |run: &mut Script| {
         (0..40).for_each(|n| run.line(&format!("row 32 {n} {n} waiting")));
         run.transcript.clear();

@@ -74,9 +74,9 @@ fn halt_is_told_while_it_waits_and_the_end_when_it_has_come() {
 #[test]
 fn try_is_told_until_its_mark_is_committed() {
     let mut run = after(&["row 16 0 a waiting", "start 64"]);
-    assert!(run.relay.is_trying());
+    assert!(run.relay.has_unsettled_attempts());
     run.line("acked t0");
-    assert!(run.relay.is_trying());
+    assert!(run.relay.has_unsettled_attempts());
     run.line("parked");
-    assert!(!run.relay.is_trying());
+    assert!(!run.relay.has_unsettled_attempts());
 }

@@ -1,11 +1,11 @@
 //! What the intake waits for, as `status` and the log say it.
 
-use super::{OnPoison, Rules, Script, rules};
+use super::{OnPoison, ParkingRules, Script, rules};
 use crate::relay::flow::SPAN_MAX;
 use crate::relay::{Change, Input};
 use std::time::Duration;
 
-fn after(rules: Rules, lines: &[&str]) -> Script {
+fn after(rules: ParkingRules, lines: &[&str]) -> Script {
     let mut run = Script::new(rules);
     run.lines(lines);
     run
@@ -30,7 +30,7 @@ fn room_among_the_parked_events_is_waited_for() {
 
 #[test]
 fn rows_that_are_not_committed_are_waited_for_by_size_and_by_number() {
-    let rules = Rules { rows_max: 10_000, ..rules(OnPoison::BlockKey) };
+    let rules = ParkingRules { rows_max: 10_000, ..rules(OnPoison::BlockKey) };
     let blocked = ["row 16 0 a dead", "start 64", "begin 96"];
     let mut run = after(rules, &blocked);
     run.line("event a 17000000");
