@@ -1,8 +1,9 @@
-//! The page `docs/bad-input.md`: each bad input with what Postrider answered to it, in the words of the run.
+//! The pages in `docs/bad-input`: each bad input with the answer of Postrider, word for word.
 //!
-//! A test that gives a bad input calls [`answer`] with what came back. The row of the page must say the same, with
-//! names and numbers of one run replaced by stable ones, or the test fails; with `POSTRIDER_BLESS=1` the row is
-//! written instead. Which inputs there are, and in what order they stand, is in `list`.
+//! A test that gives a bad input calls [`answer`] with the answer. The row of the page must be equal to the answer,
+//! after names and numbers of the run are replaced by stable ones; otherwise the test fails. With `POSTRIDER_BLESS=1`
+//! the test writes the row instead. `list` has the inputs, their order and their pages. `docs/bad-input.md` is the
+//! index.
 
 mod list;
 mod stable;
@@ -18,8 +19,8 @@ use std::sync::{Mutex, PoisonError};
 
 pub(crate) use stable::stable;
 
-/// Rows are written one after the other.
-static PAGE: Mutex<()> = Mutex::new(());
+/// One test at a time writes the pages.
+static PAGES: Mutex<()> = Mutex::new(());
 
 /// What came back.
 #[derive(Clone, Debug, Default)]
@@ -123,7 +124,7 @@ impl From<&Output> for Answer {
     }
 }
 
-/// Holds the answer against the page's row, or writes the row when asked to. `input` is of the list.
+/// Compares the answer with the page's row, or writes the row with `POSTRIDER_BLESS=1`. `input` is one of the list.
 pub(crate) fn answer(input: &str, pipeline: &Pipeline, answer: impl Into<Answer>) {
     let text = |text: &str| stable(Some(pipeline), text);
     hold(input, answer.into(), text);
@@ -135,8 +136,8 @@ pub(crate) fn answer_alone(input: &str, answer: impl Into<Answer>) {
 }
 
 fn hold(input: &str, answer: Answer, stable: impl Fn(&str) -> String) {
-    let known = LIST.iter().any(|group| group.inputs.contains(&input));
-    assert!(known, "{input:?} is not in tests/it/answers/list.rs");
+    let group = LIST.iter().find(|group| group.inputs.contains(&input));
+    let group = group.unwrap_or_else(|| panic!("{input:?} is not in tests/it/answers/list.rs"));
     let says = stable(&answer.says);
     // Words of the test, not of the program.
     let own = says.starts_with("published") && answer.ends == "goes on";
@@ -150,13 +151,14 @@ fn hold(input: &str, answer: Answer, stable: impl Fn(&str) -> String) {
     if std::env::var_os("POSTRIDER_BLESS").is_some() {
         return bless(input, &row);
     }
-    let page = fs::read_to_string(path()).unwrap_or_default();
+    let page = fs::read_to_string(path(&group.path())).unwrap_or_default();
     let start = format!("| {input} | ");
     let held = page.lines().find(|line| line.starts_with(&start)).unwrap_or("(no row)");
     assert!(
         held.starts_with(&row),
-        "docs/bad-input.md has\n  {held}\nand the answer is now\n  {row}\n\
-         if that is right: POSTRIDER_BLESS=1 scripts/test it NAME"
+        "{} has\n  {held}\nand the answer is now\n  {row}\n\
+         if that is right: POSTRIDER_BLESS=1 scripts/test it NAME",
+        group.path()
     );
 }
 
@@ -169,15 +171,22 @@ fn spans(text: &str) -> String {
     text.lines().map(span).collect::<Vec<_>>().join("<br>")
 }
 
-fn path() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/bad-input.md")
+/// Where a page of the repository is.
+fn path(page: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(page)
 }
 
-/// Writes the page anew with this row in its place.
+impl Group {
+    /// The page of the group, relative to the repository.
+    fn path(&self) -> String {
+        format!("docs/bad-input/{}.md", self.page)
+    }
+}
+
+/// Writes this row, and the pages again with all rows.
 fn bless(input: &str, row: &str) {
-    let _one = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
-    let page = fs::read_to_string(path()).unwrap_or_default();
-    let mut rows = rows_of(&page);
+    let _one = PAGES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut rows = all_rows();
     if rows.get(input).is_some_and(|held| held.starts_with(row)) {
         return;
     }
@@ -188,7 +197,20 @@ fn bless(input: &str, row: &str) {
         panic!("{input}: not on a test's own thread; leave out --test-threads 1");
     };
     rows.insert(input.to_owned(), format!("{row}`{module}::{test}` |"));
-    fs::write(path(), render(&rows)).expect("docs/bad-input.md");
+    write(&render(&rows));
+}
+
+fn write(pages: &[(String, String)]) {
+    fs::create_dir_all(path("docs/bad-input")).expect("docs/bad-input");
+    for (page, text) in pages {
+        fs::write(path(page), text).expect("a page");
+    }
+}
+
+/// The rows of all pages, by their first cell.
+fn all_rows() -> BTreeMap<String, String> {
+    let page = |group: &Group| fs::read_to_string(path(&group.path())).unwrap_or_default();
+    LIST.iter().flat_map(|group| rows_of(&page(group))).collect()
 }
 
 /// The rows of a page, by their first cell.
@@ -200,17 +222,28 @@ fn rows_of(page: &str) -> BTreeMap<String, String> {
     page.lines().filter_map(row).collect()
 }
 
-fn render(rows: &BTreeMap<String, String>) -> String {
+/// The index and the pages, each with its path and its text.
+fn render(rows: &BTreeMap<String, String>) -> Vec<(String, String)> {
     const TABLE: &str = "| input | says | means → fix | exit | test |\n|---|---|---|---|---|\n";
-    let sections = LIST.iter().map(|Group { name, about, inputs, left_out }| {
+    let index = LIST.iter().map(|Group { name, page, inputs, .. }| {
+        format!("| [{name}](bad-input/{page}.md) | {} |\n", inputs.len())
+    });
+    let index = list::HEAD.replace("INDEX\n", &index.collect::<String>());
+    let pages = LIST.iter().map(|group| {
+        let Group { name, about, inputs, left_out, .. } = group;
         let rows = inputs.iter().filter_map(|input| rows.get(*input));
         let rows: String = rows.flat_map(|row| [row.as_str(), "\n"]).collect();
         let left_out: Vec<String> =
             left_out.iter().map(|(input, why)| format!("- {input}: {why}\n")).collect();
         let not_run = if left_out.is_empty() { "" } else { "\nNot run:\n\n" };
-        format!("\n## {name}\n\n{about}\n\n{TABLE}{rows}{not_run}{}", left_out.concat())
+        let text = format!(
+            "# Bad input: {name}\n\n{}\n{about}\n\n{TABLE}{rows}{not_run}{}",
+            list::PAGE_HEAD,
+            left_out.concat()
+        );
+        (group.path(), text)
     });
-    list::HEAD.to_owned() + &sections.collect::<String>()
+    std::iter::once(("docs/bad-input.md".to_owned(), index)).chain(pages).collect()
 }
 
 /// The sources of the tests of a module, which is a file or a folder.
@@ -226,11 +259,10 @@ fn sources(dir: &Path, module: &str, text: &mut String) {
     }
 }
 
-/// No row is missing, none is left over, the test that it names has it, and nobody wrote into the page by hand.
+/// Every input has a row, the test that the row names gives this input, and the pages were not edited by hand.
 #[test]
-fn the_page_is_what_the_tests_wrote() {
-    let page = fs::read_to_string(path()).expect("docs/bad-input.md");
-    let rows = rows_of(&page);
+fn the_pages_are_what_the_tests_wrote() {
+    let rows = all_rows();
     let inputs: Vec<&str> = LIST.iter().flat_map(|group| group.inputs.iter().copied()).collect();
     let missing: Vec<_> = inputs.iter().filter(|input| !rows.contains_key(**input)).collect();
     assert!(missing.is_empty(), "POSTRIDER_BLESS=1 scripts/test it NAME writes them: {missing:#?}");
@@ -243,9 +275,18 @@ fn the_page_is_what_the_tests_wrote() {
         for part in [format!("fn {name}("), format!("\"{input}\"")] {
             assert!(
                 source.contains(&part),
-                "{input}: {module} has no {part}: delete the row, write it anew"
+                "{input}: {module} has no {part}: delete the row and write it again"
             );
         }
     }
-    assert_eq!(page, render(&rows), "docs/bad-input.md was changed by hand");
+    let pages = render(&rows);
+    if std::env::var_os("POSTRIDER_BLESS").is_some() {
+        write(&pages);
+    }
+    for (page, text) in &pages {
+        let held = fs::read_to_string(path(page)).unwrap_or_default();
+        assert_eq!(&held, text, "{page} was changed by hand");
+    }
+    let files = fs::read_dir(path("docs/bad-input")).expect("docs/bad-input").count();
+    assert_eq!(files + 1, pages.len(), "docs/bad-input has a page that no group has");
 }

@@ -17,23 +17,40 @@ use std::collections::BTreeSet;
 use std::fs;
 use world::World;
 
-/// Pages that begin otherwise than set up and streaming.
-const OWN_TESTS: [&str; 6] = [
+/// Pages that begin otherwise than set up and streaming. The pages of [`OPERATIONS`] are such pages too.
+const OWN_TESTS: [&str; 5] = [
     "README.md",
     "docs/getting-started.md",
     "docs/layouts.md",
-    "docs/operations.md",
     "docs/polling.md",
     "docs/security.md",
 ];
 
-async fn follow(document: &str, mut world: World) {
-    let blocks = blocks::of(document);
-    assert!(!blocks.is_empty(), "{document} shows nothing");
+/// The pages of `docs/operations`, in the order in which an operator needs them: one world is set up, run, and removed.
+const OPERATIONS: [&str; 10] = [
+    "docs/operations/running.md",
+    "docs/operations/logs.md",
+    "docs/operations/database.md",
+    "docs/operations/failover.md",
+    "docs/operations/check.md",
+    "docs/operations/parked-events.md",
+    "docs/operations/upgrades.md",
+    "docs/operations/skipping.md",
+    "docs/operations/halts.md",
+    "docs/operations/removing.md",
+];
+
+async fn follow(document: &str, world: World) {
+    follow_all(document, &[document], world).await;
+}
+
+async fn follow_all(name: &str, documents: &[&str], mut world: World) {
+    let blocks: Vec<_> = documents.iter().flat_map(|document| blocks::of(document)).collect();
+    assert!(!blocks.is_empty(), "{name} shows nothing");
     for block in &blocks {
         world.follow(block).await;
     }
-    world.end(document).await;
+    world.end(name).await;
 }
 
 #[tokio::test]
@@ -62,7 +79,7 @@ async fn security_page_runs() {
 
 #[tokio::test]
 async fn operations_page_runs() {
-    follow("docs/operations.md", World::set_up().await).await;
+    follow_all("docs/operations", &OPERATIONS, World::set_up().await).await;
 }
 
 #[tokio::test]
@@ -77,7 +94,7 @@ async fn polling_page_runs() {
 #[tokio::test]
 async fn every_other_page_runs() {
     for document in documents() {
-        let own = OWN_TESTS.contains(&&*document);
+        let own = OWN_TESTS.contains(&&*document) || OPERATIONS.contains(&&*document);
         if own || blocks::of(&document).is_empty() {
             continue;
         }
@@ -87,14 +104,30 @@ async fn every_other_page_runs() {
     }
 }
 
-fn documents() -> Vec<String> {
-    let pages = fs::read_dir(root().join("docs")).expect("docs");
+/// The pages of one folder.
+fn pages_in(folder: &str) -> Vec<String> {
+    let pages = fs::read_dir(root().join(folder)).expect("a folder");
     let paths = pages.map(|page| page.expect("a page").path());
     let pages = paths.filter(|path| path.extension().is_some_and(|known| known == "md"));
-    let pages = pages.map(|path| path.strip_prefix(root()).expect("below").display().to_string());
+    pages.map(|path| path.strip_prefix(root()).expect("below").display().to_string()).collect()
+}
+
+/// The pages whose commands are run. Those of `docs/decisions` and `docs/chaos` show none.
+fn documents() -> Vec<String> {
+    let folders = ["docs", "docs/operations", "docs/guarantees", "docs/bad-input"];
+    let pages = folders.into_iter().flat_map(pages_in);
     let mut all: Vec<String> = pages.chain(["README.md".to_owned()]).collect();
     all.sort();
     all
+}
+
+#[test]
+fn every_operations_page_is_followed() {
+    let mut pages = pages_in("docs/operations");
+    pages.sort();
+    let mut followed = OPERATIONS.to_vec();
+    followed.sort_unstable();
+    assert_eq!(pages, followed);
 }
 
 /// The words of a command, those in double quotes whole.
@@ -149,7 +182,9 @@ fn anchor(heading: &str) -> String {
 #[test]
 fn links_lead_somewhere() {
     let mut broken = Vec::new();
-    for document in documents() {
+    let others = ["docs/decisions", "docs/chaos"].into_iter().flat_map(pages_in);
+    let root_pages = ["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"].map(str::to_owned);
+    for document in documents().into_iter().chain(others).chain(root_pages) {
         let text = fs::read_to_string(root().join(&document)).expect("a page");
         let here = root().join(&document);
         for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
@@ -180,19 +215,17 @@ fn links_lead_somewhere() {
 /// Whoever is called at night finds three answers under each code, and something to type.
 #[test]
 fn every_halt_has_symptom_meaning_and_commands() {
-    let page = fs::read_to_string(root().join("docs/operations.md")).expect("the page");
+    let page = fs::read_to_string(root().join("docs/operations/halts.md")).expect("the page");
     let sections: Vec<&str> =
-        page.split("\n### ").filter(|section| section.starts_with("PR0")).collect();
+        page.split("\n## ").filter(|section| section.starts_with("PR0")).collect();
     assert_eq!(sections.len(), postrider::error::HaltReason::ALL.len());
     for section in sections {
-        // The last one ends where the next chapter begins.
-        let section = section.split("\n## ").next().expect("a section");
         let code = section.lines().next().expect("a heading");
         for part in ["**Symptom.**", "**Data.**", "**Do.**"] {
             assert!(section.contains(part), "{code} lacks {part}");
         }
         let (_, act) = section.split_once("**Do.**").expect("what to do");
-        let typed = act.contains("```") || act.contains("](#") || act.contains("`sink.properties`");
+        let typed = act.contains("```") || act.contains("](") || act.contains("`sink.properties`");
         assert!(typed, "{code} says nothing to type");
     }
 }

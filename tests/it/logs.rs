@@ -1,4 +1,5 @@
-//! The log: a line for a change of state and none for an event; for machines the names that `docs/operations.md` has.
+//! The log: a line for each change of state and none for an event. Events and fields are those that
+//! `docs/operations/logs.md` documents.
 
 use crate::await_that::SOON;
 use crate::halted;
@@ -14,11 +15,11 @@ use std::path::Path;
 /// What every line has, as the subscriber writes it.
 const EVERY_LINE: [&str; 4] = ["timestamp", "level", "message", "target"];
 
-/// The table of `docs/operations.md`: each event with its fields.
+/// The table of `docs/operations/logs.md`: each event with its fields.
 fn documented() -> Vec<(String, BTreeSet<String>)> {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/operations/logs.md");
     let page = fs::read_to_string(page).expect("the page");
-    let (_, section) = page.split_once("### Events and their fields").expect("the section");
+    let (_, section) = page.split_once("## Events and their fields").expect("the section");
     let rows = section.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
     let rows = rows.take_while(|line| line.starts_with("| `"));
     let quoted =
@@ -41,7 +42,8 @@ fn events(log: &str) -> Vec<Value> {
     for line in &lines {
         let event = line["event"].as_str().expect("an event");
         let fields = table.iter().find(|(name, _)| name == event);
-        let (_, fields) = fields.unwrap_or_else(|| panic!("docs/operations.md has no {event}"));
+        let (_, fields) =
+            fields.unwrap_or_else(|| panic!("docs/operations/logs.md has no {event}"));
         for name in line.as_object().expect("an object").keys() {
             let known = name == "event" || EVERY_LINE.contains(&&**name) || fields.contains(name);
             assert!(known, "{event} has an undocumented field {name}: {line}");

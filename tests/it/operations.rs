@@ -1,4 +1,4 @@
-//! What `docs/operations.md` tells an operator to do, done as it says.
+//! What the pages in `docs/operations` tell an operator to do, done as they say.
 
 use crate::await_that::{SOON, await_that};
 use crate::pipeline::Pipeline;

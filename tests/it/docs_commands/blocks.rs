@@ -6,7 +6,7 @@ use std::path::Path;
 /// One fenced block.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Block {
-    /// `docs/operations.md:42`: of the opening fence.
+    /// `docs/polling.md:42`: of the opening fence.
     pub(super) place: String,
     /// The word behind the fence.
     pub(super) language: String,
