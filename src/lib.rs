@@ -1,7 +1,7 @@
-//! Postrider carries events from a PostgreSQL outbox table to a message broker.
+//! Postrider publishes the events of a PostgreSQL outbox table to a message broker.
 //!
-//! The map is `ARCHITECTURE.md`. Modules are listed by layer; what each may use is in `LAYERS` of
-//! `tests/it/tidy/layers.rs`, which the tidy test enforces.
+//! `ARCHITECTURE.md` describes the crates and modules. Which module may use which is in `tests/it/tidy/layers.rs`, a
+//! test that fails on any other dependency.
 
 pub use pg_replication::{lsn, pgoutput, secret_file};
 pub use postrider_core::{backoff, error, event, finding, parked, record, status, zone};

@@ -8,7 +8,7 @@ use super::error::{CliError, Exit};
 use super::status::how_to_start;
 use crate::config::Config;
 use crate::error::{Halt, HaltReason};
-use crate::pipeline::{Change, PipelineSpec, Settings, look_for_changes, polls_now};
+use crate::pipeline::{Change, PipelineSpec, Settings, compare_settings, polls_now};
 use crate::postgres::control::Control;
 use crate::postgres::pipeline_lock::{Locked, lock};
 use crate::postgres::store::cursor;
@@ -68,7 +68,7 @@ pub(super) async fn run(config: &Config, args: &AdoptArgs) -> Result<Exit, CliEr
         polls,
         thorough: false,
     };
-    let change = look_for_changes(client, settings).await?;
+    let change = compare_settings(client, settings).await?;
     // Rows that are inserted from here on count as published when the position has passed them.
     if change.other_table && !polls {
         start::check_publication(&facts).map_err(refused)?;

@@ -13,7 +13,7 @@ use crate::error::Chain;
 use crate::finding::{Finding, Mend, MendKind, Severity};
 use crate::outbox::TopicPiece;
 use crate::pipeline::{
-    LeftBehind, Mode, PipelineSpec, Settings, left_behind, look_for_changes, polls_now,
+    LeftBehind, Mode, PipelineSpec, Settings, compare_settings, left_behind, polls_now,
 };
 use crate::postgres::control::{Ask, Control};
 use crate::postgres::ownership::Acting;
@@ -255,7 +255,7 @@ async fn changes_of(
         polls: polls_now(spec, &facts, APPLICATION_NAME).await,
         thorough: true,
     };
-    let change = look_for_changes(client, settings).await?;
+    let change = compare_settings(client, settings).await?;
     let mut findings = Vec::new();
     if let Some(halt) = change.halt {
         let why = format!("{} ({}); {}", halt.meaning, halt.reason.code(), halt.hint);

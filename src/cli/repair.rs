@@ -218,9 +218,9 @@ async fn publish(mut spec: PipelineSpec) -> Result<Exit, CliError> {
     loop {
         tokio::select! {
             exit = &mut ended => return Ok(match exit {
-                None | Some((_, pipeline::Exit::Stopped)) => Exit::Done,
-                Some((_, pipeline::Exit::Halted(_))) => Exit::Halted,
-                Some((_, pipeline::Exit::Bug)) => Exit::Bug,
+                None | Some((_, pipeline::PipelineExit::Stopped)) => Exit::Done,
+                Some((_, pipeline::PipelineExit::Halted(_))) => Exit::Halted,
+                Some((_, pipeline::PipelineExit::Bug)) => Exit::Bug,
             }),
             name = signals.next() => {
                 tracing::info!(

@@ -119,7 +119,7 @@ async fn pipelines_end(
         let stop = ends.count(&exit, fail_fast);
         left = left.saturating_sub(1);
         // The pipeline has told its own end, unless it was a panic.
-        if let pipeline::Exit::Bug = exit {
+        if let pipeline::PipelineExit::Bug = exit {
             tracing::error!(event = "bug", pipeline, "ended by a bug in Postrider");
         }
         if stop && left > 0 {
@@ -127,7 +127,7 @@ async fn pipelines_end(
             handle.stop();
         }
     }
-    if ends.stays_up() && !stop.is_asked_for() {
+    if ends.stays_up() && !stop.is_requested() {
         tracing::warn!(
             event = "all_halted",
             hint = "postrider status shows why; fix it, then restart the process",
@@ -150,19 +150,19 @@ struct Ends {
 impl Ends {
     /// Counts one; whether the others are to stop because of it. A halt is the pipeline's own affair, unless asked
     /// otherwise; after a bug the process is started anew, since nothing else brings that pipeline back.
-    fn count(&mut self, exit: &pipeline::Exit, fail_fast: bool) -> bool {
+    fn count(&mut self, exit: &pipeline::PipelineExit, fail_fast: bool) -> bool {
         let first = self.bugs == 0 && !self.failed_fast;
         match exit {
-            pipeline::Exit::Stopped => {
+            pipeline::PipelineExit::Stopped => {
                 self.stopped += 1;
                 false
             }
-            pipeline::Exit::Halted(_) => {
+            pipeline::PipelineExit::Halted(_) => {
                 self.halted += 1;
                 self.failed_fast |= fail_fast;
                 first && fail_fast
             }
-            pipeline::Exit::Bug => {
+            pipeline::PipelineExit::Bug => {
                 self.bugs += 1;
                 first
             }
@@ -345,8 +345,8 @@ mod tests {
     use super::*;
     use crate::error::{Halt, HaltReason};
 
-    fn halted() -> pipeline::Exit {
-        pipeline::Exit::Halted(Box::new(Halt {
+    fn halted() -> pipeline::PipelineExit {
+        pipeline::PipelineExit::Halted(Box::new(Halt {
             reason: HaltReason::SlotLost,
             message: String::new(),
             meaning: String::new(),
@@ -354,7 +354,7 @@ mod tests {
         }))
     }
 
-    fn exit(ends: &[pipeline::Exit], fail_fast: bool) -> Exit {
+    fn exit(ends: &[pipeline::PipelineExit], fail_fast: bool) -> Exit {
         let mut counted = Ends::default();
         for end in ends {
             counted.count(end, fail_fast);
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn the_exit_is_3_only_when_every_pipeline_has_halted() {
-        use pipeline::Exit::{Bug, Stopped};
+        use pipeline::PipelineExit::{Bug, Stopped};
         assert_eq!(exit(&[Stopped, Stopped], false), Exit::Done);
         assert_eq!(exit(&[halted(), Stopped], false), Exit::Done);
         assert_eq!(exit(&[halted(), halted()], false), Exit::Halted);
@@ -374,8 +374,8 @@ mod tests {
 
     #[test]
     fn the_process_stays_up_when_all_have_halted_unless_told_otherwise() {
-        use pipeline::Exit::{Bug, Stopped};
-        let stays_up = |ends: &[pipeline::Exit], fail_fast| {
+        use pipeline::PipelineExit::{Bug, Stopped};
+        let stays_up = |ends: &[pipeline::PipelineExit], fail_fast| {
             let mut counted = Ends::default();
             for end in ends {
                 counted.count(end, fail_fast);
@@ -392,8 +392,8 @@ mod tests {
     fn others_are_stopped_once_by_a_bug_or_when_asked_to_fail_fast() {
         let mut ends = Ends::default();
         assert!(!ends.count(&halted(), false));
-        assert!(ends.count(&pipeline::Exit::Bug, false));
-        assert!(!ends.count(&pipeline::Exit::Bug, false));
+        assert!(ends.count(&pipeline::PipelineExit::Bug, false));
+        assert!(!ends.count(&pipeline::PipelineExit::Bug, false));
         let mut ends = Ends::default();
         assert!(ends.count(&halted(), true));
         assert!(!ends.count(&halted(), true));

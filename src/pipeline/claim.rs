@@ -1,13 +1,14 @@
-//! One claim of the poller on its way through the relay: fed row by row, and settled when every row has its outcome.
+//! One claim of polling on its way through the relay: fed row by row, and settled when every row has its outcome.
 //!
-//! A claim is to the relay what a transaction of the stream is. Its position is the server's end of WAL when it was
-//! claimed: made up, but rising from claim to claim, which is all that order asks for.
+//! To the relay a claim is what a transaction of the stream is. Its position is the server's end of WAL at the time of
+//! the claim. That is no commit position, but it rises from claim to claim, which is all that the order of events
+//! needs.
 
 use super::lifecycle::Pipeline;
 use super::log;
-use super::parked::Desk;
+use super::parked::StoreSession;
 use super::poll::Polling;
-use super::requeue::{Whose, undecided};
+use super::requeue::{RowOrigin, undecided};
 use super::service::Stop;
 use crate::ack::Progress;
 use crate::error::{Halt, HaltReason};
@@ -31,47 +32,47 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_postgres::Client;
 
-/// A claim that is open.
-pub(super) struct Open {
+/// An open claim.
+pub(super) struct OpenClaim {
     claim: Claim,
-    /// What the relay knows it by, and the first position behind it.
+    /// The position by which the relay knows the claim.
     at: Lsn,
     end: Lsn,
-    /// Rows that were fed.
+    /// Number of rows that were fed.
     fed: usize,
-    /// The tickets of rows that were fed, rising; the one of a row that has none is the next row's.
+    /// The tickets of the rows that were fed, in ascending order. A row without a ticket has the one of the next row.
     tickets: Vec<Ticket>,
-    /// Rows that the broker has acknowledged since the claim was fed from its beginning.
+    /// Rows that the broker has acknowledged since the claim was last fed from its beginning.
     acked: Vec<bool>,
-    /// Rows that are settled and committed, while the others of the claim are still published.
+    /// Rows that are settled and committed while other rows of the claim are still being published.
     done: Vec<bool>,
-    /// What is known of a row's outcome; the others are published once the relay has resolved them.
+    /// Known outcomes. A row without one is published once the relay has resolved it.
     outcomes: Vec<Option<Settled>>,
-    /// Aggregates of rows whose failure, or waiting, their table keeps.
+    /// Aggregates of rows whose failure, or waiting, is kept in their table.
     kept: HashSet<Lane>,
-    /// Those rows, as the relay knows them: nothing but the claim says so before it is settled.
+    /// These rows, as the relay knows them. Before the claim is settled they are recorded nowhere else.
     failures: Vec<Entry>,
     begun: bool,
     committed: bool,
-    /// The relay has asked for a cursor row, which is the claim's commit.
+    /// The relay has requested a cursor row, which is the commit of the claim.
     pub(super) cursor_waits: bool,
-    /// When it was claimed.
+    /// When the rows were claimed.
     pub(super) claimed_at: Instant,
-    /// When it was claimed, or settled in part.
+    /// When the rows were claimed, or last settled in part.
     pub(super) held_since: Instant,
 }
 
-/// What a claim that is held for long can be settled with.
-struct Part {
-    /// One for each row; [`Settled::Held`] for rows that stay, and for those that were settled before.
+/// The outcomes with which a claim that is held for long can be settled in part.
+struct ClaimPart {
+    /// One for each row; [`Settled::Held`] for rows that stay in the claim and for rows that were settled before.
     outcomes: Vec<Settled>,
-    /// An event is parked behind a row that has no answer. It may be one of its aggregate, and would be published at a
-    /// later position if the process ended: nothing that the claim has parked may be committed yet.
+    /// An event is parked behind a row without an outcome. That row may belong to the same aggregate, and would be
+    /// published at a later position if the process ended; so nothing that the claim has parked may be committed yet.
     parked_behind_open: bool,
 }
 
-impl Open {
-    /// Takes a claim with rows. `floor` is the end of the one before.
+impl OpenClaim {
+    /// Opens a claim that has rows. `floor` is the end of the claim before.
     pub(super) fn new(claim: Claim, floor: Lsn) -> Self {
         let (at, end) = position(claim.at, floor);
         let (rows, now) = (claim.rows.len(), Instant::now());
@@ -94,7 +95,7 @@ impl Open {
         }
     }
 
-    /// The first position behind it.
+    /// The first position after the claim.
     pub(super) fn end(&self) -> Lsn {
         self.end
     }
@@ -108,11 +109,11 @@ impl Open {
         self.done.get(row).copied().unwrap_or(false)
     }
 
-    /// It is fed from its beginning once more, at the same positions.
+    /// Prepares to feed the claim from its beginning again, at the same positions.
     pub(super) fn rewind(&mut self) {
         (self.fed, self.begun, self.committed, self.cursor_waits) = (0, false, false, false);
-        // What is published again is acknowledged again: else an aggregate could end with a repetition of an earlier
-        // event.
+        // A row that is published again needs an acknowledgement again; otherwise an aggregate could end with a
+        // repetition of an earlier event.
         self.acked.fill(false);
         self.tickets.clear();
     }
@@ -125,8 +126,8 @@ impl Open {
         }
     }
 
-    /// How many rows are done with, from the first on: by the relay, or since they are committed. What the claim has
-    /// parked among the committed ones must not be taken back, whatever the relay remembers of it.
+    /// The number of leading rows that are resolved: by the relay, or because they are committed. What the claim has
+    /// parked among the committed rows must not be undone, whatever the relay remembers of it.
     fn resolved(&self, progress: &Progress) -> usize {
         if progress.watermark.lsn() >= self.end {
             return self.outcomes.len();
@@ -136,9 +137,9 @@ impl Open {
         by_relay.max(self.done.iter().take_while(|done| **done).count())
     }
 
-    /// What the rows are to be settled with: those below `resolved`, and behind it those that are acknowledged and have
-    /// no open row of their aggregate before them.
-    fn part(&self, resolved: usize) -> Part {
+    /// The outcomes of the rows: those below `resolved`, and after it those that are acknowledged and have no open row
+    /// of their aggregate before them.
+    fn part(&self, resolved: usize) -> ClaimPart {
         let (mut open, mut parked_behind_open) = (HashSet::new(), false);
         let mut outcomes = Vec::with_capacity(self.outcomes.len());
         for (row, known) in self.outcomes.iter().enumerate() {
@@ -160,25 +161,27 @@ impl Open {
             }
             outcomes.push(outcome);
         }
-        Part { outcomes, parked_behind_open }
+        ClaimPart { outcomes, parked_behind_open }
     }
 
-    /// Notes what becomes of a row that is parked. `keeps`: failures of rows are the table's to keep; a row whose event
-    /// is not certain is parked nevertheless, since only there a person can decide on it. Returns whether the outbox
-    /// table is done with the row.
-    fn parks(&mut self, row: &Parked, whose: Whose, keeps: bool) -> bool {
+    /// Notes the outcome of a row that is parked. `keeps`: failures of rows are kept in the outbox table. A row whose
+    /// event is in doubt is parked nevertheless, because only a parked event can be decided by a person. Returns
+    /// whether the outbox table is done with the row.
+    fn parks(&mut self, row: &Parked, origin: RowOrigin, keeps: bool) -> bool {
         let waits = row.entry.lane.is_some_and(|lane| self.kept.contains(&lane));
-        let outcome = match whose {
-            // An earlier one stays in the table: this one comes again behind it.
-            Whose::Again | Whose::Doubted if keeps && waits => Settled::Held,
-            Whose::New if keeps => {
+        let outcome = match origin {
+            // An earlier event stays in the table, and this one is claimed again after it.
+            RowOrigin::Requeued | RowOrigin::Doubted if keeps && waits => Settled::Held,
+            RowOrigin::New if keeps => {
                 self.kept.extend(row.entry.lane);
                 failure(row)
             }
-            Whose::Again | Whose::Kept | Whose::New | Whose::Doubted => Settled::Moved,
+            RowOrigin::Requeued | RowOrigin::Kept | RowOrigin::New | RowOrigin::Doubted => {
+                Settled::Moved
+            }
         };
         let moved = outcome == Settled::Moved;
-        if keeps && whose != Whose::Kept {
+        if keeps && origin != RowOrigin::Kept {
             self.failures.push(row.entry);
         }
         if let Some(known) = self.outcomes.get_mut(index_of(row)) {
@@ -187,16 +190,17 @@ impl Open {
         moved
     }
 
-    /// Whether a cursor row was asked for, once.
+    /// Whether a cursor row was requested; resets the request.
     pub(super) fn takes_cursor(&mut self) -> bool {
         std::mem::take(&mut self.cursor_waits)
     }
 
-    /// What is parked, where `loaded` is what the tables say: rows whose failure the outbox is to keep are not there.
+    /// The parked events, where `loaded` are those of the tables: rows whose failure the outbox table will keep are not
+    /// among them.
     pub(super) fn parked(&self, mut loaded: Vec<Entry>) -> Vec<Entry> {
         let ours = |entry: &Entry| entry.position.commit_lsn == self.at;
         if !self.failures.is_empty() {
-            // Their letters stand there in their stead.
+            // The rows of their dead letters are in the parked table instead.
             loaded.retain(|entry| !ours(entry));
             loaded.extend_from_slice(&self.failures);
         }
@@ -206,7 +210,7 @@ impl Open {
 
 impl Pipeline {
     /// Feeds rows of the claim until something stops it.
-    pub(super) fn feed_claim(&mut self, now: Duration, open: &mut Open) {
+    pub(super) fn feed_claim(&mut self, now: Duration, open: &mut OpenClaim) {
         if !open.begun && !self.relay.stopping() {
             open.begun = true;
             let (commit_lsn, commit_time) = (open.at, open.claim.claimed_at);
@@ -225,9 +229,9 @@ impl Pipeline {
                 continue;
             }
             let xmin = open.claim.xmin(open.fed);
-            self.handed.feeds(open.fed, xmin);
-            self.marking.feeds(xmin);
-            self.returning.feeds(xmin);
+            self.hand_over_filter.feeds(open.fed, xmin);
+            self.row_status.feeds(xmin);
+            self.requeued.feeds(xmin);
             match pgoutput::decode(row) {
                 Ok(message) => {
                     let taken = if open.claim.is_too_large(open.fed) {
@@ -253,13 +257,13 @@ impl Pipeline {
         }
     }
 
-    /// Whether the relay is done with every row of the claim.
-    pub(super) fn claim_is_resolved(&self, open: &Open) -> bool {
+    /// Whether the relay has resolved every row of the claim.
+    pub(super) fn claim_is_resolved(&self, open: &OpenClaim) -> bool {
         open.committed && self.relay.progress().watermark.lsn() >= open.end
     }
 
-    /// Takes rows of parked events: they go to the parked table in the claim's own transaction, or, where the outbox
-    /// has columns for it, become the row's failure.
+    /// Takes rows of parked events. They are written to the parked table in the transaction of the claim, or become the
+    /// failure of the row if the outbox table has columns for that.
     pub(super) async fn park_in_claim(
         &mut self,
         polling: &mut Polling,
@@ -267,46 +271,48 @@ impl Pipeline {
         marks: Vec<Mark>,
         stop: &Stop,
     ) -> Result<Stored, SourceError> {
-        let rows = self.shelf.take_rows(rows);
+        let rows = self.record_buffer.take_rows(rows);
         let keeps = polling.keeps_now;
-        let whose = self.whose(polling, &rows).await?;
-        let parted = whose.iter().any(|whose| matches!(whose, Whose::Kept | Whose::Doubted));
-        // Not all of the rows are written where some are kept in the outbox table, or are parked already.
+        let origins = self.origins(polling, &rows).await?;
+        let parted =
+            origins.iter().any(|origin| matches!(origin, RowOrigin::Kept | RowOrigin::Doubted));
+        // Some rows are not written: those that the outbox table keeps, and those that are parked already.
         let some = keeps || parted;
         let (mut places, mut written) = (Vec::new(), Vec::new());
         if let Some(open) = &mut polling.open {
-            for (row, whose) in rows.iter().zip(whose) {
-                let found_now = whose == Whose::Doubted && row.error_code.is_none();
-                let undecided = (whose == Whose::Doubted).then(|| undecided(row));
+            for (row, origin) in rows.iter().zip(origins) {
+                let found_now = origin == RowOrigin::Doubted && row.error_code.is_none();
+                let undecided = (origin == RowOrigin::Doubted).then(|| undecided(row));
                 let row = undecided.as_ref().unwrap_or(row);
-                if !open.parks(row, whose, keeps) {
+                if !open.parks(row, origin, keeps) {
                     continue;
                 }
-                match whose {
-                    // Its row is moved to where it stands now, and written only where somebody has deleted it.
-                    Whose::Again => places.extend(self.returning.moves(row)),
-                    Whose::Doubted => self.returning.keeps_beside(row),
-                    Whose::Kept | Whose::New => {}
+                match origin {
+                    // The row of the parked event is moved to its new position. It is written only if it was deleted
+                    // meanwhile.
+                    RowOrigin::Requeued => places.extend(self.requeued.moves(row)),
+                    RowOrigin::Doubted => self.requeued.keeps_beside(row),
+                    RowOrigin::Kept | RowOrigin::New => {}
                 }
                 if found_now {
                     self.metrics.failed(row.event_type.as_deref().unwrap_or_default());
-                    log::parked(&mut self.tell, &self.spec, row);
+                    self.log.parked.event_parked(&self.spec, row);
                 }
-                if some && whose != Whose::Kept {
+                if some && origin != RowOrigin::Kept {
                     written.push(row.clone());
                 }
             }
         }
         polling.failed |= some || !places.is_empty();
         if keeps {
-            written.extend(self.letters(polling, &rows));
+            written.extend(self.dead_letters(polling, &rows));
         }
         let rows: &[Parked] = if some { &written } else { &rows };
-        let (spec, epoch) = (Arc::clone(&self.spec), polling.desk.epoch);
+        let (spec, epoch) = (Arc::clone(&self.spec), polling.store.epoch);
         let name = spec.name();
-        // What became of earlier ones is not the claim's: were its marks lost with it, an event that is published would
-        // be tried again, behind later ones of its aggregate whose marks are committed.
-        let Desk { control, jobs, .. } = &mut polling.desk;
+        // The new states of events that were parked earlier are not part of the claim. If they were lost with the
+        // claim, a published event would be retried, after later events of its aggregate whose states are committed.
+        let StoreSession { control, jobs, .. } = &mut polling.store;
         let marked = async {
             jobs.finish().await;
             match marks.as_slice() {
@@ -314,35 +320,39 @@ impl Pipeline {
                 marks => parked::write(control.client(), name, epoch, &[], marks).await,
             }
         };
-        let marked = self.patiently(stop, marked).await?;
+        let marked = self.within_shutdown_grace(stop, marked).await?;
         if marked == Stored::TakenOver {
             return Ok(Stored::TakenOver);
         }
         let client = polling.poller.client();
-        polling.desk.jobs.unseen = polling.open.as_ref().map(|open| open.at);
+        polling.store.jobs.unseen = polling.open.as_ref().map(|open| open.at);
         parked::place(client, name, &places).await?;
         let stored = parked::write(client, name, epoch, rows, &[]).await?;
         if stored != Stored::TakenOver {
             self.keep_large(polling, rows).await?;
         }
-        drop(self.shelf.stored());
-        // Rows alone leave nothing out.
+        drop(self.record_buffer.stored());
+        // A write of rows alone leaves nothing out.
         Ok(if stored == Stored::Yes { marked } else { stored })
     }
 
-    /// What the rows are that the claim parks.
-    async fn whose(&self, polling: &Polling, rows: &[Parked]) -> Result<Vec<Whose>, SourceError> {
+    /// The origin of each row that the claim parks.
+    async fn origins(
+        &self,
+        polling: &Polling,
+        rows: &[Parked],
+    ) -> Result<Vec<RowOrigin>, SourceError> {
         let claim = polling.open.as_ref().map(|open| &open.claim);
         let xmin = |row: &Parked| claim.map_or(0, |claim| claim.xmin(index_of(row)));
         let alike = self.alike(polling.poller.client(), rows, xmin).await?;
-        let whose = |row: &Parked| {
-            self.returning.whose(row, xmin(row), alike.contains(&row.entry.position))
+        let origin = |row: &Parked| {
+            self.requeued.origin(row, xmin(row), alike.contains(&row.entry.position))
         };
-        Ok(rows.iter().map(whose).collect())
+        Ok(rows.iter().map(origin).collect())
     }
 
-    /// Has the server keep the payloads of parked rows that were not read, where their rows in the outbox are done
-    /// with.
+    /// Makes the server copy the payloads of parked rows that were not read, if the outbox table is done with these
+    /// rows.
     async fn keep_large(&self, polling: &Polling, rows: &[Parked]) -> Result<(), SourceError> {
         let Some(open) = &polling.open else { return Ok(()) };
         let payload = self.spec.outbox.column(Role::Payload).unwrap_or_default();
@@ -359,35 +369,35 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Of rows whose failure is their table's to keep, those that are dead with it and go to the dead-letter topic:
-    /// they stand in the parked table too, committed with the failure, so that no crash loses the letter. They hold up
-    /// nobody.
-    fn letters(&self, polling: &Polling, rows: &[Parked]) -> Vec<Parked> {
+    /// Of rows whose failure is kept in their table, those that are dead with this failure and go to the dead-letter
+    /// topic. They are written to the parked table too, in the same transaction as the failure, so that a crash does
+    /// not lose the dead letter. They block no aggregate.
+    fn dead_letters(&self, polling: &Polling, rows: &[Parked]) -> Vec<Parked> {
         let Some(open) = polling.open.as_ref().filter(|_| self.spec.dead_topic.is_some()) else {
             return Vec::new();
         };
-        let letter = |row: &Parked| {
+        let dead_letter = |row: &Parked| {
             let index = usize::try_from(row.entry.position.ordinal).ok()?;
             let failed = matches!(open.outcomes.get(index)?, Some(Settled::Failed { .. }));
             let attempts = polling.poller.dies(open.claim.rows.get(index).filter(|_| failed)?)?;
             let entry = Entry { state: State::Dead, lane: None, attempts, ..row.entry };
             Some(Parked { entry, ..row.clone() })
         };
-        rows.iter().filter_map(letter).collect()
+        rows.iter().filter_map(dead_letter).collect()
     }
 
-    /// Whether anything of the claim at hand can be settled.
+    /// Whether anything of the open claim can be settled.
     pub(super) fn claim_has_progress(&self, polling: &Polling) -> bool {
         let progress = self.relay.progress();
-        let any = |open: &Open| {
+        let any = |open: &OpenClaim| {
             let part = open.part(open.resolved(&progress));
             part.outcomes.iter().any(|outcome| *outcome != Settled::Held)
         };
         polling.open.as_ref().is_some_and(any)
     }
 
-    /// Settles what is acknowledged or parked of a claim that is open for long, and keeps its other rows, which are
-    /// still published. `false`: nothing of it was settled, or its other rows could not be kept.
+    /// Settles what is acknowledged or parked of a claim that is open for long, and keeps the other rows, which are
+    /// still being published. Returns `false` if nothing was settled, or if the other rows could not be kept.
     pub(super) async fn settle_so_far(
         &mut self,
         polling: &mut Polling,
@@ -395,7 +405,7 @@ impl Pipeline {
     ) -> Result<bool, SourceError> {
         let Some(mut open) = polling.open.take() else { return Ok(false) };
         let resolved = open.resolved(&self.relay.progress());
-        let Part { outcomes, parked_behind_open } = open.part(resolved);
+        let ClaimPart { outcomes, parked_behind_open } = open.part(resolved);
         let settles =
             |row: usize| outcomes.get(row).is_some_and(|outcome| *outcome != Settled::Held);
         if parked_behind_open || !(0..outcomes.len()).any(settles) {
@@ -405,7 +415,7 @@ impl Pipeline {
         let left: Vec<usize> =
             (0..outcomes.len()).filter(|row| !settles(*row) && !open.is_done(*row)).collect();
         let spec = Arc::clone(&self.spec);
-        let (poller, epoch) = (&mut polling.poller, polling.desk.epoch);
+        let (poller, epoch) = (&mut polling.poller, polling.store.epoch);
         let kept = async {
             // As in `settle_claim`.
             if !cursor::is_owned(poller.client(), spec.name(), epoch).await? {
@@ -414,20 +424,20 @@ impl Pipeline {
             }
             poller.settle_part(&open.claim, &outcomes, &left).await.map(Some)
         };
-        polling.desk.jobs.unseen = None;
-        let Some(kept) = self.patiently(stop, kept).await? else {
-            polling.desk.overruled = true;
+        polling.store.jobs.unseen = None;
+        let Some(kept) = self.within_shutdown_grace(stop, kept).await? else {
+            polling.store.overruled = true;
             log::row_taken(self, &Written::TakenOver);
             self.apply(self.now(), Input::SlotTaken);
             return Ok(true);
         };
-        self.handed.settled_so_far(|row| {
+        self.hand_over_filter.settled_so_far(|row| {
             matches!(outcomes.get(row), Some(Settled::Published | Settled::Moved))
         });
-        self.returning.settled();
+        self.requeued.settled();
         if polling.poller.repairs().is_some() {
-            // The list's own session marks them.
-            self.marking.forget();
+            // The session of the list marks them.
+            self.row_status.forget();
             log::repair_progress(self);
         }
         for (row, outcome) in outcomes.iter().enumerate() {
@@ -440,13 +450,13 @@ impl Pipeline {
         Ok(kept)
     }
 
-    /// Marks the claim's rows up to the first whose outcome is not known, and of later rows those that are acknowledged
-    /// and have no such row of their aggregate before them, and commits. Whether any took a mark.
+    /// Marks the rows of the claim up to the first one without an outcome, and those later rows that are acknowledged
+    /// and have no such row of their aggregate before them, then commits. Returns whether any row was marked.
     ///
-    /// Events of later rows that this claim has parked are taken out of the parked ones again. They have positions of
-    /// this claim, and the open row would get a position of the next claim, behind them.
+    /// Events of later rows that this claim has parked are removed from the parked table again: they have positions of
+    /// this claim, while the open row will get a position of the next claim, after theirs.
     ///
-    /// Where another process has taken the pipeline over, nothing is marked.
+    /// If another process has taken over the pipeline, nothing is marked.
     pub(super) async fn settle_claim(
         &mut self,
         polling: &mut Polling,
@@ -454,24 +464,25 @@ impl Pipeline {
     ) -> Result<bool, SourceError> {
         let Some(open) = polling.open.take() else { return Ok(false) };
         let done = open.resolved(&self.relay.progress());
-        let parks = polling.desk.jobs.unseen == Some(open.at);
+        let parks = polling.store.jobs.unseen == Some(open.at);
         let back = (parks && done < open.rows()).then_some(Position {
             commit_lsn: open.at,
             ordinal: u64::try_from(done).unwrap_or(u64::MAX),
         });
-        let places = back.map(|from| self.returning.places_back(from)).unwrap_or_default();
-        // Before a new beginning nothing of it may be tried: the table itself holds back what has failed.
+        let places = back.map(|from| self.requeued.places_back(from)).unwrap_or_default();
+        // Before the parked events are read again none of this claim may be retried: the table itself blocks the
+        // aggregates of failed rows.
         let cursor_waits = open.cursor_waits && !polling.failed;
-        let Part { outcomes, .. } = open.part(done);
+        let ClaimPart { outcomes, .. } = open.part(done);
         if polling.poller.repairs().is_some() {
-            // The list's own session marks them.
-            self.marking.forget();
+            // The session of the list marks them.
+            self.row_status.forget();
             log::repair_progress(self);
         }
         let spec = Arc::clone(&self.spec);
-        let (poller, epoch) = (&mut polling.poller, polling.desk.epoch);
+        let (poller, epoch) = (&mut polling.poller, polling.store.epoch);
         let settled = async {
-            // In the claim's own transaction: whoever takes the pipeline over now waits for its commit.
+            // Checked in the transaction of the claim: a process that takes over now waits for its commit.
             if !cursor::is_owned(poller.client(), spec.name(), epoch).await? {
                 poller.abandon().await?;
                 return Ok(false);
@@ -481,40 +492,40 @@ impl Pipeline {
             }
             poller.settle(open.claim, &outcomes).await.map(|()| true)
         };
-        polling.desk.jobs.unseen = None;
-        if !self.patiently(stop, settled).await? {
-            polling.desk.overruled = true;
+        polling.store.jobs.unseen = None;
+        if !self.within_shutdown_grace(stop, settled).await? {
+            polling.store.overruled = true;
             log::row_taken(self, &Written::TakenOver);
             self.apply(self.now(), Input::SlotTaken);
             return Ok(false);
         }
         let settled =
             |row: usize| matches!(outcomes.get(row), Some(Settled::Published | Settled::Moved));
-        self.handed.settled(settled);
+        self.hand_over_filter.settled(settled);
         if cursor_waits {
             self.apply(self.now(), Input::CursorWritten);
         }
-        self.returning.settled();
+        self.requeued.settled();
         Ok(outcomes.iter().any(|outcome| *outcome != Settled::Held))
     }
 }
 
-/// Where a claim stands for the relay, and the first position behind it: `wal_end`, or `floor` if that is further on.
+/// The position of a claim for the relay, and the first position after it: `wal_end`, or `floor` if that is higher.
 ///
-/// The end of WAL may be where the next commit comes to stand, and its event must not be taken for one that was parked
-/// here.
+/// The next commit may get the end of WAL as its position, and its event must not be taken for one that was parked in
+/// this claim.
 fn position(wal_end: Lsn, floor: Lsn) -> (Lsn, Lsn) {
     let at = wal_end.max(floor).for_claim();
-    // Any number above it and not above the next claim's will do.
+    // Any number above the position and not above that of the next claim is right.
     (at, Lsn::from_wire(at.to_wire() + 1))
 }
 
-/// Which row of its claim it is.
+/// The index of the row in its claim.
 fn index_of(row: &Parked) -> usize {
     usize::try_from(row.entry.position.ordinal).unwrap_or(usize::MAX)
 }
 
-/// What a parked event is in a table that keeps failures.
+/// The outcome of a parked event in a table that keeps failures.
 fn failure(row: &Parked) -> Settled {
     match row.entry.state {
         State::Waiting | State::Dead => Settled::Failed {
@@ -534,15 +545,13 @@ fn unreadable(error: &pgoutput::DecodeError) -> Halt {
     }
 }
 
-// Where rows are claimed: the table, by its marks, or the list of a repair.
-
-/// A session that claims rows, one claim at a time.
-pub(super) enum Reader {
+/// A session that claims rows, one claim at a time: of the table, or of the list of a repair.
+pub(super) enum ClaimReader {
     Poll(Box<Poller>),
     Repair(Box<repair::Reader>),
 }
 
-impl Reader {
+impl ClaimReader {
     /// The table as a pgoutput Relation message.
     pub(super) fn relation(&self) -> Bytes {
         match self {
@@ -551,7 +560,7 @@ impl Reader {
         }
     }
 
-    /// The question for the oldest row that is ready; a list has none.
+    /// The query for the oldest row that is ready; a list has none.
     pub(super) fn oldest_ready(&self) -> Option<OldestReady> {
         match self {
             Self::Poll(poller) => Some(poller.oldest_ready()),
@@ -566,7 +575,7 @@ impl Reader {
         }
     }
 
-    /// The session's client: while a claim is open, of its transaction.
+    /// The client of the session. While a claim is open, it is in the transaction of the claim.
     pub(super) fn client(&self) -> &Client {
         match self {
             Self::Poll(poller) => poller.client(),
@@ -574,7 +583,7 @@ impl Reader {
         }
     }
 
-    /// What cancels the session's statements.
+    /// Cancels the statements of the session.
     pub(super) fn canceller(&self) -> Option<Canceller> {
         match self {
             Self::Poll(poller) => poller.canceller(),
@@ -582,7 +591,7 @@ impl Reader {
         }
     }
 
-    /// The next rows; a repair's pages have their own size.
+    /// Claims the next rows. The pages of a repair have a size of their own.
     pub(super) async fn claim(&mut self, limit: usize) -> Result<Claim, SourceError> {
         match self {
             Self::Poll(poller) => poller.claim(limit, None).await,
@@ -590,7 +599,7 @@ impl Reader {
         }
     }
 
-    /// The next rows, whether they are ready or not; a list has no others.
+    /// Claims the next rows, ready or not. A list has only ready rows.
     pub(super) async fn claim_all(&mut self, limit: usize) -> Result<Claim, SourceError> {
         match self {
             Self::Poll(poller) => poller.claim_all(limit).await,
@@ -609,7 +618,7 @@ impl Reader {
         }
     }
 
-    /// Settles and commits part of a claim; the rows of `left` stay in it, and no others. Whether they could be kept.
+    /// Settles and commits part of a claim. Only the rows of `left` stay in it. Returns whether they could be kept.
     pub(super) async fn settle_part(
         &mut self,
         claim: &Claim,
@@ -630,7 +639,7 @@ impl Reader {
         }
     }
 
-    /// If the table counts failures and one more makes this row of a claim dead: the count including that failure.
+    /// If the table counts failures and one more makes this row dead: the count including that failure.
     pub(super) fn dies(&self, row: &[u8]) -> Option<u32> {
         match self {
             Self::Poll(poller) => poller.dies(row),
@@ -645,12 +654,12 @@ impl Reader {
         }
     }
 
-    /// Gives the pipeline's lock back: the session is used no more.
+    /// Releases the pipeline's lock. The session is not used any more.
     pub(super) async fn unlock(&self, pipeline: &str) -> Result<(), SourceError> {
         pipeline_lock::unlock(self.client(), pipeline).await
     }
 
-    /// Word of new rows; a list has none.
+    /// Notified of new rows; a list has no notifications.
     pub(super) fn wake(&self) -> Arc<Notify> {
         match self {
             Self::Poll(poller) => poller.wake(),
@@ -658,7 +667,7 @@ impl Reader {
         }
     }
 
-    /// Waits until the session ends and says why. Cancel-safe.
+    /// Waits until the session ends; returns the reason. Cancel-safe.
     pub(super) async fn closed(&mut self) -> SourceError {
         match self {
             Self::Poll(poller) => poller.closed().await,
@@ -690,12 +699,13 @@ mod tests {
     }
 
     /// A claim is settled in part by what is acknowledged. A row that is fed again is published again, and is settled
-    /// when that is acknowledged: else its aggregate could end with a repetition of an earlier event.
+    /// when that is acknowledged. Otherwise its aggregate could end with a repetition of an earlier event.
     #[test]
     fn row_that_is_fed_again_is_settled_when_it_is_acknowledged_again() {
-        let mut open = Open::new(Claim::of_aggregates(&["a", "b", "b", "c"]), Lsn::ZERO);
-        let fed = |open: &mut Open, from: u64| open.tickets.extend((from..from + 4).map(Ticket));
-        let settled = |open: &Open| {
+        let mut open = OpenClaim::new(Claim::of_aggregates(&["a", "b", "b", "c"]), Lsn::ZERO);
+        let fed =
+            |open: &mut OpenClaim, from: u64| open.tickets.extend((from..from + 4).map(Ticket));
+        let settled = |open: &OpenClaim| {
             let of = open.part(0).outcomes;
             of.into_iter().map(|outcome| outcome == Settled::Published).collect::<Vec<_>>()
         };

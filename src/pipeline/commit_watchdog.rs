@@ -1,8 +1,9 @@
-//! Writes of ours that PostgreSQL takes long to commit: how long one waits in silence, and that a stop is heard
-//! meanwhile. Statements that only read, or can be made again, are cancelled by a stop ([`unless_stopped`]).
+//! Writes that PostgreSQL takes long to commit: when that is logged, and how a stop ends the wait. Statements that only
+//! read, or that can be repeated, are cancelled by a stop ([`unless_stopped`]).
 //!
-//! A row of the parked table commits with `synchronous_commit = on`: with a synchronous standby that is away it waits
-//! until that is back, or taken out of `synchronous_standby_names`. Nothing is given up for it.
+//! Rows of the parked table are committed with `synchronous_commit = on`. If a synchronous standby is unavailable, the
+//! commit waits until the standby is back or is removed from `synchronous_standby_names`. Nothing is given up because
+//! of it.
 
 use super::lifecycle::Pipeline;
 use super::log;
@@ -15,22 +16,22 @@ use std::pin::pin;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// How long a write may take before that is told.
-const WRITE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a write may take before it is logged.
+const WRITE_REPORT_AFTER: Duration = Duration::from_secs(5);
 
-/// Pause between two looks at a write that takes long.
+/// Pause between two checks of a slow write.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a statement that was cancelled may take to end; then its session is given up.
+/// How long a cancelled statement may take to end; after that its session is given up.
 const CANCEL_MAX: Duration = Duration::from_secs(3);
 
-/// Pause between two requests to cancel: the first may have come between two statements.
+/// Pause between two cancel requests: the first one may have arrived between two statements.
 const CANCEL_PAUSE: Duration = Duration::from_millis(300);
 
-/// Waits for statements that can be made again, and cancels them when a stop is asked for: `None` then.
+/// Waits for statements that can be repeated, and cancels them when a stop is requested: then the result is `None`.
 ///
 /// # Errors
-/// Those of the statements; a time-out where they do not end though they were cancelled.
+/// Errors of the statements; a time-out if they do not end although they were cancelled.
 pub(super) async fn unless_stopped<T>(
     stop: &Stop,
     canceller: Option<Canceller>,
@@ -44,7 +45,7 @@ pub(super) async fn unless_stopped<T>(
     }
     let mut cancelling = pin!(async {
         loop {
-            // One that can't be sent is sent again; the statement has its time all the same.
+            // A request that can't be sent is sent again. The statement has its time anyway.
             if let Some(canceller) = &canceller {
                 drop(canceller.cancel().await);
             }
@@ -67,32 +68,33 @@ pub(super) async fn unless_stopped<T>(
 }
 
 impl Pipeline {
-    /// Waits until nothing is under way on the control session: one of them may be a write.
+    /// Waits until no statement is running on the control session: one of them may be a write.
     pub(super) async fn finish_jobs(
         &mut self,
         polling: &mut Polling,
         stop: &Stop,
     ) -> Result<(), SourceError> {
         let finished = async {
-            polling.desk.jobs.finish().await;
+            polling.store.jobs.finish().await;
             Ok(())
         };
-        self.patiently(stop, finished).await
+        self.within_shutdown_grace(stop, finished).await
     }
 
-    /// Tells of a write that has been under way since then, if that is too long; and when it no longer is.
-    pub(super) fn writes_wait(&mut self, since: Option<Instant>) {
-        let long = since.filter(|since| since.elapsed() >= WRITE_PATIENCE);
+    /// Logs a write that has been running since `since`, if that is too long, and its end.
+    pub(super) fn report_slow_write(&mut self, since: Option<Instant>) {
+        let long = since.filter(|since| since.elapsed() >= WRITE_REPORT_AFTER);
         match long {
-            None if self.tell.write.is_some() => log::write_done(self),
+            None if self.log.write.is_some() => log::write_done(self),
             None => {}
-            Some(_) if self.tell.write_at.is_some_and(|at| at.elapsed() < LOOK_INTERVAL) => {}
-            Some(_) => log::write_waits(self, WRITE_PATIENCE),
+            Some(_) if self.log.write_at.is_some_and(|at| at.elapsed() < LOOK_INTERVAL) => {}
+            Some(_) => log::write_waits(self, WRITE_REPORT_AFTER),
         }
     }
 
-    /// Waits for a statement that may take as long as a standby is away; no longer than a stop allows.
-    pub(super) async fn patiently<T>(
+    /// Waits for a statement that may take as long as a standby is unavailable, but no longer than the shutdown grace
+    /// period after a stop.
+    pub(super) async fn within_shutdown_grace<T>(
         &mut self,
         stop: &Stop,
         statement: impl Future<Output = Result<T, SourceError>>,
@@ -110,7 +112,7 @@ impl Pipeline {
             tokio::select! {
                 biased;
                 done = &mut statement => {
-                    self.writes_wait(None);
+                    self.report_slow_write(None);
                     return done;
                 }
                 () = &mut enough => {
@@ -118,7 +120,7 @@ impl Pipeline {
                     return Err(SourceError::new(kind, "commit a write before the stop"));
                 }
                 () = sleep(LOOK_INTERVAL) => {
-                    self.writes_wait(Some(since));
+                    self.report_slow_write(Some(since));
                     self.report_sometimes(None);
                 }
             }

@@ -1,18 +1,18 @@
-//! One try to connect: the full handshake of every start and every reconnect.
+//! One attempt to connect: the full handshake of every start and every reconnect.
 //!
 //! ```text
-//! replication login ─▶ IDENTIFY_SYSTEM ─▶ the pipeline's lock ─▶ control login ─▶ facts ─▶ fence
-//!     ─▶ START_REPLICATION ─▶ look at the slot again
+//! replication login ─▶ IDENTIFY_SYSTEM ─▶ the pipeline's lock ─▶ control login ─▶ facts ─▶ start check
+//!     ─▶ START_REPLICATION ─▶ check the slot again
 //! ```
 //!
-//! A slot is never made here. Nothing is kept from one try to the next.
+//! The handshake creates no slot, and keeps nothing from one attempt to the next.
 
-use super::claim::Reader;
-use super::former::Former;
-use super::history::{History, Past};
-use super::parked::Desk;
+use super::claim::ClaimReader;
+use super::former_owner::FormerOwner;
+use super::history::{ServerHistory, ServerPast};
+use super::parked::StoreSession;
 use super::poll::Polling;
-use super::slot_monitor::Published;
+use super::slot_monitor::PublicationState;
 use super::spec::PipelineSpec;
 use super::{halts, settings_change};
 use crate::ack::Progress;
@@ -36,68 +36,69 @@ use crate::postgres::{
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// The longest a whole handshake may take. Each step has a time-out of its own; a slot with much WAL to skip takes
-/// its time only after START_REPLICATION has answered.
+/// The longest time for a whole handshake. Each step has a time-out of its own; a slot with much WAL to skip needs time
+/// only after START_REPLICATION has answered.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(90);
 
-/// The longest wait for the end of a history's second. The wait would be longer only where the clocks of the server and
-/// of this host differ, or where a clock went back.
+/// The longest wait for the end of a history's second. The wait would be longer only if the clocks of the server and of
+/// this host differ, or if a clock was set back.
 const HISTORY_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// How long the reason is waited for when a stream seems to have ended as soon as it began.
-const LAST_WORD_MAX: Duration = Duration::from_secs(1);
+/// How long to wait for the error of a stream that seems to have ended as soon as it began.
+const STREAM_ERROR_WAIT: Duration = Duration::from_secs(1);
 
-/// What the server's lists show us as.
+/// `application_name` of the sessions.
 pub(super) fn application_name(spec: &PipelineSpec) -> String {
     format!("postrider {}", spec.name())
 }
 
-/// Both connections, streaming, and where they start.
+/// Both connections, with the stream started, and its start position.
 pub(super) struct Connected {
     pub(super) wal: WalStream,
-    pub(super) desk: Desk,
+    pub(super) store: StoreSession,
     pub(super) resume: Box<Resume>,
-    /// What the server says of its own past.
-    pub(super) past: Past,
+    /// What the server knows of its past.
+    pub(super) past: ServerPast,
     /// `server_version_num`.
     pub(super) version: u32,
-    /// The outbox table's OID.
+    /// OID of the outbox table.
     pub(super) table_oid: Option<u32>,
-    /// What logical messages are in.
+    /// Encoding of logical messages.
     pub(super) encoding: Encoding,
-    /// The publication, where it has a table to publish.
-    pub(super) published: Option<Published>,
-    /// The parked table's rows.
+    /// The publication, if there is an outbox table.
+    pub(super) publication: Option<PublicationState>,
+    /// Rows of the parked table.
     pub(super) parked: Vec<Loaded>,
-    /// What the cursor row says now that nobody else writes it.
+    /// The cursor row, read after other processes could no longer write it.
     pub(super) progress: Progress,
 }
 
-/// Why a try came to nothing.
+/// Why an attempt failed.
 pub(super) enum Failure {
-    /// A connection failed; `postgres::action` knows what to do.
+    /// A connection failed; `postgres::error_policy` decides what to do.
     Source(SourceError, Phase),
-    /// Another process has the slot. Where known: the server's end of WAL, and what that process has confirmed.
+    /// Another process has the slot. `progress`, if known: the server's end of WAL, and what that process has
+    /// confirmed.
     StandBy { active_pid: u32, progress: Option<(Lsn, Lsn)> },
-    /// Not now.
+    /// The stream can't start yet.
     Wait { message: String },
-    /// The producer was thrown away: nothing is wrong with the database.
+    /// The sink was reset. The database is not the cause.
     Reset,
-    /// A repair or a backfill was begun, and comes first.
+    /// A repair or a backfill was begun, and must be finished first.
     Unrepaired,
-    /// The table has to be polled to its end first: the slot was made meanwhile.
+    /// The table must be polled to its end first: the slot was created while it was polled.
     Unpolled,
-    /// The table was polled until now, and the position of the slot means nothing: the table comes first, and a new
-    /// slot.
-    HandsOver,
+    /// The table was polled until now, and the position of the slot is meaningless: first the table is polled, then a
+    /// new slot is created.
+    HandOver,
     /// There is nothing to repair.
-    Sound,
-    /// A human must act.
+    NothingToRepair,
+    /// An operator must act.
     Halt(Box<Halt>),
 }
 
-/// Tries once. `seen`: the highest history that this process has published under.
-/// `cluster`: whose brokers answer.
+/// Makes one attempt. `seen`: the highest history under which this process has published. `cluster`: the cluster of the
+/// brokers that answer.
 pub(super) async fn open(
     spec: Arc<PipelineSpec>,
     seen: HistoryId,
@@ -112,7 +113,7 @@ pub(super) async fn open(
 }
 
 /// Whether the stream may start, and where.
-fn decided(facts: &Facts) -> Result<Box<Resume>, Failure> {
+fn resume_point(facts: &Facts) -> Result<Box<Resume>, Failure> {
     match start::decide(facts) {
         Ok(Decision::Resume(resume)) => Ok(resume),
         Ok(Decision::StandBy { pid }) => {
@@ -125,11 +126,11 @@ fn decided(facts: &Facts) -> Result<Box<Resume>, Failure> {
     }
 }
 
-/// What comes of a start while another process, of this backend, has the lock. It may be changing what was read: it
-/// recreates the slot, and writes the cursor row afterwards. So what looks wrong with these is no reason to halt before
-/// the lock is ours; what is wrong with anything else is.
+/// The result of a start while another process has the lock, whose backend is `pid`. That process may be changing what
+/// was read: it recreates the slot, and writes the cursor row afterwards. So a problem with the slot or the cursor row
+/// is no reason to halt before this process has the lock; any other problem is.
 fn not_the_owner(facts: &Facts, pid: Option<u32>) -> Failure {
-    match decided(facts) {
+    match resume_point(facts) {
         Err(Failure::Halt(halt)) if !changes_with_the_owner(halt.reason) => Failure::Halt(halt),
         Ok(_) | Err(Failure::Halt(_)) => {
             Failure::StandBy { active_pid: pid.unwrap_or_default(), progress: None }
@@ -138,7 +139,7 @@ fn not_the_owner(facts: &Facts, pid: Option<u32>) -> Failure {
     }
 }
 
-/// Whether a reason to halt lies in the slot or in the cursor row.
+/// Whether the reason to halt lies in the slot or in the cursor row.
 const fn changes_with_the_owner(reason: HaltReason) -> bool {
     matches!(
         reason,
@@ -151,26 +152,27 @@ const fn changes_with_the_owner(reason: HaltReason) -> bool {
 }
 
 /// Both connections, to one server.
-struct Both {
+struct ServerConnections {
     wal: WalConnection,
     system: SystemIdentity,
-    /// Whether the pipeline's lock is ours, by the replication connection.
+    /// Whether the replication connection has the pipeline's lock.
     locked: Locked,
     control: Control,
 }
 
-async fn connect_both(spec: &PipelineSpec, name: &str) -> Result<Both, Failure> {
+async fn connect_both(spec: &PipelineSpec, name: &str) -> Result<ServerConnections, Failure> {
     let failed = |error| Failure::Source(error, Phase::Connect);
     let mut wal = WalConnection::connect(&spec.conninfo, name).await.map_err(failed)?;
     let system = wal.identify_system().await.map_err(failed)?;
-    // Before anything is read: what is decided of it must be true while the lock is ours.
+    // The lock comes before all reads: decisions must rest on facts that are true while this process has the lock.
     let locked = lock_stream(&mut wal, spec.name()).await.map_err(failed)?;
     let control = Control::connect(&spec.conninfo, name).await.map_err(failed)?;
-    // Servers of one cluster identifier and timeline: to start here from the other one's cursor could lose events.
+    // Two servers can have the same cluster identifier and timeline. To start on one with the cursor of the other could
+    // lose events.
     if !catalog::has_backend(control.client(), wal.backend_pid()).await.map_err(failed)? {
         return Err(Failure::Wait { message: catalog::TWO_SERVERS.to_owned() });
     }
-    Ok(Both { wal, system, locked, control })
+    Ok(ServerConnections { wal, system, locked, control })
 }
 
 async fn handshake(
@@ -180,7 +182,7 @@ async fn handshake(
 ) -> Result<Connected, Failure> {
     let at = |phase| move |error| Failure::Source(error, phase);
     let name = application_name(spec);
-    let Both { wal, system, locked, control } = connect_both(spec, &name).await?;
+    let ServerConnections { wal, system, locked, control } = connect_both(spec, &name).await?;
     let identity = Some(Identity::from(&system));
     let columns = spec.columns();
     let ask = spec.ask(&identity, &columns);
@@ -189,11 +191,11 @@ async fn handshake(
         return Err(not_the_owner(&facts, pid));
     }
     if facts.schema == SchemaState::Version(schema::VERSION)
-        && let Some(first) = comes_first(&control, spec).await.map_err(at(Phase::Handshake))?
+        && let Some(first) = unfinished_work(&control, spec).await.map_err(at(Phase::Handshake))?
     {
         return Err(first);
     }
-    let resume = decided(&facts)?;
+    let resume = resume_point(&facts)?;
     let halted = |halt| Failure::Halt(Box::new(halt));
     let known = (cluster, facts.table.as_ref());
     let change = settings_change::check_stream(control.client(), spec, known).await?;
@@ -212,9 +214,9 @@ async fn handshake(
         ..StartReplication::new(&spec.names.slot, &spec.names.publication)
     };
     let mut wal = wal.start(&start).await.map_err(at(Phase::Start))?;
-    let past = Past { wal_end: facts.server.wal_end, switches: system.switches };
+    let past = ServerPast { wal_end: facts.server.wal_end, switches: system.switches };
     let version = facts.server.version;
-    let published = Published::of(&facts, &resume);
+    let publication = PublicationState::of(&facts, &resume);
     let row = catalog::read_slot(control.client(), version, &spec.names.slot)
         .await
         .map_err(at(Phase::Control))?;
@@ -224,31 +226,31 @@ async fn handshake(
             let epoch = seized.epoch;
             settings_change::record(control.client(), spec, epoch, &change).await?;
             let histories = settle(spec, &control, epoch, &facts, seen).await?;
-            let former = Former { epoch: seized.before, left: seized.left };
-            let desk = Desk::new(control, (former, epoch), histories);
+            let former = FormerOwner { epoch: seized.before, left: seized.left };
+            let store = StoreSession::new(control, (former, epoch), histories);
             let resumed = Connected {
                 wal,
-                desk,
+                store,
                 resume,
                 past,
                 version,
                 table_oid: facts.table.as_ref().map(|table| table.oid),
                 encoding,
-                published,
+                publication,
                 parked,
                 progress,
             };
             Ok(resumed)
         }
-        AfterStart::Again { message } => match last_word(&mut wal).await {
+        AfterStart::Again { message } => match stream_error(&mut wal).await {
             Some(error) => Err(Failure::Source(error, Phase::Stream)),
             None => Err(Failure::Wait { message }),
         },
     }
 }
 
-/// What was begun and comes before the stream: a repair, a backfill, or polling with the new slot standing already.
-async fn comes_first(
+/// Work that was begun and comes before the stream: a repair, a backfill, or polling while the new slot exists already.
+async fn unfinished_work(
     control: &Control,
     spec: &PipelineSpec,
 ) -> Result<Option<Failure>, SourceError> {
@@ -260,8 +262,8 @@ async fn comes_first(
     Ok(polls_on.then_some(Failure::Unpolled))
 }
 
-/// Makes the pipeline's tables ours, now that the slot is, and reads what is parked. In this order: a write of the
-/// owner before us that is still on its way is waited for, and then read.
+/// Takes ownership of the pipeline's tables, after that of the slot, and then reads the parked events. In this order a
+/// write of the previous owner that is still running is waited for, and then read.
 async fn take_over(
     spec: &PipelineSpec,
     control: &Control,
@@ -270,7 +272,7 @@ async fn take_over(
     let failed = |error| Failure::Source(error, Phase::Control);
     let (client, name) = (control.client(), spec.name());
     let seized = cursor::seize(client, name).await.map_err(failed)?;
-    // What the fence made of the row it read, or the row where it has moved on since.
+    // The start position by the row that the start check has read, or the row itself if it has moved forward since.
     let read = Progress { watermark: resume.start, partial: resume.skip_before };
     let same_stream =
         seized.messages == spec.messages() && seized.publication == spec.names.publication;
@@ -282,7 +284,7 @@ async fn take_over(
     Ok((seized, progress, parked))
 }
 
-/// The histories in force on this server, which is ours now.
+/// The histories in force on this server, which this process owns now.
 pub(super) async fn settle(
     spec: &PipelineSpec,
     control: &Control,
@@ -304,14 +306,14 @@ pub(super) async fn settle(
     let settled = settled.ok_or_else(|| Failure::Wait {
         message: "another process took the pipeline over".to_owned(),
     })?;
-    end_of_its_second(&settled).await;
+    await_end_of_second(&settled).await;
     Ok(settled)
 }
 
-/// Waits until the second is over whose number a new history has. Nothing is published under the number before that, so
-/// a history of another branch of the database (a promoted standby, a restored backup), begun after something was
-/// published under this one, gets a higher number. The first history of a pipeline has none beside it.
-async fn end_of_its_second(settled: &Settled) {
+/// Waits until the second that a new history has as its number is over. Nothing is published under the number before.
+/// So a history of another branch of the database (a promoted standby, a restored backup) that begins after something
+/// was published under this one gets a higher number. The first history of a pipeline has no other one beside it.
+async fn await_end_of_second(settled: &Settled) {
     if settled.raised.is_none() || settled.first {
         return;
     }
@@ -320,7 +322,7 @@ async fn end_of_its_second(settled: &Settled) {
     tokio::time::sleep(second.saturating_sub(since).min(HISTORY_WAIT_MAX)).await;
 }
 
-/// What is parked, where no stream will bring anything again.
+/// Reads all parked events, because no stream will repeat any of them.
 pub(super) async fn load_all(
     client: &tokio_postgres::Client,
     pipeline: &str,
@@ -329,7 +331,7 @@ pub(super) async fn load_all(
         .await
 }
 
-/// Tries once to get what polling needs: the pipeline's lock, and the right to write its tables.
+/// Makes one attempt to get what polling needs: the pipeline's lock, and the ownership of its tables.
 pub(super) async fn open_poll(
     spec: Arc<PipelineSpec>,
     seen: HistoryId,
@@ -368,14 +370,14 @@ async fn poll_handshake(
     let opened =
         Poller::open(&spec.conninfo, &name, poll_spec).await.map_err(at(Phase::Handshake))?;
     let poller = match opened {
-        Opened::Polling(poller) => Reader::Poll(poller),
+        Opened::Polling(poller) => ClaimReader::Poll(poller),
         Opened::StandBy { pid } => {
             let active_pid = pid.unwrap_or_default();
             return Err(Failure::StandBy { active_pid, progress: None });
         }
     };
     let instance = one_server(client, poller.client()).await?;
-    // What is compared below must be the table that is read.
+    // The table that is compared below must be the table that is read.
     if facts.table.as_ref().is_some_and(|table| table.oid != poller.table_oid()) {
         let message = "another table has the outbox table's name since a moment ago".to_owned();
         return Err(Failure::Wait { message });
@@ -385,18 +387,18 @@ async fn poll_handshake(
     cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
     let seized = cursor::seize(client, spec.name()).await.map_err(at(Phase::Control))?;
     let epoch = seized.epoch;
-    let former = Former { epoch: seized.before, left: seized.left };
+    let former = FormerOwner { epoch: seized.before, left: seized.left };
     settings_change::record(client, spec, epoch, &change).await?;
     let histories = settle(spec, &control, epoch, &facts, seen).await?;
     let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
     control.listen(spec.name()).await.map_err(at(Phase::Control))?;
-    let desk = Desk::new(control, (former, epoch), histories);
-    let at = (facts.server.wal_end, History::polled(&facts.server), instance);
-    Ok(Polling::new(poller, desk, parked, at, poll_spec.keeps_failures()))
+    let store = StoreSession::new(control, (former, epoch), histories);
+    let at = (facts.server.wal_end, ServerHistory::polled(&facts.server), instance);
+    Ok(Polling::new(poller, store, parked, at, poll_spec.keeps_failures()))
 }
 
-/// The server that both sessions of polling, or of a repair, have reached: the rows are claimed on one, and the cursor
-/// and parked events are written on the other.
+/// Checks that both sessions of polling, or of a repair, have reached the same server, and returns it: rows are claimed
+/// on one session, and the cursor and parked events are written on the other.
 pub(super) async fn one_server(
     control: &tokio_postgres::Client,
     reader: &tokio_postgres::Client,
@@ -410,18 +412,18 @@ pub(super) async fn one_server(
     }
 }
 
-/// Why a stream whose slot is no longer ours has ended, if it has. A server that fails on the first change is faster
-/// than our look at the slot, and what it said is the reason, not that the slot is free again.
-async fn last_word(wal: &mut WalStream) -> Option<SourceError> {
+/// The error of a stream that has lost its slot, if it has ended. A server that fails on the first change is faster
+/// than the second check of the slot, and its error is the reason, not that the slot is free again.
+async fn stream_error(wal: &mut WalStream) -> Option<SourceError> {
     let ended = async {
         loop {
             match wal.next().await {
                 Ok(_) => {}
-                // It says nothing of the slot, and nothing that came before it is published.
+                // Such an error says nothing about the slot, and nothing that came before it is published.
                 Err(error) if error.is_of_a_message() => return None,
                 Err(error) => return Some(error),
             }
         }
     };
-    tokio::time::timeout(LAST_WORD_MAX, ended).await.ok().flatten()
+    tokio::time::timeout(STREAM_ERROR_WAIT, ended).await.ok().flatten()
 }

@@ -1,13 +1,13 @@
 //! Where a process can be made to die, for the tests that kill it between two steps.
 //!
 //! Each crash point of `tests/it/parking.rs` has a name here. A build with debug assertions dies by SIGKILL at the one
-//! that `POSTRIDER_CUT` names (`NAME` at its first time, `NAME:3` at its third); a release build has nothing of this.
+//! that `POSTRIDER_FAILPOINT` names (`NAME` at its first time, `NAME:3` at its third); a release build has nothing of this.
 
 /// Dies here, if a test asked for it.
 #[inline]
-pub(super) fn cut(name: &str) {
+pub(super) fn failpoint(name: &str) {
     #[cfg(debug_assertions)]
-    armed::cut(name);
+    armed::failpoint(name);
     #[cfg(not(debug_assertions))]
     let _: &str = name;
 }
@@ -20,17 +20,17 @@ mod armed {
     /// The name, and at which of its times.
     #[expect(clippy::disallowed_methods, reason = "a test's own switch, in no release build")]
     static ASKED: LazyLock<Option<(String, u32)>> = LazyLock::new(|| {
-        let asked = std::env::var("POSTRIDER_CUT").ok()?;
+        let asked = std::env::var("POSTRIDER_FAILPOINT").ok()?;
         let (name, times) = asked.split_once(':').unwrap_or((&asked, "1"));
         Some((name.to_owned(), times.parse().unwrap_or(1)))
     });
 
     static TIMES: AtomicU32 = AtomicU32::new(0);
 
-    pub(super) fn cut(name: &str) {
+    pub(super) fn failpoint(name: &str) {
         let Some((asked, times)) = &*ASKED else { return };
         if asked == name && TIMES.fetch_add(1, Ordering::Relaxed) + 1 == *times {
-            tracing::warn!(name, "dying here, as POSTRIDER_CUT asks");
+            tracing::warn!(name, "dying here, as POSTRIDER_FAILPOINT asks");
             let killed = rustix::process::kill_process(
                 rustix::process::getpid(),
                 rustix::process::Signal::KILL,

@@ -1,14 +1,14 @@
 //! The hot path: frames of the stream, one by one, through decoder, mapper and relay into the sink.
 //!
-//! Nothing here allocates for an event or waits. It stops where the intake shuts or the sink is busy, remembers the
-//! place, and goes on from there: the batch stays where it was read.
+//! This module allocates nothing for an event that is published and never waits. If the intake is closed or the sink is
+//! busy, it keeps the offset in the batch and continues there; the batch stays in the buffer in which it was read.
 
 use super::halts;
 use super::lifecycle::Pipeline;
-use super::log::{self, Tell};
-use super::parked::Shelf;
-use super::requeue::Returning;
-use super::row_status::{Handed, Marking};
+use super::log::{self, PipelineLog};
+use super::parked::RecordBuffer;
+use super::requeue::RequeuedEvents;
+use super::row_status::{HandOverFilter, RowStatusQueue};
 use super::spec::PipelineSpec;
 use crate::error::{Halt, HaltReason};
 use crate::event::{Aggregate, PgTime};
@@ -23,7 +23,7 @@ use crate::relay::{Change, Effect, Input, OnPoison, Relay};
 use crate::sink::{NotTaken, Sink};
 use std::time::Duration;
 
-/// Frames fed before the driver looks at everything else again. At about 1 µs a frame: 2 ms.
+/// Frames fed before the loop handles other inputs. At about 1 µs a frame: 2 ms.
 const FRAMES_MAX: usize = 2048;
 
 /// A batch, and how far it has been fed.
@@ -38,11 +38,11 @@ pub(super) struct Feeding {
 pub(super) enum Fed {
     /// The batch is used up.
     Whole,
-    /// Enough for one turn.
+    /// Enough for one turn of the loop.
     Turn,
-    /// The intake is shut, or the sink is busy: go on after a post.
+    /// The intake is closed, or the sink is busy: continue after a post.
     Waiting,
-    /// There are effects which change everything.
+    /// An effect waits that ends the stream.
     Ended,
 }
 
@@ -52,14 +52,14 @@ enum Candidate<'a> {
     Message(&'a LogicalMessage<'a>),
 }
 
-enum Step {
+enum FeedStep {
     Next,
     Stay,
 }
 
 impl Pipeline {
-    /// Feeds what is at hand, and what `more` has, until something stops it. One turn of the loop costs as much as
-    /// several events: what is there already is taken in one.
+    /// Feeds the current batch, and what `more` returns, until something stops it. One turn of the loop costs as much
+    /// as several events, so everything that has arrived is fed in one turn.
     pub(super) fn feed_ready(
         &mut self,
         now: Duration,
@@ -67,7 +67,7 @@ impl Pipeline {
         more: impl Fn() -> Option<Batch>,
     ) -> Fed {
         let mut frames = FRAMES_MAX;
-        self.tell.held_at = None;
+        self.log.held_at = None;
         loop {
             if at_hand.is_none() && !self.relay.stopping() {
                 *at_hand = more().map(|batch| Feeding { batch, offset: 0 });
@@ -91,9 +91,9 @@ impl Pipeline {
                 return Fed::Ended;
             }
             match self.frame(now, &frame) {
-                Step::Next => feeding.offset = next,
-                Step::Stay => {
-                    self.tell.held_at = self.relay.upcoming().map(|next| next.commit_time);
+                FeedStep::Next => feeding.offset = next,
+                FeedStep::Stay => {
+                    self.log.held_at = self.relay.upcoming().map(|next| next.commit_time);
                     return Fed::Waiting;
                 }
             }
@@ -101,42 +101,42 @@ impl Pipeline {
         Fed::Turn
     }
 
-    fn frame(&mut self, now: Duration, frame: &Frame<'_>) -> Step {
+    fn frame(&mut self, now: Duration, frame: &Frame<'_>) -> FeedStep {
         match frame {
             Frame::Keepalive { wal_end, .. } => {
                 self.apply(now, Input::Keepalive { wal_end: *wal_end });
-                Step::Next
+                FeedStep::Next
             }
             Frame::XLogData { data, .. } => match pgoutput::decode(data) {
                 Ok(message) => self.message(now, &message),
                 Err(error) => {
                     self.apply(now, Input::Halt(Box::new(protocol(&error))));
-                    Step::Stay
+                    FeedStep::Stay
                 }
             },
         }
     }
 
-    /// Takes one row of a claim; whether it was taken.
+    /// Feeds one row of a claim; returns whether it was accepted.
     pub(super) fn feed_row(&mut self, now: Duration, message: &Message<'_>) -> bool {
-        matches!(self.message(now, message), Step::Next)
+        matches!(self.message(now, message), FeedStep::Next)
     }
 
-    /// Takes one row of a claim that was not read whole, since it is too large; whether it was taken.
+    /// Feeds one row of a claim whose payload was not read because it is too large; returns whether it was accepted.
     pub(super) fn feed_too_large(&mut self, now: Duration, message: &Message<'_>) -> bool {
         let Message::Insert(insert) = message else { return self.feed_row(now, message) };
         let Some(next) = self.relay.upcoming() else {
-            return matches!(self.skip(now), Step::Next);
+            return matches!(self.skip(now), FeedStep::Next);
         };
         let at = At { position: next.position, commit_time: next.commit_time };
         let error = self.mapper.too_large(insert, at, ROW_BYTES_MAX);
-        matches!(self.not_mapped(now, at, error), Step::Next)
+        matches!(self.not_mapped(now, at, error), FeedStep::Next)
     }
 
-    fn message(&mut self, now: Duration, message: &Message<'_>) -> Step {
+    fn message(&mut self, now: Duration, message: &Message<'_>) -> FeedStep {
         let input = match message {
             Message::Begin(begin) => {
-                self.marking.begins(begin.xid);
+                self.row_status.begins(begin.xid);
                 Input::Begin { commit_lsn: begin.final_lsn, commit_time: begin.commit_time }
             }
             Message::Commit(commit) => {
@@ -145,51 +145,51 @@ impl Pipeline {
             }
             Message::Type(of) => {
                 self.mapper.type_name(of);
-                return Step::Next;
+                return FeedStep::Next;
             }
             Message::Relation(relation) => {
                 self.unknown_types = self.mapper.unknown_types(relation);
                 if !self.unknown_types.is_empty() {
-                    return Step::Stay;
+                    return FeedStep::Stay;
                 }
                 if let Err(error) = self.mapper.relation(relation) {
                     self.apply(now, Input::Halt(Box::new(halts::unfit_table(&error))));
-                    return Step::Stay;
+                    return FeedStep::Stay;
                 }
-                return Step::Next;
+                return FeedStep::Next;
             }
             Message::Insert(insert) => return self.change(now, &Candidate::Row(insert)),
-            // One that is not transactional stands outside of every transaction and is nobody's event.
+            // A message that is not transactional belongs to no transaction and is no event.
             Message::Message(logical) if logical.transactional => {
                 return self.change(now, &Candidate::Message(logical));
             }
             Message::Update(update) => match self.halts_at(update) {
-                // What was resolved before comes again behind a reconnect, and was passed over then.
+                // After a reconnect changes that were resolved before are repeated; such an update was skipped then.
                 Some(halt) if self.relay.upcoming().is_some() => {
                     self.apply(now, Input::Halt(halt));
-                    return Step::Stay;
+                    return FeedStep::Stay;
                 }
                 Some(_) | None => Input::Change(Change::Skipped),
             },
             Message::Delete(_) | Message::Truncate(_) => Input::Change(Change::Skipped),
             Message::Message(logical) => {
-                // It comes once more where the connection does: the count is of messages seen.
-                self.tell.skipped.not_transactional += u64::from(self.mapper.has_prefix(logical));
-                return Step::Next;
+                // After a reconnect the message is repeated: this counts messages received.
+                self.log.skipped.not_transactional += u64::from(self.mapper.has_prefix(logical));
+                return FeedStep::Next;
             }
-            Message::Origin(_) => return Step::Next,
+            Message::Origin(_) => return FeedStep::Next,
         };
         if matches!(input, Input::Change(_)) {
             if self.relay.upcoming().is_some() && !self.relay.intake_open() {
-                return Step::Stay;
+                return FeedStep::Stay;
             }
-            self.tell.skipped.not_inserts += 1;
+            self.log.skipped.not_inserts += 1;
         }
         self.apply(now, input);
-        Step::Next
+        FeedStep::Next
     }
 
-    /// The halt of an UPDATE, where the configuration asks for one.
+    /// The halt because of an UPDATE, if the configuration asks for one.
     fn halts_at(&self, update: &Update<'_>) -> Option<Box<Halt>> {
         match self.mapper.halting_update(update) {
             Ok(id) => {
@@ -200,10 +200,10 @@ impl Pipeline {
         }
     }
 
-    /// A change that may be an event: maps it, asks the relay, and hands it to the sink if told to.
-    fn change(&mut self, now: Duration, change: &Candidate<'_>) -> Step {
+    /// A change that may be an event: maps it, applies it to the relay, and passes it to the sink if the relay says so.
+    fn change(&mut self, now: Duration, change: &Candidate<'_>) -> FeedStep {
         let at = match self.relay.upcoming() {
-            Some(_) if !self.relay.intake_open() => return Step::Stay,
+            Some(_) if !self.relay.intake_open() => return FeedStep::Stay,
             Some(next) => At { position: next.position, commit_time: next.commit_time },
             None => return self.skip(now),
         };
@@ -213,49 +213,55 @@ impl Pipeline {
             Err(error) => return self.not_mapped(now, at, error),
         };
         if !self.relay.admits(mapped.aggregate) {
-            return Step::Stay;
+            return FeedStep::Stay;
         }
         if self.relay.is_overtaken(at.position) {
             mapped.take_off_position();
         }
-        if has_expired(&self.tell, &self.returning, mapped.expires_at, mapped.event_id) {
-            log::expired(&mut self.tell, self.spec.name(), at.position, mapped.event_id);
+        if has_expired(&self.log, &self.requeued, mapped.expires_at, mapped.event_id) {
+            log::expired(&mut self.log, self.spec.name(), at.position, mapped.event_id);
             return self.skip(now);
         }
-        if is_repeated((&self.returning, &mut self.marking), &mut self.handed, &mapped, at) {
+        if is_repeated(
+            (&self.requeued, &mut self.row_status),
+            &mut self.hand_over_filter,
+            &mapped,
+            at,
+        ) {
             return self.skip_repeated(now);
         }
-        if self.returning.doubts(mapped.event_id) {
-            let parker = (&mut self.handed, &mut self.shelf, &mut self.tell, &self.metrics);
+        if self.requeued.doubts(mapped.event_id) {
+            let parker =
+                (&mut self.hand_over_filter, &mut self.record_buffer, &mut self.log, &self.metrics);
             let decider = (now, &mut self.relay, &mut self.effects);
             return park_doubted(decider, parker, &self.spec, (&mapped, at));
         }
         let record = mapped.record();
         let (aggregate, size_bytes) = (mapped.aggregate, record.held_bytes());
-        let wait = wait_of(&self.tell, &self.returning, &mapped);
+        let wait = wait_of(&self.log, &self.requeued, &mapped);
         let event = Input::Change(Change::Event { aggregate, size_bytes, wait });
         let ticket = match answer_to((now, &mut self.relay, &mut self.effects), event) {
-            Answer::Publish(ticket) => ticket,
-            Answer::Park(entry, refused) => {
-                self.handed.claimed(mapped.event_id);
-                let parker = (&mut self.shelf, &mut self.tell, &self.metrics);
+            RelayAnswer::Publish(ticket) => ticket,
+            RelayAnswer::Park(entry, refused) => {
+                self.hand_over_filter.claimed(mapped.event_id);
+                let parker = (&mut self.record_buffer, &mut self.log, &self.metrics);
                 park(parker, &self.spec, entry, (&mapped, at), refused);
-                return Step::Next;
+                return FeedStep::Next;
             }
-            Answer::Nothing => return Step::Next,
+            RelayAnswer::Nothing => return FeedStep::Next,
         };
         let not_taken = match enqueue(&mut *self.sink, &self.relay, ticket, &record) {
             Ok(sent) => {
                 self.destinations.takes(record.topic);
                 let row = of_row(change, (&mapped, record.timestamp_ms), at);
-                self.marking.sent(ticket, row, mapped.event_id);
-                let keepers = (&mut self.handed, &mut self.shelf, &mut self.tell);
-                keep_sent(keepers, ticket, (&mapped, at), sent);
-                return Step::Next;
+                self.row_status.sent(ticket, row, mapped.event_id);
+                let kept = (&mut self.hand_over_filter, &mut self.record_buffer, &mut self.log);
+                keep_sent(kept, ticket, (&mapped, at), sent);
+                return FeedStep::Next;
             }
             Err(not_taken) => not_taken,
         };
-        let doubted = self.shelf.takes_doubted(self.spec.parking.on_poison);
+        let doubted = self.record_buffer.parks_doubted(self.spec.parking.on_poison);
         let missing = not_taken == NotTaken::Missing;
         let may_park = missing && self.spec.parking.on_poison != OnPoison::Stop;
         let lost = || self.destinations.parks(record.topic, may_park, now);
@@ -264,63 +270,63 @@ impl Pipeline {
         let Some((input, refused)) = set_aside(not_taken, ticket, (doubted, lost), halt) else {
             self.destinations.awaits(nowhere(not_taken).then_some(record.topic));
             self.apply(now, offered_again(not_taken, ticket));
-            return Step::Stay;
+            return FeedStep::Stay;
         };
         self.destinations.awaits(None);
-        self.handed.claimed(mapped.event_id);
+        self.hand_over_filter.claimed(mapped.event_id);
         let answer = answer_to((now, &mut self.relay, &mut self.effects), input);
-        let parker = (&mut self.shelf, &mut self.tell, &self.metrics);
+        let parker = (&mut self.record_buffer, &mut self.log, &self.metrics);
         park_unsent(parker, &self.spec, answer, (&mapped, at), (missing, refused));
-        Step::Next
+        FeedStep::Next
     }
 
-    fn skip_other(&mut self, now: Duration) -> Step {
-        self.tell.skipped.others += 1;
+    fn skip_other(&mut self, now: Duration) -> FeedStep {
+        self.log.skipped.others += 1;
         self.skip(now)
     }
 
-    fn skip_repeated(&mut self, now: Duration) -> Step {
-        self.tell.skipped.repeated += 1;
+    fn skip_repeated(&mut self, now: Duration) -> FeedStep {
+        self.log.skipped.repeated += 1;
         self.skip(now)
     }
 
-    fn skip(&mut self, now: Duration) -> Step {
+    fn skip(&mut self, now: Duration) -> FeedStep {
         self.apply(now, Input::Change(Change::Skipped));
-        Step::Next
+        FeedStep::Next
     }
 
-    fn not_mapped(&mut self, now: Duration, at: At, error: MapError) -> Step {
+    fn not_mapped(&mut self, now: Duration, at: At, error: MapError) -> FeedStep {
         match error {
             MapError::Poison(poison) => {
                 let remains = &poison.remains;
                 let event_id = remains.event_id.as_deref().unwrap_or_default();
                 let aggregate = remains.aggregate.as_ref();
                 let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
-                if self.returning.passes(event_id)
-                    || self.handed.has(
+                if self.requeued.passes(event_id)
+                    || self.hand_over_filter.has(
                         event_id,
-                        (at.position.commit_lsn, self.marking.xid()),
+                        (at.position.commit_lsn, self.row_status.xid()),
                         aggregate,
                     )
                 {
                     return self.skip_repeated(now);
                 }
-                self.handed.claimed(event_id);
+                self.hand_over_filter.claimed(event_id);
                 self.metrics.failed(remains.event_type.as_deref().unwrap_or_default());
                 let halt = Box::new(halts::poison_event(&poison));
                 let first = self.effects.len();
                 let change = Input::Change(Change::Poison { aggregate, halt });
                 self.relay.apply(now, change, &mut self.effects);
-                if let Answer::Park(entry, _) = take_answer(&mut self.effects, first) {
-                    let row = self.shelf.keep_poison(entry, &poison, at.commit_time);
-                    self.tell.parked_total += 1;
-                    log::parked(&mut self.tell, &self.spec, row);
+                if let RelayAnswer::Park(entry, _) = take_answer(&mut self.effects, first) {
+                    let row = self.record_buffer.keep_poison(entry, &poison, at.commit_time);
+                    self.log.parked_total += 1;
+                    self.log.parked.event_parked(&self.spec, row);
                 }
-                Step::Next
+                FeedStep::Next
             }
             MapError::Unfit(_) | MapError::OutOfStep { .. } => {
                 self.apply(now, Input::Halt(Box::new(halts::unfit_table(&error))));
-                Step::Stay
+                FeedStep::Stay
             }
         }
     }
@@ -337,16 +343,16 @@ fn map<'a>(
     }
 }
 
-/// How an event went to the sink.
+/// How an event was passed to the sink.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sent {
-    /// As others.
+    /// Like all other events.
     Plain,
-    /// With nothing else in flight, to find out whether the broker takes one of its size.
+    /// With nothing else in flight, to find out whether the broker accepts a record of this size.
     Large,
 }
 
-/// Hands the event at hand to the sink, which may take it only with nothing else in flight.
+/// Passes the current event to the sink, which may accept it only with nothing else in flight.
 #[inline]
 fn enqueue(
     sink: &mut dyn Sink,
@@ -362,7 +368,7 @@ fn enqueue(
     }
 }
 
-/// The event was not taken, and comes again as the next change.
+/// The event was not accepted, and is offered again as the next change.
 fn offered_again(not_taken: NotTaken, ticket: Ticket) -> Input<'static> {
     if not_taken == NotTaken::Alone {
         Input::NeedsExclusive { ticket }
@@ -371,79 +377,88 @@ fn offered_again(not_taken: NotTaken, ticket: Ticket) -> Input<'static> {
     }
 }
 
-/// Remembers an event that the sink has taken; of a large one the record too, until its report: the broker may refuse
-/// it.
+/// Remembers an event that the sink has accepted. The record of a large event is kept until its report, because the
+/// broker may refuse it.
 fn keep_sent(
-    (handed, shelf, tell): (&mut Handed, &mut Shelf, &mut Tell),
+    (hand_over_filter, record_buffer, log): (
+        &mut HandOverFilter,
+        &mut RecordBuffer,
+        &mut PipelineLog,
+    ),
     ticket: Ticket,
     (mapped, at): (&Mapped<'_>, At),
     sent: Sent,
 ) {
-    handed.claimed(mapped.event_id);
-    tell.clamped_total += u64::from(mapped.clamped);
+    hand_over_filter.claimed(mapped.event_id);
+    log.clamped_total += u64::from(mapped.clamped);
     if sent == Sent::Large {
-        shelf.keep_large(ticket, mapped, at);
+        record_buffer.keep_large(ticket, mapped, at);
     }
 }
 
-/// Keeps the record of an event that the sink did not take, where the relay parks it.
+/// Keeps the record of an event that the sink did not accept, if the relay parks it.
 fn park_unsent(
-    (shelf, tell, metrics): (&mut Shelf, &mut Tell, &PipelineMetrics),
+    (record_buffer, log, metrics): (&mut RecordBuffer, &mut PipelineLog, &PipelineMetrics),
     spec: &PipelineSpec,
-    answer: Answer,
+    answer: RelayAnswer,
     (mapped, at): (&Mapped<'_>, At),
     (missing, refused): (bool, Option<Refusal>),
 ) {
     if refused.is_some() {
         metrics.failed(mapped.event_type);
     }
-    let Answer::Park(entry, _) = answer else { return };
-    tell.parked_total += 1;
-    let row = shelf.keep_unsent(entry, mapped, at, (missing, refused));
+    let RelayAnswer::Park(entry, _) = answer else { return };
+    log.parked_total += 1;
+    let row = record_buffer.keep_unsent(entry, mapped, at, (missing, refused));
     if missing || refused.is_some() {
-        log::parked(tell, spec, row);
+        log.parked.event_parked(spec, row);
     }
 }
 
-/// Keeps the record of an event that is parked before it is sent: behind another, or since a broker refused it.
+/// Keeps the record of an event that is parked before it is sent: behind another event, or because a broker refused it.
 fn park(
-    (shelf, tell, metrics): (&mut Shelf, &mut Tell, &PipelineMetrics),
+    (record_buffer, log, metrics): (&mut RecordBuffer, &mut PipelineLog, &PipelineMetrics),
     spec: &PipelineSpec,
     entry: Entry,
     (mapped, at): (&Mapped<'_>, At),
     refused: Option<Refusal>,
 ) {
-    tell.parked_total += 1;
+    log.parked_total += 1;
     if refused.is_none() {
-        shelf.keep(entry, mapped, at);
+        record_buffer.keep(entry, mapped, at);
         return;
     }
     metrics.failed(mapped.event_type);
-    let row = shelf.keep_refused(entry, mapped, at, refused);
-    log::parked(tell, spec, row);
+    let row = record_buffer.keep_refused(entry, mapped, at, refused);
+    log.parked.event_parked(spec, row);
 }
 
-/// Parks an event that has the id of another one, or is that one.
+/// Parks an event whose ID belongs to a parked event: it may be the same event or another one.
 fn park_doubted(
     decider: (Duration, &mut Relay, &mut Vec<Effect>),
-    (handed, shelf, tell, metrics): (&mut Handed, &mut Shelf, &mut Tell, &PipelineMetrics),
+    (hand_over_filter, record_buffer, log, metrics): (
+        &mut HandOverFilter,
+        &mut RecordBuffer,
+        &mut PipelineLog,
+        &PipelineMetrics,
+    ),
     spec: &PipelineSpec,
     (mapped, at): (&Mapped<'_>, At),
-) -> Step {
-    handed.claimed(mapped.event_id);
+) -> FeedStep {
+    hand_over_filter.claimed(mapped.event_id);
     metrics.failed(mapped.event_type);
     let halt = Box::new(halts::doubted_event(mapped.event_id, at.position));
     let change = Change::Poison { aggregate: Some(mapped.aggregate), halt };
-    if let Answer::Park(entry, _) = answer_to(decider, Input::Change(change)) {
-        tell.parked_total += 1;
-        let row = shelf.keep_doubted(entry, mapped, at);
-        log::parked(tell, spec, row);
+    if let RelayAnswer::Park(entry, _) = answer_to(decider, Input::Change(change)) {
+        log.parked_total += 1;
+        let row = record_buffer.keep_doubted(entry, mapped, at);
+        log.parked.event_parked(spec, row);
     }
-    Step::Next
+    FeedStep::Next
 }
 
-/// Whether an event that the sink did not take is parked, and why; `None` where it is offered again before any other.
-/// `doubted` and `lost`: whether that is so for one that may not fit, and for one whose destination takes none.
+/// Whether an event that the sink did not accept is parked, and why; `None` if it is offered again before any other.
+/// `doubted`, `lost`: whether an event that may not fit, or whose destination accepts no records, is parked.
 fn set_aside(
     not_taken: NotTaken,
     ticket: Ticket,
@@ -465,44 +480,45 @@ fn set_aside(
     }
 }
 
-/// What is to be done with the record at hand.
+/// What to do with the current record.
 #[derive(Clone, Copy)]
-enum Answer {
+enum RelayAnswer {
     Publish(Ticket),
     Park(Entry, Option<Refusal>),
     Nothing,
 }
 
-/// How long the event is kept back.
-fn wait_of(tell: &Tell, returning: &Returning, mapped: &Mapped<'_>) -> Duration {
-    let wait = mapped.available_at.map_or(Duration::ZERO, |at| tell.until(at));
-    returning.wait(mapped.event_id, wait)
+/// How long the event is delayed.
+fn wait_of(log: &PipelineLog, requeued: &RequeuedEvents, mapped: &Mapped<'_>) -> Duration {
+    let wait = mapped.available_at.map_or(Duration::ZERO, |at| log.until(at));
+    requeued.wait(mapped.event_id, wait)
 }
 
-/// Whether the event's time has passed. One that is parked does not expire: it would go behind its followers.
+/// Whether the event has expired. A parked event does not expire: otherwise it would be skipped while later events of
+/// its aggregate wait for it.
 fn has_expired(
-    tell: &Tell,
-    returning: &Returning,
+    log: &PipelineLog,
+    requeued: &RequeuedEvents,
     expires_at: Option<PgTime>,
     event_id: &str,
 ) -> bool {
-    expires_at.is_some_and(|at| tell.has_passed(at)) && !returning.parks(event_id)
+    expires_at.is_some_and(|at| log.has_passed(at)) && !requeued.parks(event_id)
 }
 
-/// Whether polling or a repair has published the event, or has it in hand.
+/// Whether polling or a repair has published the event, or has claimed it.
 fn is_repeated(
-    (returning, marking): (&Returning, &mut Marking),
-    handed: &mut Handed,
+    (requeued, row_status): (&RequeuedEvents, &mut RowStatusQueue),
+    hand_over_filter: &mut HandOverFilter,
     mapped: &Mapped<'_>,
     at: At,
 ) -> bool {
-    let (id, of) = (mapped.event_id, (at.position.commit_lsn, marking.xid()));
-    marking.waits_for(id, mapped.aggregate)
-        || returning.passes(id)
-        || handed.has(id, of, Some(mapped.aggregate))
+    let (id, of) = (mapped.event_id, (at.position.commit_lsn, row_status.xid()));
+    row_status.waits_for(id, mapped.aggregate)
+        || requeued.passes(id)
+        || hand_over_filter.has(id, of, Some(mapped.aggregate))
 }
 
-/// Where an event of a row stands, of which aggregate, and its own time; `None` of a message.
+/// Position, aggregate and own time of an event that comes from a row; `None` for a message.
 fn of_row<'a>(
     change: &Candidate<'_>,
     (mapped, timestamp_ms): (&Mapped<'a>, Option<i64>),
@@ -512,29 +528,31 @@ fn of_row<'a>(
     matches!(change, Candidate::Row(_)).then_some((at, mapped.aggregate, time_ms))
 }
 
-/// Whether a record waits for its destination alone.
+/// Whether a record waits only for its destination.
 fn nowhere(not_taken: NotTaken) -> bool {
     matches!(not_taken, NotTaken::Destination | NotTaken::Unavailable | NotTaken::Missing)
 }
 
-/// Applies an event, or what became of the one at hand, and takes the answer.
+/// Applies an input to the relay, and takes the answer for the current event.
 #[inline]
 fn answer_to(
     (now, relay, effects): (Duration, &mut Relay, &mut Vec<Effect>),
     input: Input<'_>,
-) -> Answer {
+) -> RelayAnswer {
     let first = effects.len();
     relay.apply(now, input, effects);
     take_answer(effects, first)
 }
 
-/// The answer to the event just applied, taken out of the effects: its record is at hand only now.
-fn take_answer(effects: &mut Vec<Effect>, first: usize) -> Answer {
+/// Takes the answer to the current event out of the effects: only now its record is available.
+fn take_answer(effects: &mut Vec<Effect>, first: usize) -> RelayAnswer {
     let at_hand = |effect: &Effect| matches!(effect, Effect::Publish(_) | Effect::Park { .. });
-    let Some(at) = effects.iter().skip(first).position(at_hand) else { return Answer::Nothing };
+    let Some(at) = effects.iter().skip(first).position(at_hand) else {
+        return RelayAnswer::Nothing;
+    };
     match effects.remove(first + at) {
-        Effect::Publish(ticket) => Answer::Publish(ticket),
-        Effect::Park { ticket: _, entry, reason } => Answer::Park(entry, reason),
+        Effect::Publish(ticket) => RelayAnswer::Publish(ticket),
+        Effect::Park { ticket: _, entry, reason } => RelayAnswer::Park(entry, reason),
         Effect::Published { .. }
         | Effect::WriteParking { .. }
         | Effect::Attempt { .. }
@@ -547,7 +565,7 @@ fn take_answer(effects: &mut Vec<Effect>, first: usize) -> Answer {
         | Effect::Confirm(_)
         | Effect::Restart { .. }
         | Effect::Drained
-        | Effect::Halt(_) => Answer::Nothing,
+        | Effect::Halt(_) => RelayAnswer::Nothing,
     }
 }
 
@@ -568,7 +586,7 @@ mod tests {
     use crate::postgres::store::parked::{Again, Fate};
 
     #[test]
-    fn event_expires_unless_it_is_parked_and_comes_again() {
+    fn event_expires_unless_it_is_parked_and_requeued() {
         let again = |id: &str, fate| Again {
             event_id: id.to_owned(),
             position: Position::default(),
@@ -576,9 +594,9 @@ mod tests {
             xmin: 0,
         };
         let parked = again("parked", Fate::Again { certain: true });
-        let returning = Returning::new(vec![parked, again("resolved", Fate::Passes)]);
-        let mut tell = Tell::default();
-        tell.look_at_the_clock();
+        let requeued = RequeuedEvents::new(vec![parked, again("resolved", Fate::Passes)]);
+        let mut log = PipelineLog::default();
+        log.read_clock();
         // The beginning of 2000, and the end of time.
         let (past, future) = (PgTime::default(), PgTime { micros: i64::MAX });
         for (id, expires_at, expired) in [
@@ -588,7 +606,7 @@ mod tests {
             ("resolved", Some(past), true),
             ("parked", Some(past), false),
         ] {
-            assert_eq!(has_expired(&tell, &returning, expires_at, id), expired, "{id}");
+            assert_eq!(has_expired(&log, &requeued, expires_at, id), expired, "{id}");
         }
     }
 }

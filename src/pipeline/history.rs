@@ -11,7 +11,7 @@ use crate::postgres::store::cursor::Cursor;
 
 /// What a server says of its own past.
 #[derive(Clone, Debug)]
-pub(super) struct Past {
+pub(super) struct ServerPast {
     /// Where its WAL ends.
     pub(super) wal_end: Lsn,
     /// The timelines before its own; empty where nothing is known of them.
@@ -20,7 +20,7 @@ pub(super) struct Past {
 
 /// How much of a server this process has seen.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(super) struct SeenPositions {
     /// Confirmed to it, and so in its cursor row before.
     pub(super) confirmed: Watermark,
     /// Read from it.
@@ -29,13 +29,13 @@ pub(super) struct Seen {
 
 /// Cluster, timeline and slot of a stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct History {
+pub(super) struct ServerHistory {
     system_identifier: String,
     timeline: u32,
     slot_created_lsn: Lsn,
 }
 
-impl History {
+impl ServerHistory {
     /// Of the stream that starts with this row, which is bound to the server's own timeline.
     pub(super) fn of(cursor: &Cursor) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl History {
 
     /// Why nothing may be published from `next` after this: it is another cluster, an older timeline, or one that does
     /// not have ours behind it.
-    pub(super) fn refuses(&self, next: &Self, past: &Past) -> Option<Halt> {
+    pub(super) fn refuses(&self, next: &Self, past: &ServerPast) -> Option<Halt> {
         let behind = || past.switches.iter().any(|switch| switch.timeline == self.timeline);
         let message = if self.system_identifier != next.system_identifier {
             format!(
@@ -87,8 +87,8 @@ impl History {
     pub(super) fn rewound(
         &self,
         next: &Self,
-        past: &Past,
-        seen: Seen,
+        past: &ServerPast,
+        seen: SeenPositions,
         start: Watermark,
     ) -> Option<Halt> {
         let same =
@@ -136,21 +136,24 @@ fn other_history(message: String) -> Halt {
 mod tests {
     use super::*;
 
-    fn at(system: &str, timeline: u32, slot: u64) -> History {
-        History {
+    fn at(system: &str, timeline: u32, slot: u64) -> ServerHistory {
+        ServerHistory {
             system_identifier: system.into(),
             timeline,
             slot_created_lsn: Lsn::from_wire(slot),
         }
     }
 
-    fn past(wal_end: u64, timelines: &[u32]) -> Past {
+    fn past(wal_end: u64, timelines: &[u32]) -> ServerPast {
         let switch = |timeline: &u32| Switch {
             timeline: *timeline,
             at: Lsn::from_wire(50),
             reason: "no recovery target specified".to_owned(),
         };
-        Past { wal_end: Lsn::from_wire(wal_end), switches: timelines.iter().map(switch).collect() }
+        ServerPast {
+            wal_end: Lsn::from_wire(wal_end),
+            switches: timelines.iter().map(switch).collect(),
+        }
     }
 
     #[test]
@@ -181,7 +184,7 @@ mod tests {
     fn server_set_back_on_its_timeline_is_refused() {
         let before = at("7", 2, 16);
         let mark = |lsn| Watermark::resumed(Lsn::from_wire(lsn));
-        let seen = Seen { confirmed: mark(60), received: Lsn::from_wire(80) };
+        let seen = SeenPositions { confirmed: mark(60), received: Lsn::from_wire(80) };
         for (next, wal_end, start, refused) in [
             (at("7", 2, 16), 80, 60, false),
             (at("7", 2, 16), 90, 70, false),

@@ -20,12 +20,12 @@ pub(super) struct LagMeter {
     /// An end of WAL that was seen and is not read, and since when something below it may wait.
     unread: Option<(Lsn, Instant)>,
     /// The oldest row that is ready in the polled table.
-    row: Option<Waiting>,
+    row: Option<RowAge>,
 }
 
 /// How long a row has waited.
 #[derive(Clone, Copy, Debug)]
-enum Waiting {
+enum RowAge {
     /// So long when it was looked at.
     Known(Duration, Instant),
     /// Its table has no time that tells: since everything was read.
@@ -67,7 +67,7 @@ impl LagMeter {
     }
 
     /// The server's end of WAL was looked at while the stream had brought what is below `received`.
-    pub(super) fn looked(&mut self, wal_end: Lsn, received: Lsn, now: Instant) {
+    pub(super) fn wal_end_seen(&mut self, wal_end: Lsn, received: Lsn, now: Instant) {
         self.answered(now);
         self.reached(received);
         if self.unread.is_none() && received < wal_end {
@@ -77,7 +77,7 @@ impl LagMeter {
 
     /// Another process reads the slot, and has confirmed what is below `confirmed`.
     pub(super) fn other_reads(&mut self, wal_end: Lsn, confirmed: Lsn, now: Instant) {
-        self.looked(wal_end, confirmed, now);
+        self.wal_end_seen(wal_end, confirmed, now);
         self.read_at = self.unread.map_or(now, |(_, since)| since);
     }
 
@@ -95,29 +95,29 @@ impl LagMeter {
                 self.read_at = began;
                 None
             }
-            OldestRow::Since(age) => Some(Waiting::Known(age, now)),
-            OldestRow::Unknown => Some(Waiting::Unknown),
+            OldestRow::Since(age) => Some(RowAge::Known(age, now)),
+            OldestRow::Unknown => Some(RowAge::Unknown),
         };
     }
 
     /// How long the oldest commit has waited that was not read, at `now`.
-    pub(super) fn of_unread(&mut self, reading: Reading, now: Instant) -> Duration {
+    pub(super) fn of_unread(&mut self, reading: ReadMode, now: Instant) -> Duration {
         let since = |at: Instant| now.saturating_duration_since(at);
         let row = self.row.map_or(Duration::ZERO, |row| match row {
-            Waiting::Known(age, at) => age.saturating_add(since(at)),
-            Waiting::Unknown => since(self.read_at),
+            RowAge::Known(age, at) => age.saturating_add(since(at)),
+            RowAge::Unknown => since(self.read_at),
         });
         let late = self.answered_at.is_some_and(|at| since(at) > ANSWER_LATE);
         match reading {
-            Reading::Stream { received } if !late => {
+            ReadMode::Stream { received } if !late => {
                 self.reached(received);
                 let unread = self.unread.map_or(now, |(_, at)| at);
                 self.read_at = unread;
                 since(unread)
             }
-            Reading::Other => self.unread.map_or(Duration::ZERO, |(_, at)| since(at)),
-            Reading::Table if !late => row,
-            Reading::Stream { .. } | Reading::Table | Reading::Nothing => {
+            ReadMode::Other => self.unread.map_or(Duration::ZERO, |(_, at)| since(at)),
+            ReadMode::Table if !late => row,
+            ReadMode::Stream { .. } | ReadMode::Table | ReadMode::Nothing => {
                 since(self.read_at).max(row)
             }
         }
@@ -126,7 +126,7 @@ impl LagMeter {
 
 /// How events are read just now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Reading {
+pub(super) enum ReadMode {
     /// From a stream that has brought what is below `received`.
     Stream { received: Lsn },
     /// From the table.
@@ -147,23 +147,23 @@ mod tests {
         Lsn::from_wire(at)
     }
 
-    fn stream(received: u64) -> Reading {
-        Reading::Stream { received: lsn(received) }
+    fn stream(received: u64) -> ReadMode {
+        ReadMode::Stream { received: lsn(received) }
     }
 
     #[test]
     fn while_nothing_is_read_the_lag_is_the_time_since_everything_was() {
         let start = Instant::now();
         let mut meter = LagMeter::new(start);
-        assert_eq!(meter.of_unread(Reading::Nothing, start + 3 * SECOND), 3 * SECOND);
+        assert_eq!(meter.of_unread(ReadMode::Nothing, start + 3 * SECOND), 3 * SECOND);
         meter.connected(lsn(100), start + 4 * SECOND);
         assert_eq!(meter.of_unread(stream(50), start + 5 * SECOND), 5 * SECOND, "since the start");
         assert_eq!(meter.of_unread(stream(100), start + 6 * SECOND), Duration::ZERO);
-        assert_eq!(meter.of_unread(Reading::Nothing, start + 9 * SECOND), 3 * SECOND);
+        assert_eq!(meter.of_unread(ReadMode::Nothing, start + 9 * SECOND), 3 * SECOND);
         // The end of the outage is not the end of the lag.
         meter.connected(lsn(200), start + 10 * SECOND);
         assert_eq!(meter.of_unread(stream(150), start + 10 * SECOND), 4 * SECOND);
-        assert_eq!(meter.of_unread(Reading::Nothing, start + 11 * SECOND), 5 * SECOND);
+        assert_eq!(meter.of_unread(ReadMode::Nothing, start + 11 * SECOND), 5 * SECOND);
     }
 
     #[test]
@@ -172,8 +172,8 @@ mod tests {
         let mut meter = LagMeter::new(start);
         meter.connected(lsn(100), start);
         assert_eq!(meter.of_unread(stream(100), start), Duration::ZERO);
-        meter.looked(lsn(200), lsn(100), start + 5 * SECOND);
-        meter.looked(lsn(300), lsn(100), start + 10 * SECOND);
+        meter.wal_end_seen(lsn(200), lsn(100), start + 5 * SECOND);
+        meter.wal_end_seen(lsn(300), lsn(100), start + 10 * SECOND);
         assert_eq!(meter.of_unread(stream(100), start + 11 * SECOND), 6 * SECOND);
         // What was written since the first of the looks is not known to be old.
         assert_eq!(meter.of_unread(stream(200), start + 11 * SECOND), Duration::ZERO);
@@ -196,10 +196,10 @@ mod tests {
         let start = Instant::now();
         let mut meter = LagMeter::new(start);
         meter.other_reads(lsn(100), lsn(100), start + 60 * SECOND);
-        assert_eq!(meter.of_unread(Reading::Other, start + 61 * SECOND), Duration::ZERO);
+        assert_eq!(meter.of_unread(ReadMode::Other, start + 61 * SECOND), Duration::ZERO);
         meter.other_reads(lsn(200), lsn(100), start + 70 * SECOND);
         meter.other_reads(lsn(300), lsn(100), start + 80 * SECOND);
-        assert_eq!(meter.of_unread(Reading::Other, start + 90 * SECOND), 20 * SECOND);
+        assert_eq!(meter.of_unread(ReadMode::Other, start + 90 * SECOND), 20 * SECOND);
         // It takes over, and what the other one left is as old.
         meter.connected(lsn(300), start + 95 * SECOND);
         assert_eq!(meter.of_unread(stream(100), start + 100 * SECOND), 30 * SECOND);
@@ -211,11 +211,11 @@ mod tests {
         let mut meter = LagMeter::new(start);
         let at = |seconds: u32| start + seconds * SECOND;
         meter.polled(OldestRow::Since(3_600 * SECOND), start, start);
-        assert_eq!(meter.of_unread(Reading::Table, at(2)), 3_602 * SECOND);
+        assert_eq!(meter.of_unread(ReadMode::Table, at(2)), 3_602 * SECOND);
         meter.polled(OldestRow::Unknown, at(4), at(5));
-        assert_eq!(meter.of_unread(Reading::Table, at(6)), 6 * SECOND);
+        assert_eq!(meter.of_unread(ReadMode::Table, at(6)), 6 * SECOND);
         meter.polled(OldestRow::None, at(9), at(10));
-        assert_eq!(meter.of_unread(Reading::Table, at(11)), Duration::ZERO);
-        assert_eq!(meter.of_unread(Reading::Nothing, at(12)), 3 * SECOND);
+        assert_eq!(meter.of_unread(ReadMode::Table, at(11)), Duration::ZERO);
+        assert_eq!(meter.of_unread(ReadMode::Nothing, at(12)), 3 * SECOND);
     }
 }

@@ -2,18 +2,18 @@
 
 use super::connect::{self, Connected, Failure};
 use super::destinations::Destinations;
-use super::failpoint::cut;
-use super::former::{LEASE, Ownership};
-use super::history::{History, Past, Seen};
+use super::failpoint::failpoint;
+use super::former_owner::{LEASE, Ownership};
+use super::history::{SeenPositions, ServerHistory, ServerPast};
 use super::lag::LagMeter;
-use super::parked::{Desk, Shelf};
-use super::requeue::Returning;
-use super::row_status::{Handed, Marking};
-use super::service::{Exit, Stop};
-use super::slot_monitor::{Budget, Published};
+use super::parked::{RecordBuffer, StoreSession};
+use super::requeue::RequeuedEvents;
+use super::row_status::{HandOverFilter, RowStatusQueue};
+use super::service::{PipelineExit, Stop};
+use super::slot_monitor::{PublicationState, WalRetentionLimit};
 use super::spec::{Mode, PipelineSpec};
 use super::stream::End;
-use super::{halts, handover, log, repair, settings_change};
+use super::{halts, hand_over, log, repair, settings_change};
 use crate::backoff::Backoff;
 use crate::error::{Halt, HaltReason};
 use crate::event::{Histories, PgTime, Position};
@@ -33,107 +33,136 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Pauses between two tries to connect: the first, and the longest.
+/// The shortest and the longest pause between two attempts to connect.
 const RECONNECT_MIN: Duration = Duration::from_millis(200);
 const RECONNECT_MAX: Duration = Duration::from_secs(15);
 
-/// How long a start waits for a broker to name its cluster, since the process began. Without it the pipeline starts,
-/// and takes no record until one has.
+/// How long a start waits, since the process began, for a broker to report the ID of its cluster. After that the
+/// pipeline starts, and publishes nothing until a broker has reported it.
 const CLUSTER_WAIT: Duration = Duration::from_secs(2);
 const CLUSTER_PAUSE: Duration = Duration::from_millis(20);
 
+/// How long the server may take to answer the end of a stream, and to show the last position in the slot. What it does
+/// not answer in time is repeated at the next start.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
+
+/// Interval between two queries of the slot while it does not show the last position yet: PostgreSQL sends no
+/// notification of that.
+const CLOSE_POLL_INTERVAL: Duration = Duration::from_millis(5);
+
 /// A pipeline and all its parts.
 pub(super) struct Pipeline {
+    /// What the pipeline was configured with.
     pub(super) spec: Arc<PipelineSpec>,
+    /// Decides the order and the confirmation of events.
     pub(super) relay: Relay,
+    /// Makes events of rows and logical messages.
     pub(super) mapper: Mapper,
-    /// Types that the relation at hand waits for: the catalog is to be asked for them.
+    /// Types that the current relation refers to and that have to be read from the catalog.
     pub(super) unknown_types: Vec<u32>,
+    /// Where records are published.
     pub(super) sink: Box<dyn Sink>,
-    pub(super) cluster: Cluster,
+    /// The cluster of the sink's brokers.
+    pub(super) cluster: SinkCluster,
+    /// Posts of the sink to this thread.
     pub(super) mailbox: Mailbox,
+    /// Effects of the relay that are not performed yet.
     pub(super) effects: Vec<Effect>,
-    /// What the server has been told.
+    /// The last position that was confirmed to the server.
     pub(super) confirmed: Watermark,
     /// Commit time of the newest transaction that was fed.
     pub(super) committed_at: PgTime,
+    /// The status that `/status` and the metrics read.
     pub(super) status_handle: StatusHandle,
+    /// Counters of this pipeline.
     pub(super) metrics: PipelineMetrics,
-    pub(super) tell: log::Tell,
-    /// Of commits that were not read yet.
+    /// State of the log lines, and the wall clock.
+    pub(super) log: log::PipelineLog,
+    /// Lag of commits that were not read yet.
     pub(super) lag: LagMeter,
     /// Records of parked events.
-    pub(super) shelf: Shelf,
+    pub(super) record_buffer: RecordBuffer,
+    /// Destinations that accept no records.
     pub(super) destinations: Destinations,
-    pub(super) marking: Marking,
-    pub(super) handed: Handed,
-    /// Parked events whose rows the table brings again.
-    pub(super) returning: Returning,
-    /// The slot is to be let go as soon as the table is polled.
-    pub(super) lets_go: bool,
-    /// What was received when the stream was last seen to wait for a standby.
+    /// Rows whose published status is to be written to their table.
+    pub(super) row_status: RowStatusQueue,
+    /// IDs that polling has published and the stream will repeat.
+    pub(super) hand_over_filter: HandOverFilter,
+    /// Parked events whose rows are read from the table again.
+    pub(super) requeued: RequeuedEvents,
+    /// The slot is to be dropped as soon as the table is polled.
+    pub(super) drops_slot: bool,
+    /// The position that was received when the stream last waited for a standby.
     pub(super) stalled_at: Option<Lsn>,
     /// `source.wal_retain_max`
-    pub(super) budget: Option<Budget>,
-    /// What is tried next.
+    pub(super) wal_retention_limit: Option<WalRetentionLimit>,
+    /// How events are read next.
     pub(super) next: Next,
-    /// A repair came to its end, or there was nothing to repair.
+    /// A repair has ended, or there was nothing to repair.
     pub(super) repaired: bool,
+    /// Scratch space for posts.
     posts: Vec<Post>,
-    /// When the sink wants a turn, whatever happens.
+    /// When the sink needs its next turn.
     sink_due: Option<std::time::Instant>,
-    /// A commit's time, and how many of its events were published since the last look at the clock.
+    /// A commit time, and how many of its events were published since the latency was last observed.
     observed: (PgTime, u64),
+    /// Zero of the relay's clock.
     epoch: Instant,
+    /// Whether this process has streamed or polled before.
     pub(super) ever_streamed: bool,
-    /// What the positions we remember belong to.
-    pub(super) history: Option<History>,
-    /// The server that events were read from last, streamed or polled.
-    server: Option<History>,
-    /// Which histories published positions belong to.
+    /// The history that the positions in memory belong to.
+    pub(super) history: Option<ServerHistory>,
+    /// The server from which events were last read, by stream or by polling.
+    server: Option<ServerHistory>,
+    /// The histories that published positions belong to.
     pub(super) histories: Histories,
-    /// The publication, as the stream before knew it.
-    pub(super) published: Option<Published>,
-    /// The epoch under which we streamed last.
+    /// The publication, as the previous stream knew it.
+    pub(super) publication: Option<PublicationState>,
+    /// The owner epoch under which this process streamed last.
     pub(super) owned: Option<i64>,
+    /// What is known of the ownership of the pipeline.
     pub(super) ownership: Ownership,
-    /// When what is in flight is no longer ours to send, while there is no stream.
+    /// When events in flight must be given up while there is no stream.
     lease_ends: Instant,
-    pub(super) rechecked: Rechecked,
+    /// The last refusal by the server.
+    pub(super) last_refusal: LastRefusal,
+    /// Detects an error that repeats at the same position.
     pub(super) repeats: Repeats,
+    /// The shortest pause before the next attempt.
     pub(super) pause_min: Duration,
 }
 
-/// The cluster that the sink's brokers are of.
+/// The Kafka cluster of the brokers.
 #[derive(Default)]
-pub(super) struct Cluster {
-    /// With which the last start was decided; `None` where no broker had answered.
+pub(super) struct SinkCluster {
+    /// The cluster for which the last start was decided; `None` if no broker had answered.
     decided: Option<String>,
-    /// Another one answers, and has to be compared with what the position belongs to.
+    /// The brokers belong to another cluster, which has to be compared with the one of the position.
     pub(super) located: bool,
 }
 
 /// How events are read next.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) enum Next {
-    /// By the mode.
+    /// As the mode says.
     #[default]
     Stream,
-    /// From the table, since the slot can't be used.
+    /// From the table, because the slot can't be used.
     Poll,
-    /// From the list of a repair.
+    /// From the list of rows of a repair.
     Repair,
 }
 
-/// What waiting came to.
+/// The result of a wait.
 pub(super) enum Waited<T> {
     Done(T),
-    Over(Exit),
+    Over(PipelineExit),
 }
 
 impl Pipeline {
-    /// Waits a moment for a broker to name its cluster, so that a start need not be repeated for it.
-    async fn await_cluster(&mut self, stop: &Stop) -> Option<Exit> {
+    /// Waits up to [`CLUSTER_WAIT`] for a broker to report its cluster, so that a start need not be repeated because of
+    /// it.
+    async fn await_cluster(&mut self, stop: &Stop) -> Option<PipelineExit> {
         while matches!(self.spec.sink, SinkSpec::Kafka(_))
             && self.sink.cluster().is_none()
             && self.epoch.elapsed() < CLUSTER_WAIT
@@ -143,36 +172,36 @@ impl Pipeline {
                 return Some(exit);
             }
         }
-        self.cluster = Cluster { decided: self.sink.cluster(), located: false };
+        self.cluster = SinkCluster { decided: self.sink.cluster(), located: false };
         None
     }
 
-    /// The start was decided, and its session is ours: records may go to the cluster that it was decided with. Where
-    /// that is not known, they may go to none, also not to the one of an earlier session: another process may have
-    /// moved the position on since, in another cluster.
+    /// Allows records to be published to the cluster for which the start was decided. If that cluster is not known,
+    /// nothing is published, not even to the cluster of an earlier session: another process may have moved the position
+    /// forward in another cluster since.
     fn admit(&mut self) {
         let cluster = self.cluster.decided.as_deref();
         match cluster {
             Some(cluster) => self.sink.admit(cluster),
             None => self.sink.hold(),
         }
-        let words = settings_change::words(&self.spec, cluster);
-        self.status_handle.update(|snapshot| snapshot.belongs_to = Some(words));
-        // A broker may have answered since.
+        let summary = settings_change::summary(&self.spec, cluster);
+        self.status_handle.update(|snapshot| snapshot.belongs_to = Some(summary));
+        // A broker may have answered since the decision.
         self.compare_cluster();
     }
 
-    /// Notes whether the brokers are of another cluster than the start was decided with.
+    /// Notes whether the brokers belong to another cluster than the one for which the start was decided.
     fn compare_cluster(&mut self) {
         let found = self.sink.cluster();
         self.cluster.located |= found.is_some() && found != self.cluster.decided;
     }
 
-    async fn run(&mut self, stop: &Stop) -> Exit {
+    async fn run(&mut self, stop: &Stop) -> PipelineExit {
         let mut backoff = Backoff::new(RECONNECT_MIN, RECONNECT_MAX);
         loop {
             if self.spec.only_repair && self.repaired {
-                return Exit::Stopped;
+                return PipelineExit::Stopped;
             }
             if let Some(exit) = self.await_cluster(stop).await {
                 return exit;
@@ -192,34 +221,37 @@ impl Pipeline {
                 Waited::Over(exit) => return exit,
                 Waited::Done(Err(failure)) => failure,
                 Waited::Done(Ok(connected)) => {
-                    let next = History::of(&connected.resume.cursor);
-                    let seen = Seen { confirmed: self.confirmed, received: self.relay.received() };
+                    let next = ServerHistory::of(&connected.resume.cursor);
+                    let seen = SeenPositions {
+                        confirmed: self.confirmed,
+                        received: self.relay.received(),
+                    };
                     let start = connected.resume.start;
                     let refused = self.refuses(&next, &connected.past).or_else(|| {
                         let before = self.history.as_ref()?;
                         before.rewound(&next, &connected.past, seen, start)
                     });
                     if let Some(halt) = refused {
-                        self.end_history(&connected.desk).await;
-                        return Exit::Halted(Box::new(halt));
+                        self.end_history(&connected.store).await;
+                        return PipelineExit::Halted(Box::new(halt));
                     }
                     self.server = Some(next);
                     self.admit();
                     let since = Instant::now();
                     self.ever_streamed = true;
-                    self.rechecked.answered();
+                    self.last_refusal.explained();
                     let end = self.stream(connected, stop).await;
                     self.lease_ends = Instant::now() + lease(&end);
                     if since.elapsed() > RECONNECT_MAX {
-                        self.rechecked.forget();
+                        self.last_refusal.clear();
                         backoff.reset();
                     }
                     match end {
                         End::Over(exit) => return exit,
                         End::Lost(error, phase) => Failure::Source(error, phase),
                         End::Restart => Failure::Reset,
-                        End::LetGo(halt) => {
-                            self.lets_go = true;
+                        End::DropSlot(halt) => {
+                            self.drops_slot = true;
                             Failure::Halt(halt)
                         }
                     }
@@ -231,13 +263,13 @@ impl Pipeline {
         }
     }
 
-    /// One session of polling, or of a repair, and the pause after it; the exit, if the pipeline is over.
+    /// Runs one session of polling, or of a repair, and pauses after it; returns the exit if the pipeline has ended.
     async fn poll_once(
         &mut self,
         repairs: bool,
         stop: &Stop,
         backoff: &mut Backoff,
-    ) -> Option<Exit> {
+    ) -> Option<PipelineExit> {
         let spec = Arc::clone(&self.spec);
         let seen = self.histories.current();
         let cluster = self.cluster.decided.clone();
@@ -252,56 +284,61 @@ impl Pipeline {
             Waited::Over(exit) => return Some(exit),
             Waited::Done(Err(failure)) => failure,
             Waited::Done(Ok(polling)) => {
-                let past = Past { wal_end: polling.start, switches: Vec::new() };
+                let past = ServerPast { wal_end: polling.start, switches: Vec::new() };
                 if let Some(halt) = self.refuses(&polling.server, &past) {
-                    self.end_history(&polling.desk).await;
-                    return Some(Exit::Halted(Box::new(halt)));
+                    self.end_history(&polling.store).await;
+                    return Some(PipelineExit::Halted(Box::new(halt)));
                 }
                 self.server = Some(polling.server.clone());
                 self.admit();
                 let since = Instant::now();
                 self.ever_streamed = true;
-                self.rechecked.answered();
+                self.last_refusal.explained();
                 let end = Box::pin(self.poll(polling, stop)).await;
                 if since.elapsed() > RECONNECT_MAX {
-                    self.rechecked.forget();
+                    self.last_refusal.clear();
                     backoff.reset();
                 }
                 match end {
                     End::Over(exit) => return Some(exit),
                     End::Lost(error, phase) => Failure::Source(error, phase),
                     End::Restart => Failure::Reset,
-                    End::LetGo(halt) => Failure::Halt(halt),
+                    End::DropSlot(halt) => Failure::Halt(halt),
                 }
             }
         };
-        if let Some(halt) = self.judge(failure) {
+        if let Some(halt) = self.halt_for(failure) {
             self.apply(self.now(), Input::SourceLost);
-            return Some(Exit::Halted(halt));
+            return Some(PipelineExit::Halted(halt));
         }
         self.pause(stop, backoff).await
     }
 
-    /// Why nothing of this server may be published after what was published from the server before.
-    fn refuses(&self, next: &History, past: &Past) -> Option<Halt> {
+    /// Why nothing of this server may be published after what was published from the previous server.
+    fn refuses(&self, next: &ServerHistory, past: &ServerPast) -> Option<Halt> {
         self.server.as_ref()?.refuses(next, past)
     }
 
-    /// The mapper of streams, or of claims (`rows`): those have no position in the log. Called before anything is
-    /// marked: where the server has another history than the one before, what is remembered by id is forgotten. A
-    /// server that was promoted without the last commits gives their ids to other rows.
-    pub(super) fn renew_mapper(&mut self, desk: &Desk, rows: bool) -> Result<(), Box<Halt>> {
+    /// Creates the mapper of a stream, or of claims (`rows`), whose rows have no position in the WAL. Called before
+    /// anything is marked: if the history of this server differs from that of the previous one, everything that is
+    /// remembered by event ID is discarded. A server that was promoted without the last commits gives their IDs to
+    /// other rows.
+    pub(super) fn reset_mapper(
+        &mut self,
+        store: &StoreSession,
+        rows: bool,
+    ) -> Result<(), Box<Halt>> {
         let outbox = self.spec.outbox.clone();
         let mut mapper = Mapper::new(outbox).map_err(|e| Box::new(halts::unfit_outbox(&e)))?;
-        let Settled { histories, raised, first: _ } = &desk.histories;
+        let Settled { histories, raised, first: _ } = &store.histories;
         mapper.set_histories(histories.clone(), rows);
         if let Some((before, from)) = *raised {
             log::history_begins(&self.spec, histories.current(), before, from);
         }
         if self.histories.current() != histories.current() {
-            // Ids of another history are other rows' on this server.
-            self.marking.forget();
-            self.handed = Handed::default();
+            // On this server the IDs of another history belong to other rows.
+            self.row_status.forget();
+            self.hand_over_filter = HandOverFilter::default();
         }
         self.histories = histories.clone();
         self.mapper = mapper;
@@ -309,14 +346,15 @@ impl Pipeline {
     }
 
     /// Marks the history in the cursor row as ended, on a server that this process refuses to stream from. The next
-    /// process reads only that row, and consumers may have seen higher positions of this one, so it must begin a new
-    /// history. If the row can't be written, the hint of the halt says how a person does it.
-    async fn end_history(&self, desk: &Desk) {
-        let ended = cursor::end_history(desk.control.client(), self.spec.name(), desk.epoch).await;
+    /// process reads only that row, and consumers may have seen higher positions of this history, so the next process
+    /// must begin a new one. If the row can't be written, the hint of the halt says how to do it by hand.
+    async fn end_history(&self, store: &StoreSession) {
+        let ended =
+            cursor::end_history(store.control.client(), self.spec.name(), store.epoch).await;
         ended.unwrap_or_default();
     }
 
-    /// Waits for `future` without a stream: reports still come, and a stop may.
+    /// Waits for `future` while there is no stream. Reports of the sink and a stop are handled meanwhile.
     pub(super) async fn waiting<F: Future>(&mut self, future: F, stop: &Stop) -> Waited<F::Output> {
         let mut future = pin!(future);
         let lease = self.lease_ends;
@@ -326,7 +364,7 @@ impl Pipeline {
                 biased;
                 () = stop.drain() => {
                     self.apply(self.now(), Input::Drain);
-                    // Without a database there is nowhere to write a last row.
+                    // Without a database no last cursor row can be written.
                     self.apply(self.now(), Input::SourceLost);
                 }
                 done = &mut future => {
@@ -345,21 +383,23 @@ impl Pipeline {
         }
     }
 
-    /// Performs the effects that need no stream; the exit, if the relay has come to its end.
-    pub(super) fn outcome(&mut self) -> Option<Exit> {
+    /// Performs the effects that need no stream; returns the exit if the relay has come to its end.
+    pub(super) fn outcome(&mut self) -> Option<PipelineExit> {
         let mut exit = None;
         for effect in std::mem::take(&mut self.effects) {
             match effect {
                 Effect::Published { ticket, commit_time } => self.published(ticket, commit_time),
                 Effect::Restart { why } => self.reset_sink(why),
-                Effect::Drained => exit = Some(Exit::Stopped),
-                Effect::Halt(halt) => exit = Some(Exit::Halted(halt)),
+                Effect::Drained => exit = Some(PipelineExit::Stopped),
+                Effect::Halt(halt) => exit = Some(PipelineExit::Halted(halt)),
                 Effect::Released { position } => self.released(position),
-                Effect::Overtaken { position, by } => log::overtaken(self, position, by),
-                Effect::DeadLetterRefused { position, reason } => {
+                Effect::Overtaken { position, by } => {
+                    self.log.parked.event_overtaken(self.spec.name(), position, by);
+                }
+                Effect::Undelivered { position, reason } => {
                     log::undelivered(self, position, reason);
                 }
-                // Without a stream there is nothing to write or to confirm to; the relay asks again when there is one.
+                // Without a stream nothing can be written or confirmed; the relay asks again once there is a stream.
                 Effect::Publish(_)
                 | Effect::Park { .. }
                 | Effect::WriteParking { .. }
@@ -378,22 +418,22 @@ impl Pipeline {
         self.relay.apply(now, input, &mut self.effects);
     }
 
-    /// Time since this pipeline began: the relay's clock.
+    /// Time since this pipeline began: the clock of the relay.
     pub(super) fn now(&self) -> Duration {
         self.epoch.elapsed()
     }
 
-    /// When the loop must turn again, whatever happens.
+    /// When the loop must turn at the latest.
     pub(super) fn due(&self) -> Instant {
-        // What was published since the last report is told soon; nothing new is told now and then.
-        let news = self.tell.published_total != self.tell.reported_total;
+        // After publishing, the status is updated soon; otherwise at a longer interval.
+        let news = self.log.published_total != self.log.reported_total;
         let pause = if news { log::REPORT_SOON } else { log::REPORT_INTERVAL };
         let report = Instant::now() + pause;
         let due = self.sink_due.map_or(report, |at| report.min(at.into()));
         self.relay.deadline().map_or(due, |at| (self.epoch + at).min(due))
     }
 
-    /// Whether an effect waits that ends the stream.
+    /// Whether a pending effect ends the stream.
     pub(super) fn ending(&self) -> bool {
         self.effects.iter().any(|effect| match effect {
             Effect::Restart { .. } | Effect::Drained | Effect::Halt(_) => true,
@@ -411,26 +451,14 @@ impl Pipeline {
             | Effect::Confirm(_) => false,
         })
     }
-}
 
-/// How long what is in flight may go on after a stream that ended so.
-fn lease(end: &End) -> Duration {
-    match end {
-        End::Lost(error, _) if matches!(error.kind(), SourceErrorKind::Silent(_)) => Duration::ZERO,
-        End::Lost(..) | End::Restart | End::LetGo(_) | End::Over(_) => LEASE,
-    }
-}
-
-// A pipeline's beginning, from what was configured, and its end.
-
-impl Pipeline {
-    /// Lives one pipeline.
+    /// Runs one pipeline from its start to its exit.
     pub(super) async fn live(
         spec: PipelineSpec,
         status_handle: StatusHandle,
         metrics: PipelineMetrics,
         stop: Stop,
-    ) -> Exit {
+    ) -> PipelineExit {
         let name = spec.name().to_owned();
         status_handle.update(|snapshot| {
             snapshot.source = spec.source_name();
@@ -439,14 +467,14 @@ impl Pipeline {
         let exit = match Self::new(spec, status_handle.clone(), metrics) {
             Ok(mut pipeline) => {
                 let exit = pipeline.run(&stop).await;
-                pipeline.leave_nothing_in_flight();
+                pipeline.give_up_in_flight();
                 pipeline.sink.close(pipeline.spec.shutdown_grace.min(Duration::from_secs(2)));
-                // From here on nothing is read.
-                pipeline.tell.streaming = false;
+                // Nothing is read any more.
+                pipeline.log.streaming = false;
                 pipeline.report(None);
                 exit
             }
-            Err(halt) => Exit::Halted(Box::new(halt)),
+            Err(halt) => PipelineExit::Halted(Box::new(halt)),
         };
         log::ended(&name, &status_handle, &exit);
         exit
@@ -468,8 +496,10 @@ impl Pipeline {
             rules: spec.parking,
         };
         let auto = spec.mode == Mode::Auto;
-        let marking = Marking::new(auto || spec.poll.mark_streamed, auto);
-        let budget = spec.wal_retain_max.map(|max| Budget::new(max, spec.polls_in_its_stead()));
+        let row_status = RowStatusQueue::new(auto || spec.poll.mark_streamed, auto);
+        let wal_retention_limit = spec
+            .wal_retain_max
+            .map(|max| WalRetentionLimit::new(max, spec.polls_instead_of_slot()));
         let destinations = Destinations::new(spec.name(), spec.park_after);
         Ok(Self {
             spec: Arc::new(spec),
@@ -477,23 +507,23 @@ impl Pipeline {
             mapper,
             unknown_types: Vec::new(),
             sink,
-            cluster: Cluster::default(),
+            cluster: SinkCluster::default(),
             mailbox,
             effects: Vec::new(),
             confirmed: Watermark::default(),
             committed_at: PgTime::default(),
             status_handle,
             metrics,
-            tell: log::Tell::default(),
+            log: log::PipelineLog::default(),
             lag: LagMeter::new(std::time::Instant::now()),
-            shelf: Shelf::default(),
+            record_buffer: RecordBuffer::default(),
             destinations,
-            marking,
-            handed: Handed::default(),
-            returning: Returning::default(),
-            lets_go: false,
+            row_status,
+            hand_over_filter: HandOverFilter::default(),
+            requeued: RequeuedEvents::default(),
+            drops_slot: false,
             stalled_at: None,
-            budget,
+            wal_retention_limit,
             next: Next::Stream,
             repaired: false,
             posts: Vec::new(),
@@ -504,39 +534,35 @@ impl Pipeline {
             history: None,
             server: None,
             histories: Histories::default(),
-            published: None,
+            publication: None,
             owned: None,
             ownership: Ownership::default(),
             lease_ends: Instant::now(),
-            rechecked: Rechecked::default(),
+            last_refusal: LastRefusal::default(),
             repeats: Repeats::default(),
             pause_min: Duration::ZERO,
         })
     }
-}
 
-// What the sink says, on its way to the relay; what was published, on its way to the metrics; and its reset.
-
-impl Pipeline {
     pub(super) fn reset_sink(&mut self, why: Restart) {
-        // While the table is polled there is no slot that somebody could have taken: a claim was given up.
-        let given_up = why == Restart::SlotTaken && self.tell.polling;
+        // While the table is polled there is no slot that another process could have taken: a claim was given up.
+        let given_up = why == Restart::SlotTaken && self.log.polling;
         let reason = if given_up { "claim_given_up" } else { why.name() };
         log::resetting(self, reason);
         self.metrics.reconnected(Side::Sink, reason);
-        self.shelf.clear();
-        self.marking.given_up();
+        self.record_buffer.clear();
+        self.row_status.given_up();
         self.ownership.resets();
         self.sink.reset();
     }
 
-    /// What is in flight at an end is given up before the slot is: another process may have it at once, and what this
-    /// one's producer sent after that might land behind the other's events. The sink may have more than the relay
-    /// counts, which has given up what it holds for unknown. Returns whether nothing was in flight.
-    pub(super) fn leave_nothing_in_flight(&mut self) -> bool {
-        let nothing = self.relay.in_flight().0 == 0
-            && !self.relay.has_unsettled_attempts()
-            && self.sink.is_idle();
+    /// Gives up what is in flight before the slot is released: another process may take the slot at once, and a record
+    /// that this producer sends later could land after the events of that process. The sink may hold more than the
+    /// relay counts, because the relay has already given up what is unknown to it. Returns whether nothing was in
+    /// flight.
+    pub(super) fn give_up_in_flight(&mut self) -> bool {
+        let nothing =
+            self.relay.in_flight().0 == 0 && !self.relay.is_trying() && self.sink.is_idle();
         if !nothing {
             self.ownership.resets();
             self.sink.reset();
@@ -546,15 +572,15 @@ impl Pipeline {
 
     /// A parked event reached the broker.
     pub(super) fn released(&mut self, position: Position) {
-        cut("retry_acknowledged");
-        self.tell.published_total += 1;
+        failpoint("retry_acknowledged");
+        self.log.published_total += 1;
         log::released(self, position);
     }
 
     pub(super) fn published(&mut self, ticket: Ticket, commit_time: PgTime) {
-        self.marking.published(ticket);
-        self.tell.published_total += 1;
-        // Events of one transaction share a latency, and are mostly reported together.
+        self.row_status.published(ticket);
+        self.log.published_total += 1;
+        // Events of one transaction have the same latency, and are mostly reported together.
         if self.observed.0 != commit_time {
             self.observe_latency();
             self.observed.0 = commit_time;
@@ -562,24 +588,24 @@ impl Pipeline {
         self.observed.1 += 1;
     }
 
-    /// Counts what is not counted yet of what was published.
+    /// Adds the published events that are not counted yet to the latency metric.
     pub(super) fn observe_latency(&mut self) {
         let (commit_time, times) = std::mem::take(&mut self.observed);
         if times > 0 {
-            self.metrics.latency().observe_many(self.tell.since(commit_time), times);
+            self.metrics.latency().observe_many(self.log.since(commit_time), times);
         }
     }
 
-    /// Hands the relay everything the sink has said, and has the sink go on with what waited for that.
+    /// Applies the posts of the sink to the relay, then lets the sink continue.
     pub(super) fn take_posts(&mut self, now: Duration) {
         let mut posts = std::mem::take(&mut self.posts);
         self.mailbox.take(&mut posts);
-        self.tell.look_at_the_clock();
+        self.log.read_clock();
         for post in posts.drain(..) {
             match post {
                 Post::Report { ticket, outcome } => self.reported(now, ticket, outcome),
                 Post::Retry => {}
-                // The last start was decided without knowing the cluster, or with another one.
+                // The last start was decided without a known cluster, or for another cluster.
                 Post::Located => self.compare_cluster(),
                 Post::Down { reason, hint, topic, missing } => {
                     let topic = topic.as_deref().map(|topic| (topic, missing));
@@ -592,76 +618,48 @@ impl Pipeline {
                 }
                 Post::Unfit { reason, hint } => {
                     self.apply(now, Input::Halt(Box::new(halts::unfit_running(reason, hint))));
-                    // Reports of what is in flight may never come.
+                    // Reports of events in flight may never arrive.
                     self.apply(now, Input::SinkBroken);
                 }
             }
         }
         self.posts = posts;
-        // Where all is to be given up, nothing more goes on its way before the reset.
+        // If everything is to be given up, the sink sends nothing more before its reset.
         self.sink_due = if self.ending() { None } else { self.sink.turn() };
     }
-}
 
-// What a connection that failed, or ended, leads to: another try, standing by, another way to read, or a halt.
-//
-// The table of errors is `postgres::action`'s; here it meets the pipeline's mode and what it has seen before.
-
-/// What the server refused last, to be looked at again by the fence. Refused once more without another answer in
-/// between, the fence and the server disagree, and a human must act.
-#[derive(Default, Debug)]
-pub(super) struct Rechecked(Option<HaltReason>);
-
-impl Rechecked {
-    /// Notes a refusal; whether it is the same as the one before.
-    fn refused(&mut self, reason: HaltReason) -> bool {
-        self.0.replace(reason) == Some(reason)
-    }
-
-    /// The fence has looked, and a refusal before it is explained or over. Not what a statement was refused that no
-    /// handshake makes.
-    pub(super) fn answered(&mut self) {
-        let made_later = |reason: &HaltReason| {
-            matches!(reason, HaltReason::SchemaUnfit | HaltReason::TableUnfit)
-        };
-        self.0 = self.0.filter(made_later);
-    }
-
-    /// A session has worked for a while.
-    pub(super) fn forget(&mut self) {
-        self.0 = None;
-    }
-}
-
-impl Pipeline {
-    /// Judges a failure and pauses; the exit, if the pipeline is over.
+    /// Handles a failure: halts, chooses another way to read, or pauses; returns the exit if the pipeline has ended.
     pub(super) async fn after(
         &mut self,
         failure: Failure,
         stop: &Stop,
         backoff: &mut Backoff,
-    ) -> Option<Exit> {
-        // No repair publishes what polling has left.
+    ) -> Option<PipelineExit> {
+        // A repair would not publish the rows that polling has left.
         let unpolled = matches!(failure, Failure::Unpolled);
-        if let Some(halt) = self.judge(failure) {
-            if self.spec.mode == Mode::Auto && handover::polling_helps(halt.reason) {
+        if let Some(halt) = self.halt_for(failure) {
+            if self.spec.mode == Mode::Auto && hand_over::polling_helps(halt.reason) {
                 log::falling_back(self, &halt);
-                self.rechecked.answered();
+                self.last_refusal.explained();
                 self.next = Next::Poll;
                 return None;
             }
             if !unpolled && self.repairs_instead(&halt) {
-                self.rechecked.answered();
+                self.last_refusal.explained();
                 self.next = Next::Repair;
                 return None;
             }
             self.apply(self.now(), Input::SourceLost);
-            return Some(Exit::Halted(halt));
+            return Some(PipelineExit::Halted(halt));
         }
         self.pause(stop, backoff).await
     }
 
-    pub(super) async fn pause(&mut self, stop: &Stop, backoff: &mut Backoff) -> Option<Exit> {
+    pub(super) async fn pause(
+        &mut self,
+        stop: &Stop,
+        backoff: &mut Backoff,
+    ) -> Option<PipelineExit> {
         let pause = backoff.next(fastrand::f64()).max(self.pause_min);
         self.pause_min = Duration::ZERO;
         match self.waiting(tokio::time::sleep(pause), stop).await {
@@ -670,13 +668,14 @@ impl Pipeline {
         }
     }
 
-    /// What a failed connection means: `None` to try again.
-    pub(super) fn judge(&mut self, failure: Failure) -> Option<Box<Halt>> {
+    /// The halt that a failure leads to; `None` if the pipeline tries again. The table of errors is in
+    /// `postgres::error_policy`; this function combines it with the mode of the pipeline and with earlier failures.
+    pub(super) fn halt_for(&mut self, failure: Failure) -> Option<Box<Halt>> {
         match failure {
-            // A process that has lost the pipeline may still be recreating the slot, on a session of its own.
+            // A process that has lost the pipeline may still be recreating the slot on another session.
             Failure::Halt(halt)
                 if halt.reason == HaltReason::SlotMoved
-                    && !self.rechecked.refused(HaltReason::SlotMoved) =>
+                    && !self.last_refusal.record(HaltReason::SlotMoved) =>
             {
                 log::waiting(self, &halt.message);
             }
@@ -687,34 +686,34 @@ impl Pipeline {
                     Some((wal_end, confirmed)) => self.lag.other_reads(wal_end, confirmed, now),
                     None => self.lag.answered(now),
                 }
-                self.rechecked.answered();
+                self.last_refusal.explained();
                 self.stand_by(Some(active_pid));
             }
             Failure::Wait { message } => log::waiting(self, &message),
             Failure::Reset => {}
             Failure::Unrepaired => {
-                self.rechecked.answered();
+                self.last_refusal.explained();
                 self.next = Next::Repair;
             }
             Failure::Unpolled if self.spec.mode == Mode::Auto => {
-                self.rechecked.answered();
+                self.last_refusal.explained();
                 self.next = Next::Poll;
             }
-            // What is unpublished is in the table, and the slot would bring what polling has published.
-            Failure::HandsOver => {
-                self.rechecked.answered();
-                self.lets_go = true;
+            // Unpublished rows are in the table, and the slot would repeat what polling has published.
+            Failure::HandOver => {
+                self.last_refusal.explained();
+                self.drops_slot = true;
                 self.next = Next::Poll;
             }
             Failure::Unpolled => return Some(Box::new(halts::unpolled(self.spec.name()))),
-            Failure::Sound => self.repaired = true,
+            Failure::NothingToRepair => self.repaired = true,
             Failure::Source(error, phase) => {
                 match error_policy::action(&error, phase, self.ever_streamed) {
                     Action::Reconnect(class) | Action::Later(class) => {
                         return self.reconnect(class, &error);
                     }
                     Action::StandBy => self.stand_by(None),
-                    Action::Recheck(reason) if !self.rechecked.refused(reason) => {
+                    Action::Recheck(reason) if !self.last_refusal.record(reason) => {
                         log::source_down(self, &error);
                     }
                     Action::Recheck(reason) | Action::Halt(reason) => {
@@ -730,9 +729,9 @@ impl Pipeline {
         None
     }
 
-    /// Halts for a message that can't be read, once what came before it is resolved.
+    /// Halts because of a message that can't be read, after everything before that message is resolved.
     pub(super) fn halt_behind(&mut self, now: Duration, error: SourceError) {
-        if let Some(halt) = self.judge(Failure::Source(error, Phase::Stream)) {
+        if let Some(halt) = self.halt_for(Failure::Source(error, Phase::Stream)) {
             self.apply(now, Input::Unreadable(halt));
         }
     }
@@ -748,42 +747,64 @@ impl Pipeline {
         None
     }
 
-    /// Another process has the slot: what we have in flight is no longer ours to send.
+    /// Another process has the slot: this process may not send what it has in flight.
     fn stand_by(&mut self, active_pid: Option<u32>) {
         log::standing_by(self, active_pid);
         if self.relay.in_flight().0 > 0 {
             self.apply(self.now(), Input::SlotTaken);
         }
     }
-}
 
-// The end of a stream in good order. What the server does not answer in time is left to the next start, which
-// repeats it.
-
-/// How long the server may take to answer the end of a stream, and to show the last position in the slot.
-const FAREWELL_MAX: Duration = Duration::from_secs(2);
-
-/// Interval between two queries of the slot while it does not show the last position yet: PostgreSQL sends no
-/// notification of that.
-const FAREWELL_LOOK: Duration = Duration::from_millis(5);
-
-impl Pipeline {
-    /// Ends the stream, and waits until the slot shows the last position: so nothing comes twice.
-    pub(super) async fn farewell(&mut self, connected: Connected) {
-        let Connected { wal, desk, version, .. } = connected;
-        if let Err(error) = wal.stop(FAREWELL_MAX).await {
+    /// Ends the stream, and waits until the slot shows the last position, so that no event is published twice.
+    pub(super) async fn close_gracefully(&mut self, connected: Connected) {
+        let Connected { wal, store, version, .. } = connected;
+        if let Err(error) = wal.stop(CLOSE_MAX).await {
             log::shutdown_error(self, &error);
             return;
         }
-        let deadline = Instant::now() + FAREWELL_MAX;
+        let deadline = Instant::now() + CLOSE_MAX;
         while Instant::now() < deadline {
-            match catalog::read_slot(desk.control.client(), version, &self.spec.names.slot).await {
+            match catalog::read_slot(store.control.client(), version, &self.spec.names.slot).await {
                 Ok(Some(row)) if row.confirmed_flush_lsn >= Some(self.confirmed.lsn()) => return,
-                Ok(Some(_)) => tokio::time::sleep(FAREWELL_LOOK).await,
+                Ok(Some(_)) => tokio::time::sleep(CLOSE_POLL_INTERVAL).await,
                 Ok(None) => return,
                 Err(error) => return log::shutdown_error(self, &error),
             }
         }
+    }
+}
+
+/// How long events in flight may remain in flight after a stream ended this way.
+fn lease(end: &End) -> Duration {
+    match end {
+        End::Lost(error, _) if matches!(error.kind(), SourceErrorKind::Silent(_)) => Duration::ZERO,
+        End::Lost(..) | End::Restart | End::DropSlot(_) | End::Over(_) => LEASE,
+    }
+}
+
+/// The last refusal by the server. The start check examines the reason. If the server refuses again for the same reason
+/// and nothing else happened in between, the start check and the server disagree, and an operator must act.
+#[derive(Default, Debug)]
+pub(super) struct LastRefusal(Option<HaltReason>);
+
+impl LastRefusal {
+    /// Records a refusal; returns whether the reason is the same as that of the one before.
+    fn record(&mut self, reason: HaltReason) -> bool {
+        self.0.replace(reason) == Some(reason)
+    }
+
+    /// The start check has passed, so an earlier refusal is explained or over. A refusal of a statement that no
+    /// handshake makes is kept.
+    pub(super) fn explained(&mut self) {
+        let of_later_statement = |reason: &HaltReason| {
+            matches!(reason, HaltReason::SchemaUnfit | HaltReason::TableUnfit)
+        };
+        self.0 = self.0.filter(of_later_statement);
+    }
+
+    /// A session has worked for a while: the refusal is over.
+    pub(super) fn clear(&mut self) {
+        self.0 = None;
     }
 }
 
@@ -794,7 +815,7 @@ mod tests {
     use crate::postgres::error_policy::Phase;
 
     #[test]
-    fn what_is_in_flight_outlives_a_silent_server_not_at_all_and_others_for_seconds() {
+    fn lease_is_zero_after_a_silent_server_and_seconds_after_other_errors() {
         let lost = |kind| End::Lost(SourceError::new(kind, "stream"), Phase::Stream);
         let silent = lost(SourceErrorKind::Silent(Duration::from_secs(13)));
         assert_eq!(lease(&silent), Duration::ZERO);
@@ -818,11 +839,11 @@ mod posts_tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Instant;
 
-    /// Counts its turns, and what is given up by a reset.
+    /// Counts turns, and what a reset gives up.
     #[derive(Clone, Default)]
     struct Counting {
         turns: Arc<AtomicUsize>,
-        on_their_way: Arc<AtomicUsize>,
+        in_flight: Arc<AtomicUsize>,
     }
 
     impl Sink for Counting {
@@ -836,11 +857,11 @@ mod posts_tests {
         }
 
         fn is_idle(&self) -> bool {
-            self.on_their_way.load(Ordering::Relaxed) == 0
+            self.in_flight.load(Ordering::Relaxed) == 0
         }
 
         fn reset(&mut self) {
-            self.on_their_way.store(0, Ordering::Relaxed);
+            self.in_flight.store(0, Ordering::Relaxed);
         }
 
         fn close(&mut self, _: Duration) {}
@@ -897,22 +918,22 @@ mod posts_tests {
         (pipeline, sink)
     }
 
-    /// A report that gives a record up has the relay give up all, and end if it is to: what the sink has beside it
-    /// would be sent behind the events of whoever has the slot next.
+    /// A report that a record is unknown makes the relay give up everything and, while stopping, end. What else the
+    /// sink holds would be sent after the events of the next owner of the slot.
     #[test]
-    fn what_a_relay_has_given_up_while_it_stops_is_not_sent_when_the_slot_is_free() {
+    fn records_given_up_while_stopping_are_not_sent_after_the_slot_is_released() {
         let (mut pipeline, sink) = pipeline();
-        sink.on_their_way.store(2, Ordering::Relaxed);
+        sink.in_flight.store(2, Ordering::Relaxed);
         pipeline.apply(pipeline.now(), Input::Drain);
         pipeline.apply(pipeline.now(), Input::SinkBroken);
         assert!(pipeline.outcome().is_some());
-        pipeline.leave_nothing_in_flight();
-        assert_eq!(sink.on_their_way.load(Ordering::Relaxed), 0);
+        pipeline.give_up_in_flight();
+        assert_eq!(sink.in_flight.load(Ordering::Relaxed), 0);
     }
 
-    /// What waits in a sink may not be ours any more: it must not go on its way before the reset.
+    /// Records that wait in the sink may belong to another owner by now: they must not be sent before the reset.
     #[test]
-    fn a_sink_that_is_to_be_reset_has_no_turn_before_that() {
+    fn sink_has_no_turn_before_its_reset() {
         let (mut pipeline, sink) = pipeline();
         let turns = || sink.turns.load(Ordering::Relaxed);
 
@@ -929,21 +950,22 @@ mod posts_tests {
 }
 
 #[cfg(test)]
-mod judge_tests {
+mod refusal_tests {
     use super::*;
 
-    /// A standby process sees each lost slot refuse it once, and never connects: the second loss is not a repetition.
+    /// A standby process is refused once by each lost slot, and never connects in between: the second loss is not a
+    /// repeated refusal.
     #[test]
-    fn a_refusal_that_the_fence_has_explained_is_no_repetition() {
-        let mut rechecked = Rechecked::default();
-        assert!(!rechecked.refused(HaltReason::SlotUnusable));
-        assert!(rechecked.refused(HaltReason::SlotUnusable), "nothing in between");
-        rechecked.answered();
-        assert!(!rechecked.refused(HaltReason::SlotUnusable));
-        assert!(!rechecked.refused(HaltReason::SchemaUnfit), "another one");
-        rechecked.answered();
-        assert!(rechecked.refused(HaltReason::SchemaUnfit), "no handshake makes that statement");
-        rechecked.forget();
-        assert!(!rechecked.refused(HaltReason::SchemaUnfit));
+    fn refusal_explained_by_the_start_check_is_not_a_repetition() {
+        let mut last_refusal = LastRefusal::default();
+        assert!(!last_refusal.record(HaltReason::SlotUnusable));
+        assert!(last_refusal.record(HaltReason::SlotUnusable), "nothing happened in between");
+        last_refusal.explained();
+        assert!(!last_refusal.record(HaltReason::SlotUnusable));
+        assert!(!last_refusal.record(HaltReason::SchemaUnfit), "another reason");
+        last_refusal.explained();
+        assert!(last_refusal.record(HaltReason::SchemaUnfit), "no handshake makes that statement");
+        last_refusal.clear();
+        assert!(!last_refusal.record(HaltReason::SchemaUnfit));
     }
 }

@@ -1,19 +1,20 @@
-//! The log lines of a pipeline, one for each change of its state, and the status that `status` and `/metrics` read.
+//! The log lines of a pipeline, one for each change of its state, and the state behind them.
 //!
-//! An ordinary event has no line. A state that lasts is logged again at growing intervals (`trouble`), with how long
-//! and how often. Each line has an `event`, a stable name for machines; `docs/operations.md` lists them with their
-//! fields. Holds the wall clock: for latencies and lag, and to decide that an event has expired ([`Tell::has_passed`]).
+//! An ordinary event has no line. A state that lasts is logged again at growing intervals (`health`), with how long and
+//! how often. Each line has an `event`, a stable name for machines; `docs/operations.md` lists the events and their
+//! fields. [`PipelineLog`] also holds the wall clock, for latencies and lag and for the expiry of events
+//! ([`PipelineLog::has_passed`]).
 
+use super::health::{Condition, DueReport, LogRateLimit, duration_text};
 use super::lifecycle::Pipeline;
-use super::row_status::Waiting;
-use super::service::Exit;
+use super::parked_log::ParkedLog;
+use super::row_status::WaitingRows;
+use super::service::PipelineExit;
 use super::settings_change::{ChangeNote, LeftBehind};
 use super::spec::{Mode, PipelineSpec};
-use super::trouble::{Due, Few, Trouble, span};
 use crate::error::{Chain, Halt, HaltReason};
 use crate::event::{HistoryId, PgTime, Position, shown_id};
 use crate::lsn::Lsn;
-use crate::parked::{Became, Mark, Parked, State};
 use crate::postgres::catalog::LeafChange;
 use crate::postgres::locks::{self, Holder};
 use crate::postgres::repair::{Row, Told};
@@ -22,112 +23,141 @@ use crate::postgres::store::cursor::{Belongs, Written};
 use crate::postgres::{SourceError, TableName, error_policy};
 use crate::record::Refusal;
 use crate::status::{self, Skipped, StatusHandle};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::{debug, error, info, warn};
 
-/// How often the status is brought up to date.
+/// How often the status is updated.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The same, while events are published.
+/// How often the status is updated while events are published.
 pub(super) const REPORT_SOON: Duration = Duration::from_millis(20);
 
 /// A lag below this ends a backlog.
 const CLOSE: Duration = Duration::from_secs(1);
 
-/// For so long, before it is said.
+/// How long the lag must stay below [`CLOSE`] before the end of a backlog is logged.
 const CLOSE_FOR: Duration = Duration::from_secs(1);
 
-/// What a pipeline remembers in order to speak.
+/// Topics that are reported at a time. Further ones are reported when one of these recovers.
+const REPORTED_MAX: usize = 100;
+
+const WRITE_HINT: &str = "another session may hold a lock: SELECT pid, pg_blocking_pids(pid), wait_event_type FROM \
+                    pg_stat_activity WHERE application_name LIKE 'postrider%'; or a standby in \
+                    synchronous_standby_names is not connected: see SELECT application_name, sync_state FROM \
+                    pg_stat_replication; bring it back, or take it out and SELECT pg_reload_conf()";
+
+/// Pause between two lines about the progress of a repair.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The state behind the log lines of a pipeline. Each [`Condition`] is set while it lasts.
 #[derive(Debug, Default)]
-pub(super) struct Tell {
+pub(super) struct PipelineLog {
+    /// Events published since the start.
     pub(super) published_total: u64,
+    /// Changes skipped since the start.
     pub(super) skipped: Skipped,
+    /// What was logged of them.
     pub(super) skipped_log: SkippedLog,
+    /// Events parked since the start.
     pub(super) parked_total: u64,
+    /// Events since the start whose time was replaced by one that the broker accepts.
     pub(super) clamped_total: u64,
+    /// Reconnects to the database since the start.
     pub(super) reconnects_total: u64,
+    /// Resets of the sink since the start.
     pub(super) resets_total: u64,
-    pub(super) source: Option<Trouble>,
-    pub(super) sink: Option<Trouble>,
-    /// With destinations that hold up nobody.
-    pub(super) destinations: BTreeMap<String, Option<Trouble>>,
-    /// With the dead-letter topic.
-    pub(super) letters: Option<Trouble>,
-    /// Why there is no slot, while polling in its stead.
-    pub(super) slot: Option<Trouble>,
-    /// With how much WAL the slot holds back.
-    pub(super) budget: Option<Trouble>,
-    /// With a standby that the stream waits for.
-    pub(super) standby: Option<Trouble>,
-    /// With a write that is not committed, and when it was last looked at.
-    pub(super) write: Option<Trouble>,
+    /// The database is not available.
+    pub(super) source: Option<Condition>,
+    /// The sink, or the topic that the intake waits for, accepts no records.
+    pub(super) sink: Option<Condition>,
+    /// Topics that accept no records, and for which the intake does not wait.
+    pub(super) destinations: BTreeMap<String, Option<Condition>>,
+    /// The dead-letter topic accepts no records.
+    pub(super) dead_letters: Option<Condition>,
+    /// There is no slot, and the table is polled instead.
+    pub(super) slot: Option<Condition>,
+    /// The slot retains much WAL.
+    pub(super) wal_retention: Option<Condition>,
+    /// The stream waits for a standby.
+    pub(super) standby: Option<Condition>,
+    /// A write is not committed.
+    pub(super) write: Option<Condition>,
+    /// When that write was last checked.
     pub(super) write_at: Option<Instant>,
-    /// With changes to rows of parked events: the rows, or their table, are locked.
-    pub(super) parked_rows: Option<Trouble>,
-    /// With rows that claims can't have: they are locked.
-    pub(super) claims: Option<Trouble>,
-    /// With marks on published rows.
-    pub(super) marks: Option<Trouble>,
-    /// With a cursor row that can't be written yet.
-    pub(super) row: Option<Trouble>,
-    pub(super) standing_by: Option<Trouble>,
-    /// Records of the owner before may still arrive at the broker: nothing is published before this moment.
+    /// Rows of parked events, or their table, are locked.
+    pub(super) parked_rows: Option<Condition>,
+    /// Rows to be claimed are locked.
+    pub(super) claims: Option<Condition>,
+    /// Published rows can't be marked.
+    pub(super) marks: Option<Condition>,
+    /// The cursor row can't be written.
+    pub(super) row: Option<Condition>,
+    /// Another process has the slot.
+    pub(super) standing_by: Option<Condition>,
+    /// Nothing is published before this moment: records of the previous owner may still arrive at the broker.
     pub(super) publishes_at: Option<Instant>,
-    /// When a repair last told how far it is.
+    /// When the progress of a repair was last logged.
     pub(super) repair_at: Option<Instant>,
-    /// Commit time of the transaction that waits to be handed over while the intake is shut.
+    /// Commit time of the transaction that waits while the intake is closed.
     pub(super) held_at: Option<PgTime>,
-    behind: Option<Trouble>,
-    full: Option<Trouble>,
+    /// The pipeline is far behind.
+    behind: Option<Condition>,
+    /// No more events can be parked.
+    full: Option<Condition>,
+    /// Since when the lag is small.
     close_since: Option<Instant>,
-    parked: Few,
-    overtaken: Few,
-    dead: Few,
-    /// Retries that were requested, and have no answer yet.
-    requested: BTreeSet<Position>,
-    expired: Few,
+    /// Lines about parked events.
+    pub(super) parked: ParkedLog,
+    /// Lines about expired events.
+    expired: LogRateLimit,
+    /// Whether events are read, by stream or by polling.
     pub(super) streaming: bool,
+    /// Whether the table is polled.
     pub(super) polling: bool,
+    /// What finds expired events.
     pub(super) expiry: Expiry,
+    /// A stop was requested.
     pub(super) draining: bool,
-    /// `published_total` at the last report.
+    /// `published_total` at the last update of the status.
     pub(super) reported_total: u64,
+    /// When the status was last updated.
     pub(super) reported_at: Option<Instant>,
+    /// The wall clock, as it was last read.
     pub(super) wall: PgTime,
 }
 
-/// Whose it is to find events that have expired.
+/// What finds expired events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Expiry {
-    /// The relay's.
+    /// The relay.
     #[default]
-    Judged,
-    /// Not the relay's: the claims find them.
-    Left,
+    ByRelay,
+    /// The claims: the relay does not look for expired events.
+    ByClaims,
 }
 
-impl Tell {
+impl PipelineLog {
     /// Reads the wall clock, once for a whole batch.
-    pub(super) fn look_at_the_clock(&mut self) {
+    pub(super) fn read_clock(&mut self) {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let micros = i64::try_from(unix.as_micros()).unwrap_or(i64::MAX);
         self.wall = PgTime { micros: micros - PgTime::UNIX_OFFSET_MICROS };
     }
 
-    /// From now until `at`, by our clock; zero if that is past.
+    /// From now until `at`, by the clock of this host; zero if `at` is past.
     pub(super) fn until(&self, at: PgTime) -> Duration {
         let micros = at.micros.saturating_sub(self.wall.micros);
         Duration::from_micros(u64::try_from(micros).unwrap_or(0))
     }
 
-    /// Whether an event's time (`expires_at`) is over, by our clock; the claims of a layout that expires judge by the
-    /// server's.
+    /// Whether the time of an event (`expires_at`) has passed, by the clock of this host. The claims of a layout with
+    /// expiry compare it with the clock of the server.
     pub(super) fn has_passed(&self, at: PgTime) -> bool {
-        self.expiry == Expiry::Judged && at.micros <= self.wall.micros
+        self.expiry == Expiry::ByRelay && at.micros <= self.wall.micros
     }
 
-    /// Seconds since a commit, by our clock; 0 if the server's is ahead.
+    /// Time since a commit, by the clock of this host; zero if the clock of the server is ahead.
     pub(super) fn since(&self, commit_time: PgTime) -> Duration {
         let micros = self.wall.micros.saturating_sub(commit_time.micros);
         Duration::from_micros(u64::try_from(micros).unwrap_or(0))
@@ -135,22 +165,22 @@ impl Tell {
 }
 
 pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::start::Resume) {
-    let outage = pipeline.tell.source.take();
-    pipeline.tell.standing_by = None;
-    pipeline.tell.publishes_at = None;
-    pipeline.tell.streaming = true;
-    pipeline.tell.polling = false;
-    pipeline.tell.claims = None;
-    if pipeline.relay.deferred_statuses() == 0 {
-        pipeline.tell.parked_rows = None;
+    let outage = pipeline.log.source.take();
+    pipeline.log.standing_by = None;
+    pipeline.log.publishes_at = None;
+    pipeline.log.streaming = true;
+    pipeline.log.polling = false;
+    pipeline.log.claims = None;
+    if pipeline.relay.marks_left() == 0 {
+        pipeline.log.parked_rows = None;
     }
     let name = pipeline.spec.name();
     for note in &resume.notes {
         warn!(event = "note", pipeline = name, note = note.name, "{}", note.message);
     }
-    let seconds = outage.map(|trouble| trouble.seconds(Instant::now()));
-    let after =
-        seconds.map_or_else(String::new, |seconds| format!(" again, after {}", span(seconds)));
+    let seconds = outage.map(|condition| condition.seconds(Instant::now()));
+    let after = seconds
+        .map_or_else(String::new, |seconds| format!(" again, after {}", duration_text(seconds)));
     info!(
         event = "streaming",
         pipeline = name,
@@ -162,20 +192,21 @@ pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::start
     pipeline.report(None);
 }
 
-/// Far behind, and close again: a backlog that drains is a state too.
+/// Logs that the pipeline is far behind, and that it has caught up.
 pub(super) fn lag(pipeline: &mut Pipeline, state: status::State, lag: Duration) {
     let now = Instant::now();
     let lag_seconds = lag.as_secs();
-    let close = &mut pipeline.tell.close_since;
-    let well = matches!(state, status::State::Streaming | status::State::Polling) && lag < CLOSE;
-    *close = if well { close.or(Some(now)) } else { None };
+    let close = &mut pipeline.log.close_since;
+    let is_close =
+        matches!(state, status::State::Streaming | status::State::Polling) && lag < CLOSE;
+    *close = if is_close { close.or(Some(now)) } else { None };
     parking_full(pipeline, state, now);
-    let behind = &mut pipeline.tell.behind;
-    let close = pipeline.tell.close_since;
+    let behind = &mut pipeline.log.behind;
+    let close = pipeline.log.close_since;
     let name = pipeline.spec.name();
     if state == status::State::CatchingUp {
-        if let Some(Due { seconds, .. }) = Trouble::note(behind, String::new(), None, now) {
-            let (far, waits_for) = (span(lag_seconds), pipeline.relay.waits_for());
+        if let Some(DueReport { seconds, .. }) = Condition::note(behind, String::new(), None, now) {
+            let (far, waits_for) = (duration_text(lag_seconds), pipeline.relay.waits_for());
             info!(
                 event = "catching_up",
                 pipeline = name,
@@ -186,27 +217,28 @@ pub(super) fn lag(pipeline: &mut Pipeline, state: status::State, lag: Duration) 
             );
         }
     } else if close.is_some_and(|since| now.duration_since(since) >= CLOSE_FOR) {
-        // Not at the same mark, and not at once: between two transactions of a backlog nothing is behind either.
-        if let Some(trouble) = behind.take() {
-            let seconds = trouble.seconds(now);
-            let after = span(seconds);
+        // The two thresholds differ, and a small lag must last: between two transactions of a backlog the lag is zero
+        // too.
+        if let Some(condition) = behind.take() {
+            let seconds = condition.seconds(now);
+            let after = duration_text(seconds);
             info!(event = "caught_up", pipeline = name, seconds, "caught up after {after}");
         }
     }
 }
 
-/// No row more may be parked, or again some may.
+/// Logs that no more rows can be parked, and that there is space again.
 fn parking_full(pipeline: &mut Pipeline, state: status::State, now: Instant) {
     if state == status::State::ParkingFull {
         let (reason, hint) = (pipeline.full(), super::status::FULL_HINT);
-        let told = &mut pipeline.tell.full;
-        if let Some(due) = Trouble::note(told, reason.clone(), Some(hint.to_owned()), now) {
-            let (pipeline, Due { seconds, tries }) = (pipeline.spec.name(), due);
+        let condition = &mut pipeline.log.full;
+        if let Some(due) = Condition::note(condition, reason.clone(), Some(hint.to_owned()), now) {
+            let (pipeline, DueReport { seconds, tries }) = (pipeline.spec.name(), due);
             warn!(event = "parking_full", pipeline, seconds, tries, hint, "{reason}");
         }
-    } else if let Some(trouble) = pipeline.tell.full.take() {
-        let (pipeline, seconds) = (pipeline.spec.name(), trouble.seconds(now));
-        let after = span(seconds);
+    } else if let Some(condition) = pipeline.log.full.take() {
+        let (pipeline, seconds) = (pipeline.spec.name(), condition.seconds(now));
+        let after = duration_text(seconds);
         info!(
             event = "parking_room",
             pipeline,
@@ -216,16 +248,16 @@ fn parking_full(pipeline: &mut Pipeline, state: status::State, now: Instant) {
     }
 }
 
-/// The slot can't be used, and the table can be polled. `mode = "auto"` creates the slot again itself, and refuses the
-/// repair that the halt of another mode asks for.
+/// The slot can't be used, and the table can be polled. In mode `auto` the pipeline creates the slot again by itself,
+/// and `postrider repair`, which the halt of another mode asks for, refuses it.
 pub(super) fn falling_back(pipeline: &mut Pipeline, halt: &Halt) {
-    pipeline.tell.streaming = false;
-    // The halt's own hint for these is `postrider repair`, which refuses a pipeline of mode = "auto".
-    let renewed = matches!(
+    pipeline.log.streaming = false;
+    // The halt's own hint for these reasons is `postrider repair`, which refuses a pipeline of mode = "auto".
+    let recreated = matches!(
         halt.reason,
         HaltReason::SlotLost | HaltReason::SlotMissing | HaltReason::WalBudget
     );
-    let hint = if renewed {
+    let hint = if recreated {
         "nothing to do: mode = \"auto\" creates the slot again and returns to streaming"
     } else if halt.reason == HaltReason::SlotUnusable {
         "set source.slot to a name that no slot has, and restart the process: mode = \"auto\" creates that slot and \
@@ -244,22 +276,22 @@ pub(super) fn falling_back(pipeline: &mut Pipeline, halt: &Halt) {
     );
 }
 
-/// A slot stands again: what is committed from now on comes by it.
+/// The slot exists again: what is committed from now on comes from the stream.
 pub(super) fn slot_stands(pipeline: &Pipeline) {
     let (name, slot) = (pipeline.spec.name(), &pipeline.spec.names.slot);
     let words = "the slot exists: polling the rows from before it, then streaming";
     info!(event = "slot_stands", pipeline = name, slot, "{words}");
 }
 
-/// It can't be made yet.
+/// The slot can't be created yet.
 pub(super) fn slot_not_yet(pipeline: &mut Pipeline, reason: &str) {
-    let (told, now) = (&mut pipeline.tell.slot, Instant::now());
-    if let Some(due) = Trouble::note(told, reason.to_owned(), None, now) {
-        let Due { seconds, tries } = due;
+    let (condition, now) = (&mut pipeline.log.slot, Instant::now());
+    if let Some(due) = Condition::note(condition, reason.to_owned(), None, now) {
+        let DueReport { seconds, tries } = due;
         let words = if tries == 1 {
             format!("no slot yet, polling continues: {reason}")
         } else {
-            format!("still no slot, {}, last: {reason}", due.words())
+            format!("still no slot, {}, last: {reason}", due.text())
         };
         let pipeline = pipeline.spec.name();
         warn!(event = "slot_not_yet", pipeline, seconds, tries, reason, "{words}");
@@ -267,16 +299,16 @@ pub(super) fn slot_not_yet(pipeline: &mut Pipeline, reason: &str) {
 }
 
 pub(super) fn polling(pipeline: &mut Pipeline) {
-    let outage = pipeline.tell.source.take();
-    pipeline.tell.standing_by = None;
-    pipeline.tell.publishes_at = None;
-    pipeline.tell.streaming = true;
-    let polled = std::mem::replace(&mut pipeline.tell.polling, true);
+    let outage = pipeline.log.source.take();
+    pipeline.log.standing_by = None;
+    pipeline.log.publishes_at = None;
+    pipeline.log.streaming = true;
+    let polled = std::mem::replace(&mut pipeline.log.polling, true);
     if !polled || outage.is_some() {
-        let seconds = outage.map(|trouble| trouble.seconds(Instant::now()));
-        let after = seconds
-            .filter(|_| polled)
-            .map_or_else(String::new, |seconds| format!(" again, after {}", span(seconds)));
+        let seconds = outage.map(|condition| condition.seconds(Instant::now()));
+        let after = seconds.filter(|_| polled).map_or_else(String::new, |seconds| {
+            format!(" again, after {}", duration_text(seconds))
+        });
         let table = pipeline.spec.names.table.as_ref().map(ToString::to_string);
         let name = pipeline.spec.name();
         info!(
@@ -303,7 +335,7 @@ pub(super) fn row_taken(pipeline: &Pipeline, written: &Written) {
 }
 
 pub(super) fn draining(pipeline: &mut Pipeline) {
-    pipeline.tell.draining = true;
+    pipeline.log.draining = true;
     let (in_flight, _) = pipeline.relay.in_flight();
     let name = pipeline.spec.name();
     info!(event = "draining", pipeline = name, in_flight, "stopping: finishing what is in flight");
@@ -329,13 +361,13 @@ pub(super) fn shutdown_error(pipeline: &Pipeline, error: &SourceError) {
     );
 }
 
-/// The last word of a pipeline.
-pub(super) fn ended(name: &str, status_handle: &StatusHandle, exit: &Exit) {
+/// Logs the end of a pipeline, and sets its status.
+pub(super) fn ended(name: &str, status_handle: &StatusHandle, exit: &PipelineExit) {
     status_handle.update(|snapshot| match exit {
-        Exit::Stopped => snapshot.state = status::State::Stopped,
-        Exit::Halted(halt) => {
+        PipelineExit::Stopped => snapshot.state = status::State::Stopped,
+        PipelineExit::Halted(halt) => {
             snapshot.state = status::State::Halted;
-            // What was last seen may be what the halt is about. The slot is looked at again while the pipeline is
+            // The last known values may be the reason of the halt. The slot is queried again while the pipeline is
             // halted.
             snapshot.slot_state = None;
             snapshot.slot_safe_bytes = None;
@@ -344,16 +376,16 @@ pub(super) fn ended(name: &str, status_handle: &StatusHandle, exit: &Exit) {
             if let status::Lag::None = snapshot.lag {
                 snapshot.lag = status::Lag::Growing { was: Duration::ZERO, at: Instant::now() };
             }
-            // Without the code: it stands beside it.
+            // Without the code, which has a field of its own.
             snapshot.reason = Some(halt.message.clone());
             snapshot.halt_code = Some(halt.reason.code());
             snapshot.hint = Some(halt.hint.clone());
         }
-        Exit::Bug => snapshot.state = status::State::Halted,
+        PipelineExit::Bug => snapshot.state = status::State::Halted,
     });
     match exit {
-        Exit::Stopped => info!(event = "stopped", pipeline = name, "stopped"),
-        Exit::Halted(halt) => error!(
+        PipelineExit::Stopped => info!(event = "stopped", pipeline = name, "stopped"),
+        PipelineExit::Halted(halt) => error!(
             event = "halted",
             pipeline = name,
             code = halt.reason.code(),
@@ -363,25 +395,23 @@ pub(super) fn ended(name: &str, status_handle: &StatusHandle, exit: &Exit) {
             "halted: {}",
             halt.message
         ),
-        Exit::Bug => error!(event = "bug", pipeline = name, "a bug in Postrider"),
+        PipelineExit::Bug => error!(event = "bug", pipeline = name, "a bug in Postrider"),
     }
 }
-
-// Log lines about the source: a database that does not answer, a slot that another process has, a query that failed.
 
 pub(super) fn source_down(pipeline: &mut Pipeline, error: &SourceError) {
     let reason = Chain(error).to_string();
     let hint = error_policy::hint(error);
-    pipeline.tell.reconnects_total += 1;
-    pipeline.tell.streaming = false;
-    let told =
-        Trouble::note(&mut pipeline.tell.source, reason.clone(), hint.clone(), Instant::now());
-    if let Some(due) = told {
-        let Due { seconds, tries } = due;
+    pipeline.log.reconnects_total += 1;
+    pipeline.log.streaming = false;
+    let due =
+        Condition::note(&mut pipeline.log.source, reason.clone(), hint.clone(), Instant::now());
+    if let Some(due) = due {
+        let DueReport { seconds, tries } = due;
         let words = if tries == 1 {
             format!("connecting to the database again: {reason}")
         } else {
-            format!("still waiting for database, {}, last: {reason}", due.words())
+            format!("still waiting for database, {}, last: {reason}", due.text())
         };
         let pipeline = pipeline.spec.name();
         warn!(event = "source_down", pipeline, seconds, tries, reason, hint, "{words}");
@@ -389,7 +419,7 @@ pub(super) fn source_down(pipeline: &mut Pipeline, error: &SourceError) {
     pipeline.report(None);
 }
 
-/// Positions are of a new history from here on.
+/// Positions belong to a new history from here on.
 pub(super) fn history_begins(
     spec: &PipelineSpec,
     history: HistoryId,
@@ -407,14 +437,14 @@ pub(super) fn history_begins(
 }
 
 pub(super) fn waiting(pipeline: &mut Pipeline, message: &str) {
-    pipeline.tell.streaming = false;
+    pipeline.log.streaming = false;
     let now = Instant::now();
-    if let Some(due) = Trouble::note(&mut pipeline.tell.source, message.to_owned(), None, now) {
-        let Due { seconds, tries } = due;
+    if let Some(due) = Condition::note(&mut pipeline.log.source, message.to_owned(), None, now) {
+        let DueReport { seconds, tries } = due;
         let words = if tries == 1 {
             format!("not streaming yet: {message}")
         } else {
-            format!("still not streaming, {}, last: {message}", due.words())
+            format!("still not streaming, {}, last: {message}", due.text())
         };
         let (pipeline, reason) = (pipeline.spec.name(), message);
         info!(event = "source_not_ready", pipeline, seconds, tries, reason, "{words}");
@@ -423,15 +453,16 @@ pub(super) fn waiting(pipeline: &mut Pipeline, message: &str) {
 }
 
 pub(super) fn standing_by(pipeline: &mut Pipeline, active_pid: Option<u32>) {
-    pipeline.tell.streaming = false;
-    let (told, now) = (&mut pipeline.tell.standing_by, Instant::now());
-    if let Some(Due { seconds, tries }) = Trouble::note(told, String::new(), None, now) {
+    pipeline.log.streaming = false;
+    let (condition, now) = (&mut pipeline.log.standing_by, Instant::now());
+    if let Some(DueReport { seconds, tries }) = Condition::note(condition, String::new(), None, now)
+    {
         let slot = &pipeline.spec.names.slot;
         let words = if tries == 1 {
             "another process publishes for this pipeline: standing by to take over when it has ended"
                 .to_owned()
         } else {
-            format!("still standing by, {}", span(seconds))
+            format!("still standing by, {}", duration_text(seconds))
         };
         let pipeline = pipeline.spec.name();
         info!(event = "standing_by", pipeline, slot, active_pid, seconds, tries, "{words}");
@@ -440,8 +471,8 @@ pub(super) fn standing_by(pipeline: &mut Pipeline, active_pid: Option<u32>) {
 }
 
 pub(super) fn waits_for_former_owner(pipeline: &mut Pipeline, until: tokio::time::Instant) {
-    pipeline.tell.standing_by = None;
-    pipeline.tell.publishes_at = Some(until.into_std());
+    pipeline.log.standing_by = None;
+    pipeline.log.publishes_at = Some(until.into_std());
     let wait = until.saturating_duration_since(tokio::time::Instant::now());
     let (name, seconds) = (pipeline.spec.name(), (wait + Duration::from_millis(500)).as_secs());
     info!(
@@ -482,7 +513,7 @@ pub(super) fn publication_changed(pipeline: &str, publication: &str, undone: boo
     }
 }
 
-/// A partition of the outbox was attached with rows in it, or detached.
+/// A partition of the outbox table was attached with rows in it, or detached.
 pub(super) fn partition_changed(pipeline: &str, change: &LeafChange) {
     let partition = change.name.to_string();
     if change.detached {
@@ -506,22 +537,19 @@ pub(super) fn partition_changed(pipeline: &str, change: &LeafChange) {
     }
 }
 
-// What is said of the slot: the WAL it holds back, where `source.wal_retain_max` bounds it, and the standby it waits
-// for.
-
-/// More than half is spent.
+/// The slot retains more than half of `source.wal_retain_max`.
 pub(super) fn wal_budget_half(pipeline: &mut Pipeline, retained: u64, max: u64) {
     let reason =
         format!("the slot retains {} MiB of WAL, of at most {} MiB", retained >> 20, max >> 20);
-    let then = if pipeline.spec.polls_in_its_stead() {
+    let then = if pipeline.spec.polls_instead_of_slot() {
         "above it the slot is dropped and the table is polled"
     } else {
         "above it the pipeline halts"
     };
     let hint = format!("see what delays the pipeline (postrider status); {then}");
-    let (told, now) = (&mut pipeline.tell.budget, Instant::now());
-    if let Some(due) = Trouble::note(told, reason.clone(), Some(hint.clone()), now) {
-        let Due { seconds, tries } = due;
+    let (condition, now) = (&mut pipeline.log.wal_retention, Instant::now());
+    if let Some(due) = Condition::note(condition, reason.clone(), Some(hint.clone()), now) {
+        let DueReport { seconds, tries } = due;
         warn!(
             event = "wal_budget_half",
             pipeline = pipeline.spec.name(),
@@ -535,10 +563,10 @@ pub(super) fn wal_budget_half(pipeline: &mut Pipeline, retained: u64, max: u64) 
     }
 }
 
-/// Less than half again.
+/// The slot retains less than half of `source.wal_retain_max` again.
 pub(super) fn wal_budget_ok(pipeline: &mut Pipeline, retained: u64) {
-    let Some(trouble) = pipeline.tell.budget.take() else { return };
-    let (pipeline, seconds) = (pipeline.spec.name(), trouble.seconds(Instant::now()));
+    let Some(condition) = pipeline.log.wal_retention.take() else { return };
+    let (pipeline, seconds) = (pipeline.spec.name(), condition.seconds(Instant::now()));
     info!(
         event = "wal_budget_ok",
         pipeline,
@@ -548,16 +576,16 @@ pub(super) fn wal_budget_ok(pipeline: &mut Pipeline, retained: u64) {
     );
 }
 
-/// The slot is gone, and its WAL with the server's next checkpoint.
+/// The slot is dropped; the next checkpoint of the server removes its WAL.
 pub(super) fn slot_dropped(pipeline: &mut Pipeline) {
-    (pipeline.tell.slot, pipeline.tell.budget) = (None, None);
+    (pipeline.log.slot, pipeline.log.wal_retention) = (None, None);
     slot_held(pipeline, None);
     let (name, slot) = (pipeline.spec.name(), &pipeline.spec.names.slot);
     let words = "the slot is dropped: PostgreSQL may remove its WAL; a new one is made once all rows are polled";
     warn!(event = "slot_dropped", pipeline = name, slot, "{words}");
 }
 
-/// Brings the status up to date with a slot that is not streamed from.
+/// Updates the status with a slot that is not streamed from.
 pub(super) fn slot_held(pipeline: &Pipeline, retained: Option<u64>) {
     pipeline.status_handle.update(|snapshot| {
         snapshot.slot_retained_bytes = retained;
@@ -569,14 +597,15 @@ pub(super) fn slot_held(pipeline: &Pipeline, retained: Option<u64>) {
 }
 
 impl Pipeline {
-    /// Each commit waits for the standby for a moment; with nothing received from one look to the next it is a state.
-    pub(super) fn awaits_standby(&mut self, waits: bool) {
+    /// Logs that the stream waits for a standby. Each commit waits for the standby for a moment; if nothing was
+    /// received between two queries of the slot, it is a state.
+    pub(super) fn report_standby_wait(&mut self, waits: bool) {
         let received = self.relay.received();
         let before = self.stalled_at.replace(received).filter(|_| waits);
         if !waits {
             self.stalled_at = None;
-            if let Some(trouble) = self.tell.standby.take() {
-                let (pipeline, seconds) = (self.spec.name(), trouble.seconds(Instant::now()));
+            if let Some(condition) = self.log.standby.take() {
+                let (pipeline, seconds) = (self.spec.name(), condition.seconds(Instant::now()));
                 info!(
                     event = "standby_back",
                     pipeline, seconds, "the stream no longer waits for a standby"
@@ -591,41 +620,40 @@ impl Pipeline {
             "the stream waits for a standby in synchronized_standby_slots: nothing is published";
         let hint =
             "bring the standby back, or take it out of that list: postrider check prints the lines";
-        let told = &mut self.tell.standby;
-        let due = Trouble::note(told, reason.to_owned(), Some(hint.to_owned()), Instant::now());
-        if let Some(Due { seconds, tries }) = due {
+        let condition = &mut self.log.standby;
+        let due =
+            Condition::note(condition, reason.to_owned(), Some(hint.to_owned()), Instant::now());
+        if let Some(DueReport { seconds, tries }) = due {
             let pipeline = self.spec.name();
             warn!(event = "standby_awaited", pipeline, seconds, tries, hint, "{reason}");
         }
     }
 }
 
-// Log lines about the sink: brokers and topics that do not take records, and resets of the producer.
-
-/// What an event waits for: the topic, or with `None` the brokers.
+/// Events wait for a topic, or, with `None`, for the brokers.
 pub(super) fn sink_down(
     pipeline: &mut Pipeline,
     topic: Option<&str>,
     reason: &str,
     hint: Option<&str>,
 ) {
-    // It may be down before the first claim.
-    let kept = kept(pipeline.tell.polling || pipeline.spec.mode == Mode::Poll);
-    let (told, now) = (&mut pipeline.tell.sink, Instant::now());
-    let told = Trouble::note(told, reason.to_owned(), hint.map(str::to_owned), now);
-    if let Some(due) = told {
-        let Due { seconds, tries } = due;
+    // The broker may be down before the first claim.
+    let kept = kept(pipeline.log.polling || pipeline.spec.mode == Mode::Poll);
+    let (condition, now) = (&mut pipeline.log.sink, Instant::now());
+    let due = Condition::note(condition, reason.to_owned(), hint.map(str::to_owned), now);
+    if let Some(due) = due {
+        let DueReport { seconds, tries } = due;
         let words = match topic {
             Some(topic) if tries == 1 => {
                 format!("waiting for topic \"{topic}\", nothing is lost, {kept}: {reason}")
             }
             Some(topic) => {
-                format!("still waiting for topic \"{topic}\", {}, last: {reason}", due.words())
+                format!("still waiting for topic \"{topic}\", {}, last: {reason}", due.text())
             }
             None if tries == 1 => {
                 format!("broker not available, nothing is lost, {kept}: {reason}")
             }
-            None => format!("still waiting for broker, {}, last: {reason}", due.words()),
+            None => format!("still waiting for broker, {}, last: {reason}", due.text()),
         };
         let pipeline = pipeline.spec.name();
         warn!(event = "broker_down", pipeline, topic, seconds, tries, reason, hint, "{words}");
@@ -638,9 +666,9 @@ const fn kept(polling: bool) -> &'static str {
 }
 
 pub(super) fn sink_up(pipeline: &mut Pipeline, topic: Option<&str>) {
-    if let Some(trouble) = pipeline.tell.sink.take() {
-        let seconds = trouble.seconds(Instant::now());
-        let (pipeline, after) = (pipeline.spec.name(), span(seconds));
+    if let Some(condition) = pipeline.log.sink.take() {
+        let seconds = condition.seconds(Instant::now());
+        let (pipeline, after) = (pipeline.spec.name(), duration_text(seconds));
         let words = match topic {
             Some(topic) => format!("topic \"{topic}\" accepts records after {after}"),
             None => format!("broker available again after {after}"),
@@ -655,7 +683,7 @@ pub(super) fn sink_broken(pipeline: &Pipeline, reason: &str) {
 }
 
 pub(super) fn resetting(pipeline: &mut Pipeline, why: &str) {
-    pipeline.tell.resets_total += 1;
+    pipeline.log.resets_total += 1;
     let cursor = pipeline.relay.progress().watermark;
     warn!(
         event = "producer_reset",
@@ -666,25 +694,20 @@ pub(super) fn resetting(pipeline: &mut Pipeline, why: &str) {
     );
 }
 
-// Log lines about topics that take no records while the pipeline continues with other topics.
-
-/// Topics that are reported at most at a time; further ones are reported when one of these recovers.
-const TOLD_MAX: usize = 100;
-
-/// A topic takes no records, and no other event waits for it.
+/// A topic accepts no records, and no event of another topic waits for it.
 pub(super) fn destination_down(
     pipeline: &mut Pipeline,
     (topic, reason): (&str, &str),
     hint: Option<&str>,
 ) {
-    let told = &mut pipeline.tell.destinations;
-    if told.len() >= TOLD_MAX && !told.contains_key(topic) {
+    let condition = &mut pipeline.log.destinations;
+    if condition.len() >= REPORTED_MAX && !condition.contains_key(topic) {
         return;
     }
-    let told = told.entry(topic.to_owned()).or_default();
+    let condition = condition.entry(topic.to_owned()).or_default();
     let hint_kept = hint.map(str::to_owned);
-    if let Some(due) = Trouble::note(told, reason.to_owned(), hint_kept, Instant::now()) {
-        let Due { seconds, tries } = due;
+    if let Some(due) = Condition::note(condition, reason.to_owned(), hint_kept, Instant::now()) {
+        let DueReport { seconds, tries } = due;
         let pipeline = pipeline.spec.name();
         warn!(
             event = "topic_down",
@@ -693,7 +716,7 @@ pub(super) fn destination_down(
     }
 }
 
-/// Events of a destination are parked from here on.
+/// Events of a topic are parked from here on.
 pub(super) fn destination_given_up(pipeline: &str, topic: &str, park_after: Option<Duration>) {
     let park_after = park_after.unwrap_or_default();
     warn!(
@@ -706,10 +729,10 @@ pub(super) fn destination_given_up(pipeline: &str, topic: &str, park_after: Opti
     );
 }
 
-/// The dead-letter topic did not take a record.
+/// The dead-letter topic did not accept a record.
 pub(super) fn undelivered(pipeline: &mut Pipeline, position: Position, reason: Refusal) {
-    let told = &mut pipeline.tell.letters;
-    if Trouble::note(told, reason.code().to_owned(), None, Instant::now()).is_some() {
+    let condition = &mut pipeline.log.dead_letters;
+    if Condition::note(condition, reason.code().to_owned(), None, Instant::now()).is_some() {
         warn!(
             event = "dead_not_sent",
             pipeline = pipeline.spec.name(),
@@ -722,57 +745,17 @@ pub(super) fn undelivered(pipeline: &mut Pipeline, position: Position, reason: R
     }
 }
 
-// What is said of parked events: a few lines a minute, for they may come by the thousand.
-
-/// An event was set aside because something is wrong with it. A few a minute are told one by one.
-pub(super) fn parked(tell: &mut Tell, spec: &PipelineSpec, row: &Parked) {
-    let Some(suppressed) = tell.parked.admit(Instant::now()) else { return };
-    let blocks = row.entry.lane.is_some();
-    let rest = if blocks {
-        "later events of its aggregate are held back, other aggregates continue"
-    } else {
-        "all other events continue, those of its aggregate too"
-    };
-    warn!(
-        event = "parked",
-        pipeline = spec.name(),
-        position = %row.entry.position,
-        id = row.event_id.as_deref().map(|id| shown_id(id).into_owned()),
-        suppressed,
-        code = row.error_code,
-        reason = row.error,
-        state = row.entry.state.name(),
-        blocks,
-        hint = format!("postrider parked show {}", row.entry.position),
-        "event parked; {rest}"
-    );
-}
-
-/// An event came behind a later one of its aggregate: a broker had refused its batch and taken that one.
-pub(super) fn overtaken(pipeline: &mut Pipeline, position: Position, by: Position) {
-    let Some(suppressed) = pipeline.tell.overtaken.admit(Instant::now()) else { return };
-    warn!(
-        event = "overtaken",
-        pipeline = pipeline.spec.name(),
-        %position,
-        %by,
-        suppressed,
-        hint = "flow.ordering = \"strict\" rules it out",
-        "published behind a later event of its aggregate: a broker refused its batch and took that one"
-    );
-}
-
 /// A parked event was published.
 pub(super) fn released(pipeline: &Pipeline, position: Position) {
     let pipeline = pipeline.spec.name();
     debug!(event = "parked_published", pipeline, %position, "parked event published");
 }
 
-/// Another session has locked rows of the parked table: what became of their events is written later.
+/// Another session has locked rows of the parked table: the new states of their events are written later.
 pub(super) fn parked_rows_locked(pipeline: &mut Pipeline, rows: usize, holders: &[Holder]) {
     let holder = locks::names(holders);
-    let known = pipeline.tell.parked_rows.as_ref().filter(|_| holders.is_empty());
-    // Holders are looked for now and then; in between the last ones stand.
+    let known = pipeline.log.parked_rows.as_ref().filter(|_| holders.is_empty());
+    // Lock holders are queried now and then; in between the last known ones are shown.
     let reason = known.map_or_else(
         || {
             format!(
@@ -780,14 +763,14 @@ pub(super) fn parked_rows_locked(pipeline: &mut Pipeline, rows: usize, holders: 
                  written later"
             )
         },
-        |trouble| trouble.reason.clone(),
+        |condition| condition.reason.clone(),
     );
     let hint = "end that session's transaction (commit or roll back); until then only the aggregates of these parked \
                 events wait, and a restart may publish events again that are published already";
     let now = Instant::now();
     let due =
-        Trouble::note(&mut pipeline.tell.parked_rows, reason.clone(), Some(hint.to_owned()), now);
-    if let Some(Due { seconds, tries }) = due {
+        Condition::note(&mut pipeline.log.parked_rows, reason.clone(), Some(hint.to_owned()), now);
+    if let Some(DueReport { seconds, tries }) = due {
         let pipeline = pipeline.spec.name();
         warn!(
             event = "parked_rows_wait",
@@ -796,7 +779,7 @@ pub(super) fn parked_rows_locked(pipeline: &mut Pipeline, rows: usize, holders: 
     }
 }
 
-/// No row of the parked table can be written: the table, or the cursor row, is locked, or the statement took too long.
+/// No row of the parked table can be written: the table or the cursor row is locked, or the statement timed out.
 pub(super) fn parked_rows_wait(pipeline: &mut Pipeline, error: &SourceError, holders: &[Holder]) {
     let holder = locks::names(holders);
     let by = if holders.is_empty() { String::new() } else { format!(" (locked by {holder})") };
@@ -808,8 +791,8 @@ pub(super) fn parked_rows_wait(pipeline: &mut Pipeline, error: &SourceError, hol
                 row in \"postrider\".\"cursor\"";
     let now = Instant::now();
     let due =
-        Trouble::note(&mut pipeline.tell.parked_rows, reason.clone(), Some(hint.to_owned()), now);
-    if let Some(Due { seconds, tries }) = due {
+        Condition::note(&mut pipeline.log.parked_rows, reason.clone(), Some(hint.to_owned()), now);
+    if let Some(DueReport { seconds, tries }) = due {
         let pipeline = pipeline.spec.name();
         warn!(
             event = "parked_rows_wait",
@@ -820,8 +803,8 @@ pub(super) fn parked_rows_wait(pipeline: &mut Pipeline, error: &SourceError, hol
 
 /// All rows of the parked table are written.
 pub(super) fn parked_rows_written(pipeline: &mut Pipeline) {
-    if let Some(trouble) = pipeline.tell.parked_rows.take() {
-        let seconds = trouble.seconds(Instant::now());
+    if let Some(condition) = pipeline.log.parked_rows.take() {
+        let seconds = condition.seconds(Instant::now());
         let pipeline = pipeline.spec.name();
         info!(
             event = "parked_rows_written",
@@ -830,118 +813,43 @@ pub(super) fn parked_rows_written(pipeline: &mut Pipeline) {
     }
 }
 
-/// Positions of requested retries that are remembered until they are answered.
-const REQUESTED_MAX: usize = 10_000;
-
-/// What became of parked events.
-pub(super) fn marked(pipeline: &mut Pipeline, marks: &[Mark]) {
-    let (name, tell) = (pipeline.spec.name(), &mut pipeline.tell);
-    let (few, requested) = (&mut tell.dead, &mut tell.requested);
-    for Mark { position, became } in marks {
-        let answers = requested.remove(position);
-        match became {
-            Became::Refused { state: State::Dead, attempts, reason, .. } => {
-                let Some(suppressed) = few.admit(Instant::now()) else { continue };
-                warn!(
-                    event = "parked_dead",
-                    pipeline = name,
-                    %position,
-                    attempts,
-                    %reason,
-                    suppressed,
-                    hint = format!("postrider parked show {position}"),
-                    "parked event is dead: only a person moves it now (parked retry, skip or replace)"
-                );
-            }
-            Became::Refused { attempts, reason, .. } if answers => {
-                let Some(suppressed) = few.admit(Instant::now()) else { continue };
-                warn!(
-                    event = "parked_refused_again",
-                    pipeline = name,
-                    %position,
-                    attempts,
-                    %reason,
-                    suppressed,
-                    hint = format!("postrider parked show {position}"),
-                    "retry requested: refused again: {reason}"
-                );
-            }
-            Became::Again => {
-                if requested.len() < REQUESTED_MAX {
-                    requested.insert(*position);
-                }
-                answered(
-                    name,
-                    few,
-                    *position,
-                    ("retry", "retry or replace requested: event queued"),
-                );
-            }
-            Became::Skipped => {
-                answered(name, few, *position, ("skip", "skip requested: event given up"));
-            }
-            Became::Declined => {
-                let words = "request declined: it cannot be carried out where the event is";
-                answered(name, few, *position, ("declined", words));
-            }
-            Became::Done | Became::Refused { .. } | Became::DeadSent | Became::Overtaken { .. } => {
-                debug!(event = "parked_marked", pipeline = name, %position, "parked event marked");
-            }
-        }
-    }
-}
-
-/// What a person asked for was taken up, or was not.
-fn answered(pipeline: &str, few: &mut Few, position: Position, (answer, words): (&str, &str)) {
-    let Some(suppressed) = few.admit(Instant::now()) else { return };
-    info!(event = "parked_answered", pipeline, %position, answer, suppressed, "{words}");
-}
-
-// What is said of writes that PostgreSQL takes long to commit.
-
-const HINT: &str = "another session may hold a lock: SELECT pid, pg_blocking_pids(pid), wait_event_type FROM \
-                    pg_stat_activity WHERE application_name LIKE 'postrider%'; or a standby in \
-                    synchronous_standby_names is not connected: see SELECT application_name, sync_state FROM \
-                    pg_stat_replication; bring it back, or take it out and SELECT pg_reload_conf()";
-
-/// A write is not committed after so long.
-pub(super) fn write_waits(pipeline: &mut Pipeline, patience: Duration) {
+/// What to do about a write that PostgreSQL takes long to commit.
+/// A write is not committed after this time.
+pub(super) fn write_waits(pipeline: &mut Pipeline, reported_after: Duration) {
     let now = Instant::now();
-    pipeline.tell.write_at = Some(now);
-    let longer = patience.as_secs();
+    pipeline.log.write_at = Some(now);
+    let longer = reported_after.as_secs();
     let reason = format!("PostgreSQL has not committed a write for more than {longer} s");
-    let told = Trouble::note(&mut pipeline.tell.write, reason, Some(HINT.into()), now);
-    if let Some(Due { seconds, tries }) = told {
+    let due = Condition::note(&mut pipeline.log.write, reason, Some(WRITE_HINT.into()), now);
+    if let Some(DueReport { seconds, tries }) = due {
         warn!(
             event = "write_waits",
             pipeline = pipeline.spec.name(),
             seconds,
             tries,
-            hint = HINT,
+            hint = WRITE_HINT,
             "PostgreSQL has not committed a write for more than {} s: parked events wait, nothing is lost",
             longer + seconds
         );
     }
 }
 
-/// It is committed.
+/// The write is committed.
 pub(super) fn write_done(pipeline: &mut Pipeline) {
-    pipeline.tell.write_at = None;
-    if let Some(trouble) = pipeline.tell.write.take() {
-        let seconds = trouble.seconds(Instant::now());
+    pipeline.log.write_at = None;
+    if let Some(condition) = pipeline.log.write.take() {
+        let seconds = condition.seconds(Instant::now());
         let pipeline = pipeline.spec.name();
         info!(event = "write_done", pipeline, seconds, "PostgreSQL commits writes again");
     }
 }
 
-// What is said of rows of the outbox table, and of a cursor row, that have to wait: to be claimed, marked, written.
-
-/// Rows that another session has locked.
-pub(super) fn marks_wait(pipeline: &mut Pipeline, waiting: &Waiting, given_up: usize) {
-    let Waiting { table, rows, holders } = waiting;
+/// Published rows can't be marked because another session has locked them.
+pub(super) fn marks_wait(pipeline: &mut Pipeline, waiting: &WaitingRows, given_up: usize) {
+    let WaitingRows { table, rows, holders } = waiting;
     let holder = locks::names(holders);
-    let known = pipeline.tell.marks.as_ref().filter(|_| holders.is_empty());
-    // Holders are looked for now and then; in between the last ones stand.
+    let known = pipeline.log.marks.as_ref().filter(|_| holders.is_empty());
+    // Lock holders are queried now and then; in between the last known ones are shown.
     let reason = known.map_or_else(
         || {
             let why = if holders.is_empty() {
@@ -952,13 +860,13 @@ pub(super) fn marks_wait(pipeline: &mut Pipeline, waiting: &Waiting, given_up: u
             };
             format!("published rows of {table} {why}: their marks and the cursor row wait")
         },
-        |trouble| trouble.reason.clone(),
+        |condition| condition.reason.clone(),
     );
     let hint = "end that session's transaction (commit or roll back); until then all events are published, and only \
                 the marks of these aggregates and the confirmation wait";
     let now = Instant::now();
-    let told = Trouble::note(&mut pipeline.tell.marks, reason.clone(), Some(hint.to_owned()), now);
-    if let Some(Due { seconds, tries }) = told {
+    let due = Condition::note(&mut pipeline.log.marks, reason.clone(), Some(hint.to_owned()), now);
+    if let Some(DueReport { seconds, tries }) = due {
         let pipeline = pipeline.spec.name();
         let table = table.to_string();
         warn!(
@@ -968,22 +876,22 @@ pub(super) fn marks_wait(pipeline: &mut Pipeline, waiting: &Waiting, given_up: u
     }
 }
 
-/// The table refuses marks, or could not be asked; what is published goes on.
+/// The table refuses marks, or could not be queried. Publishing continues.
 pub(super) fn marks_failed(
     pipeline: &mut Pipeline,
-    waiting: &Waiting,
+    waiting: &WaitingRows,
     error: &SourceError,
     given_up: usize,
 ) {
-    let Waiting { table, rows, .. } = waiting;
+    let WaitingRows { table, rows, .. } = waiting;
     let error_text = Chain(error).to_string();
     let reason = format!("published rows of {table} are not marked: {error_text}");
     let halt =
         error_policy::explain(crate::error::HaltReason::TableUnfit, error, &pipeline.spec.names);
     let hint = halt.hint;
     let now = Instant::now();
-    let told = Trouble::note(&mut pipeline.tell.marks, reason.clone(), Some(hint.clone()), now);
-    if let Some(Due { seconds, tries }) = told {
+    let due = Condition::note(&mut pipeline.log.marks, reason.clone(), Some(hint.clone()), now);
+    if let Some(DueReport { seconds, tries }) = due {
         let pipeline = pipeline.spec.name();
         let table = table.to_string();
         warn!(
@@ -1001,7 +909,7 @@ pub(super) fn marks_failed(
     }
 }
 
-/// Polling begins, and publishes rows that the stream has passed, since they have no mark.
+/// Polling begins, and publishes rows that the stream has passed, because they have no mark.
 pub(super) fn unmarked_rows(pipeline: &Pipeline, rows: u64, or_more: bool) {
     let more = if or_more { " or more" } else { "" };
     let hint = "docs/polling.md (from the stream to polling) has the statement that shows these rows, and what to do";
@@ -1028,7 +936,7 @@ pub(super) fn marks_left(pipeline: &Pipeline, rows: usize) {
     );
 }
 
-/// Rows that are to be published are locked by another session: claims pass over them.
+/// Rows that are to be published are locked by another session: claims skip them.
 pub(super) fn claims_wait(pipeline: &mut Pipeline, table: &TableName, holders: &[Holder]) {
     let holder = locks::names(holders);
     let reason = format!(
@@ -1037,8 +945,8 @@ pub(super) fn claims_wait(pipeline: &mut Pipeline, table: &TableName, holders: &
     let hint =
         "end that session's transaction (commit or roll back); all other events are published";
     let now = Instant::now();
-    let due = Trouble::note(&mut pipeline.tell.claims, reason.clone(), Some(hint.to_owned()), now);
-    if let Some(Due { seconds, tries }) = due {
+    let due = Condition::note(&mut pipeline.log.claims, reason.clone(), Some(hint.to_owned()), now);
+    if let Some(DueReport { seconds, tries }) = due {
         let pipeline = pipeline.spec.name();
         let table = table.to_string();
         warn!(
@@ -1050,8 +958,8 @@ pub(super) fn claims_wait(pipeline: &mut Pipeline, table: &TableName, holders: &
 
 /// No row that is to be published is locked.
 pub(super) fn claims_go_on(pipeline: &mut Pipeline) {
-    if let Some(trouble) = pipeline.tell.claims.take() {
-        let seconds = trouble.seconds(Instant::now());
+    if let Some(condition) = pipeline.log.claims.take() {
+        let seconds = condition.seconds(Instant::now());
         let pipeline = pipeline.spec.name();
         info!(
             event = "claims_go_on",
@@ -1062,52 +970,49 @@ pub(super) fn claims_go_on(pipeline: &mut Pipeline) {
 
 /// All published rows are marked.
 pub(super) fn marks_made(pipeline: &mut Pipeline) {
-    if let Some(trouble) = pipeline.tell.marks.take() {
-        let seconds = trouble.seconds(Instant::now());
+    if let Some(condition) = pipeline.log.marks.take() {
+        let seconds = condition.seconds(Instant::now());
         let pipeline = pipeline.spec.name();
         info!(event = "marks_made", pipeline, seconds, "all published rows are marked again");
     }
 }
 
-/// The cursor row could not be written: another session holds it, or the statement took too long.
+/// The cursor row could not be written: another session holds it, or the statement timed out.
 pub(super) fn row_waits(pipeline: &mut Pipeline, error: &SourceError) {
     let reason = format!("{}: events are published, and none is confirmed", Chain(error));
     let hint = "see who holds the row: SELECT pid, pg_blocking_pids(pid), application_name FROM pg_stat_activity WHERE \
                 wait_event_type = 'Lock'";
     let now = Instant::now();
-    let told = Trouble::note(&mut pipeline.tell.row, reason.clone(), Some(hint.to_owned()), now);
-    if let Some(Due { seconds, tries }) = told {
+    let due = Condition::note(&mut pipeline.log.row, reason.clone(), Some(hint.to_owned()), now);
+    if let Some(DueReport { seconds, tries }) = due {
         let pipeline = pipeline.spec.name();
         warn!(event = "cursor_waits", pipeline, seconds, tries, reason, hint, "{reason}");
     }
 }
 
-/// It is written.
+/// The cursor row is written.
 pub(super) fn row_goes_on(pipeline: &mut Pipeline) {
-    if let Some(trouble) = pipeline.tell.row.take() {
-        let seconds = trouble.seconds(Instant::now());
+    if let Some(condition) = pipeline.log.row.take() {
+        let seconds = condition.seconds(Instant::now());
         let pipeline = pipeline.spec.name();
         info!(event = "cursor_written", pipeline, seconds, "the cursor row is written again");
     }
 }
 
-// What is said of changes that are passed over: nothing that is skipped is silent.
-//
-// An event that expired is named, a few lines a minute. The rest is counted as it passes, and logged when the
-// status is brought up to date: at once, then at growing intervals while there are more.
-
-/// What was said last of changes that are no events, and of what was skipped that an application may have meant.
+/// What was logged last about skipped changes. Every skipped change is counted or logged: an expired event is named, a
+/// few lines a minute; the others are counted, and logged when the status is updated, at once and then at growing
+/// intervals.
 #[derive(Debug, Default)]
 pub(super) struct SkippedLog {
     logged: Skipped,
-    passed: Option<Trouble>,
-    not_transactional: Option<Trouble>,
+    passed: Option<Condition>,
+    not_transactional: Option<Condition>,
 }
 
-/// An event whose time (`expires_at`) was over before it was published.
-pub(super) fn expired(tell: &mut Tell, pipeline: &str, position: Position, id: &str) {
-    tell.skipped.expired += 1;
-    let Some(suppressed) = tell.expired.admit(Instant::now()) else { return };
+/// An event whose time (`expires_at`) had passed before it was published.
+pub(super) fn expired(log: &mut PipelineLog, pipeline: &str, position: Position, id: &str) {
+    log.skipped.expired += 1;
+    let Some(suppressed) = log.expired.admit(Instant::now()) else { return };
     warn!(
         event = "event_expired",
         pipeline,
@@ -1118,13 +1023,13 @@ pub(super) fn expired(tell: &mut Tell, pipeline: &str, position: Position, id: &
     );
 }
 
-/// The same for rows that a claim of polling found expired; their layout marks them.
-pub(super) fn rows_expired(tell: &mut Tell, pipeline: &str, rows: u64) {
+/// Rows that a claim found expired; their layout marks them.
+pub(super) fn rows_expired(log: &mut PipelineLog, pipeline: &str, rows: u64) {
     if rows == 0 {
         return;
     }
-    tell.skipped.expired += rows;
-    let Some(suppressed) = tell.expired.admit(Instant::now()) else { return };
+    log.skipped.expired += rows;
+    let Some(suppressed) = log.expired.admit(Instant::now()) else { return };
     warn!(
         event = "event_expired",
         pipeline,
@@ -1134,13 +1039,13 @@ pub(super) fn rows_expired(tell: &mut Tell, pipeline: &str, rows: u64) {
     );
 }
 
-/// Says what was skipped since this was last said, where that is due.
+/// Logs what was skipped since the last line about it, if a line is due.
 pub(super) fn skipped(pipeline: &mut Pipeline) {
     let (name, now) = (pipeline.spec.name(), Instant::now());
-    let Tell { skipped, skipped_log: log, .. } = &mut pipeline.tell;
+    let PipelineLog { skipped, skipped_log: log, .. } = &mut pipeline.log;
     let passed = |skipped: &Skipped| skipped.not_inserts + skipped.others + skipped.repeated;
     if passed(skipped) > passed(&log.logged)
-        && Trouble::note(&mut log.passed, String::new(), None, now).is_some()
+        && Condition::note(&mut log.passed, String::new(), None, now).is_some()
     {
         let (not_inserts, others, repeated) = (
             skipped.not_inserts - log.logged.not_inserts,
@@ -1159,7 +1064,7 @@ pub(super) fn skipped(pipeline: &mut Pipeline) {
         log.logged = Skipped { not_transactional: log.logged.not_transactional, ..*skipped };
     }
     if skipped.not_transactional > log.logged.not_transactional
-        && Trouble::note(&mut log.not_transactional, String::new(), None, now).is_some()
+        && Condition::note(&mut log.not_transactional, String::new(), None, now).is_some()
     {
         let messages = skipped.not_transactional - log.logged.not_transactional;
         warn!(
@@ -1174,14 +1079,9 @@ pub(super) fn skipped(pipeline: &mut Pipeline) {
     }
 }
 
-// Log lines about a repair.
-
-/// Pause between two lines about how far it is.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
-
-/// `source.on_slot_lost = "repair"`.
+/// A repair begins because of `source.on_slot_lost = "repair"`.
 pub(super) fn repair_next(pipeline: &mut Pipeline, halt: &Halt) {
-    pipeline.tell.streaming = false;
+    pipeline.log.streaming = false;
     warn!(
         event = "slot_lost",
         pipeline = pipeline.spec.name(),
@@ -1203,9 +1103,9 @@ pub(super) fn repair_begins(spec: &PipelineSpec, why: &str) {
     );
 }
 
-pub(super) fn repair_told(spec: &PipelineSpec, told: &Told<'_>) {
+pub(super) fn repair_step(spec: &PipelineSpec, step: &Told<'_>) {
     let pipeline = spec.name();
-    match told {
+    match step {
         Told::Waiting(blockers) => {
             let xids: Vec<&str> = blockers.iter().map(|blocker| blocker.xid.as_str()).collect();
             let pids: Vec<u32> = blockers.iter().filter_map(|blocker| blocker.pid).collect();
@@ -1223,7 +1123,7 @@ pub(super) fn repair_told(spec: &PipelineSpec, told: &Told<'_>) {
     }
 }
 
-/// The list is there. `without_id`: rows that it can't hold.
+/// The list of a repair is complete. `without_id`: rows that the list can't hold.
 pub(super) fn repairing(spec: &PipelineSpec, row: &Row, without_id: u64) {
     let left = row.rows_total.saturating_sub(row.rows_published + row.rows_gone);
     info!(
@@ -1249,16 +1149,16 @@ pub(super) fn repairing(spec: &PipelineSpec, row: &Row, without_id: u64) {
     }
 }
 
-/// Rows of the list are done with.
+/// Rows of the list are published.
 pub(super) fn repair_progress(pipeline: &mut Pipeline) {
     let now = Instant::now();
-    let told = &mut pipeline.tell.repair_at;
-    if told.is_some_and(|at| now.duration_since(at) < PROGRESS_INTERVAL) {
+    let condition = &mut pipeline.log.repair_at;
+    if condition.is_some_and(|at| now.duration_since(at) < PROGRESS_INTERVAL) {
         return;
     }
-    let first = told.replace(now).is_none();
+    let first = condition.replace(now).is_none();
     if !first {
-        let published = pipeline.tell.published_total;
+        let published = pipeline.log.published_total;
         info!(
             event = "repair_progress",
             pipeline = pipeline.spec.name(),
@@ -1293,7 +1193,7 @@ pub(super) fn repaired(pipeline: &Pipeline, row: &Row) {
     }
 }
 
-/// The new slot was lost in its turn.
+/// The new slot was lost too.
 pub(super) fn slot_gone_again(pipeline: &Pipeline) {
     warn!(
         event = "slot_gone_again",
@@ -1302,9 +1202,7 @@ pub(super) fn slot_gone_again(pipeline: &Pipeline) {
     );
 }
 
-// Log lines about what a pipeline's position belongs to, and about settings that have changed since.
-
-/// From here on the position belongs to these settings. `first`: nothing was known of it before.
+/// From here on the position belongs to these settings. `first`: nothing was recorded before.
 pub(super) fn position_belongs(spec: &PipelineSpec, belongs: &Belongs, first: bool) {
     let Belongs { mode, sink, cluster, topic, table, layout, .. } = belongs;
     info!(
@@ -1321,7 +1219,7 @@ pub(super) fn position_belongs(spec: &PipelineSpec, belongs: &Belongs, first: bo
     );
 }
 
-/// A setting differs, and the pipeline goes on.
+/// A setting differs, and the pipeline continues.
 pub(super) fn setting_changed(spec: &PipelineSpec, note: &ChangeNote) {
     let ChangeNote { message, why, sql } = note;
     warn!(
@@ -1343,19 +1241,19 @@ pub(super) fn located(pipeline: &Pipeline) {
     );
 }
 
-/// The slot of a pipeline that polls retains WAL, or is gone.
+/// The slot of a polling pipeline retains WAL, or is dropped.
 pub(super) fn slot_left_behind(pipeline: &mut Pipeline, left: Option<&LeftBehind>) {
     let Some(left) = left else {
-        if pipeline.tell.budget.take().is_some() {
+        if pipeline.log.wal_retention.take().is_some() {
             slot_held(pipeline, None);
         }
         return;
     };
     slot_held(pipeline, Some(left.retained));
     let (reason, hint) = (left.message(), format!("{} {}", left.line(), LeftBehind::WHY));
-    let told = &mut pipeline.tell.budget;
-    let due = Trouble::note(told, reason.clone(), Some(hint.clone()), Instant::now());
-    if let Some(Due { seconds, tries }) = due {
+    let condition = &mut pipeline.log.wal_retention;
+    let due = Condition::note(condition, reason.clone(), Some(hint.clone()), Instant::now());
+    if let Some(DueReport { seconds, tries }) = due {
         warn!(
             event = "slot_left_behind",
             pipeline = pipeline.spec.name(),
@@ -1369,9 +1267,7 @@ pub(super) fn slot_left_behind(pipeline: &mut Pipeline, left: Option<&LeftBehind
     }
 }
 
-// What is said of bookmarks that were let go while the pipeline runs.
-
-/// A bookmark's slot was dropped without a person's word.
+/// A bookmark's slot was dropped automatically.
 pub(super) fn bookmark_let_go(pipeline: &str, swept: &Swept, retain_max: u64) {
     let (bookmark, held_bytes) = (&swept.name, swept.held_bytes);
     match swept.reason {

@@ -1,12 +1,12 @@
-//! The driver: the only place where a live pipeline waits.
+//! The pipeline: connects, streams or polls, reconnects, drains and halts.
 //!
-//! Owns a pipeline's life: connect, stream, reconnect, drain, halt. It selects one input at a time, hands it to the
-//! relay, and performs the effects in order. `relay` decides the order and the confirmation of events;
-//! `postgres::action` and `postgres::fence` decide about connections. Decided here: whether a missing topic parks an
-//! event (`destinations`), whether an event has expired (`feed`), whether a cursor row waits for marks (`marking`).
+//! The loop takes one input at a time, applies it to the relay, and performs the relay's effects in order. `relay`
+//! decides the order and the confirmation of events; `postgres::error_policy` and `postgres::start` decide about
+//! connections. This module decides whether a missing topic parks an event (`destinations`), whether an event has
+//! expired (`feed`), and whether a cursor row waits for marks (`row_status`).
 //!
-//! Each pipeline runs on a thread of its own with a runtime of its own, so that one that halts or waits never slows
-//! another.
+//! Each pipeline has a thread and a runtime of its own, so that a pipeline that halts or waits does not slow another
+//! one.
 
 mod claim;
 mod commit_watchdog;
@@ -14,14 +14,16 @@ mod connect;
 mod destinations;
 mod failpoint;
 mod feed;
-mod former;
+mod former_owner;
 mod halts;
-mod handover;
+mod hand_over;
+mod health;
 mod history;
 mod lag;
 mod lifecycle;
 mod log;
 mod parked;
+mod parked_log;
 mod poll;
 mod repair;
 mod requeue;
@@ -33,11 +35,10 @@ mod spec;
 mod status;
 mod stream;
 mod timer;
-mod trouble;
 
 pub use repair::{identity, repair_table, selection};
-pub use service::{Exit, Service, Stop, StopHandle};
+pub use service::{PipelineExit, Service, Stop, StopHandle};
 pub use settings_change::{
-    Change, ChangeNote, LeftBehind, Settings, left_behind, look as look_for_changes, polls_now,
+    Change, ChangeNote, LeftBehind, Settings, compare as compare_settings, left_behind, polls_now,
 };
 pub use spec::{Mode, OnSlotLost, PipelineSpec, PollSettings, poll_spec, type_facts};

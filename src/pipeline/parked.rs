@@ -1,13 +1,13 @@
 //! Statements on the parked table, as jobs beside the stream: the write, the records of tries, people's requests.
 
-use super::failpoint::cut;
-use super::former::Former;
+use super::failpoint::failpoint;
+use super::former_owner::FormerOwner;
 use super::lifecycle::Pipeline;
 use super::requeue::{DOUBT, ID_USED_BEFORE};
 use super::slot_monitor::{KEPT, PRUNE_INTERVAL};
 use super::spec::Mode;
-use super::stream::{Job, job};
-use super::timer::Alarm;
+use super::stream::{StoreJob, await_job};
+use super::timer::Timer;
 use super::{halts, log};
 use crate::event::{Aggregate, PgTime, Position};
 use crate::lsn::Lsn;
@@ -31,7 +31,7 @@ use tokio::time::Instant;
 const REQUESTS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Payloads that are read for tries and not handed over yet: no more are read then. Parked events are the large ones.
-const TRIES_BYTES_MAX: u32 = 16 << 20;
+const ATTEMPTS_BYTES_MAX: u32 = 16 << 20;
 
 /// Pause before a write is made again that met a row which another session has locked.
 const LOCKED_PAUSE: Duration = Duration::from_secs(1);
@@ -40,21 +40,21 @@ const LOCKED_PAUSE: Duration = Duration::from_secs(1);
 const LOCKERS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What became of a write, and who has locked what it did not get, where that was looked for.
-pub(super) struct Wrote {
+pub(super) struct ParkedWrite {
     /// The error where nothing was written, and the same write may succeed later on this connection.
     stored: Result<Stored, SourceError>,
     holders: Vec<Holder>,
 }
 
 /// What was asked for, and the records that were there.
-type Fetched = (Vec<Wanted>, Vec<(Ticket, OwnedRecord)>);
+type Fetched = (Vec<WantedRecord>, Vec<(Ticket, OwnedRecord)>);
 
 /// Dead events whose rows are looked for at once.
 const DEAD_MAX: usize = 10_000;
 
 /// What people did to the table.
 #[derive(Default)]
-pub(super) struct Asked {
+pub(super) struct FoundRequests {
     requests: Vec<(Position, Request)>,
     /// Dead events whose rows were deleted.
     deleted: Vec<Position>,
@@ -63,32 +63,32 @@ pub(super) struct Asked {
 }
 
 /// The control connection, our right to write on it, and what is under way.
-pub(super) struct Desk {
+pub(super) struct StoreSession {
     pub(super) control: Control,
     /// Another process that takes over raises it.
     pub(super) epoch: i64,
     /// The owner before us.
-    pub(super) former: Former,
+    pub(super) former: FormerOwner,
     /// Which histories positions belong to, committed to the cursor row.
     pub(super) histories: Settled,
-    pub(super) jobs: Jobs,
+    pub(super) jobs: StoreJobs,
     /// Another process has raised the epoch: nothing is stored any more.
     pub(super) overruled: bool,
 }
 
-impl Desk {
+impl StoreSession {
     pub(super) fn new(
         control: Control,
-        (former, epoch): (Former, i64),
+        (former, epoch): (FormerOwner, i64),
         histories: Settled,
     ) -> Self {
-        Self { control, epoch, former, histories, jobs: Jobs::default(), overruled: false }
+        Self { control, epoch, former, histories, jobs: StoreJobs::default(), overruled: false }
     }
 }
 
 /// What is under way.
-pub(super) struct Jobs {
-    writing: Option<Job<Wrote>>,
+pub(super) struct StoreJobs {
+    writing: Option<StoreJob<ParkedWrite>>,
     writing_since: Instant,
     /// The changes to rows of that write.
     marks: Arc<[Mark]>,
@@ -97,29 +97,29 @@ pub(super) struct Jobs {
     /// The claim, not committed, in which rows stand that the relay takes for written: here they can't be seen yet,
     /// which does not mean that somebody has deleted them.
     pub(super) unseen: Option<Lsn>,
-    fetching: Option<Job<Fetched>>,
-    asking: Option<Job<Asked>>,
+    fetching: Option<StoreJob<Fetched>>,
+    requesting: Option<StoreJob<FoundRequests>>,
     /// When requests are looked for, though nobody has said that there are any.
-    ask_at: Instant,
-    alarm: Alarm,
+    requests_at: Instant,
+    timer: Timer,
     prune_at: Instant,
 }
 
 /// What came of one.
-pub(super) enum Said {
-    Stored(Result<Wrote, SourceError>),
+pub(super) enum StoreEvent {
+    Written(Result<ParkedWrite, SourceError>),
     Fetched(Result<Fetched, SourceError>),
-    Asked(Result<Asked, SourceError>),
+    Requests(Result<FoundRequests, SourceError>),
     /// It is time to look for requests.
-    Ask,
+    RequestsDue,
 }
 
-impl Default for Jobs {
+impl Default for StoreJobs {
     fn default() -> Self {
         let now = Instant::now();
-        let (writing, fetching, asking) = (None, None, None);
-        let (writing_since, ask_at, prune_at) = (now, now, now);
-        let (unseen, alarm) = (None, Alarm::default());
+        let (writing, fetching, requesting) = (None, None, None);
+        let (writing_since, requests_at, prune_at) = (now, now, now);
+        let (unseen, timer) = (None, Timer::default());
         let (marks, lockers_at) = (Arc::default(), None);
         Self {
             writing,
@@ -128,17 +128,17 @@ impl Default for Jobs {
             lockers_at,
             unseen,
             fetching,
-            asking,
-            ask_at,
-            alarm,
+            requesting,
+            requests_at,
+            timer,
             prune_at,
         }
     }
 }
 
-impl Jobs {
+impl StoreJobs {
     /// Whether it is time to find out who has locked rows.
-    pub(super) fn looks_for_lockers(&self) -> bool {
+    pub(super) fn lockers_are_due(&self) -> bool {
         self.lockers_at.is_none_or(|at| at.elapsed() >= LOCKERS_INTERVAL)
     }
 
@@ -152,19 +152,19 @@ impl Jobs {
     /// To be awaited before anything else is asked on this session and waited for: its answers come in order, and one
     /// that nobody takes holds up those behind it (the client's buffer has a few messages of each).
     pub(super) async fn finish(&mut self) {
-        let Self { writing, fetching, asking, .. } = self;
-        tokio::join!(finished(writing), finished(fetching), finished(asking));
+        let Self { writing, fetching, requesting, .. } = self;
+        tokio::join!(finished(writing), finished(fetching), finished(requesting));
     }
 
     /// Waits for whatever comes first. Cancel-safe.
-    pub(super) async fn next(&mut self, notifications: &Notifications) -> Said {
+    pub(super) async fn next(&mut self, notifications: &Notifications) -> StoreEvent {
         tokio::select! {
             biased;
-            stored = job(&mut self.writing), if self.writing.is_some() => Said::Stored(stored),
-            fetched = job(&mut self.fetching), if self.fetching.is_some() => Said::Fetched(fetched),
-            asked = job(&mut self.asking), if self.asking.is_some() => Said::Asked(asked),
-            () = notifications.next(), if self.asking.is_none() => Said::Ask,
-            () = self.alarm.at(self.ask_at), if self.asking.is_none() => Said::Ask,
+            written = await_job(&mut self.writing), if self.writing.is_some() => StoreEvent::Written(written),
+            fetched = await_job(&mut self.fetching), if self.fetching.is_some() => StoreEvent::Fetched(fetched),
+            found = await_job(&mut self.requesting), if self.requesting.is_some() => StoreEvent::Requests(found),
+            () = notifications.next(), if self.requesting.is_none() => StoreEvent::RequestsDue,
+            () = self.timer.at(self.requests_at), if self.requesting.is_none() => StoreEvent::RequestsDue,
         }
     }
 }
@@ -174,7 +174,7 @@ fn is_passing(error: &SourceError) -> bool {
     matches!(error_policy::action(error, Phase::Control, true), Action::Later(_))
 }
 
-async fn finished<T: 'static>(job: &mut Option<Job<T>>) {
+async fn finished<T: 'static>(job: &mut Option<StoreJob<T>>) {
     if let Some(pending) = job {
         let answer = pending.await;
         *job = Some(Box::pin(std::future::ready(answer)));
@@ -183,23 +183,28 @@ async fn finished<T: 'static>(job: &mut Option<Job<T>>) {
 
 impl Pipeline {
     /// Commits rows and marks, fenced by our epoch.
-    pub(super) fn write_parking(&mut self, desk: &mut Desk, rows: usize, marks: Vec<Mark>) {
-        assert!(desk.jobs.writing.is_none(), "two writes of parked events at once");
-        cut(if rows > 0 { "parked_row_due" } else { "mark_due" });
-        log::marked(self, &marks);
-        drop(self.shelf.take_rows(rows));
-        desk.jobs.marks = marks.into();
-        desk.jobs.writing_since = Instant::now();
-        self.write(desk, Duration::ZERO);
+    pub(super) fn write_parking(
+        &mut self,
+        store: &mut StoreSession,
+        rows: usize,
+        marks: Vec<Mark>,
+    ) {
+        assert!(store.jobs.writing.is_none(), "two writes of parked events at once");
+        failpoint(if rows > 0 { "parked_row_due" } else { "mark_due" });
+        self.log.parked.states_changed(self.spec.name(), &marks);
+        drop(self.record_buffer.take_rows(rows));
+        store.jobs.marks = marks.into();
+        store.jobs.writing_since = Instant::now();
+        self.write(store, Duration::ZERO);
     }
 
     /// Makes the write that is due, after this pause.
-    fn write(&self, desk: &mut Desk, pause: Duration) {
-        let (client, spec) = (desk.control.shared_client(), Arc::clone(&self.spec));
+    fn write(&self, store: &mut StoreSession, pause: Duration) {
+        let (client, spec) = (store.control.shared_client(), Arc::clone(&self.spec));
         let (rows, marks, epoch) =
-            (self.shelf.rows_being_written(), Arc::clone(&desk.jobs.marks), desk.epoch);
-        let looks = desk.jobs.looks_for_lockers();
-        desk.jobs.writing = Some(Box::pin(async move {
+            (self.record_buffer.rows_being_written(), Arc::clone(&store.jobs.marks), store.epoch);
+        let finds_lockers = store.jobs.lockers_are_due();
+        store.jobs.writing = Some(Box::pin(async move {
             tokio::time::sleep(pause).await;
             let name = spec.name();
             let stored = match parked::write(&client, name, epoch, &rows, &marks).await {
@@ -209,122 +214,128 @@ impl Pipeline {
             let holders = match &stored {
                 // Such an error has taken longer than the pause between two looks.
                 Err(_) => parked::table_lockers(&client, name).await,
-                Ok(Stored::Except(left)) if looks => parked::lockers(&client, name, left).await,
+                Ok(Stored::Except(left)) if finds_lockers => {
+                    parked::lockers(&client, name, left).await
+                }
                 Ok(_) => Ok(Vec::new()),
             };
             // For people: a look that fails must not fail the write.
-            Ok(Wrote { stored, holders: holders.unwrap_or_default() })
+            Ok(ParkedWrite { stored, holders: holders.unwrap_or_default() })
         }));
     }
 
     /// Reads the records that are to be tried and are not here.
-    pub(super) fn fetch_for_tries(&self, desk: &mut Desk) {
-        let full = self.shelf.bytes_to_try() >= TRIES_BYTES_MAX as usize;
-        if desk.jobs.fetching.is_some() || full || !self.shelf.wants_records() {
+    pub(super) fn fetch_records(&self, store: &mut StoreSession) {
+        let full = self.record_buffer.bytes_pending() >= ATTEMPTS_BYTES_MAX as usize;
+        if store.jobs.fetching.is_some() || full || !self.record_buffer.wants_records() {
             return;
         }
-        let mut wanted = self.shelf.missing();
-        wanted.retain(|wanted| Some(wanted.position.commit_lsn) != desk.jobs.unseen);
+        let mut wanted = self.record_buffer.missing();
+        wanted.retain(|wanted| Some(wanted.position.commit_lsn) != store.jobs.unseen);
         if wanted.is_empty() {
             return;
         }
-        let (client, spec) = (desk.control.shared_client(), Arc::clone(&self.spec));
+        let (client, spec) = (store.control.shared_client(), Arc::clone(&self.spec));
         let positioned = spec.outbox.standard_headers.position;
         let histories = self.histories.clone();
-        desk.jobs.fetching = Some(Box::pin(async move {
-            let of = |letter: bool| {
-                let those = wanted.iter().filter(move |wanted| wanted.letter == letter);
+        store.jobs.fetching = Some(Box::pin(async move {
+            let of = |dead_letter: bool| {
+                let those = wanted.iter().filter(move |wanted| wanted.dead_letter == dead_letter);
                 those.map(|wanted| (wanted.position, wanted.ticket)).collect::<HashMap<_, _>>()
             };
-            let (tries, letters) = (of(false), of(true));
+            let (attempts, dead_letters) = (of(false), of(true));
             let mut found = Vec::with_capacity(wanted.len());
-            if !tries.is_empty() {
-                let positions: Vec<Position> = tries.keys().copied().collect();
+            if !attempts.is_empty() {
+                let positions: Vec<Position> = attempts.keys().copied().collect();
                 let records =
-                    parked::fetch(&client, spec.name(), &positions, TRIES_BYTES_MAX).await?;
+                    parked::fetch(&client, spec.name(), &positions, ATTEMPTS_BYTES_MAX).await?;
                 // What did not fit is asked for again: it is not gone.
                 let values = records.iter().filter_map(|fetched| fetched.record.value.as_ref());
-                if values.map(Vec::len).sum::<usize>() >= TRIES_BYTES_MAX as usize {
+                if values.map(Vec::len).sum::<usize>() >= ATTEMPTS_BYTES_MAX as usize {
                     let last = records.last().map(|fetched| fetched.position);
-                    wanted.retain(|wanted| wanted.letter || Some(wanted.position) <= last);
+                    wanted.retain(|wanted| wanted.dead_letter || Some(wanted.position) <= last);
                 }
                 found.extend(records.into_iter().map(|fetched| {
                     let parked::Fetched { position, mut record, keeps_order } = fetched;
                     if positioned {
                         of_retried(&mut record, keeps_order, &histories);
                     }
-                    (tries[&position], record)
+                    (attempts[&position], record)
                 }));
             }
-            if let Some(topic) = spec.dead_topic.as_deref().filter(|_| !letters.is_empty()) {
-                let positions: Vec<Position> = letters.keys().copied().collect();
+            if let Some(topic) = spec.dead_topic.as_deref().filter(|_| !dead_letters.is_empty()) {
+                let positions: Vec<Position> = dead_letters.keys().copied().collect();
                 let records =
                     parked::fetch_letters(&client, spec.name(), &positions, topic).await?;
-                found.extend(records.into_iter().map(|(at, record)| (letters[&at], record)));
+                found.extend(records.into_iter().map(|(at, record)| (dead_letters[&at], record)));
             }
             Ok((wanted, found))
         }));
     }
 
     /// Goes on with what a start has found in the table: letters that were not sent.
-    pub(super) fn go_on_with(&mut self, loaded: &[Loaded]) {
+    pub(super) fn resume_dead_letters(&mut self, loaded: &[Loaded]) {
         for row in loaded.iter().filter(|row| row.dead_unsent) {
             self.apply(self.now(), Input::DeadLetterUnsent { position: row.entry.position });
         }
     }
 
     /// Takes what came of a job. An error is the connection's.
-    pub(super) fn parking_said(&mut self, desk: &mut Desk, said: Said) -> Result<(), SourceError> {
-        let (now, jobs) = (self.now(), &mut desk.jobs);
-        match said {
-            Said::Stored(wrote) => {
+    pub(super) fn store_event(
+        &mut self,
+        store: &mut StoreSession,
+        event: StoreEvent,
+    ) -> Result<(), SourceError> {
+        let (now, jobs) = (self.now(), &mut store.jobs);
+        match event {
+            StoreEvent::Written(written) => {
                 jobs.writing = None;
-                let Wrote { stored, holders } = wrote?;
+                let ParkedWrite { stored, holders } = written?;
                 if !holders.is_empty() {
                     jobs.lockers_at = Some(Instant::now());
                 }
                 match stored {
                     Ok(stored) => {
-                        desk.overruled |= stored == Stored::TakenOver;
+                        store.overruled |= stored == Stored::TakenOver;
                         self.stored(now, &stored, &holders);
                     }
                     // Somebody has locked the table or the cursor row. Nothing was written; the stream goes on.
                     Err(error) => {
                         log::parked_rows_wait(self, &error, &holders);
-                        self.write(desk, LOCKED_PAUSE);
+                        self.write(store, LOCKED_PAUSE);
                     }
                 }
             }
-            Said::Fetched(Err(error)) if is_passing(&error) => {
+            StoreEvent::Fetched(Err(error)) if is_passing(&error) => {
                 // They are asked for again with the next effects.
                 jobs.fetching = None;
                 log::look_failed(self, &error);
             }
-            Said::Fetched(fetched) => {
+            StoreEvent::Fetched(fetched) => {
                 jobs.fetching = None;
-                let (asked, found) = fetched?;
-                self.fetched(&asked, found);
-                self.offer_tries(now);
+                let (requested, found) = fetched?;
+                self.fetched(&requested, found);
+                self.offer_attempts(now);
             }
-            Said::Ask => {
-                jobs.ask_at = Instant::now() + REQUESTS_INTERVAL;
-                self.ask(desk);
+            StoreEvent::RequestsDue => {
+                jobs.requests_at = Instant::now() + REQUESTS_INTERVAL;
+                self.find_requests(store);
             }
-            Said::Asked(Err(error)) if is_passing(&error) => {
+            StoreEvent::Requests(Err(error)) if is_passing(&error) => {
                 // No event waits for them: they are looked for again when they are due.
-                jobs.asking = None;
+                jobs.requesting = None;
                 log::look_failed(self, &error);
             }
-            Said::Asked(asked) => {
-                jobs.asking = None;
-                let Asked { requests, deleted, oldest } = asked?;
-                self.shelf.oldest = oldest;
+            StoreEvent::Requests(found) => {
+                jobs.requesting = None;
+                let FoundRequests { requests, deleted, oldest } = found?;
+                self.record_buffer.oldest = oldest;
                 for position in deleted {
                     self.apply(now, Input::DeadRowDeleted { position });
                 }
                 for (position, request) in requests {
                     // Of one that is to come again: its row keeps the request until then.
-                    if self.returning.holds(position) {
+                    if self.requeued.holds(position) {
                         continue;
                     }
                     self.apply(now, Input::Request { position, request });
@@ -335,42 +346,42 @@ impl Pipeline {
     }
 
     /// Looks for what people did to the table; where the outbox is polled, also what a stream's looks would see to.
-    fn ask(&self, desk: &mut Desk) {
-        let (client, spec) = (desk.control.shared_client(), Arc::clone(&self.spec));
-        let unseen = desk.jobs.unseen;
+    fn find_requests(&self, store: &mut StoreSession) {
+        let (client, spec) = (store.control.shared_client(), Arc::clone(&self.spec));
+        let unseen = store.jobs.unseen;
         let mut dead = self.relay.dead(DEAD_MAX);
         dead.retain(|position| Some(position.commit_lsn) != unseen);
-        let polls = self.tell.polling;
-        let prune = polls && desk.jobs.prune_at <= Instant::now();
+        let polls = self.log.polling;
+        let prune = polls && store.jobs.prune_at <= Instant::now();
         if prune {
-            desk.jobs.prune_at = Instant::now() + PRUNE_INTERVAL;
+            store.jobs.prune_at = Instant::now() + PRUNE_INTERVAL;
         }
         let any = self.relay.parked().total() > 0;
-        desk.jobs.asking = Some(Box::pin(async move {
-            let (name, mut asked) = (spec.name(), Asked::default());
+        store.jobs.requesting = Some(Box::pin(async move {
+            let (name, mut found) = (spec.name(), FoundRequests::default());
             if prune && spec.mode == Mode::Poll {
                 parked::prune_polled(&client, name, KEPT).await?;
             } else if prune {
                 parked::prune(&client, name, Lsn::from_wire(u64::MAX), KEPT).await?;
             }
             if !dead.is_empty() {
-                asked.deleted = parked::missing(&client, name, &dead).await?;
+                found.deleted = parked::missing(&client, name, &dead).await?;
             }
             if polls && any {
-                asked.oldest = parked::counts(&client, name).await?.oldest;
+                found.oldest = parked::counts(&client, name).await?.oldest;
             }
-            asked.requests = parked::requests(&client, name).await?;
-            Ok(asked)
+            found.requests = parked::requests(&client, name).await?;
+            Ok(found)
         }));
     }
 
     fn stored(&mut self, now: Duration, stored: &Stored, holders: &[Holder]) {
         match stored {
             Stored::Yes | Stored::Except(_) => {
-                let rows = self.shelf.is_writing_rows();
-                cut(if rows { "parked_row_committed" } else { "mark_committed" });
-                for row in self.shelf.stored() {
-                    self.marking.parked(row);
+                let rows = self.record_buffer.is_writing_rows();
+                failpoint(if rows { "parked_row_committed" } else { "mark_committed" });
+                for row in self.record_buffer.stored() {
+                    self.row_status.parked(row);
                 }
                 self.parking_written(now, stored, holders);
             }
@@ -409,7 +420,7 @@ pub(super) fn requests(loaded: &[Loaded]) -> Vec<(Position, Request)> {
 // relay's intake, what is tried by [`fetch`](crate::postgres::store::parked::fetch) and the number of tries.
 
 /// How long a try may wait for its destination before it is put off.
-const DESTINATION_PATIENCE: Duration = Duration::from_secs(10);
+const DESTINATION_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The outcome of an attempt whose topic is missing or takes no records. The reason is a placeholder, which is never
 /// reported.
@@ -422,16 +433,16 @@ const TYPE_CHARS_MAX: usize = 400;
 
 /// What the shelf holds.
 #[derive(Debug, Default)]
-pub(super) struct Shelf {
+pub(super) struct RecordBuffer {
     /// Rows to be written, in the relay's order.
     kept: VecDeque<Parked>,
     /// An event that was sent to find out whether the broker takes one of its size. Nothing else is in flight then, so
     /// there is one of them at most.
-    large: Option<Large>,
+    large: Option<LargeInFlight>,
     /// Rows that are being written, before those.
     writing: Arc<Vec<Parked>>,
     /// Tries that the sink has not taken yet.
-    tries: VecDeque<Try>,
+    attempts: VecDeque<PendingAttempt>,
     /// Failures go into the outbox table itself (polling): only what is sure may become one.
     pub(super) failures_stay: bool,
     /// How long the oldest event has been parked, as the last look had it; `None` where a stream's own looks say so.
@@ -440,7 +451,7 @@ pub(super) struct Shelf {
 
 /// A large event that is in flight. Where it is refused, its record comes from here.
 #[derive(Debug)]
-struct Large {
+struct LargeInFlight {
     ticket: Ticket,
     position: Position,
     commit_time: PgTime,
@@ -452,7 +463,7 @@ struct Large {
 
 /// One try on its way to the sink.
 #[derive(Debug)]
-pub(super) struct Try {
+pub(super) struct PendingAttempt {
     ticket: Ticket,
     position: Position,
     /// `None` until it is read from the table.
@@ -460,36 +471,36 @@ pub(super) struct Try {
     /// When it was asked for: what was heard of its destination before that refuses nothing, for it may be tried
     /// because somebody has just mended it.
     since: std::time::Instant,
-    what: What,
+    purpose: Purpose,
 }
 
 /// What is wanted of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum What {
+enum Purpose {
     /// To be published.
-    Try,
+    Publish,
     /// Whether its destination is known.
-    Sound,
+    Probe,
     /// To go to the dead-letter topic.
-    Letter,
+    DeadLetter,
 }
 
 /// A record that has to be read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct WantedRecord {
     pub(super) ticket: Ticket,
     pub(super) position: Position,
     /// As it goes to the dead-letter topic.
-    pub(super) letter: bool,
+    pub(super) dead_letter: bool,
 }
 
-impl Shelf {
+impl RecordBuffer {
     /// Nothing that was kept or tried counts any more.
     pub(super) fn clear(&mut self) {
         self.kept.clear();
         self.large = None;
         self.writing = Arc::default();
-        self.tries.clear();
+        self.attempts.clear();
     }
 
     /// The first `count` rows, to be written. What was being written before and was not [`stored`](Self::stored) is
@@ -529,62 +540,62 @@ impl Shelf {
         rows.iter().map(stored).collect()
     }
 
-    pub(super) fn try_again(&mut self, ticket: Ticket, position: Position) {
-        self.push_try(ticket, position, What::Try);
+    pub(super) fn add_attempt(&mut self, ticket: Ticket, position: Position) {
+        self.push(ticket, position, Purpose::Publish);
     }
 
-    pub(super) fn sound(&mut self, ticket: Ticket, position: Position) {
-        self.push_try(ticket, position, What::Sound);
+    pub(super) fn add_probe(&mut self, ticket: Ticket, position: Position) {
+        self.push(ticket, position, Purpose::Probe);
     }
 
-    pub(super) fn send_letter(&mut self, ticket: Ticket, position: Position) {
-        self.push_try(ticket, position, What::Letter);
+    pub(super) fn add_dead_letter(&mut self, ticket: Ticket, position: Position) {
+        self.push(ticket, position, Purpose::DeadLetter);
     }
 
-    fn push_try(&mut self, ticket: Ticket, position: Position, what: What) {
+    fn push(&mut self, ticket: Ticket, position: Position, purpose: Purpose) {
         let (record, since) = (None, std::time::Instant::now());
-        self.tries.push_back(Try { ticket, position, record, since, what });
+        self.attempts.push_back(PendingAttempt { ticket, position, record, since, purpose });
     }
 
     /// Whether an event that may not fit its destination is set aside until that is known, and nobody but its aggregate
     /// waits. Where a refusal would end more than a try, everything waits for the destination's answer.
-    pub(super) fn takes_doubted(&self, on_poison: OnPoison) -> bool {
+    pub(super) fn parks_doubted(&self, on_poison: OnPoison) -> bool {
         on_poison == OnPoison::BlockKey && !self.failures_stay
     }
 
     /// Whether tries wait for the sink, or for their records.
-    pub(super) fn has_tries(&self) -> bool {
-        !self.tries.is_empty()
+    pub(super) fn has_attempts(&self) -> bool {
+        !self.attempts.is_empty()
     }
 
     /// Whether records have to be read.
     pub(super) fn wants_records(&self) -> bool {
-        self.tries.iter().any(|a_try| a_try.record.is_none())
+        self.attempts.iter().any(|attempt| attempt.record.is_none())
     }
 
     /// Payloads that were read and wait for the sink.
-    pub(super) fn bytes_to_try(&self) -> usize {
-        let records = self.tries.iter().filter_map(|a_try| a_try.record.as_ref());
+    pub(super) fn bytes_pending(&self) -> usize {
+        let records = self.attempts.iter().filter_map(|attempt| attempt.record.as_ref());
         records.filter_map(|record| record.value.as_ref()).map(Vec::len).sum()
     }
 
     /// The records that have to be read.
-    pub(super) fn missing(&self) -> Vec<Wanted> {
-        let missing = self.tries.iter().filter(|a_try| a_try.record.is_none());
+    pub(super) fn missing(&self) -> Vec<WantedRecord> {
+        let missing = self.attempts.iter().filter(|attempt| attempt.record.is_none());
         missing
-            .map(|&Try { ticket, position, what, .. }| {
-                let letter = what == What::Letter;
-                Wanted { ticket, position, letter }
+            .map(|&PendingAttempt { ticket, position, purpose, .. }| {
+                let dead_letter = purpose == Purpose::DeadLetter;
+                WantedRecord { ticket, position, dead_letter }
             })
             .collect()
     }
 }
 
-impl Shelf {
+impl RecordBuffer {
     /// Keeps the record of a large event until the broker has answered.
     pub(super) fn keep_large(&mut self, ticket: Ticket, mapped: &Mapped<'_>, at: At) {
         let Aggregate { kind, id } = mapped.aggregate;
-        self.large = Some(Large {
+        self.large = Some(LargeInFlight {
             ticket,
             position: at.position,
             commit_time: at.commit_time,
@@ -684,7 +695,7 @@ impl Pipeline {
     /// Hands the relay what became of an event. A large one that the broker has refused is parked now, and all that is
     /// behind it goes on.
     pub(super) fn reported(&mut self, now: Duration, ticket: Ticket, outcome: Outcome) {
-        let large = self.shelf.large.take_if(|large| large.ticket == ticket);
+        let large = self.record_buffer.large.take_if(|large| large.ticket == ticket);
         match (large, outcome) {
             (
                 Some(large),
@@ -697,11 +708,11 @@ impl Pipeline {
         }
     }
 
-    fn large_refused(&mut self, now: Duration, large: Large, reason: Refusal) {
+    fn large_refused(&mut self, now: Duration, large: LargeInFlight, reason: Refusal) {
         let named = (large.record.topic.as_str(), large.event_id.as_str());
         let halt = Box::new(halts::refused_event(named, large.position, reason));
         self.metrics.failed(&large.event_type);
-        self.marking.not_published(large.ticket);
+        self.row_status.not_published(large.ticket);
         let first = self.effects.len();
         let refused = Input::Refused { ticket: large.ticket, reason, halt };
         self.relay.apply(now, refused, &mut self.effects);
@@ -718,24 +729,32 @@ impl Pipeline {
                 error_code: Some(reason.code()),
                 error: Some(reason.to_string()),
             };
-            self.tell.parked_total += 1;
-            log::parked(&mut self.tell, &self.spec, push(&mut self.shelf.kept, row));
+            self.log.parked_total += 1;
+            let row = push(&mut self.record_buffer.kept, row);
+            self.log.parked.event_parked(&self.spec, row);
         }
     }
 
     /// Takes the records that were read for tries; `asked` are all that were asked for.
-    pub(super) fn fetched(&mut self, asked: &[Wanted], found: Vec<(Ticket, OwnedRecord)>) {
+    pub(super) fn fetched(
+        &mut self,
+        requested: &[WantedRecord],
+        found: Vec<(Ticket, OwnedRecord)>,
+    ) {
         for (ticket, record) in found {
-            let wanted = self.shelf.tries.iter_mut().find(|a_try| a_try.ticket == ticket);
-            if let Some(a_try) = wanted {
-                a_try.record = Some(record);
+            let wanted =
+                self.record_buffer.attempts.iter_mut().find(|attempt| attempt.ticket == ticket);
+            if let Some(attempt) = wanted {
+                attempt.record = Some(record);
             }
         }
-        let asked: HashSet<Ticket> = asked.iter().map(|wanted| wanted.ticket).collect();
-        let gone = |a_try: &&Try| a_try.record.is_none() && asked.contains(&a_try.ticket);
+        let requested: HashSet<Ticket> = requested.iter().map(|wanted| wanted.ticket).collect();
+        let gone = |attempt: &&PendingAttempt| {
+            attempt.record.is_none() && requested.contains(&attempt.ticket)
+        };
         let gone: Vec<Ticket> =
-            self.shelf.tries.iter().filter(gone).map(|a_try| a_try.ticket).collect();
-        self.shelf.tries.retain(|a_try| !gone.contains(&a_try.ticket));
+            self.record_buffer.attempts.iter().filter(gone).map(|attempt| attempt.ticket).collect();
+        self.record_buffer.attempts.retain(|attempt| !gone.contains(&attempt.ticket));
         for ticket in gone {
             self.apply(self.now(), Input::RowMissing { ticket });
         }
@@ -743,13 +762,13 @@ impl Pipeline {
 
     /// Offers the sink what is to be tried. One answer of the broker about a destination decides all that waited for
     /// it.
-    pub(super) fn offer_tries(&mut self, now: Duration) {
-        let mut tries = std::mem::take(&mut self.shelf.tries);
-        tries.retain(|a_try| {
-            let Some(record) = &a_try.record else { return true };
-            let (ticket, since) = (a_try.ticket, a_try.since);
-            let sounds = a_try.what == What::Sound;
-            let answer = if sounds {
+    pub(super) fn offer_attempts(&mut self, now: Duration) {
+        let mut attempts = std::mem::take(&mut self.record_buffer.attempts);
+        attempts.retain(|attempt| {
+            let Some(record) = &attempt.record else { return true };
+            let (ticket, since) = (attempt.ticket, attempt.since);
+            let probes = attempt.purpose == Purpose::Probe;
+            let answer = if probes {
                 self.sink.sound(&record.topic, since)
             } else {
                 record.lend(|record| match self.sink.enqueue_again(ticket, record, since) {
@@ -759,7 +778,7 @@ impl Pipeline {
                 })
             };
             let outcome = match answer {
-                Ok(()) if sounds => {
+                Ok(()) if probes => {
                     self.apply(now, Input::Probed { ticket });
                     return false;
                 }
@@ -769,7 +788,7 @@ impl Pipeline {
                 }
                 Err(NotTaken::Full | NotTaken::Alone) => return true,
                 Err(NotTaken::Destination | NotTaken::Doubted(_))
-                    if since.elapsed() < DESTINATION_PATIENCE =>
+                    if since.elapsed() < DESTINATION_WAIT_MAX =>
                 {
                     return true;
                 }
@@ -777,7 +796,7 @@ impl Pipeline {
                     NO_DESTINATION
                 }
                 Err(NotTaken::Unavailable) => {
-                    if a_try.what != What::Letter {
+                    if attempt.purpose != Purpose::DeadLetter {
                         self.destinations.lost(&record.topic, now);
                     }
                     NO_DESTINATION
@@ -788,8 +807,8 @@ impl Pipeline {
             false
         });
         // What the relay has asked for meanwhile stands behind.
-        tries.append(&mut self.shelf.tries);
-        self.shelf.tries = tries;
+        attempts.append(&mut self.record_buffer.attempts);
+        self.record_buffer.attempts = attempts;
     }
 }
 

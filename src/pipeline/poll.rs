@@ -3,21 +3,21 @@
 //! One claim at a time: claimed, fed, published, settled. Nothing is marked before the broker's acknowledgement, and a
 //! connection that is lost leaves the rows as they were: they are claimed and published again.
 
-use super::claim::{Open, Reader};
+use super::claim::{ClaimReader, OpenClaim};
 use super::commit_watchdog::unless_stopped;
-use super::former;
-use super::handover::{Renewal, renewing};
-use super::history::History;
+use super::former_owner;
+use super::hand_over::{HandOver, next_step};
+use super::history::ServerHistory;
 use super::lag::OldestRow;
 use super::lifecycle::{Pipeline, Waited};
 use super::log::{self, Expiry};
-use super::parked::{Desk, Said, requests};
-use super::requeue::Returning;
-use super::service::{Exit, Stop};
+use super::parked::{StoreEvent, StoreSession, requests};
+use super::requeue::RequeuedEvents;
+use super::service::{PipelineExit, Stop};
 use super::settings_change::{LeftBehind, left_behind};
 use super::spec::{Mode, PipelineSpec};
-use super::stream::{End, Job, job};
-use super::timer::Alarm;
+use super::stream::{End, StoreJob, await_job};
+use super::timer::Timer;
 use crate::ack::Progress;
 use crate::backoff::Backoff;
 use crate::lsn::{Lsn, Watermark};
@@ -40,37 +40,37 @@ use tokio_postgres::Client;
 
 /// The sessions of a pipeline that polls, and the claim at hand.
 pub(super) struct Polling {
-    pub(super) poller: Reader,
-    pub(super) desk: Desk,
+    pub(super) poller: ClaimReader,
+    pub(super) store: StoreSession,
     pub(super) parked: Vec<Loaded>,
     /// The server's end of WAL when this began.
     pub(super) start: Lsn,
     /// The server.
-    pub(super) server: History,
+    pub(super) server: ServerHistory,
     /// The process of the server, which other sessions of the pipeline must reach too.
     pub(super) instance: Instance,
     /// Failures are kept in the outbox table itself.
     pub(super) keeps_failures: bool,
     /// The same for the claim at hand.
     pub(super) keeps_now: bool,
-    pub(super) open: Option<Open>,
+    pub(super) open: Option<OpenClaim>,
     /// A row failed, and the table says so: the relay's memory of it is over with the claim.
     pub(super) failed: bool,
     /// The end of the claim before.
     floor: Lsn,
     /// What is parked is to be read again, as soon as no write is under way.
-    anew: Anew,
+    reload: ParkedReload,
     /// The pauses before a claim is fed again, since one was settled; and the end of the one at hand.
-    again: Backoff,
-    again_at: Instant,
+    retry_backoff: Backoff,
+    retry_at: Instant,
     limit: usize,
     /// Rows of the next claim, at most: fewer where one was held too long.
     limit_max: usize,
     next_at: Instant,
     /// `mode = "auto"`: the slot that is to be streamed from again.
-    pub(super) renewal: Option<Renewal>,
+    pub(super) hand_over: Option<HandOver>,
     leave_at: Option<Instant>,
-    looks: RowLooks,
+    backlog_monitor: BacklogMonitor,
     locked: LockedRows,
     /// When the newest claim began that took all that was ready; none since rows were left.
     empties_since: Option<Instant>,
@@ -78,7 +78,7 @@ pub(super) struct Polling {
 
 /// Whether what is parked is to be read again.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Anew {
+enum ParkedReload {
     No,
     /// Since then.
     Due(Instant),
@@ -87,8 +87,8 @@ enum Anew {
 }
 
 /// How polling comes to its end.
-pub(super) enum Over {
-    Exit(Exit),
+pub(super) enum PollEnd {
+    Exit(PipelineExit),
     /// All that the new slot does not bring is published.
     Streams,
     /// Another process has taken the pipeline over.
@@ -99,19 +99,20 @@ pub(super) enum Over {
 
 impl Polling {
     pub(super) fn new(
-        poller: Reader,
-        desk: Desk,
+        poller: ClaimReader,
+        store: StoreSession,
         parked: Vec<Loaded>,
-        (start, server, instance): (Lsn, History, Instance),
+        (start, server, instance): (Lsn, ServerHistory, Instance),
         keeps_failures: bool,
     ) -> Self {
-        let looks = RowLooks::new(desk.control.shared_client(), poller.oldest_ready());
+        let backlog_monitor =
+            BacklogMonitor::new(store.control.shared_client(), poller.oldest_ready());
         Self {
-            looks,
+            backlog_monitor,
             locked: LockedRows::default(),
             empties_since: None,
             poller,
-            desk,
+            store,
             parked,
             start,
             server,
@@ -121,13 +122,13 @@ impl Polling {
             open: None,
             failed: false,
             floor: start,
-            anew: Anew::No,
-            again: AGAIN,
-            again_at: Instant::now(),
+            reload: ParkedReload::No,
+            retry_backoff: RETRY_BACKOFF,
+            retry_at: Instant::now(),
             limit: 0,
             limit_max: CLAIM_ROWS_MAX,
             next_at: Instant::now(),
-            renewal: None,
+            hand_over: None,
             leave_at: None,
         }
     }
@@ -136,66 +137,66 @@ impl Polling {
 impl Pipeline {
     /// Polls until something ends it.
     pub(super) async fn poll(&mut self, mut polling: Polling, stop: &Stop) -> End {
-        let Polling { poller, desk, .. } = &mut polling;
-        match Box::pin(former::wait(self, desk, poller.closed(), stop)).await {
+        let Polling { poller, store, .. } = &mut polling;
+        match Box::pin(former_owner::wait(self, store, poller.closed(), stop)).await {
             Waited::Done(Ok(true)) => {}
             Waited::Done(Ok(false)) => return End::Restart,
             Waited::Done(Err(error)) => return End::Lost(error, Phase::Control),
             Waited::Over(exit) => return End::Over(exit),
         }
-        self.shelf.failures_stay = polling.keeps_failures;
+        self.record_buffer.failures_stay = polling.keeps_failures;
         let expires = self.spec.poll.table.as_ref().is_some_and(PollSpec::expires);
         if expires && polling.poller.repairs().is_none() {
-            self.tell.expiry = Expiry::Left;
+            self.log.expiry = Expiry::ByClaims;
         }
-        self.marking.polls(true);
+        self.row_status.polls(true);
         let end = self.poll_on(polling, stop).await;
-        self.marking.polls(false);
-        self.tell.expiry = Expiry::Judged;
-        self.shelf.failures_stay = false;
-        self.returning = Returning::default();
+        self.row_status.polls(false);
+        self.log.expiry = Expiry::ByRelay;
+        self.record_buffer.failures_stay = false;
+        self.requeued = RequeuedEvents::default();
         end
     }
 
     async fn poll_on(&mut self, mut polling: Polling, stop: &Stop) -> End {
-        if let Err(halt) = self.renew_mapper(&polling.desk, true) {
-            return End::Over(Exit::Halted(halt));
+        if let Err(halt) = self.reset_mapper(&polling.store, true) {
+            return End::Over(PipelineExit::Halted(halt));
         }
-        let in_its_stead = self.spec.mode == Mode::Auto && polling.poller.repairs().is_none();
-        let canceller = polling.desk.control.canceller();
-        let looks = Box::pin(self.look_before_polling(&mut polling, in_its_stead, stop));
-        match unless_stopped(stop, canceller, looks).await {
+        let instead_of_slot = self.spec.mode == Mode::Auto && polling.poller.repairs().is_none();
+        let canceller = polling.store.control.canceller();
+        let queries = Box::pin(self.query_before_polling(&mut polling, instead_of_slot, stop));
+        match unless_stopped(stop, canceller, queries).await {
             Ok(Some(())) => {}
             // Nothing was claimed yet, and nothing is in flight.
             Ok(None) => {
                 self.apply(self.now(), Input::Drain);
                 self.apply(self.now(), Input::SourceLost);
-                let exit = self.outcome().unwrap_or(Exit::Stopped);
-                if self.leave_nothing_in_flight() {
-                    former::leave(self, &polling.desk).await;
+                let exit = self.outcome().unwrap_or(PipelineExit::Stopped);
+                if self.give_up_in_flight() {
+                    former_owner::leave(self, &polling.store).await;
                 }
                 return End::Over(exit);
             }
             Err(error) => return End::Lost(error, Phase::Control),
         }
         if let Some(halt) = self.begin_polling(&polling, false) {
-            return End::Over(Exit::Halted(halt));
+            return End::Over(PipelineExit::Halted(halt));
         }
         if self.spec.mode == Mode::Poll {
-            polling.looks.watch_slot(Arc::clone(&self.spec));
+            polling.backlog_monitor.watch_slot(Arc::clone(&self.spec));
         }
-        if in_its_stead {
-            let lets_go = std::mem::take(&mut self.lets_go);
-            polling.renewal = Some(Renewal::new(lets_go));
-            self.handed.begins(polling.desk.former.epoch, polling.desk.epoch);
+        if instead_of_slot {
+            let drops_slot = std::mem::take(&mut self.drops_slot);
+            polling.hand_over = Some(HandOver::new(drops_slot));
+            self.hand_over_filter.begins(polling.store.former.epoch, polling.store.epoch);
         }
         loop {
             match self.poll_turn(&mut polling, stop).await {
                 Ok(None) => {}
-                Ok(Some(Over::Streams)) => {
+                Ok(Some(PollEnd::Streams)) => {
                     // A service goes on as the owner; a repair by hand ends here.
-                    if self.spec.only_repair && self.leave_nothing_in_flight() {
-                        former::leave(self, &polling.desk).await;
+                    if self.spec.only_repair && self.give_up_in_flight() {
+                        former_owner::leave(self, &polling.store).await;
                     }
                     // The session may outlive this for a moment, and the stream asks for the lock at once.
                     if let Err(error) = polling.poller.unlock(self.spec.name()).await {
@@ -204,17 +205,17 @@ impl Pipeline {
                     self.apply(self.now(), Input::SourceLost);
                     return self.outcome().map_or(End::Restart, End::Over);
                 }
-                Ok(Some(Over::Overruled | Over::Located)) => {
+                Ok(Some(PollEnd::Overruled | PollEnd::Located)) => {
                     self.apply(self.now(), Input::SourceLost);
                     return self.outcome().map_or(End::Restart, End::Over);
                 }
-                Ok(Some(Over::Exit(exit))) => {
-                    let left = self.leave_nothing_in_flight();
+                Ok(Some(PollEnd::Exit(exit))) => {
+                    let left = self.give_up_in_flight();
                     if let Err(error) = self.settle_claim(&mut polling, stop).await {
                         log::shutdown_error(self, &error);
                     }
                     if left {
-                        former::leave(self, &polling.desk).await;
+                        former_owner::leave(self, &polling.store).await;
                     }
                     return End::Over(exit);
                 }
@@ -229,20 +230,20 @@ impl Pipeline {
     }
 
     /// What is asked of the table before the first claim; each may take as long as a statement may.
-    async fn look_before_polling(
+    async fn query_before_polling(
         &mut self,
         polling: &mut Polling,
-        in_its_stead: bool,
+        instead_of_slot: bool,
         stop: &Stop,
     ) -> Result<(), SourceError> {
         // Marked first: what the cursor row has passed does not come again.
-        if in_its_stead {
+        if instead_of_slot {
             self.mark_streamed(polling).await?;
         }
-        if polling.poller.repairs().is_none() && !self.tell.polling {
-            self.look_for_unmarked(polling).await;
+        if polling.poller.repairs().is_none() && !self.log.polling {
+            self.report_unmarked_rows(polling).await;
         }
-        self.find_returning(polling, stop).await
+        self.find_requeued(polling, stop).await
     }
 
     /// Tells mapper and relay where it begins, and whether positions mean what they meant; a halt where the table does
@@ -275,7 +276,7 @@ impl Pipeline {
             self.effects.remove(index);
             self.reset_sink(Restart::SlotTaken);
         }
-        self.go_on_with(&polling.parked);
+        self.resume_dead_letters(&polling.parked);
         log::polling(self);
         None
     }
@@ -284,36 +285,36 @@ impl Pipeline {
         &mut self,
         polling: &mut Polling,
         stop: &Stop,
-    ) -> Result<Option<Over>, SourceError> {
+    ) -> Result<Option<PollEnd>, SourceError> {
         let now = self.now();
         self.take_posts(now);
         if self.cluster.located {
             log::located(self);
-            return Ok(Some(Over::Located));
+            return Ok(Some(PollEnd::Located));
         }
-        self.offer_tries(now);
-        if polling.anew == Anew::No
+        self.offer_attempts(now);
+        if polling.reload == ParkedReload::No
             && let Some(mut open) = polling.open.take()
         {
             self.feed_claim(now, &mut open);
             polling.open = Some(open);
         }
         if let Some(exit) = self.perform_polling(polling, stop).await? {
-            return Ok(Some(Over::Exit(exit)));
+            return Ok(Some(PollEnd::Exit(exit)));
         }
-        if polling.desk.overruled {
-            return Ok(Some(Over::Overruled));
+        if polling.store.overruled {
+            return Ok(Some(PollEnd::Overruled));
         }
-        self.begin_anew(polling, stop).await?;
+        self.reload_parked(polling, stop).await?;
         let resolved = polling.open.as_ref().is_some_and(|open| self.claim_is_resolved(open));
         if resolved {
             self.end_claim(polling, stop).await?;
-            return Ok(self.hands_over(polling, stop).await?.then_some(Over::Streams));
+            return Ok(self.hands_over_now(polling, stop).await?.then_some(PollEnd::Streams));
         }
-        self.writes_wait(polling.desk.jobs.written_since());
+        self.report_slow_write(polling.store.jobs.written_since());
         self.report_sometimes(None);
-        let turn = self.wait_polling(polling, stop).await;
-        self.react_polling(polling, turn, stop).await
+        let event = self.wait_polling(polling, stop).await;
+        self.react_polling(polling, event, stop).await
     }
 
     /// Performs the relay's effects; the exit, if it has come to its end.
@@ -321,10 +322,10 @@ impl Pipeline {
         &mut self,
         polling: &mut Polling,
         stop: &Stop,
-    ) -> Result<Option<Exit>, SourceError> {
+    ) -> Result<Option<PipelineExit>, SourceError> {
         let mut exit = None;
         // An end waits for its cursor row, and the claim for the end.
-        if self.relay.stopping() && polling.open.as_mut().is_some_and(Open::takes_cursor) {
+        if self.relay.stopping() && polling.open.as_mut().is_some_and(OpenClaim::takes_cursor) {
             self.apply(self.now(), Input::CursorWritten);
         }
         while !self.effects.is_empty() {
@@ -337,44 +338,48 @@ impl Pipeline {
                             open.acknowledged(ticket);
                         }
                     }
-                    Effect::Probe { ticket, position } => self.shelf.sound(ticket, position),
+                    Effect::Probe { ticket, position } => {
+                        self.record_buffer.add_probe(ticket, position)
+                    }
                     // Its row is committed with the claim: it is found when all is read again.
                     Effect::DeadLetter { ticket, position }
-                        if polling.desk.jobs.unseen == Some(position.commit_lsn) =>
+                        if polling.store.jobs.unseen == Some(position.commit_lsn) =>
                     {
                         polling.failed = true;
                         self.apply(self.now(), Input::RowMissing { ticket });
                     }
                     Effect::DeadLetter { ticket, position } => {
-                        self.shelf.send_letter(ticket, position);
+                        self.record_buffer.add_dead_letter(ticket, position);
                     }
-                    Effect::Overtaken { position, by } => log::overtaken(self, position, by),
-                    Effect::DeadLetterRefused { position, reason } => {
+                    Effect::Overtaken { position, by } => {
+                        self.log.parked.event_overtaken(self.spec.name(), position, by);
+                    }
+                    Effect::Undelivered { position, reason } => {
                         log::undelivered(self, position, reason);
                     }
                     Effect::Released { position } => self.released(position),
                     Effect::Attempt { ticket, position } => {
-                        self.shelf.try_again(ticket, position);
+                        self.record_buffer.add_attempt(ticket, position);
                     }
                     // What is published stands in the table itself, once the claim is committed: before that no
                     // parked event of it may be tried, nor before a new beginning that follows it.
                     Effect::WriteCursor(_) if self.relay.stopping() => {
                         self.apply(self.now(), Input::CursorWritten);
                     }
-                    Effect::WriteCursor(_) => match (&mut polling.open, polling.anew) {
+                    Effect::WriteCursor(_) => match (&mut polling.open, polling.reload) {
                         (Some(open), _) => open.cursor_waits = true,
-                        (None, Anew::Due(_)) => {}
-                        (None, Anew::No | Anew::SameHistory) => {
+                        (None, ParkedReload::Due(_)) => {}
+                        (None, ParkedReload::No | ParkedReload::SameHistory) => {
                             self.apply(self.now(), Input::CursorWritten);
                         }
                     },
-                    Effect::WriteParking { rows: 0, statuses } => {
-                        self.write_parking(&mut polling.desk, 0, statuses);
+                    Effect::WriteParking { rows: 0, marks } => {
+                        self.write_parking(&mut polling.store, 0, marks);
                     }
                     Effect::WriteParking { rows, statuses } => {
                         let stored = self.park_in_claim(polling, rows, statuses, stop).await?;
                         if stored == Stored::TakenOver {
-                            polling.desk.overruled = true;
+                            polling.store.overruled = true;
                             log::row_taken(self, &Written::TakenOver);
                             self.apply(self.now(), Input::SlotTaken);
                         } else {
@@ -382,13 +387,13 @@ impl Pipeline {
                             self.parking_written(self.now(), &stored, &[]);
                         }
                     }
-                    Effect::Restart { why } => self.send_again(polling, why).await?,
-                    Effect::Drained => exit = Some(Exit::Stopped),
-                    Effect::Halt(halt) => exit = Some(Exit::Halted(halt)),
+                    Effect::Restart { why } => self.feed_claim_again(polling, why).await?,
+                    Effect::Drained => exit = Some(PipelineExit::Stopped),
+                    Effect::Halt(halt) => exit = Some(PipelineExit::Halted(halt)),
                 }
             }
         }
-        self.fetch_for_tries(&mut polling.desk);
+        self.fetch_records(&mut polling.store);
         self.observe_latency();
         Ok(exit)
     }
@@ -405,18 +410,18 @@ const CLAIM_HOLD_MAX: Duration = Duration::from_secs(20);
 const PAGE_HOLD_MAX: Duration = Duration::from_secs(5);
 
 /// What happened first.
-pub(super) enum Turn {
+pub(super) enum PollEvent {
     Leave,
     Drain,
     Grace,
     Posts,
-    Parking(Said),
+    Store(StoreEvent),
     Lost(SourceError),
     Due,
     Claim,
-    Looked(Result<(Looked, Instant), SourceError>),
-    Renew,
-    Renewed(Result<Renewed, SourceError>),
+    Backlog(Result<(BacklogStatus, Instant), SourceError>),
+    HandOverDue,
+    HandOverStep(Result<Renewed, SourceError>),
 }
 
 impl Polling {
@@ -429,82 +434,85 @@ impl Polling {
 }
 
 impl Pipeline {
-    async fn wait_polling(&self, polling: &mut Polling, stop: &Stop) -> Turn {
-        let idle = polling.open.is_none() && polling.anew == Anew::No;
+    async fn wait_polling(&self, polling: &mut Polling, stop: &Stop) -> PollEvent {
+        let idle = polling.open.is_none() && polling.reload == ParkedReload::No;
         let hungry = idle && !self.relay.stopping() && self.relay.intake_open();
         // A broker that is down would only keep the rows locked.
         let claim = hungry && !self.broker_is_down();
         let hold = polling.held_until();
         let due = self.due();
         let due = hold.map_or(due, |hold| due.min(hold));
-        let again = (polling.anew == Anew::SameHistory).then_some(polling.again_at);
-        let due = again.filter(|at| *at > Instant::now()).map_or(due, |at| due.min(at));
-        let Polling { poller, desk, next_at, leave_at, renewal, looks, .. } = polling;
-        let Desk { control, jobs, .. } = desk;
+        let retry = (polling.reload == ParkedReload::SameHistory).then_some(polling.retry_at);
+        let due = retry.filter(|at| *at > Instant::now()).map_or(due, |at| due.min(at));
+        let Polling { poller, store, next_at, leave_at, hand_over, backlog_monitor, .. } = polling;
+        let StoreSession { control, jobs, .. } = store;
         let (wake, notifications) = (poller.wake(), control.notifications());
         let grace = leave_at.unwrap_or_else(Instant::now);
         tokio::select! {
             biased;
-            () = stop.leave() => Turn::Leave,
-            () = stop.drain(), if leave_at.is_none() => Turn::Drain,
-            () = tokio::time::sleep_until(grace), if leave_at.is_some() => Turn::Grace,
-            error = poller.closed() => Turn::Lost(error),
-            error = control.closed() => Turn::Lost(error),
-            () = tokio::time::sleep_until(*next_at), if claim => Turn::Claim,
-            () = wake.notified(), if claim => Turn::Claim,
-            said = jobs.next(&notifications) => Turn::Parking(said),
-            () = self.mailbox.arrived() => Turn::Posts,
-            turn = renewing(renewal) => turn,
-            looked = looks.next() => Turn::Looked(looked),
-            () = tokio::time::sleep_until(due) => Turn::Due,
+            () = stop.leave() => PollEvent::Leave,
+            () = stop.drain(), if leave_at.is_none() => PollEvent::Drain,
+            () = tokio::time::sleep_until(grace), if leave_at.is_some() => PollEvent::Grace,
+            error = poller.closed() => PollEvent::Lost(error),
+            error = control.closed() => PollEvent::Lost(error),
+            () = tokio::time::sleep_until(*next_at), if claim => PollEvent::Claim,
+            () = wake.notified(), if claim => PollEvent::Claim,
+            event = jobs.next(&notifications) => PollEvent::Store(event),
+            () = self.mailbox.arrived() => PollEvent::Posts,
+            event = next_step(hand_over) => event,
+            backlog = backlog_monitor.next() => PollEvent::Backlog(backlog),
+            () = tokio::time::sleep_until(due) => PollEvent::Due,
         }
     }
 
     async fn react_polling(
         &mut self,
         polling: &mut Polling,
-        turn: Turn,
+        event: PollEvent,
         stop: &Stop,
-    ) -> Result<Option<Over>, SourceError> {
+    ) -> Result<Option<PollEnd>, SourceError> {
         let now = self.now();
-        match turn {
-            Turn::Leave | Turn::Grace => {
+        match event {
+            PollEvent::Leave | PollEvent::Grace => {
                 log::shutdown_incomplete(self);
                 self.apply(now, Input::SourceLost);
-                return Ok(Some(Over::Exit(self.outcome().unwrap_or(Exit::Stopped))));
+                return Ok(Some(PollEnd::Exit(self.outcome().unwrap_or(PipelineExit::Stopped))));
             }
-            Turn::Drain => {
+            PollEvent::Drain => {
                 polling.leave_at = Some(Instant::now() + self.spec.shutdown_grace);
                 log::draining(self);
                 self.apply(now, Input::Drain);
             }
-            Turn::Lost(error) => return Err(error),
-            Turn::Parking(said) => self.parking_said(&mut polling.desk, said)?,
-            Turn::Claim => {
+            PollEvent::Lost(error) => return Err(error),
+            PollEvent::Store(event) => self.store_event(&mut polling.store, event)?,
+            PollEvent::Claim => {
                 self.claim(polling, stop).await?;
                 if polling.open.is_none() {
-                    return Ok(self.hands_over(polling, stop).await?.then_some(Over::Streams));
+                    return Ok(self
+                        .hands_over_now(polling, stop)
+                        .await?
+                        .then_some(PollEnd::Streams));
                 }
             }
-            Turn::Looked(Ok((Looked { oldest, left }, began))) => {
+            PollEvent::Backlog(Ok((BacklogStatus { oldest, left }, began))) => {
                 if self.spec.mode == Mode::Poll {
                     log::slot_left_behind(self, left.as_ref());
                 }
                 self.lag.polled(oldest, began.into_std(), std::time::Instant::now());
             }
             // The session is gone; else the server refuses this one question, and polling goes on.
-            Turn::Looked(Err(error)) if error.sqlstate().is_none() => return Err(error),
-            Turn::Looked(Err(error)) => log::look_failed(self, &error),
-            Turn::Renew => self.renew(polling),
-            Turn::Renewed(outcome) => self.renewed(polling, outcome),
-            Turn::Due => {
+            PollEvent::Backlog(Err(error)) if error.sqlstate().is_none() => return Err(error),
+            PollEvent::Backlog(Err(error)) => log::look_failed(self, &error),
+            PollEvent::HandOverDue => self.start_hand_over_step(polling),
+            PollEvent::HandOverStep(outcome) => self.hand_over_step_done(polling, outcome),
+            PollEvent::Due => {
                 if polling.held_until().is_some_and(|until| until <= Instant::now()) {
-                    self.held_long(polling, stop).await?;
+                    self.claim_held_too_long(polling, stop).await?;
                 } else {
                     self.apply(now, Input::Tick);
                 }
             }
-            Turn::Posts => {}
+            PollEvent::Posts => {}
         }
         Ok(None)
     }
@@ -514,13 +522,13 @@ impl Pipeline {
 
 /// Pauses before a claim is fed again whose producer broke, or whose topic is not to be had: what was published
 /// behind such an event is published again each time. A claim is held no longer than a few of the longest.
-const AGAIN: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
 
 /// Before the next look at a table of which a look's worth was found, and none could be had: it is locked.
 const LOCKED_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long tries that are out keep polling from beginning anew.
-const TRIES_WAIT_MAX: Duration = Duration::from_secs(2);
+const ATTEMPTS_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Rows of the largest claim: it grows to this while there is a backlog.
 const BACKLOG_ROWS: usize = 4_000;
@@ -534,9 +542,9 @@ impl Pipeline {
     async fn claim(&mut self, polling: &mut Polling, stop: &Stop) -> Result<(), SourceError> {
         self.mark_what_waited(polling, stop).await?;
         let settings = &self.spec.poll;
-        self.handed.claims();
+        self.hand_over_filter.claims();
         let limit = polling.limit.max(settings.batch).min(polling.limit_max);
-        let all = polling.renewal.as_mut().is_some_and(Renewal::claims);
+        let all = polling.hand_over.as_mut().is_some_and(HandOver::claims);
         polling.keeps_now = polling.keeps_failures && !all;
         let began = Instant::now();
         let canceller = polling.poller.canceller();
@@ -548,18 +556,18 @@ impl Pipeline {
         };
         let (batch, interval) = (settings.batch, settings.interval);
         // One that does not come any more is the relay's again, before a later one of its aggregate is published.
-        if self.returning_are_fewer(polling, stop).await? {
+        if self.requeued_are_fewer(polling, stop).await? {
             polling.poller.abandon().await?;
-            polling.anew = Anew::Due(Instant::now());
-            return self.begin_anew(polling, stop).await;
+            polling.reload = ParkedReload::Due(Instant::now());
+            return self.reload_parked(polling, stop).await;
         }
         self.lag.answered(std::time::Instant::now());
         let takes_all = !claim.more && claim.withheld == 0 && polling.poller.repairs().is_none();
         polling.empties_since = takes_all.then_some(began);
-        log::rows_expired(&mut self.tell, self.spec.name(), claim.expired);
-        self.look_who_locks(polling, &claim.missed, stop).await?;
-        if let Some(renewal) = &mut polling.renewal {
-            renewal.claimed(claim.more, claim.withheld);
+        log::rows_expired(&mut self.log, self.spec.name(), claim.expired);
+        self.report_lock_holders(polling, &claim.missed, stop).await?;
+        if let Some(hand_over) = &mut polling.hand_over {
+            hand_over.claimed(claim.more, claim.withheld);
         }
         polling.limit = if claim.more { (limit * 2).min(BACKLOG_ROWS) } else { batch };
         if claim.rows.is_empty() {
@@ -571,7 +579,7 @@ impl Pipeline {
             };
             polling.next_at = Instant::now() + pause;
         } else {
-            polling.open = Some(Open::new(claim, polling.floor));
+            polling.open = Some(OpenClaim::new(claim, polling.floor));
         }
         Ok(())
     }
@@ -594,13 +602,13 @@ impl Pipeline {
                 polling.limit_max.min(open.rows().max(1))
             };
         }
-        polling.again.reset();
+        polling.retry_backoff.reset();
         let any = self.settle_claim(polling, stop).await?;
         self.is_empty(polling);
         if std::mem::take(&mut polling.failed) {
             // The table holds failed rows and their followers back: the next claim is a new beginning.
-            polling.anew = Anew::Due(Instant::now());
-            self.begin_anew(polling, stop).await?;
+            polling.reload = ParkedReload::Due(Instant::now());
+            self.reload_parked(polling, stop).await?;
         }
         // Where everything waits for something else, the next claim finds the same.
         let pause = if any { Duration::ZERO } else { self.spec.poll.interval };
@@ -610,17 +618,21 @@ impl Pipeline {
 
     /// Everything in flight is given up, not the claim: its rows are ours, and come again where they stood, so that
     /// the relay knows which of them a broker has refused, or parked. One that was held too long, or is not ours any
-    /// more, is given up too. It is [`begin_anew`](Self::begin_anew) that feeds it, once all effects are performed:
+    /// more, is given up too. It is [`reload_parked`](Self::begin_anew) that feeds it, once all effects are performed:
     /// one may be a second of these.
-    async fn send_again(&mut self, polling: &mut Polling, why: Restart) -> Result<(), SourceError> {
+    async fn feed_claim_again(
+        &mut self,
+        polling: &mut Polling,
+        why: Restart,
+    ) -> Result<(), SourceError> {
         self.reset_sink(why);
         if why == Restart::SlotTaken {
-            return self.let_go(polling).await;
+            return self.give_up_claim(polling).await;
         }
-        if polling.anew != Anew::No {
+        if polling.reload != ParkedReload::No {
             return Ok(());
         }
-        polling.anew = Anew::SameHistory;
+        polling.reload = ParkedReload::SameHistory;
         // One that is resolved is settled all the same.
         if let Some(mut open) = polling.open.take() {
             if !self.claim_is_resolved(&open) {
@@ -629,10 +641,10 @@ impl Pipeline {
             polling.open = Some(open);
         }
         // A broker that refuses an event is about to tell which: the sooner it is found the better.
-        polling.again_at = match why {
+        polling.retry_at = match why {
             Restart::Refused(_) => Instant::now(),
             Restart::SinkBroken | Restart::Unknown | Restart::SlotTaken => {
-                Instant::now() + polling.again.next(fastrand::f64())
+                Instant::now() + polling.retry_backoff.next(fastrand::f64())
             }
         };
         Ok(())
@@ -641,7 +653,11 @@ impl Pipeline {
     /// The claim at hand has been held for as long as it may be. What is acknowledged is settled, and the others
     /// stay in it as long as the broker goes on to acknowledge. Else it is given up: it locks rows, and what is
     /// published again is what has no answer. One of a repair locks nothing, and stays whatever the broker does.
-    async fn held_long(&mut self, polling: &mut Polling, stop: &Stop) -> Result<(), SourceError> {
+    async fn claim_held_too_long(
+        &mut self,
+        polling: &mut Polling,
+        stop: &Stop,
+    ) -> Result<(), SourceError> {
         let repairs = polling.poller.repairs().is_some();
         let stays = repairs || !self.broker_is_down();
         if stays && self.settle_so_far(polling, stop).await? {
@@ -665,21 +681,21 @@ impl Pipeline {
         if self.claim_has_progress(polling) {
             self.settle_claim(polling, stop).await?;
         }
-        if !polling.desk.overruled {
+        if !polling.store.overruled {
             self.apply(now, Input::SlotTaken);
         }
         Ok(())
     }
 
-    async fn let_go(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
+    async fn give_up_claim(&mut self, polling: &mut Polling) -> Result<(), SourceError> {
         polling.poller.abandon().await?;
-        polling.desk.jobs.unseen = None;
+        polling.store.jobs.unseen = None;
         if let Some(open) = polling.open.take() {
             polling.floor = open.end();
             // It would be held as long again.
             polling.limit_max = (open.rows() / 2).max(1);
         }
-        (polling.failed, polling.anew) = (false, Anew::Due(Instant::now()));
+        (polling.failed, polling.reload) = (false, ParkedReload::Due(Instant::now()));
         polling.limit = 0;
         polling.next_at = Instant::now() + self.spec.poll.interval;
         Ok(())
@@ -688,20 +704,24 @@ impl Pipeline {
     /// Begins anew, if that is wanted, with what is parked now. A write that is under way comes first: the relay
     /// would have it made a second time beside itself; and tries that are out, for a while: their producer would go
     /// with them.
-    async fn begin_anew(&mut self, polling: &mut Polling, stop: &Stop) -> Result<(), SourceError> {
-        let same = match polling.anew {
-            Anew::No => return Ok(()),
-            _ if polling.desk.jobs.written_since().is_some() => return Ok(()),
-            Anew::Due(since)
-                if self.relay.has_unsettled_attempts() && since.elapsed() < TRIES_WAIT_MAX =>
+    async fn reload_parked(
+        &mut self,
+        polling: &mut Polling,
+        stop: &Stop,
+    ) -> Result<(), SourceError> {
+        let same = match polling.reload {
+            ParkedReload::No => return Ok(()),
+            _ if polling.store.jobs.written_since().is_some() => return Ok(()),
+            ParkedReload::Due(since)
+                if self.relay.is_trying() && since.elapsed() < ATTEMPTS_WAIT_MAX =>
             {
                 return Ok(());
             }
-            Anew::Due(_) => false,
-            Anew::SameHistory if Instant::now() < polling.again_at => return Ok(()),
-            Anew::SameHistory => true,
+            ParkedReload::Due(_) => false,
+            ParkedReload::SameHistory if Instant::now() < polling.retry_at => return Ok(()),
+            ParkedReload::SameHistory => true,
         };
-        polling.anew = Anew::No;
+        polling.reload = ParkedReload::No;
         if same {
             self.read_in_claim(polling).await?;
         } else {
@@ -729,7 +749,7 @@ struct LockedRows {
     /// The last that were met since the last look.
     rows: Missed,
     since: Option<Instant>,
-    looked_at: Option<Instant>,
+    checked_at: Option<Instant>,
 }
 
 impl LockedRows {
@@ -744,11 +764,11 @@ impl LockedRows {
     /// The rows to look into, if it is time; none where none was met since the last look.
     fn due(&mut self) -> Option<Missed> {
         let lasting = self.since.is_some_and(|since| since.elapsed() >= LOCKED_MIN);
-        let rested = self.looked_at.is_none_or(|at| at.elapsed() >= LOOK_INTERVAL);
+        let rested = self.checked_at.is_none_or(|at| at.elapsed() >= LOOK_INTERVAL);
         if !lasting || !rested {
             return None;
         }
-        self.looked_at = Some(Instant::now());
+        self.checked_at = Some(Instant::now());
         Some(std::mem::take(&mut self.rows))
     }
 
@@ -760,7 +780,7 @@ impl LockedRows {
 
 impl Pipeline {
     /// Finds out, now and then, who has locked rows that claims could not have.
-    async fn look_who_locks(
+    async fn report_lock_holders(
         &mut self,
         polling: &mut Polling,
         missed: &Missed,
@@ -776,7 +796,7 @@ impl Pipeline {
         } else {
             self.finish_jobs(polling, stop).await?;
             // For people: a look that fails must not end the claim.
-            rows.holders(polling.desk.control.client(), &table).await.unwrap_or_default()
+            rows.holders(polling.store.control.client(), &table).await.unwrap_or_default()
         };
         if holders.is_empty() {
             // They are delayed, or have failed, or were free again.
@@ -805,7 +825,7 @@ const PAUSE_FACTOR: u32 = 9;
 const UNMARKED_MAX: u32 = 10_000;
 
 /// What one look has seen.
-pub(super) struct Looked {
+pub(super) struct BacklogStatus {
     /// How long the oldest ready row has waited.
     pub(super) oldest: OldestRow,
     /// The slot that is left behind.
@@ -813,23 +833,23 @@ pub(super) struct Looked {
 }
 
 /// The looks at one table.
-pub(super) struct RowLooks {
+pub(super) struct BacklogMonitor {
     client: Arc<Client>,
     /// None for the list of a repair, all of which waits.
     question: Option<OldestReady>,
     /// The pipeline whose slot is watched: mode "poll" may have left one behind.
     slot_of: Option<Arc<PipelineSpec>>,
-    running: Option<Job<Looked>>,
+    running: Option<StoreJob<BacklogStatus>>,
     began: Instant,
     next_at: Instant,
-    alarm: Alarm,
+    timer: Timer,
 }
 
-impl RowLooks {
+impl BacklogMonitor {
     pub(super) fn new(client: Arc<Client>, question: Option<OldestReady>) -> Self {
         let now = Instant::now();
-        let alarm = Alarm::default();
-        Self { client, question, slot_of: None, running: None, began: now, next_at: now, alarm }
+        let timer = Timer::default();
+        Self { client, question, slot_of: None, running: None, began: now, next_at: now, timer }
     }
 
     /// From here on the looks are also for a slot that is left behind.
@@ -838,9 +858,9 @@ impl RowLooks {
     }
 
     /// Waits for the next look, and gives the moment at which it began. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Result<(Looked, Instant), SourceError> {
+    pub(super) async fn next(&mut self) -> Result<(BacklogStatus, Instant), SourceError> {
         if self.running.is_none() {
-            self.alarm.at(self.next_at).await;
+            self.timer.at(self.next_at).await;
             let (client, question) = (Arc::clone(&self.client), self.question.clone());
             let slot_of = self.slot_of.clone();
             self.began = Instant::now();
@@ -850,17 +870,17 @@ impl RowLooks {
                     None => None,
                 };
                 let Some(question) = question else {
-                    return Ok(Looked { oldest: OldestRow::Unknown, left });
+                    return Ok(BacklogStatus { oldest: OldestRow::Unknown, left });
                 };
                 let oldest = match question.ask(&client).await? {
                     None => OldestRow::None,
                     Some(Some(age)) => OldestRow::Since(age),
                     Some(None) => OldestRow::Unknown,
                 };
-                Ok(Looked { oldest, left })
+                Ok(BacklogStatus { oldest, left })
             }));
         }
-        let outcome = job(&mut self.running).await;
+        let outcome = await_job(&mut self.running).await;
         self.running = None;
         let pause = self.began.elapsed().saturating_mul(PAUSE_FACTOR).max(PAUSE_MIN);
         self.next_at = Instant::now() + pause;
@@ -871,9 +891,9 @@ impl RowLooks {
 impl Pipeline {
     /// Reports how many rows without a mark the stream has passed: polling publishes them, and they may be published.
     /// There are such rows where `mode` was "wal" before. A question that fails keeps nobody from polling.
-    async fn look_for_unmarked(&mut self, polling: &Polling) {
+    async fn report_unmarked_rows(&mut self, polling: &Polling) {
         let Some(spec) = self.spec.poll.table.clone() else { return };
-        let (client, name) = (polling.desk.control.client(), self.spec.name());
+        let (client, name) = (polling.store.control.client(), self.spec.name());
         let counted = async {
             let ledger = repair::ledger(client, name, None, Duration::ZERO).await?;
             let method = Method::of(client, Selection::Both, ledger.known.as_deref()).await?;

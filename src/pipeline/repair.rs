@@ -3,13 +3,13 @@
 //! To the relay it is polling, from a list instead of by marks: so order, parking and aggregates that wait behind a
 //! parked head are the same. Their positions lie between those of the old slot and those of the new one.
 
-use super::claim::Reader;
+use super::claim::ClaimReader;
 use super::commit_watchdog::unless_stopped;
 use super::connect::{Failure, application_name, load_all, one_server, settle};
-use super::former::Former;
-use super::history::History;
+use super::former_owner::FormerOwner;
+use super::history::ServerHistory;
 use super::lifecycle::Pipeline;
-use super::parked::Desk;
+use super::parked::StoreSession;
 use super::poll::Polling;
 use super::service::Stop;
 use super::spec::{Mode, OnSlotLost, PipelineSpec};
@@ -107,7 +107,7 @@ fn unknown(pipeline: &str) -> Halt {
 }
 
 /// Whether there is something to repair.
-fn judged(spec: &PipelineSpec, facts: &Facts, row: Option<&Row>) -> Result<Verdict, Failure> {
+fn verdict_for(spec: &PipelineSpec, facts: &Facts, row: Option<&Row>) -> Result<Verdict, Failure> {
     repair::judge(facts, row, spec.from_table).map_err(|halt| {
         // Another process of the pipeline has repaired it meanwhile, and has the slot. A command is refused instead: it
         // is there to repair, and not to wait.
@@ -150,9 +150,9 @@ pub(super) async fn open(
     repair::fit(&facts).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     spec.fit(facts.table.as_ref()).map_err(|halt| Failure::Halt(Box::new(halt)))?;
     let row = repair::read(client, spec.name()).await.map_err(at(Phase::Handshake))?;
-    let verdict = judged(&spec, &facts, row.as_ref())?;
+    let verdict = verdict_for(&spec, &facts, row.as_ref())?;
     if verdict == Verdict::Sound {
-        return Err(Failure::Sound);
+        return Err(Failure::NothingToRepair);
     }
     let known = (cluster.as_deref(), facts.table.as_ref());
     let change = settings_change::check(client, &spec, known, settings_change::By::Repair).await?;
@@ -162,7 +162,7 @@ pub(super) async fn open(
         selection(&spec, row.as_ref(), ledger.known.as_deref(), marks).map_err(Failure::Halt)?;
     cursor::create_for_polling(client, spec.name()).await.map_err(at(Phase::Control))?;
     let seized = cursor::seize(client, spec.name()).await.map_err(at(Phase::Control))?;
-    let (epoch, former) = (seized.epoch, Former { epoch: seized.before, left: seized.left });
+    let (epoch, former) = (seized.epoch, FormerOwner { epoch: seized.before, left: seized.left });
     settings_change::record(client, &spec, epoch, &change).await?;
     let histories = settle(&spec, &control, epoch, &facts, seen).await?;
     if let Verdict::NewSlot(why) = verdict {
@@ -180,8 +180,10 @@ pub(super) async fn open(
             before: unfinished,
             drop_slot: facts.slot.is_some(),
         };
-        let mut told = |told: Told<'_>| log::repair_told(&spec, &told);
-        repair::begin(&control, list.table(), &ask, &mut told).await.map_err(at(Phase::Control))?;
+        let mut report = |step: Told<'_>| log::repair_step(&spec, &step);
+        repair::begin(&control, list.table(), &ask, &mut report)
+            .await
+            .map_err(at(Phase::Control))?;
     }
     let start = list.start().await.map_err(at(Phase::Control))?;
     let parked = load_all(client, spec.name()).await.map_err(at(Phase::Control))?;
@@ -190,9 +192,9 @@ pub(super) async fn open(
         let without_id = list.without_id(&row).await.map_err(at(Phase::Control))?;
         log::repairing(&spec, &row, without_id);
     }
-    let desk = Desk::new(control, (former, epoch), histories);
-    let at = (start, History::polled(&facts.server), instance);
-    Ok(Polling::new(Reader::Repair(Box::new(list)), desk, parked, at, false))
+    let store = StoreSession::new(control, (former, epoch), histories);
+    let at = (start, ServerHistory::polled(&facts.server), instance);
+    Ok(Polling::new(ClaimReader::Repair(Box::new(list)), store, parked, at, false))
 }
 
 /// Who the server is, and which history it has behind it: the replication protocol says so.
@@ -227,7 +229,7 @@ impl Pipeline {
         let Some(list) = polling.poller.repairs().filter(|list| list.drained()) else {
             return Ok(false);
         };
-        let finish = list.finish(&self.spec.names, self.spec.messages(), polling.desk.epoch);
+        let finish = list.finish(&self.spec.names, self.spec.messages(), polling.store.epoch);
         // Not finished, it is finished by the next start.
         let Some(finished) = unless_stopped(stop, list.control().canceller(), finish).await? else {
             return Ok(false);

@@ -1,9 +1,10 @@
-//! After a slot was lost, the outbox table is read again. A parked event whose row is still in the table is parked anew
-//! at its place among the rows of its aggregate, because an earlier event may not be published yet.
+//! After a slot was lost, the outbox table is read again. A parked event whose row is still in the table is requeued at
+//! its place among the rows of its aggregate, because an earlier event of that aggregate may not be published yet.
 //!
-//! Until its row comes such an event is not the relay's: it blocks nothing and is not tried. When it comes it is parked
-//! again, where it stands among the rows of its aggregate, and the row that it has had all along is moved there: tries,
-//! errors and requests of people are kept. What does not come again stays where it is.
+//! Until its row is claimed, the relay does not know such an event: it blocks nothing and is not retried. When the row
+//! is claimed, the event is parked at the position of the row, and its existing row in the parked table is moved to
+//! that position, so that attempts, errors and requests are kept. A parked event whose row is not in the table stays
+//! where it is.
 
 use super::connect;
 use super::lifecycle::Pipeline;
@@ -19,48 +20,50 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 use tokio_postgres::Client;
 
-/// How long an event that comes again is kept from being tried: longer than a claim may be open. Its row says what is
-/// true of it, and is read when the claim is settled.
+/// The delay before a requeued event is retried: longer than a claim may be open. Its true state is in its row, which
+/// is read when the claim is settled.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// `error_code` of a row that is parked, since it has the id of another event or is that event.
+/// `error_code` of a row that is parked because a parked event has the same ID, and it is not known whether they are
+/// the same event.
 pub(super) const ID_USED_BEFORE: &str = "id_used_before";
 
-/// The same for people.
+/// The `error` of such a row.
 pub(super) const DOUBT: &str = "an event with this id was parked before, and PostgreSQL does not show whether this \
                                 row is that event or another one: retry publishes it, skip leaves it out";
 
-/// `error_code` of a row that was not read, since it is too large.
+/// `error_code` of a row whose payload was not read because it is too large.
 const ROW_TOO_LARGE: &str = "row_too_large";
 
 /// What a row is that a claim parks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Whose {
-    /// The row of a parked event, which is moved to where it stands.
-    Again,
+pub(super) enum RowOrigin {
+    /// The row of a parked event, which is moved to the position of the row.
+    Requeued,
     /// The row of a parked event, which stays where it is.
     Kept,
-    /// It may be the row of a parked event, or of another one.
+    /// It may be the row of a parked event, or of another event.
     Doubted,
-    /// An event of its own.
+    /// The row of an event that is not parked yet.
     New,
 }
 
-/// The parked events that are to come again.
+/// The parked events to be requeued.
 #[derive(Debug, Default)]
-pub(super) struct Returning {
+pub(super) struct RequeuedEvents {
+    /// The events, by ID.
     by_id: HashMap<String, Again>,
-    /// The transaction that wrote the row of the claim that is fed next.
+    /// The transaction that wrote the row that is fed next.
     xmin: u32,
-    /// Where those stand that are to be parked again.
+    /// Positions of the events that will be parked again.
     at: HashSet<Position>,
-    /// Parked again by the claim that is open, and where.
+    /// Events that the open claim has parked again, with their new positions.
     moved: Vec<(String, Position)>,
-    /// Parked by the claim that is open beside the event whose id they have, and where.
+    /// Events that the open claim has parked beside a parked event with the same ID, with their positions.
     beside: Vec<(String, Position)>,
 }
 
-impl Returning {
+impl RequeuedEvents {
     pub(super) fn new(found: Vec<Again>) -> Self {
         let parks = found.iter().filter(|again| matches!(again.fate, Fate::Again { .. }));
         let at = parks.map(|again| again.position).collect();
@@ -68,18 +71,19 @@ impl Returning {
         Self { by_id: by_id.collect(), at, ..Self::default() }
     }
 
-    /// The row of the claim that is fed next was written by this transaction.
+    /// Notes that this transaction wrote the row that is fed next.
     pub(super) const fn feeds(&mut self, xmin: u32) {
         self.xmin = xmin;
     }
 
-    /// What becomes of the row of this id that is fed.
+    /// What becomes of the row with this ID that is fed next.
     #[inline]
     fn fate(&self, id: &str) -> Option<Fate> {
         if self.by_id.is_empty() { None } else { self.fate_of(id, self.xmin) }
     }
 
-    /// The same of a row that this transaction has written. Written since it was looked at, it may be another one.
+    /// What becomes of a row that transaction `xmin` has written. If the row was written after it was read here, it may
+    /// be another event.
     fn fate_of(&self, id: &str, xmin: u32) -> Option<Fate> {
         let again = self.by_id.get(id)?;
         Some(match again.fate {
@@ -90,37 +94,37 @@ impl Returning {
         })
     }
 
-    /// Whether the parked event of this position is one.
+    /// Whether the parked event at this position will be requeued.
     pub(super) fn holds(&self, position: Position) -> bool {
         self.at.contains(&position)
     }
 
-    /// Whether the event of this id is one, and to be parked again.
+    /// Whether the event with this ID will be parked again.
     #[inline]
     pub(super) fn parks(&self, id: &str) -> bool {
         matches!(self.fate(id), Some(Fate::Again { .. }))
     }
 
-    /// How long the event of this id is kept back: longer than it would be where it is one to be parked again.
+    /// How long the event with this ID is delayed: at least [`WAIT`] if it will be parked again.
     #[inline]
     pub(super) fn wait(&self, id: &str, wait: Duration) -> Duration {
         if self.parks(id) { wait.max(WAIT) } else { wait }
     }
 
-    /// Whether the event of this id is one, and to be passed over.
+    /// Whether the event with this ID is skipped.
     #[inline]
     pub(super) fn passes(&self, id: &str) -> bool {
         self.fate(id) == Some(Fate::Passes)
     }
 
-    /// Whether the row of this id may be another event: it is parked.
+    /// Whether the row with this ID may be another event: it is parked.
     #[inline]
     pub(super) fn doubts(&self, id: &str) -> bool {
         matches!(self.fate(id), Some(Fate::Doubted { .. }))
     }
 
-    /// Of rows that are about to be written, those whose content has to be compared with that of a parked event, each
-    /// with the place of that. `xmin` gives the transaction that wrote one.
+    /// Of the rows to be written, those whose content has to be compared with that of a parked event, with the position
+    /// of that event. `xmin` returns the transaction that wrote a row.
     fn to_compare<'a>(
         &self,
         rows: &'a [Parked],
@@ -141,7 +145,7 @@ impl Returning {
         rows.iter().filter_map(compared).collect()
     }
 
-    /// The row of a parked event is about to be written: where the event is in the table, and where it is now.
+    /// The row of a parked event is about to be written: its position in the parked table, and its new position.
     pub(super) fn moves(&mut self, row: &Parked) -> Option<(Position, Position)> {
         let id = row.event_id.as_deref()?;
         let again = self.by_id.get(id)?;
@@ -149,31 +153,31 @@ impl Returning {
         Some((again.position, row.entry.position))
     }
 
-    /// The row is about to be written beside the parked event whose id it has.
+    /// The row is about to be written beside the parked event that has its ID.
     pub(super) fn keeps_beside(&mut self, row: &Parked) {
         let id = row.event_id.clone();
         self.beside.extend(id.map(|id| (id, row.entry.position)));
     }
 
-    /// What a row is that the claim at hand parks, which transaction `xmin` has written; `alike`: its content is that
-    /// of the parked event whose id it has.
-    pub(super) fn whose(&self, row: &Parked, xmin: u32, alike: bool) -> Whose {
+    /// The origin of a row that the open claim parks and transaction `xmin` has written. `alike`: its content equals
+    /// that of the parked event with its ID.
+    pub(super) fn origin(&self, row: &Parked, xmin: u32, alike: bool) -> RowOrigin {
         match row.event_id.as_deref().and_then(|id| self.fate_of(id, xmin)) {
-            Some(Fate::Again { certain }) if certain || alike => Whose::Again,
-            Some(Fate::Doubted { kept: true }) if alike => Whose::Kept,
-            Some(Fate::Again { .. } | Fate::Doubted { .. }) => Whose::Doubted,
-            Some(Fate::Passes) | None => Whose::New,
+            Some(Fate::Again { certain }) if certain || alike => RowOrigin::Requeued,
+            Some(Fate::Doubted { kept: true }) if alike => RowOrigin::Kept,
+            Some(Fate::Again { .. } | Fate::Doubted { .. }) => RowOrigin::Doubted,
+            Some(Fate::Passes) | None => RowOrigin::New,
         }
     }
 
-    /// Of what the open claim has moved, all from there on is to stand where it stood: where it is now, and then.
+    /// Undoes the moves of the open claim from `from` on: the current positions, and the ones to restore.
     pub(super) fn places_back(&mut self, from: Position) -> Vec<(Position, Position)> {
         self.beside.retain(|(_, at)| *at < from);
         let back = self.moved.extract_if(.., |(_, at)| *at >= from);
         back.filter_map(|(id, at)| Some((at, self.by_id.get(&id)?.position))).collect()
     }
 
-    /// The claim is settled: what it has moved does not come any more.
+    /// The claim is settled: the events that it has moved are no longer to be requeued.
     pub(super) fn settled(&mut self) {
         for (id, _) in self.moved.drain(..).chain(self.beside.drain(..)) {
             if let Some(again) = self.by_id.remove(&id) {
@@ -183,8 +187,8 @@ impl Returning {
     }
 }
 
-/// The row as it is parked beside the event whose id it has, for a person to decide. Another error that it has is kept
-/// in its text, also that it was not read for its size: such a row has no topic, so that it can only be skipped.
+/// The row as it is parked beside the event that has its ID, for a person to decide. Another error of the row is kept
+/// in the text, even that it was not read because of its size: such a row has no topic, so that it can only be skipped.
 pub(super) fn undecided(row: &Parked) -> Parked {
     let entry = Entry { state: State::Dead, ..row.entry };
     let other = row.error.as_deref().filter(|_| row.error_code != Some(ID_USED_BEFORE));
@@ -193,26 +197,26 @@ pub(super) fn undecided(row: &Parked) -> Parked {
 }
 
 impl Pipeline {
-    /// Finds out which parked events come again, and takes them from what the relay is told of.
-    pub(super) async fn find_returning(
+    /// Finds the parked events to be requeued, and removes them from those that the relay gets.
+    pub(super) async fn find_requeued(
         &mut self,
         polling: &mut Polling,
         stop: &Stop,
     ) -> Result<(), SourceError> {
-        self.returning = self.look_for_returning(polling, stop).await?;
-        self.without_returning(polling);
+        self.requeued = self.query_requeued(polling, stop).await?;
+        self.remove_requeued(polling);
         Ok(())
     }
 
-    async fn look_for_returning(
+    async fn query_requeued(
         &mut self,
         polling: &mut Polling,
         stop: &Stop,
-    ) -> Result<Returning, SourceError> {
+    ) -> Result<RequeuedEvents, SourceError> {
         self.finish_jobs(polling, stop).await?;
-        let (client, name) = (polling.desk.control.client(), self.spec.name());
+        let (client, name) = (polling.store.control.client(), self.spec.name());
         if let Some(list) = polling.poller.repairs() {
-            return Ok(Returning::new(parked::listed(client, name, list.table()).await?));
+            return Ok(RequeuedEvents::new(parked::listed(client, name, list.table()).await?));
         }
         let found = match &self.spec.poll.table {
             Some(spec) if self.spec.mode == Mode::Auto => {
@@ -221,21 +225,21 @@ impl Pipeline {
             }
             Some(_) | None => Vec::new(),
         };
-        Ok(Returning::new(found))
+        Ok(RequeuedEvents::new(found))
     }
 
-    fn without_returning(&self, polling: &mut Polling) {
-        polling.parked.retain(|row| !self.returning.holds(row.entry.position));
+    fn remove_requeued(&self, polling: &mut Polling) {
+        polling.parked.retain(|row| !self.requeued.holds(row.entry.position));
     }
 
-    /// Of rows that are about to be written: those whose content is that of the parked event whose id they have.
+    /// The positions of rows to be written whose content equals that of the parked event with their ID.
     pub(super) async fn alike(
         &self,
         client: &Client,
         rows: &[Parked],
         xmin: impl Fn(&Parked) -> u32,
     ) -> Result<HashSet<Position>, SourceError> {
-        let compared = self.returning.to_compare(rows, xmin);
+        let compared = self.requeued.to_compare(rows, xmin);
         parked::alike(client, self.spec.name(), &compared).await
     }
 
@@ -245,36 +249,36 @@ impl Pipeline {
         polling: &mut Polling,
         stop: &Stop,
     ) -> Result<(), SourceError> {
-        self.returning.moved.clear();
-        self.returning.beside.clear();
+        self.requeued.moved.clear();
+        self.requeued.beside.clear();
         self.finish_jobs(polling, stop).await?;
-        let client = polling.desk.control.client();
+        let client = polling.store.control.client();
         polling.parked = connect::load_all(client, self.spec.name()).await?;
-        self.without_returning(polling);
+        self.remove_requeued(polling);
         Ok(())
     }
 
-    /// Reads what is parked as the claim at hand has it: with its own rows, and with what it has moved.
+    /// Reads the parked events as the open claim sees them: with its own rows, and with the events it has moved.
     pub(super) async fn read_in_claim(&self, polling: &mut Polling) -> Result<(), SourceError> {
         let client = polling.poller.client();
         polling.parked = connect::load_all(client, self.spec.name()).await?;
-        self.without_returning(polling);
+        self.remove_requeued(polling);
         Ok(())
     }
 
-    /// After a claim: whether some of them are not to come any more, since their rows are gone. They are the
-    /// relay's again then.
-    pub(super) async fn returning_are_fewer(
+    /// After a claim: whether some events are no longer to be requeued, because their rows were deleted. The relay gets
+    /// them back then.
+    pub(super) async fn requeued_are_fewer(
         &mut self,
         polling: &mut Polling,
         stop: &Stop,
     ) -> Result<bool, SourceError> {
-        if self.returning.at.is_empty() || polling.poller.repairs().is_some() {
+        if self.requeued.at.is_empty() || polling.poller.repairs().is_some() {
             return Ok(false);
         }
-        let left = self.look_for_returning(polling, stop).await?;
-        let fewer = left.at.len() < self.returning.at.len();
-        self.returning = left;
+        let left = self.query_requeued(polling, stop).await?;
+        let fewer = left.at.len() < self.requeued.at.len();
+        self.requeued = left;
         Ok(fewer)
     }
 }
@@ -312,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_in_doubt_has_the_code_of_the_doubt_whatever_else_is_wrong_with_it() {
+    fn doubted_row_has_the_error_code_of_the_doubt_whatever_other_error_it_has() {
         for code in [ROW_TOO_LARGE, "too_large"] {
             let error = Some("a value is too large".to_owned());
             let parked = Parked { error_code: Some(code), error, ..row(Some("a"), 1) };
@@ -326,32 +330,43 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_again_is_moved_and_what_stays_is_passed_over() {
+    fn requeued_event_is_moved_and_other_rows_of_parked_events_are_skipped() {
         let again =
             |id: &str, lsn, fate| Again { event_id: id.into(), position: at(lsn), fate, xmin: 7 };
         let comes = again("a", 1, Fate::Again { certain: true });
-        let mut returning = Returning::new(vec![comes, again("b", 2, Fate::Passes)]);
-        returning.feeds(7);
-        assert!(returning.holds(at(1)) && !returning.holds(at(2)), "what passes is the relay's");
-        assert_eq!(["a", "b", "c"].map(|id| returning.parks(id)), [true, false, false]);
-        assert_eq!(["a", "b", "c"].map(|id| returning.passes(id)), [false, true, false]);
-        returning.feeds(8);
-        assert!(!returning.passes("b") && returning.doubts("b"), "written since then");
-        returning.feeds(7);
+        let mut requeued = RequeuedEvents::new(vec![comes, again("b", 2, Fate::Passes)]);
+        requeued.feeds(7);
+        assert!(
+            requeued.holds(at(1)) && !requeued.holds(at(2)),
+            "the relay has the events that are skipped"
+        );
+        assert_eq!(["a", "b", "c"].map(|id| requeued.parks(id)), [true, false, false]);
+        assert_eq!(["a", "b", "c"].map(|id| requeued.passes(id)), [false, true, false]);
+        requeued.feeds(8);
+        assert!(!requeued.passes("b") && requeued.doubts("b"), "written after it was read");
+        requeued.feeds(7);
         let rows = [row(Some("a"), 10), row(Some("c"), 11), row(None, 12)];
-        let whose = rows.each_ref().map(|row| returning.whose(row, 7, false));
-        assert_eq!(whose, [Whose::Again, Whose::New, Whose::New]);
-        assert_eq!(returning.whose(&rows[0], 8, false), Whose::Doubted, "written since then");
-        assert_eq!(returning.whose(&rows[0], 8, true), Whose::Again, "with the same content");
-        let moves = |returning: &mut Returning| -> Vec<_> {
-            rows.iter().filter_map(|row| returning.moves(row)).collect()
+        let origins = rows.each_ref().map(|row| requeued.origin(row, 7, false));
+        assert_eq!(origins, [RowOrigin::Requeued, RowOrigin::New, RowOrigin::New]);
+        assert_eq!(
+            requeued.origin(&rows[0], 8, false),
+            RowOrigin::Doubted,
+            "written after it was read"
+        );
+        assert_eq!(
+            requeued.origin(&rows[0], 8, true),
+            RowOrigin::Requeued,
+            "with the same content"
+        );
+        let moves = |requeued: &mut RequeuedEvents| -> Vec<_> {
+            rows.iter().filter_map(|row| requeued.moves(row)).collect()
         };
-        assert_eq!(moves(&mut returning), [(at(1), at(10))]);
-        assert!(returning.parks("a"), "the claim may be given up");
-        assert_eq!(returning.places_back(at(11)), []);
-        assert_eq!(returning.places_back(at(10)), [(at(10), at(1))]);
-        assert_eq!(moves(&mut returning), [(at(1), at(10))]);
-        returning.settled();
-        assert!(!returning.parks("a") && !returning.holds(at(1)) && returning.passes("b"));
+        assert_eq!(moves(&mut requeued), [(at(1), at(10))]);
+        assert!(requeued.parks("a"), "the claim may be given up");
+        assert_eq!(requeued.places_back(at(11)), []);
+        assert_eq!(requeued.places_back(at(10)), [(at(10), at(1))]);
+        assert_eq!(moves(&mut requeued), [(at(1), at(10))]);
+        requeued.settled();
+        assert!(!requeued.parks("a") && !requeued.holds(at(1)) && requeued.passes("b"));
     }
 }

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use tokio_postgres::Client;
 
 /// Events remembered as polled, of about 100 bytes each; and aggregates remembered as coming twice.
-const HANDED_MAX: usize = 100_000;
+const PUBLISHED_IDS_MAX: usize = 100_000;
 
 /// Where nothing but dashboards and clean-ups depends on the marks (`mode = "wal"`): how long the cursor row waits for
 /// them. After that it goes on, and they are made later by this process, or not at all.
@@ -47,7 +47,7 @@ const POLLED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What is to be marked.
 #[derive(Debug, Default)]
-pub(super) struct Marking {
+pub(super) struct RowStatusQueue {
     on: bool,
     /// Polling may take over at any moment: no cursor row passes an event without its mark.
     required: bool,
@@ -79,7 +79,7 @@ pub(super) struct Marking {
 }
 
 /// Marks that are to be made before a cursor row.
-pub(super) struct MarkBatch {
+pub(super) struct RowStatusBatch {
     marker: Marker,
     rows: Arc<Vec<ToMark>>,
     waiting: HashSet<Lane>,
@@ -88,11 +88,11 @@ pub(super) struct MarkBatch {
     /// Polling depends on the marks.
     required: bool,
     /// Who holds locks is to be found out.
-    looks: bool,
+    finds_holders: bool,
 }
 
 /// What became of them.
-pub(super) struct Made {
+pub(super) struct RowStatusOutcome {
     /// Which of the rows wait, by their places.
     left: Vec<usize>,
     holders: Vec<Holder>,
@@ -102,12 +102,12 @@ pub(super) struct Made {
     refused: bool,
 }
 
-impl MarkBatch {
+impl RowStatusBatch {
     /// Makes them.
     ///
     /// # Errors
-    /// What ends the connection, or has to stop the pipeline. What concerns the marks alone is in [`Made::failed`].
-    pub(super) async fn make(&self, client: &Client) -> Result<Made, SourceError> {
+    /// What ends the connection, or has to stop the pipeline. What concerns the marks alone is in [`RowStatusOutcome::failed`].
+    pub(super) async fn make(&self, client: &Client) -> Result<RowStatusOutcome, SourceError> {
         let left = match self.marker.mark(client, &self.rows, &self.waiting).await {
             Ok(left) => left,
             Err(error) => {
@@ -121,34 +121,39 @@ impl MarkBatch {
                     | Action::Recheck(_) => return Err(error),
                 };
                 let left = (0..self.rows.len()).collect();
-                return Ok(Made { left, holders: Vec::new(), failed: Some(error), refused });
+                return Ok(RowStatusOutcome {
+                    left,
+                    holders: Vec::new(),
+                    failed: Some(error),
+                    refused,
+                });
             }
         };
-        let holders = if self.looks && !left.is_empty() {
+        let holders = if self.finds_holders && !left.is_empty() {
             let rows: Vec<ToMark> = left.iter().map(|place| self.rows[*place].clone()).collect();
             // For people: a look that fails must not fail the marks.
             self.marker.holders(client, &rows).await.unwrap_or_default()
         } else {
             Vec::new()
         };
-        Ok(Made { left, holders, failed: None, refused: false })
+        Ok(RowStatusOutcome { left, holders, failed: None, refused: false })
     }
 
     /// Whether the cursor row that stands at `row` has to wait: it would pass an event whose mark was not made.
-    pub(super) fn holds_back(&self, made: &Made, row: Position) -> bool {
+    pub(super) fn holds_back(&self, made: &RowStatusOutcome, row: Position) -> bool {
         let passes = || made.left.iter().any(|place| self.rows[*place].position < row);
         self.waits && !made.refused && passes()
     }
 }
 
 /// Marks that wait, in words.
-pub(super) struct Waiting {
+pub(super) struct WaitingRows {
     pub(super) table: TableName,
     pub(super) rows: usize,
     pub(super) holders: Vec<Holder>,
 }
 
-impl Marking {
+impl RowStatusQueue {
     /// `required`: polling depends on the marks.
     pub(super) fn new(on: bool, required: bool) -> Self {
         Self { on, required, ..Self::default() }
@@ -311,7 +316,7 @@ impl Marking {
 
     /// What is to be marked before the next cursor row, and with what. `row` is that row; `None` where the slot is
     /// lost: what it has not passed comes again from the table.
-    pub(super) fn take(&mut self, row: Option<&Progress>) -> Option<MarkBatch> {
+    pub(super) fn take(&mut self, row: Option<&Progress>) -> Option<RowStatusBatch> {
         self.put_back();
         let passed = row.map_or_else(Position::default, Progress::position);
         for parked in std::mem::take(&mut self.set_aside) {
@@ -330,21 +335,21 @@ impl Marking {
         self.done.sort_by_key(|row| row.position);
         self.taken = Arc::new(std::mem::take(&mut self.done));
         self.tried_at = Some(Instant::now());
-        let looks = self.holders_at.is_none_or(|at| at.elapsed() >= HOLDERS_INTERVAL);
-        let patience = self.waits_since.is_none_or(|since| since.elapsed() < WAIT_BESIDE);
-        Some(MarkBatch {
+        let finds_holders = self.holders_at.is_none_or(|at| at.elapsed() >= HOLDERS_INTERVAL);
+        let waits_beside = self.waits_since.is_none_or(|since| since.elapsed() < WAIT_BESIDE);
+        Some(RowStatusBatch {
             marker,
             rows: Arc::clone(&self.taken),
             waiting: self.waiting.clone(),
-            waits: self.required || patience,
+            waits: self.required || waits_beside,
             required: self.required,
-            looks,
+            finds_holders,
         })
     }
 
     /// What became of what was taken last. Gives what waits, where something does, and how many rows of it are given
     /// up.
-    pub(super) fn made(&mut self, made: &Made) -> (Option<Waiting>, usize) {
+    pub(super) fn made(&mut self, made: &RowStatusOutcome) -> (Option<WaitingRows>, usize) {
         let taken = std::mem::take(&mut self.taken);
         let left: Vec<&ToMark> = made.left.iter().filter_map(|place| taken.get(*place)).collect();
         // Of those only: what was published meanwhile was not tried yet.
@@ -368,7 +373,7 @@ impl Marking {
         }
         let table = self.marker.as_ref().map(|marker| marker.table().clone());
         let rows = made.left.len();
-        let waiting = table.map(|table| Waiting { table, rows, holders: made.holders.clone() });
+        let waiting = table.map(|table| WaitingRows { table, rows, holders: made.holders.clone() });
         (waiting, given_up)
     }
 
@@ -385,7 +390,7 @@ impl Marking {
 /// not remembered comes twice, and then so does all of its aggregate that follows, or the two would be swapped
 /// (`docs/decisions/handing-back.md`).
 #[derive(Debug, Default)]
-pub(super) struct Handed {
+pub(super) struct HandOverFilter {
     /// Polling is to end in streaming.
     on: bool,
     /// With the transactions that wrote their rows.
@@ -404,7 +409,7 @@ pub(super) struct Handed {
     owner: i64,
 }
 
-impl Handed {
+impl HandOverFilter {
     /// Polling begins under an epoch, to end in streaming, or goes on after a lost connection. `before` is the epoch of
     /// the owner before.
     pub(super) fn begins(&mut self, before: i64, epoch: i64) {
@@ -460,7 +465,7 @@ impl Handed {
         if self.ids.insert(Arc::clone(&id), xmin).is_none() {
             self.order.push_back(id);
         }
-        if self.order.len() > HANDED_MAX
+        if self.order.len() > PUBLISHED_IDS_MAX
             && let Some(oldest) = self.order.pop_front()
         {
             self.ids.remove(&oldest);
@@ -506,7 +511,7 @@ impl Handed {
         }
         if let Some(lane) = lane.filter(|_| !known) {
             self.repeated.insert(lane);
-            if self.repeated.len() > HANDED_MAX {
+            if self.repeated.len() > PUBLISHED_IDS_MAX {
                 // All that comes from here on comes twice.
                 *self = Self::default();
             }
@@ -530,10 +535,10 @@ mod tests {
             watermark: Watermark::resumed(Lsn::from_wire(lsn)),
             partial: Some(Position { commit_lsn: Lsn::from_wire(lsn), ordinal }),
         };
-        let done = |marking: &Marking| -> Vec<String> {
-            marking.done.iter().map(|row| row.id.clone()).collect()
+        let done = |row_status: &RowStatusQueue| -> Vec<String> {
+            row_status.done.iter().map(|row| row.id.clone()).collect()
         };
-        let mut marking = Marking::new(true, true);
+        let mut row_status = RowStatusQueue::new(true, true);
         for (lsn, id) in [(10, "a"), (20, "b"), (30, "c")] {
             let parked = NotPassed {
                 position: at(lsn),
@@ -541,72 +546,81 @@ mod tests {
                 commit_time: PgTime::default(),
                 timestamp_ms: None,
             };
-            marking.parked(Some(parked));
+            row_status.parked(Some(parked));
         }
-        assert!(marking.take(Some(&row(10, 3))).is_none(), "no session has prepared a mark");
-        assert_eq!(done(&marking), [""; 0], "the row stands directly before the first");
-        drop(marking.take(Some(&row(10, 4))));
-        assert_eq!(done(&marking), ["a"]);
-        drop(marking.take(Some(&row(20, 3))));
-        assert_eq!(done(&marking), ["a"]);
+        assert!(row_status.take(Some(&row(10, 3))).is_none(), "no session has prepared a mark");
+        assert_eq!(done(&row_status), [""; 0], "the row stands directly before the first");
+        drop(row_status.take(Some(&row(10, 4))));
+        assert_eq!(done(&row_status), ["a"]);
+        drop(row_status.take(Some(&row(20, 3))));
+        assert_eq!(done(&row_status), ["a"]);
         // The slot is lost: what no cursor row has passed comes again from the table.
-        drop(marking.take(None));
-        assert_eq!(done(&marking), ["a"]);
-        drop(marking.take(Some(&row(40, 0))));
-        assert_eq!(done(&marking), ["a"]);
+        drop(row_status.take(None));
+        assert_eq!(done(&row_status), ["a"]);
+        drop(row_status.take(Some(&row(40, 0))));
+        assert_eq!(done(&row_status), ["a"]);
     }
 
     /// The transaction of the rows.
     const XMIN: u32 = 4_000_000_000;
 
-    fn polled(handed: &mut Handed, ids: impl Iterator<Item = usize>) {
+    fn polled(hand_over_filter: &mut HandOverFilter, ids: impl Iterator<Item = usize>) {
         for id in ids {
-            handed.claims();
-            handed.feeds(0, XMIN);
-            handed.claimed(&id.to_string());
-            handed.settled(|_| true);
+            hand_over_filter.claims();
+            hand_over_filter.feeds(0, XMIN);
+            hand_over_filter.claimed(&id.to_string());
+            hand_over_filter.settled(|_| true);
         }
     }
 
     /// Whether the stream passes over an event of aggregate `of`.
-    fn passed_over(handed: &mut Handed, id: usize, of: &str) -> bool {
+    fn passed_over(hand_over_filter: &mut HandOverFilter, id: usize, of: &str) -> bool {
         let aggregate = Some(Aggregate { kind: "order", id: of });
-        handed.has(&id.to_string(), (Lsn::from_wire(1), Some(XMIN)), aggregate)
+        hand_over_filter.has(&id.to_string(), (Lsn::from_wire(1), Some(XMIN)), aggregate)
     }
 
     #[test]
     fn rows_keep_their_outcomes_where_one_between_them_is_no_event() {
-        let mut handed = Handed::default();
-        handed.begins(0, 1);
-        handed.claims();
+        let mut hand_over_filter = HandOverFilter::default();
+        hand_over_filter.begins(0, 1);
+        hand_over_filter.claims();
         for (row, id) in [(0, Some("a")), (1, None), (2, Some("c")), (3, Some("d"))] {
-            handed.feeds(row, XMIN);
+            hand_over_filter.feeds(row, XMIN);
             if let Some(id) = id {
-                handed.claimed(id);
+                hand_over_filter.claimed(id);
             }
         }
-        handed.settled(|row| row != 2);
-        assert!(!handed.has("a", (Lsn::from_wire(1), None), None), "polling goes on");
-        handed.ends(Lsn::from_wire(10));
+        hand_over_filter.settled(|row| row != 2);
+        assert!(!hand_over_filter.has("a", (Lsn::from_wire(1), None), None), "polling goes on");
+        hand_over_filter.ends(Lsn::from_wire(10));
         let at = (Lsn::from_wire(10), Some(XMIN));
-        assert_eq!(["a", "c", "d"].map(|id| handed.has(id, at, None)), [true, false, true]);
-        assert!(!handed.has("a", (Lsn::from_wire(11), None), None), "never polled");
+        assert_eq!(
+            ["a", "c", "d"].map(|id| hand_over_filter.has(id, at, None)),
+            [true, false, true]
+        );
+        assert!(!hand_over_filter.has("a", (Lsn::from_wire(11), None), None), "never polled");
     }
 
     /// The oldest are forgotten; the stream brings them again, and would bring them behind their followers.
     #[test]
     fn aggregate_of_a_forgotten_event_comes_twice_as_a_whole_and_no_other_does() {
-        let mut handed = Handed::default();
-        handed.begins(0, 1);
-        polled(&mut handed, 0..HANDED_MAX + 3);
-        handed.ends(Lsn::from_wire(10));
-        let last = HANDED_MAX + 2;
-        assert!(passed_over(&mut handed, 5, "a") && passed_over(&mut handed, 7, "b"));
-        assert!(!passed_over(&mut handed, 2, "a"), "forgotten");
-        assert!(!passed_over(&mut handed, 6, "a"), "else it would stand before the second");
-        assert!(!passed_over(&mut handed, last, "a"));
+        let mut hand_over_filter = HandOverFilter::default();
+        hand_over_filter.begins(0, 1);
+        polled(&mut hand_over_filter, 0..PUBLISHED_IDS_MAX + 3);
+        hand_over_filter.ends(Lsn::from_wire(10));
+        let last = PUBLISHED_IDS_MAX + 2;
         assert!(
-            passed_over(&mut handed, last, "b"),
+            passed_over(&mut hand_over_filter, 5, "a")
+                && passed_over(&mut hand_over_filter, 7, "b")
+        );
+        assert!(!passed_over(&mut hand_over_filter, 2, "a"), "forgotten");
+        assert!(
+            !passed_over(&mut hand_over_filter, 6, "a"),
+            "else it would stand before the second"
+        );
+        assert!(!passed_over(&mut hand_over_filter, last, "a"));
+        assert!(
+            passed_over(&mut hand_over_filter, last, "b"),
             "remembered, and nothing of its own came twice"
         );
     }
@@ -614,76 +628,90 @@ mod tests {
     /// What a process before this one has polled, or the stream had published before polling began.
     #[test]
     fn event_that_this_process_did_not_poll_is_published_and_so_are_its_followers() {
-        let mut handed = Handed::default();
-        handed.begins(0, 1);
-        polled(&mut handed, 10..20);
-        handed.ends(Lsn::from_wire(10));
-        assert!(!passed_over(&mut handed, 1, "a"));
-        assert!(!passed_over(&mut handed, 10, "a"));
-        assert!(passed_over(&mut handed, 11, "b"));
+        let mut hand_over_filter = HandOverFilter::default();
+        hand_over_filter.begins(0, 1);
+        polled(&mut hand_over_filter, 10..20);
+        hand_over_filter.ends(Lsn::from_wire(10));
+        assert!(!passed_over(&mut hand_over_filter, 1, "a"));
+        assert!(!passed_over(&mut hand_over_filter, 10, "a"));
+        assert!(passed_over(&mut hand_over_filter, 11, "b"));
     }
 
     /// Another process took the pipeline over in between, and may have begun to stream the same events again.
     #[test]
     fn what_was_polled_before_another_process_owned_the_pipeline_is_not_remembered() {
         for (before, remembered) in [(1, true), (2, false)] {
-            let mut handed = Handed::default();
-            handed.begins(0, 1);
-            polled(&mut handed, 0..2);
-            handed.ends(Lsn::from_wire(10));
-            handed.streams(before, before + 1);
-            assert_eq!(passed_over(&mut handed, 1, "a"), remembered, "behind epoch {before}");
+            let mut hand_over_filter = HandOverFilter::default();
+            hand_over_filter.begins(0, 1);
+            polled(&mut hand_over_filter, 0..2);
+            hand_over_filter.ends(Lsn::from_wire(10));
+            hand_over_filter.streams(before, before + 1);
+            assert_eq!(
+                passed_over(&mut hand_over_filter, 1, "a"),
+                remembered,
+                "behind epoch {before}"
+            );
         }
-        let mut handed = Handed::default();
+        let mut hand_over_filter = HandOverFilter::default();
         // An epoch is a time: the next one is higher by any number.
-        handed.begins(0, 100);
-        polled(&mut handed, 0..2);
-        handed.begins(100, 2_500);
-        polled(&mut handed, 2..3);
-        handed.ends(Lsn::from_wire(10));
-        assert!([0, 1, 2].iter().all(|id| passed_over(&mut handed, *id, "a")), "no other owner");
-        handed.begins(2_500, 2_600);
-        polled(&mut handed, 3..4);
-        handed.begins(2_700, 2_800);
-        polled(&mut handed, 4..5);
-        handed.ends(Lsn::from_wire(10));
-        assert_eq!([0, 2, 3, 4].map(|id| passed_over(&mut handed, id, "a")), [false; 4]);
-        assert!(passed_over(&mut handed, 4, "b"));
+        hand_over_filter.begins(0, 100);
+        polled(&mut hand_over_filter, 0..2);
+        hand_over_filter.begins(100, 2_500);
+        polled(&mut hand_over_filter, 2..3);
+        hand_over_filter.ends(Lsn::from_wire(10));
+        assert!(
+            [0, 1, 2].iter().all(|id| passed_over(&mut hand_over_filter, *id, "a")),
+            "no other owner"
+        );
+        hand_over_filter.begins(2_500, 2_600);
+        polled(&mut hand_over_filter, 3..4);
+        hand_over_filter.begins(2_700, 2_800);
+        polled(&mut hand_over_filter, 4..5);
+        hand_over_filter.ends(Lsn::from_wire(10));
+        assert_eq!([0, 2, 3, 4].map(|id| passed_over(&mut hand_over_filter, id, "a")), [false; 4]);
+        assert!(passed_over(&mut hand_over_filter, 4, "b"));
     }
 
     /// A published row waits for its mark, since somebody has locked it, and comes out of that written again: it may be
     /// another event, and it may be the same one. So what follows it in its aggregate is published again behind it.
     #[test]
     fn aggregate_of_a_row_that_was_written_again_is_published_again_as_a_whole_and_no_other_is() {
-        let mut marking = Marking::new(true, true);
+        let mut row_status = RowStatusQueue::new(true, true);
         let aggregate = |id| Aggregate { kind: "order", id };
         let sent = [(1, "1", "a"), (2, "2", "a"), (3, "3", "b"), (4, "4", "a")];
-        marking.begins(XMIN);
+        row_status.begins(XMIN);
         for (number, id, of) in sent {
             let position = Position { commit_lsn: Lsn::from_wire(8), ordinal: number };
             let at = At { position, commit_time: PgTime::default() };
             let ticket = Ticket(number);
-            marking.sent(ticket, Some((at, aggregate(of), None)), id);
-            marking.published(ticket);
+            row_status.sent(ticket, Some((at, aggregate(of), None)), id);
+            row_status.published(ticket);
         }
         let left = (0..sent.len()).collect();
-        marking.taken = Arc::new(std::mem::take(&mut marking.done));
-        marking.made(&Made { left, holders: Vec::new(), failed: None, refused: false });
-        marking.polls(true);
+        row_status.taken = Arc::new(std::mem::take(&mut row_status.done));
+        row_status.made(&RowStatusOutcome {
+            left,
+            holders: Vec::new(),
+            failed: None,
+            refused: false,
+        });
+        row_status.polls(true);
         let mut passed_over = |xmin, id: &str, of| {
-            marking.feeds(xmin);
-            marking.waits_for(id, aggregate(of))
+            row_status.feeds(xmin);
+            row_status.waits_for(id, aggregate(of))
         };
         assert!(passed_over(XMIN, "1", "a"), "nothing of it was written again");
         assert!(!passed_over(XMIN + 1, "2", "a") && !passed_over(XMIN, "4", "a"));
         assert!(passed_over(XMIN, "3", "b"));
         assert!(!passed_over(XMIN, "5", "b"), "published by nobody yet");
         // The marks of the first are left to the claims: one that was made now would keep its event from following.
-        drop(marking.take(None));
-        let waits: Vec<&str> = marking.done.iter().map(|row| &*row.id).collect();
+        drop(row_status.take(None));
+        let waits: Vec<&str> = row_status.done.iter().map(|row| &*row.id).collect();
         assert_eq!(waits, ["3"]);
-        marking.feeds(XMIN);
-        assert!(!marking.waits_for("4", aggregate("a")) && marking.waits_for("3", aggregate("b")));
+        row_status.feeds(XMIN);
+        assert!(
+            !row_status.waits_for("4", aggregate("a")) && row_status.waits_for("3", aggregate("b"))
+        );
     }
 
     /// The id of a row that was polled is given again, to an event that was not.
@@ -693,19 +721,23 @@ mod tests {
         for (xid, passed) in
             [(XMIN, true), (XMIN - 1, true), (XMIN + 1, false), (XMIN.wrapping_add(1 << 30), false)]
         {
-            let mut handed = Handed::default();
-            handed.begins(0, 1);
-            polled(&mut handed, 1..2);
-            handed.ends(Lsn::from_wire(10));
+            let mut hand_over_filter = HandOverFilter::default();
+            hand_over_filter.begins(0, 1);
+            polled(&mut hand_over_filter, 1..2);
+            hand_over_filter.ends(Lsn::from_wire(10));
             let aggregate = Some(Aggregate { kind: "order", id: "a" });
-            assert_eq!(handed.has("1", (Lsn::from_wire(1), Some(xid)), aggregate), passed, "{xid}");
+            assert_eq!(
+                hand_over_filter.has("1", (Lsn::from_wire(1), Some(xid)), aggregate),
+                passed,
+                "{xid}"
+            );
         }
     }
 
     #[test]
     fn polling_for_good_remembers_nothing() {
-        let mut handed = Handed::default();
-        polled(&mut handed, 0..5);
-        assert!(handed.ids.is_empty());
+        let mut hand_over_filter = HandOverFilter::default();
+        polled(&mut hand_over_filter, 0..5);
+        assert!(hand_over_filter.ids.is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Any number of pipelines in one process, each on its own thread, and how they are told to stop.
+//! The pipelines of one process, each on a thread of its own, and the request to stop them.
 
 use super::lifecycle::Pipeline;
 use super::slot_monitor;
@@ -9,27 +9,27 @@ use crate::status::{State, StatusHandle};
 use std::thread::JoinHandle;
 use tokio::sync::{oneshot, watch};
 
-/// How urgently a stop is meant.
+/// How a pipeline is asked to stop.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Urgency {
-    /// Not at all.
+    /// No stop is requested.
     Run,
-    /// Finish what is in flight.
+    /// Finish what is in flight, then stop.
     Drain,
-    /// Leave; what is in flight is published again at the next start.
+    /// Stop at once. What is in flight is published again at the next start.
     Leave,
 }
 
-/// The end that tells pipelines to stop.
+/// Requests a stop of all pipelines that have the matching [`Stop`].
 #[derive(Debug, Clone)]
 pub struct StopHandle(watch::Sender<Urgency>);
 
-/// The end that a pipeline listens to.
+/// Receives the request to stop.
 #[derive(Debug, Clone)]
 pub struct Stop(watch::Receiver<Urgency>);
 
 impl StopHandle {
-    /// Asks for a stop: the first call drains, the second leaves at once.
+    /// Requests a stop: the first call drains, the second one stops at once.
     pub fn stop(&self) {
         self.0.send_modify(|urgency| {
             *urgency = if *urgency == Urgency::Run { Urgency::Drain } else { Urgency::Leave };
@@ -38,30 +38,30 @@ impl StopHandle {
 }
 
 impl Stop {
-    /// A stop that has not been asked for.
+    /// A pair without a requested stop.
     pub fn new() -> (StopHandle, Self) {
         let (sender, receiver) = watch::channel(Urgency::Run);
         (StopHandle(sender), Self(receiver))
     }
 
-    /// Whether any stop was asked for.
-    pub fn is_asked_for(&self) -> bool {
+    /// Whether a stop of any kind is requested.
+    pub fn is_requested(&self) -> bool {
         *self.0.borrow() != Urgency::Run
     }
 
-    /// Waits until a drain, or more, is asked for.
+    /// Waits until a drain, or an immediate stop, is requested. Cancel-safe.
     pub async fn drain(&self) {
         self.wait(Urgency::Drain).await;
     }
 
-    /// Waits until leaving at once is asked for.
+    /// Waits until an immediate stop is requested. Cancel-safe.
     pub(super) async fn leave(&self) {
         self.wait(Urgency::Leave).await;
     }
 
     async fn wait(&self, least: Urgency) {
         let mut asked = self.0.clone();
-        // A handle that is gone asks for nothing any more.
+        // A dropped handle can't request anything any more.
         if asked.wait_for(|urgency| *urgency >= least).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -70,23 +70,26 @@ impl Stop {
 
 /// How a pipeline ended.
 #[derive(Debug)]
-pub enum Exit {
-    /// Told to stop, and everything in flight is finished or will come again.
+pub enum PipelineExit {
+    /// Stopped on request. Everything in flight is finished, or is published again at the next start.
     Stopped,
-    /// Stopped for an operator.
+    /// Halted: an operator must act.
     Halted(Box<Halt>),
-    /// An invariant of our own broke; the message of the panic stands in the log.
+    /// A panic: a bug in Postrider. The message of the panic is in the log.
     Bug,
 }
 
 /// The pipelines of one process.
 #[derive(Debug)]
 pub struct Service {
-    pipelines: Vec<(String, JoinHandle<()>, oneshot::Receiver<Exit>)>,
+    pipelines: Vec<(String, JoinHandle<()>, oneshot::Receiver<PipelineExit>)>,
 }
 
 impl Service {
     /// Starts a thread for each pipeline.
+    ///
+    /// # Errors
+    /// The system can't create a thread.
     pub fn start(
         pipelines: Vec<(PipelineSpec, StatusHandle, PipelineMetrics)>,
         stop: &Stop,
@@ -104,26 +107,29 @@ impl Service {
         Ok(Self { pipelines: started })
     }
 
-    /// Waits for the next pipeline to end; `None` when none is left. The thread of a halted one goes on looking at its
-    /// slot until the process is told to stop.
-    pub async fn next_exit(&mut self) -> Option<(String, Exit)> {
+    /// Waits for the next pipeline to end; `None` if none is left. The thread of a halted pipeline keeps querying its
+    /// slot until the process stops.
+    pub async fn next_exit(&mut self) -> Option<(String, PipelineExit)> {
         let (index, exit) = std::future::poll_fn(|context| {
             if self.pipelines.is_empty() {
                 return std::task::Poll::Ready(None);
             }
             for (index, (_, _, wait)) in self.pipelines.iter_mut().enumerate() {
-                // A dropped sender is a thread that panicked: it has ended as well.
+                // A dropped sender means that the thread panicked, so it has ended too.
                 let ended = std::future::Future::poll(std::pin::Pin::new(wait), context);
                 if let std::task::Poll::Ready(exit) = ended {
-                    return std::task::Poll::Ready(Some((index, exit.unwrap_or(Exit::Bug))));
+                    return std::task::Poll::Ready(Some((
+                        index,
+                        exit.unwrap_or(PipelineExit::Bug),
+                    )));
                 }
             }
             std::task::Poll::Pending
         })
         .await?;
         let (name, thread, _) = self.pipelines.swap_remove(index);
-        if !matches!(exit, Exit::Halted(_)) {
-            // A panic is told by the exit already.
+        if !matches!(exit, PipelineExit::Halted(_)) {
+            // The exit reports a panic already.
             drop(thread.join());
         }
         Some((name, exit))
@@ -135,10 +141,10 @@ fn thread(
     status_handle: &StatusHandle,
     metrics: PipelineMetrics,
     stop: &Stop,
-    ended: oneshot::Sender<Exit>,
+    ended: oneshot::Sender<PipelineExit>,
 ) {
-    // Where this thread panics, its sender is dropped with it.
-    let guard = Panic { status_handle: status_handle.clone() };
+    // If this thread panics, its sender is dropped too.
+    let guard = PanicGuard { status_handle: status_handle.clone() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
@@ -154,20 +160,19 @@ fn thread(
         stop.clone(),
     ));
     drop(guard);
-    let halted = matches!(exit, Exit::Halted(_));
-    // Sending fails when the supervisor has dropped the receiver: the process is exiting, and the slot need not be
-    // watched.
+    let halted = matches!(exit, PipelineExit::Halted(_));
+    // Sending fails if the receiver is dropped: then the process is exiting, and the slot need not be monitored.
     if ended.send(exit).is_ok() && halted {
         runtime.block_on(slot_monitor::watch(spec, status_handle, stop));
     }
 }
 
-/// Shows on the status that the thread panicked.
-struct Panic {
+/// Sets the status to halted if the thread panics.
+struct PanicGuard {
     status_handle: StatusHandle,
 }
 
-impl Drop for Panic {
+impl Drop for PanicGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.status_handle.update(|snapshot| {

@@ -7,7 +7,7 @@
 //! should only know is a note.
 
 use super::connect::Failure;
-use super::handover::polling_helps;
+use super::hand_over::polling_helps;
 use super::log;
 use super::repair::{identity, repair_table};
 use super::spec::{Mode, PipelineSpec};
@@ -136,7 +136,7 @@ fn belongs(spec: &PipelineSpec, cluster: Option<&str>, table_oid: Option<u32>) -
 }
 
 /// What a pipeline's position belongs to, in words.
-pub(super) fn words(spec: &PipelineSpec, cluster: Option<&str>) -> String {
+pub(super) fn summary(spec: &PipelineSpec, cluster: Option<&str>) -> String {
     let Belongs { mode, sink, cluster, topic, table, layout, .. } = belongs(spec, cluster, None);
     let cluster = cluster.map_or_else(String::new, |cluster| format!(" cluster {cluster}"));
     let table = table.unwrap_or_else(|| "no table".to_owned());
@@ -190,7 +190,7 @@ pub async fn polls_now(spec: &PipelineSpec, facts: &Facts, application_name: &st
 ///
 /// # Errors
 /// What the server says.
-pub async fn look(client: &Client, settings: Settings<'_>) -> Result<Change, SourceError> {
+pub async fn compare(client: &Client, settings: Settings<'_>) -> Result<Change, SourceError> {
     let Settings { spec, cluster, table_oid, repairs, polls, thorough } = settings;
     let mut change = Change {
         before: None,
@@ -212,13 +212,13 @@ pub async fn look(client: &Client, settings: Settings<'_>) -> Result<Change, Sou
     let Some(before) = before else { return Ok(change) };
     let differences = before.differences(&change.now);
     // The table is polled to its end before a stream begins.
-    let hands_over = before.mode == "poll" && spec.polls_in_its_stead();
+    let hands_over = before.mode == "poll" && spec.polls_instead_of_slot();
     let polls = polls || spec.mode == Mode::Poll || hands_over;
     // Another table, also under the same name.
     let other_rows =
         differences.iter().any(|of| matches!(of, Difference::Table | Difference::Recreated));
-    let look = Look { client, spec, found: &found, before: &before, polls, other_rows };
-    let old = look.old_table(&differences).await?;
+    let comparison = Comparison { client, spec, found: &found, before: &before, polls, other_rows };
+    let old = comparison.old_table(&differences).await?;
     change.other_table = old.is_some();
     // Nothing was published under the settings of before.
     let unused = found.slot.is_some() && !found.advanced && before.mode == "wal";
@@ -230,22 +230,22 @@ pub async fn look(client: &Client, settings: Settings<'_>) -> Result<Change, Sou
         "poll".clone_into(&mut change.now.mode);
         None
     } else {
-        look.of_mode().await?
+        comparison.of_mode().await?
     };
     let elsewhere = if unused {
         None
     } else {
-        look.elsewhere(&differences, &change.now, old.as_ref(), of_mode.is_some()).await?
+        comparison.elsewhere(&differences, &change.now, old.as_ref(), of_mode.is_some()).await?
     };
     (change.halt, change.sql) = both(elsewhere, of_mode);
     let newly_auto = differences.contains(&Difference::Mode) && before.mode == "wal";
     // Beside another halt its statement could take rows away that the ways of that halt need.
     let may_poll = spec.mode == Mode::Auto && before.mode != "poll" && !repairs;
     if may_poll && (newly_auto || thorough) && !other_rows && change.halt.is_none() {
-        change.notes.extend(look.may_poll().await?);
+        change.notes.extend(comparison.may_poll().await?);
     }
     for difference in differences {
-        change.notes.extend(look.note(difference, &change.now, old.is_some()).await?);
+        change.notes.extend(comparison.note(difference, &change.now, old.is_some()).await?);
     }
     Ok(change)
 }
@@ -279,7 +279,7 @@ const PRINTED_AGAIN: &str = "postrider check prints it again: a statement that w
                              that were published since";
 
 /// Rows of the table.
-struct Counts {
+struct UnmarkedCounts {
     rows: Unmarked,
     /// The statement that marks those that are known to be published.
     mark_sql: Option<String>,
@@ -296,7 +296,7 @@ enum OldTable {
 }
 
 #[derive(Clone, Copy)]
-struct Look<'a> {
+struct Comparison<'a> {
     client: &'a Client,
     spec: &'a PipelineSpec,
     found: &'a Found,
@@ -307,7 +307,7 @@ struct Look<'a> {
     other_rows: bool,
 }
 
-impl Look<'_> {
+impl Comparison<'_> {
     /// Another mode, which does not hand over by itself.
     async fn of_mode(&self) -> Result<Option<OfMode>, SourceError> {
         let halt = match (self.before.mode.as_str(), self.spec.mode) {
@@ -322,7 +322,7 @@ impl Look<'_> {
     }
 
     /// `marks`: by the layout's marks; else every row is without.
-    async fn count(&self, marks: bool) -> Result<Option<Counts>, SourceError> {
+    async fn count(&self, marks: bool) -> Result<Option<UnmarkedCounts>, SourceError> {
         let Some(table) = repair_table(self.spec, marks) else { return Ok(None) };
         let (client, before) = (self.client, self.found.before_slot.as_deref());
         let before = before.filter(|_| !self.other_rows);
@@ -332,7 +332,7 @@ impl Look<'_> {
         } else {
             self.method().await?
         };
-        Ok(Some(Counts {
+        Ok(Some(UnmarkedCounts {
             rows: method.count_unmarked(client, &table, before, COUNTED_MAX).await?,
             mark_sql: before.and_then(|before| method.mark_passed_sql(&table, before)),
         }))
@@ -354,7 +354,9 @@ impl Look<'_> {
     /// Mode `wal` or `auto` before, and now `poll`: polling publishes every row without a mark, and nothing that is in
     /// the slot alone.
     async fn begins_polling(&self) -> Result<Option<OfMode>, SourceError> {
-        let Some(Counts { rows, mark_sql }) = self.count(true).await? else { return Ok(None) };
+        let Some(UnmarkedCounts { rows, mark_sql }) = self.count(true).await? else {
+            return Ok(None);
+        };
         let passed = rows.passed.is_some_and(|passed| passed > 0);
         let needs_a_word = if self.found.belongs.is_none() {
             // A pipeline of an older version may have polled for long: then no row is passed.
@@ -499,7 +501,7 @@ impl Look<'_> {
     /// That rows get marks says nothing of those that the stream published before marks were turned on. And of a row
     /// that is not known to be published it is not known either that it is unpublished.
     async fn polls_at_once(&self) -> Result<Option<Halt>, SourceError> {
-        let Some(Counts { rows, .. }) = self.count(true).await? else { return Ok(None) };
+        let Some(UnmarkedCounts { rows, .. }) = self.count(true).await? else { return Ok(None) };
         if rows.all == 0 {
             return Ok(None);
         }
@@ -524,7 +526,7 @@ impl Look<'_> {
     async fn ends_polling(&self) -> Result<Option<Halt>, SourceError> {
         let left = match self.count(true).await? {
             None => 0,
-            Some(Counts { rows, .. }) => rows.not_streamed.unwrap_or(rows.all),
+            Some(UnmarkedCounts { rows, .. }) => rows.not_streamed.unwrap_or(rows.all),
         };
         let (name, table, slot) = (self.name(), self.table(), &self.spec.names.slot);
         let (left, mode) = (figure(left), word(self.spec.mode));
@@ -559,7 +561,9 @@ impl Look<'_> {
 
     /// Mode `wal` before, and now `auto`: nothing happens until the slot is lost.
     async fn may_poll(&self) -> Result<Option<ChangeNote>, SourceError> {
-        let Some(Counts { rows, mark_sql }) = self.count(true).await? else { return Ok(None) };
+        let Some(UnmarkedCounts { rows, mark_sql }) = self.count(true).await? else {
+            return Ok(None);
+        };
         let Some(passed) = rows.passed.filter(|passed| *passed > 0) else { return Ok(None) };
         let statement = match (&mark_sql, rows.before) {
             (None, _) => "",
@@ -619,7 +623,7 @@ impl Look<'_> {
         let parked = if keeps { self.parked().await? } else { 0 };
         // The ways are those of one setting, with the mode of before.
         let polls = if mode_too { self.before.mode == "poll" } else { self.polls };
-        let first = Look { polls, ..*self };
+        let first = Comparison { polls, ..*self };
         let (rows, of, ways) = match old {
             Some(old) => {
                 let recreated = differences.contains(&Difference::Recreated);
@@ -921,7 +925,7 @@ impl Look<'_> {
         let table = self.table();
         // The stream needs no right to read the table, so it may not be counted.
         let rows = match self.count(self.polls).await {
-            Ok(Some(Counts { rows, .. })) => Some(rows.all),
+            Ok(Some(UnmarkedCounts { rows, .. })) => Some(rows.all),
             Ok(None) | Err(_) => None,
         };
         match (rows, self.polls) {
@@ -1106,8 +1110,8 @@ pub(super) async fn check(
     let table_oid = table.map(|table| table.oid);
     let (repairs, polls) = (by == By::Repair, by == By::Polling);
     let settings = Settings { spec, cluster, table_oid, repairs, polls, thorough: false };
-    let looked = look(client, settings).await;
-    let mut change = looked.map_err(|error| Failure::Source(error, Phase::Handshake))?;
+    let compared = compare(client, settings).await;
+    let mut change = compared.map_err(|error| Failure::Source(error, Phase::Handshake))?;
     match change.halt.take() {
         Some(halt) => Err(Failure::Halt(Box::new(halt))),
         None => Ok(change),
@@ -1121,7 +1125,7 @@ pub(super) async fn check_stream(
     known: (Option<&str>, Option<&TableFacts>),
 ) -> Result<Change, Failure> {
     let change = check(client, spec, known, By::Stream).await?;
-    if change.hands_over { Err(Failure::HandsOver) } else { Ok(change) }
+    if change.hands_over { Err(Failure::HandOver) } else { Ok(change) }
 }
 
 /// Writes what the position belongs to from here on, where that differs, and reports it. `epoch`: the owner's.

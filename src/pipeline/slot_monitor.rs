@@ -7,8 +7,8 @@ use super::lifecycle::Pipeline;
 use super::log;
 use super::service::Stop;
 use super::spec::{Mode, PipelineSpec};
-use super::stream::{Job, job};
-use super::timer::Alarm;
+use super::stream::{StoreJob, await_job};
+use super::timer::Timer;
 use crate::error::{Halt, HaltReason};
 use crate::lsn::Lsn;
 use crate::postgres::SourceError;
@@ -35,7 +35,7 @@ pub(super) const KEPT: Duration = Duration::from_hours(7 * 24);
 
 /// The publication that a stream reads through, as it was when the stream was last known to be whole.
 #[derive(Clone, Debug)]
-pub(super) struct Published {
+pub(super) struct PublicationState {
     /// Which slot of the name: behind a new one older changes mean nothing.
     pub(super) slot_created_lsn: Lsn,
     /// `None` where it may have left out rows before the stream began: the start has said so.
@@ -44,7 +44,7 @@ pub(super) struct Published {
     pub(super) table: u32,
 }
 
-impl Published {
+impl PublicationState {
     /// As a stream begins; `None` without a table.
     pub(super) fn of(facts: &Facts, resume: &Resume) -> Option<Self> {
         let (table, publication) = (facts.table.as_ref()?, facts.publication.as_ref()?);
@@ -66,7 +66,7 @@ impl Published {
 
 /// What a look saw.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct SlotStatus {
     pub(super) slot: Option<SlotRow>,
     /// End of the server's WAL.
     pub(super) wal_end: Lsn,
@@ -81,7 +81,7 @@ pub(super) struct Look {
     halt: Option<Halt>,
 }
 
-impl Look {
+impl SlotStatus {
     /// WAL that the slot holds back. Unit: bytes.
     pub(super) fn retained(&self) -> Option<u64> {
         let restart = self.slot.as_ref()?.restart_lsn?;
@@ -89,23 +89,23 @@ impl Look {
     }
 }
 
-pub(super) struct Looks {
+pub(super) struct SlotMonitor {
     client: Arc<Client>,
     spec: Arc<PipelineSpec>,
-    running: Option<Job<Look>>,
+    running: Option<StoreJob<SlotStatus>>,
     next_at: Instant,
-    alarm: Alarm,
+    timer: Timer,
     prune_at: Instant,
-    latest: Option<Look>,
+    latest: Option<SlotStatus>,
     /// `None` for a pipeline without a table.
-    published: Option<Published>,
+    publication: Option<PublicationState>,
 }
 
-impl Looks {
+impl SlotMonitor {
     pub(super) fn new(
         client: Arc<Client>,
         spec: Arc<PipelineSpec>,
-        published: Option<Published>,
+        publication: Option<PublicationState>,
     ) -> Self {
         let now = Instant::now();
         Self {
@@ -113,20 +113,20 @@ impl Looks {
             spec,
             running: None,
             next_at: now,
-            alarm: Alarm::default(),
+            timer: Timer::default(),
             prune_at: now + PRUNE_INTERVAL,
             latest: None,
-            published,
+            publication,
         }
     }
 
     /// Waits for the next look. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Result<Look, SourceError> {
+    pub(super) async fn next(&mut self) -> Result<SlotStatus, SourceError> {
         if self.running.is_none() {
-            self.alarm.at(self.next_at).await;
+            self.timer.at(self.next_at).await;
             let (client, spec) = (Arc::clone(&self.client), Arc::clone(&self.spec));
-            let before = self.latest.as_ref().map(|look| look.leaves.clone());
-            let published = self.published.clone();
+            let before = self.latest.as_ref().map(|status| status.leaves.clone());
+            let publication = self.publication.clone();
             let prune = self.prune_at <= Instant::now();
             if prune {
                 self.prune_at = Instant::now() + PRUNE_INTERVAL;
@@ -139,60 +139,60 @@ impl Looks {
                         log::bookmark_let_go(spec.name(), &swept, max);
                     }
                 }
-                let look = look(&client, &spec, published.as_ref()).await?;
+                let status = query(&client, &spec, publication.as_ref()).await?;
                 if let Some(before) = before {
-                    for change in changes(&client, &before, &look.leaves).await? {
+                    for change in changes(&client, &before, &status.leaves).await? {
                         log::partition_changed(spec.name(), &change);
                     }
                 }
-                Ok(look)
+                Ok(status)
             }));
         }
-        let outcome = job(&mut self.running).await;
+        let outcome = await_job(&mut self.running).await;
         self.running = None;
         self.next_at = Instant::now() + INTERVAL;
         outcome
     }
 
     /// Keeps a look, and gives back the halt it asks for.
-    pub(super) fn keep(&mut self, mut look: Look) -> Option<Halt> {
-        let halt = look.halt.take();
-        if let (Some(published), Some(version)) = (&mut self.published, look.version.take()) {
-            published.version = Some(version);
+    pub(super) fn keep(&mut self, mut status: SlotStatus) -> Option<Halt> {
+        let halt = status.halt.take();
+        if let (Some(publication), Some(version)) = (&mut self.publication, status.version.take()) {
+            publication.version = Some(version);
         }
-        self.latest = Some(look);
+        self.latest = Some(status);
         halt
     }
 
     /// What a write of the cursor row may take for resolved.
     pub(super) fn ledger(&self) -> Ledger {
-        self.published.as_ref().map_or(Ledger::Kept, Published::ledger)
+        self.publication.as_ref().map_or(Ledger::Kept, PublicationState::ledger)
     }
 
     /// The publication, for the next stream's looks.
-    pub(super) fn published(&self) -> Option<&Published> {
-        self.published.as_ref()
+    pub(super) fn publication(&self) -> Option<&PublicationState> {
+        self.publication.as_ref()
     }
 
     /// The newest look.
-    pub(super) fn latest(&self) -> Option<&Look> {
+    pub(super) fn latest(&self) -> Option<&SlotStatus> {
         self.latest.as_ref()
     }
 }
 
-async fn look(
+async fn query(
     client: &Client,
     spec: &PipelineSpec,
-    published: Option<&Published>,
-) -> Result<Look, SourceError> {
+    publication: Option<&PublicationState>,
+) -> Result<SlotStatus, SourceError> {
     let columns = spec.columns();
     let facts = control::facts(client, &spec.ask(&None, &columns)).await?;
-    let mut halt = start::check_running(&facts).err().map(seen_late);
+    let mut halt = start::check_running(&facts).err().map(with_delay);
     let mut version = None;
     if halt.is_none()
-        && let Some(before) = published.and_then(|published| published.version.as_ref())
+        && let Some(before) = publication.and_then(|publication| publication.version.as_ref())
     {
-        match compared(client, spec, &facts, before).await? {
+        match publication_now(client, spec, &facts, before).await? {
             Ok(now) => version = Some(now),
             Err(left_out) => halt = Some(left_out),
         }
@@ -204,11 +204,19 @@ async fn look(
     };
     let wal_end = facts.server.wal_end;
     let leaves = facts.table.map(|table| table.partitions.leaves).unwrap_or_default();
-    Ok(Look { slot: facts.slot, wal_end, oldest_parked, waits_for_standby, leaves, version, halt })
+    Ok(SlotStatus {
+        slot: facts.slot,
+        wal_end,
+        oldest_parked,
+        waits_for_standby,
+        leaves,
+        version,
+        halt,
+    })
 }
 
 /// The publication as it is now, where it has left out nothing since `before`; the halt, where it may have.
-async fn compared(
+async fn publication_now(
     client: &Client,
     spec: &PipelineSpec,
     facts: &Facts,
@@ -247,7 +255,7 @@ async fn changes(
 }
 
 /// A publication that was changed under the stream left rows out from then on, and nothing in the stream says so.
-fn seen_late(mut halt: Halt) -> Halt {
+fn with_delay(mut halt: Halt) -> Halt {
     if halt.reason == HaltReason::PublicationUnfit {
         let seconds = INTERVAL.as_secs();
         halt.meaning = format!(
@@ -269,18 +277,18 @@ const GROWTH_PART: u64 = 4;
 
 /// Where a slot stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Standing {
+pub(super) enum RetentionLevel {
     /// Below half.
-    Well,
+    BelowHalf,
     /// A person should look.
-    Half,
+    AboveHalf,
     /// It may not go on so.
-    Past,
+    Exceeded,
 }
 
 /// The budget of one process.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Budget {
+pub(super) struct WalRetentionLimit {
     max: u64,
     /// What counts as past it: more than `max` while a backlog from before the start is drained. Unknown before the
     /// first look.
@@ -289,36 +297,36 @@ pub(super) struct Budget {
     strict: bool,
 }
 
-impl Budget {
+impl WalRetentionLimit {
     /// `max` in bytes; `strict` where the table can be polled instead.
     pub(super) const fn new(max: u64, strict: bool) -> Self {
         Self { max, limit: None, strict }
     }
 
     /// Judges what the slot holds back now. Unit: bytes.
-    pub(super) fn judge(&mut self, retained: u64) -> Standing {
+    pub(super) fn assess(&mut self, retained: u64) -> RetentionLevel {
         let drains = retained > self.max && !self.strict;
         let catching_up =
             if drains { retained.saturating_add(self.max / GROWTH_PART) } else { self.max };
         let limit = self.limit.unwrap_or(u64::MAX).min(catching_up).max(self.max);
         self.limit = Some(limit);
         match retained {
-            _ if retained > limit => Standing::Past,
-            _ if retained > self.max / 2 => Standing::Half,
-            _ => Standing::Well,
+            _ if retained > limit => RetentionLevel::Exceeded,
+            _ if retained > self.max / 2 => RetentionLevel::AboveHalf,
+            _ => RetentionLevel::BelowHalf,
         }
     }
 }
 
 impl Pipeline {
     /// Speaks of what the slot holds back; the halt where it is past the budget.
-    pub(super) fn spend(&mut self, retained: u64) -> Option<Halt> {
-        let budget = self.budget.as_mut()?;
-        let max = budget.max;
-        match budget.judge(retained) {
-            Standing::Well => log::wal_budget_ok(self, retained),
-            Standing::Half => log::wal_budget_half(self, retained, max),
-            Standing::Past => return Some(past(self, retained, max)),
+    pub(super) fn check_wal_retention(&mut self, retained: u64) -> Option<Halt> {
+        let limit = self.wal_retention_limit.as_mut()?;
+        let max = limit.max;
+        match limit.assess(retained) {
+            RetentionLevel::BelowHalf => log::wal_budget_ok(self, retained),
+            RetentionLevel::AboveHalf => log::wal_budget_half(self, retained, max),
+            RetentionLevel::Exceeded => return Some(past(self, retained, max)),
         }
         None
     }
@@ -332,7 +340,7 @@ fn past(pipeline: &Pipeline, retained: u64, max: u64) -> Halt {
         retained.div_ceil(1 << 20),
         max >> 20
     );
-    if pipeline.spec.polls_in_its_stead() {
+    if pipeline.spec.polls_instead_of_slot() {
         return Halt {
             reason: HaltReason::WalBudget,
             message,
@@ -380,7 +388,7 @@ pub(super) async fn watch(spec: &PipelineSpec, status_handle: &StatusHandle, sto
     loop {
         // A database that does not answer is not news of a halted pipeline: what was last seen stays, and
         // `source_contact_seconds` grows.
-        if let Ok(Ok((slot, wal_end))) = tokio::time::timeout(LOOK_MAX, look_while_halted(spec)).await
+        if let Ok(Ok((slot, wal_end))) = tokio::time::timeout(LOOK_MAX, query_while_halted(spec)).await
             // Polling has no slot, unless it has left one behind.
             && (spec.mode != Mode::Poll || slot.is_some())
         {
@@ -393,7 +401,7 @@ pub(super) async fn watch(spec: &PipelineSpec, status_handle: &StatusHandle, sto
     }
 }
 
-async fn look_while_halted(spec: &PipelineSpec) -> Result<(Option<SlotRow>, Lsn), SourceError> {
+async fn query_while_halted(spec: &PipelineSpec) -> Result<(Option<SlotRow>, Lsn), SourceError> {
     let control = Control::connect(&spec.conninfo, APPLICATION_NAME).await?;
     let server = catalog::read_server(control.client()).await?;
     let slot = catalog::read_slot(control.client(), server.version, &spec.names.slot).await?;
@@ -423,35 +431,35 @@ mod tests {
     use super::*;
 
     /// 100 bytes, half of it, and so on.
-    fn judged(strict: bool, looks: &[u64]) -> String {
-        let mut budget = Budget::new(100, strict);
-        let judge = |retained: &u64| match budget.judge(*retained) {
-            Standing::Well => 'w',
-            Standing::Half => 'h',
-            Standing::Past => 'P',
+    fn levels(strict: bool, retained: &[u64]) -> String {
+        let mut limit = WalRetentionLimit::new(100, strict);
+        let level = |retained: &u64| match limit.assess(*retained) {
+            RetentionLevel::BelowHalf => 'w',
+            RetentionLevel::AboveHalf => 'h',
+            RetentionLevel::Exceeded => 'P',
         };
-        looks.iter().map(judge).collect()
+        retained.iter().map(level).collect()
     }
 
     #[test]
     fn half_is_told_and_all_of_it_is_past() {
         for strict in [false, true] {
-            assert_eq!(judged(strict, &[0, 50, 51, 100, 40, 101]), "wwhhwP");
+            assert_eq!(levels(strict, &[0, 50, 51, 100, 40, 101]), "wwhhwP");
         }
     }
 
     #[test]
     fn backlog_from_before_the_start_may_be_drained_but_not_grow() {
-        assert_eq!(judged(false, &[300, 325, 310, 200, 225]), "hhhhh");
-        assert_eq!(judged(false, &[300, 326]), "hP");
-        assert_eq!(judged(false, &[300, 200, 226]), "hhP");
-        assert_eq!(judged(false, &[300, 90, 116]), "hhP");
-        assert_eq!(judged(false, &[300, 60, 101]), "hhP");
+        assert_eq!(levels(false, &[300, 325, 310, 200, 225]), "hhhhh");
+        assert_eq!(levels(false, &[300, 326]), "hP");
+        assert_eq!(levels(false, &[300, 200, 226]), "hhP");
+        assert_eq!(levels(false, &[300, 90, 116]), "hhP");
+        assert_eq!(levels(false, &[300, 60, 101]), "hhP");
     }
 
     #[test]
     fn where_the_table_is_polled_instead_no_backlog_is_waited_for() {
-        assert_eq!(judged(true, &[300]), "P");
-        assert_eq!(judged(true, &[60, 101]), "hP");
+        assert_eq!(levels(true, &[300]), "P");
+        assert_eq!(levels(true, &[60, 101]), "hP");
     }
 }

@@ -1,4 +1,4 @@
-//! What a pipeline is made from: plain values, complete, each checked by the module that takes it.
+//! The specification of a pipeline: plain values, checked by the modules that use them.
 
 use super::halts;
 use crate::error::Halt;
@@ -16,80 +16,80 @@ use crate::relay::{Limits, ParkingRules};
 use crate::sink::SinkSpec;
 use std::time::Duration;
 
-/// Where events are read from.
+/// How events are read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// The write-ahead log, through a slot.
+    /// From the write-ahead log, through a replication slot.
     Wal,
-    /// The table.
+    /// By polling the outbox table.
     Poll,
-    /// The log; the table while the slot can't be used.
+    /// From the write-ahead log; by polling while the slot can't be used.
     Auto,
 }
 
-/// What a running relay does when its slot is gone.
+/// What a running pipeline does when its slot is lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OnSlotLost {
-    /// Halt, for an operator.
+    /// Halt: an operator must act.
     #[default]
     Halt,
-    /// What `postrider repair` does.
+    /// The same as `postrider repair`.
     Repair,
 }
 
-/// How a table is polled.
+/// Settings of polling.
 #[derive(Clone, Debug)]
 pub struct PollSettings {
-    /// The table and its marks; `None` where there is no table.
+    /// The outbox table and its marks; `None` without a table.
     pub table: Option<PollSpec>,
-    /// Pause between two looks at a table that has nothing new.
+    /// Pause between two queries of a table that has no new rows.
     pub interval: Duration,
-    /// Rows of the first claim; while there are more, claims grow.
+    /// Rows of the first claim. Claims grow while there are more rows.
     pub batch: usize,
-    /// Whether rows that the stream brought are marked too.
+    /// Whether rows published from the stream are marked too.
     pub mark_streamed: bool,
 }
 
 /// One pipeline: one outbox, one slot, one sink.
 #[derive(Clone, Debug)]
 pub struct PipelineSpec {
-    /// Where events are read from.
+    /// Connection string of the database.
     pub conninfo: Conninfo,
-    /// The objects in the database, the pipeline's own name among them.
+    /// The name of the pipeline and of its objects in the database.
     pub names: Names,
-    /// Whether a failover slot is wanted where the server has them.
+    /// Whether the slot is to be a failover slot, if the server supports that.
     pub failover: bool,
-    /// How much WAL the slot may hold back; `None` for as much as there is. Unit: bytes.
+    /// WAL that the slot may retain at most; `None` for no limit. Unit: bytes.
     pub wal_retain_max: Option<u64>,
-    /// The table, its columns, and what records are made of.
+    /// The outbox table, its columns, and how records are made from its rows.
     pub outbox: OutboxSpec,
-    /// Where records go.
+    /// Where records are published.
     pub sink: SinkSpec,
-    /// Bounds on what is in flight.
+    /// Limits on what is in flight.
     pub limits: Limits,
-    /// How events are parked and tried again.
-    pub parking: ParkingRules,
-    /// A topic that dead events also go to.
+    /// How events are parked and retried.
+    pub parking: Rules,
+    /// A topic to which dead events are published as well.
     pub dead_topic: Option<String>,
-    /// How long a destination may take no records before its events are parked; `None` for as long as it lasts.
+    /// How long a destination may accept no records before its events are parked; `None` to wait without a limit.
     pub park_after: Option<Duration>,
-    /// Where events are read from.
+    /// How events are read.
     pub mode: Mode,
-    /// What is done when the slot is gone, in mode `wal`.
+    /// What to do in mode `wal` when the slot is lost.
     pub on_slot_lost: OnSlotLost,
-    /// `postrider repair`: end when there is nothing to repair any more.
+    /// `postrider repair`: stop when there is nothing left to repair.
     pub only_repair: bool,
-    /// `postrider repair --from-table`: repair also where the slot can be used.
+    /// `postrider repair --from-table`: repair even if the slot can be used.
     pub from_table: bool,
-    /// How the table is polled, and marked.
+    /// How the table is polled and marked.
     pub poll: PollSettings,
-    /// Bytes of WAL that bookmarks may hold back together.
+    /// WAL that all bookmarks together may retain at most. Unit: bytes.
     pub bookmarks_retain_max: u64,
-    /// Pause between two cursor rows while events are delivered.
+    /// Pause between two writes of the cursor row while events are published.
     pub cursor_interval: Duration,
-    /// Pause between two status updates while the watermark moves.
+    /// Pause between two status updates to the server while the watermark moves.
     pub confirm_interval: Duration,
-    /// How long a stop may take.
+    /// How long a shutdown may take.
     pub shutdown_grace: Duration,
 }
 
@@ -99,28 +99,29 @@ impl PipelineSpec {
         &self.names.pipeline
     }
 
-    /// The database, without login: hosts and name.
+    /// The database without the login: hosts and name.
     pub fn source_name(&self) -> String {
         format!("{}/{}", self.conninfo.hosts(), self.conninfo.dbname())
     }
 
-    /// Whether everything the slot would bring is found in the table too, so that the slot may be let go.
-    pub(super) fn polls_in_its_stead(&self) -> bool {
+    /// Whether every event of the slot is found in the table too, so that the slot may be dropped and the table polled
+    /// instead.
+    pub(super) fn polls_instead_of_slot(&self) -> bool {
         self.mode == Mode::Auto && self.poll.table.is_some() && !self.messages()
     }
 
-    /// Whether logical messages are asked for; they take part in ordinals.
+    /// Whether logical messages are published. Each of them has an ordinal of its transaction.
     pub fn messages(&self) -> bool {
         self.outbox.message_prefix.is_some()
     }
 
-    /// How published rows are marked in the table, where they are: by polling, or behind the stream.
+    /// How published rows are marked in the table, if they are: by polling, or after the stream.
     pub fn marks(&self) -> Option<&PollSpec> {
         let marked = self.mode != Mode::Wal || self.poll.mark_streamed;
         self.poll.table.as_ref().filter(|_| marked)
     }
 
-    /// What is asked of the catalog. `columns` are those of [`PipelineSpec::columns`].
+    /// The catalog query for this pipeline. `columns` is the result of [`PipelineSpec::columns`].
     pub fn ask<'a>(&'a self, identity: &'a Option<Identity>, columns: &'a [String]) -> Ask<'a> {
         Ask {
             names: &self.names,
@@ -134,8 +135,8 @@ impl PipelineSpec {
         }
     }
 
-    /// The columns of the table whose types can't play their roles; none where the specification is not sound, which
-    /// whoever takes it says.
+    /// The columns of the table whose types do not fit their roles. Empty if the specification itself is invalid;
+    /// [`Mapper::new`] reports that.
     pub fn unfit_types(&self, table: &TableFacts) -> Vec<Unfit> {
         let column = |column| {
             let ColumnFacts { name, type_name, type_facts, .. }: &ColumnFacts = column;
@@ -147,10 +148,10 @@ impl PipelineSpec {
             .map_or_else(|_unsound| Vec::new(), |mapper| mapper.unfit_types(&columns))
     }
 
-    /// How the logical messages of a database in `encoding` are read.
+    /// The encoding of logical messages, for a database in `encoding`.
     ///
     /// # Errors
-    /// A halt where they are asked for, and can't be.
+    /// A halt if logical messages are published and can't be converted to UTF-8.
     pub fn messages_encoding(&self, encoding: &str) -> Result<Encoding, Halt> {
         match Encoding::of(encoding) {
             Some(encoding) => Ok(encoding),
@@ -159,10 +160,10 @@ impl PipelineSpec {
         }
     }
 
-    /// Whether they all can.
+    /// Checks that the types of all columns fit their roles.
     ///
     /// # Errors
-    /// A halt for the first that can't.
+    /// A halt that names the first column that does not fit.
     pub fn fit(&self, table: Option<&TableFacts>) -> Result<(), Halt> {
         let unfit = table.map(|table| self.unfit_types(table));
         match unfit.and_then(|unfit| unfit.into_iter().next()) {
@@ -171,23 +172,23 @@ impl PipelineSpec {
         }
     }
 
-    /// The columns the layout can't do without.
+    /// The columns that the layout requires.
     pub fn columns(&self) -> Vec<String> {
         self.outbox.required_columns().into_iter().map(str::to_owned).collect()
     }
 }
 
-/// What the catalog says of a type, as the mapper takes it.
+/// Facts of the catalog about a type, as the mapper takes them.
 pub fn type_facts(facts: &catalog::TypeFacts) -> TypeFacts {
     let catalog::TypeFacts { oid, base_oid, base_modifier, is_text } = *facts;
     TypeFacts { oid, base_oid, base_modifier, is_text }
 }
 
-// From an outbox's specification to what polling is told of its table.
-
-/// How the outbox of `pipeline` is polled; `None` where it has no table. `delete`: `poll.mark = "delete"`.
+/// How the outbox table of `pipeline` is polled; `None` without a table. `delete`: published rows are deleted
+/// (`poll.mark = "delete"`).
 ///
-/// Failures are tried again as layout `commerce` has it, and hold their aggregates back; set the fields to differ.
+/// Failures are retried with the defaults of layout `commerce`, and block their aggregates. Set the fields for another
+/// behaviour.
 pub fn poll_spec(pipeline: &str, outbox: &OutboxSpec, delete: bool) -> Option<PollSpec> {
     let table = outbox.table.as_ref()?;
     let table = TableName::new(table.schema.clone(), table.name.clone());
@@ -209,7 +210,7 @@ pub fn poll_spec(pipeline: &str, outbox: &OutboxSpec, delete: bool) -> Option<Po
     })
 }
 
-/// The layout's marks; a column that plays a role is the one named for it.
+/// The marks of the layout. A column with a role has the name that is configured for that role.
 fn marks(outbox: &OutboxSpec, table: &TableName) -> Marks {
     let named = |role, column: &mut String| {
         if let Some(name) = outbox.column(role) {

@@ -1,10 +1,10 @@
 //! Brings the status status up to date: what `/status`, `/ready` and the metrics read.
 
-use super::lag::Reading;
+use super::health::Condition;
+use super::lag::ReadMode;
 use super::lifecycle::Pipeline;
-use super::log::{self, REPORT_SOON, Tell};
-use super::slot_monitor::Looks;
-use super::trouble::Trouble;
+use super::log::{self, PipelineLog, REPORT_SOON};
+use super::slot_monitor::SlotMonitor;
 use crate::event::Position;
 use crate::parked;
 use crate::status::{Head, Lag, Parked, State};
@@ -22,24 +22,27 @@ const HEADS_MAX: usize = 10;
 
 impl Pipeline {
     /// Brings the status up to date, if that was not done just now.
-    pub(super) fn report_sometimes(&mut self, looks: Option<&Looks>) {
-        if self.tell.reported_at.is_none_or(|at| at.elapsed() >= REPORT_SOON) {
-            self.report(looks);
+    pub(super) fn report_sometimes(&mut self, slot_monitor: Option<&SlotMonitor>) {
+        if self.log.reported_at.is_none_or(|at| at.elapsed() >= REPORT_SOON) {
+            self.report(slot_monitor);
         }
     }
 
     /// Brings the status up to date.
-    pub(super) fn report(&mut self, looks: Option<&Looks>) {
-        self.tell.look_at_the_clock();
-        self.tell.reported_at = Some(Instant::now());
-        self.tell.reported_total = self.tell.published_total;
+    pub(super) fn report(&mut self, slot_monitor: Option<&SlotMonitor>) {
+        self.log.read_clock();
+        self.log.reported_at = Some(Instant::now());
+        self.log.reported_total = self.log.published_total;
         let (events, bytes) = self.relay.in_flight();
         let watermark = self.relay.progress().watermark;
         let lag = self.lag_now();
         let (state, reason, hint) = self.state(lag);
-        let Tell { parked_rows, write, claims, marks, row, standby, budget, .. } = &self.tell;
-        let waits =
-            [parked_rows, write, row, claims, marks, standby, budget].into_iter().flatten().next();
+        let PipelineLog { parked_rows, write, claims, marks, row, standby, wal_retention, .. } =
+            &self.log;
+        let waits = [parked_rows, write, row, claims, marks, standby, wal_retention]
+            .into_iter()
+            .flatten()
+            .next();
         let (reason, hint) = match waits {
             Some(spent) if reason.is_none() => (Some(spent.reason.clone()), spent.hint.clone()),
             Some(_) | None => (reason, hint),
@@ -47,7 +50,7 @@ impl Pipeline {
         log::lag(self, state, lag);
         log::skipped(self);
         let parked = self.parked();
-        let (tell, relay) = (&self.tell, &self.relay);
+        let (log, relay) = (&self.log, &self.relay);
         let parked_any = relay.parked().total() > 0;
         let retain_max = self.spec.wal_retain_max;
         let contact = self.lag.answered_at();
@@ -57,23 +60,25 @@ impl Pipeline {
             snapshot.watermark = watermark.to_string();
             snapshot.received = relay.received().to_string();
             (snapshot.in_flight_events, snapshot.in_flight_bytes) = (events, bytes);
-            snapshot.published_total = tell.published_total;
-            snapshot.skipped_total = tell.skipped.total();
-            snapshot.skipped = tell.skipped;
-            snapshot.parked_total = tell.parked_total;
+            snapshot.published_total = log.published_total;
+            snapshot.skipped_total = log.skipped.total();
+            snapshot.skipped = log.skipped;
+            snapshot.parked_total = log.parked_total;
             snapshot.parked = parked;
-            snapshot.source_reconnects_total = tell.reconnects_total;
-            snapshot.sink_resets_total = tell.resets_total;
+            snapshot.source_reconnects_total = log.reconnects_total;
+            snapshot.sink_resets_total = log.resets_total;
             snapshot.lag = Lag::growing(lag);
             snapshot.source_contact_at = contact;
-            snapshot.turned_at = tell.reported_at;
-            let Some(look) = looks.and_then(Looks::latest) else { return };
+            snapshot.turned_at = log.reported_at;
+            let Some(slot_status) = slot_monitor.and_then(SlotMonitor::latest) else { return };
             // A look is older than what the relay knows.
-            snapshot.parked.oldest_seconds =
-                look.oldest_parked.filter(|_| parked_any).map_or(0.0, |age| age.as_secs_f64());
-            snapshot.lag_bytes = look.wal_end.bytes_since(watermark.lsn());
-            let slot = look.slot.as_ref();
-            snapshot.slot_retained_bytes = look.retained();
+            snapshot.parked.oldest_seconds = slot_status
+                .oldest_parked
+                .filter(|_| parked_any)
+                .map_or(0.0, |age| age.as_secs_f64());
+            snapshot.lag_bytes = slot_status.wal_end.bytes_since(watermark.lsn());
+            let slot = slot_status.slot.as_ref();
+            snapshot.slot_retained_bytes = slot_status.retained();
             snapshot.slot_retain_max_bytes = retain_max;
             snapshot.slot_safe_bytes = slot.and_then(|slot| slot.safe_wal_size);
             snapshot.slot_state = slot.and_then(|slot| slot.wal_status.clone());
@@ -84,18 +89,18 @@ impl Pipeline {
 
     /// The age of the oldest commit that is not published or parked, whether it was read yet or not.
     fn lag_now(&mut self) -> Duration {
-        let tell = &self.tell;
-        let reading = if tell.standing_by.is_some() {
-            Reading::Other
-        } else if !tell.streaming {
-            Reading::Nothing
-        } else if tell.polling {
-            Reading::Table
+        let log = &self.log;
+        let reading = if log.standing_by.is_some() {
+            ReadMode::Other
+        } else if !log.streaming {
+            ReadMode::Nothing
+        } else if log.polling {
+            ReadMode::Table
         } else {
-            Reading::Stream { received: self.relay.received() }
+            ReadMode::Stream { received: self.relay.received() }
         };
-        let known = self.relay.oldest_unresolved().into_iter().chain(tell.held_at);
-        let known = known.map(|at| tell.since(at)).max().unwrap_or_default();
+        let known = self.relay.oldest_unresolved().into_iter().chain(log.held_at);
+        let known = known.map(|at| log.since(at)).max().unwrap_or_default();
         known.max(self.lag.of_unread(reading, Instant::now()))
     }
 
@@ -116,7 +121,7 @@ impl Pipeline {
             dead: counts.dead,
             aggregates: self.relay.blocked_lanes() as u64,
             full: self.relay.parking_is_full(),
-            oldest_seconds: self.shelf.oldest.map_or(0.0, |age| age.as_secs_f64()),
+            oldest_seconds: self.record_buffer.oldest.map_or(0.0, |age| age.as_secs_f64()),
             heads: self.relay.heads(HEADS_MAX).into_iter().map(head).collect(),
         }
     }
@@ -132,20 +137,21 @@ impl Pipeline {
     }
 
     fn state(&self, lag: Duration) -> (State, Option<String>, Option<String>) {
-        let tell = &self.tell;
-        let say = |trouble: &Trouble| (Some(trouble.reason.clone()), trouble.hint.clone());
+        let log = &self.log;
+        let shown =
+            |condition: &Condition| (Some(condition.reason.clone()), condition.hint.clone());
         if let Some(halt) = self.relay.halting() {
             let reason = format!("halting once what is in flight is answered: {halt}");
             return (State::Draining, Some(reason), Some(halt.hint.clone()));
         }
-        if tell.draining {
+        if log.draining {
             return (State::Draining, Some("received a signal to stop".into()), None);
         }
-        if tell.standing_by.is_some() {
+        if log.standing_by.is_some() {
             let reason = format!("slot {:?} is held by another process", self.spec.names.slot);
             return (State::StandingBy, Some(reason), None);
         }
-        let wait = tell.publishes_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let wait = log.publishes_at.map(|at| at.saturating_duration_since(Instant::now()));
         if let Some(wait) = wait.filter(|wait| !wait.is_zero()) {
             let reason = format!(
                 "publishing begins in {:.0} s: records of the process that ran before may still reach the broker",
@@ -153,26 +159,26 @@ impl Pipeline {
             );
             return (State::Starting, Some(reason), None);
         }
-        if let Some(trouble) = &tell.source {
-            let (reason, hint) = say(trouble);
+        if let Some(condition) = &log.source {
+            let (reason, hint) = shown(condition);
             return (State::SourceDown, reason, hint);
         }
-        if let Some(trouble) = self.sink_trouble() {
-            let (reason, hint) = say(trouble);
+        if let Some(condition) = self.sink_condition() {
+            let (reason, hint) = shown(condition);
             return (State::BrokerDown, reason, hint);
         }
         if self.relay.parking_is_full() {
             let (reason, hint) = (self.full(), FULL_HINT.to_owned());
             return (State::ParkingFull, Some(reason), Some(hint));
         }
-        if !tell.streaming {
+        if !log.streaming {
             return (State::Starting, None, None);
         }
         if lag > CATCHING_UP {
             let reason = self.relay.waits_for().map(|what| format!("the intake waits for {what}"));
             return (State::CatchingUp, reason, None);
         }
-        (if tell.polling { State::Polling } else { State::Streaming }, None, None)
+        (if log.polling { State::Polling } else { State::Streaming }, None, None)
     }
 }
 

@@ -1,17 +1,17 @@
 //! A stream from its start to its end: selects one input at a time, and performs what the relay wants.
 
 use super::connect::Connected;
-use super::failpoint::cut;
+use super::failpoint::failpoint;
 use super::feed::{Fed, Feeding};
-use super::history::History;
+use super::history::ServerHistory;
 use super::lifecycle::{Pipeline, Waited};
-use super::parked::{Desk, Jobs, Said, requests};
-use super::row_status::{Made, MarkBatch};
-use super::service::{Exit, Stop};
-use super::slot_monitor::{Look, Looks, Published};
+use super::parked::{StoreEvent, StoreJobs, StoreSession, requests};
+use super::row_status::{RowStatusBatch, RowStatusOutcome};
+use super::service::{PipelineExit, Stop};
+use super::slot_monitor::{PublicationState, SlotMonitor, SlotStatus};
 use super::spec::{PipelineSpec, type_facts};
-use super::timer::Alarm;
-use super::{former, log};
+use super::timer::Timer;
+use super::{former_owner, log};
 use crate::ack::Progress;
 use crate::error::Halt;
 use crate::lsn::Watermark;
@@ -36,70 +36,75 @@ const YIELD_INTERVAL: Duration = Duration::from_millis(1);
 const TYPES_MAX: Duration = Duration::from_secs(10);
 
 /// A statement on its way on the control connection.
-pub(super) type Job<T> = Pin<Box<dyn Future<Output = Result<T, SourceError>>>>;
+pub(super) type StoreJob<T> = Pin<Box<dyn Future<Output = Result<T, SourceError>>>>;
 
 /// How a stream ended.
 pub(super) enum End {
     /// The pipeline is over.
-    Over(Exit),
+    Over(PipelineExit),
     /// The producer was thrown away: connect again.
     Restart,
     /// The connection is gone, or of no use.
     Lost(SourceError, Phase),
     /// The slot holds back more than it may, and the table is polled in its stead.
-    LetGo(Box<Halt>),
+    DropSlot(Box<Halt>),
 }
 
 /// What became of a cursor row, and of the marks before it.
 pub(super) struct RowWritten {
-    made: Option<Made>,
+    made: Option<RowStatusOutcome>,
     /// `None` where the row was not written, since it would pass an event without its mark.
     row: Option<Written>,
 }
 
 /// A stream and what is under way on it.
-pub(super) struct Session {
+pub(super) struct StreamSession {
     pub(super) connected: Connected,
     feeding: Option<Feeding>,
-    writing: Option<Job<RowWritten>>,
+    writing: Option<StoreJob<RowWritten>>,
     writing_since: Instant,
-    looks: Looks,
+    slot_monitor: SlotMonitor,
     leave_at: Option<Instant>,
-    alarm: Alarm,
+    timer: Timer,
     /// By the relay's clock.
     yielded_at: Duration,
 }
 
 /// What happened first.
-enum Turn {
+enum StreamEvent {
     Leave,
     Drain,
     Grace,
     Posts,
     Written(Result<RowWritten, SourceError>),
-    Parking(Said),
-    Looked(Result<Box<Look>, SourceError>),
+    Store(StoreEvent),
+    SlotStatus(Result<Box<SlotStatus>, SourceError>),
     ControlLost(SourceError),
     Due,
     Batch(Result<Batch, SourceError>),
     Again,
 }
 
-impl Session {
+impl StreamSession {
     /// `published`: the publication, as the stream before knew it.
-    fn new(connected: Connected, spec: &Arc<PipelineSpec>, published: Option<Published>) -> Self {
+    fn new(
+        connected: Connected,
+        spec: &Arc<PipelineSpec>,
+        published: Option<PublicationState>,
+    ) -> Self {
         let created = connected.resume.cursor.slot_created_lsn;
         let published = published.filter(|published| published.slot_created_lsn == created);
-        let published = published.or_else(|| connected.published.clone());
-        let looks = Looks::new(connected.desk.control.shared_client(), Arc::clone(spec), published);
+        let published = published.or_else(|| connected.publication.clone());
+        let slot_monitor =
+            SlotMonitor::new(connected.store.control.shared_client(), Arc::clone(spec), published);
         Self {
             connected,
             feeding: None,
             writing: None,
             writing_since: Instant::now(),
-            looks,
+            slot_monitor,
             leave_at: None,
-            alarm: Alarm::default(),
+            timer: Timer::default(),
             yielded_at: Duration::ZERO,
         }
     }
@@ -107,53 +112,53 @@ impl Session {
     /// When the older of the writes began that are under way.
     fn written_since(&self) -> Option<Instant> {
         let row = self.writing.as_ref().map(|_| self.writing_since);
-        [row, self.connected.desk.jobs.written_since()].into_iter().flatten().min()
+        [row, self.connected.store.jobs.written_since()].into_iter().flatten().min()
     }
 }
 
 impl Pipeline {
     /// Streams until something ends it.
     pub(super) async fn stream(&mut self, mut connected: Connected, stop: &Stop) -> End {
-        if let Err(halt) = self.renew_mapper(&connected.desk, false) {
-            return End::Over(Exit::Halted(halt));
+        if let Err(halt) = self.reset_mapper(&connected.store, false) {
+            return End::Over(PipelineExit::Halted(halt));
         }
-        let Connected { wal, desk, .. } = &mut connected;
-        match Box::pin(former::wait(self, desk, wal.lost(), stop)).await {
+        let Connected { wal, store, .. } = &mut connected;
+        match Box::pin(former_owner::wait(self, store, wal.lost(), stop)).await {
             Waited::Done(Ok(true)) => {}
             Waited::Done(Ok(false)) => return End::Restart,
             Waited::Done(Err(error)) => return End::Lost(error, Phase::Stream),
             Waited::Over(exit) => return End::Over(exit),
         }
-        let client = connected.desk.control.shared_client();
-        if let Err(error) = self.marking.prepare(&client, self.spec.poll.table.as_ref()).await {
+        let client = connected.store.control.shared_client();
+        if let Err(error) = self.row_status.prepare(&client, self.spec.poll.table.as_ref()).await {
             return End::Lost(error, Phase::Control);
         }
-        if let Err(error) = self.marking.find_parked(&client, self.spec.name()).await {
+        if let Err(error) = self.row_status.find_parked(&client, self.spec.name()).await {
             return End::Lost(error, Phase::Control);
         }
-        let mut session = Session::new(connected, &self.spec, self.published.take());
+        let mut session = StreamSession::new(connected, &self.spec, self.publication.take());
         self.begin(&session);
         let end = loop {
             if let Some(end) = self.turn(&mut session, stop).await {
                 break end;
             }
         };
-        self.published = session.looks.published().cloned();
+        self.publication = session.slot_monitor.publication().cloned();
         match end {
             End::Over(exit) => {
                 // Pending jobs are dropped, so that their answers do not delay the statements below.
-                session.connected.desk.jobs = Jobs::default();
-                if self.leave_nothing_in_flight() {
-                    former::leave(self, &session.connected.desk).await;
+                session.connected.store.jobs = StoreJobs::default();
+                if self.give_up_in_flight() {
+                    former_owner::leave(self, &session.connected.store).await;
                 }
-                self.farewell(session.connected).await;
-                match self.marking.owed() {
+                self.close_gracefully(session.connected).await;
+                match self.row_status.owed() {
                     0 => {}
                     rows => log::marks_left(self, rows),
                 }
                 return End::Over(exit);
             }
-            End::Restart | End::Lost(..) | End::LetGo(_) => session.connected.wal.abandon(),
+            End::Restart | End::Lost(..) | End::DropSlot(_) => session.connected.wal.abandon(),
         }
         self.apply(self.now(), Input::SourceLost);
         match self.outcome() {
@@ -162,76 +167,77 @@ impl Pipeline {
         }
     }
 
-    fn begin(&mut self, session: &Session) {
+    fn begin(&mut self, session: &StreamSession) {
         self.mapper.forget_relations(session.connected.table_oid);
         self.mapper.read_messages_as(session.connected.encoding);
         self.unknown_types.clear();
         self.destinations.awaits(None);
         let cursor = session.connected.progress;
-        let history = History::of(&session.connected.resume.cursor);
+        let history = ServerHistory::of(&session.connected.resume.cursor);
         let same_history = self.history.replace(history.clone()) == Some(history);
         self.confirmed =
             if same_history { self.confirmed.max(cursor.watermark) } else { cursor.watermark };
         let loaded = &session.connected.parked;
         let entries: Vec<Entry> = loaded.iter().map(|row| row.entry).collect();
         let requests = requests(loaded);
-        let owned = self.owned.replace(session.connected.desk.epoch);
-        let same_owner = owned == Some(session.connected.desk.former.epoch);
-        self.handed.streams(session.connected.desk.former.epoch, session.connected.desk.epoch);
+        let owned = self.owned.replace(session.connected.store.epoch);
+        let same_owner = owned == Some(session.connected.store.former.epoch);
+        self.hand_over_filter
+            .streams(session.connected.store.former.epoch, session.connected.store.epoch);
         let (parked, requests) = (entries.as_slice(), requests.as_slice());
         let started = Input::Started { cursor, same_history, same_owner, parked, requests };
         self.relay.apply(self.now(), started, &mut self.effects);
-        self.go_on_with(loaded);
-        self.tell.held_at = None;
+        self.resume_dead_letters(loaded);
+        self.log.held_at = None;
         self.lag.connected(session.connected.past.wal_end, std::time::Instant::now());
         log::streaming(self, &session.connected.resume);
     }
 
     /// One turn of the loop: take what has come, do what it wants, feed what is read, then wait for more.
-    async fn turn(&mut self, session: &mut Session, stop: &Stop) -> Option<End> {
+    async fn turn(&mut self, session: &mut StreamSession, stop: &Stop) -> Option<End> {
         let now = self.now();
         self.take_posts(now);
         if self.cluster.located {
             log::located(self);
             return Some(End::Restart);
         }
-        self.offer_tries(now);
+        self.offer_attempts(now);
         if let Some(end) = self.perform(session) {
             return Some(end);
         }
-        let Session { feeding, connected, .. } = session;
+        let StreamSession { feeding, connected, .. } = session;
         let fed = self.feed_ready(now, feeding, || connected.wal.ready());
         // A sink that needs no broker has answered already: another turn for that would cost more than this look. Where
         // something waits for an answer, the answer has to make the next turn.
-        if fed == Fed::Whole && !self.shelf.has_tries() {
+        if fed == Fed::Whole && !self.record_buffer.has_attempts() {
             self.take_posts(now);
         }
         if let Some(end) = self.perform(session) {
             return Some(end);
         }
-        self.writes_wait(session.written_since());
-        self.report_sometimes(Some(&session.looks));
+        self.report_slow_write(session.written_since());
+        self.report_sometimes(Some(&session.slot_monitor));
         if now.saturating_sub(session.yielded_at) >= YIELD_INTERVAL {
             session.yielded_at = now;
             tokio::task::yield_now().await;
         }
-        let learned = match self.learn_types(&session.connected.desk).await {
+        let learned = match self.learn_types(&session.connected.store).await {
             Ok(learned) => learned,
             Err(error) => return Some(End::Lost(error, Phase::Control)),
         };
         let more = fed == Fed::Turn || learned;
-        let turn = self.wait(session, stop, more).await;
-        self.react(session, turn)
+        let event = self.wait(session, stop, more).await;
+        self.react(session, event)
     }
 
     /// Asks the catalog for the types that a relation waits for; whether there were any. It comes with the first row of
     /// a connection, and with the first behind an ALTER TABLE.
-    async fn learn_types(&mut self, desk: &Desk) -> Result<bool, SourceError> {
+    async fn learn_types(&mut self, store: &StoreSession) -> Result<bool, SourceError> {
         if self.unknown_types.is_empty() {
             return Ok(false);
         }
         let asked = std::mem::take(&mut self.unknown_types);
-        let answer = catalog::read_types(desk.control.client(), &asked);
+        let answer = catalog::read_types(store.control.client(), &asked);
         let found = tokio::time::timeout(TYPES_MAX, answer).await.unwrap_or_else(|elapsed| {
             let kind = SourceErrorKind::Timeout(TYPES_MAX);
             Err(SourceError::new(kind, catalog::LOOK_UP).caused_by(elapsed))
@@ -241,55 +247,55 @@ impl Pipeline {
         Ok(true)
     }
 
-    async fn wait(&self, session: &mut Session, stop: &Stop, more: bool) -> Turn {
+    async fn wait(&self, session: &mut StreamSession, stop: &Stop, more: bool) -> StreamEvent {
         let hungry = session.feeding.is_none() && !self.relay.stopping();
         // While the intake is shut too: the slot is free, and what is in flight may soon land behind another's. Not
         // where only this turn is over: what was read before the end is fed before it.
         let full = session.feeding.is_some() && !more && !self.relay.stopping();
         let full = full || self.relay.halt_awaits_all();
         let due = self.due();
-        let Session { connected, writing, looks, leave_at, alarm, .. } = session;
-        let Desk { control, jobs, .. } = &mut connected.desk;
+        let StreamSession { connected, writing, slot_monitor, leave_at, timer, .. } = session;
+        let StoreSession { control, jobs, .. } = &mut connected.store;
         let notifications = control.notifications();
         let grace = leave_at.unwrap_or_else(Instant::now);
         tokio::select! {
             biased;
-            () = stop.leave() => Turn::Leave,
-            () = stop.drain(), if leave_at.is_none() => Turn::Drain,
-            () = tokio::time::sleep_until(grace), if leave_at.is_some() => Turn::Grace,
-            written = job(writing), if writing.is_some() => Turn::Written(written),
-            error = control.closed() => Turn::ControlLost(error),
-            said = jobs.next(&notifications) => Turn::Parking(said),
-            looked = looks.next() => Turn::Looked(looked.map(Box::new)),
-            () = self.mailbox.arrived() => Turn::Posts,
-            () = tokio::task::yield_now(), if more => Turn::Again,
-            batch = next_or_lost(&mut connected.wal, hungry), if hungry || full => Turn::Batch(batch),
+            () = stop.leave() => StreamEvent::Leave,
+            () = stop.drain(), if leave_at.is_none() => StreamEvent::Drain,
+            () = tokio::time::sleep_until(grace), if leave_at.is_some() => StreamEvent::Grace,
+            written = await_job(writing), if writing.is_some() => StreamEvent::Written(written),
+            error = control.closed() => StreamEvent::ControlLost(error),
+            event = jobs.next(&notifications) => StreamEvent::Store(event),
+            status = slot_monitor.next() => StreamEvent::SlotStatus(status.map(Box::new)),
+            () = self.mailbox.arrived() => StreamEvent::Posts,
+            () = tokio::task::yield_now(), if more => StreamEvent::Again,
+            batch = next_or_lost(&mut connected.wal, hungry), if hungry || full => StreamEvent::Batch(batch),
             // Last: what is due is looked at in every turn, and must not keep the others from theirs.
-            () = alarm.at(due) => Turn::Due,
+            () = timer.at(due) => StreamEvent::Due,
         }
     }
 
-    fn react(&mut self, session: &mut Session, turn: Turn) -> Option<End> {
+    fn react(&mut self, session: &mut StreamSession, event: StreamEvent) -> Option<End> {
         let now = self.now();
-        match turn {
-            Turn::Leave | Turn::Grace => {
+        match event {
+            StreamEvent::Leave | StreamEvent::Grace => {
                 log::shutdown_incomplete(self);
                 // A halt that was waiting for reports is still a halt.
                 self.apply(now, Input::SourceLost);
-                return Some(End::Over(self.outcome().unwrap_or(Exit::Stopped)));
+                return Some(End::Over(self.outcome().unwrap_or(PipelineExit::Stopped)));
             }
-            Turn::Drain => {
+            StreamEvent::Drain => {
                 session.leave_at = Some(Instant::now() + self.spec.shutdown_grace);
                 log::draining(self);
                 self.apply(now, Input::Drain);
             }
-            Turn::Posts | Turn::Again => {}
-            Turn::Due => self.apply(now, Input::Tick),
-            Turn::Written(Ok(written)) => {
+            StreamEvent::Posts | StreamEvent::Again => {}
+            StreamEvent::Due => self.apply(now, Input::Tick),
+            StreamEvent::Written(Ok(written)) => {
                 session.writing = None;
                 self.row_written(now, written);
             }
-            Turn::Written(Err(error)) => {
+            StreamEvent::Written(Err(error)) => {
                 session.writing = None;
                 match error_policy::action(&error, Phase::Control, true) {
                     // The stream goes on, and the row is written later.
@@ -303,39 +309,41 @@ impl Pipeline {
                     | Action::Halt(_) => return Some(End::Lost(error, Phase::Control)),
                 }
             }
-            Turn::Parking(said) => {
-                if let Err(error) = self.parking_said(&mut session.connected.desk, said) {
+            StreamEvent::Store(event) => {
+                if let Err(error) = self.store_event(&mut session.connected.store, event) {
                     return Some(End::Lost(error, Phase::Control));
                 }
             }
-            Turn::Batch(Err(error)) if error.is_of_a_message() => self.halt_behind(now, error),
+            StreamEvent::Batch(Err(error)) if error.is_of_a_message() => {
+                self.halt_behind(now, error)
+            }
             // The server stops, or took this session away. Nothing can be confirmed without the row, so nothing is
             // gained by holding on, and a stream that holds on would hold up the server's shutdown.
-            Turn::ControlLost(error) => return Some(End::Lost(error, Phase::Control)),
-            Turn::Batch(Err(error)) => return Some(End::Lost(error, Phase::Stream)),
-            Turn::Looked(Ok(look)) => {
+            StreamEvent::ControlLost(error) => return Some(End::Lost(error, Phase::Control)),
+            StreamEvent::Batch(Err(error)) => return Some(End::Lost(error, Phase::Stream)),
+            StreamEvent::SlotStatus(Ok(status)) => {
                 let received = self.relay.received();
-                self.lag.looked(look.wal_end, received, std::time::Instant::now());
-                self.awaits_standby(look.waits_for_standby);
-                let spent = look.retained().filter(|_| !self.relay.stopping());
-                if let Some(halt) = spent.and_then(|retained| self.spend(retained)) {
+                self.lag.wal_end_seen(status.wal_end, received, std::time::Instant::now());
+                self.report_standby_wait(status.waits_for_standby);
+                let spent = status.retained().filter(|_| !self.relay.stopping());
+                if let Some(halt) = spent.and_then(|retained| self.check_wal_retention(retained)) {
                     let halt = Box::new(halt);
-                    if self.spec.polls_in_its_stead() {
-                        return Some(End::LetGo(halt));
+                    if self.spec.polls_instead_of_slot() {
+                        return Some(End::DropSlot(halt));
                     }
                     // The broker may be what it waits for.
                     session.leave_at = Some(Instant::now() + self.spec.shutdown_grace);
                     self.apply(now, Input::Halt(halt));
                 }
-                if let Some(halt) = session.looks.keep(*look) {
+                if let Some(halt) = session.slot_monitor.keep(*status) {
                     self.apply(now, Input::Halt(Box::new(halt)));
                 }
             }
-            Turn::Looked(Err(error)) if error.sqlstate().is_none() => {
+            StreamEvent::SlotStatus(Err(error)) if error.sqlstate().is_none() => {
                 return Some(End::Lost(error, Phase::Control));
             }
-            Turn::Looked(Err(error)) => log::look_failed(self, &error),
-            Turn::Batch(Ok(batch)) => {
+            StreamEvent::SlotStatus(Err(error)) => log::look_failed(self, &error),
+            StreamEvent::Batch(Ok(batch)) => {
                 self.lag.answered(std::time::Instant::now());
                 session.feeding = Some(Feeding { batch, offset: 0 });
             }
@@ -352,7 +360,7 @@ impl Pipeline {
         }
         let input = match row {
             Some(Written::Stored) => {
-                cut("cursor_committed");
+                failpoint("cursor_committed");
                 log::row_goes_on(self);
                 Input::CursorWritten
             }
@@ -367,8 +375,8 @@ impl Pipeline {
     }
 
     /// Takes what became of marks, and tells of those that wait.
-    pub(super) fn marks_made(&mut self, made: &Made) {
-        let (waiting, given_up) = self.marking.made(made);
+    pub(super) fn marks_made(&mut self, made: &RowStatusOutcome) {
+        let (waiting, given_up) = self.row_status.made(made);
         match (waiting, &made.failed) {
             (None, _) => log::marks_made(self),
             (Some(waiting), Some(error)) => log::marks_failed(self, &waiting, error, given_up),
@@ -382,7 +390,7 @@ async fn next_or_lost(wal: &mut WalStream, hungry: bool) -> Result<Batch, Source
     if hungry { wal.next().await } else { Err(wal.lost().await) }
 }
 
-pub(super) async fn job<T>(job: &mut Option<Job<T>>) -> Result<T, SourceError> {
+pub(super) async fn await_job<T>(job: &mut Option<StoreJob<T>>) -> Result<T, SourceError> {
     match job {
         Some(job) => job.await,
         None => std::future::pending().await,
@@ -395,31 +403,35 @@ pub(super) async fn job<T>(job: &mut Option<Job<T>>) -> Result<T, SourceError> {
 
 impl Pipeline {
     /// Performs the relay's effects, in order.
-    fn perform(&mut self, session: &mut Session) -> Option<End> {
+    fn perform(&mut self, session: &mut StreamSession) -> Option<End> {
         let mut effects = std::mem::take(&mut self.effects);
         let mut end = None;
         for effect in effects.drain(..) {
             match effect {
                 Effect::Publish(_) | Effect::Park { .. } => {}
-                Effect::WriteParking { rows, statuses } => {
-                    self.write_parking(&mut session.connected.desk, rows, statuses);
+                Effect::WriteParking { rows, marks } => {
+                    self.write_parking(&mut session.connected.store, rows, marks);
                 }
                 Effect::Attempt { ticket, position } => {
-                    self.shelf.try_again(ticket, position);
+                    self.record_buffer.add_attempt(ticket, position);
                 }
-                Effect::Probe { ticket, position } => self.shelf.sound(ticket, position),
+                Effect::Probe { ticket, position } => {
+                    self.record_buffer.add_probe(ticket, position)
+                }
                 Effect::DeadLetter { ticket, position } => {
-                    self.shelf.send_letter(ticket, position);
+                    self.record_buffer.add_dead_letter(ticket, position);
                 }
-                Effect::Overtaken { position, by } => log::overtaken(self, position, by),
-                Effect::DeadLetterRefused { position, reason } => {
+                Effect::Overtaken { position, by } => {
+                    self.log.parked.event_overtaken(self.spec.name(), position, by);
+                }
+                Effect::Undelivered { position, reason } => {
                     log::undelivered(self, position, reason);
                 }
                 Effect::Released { position } => self.released(position),
                 Effect::Published { ticket, commit_time } => self.published(ticket, commit_time),
                 Effect::WriteCursor(row) => {
-                    cut("cursor_due");
-                    let marks = self.marking.take(Some(&row));
+                    failpoint("cursor_due");
+                    let marks = self.row_status.take(Some(&row));
                     session.write(row, marks);
                 }
                 Effect::Confirm(watermark) => self.confirmed = watermark,
@@ -427,22 +439,22 @@ impl Pipeline {
                     self.reset_sink(why);
                     end = Some(End::Restart);
                 }
-                Effect::Drained => end = Some(End::Over(Exit::Stopped)),
-                Effect::Halt(halt) => end = Some(End::Over(Exit::Halted(halt))),
+                Effect::Drained => end = Some(End::Over(PipelineExit::Stopped)),
+                Effect::Halt(halt) => end = Some(End::Over(PipelineExit::Halted(halt))),
             }
         }
         self.effects = effects;
         self.observe_latency();
-        session.tell(self.confirmed);
-        self.fetch_for_tries(&mut session.connected.desk);
+        session.confirm(self.confirmed);
+        self.fetch_records(&mut session.connected.store);
         end
     }
 }
 
-impl Session {
+impl StreamSession {
     /// Passes the confirmation on. After a reconnect the stream repeats what we know, and nothing may be confirmed on
     /// it that it has not sent.
-    fn tell(&self, watermark: Watermark) {
+    fn confirm(&self, watermark: Watermark) {
         if watermark.lsn() <= self.connected.wal.received() {
             self.connected.wal.confirm(watermark);
         }
@@ -450,18 +462,18 @@ impl Session {
 
     /// Makes the marks that come before the row, then writes it; not where it would pass an event whose mark has to
     /// wait.
-    fn write(&mut self, row: Progress, marks: Option<MarkBatch>) {
+    fn write(&mut self, row: Progress, marks: Option<RowStatusBatch>) {
         assert!(self.writing.is_none(), "two cursor rows at once");
         let resume = &self.connected.resume;
         let cursor = Cursor {
             watermark: row.watermark,
             flush_limit: row.watermark.lsn(),
             partial: row.partial,
-            owner_epoch: self.connected.desk.epoch,
+            owner_epoch: self.connected.store.epoch,
             ..resume.cursor.clone()
         };
-        let client = self.connected.desk.control.shared_client();
-        let ledger = self.looks.ledger();
+        let client = self.connected.store.control.shared_client();
+        let ledger = self.slot_monitor.ledger();
         self.writing_since = Instant::now();
         self.writing = Some(Box::pin(async move {
             let mut made = None;

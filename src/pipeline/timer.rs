@@ -7,9 +7,9 @@ use std::pin::Pin;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 #[derive(Default)]
-pub(super) struct Alarm(Option<Pin<Box<Sleep>>>);
+pub(super) struct Timer(Option<Pin<Box<Sleep>>>);
 
-impl Alarm {
+impl Timer {
     /// Waits until `time`. Cancel-safe.
     pub(super) async fn at(&mut self, time: Instant) {
         let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(time)));
@@ -32,8 +32,8 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     /// Whether it rings, looked at once.
-    fn rings(alarm: &mut Alarm, time: Instant) -> bool {
-        let wait = std::pin::pin!(alarm.at(time));
+    fn rings(timer: &mut Timer, time: Instant) -> bool {
+        let wait = std::pin::pin!(timer.at(time));
         wait.poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
@@ -45,10 +45,10 @@ mod tests {
     #[test]
     fn it_rings_when_it_is_time_and_not_before() {
         with_clock(|| {
-            let (mut alarm, now) = (Alarm::default(), Instant::now());
-            assert!(!rings(&mut alarm, now + 60 * SECOND));
-            assert!(rings(&mut alarm, now), "an earlier time counts at once");
-            assert!(!rings(&mut alarm, now + 60 * SECOND), "the one before is over");
+            let (mut timer, now) = (Timer::default(), Instant::now());
+            assert!(!rings(&mut timer, now + 60 * SECOND));
+            assert!(rings(&mut timer, now), "an earlier time counts at once");
+            assert!(!rings(&mut timer, now + 60 * SECOND), "the one before is over");
         });
     }
 
@@ -56,11 +56,11 @@ mod tests {
     fn what_is_set_for_an_earlier_time_is_set_again_when_it_rings() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            let (mut alarm, now) = (Alarm::default(), Instant::now());
-            assert!(!rings(&mut alarm, now + SECOND / 100));
-            alarm.at(now + SECOND / 20).await;
+            let (mut timer, now) = (Timer::default(), Instant::now());
+            assert!(!rings(&mut timer, now + SECOND / 100));
+            timer.at(now + SECOND / 20).await;
             assert!(now.elapsed() >= SECOND / 20, "it rang for the later time");
-            alarm.at(now + SECOND / 10).await;
+            timer.at(now + SECOND / 10).await;
             assert!(now.elapsed() >= SECOND / 10);
         });
     }
@@ -69,9 +69,9 @@ mod tests {
     fn a_time_that_comes_forward_is_kept() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            let (mut alarm, now) = (Alarm::default(), Instant::now());
-            assert!(!rings(&mut alarm, now + 3600 * SECOND));
-            let soon = tokio::time::timeout(20 * SECOND, alarm.at(now + SECOND / 100));
+            let (mut timer, now) = (Timer::default(), Instant::now());
+            assert!(!rings(&mut timer, now + 3600 * SECOND));
+            let soon = tokio::time::timeout(20 * SECOND, timer.at(now + SECOND / 100));
             assert!(soon.await.is_ok(), "it waits for the time that it was set for first");
         });
     }

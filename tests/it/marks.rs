@@ -177,9 +177,9 @@ async fn row_of_an_event_that_was_parked_before_a_kill_is_marked_by_the_next_pro
     for (version, mode) in [(Version::Pg15, "auto"), (Version::Pg18, "wal")] {
         let mut scene = Scene::of(marking(version, "markparked", mode).await, "").await;
         scene.insert(&["a", "!a", "a"]).await;
-        let cut = [("POSTRIDER_CUT", "parked_row_committed")];
+        let cut = [("POSTRIDER_FAILPOINT", "parked_row_committed")];
         let killed = Relay::spawn_with(&scene.config, &[], &cut).ended(SOON).await;
-        assert!(killed.stderr.contains("as POSTRIDER_CUT asks"), "{}", killed.stderr);
+        assert!(killed.stderr.contains("as POSTRIDER_FAILPOINT asks"), "{}", killed.stderr);
         let relay = scene.run();
         scene.await_rows("a waiting, a behind").await;
         left(&scene.pipeline, "").await;

@@ -214,14 +214,14 @@ async fn dead_head_that_is_deleted_by_hand_is_noticed_while_running() {
 async fn survives(version: Version, cut: &str) {
     let mut scene = Scene::set(version, "cut").await;
     scene.insert(&["a", "b", "!a", "a", "b"]).await;
-    let relay = Relay::spawn_with(&scene.config, &[], &[("POSTRIDER_CUT", cut)]);
+    let relay = Relay::spawn_with(&scene.config, &[], &[("POSTRIDER_FAILPOINT", cut)]);
     if cut.starts_with("retry") || cut.starts_with("mark") {
         scene.await_rows("a waiting, a behind").await;
         scene.raise_the_limit().await;
     }
     let ended = relay.ended(SOON).await;
     assert_eq!(ended.code, None, "killed, by no other way: {}", ended.stderr);
-    assert!(ended.stderr.contains("as POSTRIDER_CUT asks"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("as POSTRIDER_FAILPOINT asks"), "{}", ended.stderr);
     let relay = scene.run();
     scene.insert(&["a", "b"]).await;
     scene.await_last("b", 7).await;
@@ -299,12 +299,13 @@ async fn killed_after_the_slot_has_passed_the_parked_event() {
 async fn killed_after_a_skip_and_before_the_cursor_has_passed_it() {
     let mut scene = Scene::set(Version::Pg17, "skip").await;
     scene.insert(&["a", "!a", "a"]).await;
-    let relay = Relay::spawn_with(&scene.config, &[], &[("POSTRIDER_CUT", "parked_row_committed")]);
+    let relay =
+        Relay::spawn_with(&scene.config, &[], &[("POSTRIDER_FAILPOINT", "parked_row_committed")]);
     drop(relay.ended(SOON).await);
     let ask = "update postrider.parked set requested_action = 'skip', requested_at = now(), requested_by = 'test' \
                where aggregate_id = 'a' and state = 'waiting'";
     scene.pipeline.sql.batch(ask).await;
-    let relay = Relay::spawn_with(&scene.config, &[], &[("POSTRIDER_CUT", "mark_committed")]);
+    let relay = Relay::spawn_with(&scene.config, &[], &[("POSTRIDER_FAILPOINT", "mark_committed")]);
     drop(relay.ended(SOON).await);
     scene.raise_the_limit().await;
     let relay = scene.run();

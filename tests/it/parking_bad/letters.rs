@@ -68,7 +68,7 @@ async fn killed_before_the_mark_a_dead_event_is_sent_twice_and_not_thrice() {
     let once = lines(&dead.name).replace("attempts_max = 2", "attempts_max = 1");
     let mut scene = Scene::set_with(Version::Pg17, "twice", &once).await;
     scene.insert(&["!a", "b"]).await;
-    let relay = Relay::spawn_with(&scene.config, &[], &[("POSTRIDER_CUT", "mark_due")]);
+    let relay = Relay::spawn_with(&scene.config, &[], &[("POSTRIDER_FAILPOINT", "mark_due")]);
     assert_eq!(relay.ended(SOON).await.code, None, "killed");
     assert_eq!(dead.await_records(1, SOON).await.len(), 1);
     for _ in 0..2 {

@@ -11,7 +11,7 @@
 
 use super::lifecycle::{Pipeline, Waited};
 use super::log;
-use super::parked::Desk;
+use super::parked::StoreSession;
 use super::service::Stop;
 use crate::postgres::SourceError;
 use crate::postgres::store::cursor;
@@ -37,7 +37,7 @@ const LEAVE_MAX: Duration = Duration::from_secs(2);
 
 /// Who owned the pipeline before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Former {
+pub(super) struct FormerOwner {
     /// The owner's epoch; 0 where nobody has owned the pipeline.
     pub(super) epoch: i64,
     /// The owner has noted that nothing of it is on its way to the broker.
@@ -63,7 +63,7 @@ impl Ownership {
     }
 
     /// When whoever follows this owner may publish; `None`: at once.
-    fn may_publish_at(&self, former: Former, other_server: bool) -> Option<Instant> {
+    fn may_publish_at(&self, former: FormerOwner, other_server: bool) -> Option<Instant> {
         let whole = Instant::now() + FORMER_WAIT;
         match self.waits {
             _ if other_server => Some(whole),
@@ -84,11 +84,11 @@ impl Ownership {
 /// the pipeline's lock. Gives whether the pipeline is still this process's.
 pub(super) async fn wait(
     pipeline: &mut Pipeline,
-    desk: &mut Desk,
+    store: &mut StoreSession,
     lost: impl Future<Output = SourceError>,
     stop: &Stop,
 ) -> Waited<Result<bool, SourceError>> {
-    let Desk { control, epoch, former, histories, .. } = desk;
+    let StoreSession { control, epoch, former, histories, .. } = store;
     let (epoch, other_server) = (*epoch, histories.raised.is_some() && !histories.first);
     // What is written to standard output goes nowhere that two processes share.
     let shared = matches!(pipeline.spec.sink, SinkSpec::Kafka(_));
@@ -113,7 +113,7 @@ pub(super) async fn wait(
         match pipeline.waiting(waited, stop).await {
             Waited::Done(Ok(true)) => {}
             over @ (Waited::Done(Ok(false) | Err(_)) | Waited::Over(_)) => {
-                pipeline.tell.publishes_at = None;
+                pipeline.log.publishes_at = None;
                 return over;
             }
         }
@@ -124,11 +124,11 @@ pub(super) async fn wait(
 
 /// Notes in the cursor row that nothing of this process is on its way. Where that can't be written, where the sink gave
 /// something up a moment ago, or where the wait of this process itself was not over, the successor waits.
-pub(super) async fn leave(pipeline: &Pipeline, desk: &Desk) {
-    if !pipeline.ownership.may_leave(desk.epoch) {
+pub(super) async fn leave(pipeline: &Pipeline, store: &StoreSession) {
+    if !pipeline.ownership.may_leave(store.epoch) {
         return;
     }
-    let left = cursor::leave(desk.control.client(), pipeline.spec.name(), desk.epoch);
+    let left = cursor::leave(store.control.client(), pipeline.spec.name(), store.epoch);
     if let Ok(Err(error)) = tokio::time::timeout(LEAVE_MAX, left).await {
         log::shutdown_error(pipeline, &error);
     }
@@ -144,20 +144,20 @@ mod tests {
             let at = own.may_publish_at(former, other_server);
             at.map(|at| at.saturating_duration_since(Instant::now()))
         };
-        let former = Former { epoch: 7, left: false };
+        let former = FormerOwner { epoch: 7, left: false };
         let own = |epoch| Ownership { epoch, ..Ownership::default() };
         assert!(waits(own(None), former, false) > Some(2 * LEASE));
         assert!(waits(own(Some(6)), former, false).is_some());
         assert_eq!(waits(own(Some(7)), former, false), None, "its own records");
         assert!(waits(own(Some(7)), former, true).is_some(), "a row that lacks an epoch");
-        assert_eq!(waits(own(None), Former { left: true, ..former }, false), None);
-        assert!(waits(own(None), Former { left: true, ..former }, true).is_some());
+        assert_eq!(waits(own(None), FormerOwner { left: true, ..former }, false), None);
+        assert!(waits(own(None), FormerOwner { left: true, ..former }, true).is_some());
         // A wait whose session was lost goes on, if nobody else has owned the pipeline since.
         let until = Instant::now() + Duration::from_secs(1);
         let waited = Ownership { waits: Some((7, until)), ..own(None) };
         assert!(waits(waited, former, false) <= Some(Duration::from_secs(1)));
         assert!(waits(waited, former, true) > Some(LEASE));
-        assert!(waits(waited, Former { epoch: 8, ..former }, false) > Some(LEASE));
+        assert!(waits(waited, FormerOwner { epoch: 8, ..former }, false) > Some(LEASE));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! began after it has taken all there was, nothing is left that the stream will not bring. All means also what is
 //! delayed (`available_at`) or has failed before: that is parked, as it would be had the stream brought it. What
 //! polling publishes from the slot's point on comes by the stream as well, and is passed over there by its id
-//! ([`Handed`](super::row_status::Handed)).
+//! ([`HandOverFilter`](super::row_status::Handed)).
 //!
 //! The other way, from the stream to polling, needs no hand-over: published rows are marked before the cursor passes
 //! them, so the table says what is left.
@@ -12,9 +12,9 @@
 use super::connect::application_name;
 use super::lifecycle::Pipeline;
 use super::log;
-use super::poll::{Polling, Turn};
+use super::poll::{PollEvent, Polling};
 use super::service::Stop;
-use super::stream::{Job, job};
+use super::stream::{StoreJob, await_job};
 use crate::error::{Chain, HaltReason};
 use crate::postgres::control::Control;
 use crate::postgres::setup::{self, Renewed};
@@ -29,13 +29,13 @@ use tokio_postgres::Client;
 const RENEW_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Pause between two tries to let a slot go: its stream ended just now.
-const LET_GO_INTERVAL: Duration = Duration::from_millis(200);
+const DROP_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How far the way back is.
-pub(super) struct Renewal {
-    job: Option<Job<Renewed>>,
+pub(super) struct HandOver {
+    job: Option<StoreJob<Renewed>>,
     next_at: Instant,
-    step: Step,
+    step: SlotStep,
     /// A claim that began with the slot standing took everything that was ready: the next ones take the rest as well.
     last: bool,
     /// A claim that began with the slot standing took everything.
@@ -44,21 +44,21 @@ pub(super) struct Renewal {
 
 /// What is to be done next about the slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Step {
+enum SlotStep {
     /// It holds back too much WAL: it goes.
-    LetGo,
+    Drop,
     /// It is gone. A new one would hold WAL back for as long as the table takes to be published: that comes first.
-    Empty,
+    PollFirst,
     /// A new one is made, or one that stands is taken.
-    Make,
+    Create,
     /// It stands, and holds WAL back until it is streamed from.
-    Stands,
+    Exists,
 }
 
-impl Renewal {
+impl HandOver {
     /// A way back that begins with a slot that is to be let go, or with the one there is.
-    pub(super) fn new(lets_go: bool) -> Self {
-        let step = if lets_go { Step::LetGo } else { Step::Make };
+    pub(super) fn new(drops_slot: bool) -> Self {
+        let step = if drops_slot { SlotStep::Drop } else { SlotStep::Create };
         Self { job: None, next_at: Instant::now(), step, last: false, drained: false }
     }
 
@@ -74,21 +74,23 @@ impl Renewal {
     pub(super) fn claimed(&mut self, more: bool, withheld: u64) {
         let all = !more;
         self.drained = self.last && all && withheld == 0;
-        self.last |= all && self.step == Step::Stands;
+        self.last |= all && self.step == SlotStep::Exists;
         // What is delayed, or has failed, does not count: it is taken along when the slot stands.
-        if all && self.step == Step::Empty {
-            (self.step, self.next_at) = (Step::Make, Instant::now());
+        if all && self.step == SlotStep::PollFirst {
+            (self.step, self.next_at) = (SlotStep::Create, Instant::now());
         }
     }
 }
 
 /// The next thing to do on the way back; never, where there is no way back.
-pub(super) async fn renewing(renewal: &mut Option<Renewal>) -> Turn {
-    match renewal {
-        Some(renewal) if renewal.job.is_some() => Turn::Renewed(job(&mut renewal.job).await),
-        Some(renewal) if renewal.step != Step::Empty => {
-            sleep_until(renewal.next_at).await;
-            Turn::Renew
+pub(super) async fn next_step(hand_over: &mut Option<HandOver>) -> PollEvent {
+    match hand_over {
+        Some(hand_over) if hand_over.job.is_some() => {
+            PollEvent::HandOverStep(await_job(&mut hand_over.job).await)
+        }
+        Some(hand_over) if hand_over.step != SlotStep::PollFirst => {
+            sleep_until(hand_over.next_at).await;
+            PollEvent::HandOverDue
         }
         Some(_) | None => std::future::pending().await,
     }
@@ -97,15 +99,15 @@ pub(super) async fn renewing(renewal: &mut Option<Renewal>) -> Turn {
 impl Pipeline {
     /// Marks what the stream had published, before the table is asked what is left.
     pub(super) async fn mark_streamed(&mut self, polling: &Polling) -> Result<(), SourceError> {
-        let client = polling.desk.control.client();
-        self.marking.prepare(client, self.spec.poll.table.as_ref()).await?;
+        let client = polling.store.control.client();
+        self.row_status.prepare(client, self.spec.poll.table.as_ref()).await?;
         self.mark_waiting(client).await
     }
 
     /// Marks what the stream had published, as far as its rows are free. Of the others the ids are remembered, and
     /// passed over in claims.
     async fn mark_waiting(&mut self, client: &Client) -> Result<(), SourceError> {
-        match self.marking.take(None) {
+        match self.row_status.take(None) {
             Some(batch) => {
                 let made = batch.make(client).await?;
                 self.marks_made(&made);
@@ -122,29 +124,29 @@ impl Pipeline {
         polling: &mut Polling,
         stop: &Stop,
     ) -> Result<(), SourceError> {
-        if !self.marking.is_due() || polling.poller.repairs().is_some() {
+        if !self.row_status.is_due() || polling.poller.repairs().is_some() {
             return Ok(());
         }
         self.finish_jobs(polling, stop).await?;
-        self.mark_waiting(polling.desk.control.client()).await
+        self.mark_waiting(polling.store.control.client()).await
     }
 
     /// Begins to see to the slot, on a session of its own.
-    pub(super) fn renew(&mut self, polling: &mut Polling) {
-        let (spec, epoch) = (Arc::clone(&self.spec), polling.desk.epoch);
+    pub(super) fn start_hand_over_step(&mut self, polling: &mut Polling) {
+        let (spec, epoch) = (Arc::clone(&self.spec), polling.store.epoch);
         let instance = polling.instance.clone();
-        let Some(renewal) = &mut polling.renewal else { return };
-        let step = renewal.step;
-        renewal.job = Some(Box::pin(async move {
+        let Some(hand_over) = &mut polling.hand_over else { return };
+        let step = hand_over.step;
+        hand_over.job = Some(Box::pin(async move {
             let control = Control::connect(&spec.conninfo, &application_name(&spec)).await?;
             // A slot of another server would not bring what this table lacks.
             if let Some(differs) = instance.differs(&catalog::instance(control.client()).await?) {
                 return Ok(Renewed::NotYet(differs));
             }
             match step {
-                Step::LetGo => return setup::let_go(&control, &spec.names.slot).await,
-                Step::Stands => return setup::held(&control, &spec.names.slot).await,
-                Step::Empty | Step::Make => {}
+                SlotStep::Drop => return setup::let_go(&control, &spec.names.slot).await,
+                SlotStep::Exists => return setup::held(&control, &spec.names.slot).await,
+                SlotStep::PollFirst | SlotStep::Create => {}
             }
             let columns = spec.columns();
             let ask = spec.ask(&None, &columns);
@@ -152,25 +154,29 @@ impl Pipeline {
         }));
     }
 
-    pub(super) fn renewed(&mut self, polling: &mut Polling, outcome: Result<Renewed, SourceError>) {
-        let Some(renewal) = &mut polling.renewal else { return };
-        renewal.job = None;
-        renewal.next_at = Instant::now() + RENEW_INTERVAL;
+    pub(super) fn hand_over_step_done(
+        &mut self,
+        polling: &mut Polling,
+        outcome: Result<Renewed, SourceError>,
+    ) {
+        let Some(hand_over) = &mut polling.hand_over else { return };
+        hand_over.job = None;
+        hand_over.next_at = Instant::now() + RENEW_INTERVAL;
         match outcome {
             Ok(Renewed::Stands) => {
-                renewal.step = Step::Stands;
-                (renewal.last, renewal.drained) = (false, false);
-                self.tell.slot = None;
+                hand_over.step = SlotStep::Exists;
+                (hand_over.last, hand_over.drained) = (false, false);
+                self.log.slot = None;
                 log::slot_stands(self);
             }
             Ok(Renewed::Gone) => {
-                renewal.step = Step::Empty;
+                hand_over.step = SlotStep::PollFirst;
                 log::slot_dropped(self);
             }
             Ok(Renewed::Holds(bytes)) => self.held(polling, bytes),
             Ok(Renewed::NotYet(reason)) => {
-                if renewal.step == Step::LetGo {
-                    renewal.next_at = Instant::now() + LET_GO_INTERVAL;
+                if hand_over.step == SlotStep::Drop {
+                    hand_over.next_at = Instant::now() + DROP_INTERVAL;
                 }
                 log::slot_not_yet(self, &reason);
             }
@@ -181,16 +187,16 @@ impl Pipeline {
     /// The new slot waits for the table to be published, and holds back so much meanwhile.
     fn held(&mut self, polling: &mut Polling, bytes: u64) {
         log::slot_held(self, Some(bytes));
-        if !self.spec.polls_in_its_stead() || self.spend(bytes).is_none() {
+        if !self.spec.polls_instead_of_slot() || self.check_wal_retention(bytes).is_none() {
             return;
         }
-        let Some(renewal) = &mut polling.renewal else { return };
-        (renewal.step, renewal.last, renewal.drained) = (Step::LetGo, false, false);
-        renewal.next_at = Instant::now();
+        let Some(hand_over) = &mut polling.hand_over else { return };
+        (hand_over.step, hand_over.last, hand_over.drained) = (SlotStep::Drop, false, false);
+        hand_over.next_at = Instant::now();
     }
 
     /// Whether the stream may go on from the slot; then polling is over.
-    pub(super) async fn hands_over(
+    pub(super) async fn hands_over_now(
         &mut self,
         polling: &mut Polling,
         stop: &Stop,
@@ -198,15 +204,15 @@ impl Pipeline {
         if polling.poller.repairs().is_some() {
             return self.repair_ends(polling, stop).await;
         }
-        let drained = polling.renewal.as_ref().is_some_and(|renewal| renewal.drained);
+        let drained = polling.hand_over.as_ref().is_some_and(|hand_over| hand_over.drained);
         if !drained || polling.open.is_some() {
             return Ok(false);
         }
         self.finish_jobs(polling, stop).await?;
-        let client = polling.desk.control.client();
-        cursor::polled(client, self.spec.name(), polling.desk.epoch).await?;
+        let client = polling.store.control.client();
+        cursor::polled(client, self.spec.name(), polling.store.epoch).await?;
         let wal_end = catalog::read_server(client).await?.wal_end;
-        self.handed.ends(wal_end);
+        self.hand_over_filter.ends(wal_end);
         Ok(true)
     }
 }
@@ -228,11 +234,11 @@ pub(super) const fn polling_helps(reason: HaltReason) -> bool {
 mod tests {
     use super::*;
 
-    fn renewal() -> Renewal {
-        Renewal {
+    fn hand_over() -> HandOver {
+        HandOver {
             job: None,
             next_at: Instant::now(),
-            step: Step::Stands,
+            step: SlotStep::Exists,
             last: false,
             drained: false,
         }
@@ -241,13 +247,13 @@ mod tests {
     /// The rows of a claim that is given up are in the table, and nobody has them.
     #[test]
     fn a_claim_that_was_given_up_says_nothing_of_what_is_left() {
-        let mut renewal = renewal();
-        assert!(!renewal.claims());
-        renewal.claimed(false, 0);
-        assert!(renewal.claims(), "the first took all that was ready: this one takes the rest");
-        renewal.claimed(false, 0);
-        assert!(renewal.drained);
-        assert!(renewal.claims());
-        assert!(!renewal.drained);
+        let mut hand_over = hand_over();
+        assert!(!hand_over.claims());
+        hand_over.claimed(false, 0);
+        assert!(hand_over.claims(), "the first took all that was ready: this one takes the rest");
+        hand_over.claimed(false, 0);
+        assert!(hand_over.drained);
+        assert!(hand_over.claims());
+        assert!(!hand_over.drained);
     }
 }
