@@ -229,7 +229,7 @@ impl Pipeline {
                 continue;
             }
             let xmin = open.claim.xmin(open.fed);
-            self.hand_over_filter.feeds(open.fed, xmin);
+            self.polled_ids.feeds(open.fed, xmin);
             self.row_status.feeds(xmin);
             self.requeued.feeds(xmin);
             match pgoutput::decode(row) {
@@ -271,7 +271,7 @@ impl Pipeline {
         marks: Vec<Mark>,
         stop: &Stop,
     ) -> Result<Stored, SourceError> {
-        let rows = self.record_buffer.take_rows(rows);
+        let rows = self.records.take_rows(rows);
         let keeps = polling.keeps_now;
         let origins = self.origins(polling, &rows).await?;
         let parted =
@@ -331,7 +331,7 @@ impl Pipeline {
         if stored != Stored::TakenOver {
             self.keep_large(polling, rows).await?;
         }
-        drop(self.record_buffer.stored());
+        drop(self.records.stored());
         // A write of rows alone leaves nothing out.
         Ok(if stored == Stored::Yes { marked } else { stored })
     }
@@ -431,7 +431,7 @@ impl Pipeline {
             self.apply(self.now(), Input::SlotTaken);
             return Ok(true);
         };
-        self.hand_over_filter.settled_so_far(|row| {
+        self.polled_ids.settled_so_far(|row| {
             matches!(outcomes.get(row), Some(Settled::Published | Settled::Moved))
         });
         self.requeued.settled();
@@ -501,7 +501,7 @@ impl Pipeline {
         }
         let settled =
             |row: usize| matches!(outcomes.get(row), Some(Settled::Published | Settled::Moved));
-        self.hand_over_filter.settled(settled);
+        self.polled_ids.settled(settled);
         if cursor_waits {
             self.apply(self.now(), Input::CursorWritten);
         }

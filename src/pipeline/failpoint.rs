@@ -1,9 +1,10 @@
-//! Where a process can be made to die, for the tests that kill it between two steps.
+//! Points at which a process can be killed, for tests that kill it between two steps.
 //!
-//! Each crash point of `tests/it/parking.rs` has a name here. A build with debug assertions dies by SIGKILL at the one
-//! that `POSTRIDER_FAILPOINT` names (`NAME` at its first time, `NAME:3` at its third); a release build has nothing of this.
+//! Each failpoint of `tests/it/parking.rs` has a name here. A build with debug assertions kills itself with SIGKILL at
+//! the failpoint that `POSTRIDER_FAILPOINT` names (`NAME` the first time, `NAME:3` the third time). A release build
+//! contains no failpoints.
 
-/// Dies here, if a test asked for it.
+/// Kills the process here, if a test asked for it.
 #[inline]
 pub(super) fn failpoint(name: &str) {
     #[cfg(debug_assertions)]
@@ -17,7 +18,7 @@ mod armed {
     use std::sync::LazyLock;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// The name, and at which of its times.
+    /// The name, and the number of the call that kills the process.
     #[expect(clippy::disallowed_methods, reason = "a test's own switch, in no release build")]
     static ASKED: LazyLock<Option<(String, u32)>> = LazyLock::new(|| {
         let asked = std::env::var("POSTRIDER_FAILPOINT").ok()?;
@@ -30,7 +31,7 @@ mod armed {
     pub(super) fn failpoint(name: &str) {
         let Some((asked, times)) = &*ASKED else { return };
         if asked == name && TIMES.fetch_add(1, Ordering::Relaxed) + 1 == *times {
-            tracing::warn!(name, "dying here, as POSTRIDER_FAILPOINT asks");
+            tracing::warn!(name, "killing this process, as POSTRIDER_FAILPOINT asks");
             let killed = rustix::process::kill_process(
                 rustix::process::getpid(),
                 rustix::process::Signal::KILL,

@@ -222,17 +222,11 @@ impl Pipeline {
             log::expired(&mut self.log, self.spec.name(), at.position, mapped.event_id);
             return self.skip(now);
         }
-        if is_repeated(
-            (&self.requeued, &mut self.row_status),
-            &mut self.hand_over_filter,
-            &mapped,
-            at,
-        ) {
+        if is_repeated((&self.requeued, &mut self.row_status), &mut self.polled_ids, &mapped, at) {
             return self.skip_repeated(now);
         }
         if self.requeued.doubts(mapped.event_id) {
-            let parker =
-                (&mut self.hand_over_filter, &mut self.record_buffer, &mut self.log, &self.metrics);
+            let parker = (&mut self.polled_ids, &mut self.records, &mut self.log, &self.metrics);
             let decider = (now, &mut self.relay, &mut self.effects);
             return park_doubted(decider, parker, &self.spec, (&mapped, at));
         }
@@ -243,8 +237,8 @@ impl Pipeline {
         let ticket = match answer_to((now, &mut self.relay, &mut self.effects), event) {
             RelayAnswer::Publish(ticket) => ticket,
             RelayAnswer::Park(entry, refused) => {
-                self.hand_over_filter.claimed(mapped.event_id);
-                let parker = (&mut self.record_buffer, &mut self.log, &self.metrics);
+                self.polled_ids.claimed(mapped.event_id);
+                let parker = (&mut self.records, &mut self.log, &self.metrics);
                 park(parker, &self.spec, entry, (&mapped, at), refused);
                 return FeedStep::Next;
             }
@@ -255,13 +249,13 @@ impl Pipeline {
                 self.destinations.takes(record.topic);
                 let row = of_row(change, (&mapped, record.timestamp_ms), at);
                 self.row_status.sent(ticket, row, mapped.event_id);
-                let kept = (&mut self.hand_over_filter, &mut self.record_buffer, &mut self.log);
+                let kept = (&mut self.polled_ids, &mut self.records, &mut self.log);
                 keep_sent(kept, ticket, (&mapped, at), sent);
                 return FeedStep::Next;
             }
             Err(not_taken) => not_taken,
         };
-        let doubted = self.record_buffer.parks_doubted(self.spec.parking.on_poison);
+        let doubted = self.records.parks_doubted(self.spec.parking.on_poison);
         let missing = not_taken == NotTaken::Missing;
         let may_park = missing && self.spec.parking.on_poison != OnPoison::Stop;
         let lost = || self.destinations.parks(record.topic, may_park, now);
@@ -273,9 +267,9 @@ impl Pipeline {
             return FeedStep::Stay;
         };
         self.destinations.awaits(None);
-        self.hand_over_filter.claimed(mapped.event_id);
+        self.polled_ids.claimed(mapped.event_id);
         let answer = answer_to((now, &mut self.relay, &mut self.effects), input);
-        let parker = (&mut self.record_buffer, &mut self.log, &self.metrics);
+        let parker = (&mut self.records, &mut self.log, &self.metrics);
         park_unsent(parker, &self.spec, answer, (&mapped, at), (missing, refused));
         FeedStep::Next
     }
@@ -303,7 +297,7 @@ impl Pipeline {
                 let aggregate = remains.aggregate.as_ref();
                 let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
                 if self.requeued.passes(event_id)
-                    || self.hand_over_filter.has(
+                    || self.polled_ids.has(
                         event_id,
                         (at.position.commit_lsn, self.row_status.xid()),
                         aggregate,
@@ -311,14 +305,14 @@ impl Pipeline {
                 {
                     return self.skip_repeated(now);
                 }
-                self.hand_over_filter.claimed(event_id);
+                self.polled_ids.claimed(event_id);
                 self.metrics.failed(remains.event_type.as_deref().unwrap_or_default());
                 let halt = Box::new(halts::poison_event(&poison));
                 let first = self.effects.len();
                 let change = Input::Change(Change::Poison { aggregate, halt });
                 self.relay.apply(now, change, &mut self.effects);
                 if let RelayAnswer::Park(entry, _) = take_answer(&mut self.effects, first) {
-                    let row = self.record_buffer.keep_poison(entry, &poison, at.commit_time);
+                    let row = self.records.keep_poison(entry, &poison, at.commit_time);
                     self.log.parked_total += 1;
                     self.log.parked.event_parked(&self.spec, row);
                 }
@@ -380,25 +374,21 @@ fn offered_again(not_taken: NotTaken, ticket: Ticket) -> Input<'static> {
 /// Remembers an event that the sink has accepted. The record of a large event is kept until its report, because the
 /// broker may refuse it.
 fn keep_sent(
-    (hand_over_filter, record_buffer, log): (
-        &mut HandOverFilter,
-        &mut RecordBuffer,
-        &mut PipelineLog,
-    ),
+    (polled_ids, records, log): (&mut HandOverFilter, &mut RecordBuffer, &mut PipelineLog),
     ticket: Ticket,
     (mapped, at): (&Mapped<'_>, At),
     sent: Sent,
 ) {
-    hand_over_filter.claimed(mapped.event_id);
+    polled_ids.claimed(mapped.event_id);
     log.clamped_total += u64::from(mapped.clamped);
     if sent == Sent::Large {
-        record_buffer.keep_large(ticket, mapped, at);
+        records.keep_large(ticket, mapped, at);
     }
 }
 
 /// Keeps the record of an event that the sink did not accept, if the relay parks it.
 fn park_unsent(
-    (record_buffer, log, metrics): (&mut RecordBuffer, &mut PipelineLog, &PipelineMetrics),
+    (records, log, metrics): (&mut RecordBuffer, &mut PipelineLog, &PipelineMetrics),
     spec: &PipelineSpec,
     answer: RelayAnswer,
     (mapped, at): (&Mapped<'_>, At),
@@ -409,7 +399,7 @@ fn park_unsent(
     }
     let RelayAnswer::Park(entry, _) = answer else { return };
     log.parked_total += 1;
-    let row = record_buffer.keep_unsent(entry, mapped, at, (missing, refused));
+    let row = records.keep_unsent(entry, mapped, at, (missing, refused));
     if missing || refused.is_some() {
         log.parked.event_parked(spec, row);
     }
@@ -417,7 +407,7 @@ fn park_unsent(
 
 /// Keeps the record of an event that is parked before it is sent: behind another event, or because a broker refused it.
 fn park(
-    (record_buffer, log, metrics): (&mut RecordBuffer, &mut PipelineLog, &PipelineMetrics),
+    (records, log, metrics): (&mut RecordBuffer, &mut PipelineLog, &PipelineMetrics),
     spec: &PipelineSpec,
     entry: Entry,
     (mapped, at): (&Mapped<'_>, At),
@@ -425,18 +415,18 @@ fn park(
 ) {
     log.parked_total += 1;
     if refused.is_none() {
-        record_buffer.keep(entry, mapped, at);
+        records.keep(entry, mapped, at);
         return;
     }
     metrics.failed(mapped.event_type);
-    let row = record_buffer.keep_refused(entry, mapped, at, refused);
+    let row = records.keep_refused(entry, mapped, at, refused);
     log.parked.event_parked(spec, row);
 }
 
 /// Parks an event whose ID belongs to a parked event: it may be the same event or another one.
 fn park_doubted(
     decider: (Duration, &mut Relay, &mut Vec<Effect>),
-    (hand_over_filter, record_buffer, log, metrics): (
+    (polled_ids, records, log, metrics): (
         &mut HandOverFilter,
         &mut RecordBuffer,
         &mut PipelineLog,
@@ -445,13 +435,13 @@ fn park_doubted(
     spec: &PipelineSpec,
     (mapped, at): (&Mapped<'_>, At),
 ) -> FeedStep {
-    hand_over_filter.claimed(mapped.event_id);
+    polled_ids.claimed(mapped.event_id);
     metrics.failed(mapped.event_type);
     let halt = Box::new(halts::doubted_event(mapped.event_id, at.position));
     let change = Change::Poison { aggregate: Some(mapped.aggregate), halt };
     if let RelayAnswer::Park(entry, _) = answer_to(decider, Input::Change(change)) {
         log.parked_total += 1;
-        let row = record_buffer.keep_doubted(entry, mapped, at);
+        let row = records.keep_doubted(entry, mapped, at);
         log.parked.event_parked(spec, row);
     }
     FeedStep::Next
@@ -508,14 +498,14 @@ fn has_expired(
 /// Whether polling or a repair has published the event, or has claimed it.
 fn is_repeated(
     (requeued, row_status): (&RequeuedEvents, &mut RowStatusQueue),
-    hand_over_filter: &mut HandOverFilter,
+    polled_ids: &mut HandOverFilter,
     mapped: &Mapped<'_>,
     at: At,
 ) -> bool {
     let (id, of) = (mapped.event_id, (at.position.commit_lsn, row_status.xid()));
     row_status.waits_for(id, mapped.aggregate)
         || requeued.passes(id)
-        || hand_over_filter.has(id, of, Some(mapped.aggregate))
+        || polled_ids.has(id, of, Some(mapped.aggregate))
 }
 
 /// Position, aggregate and own time of an event that comes from a row; `None` for a message.

@@ -1,13 +1,13 @@
-//! The owner before: whether records of it may still arrive at the broker, and the wait for their end.
+//! The previous owner of the pipeline: whether its records may still arrive at the broker, and the wait for their end.
 //!
-//! Slot and lock are free as soon as the server has ended the owner's session. A process that lost its session keeps
-//! what it has in flight for [`LEASE`] at most, since the connection often comes back and nothing has to be sent twice
-//! then. Whoever takes the pipeline over meanwhile would publish the same events, and their followers, between those
+//! Slot and lock are free as soon as the server has ended the owner's session. A process that has lost its session
+//! keeps what it has in flight for at most [`LEASE`], because the connection often comes back, and then nothing is sent
+//! twice. Another process that takes over meanwhile would publish the same events, and later ones, between these
 //! records. So an owner that ends with nothing in flight notes that in the cursor row, and the successor of an owner
-//! that has not waits [`FORMER_WAIT`] before it publishes. The process that was the owner itself does not wait: its
-//! relay knows what it has in flight.
+//! without this note waits for [`FORMER_WAIT`] before it publishes. A process that was the owner itself does not wait:
+//! its relay knows what is in flight.
 //!
-//! After a failover the row may lack the last owner's epoch. So where the server is another, everybody waits.
+//! After a failover the row may lack the last owner's epoch, so on another server every process waits.
 
 use super::lifecycle::{Pipeline, Waited};
 use super::log;
@@ -21,67 +21,67 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long records in flight may outlive the connection to the database: a healthy broker answers within it. After
-/// that another process may publish, and what we still send would land behind what that process has sent: so it is
-/// thrown away, and streamed again. Where the server has been silent, the time is over when we notice.
+/// How long records in flight may outlive the connection to the database; a healthy broker answers within this time.
+/// After it another process may publish, and records of this process would land after the records of that one. So they
+/// are given up, and streamed again. If the server has been silent, the time is over when that is noticed.
 pub(super) const LEASE: Duration = Duration::from_secs(3);
 
-/// How long the successor of such an owner waits, from when the pipeline's lock is its own. An owner behind a slow
-/// broker does not read from its session, and notices its end by a write that fails, after 2 s at most; then comes
-/// [`LEASE`]; the thread that closes producers may wait for an answer of a broker for 2 s; and requests that are on
-/// their way are given a second (`sink::kafka`).
+/// How long the successor of such an owner waits, from when it has the pipeline's lock. An owner behind a slow broker
+/// does not read from its session, and notices its end by a failed write, after at most 2 s; then comes [`LEASE`]; the
+/// thread that closes producers may wait for an answer of a broker for 2 s; and requests that are already sent get 1 s
+/// (`sink::kafka`).
 const FORMER_WAIT: Duration = Duration::from_secs(8);
 
-/// How long the note may take that an owner writes at its end.
+/// How long an owner may take to write the note at its end.
 const LEAVE_MAX: Duration = Duration::from_secs(2);
 
-/// Who owned the pipeline before.
+/// The previous owner of the pipeline.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FormerOwner {
-    /// The owner's epoch; 0 where nobody has owned the pipeline.
+    /// The owner's epoch; 0 if the pipeline never had an owner.
     pub(super) epoch: i64,
-    /// The owner has noted that nothing of it is on its way to the broker.
+    /// The owner has noted that none of its records is in flight.
     pub(super) left: bool,
 }
 
 /// What a process knows of its ownership of the pipeline.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Ownership {
-    /// The epoch under which the process has owned the pipeline last, in whatever way it published; set when no record
-    /// of the owner before can arrive any more.
+    /// The epoch under which the process last owned the pipeline, streaming or polling. Set when no record of the
+    /// previous owner can arrive any more.
     epoch: Option<i64>,
-    /// The epoch under which it waits, or has waited last without coming to the end, and the end of that wait.
+    /// The epoch under which the process waits, or has last waited without reaching the end, and the end of that wait.
     waits: Option<(i64, Instant)>,
-    /// When the sink was reset last: its requests of before that may still arrive.
+    /// When the sink was last reset: requests from before that may still arrive.
     reset_at: Option<Instant>,
 }
 
 impl Ownership {
-    /// The sink gives up what it has in flight.
+    /// The sink gives up what is in flight.
     pub(super) fn resets(&mut self) {
         self.reset_at = Some(Instant::now());
     }
 
-    /// When whoever follows this owner may publish; `None`: at once.
+    /// When the process may publish after this owner; `None` for at once.
     fn may_publish_at(&self, former: FormerOwner, other_server: bool) -> Option<Instant> {
         let whole = Instant::now() + FORMER_WAIT;
         match self.waits {
             _ if other_server => Some(whole),
-            // Nobody else has owned the pipeline since that wait began.
+            // No other process has owned the pipeline since that wait began.
             Some((epoch, until)) if epoch == former.epoch => Some(until),
             _ if former.left || self.epoch == Some(former.epoch) => None,
             _ => Some(whole),
         }
     }
 
-    /// Whether nothing of this process can arrive any more once nothing is in flight.
+    /// Whether no record of this process can arrive any more once nothing is in flight.
     fn may_leave(&self, epoch: i64) -> bool {
         self.epoch == Some(epoch) && self.reset_at.is_none_or(|at| at.elapsed() >= FORMER_WAIT)
     }
 }
 
-/// Waits until no record of the owner before can arrive any more. `lost` gives the error when the session ends that has
-/// the pipeline's lock. Gives whether the pipeline is still this process's.
+/// Waits until no record of the previous owner can arrive any more. `lost` returns the error when the session with the
+/// pipeline's lock ends. Returns whether the pipeline still belongs to this process.
 pub(super) async fn wait(
     pipeline: &mut Pipeline,
     store: &mut StoreSession,
@@ -90,12 +90,12 @@ pub(super) async fn wait(
 ) -> Waited<Result<bool, SourceError>> {
     let StoreSession { control, epoch, former, histories, .. } = store;
     let (epoch, other_server) = (*epoch, histories.raised.is_some() && !histories.first);
-    // What is written to standard output goes nowhere that two processes share.
+    // Standard output is not shared between processes.
     let shared = matches!(pipeline.spec.sink, SinkSpec::Kafka(_));
     let until = pipeline.ownership.may_publish_at(*former, other_server).filter(|_| shared);
     if let Some(until) = until {
         pipeline.ownership.waits = Some((epoch, until));
-        // One that goes on from an earlier session may be over.
+        // A wait that began in an earlier session may be over.
         if until > Instant::now() {
             log::waits_for_former_owner(pipeline, until);
         }
@@ -107,7 +107,7 @@ pub(super) async fn wait(
                 error = control.closed() => return Err(error),
                 () = tokio::time::sleep_until(until) => {}
             }
-            // The session may have ended without a word: its socket is not read while much waits to be published.
+            // The session may have ended unnoticed: its socket is not read while much waits to be published.
             cursor::is_owned(&client, spec.name(), epoch).await
         };
         match pipeline.waiting(waited, stop).await {
@@ -122,8 +122,8 @@ pub(super) async fn wait(
     Waited::Done(Ok(true))
 }
 
-/// Notes in the cursor row that nothing of this process is on its way. Where that can't be written, where the sink gave
-/// something up a moment ago, or where the wait of this process itself was not over, the successor waits.
+/// Notes in the cursor row that no record of this process is in flight. If the note can't be written, if the sink gave
+/// something up a moment ago, or if the wait of this process itself was not over, the successor waits.
 pub(super) async fn leave(pipeline: &Pipeline, store: &StoreSession) {
     if !pipeline.ownership.may_leave(store.epoch) {
         return;
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn successor_of_another_process_that_has_not_left_waits_longer_than_a_lease() {
+    fn successor_of_an_owner_without_a_note_waits_longer_than_a_lease() {
         let waits = |own: Ownership, former, other_server| {
             let at = own.may_publish_at(former, other_server);
             at.map(|at| at.saturating_duration_since(Instant::now()))
@@ -152,7 +152,7 @@ mod tests {
         assert!(waits(own(Some(7)), former, true).is_some(), "a row that lacks an epoch");
         assert_eq!(waits(own(None), FormerOwner { left: true, ..former }, false), None);
         assert!(waits(own(None), FormerOwner { left: true, ..former }, true).is_some());
-        // A wait whose session was lost goes on, if nobody else has owned the pipeline since.
+        // A wait whose session was lost continues if no other process has owned the pipeline since.
         let until = Instant::now() + Duration::from_secs(1);
         let waited = Ownership { waits: Some((7, until)), ..own(None) };
         assert!(waits(waited, former, false) <= Some(Duration::from_secs(1)));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn owner_that_gave_something_up_a_moment_ago_has_not_left() {
+    fn owner_that_gave_something_up_a_moment_ago_may_not_write_the_note() {
         let mut own = Ownership { epoch: Some(7), ..Ownership::default() };
         assert!(own.may_leave(7) && !own.may_leave(8));
         own.resets();

@@ -1,6 +1,5 @@
-//! The halts that the driver itself has words for: settings, the sink, the table, one event.
-//!
-//! What the server's state or its errors ask for is told in `postgres`. Never a payload in any of them.
+//! The halts of the pipeline itself: settings, the sink, the table, one event. Halts because of the server's state or
+//! errors are in `postgres`. A halt never contains a payload.
 
 use super::requeue::DOUBT;
 use crate::error::{Chain, Halt, HaltReason};
@@ -10,7 +9,7 @@ use crate::postgres::Names;
 use crate::record::Refusal;
 use crate::sink::SinkError;
 
-/// What a halt for one event means.
+/// What a halt because of one event means.
 const BEFORE_IT: &str =
     "everything before it is published; it and all that follows wait in the database";
 
@@ -37,7 +36,7 @@ pub(super) fn unfit_running(reason: String, hint: String) -> Halt {
     }
 }
 
-/// The sink will never take this event as it is. Its id, its position and its topic; never its payload.
+/// The sink refuses this event for good. The halt shows its ID, position and topic, never its payload.
 pub(super) fn refused_event(
     (topic, event_id): (&str, &str),
     position: Position,
@@ -68,7 +67,7 @@ pub(super) fn refused_event(
     }
 }
 
-/// A row of the outbox was updated, and `outbox.on_update = "halt"`.
+/// A row of the outbox table was updated, and `outbox.on_update = "halt"`.
 pub(super) fn updated_row(names: &Names, id: Option<&str>, at: Option<Position>) -> Halt {
     let table = names.table.as_ref().map_or_else(String::new, ToString::to_string);
     let row = id.map_or_else(|| "a row".to_owned(), |id| format!("the row with id {id:?}"));
@@ -86,7 +85,7 @@ pub(super) fn updated_row(names: &Names, id: Option<&str>, at: Option<Position>)
     }
 }
 
-/// Never the event's payload: its id, its position, and the column.
+/// An event can't be read from its row. The halt shows its ID, position and column, never its payload.
 pub(super) fn poison_event(poison: &Poison) -> Halt {
     Halt {
         reason: HaltReason::PoisonEvent,
@@ -96,7 +95,7 @@ pub(super) fn poison_event(poison: &Poison) -> Halt {
     }
 }
 
-/// A row has the id of an event that was parked before, and may be that event or another one.
+/// A row has the ID of a parked event, and may be that event or another one.
 pub(super) fn doubted_event(id: &str, position: Position) -> Halt {
     Halt {
         reason: HaltReason::PoisonEvent,
@@ -108,7 +107,7 @@ pub(super) fn doubted_event(id: &str, position: Position) -> Halt {
     }
 }
 
-/// Rows are converted by the server; logical messages are not.
+/// Logical messages can't be read: the server converts the encoding of rows, but not of logical messages.
 pub(super) fn unreadable_messages(encoding: &str) -> Halt {
     Halt {
         reason: HaltReason::ServerUnfit,
@@ -123,7 +122,7 @@ pub(super) fn unreadable_messages(encoding: &str) -> Halt {
     }
 }
 
-/// Logical messages alone leave no rows behind.
+/// Polling needs a table: logical messages leave no rows.
 pub(super) fn nothing_to_poll() -> Halt {
     Halt {
         reason: HaltReason::TableUnfit,
@@ -146,7 +145,7 @@ pub(super) fn unfit_table(error: &MapError) -> Halt {
     }
 }
 
-/// Rows of before the slot are in the table alone, and this mode does not poll.
+/// Rows from before the slot are only in the table, and this mode does not poll.
 pub(super) fn unpolled(pipeline: &str) -> Halt {
     Halt {
         reason: HaltReason::SlotMissing,

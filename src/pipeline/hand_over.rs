@@ -1,13 +1,13 @@
-//! `mode = "auto"`: from polling back to streaming.
+//! Hand-over: with `mode = "auto"`, the way from polling back to streaming.
 //!
-//! A slot is made, or found, while polling goes on. What was committed before it is in the table; so once a claim that
-//! began after it has taken all there was, nothing is left that the stream will not bring. All means also what is
-//! delayed (`available_at`) or has failed before: that is parked, as it would be had the stream brought it. What
-//! polling publishes from the slot's point on comes by the stream as well, and is passed over there by its id
-//! ([`HandOverFilter`](super::row_status::Handed)).
+//! A slot is created, or found, while polling continues. What was committed before the slot is in the table. So once a
+//! claim that began after the slot existed has taken every row, no row is left that the stream will not send. That
+//! includes rows that are delayed (`available_at`) or have failed before: they are parked, as they would be if the
+//! stream had sent them. What polling publishes after the slot's position is sent by the stream as well, and is skipped
+//! there by its ID ([`HandOverFilter`](super::row_status::HandOverFilter)).
 //!
-//! The other way, from the stream to polling, needs no hand-over: published rows are marked before the cursor passes
-//! them, so the table says what is left.
+//! The way from streaming to polling needs no hand-over: published rows are marked before the cursor passes them, so
+//! the table shows what is left.
 
 use super::connect::application_name;
 use super::lifecycle::Pipeline;
@@ -25,38 +25,42 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tokio_postgres::Client;
 
-/// Pause between two tries to have a slot.
-const RENEW_INTERVAL: Duration = Duration::from_secs(5);
+/// Pause between two attempts to get a slot.
+const SLOT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Pause between two tries to let a slot go: its stream ended just now.
+/// Pause between two attempts to drop a slot: its stream has just ended.
 const DROP_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How far the way back is.
+/// The progress of a hand-over.
 pub(super) struct HandOver {
+    /// The running step.
     job: Option<StoreJob<Renewed>>,
+    /// When the next step is made.
     next_at: Instant,
+    /// What has to be done next about the slot.
     step: SlotStep,
-    /// A claim that began with the slot standing took everything that was ready: the next ones take the rest as well.
+    /// A claim that began while the slot existed took every row that was ready: the next claims take the other rows as
+    /// well.
     last: bool,
-    /// A claim that began with the slot standing took everything.
+    /// A claim that began while the slot existed took every row.
     drained: bool,
 }
 
-/// What is to be done next about the slot.
+/// What has to be done next about the slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum SlotStep {
-    /// It holds back too much WAL: it goes.
+    /// Drop it: it retains too much WAL.
     Drop,
-    /// It is gone. A new one would hold WAL back for as long as the table takes to be published: that comes first.
+    /// Publish the table first. The slot is dropped, and a new one would retain WAL during that time.
     PollFirst,
-    /// A new one is made, or one that stands is taken.
+    /// Create a slot, or take one that exists.
     Create,
-    /// It stands, and holds WAL back until it is streamed from.
+    /// The slot exists, and retains WAL until it is streamed from.
     Exists,
 }
 
 impl HandOver {
-    /// A way back that begins with a slot that is to be let go, or with the one there is.
+    /// A hand-over that begins by dropping the slot, or with the slot there is.
     pub(super) fn new(drops_slot: bool) -> Self {
         let step = if drops_slot { SlotStep::Drop } else { SlotStep::Create };
         Self { job: None, next_at: Instant::now(), step, last: false, drained: false }
@@ -70,19 +74,19 @@ impl HandOver {
         self.last
     }
 
-    /// A claim was made: it has all there was, or something is left for another one.
+    /// After a claim: `more` rows are left, or `withheld` ones.
     pub(super) fn claimed(&mut self, more: bool, withheld: u64) {
         let all = !more;
         self.drained = self.last && all && withheld == 0;
         self.last |= all && self.step == SlotStep::Exists;
-        // What is delayed, or has failed, does not count: it is taken along when the slot stands.
+        // Delayed and failed rows do not count: they are claimed when the slot exists.
         if all && self.step == SlotStep::PollFirst {
             (self.step, self.next_at) = (SlotStep::Create, Instant::now());
         }
     }
 }
 
-/// The next thing to do on the way back; never, where there is no way back.
+/// Waits for the next event of the hand-over; forever if there is none.
 pub(super) async fn next_step(hand_over: &mut Option<HandOver>) -> PollEvent {
     match hand_over {
         Some(hand_over) if hand_over.job.is_some() => {
@@ -97,28 +101,28 @@ pub(super) async fn next_step(hand_over: &mut Option<HandOver>) -> PollEvent {
 }
 
 impl Pipeline {
-    /// Marks what the stream had published, before the table is asked what is left.
+    /// Marks rows that the stream has published, before the table is queried for unpublished rows.
     pub(super) async fn mark_streamed(&mut self, polling: &Polling) -> Result<(), SourceError> {
         let client = polling.store.control.client();
         self.row_status.prepare(client, self.spec.poll.table.as_ref()).await?;
         self.mark_waiting(client).await
     }
 
-    /// Marks what the stream had published, as far as its rows are free. Of the others the ids are remembered, and
-    /// passed over in claims.
+    /// Marks rows that the stream has published, if they are not locked. The IDs of the others are remembered, and
+    /// skipped in claims.
     async fn mark_waiting(&mut self, client: &Client) -> Result<(), SourceError> {
         match self.row_status.take(None) {
             Some(batch) => {
                 let made = batch.make(client).await?;
                 self.marks_made(&made);
             }
-            // What waited is left to the claims.
+            // Rows that waited are left to the claims.
             None => log::marks_made(self),
         }
         Ok(())
     }
 
-    /// Before a claim: the same again, where there are such.
+    /// Before a claim: attempts again to mark rows that were locked.
     pub(super) async fn mark_what_waited(
         &mut self,
         polling: &mut Polling,
@@ -131,7 +135,7 @@ impl Pipeline {
         self.mark_waiting(polling.store.control.client()).await
     }
 
-    /// Begins to see to the slot, on a session of its own.
+    /// Starts the next step for the slot, on a session of its own.
     pub(super) fn start_hand_over_step(&mut self, polling: &mut Polling) {
         let (spec, epoch) = (Arc::clone(&self.spec), polling.store.epoch);
         let instance = polling.instance.clone();
@@ -139,7 +143,7 @@ impl Pipeline {
         let step = hand_over.step;
         hand_over.job = Some(Box::pin(async move {
             let control = Control::connect(&spec.conninfo, &application_name(&spec)).await?;
-            // A slot of another server would not bring what this table lacks.
+            // A slot of another server would not stream what this table lacks.
             if let Some(differs) = instance.differs(&catalog::instance(control.client()).await?) {
                 return Ok(Renewed::NotYet(differs));
             }
@@ -161,7 +165,7 @@ impl Pipeline {
     ) {
         let Some(hand_over) = &mut polling.hand_over else { return };
         hand_over.job = None;
-        hand_over.next_at = Instant::now() + RENEW_INTERVAL;
+        hand_over.next_at = Instant::now() + SLOT_INTERVAL;
         match outcome {
             Ok(Renewed::Stands) => {
                 hand_over.step = SlotStep::Exists;
@@ -184,7 +188,7 @@ impl Pipeline {
         }
     }
 
-    /// The new slot waits for the table to be published, and holds back so much meanwhile.
+    /// The new slot waits until the table is published, and retains WAL meanwhile. Unit of `bytes`: bytes.
     fn held(&mut self, polling: &mut Polling, bytes: u64) {
         log::slot_held(self, Some(bytes));
         if !self.spec.polls_instead_of_slot() || self.check_wal_retention(bytes).is_none() {
@@ -195,7 +199,7 @@ impl Pipeline {
         hand_over.next_at = Instant::now();
     }
 
-    /// Whether the stream may go on from the slot; then polling is over.
+    /// Whether the stream may continue from the slot; polling ends then.
     pub(super) async fn hands_over_now(
         &mut self,
         polling: &mut Polling,
@@ -212,12 +216,12 @@ impl Pipeline {
         let client = polling.store.control.client();
         cursor::polled(client, self.spec.name(), polling.store.epoch).await?;
         let wal_end = catalog::read_server(client).await?.wal_end;
-        self.hand_over_filter.ends(wal_end);
+        self.polled_ids.ends(wal_end);
         Ok(true)
     }
 }
 
-/// Whether the table can be polled though the log can't be streamed.
+/// Whether the table can be polled although the stream can't be used.
 pub(super) const fn polling_helps(reason: HaltReason) -> bool {
     matches!(
         reason,
@@ -244,9 +248,9 @@ mod tests {
         }
     }
 
-    /// The rows of a claim that is given up are in the table, and nobody has them.
+    /// The rows of a claim that is given up are still unpublished in the table.
     #[test]
-    fn a_claim_that_was_given_up_says_nothing_of_what_is_left() {
+    fn claim_that_was_given_up_does_not_count() {
         let mut hand_over = hand_over();
         assert!(!hand_over.claims());
         hand_over.claimed(false, 0);

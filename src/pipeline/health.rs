@@ -19,12 +19,19 @@ const REASONS_MAX: usize = 8;
 /// A condition that lasts.
 #[derive(Debug)]
 pub(super) struct Condition {
+    /// The last reason.
     pub(super) reason: String,
+    /// What to do about it.
     pub(super) hint: Option<String>,
+    /// When the condition began.
     since: Instant,
+    /// How often it was found.
     tries: u64,
+    /// Reasons that were logged, without figures; the newest first.
     reported: VecDeque<String>,
+    /// When a line was last due.
     reported_at: Instant,
+    /// Pause before the next line.
     repeat: Duration,
 }
 
@@ -96,8 +103,11 @@ const LINES_A_MINUTE: u32 = 20;
 /// Lets a few lines a minute through, and counts the others.
 #[derive(Debug, Default)]
 pub(super) struct LogRateLimit {
+    /// Beginning of the current minute.
     since: Option<Instant>,
+    /// Lines in this minute.
     passed: u32,
+    /// Lines suppressed since the last one.
     suppressed: u64,
 }
 
@@ -156,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_of_a_day_is_told_at_growing_intervals_with_how_long_and_how_often() {
+    fn outage_of_a_day_is_reported_at_growing_intervals_with_duration_and_count() {
         let reports = reports_of(24, |_| "no answer".to_owned());
         let seconds: Vec<u64> = reports.iter().map(|due| due.seconds).collect();
         assert_eq!(seconds[..7], [0, 30, 90, 210, 450, 930, 1890]);
@@ -166,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_that_change_in_a_reason_are_no_news() {
+    fn changing_figures_do_not_make_a_reason_new() {
         let reported =
             reports_of(1, |second| format!("refused (after {second} ms in state CONNECT)"));
         assert_eq!(reported.len(), reports_of(1, |_| "refused".to_owned()).len());
@@ -199,11 +209,14 @@ mod tests {
             }
         };
         let reported = reports_of(1, reason);
-        assert!(reported.len() <= reports_of(1, |_| "refused".to_owned()).len() + 1, "{told:?}");
+        assert!(
+            reported.len() <= reports_of(1, |_| "refused".to_owned()).len() + 1,
+            "{reported:?}"
+        );
     }
 
     #[test]
-    fn a_flood_is_told_by_a_few_lines_a_minute() {
+    fn flood_is_limited_to_a_few_lines_a_minute() {
         let (start, mut limit) = (Instant::now(), LogRateLimit::default());
         let reported = (0..1000).filter(|_| limit.admit(start).is_some()).count();
         assert_eq!(reported, 20);
@@ -211,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_written_for_people() {
+    fn durations_are_written_for_people() {
         assert_eq!(
             [
                 duration_text(0),

@@ -1,7 +1,8 @@
-//! Which history the events of a server belong to, as long as this process lives.
+//! The history that the events of a server belong to, while this process lives.
 //!
-//! The fence compares a server with its own cursor row. This compares it with the server we streamed from before: after
-//! a failover, or behind a name that now leads elsewhere, a position we remember can stand for another transaction.
+//! The start check compares a server with its own cursor row. This module compares it with the server that was streamed
+//! from before: after a failover, or behind a host name that now leads to another server, a remembered position may be
+//! that of another transaction.
 
 use crate::error::{Halt, HaltReason};
 use crate::lsn::{Lsn, Watermark};
@@ -9,21 +10,21 @@ use crate::postgres::Switch;
 use crate::postgres::catalog::ServerFacts;
 use crate::postgres::store::cursor::Cursor;
 
-/// What a server says of its own past.
+/// What a server knows of its past.
 #[derive(Clone, Debug)]
 pub(super) struct ServerPast {
-    /// Where its WAL ends.
+    /// Its end of WAL.
     pub(super) wal_end: Lsn,
-    /// The timelines before its own; empty where nothing is known of them.
+    /// The timelines before its own; empty if nothing is known of them.
     pub(super) switches: Vec<Switch>,
 }
 
 /// How much of a server this process has seen.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SeenPositions {
-    /// Confirmed to it, and so in its cursor row before.
+    /// Confirmed to the server, and so written to its cursor row before.
     pub(super) confirmed: Watermark,
-    /// Read from it.
+    /// Received from the server.
     pub(super) received: Lsn,
 }
 
@@ -36,7 +37,7 @@ pub(super) struct ServerHistory {
 }
 
 impl ServerHistory {
-    /// Of the stream that starts with this row, which is bound to the server's own timeline.
+    /// The history of the stream that starts with this row, which is bound to the server's own timeline.
     pub(super) fn of(cursor: &Cursor) -> Self {
         Self {
             system_identifier: cursor.system_identifier.clone(),
@@ -45,7 +46,7 @@ impl ServerHistory {
         }
     }
 
-    /// Of a server whose table is polled: there is no slot.
+    /// The history of a server whose table is polled: there is no slot.
     pub(super) fn polled(server: &ServerFacts) -> Self {
         Self {
             system_identifier: server.system_identifier.clone(),
@@ -54,8 +55,8 @@ impl ServerHistory {
         }
     }
 
-    /// Why nothing may be published from `next` after this: it is another cluster, an older timeline, or one that does
-    /// not have ours behind it.
+    /// Why nothing may be published from `next` after this history: it is another cluster, an older timeline, or a
+    /// timeline that does not descend from this one.
     pub(super) fn refuses(&self, next: &Self, past: &ServerPast) -> Option<Halt> {
         let behind = || past.switches.iter().any(|switch| switch.timeline == self.timeline);
         let message = if self.system_identifier != next.system_identifier {
@@ -79,10 +80,10 @@ impl ServerHistory {
         Some(other_history(message))
     }
 
-    /// Why nothing may be streamed from `next` after this though it is the same timeline: the server knows less than we
-    /// have seen of it. Its next events would stand at positions that are another event's to us.
+    /// Why nothing may be streamed from `next` although it has the same timeline: the server has less WAL than this
+    /// process has seen of it. Its next events would have positions that belong to other events here.
     ///
-    /// A crash loses nothing that was streamed or confirmed, since both come after the flush: only a restored copy of
+    /// A crash loses nothing that was streamed or confirmed, because both come after the flush: only a restored copy of
     /// the files does, or a crash of the machine with `fsync = off`.
     pub(super) fn rewound(
         &self,
@@ -162,7 +163,7 @@ mod tests {
         for (fine, timelines) in [
             (at("7", 2, 16), &[1][..]),
             (at("7", 3, 16), &[1, 2]),
-            // The file of its history is gone.
+            // The file of its timeline history is missing.
             (at("7", 3, 16), &[]),
             (at("7", 2, 99), &[1]),
         ] {
@@ -172,7 +173,7 @@ mod tests {
             (at("8", 2, 16), &[1][..]),
             (at("8", 3, 16), &[1, 2]),
             (at("7", 1, 16), &[]),
-            // Restored from timeline 1 while 2 was taken.
+            // Restored from timeline 1 although timeline 2 was used.
             (at("7", 3, 16), &[1]),
         ] {
             let halt = before.refuses(&other, &past(99, timelines)).expect("a halt");
@@ -191,7 +192,7 @@ mod tests {
             (at("7", 2, 16), 90, 59, true),
             (at("7", 2, 16), 79, 60, true),
             (at("7", 2, 99), 79, 60, true),
-            // After a promotion less is to be expected.
+            // After a promotion less WAL is expected.
             (at("7", 3, 16), 79, 59, false),
         ] {
             let halt = before.rewound(&next, &past(wal_end, &[1]), seen, mark(start));

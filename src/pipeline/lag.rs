@@ -1,45 +1,46 @@
-//! How far behind a pipeline is: the age of the oldest commit that is not published or parked.
+//! The lag of a pipeline: the age of the oldest commit that is not published or parked.
 //!
-//! Of what was read, the relay knows it. Of what was not read yet, the server's end of WAL tells, or a look at the
-//! polled table. While nothing can be read, nobody knows what was committed: then the lag is at least the time since
-//! everything was read, because all that was committed after that moment waits.
+//! For commits that were read, the relay knows it. For commits that were not read yet, the server's end of WAL or a
+//! query of the polled table shows it. While nothing can be read, it is unknown what was committed: then the lag is at
+//! least the time since everything was read, because everything committed after that moment waits.
 
 use crate::lsn::Lsn;
 use std::time::{Duration, Instant};
 
-/// A database that has answered nothing for so long is not being read from. Longer than the pause between two looks.
+/// A database that has not answered for so long is not being read from. Longer than the pause between two queries of
+/// the slot.
 const ANSWER_LATE: Duration = Duration::from_secs(12);
 
 /// What is known of commits that were not read yet.
 #[derive(Debug)]
 pub(super) struct LagMeter {
-    /// When the database last answered, in whatever way.
+    /// When the database last answered anything.
     answered_at: Option<Instant>,
-    /// Everything that was committed before this moment was read.
+    /// Everything committed before this moment was read.
     read_at: Instant,
-    /// An end of WAL that was seen and is not read, and since when something below it may wait.
+    /// An end of WAL that is not reached yet, and since when something below it may wait.
     unread: Option<(Lsn, Instant)>,
-    /// The oldest row that is ready in the polled table.
+    /// The oldest ready row of the polled table.
     row: Option<RowAge>,
 }
 
 /// How long a row has waited.
 #[derive(Clone, Copy, Debug)]
 enum RowAge {
-    /// So long when it was looked at.
+    /// For so long, at the moment of the query.
     Known(Duration, Instant),
-    /// Its table has no time that tells: since everything was read.
+    /// Its table has no column with a time: the row may have waited since everything was read.
     Unknown,
 }
 
-/// What a look at the polled table found.
+/// The result of a query of the polled table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum OldestRow {
     /// No row is ready.
     None,
-    /// One has been ready for so long.
+    /// A row has been ready for so long.
     Since(Duration),
-    /// One is ready, and its age is not known.
+    /// A row is ready, and its age is not known.
     Unknown,
 }
 
@@ -58,7 +59,7 @@ impl LagMeter {
         self.answered_at = Some(now);
     }
 
-    /// A stream has begun, and `wal_end` was the server's end of WAL before it.
+    /// A stream has begun; `wal_end` was the server's end of WAL before it.
     pub(super) fn connected(&mut self, wal_end: Lsn, now: Instant) {
         self.answered(now);
         self.row = None;
@@ -66,7 +67,7 @@ impl LagMeter {
         self.unread = Some((wal_end, since));
     }
 
-    /// The server's end of WAL was looked at while the stream had brought what is below `received`.
+    /// The server's end of WAL was queried while the stream had received everything below `received`.
     pub(super) fn wal_end_seen(&mut self, wal_end: Lsn, received: Lsn, now: Instant) {
         self.answered(now);
         self.reached(received);
@@ -75,7 +76,7 @@ impl LagMeter {
         }
     }
 
-    /// Another process reads the slot, and has confirmed what is below `confirmed`.
+    /// Another process reads the slot, and has confirmed everything below `confirmed`.
     pub(super) fn other_reads(&mut self, wal_end: Lsn, confirmed: Lsn, now: Instant) {
         self.wal_end_seen(wal_end, confirmed, now);
         self.read_at = self.unread.map_or(now, |(_, since)| since);
@@ -86,7 +87,7 @@ impl LagMeter {
         self.unread = self.unread.filter(|(end, _)| received < *end);
     }
 
-    /// A look at the polled table that began at `began`.
+    /// The polled table was queried, from the moment `began`.
     pub(super) fn polled(&mut self, oldest: OldestRow, began: Instant, now: Instant) {
         self.answered(now);
         self.unread = None;
@@ -100,7 +101,7 @@ impl LagMeter {
         };
     }
 
-    /// How long the oldest commit has waited that was not read, at `now`.
+    /// How long the oldest unread commit has waited, at `now`.
     pub(super) fn of_unread(&mut self, reading: ReadMode, now: Instant) -> Duration {
         let since = |at: Instant| now.saturating_duration_since(at);
         let row = self.row.map_or(Duration::ZERO, |row| match row {
@@ -124,10 +125,10 @@ impl LagMeter {
     }
 }
 
-/// How events are read just now.
+/// How events are read at the moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReadMode {
-    /// From a stream that has brought what is below `received`.
+    /// From a stream that has received everything below `received`.
     Stream { received: Lsn },
     /// From the table.
     Table,
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn while_nothing_is_read_the_lag_is_the_time_since_everything_was() {
+    fn while_nothing_is_read_the_lag_is_the_time_since_everything_was_read() {
         let start = Instant::now();
         let mut meter = LagMeter::new(start);
         assert_eq!(meter.of_unread(ReadMode::Nothing, start + 3 * SECOND), 3 * SECOND);
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_brings_nothing_while_the_server_writes_falls_behind() {
+    fn stream_that_receives_nothing_while_the_server_writes_falls_behind() {
         let start = Instant::now();
         let mut meter = LagMeter::new(start);
         meter.connected(lsn(100), start);
@@ -175,12 +176,12 @@ mod tests {
         meter.wal_end_seen(lsn(200), lsn(100), start + 5 * SECOND);
         meter.wal_end_seen(lsn(300), lsn(100), start + 10 * SECOND);
         assert_eq!(meter.of_unread(stream(100), start + 11 * SECOND), 6 * SECOND);
-        // What was written since the first of the looks is not known to be old.
+        // What was written after the first of the queries is not known to be old.
         assert_eq!(meter.of_unread(stream(200), start + 11 * SECOND), Duration::ZERO);
     }
 
     #[test]
-    fn a_server_that_does_not_answer_is_not_read_from() {
+    fn server_that_does_not_answer_is_not_read_from() {
         let start = Instant::now();
         let mut meter = LagMeter::new(start);
         meter.connected(lsn(100), start);
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_stands_by_sees_whether_the_other_one_gets_on() {
+    fn standby_process_sees_the_progress_of_the_owner() {
         let start = Instant::now();
         let mut meter = LagMeter::new(start);
         meter.other_reads(lsn(100), lsn(100), start + 60 * SECOND);
@@ -200,7 +201,7 @@ mod tests {
         meter.other_reads(lsn(200), lsn(100), start + 70 * SECOND);
         meter.other_reads(lsn(300), lsn(100), start + 80 * SECOND);
         assert_eq!(meter.of_unread(ReadMode::Other, start + 90 * SECOND), 20 * SECOND);
-        // It takes over, and what the other one left is as old.
+        // It takes over, and what the other process left is as old.
         meter.connected(lsn(300), start + 95 * SECOND);
         assert_eq!(meter.of_unread(stream(100), start + 100 * SECOND), 30 * SECOND);
     }

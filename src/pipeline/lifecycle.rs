@@ -81,13 +81,13 @@ pub(super) struct Pipeline {
     /// Lag of commits that were not read yet.
     pub(super) lag: LagMeter,
     /// Records of parked events.
-    pub(super) record_buffer: RecordBuffer,
+    pub(super) records: RecordBuffer,
     /// Destinations that accept no records.
     pub(super) destinations: Destinations,
     /// Rows whose published status is to be written to their table.
     pub(super) row_status: RowStatusQueue,
     /// IDs that polling has published and the stream will repeat.
-    pub(super) hand_over_filter: HandOverFilter,
+    pub(super) polled_ids: HandOverFilter,
     /// Parked events whose rows are read from the table again.
     pub(super) requeued: RequeuedEvents,
     /// The slot is to be dropped as soon as the table is polled.
@@ -338,7 +338,7 @@ impl Pipeline {
         if self.histories.current() != histories.current() {
             // On this server the IDs of another history belong to other rows.
             self.row_status.forget();
-            self.hand_over_filter = HandOverFilter::default();
+            self.polled_ids = HandOverFilter::default();
         }
         self.histories = histories.clone();
         self.mapper = mapper;
@@ -396,7 +396,7 @@ impl Pipeline {
                 Effect::Overtaken { position, by } => {
                     self.log.parked.event_overtaken(self.spec.name(), position, by);
                 }
-                Effect::Undelivered { position, reason } => {
+                Effect::DeadLetterRefused { position, reason } => {
                     log::undelivered(self, position, reason);
                 }
                 // Without a stream nothing can be written or confirmed; the relay asks again once there is a stream.
@@ -516,10 +516,10 @@ impl Pipeline {
             metrics,
             log: log::PipelineLog::default(),
             lag: LagMeter::new(std::time::Instant::now()),
-            record_buffer: RecordBuffer::default(),
+            records: RecordBuffer::default(),
             destinations,
             row_status,
-            hand_over_filter: HandOverFilter::default(),
+            polled_ids: HandOverFilter::default(),
             requeued: RequeuedEvents::default(),
             drops_slot: false,
             stalled_at: None,
@@ -550,7 +550,7 @@ impl Pipeline {
         let reason = if given_up { "claim_given_up" } else { why.name() };
         log::resetting(self, reason);
         self.metrics.reconnected(Side::Sink, reason);
-        self.record_buffer.clear();
+        self.records.clear();
         self.row_status.given_up();
         self.ownership.resets();
         self.sink.reset();
@@ -561,8 +561,9 @@ impl Pipeline {
     /// relay counts, because the relay has already given up what is unknown to it. Returns whether nothing was in
     /// flight.
     pub(super) fn give_up_in_flight(&mut self) -> bool {
-        let nothing =
-            self.relay.in_flight().0 == 0 && !self.relay.is_trying() && self.sink.is_idle();
+        let nothing = self.relay.in_flight().0 == 0
+            && !self.relay.has_unsettled_attempts()
+            && self.sink.is_idle();
         if !nothing {
             self.ownership.resets();
             self.sink.reset();

@@ -171,7 +171,7 @@ pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::start
     pipeline.log.streaming = true;
     pipeline.log.polling = false;
     pipeline.log.claims = None;
-    if pipeline.relay.marks_left() == 0 {
+    if pipeline.relay.deferred_statuses() == 0 {
         pipeline.log.parked_rows = None;
     }
     let name = pipeline.spec.name();

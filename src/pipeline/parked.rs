@@ -1,4 +1,4 @@
-//! Statements on the parked table, as jobs beside the stream: the write, the records of tries, people's requests.
+//! Parked events: the statements on their table, which run beside the stream, and the buffer of their records.
 
 use super::failpoint::failpoint;
 use super::former_owner::FormerOwner;
@@ -27,50 +27,53 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Pause between two looks for requests: a notification that got lost costs no more than this.
+/// Pause between two queries for requests: a lost notification delays a request by this time at most.
 const REQUESTS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Payloads that are read for tries and not handed over yet: no more are read then. Parked events are the large ones.
+/// Payloads that are read for retries and not passed to the sink yet: while there are more, no more are read. Parked
+/// events are often the large ones. Unit: bytes.
 const ATTEMPTS_BYTES_MAX: u32 = 16 << 20;
 
-/// Pause before a write is made again that met a row which another session has locked.
+/// Pause before a write is repeated that met a row locked by another session.
 const LOCKED_PAUSE: Duration = Duration::from_secs(1);
 
-/// Pause between two looks at who holds locks on rows that could not be written.
+/// Pause between two queries for the sessions that have locked rows.
 const LOCKERS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What became of a write, and who has locked what it did not get, where that was looked for.
+/// The result of a write, and the sessions that have locked the rows it left out, if they were queried.
 pub(super) struct ParkedWrite {
-    /// The error where nothing was written, and the same write may succeed later on this connection.
+    /// The error if nothing was written and the same write may succeed later on this connection.
     stored: Result<Stored, SourceError>,
     holders: Vec<Holder>,
 }
 
-/// What was asked for, and the records that were there.
+/// The records that were requested, and those that were found.
 type Fetched = (Vec<WantedRecord>, Vec<(Ticket, OwnedRecord)>);
 
-/// Dead events whose rows are looked for at once.
+/// Dead events whose rows are checked in one query.
 const DEAD_MAX: usize = 10_000;
 
-/// What people did to the table.
+/// Changes that people made to the table.
 #[derive(Default)]
 pub(super) struct FoundRequests {
     requests: Vec<(Position, Request)>,
     /// Dead events whose rows were deleted.
     deleted: Vec<Position>,
-    /// How long the oldest has been parked, where nothing else looks.
+    /// How long the oldest event has been parked, if no slot monitor queries that.
     oldest: Option<Duration>,
 }
 
-/// The control connection, our right to write on it, and what is under way.
+/// The session on which the pipeline's tables are written, and the statements that run on it.
 pub(super) struct StoreSession {
+    /// The connection.
     pub(super) control: Control,
-    /// Another process that takes over raises it.
+    /// The owner epoch; another process that takes over raises it.
     pub(super) epoch: i64,
-    /// The owner before us.
+    /// The previous owner.
     pub(super) former: FormerOwner,
-    /// Which histories positions belong to, committed to the cursor row.
+    /// The histories that positions belong to, committed to the cursor row.
     pub(super) histories: Settled,
+    /// The running statements.
     pub(super) jobs: StoreJobs,
     /// Another process has raised the epoch: nothing is stored any more.
     pub(super) overruled: bool,
@@ -86,31 +89,37 @@ impl StoreSession {
     }
 }
 
-/// What is under way.
+/// The statements that are running.
 pub(super) struct StoreJobs {
+    /// A write of rows and status changes.
     writing: Option<StoreJob<ParkedWrite>>,
+    /// When it began.
     writing_since: Instant,
-    /// The changes to rows of that write.
+    /// The status changes of the running write.
     marks: Arc<[Mark]>,
-    /// When it was last found out who has locked rows.
+    /// When the sessions that have locked rows were last queried.
     lockers_at: Option<Instant>,
-    /// The claim, not committed, in which rows stand that the relay takes for written: here they can't be seen yet,
-    /// which does not mean that somebody has deleted them.
+    /// The open claim whose transaction contains rows that the relay takes for written. They are not visible on this
+    /// session yet, which does not mean that they were deleted.
     pub(super) unseen: Option<Lsn>,
+    /// A query for records.
     fetching: Option<StoreJob<Fetched>>,
+    /// A query for requests.
     requesting: Option<StoreJob<FoundRequests>>,
-    /// When requests are looked for, though nobody has said that there are any.
+    /// When requests are queried without a notification.
     requests_at: Instant,
+    /// Wakes at `requests_at`.
     timer: Timer,
+    /// When resolved events are next deleted.
     prune_at: Instant,
 }
 
-/// What came of one.
+/// What happened on the store session.
 pub(super) enum StoreEvent {
     Written(Result<ParkedWrite, SourceError>),
     Fetched(Result<Fetched, SourceError>),
     Requests(Result<FoundRequests, SourceError>),
-    /// It is time to look for requests.
+    /// Requests have to be queried.
     RequestsDue,
 }
 
@@ -137,26 +146,26 @@ impl Default for StoreJobs {
 }
 
 impl StoreJobs {
-    /// Whether it is time to find out who has locked rows.
+    /// Whether the sessions that have locked rows have to be queried.
     pub(super) fn lockers_are_due(&self) -> bool {
         self.lockers_at.is_none_or(|at| at.elapsed() >= LOCKERS_INTERVAL)
     }
 
-    /// When the write began that is under way.
+    /// When the running write began.
     pub(super) fn written_since(&self) -> Option<Instant> {
         self.writing.as_ref().map(|_| self.writing_since)
     }
 
-    /// Waits until all that is under way has its answer, and keeps the answers for [`next`](Self::next).
+    /// Waits until all running statements have their answers, and keeps the answers for [`next`](Self::next).
     ///
-    /// To be awaited before anything else is asked on this session and waited for: its answers come in order, and one
-    /// that nobody takes holds up those behind it (the client's buffer has a few messages of each).
+    /// Call this before another statement on this session is awaited: answers come in order, and an answer that nobody
+    /// reads blocks those after it (the client buffers only a few messages of each).
     pub(super) async fn finish(&mut self) {
         let Self { writing, fetching, requesting, .. } = self;
         tokio::join!(finished(writing), finished(fetching), finished(requesting));
     }
 
-    /// Waits for whatever comes first. Cancel-safe.
+    /// Waits for the next event. Cancel-safe.
     pub(super) async fn next(&mut self, notifications: &Notifications) -> StoreEvent {
         tokio::select! {
             biased;
@@ -182,7 +191,7 @@ async fn finished<T: 'static>(job: &mut Option<StoreJob<T>>) {
 }
 
 impl Pipeline {
-    /// Commits rows and marks, fenced by our epoch.
+    /// Commits rows and status changes, if this process still has the owner epoch.
     pub(super) fn write_parking(
         &mut self,
         store: &mut StoreSession,
@@ -192,17 +201,17 @@ impl Pipeline {
         assert!(store.jobs.writing.is_none(), "two writes of parked events at once");
         failpoint(if rows > 0 { "parked_row_due" } else { "mark_due" });
         self.log.parked.states_changed(self.spec.name(), &marks);
-        drop(self.record_buffer.take_rows(rows));
+        drop(self.records.take_rows(rows));
         store.jobs.marks = marks.into();
         store.jobs.writing_since = Instant::now();
         self.write(store, Duration::ZERO);
     }
 
-    /// Makes the write that is due, after this pause.
+    /// Starts the pending write after `pause`.
     fn write(&self, store: &mut StoreSession, pause: Duration) {
         let (client, spec) = (store.control.shared_client(), Arc::clone(&self.spec));
         let (rows, marks, epoch) =
-            (self.record_buffer.rows_being_written(), Arc::clone(&store.jobs.marks), store.epoch);
+            (self.records.rows_being_written(), Arc::clone(&store.jobs.marks), store.epoch);
         let finds_lockers = store.jobs.lockers_are_due();
         store.jobs.writing = Some(Box::pin(async move {
             tokio::time::sleep(pause).await;
@@ -212,25 +221,25 @@ impl Pipeline {
                 stored => stored,
             };
             let holders = match &stored {
-                // Such an error has taken longer than the pause between two looks.
+                // Such an error has taken longer than the pause between two queries.
                 Err(_) => parked::table_lockers(&client, name).await,
                 Ok(Stored::Except(left)) if finds_lockers => {
                     parked::lockers(&client, name, left).await
                 }
                 Ok(_) => Ok(Vec::new()),
             };
-            // For people: a look that fails must not fail the write.
+            // The holders are shown to people only: their query must not fail the write.
             Ok(ParkedWrite { stored, holders: holders.unwrap_or_default() })
         }));
     }
 
-    /// Reads the records that are to be tried and are not here.
+    /// Reads the records of pending attempts that are not in memory.
     pub(super) fn fetch_records(&self, store: &mut StoreSession) {
-        let full = self.record_buffer.bytes_pending() >= ATTEMPTS_BYTES_MAX as usize;
-        if store.jobs.fetching.is_some() || full || !self.record_buffer.wants_records() {
+        let full = self.records.bytes_pending() >= ATTEMPTS_BYTES_MAX as usize;
+        if store.jobs.fetching.is_some() || full || !self.records.wants_records() {
             return;
         }
-        let mut wanted = self.record_buffer.missing();
+        let mut wanted = self.records.missing();
         wanted.retain(|wanted| Some(wanted.position.commit_lsn) != store.jobs.unseen);
         if wanted.is_empty() {
             return;
@@ -249,7 +258,7 @@ impl Pipeline {
                 let positions: Vec<Position> = attempts.keys().copied().collect();
                 let records =
                     parked::fetch(&client, spec.name(), &positions, ATTEMPTS_BYTES_MAX).await?;
-                // What did not fit is asked for again: it is not gone.
+                // Records that did not fit are requested again: they are not missing.
                 let values = records.iter().filter_map(|fetched| fetched.record.value.as_ref());
                 if values.map(Vec::len).sum::<usize>() >= ATTEMPTS_BYTES_MAX as usize {
                     let last = records.last().map(|fetched| fetched.position);
@@ -273,14 +282,14 @@ impl Pipeline {
         }));
     }
 
-    /// Goes on with what a start has found in the table: letters that were not sent.
+    /// Continues with dead letters that were not sent before this start.
     pub(super) fn resume_dead_letters(&mut self, loaded: &[Loaded]) {
         for row in loaded.iter().filter(|row| row.dead_unsent) {
             self.apply(self.now(), Input::DeadLetterUnsent { position: row.entry.position });
         }
     }
 
-    /// Takes what came of a job. An error is the connection's.
+    /// Handles the result of a statement. An error is one of the connection.
     pub(super) fn store_event(
         &mut self,
         store: &mut StoreSession,
@@ -299,7 +308,8 @@ impl Pipeline {
                         store.overruled |= stored == Stored::TakenOver;
                         self.stored(now, &stored, &holders);
                     }
-                    // Somebody has locked the table or the cursor row. Nothing was written; the stream goes on.
+                    // Another session has locked the table or the cursor row. Nothing was written; the stream
+                    // continues.
                     Err(error) => {
                         log::parked_rows_wait(self, &error, &holders);
                         self.write(store, LOCKED_PAUSE);
@@ -307,7 +317,7 @@ impl Pipeline {
                 }
             }
             StoreEvent::Fetched(Err(error)) if is_passing(&error) => {
-                // They are asked for again with the next effects.
+                // The records are requested again with the next effects.
                 jobs.fetching = None;
                 log::look_failed(self, &error);
             }
@@ -322,19 +332,19 @@ impl Pipeline {
                 self.find_requests(store);
             }
             StoreEvent::Requests(Err(error)) if is_passing(&error) => {
-                // No event waits for them: they are looked for again when they are due.
+                // No event waits for requests: the next query is made when it is due.
                 jobs.requesting = None;
                 log::look_failed(self, &error);
             }
             StoreEvent::Requests(found) => {
                 jobs.requesting = None;
                 let FoundRequests { requests, deleted, oldest } = found?;
-                self.record_buffer.oldest = oldest;
+                self.records.oldest = oldest;
                 for position in deleted {
                     self.apply(now, Input::DeadRowDeleted { position });
                 }
                 for (position, request) in requests {
-                    // Of one that is to come again: its row keeps the request until then.
+                    // The event will be requeued; until then its row keeps the request.
                     if self.requeued.holds(position) {
                         continue;
                     }
@@ -345,7 +355,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Looks for what people did to the table; where the outbox is polled, also what a stream's looks would see to.
+    /// Queries changes that people made to the table. While the table is polled, also does what a slot monitor does for
+    /// a stream.
     fn find_requests(&self, store: &mut StoreSession) {
         let (client, spec) = (store.control.shared_client(), Arc::clone(&self.spec));
         let unseen = store.jobs.unseen;
@@ -378,9 +389,9 @@ impl Pipeline {
     fn stored(&mut self, now: Duration, stored: &Stored, holders: &[Holder]) {
         match stored {
             Stored::Yes | Stored::Except(_) => {
-                let rows = self.record_buffer.is_writing_rows();
+                let rows = self.records.is_writing_rows();
                 failpoint(if rows { "parked_row_committed" } else { "mark_committed" });
-                for row in self.record_buffer.stored() {
+                for row in self.records.stored() {
                     self.row_status.parked(row);
                 }
                 self.parking_written(now, stored, holders);
@@ -394,7 +405,8 @@ impl Pipeline {
 }
 
 impl Pipeline {
-    /// A write is committed; which rows it has left out, and who has locked them, is reported until they are written.
+    /// A write is committed. The rows that it has left out, and the sessions that have locked them, are logged until
+    /// they are written.
     pub(super) fn parking_written(&mut self, now: Duration, stored: &Stored, holders: &[Holder]) {
         let left: &[Position] = match stored {
             Stored::Except(left) => left,
@@ -409,47 +421,44 @@ impl Pipeline {
     }
 }
 
-/// What persons asked for before a start.
+/// The requests that were made before a start.
 pub(super) fn requests(loaded: &[Loaded]) -> Vec<(Position, Request)> {
     loaded.iter().filter_map(|row| Some((row.entry.position, row.request?))).collect()
 }
 
-// The records of parked events: those whose rows are not committed yet, and those that are being tried again.
-//
-// The relay decides what is kept, written and tried; this holds the bytes meanwhile. What is kept is bounded by the
-// relay's intake, what is tried by [`fetch`](crate::postgres::store::parked::fetch) and the number of tries.
-
-/// How long a try may wait for its destination before it is put off.
+/// How long an attempt may wait for its destination before it is postponed.
 const DESTINATION_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// The outcome of an attempt whose topic is missing or takes no records. The reason is a placeholder, which is never
+/// The outcome of an attempt whose topic is missing or accepts no records. The reason is a placeholder that is never
 /// reported.
 const NO_DESTINATION: Outcome =
     Outcome::Rejected { scope: Scope::Destination, reason: Refusal::TopicName };
 
-/// Characters of an event's type that a row keeps: it is shown, and nothing is found by it. The id is kept whole, since
-/// marks, retries and rows of the outbox are found by it.
+/// Characters of an event's type that a row keeps; the type is only shown. The ID is kept whole, because marks, retries
+/// and rows of the outbox table are found by it.
 const TYPE_CHARS_MAX: usize = 400;
 
-/// What the shelf holds.
+/// The records of parked events: those whose rows are not committed yet, and those that are being retried. The relay
+/// decides which records are kept, written and retried. The kept ones are limited by the relay's intake, the retried
+/// ones by [`fetch`](crate::postgres::store::parked::fetch) and by the number of attempts.
 #[derive(Debug, Default)]
 pub(super) struct RecordBuffer {
     /// Rows to be written, in the relay's order.
     kept: VecDeque<Parked>,
-    /// An event that was sent to find out whether the broker takes one of its size. Nothing else is in flight then, so
-    /// there is one of them at most.
+    /// An event that was sent to find out whether the broker accepts one of its size. Nothing else is in flight then,
+    /// so there is at most one.
     large: Option<LargeInFlight>,
-    /// Rows that are being written, before those.
+    /// Rows that are being written; they come before `kept`.
     writing: Arc<Vec<Parked>>,
-    /// Tries that the sink has not taken yet.
+    /// Attempts that the sink has not accepted yet.
     attempts: VecDeque<PendingAttempt>,
-    /// Failures go into the outbox table itself (polling): only what is sure may become one.
+    /// Failures go into the outbox table itself (polling), so only a certain refusal may become a failure.
     pub(super) failures_stay: bool,
-    /// How long the oldest event has been parked, as the last look had it; `None` where a stream's own looks say so.
+    /// How long the oldest event has been parked, by the last query; `None` while a slot monitor queries that.
     pub(super) oldest: Option<Duration>,
 }
 
-/// A large event that is in flight. Where it is refused, its record comes from here.
+/// A large event in flight. If the broker refuses it, its record is taken from here.
 #[derive(Debug)]
 struct LargeInFlight {
     ticket: Ticket,
@@ -461,27 +470,27 @@ struct LargeInFlight {
     record: OwnedRecord,
 }
 
-/// One try on its way to the sink.
+/// An attempt that is not passed to the sink yet.
 #[derive(Debug)]
 pub(super) struct PendingAttempt {
     ticket: Ticket,
     position: Position,
     /// `None` until it is read from the table.
     record: Option<OwnedRecord>,
-    /// When it was asked for: what was heard of its destination before that refuses nothing, for it may be tried
-    /// because somebody has just mended it.
+    /// When the attempt was requested. Earlier answers about its destination do not count, because the attempt may have
+    /// been requested after the destination was fixed.
     since: std::time::Instant,
     purpose: Purpose,
 }
 
-/// What is wanted of one.
+/// The purpose of an attempt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Purpose {
-    /// To be published.
+    /// Publish the event.
     Publish,
-    /// Whether its destination is known.
+    /// Find out whether its destination exists.
     Probe,
-    /// To go to the dead-letter topic.
+    /// Send the event to the dead-letter topic.
     DeadLetter,
 }
 
@@ -490,12 +499,12 @@ enum Purpose {
 pub(super) struct WantedRecord {
     pub(super) ticket: Ticket,
     pub(super) position: Position,
-    /// As it goes to the dead-letter topic.
+    /// Read the record as it goes to the dead-letter topic.
     pub(super) dead_letter: bool,
 }
 
 impl RecordBuffer {
-    /// Nothing that was kept or tried counts any more.
+    /// Discards everything that is kept or pending.
     pub(super) fn clear(&mut self) {
         self.kept.clear();
         self.large = None;
@@ -503,7 +512,7 @@ impl RecordBuffer {
         self.attempts.clear();
     }
 
-    /// The first `count` rows, to be written. What was being written before and was not [`stored`](Self::stored) is
+    /// Takes the first `count` rows, to be written. Rows of an earlier write that were not [`stored`](Self::stored) are
     /// among them again.
     pub(super) fn take_rows(&mut self, count: usize) -> Arc<Vec<Parked>> {
         let before = std::mem::take(&mut self.writing);
@@ -516,17 +525,17 @@ impl RecordBuffer {
         Arc::clone(&self.writing)
     }
 
-    /// Those that are being written.
+    /// The rows that are being written.
     pub(super) fn rows_being_written(&self) -> Arc<Vec<Parked>> {
         Arc::clone(&self.writing)
     }
 
-    /// Whether new rows are being written, and not marks alone.
+    /// Whether new rows are being written, and not only status changes.
     pub(super) fn is_writing_rows(&self) -> bool {
         !self.writing.is_empty()
     }
 
-    /// What was being written is committed; gives the events that have an id.
+    /// The rows that were being written are committed; returns the events that have an ID.
     pub(super) fn stored(&mut self) -> Vec<Option<NotPassed>> {
         let rows = std::mem::take(&mut self.writing);
         let stored = |row: &Parked| {
@@ -557,13 +566,13 @@ impl RecordBuffer {
         self.attempts.push_back(PendingAttempt { ticket, position, record, since, purpose });
     }
 
-    /// Whether an event that may not fit its destination is set aside until that is known, and nobody but its aggregate
-    /// waits. Where a refusal would end more than a try, everything waits for the destination's answer.
+    /// Whether an event that may not fit its destination is parked until that is known, so that only its aggregate
+    /// waits. If a refusal would have lasting effects, everything waits for the destination's answer instead.
     pub(super) fn parks_doubted(&self, on_poison: OnPoison) -> bool {
         on_poison == OnPoison::BlockKey && !self.failures_stay
     }
 
-    /// Whether tries wait for the sink, or for their records.
+    /// Whether attempts wait for the sink, or for their records.
     pub(super) fn has_attempts(&self) -> bool {
         !self.attempts.is_empty()
     }
@@ -573,7 +582,7 @@ impl RecordBuffer {
         self.attempts.iter().any(|attempt| attempt.record.is_none())
     }
 
-    /// Payloads that were read and wait for the sink.
+    /// Bytes of payloads that were read and wait for the sink.
     pub(super) fn bytes_pending(&self) -> usize {
         let records = self.attempts.iter().filter_map(|attempt| attempt.record.as_ref());
         records.filter_map(|record| record.value.as_ref()).map(Vec::len).sum()
@@ -606,12 +615,12 @@ impl RecordBuffer {
         });
     }
 
-    /// Keeps the record of an event that is set aside although nothing is wrong with it.
+    /// Keeps the record of an event that is parked although it was not refused.
     pub(super) fn keep(&mut self, entry: Entry, mapped: &Mapped<'_>, at: At) {
         self.kept.push_back(parked(entry, mapped, at.commit_time));
     }
 
-    /// Keeps the record of an event that the sink will not take, or, without a reason, whose destination takes none.
+    /// Keeps the record of an event that the sink refuses, or, without a reason, whose destination accepts no records.
     pub(super) fn keep_refused(
         &mut self,
         entry: Entry,
@@ -643,7 +652,7 @@ impl RecordBuffer {
         }
     }
 
-    /// Keeps the record of an event whose topic nobody has made.
+    /// Keeps the record of an event whose topic does not exist.
     fn keep_missing(&mut self, entry: Entry, mapped: &Mapped<'_>, at: At) -> &Parked {
         let mut row = parked(entry, mapped, at.commit_time);
         row.error_code = Some("topic_missing");
@@ -660,7 +669,7 @@ impl RecordBuffer {
         push(&mut self.kept, row)
     }
 
-    /// Keeps the record of an event that may be another one than its id says.
+    /// Keeps the record of an event that may be another one than the parked event with its ID.
     pub(super) fn keep_doubted(&mut self, entry: Entry, mapped: &Mapped<'_>, at: At) -> &Parked {
         let mut row = parked(entry, mapped, at.commit_time);
         row.error_code = Some(ID_USED_BEFORE);
@@ -668,7 +677,7 @@ impl RecordBuffer {
         push(&mut self.kept, row)
     }
 
-    /// Keeps what is known of an event that can't be made a record.
+    /// Keeps what is known of an event of which no record can be made.
     pub(super) fn keep_poison(
         &mut self,
         entry: Entry,
@@ -692,10 +701,10 @@ impl RecordBuffer {
 }
 
 impl Pipeline {
-    /// Hands the relay what became of an event. A large one that the broker has refused is parked now, and all that is
-    /// behind it goes on.
+    /// Applies the report of an event to the relay. A large event that the broker has refused is parked now, and all
+    /// later ones continue.
     pub(super) fn reported(&mut self, now: Duration, ticket: Ticket, outcome: Outcome) {
-        let large = self.record_buffer.large.take_if(|large| large.ticket == ticket);
+        let large = self.records.large.take_if(|large| large.ticket == ticket);
         match (large, outcome) {
             (
                 Some(large),
@@ -730,20 +739,19 @@ impl Pipeline {
                 error: Some(reason.to_string()),
             };
             self.log.parked_total += 1;
-            let row = push(&mut self.record_buffer.kept, row);
+            let row = push(&mut self.records.kept, row);
             self.log.parked.event_parked(&self.spec, row);
         }
     }
 
-    /// Takes the records that were read for tries; `asked` are all that were asked for.
+    /// Takes records that were read for attempts; `requested` are all that were requested.
     pub(super) fn fetched(
         &mut self,
         requested: &[WantedRecord],
         found: Vec<(Ticket, OwnedRecord)>,
     ) {
         for (ticket, record) in found {
-            let wanted =
-                self.record_buffer.attempts.iter_mut().find(|attempt| attempt.ticket == ticket);
+            let wanted = self.records.attempts.iter_mut().find(|attempt| attempt.ticket == ticket);
             if let Some(attempt) = wanted {
                 attempt.record = Some(record);
             }
@@ -753,17 +761,17 @@ impl Pipeline {
             attempt.record.is_none() && requested.contains(&attempt.ticket)
         };
         let gone: Vec<Ticket> =
-            self.record_buffer.attempts.iter().filter(gone).map(|attempt| attempt.ticket).collect();
-        self.record_buffer.attempts.retain(|attempt| !gone.contains(&attempt.ticket));
+            self.records.attempts.iter().filter(gone).map(|attempt| attempt.ticket).collect();
+        self.records.attempts.retain(|attempt| !gone.contains(&attempt.ticket));
         for ticket in gone {
             self.apply(self.now(), Input::RowMissing { ticket });
         }
     }
 
-    /// Offers the sink what is to be tried. One answer of the broker about a destination decides all that waited for
-    /// it.
+    /// Offers pending attempts to the sink. One answer of the broker about a destination decides all attempts that
+    /// waited for it.
     pub(super) fn offer_attempts(&mut self, now: Duration) {
-        let mut attempts = std::mem::take(&mut self.record_buffer.attempts);
+        let mut attempts = std::mem::take(&mut self.records.attempts);
         attempts.retain(|attempt| {
             let Some(record) = &attempt.record else { return true };
             let (ticket, since) = (attempt.ticket, attempt.since);
@@ -772,7 +780,7 @@ impl Pipeline {
                 self.sink.sound(&record.topic, since)
             } else {
                 record.lend(|record| match self.sink.enqueue_again(ticket, record, since) {
-                    // Nothing of its aggregate is in flight, and what is behind it waits.
+                    // Nothing of the aggregate is in flight, and its later events wait.
                     Err(NotTaken::Alone) => self.sink.enqueue_alone(ticket, record, Some(since)),
                     taken => taken,
                 })
@@ -806,9 +814,9 @@ impl Pipeline {
             self.apply(now, Input::Report { ticket, outcome });
             false
         });
-        // What the relay has asked for meanwhile stands behind.
-        attempts.append(&mut self.record_buffer.attempts);
-        self.record_buffer.attempts = attempts;
+        // What the relay has requested meanwhile comes after these.
+        attempts.append(&mut self.records.attempts);
+        self.records.attempts = attempts;
     }
 }
 

@@ -1,7 +1,7 @@
 //! Polling: the same relay, fed with claims of the outbox table instead of a stream.
 //!
-//! One claim at a time: claimed, fed, published, settled. Nothing is marked before the broker's acknowledgement, and a
-//! connection that is lost leaves the rows as they were: they are claimed and published again.
+//! There is one claim at a time: it is claimed, fed, published and settled. Nothing is marked before the broker's
+//! acknowledgement. A lost connection leaves the rows as they were, and they are claimed and published again.
 
 use super::claim::{ClaimReader, OpenClaim};
 use super::commit_watchdog::unless_stopped;
@@ -38,62 +38,72 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_postgres::Client;
 
-/// The sessions of a pipeline that polls, and the claim at hand.
+/// The sessions of a polling pipeline, and the open claim.
 pub(super) struct Polling {
+    /// Claims rows.
     pub(super) poller: ClaimReader,
+    /// Writes the pipeline's tables.
     pub(super) store: StoreSession,
+    /// The parked events as they were last read.
     pub(super) parked: Vec<Loaded>,
-    /// The server's end of WAL when this began.
+    /// The server's end of WAL when polling began.
     pub(super) start: Lsn,
-    /// The server.
+    /// The history of the server.
     pub(super) server: ServerHistory,
-    /// The process of the server, which other sessions of the pipeline must reach too.
+    /// The server process that other sessions of the pipeline must reach too.
     pub(super) instance: Instance,
     /// Failures are kept in the outbox table itself.
     pub(super) keeps_failures: bool,
-    /// The same for the claim at hand.
+    /// Failures of the open claim are kept in the outbox table itself.
     pub(super) keeps_now: bool,
+    /// The open claim.
     pub(super) open: Option<OpenClaim>,
-    /// A row failed, and the table says so: the relay's memory of it is over with the claim.
+    /// A row failed, and the table records that: the relay discards what it knows of the row at the end of the claim.
     pub(super) failed: bool,
-    /// The end of the claim before.
+    /// The end of the previous claim.
     floor: Lsn,
-    /// What is parked is to be read again, as soon as no write is under way.
+    /// Whether the parked events have to be read again, as soon as no write is running.
     reload: ParkedReload,
-    /// The pauses before a claim is fed again, since one was settled; and the end of the one at hand.
+    /// Pauses before the claim is fed again; reset when a claim is settled.
     retry_backoff: Backoff,
+    /// End of the current pause.
     retry_at: Instant,
+    /// Rows of the next claim, if there is a backlog.
     limit: usize,
-    /// Rows of the next claim, at most: fewer where one was held too long.
+    /// Rows of the next claim at most. It is lowered when a claim was held for too long.
     limit_max: usize,
+    /// When the next claim is made.
     next_at: Instant,
-    /// `mode = "auto"`: the slot that is to be streamed from again.
+    /// `mode = "auto"`: the way back to streaming.
     pub(super) hand_over: Option<HandOver>,
+    /// When a drain is given up.
     leave_at: Option<Instant>,
+    /// Queries the backlog of the table.
     backlog_monitor: BacklogMonitor,
+    /// Rows that are locked by other sessions.
     locked: LockedRows,
-    /// When the newest claim began that took all that was ready; none since rows were left.
+    /// When the newest claim began that took every ready row; `None` once rows were left.
     empties_since: Option<Instant>,
 }
 
-/// Whether what is parked is to be read again.
+/// Whether the parked events have to be read again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ParkedReload {
     No,
-    /// Since then.
+    /// Yes, since this moment.
     Due(Instant),
-    /// By the claim's own session, if there is one: positions mean what they meant.
+    /// Yes, by the session of the claim, if there is one. Positions keep their meaning.
     SameHistory,
 }
 
-/// How polling comes to its end.
+/// How polling ends.
 pub(super) enum PollEnd {
     Exit(PipelineExit),
-    /// All that the new slot does not bring is published.
+    /// Everything that the new slot does not stream is published.
     Streams,
-    /// Another process has taken the pipeline over.
+    /// Another process has taken over the pipeline.
     Overruled,
-    /// Another cluster answers than the session began with.
+    /// The brokers belong to another cluster than when the session began.
     Located,
 }
 
@@ -144,7 +154,7 @@ impl Pipeline {
             Waited::Done(Err(error)) => return End::Lost(error, Phase::Control),
             Waited::Over(exit) => return End::Over(exit),
         }
-        self.record_buffer.failures_stay = polling.keeps_failures;
+        self.records.failures_stay = polling.keeps_failures;
         let expires = self.spec.poll.table.as_ref().is_some_and(PollSpec::expires);
         if expires && polling.poller.repairs().is_none() {
             self.log.expiry = Expiry::ByClaims;
@@ -153,7 +163,7 @@ impl Pipeline {
         let end = self.poll_on(polling, stop).await;
         self.row_status.polls(false);
         self.log.expiry = Expiry::ByRelay;
-        self.record_buffer.failures_stay = false;
+        self.records.failures_stay = false;
         self.requeued = RequeuedEvents::default();
         end
     }
@@ -188,17 +198,17 @@ impl Pipeline {
         if instead_of_slot {
             let drops_slot = std::mem::take(&mut self.drops_slot);
             polling.hand_over = Some(HandOver::new(drops_slot));
-            self.hand_over_filter.begins(polling.store.former.epoch, polling.store.epoch);
+            self.polled_ids.begins(polling.store.former.epoch, polling.store.epoch);
         }
         loop {
             match self.poll_turn(&mut polling, stop).await {
                 Ok(None) => {}
                 Ok(Some(PollEnd::Streams)) => {
-                    // A service goes on as the owner; a repair by hand ends here.
+                    // A service continues as the owner; `postrider repair` ends here.
                     if self.spec.only_repair && self.give_up_in_flight() {
                         former_owner::leave(self, &polling.store).await;
                     }
-                    // The session may outlive this for a moment, and the stream asks for the lock at once.
+                    // The session may exist a moment longer, and the stream asks for the lock at once.
                     if let Err(error) = polling.poller.unlock(self.spec.name()).await {
                         return End::Lost(error, Phase::Control);
                     }
@@ -220,7 +230,7 @@ impl Pipeline {
                     return End::Over(exit);
                 }
                 Err(error) => {
-                    // Nothing is known of the claim at hand: all of it is claimed again.
+                    // The state of the open claim is unknown: all of it is claimed again.
                     self.apply(self.now(), Input::SlotTaken);
                     self.apply(self.now(), Input::SourceLost);
                     return self.outcome().map_or(End::Lost(error, Phase::Control), End::Over);
@@ -229,14 +239,14 @@ impl Pipeline {
         }
     }
 
-    /// What is asked of the table before the first claim; each may take as long as a statement may.
+    /// Queries the table before the first claim. Each query may take as long as a statement may.
     async fn query_before_polling(
         &mut self,
         polling: &mut Polling,
         instead_of_slot: bool,
         stop: &Stop,
     ) -> Result<(), SourceError> {
-        // Marked first: what the cursor row has passed does not come again.
+        // Marks come first: the stream does not repeat what the cursor row has passed.
         if instead_of_slot {
             self.mark_streamed(polling).await?;
         }
@@ -246,8 +256,8 @@ impl Pipeline {
         self.find_requeued(polling, stop).await
     }
 
-    /// Tells mapper and relay where it begins, and whether positions mean what they meant; a halt where the table does
-    /// not fit.
+    /// Tells mapper and relay where polling begins. `same`: positions keep their meaning. Returns a halt if the table
+    /// does not fit.
     fn begin_polling(&mut self, polling: &Polling, same: bool) -> Option<Box<crate::error::Halt>> {
         self.mapper.forget_relations(Some(polling.poller.table_oid()));
         if let Ok(Message::Relation(relation)) = pgoutput::decode(&polling.poller.relation())
@@ -270,7 +280,7 @@ impl Pipeline {
         let (same_history, same_owner) = (same, same);
         let started = Input::Started { cursor, same_history, same_owner, parked, requests };
         self.relay.apply(self.now(), started, &mut self.effects);
-        // What is out of the time before goes with its producer. No claim does: none is open where there is such.
+        // What is in flight from before is given up with its producer. No claim is given up: none is open at that time.
         let past = Effect::Restart { why: Restart::SlotTaken };
         if let Some(index) = self.effects.iter().position(|effect| *effect == past) {
             self.effects.remove(index);
@@ -317,14 +327,14 @@ impl Pipeline {
         self.react_polling(polling, event, stop).await
     }
 
-    /// Performs the relay's effects; the exit, if it has come to its end.
+    /// Performs the relay's effects; returns the exit if the relay has come to its end.
     async fn perform_polling(
         &mut self,
         polling: &mut Polling,
         stop: &Stop,
     ) -> Result<Option<PipelineExit>, SourceError> {
         let mut exit = None;
-        // An end waits for its cursor row, and the claim for the end.
+        // The end waits for its cursor row, and the claim waits for the end.
         if self.relay.stopping() && polling.open.as_mut().is_some_and(OpenClaim::takes_cursor) {
             self.apply(self.now(), Input::CursorWritten);
         }
@@ -339,9 +349,9 @@ impl Pipeline {
                         }
                     }
                     Effect::Probe { ticket, position } => {
-                        self.record_buffer.add_probe(ticket, position)
+                        self.records.add_probe(ticket, position);
                     }
-                    // Its row is committed with the claim: it is found when all is read again.
+                    // The row is committed with the claim, and is found when the parked events are read again.
                     Effect::DeadLetter { ticket, position }
                         if polling.store.jobs.unseen == Some(position.commit_lsn) =>
                     {
@@ -349,20 +359,20 @@ impl Pipeline {
                         self.apply(self.now(), Input::RowMissing { ticket });
                     }
                     Effect::DeadLetter { ticket, position } => {
-                        self.record_buffer.add_dead_letter(ticket, position);
+                        self.records.add_dead_letter(ticket, position);
                     }
                     Effect::Overtaken { position, by } => {
                         self.log.parked.event_overtaken(self.spec.name(), position, by);
                     }
-                    Effect::Undelivered { position, reason } => {
+                    Effect::DeadLetterRefused { position, reason } => {
                         log::undelivered(self, position, reason);
                     }
                     Effect::Released { position } => self.released(position),
                     Effect::Attempt { ticket, position } => {
-                        self.record_buffer.add_attempt(ticket, position);
+                        self.records.add_attempt(ticket, position);
                     }
-                    // What is published stands in the table itself, once the claim is committed: before that no
-                    // parked event of it may be tried, nor before a new beginning that follows it.
+                    // A published row is recorded in the table itself, once the claim is committed. Before that, and
+                    // before the parked events are read again after it, no parked event of the claim may be retried.
                     Effect::WriteCursor(_) if self.relay.stopping() => {
                         self.apply(self.now(), Input::CursorWritten);
                     }
@@ -373,8 +383,8 @@ impl Pipeline {
                             self.apply(self.now(), Input::CursorWritten);
                         }
                     },
-                    Effect::WriteParking { rows: 0, marks } => {
-                        self.write_parking(&mut polling.store, 0, marks);
+                    Effect::WriteParking { rows: 0, statuses } => {
+                        self.write_parking(&mut polling.store, 0, statuses);
                     }
                     Effect::WriteParking { rows, statuses } => {
                         let stored = self.park_in_claim(polling, rows, statuses, stop).await?;
@@ -383,7 +393,7 @@ impl Pipeline {
                             log::row_taken(self, &Written::TakenOver);
                             self.apply(self.now(), Input::SlotTaken);
                         } else {
-                            // Who has locked what is left out is found out by the next write.
+                            // The next write queries the sessions that have locked the rows left out.
                             self.parking_written(self.now(), &stored, &[]);
                         }
                     }
@@ -399,13 +409,11 @@ impl Pipeline {
     }
 }
 
-// One turn of polling: what it waits for, and what follows from what came first.
-
 /// How long a claim may stay open before it is settled in part or given up: it holds row locks, and the horizon of
 /// VACUUM.
 const CLAIM_HOLD_MAX: Duration = Duration::from_secs(20);
 
-/// The same of a page of a repair, which locks nothing: what is published and not settled comes again if the process
+/// The same for a page of a repair, which holds no locks: what is published and not settled is repeated if the process
 /// ends.
 const PAGE_HOLD_MAX: Duration = Duration::from_secs(5);
 
@@ -425,7 +433,7 @@ pub(super) enum PollEvent {
 }
 
 impl Polling {
-    /// When the claim at hand is to be settled in part, or given up.
+    /// When the open claim has to be settled in part, or given up.
     fn held_until(&self) -> Option<Instant> {
         let repairs = self.poller.repairs().is_some();
         let hold = if repairs { PAGE_HOLD_MAX } else { CLAIM_HOLD_MAX };
@@ -437,7 +445,7 @@ impl Pipeline {
     async fn wait_polling(&self, polling: &mut Polling, stop: &Stop) -> PollEvent {
         let idle = polling.open.is_none() && polling.reload == ParkedReload::No;
         let hungry = idle && !self.relay.stopping() && self.relay.intake_open();
-        // A broker that is down would only keep the rows locked.
+        // While the broker is down a claim would only keep rows locked.
         let claim = hungry && !self.broker_is_down();
         let hold = polling.held_until();
         let due = self.due();
@@ -500,7 +508,7 @@ impl Pipeline {
                 }
                 self.lag.polled(oldest, began.into_std(), std::time::Instant::now());
             }
-            // The session is gone; else the server refuses this one question, and polling goes on.
+            // The session has ended. With an SQLSTATE the server refuses only this query, and polling continues.
             PollEvent::Backlog(Err(error)) if error.sqlstate().is_none() => return Err(error),
             PollEvent::Backlog(Err(error)) => log::look_failed(self, &error),
             PollEvent::HandOverDue => self.start_hand_over_step(polling),
@@ -518,22 +526,20 @@ impl Pipeline {
     }
 }
 
-// One claim after another: how much is claimed, what follows a claim that is done, and one that is given up.
-
-/// Pauses before a claim is fed again whose producer broke, or whose topic is not to be had: what was published
-/// behind such an event is published again each time. A claim is held no longer than a few of the longest.
+/// Pauses before a claim is fed again after its producer broke or its topic was unavailable: what was published after
+/// such an event is published again each time. A claim is held for at most a few of the longest pauses.
 const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
 
-/// Before the next look at a table of which a look's worth was found, and none could be had: it is locked.
+/// Pause before the next claim if a claim found as many rows as it wanted and all of them were locked.
 const LOCKED_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long tries that are out keep polling from beginning anew.
+/// How long unanswered attempts delay reading the parked events again.
 const ATTEMPTS_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Rows of the largest claim: it grows to this while there is a backlog.
+/// Rows of the largest claim: claims grow to this size while there is a backlog.
 const BACKLOG_ROWS: usize = 4_000;
 
-/// A claim that was held longer is not followed by a larger one. A quarter of what it may be held.
+/// A claim that was held longer is not followed by a larger one. A quarter of [`CLAIM_HOLD_MAX`].
 const CLAIM_SLOW: Duration = Duration::from_secs(5);
 
 const _: () = assert!(BACKLOG_ROWS <= CLAIM_ROWS_MAX);
@@ -542,7 +548,7 @@ impl Pipeline {
     async fn claim(&mut self, polling: &mut Polling, stop: &Stop) -> Result<(), SourceError> {
         self.mark_what_waited(polling, stop).await?;
         let settings = &self.spec.poll;
-        self.hand_over_filter.claims();
+        self.polled_ids.claims();
         let limit = polling.limit.max(settings.batch).min(polling.limit_max);
         let all = polling.hand_over.as_mut().is_some_and(HandOver::claims);
         polling.keeps_now = polling.keeps_failures && !all;
@@ -555,7 +561,7 @@ impl Pipeline {
             return polling.poller.abandon().await;
         };
         let (batch, interval) = (settings.batch, settings.interval);
-        // One that does not come any more is the relay's again, before a later one of its aggregate is published.
+        // The relay must get an event that is no longer requeued before a later event of its aggregate is published.
         if self.requeued_are_fewer(polling, stop).await? {
             polling.poller.abandon().await?;
             polling.reload = ParkedReload::Due(Instant::now());
@@ -584,21 +590,21 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Notes for the lag that nothing is ready any more, where the claim at hand had taken all there was.
+    /// Notes for the lag that no row is ready, if the last claim took all there were.
     fn is_empty(&mut self, polling: &mut Polling) {
         if let Some(began) = polling.empties_since.take() {
             self.lag.polled(OldestRow::None, began.into_std(), std::time::Instant::now());
         }
     }
 
-    /// Settles a claim that is done, and looks for the next at once.
+    /// Settles a resolved claim, and makes the next one at once.
     async fn end_claim(&mut self, polling: &mut Polling, stop: &Stop) -> Result<(), SourceError> {
         if let Some(open) = &polling.open {
             polling.floor = open.end();
             polling.limit_max = if open.claimed_at.elapsed() < CLAIM_SLOW {
                 polling.limit_max.saturating_mul(2).min(CLAIM_ROWS_MAX)
             } else {
-                // A larger one may be held for too long.
+                // A larger claim may be held for too long.
                 polling.limit_max.min(open.rows().max(1))
             };
         }
@@ -606,20 +612,20 @@ impl Pipeline {
         let any = self.settle_claim(polling, stop).await?;
         self.is_empty(polling);
         if std::mem::take(&mut polling.failed) {
-            // The table holds failed rows and their followers back: the next claim is a new beginning.
+            // The table blocks the aggregates of failed rows: the parked events are read again before the next claim.
             polling.reload = ParkedReload::Due(Instant::now());
             self.reload_parked(polling, stop).await?;
         }
-        // Where everything waits for something else, the next claim finds the same.
+        // If every row waits for something, the next claim finds the same rows.
         let pause = if any { Duration::ZERO } else { self.spec.poll.interval };
         polling.next_at = Instant::now() + pause;
         Ok(())
     }
 
-    /// Everything in flight is given up, not the claim: its rows are ours, and come again where they stood, so that
-    /// the relay knows which of them a broker has refused, or parked. One that was held too long, or is not ours any
-    /// more, is given up too. It is [`reload_parked`](Self::begin_anew) that feeds it, once all effects are performed:
-    /// one may be a second of these.
+    /// Gives up everything in flight, but not the claim: its rows are still claimed and are fed again at their
+    /// positions, so that the relay knows which of them a broker has refused, or parked. A claim that was held for too
+    /// long, or whose pipeline was taken over, is given up too. [`reload_parked`](Self::reload_parked) feeds the claim,
+    /// once all effects are performed, because a second one of them may be a restart.
     async fn feed_claim_again(
         &mut self,
         polling: &mut Polling,
@@ -633,14 +639,14 @@ impl Pipeline {
             return Ok(());
         }
         polling.reload = ParkedReload::SameHistory;
-        // One that is resolved is settled all the same.
+        // A resolved claim is settled anyway.
         if let Some(mut open) = polling.open.take() {
             if !self.claim_is_resolved(&open) {
                 open.rewind();
             }
             polling.open = Some(open);
         }
-        // A broker that refuses an event is about to tell which: the sooner it is found the better.
+        // The next answer of the broker shows which event it refuses: the sooner the better.
         polling.retry_at = match why {
             Restart::Refused(_) => Instant::now(),
             Restart::SinkBroken | Restart::Unknown | Restart::SlotTaken => {
@@ -650,9 +656,10 @@ impl Pipeline {
         Ok(())
     }
 
-    /// The claim at hand has been held for as long as it may be. What is acknowledged is settled, and the others
-    /// stay in it as long as the broker goes on to acknowledge. Else it is given up: it locks rows, and what is
-    /// published again is what has no answer. One of a repair locks nothing, and stays whatever the broker does.
+    /// The open claim has been held for the longest allowed time. What is acknowledged is settled, and the other rows
+    /// stay in the claim as long as the broker continues to acknowledge. Otherwise the claim is given up, because it
+    /// locks rows; only rows without an answer are published again. A page of a repair locks nothing, and stays
+    /// whatever the broker does.
     async fn claim_held_too_long(
         &mut self,
         polling: &mut Polling,
@@ -671,13 +678,13 @@ impl Pipeline {
         }
         if let Some(open) = &mut polling.open {
             polling.floor = open.end();
-            // It would be held as long again.
+            // A claim of the same size would be held for as long again.
             polling.limit_max = (open.rows() / 2).max(1);
-            // What is parked is read again.
+            // The parked events are read again.
             open.cursor_waits = false;
         }
         let now = self.now();
-        // One of which nothing is settled is rolled back: its aggregates are not to rest.
+        // A claim of which nothing can be settled is rolled back, so that its aggregates are not delayed.
         if self.claim_has_progress(polling) {
             self.settle_claim(polling, stop).await?;
         }
@@ -692,7 +699,7 @@ impl Pipeline {
         polling.store.jobs.unseen = None;
         if let Some(open) = polling.open.take() {
             polling.floor = open.end();
-            // It would be held as long again.
+            // A claim of the same size would be held for as long again.
             polling.limit_max = (open.rows() / 2).max(1);
         }
         (polling.failed, polling.reload) = (false, ParkedReload::Due(Instant::now()));
@@ -701,9 +708,9 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Begins anew, if that is wanted, with what is parked now. A write that is under way comes first: the relay
-    /// would have it made a second time beside itself; and tries that are out, for a while: their producer would go
-    /// with them.
+    /// Reads the parked events again and restarts the relay with them, if that is due. A running write comes first: the
+    /// relay would order it a second time. Unanswered attempts come first too, for a while: they would be given up with
+    /// their producer.
     async fn reload_parked(
         &mut self,
         polling: &mut Polling,
@@ -713,7 +720,7 @@ impl Pipeline {
             ParkedReload::No => return Ok(()),
             _ if polling.store.jobs.written_since().is_some() => return Ok(()),
             ParkedReload::Due(since)
-                if self.relay.is_trying() && since.elapsed() < ATTEMPTS_WAIT_MAX =>
+                if self.relay.has_unsettled_attempts() && since.elapsed() < ATTEMPTS_WAIT_MAX =>
             {
                 return Ok(());
             }
@@ -733,27 +740,25 @@ impl Pipeline {
     }
 }
 
-// Rows that claims could not have, since another session has locked them: which session that is, for people.
-//
-// An application locks rows for a moment all the time. So only rows that stay locked are looked into.
-
-/// How long rows have to be locked before that is looked into.
+/// How long rows have to be locked before the sessions that hold the locks are queried. Applications lock rows for a
+/// moment all the time.
 const LOCKED_MIN: Duration = Duration::from_secs(2);
 
-/// Pause between two looks. Longer than an aggregate rests whose row was locked: what is not met again in it is free.
+/// Pause between two such queries. It is longer than the delay of an aggregate whose row was locked: a row that no
+/// claim meets in this time is free.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What claims could not have.
+/// Rows that claims could not have because another session has locked them.
 #[derive(Default)]
 struct LockedRows {
-    /// The last that were met since the last look.
+    /// The last ones since the last query.
     rows: Missed,
     since: Option<Instant>,
     checked_at: Option<Instant>,
 }
 
 impl LockedRows {
-    /// A claim could not have these.
+    /// A claim could not have these rows.
     fn note(&mut self, rows: &Missed) {
         if !rows.is_empty() {
             self.rows = rows.clone();
@@ -761,7 +766,7 @@ impl LockedRows {
         }
     }
 
-    /// The rows to look into, if it is time; none where none was met since the last look.
+    /// The rows to query, if it is time; empty if there were none since the last query.
     fn due(&mut self) -> Option<Missed> {
         let lasting = self.since.is_some_and(|since| since.elapsed() >= LOCKED_MIN);
         let rested = self.checked_at.is_none_or(|at| at.elapsed() >= LOOK_INTERVAL);
@@ -772,14 +777,14 @@ impl LockedRows {
         Some(std::mem::take(&mut self.rows))
     }
 
-    /// Nobody holds rows any more.
+    /// No session holds locks on the rows any more.
     fn free(&mut self) {
         *self = Self::default();
     }
 }
 
 impl Pipeline {
-    /// Finds out, now and then, who has locked rows that claims could not have.
+    /// Finds out at intervals which sessions have locked rows that claims could not have, and logs them.
     async fn report_lock_holders(
         &mut self,
         polling: &mut Polling,
@@ -795,11 +800,11 @@ impl Pipeline {
             Vec::new()
         } else {
             self.finish_jobs(polling, stop).await?;
-            // For people: a look that fails must not end the claim.
+            // The holders are shown to people only: their query must not end the claim.
             rows.holders(polling.store.control.client(), &table).await.unwrap_or_default()
         };
         if holders.is_empty() {
-            // They are delayed, or have failed, or were free again.
+            // The rows are delayed, or have failed, or are free again.
             polling.locked.free();
             log::claims_go_on(self);
         } else {
@@ -809,35 +814,31 @@ impl Pipeline {
     }
 }
 
-// Looks at the polled table: how long its oldest ready row has waited.
-//
-// One look at a time, on the control connection, whether a claim is open or not. And one before the first claim:
-// whether the table has rows without a mark that the stream has passed.
-
-/// The shortest pause between two looks.
+/// The shortest pause between two queries.
 const PAUSE_MIN: Duration = Duration::from_secs(2);
 
-/// A look that takes long is followed by a pause of so many times its own length: looks take no more than a tenth of
-/// one session's time.
+/// The pause after a query is at least so many times the duration of the query: queries take at most a tenth of the
+/// time of one session.
 const PAUSE_FACTOR: u32 = 9;
 
-/// Rows without a mark that are counted: there may be a whole table of them.
+/// Rows without a mark that are counted at most: the whole table may have none.
 const UNMARKED_MAX: u32 = 10_000;
 
-/// What one look has seen.
+/// The result of a query of the polled table.
 pub(super) struct BacklogStatus {
     /// How long the oldest ready row has waited.
     pub(super) oldest: OldestRow,
-    /// The slot that is left behind.
+    /// An unused slot.
     pub(super) left: Option<LeftBehind>,
 }
 
-/// The looks at one table.
+/// Queries how long the oldest ready row of the table has waited: one query at a time, on the control connection,
+/// whether a claim is open or not.
 pub(super) struct BacklogMonitor {
     client: Arc<Client>,
-    /// None for the list of a repair, all of which waits.
+    /// `None` for the list of a repair: all of its rows wait.
     question: Option<OldestReady>,
-    /// The pipeline whose slot is watched: mode "poll" may have left one behind.
+    /// The pipeline whose slot is queried too: in mode "poll" a slot may be left behind.
     slot_of: Option<Arc<PipelineSpec>>,
     running: Option<StoreJob<BacklogStatus>>,
     began: Instant,
@@ -852,12 +853,12 @@ impl BacklogMonitor {
         Self { client, question, slot_of: None, running: None, began: now, next_at: now, timer }
     }
 
-    /// From here on the looks are also for a slot that is left behind.
+    /// From here on an unused slot is queried too.
     pub(super) fn watch_slot(&mut self, of: Arc<PipelineSpec>) {
         self.slot_of = Some(of);
     }
 
-    /// Waits for the next look, and gives the moment at which it began. Cancel-safe.
+    /// Waits for the next result; returns it with the moment when its query began. Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<(BacklogStatus, Instant), SourceError> {
         if self.running.is_none() {
             self.timer.at(self.next_at).await;
@@ -889,8 +890,8 @@ impl BacklogMonitor {
 }
 
 impl Pipeline {
-    /// Reports how many rows without a mark the stream has passed: polling publishes them, and they may be published.
-    /// There are such rows where `mode` was "wal" before. A question that fails keeps nobody from polling.
+    /// Logs how many rows without a mark the stream has passed: polling publishes them, although they may be published
+    /// already. There are such rows if `mode` was "wal" before. A query that fails does not prevent polling.
     async fn report_unmarked_rows(&mut self, polling: &Polling) {
         let Some(spec) = self.spec.poll.table.clone() else { return };
         let (client, name) = (polling.store.control.client(), self.spec.name());

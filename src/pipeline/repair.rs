@@ -1,7 +1,8 @@
-//! Repair: the slot is made anew, what it won't bring is published from the table, and then it is streamed from.
+//! Repair: recreates the slot, publishes from the table what the new slot will not stream, then streams from the new
+//! slot.
 //!
-//! To the relay it is polling, from a list instead of by marks: so order, parking and aggregates that wait behind a
-//! parked head are the same. Their positions lie between those of the old slot and those of the new one.
+//! To the relay a repair is polling from a list instead of by marks, so order, parking and aggregates blocked by a
+//! parked head are the same. The positions of these events lie between those of the old slot and those of the new one.
 
 use super::claim::ClaimReader;
 use super::commit_watchdog::unless_stopped;
@@ -29,7 +30,7 @@ use crate::postgres::{Conninfo, SourceError, WalConnection};
 use crate::relay::Input;
 use std::sync::Arc;
 
-/// The table as a repair reads it: without marking, the columns of marks are not asked for.
+/// The table as a repair reads it. Without marking the columns of marks are not read.
 pub fn repair_table(spec: &PipelineSpec, marks: bool) -> Option<PollSpec> {
     let mut table = spec.poll.table.clone()?;
     if !marks {
@@ -39,15 +40,15 @@ pub fn repair_table(spec: &PipelineSpec, marks: bool) -> Option<PollSpec> {
     Some(table)
 }
 
-/// Whether published rows get their layout's mark.
+/// Whether published rows are marked.
 fn marks(spec: &PipelineSpec) -> bool {
     spec.poll.mark_streamed || spec.mode == Mode::Auto
 }
 
-/// Which rows are unpublished, by all that is known: the cursor's snapshot, and marks where there are any.
+/// Which rows are unpublished, by the snapshot of the cursor and, if there are any, by marks.
 ///
 /// # Errors
-/// Nothing is known.
+/// Neither is known.
 pub fn selection(
     spec: &PipelineSpec,
     row: Option<&Row>,
@@ -55,7 +56,7 @@ pub fn selection(
     marks: bool,
 ) -> Result<Selection, Box<Halt>> {
     match (row.filter(|row| row.unfinished()), known) {
-        // What the list before had is still on it: only what its snapshot did not see is new.
+        // The rows of the unfinished list stay on it: only rows that its snapshot did not see are new.
         (Some(row), _) if row.state == State::Publishing => Ok(match row.selection {
             Selection::All | Selection::Unresolved => Selection::Unresolved,
             Selection::Unmarked | Selection::Both => Selection::Both,
@@ -64,13 +65,14 @@ pub fn selection(
         (None, Some(_)) if marks => Ok(Selection::Both),
         (None, Some(_)) => Ok(Selection::Unresolved),
         (None, None) if marks => Ok(Selection::Unmarked),
-        // Said before it begins: every row, whether it was published or not.
+        // `--from-table`, which the command explains before it begins: every row, published or not.
         (None, None) if spec.from_table => Ok(Selection::All),
         (None, None) => Err(Box::new(unknown(spec.name()))),
     }
 }
 
-/// Rows were not found that are there: which ones were published can't be said, so the repair is not done.
+/// Rows of the list were not found although they may exist. Which ones were published is unknown, so the repair is not
+/// finished.
 fn unexplained(spec: &PipelineSpec, row: &Row, left: u64) -> Halt {
     let table = spec.names.table.as_ref().map_or_else(String::new, ToString::to_string);
     let (gone, total, published) = (row.rows_gone, row.rows_total, row.rows_published);
@@ -109,8 +111,8 @@ fn unknown(pipeline: &str) -> Halt {
 /// Whether there is something to repair.
 fn verdict_for(spec: &PipelineSpec, facts: &Facts, row: Option<&Row>) -> Result<Verdict, Failure> {
     repair::judge(facts, row, spec.from_table).map_err(|halt| {
-        // Another process of the pipeline has repaired it meanwhile, and has the slot. A command is refused instead: it
-        // is there to repair, and not to wait.
+        // Another process of the pipeline has finished the repair meanwhile, and has the slot. The command is refused
+        // instead, because it must not wait.
         if halt.reason == HaltReason::RelayRunning && !spec.only_repair {
             let active_pid = facts.slot.as_ref().and_then(|slot| slot.active_pid);
             Failure::StandBy { active_pid: active_pid.unwrap_or_default(), progress: None }
@@ -120,8 +122,8 @@ fn verdict_for(spec: &PipelineSpec, facts: &Facts, row: Option<&Row>) -> Result<
     })
 }
 
-/// Gets the pipeline's lock, a slot, and the list of what is to be published. It takes as long as the longest
-/// transaction that is running.
+/// Gets the pipeline's lock, a slot, and the list of rows to publish. This takes as long as the longest running
+/// transaction.
 pub(super) async fn open(
     spec: Arc<PipelineSpec>,
     seen: HistoryId,
@@ -132,7 +134,7 @@ pub(super) async fn open(
     let marks = marks(&spec);
     let control = Control::connect(&spec.conninfo, &name).await.map_err(at(Phase::Connect))?;
     let client = control.client();
-    // A backfill of unmarked rows asks for marks, whether they are kept or not.
+    // A backfill of unmarked rows reads marks even if published rows are not marked.
     let row = repair::read(client, spec.name()).await.map_err(at(Phase::Handshake))?;
     let by_marks = row.is_some_and(|row| row.unfinished() && row.selection.by_marks());
     let Some(table) = repair_table(&spec, marks || by_marks) else {
@@ -197,17 +199,17 @@ pub(super) async fn open(
     Ok(Polling::new(ClaimReader::Repair(Box::new(list)), store, parked, at, false))
 }
 
-/// Who the server is, and which history it has behind it: the replication protocol says so.
+/// The server's identity and timeline history, by the replication protocol.
 ///
 /// # Errors
-/// What the server says.
+/// Errors of the connection and of the server.
 pub async fn identity(conninfo: &Conninfo, name: &str) -> Result<Option<Identity>, SourceError> {
     let system = WalConnection::connect(conninfo, name).await?.identify_system().await?;
     Ok(Some(Identity::from(&system)))
 }
 
 impl Pipeline {
-    /// Whether a repair is next, where the stream has come to this halt.
+    /// Whether a repair comes next, after the stream ended with this halt.
     pub(super) fn repairs_instead(&mut self, halt: &Halt) -> bool {
         let wanted = self.spec.on_slot_lost == OnSlotLost::Repair && self.spec.mode == Mode::Wal;
         if !wanted || !repair_helps(halt.reason) {
@@ -220,7 +222,7 @@ impl Pipeline {
         true
     }
 
-    /// Whether the list is at its end and the cursor set; then the repair is over, one way or another.
+    /// Whether the list is published and the cursor set; the repair has ended then, with or without success.
     pub(super) async fn repair_ends(
         &mut self,
         polling: &Polling,
@@ -230,7 +232,7 @@ impl Pipeline {
             return Ok(false);
         };
         let finish = list.finish(&self.spec.names, self.spec.messages(), polling.store.epoch);
-        // Not finished, it is finished by the next start.
+        // An unfinished step is finished by the next start.
         let Some(finished) = unless_stopped(stop, list.control().canceller(), finish).await? else {
             return Ok(false);
         };
@@ -250,7 +252,7 @@ impl Pipeline {
     }
 }
 
-/// Whether a repair may help where the stream has come to this.
+/// Whether a repair may help after this halt.
 const fn repair_helps(reason: HaltReason) -> bool {
     matches!(reason, HaltReason::SlotLost | HaltReason::SlotMissing)
 }

@@ -1,12 +1,12 @@
-//! Rows that the stream brought are marked in their table once they are published, and, after polling, events that it
-//! has published are passed over when the stream brings them again.
+//! The published status of outbox rows. Rows that were published from the stream are marked in their table, and events
+//! that polling has published are skipped when the stream repeats them.
 //!
-//! Marks are committed before the cursor row that passes their events: so a row without a mark is one the stream still
-//! brings, or brings again, and polling may take over at any moment. Ids are kept whole: a hash would one day pass over
-//! an event that was never published.
+//! Marks are committed before the cursor row that passes their events. So a row without a mark is one that the stream
+//! will still send, or will send again, and polling may take over at any moment. IDs are kept whole: with hashes, an
+//! event that was never published would one day be skipped.
 //!
-//! A row that another session has locked gets its mark when it is free. Until then no cursor row passes its event, and
-//! the marks of later events of its aggregate wait behind it; everything else goes on (`docs/decisions/marks.md`).
+//! A row that another session has locked is marked when it is free. Until then no cursor row passes its event, and the
+//! marks of later events of its aggregate wait; everything else continues (`docs/decisions/marks.md`).
 
 use crate::ack::Progress;
 use crate::event::{Aggregate, Position};
@@ -26,94 +26,105 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_postgres::Client;
 
-/// Events remembered as polled, of about 100 bytes each; and aggregates remembered as coming twice.
+/// IDs remembered as published by polling, of about 100 bytes each; also the aggregates remembered as published twice.
 const PUBLISHED_IDS_MAX: usize = 100_000;
 
-/// Where nothing but dashboards and clean-ups depends on the marks (`mode = "wal"`): how long the cursor row waits for
-/// them. After that it goes on, and they are made later by this process, or not at all.
+/// How long the cursor row waits for marks on which only dashboards and clean-ups depend (`mode = "wal"`). After that
+/// the cursor row is written, and the marks are made later by this process, or not at all.
 const WAIT_BESIDE: Duration = Duration::from_mins(1);
 
-/// Events remembered there for a later mark, of about 100 bytes each. The oldest go first, and are counted.
+/// Events remembered there for a later mark, of about 100 bytes each. Beyond that the oldest are discarded, and
+/// counted.
 const BESIDE_MAX: usize = 100_000;
 
-/// Pause between two looks at who holds locks on rows that wait for their mark.
+/// Pause between two queries for the sessions that have locked rows.
 const HOLDERS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long marks may wait before that is reported, where no session holds a lock on the rows.
+/// How long marks may wait before that is logged, if no session holds a lock on the rows.
 const UNREPORTED_MAX: Duration = Duration::from_secs(2);
 
-/// Pause between two tries to mark rows that wait, while the table is polled.
+/// Pause between two attempts to mark waiting rows while the table is polled.
 const POLLED_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is to be marked.
+/// Published rows that have to be marked.
 #[derive(Debug, Default)]
 pub(super) struct RowStatusQueue {
+    /// Whether published rows are marked at all.
     on: bool,
     /// Polling may take over at any moment: no cursor row passes an event without its mark.
     required: bool,
-    /// The table is polled: rows of a claim get their marks with it.
+    /// The table is polled: rows of a claim are marked with the claim.
     polled: bool,
+    /// The prepared statements.
     marker: Option<Marker>,
-    /// The transaction that the stream is in.
+    /// The transaction that is being streamed.
     xid: Option<u32>,
-    flying: HashMap<Ticket, ToMark>,
-    /// Published, and not marked.
+    /// In flight.
+    in_flight: HashMap<Ticket, ToMark>,
+    /// Published, and not marked yet.
     done: Vec<ToMark>,
-    /// Parked, and not yet passed by the cursor row: if the slot is lost before that, the table tells what comes before
-    /// them.
+    /// Parked, and not yet passed by the cursor row: if the slot is lost before that, the table shows what comes before
+    /// these events.
     set_aside: Vec<NotPassed>,
     /// Taken for a cursor row that is being written.
     taken: Arc<Vec<ToMark>>,
-    /// Aggregates of which a row was locked when it was last to be marked.
+    /// Aggregates of which a row was locked at the last attempt.
     waiting: HashSet<Lane>,
-    /// Ids that were to be marked when that was last tried, and are not, with the transactions of their events.
+    /// IDs that the last attempt left without a mark, with the transactions of their events.
     unmarked: HashMap<String, Option<u32>>,
-    /// The transaction that wrote the row of the claim that is fed next.
+    /// The transaction that wrote the claimed row that is fed next.
     claimed_xmin: u32,
-    /// Aggregates of which polling publishes an event again: their marks are made by claims from there on.
+    /// Aggregates of which polling publishes an event again: from there on their marks are made by claims.
     repeated: HashSet<Lane>,
-    /// Since when there are such.
+    /// Since when marks wait.
     waits_since: Option<Instant>,
-    tried_at: Option<Instant>,
+    /// When the last attempt was made.
+    attempted_at: Option<Instant>,
+    /// When the sessions that hold locks were last queried.
     holders_at: Option<Instant>,
 }
 
-/// Marks that are to be made before a cursor row.
+/// Marks to be made before a cursor row.
 pub(super) struct RowStatusBatch {
+    /// The prepared statements.
     marker: Marker,
+    /// The rows, in order of their positions.
     rows: Arc<Vec<ToMark>>,
+    /// Aggregates of which a row was locked at the last attempt.
     waiting: HashSet<Lane>,
     /// The row waits for marks that can't be made yet.
     waits: bool,
     /// Polling depends on the marks.
     required: bool,
-    /// Who holds locks is to be found out.
+    /// The sessions that hold locks are queried.
     finds_holders: bool,
 }
 
-/// What became of them.
+/// The result of a batch.
 pub(super) struct RowStatusOutcome {
-    /// Which of the rows wait, by their places.
+    /// Indexes of the rows that wait.
     left: Vec<usize>,
+    /// Sessions that hold locks on them.
     holders: Vec<Holder>,
-    /// Why none was made.
+    /// Why no row was marked.
     pub(super) failed: Option<SourceError>,
-    /// The table refuses them, and nothing depends on them: nothing waits for that to change.
+    /// The table refuses marks, and nothing depends on them: nothing waits for that to change.
     refused: bool,
 }
 
 impl RowStatusBatch {
-    /// Makes them.
+    /// Marks the rows.
     ///
     /// # Errors
-    /// What ends the connection, or has to stop the pipeline. What concerns the marks alone is in [`RowStatusOutcome::failed`].
+    /// Errors that end the connection, or have to halt the pipeline. Errors of the marks alone are in
+    /// [`RowStatusOutcome::failed`].
     pub(super) async fn make(&self, client: &Client) -> Result<RowStatusOutcome, SourceError> {
         let left = match self.marker.mark(client, &self.rows, &self.waiting).await {
             Ok(left) => left,
             Err(error) => {
                 let refused = match error_policy::action(&error, Phase::Control, true) {
                     Action::Later(_) => false,
-                    // Whoever only streams does not depend on them.
+                    // A pipeline that only streams does not depend on marks.
                     Action::Halt(_) if !self.required => true,
                     Action::Halt(_)
                     | Action::Reconnect(_)
@@ -131,7 +142,7 @@ impl RowStatusBatch {
         };
         let holders = if self.finds_holders && !left.is_empty() {
             let rows: Vec<ToMark> = left.iter().map(|place| self.rows[*place].clone()).collect();
-            // For people: a look that fails must not fail the marks.
+            // The holders are shown to people only: their query must not fail the marks.
             self.marker.holders(client, &rows).await.unwrap_or_default()
         } else {
             Vec::new()
@@ -139,14 +150,14 @@ impl RowStatusBatch {
         Ok(RowStatusOutcome { left, holders, failed: None, refused: false })
     }
 
-    /// Whether the cursor row that stands at `row` has to wait: it would pass an event whose mark was not made.
+    /// Whether the cursor row at `row` has to wait because it would pass an event without its mark.
     pub(super) fn holds_back(&self, made: &RowStatusOutcome, row: Position) -> bool {
         let passes = || made.left.iter().any(|place| self.rows[*place].position < row);
         self.waits && !made.refused && passes()
     }
 }
 
-/// Marks that wait, in words.
+/// Marks that wait, for the log.
 pub(super) struct WaitingRows {
     pub(super) table: TableName,
     pub(super) rows: usize,
@@ -159,8 +170,7 @@ impl RowStatusQueue {
         Self { on, required, ..Self::default() }
     }
 
-    /// An event is on its way: `row` says where it stands, of which aggregate, and its own time; `None` for a message,
-    /// which has no row.
+    /// An event is in flight. `row`: its position, aggregate and own time; `None` for a message, which has no row.
     pub(super) fn sent(
         &mut self,
         ticket: Ticket,
@@ -174,7 +184,7 @@ impl RowStatusQueue {
             let written = Written { xid: self.xid, committed: Some(at.commit_time), time_ms };
             let (position, lane) = (at.position, Some(Lane::of(aggregate)));
             let row = ToMark { position, lane, id: id.to_owned(), written, visible: false };
-            self.flying.insert(ticket, row);
+            self.in_flight.insert(ticket, row);
         }
     }
 
@@ -183,39 +193,39 @@ impl RowStatusQueue {
         self.xid = Some(xid);
     }
 
-    /// It is published.
+    /// The event is published.
     pub(super) fn published(&mut self, ticket: Ticket) {
         if self.on
-            && let Some(row) = self.flying.remove(&ticket)
+            && let Some(row) = self.in_flight.remove(&ticket)
         {
             self.done.push(row);
         }
     }
 
-    /// It was refused, and is parked.
+    /// The event was refused, and is parked.
     pub(super) fn not_published(&mut self, ticket: Ticket) {
-        self.flying.remove(&ticket);
+        self.in_flight.remove(&ticket);
     }
 
-    /// The transaction that the stream is in.
+    /// The transaction that is being streamed.
     pub(super) const fn xid(&self) -> Option<u32> {
         self.xid
     }
 
-    /// The row of the claim that is fed next was written by this transaction.
+    /// The claimed row that is fed next was written by this transaction.
     pub(super) const fn feeds(&mut self, xmin: u32) {
         self.claimed_xmin = xmin;
     }
 
-    /// Whether the event of this id is published, and its row waits for its mark: whoever polls passes over it. A row
-    /// that another transaction has written may be another event, and is published. Then the later rows of its
-    /// aggregate are published again too: it may be the same event, and would be the last of its aggregate.
+    /// Whether the event with this ID is published while its row still waits for its mark: polling skips it. A row that
+    /// another transaction has written may be another event, and is published. Then the later rows of its aggregate are
+    /// published again too: it may be the same event, and would otherwise be the last one of its aggregate.
     #[inline]
     pub(super) fn waits_for(&mut self, id: &str, aggregate: Aggregate<'_>) -> bool {
-        self.polled && !self.unmarked.is_empty() && self.passes_over(id, aggregate)
+        self.polled && !self.unmarked.is_empty() && self.skips(id, aggregate)
     }
 
-    fn passes_over(&mut self, id: &str, aggregate: Aggregate<'_>) -> bool {
+    fn skips(&mut self, id: &str, aggregate: Aggregate<'_>) -> bool {
         let Some(xid) = self.unmarked.get(id) else { return false };
         let lane = Lane::of(aggregate);
         if *xid == Some(self.claimed_xmin) && !self.repeated.contains(&lane) {
@@ -225,7 +235,8 @@ impl RowStatusQueue {
         false
     }
 
-    /// Leaves the marks of what is published again to the claims: an event whose mark was made now would not follow.
+    /// Leaves the marks of events that are published again to the claims: if an event were marked now, it would not be
+    /// published after the repeated one.
     fn leave_repeated(&mut self) {
         if self.repeated.is_empty() {
             return;
@@ -243,32 +254,32 @@ impl RowStatusQueue {
         self.unmarked = self.done.iter().map(|row| (row.id.clone(), row.written.xid)).collect();
     }
 
-    /// Published rows that stay without their mark if the process ends now: those that no cursor row waits for. With
-    /// mode "auto" the stream brings them again.
+    /// Number of published rows that stay without their mark if the process ends now: those for which no cursor row
+    /// waits. In mode "auto" the stream repeats their events.
     pub(super) fn owed(&self) -> usize {
         if self.required { 0 } else { self.done.len() + self.taken.len() }
     }
 
-    /// The table is polled from here on, or no more.
+    /// Polling begins or ends.
     pub(super) fn polls(&mut self, polled: bool) {
         self.leave_repeated();
         self.polled = polled;
     }
 
-    /// Whether marks that wait are to be tried again, while the table is polled.
+    /// Whether another attempt to mark waiting rows is due, while the table is polled.
     pub(super) fn is_due(&self) -> bool {
-        let due = self.tried_at.is_none_or(|at| at.elapsed() >= POLLED_INTERVAL);
+        let due = self.attempted_at.is_none_or(|at| at.elapsed() >= POLLED_INTERVAL);
         due && (!self.done.is_empty() || !self.taken.is_empty())
     }
 
-    /// It is kept in the parked table: its row in the outbox is done with once the cursor row has passed it.
+    /// The event is in the parked table: its outbox row can be marked once the cursor row has passed it.
     pub(super) fn parked(&mut self, row: Option<NotPassed>) {
         if self.on {
             self.set_aside.extend(row);
         }
     }
 
-    /// A stream begins: what was parked before, and is not passed, is marked when it is.
+    /// A stream begins: reads events that were parked before and are marked when the cursor row passes them.
     pub(super) async fn find_parked(
         &mut self,
         client: &Client,
@@ -282,12 +293,12 @@ impl RowStatusQueue {
 
     /// Nothing is in flight any more.
     pub(super) fn given_up(&mut self) {
-        self.flying.clear();
+        self.in_flight.clear();
     }
 
-    /// What is published was marked otherwise.
+    /// Published rows were marked by other means.
     pub(super) fn forget(&mut self) {
-        self.flying.clear();
+        self.in_flight.clear();
         self.done.clear();
         self.set_aside.clear();
         self.taken = Arc::default();
@@ -301,7 +312,7 @@ impl RowStatusQueue {
         (self.waits_since, self.holders_at) = (None, None);
     }
 
-    /// Prepares the mark on a session.
+    /// Prepares the statements on a session.
     pub(super) async fn prepare(
         &mut self,
         client: &Client,
@@ -314,15 +325,15 @@ impl RowStatusQueue {
         Ok(())
     }
 
-    /// What is to be marked before the next cursor row, and with what. `row` is that row; `None` where the slot is
-    /// lost: what it has not passed comes again from the table.
+    /// Takes the rows to be marked before the next cursor row, which is `row`; `None` if the slot is lost: events that
+    /// no cursor row has passed are read from the table again.
     pub(super) fn take(&mut self, row: Option<&Progress>) -> Option<RowStatusBatch> {
         self.put_back();
         let passed = row.map_or_else(Position::default, Progress::position);
         for parked in std::mem::take(&mut self.set_aside) {
             if parked.position < passed {
                 let NotPassed { position, id, commit_time, timestamp_ms } = parked;
-                // The time of the commit may be in the place of one that no broker takes.
+                // The time of the record may be the commit time, in place of a time that no broker accepts.
                 let time_ms = timestamp_ms.filter(|ms| *ms != commit_time.unix_millis());
                 let written = Written { xid: None, committed: Some(commit_time), time_ms };
                 self.done.push(ToMark { position, lane: None, id, written, visible: true });
@@ -334,7 +345,7 @@ impl RowStatusQueue {
         let marker = self.marker.clone().filter(|_| !self.done.is_empty())?;
         self.done.sort_by_key(|row| row.position);
         self.taken = Arc::new(std::mem::take(&mut self.done));
-        self.tried_at = Some(Instant::now());
+        self.attempted_at = Some(Instant::now());
         let finds_holders = self.holders_at.is_none_or(|at| at.elapsed() >= HOLDERS_INTERVAL);
         let waits_beside = self.waits_since.is_none_or(|since| since.elapsed() < WAIT_BESIDE);
         Some(RowStatusBatch {
@@ -347,12 +358,12 @@ impl RowStatusQueue {
         })
     }
 
-    /// What became of what was taken last. Gives what waits, where something does, and how many rows of it are given
+    /// Handles the result of the last batch. Returns what waits, if that is to be logged, and how many rows are given
     /// up.
     pub(super) fn made(&mut self, made: &RowStatusOutcome) -> (Option<WaitingRows>, usize) {
         let taken = std::mem::take(&mut self.taken);
         let left: Vec<&ToMark> = made.left.iter().filter_map(|place| taken.get(*place)).collect();
-        // Of those only: what was published meanwhile was not tried yet.
+        // Only of these rows: those published meanwhile were not tried yet.
         self.waiting = left.iter().filter_map(|row| row.lane).collect();
         self.done.extend(left.into_iter().cloned());
         let given_up = if self.required { 0 } else { self.done.len().saturating_sub(BESIDE_MAX) };
@@ -366,7 +377,7 @@ impl RowStatusQueue {
             self.holders_at = Some(Instant::now());
         }
         self.note_unmarked();
-        // A row that is not visible yet is marked a moment later: nothing to report.
+        // A row that is not visible yet is marked a moment later: that is not logged.
         let soon = made.holders.is_empty() && made.failed.is_none();
         if soon && given_up == 0 && since.elapsed() < UNREPORTED_MAX {
             return (None, 0);
@@ -383,35 +394,37 @@ impl RowStatusQueue {
     }
 }
 
-/// Events that polling has published though the stream will bring them.
+/// Skips events that polling has published and the stream sends as well.
 ///
-/// All that was polled counts, also before a slot is known to stand: it stands a while before that is heard, and
-/// somebody else may have made it. Only so many are remembered, and only by this process: what the stream brings and is
-/// not remembered comes twice, and then so does all of its aggregate that follows, or the two would be swapped
-/// (`docs/decisions/handing-back.md`).
+/// Every polled event counts, even before a slot is known to exist: the slot may exist for a while before this process
+/// learns that, and another process may have created it. The number of remembered IDs is limited, and only this process
+/// remembers them. An event that the stream sends and that is not remembered is published twice, and so are all later
+/// events of its aggregate; otherwise the two would be swapped (`docs/decisions/handing-back.md`).
 #[derive(Debug, Default)]
 pub(super) struct HandOverFilter {
     /// Polling is to end in streaming.
     on: bool,
-    /// With the transactions that wrote their rows.
+    /// Published IDs, with the transactions that wrote their rows.
     ids: HashMap<Arc<str>, u32>,
-    /// The same, the oldest first.
+    /// The same IDs, the oldest first.
     order: VecDeque<Arc<str>>,
-    /// Rows of the claim at hand, and their ids.
+    /// Rows of the open claim, their transactions and IDs.
     claim: Vec<(usize, u32, Arc<str>)>,
+    /// The row that is fed next.
     row: usize,
+    /// The transaction that wrote it.
     xmin: u32,
-    /// What commits from here on was never polled; `None` while polling goes on.
+    /// Events committed after this position were never polled; `None` while polling continues.
     until: Option<Lsn>,
-    /// Aggregates of which the stream has brought an event that is not remembered.
+    /// Aggregates of which the stream has sent an event that is not remembered.
     repeated: HashSet<Lane>,
-    /// The epoch under which this process has published last.
+    /// The owner epoch under which this process has published last.
     owner: i64,
 }
 
 impl HandOverFilter {
-    /// Polling begins under an epoch, to end in streaming, or goes on after a lost connection. `before` is the epoch of
-    /// the owner before.
+    /// Polling begins under an epoch, to end in streaming, or continues after a lost connection. `before` is the epoch
+    /// of the previous owner.
     pub(super) fn begins(&mut self, before: i64, epoch: i64) {
         if !self.on || self.owner != before {
             *self = Self { on: true, ..Self::default() };
@@ -419,9 +432,9 @@ impl HandOverFilter {
         self.owner = epoch;
     }
 
-    /// A stream begins under an epoch, behind an owner of another. Where that owner was another process, nothing is
-    /// remembered any more: it may have streamed the first events of an aggregate again and have ended there. To pass
-    /// over their followers would leave the aggregate with an earlier event.
+    /// A stream begins under `epoch`; `before` is the epoch of the previous owner. If that owner was another process,
+    /// all IDs are discarded: it may have streamed the first events of an aggregate again, and have ended there. If the
+    /// later events were skipped, the aggregate would end with an earlier event.
     pub(super) fn streams(&mut self, before: i64, epoch: i64) {
         if self.owner != before {
             *self = Self::default();
@@ -434,19 +447,19 @@ impl HandOverFilter {
         self.claim.clear();
     }
 
-    /// The row of the claim that is fed next, and the transaction that wrote it.
+    /// The claimed row that is fed next, and the transaction that wrote it.
     pub(super) fn feeds(&mut self, row: usize, xmin: u32) {
         (self.row, self.xmin) = (row, xmin);
     }
 
-    /// The row that is fed is the event of this id.
+    /// The row that is fed is the event with this ID.
     pub(super) fn claimed(&mut self, id: &str) {
         if self.on {
             self.claim.push((self.row, self.xmin, id.into()));
         }
     }
 
-    /// The claim is settled; `done` says which of its rows are done with.
+    /// The claim is settled; `done` returns whether a row is resolved.
     pub(super) fn settled(&mut self, done: impl Fn(usize) -> bool) {
         self.settled_so_far(done);
         self.claim.clear();
@@ -461,7 +474,7 @@ impl HandOverFilter {
     }
 
     fn note(&mut self, id: Arc<str>, xmin: u32) {
-        // Of two rows of one id the last.
+        // Of two rows with the same ID the last one counts.
         if self.ids.insert(Arc::clone(&id), xmin).is_none() {
             self.order.push_back(id);
         }
@@ -472,13 +485,13 @@ impl HandOverFilter {
         }
     }
 
-    /// Polling ends here.
+    /// Polling ends at this position.
     pub(super) fn ends(&mut self, until: Lsn) {
         self.on = false;
         self.until = Some(until);
     }
 
-    /// Whether the event, of transaction `xid`, is to be passed over.
+    /// Whether the event, of transaction `xid`, is skipped.
     #[inline]
     pub(super) fn has(
         &mut self,
@@ -486,10 +499,10 @@ impl HandOverFilter {
         (commit_lsn, xid): (Lsn, Option<u32>),
         aggregate: Option<Aggregate<'_>>,
     ) -> bool {
-        !self.ids.is_empty() && self.passes_over(id, commit_lsn, xid, aggregate)
+        !self.ids.is_empty() && self.skips(id, commit_lsn, xid, aggregate)
     }
 
-    fn passes_over(
+    fn skips(
         &mut self,
         id: &str,
         commit_lsn: Lsn,
@@ -502,8 +515,8 @@ impl HandOverFilter {
             return false;
         }
         let lane = of.map(Lane::of);
-        // A row that was polled was written by the event's transaction, by a savepoint of it, or once more since then.
-        // A transaction that is newer than the row has used its id again.
+        // A polled row was written by the event's transaction, by one of its savepoints, or again after that. A
+        // transaction that is newer than the row has used the ID for another event.
         let is_later = |xmin: u32| xid.is_some_and(|xid| xid.wrapping_sub(xmin).cast_signed() > 0);
         let known = self.ids.get(id).is_some_and(|xmin| !is_later(*xmin));
         if known && lane.is_none_or(|lane| !self.repeated.contains(&lane)) {
@@ -512,7 +525,7 @@ impl HandOverFilter {
         if let Some(lane) = lane.filter(|_| !known) {
             self.repeated.insert(lane);
             if self.repeated.len() > PUBLISHED_IDS_MAX {
-                // All that comes from here on comes twice.
+                // All events from here on are published twice.
                 *self = Self::default();
             }
         }
@@ -526,10 +539,10 @@ mod tests {
     use crate::event::PgTime;
     use crate::lsn::Watermark;
 
-    /// The row of an earlier event may be unpublished in the table: if the slot is lost now, the row of the parked one
-    /// tells that it comes behind it.
+    /// The row of an earlier event may be unpublished in the table: if the slot is lost now, the row of the parked
+    /// event shows its place after that row.
     #[test]
-    fn row_of_a_parked_event_is_marked_when_the_cursor_row_passes_it_and_not_before() {
+    fn row_of_a_parked_event_is_marked_only_after_the_cursor_row_passes_it() {
         let at = |lsn| Position { commit_lsn: Lsn::from_wire(lsn), ordinal: 3 };
         let row = |lsn, ordinal| Progress {
             watermark: Watermark::resumed(Lsn::from_wire(lsn)),
@@ -554,128 +567,118 @@ mod tests {
         assert_eq!(done(&row_status), ["a"]);
         drop(row_status.take(Some(&row(20, 3))));
         assert_eq!(done(&row_status), ["a"]);
-        // The slot is lost: what no cursor row has passed comes again from the table.
+        // The slot is lost: events that no cursor row has passed are read from the table again.
         drop(row_status.take(None));
         assert_eq!(done(&row_status), ["a"]);
         drop(row_status.take(Some(&row(40, 0))));
         assert_eq!(done(&row_status), ["a"]);
     }
 
-    /// The transaction of the rows.
+    /// The transaction that wrote the rows.
     const XMIN: u32 = 4_000_000_000;
 
-    fn polled(hand_over_filter: &mut HandOverFilter, ids: impl Iterator<Item = usize>) {
+    fn polled(polled_ids: &mut HandOverFilter, ids: impl Iterator<Item = usize>) {
         for id in ids {
-            hand_over_filter.claims();
-            hand_over_filter.feeds(0, XMIN);
-            hand_over_filter.claimed(&id.to_string());
-            hand_over_filter.settled(|_| true);
+            polled_ids.claims();
+            polled_ids.feeds(0, XMIN);
+            polled_ids.claimed(&id.to_string());
+            polled_ids.settled(|_| true);
         }
     }
 
-    /// Whether the stream passes over an event of aggregate `of`.
-    fn passed_over(hand_over_filter: &mut HandOverFilter, id: usize, of: &str) -> bool {
+    /// Whether an event of aggregate `of` is skipped in the stream.
+    fn skipped(polled_ids: &mut HandOverFilter, id: usize, of: &str) -> bool {
         let aggregate = Some(Aggregate { kind: "order", id: of });
-        hand_over_filter.has(&id.to_string(), (Lsn::from_wire(1), Some(XMIN)), aggregate)
+        polled_ids.has(&id.to_string(), (Lsn::from_wire(1), Some(XMIN)), aggregate)
     }
 
     #[test]
-    fn rows_keep_their_outcomes_where_one_between_them_is_no_event() {
-        let mut hand_over_filter = HandOverFilter::default();
-        hand_over_filter.begins(0, 1);
-        hand_over_filter.claims();
+    fn rows_keep_their_outcomes_if_a_row_between_them_is_no_event() {
+        let mut polled_ids = HandOverFilter::default();
+        polled_ids.begins(0, 1);
+        polled_ids.claims();
         for (row, id) in [(0, Some("a")), (1, None), (2, Some("c")), (3, Some("d"))] {
-            hand_over_filter.feeds(row, XMIN);
+            polled_ids.feeds(row, XMIN);
             if let Some(id) = id {
-                hand_over_filter.claimed(id);
+                polled_ids.claimed(id);
             }
         }
-        hand_over_filter.settled(|row| row != 2);
-        assert!(!hand_over_filter.has("a", (Lsn::from_wire(1), None), None), "polling goes on");
-        hand_over_filter.ends(Lsn::from_wire(10));
+        polled_ids.settled(|row| row != 2);
+        assert!(!polled_ids.has("a", (Lsn::from_wire(1), None), None), "polling continues");
+        polled_ids.ends(Lsn::from_wire(10));
         let at = (Lsn::from_wire(10), Some(XMIN));
-        assert_eq!(
-            ["a", "c", "d"].map(|id| hand_over_filter.has(id, at, None)),
-            [true, false, true]
-        );
-        assert!(!hand_over_filter.has("a", (Lsn::from_wire(11), None), None), "never polled");
+        assert_eq!(["a", "c", "d"].map(|id| polled_ids.has(id, at, None)), [true, false, true]);
+        assert!(!polled_ids.has("a", (Lsn::from_wire(11), None), None), "never polled");
     }
 
-    /// The oldest are forgotten; the stream brings them again, and would bring them behind their followers.
+    /// The oldest IDs are discarded; the stream repeats their events, and would publish them after later events.
     #[test]
-    fn aggregate_of_a_forgotten_event_comes_twice_as_a_whole_and_no_other_does() {
-        let mut hand_over_filter = HandOverFilter::default();
-        hand_over_filter.begins(0, 1);
-        polled(&mut hand_over_filter, 0..PUBLISHED_IDS_MAX + 3);
-        hand_over_filter.ends(Lsn::from_wire(10));
+    fn only_the_aggregate_of_a_discarded_id_is_published_twice() {
+        let mut polled_ids = HandOverFilter::default();
+        polled_ids.begins(0, 1);
+        polled(&mut polled_ids, 0..PUBLISHED_IDS_MAX + 3);
+        polled_ids.ends(Lsn::from_wire(10));
         let last = PUBLISHED_IDS_MAX + 2;
+        assert!(skipped(&mut polled_ids, 5, "a") && skipped(&mut polled_ids, 7, "b"));
+        assert!(!skipped(&mut polled_ids, 2, "a"), "discarded");
         assert!(
-            passed_over(&mut hand_over_filter, 5, "a")
-                && passed_over(&mut hand_over_filter, 7, "b")
+            !skipped(&mut polled_ids, 6, "a"),
+            "otherwise it would be published before the repeated one"
         );
-        assert!(!passed_over(&mut hand_over_filter, 2, "a"), "forgotten");
+        assert!(!skipped(&mut polled_ids, last, "a"));
         assert!(
-            !passed_over(&mut hand_over_filter, 6, "a"),
-            "else it would stand before the second"
-        );
-        assert!(!passed_over(&mut hand_over_filter, last, "a"));
-        assert!(
-            passed_over(&mut hand_over_filter, last, "b"),
-            "remembered, and nothing of its own came twice"
+            skipped(&mut polled_ids, last, "b"),
+            "remembered, and no event of its aggregate was repeated"
         );
     }
 
-    /// What a process before this one has polled, or the stream had published before polling began.
+    /// Published by a process before this one, or by the stream before polling began.
     #[test]
-    fn event_that_this_process_did_not_poll_is_published_and_so_are_its_followers() {
-        let mut hand_over_filter = HandOverFilter::default();
-        hand_over_filter.begins(0, 1);
-        polled(&mut hand_over_filter, 10..20);
-        hand_over_filter.ends(Lsn::from_wire(10));
-        assert!(!passed_over(&mut hand_over_filter, 1, "a"));
-        assert!(!passed_over(&mut hand_over_filter, 10, "a"));
-        assert!(passed_over(&mut hand_over_filter, 11, "b"));
+    fn event_that_this_process_did_not_poll_is_published_with_the_later_events_of_its_aggregate() {
+        let mut polled_ids = HandOverFilter::default();
+        polled_ids.begins(0, 1);
+        polled(&mut polled_ids, 10..20);
+        polled_ids.ends(Lsn::from_wire(10));
+        assert!(!skipped(&mut polled_ids, 1, "a"));
+        assert!(!skipped(&mut polled_ids, 10, "a"));
+        assert!(skipped(&mut polled_ids, 11, "b"));
     }
 
-    /// Another process took the pipeline over in between, and may have begun to stream the same events again.
+    /// Another process owned the pipeline in between, and may have begun to stream the same events again.
     #[test]
-    fn what_was_polled_before_another_process_owned_the_pipeline_is_not_remembered() {
+    fn ids_polled_before_another_process_owned_the_pipeline_are_discarded() {
         for (before, remembered) in [(1, true), (2, false)] {
-            let mut hand_over_filter = HandOverFilter::default();
-            hand_over_filter.begins(0, 1);
-            polled(&mut hand_over_filter, 0..2);
-            hand_over_filter.ends(Lsn::from_wire(10));
-            hand_over_filter.streams(before, before + 1);
-            assert_eq!(
-                passed_over(&mut hand_over_filter, 1, "a"),
-                remembered,
-                "behind epoch {before}"
-            );
+            let mut polled_ids = HandOverFilter::default();
+            polled_ids.begins(0, 1);
+            polled(&mut polled_ids, 0..2);
+            polled_ids.ends(Lsn::from_wire(10));
+            polled_ids.streams(before, before + 1);
+            assert_eq!(skipped(&mut polled_ids, 1, "a"), remembered, "behind epoch {before}");
         }
-        let mut hand_over_filter = HandOverFilter::default();
-        // An epoch is a time: the next one is higher by any number.
-        hand_over_filter.begins(0, 100);
-        polled(&mut hand_over_filter, 0..2);
-        hand_over_filter.begins(100, 2_500);
-        polled(&mut hand_over_filter, 2..3);
-        hand_over_filter.ends(Lsn::from_wire(10));
+        let mut polled_ids = HandOverFilter::default();
+        // An epoch is a time: the next one may be higher by any number.
+        polled_ids.begins(0, 100);
+        polled(&mut polled_ids, 0..2);
+        polled_ids.begins(100, 2_500);
+        polled(&mut polled_ids, 2..3);
+        polled_ids.ends(Lsn::from_wire(10));
         assert!(
-            [0, 1, 2].iter().all(|id| passed_over(&mut hand_over_filter, *id, "a")),
-            "no other owner"
+            [0, 1, 2].iter().all(|id| skipped(&mut polled_ids, *id, "a")),
+            "no other process was the owner"
         );
-        hand_over_filter.begins(2_500, 2_600);
-        polled(&mut hand_over_filter, 3..4);
-        hand_over_filter.begins(2_700, 2_800);
-        polled(&mut hand_over_filter, 4..5);
-        hand_over_filter.ends(Lsn::from_wire(10));
-        assert_eq!([0, 2, 3, 4].map(|id| passed_over(&mut hand_over_filter, id, "a")), [false; 4]);
-        assert!(passed_over(&mut hand_over_filter, 4, "b"));
+        polled_ids.begins(2_500, 2_600);
+        polled(&mut polled_ids, 3..4);
+        polled_ids.begins(2_700, 2_800);
+        polled(&mut polled_ids, 4..5);
+        polled_ids.ends(Lsn::from_wire(10));
+        assert_eq!([0, 2, 3, 4].map(|id| skipped(&mut polled_ids, id, "a")), [false; 4]);
+        assert!(skipped(&mut polled_ids, 4, "b"));
     }
 
-    /// A published row waits for its mark, since somebody has locked it, and comes out of that written again: it may be
-    /// another event, and it may be the same one. So what follows it in its aggregate is published again behind it.
+    /// A published row waits for its mark because it is locked, and is written again by the session that has locked it:
+    /// it may be another event or the same one. So the later events of its aggregate are published again after it.
     #[test]
-    fn aggregate_of_a_row_that_was_written_again_is_published_again_as_a_whole_and_no_other_is() {
+    fn only_the_aggregate_of_a_row_that_was_written_again_is_published_again() {
         let mut row_status = RowStatusQueue::new(true, true);
         let aggregate = |id| Aggregate { kind: "order", id };
         let sent = [(1, "1", "a"), (2, "2", "a"), (3, "3", "b"), (4, "4", "a")];
@@ -696,15 +699,15 @@ mod tests {
             refused: false,
         });
         row_status.polls(true);
-        let mut passed_over = |xmin, id: &str, of| {
+        let mut skipped = |xmin, id: &str, of| {
             row_status.feeds(xmin);
             row_status.waits_for(id, aggregate(of))
         };
-        assert!(passed_over(XMIN, "1", "a"), "nothing of it was written again");
-        assert!(!passed_over(XMIN + 1, "2", "a") && !passed_over(XMIN, "4", "a"));
-        assert!(passed_over(XMIN, "3", "b"));
-        assert!(!passed_over(XMIN, "5", "b"), "published by nobody yet");
-        // The marks of the first are left to the claims: one that was made now would keep its event from following.
+        assert!(skipped(XMIN, "1", "a"), "no row of it was written again");
+        assert!(!skipped(XMIN + 1, "2", "a") && !skipped(XMIN, "4", "a"));
+        assert!(skipped(XMIN, "3", "b"));
+        assert!(!skipped(XMIN, "5", "b"), "not published yet");
+        // The marks of the first aggregate are left to the claims: a row marked now would not be published again.
         drop(row_status.take(None));
         let waits: Vec<&str> = row_status.done.iter().map(|row| &*row.id).collect();
         assert_eq!(waits, ["3"]);
@@ -714,20 +717,20 @@ mod tests {
         );
     }
 
-    /// The id of a row that was polled is given again, to an event that was not.
+    /// The ID of a polled row is used again for an event that was not polled.
     #[test]
-    fn event_of_a_later_transaction_than_the_polled_row_of_its_id_is_not_passed_over() {
-        // A savepoint has a later number than its transaction; numbers begin again behind the last.
+    fn event_of_a_later_transaction_than_the_polled_row_of_its_id_is_not_skipped() {
+        // A savepoint has a higher number than its transaction; numbers wrap around.
         for (xid, passed) in
             [(XMIN, true), (XMIN - 1, true), (XMIN + 1, false), (XMIN.wrapping_add(1 << 30), false)]
         {
-            let mut hand_over_filter = HandOverFilter::default();
-            hand_over_filter.begins(0, 1);
-            polled(&mut hand_over_filter, 1..2);
-            hand_over_filter.ends(Lsn::from_wire(10));
+            let mut polled_ids = HandOverFilter::default();
+            polled_ids.begins(0, 1);
+            polled(&mut polled_ids, 1..2);
+            polled_ids.ends(Lsn::from_wire(10));
             let aggregate = Some(Aggregate { kind: "order", id: "a" });
             assert_eq!(
-                hand_over_filter.has("1", (Lsn::from_wire(1), Some(xid)), aggregate),
+                polled_ids.has("1", (Lsn::from_wire(1), Some(xid)), aggregate),
                 passed,
                 "{xid}"
             );
@@ -735,9 +738,9 @@ mod tests {
     }
 
     #[test]
-    fn polling_for_good_remembers_nothing() {
-        let mut hand_over_filter = HandOverFilter::default();
-        polled(&mut hand_over_filter, 0..5);
-        assert!(hand_over_filter.ids.is_empty());
+    fn polling_without_a_hand_over_remembers_nothing() {
+        let mut polled_ids = HandOverFilter::default();
+        polled(&mut polled_ids, 0..5);
+        assert!(polled_ids.ids.is_empty());
     }
 }

@@ -1,7 +1,8 @@
-//! Looks at the slot and the publication while a stream runs: what they hold back, and whether they still stand.
+//! Monitors the slot and the publication while a stream runs: the WAL that the slot retains, and whether both still
+//! exist.
 //!
-//! One look at a time, on the control connection, never in the way of the stream. What is seen goes to the status; a
-//! publication that no longer publishes the outbox is a halt, since PostgreSQL 18 skips its rows with a mere warning.
+//! One query at a time runs on the control connection, beside the stream. The result goes to the status. A publication
+//! that no longer publishes the outbox table is a halt, because PostgreSQL 18 skips its rows with only a warning.
 
 use super::lifecycle::Pipeline;
 use super::log;
@@ -24,28 +25,28 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_postgres::Client;
 
-/// Pause between two looks: a handful of catalog queries of a millisecond together.
+/// Pause between two queries: a handful of catalog queries that take a millisecond together.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Pause between two times that resolved parked events are deleted.
+/// Pause between two deletions of resolved parked events.
 pub(super) const PRUNE_INTERVAL: Duration = Duration::from_mins(1);
 
-/// How long resolved parked events are kept, for people; those the stream may bring again are kept in any case.
+/// How long resolved parked events are kept for people. Those that the stream may repeat are kept in any case.
 pub(super) const KEPT: Duration = Duration::from_hours(7 * 24);
 
-/// The publication that a stream reads through, as it was when the stream was last known to be whole.
+/// The publication of a stream, as it was when the stream was last known to be complete.
 #[derive(Clone, Debug)]
 pub(super) struct PublicationState {
-    /// Which slot of the name: behind a new one older changes mean nothing.
+    /// Identifies the slot: a new slot of the same name starts after earlier changes.
     pub(super) slot_created_lsn: Lsn,
-    /// `None` where it may have left out rows before the stream began: the start has said so.
+    /// `None` if the publication may have left out rows before the stream began; the start has logged that.
     pub(super) version: Option<Version>,
-    /// The outbox table's OID.
+    /// OID of the outbox table.
     pub(super) table: u32,
 }
 
 impl PublicationState {
-    /// As a stream begins; `None` without a table.
+    /// The publication when a stream begins; `None` without a table.
     pub(super) fn of(facts: &Facts, resume: &Resume) -> Option<Self> {
         let (table, publication) = (facts.table.as_ref()?, facts.publication.as_ref()?);
         Some(Self {
@@ -55,7 +56,7 @@ impl PublicationState {
         })
     }
 
-    /// What a write of the cursor row may take for resolved.
+    /// What a write of the cursor row may record as resolved.
     pub(super) fn ledger(&self) -> Ledger {
         match &self.version {
             Some(version) => Ledger::While(version.clone(), self.table),
@@ -64,38 +65,48 @@ impl PublicationState {
     }
 }
 
-/// What a look saw.
+/// The result of a query.
 #[derive(Debug)]
 pub(super) struct SlotStatus {
+    /// The slot, if it exists.
     pub(super) slot: Option<SlotRow>,
-    /// End of the server's WAL.
+    /// The server's end of WAL.
     pub(super) wal_end: Lsn,
     /// How long the oldest parked event has been parked.
     pub(super) oldest_parked: Option<Duration>,
     /// The stream waits for a standby.
     pub(super) waits_for_standby: bool,
-    /// OIDs of the outbox's partitions, ascending; empty where it has none.
+    /// OIDs of the partitions of the outbox table, in ascending order; empty without partitions.
     leaves: Vec<u32>,
-    /// The publication, where the stream is known to be whole with it.
+    /// The publication, if the stream is known to be complete with it.
     version: Option<Version>,
+    /// Why the stream may not continue.
     halt: Option<Halt>,
 }
 
 impl SlotStatus {
-    /// WAL that the slot holds back. Unit: bytes.
+    /// WAL that the slot retains. Unit: bytes.
     pub(super) fn retained(&self) -> Option<u64> {
         let restart = self.slot.as_ref()?.restart_lsn?;
         Some(self.wal_end.bytes_since(restart))
     }
 }
 
+/// Queries the slot and the publication of a stream, one query at a time.
 pub(super) struct SlotMonitor {
+    /// The control connection.
     client: Arc<Client>,
+    /// The pipeline.
     spec: Arc<PipelineSpec>,
+    /// The running query.
     running: Option<StoreJob<SlotStatus>>,
+    /// When the next query is made.
     next_at: Instant,
+    /// Wakes at `next_at`.
     timer: Timer,
+    /// When resolved parked events are next deleted.
     prune_at: Instant,
+    /// The newest result.
     latest: Option<SlotStatus>,
     /// `None` for a pipeline without a table.
     publication: Option<PublicationState>,
@@ -120,7 +131,7 @@ impl SlotMonitor {
         }
     }
 
-    /// Waits for the next look. Cancel-safe.
+    /// Waits for the next result. Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<SlotStatus, SourceError> {
         if self.running.is_none() {
             self.timer.at(self.next_at).await;
@@ -154,7 +165,7 @@ impl SlotMonitor {
         outcome
     }
 
-    /// Keeps a look, and gives back the halt it asks for.
+    /// Keeps a result; returns the halt that it requires.
     pub(super) fn keep(&mut self, mut status: SlotStatus) -> Option<Halt> {
         let halt = status.halt.take();
         if let (Some(publication), Some(version)) = (&mut self.publication, status.version.take()) {
@@ -164,17 +175,17 @@ impl SlotMonitor {
         halt
     }
 
-    /// What a write of the cursor row may take for resolved.
+    /// What a write of the cursor row may record as resolved.
     pub(super) fn ledger(&self) -> Ledger {
         self.publication.as_ref().map_or(Ledger::Kept, PublicationState::ledger)
     }
 
-    /// The publication, for the next stream's looks.
+    /// The publication, for the monitor of the next stream.
     pub(super) fn publication(&self) -> Option<&PublicationState> {
         self.publication.as_ref()
     }
 
-    /// The newest look.
+    /// The newest result.
     pub(super) fn latest(&self) -> Option<&SlotStatus> {
         self.latest.as_ref()
     }
@@ -215,7 +226,7 @@ async fn query(
     })
 }
 
-/// The publication as it is now, where it has left out nothing since `before`; the halt, where it may have.
+/// The publication as it is now, if it has left out nothing since `before`; otherwise the halt.
 async fn publication_now(
     client: &Client,
     spec: &PipelineSpec,
@@ -238,7 +249,7 @@ async fn publication_now(
     Ok(Ok(now.version.clone()))
 }
 
-/// Partitions that were attached with what they held, or detached, since the look before.
+/// Partitions that were attached with rows in them, or detached, since the previous query.
 async fn changes(
     client: &Client,
     before: &[u32],
@@ -254,7 +265,8 @@ async fn changes(
     catalog::leaf_changes(client, &gone, &new).await
 }
 
-/// A publication that was changed under the stream left rows out from then on, and nothing in the stream says so.
+/// Adds to the halt how late it may be. A publication that is changed during a stream leaves out rows from then on, and
+/// the stream does not show that.
 fn with_delay(mut halt: Halt) -> Halt {
     if halt.reason == HaltReason::PublicationUnfit {
         let seconds = INTERVAL.as_secs();
@@ -266,44 +278,41 @@ fn with_delay(mut halt: Halt) -> Halt {
     halt
 }
 
-// The WAL budget (`source.wal_retain_max`): how much of the database's disk the slot may hold back.
-//
-// Decides from what a look saw, and does nothing itself. Whoever has to be warned, halted or polled for is the
-// session's to say.
-
-/// What a slot that was past the budget already when the process started may grow by, while it catches up: this part of
-/// the budget. Without it no backlog could ever be drained by starting again.
+/// A slot that retained more than the limit when the process started may grow by this part of the limit while it
+/// catches up. Otherwise no backlog could be published by starting again.
 const GROWTH_PART: u64 = 4;
 
-/// Where a slot stands.
+/// How much WAL the slot retains, compared with the limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RetentionLevel {
-    /// Below half.
+    /// Less than half of the limit.
     BelowHalf,
-    /// A person should look.
+    /// More than half: somebody should check why.
     AboveHalf,
-    /// It may not go on so.
+    /// More than the limit: the pipeline halts, or drops the slot.
     Exceeded,
 }
 
-/// The budget of one process.
+/// The WAL retention limit (`source.wal_retain_max`) of one process: how much WAL the slot may retain on the database's
+/// disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WalRetentionLimit {
+    /// The configured limit. Unit: bytes.
     max: u64,
-    /// What counts as past it: more than `max` while a backlog from before the start is drained. Unknown before the
-    /// first look.
+    /// The limit in force: more than `max` while a backlog from before the start is published. Unknown before the first
+    /// query.
     limit: Option<u64>,
-    /// No backlog is drained past it: there is another way to publish it.
+    /// A backlog is not published from the slot above the limit, because it can be published from the table.
     strict: bool,
 }
 
 impl WalRetentionLimit {
-    /// `max` in bytes; `strict` where the table can be polled instead.
+    /// `max` in bytes. `strict`: the table can be polled instead.
     pub(super) const fn new(max: u64, strict: bool) -> Self {
         Self { max, limit: None, strict }
     }
 
-    /// Judges what the slot holds back now. Unit: bytes.
+    /// Compares what the slot retains now with the limit. Unit: bytes.
     pub(super) fn assess(&mut self, retained: u64) -> RetentionLevel {
         let drains = retained > self.max && !self.strict;
         let catching_up =
@@ -319,7 +328,7 @@ impl WalRetentionLimit {
 }
 
 impl Pipeline {
-    /// Speaks of what the slot holds back; the halt where it is past the budget.
+    /// Logs what the slot retains; returns the halt if that is more than the limit.
     pub(super) fn check_wal_retention(&mut self, retained: u64) -> Option<Halt> {
         let limit = self.wal_retention_limit.as_mut()?;
         let max = limit.max;
@@ -366,30 +375,27 @@ fn past(pipeline: &Pipeline, retained: u64, max: u64) -> Halt {
     }
 }
 
-// What is still looked at while a pipeline is halted: its slot, which keeps WAL meanwhile, or is gone.
-//
-// A short session of its own for each look, by a name that is no relay's, so that `postrider repair` and `setup` find
-// the pipeline at rest.
-
-/// Pause between two looks, each of which logs in.
+/// Pause between two queries while halted; each of them logs in.
 const HALTED_INTERVAL: Duration = Duration::from_secs(15);
 
-/// The longest a look may take.
-const LOOK_MAX: Duration = Duration::from_secs(30);
+/// The longest time for such a query.
+const QUERY_MAX: Duration = Duration::from_secs(30);
 
-/// What the server's lists show the looks as.
+/// `application_name` of these queries. It differs from that of a running pipeline, so that `postrider repair` and
+/// `setup` do not find the pipeline running.
 const APPLICATION_NAME: &str = "postrider (halted)";
 
 /// `postrider_slot_state` of a slot that does not exist.
 const MISSING: &str = "missing";
 
-/// Keeps the slot's figures on the status up to date until the process is to stop.
+/// Updates the status of the slot while the pipeline is halted, until the process stops: the slot retains WAL
+/// meanwhile, or is dropped. Each query has a short session of its own.
 pub(super) async fn watch(spec: &PipelineSpec, status_handle: &StatusHandle, stop: &Stop) {
     loop {
-        // A database that does not answer is not news of a halted pipeline: what was last seen stays, and
-        // `source_contact_seconds` grows.
-        if let Ok(Ok((slot, wal_end))) = tokio::time::timeout(LOOK_MAX, query_while_halted(spec)).await
-            // Polling has no slot, unless it has left one behind.
+        // A database that does not answer changes nothing: the last known values stay, and `source_contact_seconds`
+        // grows.
+        if let Ok(Ok((slot, wal_end))) = tokio::time::timeout(QUERY_MAX, query_while_halted(spec)).await
+            // Polling has no slot, unless one was left behind.
             && (spec.mode != Mode::Poll || slot.is_some())
         {
             show(status_handle, slot.as_ref(), wal_end);
@@ -430,7 +436,7 @@ fn show(status_handle: &StatusHandle, slot: Option<&SlotRow>, wal_end: Lsn) {
 mod tests {
     use super::*;
 
-    /// 100 bytes, half of it, and so on.
+    /// The levels for a limit of 100 bytes.
     fn levels(strict: bool, retained: &[u64]) -> String {
         let mut limit = WalRetentionLimit::new(100, strict);
         let level = |retained: &u64| match limit.assess(*retained) {
@@ -442,14 +448,14 @@ mod tests {
     }
 
     #[test]
-    fn half_is_told_and_all_of_it_is_past() {
+    fn levels_are_half_and_all_of_the_limit() {
         for strict in [false, true] {
             assert_eq!(levels(strict, &[0, 50, 51, 100, 40, 101]), "wwhhwP");
         }
     }
 
     #[test]
-    fn backlog_from_before_the_start_may_be_drained_but_not_grow() {
+    fn backlog_from_before_the_start_may_be_published_but_not_grow() {
         assert_eq!(levels(false, &[300, 325, 310, 200, 225]), "hhhhh");
         assert_eq!(levels(false, &[300, 326]), "hP");
         assert_eq!(levels(false, &[300, 200, 226]), "hhP");
@@ -458,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_table_is_polled_instead_no_backlog_is_waited_for() {
+    fn no_backlog_is_published_above_the_limit_if_the_table_can_be_polled() {
         assert_eq!(levels(true, &[300]), "P");
         assert_eq!(levels(true, &[60, 101]), "hP");
     }

@@ -68,7 +68,7 @@ pub struct PipelineSpec {
     /// Limits on what is in flight.
     pub limits: Limits,
     /// How events are parked and retried.
-    pub parking: Rules,
+    pub parking: ParkingRules,
     /// A topic to which dead events are published as well.
     pub dead_topic: Option<String>,
     /// How long a destination may accept no records before its events are parked; `None` to wait without a limit.

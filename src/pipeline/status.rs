@@ -1,4 +1,4 @@
-//! Brings the status status up to date: what `/status`, `/ready` and the metrics read.
+//! Updates the status that `/status`, `/ready` and the metrics read.
 
 use super::health::Condition;
 use super::lag::ReadMode;
@@ -10,25 +10,25 @@ use crate::parked;
 use crate::status::{Head, Lag, Parked, State};
 use std::time::{Duration, Instant};
 
-/// Behind by more than this is catching up.
+/// A lag above this is the state `catching_up`.
 const CATCHING_UP: Duration = Duration::from_secs(5);
 
-/// What to do where nothing more can be parked.
+/// What to do when no more events can be parked.
 pub(super) const FULL_HINT: &str =
     "postrider parked list; then retry, skip or replace the events, or raise parking.rows_max";
 
-/// Heads that are shown.
+/// Parked heads shown in the status.
 const HEADS_MAX: usize = 10;
 
 impl Pipeline {
-    /// Brings the status up to date, if that was not done just now.
+    /// Updates the status, unless that was done a moment ago.
     pub(super) fn report_sometimes(&mut self, slot_monitor: Option<&SlotMonitor>) {
         if self.log.reported_at.is_none_or(|at| at.elapsed() >= REPORT_SOON) {
             self.report(slot_monitor);
         }
     }
 
-    /// Brings the status up to date.
+    /// Updates the status.
     pub(super) fn report(&mut self, slot_monitor: Option<&SlotMonitor>) {
         self.log.read_clock();
         self.log.reported_at = Some(Instant::now());
@@ -71,7 +71,7 @@ impl Pipeline {
             snapshot.source_contact_at = contact;
             snapshot.turned_at = log.reported_at;
             let Some(slot_status) = slot_monitor.and_then(SlotMonitor::latest) else { return };
-            // A look is older than what the relay knows.
+            // The result of the slot monitor is older than what the relay knows.
             snapshot.parked.oldest_seconds = slot_status
                 .oldest_parked
                 .filter(|_| parked_any)
@@ -121,7 +121,7 @@ impl Pipeline {
             dead: counts.dead,
             aggregates: self.relay.blocked_lanes() as u64,
             full: self.relay.parking_is_full(),
-            oldest_seconds: self.record_buffer.oldest.map_or(0.0, |age| age.as_secs_f64()),
+            oldest_seconds: self.records.oldest.map_or(0.0, |age| age.as_secs_f64()),
             heads: self.relay.heads(HEADS_MAX).into_iter().map(head).collect(),
         }
     }

@@ -1,4 +1,4 @@
-//! A stream from its start to its end: selects one input at a time, and performs what the relay wants.
+//! A stream from its start to its end: takes one input at a time, and performs the effects of the relay in order.
 
 use super::connect::Connected;
 use super::failpoint::failpoint;
@@ -28,45 +28,54 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Under load there is always something to take, and the loop would never wait: so often the control connection, which
-/// is another task of this thread, and the timers have their turn all the same. Each turn would be a system call each.
+/// Under load there is always something to read, and the loop would never wait. At this interval it yields, so that the
+/// control connection, which is another task of this thread, and the timers make progress. To yield in each turn would
+/// cost a system call each.
 const YIELD_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How long a look at the catalog for the types of columns may take: nothing else is done meanwhile.
+/// How long a catalog query for the types of columns may take: nothing else is done meanwhile.
 const TYPES_MAX: Duration = Duration::from_secs(10);
 
-/// A statement on its way on the control connection.
+/// A statement that runs on the control connection.
 pub(super) type StoreJob<T> = Pin<Box<dyn Future<Output = Result<T, SourceError>>>>;
 
 /// How a stream ended.
 pub(super) enum End {
-    /// The pipeline is over.
+    /// The pipeline has ended.
     Over(PipelineExit),
-    /// The producer was thrown away: connect again.
+    /// The sink was reset: connect again.
     Restart,
-    /// The connection is gone, or of no use.
+    /// The connection is lost or unusable.
     Lost(SourceError, Phase),
-    /// The slot holds back more than it may, and the table is polled in its stead.
+    /// The slot retains more WAL than it may: it is dropped, and the table is polled.
     DropSlot(Box<Halt>),
 }
 
-/// What became of a cursor row, and of the marks before it.
+/// The result of a cursor row, and of the marks before it.
 pub(super) struct RowWritten {
+    /// The result of the marks, if there were any.
     made: Option<RowStatusOutcome>,
-    /// `None` where the row was not written, since it would pass an event without its mark.
+    /// `None` if the row was not written, because it would pass an event without its mark.
     row: Option<Written>,
 }
 
-/// A stream and what is under way on it.
+/// A stream and what is running on it.
 pub(super) struct StreamSession {
+    /// The connections.
     pub(super) connected: Connected,
+    /// The batch that is being fed.
     feeding: Option<Feeding>,
+    /// A write of the cursor row.
     writing: Option<StoreJob<RowWritten>>,
+    /// When it began.
     writing_since: Instant,
+    /// Queries slot and publication.
     slot_monitor: SlotMonitor,
+    /// When a drain is given up.
     leave_at: Option<Instant>,
+    /// Wakes when something is due.
     timer: Timer,
-    /// By the relay's clock.
+    /// When the loop last yielded, by the relay's clock.
     yielded_at: Duration,
 }
 
@@ -86,7 +95,7 @@ enum StreamEvent {
 }
 
 impl StreamSession {
-    /// `published`: the publication, as the stream before knew it.
+    /// `published`: the publication, as the previous stream knew it.
     fn new(
         connected: Connected,
         spec: &Arc<PipelineSpec>,
@@ -109,7 +118,7 @@ impl StreamSession {
         }
     }
 
-    /// When the older of the writes began that are under way.
+    /// When the older one of the running writes began.
     fn written_since(&self) -> Option<Instant> {
         let row = self.writing.as_ref().map(|_| self.writing_since);
         [row, self.connected.store.jobs.written_since()].into_iter().flatten().min()
@@ -182,7 +191,7 @@ impl Pipeline {
         let requests = requests(loaded);
         let owned = self.owned.replace(session.connected.store.epoch);
         let same_owner = owned == Some(session.connected.store.former.epoch);
-        self.hand_over_filter
+        self.polled_ids
             .streams(session.connected.store.former.epoch, session.connected.store.epoch);
         let (parked, requests) = (entries.as_slice(), requests.as_slice());
         let started = Input::Started { cursor, same_history, same_owner, parked, requests };
@@ -193,7 +202,7 @@ impl Pipeline {
         log::streaming(self, &session.connected.resume);
     }
 
-    /// One turn of the loop: take what has come, do what it wants, feed what is read, then wait for more.
+    /// One turn of the loop: takes posts, performs effects, feeds what is read, then waits for the next input.
     async fn turn(&mut self, session: &mut StreamSession, stop: &Stop) -> Option<End> {
         let now = self.now();
         self.take_posts(now);
@@ -207,9 +216,9 @@ impl Pipeline {
         }
         let StreamSession { feeding, connected, .. } = session;
         let fed = self.feed_ready(now, feeding, || connected.wal.ready());
-        // A sink that needs no broker has answered already: another turn for that would cost more than this look. Where
-        // something waits for an answer, the answer has to make the next turn.
-        if fed == Fed::Whole && !self.record_buffer.has_attempts() {
+        // A sink that needs no broker has answered already, and another turn would cost more than taking its posts
+        // here. If an attempt waits for an answer, that answer has to make the next turn.
+        if fed == Fed::Whole && !self.records.has_attempts() {
             self.take_posts(now);
         }
         if let Some(end) = self.perform(session) {
@@ -230,8 +239,8 @@ impl Pipeline {
         self.react(session, event)
     }
 
-    /// Asks the catalog for the types that a relation waits for; whether there were any. It comes with the first row of
-    /// a connection, and with the first behind an ALTER TABLE.
+    /// Queries the catalog for the types that a relation waits for; returns whether there were any. This happens with
+    /// the first row of a connection, and with the first row after an ALTER TABLE.
     async fn learn_types(&mut self, store: &StoreSession) -> Result<bool, SourceError> {
         if self.unknown_types.is_empty() {
             return Ok(false);
@@ -249,8 +258,9 @@ impl Pipeline {
 
     async fn wait(&self, session: &mut StreamSession, stop: &Stop, more: bool) -> StreamEvent {
         let hungry = session.feeding.is_none() && !self.relay.stopping();
-        // While the intake is shut too: the slot is free, and what is in flight may soon land behind another's. Not
-        // where only this turn is over: what was read before the end is fed before it.
+        // The end of the connection is noticed while the intake is closed too: the slot is free then, and what is in
+        // flight may soon land after events of another owner. Not if only this turn is over: what was read before the
+        // end is fed first.
         let full = session.feeding.is_some() && !more && !self.relay.stopping();
         let full = full || self.relay.halt_awaits_all();
         let due = self.due();
@@ -270,7 +280,7 @@ impl Pipeline {
             () = self.mailbox.arrived() => StreamEvent::Posts,
             () = tokio::task::yield_now(), if more => StreamEvent::Again,
             batch = next_or_lost(&mut connected.wal, hungry), if hungry || full => StreamEvent::Batch(batch),
-            // Last: what is due is looked at in every turn, and must not keep the others from theirs.
+            // Last, because due work is checked in every turn and must not starve the other inputs.
             () = timer.at(due) => StreamEvent::Due,
         }
     }
@@ -298,7 +308,7 @@ impl Pipeline {
             StreamEvent::Written(Err(error)) => {
                 session.writing = None;
                 match error_policy::action(&error, Phase::Control, true) {
-                    // The stream goes on, and the row is written later.
+                    // The stream continues, and the row is written later.
                     Action::Later(_) => {
                         log::row_waits(self, &error);
                         self.apply(now, Input::CursorDeferred);
@@ -315,10 +325,10 @@ impl Pipeline {
                 }
             }
             StreamEvent::Batch(Err(error)) if error.is_of_a_message() => {
-                self.halt_behind(now, error)
+                self.halt_behind(now, error);
             }
-            // The server stops, or took this session away. Nothing can be confirmed without the row, so nothing is
-            // gained by holding on, and a stream that holds on would hold up the server's shutdown.
+            // The server stops, or has ended this session. Without the row nothing can be confirmed, so there is no
+            // reason to keep the stream, and an open stream would delay the server's shutdown.
             StreamEvent::ControlLost(error) => return Some(End::Lost(error, Phase::Control)),
             StreamEvent::Batch(Err(error)) => return Some(End::Lost(error, Phase::Stream)),
             StreamEvent::SlotStatus(Ok(status)) => {
@@ -331,7 +341,7 @@ impl Pipeline {
                     if self.spec.polls_instead_of_slot() {
                         return Some(End::DropSlot(halt));
                     }
-                    // The broker may be what it waits for.
+                    // What is in flight may wait for the broker.
                     session.leave_at = Some(Instant::now() + self.spec.shutdown_grace);
                     self.apply(now, Input::Halt(halt));
                 }
@@ -353,7 +363,7 @@ impl Pipeline {
 }
 
 impl Pipeline {
-    /// Takes what became of a cursor row.
+    /// Handles the result of a cursor row.
     fn row_written(&mut self, now: Duration, RowWritten { made, row }: RowWritten) {
         if let Some(made) = &made {
             self.marks_made(made);
@@ -364,7 +374,7 @@ impl Pipeline {
                 log::row_goes_on(self);
                 Input::CursorWritten
             }
-            // Another process wrote the row: the slot is no longer ours to speak for.
+            // Another process wrote the row, so the slot belongs to that process.
             Some(taken) => {
                 log::row_taken(self, &taken);
                 Input::SlotTaken
@@ -374,7 +384,7 @@ impl Pipeline {
         self.apply(now, input);
     }
 
-    /// Takes what became of marks, and tells of those that wait.
+    /// Handles the result of marks, and logs those that wait.
     pub(super) fn marks_made(&mut self, made: &RowStatusOutcome) {
         let (waiting, given_up) = self.row_status.made(made);
         match (waiting, &made.failed) {
@@ -385,7 +395,7 @@ impl Pipeline {
     }
 }
 
-/// The next batch; or, for whoever has no room for one, the end of the connection.
+/// The next batch; or, while there is no room for one, the end of the connection.
 async fn next_or_lost(wal: &mut WalStream, hungry: bool) -> Result<Batch, SourceError> {
     if hungry { wal.next().await } else { Err(wal.lost().await) }
 }
@@ -397,10 +407,6 @@ pub(super) async fn await_job<T>(job: &mut Option<StoreJob<T>>) -> Result<T, Sou
     }
 }
 
-// What the relay wants, done in its order: rows written, positions confirmed, tries and letters offered.
-//
-// Decides nothing and waits for nothing; what is under way stands in the session, whose loop sees it end.
-
 impl Pipeline {
     /// Performs the relay's effects, in order.
     fn perform(&mut self, session: &mut StreamSession) -> Option<End> {
@@ -409,22 +415,22 @@ impl Pipeline {
         for effect in effects.drain(..) {
             match effect {
                 Effect::Publish(_) | Effect::Park { .. } => {}
-                Effect::WriteParking { rows, marks } => {
-                    self.write_parking(&mut session.connected.store, rows, marks);
+                Effect::WriteParking { rows, statuses } => {
+                    self.write_parking(&mut session.connected.store, rows, statuses);
                 }
                 Effect::Attempt { ticket, position } => {
-                    self.record_buffer.add_attempt(ticket, position);
+                    self.records.add_attempt(ticket, position);
                 }
                 Effect::Probe { ticket, position } => {
-                    self.record_buffer.add_probe(ticket, position)
+                    self.records.add_probe(ticket, position);
                 }
                 Effect::DeadLetter { ticket, position } => {
-                    self.record_buffer.add_dead_letter(ticket, position);
+                    self.records.add_dead_letter(ticket, position);
                 }
                 Effect::Overtaken { position, by } => {
                     self.log.parked.event_overtaken(self.spec.name(), position, by);
                 }
-                Effect::Undelivered { position, reason } => {
+                Effect::DeadLetterRefused { position, reason } => {
                     log::undelivered(self, position, reason);
                 }
                 Effect::Released { position } => self.released(position),
@@ -452,16 +458,15 @@ impl Pipeline {
 }
 
 impl StreamSession {
-    /// Passes the confirmation on. After a reconnect the stream repeats what we know, and nothing may be confirmed on
-    /// it that it has not sent.
+    /// Passes the confirmation to the stream. After a reconnect the server repeats what is known already, and nothing
+    /// may be confirmed on a stream that has not sent it.
     fn confirm(&self, watermark: Watermark) {
         if watermark.lsn() <= self.connected.wal.received() {
             self.connected.wal.confirm(watermark);
         }
     }
 
-    /// Makes the marks that come before the row, then writes it; not where it would pass an event whose mark has to
-    /// wait.
+    /// Writes the marks that come before the row, then the row, unless it would pass an event whose mark has to wait.
     fn write(&mut self, row: Progress, marks: Option<RowStatusBatch>) {
         assert!(self.writing.is_none(), "two cursor rows at once");
         let resume = &self.connected.resume;

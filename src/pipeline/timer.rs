@@ -1,11 +1,12 @@
-//! A timer for a loop whose deadline mostly stays the same, or moves later.
+//! A timer for a loop whose deadline mostly stays the same or moves later.
 //!
-//! To set a timer of the runtime costs a system call that wakes its own thread. So the timer is set again only when it
-//! fires before the present deadline.
+//! Setting a timer of the runtime costs a system call that wakes its own thread, so the timer is set again only when it
+//! fires before the current deadline.
 
 use std::pin::Pin;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+/// A timer that is set again only when needed.
 #[derive(Default)]
 pub(super) struct Timer(Option<Pin<Box<Sleep>>>);
 
@@ -31,8 +32,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Whether it rings, looked at once.
-    fn rings(timer: &mut Timer, time: Instant) -> bool {
+    /// Whether the timer has fired, polled once.
+    fn fires(timer: &mut Timer, time: Instant) -> bool {
         let wait = std::pin::pin!(timer.at(time));
         wait.poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
@@ -43,34 +44,34 @@ mod tests {
     }
 
     #[test]
-    fn it_rings_when_it_is_time_and_not_before() {
+    fn timer_fires_at_its_time_and_not_before() {
         with_clock(|| {
             let (mut timer, now) = (Timer::default(), Instant::now());
-            assert!(!rings(&mut timer, now + 60 * SECOND));
-            assert!(rings(&mut timer, now), "an earlier time counts at once");
-            assert!(!rings(&mut timer, now + 60 * SECOND), "the one before is over");
+            assert!(!fires(&mut timer, now + 60 * SECOND));
+            assert!(fires(&mut timer, now), "an earlier time counts at once");
+            assert!(!fires(&mut timer, now + 60 * SECOND), "the one before is over");
         });
     }
 
     #[test]
-    fn what_is_set_for_an_earlier_time_is_set_again_when_it_rings() {
+    fn what_is_set_for_an_earlier_time_is_set_again_when_it_fires() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let (mut timer, now) = (Timer::default(), Instant::now());
-            assert!(!rings(&mut timer, now + SECOND / 100));
+            assert!(!fires(&mut timer, now + SECOND / 100));
             timer.at(now + SECOND / 20).await;
-            assert!(now.elapsed() >= SECOND / 20, "it rang for the later time");
+            assert!(now.elapsed() >= SECOND / 20, "it fired at the later time");
             timer.at(now + SECOND / 10).await;
             assert!(now.elapsed() >= SECOND / 10);
         });
     }
 
     #[test]
-    fn a_time_that_comes_forward_is_kept() {
+    fn timer_moved_to_an_earlier_time_fires_at_that_time() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let (mut timer, now) = (Timer::default(), Instant::now());
-            assert!(!rings(&mut timer, now + 3600 * SECOND));
+            assert!(!fires(&mut timer, now + 3600 * SECOND));
             let soon = tokio::time::timeout(20 * SECOND, timer.at(now + SECOND / 100));
             assert!(soon.await.is_ok(), "it waits for the time that it was set for first");
         });
