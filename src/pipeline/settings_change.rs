@@ -1,10 +1,9 @@
-//! What a changed configuration leads to: whether a pipeline may go on at a position that it reached with other
-//! settings.
+//! Changed settings: whether a pipeline may continue at a position that it reached with other settings.
 //!
-//! The cursor row says what its position belongs to (`postgres::belongs`). Each start compares it with the
-//! configuration, under the pipeline's lock and before anything is published; `postrider check` does the same and says
-//! the same. What could lose events, or repeat a whole table, is a halt that names the ways out. What an operator
-//! should only know is a note.
+//! The cursor row records the settings that its position belongs to (`postgres::store::cursor`). Each start compares
+//! them with the configuration, under the pipeline's lock and before anything is published; `postrider check` makes the
+//! same comparison. A change that could lose events, or repeat a whole table, is a halt that names the ways out. Other
+//! changes are notes for the operator.
 
 use super::connect::Failure;
 use super::hand_over::polling_helps;
@@ -27,50 +26,50 @@ use crate::sink::SinkSpec;
 use std::time::Duration;
 use tokio_postgres::Client;
 
-/// Rows that are counted: there may be a whole table of them.
+/// Rows that are counted at most: the whole table may match.
 const COUNTED_MAX: u32 = 10_000;
 
-/// How settings that do not change the position are logged.
+/// A changed setting that does not change the position, for the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ChangeNote {
     /// What has changed, or is left behind: a fragment.
     pub message: String,
-    /// What it means.
+    /// What the change means.
     pub why: String,
     /// A statement for an administrator.
     pub sql: Option<String>,
 }
 
-/// What was found.
+/// The result of a comparison.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Change {
-    /// What the position belongs to; `None` where that is not known.
+    /// The settings that the position belongs to; `None` if they are not recorded.
     pub before: Option<Belongs>,
-    /// What it belongs to from here on.
+    /// The settings that it belongs to from here on.
     pub now: Belongs,
-    /// Why the pipeline may not go on.
+    /// Why the pipeline may not continue.
     pub halt: Option<Halt>,
-    /// A statement that the halt's hint has among its steps, for an administrator.
+    /// A statement among the steps of the halt's hint, for an administrator.
     pub sql: Option<String>,
-    /// The table is another one than before: what is known of transactions says nothing of its rows.
+    /// The outbox table is another one than before: the resolved transactions say nothing about its rows.
     pub other_table: bool,
-    /// What should be known.
+    /// Changes that the operator should know of.
     pub notes: Vec<ChangeNote>,
-    /// Mode `poll` before, and now `auto`: what is in the table is polled first, and then the slot is created again.
+    /// The mode was `poll` and is now `auto`: the table is polled first, and then the slot is created again.
     pub hands_over: bool,
 }
 
-/// The slot of a pipeline that polls: nobody reads it, and it retains WAL.
+/// An unused slot of a polling pipeline: nothing reads it, and it retains WAL.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LeftBehind {
-    /// The slot.
+    /// The name of the slot.
     pub slot: String,
-    /// Bytes of WAL that it retains.
+    /// WAL that it retains. Unit: bytes.
     pub retained: u64,
 }
 
 impl LeftBehind {
-    /// What it is: a fragment.
+    /// The finding: a fragment.
     pub fn message(&self) -> String {
         format!(
             "slot {:?} is left behind: mode = \"poll\" does not read it, and it retains {} MiB of WAL",
@@ -79,21 +78,21 @@ impl LeftBehind {
         )
     }
 
-    /// The line that drops it.
+    /// The statement that drops the slot.
     pub fn line(&self) -> String {
         format!("SELECT pg_drop_replication_slot({});", literal(&self.slot))
     }
 
-    /// When that is safe.
+    /// When dropping it is safe.
     pub const WHY: &str = "drop it once the pipeline polls: what is unpublished is in the table, and mode = \"auto\" \
                            makes a new slot. Only rows that were deleted before they were published, and logical \
                            messages, are in the slot alone";
 }
 
-/// The slot that a pipeline of mode `poll` has left behind.
+/// The unused slot of a pipeline with mode `poll`, if there is one.
 ///
 /// # Errors
-/// What the server says.
+/// Errors of the server.
 pub async fn left_behind(
     client: &Client,
     spec: &PipelineSpec,
@@ -106,7 +105,7 @@ pub async fn left_behind(
     })
 }
 
-/// The settings of a configuration.
+/// The settings of a configuration that a position belongs to.
 fn belongs(spec: &PipelineSpec, cluster: Option<&str>, table_oid: Option<u32>) -> Belongs {
     let sink = match spec.sink {
         SinkSpec::Kafka(_) => "kafka",
@@ -135,7 +134,7 @@ fn belongs(spec: &PipelineSpec, cluster: Option<&str>, table_oid: Option<u32>) -
     }
 }
 
-/// What a pipeline's position belongs to, in words.
+/// The settings that a pipeline's position belongs to, as one line.
 pub(super) fn summary(spec: &PipelineSpec, cluster: Option<&str>) -> String {
     let Belongs { mode, sink, cluster, topic, table, layout, .. } = belongs(spec, cluster, None);
     let cluster = cluster.map_or_else(String::new, |cluster| format!(" cluster {cluster}"));
@@ -156,22 +155,22 @@ const fn word(mode: Mode) -> &'static str {
 pub struct Settings<'a> {
     /// The pipeline.
     pub spec: &'a PipelineSpec,
-    /// The cluster whose brokers answer, where one did.
+    /// The cluster of the brokers that answer, if any did.
     pub cluster: Option<&'a str>,
-    /// The outbox table's OID, where it exists.
+    /// OID of the outbox table, if it exists.
     pub table_oid: Option<u32>,
     /// A repair or a backfill publishes from a list, in every mode.
     pub repairs: bool,
-    /// The table is polled now: in mode `auto` too, since no stream can be started ([`polls_now`]).
+    /// The table is polled now; in mode `auto` because no stream can be started ([`polls_now`]).
     pub polls: bool,
-    /// Also what has not changed since the last start, and should be known.
+    /// Also report what has not changed since the last start but should be known.
     pub thorough: bool,
 }
 
-/// Whether `run` would poll the table: in mode `auto`, whether no stream can be started for a reason for which it polls
-/// instead. `application_name`: what the server knows the session by that tries to log in.
+/// Whether `run` would poll the table: in mode `auto`, whether no stream can be started for a reason that leads to
+/// polling. `application_name` is that of the session that tries to log in.
 ///
-/// What only the start of the stream shows, or the log while it is read, is not known here.
+/// Reasons that appear only when the stream starts, or while it is read, are not found here.
 pub async fn polls_now(spec: &PipelineSpec, facts: &Facts, application_name: &str) -> bool {
     if spec.mode != Mode::Auto {
         return spec.mode == Mode::Poll;
@@ -186,10 +185,10 @@ pub async fn polls_now(spec: &PipelineSpec, facts: &Facts, application_name: &st
     refused.is_some_and(polling_helps)
 }
 
-/// Compares the configuration with what the pipeline's position belongs to.
+/// Compares the configuration with the settings that the pipeline's position belongs to.
 ///
 /// # Errors
-/// What the server says.
+/// Errors of the server.
 pub async fn compare(client: &Client, settings: Settings<'_>) -> Result<Change, SourceError> {
     let Settings { spec, cluster, table_oid, repairs, polls, thorough } = settings;
     let mut change = Change {
@@ -204,7 +203,7 @@ pub async fn compare(client: &Client, settings: Settings<'_>) -> Result<Change, 
     let Some(found) = cursor::read_settings(client, spec.name()).await? else { return Ok(change) };
     change.before.clone_from(&found.belongs);
     change.now = change.now.after(found.belongs.as_ref());
-    // A row of before the upgrade that a stream has moved: it was not polling.
+    // A row from before the upgrade that a stream has moved: the pipeline was not polling.
     let before = found.belongs.clone().or_else(|| {
         let streamed = found.slot.is_some() && found.advanced && spec.mode == Mode::Poll;
         streamed.then(|| Belongs { mode: "wal".to_owned(), marks: true, ..change.now.clone() })
@@ -214,13 +213,13 @@ pub async fn compare(client: &Client, settings: Settings<'_>) -> Result<Change, 
     // The table is polled to its end before a stream begins.
     let hands_over = before.mode == "poll" && spec.polls_instead_of_slot();
     let polls = polls || spec.mode == Mode::Poll || hands_over;
-    // Another table, also under the same name.
+    // Another table, even if it has the same name.
     let other_rows =
         differences.iter().any(|of| matches!(of, Difference::Table | Difference::Recreated));
     let comparison = Comparison { client, spec, found: &found, before: &before, polls, other_rows };
     let old = comparison.old_table(&differences).await?;
     change.other_table = old.is_some();
-    // Nothing was published under the settings of before.
+    // Nothing was published under the previous settings.
     let unused = found.slot.is_some() && !found.advanced && before.mode == "wal";
     let of_mode = if !differences.contains(&Difference::Mode) || repairs || unused {
         None
@@ -239,7 +238,7 @@ pub async fn compare(client: &Client, settings: Settings<'_>) -> Result<Change, 
     };
     (change.halt, change.sql) = both(elsewhere, of_mode);
     let newly_auto = differences.contains(&Difference::Mode) && before.mode == "wal";
-    // Beside another halt its statement could take rows away that the ways of that halt need.
+    // Beside another halt, its statement could mark rows that the ways of that halt need.
     let may_poll = spec.mode == Mode::Auto && before.mode != "poll" && !repairs;
     if may_poll && (newly_auto || thorough) && !other_rows && change.halt.is_none() {
         change.notes.extend(comparison.may_poll().await?);
@@ -250,8 +249,8 @@ pub async fn compare(client: &Client, settings: Settings<'_>) -> Result<Change, 
     Ok(change)
 }
 
-/// Two reasons in one: whoever adopts the settings adopts all of them. The ways are those of the first, and no
-/// statement that belongs to the ways of the mode is printed.
+/// Combines two halts: to adopt the settings means to adopt all of them. The ways are those of the first halt, and the
+/// statement of the second one is not printed.
 fn both(elsewhere: Option<Halt>, of_mode: Option<OfMode>) -> OfBoth {
     match (elsewhere, of_mode) {
         (Some(elsewhere), Some((mode, _))) => {
@@ -268,30 +267,30 @@ fn both(elsewhere: Option<Halt>, of_mode: Option<OfMode>) -> OfBoth {
     }
 }
 
-/// A halt, and the statement that is among the steps of its hint.
+/// A halt, and the statement among the steps of its hint.
 type OfMode = (Halt, Option<String>);
 
-/// The same, where there is one.
+/// The same, if there is a halt.
 type OfBoth = (Option<Halt>, Option<String>);
 
-/// What is said of a statement that is printed.
+/// The warning about a printed statement.
 const PRINTED_AGAIN: &str = "postrider check prints it again: a statement that was printed earlier leaves out rows \
                              that were published since";
 
-/// Rows of the table.
+/// Rows without a mark.
 struct UnmarkedCounts {
     rows: Unmarked,
     /// The statement that marks those that are known to be published.
     mark_sql: Option<String>,
 }
 
-/// The table that the position belongs to, where the configuration leads to another one.
+/// The table that the position belongs to, if the configuration names another one.
 enum OldTable {
-    /// There was none.
+    /// There was no table.
     None,
-    /// It exists under this name.
+    /// The table exists under this name.
     Is(TableName),
-    /// There is none of its OID: this is what SQL called it.
+    /// No table has its OID any more. This was its name in SQL.
     Gone(String),
 }
 
@@ -301,18 +300,18 @@ struct Comparison<'a> {
     spec: &'a PipelineSpec,
     found: &'a Found,
     before: &'a Belongs,
-    /// The table is polled from here on, whether a stream follows or not.
+    /// The table is polled from here on, whether or not a stream follows.
     polls: bool,
-    /// The table is another one: what is known of transactions says nothing of its rows.
+    /// The table is another one: the resolved transactions say nothing about its rows.
     other_rows: bool,
 }
 
 impl Comparison<'_> {
-    /// Another mode, which does not hand over by itself.
+    /// The halt of another mode, without a hand-over.
     async fn of_mode(&self) -> Result<Option<OfMode>, SourceError> {
         let halt = match (self.before.mode.as_str(), self.spec.mode) {
             ("poll", Mode::Wal | Mode::Auto) => self.ends_polling().await?,
-            // The stream has not begun: all that is in the table is still to be polled.
+            // The stream has not begun: everything in the table is still to be polled.
             ("auto", Mode::Poll) if self.found.polls_on => None,
             (_, Mode::Poll) => return self.begins_polling().await,
             ("wal", Mode::Auto) if self.polls => self.polls_at_once().await?,
@@ -321,7 +320,7 @@ impl Comparison<'_> {
         Ok(halt.map(|halt| (halt, None)))
     }
 
-    /// `marks`: by the layout's marks; else every row is without.
+    /// `marks`: rows without the layout's mark; otherwise all rows.
     async fn count(&self, marks: bool) -> Result<Option<UnmarkedCounts>, SourceError> {
         let Some(table) = repair_table(self.spec, marks) else { return Ok(None) };
         let (client, before) = (self.client, self.found.before_slot.as_deref());
@@ -351,18 +350,18 @@ impl Comparison<'_> {
         self.spec.names.table.as_ref().map_or_else(String::new, ToString::to_string)
     }
 
-    /// Mode `wal` or `auto` before, and now `poll`: polling publishes every row without a mark, and nothing that is in
-    /// the slot alone.
+    /// The mode was `wal` or `auto` and is now `poll`: polling publishes every row without a mark, and nothing that is
+    /// only in the slot.
     async fn begins_polling(&self) -> Result<Option<OfMode>, SourceError> {
         let Some(UnmarkedCounts { rows, mark_sql }) = self.count(true).await? else {
             return Ok(None);
         };
         let passed = rows.passed.is_some_and(|passed| passed > 0);
         let needs_a_word = if self.found.belongs.is_none() {
-            // A pipeline of an older version may have polled for long: then no row is passed.
+            // A pipeline of an older version may have polled for a long time: then no row is passed.
             passed
         } else {
-            // Without marks, what was published since that was noted last is among the others.
+            // Without marks, rows that were published since the last record are among the others.
             !self.before.marks
                 || passed
                 || rows.passed.is_none() && rows.all > 0
@@ -412,8 +411,7 @@ impl Comparison<'_> {
         Ok(Some((halt, sql.map(|sql| format!("{sql};")))))
     }
 
-    /// What is published first where there is no slot, and the statement that is among its steps: mode `auto` polls
-    /// every row that has no mark.
+    /// Way (a) without a slot, and the statement among its steps: mode `auto` polls every row without a mark.
     fn ways_without_slot(
         &self,
         rows: Unmarked,
@@ -448,7 +446,7 @@ impl Comparison<'_> {
         (way, sql)
     }
 
-    /// How nothing that is in the slot is lost, and with the statement nothing comes again.
+    /// Way (a) with a slot: nothing in the slot is lost, and with the statement nothing is repeated.
     fn ways_to_polling(&self, rows: Unmarked, mark_sql: Option<&str>) -> String {
         let (name, mode) = (self.name(), &self.before.mode);
         let (repeats, mark) = match (mark_sql, rows.passed) {
@@ -484,7 +482,7 @@ impl Comparison<'_> {
         )
     }
 
-    /// How many of the rows without a mark are published, in words.
+    /// The sentence about how many rows without a mark are published.
     fn published(&self, rows: Unmarked) -> String {
         if self.other_rows {
             return format!(
@@ -496,10 +494,10 @@ impl Comparison<'_> {
         published(rows)
     }
 
-    /// Mode `wal` before, and now `auto`, while no stream can be started: it would poll at once.
+    /// The mode was `wal` and is now `auto`, while no stream can be started: the table would be polled at once.
     ///
-    /// That rows get marks says nothing of those that the stream published before marks were turned on. And of a row
-    /// that is not known to be published it is not known either that it is unpublished.
+    /// That rows are marked now says nothing about rows that the stream published before marks were turned on. And a
+    /// row that is not known to be published is not known to be unpublished either.
     async fn polls_at_once(&self) -> Result<Option<Halt>, SourceError> {
         let Some(UnmarkedCounts { rows, .. }) = self.count(true).await? else { return Ok(None) };
         if rows.all == 0 {
@@ -522,7 +520,7 @@ impl Comparison<'_> {
         }))
     }
 
-    /// Mode `poll` before, and now a stream, from a slot that was made meanwhile or left behind.
+    /// The mode was `poll`, and now a stream begins, from a slot that was created meanwhile or left behind.
     async fn ends_polling(&self) -> Result<Option<Halt>, SourceError> {
         let left = match self.count(true).await? {
             None => 0,
@@ -530,7 +528,7 @@ impl Comparison<'_> {
         };
         let (name, table, slot) = (self.name(), self.table(), &self.spec.names.slot);
         let (left, mode) = (figure(left), word(self.spec.mode));
-        // With logical messages the slot is not created again by itself.
+        // With logical messages the slot is not created automatically.
         let first = if self.spec.messages() {
             format!(
                 "(a) to lose nothing (with outbox.message_prefix mode = \"auto\" does not make the slot again): set \
@@ -559,7 +557,7 @@ impl Comparison<'_> {
         }))
     }
 
-    /// Mode `wal` before, and now `auto`: nothing happens until the slot is lost.
+    /// The mode was `wal` and is now `auto`: nothing happens until the slot is lost.
     async fn may_poll(&self) -> Result<Option<ChangeNote>, SourceError> {
         let Some(UnmarkedCounts { rows, mark_sql }) = self.count(true).await? else {
             return Ok(None);
@@ -585,8 +583,9 @@ impl Comparison<'_> {
         }))
     }
 
-    /// The table that the position belongs to, where this is another one. A table that was dropped, and created again
-    /// under its name, is the same to a stream: the slot has what was unpublished in it. To polling it is another one.
+    /// The table that the position belongs to, if it is another one. A table that was dropped and created again under
+    /// its name is the same table to a stream, because the slot has what was unpublished in it. To polling it is
+    /// another table.
     async fn old_table(&self, differences: &[Difference]) -> Result<Option<OldTable>, SourceError> {
         let recreated = differences.contains(&Difference::Recreated);
         if !recreated && !differences.contains(&Difference::Table) {
@@ -604,7 +603,7 @@ impl Comparison<'_> {
         })
     }
 
-    /// Another destination, table or layout. `mode_too`: so is the mode, in a way that halts.
+    /// The halt of another destination, table or layout. `mode_too`: the mode has changed too, in a way that halts.
     async fn elsewhere(
         &self,
         differences: &[Difference],
@@ -621,7 +620,7 @@ impl Comparison<'_> {
         let place = differences.iter().any(|difference| place.contains(difference));
         let keeps = place || differences.contains(&Difference::Layout);
         let parked = if keeps { self.parked().await? } else { 0 };
-        // The ways are those of one setting, with the mode of before.
+        // The ways are those of one changed setting, with the previous mode.
         let polls = if mode_too { self.before.mode == "poll" } else { self.polls };
         let first = Comparison { polls, ..*self };
         let (rows, of, ways) = match old {
@@ -673,7 +672,7 @@ impl Comparison<'_> {
         }))
     }
 
-    /// What another layout means, of the same table and at the same place.
+    /// The sentence about another layout of the same table, with the same destination.
     async fn of_layout(&self, now: &Belongs) -> String {
         if self.polls {
             return self.lacking(now).await;
@@ -685,7 +684,7 @@ impl Comparison<'_> {
         )
     }
 
-    /// What is done with parked events before the destination changes.
+    /// The steps for parked events before the destination changes.
     fn parked_first(&self, parked: u64) -> String {
         if parked == 0 {
             return String::new();
@@ -703,7 +702,7 @@ impl Comparison<'_> {
         )
     }
 
-    /// What one setting is, and was; `None` for one that does not lead elsewhere.
+    /// What a setting is and was; `None` for a setting that does not change the destination, the table or the layout.
     fn changed(
         &self,
         difference: Difference,
@@ -747,7 +746,7 @@ impl Comparison<'_> {
         self.before.mode != "poll" || !self.spec.poll.table.as_ref().is_some_and(deletes)
     }
 
-    /// The ways to another layout, of the same table and at the same place.
+    /// The ways to another layout of the same table, with the same destination.
     fn ways_to_layout(&self, now: &Belongs) -> String {
         let pipeline = self.name();
         if !self.polls {
@@ -788,7 +787,7 @@ impl Comparison<'_> {
         )
     }
 
-    /// Way (a) where it is a replay. `what` is published by it; `twice` comes again.
+    /// Way (a) as a replay. It publishes `what`; `twice` names what is repeated.
     fn replay(&self, what: &str, twice: &str) -> String {
         let pipeline = self.name();
         match &self.spec.poll.table {
@@ -805,7 +804,7 @@ impl Comparison<'_> {
         }
     }
 
-    /// The ways to another table. `recreated`: it has the name of the one of before.
+    /// The ways to another table. `recreated`: it has the name of the previous one.
     fn ways_to_table(&self, old: &OldTable, recreated: bool) -> String {
         let (pipeline, table) = (self.name(), self.table());
         let back = match (old, recreated) {
@@ -877,7 +876,7 @@ impl Comparison<'_> {
         )
     }
 
-    /// What the table of before has unpublished, in words.
+    /// The sentence about unpublished rows of the previous table.
     async fn of_old(&self, old: &OldTable, now: &Belongs) -> String {
         let name = match old {
             OldTable::None => return String::new(),
@@ -893,7 +892,7 @@ impl Comparison<'_> {
             || "an unknown number of rows".to_owned(),
             |rows| format!("{} rows", up_to(rows)),
         );
-        // A stream has the name that the table had at the time.
+        // A stream uses the name that the table had at the time.
         let brings = if !self.polls && self.before.table == now.table {
             "the slot brings only those that were committed before the table was renamed"
         } else {
@@ -902,7 +901,7 @@ impl Comparison<'_> {
         format!(". Of {name}, {rows} are not known to be published, and {brings}")
     }
 
-    /// How many rows of the table of before are not known to be published; `None` where they can't be counted.
+    /// How many rows of the previous table are not known to be published; `None` if they can't be counted.
     async fn unpublished(&self, name: &TableName, now: &Belongs) -> Option<u64> {
         let (client, before) = (self.client, self.before);
         let method = self.method().await.ok()?;
@@ -917,13 +916,13 @@ impl Comparison<'_> {
         Some(rows.await.ok()?.all)
     }
 
-    /// What becomes of the rows of another table, in words.
+    /// The sentence about the rows of another table.
     async fn of_new_table(&self) -> String {
         if self.spec.names.table.is_none() {
             return "Events are logical messages alone from here on".to_owned();
         }
         let table = self.table();
-        // The stream needs no right to read the table, so it may not be counted.
+        // Streaming does not need SELECT on the table, so its rows may not be countable.
         let rows = match self.count(self.polls).await {
             Ok(Some(UnmarkedCounts { rows, .. })) => Some(rows.all),
             Ok(None) | Err(_) => None,
@@ -933,7 +932,7 @@ impl Comparison<'_> {
                 format!("Polling publishes all {} rows of {table} that have no mark", figure(rows))
             }
             (None, true) => format!("Polling publishes all rows of {table} that have no mark"),
-            // A row does not show when the publication had its table.
+            // A row does not show when the table was added to the publication.
             (rows, false) => format!(
                 "No stream brings rows of {table} from before the position, or from before publication {:?} had the \
                  table: {} rows",
@@ -943,7 +942,8 @@ impl Comparison<'_> {
         }
     }
 
-    /// What the new place lacks, in words. The stream needs no right to read the table, so it may not be counted.
+    /// The sentence about what a new destination lacks. Streaming does not need SELECT on the table, so its rows may
+    /// not be countable.
     async fn lacking(&self, now: &Belongs) -> String {
         let table = self.table();
         let polled = self.before.mode == "poll";
@@ -955,7 +955,7 @@ impl Comparison<'_> {
         let polls = unmarked.as_ref().map_or_else(String::new, |rows| {
             format!(". Polling publishes there the {rows} rows that have no mark")
         });
-        // The marks of the layout of before say what was published, and nobody reads them any more.
+        // The marks of the previous layout show what was published, and are no longer read.
         if self.polls && self.before.layout != now.layout {
             let rows = unmarked.unwrap_or_else(|| "unknown number of".to_owned());
             return format!(
@@ -993,14 +993,14 @@ impl Comparison<'_> {
         format!("{at} went to the old place alone; {rows}{polls}")
     }
 
-    /// Parked events that are not resolved.
+    /// Number of parked events that are not resolved.
     async fn parked(&self) -> Result<u64, SourceError> {
         let counts = parked::counts(self.client, self.name()).await?;
         let open = State::ALL.iter().filter(|state| !state.resolved());
         Ok(open.map(|state| counts.of(*state)).sum())
     }
 
-    /// `halts`: the difference is part of a halt.
+    /// The note about a difference. `halts`: the difference is part of a halt already.
     async fn note(
         &self,
         difference: Difference,
@@ -1054,7 +1054,7 @@ impl Comparison<'_> {
     }
 }
 
-/// How many of the rows without a mark are published, in words.
+/// The sentence about how many of the rows without a mark are published.
 fn published(rows: Unmarked) -> String {
     match (rows.passed, rows.before) {
         (_, None) => "How many of these rows are published is not known, since it is not known which are from before \
@@ -1079,12 +1079,12 @@ fn published(rows: Unmarked) -> String {
     }
 }
 
-/// A number of rows, of which no more than [`COUNTED_MAX`] are counted.
+/// A number of rows, of which at most [`COUNTED_MAX`] are counted.
 fn figure(rows: u64) -> String {
     if rows >= u64::from(COUNTED_MAX) { format!("{rows} or more") } else { rows.to_string() }
 }
 
-/// No more than this number, of which no more than [`COUNTED_MAX`] are counted.
+/// An upper bound, of which at most [`COUNTED_MAX`] are counted.
 fn up_to(rows: u64) -> String {
     if rows >= u64::from(COUNTED_MAX) { figure(rows) } else { format!("up to {rows}") }
 }
@@ -1094,13 +1094,16 @@ fn up_to(rows: u64) -> String {
 pub(super) enum By {
     /// The stream.
     Stream,
-    /// Polling, in mode `poll` or in the stream's stead.
+    /// Polling, in mode `poll` or instead of the stream.
     Polling,
     /// A repair or a backfill.
     Repair,
 }
 
-/// At a start: a halt where the pipeline may not go on.
+/// Compares the settings at a start.
+///
+/// # Errors
+/// The halt, if the pipeline may not continue; errors of the server.
 pub(super) async fn check(
     client: &Client,
     spec: &PipelineSpec,
@@ -1118,7 +1121,7 @@ pub(super) async fn check(
     }
 }
 
-/// The same for a stream, which a pipeline that polled comes to by way of the table.
+/// Compares the settings at the start of a stream. A pipeline that polled before comes to the stream by a hand-over.
 pub(super) async fn check_stream(
     client: &Client,
     spec: &PipelineSpec,
@@ -1128,7 +1131,8 @@ pub(super) async fn check_stream(
     if change.hands_over { Err(Failure::HandOver) } else { Ok(change) }
 }
 
-/// Writes what the position belongs to from here on, where that differs, and reports it. `epoch`: the owner's.
+/// Records the settings that the position belongs to from here on, if they differ, and logs them. `epoch`: that of the
+/// owner.
 pub(super) async fn record(
     client: &Client,
     spec: &PipelineSpec,
