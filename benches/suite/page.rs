@@ -121,18 +121,20 @@ fn about(args: &Args) -> String {
         .to_owned()
     } else {
         format!(
-            "{} rounds; figures are medians of the rounds in which others used less than a tenth of a \
-             core",
+            "{} rounds; figures are medians of the rounds in which other processes used less than a \
+             tenth of a core",
             args.rounds
         )
     };
     format!(
         "One machine of {cores} cores ({model}) has everything on it: PostgreSQL 15, the relay, the Kafka broker, \
-         writer and reader. So compare figures within a table, not with those of other machines. All contenders read \
-         the same WAL, each from a copy of one slot, in turn, {rounds}. Postrider and pg_recvlogical read by unix \
-         socket, Debezium by TCP since Java's driver knows nothing else. Rows are about 300 B of JSON for 1,000 \
+         writer and reader. Compare figures only within a table, not with those of other machines. All \
+         contenders read the same WAL, \
+         each from a copy of one slot, in turn, {rounds}. Postrider and pg_recvlogical connect by unix \
+         socket, Debezium by TCP because Java's driver has no other way. Rows are about 300 B of JSON for 1,000 \
          aggregates, half of it random; topics have 8 partitions; records have three headers (Debezium's two), \
-         acks=all, lz4. What is in Kafka was read back, is complete, and in order for each aggregate. Debezium runs \
+         acks=all, lz4. The records in Kafka were read back; \
+         they are complete, and in order for each aggregate. Debezium runs \
          on Kafka Connect, tuned \
          (`benches/suite/debezium.rs`)."
     )

@@ -22,10 +22,10 @@ pub(crate) fn tries(args: &Args) -> usize {
 pub(crate) const GUARD_PERCENT: f64 = 5.0;
 
 const DRAIN_NOTE: &str = "events/s of a process in Kafka are from the first to the last record by the broker's \
-    clock, of the others from the start of the stream; what is before that is in the column `start`. Ratios are to \
-    `pg_recvlogical`. CPU is in microseconds an event, of the relay, PostgreSQL's walsender and the broker; the \
-    limit is the process that used most of a core, and how much. Before the first round the backlog is drained to \
-    Kafka once, not counted: a Java machine compiles meanwhile what it will need.";
+    clock, of the others from the start of the stream; the time before that is in the column `start`. Ratios are to \
+    `pg_recvlogical`. CPU is in microseconds per event, of the relay, PostgreSQL's walsender and the broker; the \
+    limit is the process with the highest use of a core, and that use. Before the first round the backlog is drained \
+    to Kafka once, not counted, so that the Java virtual machines have compiled their code.";
 
 pub(crate) fn all(args: &Args, servers: &Servers, page: &mut Page) {
     let mut memory = Memory::new();

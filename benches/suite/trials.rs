@@ -83,11 +83,11 @@ fn brief(session: &Session) -> String {
 fn latency_table(page: &mut Page, names: &[&str], sessions: &[Vec<Session>], rates: &[u32]) {
     let mut table = Table::new(
         "Latency, from the commit's answer to a consumer's hands",
-        "Milliseconds; 10 rows a transaction, one writer that keeps to its timetable, one consumer of all \
-         partitions. Each figure is the median of the rounds' own percentiles. CPU is in percent of a core. \
-         Before it all, 10 seconds at 10,000/s are not counted: a Java machine compiles meanwhile what it will need. \
-         Slices of 2 s in which others used a tenth of a core, or the hypervisor took 1 %, are left out: the last \
-         column counts them.",
+        "Milliseconds; 10 rows a transaction, one writer with a fixed schedule, one consumer of all \
+         partitions. Each figure is the median of the percentiles of the rounds. CPU is in percent of a core. \
+         10 seconds at 10,000/s before the first rate are not counted, so that the Java virtual machines have compiled \
+         their code. Slices of 2 s in which other processes used a tenth of a core, or the hypervisor took 1 %, are \
+         left out: the last column counts them.",
         &[
             "",
             "events/s",
@@ -136,7 +136,7 @@ fn latency_table(page: &mut Page, names: &[&str], sessions: &[Vec<Session>], rat
     page.table(&table);
     let mut table = Table::new(
         "At rest",
-        "An open stream with nothing to do, and the first transaction after that.",
+        "An open stream without events, and the first transaction after that.",
         &["", "relay CPU %", "resident MiB", "first event ms"],
     );
     for (name, sessions) in names.iter().zip(sessions) {
@@ -174,7 +174,7 @@ pub(crate) fn crash(args: &Args, servers: &Servers, page: &mut Page) {
         &format!("`kill -9` in the middle of draining {}", thousands(workload.rows as f64)),
         "Seconds from the start of the next process, by the broker's clock. Nothing was lost, and the first copies \
          are in order.",
-        &["", "first record s", "first new one s", "all there s", "came twice"],
+        &["", "first record s", "first new one s", "complete s", "repeated"],
     );
     for (contender, crashes) in contenders.iter().zip(&crashes) {
         let each = |field: fn(&Crash) -> f64| middle(crashes.iter().map(field).collect());
