@@ -1,25 +1,17 @@
-//! How the binary is linked.
+//! Compresses the debug information of the binary, which is for the lines of back traces alone.
+//!
+//! The standard library reads compressed sections, so a panic still names files and lines. Measured on x86-64: 91 MB
+//! without compression, 38 MB with it.
 
-use std::process::Command;
+#![expect(
+    clippy::disallowed_methods,
+    reason = "Cargo tells a build script of the target by variables"
+)]
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    // Addresses that the loader adds its own to are listed in bits, not in 24 bytes each: 0.6 MB less to read at the
-    // start, and to be resident from then on. glibc understands it from 2.36 on (Debian 12), and an older one refuses
-    // the program: so only where it is built for the machine here, and that one does.
-    if is_for_here() && glibc().is_some_and(|version| version >= (2, 36)) {
-        println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
+    // The linkers of other systems keep debug information outside the binary.
+    if std::env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
+        println!("cargo::rustc-link-arg-bins=-Wl,--compress-debug-sections=zlib");
     }
-}
-
-fn is_for_here() -> bool {
-    std::env::var_os("HOST") == std::env::var_os("TARGET")
-}
-
-/// The version of glibc here, where it has one.
-fn glibc() -> Option<(u32, u32)> {
-    let output = Command::new("getconf").arg("GNU_LIBC_VERSION").output().ok()?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    let (major, minor) = text.trim().strip_prefix("glibc ")?.split_once('.')?;
-    Some((major.parse().ok()?, minor.split('.').next()?.parse().ok()?))
 }

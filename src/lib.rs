@@ -10,12 +10,15 @@ pub use postrider_postgres as postgres;
 pub use postrider_relay::{ack, relay};
 pub use postrider_sinks as sink;
 
+#[cfg(feature = "admin")]
 pub mod admin;
 pub mod metrics;
 pub mod pipeline;
 pub mod replay;
 
+#[cfg(feature = "cli")]
 pub mod cli;
 pub mod config;
+#[cfg(feature = "demo")]
 pub mod demo;
 pub mod init;

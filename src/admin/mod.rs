@@ -1,7 +1,7 @@
 //! The admin endpoint: `/live`, `/ready`, `/status` and `/metrics` over plain HTTP.
 //!
-//! Reads the statuses and the metrics, and calls nobody: a stuck pipeline can't make it hang, and no request can disturb
-//! a pipeline. Changes nothing, so it needs no login; it listens on loopback unless told otherwise. Its connections are
+//! Reads the statuses and the metrics, and calls nobody: a stuck pipeline can't make it hang, and no request can
+//! disturb a pipeline. Changes nothing, so it needs no login; it listens on loopback unless told otherwise. Its connections are
 //! bounded in number and time.
 
 mod connections;

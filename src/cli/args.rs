@@ -109,6 +109,7 @@ pub enum Color {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
+    #[cfg(feature = "demo")]
     /// See it work: a throwaway database, an in-process broker, a writer and a reader, one screen
     Demo(DemoArgs),
     /// Check configuration, database and broker for problems (read-only)
@@ -137,6 +138,7 @@ pub enum Command {
     Completions(CompletionsArgs),
 }
 
+#[cfg(feature = "demo")]
 /// `postrider demo`
 #[derive(clap::Args, Debug)]
 #[command(

@@ -2,6 +2,7 @@
 
 use crate::admin::AdminError;
 use crate::config::ConfigError;
+#[cfg(feature = "demo")]
 use crate::demo::DemoError;
 use crate::error::{Chain, Halt};
 use crate::init::InitError;
@@ -87,6 +88,7 @@ pub(super) enum CliError {
     },
     #[error("could not read the answer")]
     Input(#[source] io::Error),
+    #[cfg(feature = "demo")]
     #[error(transparent)]
     Demo(#[from] DemoError),
     #[error("could not read \"{}\"", .path.display())]
@@ -175,8 +177,9 @@ impl CliError {
             | Self::OldSchema { .. }
             | Self::NoParkedTable { .. }
             | Self::Input(_)
-            | Self::Demo(_)
             | Self::Output(_) => Exit::NotWell,
+            #[cfg(feature = "demo")]
+            Self::Demo(_) => Exit::NotWell,
         }
     }
 
@@ -256,6 +259,7 @@ impl CliError {
                 "postrider setup -p {pipeline} makes it, as an administrator: --url {}",
                 admin_url("DATABASE")
             )),
+            #[cfg(feature = "demo")]
             Self::Demo(error) => error.hint().map(hint).unwrap_or_default(),
             Self::Init(error) => error.hint().map(|text| hint(&text)).unwrap_or_default(),
             Self::Write { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {

@@ -7,6 +7,7 @@ mod adopt;
 mod args;
 mod bookmark;
 mod check;
+#[cfg(feature = "demo")]
 mod demo;
 mod error;
 mod init;
@@ -21,9 +22,11 @@ mod status;
 mod tests;
 
 pub use adopt::AdoptArgs;
+#[cfg(feature = "demo")]
+pub use args::DemoArgs;
 pub use args::{
     Args, CheckArgs, Color, Command, CompletionsArgs, ConfigArgs, ConfigCommand, ConfigShowArgs,
-    DemoArgs, Global, InitArgs, LogFormat, RunArgs, SetupArgs, StatusArgs,
+    Global, InitArgs, LogFormat, RunArgs, SetupArgs, StatusArgs,
 };
 pub use bookmark::{BookmarkArgs, BookmarkCommand, CreateArgs, DropArgs, ListBookmarksArgs};
 pub use error::Exit;
@@ -104,6 +107,7 @@ fn dispatch(args: &Args, env: Env<'_>) -> Result<Exit, CliError> {
             let config = load(&args.global, env)?;
             block_on(Box::pin(replay::run(&config, replay)))?
         }
+        #[cfg(feature = "demo")]
         Command::Demo(demo) => demo::run(demo, &args.global, env),
         Command::Config(config) => match &config.command {
             ConfigCommand::Show(show) => args::show(&load(&args.global, env)?, show, env),

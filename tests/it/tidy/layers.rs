@@ -1,8 +1,12 @@
 //! Which module may use which: the table of the layers, and every path in the code held against it.
 
-use super::{assert_none, files_in, rust_files, sources, text, without_comments, word_at_start};
+use super::{
+    assert_none, files_in, has_extension, root, rust_files, sources, text, without_comments,
+    word_at_start,
+};
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
 
 /// Each crate of the workspace, and the others that it may depend on. The same table is in ARCHITECTURE.md.
 const CRATES: &[(&str, &[&str])] = &[
@@ -131,6 +135,77 @@ fn crates_depend_only_on_those_below_them() {
         let row = format!("| `{name}` | {} |", if allowed.is_empty() { "none" } else { &allowed });
         assert!(page.contains(&row), "ARCHITECTURE.md lacks: {row}");
     }
+}
+
+/// The crates that a crate may be built with: those of its line, and those of theirs.
+fn below(name: &str) -> BTreeSet<&'static str> {
+    let (_, direct) = CRATES.iter().find(|(known, _)| *known == name).unwrap();
+    let further = direct.iter().flat_map(|other| below(other));
+    direct.iter().copied().chain(further).collect()
+}
+
+/// What else a crate must not be built with, however it came there.
+const NEVER: &[(&str, &[&str])] = &[
+    ("pg-replication", &["rdkafka"]),
+    ("postrider-core", &["tokio", "tokio-postgres", "rdkafka", "fastrand"]),
+    ("postrider-relay", &["tokio", "tokio-postgres", "rdkafka", "fastrand"]),
+    ("postrider-outbox", &["tokio", "tokio-postgres", "rdkafka", "fastrand"]),
+    ("postrider-postgres", &["rdkafka"]),
+    ("postrider-sinks", &["tokio-postgres"]),
+];
+
+/// `cargo tree -e normal -p CRATE` sees what a manifest does not: the dependencies of dependencies.
+#[test]
+fn no_crate_is_built_with_one_that_it_may_not_use() {
+    let mut found = Vec::new();
+    for (name, never) in NEVER {
+        let mut tree = Command::new(env!("CARGO"));
+        tree.args([
+            "tree",
+            "--locked",
+            "--offline",
+            "--prefix",
+            "none",
+            "-e",
+            "normal",
+            "-p",
+            name,
+        ]);
+        let output = tree.current_dir(root()).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let below = below(name);
+        let others = CRATES.iter().map(|(other, _)| other);
+        let others = others.filter(|other| *other != name && !below.contains(*other));
+        let built: BTreeSet<&str> =
+            text.lines().filter_map(|line| line.split(' ').next()).collect();
+        assert!(built.contains(name), "{text}");
+        for other in others.chain(*never).filter(|other| built.contains(**other)) {
+            found.push(format!("{name} is built with {other}"));
+        }
+    }
+    assert_none("against the direction of the crates", &found);
+}
+
+#[test]
+fn the_map_names_files_that_exist_and_few_rules() {
+    let page = text(Path::new("ARCHITECTURE.md")).unwrap();
+    let missing: Vec<String> = page
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(|name| {
+            name.contains('/') && has_extension(Path::new(name), "rs") || name.ends_with('/')
+        })
+        .filter(|name| !root().join(name).exists())
+        .map(str::to_owned)
+        .collect();
+    assert_none("ARCHITECTURE.md names files that do not exist", &missing);
+    let table = page.split("## Where is the rule for").nth(1).unwrap();
+    let table = table.split("\n## ").next().unwrap();
+    let rows = table.lines().filter(|line| line.starts_with("| ")).count();
+    // The heading is a row too. A sixteenth rule means that a file is misnamed.
+    assert!((2..=16).contains(&rows), "{} rows", rows - 1);
 }
 
 #[test]
