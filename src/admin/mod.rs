@@ -219,16 +219,16 @@ pub type Why = Option<String>;
 /// Whether the loop turns. One that ended, as told or halted, is not dead: a restart would not mend it.
 pub fn live(snapshot: &Snapshot, started: Instant, now: Instant) -> Why {
     match snapshot.state {
-        status::State::Halted | status::State::Stopped => None,
-        status::State::Starting
-        | status::State::Streaming
-        | status::State::Polling
-        | status::State::CatchingUp
-        | status::State::StandingBy
-        | status::State::BrokerDown
-        | status::State::SourceDown
-        | status::State::ParkingFull
-        | status::State::Draining => {
+        status::PipelineState::Halted | status::PipelineState::Stopped => None,
+        status::PipelineState::Starting
+        | status::PipelineState::Streaming
+        | status::PipelineState::Polling
+        | status::PipelineState::CatchingUp
+        | status::PipelineState::StandingBy
+        | status::PipelineState::BrokerDown
+        | status::PipelineState::SourceDown
+        | status::PipelineState::ParkingFull
+        | status::PipelineState::Draining => {
             let since = now.saturating_duration_since(snapshot.turned_at.unwrap_or(started));
             let seconds = since.as_secs();
             (since > TURN_MAX).then(|| format!("the loop has not turned for {seconds} s"))
@@ -242,23 +242,25 @@ pub fn ready(snapshot: &Snapshot, lag_max: Duration, started: Instant, now: Inst
         return Some(stuck);
     }
     match snapshot.state {
-        status::State::Streaming | status::State::Polling | status::State::CatchingUp => {
+        status::PipelineState::Streaming
+        | status::PipelineState::Polling
+        | status::PipelineState::CatchingUp => {
             let (lag, max) = (snapshot.lag_seconds, lag_max.as_secs_f64());
             let behind = lag.is_nan() || lag >= max;
             behind.then(|| format!("the lag is {lag:.1} s, admin.ready_lag_max is {max} s"))
         }
-        status::State::Starting
-        | status::State::StandingBy
-        | status::State::BrokerDown
-        | status::State::SourceDown
-        | status::State::ParkingFull
-        | status::State::Draining
-        | status::State::Halted
-        | status::State::Stopped => Some(told(snapshot)),
+        status::PipelineState::Starting
+        | status::PipelineState::StandingBy
+        | status::PipelineState::BrokerDown
+        | status::PipelineState::SourceDown
+        | status::PipelineState::ParkingFull
+        | status::PipelineState::Draining
+        | status::PipelineState::Halted
+        | status::PipelineState::Stopped => Some(told(snapshot)),
     }
 }
 
-/// status::State, code and reason as one line.
+/// status::PipelineState, code and reason as one line.
 fn told(snapshot: &Snapshot) -> String {
     let mut line = snapshot.state.name().to_owned();
     for part in [snapshot.halt_code, snapshot.reason.as_deref()].into_iter().flatten() {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::metrics::Closed;
-use crate::status::{Lag, State as Doing};
+use crate::status::{Lag, PipelineState as Doing};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;

@@ -10,8 +10,8 @@ use super::args::{CheckArgs, Global};
 use super::error::{CliError, Exit};
 use crate::config::{Config, Env, PipelineConfig, SinkKind};
 use crate::error::Chain;
-use crate::finding::{Finding, Mend, MendKind, Severity};
-use crate::outbox::TopicPiece;
+use crate::finding::{Finding, Fix, FixKind, Severity};
+use crate::outbox;
 use crate::pipeline::{
     LeftBehind, Mode, PipelineSpec, Settings, compare_settings, left_behind, polls_now,
 };
@@ -50,7 +50,7 @@ pub(super) async fn run(
         }
         for finding in &mut findings {
             name_the_file(finding, global);
-            for mend in finding.mend.iter_mut().filter(|mend| mend.kind == MendKind::Config) {
+            for mend in finding.fix.iter_mut().filter(|mend| mend.kind == FixKind::Config) {
                 edit::fit(mend, &mut text);
             }
         }
@@ -85,7 +85,7 @@ async fn look(
 ) {
     let columns = spec.columns();
     let parts: Option<Vec<TopicPart>> =
-        spec.outbox.topic_pieces().map(|pieces| pieces.into_iter().map(part).collect());
+        spec.outbox.topic_parts().map(|parts| parts.into_iter().map(part).collect());
     let ask = preflight::Ask {
         names: &spec.names,
         conninfo: &spec.conninfo,
@@ -164,10 +164,10 @@ async fn look_at_broker(
     findings.append(&mut asked.unwrap_or_default());
 }
 
-fn part(piece: TopicPiece) -> TopicPart {
-    match piece {
-        TopicPiece::Text(text) => TopicPart::Text(text),
-        TopicPiece::Columns(columns) => TopicPart::Columns(columns),
+fn part(part: outbox::TopicPart) -> TopicPart {
+    match part {
+        outbox::TopicPart::Text(text) => TopicPart::Text(text),
+        outbox::TopicPart::Columns(columns) => TopicPart::Columns(columns),
     }
 }
 
@@ -178,7 +178,7 @@ fn makes_topics(sink: &sink::SinkSpec) -> bool {
 /// A command of ours names the file that this one was told to read.
 fn name_the_file(finding: &mut Finding, global: &Global) {
     let Some(file) = &global.config else { return };
-    for mend in finding.mend.iter_mut().filter(|mend| mend.kind == MendKind::Shell) {
+    for mend in finding.fix.iter_mut().filter(|mend| mend.kind == FixKind::Shell) {
         if let Some(rest) = mend.line.strip_prefix("postrider ") {
             let file = file.display().to_string().replace('\'', "'\\''");
             mend.line = format!("postrider -c '{file}' {rest}");
@@ -348,7 +348,7 @@ fn render_json(reports: &[Report]) -> String {
                     "severity": finding.severity,
                     "what": finding.what,
                     "why": finding.why,
-                    "mend": finding.mend,
+                    "mend": finding.fix,
                 })
             })
         })
@@ -441,7 +441,7 @@ impl Style<'_> {
         if !finding.why.is_empty() {
             self.folded(&" ".repeat(WHY), WHY, &finding.why, Some("2"), text);
         }
-        for mend in &finding.mend {
+        for mend in &finding.fix {
             writeln!(
                 text,
                 "{}{} {}",
@@ -456,17 +456,17 @@ impl Style<'_> {
         }
     }
 
-    fn kind(&self, mend: &Mend) -> String {
+    fn kind(&self, mend: &Fix) -> String {
         match mend.kind {
-            MendKind::Config => format!("{}{}:", self.file, edit::place(mend)),
-            MendKind::Sql | MendKind::Shell => mend.kind.name().to_owned(),
+            FixKind::Config => format!("{}{}:", self.file, edit::place(mend)),
+            FixKind::Sql | FixKind::Shell => mend.kind.name().to_owned(),
         }
     }
 
-    fn line(mend: &Mend) -> String {
+    fn line(mend: &Fix) -> String {
         let comment = match mend.kind {
-            MendKind::Sql => "--",
-            MendKind::Config | MendKind::Shell => "#",
+            FixKind::Sql => "--",
+            FixKind::Config | FixKind::Shell => "#",
         };
         if mend.restart {
             format!("{} {comment} then restart PostgreSQL", mend.line)
@@ -511,10 +511,10 @@ impl Style<'_> {
         if !finding.why.is_empty() {
             writeln!(text, "{pipeline}:   why: {}", finding.why).unwrap_or_default();
         }
-        for mend in &finding.mend {
+        for mend in &finding.fix {
             let kind = match mend.kind {
-                MendKind::Config => format!("config {}{}", self.file, edit::place(mend)),
-                MendKind::Sql | MendKind::Shell => mend.kind.name().to_owned(),
+                FixKind::Config => format!("config {}{}", self.file, edit::place(mend)),
+                FixKind::Sql | FixKind::Shell => mend.kind.name().to_owned(),
             };
             writeln!(text, "{pipeline}:   fix ({kind}): {}", Self::line(mend)).unwrap_or_default();
         }

@@ -2,7 +2,7 @@
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them so")]
 
 use super::*;
-use crate::status::{Lag, State};
+use crate::status::{Lag, PipelineState};
 use expect_test::expect;
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ fn metrics() -> Metrics {
     let status_handle = StatusHandle::new("orders");
     let counts = metrics.pipeline(&status_handle);
     status_handle.update(|snapshot| {
-        snapshot.state = State::Streaming;
+        snapshot.state = PipelineState::Streaming;
         snapshot.published_total = 7;
         snapshot.skipped_total = 2;
         // Not yet: it does not grow while the test runs.

@@ -1,7 +1,7 @@
 //! The metrics' names, and their figures at the moment somebody asks.
 
 use super::{Closed, EndpointMetrics, Source};
-use crate::status::{Snapshot, State};
+use crate::status::{PipelineState, Snapshot};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -205,7 +205,7 @@ impl Scrape {
         }
         let mut family = describe(encoder, "postrider_state", MetricType::Gauge)?;
         for look in &self.0 {
-            for state in State::ALL {
+            for state in PipelineState::ALL {
                 let labels = [look.pipeline(), ("state", state.name())];
                 let holds = u32::from(*state == look.snapshot.state);
                 family.encode_family(&labels)?.encode_gauge(&holds)?;

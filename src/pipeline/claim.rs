@@ -12,10 +12,10 @@ use super::requeue::{RowOrigin, undecided};
 use super::service::Stop;
 use crate::ack::Progress;
 use crate::error::{Halt, HaltReason};
-use crate::event::Position;
+use crate::event::{Position, claim_lsn};
 use crate::lsn::Lsn;
 use crate::outbox::Role;
-use crate::parked::{Entry, Lane, Mark, Parked, State};
+use crate::parked::{Entry, Lane, Parked, ParkedUpdate, State};
 use crate::pgoutput;
 use crate::postgres::client::Canceller;
 use crate::postgres::poll::{Claim, Keep, OldestReady, Poller, Settled};
@@ -268,7 +268,7 @@ impl Pipeline {
         &mut self,
         polling: &mut Polling,
         rows: usize,
-        marks: Vec<Mark>,
+        marks: Vec<ParkedUpdate>,
         stop: &Stop,
     ) -> Result<Stored, SourceError> {
         let rows = self.records.take_rows(rows);
@@ -515,7 +515,7 @@ impl Pipeline {
 /// The next commit may get the end of WAL as its position, and its event must not be taken for one that was parked in
 /// this claim.
 fn position(wal_end: Lsn, floor: Lsn) -> (Lsn, Lsn) {
-    let at = wal_end.max(floor).for_claim();
+    let at = claim_lsn(wal_end.max(floor));
     // Any number above the position and not above that of the next claim is right.
     (at, Lsn::from_wire(at.to_wire() + 1))
 }
@@ -686,6 +686,7 @@ impl ClaimReader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::is_claim_lsn;
 
     #[test]
     fn claims_rise_and_never_stand_where_a_commit_can() {
@@ -693,7 +694,7 @@ mod tests {
         for wal_end in [0x100, 0x100, 0x108, 0x50, 0x200].map(Lsn::from_wire) {
             let (at, end) = position(wal_end, floor);
             assert!(at >= floor && at >= wal_end && end > at);
-            assert!(at.is_claims(), "where a commit record may begin");
+            assert!(is_claim_lsn(at), "where a commit record may begin");
             floor = end;
         }
     }

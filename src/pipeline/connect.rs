@@ -29,7 +29,7 @@ use crate::postgres::schema::{self, SchemaState};
 use crate::postgres::start::{self, AfterStart, Decision, Facts, Identity, Resume};
 use crate::postgres::store::cursor::{self, Seized, Settled};
 use crate::postgres::store::parked::{self, Loaded};
-use crate::postgres::wal::SystemIdentity;
+use crate::postgres::stream::SystemIdentity;
 use crate::postgres::{
     SourceError, SourceErrorKind, StartReplication, WalConnection, WalStream, repair,
 };

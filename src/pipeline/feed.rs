@@ -216,7 +216,7 @@ impl Pipeline {
             return FeedStep::Stay;
         }
         if self.relay.is_overtaken(at.position) {
-            mapped.take_off_position();
+            mapped.remove_position();
         }
         if has_expired(&self.log, &self.requeued, mapped.expires_at, mapped.event_id) {
             log::expired(&mut self.log, self.spec.name(), at.position, mapped.event_id);
@@ -292,7 +292,7 @@ impl Pipeline {
     fn not_mapped(&mut self, now: Duration, at: At, error: MapError) -> FeedStep {
         match error {
             MapError::Poison(poison) => {
-                let remains = &poison.remains;
+                let remains = &poison.partial;
                 let event_id = remains.event_id.as_deref().unwrap_or_default();
                 let aggregate = remains.aggregate.as_ref();
                 let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
@@ -318,7 +318,7 @@ impl Pipeline {
                 }
                 FeedStep::Next
             }
-            MapError::Unfit(_) | MapError::OutOfStep { .. } => {
+            MapError::Unfit(_) | MapError::Inconsistent { .. } => {
                 self.apply(now, Input::Halt(Box::new(halts::unfit_table(&error))));
                 FeedStep::Stay
             }

@@ -140,7 +140,7 @@ pub(super) fn unfit_table(error: &MapError) -> Halt {
             .into(),
         hint: match error {
             MapError::Unfit(unfit) => unfit.hint(),
-            MapError::Poison(_) | MapError::OutOfStep { .. } => "start again".into(),
+            MapError::Poison(_) | MapError::Inconsistent { .. } => "start again".into(),
         },
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::error::{Halt, HaltReason};
 use crate::lsn::{Lsn, Watermark};
-use crate::postgres::Switch;
+use crate::postgres::TimelineSwitch;
 use crate::postgres::catalog::ServerFacts;
 use crate::postgres::store::cursor::Cursor;
 
@@ -16,7 +16,7 @@ pub(super) struct ServerPast {
     /// Its end of WAL.
     pub(super) wal_end: Lsn,
     /// The timelines before its own; empty if nothing is known of them.
-    pub(super) switches: Vec<Switch>,
+    pub(super) switches: Vec<TimelineSwitch>,
 }
 
 /// How much of a server this process has seen.
@@ -146,7 +146,7 @@ mod tests {
     }
 
     fn past(wal_end: u64, timelines: &[u32]) -> ServerPast {
-        let switch = |timeline: &u32| Switch {
+        let switch = |timeline: &u32| TimelineSwitch {
             timeline: *timeline,
             at: Lsn::from_wire(50),
             reason: "no recovery target specified".to_owned(),

@@ -193,18 +193,19 @@ pub(super) fn streaming(pipeline: &mut Pipeline, resume: &crate::postgres::start
 }
 
 /// Logs that the pipeline is far behind, and that it has caught up.
-pub(super) fn lag(pipeline: &mut Pipeline, state: status::State, lag: Duration) {
+pub(super) fn lag(pipeline: &mut Pipeline, state: status::PipelineState, lag: Duration) {
     let now = Instant::now();
     let lag_seconds = lag.as_secs();
     let close = &mut pipeline.log.close_since;
     let is_close =
-        matches!(state, status::State::Streaming | status::State::Polling) && lag < CLOSE;
+        matches!(state, status::PipelineState::Streaming | status::PipelineState::Polling)
+            && lag < CLOSE;
     *close = if is_close { close.or(Some(now)) } else { None };
     parking_full(pipeline, state, now);
     let behind = &mut pipeline.log.behind;
     let close = pipeline.log.close_since;
     let name = pipeline.spec.name();
-    if state == status::State::CatchingUp {
+    if state == status::PipelineState::CatchingUp {
         if let Some(DueReport { seconds, .. }) = Condition::note(behind, String::new(), None, now) {
             let (far, waits_for) = (duration_text(lag_seconds), pipeline.relay.waits_for());
             info!(
@@ -228,8 +229,8 @@ pub(super) fn lag(pipeline: &mut Pipeline, state: status::State, lag: Duration) 
 }
 
 /// Logs that no more rows can be parked, and that there is space again.
-fn parking_full(pipeline: &mut Pipeline, state: status::State, now: Instant) {
-    if state == status::State::ParkingFull {
+fn parking_full(pipeline: &mut Pipeline, state: status::PipelineState, now: Instant) {
+    if state == status::PipelineState::ParkingFull {
         let (reason, hint) = (pipeline.full(), super::status::FULL_HINT);
         let condition = &mut pipeline.log.full;
         if let Some(due) = Condition::note(condition, reason.clone(), Some(hint.to_owned()), now) {
@@ -364,9 +365,9 @@ pub(super) fn shutdown_error(pipeline: &Pipeline, error: &SourceError) {
 /// Logs the end of a pipeline, and sets its status.
 pub(super) fn ended(name: &str, status_handle: &StatusHandle, exit: &PipelineExit) {
     status_handle.update(|snapshot| match exit {
-        PipelineExit::Stopped => snapshot.state = status::State::Stopped,
+        PipelineExit::Stopped => snapshot.state = status::PipelineState::Stopped,
         PipelineExit::Halted(halt) => {
-            snapshot.state = status::State::Halted;
+            snapshot.state = status::PipelineState::Halted;
             // The last known values may be the reason of the halt. The slot is queried again while the pipeline is
             // halted.
             snapshot.slot_state = None;
@@ -381,7 +382,7 @@ pub(super) fn ended(name: &str, status_handle: &StatusHandle, exit: &PipelineExi
             snapshot.halt_code = Some(halt.reason.code());
             snapshot.hint = Some(halt.hint.clone());
         }
-        PipelineExit::Bug => snapshot.state = status::State::Halted,
+        PipelineExit::Bug => snapshot.state = status::PipelineState::Halted,
     });
     match exit {
         PipelineExit::Stopped => info!(event = "stopped", pipeline = name, "stopped"),

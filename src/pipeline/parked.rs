@@ -11,8 +11,8 @@ use super::timer::Timer;
 use super::{halts, log};
 use crate::event::{Aggregate, PgTime, Position};
 use crate::lsn::Lsn;
-use crate::outbox::{At, Mapped, Poison, of_retried};
-use crate::parked::{Entry, Mark, Parked, Request};
+use crate::outbox::{At, Mapped, Poison, set_retry_position};
+use crate::parked::{Entry, Parked, ParkedUpdate, Request};
 use crate::postgres::SourceError;
 use crate::postgres::control::{Control, Notifications};
 use crate::postgres::error_policy::{self, Action, Phase};
@@ -96,7 +96,7 @@ pub(super) struct StoreJobs {
     /// When it began.
     writing_since: Instant,
     /// The status changes of the running write.
-    marks: Arc<[Mark]>,
+    marks: Arc<[ParkedUpdate]>,
     /// When the sessions that have locked rows were last queried.
     lockers_at: Option<Instant>,
     /// The open claim whose transaction contains rows that the relay takes for written. They are not visible on this
@@ -196,7 +196,7 @@ impl Pipeline {
         &mut self,
         store: &mut StoreSession,
         rows: usize,
-        marks: Vec<Mark>,
+        marks: Vec<ParkedUpdate>,
     ) {
         assert!(store.jobs.writing.is_none(), "two writes of parked events at once");
         failpoint(if rows > 0 { "parked_row_due" } else { "mark_due" });
@@ -267,7 +267,7 @@ impl Pipeline {
                 found.extend(records.into_iter().map(|fetched| {
                     let parked::Fetched { position, mut record, keeps_order } = fetched;
                     if positioned {
-                        of_retried(&mut record, keeps_order, &histories);
+                        set_retry_position(&mut record, keeps_order, &histories);
                     }
                     (attempts[&position], record)
                 }));
@@ -689,10 +689,10 @@ impl RecordBuffer {
             Parked {
                 entry,
                 commit_time,
-                event_id: poison.remains.event_id.clone(),
-                event_type: poison.remains.event_type.as_deref().map(short),
-                aggregate: poison.remains.aggregate.clone(),
-                record: poison.remains.record.clone(),
+                event_id: poison.partial.event_id.clone(),
+                event_type: poison.partial.event_type.as_deref().map(short),
+                aggregate: poison.partial.aggregate.clone(),
+                record: poison.partial.record.clone(),
                 error_code: Some(poison.problem.code()),
                 error: Some(poison.problem.to_string()),
             },

@@ -4,7 +4,7 @@
 use super::health::LogRateLimit;
 use super::spec::PipelineSpec;
 use crate::event::{Position, shown_id};
-use crate::parked::{Became, Mark, Parked, State};
+use crate::parked::{Parked, ParkedOutcome, ParkedUpdate, State};
 use std::collections::BTreeSet;
 use std::time::Instant;
 use tracing::{debug, info, warn};
@@ -66,12 +66,12 @@ impl ParkedLog {
     }
 
     /// The new states of parked events.
-    pub(super) fn states_changed(&mut self, pipeline: &str, marks: &[Mark]) {
+    pub(super) fn states_changed(&mut self, pipeline: &str, marks: &[ParkedUpdate]) {
         let (limit, requested) = (&mut self.dead, &mut self.requested);
-        for Mark { position, became } in marks {
+        for ParkedUpdate { position, became } in marks {
             let answers = requested.remove(position);
             match became {
-                Became::Refused { state: State::Dead, attempts, reason, .. } => {
+                ParkedOutcome::Refused { state: State::Dead, attempts, reason, .. } => {
                     let Some(suppressed) = limit.admit(Instant::now()) else { continue };
                     warn!(
                         event = "parked_dead",
@@ -84,7 +84,7 @@ impl ParkedLog {
                         "parked event is dead: only a person moves it now (parked retry, skip or replace)"
                     );
                 }
-                Became::Refused { attempts, reason, .. } if answers => {
+                ParkedOutcome::Refused { attempts, reason, .. } if answers => {
                     let Some(suppressed) = limit.admit(Instant::now()) else { continue };
                     warn!(
                         event = "parked_refused_again",
@@ -97,7 +97,7 @@ impl ParkedLog {
                         "retry requested: refused again: {reason}"
                     );
                 }
-                Became::Again => {
+                ParkedOutcome::Again => {
                     if requested.len() < REQUESTED_MAX {
                         requested.insert(*position);
                     }
@@ -108,7 +108,7 @@ impl ParkedLog {
                         ("retry", "retry or replace requested: event queued"),
                     );
                 }
-                Became::Skipped => {
+                ParkedOutcome::Skipped => {
                     answered(
                         pipeline,
                         limit,
@@ -116,14 +116,14 @@ impl ParkedLog {
                         ("skip", "skip requested: event given up"),
                     );
                 }
-                Became::Declined => {
+                ParkedOutcome::Declined => {
                     let words = "request declined: it cannot be carried out where the event is";
                     answered(pipeline, limit, *position, ("declined", words));
                 }
-                Became::Done
-                | Became::Refused { .. }
-                | Became::DeadSent
-                | Became::Overtaken { .. } => {
+                ParkedOutcome::Done
+                | ParkedOutcome::Refused { .. }
+                | ParkedOutcome::DeadSent
+                | ParkedOutcome::Overtaken { .. } => {
                     debug!(event = "parked_marked", pipeline, %position, "parked event marked");
                 }
             }

@@ -259,7 +259,7 @@ impl Pipeline {
     /// Tells mapper and relay where polling begins. `same`: positions keep their meaning. Returns a halt if the table
     /// does not fit.
     fn begin_polling(&mut self, polling: &Polling, same: bool) -> Option<Box<crate::error::Halt>> {
-        self.mapper.forget_relations(Some(polling.poller.table_oid()));
+        self.mapper.clear_relations(Some(polling.poller.table_oid()));
         if let Ok(Message::Relation(relation)) = pgoutput::decode(&polling.poller.relation())
             && let Err(error) = self.mapper.relation(&relation)
         {

@@ -5,7 +5,7 @@ use super::slot_monitor;
 use super::spec::PipelineSpec;
 use crate::error::Halt;
 use crate::metrics::PipelineMetrics;
-use crate::status::{State, StatusHandle};
+use crate::status::{PipelineState, StatusHandle};
 use std::thread::JoinHandle;
 use tokio::sync::{oneshot, watch};
 
@@ -176,7 +176,7 @@ impl Drop for PanicGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.status_handle.update(|snapshot| {
-                snapshot.state = State::Halted;
+                snapshot.state = PipelineState::Halted;
                 snapshot.reason = Some("a bug in Postrider: see the log".into());
             });
         }

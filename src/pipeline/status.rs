@@ -7,7 +7,7 @@ use super::log::{self, PipelineLog, REPORT_SOON};
 use super::slot_monitor::SlotMonitor;
 use crate::event::Position;
 use crate::parked;
-use crate::status::{Head, Lag, Parked, State};
+use crate::status::{Head, Lag, ParkedSummary, PipelineState};
 use std::time::{Duration, Instant};
 
 /// A lag above this is the state `catching_up`.
@@ -104,17 +104,17 @@ impl Pipeline {
         known.max(self.lag.of_unread(reading, Instant::now()))
     }
 
-    fn parked(&self) -> Parked {
+    fn parked(&self) -> ParkedSummary {
         let (counts, now) = (self.relay.parked(), self.now());
         if counts.total() == 0 {
-            return Parked::default();
+            return ParkedSummary::default();
         }
         let head = |(position, state, attempts, due): (Position, parked::State, u32, Duration)| {
             let wait = due.saturating_sub(now).as_secs_f64();
             let retry_in_seconds = (state != parked::State::Dead).then_some(wait);
             Head { position: position.to_string(), state: state.name(), attempts, retry_in_seconds }
         };
-        Parked {
+        ParkedSummary {
             waiting: counts.waiting,
             behind: counts.behind,
             due: counts.due,
@@ -136,20 +136,20 @@ impl Pipeline {
         )
     }
 
-    fn state(&self, lag: Duration) -> (State, Option<String>, Option<String>) {
+    fn state(&self, lag: Duration) -> (PipelineState, Option<String>, Option<String>) {
         let log = &self.log;
         let shown =
             |condition: &Condition| (Some(condition.reason.clone()), condition.hint.clone());
         if let Some(halt) = self.relay.halting() {
             let reason = format!("halting once what is in flight is answered: {halt}");
-            return (State::Draining, Some(reason), Some(halt.hint.clone()));
+            return (PipelineState::Draining, Some(reason), Some(halt.hint.clone()));
         }
         if log.draining {
-            return (State::Draining, Some("received a signal to stop".into()), None);
+            return (PipelineState::Draining, Some("received a signal to stop".into()), None);
         }
         if log.standing_by.is_some() {
             let reason = format!("slot {:?} is held by another process", self.spec.names.slot);
-            return (State::StandingBy, Some(reason), None);
+            return (PipelineState::StandingBy, Some(reason), None);
         }
         let wait = log.publishes_at.map(|at| at.saturating_duration_since(Instant::now()));
         if let Some(wait) = wait.filter(|wait| !wait.is_zero()) {
@@ -157,28 +157,28 @@ impl Pipeline {
                 "publishing begins in {:.0} s: records of the process that ran before may still reach the broker",
                 wait.as_secs_f64()
             );
-            return (State::Starting, Some(reason), None);
+            return (PipelineState::Starting, Some(reason), None);
         }
         if let Some(condition) = &log.source {
             let (reason, hint) = shown(condition);
-            return (State::SourceDown, reason, hint);
+            return (PipelineState::SourceDown, reason, hint);
         }
         if let Some(condition) = self.sink_condition() {
             let (reason, hint) = shown(condition);
-            return (State::BrokerDown, reason, hint);
+            return (PipelineState::BrokerDown, reason, hint);
         }
         if self.relay.parking_is_full() {
             let (reason, hint) = (self.full(), FULL_HINT.to_owned());
-            return (State::ParkingFull, Some(reason), Some(hint));
+            return (PipelineState::ParkingFull, Some(reason), Some(hint));
         }
         if !log.streaming {
-            return (State::Starting, None, None);
+            return (PipelineState::Starting, None, None);
         }
         if lag > CATCHING_UP {
             let reason = self.relay.waits_for().map(|what| format!("the intake waits for {what}"));
-            return (State::CatchingUp, reason, None);
+            return (PipelineState::CatchingUp, reason, None);
         }
-        (if log.polling { State::Polling } else { State::Streaming }, None, None)
+        (if log.polling { PipelineState::Polling } else { PipelineState::Streaming }, None, None)
     }
 }
 

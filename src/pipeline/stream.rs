@@ -19,7 +19,7 @@ use crate::outbox::TypeFacts;
 use crate::parked::Entry;
 use crate::postgres::error_policy::{self, Action, Phase};
 use crate::postgres::store::cursor::{self, Cursor, Written};
-use crate::postgres::wal::WalStream;
+use crate::postgres::stream::WalStream;
 use crate::postgres::{Batch, SourceError, SourceErrorKind, catalog};
 use crate::relay::{Effect, Input};
 use std::future::Future;
@@ -177,8 +177,8 @@ impl Pipeline {
     }
 
     fn begin(&mut self, session: &StreamSession) {
-        self.mapper.forget_relations(session.connected.table_oid);
-        self.mapper.read_messages_as(session.connected.encoding);
+        self.mapper.clear_relations(session.connected.table_oid);
+        self.mapper.set_message_encoding(session.connected.encoding);
         self.unknown_types.clear();
         self.destinations.awaits(None);
         let cursor = session.connected.progress;
@@ -230,7 +230,7 @@ impl Pipeline {
             session.yielded_at = now;
             tokio::task::yield_now().await;
         }
-        let learned = match self.learn_types(&session.connected.store).await {
+        let learned = match self.add_types(&session.connected.store).await {
             Ok(learned) => learned,
             Err(error) => return Some(End::Lost(error, Phase::Control)),
         };
@@ -241,7 +241,7 @@ impl Pipeline {
 
     /// Queries the catalog for the types that a relation waits for; returns whether there were any. This happens with
     /// the first row of a connection, and with the first row after an ALTER TABLE.
-    async fn learn_types(&mut self, store: &StoreSession) -> Result<bool, SourceError> {
+    async fn add_types(&mut self, store: &StoreSession) -> Result<bool, SourceError> {
         if self.unknown_types.is_empty() {
             return Ok(false);
         }
@@ -252,7 +252,7 @@ impl Pipeline {
             Err(SourceError::new(kind, catalog::LOOK_UP).caused_by(elapsed))
         })?;
         let found: Vec<TypeFacts> = found.iter().map(type_facts).collect();
-        self.mapper.learn_types(&asked, &found);
+        self.mapper.add_types(&asked, &found);
         Ok(true)
     }
 

@@ -180,8 +180,7 @@ impl Job {
         match found.into_iter().find(worst) {
             None => Ok(()),
             Some(finding) => {
-                let lines: Vec<String> =
-                    finding.mend.iter().map(|mend| mend.line.clone()).collect();
+                let lines: Vec<String> = finding.fix.iter().map(|mend| mend.line.clone()).collect();
                 Err(refused(finding.what, (!lines.is_empty()).then(|| lines.join("\n"))))
             }
         }

@@ -171,7 +171,7 @@ impl Outlet {
             Ok(Some(mapped)) => mapped,
             Ok(None) => return self.pass(),
             Err(MapError::Poison(poison)) => {
-                let remains = &poison.remains;
+                let remains = &poison.partial;
                 let aggregate = remains.aggregate.as_ref();
                 let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
                 let id = remains.event_id.as_deref().unwrap_or_default();

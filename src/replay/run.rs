@@ -202,7 +202,7 @@ impl<'a> Run<'a> {
         {
             let asked = std::mem::take(&mut log.unknown_types);
             let found = catalog::read_types(self.control.client(), &asked).await?;
-            mapper.learn_types(&asked, &found.iter().map(type_facts).collect::<Vec<_>>());
+            mapper.add_types(&asked, &found.iter().map(type_facts).collect::<Vec<_>>());
             return Ok(None);
         }
         match offered {
@@ -221,11 +221,11 @@ impl<'a> Run<'a> {
                         .map(|table| table.oid),
                     None => None,
                 };
-                mapper.forget_relations(oid);
+                mapper.clear_relations(oid);
                 let encoding = catalog::read_server(self.control.client()).await?.encoding;
                 let encoding = self.spec.messages_encoding(&encoding);
                 let unreadable = |halt| ReplayError::Messages(Box::new(halt));
-                mapper.read_messages_as(encoding.map_err(unreadable)?);
+                mapper.set_message_encoding(encoding.map_err(unreadable)?);
                 let asked = match &self.plan.request.from {
                     From::Lsn { at, .. } => Some(at.commit_lsn),
                     From::Bookmark(_) | From::Since(_) | From::Anywhere => None,

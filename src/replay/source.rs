@@ -290,7 +290,7 @@ impl Table {
         mapper: &mut Mapper,
         outlet: &mut Outlet,
     ) -> Result<Self, ReplayError> {
-        mapper.forget_relations(Some(rows.table_oid()));
+        mapper.clear_relations(Some(rows.table_oid()));
         if let Message::Relation(relation) =
             pgoutput::decode(rows.relation()).map_err(ReplayError::Protocol)?
         {

@@ -12,7 +12,7 @@ use postrider::postgres::control::{Ask, Control};
 use postrider::postgres::names::{Names, TableName, Times};
 use postrider::postgres::setup::{Options, Progress, SetupError, SetupPlan, apply};
 use postrider::postgres::start::{Decision, Facts, Identity, Resume, decide};
-use postrider::postgres::wal::WalConnection;
+use postrider::postgres::stream::WalConnection;
 
 const OUTBOX: &str = "create table public.outbox (
     id bigint generated always as identity primary key,

@@ -5,7 +5,7 @@ use crate::pipeline::Pipeline;
 use crate::relay::{postrider, postrider_at_a_terminal, postrider_ok};
 use crate::server::Version;
 use postrider::event::{Aggregate, PgTime, Position};
-use postrider::parked::{Became, Entry, Lane, Mark, Parked, Request, State};
+use postrider::parked::{Entry, Lane, Parked, ParkedOutcome, ParkedUpdate, Request, State};
 use postrider::postgres::Conninfo;
 use postrider::postgres::control::Control;
 use postrider::postgres::store::{cursor, parked};
@@ -78,13 +78,13 @@ impl Office {
             row("0/300:0", "gone", "3", State::Waiting),
             topicless,
         ];
-        let gone = Mark { position: at("0/300:0"), became: Became::Done };
+        let gone = ParkedUpdate { position: at("0/300:0"), became: ParkedOutcome::Done };
         office.write(&rows, &[]).await;
         office.write(&[], &[gone]).await;
         office
     }
 
-    async fn write(&mut self, rows: &[Parked], marks: &[Mark]) {
+    async fn write(&mut self, rows: &[Parked], marks: &[ParkedUpdate]) {
         let (client, name) = (self.control.client(), &self.pipeline.name);
         let stored = parked::write(client, name, self.epoch, rows, marks).await.expect("a write");
         assert_eq!(stored, parked::Stored::Yes);
@@ -445,7 +445,9 @@ async fn replace_keeps_the_new_payload_in_the_request() {
     assert!(said.contains("0/100:1  replace: asked for"), "{said}");
     assert_eq!(office.requests().await, [("0/100:1".to_owned(), Request::Replace)]);
     // As the relay takes it.
-    office.write(&[], &[Mark { position: at("0/100:1"), became: Became::Again }]).await;
+    office
+        .write(&[], &[ParkedUpdate { position: at("0/100:1"), became: ParkedOutcome::Again }])
+        .await;
     let fetched =
         parked::fetch(office.control.client(), &office.pipeline.name, &[at("0/100:1")], 1).await;
     assert_eq!(fetched.unwrap()[0].record.value.as_deref(), Some(&[b'{', 0xff, b'}'][..]));

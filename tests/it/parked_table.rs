@@ -8,7 +8,7 @@ use crate::await_that::SOON;
 use crate::server::{Client, Database, Version};
 use postrider::event::{Aggregate, PgTime, Position};
 use postrider::lsn::{Lsn, Watermark};
-use postrider::parked::{Entry, Lane, Mark, Parked, State};
+use postrider::parked::{Entry, Lane, Parked, ParkedUpdate, State};
 use postrider::postgres::control::Control;
 use postrider::postgres::store::cursor::{self, Cursor};
 use postrider::postgres::store::parked::{self, Loaded, Stored};
@@ -63,7 +63,7 @@ impl Table {
         self.control.client()
     }
 
-    async fn write(&self, rows: &[Parked], marks: &[Mark]) {
+    async fn write(&self, rows: &[Parked], marks: &[ParkedUpdate]) {
         let stored = parked::write(self.client(), PIPELINE, self.epoch, rows, marks).await;
         assert_eq!(stored.expect("a write"), Stored::Yes);
     }

@@ -60,7 +60,7 @@ impl Outbox {
     /// `aggregate/event id` of each row, as the mapper reads them.
     fn ids(&self, poller: &Poller, claim: &Claim) -> Vec<String> {
         let mut mapper = Mapper::new(self.records.clone()).unwrap();
-        mapper.forget_relations(Some(poller.table_oid()));
+        mapper.clear_relations(Some(poller.table_oid()));
         let Message::Relation(relation) = decode(poller.relation()).unwrap() else {
             panic!("no relation")
         };

@@ -1,8 +1,8 @@
-//! The control connection: `tokio-postgres` on a session that we logged in ourselves.
+//! The SQL connection: `tokio-postgres` on a session that [`handshake`](super::handshake) has logged in.
 //!
-//! `tokio-postgres` would send a password in the clear where the server asks for one, and knows fewer of libpq's
-//! settings. So the login is `handshake`'s, and the client is then told of it: its own startup packet is taken from
-//! it, and it is answered with what the server had answered us. From there on bytes pass through.
+//! `tokio-postgres` would send the password in clear text if the server asks for that, and supports fewer of libpq's
+//! settings. Therefore this crate logs in. `tokio-postgres` then gets a stream on which its startup packet is discarded
+//! and answered with the server's earlier answers (parameters, backend key); all later bytes pass through.
 
 use super::conninfo::{Conninfo, Host};
 use super::error::{SourceError, SourceErrorKind};
@@ -18,7 +18,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::config::SslMode;
 use tokio_postgres::{AsyncMessage, CancelToken, Client, NoTls};
 
-/// Cancels the statement that a session is executing, over a connection of its own.
+/// Cancels the statement that a session is executing, over a separate connection (manual, 55.2.8 "Canceling Requests in
+/// Progress").
 #[derive(Clone)]
 pub struct Canceller {
     token: CancelToken,
@@ -33,11 +34,11 @@ impl fmt::Debug for Canceller {
 }
 
 impl Canceller {
-    /// Sends the request. The server answers nothing: a statement that was cancelled ends with SQLSTATE 57014, and one
-    /// that had ended already is not affected.
+    /// Sends the cancel request. The server sends no answer: a cancelled statement ends with SQLSTATE 57014, and a
+    /// statement that has ended already is not affected.
     ///
     /// # Errors
-    /// The server could not be reached.
+    /// The server could not be reached within the connection's `connect_timeout`.
     pub async fn cancel(&self) -> Result<(), SourceError> {
         let doing = || format!("cancel a statement on {}", self.host);
         let limit = self.conninfo.connect_timeout;
@@ -53,11 +54,13 @@ impl Canceller {
 }
 
 /// Opens a connection for SQL. The second value is the connection itself: it must be polled for the client to work, and
-/// it ends with the error that ended the connection (57P01 when the server shuts down).
+/// its output is the error that ended the connection (57P01 if the server shuts down).
 ///
-/// The session has `search_path=''` and the settings that pin how values are written: name every object with its
-/// schema.
-/// `application_name` stands unless the connection string has its own.
+/// The session has `search_path = ''`, so every object must be named with its schema, and fixed settings for the text
+/// format of values (`DateStyle`, `TimeZone` and others). `application_name` is used unless the connection string has one.
+///
+/// # Errors
+/// No host could be reached, or the login failed.
 pub async fn connect_client(
     conninfo: &Conninfo,
     application_name: &str,
@@ -67,8 +70,11 @@ pub async fn connect_client(
     Ok((client, connection))
 }
 
-/// The same, with what is done with each notification: its channel and its payload. Called where the connection is
-/// polled, so it must not wait. The third value cancels the session's statements.
+/// As [`connect_client`], and calls `notified` with channel and payload of each notification (`LISTEN`). `notified` is
+/// called while the connection is polled, so it must not block. The third value cancels the session's statements.
+///
+/// # Errors
+/// As [`connect_client`].
 pub async fn connect_listening<F>(
     conninfo: &Conninfo,
     application_name: &str,
@@ -88,13 +94,14 @@ where
     let opened = config.connect_raw(LoggedIn::new(session), NoTls).await;
     let (client, mut connection) = opened.map_err(|error| SourceError::control(&doing, error))?;
     let canceller = Canceller { token: client.cancel_token(), conninfo: conninfo.clone(), host };
-    // With its end it is dropped, whoever holds the future: a statement that is made and not sent would wait for ever.
+    // The future owns the connection and drops it at its end, also if the caller keeps the future: otherwise a statement
+    // that was created and not yet sent would wait for ever.
     let connection = async move {
         loop {
             match std::future::poll_fn(|context| connection.poll_message(context)).await {
                 Some(Ok(message)) => {
-                    if let AsyncMessage::Notification(told) = message {
-                        notified(told.channel(), told.payload());
+                    if let AsyncMessage::Notification(message) = message {
+                        notified(message.channel(), message.payload());
                     }
                 }
                 Some(Err(error)) => return Err(SourceError::control(&doing, error)),
@@ -105,14 +112,15 @@ where
     Ok((client, connection, canceller))
 }
 
-/// A transport whose login is past: the first message written is swallowed, and the greeting is read first.
+/// A transport after the login. Its reader gets the recorded `greeting` first; the startup packet that is written to it is
+/// discarded.
 struct LoggedIn {
     transport: Transport,
     greeting: Bytes,
     startup: Startup,
 }
 
-/// How much of the client's startup packet has been swallowed.
+/// How much of the startup packet has been discarded.
 enum Startup {
     Length { seen: usize, bytes: [u8; 4] },
     Body { left: usize },
@@ -143,8 +151,8 @@ impl LoggedIn {
         }
     }
 
-    /// How many bytes of `buf` belong to the startup packet.
-    fn swallow(&mut self, buf: &[u8]) -> usize {
+    /// Discards the bytes of `buf` that belong to the startup packet, and returns how many they are.
+    fn discard(&mut self, buf: &[u8]) -> usize {
         let mut taken = 0;
         for byte in buf {
             match &mut self.startup {
@@ -198,7 +206,7 @@ impl AsyncWrite for LoggedIn {
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        match this.swallow(buf) {
+        match this.discard(buf) {
             0 => Pin::new(&mut this.transport).poll_write(cx, buf),
             taken => Poll::Ready(Ok(taken)),
         }

@@ -1,10 +1,9 @@
-//! Where the database is and how to log in: libpq's connection strings and environment, read and checked.
+//! libpq's connection strings and environment variables (manual, 34.1 and 34.15), parsed and checked.
 //!
-//! Pure but for one closure that looks up the environment: opens no file and no socket. [`transport`](super::transport)
-//! connects by it. Passwords never leave through `Debug` or errors: an error names the parameter, not its value.
+//! Neither `Debug` nor errors show passwords: an error names the parameter, not its value.
 //!
-//! One difference to libpq is on purpose: where nobody wrote `sslmode`, TLS is used if the server offers it (libpq's
-//! `prefer`), but a failed handshake is an error and never a second attempt in the clear.
+//! One difference to libpq is intended: without `sslmode`, TLS is used if the server offers it (libpq's `prefer`), but a
+//! failed handshake is an error, and there is no second attempt in clear text.
 
 #[cfg(test)]
 mod tests;
@@ -17,15 +16,14 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Longest wait for one host, from name lookup to the end of the login, where `connect_timeout` is not given.
-///
-/// libpq waits for ever by default; a service must not.
+/// Default of `connect_timeout`: the longest wait for one host, from name lookup to the end of the login. libpq has no
+/// limit by default; a service needs one.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Most hosts in one connection string.
+/// Maximum number of hosts in a connection string.
 pub const HOSTS_MAX: usize = 32;
 
-/// A connection string, checked. `Debug` shows no password.
+/// A parsed and checked connection string. `Debug` shows no password.
 #[derive(Clone)]
 pub struct Conninfo {
     pub(super) hosts: Vec<Host>,
@@ -33,7 +31,7 @@ pub struct Conninfo {
     pub(super) user: String,
     pub(super) dbname: String,
     pub(super) password: Option<Secret>,
-    /// Read at each login, and before `password`.
+    /// Read at each login; takes precedence over `password`.
     pub(super) password_file: Option<SecretFile>,
     pub(super) passfile: Option<PathBuf>,
     pub(super) application_name: Option<String>,
@@ -46,71 +44,72 @@ pub struct Conninfo {
     pub(super) tcp_user_timeout: Option<Duration>,
 }
 
-/// One host to try.
+/// A host and its port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Host {
-    /// Where it is.
-    pub place: Place,
-    /// Its port.
+    /// The host's address.
+    pub address: HostAddress,
+    /// The port.
     pub port: u16,
 }
 
-/// Where a host is.
+/// The address of a host.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum HostAddress {
     /// The directory of a Unix socket, or an abstract name with a leading `@`.
     Socket(String),
-    /// A name or address as written, which certificates are checked against, and the address to use instead of a
-    /// lookup.
+    /// A TCP address.
     Net {
-        /// As written.
+        /// `host`: the name or address, against which certificates are checked.
         name: String,
-        /// `hostaddr`.
+        /// `hostaddr`, or an address written as `host`: used instead of a name lookup.
         address: Option<IpAddr>,
     },
 }
 
 impl Host {
     fn passfile_name(&self) -> String {
-        match &self.place {
-            Place::Socket(dir) if dir == DEFAULT_SOCKET_DIR => "localhost".to_owned(),
-            Place::Socket(dir) => dir.clone(),
-            Place::Net { name, .. } => name.clone(),
+        match &self.address {
+            HostAddress::Socket(dir) if dir == DEFAULT_SOCKET_DIR => "localhost".to_owned(),
+            HostAddress::Socket(dir) => dir.clone(),
+            HostAddress::Net { name, .. } => name.clone(),
         }
     }
 }
 
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.place {
-            Place::Socket(dir) => write!(f, "{dir}/.s.PGSQL.{}", self.port),
-            Place::Net { name, address: Some(address) } if name.parse() != Ok(*address) => {
+        match &self.address {
+            HostAddress::Socket(dir) => write!(f, "{dir}/.s.PGSQL.{}", self.port),
+            HostAddress::Net { name, address: Some(address) } if name.parse() != Ok(*address) => {
                 write!(f, "{name} ({address}):{}", self.port)
             }
-            Place::Net { name, .. } if name.contains(':') => write!(f, "[{name}]:{}", self.port),
-            Place::Net { name, .. } => write!(f, "{name}:{}", self.port),
+            HostAddress::Net { name, .. } if name.contains(':') => {
+                write!(f, "[{name}]:{}", self.port)
+            }
+            HostAddress::Net { name, .. } => write!(f, "{name}:{}", self.port),
         }
     }
 }
 
-/// A connection string that can't be used. Never shows a value.
+/// Why a connection string can't be used. The message never has a value of the string.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ConninfoError {
-    /// Not well formed.
+    /// The string is not well formed.
     #[error("the connection string is not well formed: {what}")]
     Syntax {
         /// What is wrong.
         what: &'static str,
     },
-    /// No such parameter.
+    /// The parameter does not exist.
     #[error("unknown connection parameter \"{key}\"{}", did_you_mean(*.nearest))]
     Unknown {
-        /// The name as written.
+        /// The name, as written.
         key: String,
-        /// The name it may have been.
+        /// A similar name.
         nearest: Option<&'static str>,
     },
-    /// A parameter of libpq that would make a difference which we can't make.
+    /// A parameter of libpq that is not supported here.
     #[error("connection parameter \"{key}\" can't be used: {why}")]
     Unsupported {
         /// Its name.
@@ -118,15 +117,15 @@ pub enum ConninfoError {
         /// Why, or what to write instead.
         why: &'static str,
     },
-    /// A value out of its range.
+    /// The value is not allowed.
     #[error("connection parameter \"{key}\": expected {expected}")]
     Value {
         /// Its name.
         key: &'static str,
-        /// What it may be.
+        /// The allowed values.
         expected: &'static str,
     },
-    /// A parameter that has no default here.
+    /// A required parameter is missing.
     #[error("connection parameter \"{key}\" is needed")]
     Missing {
         /// Its name.
@@ -134,7 +133,7 @@ pub enum ConninfoError {
     },
 }
 
-/// The names of the `PG*` variables that are set, and that a connection string leaves room for. Never their values.
+/// The names of the `PG*` environment variables that are set and that [`Conninfo::parse`] uses.
 pub fn variables(env: &dyn Fn(&str) -> Option<String>) -> Vec<&'static str> {
     let set = |name: &&str| env(name).is_some_and(|value| !value.is_empty());
     let applied = KEYS.iter().filter(|key| key.support == Support::Applied);
@@ -146,7 +145,11 @@ fn did_you_mean(nearest: Option<&str>) -> String {
 }
 
 impl Conninfo {
-    /// Reads a URI or `key=value` pairs; `env` looks up the `PG*` variables (and `HOME`, `USER`).
+    /// Parses a URI or `key=value` pairs. `env` looks up environment variables: those of libpq, `HOME`, `USER` and
+    /// `LOGNAME`.
+    ///
+    /// # Errors
+    /// The string is not well formed, or has a parameter or value that is unknown, not supported or missing.
     pub fn parse(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, ConninfoError> {
         let mut given = BTreeMap::new();
         for (name, value) in pairs(text)? {
@@ -163,7 +166,7 @@ impl Conninfo {
             {
                 given.insert(key.name, value);
             }
-            // As libpq: an empty value is as good as none.
+            // As in libpq, an empty value means that the parameter is not given.
             if given.get(key.name).is_some_and(String::is_empty) {
                 given.remove(key.name);
             }
@@ -171,15 +174,15 @@ impl Conninfo {
                 return Err(ConninfoError::Unsupported { key: key.name, why });
             }
         }
-        Reader::new(&given, env).conninfo()
+        Settings::new(&given, env).conninfo()
     }
 
-    /// Has the password read from `file` at each login, in place of one that was given.
+    /// Sets a file from which the password is read at each login. It takes precedence over `password`.
     pub fn set_password_file(&mut self, file: SecretFile) {
         self.password_file = Some(file);
     }
 
-    /// Whether a password is given, in whatever way but the password file of libpq.
+    /// Whether there is a password, other than in libpq's password file (`~/.pgpass`).
     pub const fn has_password(&self) -> bool {
         self.password.is_some() || self.password_file.is_some()
     }
@@ -194,22 +197,22 @@ impl Conninfo {
         &self.user
     }
 
-    /// The hosts, for people: `db1:5432, db2:5432`.
+    /// The hosts as text: `db1:5432, db2:5432`.
     pub fn hosts(&self) -> String {
         self.hosts.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
     }
 
-    /// The hosts, in the order in which they are tried.
+    /// The hosts, in the order of the connection string.
     pub fn host_list(&self) -> &[Host] {
         &self.hosts
     }
 
-    /// The certificates that are trusted, where they are named.
+    /// `sslrootcert`, if given.
     pub const fn ssl_root(&self) -> Option<&Root> {
         self.ssl.root.as_ref()
     }
 
-    /// What TLS must prove.
+    /// `sslmode`.
     pub const fn ssl_mode(&self) -> SslMode {
         self.ssl.mode
     }
@@ -227,9 +230,7 @@ impl fmt::Debug for Conninfo {
     }
 }
 
-// What the settings are, once read.
-
-/// A password. It has no `Debug`, so that nothing that holds one can print it by accident.
+/// A password. It has no `Debug`, so that a struct with a password can't print it by accident.
 #[derive(Clone)]
 pub(crate) struct Secret(String);
 
@@ -248,28 +249,28 @@ impl Secret {
 pub enum SslMode {
     /// Never TLS.
     Disable,
-    /// TLS if the server offers it, the certificate is not looked at. `allow` is taken as this.
+    /// TLS if the server offers it; the certificate is not verified. `allow` is treated like `prefer`.
     Prefer,
-    /// TLS, the certificate is not looked at (unless a root certificate is there: then as `verify-ca`, like libpq).
+    /// TLS; the certificate is not verified. With a root certificate as `verify-ca`, as in libpq.
     Require,
     /// TLS, and the certificate is signed by the root certificate.
     VerifyCa,
-    /// The same, and it was issued for the host we asked for.
+    /// As `verify-ca`, and the certificate is issued for the host name.
     VerifyFull,
 }
 
-/// `channel_binding`.
+/// `channel_binding` (manual, 34.1.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ChannelBinding {
     /// Never.
     Disable,
-    /// Where the server offers it.
+    /// If the server offers it.
     Prefer,
     /// A login without it is refused.
     Require,
 }
 
-/// `target_session_attrs`.
+/// `target_session_attrs` (manual, 34.1.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TargetSessionAttrs {
     /// Any server.
@@ -282,11 +283,11 @@ pub enum TargetSessionAttrs {
     Primary,
     /// In recovery.
     Standby,
-    /// In recovery if one of the hosts is, else any.
+    /// In recovery if one of the hosts is, otherwise any server.
     PreferStandby,
 }
 
-/// Everything about TLS.
+/// The settings of TLS.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Ssl {
     pub(crate) mode: SslMode,
@@ -296,11 +297,11 @@ pub(crate) struct Ssl {
     pub(crate) key: Option<PathBuf>,
     pub(crate) sni: bool,
     pub(crate) versions: TlsVersions,
-    /// `~/.postgresql`, where libpq looks for files that were not named.
+    /// `~/.postgresql`, the directory of files that are not given.
     pub(crate) home: Option<PathBuf>,
 }
 
-/// `ssl_min_protocol_version` and `ssl_max_protocol_version`: what they leave of what we speak.
+/// The versions that `ssl_min_protocol_version` and `ssl_max_protocol_version` allow, out of those that rustls supports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum TlsVersions {
     Both,
@@ -308,10 +309,10 @@ pub(crate) enum TlsVersions {
     Only13,
 }
 
-/// `sslrootcert`.
+/// `sslrootcert` (manual, 34.19).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Root {
-    /// The system's own store.
+    /// The root certificates of the operating system.
     System,
     /// A PEM file.
     File(PathBuf),
@@ -325,21 +326,18 @@ pub(crate) struct Keepalive {
     pub(crate) count: Option<u32>,
 }
 
-// The table of libpq's parameter names (manual, 34.1.2), their environment variables (34.15), and what we do with
-// each.
-
-/// What becomes of a parameter.
+/// How a parameter is treated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Support {
-    /// It is applied.
+    /// The parameter is applied.
     Applied,
-    /// It makes no difference here, and is passed over.
+    /// The parameter has no effect here, and is ignored.
     Ignored,
-    /// It would make a difference that we can't make, so it is an error.
+    /// The parameter would have an effect that is not supported here, so it is an error.
     Refused(&'static str),
 }
 
-/// One parameter.
+/// A parameter and its environment variable.
 struct Key {
     name: &'static str,
     env: Option<&'static str>,
@@ -356,7 +354,7 @@ const fn bare(name: &'static str, support: Support) -> Key {
 
 const NO_GSS: Support = Refused("Kerberos and GSSAPI are not supported");
 
-/// Every name libpq knows, up to PostgreSQL 18.
+/// All parameters of libpq up to PostgreSQL 18 (manual, 34.1.2), and their environment variables (34.15).
 const KEYS: &[Key] = &[
     key("host", "PGHOST", Applied),
     key("hostaddr", "PGHOSTADDR", Applied),
@@ -383,11 +381,11 @@ const KEYS: &[Key] = &[
     bare("keepalives_interval", Applied),
     bare("keepalives_count", Applied),
     bare("tcp_user_timeout", Applied),
-    // Never negotiated by TLS 1.3, and switched off everywhere since OpenSSL 1.1.
+    // TLS 1.3 has no compression, and OpenSSL 1.1 and later disable it.
     key("sslcompression", "PGSSLCOMPRESSION", Ignored),
-    // Always UTF-8: the decoder depends on it.
+    // The encoding is always UTF-8, which the decoder requires.
     key("client_encoding", "PGCLIENTENCODING", Ignored),
-    // TLS 1.2 is rustls' oldest, which is libpq's default too.
+    // rustls supports TLS 1.2 and 1.3; 1.2 is also libpq's default minimum.
     key("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION", Applied),
     key("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION", Applied),
     key("gssencmode", "PGGSSENCMODE", Applied),
@@ -399,11 +397,11 @@ const KEYS: &[Key] = &[
     key("sslcertmode", "PGSSLCERTMODE", Refused("leave out sslcert to send no certificate")),
     bare("sslpassword", Refused("the key must not be encrypted; protect its file instead")),
     key("requiressl", "PGREQUIRESSL", Refused("write sslmode=require instead")),
-    key("requirepeer", "PGREQUIREPEER", Refused("the peer's user is not looked at")),
+    key("requirepeer", "PGREQUIREPEER", Refused("the peer's user is not checked")),
     key("require_auth", "PGREQUIREAUTH", Refused("write channel_binding=require instead")),
     key("service", "PGSERVICE", Refused("service files are not read")),
     key("servicefile", "PGSERVICEFILE", Ignored),
-    bare("replication", Refused("it is set by Postrider itself")),
+    bare("replication", Refused("the client sets it")),
     bare("scram_client_key", Refused("give the password")),
     bare("scram_server_key", Refused("give the password")),
     bare("oauth_issuer", Refused("OAuth is not supported")),
@@ -415,12 +413,12 @@ const KEYS: &[Key] = &[
     bare("max_protocol_version", Ignored),
 ];
 
-/// The entry of a name.
+/// The parameter of that name.
 fn find(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name == name)
 }
 
-/// The name nearest to a misspelt one.
+/// The name that is most similar to a misspelt one, by at most 3 edits.
 fn nearest(name: &str) -> Option<&'static str> {
     let names = KEYS.iter().filter(|key| key.support == Applied).map(|key| key.name);
     names
@@ -430,15 +428,11 @@ fn nearest(name: &str) -> Option<&'static str> {
         .map(|(_, known)| known)
 }
 
-// The two ways a connection string is written (manual, 34.1.1): a URI, and `key = value` pairs.
-//
-// Gives pairs of name and text, and does not know what they mean. Errors say where, never what stood there: it may be
-// a piece of a password.
-
-/// Names and values, in the order written; a later one wins.
+/// Names and values, in the order written; a later value of a name replaces an earlier one.
 type Pairs = Vec<(String, String)>;
 
-/// Reads either way of writing.
+/// Parses a connection string of either form (manual, 34.1.1): a URI, or `key = value` pairs. Errors never have a part of
+/// the string, because it may be part of a password.
 fn pairs(text: &str) -> Result<Pairs, ConninfoError> {
     let text = text.trim();
     for scheme in ["postgresql://", "postgres://"] {
@@ -461,7 +455,7 @@ fn syntax(what: &'static str) -> ConninfoError {
 fn uri(rest: &str) -> Result<Pairs, ConninfoError> {
     let mut pairs = Pairs::new();
     let authority_end = rest.find(['/', '?']).unwrap_or(rest.len());
-    // As libpq: the first `@` ends the login, so a literal one in the password must be written %40.
+    // As in libpq, the first `@` ends the login, so an `@` in the password must be written %40.
     let mut hosts_and_more = rest;
     if let Some((login, after)) = rest.split_once('@').filter(|(login, _)| !login.contains('/')) {
         let (user, password) = login.split_once(':').map_or((login, None), |(u, p)| (u, Some(p)));
@@ -488,7 +482,7 @@ fn uri(rest: &str) -> Result<Pairs, ConninfoError> {
         let (name, value) =
             part.split_once('=').ok_or(syntax("a parameter of the URI has no \"=\""))?;
         let (name, value) = (percent_decoded(name)?, percent_decoded(value)?);
-        // JDBC's spelling, which libpq takes too.
+        // JDBC's spelling, which libpq accepts too.
         if name == "ssl" && value == "true" {
             pairs.push(("sslmode".to_owned(), "require".to_owned()));
         } else {
@@ -552,7 +546,7 @@ fn percent_decoded(raw: &str) -> Result<String, ConninfoError> {
     })
 }
 
-/// `name = value name = 'quoted value' …`, with `\` before any character to take it as it is.
+/// `name = value name = 'quoted value' …`; `\` escapes the next character.
 fn key_value(text: &str) -> Result<Pairs, ConninfoError> {
     let mut pairs = Pairs::new();
     let mut rest = text.chars().peekable();
@@ -586,24 +580,22 @@ fn key_value(text: &str) -> Result<Pairs, ConninfoError> {
     }
 }
 
-// From names and texts to typed settings.
-
-/// Where Debian's and Red Hat's libpq look for the socket. (Upstream's own default is `/tmp`.)
+/// The directory of the socket in the libpq of Debian and Red Hat. (Upstream's default is `/tmp`.)
 const DEFAULT_SOCKET_DIR: &str = "/var/run/postgresql";
 
-/// How long sent data may stay without an acknowledgement where `tcp_user_timeout` is not given: a black hole is then
-/// noticed before a takeover by another host would be.
+/// Default of `tcp_user_timeout`: how long sent data may stay unacknowledged. The client notices a dead network path before
+/// another host could take over.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Takes typed values out of the pairs.
-struct Reader<'a> {
+/// Names and texts of a connection string and of the environment, to be converted to typed settings.
+struct Settings<'a> {
     given: &'a BTreeMap<&'static str, String>,
     env: &'a dyn Fn(&str) -> Option<String>,
 }
 
 type Read<T> = Result<T, ConninfoError>;
 
-impl<'a> Reader<'a> {
+impl<'a> Settings<'a> {
     fn new(
         given: &'a BTreeMap<&'static str, String>,
         env: &'a dyn Fn(&str) -> Option<String>,
@@ -696,7 +688,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// As libpq: 0 and negative numbers wait for ever (we then wait a day), 1 counts as 2.
+    /// As in libpq, 0 and negative numbers mean no limit (here: a day), and 1 counts as 2.
     fn connect_timeout(&self) -> Read<Duration> {
         const FOR_EVER: Duration = Duration::from_hours(24);
         let Some(text) = self.text("connect_timeout") else { return Ok(CONNECT_TIMEOUT) };
@@ -764,7 +756,7 @@ impl<'a> Reader<'a> {
                 let expected = "a number from 1 to 65535";
                 let wrong = ConninfoError::Value { key: "port", expected };
                 let port = port.parse::<u16>().ok().filter(|port| *port > 0).ok_or(wrong)?;
-                Ok(Host { place: place(at(&names, index), at(&addresses, index))?, port })
+                Ok(Host { address: host_address(at(&names, index), at(&addresses, index))?, port })
             })
             .collect()
     }
@@ -775,7 +767,7 @@ impl<'a> Reader<'a> {
             path => Root::File(PathBuf::from(path)),
         });
         let system = root == Some(Root::System);
-        // As libpq: the system's roots are worth nothing without the name.
+        // As in libpq: with the system's roots, a certificate proves nothing unless the host name is checked.
         let default = if system { SslMode::VerifyFull } else { SslMode::Prefer };
         let expected = "disable, allow, prefer, require, verify-ca or verify-full";
         let mode = self.choice("sslmode", expected, default, |text| {
@@ -819,7 +811,7 @@ impl<'a> Reader<'a> {
         let expected = "TLSv1.2 or TLSv1.3";
         let version = |key: &'static str, default: u8| match self.text(key) {
             None => Ok(default),
-            // Older ones as a lower bound change nothing: we never speak them.
+            // Older versions as a lower bound have no effect: rustls does not support them.
             Some("TLSv1" | "TLSv1.1") if key == "ssl_min_protocol_version" => Ok(2),
             Some("TLSv1.2") => Ok(2),
             Some("TLSv1.3") => Ok(3),
@@ -839,26 +831,25 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn place(name: &str, address: &str) -> Read<Place> {
+fn host_address(name: &str, address: &str) -> Read<HostAddress> {
     if !address.is_empty() {
         let expected = "IP addresses (names belong into \"host\")";
         let wrong = ConninfoError::Value { key: "hostaddr", expected };
         let address: IpAddr = address.parse().ok().ok_or(wrong)?;
         let name = if name.is_empty() { address.to_string() } else { name.to_owned() };
-        return Ok(Place::Net { name, address: Some(address) });
+        return Ok(HostAddress::Net { name, address: Some(address) });
     }
     Ok(match name {
-        "" => Place::Socket(DEFAULT_SOCKET_DIR.to_owned()),
-        path if path.starts_with(['/', '@']) => Place::Socket(path.to_owned()),
-        name => Place::Net { name: name.to_owned(), address: name.parse().ok() },
+        "" => HostAddress::Socket(DEFAULT_SOCKET_DIR.to_owned()),
+        path if path.starts_with(['/', '@']) => HostAddress::Socket(path.to_owned()),
+        name => HostAddress::Net { name: name.to_owned(), address: name.parse().ok() },
     })
 }
 
-// The password file (manual, 34.16): `host:port:database:user:password`, one a line, the first that fits.
-
-/// Looks the password up for one host. A file that others may read is passed over, as libpq does.
+/// The password of a host in the password file (manual, 34.16): the first line `host:port:database:user:password` that
+/// matches. As in libpq, a file that others can read is ignored.
 ///
-/// Read anew for each connection: passwords are rotated under running services.
+/// The file is read for each connection, because passwords are rotated while the process runs.
 pub(crate) fn password(conninfo: &Conninfo, host: &Host) -> Option<String> {
     let path = conninfo.passfile.as_deref()?;
     if !private(path) {
@@ -891,7 +882,7 @@ fn lookup(text: &str, host: &str, port: u16, dbname: &str, user: &str) -> Option
     })
 }
 
-/// Splits at the first four colons; `\:` and `\\` stand for themselves.
+/// Splits a line at its first four colons; `\:` and `\\` are a literal `:` and `\`.
 fn fields(line: &str) -> Vec<String> {
     let mut fields = vec![String::new()];
     let mut rest = line.trim_end_matches(['\r', '\n']).chars();
@@ -906,21 +897,21 @@ fn fields(line: &str) -> Vec<String> {
     fields
 }
 
-// A connection string without its secrets, in the form it was written in.
-
-/// Parameters that are secrets.
+/// Parameters whose values are secrets.
 const SECRETS: [&str; 5] =
     ["password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"];
 
-/// The connection string with `mask` in place of its secrets, or without them.
+/// The connection string with its secrets replaced by `mask`, or removed if `mask` is `None`. The form (URI or pairs) is
+/// kept.
 ///
 /// # Errors
-/// It is not well formed: then nobody can say what in it is a secret.
+/// The string is not well formed, so its secrets can't be found.
 pub fn masked(text: &str, mask: Option<&str>) -> Result<String, ConninfoError> {
     rewritten(text, mask, None)
 }
 
-/// The connection string without its secrets, and with another user, whose name has letters, digits and `_` alone.
+/// The connection string without its secrets and with another user. The name `user` must have only letters, digits and
+/// `_`; it is not quoted.
 ///
 /// # Errors
 /// As [`masked`].
@@ -947,7 +938,7 @@ fn is_secret(name: &str) -> bool {
 }
 
 fn masked_uri(rest: &str, mask: Option<&str>, other: Option<&str>) -> String {
-    // As `uri` reads it: the first `@` ends the login.
+    // As in `uri`, the first `@` ends the login.
     let (login, after) = match rest.split_once('@').filter(|(login, _)| !login.contains('/')) {
         Some((login, after)) => (Some(login), after),
         None => (None, rest),
@@ -966,7 +957,7 @@ fn masked_uri(rest: &str, mask: Option<&str>, other: Option<&str>) -> String {
     shown.push_str(place);
     let parameter = |part: &str| -> Option<String> {
         let name = part.split_once('=').map_or(part, |(name, _)| name);
-        // A name written with %XX is not worth reading twice.
+        // A name with %XX is treated as a secret, without decoding it.
         if other.is_some() && name.eq_ignore_ascii_case("user") {
             None
         } else if is_secret(name) || name.contains('%') {

@@ -1,7 +1,7 @@
-//! What can go wrong between us and PostgreSQL, as types.
+//! The errors of both connections to PostgreSQL.
 //!
-//! Owns [`SourceError`] and [`SqlState`]. It says what was being done and how it failed; what to do about it is decided
-//! elsewhere, by [`SourceError::kind`] and [`SourceError::sqlstate`] and never by text.
+//! A [`SourceError`] holds what the client was doing, how it failed and the cause. Callers decide what to do by
+//! [`SourceError::kind`] and [`SourceError::sqlstate`], never by the text: the server may localise its messages.
 
 use crate::lsn::Lsn;
 use std::error::Error;
@@ -14,38 +14,39 @@ use tokio_postgres::types::WrongType;
 pub struct SqlState([u8; 5]);
 
 impl SqlState {
-    /// `55000`, `object_not_in_prerequisite_state`: a slot that is invalidated, a publication PostgreSQL 18 skipped.
+    /// `55000`, `object_not_in_prerequisite_state`: the slot is invalidated, or (a warning of PostgreSQL 18) the server
+    /// skipped loading a publication.
     pub const OBJECT_NOT_IN_PREREQUISITE_STATE: Self = Self(*b"55000");
     /// `55006`, `object_in_use`: the slot is active.
     pub const OBJECT_IN_USE: Self = Self(*b"55006");
     /// `42501`, `insufficient_privilege`.
     pub const INSUFFICIENT_PRIVILEGE: Self = Self(*b"42501");
-    /// `53400`, `configuration_limit_exceeded`: too many of something, slots or walsenders.
+    /// `53400`, `configuration_limit_exceeded`: no free slot or walsender.
     pub const CONFIGURATION_LIMIT_EXCEEDED: Self = Self(*b"53400");
-    /// `42704`, `undefined_object`: no such slot or publication.
+    /// `42704`, `undefined_object`: the slot or the publication does not exist.
     pub const UNDEFINED_OBJECT: Self = Self(*b"42704");
-    /// `42P01`, `undefined_table`: ours too, where another table has the name of the one that was read.
+    /// `42P01`, `undefined_table`.
     pub const UNDEFINED_TABLE: Self = Self(*b"42P01");
-    /// `09000`, `triggered_action_exception`: ours, where a table's own triggers undo what is written.
+    /// `09000`, `triggered_action_exception`.
     pub const TRIGGERED_ACTION_EXCEPTION: Self = Self(*b"09000");
     /// `42804`, `datatype_mismatch`.
     pub const DATATYPE_MISMATCH: Self = Self(*b"42804");
-    /// `55P03`, `lock_not_available`: somebody else holds a lock for longer than we wait.
+    /// `55P03`, `lock_not_available`: `lock_timeout` passed while another session held the lock.
     pub const LOCK_NOT_AVAILABLE: Self = Self(*b"55P03");
     /// `58P01`, `undefined_file`: the server has no history of that timeline.
     pub const UNDEFINED_FILE: Self = Self(*b"58P01");
     /// `28P01`, `invalid_password`.
     pub const INVALID_PASSWORD: Self = Self(*b"28P01");
-    /// `3D000`, `invalid_catalog_name`: no such database.
+    /// `3D000`, `invalid_catalog_name`: the database does not exist.
     pub const INVALID_CATALOG_NAME: Self = Self(*b"3D000");
-    /// `57014`, `query_canceled`: a statement that was cancelled, or took longer than `statement_timeout`.
+    /// `57014`, `query_canceled`: the statement was cancelled, or took longer than `statement_timeout`.
     pub const QUERY_CANCELED: Self = Self(*b"57014");
-    /// `57P01`, `admin_shutdown`: the server stops, or somebody ended the session.
+    /// `57P01`, `admin_shutdown`: the server shuts down, or an administrator ended the session.
     pub const ADMIN_SHUTDOWN: Self = Self(*b"57P01");
-    /// `57P03`, `cannot_connect_now`: starting up or shutting down.
+    /// `57P03`, `cannot_connect_now`: the server is starting up or shutting down.
     pub const CANNOT_CONNECT_NOW: Self = Self(*b"57P03");
 
-    /// From the text of a message field; `None` if it is not five ASCII letters and digits.
+    /// Parses the text of a message field; `None` if it is not five ASCII letters and digits.
     pub fn parse(text: &str) -> Option<Self> {
         let bytes: [u8; 5] = text.as_bytes().try_into().ok()?;
         bytes.iter().all(u8::is_ascii_alphanumeric).then_some(Self(bytes))
@@ -74,127 +75,96 @@ impl fmt::Debug for SqlState {
     }
 }
 
-/// How it failed.
+/// How an operation failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SourceErrorKind {
-    /// A setting on our side can't be used: a certificate file, a name.
+    /// A setting of the client can't be used: a certificate file, a name.
     Settings,
-    /// The name has no address, or nothing accepts connections there.
+    /// The host name has no address, or nothing accepts connections at the address.
     Unreachable,
-    /// A step took longer than it may.
+    /// The step took longer than this limit.
     Timeout(Duration),
-    /// TLS could not be agreed on, or the server's certificate was not accepted.
+    /// The TLS handshake failed, or the server's certificate was not accepted.
     Tls,
-    /// We refused to go on with the login: what the server asked for is not safe, or there is no password.
+    /// The client stopped the login: the method that the server asked for is not safe or not supported, or there is no
+    /// password.
     AuthRefused,
-    /// No host of the list is what `target_session_attrs` asks for.
+    /// No host of the list has the properties that `target_session_attrs` asks for.
     SessionAttrs,
     /// The server answered with an error, or with a warning that ends the stream.
     Server(Box<ServerReport>),
     /// The server sent what the protocol does not allow.
     Protocol,
-    /// The connection ended without a word from the server.
+    /// The connection ended without an error message from the server.
     Closed,
-    /// Nothing came for this long, although an answer was asked for.
+    /// The server sent nothing for this long, although the client had requested a reply; or it read nothing for this
+    /// long.
     Silent(Duration),
-    /// One message is larger than we take. Unit of both: bytes.
+    /// A message is larger than the limit. Unit of both: bytes.
     TooLarge {
-        /// Bytes of the message.
+        /// Size of the message with its header.
         size: u64,
-        /// The bound, `MESSAGE_BYTES_MAX` unless set otherwise.
+        /// The limit: [`StartReplication::message_bytes_max`](crate::StartReplication::message_bytes_max).
         limit: u64,
     },
-    /// The server ended the stream in good order: it shuts down. Reconnecting at once would only meet the shutdown.
+    /// The server ended the stream because it shuts down. A client that reconnects at once meets the shutdown again.
     ServerStopping,
-    /// We ended the connection ourselves.
+    /// The client ended the connection.
     Stopped,
-    /// The operating system refused what we need (threads, sockets).
+    /// The operating system refused a resource (a thread, a socket).
     System,
 }
 
-macro_rules! statements {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
-        /// Statements of ours, by what they are for. What an SQLSTATE means depends on it: the same 55000 is a lost
-        /// slot of `START_REPLICATION`, and of a mark a table without replica identity.
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-        pub enum Statement { $($(#[$doc])* $variant,)* }
-
-        impl Statement {
-            /// Every statement.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// Its name in the table of errors.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $name,)* }
-            }
-        }
-    };
-}
-
-statements! {
-    /// The mark on rows of the outbox table that the stream brought and the broker has.
-    Mark = "mark",
-    /// Polling: rows of the outbox table are locked and read.
-    Claim = "claim",
-    /// Polling: rows of the outbox table get their marks, or go to the table of dead letters.
-    Settle = "settle",
-    /// The cursor row is read, written or taken over.
-    Cursor = "cursor",
-    /// Rows and marks of the parked table.
-    Parked = "parked",
-    /// Requests of people are listened for and read.
-    Requests = "requests",
-    /// The slot, the publication and the end of WAL are looked at while a stream runs.
-    Look = "look",
-}
-
-/// Something went wrong between us and PostgreSQL.
+/// An error of a connection to PostgreSQL. Its text holds no row values and no passwords.
 #[derive(Debug)]
 pub struct SourceError {
     kind: SourceErrorKind,
     doing: String,
-    statement: Option<Statement>,
+    label: Option<&'static str>,
     source: Option<Box<dyn Error + Send + Sync>>,
 }
 
 impl SourceError {
     /// An error while `doing`: a lowercase fragment that reads on after "could not", naming its object.
     pub fn new(kind: SourceErrorKind, doing: impl Into<String>) -> Self {
-        Self { kind, doing: doing.into(), statement: None, source: None }
+        Self { kind, doing: doing.into(), label: None, source: None }
     }
 
-    /// The same as an error of this statement, unless a caller below has named one.
+    /// Labels the error with the purpose of the statement that failed, unless the error has a label already: a function
+    /// that was called inside has named the purpose more precisely. What an SQLSTATE means depends on the statement.
     #[must_use]
-    pub fn of(mut self, statement: Statement) -> Self {
-        self.statement.get_or_insert(statement);
+    pub fn labelled(mut self, label: &'static str) -> Self {
+        self.label.get_or_insert(label);
         self
     }
 
-    /// The statement it came from; `None` for login, handshake and stream.
-    pub const fn statement(&self) -> Option<Statement> {
-        self.statement
+    /// The label set with [`labelled`](Self::labelled); `None` for an error of this crate's own steps.
+    pub const fn label(&self) -> Option<&'static str> {
+        self.label
     }
 
-    /// The same, with what caused it.
+    /// Adds the cause.
     #[must_use]
     pub fn caused_by(mut self, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// Whether a message that was read is at fault, not the connection.
+    /// Whether the cause is one message that can't be read (malformed, or too large), and not the connection.
     pub const fn is_of_a_message(&self) -> bool {
         matches!(self.kind, SourceErrorKind::Protocol | SourceErrorKind::TooLarge { .. })
     }
 
-    /// From an `ErrorResponse` or a `NoticeResponse`.
+    /// From an `ErrorResponse` or a `NoticeResponse` (manual, 55.7 "Message Formats").
     pub fn server(doing: impl Into<String>, report: ServerReport) -> Self {
         Self::new(SourceErrorKind::Server(Box::new(report)), doing)
     }
 
-    /// From what `std::io` says of an open connection: a reset is the network's, a certificate or an alert is TLS'.
+    /// From an I/O error of an open connection: [`SourceErrorKind::Tls`] for an error of TLS, otherwise
+    /// [`SourceErrorKind::Closed`].
     ///
-    /// With TLS 1.3 a refused client certificate is heard of only by the first read after the handshake.
+    /// With TLS 1.3, the client learns that the server refused its certificate only at the first read after the
+    /// handshake.
     pub fn io(doing: impl Into<String>, error: std::io::Error) -> Self {
         let kind = match error.get_ref() {
             Some(inner) if inner.is::<tokio_rustls::rustls::Error>() => SourceErrorKind::Tls,
@@ -203,7 +173,7 @@ impl SourceError {
         Self::new(kind, doing).caused_by(error)
     }
 
-    /// From an error of the control connection's client.
+    /// From an error of `tokio-postgres`.
     pub fn control(doing: impl Into<String>, error: tokio_postgres::Error) -> Self {
         if let Some(db) = error.as_db_error() {
             let report = ServerReport {
@@ -216,7 +186,7 @@ impl SourceError {
             };
             return Self::server(doing, report.without_values());
         }
-        // A column or parameter has another type than ours: the client says so before the server could.
+        // `tokio-postgres` compares the types of columns and parameters itself, before the server could report 42804.
         if let Some(wrong) = error.source().and_then(|source| source.downcast_ref::<WrongType>()) {
             let report = ServerReport {
                 severity: "ERROR".to_owned(),
@@ -231,22 +201,22 @@ impl SourceError {
         Self::new(SourceErrorKind::Closed, doing).caused_by(error)
     }
 
-    /// How it failed.
+    /// How the operation failed.
     pub const fn kind(&self) -> &SourceErrorKind {
         &self.kind
     }
 
-    /// What was being done: reads on after "could not".
+    /// What the client was doing, as a fragment to follow "could not".
     pub fn doing(&self) -> &str {
         &self.doing
     }
 
-    /// The SQLSTATE, where the server gave one.
+    /// The SQLSTATE, if the server reported the error.
     pub fn sqlstate(&self) -> Option<SqlState> {
         self.report().map(|report| report.sqlstate)
     }
 
-    /// What the server said, where it said something.
+    /// The server's report, if the server reported the error.
     pub fn report(&self) -> Option<&ServerReport> {
         if let SourceErrorKind::Server(report) = &self.kind { Some(report) } else { None }
     }
@@ -287,26 +257,22 @@ impl Error for SourceError {
     }
 }
 
-// What the server reports: the fields of an `ErrorResponse` or a `NoticeResponse`, without anybody's values.
-//
-// Whether a report ends anything is not decided here; it goes into a [`SourceError`](super::SourceError).
-
-/// An `ErrorResponse` or `NoticeResponse` of the server.
+/// The fields of an `ErrorResponse` or `NoticeResponse` of the server, without row values.
 ///
-/// The CONTEXT field is not kept: it can hold row values. The LSN in it, where pgoutput names one, is.
+/// CONTEXT is not kept, because it can hold row values; only the LSN that pgoutput writes there is kept.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerReport {
-    /// `ERROR`, `FATAL`, `WARNING` …, never localised.
+    /// `ERROR`, `FATAL`, `WARNING` …, not localised.
     pub severity: String,
-    /// The SQLSTATE, `XX000` where the server sent none that is well formed.
+    /// The SQLSTATE; `XX000` if the server sent no well-formed one.
     pub sqlstate: SqlState,
-    /// MESSAGE: for people.
+    /// MESSAGE, possibly localised, at most 1,000 characters.
     pub message: String,
-    /// DETAIL: for people; the reason of a slot's invalidation stands here.
+    /// DETAIL, at most 1,000 characters. It has the reason of a slot's invalidation.
     pub detail: Option<String>,
-    /// HINT: for people.
+    /// HINT, at most 1,000 characters.
     pub hint: Option<String>,
-    /// The "associated LSN" of an output plugin's error.
+    /// The "associated LSN" of an error of the output plugin.
     pub associated_lsn: Option<Lsn>,
 }
 
@@ -314,10 +280,10 @@ pub struct ServerReport {
 const TEXT_MAX: usize = 1000;
 
 impl ServerReport {
-    /// From the fields of an `ErrorResponse` or a `NoticeResponse` (manual, 55.8 "Error and Notice Message Fields").
+    /// Parses the body of an `ErrorResponse` or a `NoticeResponse` (manual, 55.8 "Error and Notice Message Fields").
     ///
-    /// Each field is a byte that names it and a text that ends with a zero; a further zero ends the list. What is not
-    /// so is passed over: a damaged report is still a report.
+    /// A field is one byte of type and a text with a terminating zero; another zero ends the list. Malformed fields are
+    /// skipped: a damaged report is still an error report.
     pub fn from_fields(body: &[u8]) -> Self {
         let mut report = Self {
             severity: String::new(),
@@ -344,8 +310,8 @@ impl ServerReport {
         report.without_values()
     }
 
-    /// Data exceptions and broken constraints (classes 22 and 23) quote the values they are about: other people's data.
-    /// 22023 is about settings.
+    /// Removes the texts that quote row values: those of data exceptions and constraint violations (classes 22 and 23).
+    /// 22023 is kept: it quotes settings.
     fn without_values(mut self) -> Self {
         let quotes = matches!(self.sqlstate.class(), "22" | "23");
         if quotes && self.sqlstate.as_str() != "22023" {
@@ -355,23 +321,24 @@ impl ServerReport {
         self
     }
 
-    /// The function of the server's source that reports: the one field beside the SQLSTATE that no locale changes.
+    /// The ROUTINE field: the function in the server's source. Besides the SQLSTATE it is the only field that does not
+    /// depend on the locale.
     pub fn routine(body: &[u8]) -> Option<&[u8]> {
         body.split(|byte| *byte == 0).find_map(|field| field.strip_prefix(b"R"))
     }
 
-    /// Whether it is a WARNING (a notice that matters).
+    /// Whether the severity is WARNING.
     pub fn is_warning(&self) -> bool {
         self.severity == "WARNING"
     }
 }
 
-/// Without control characters, and not without end.
+/// Replaces control characters with spaces, and cuts the text to [`TEXT_MAX`].
 fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(TEXT_MAX).collect()
 }
 
-/// The LSN that `output_plugin_error_callback` (`replication/logical/logical.c`) puts last in the CONTEXT.
+/// The LSN that `output_plugin_error_callback` (`replication/logical/logical.c`) writes at the end of CONTEXT.
 fn associated_lsn(context: &str) -> Option<Lsn> {
     let (_, rest) = context.split_once("associated LSN ")?;
     let end = rest.find(|c: char| !c.is_ascii_hexdigit() && c != '/').unwrap_or(rest.len());
@@ -384,7 +351,7 @@ mod tests {
     use crate::error::SourceError;
 
     #[test]
-    fn a_report_keeps_what_people_need_and_no_context() {
+    fn a_report_keeps_message_detail_hint_and_no_context() {
         let fields = b"SFEHLER\0VERROR\0C42704\0Mpublication \"p\" does\nnot exist\0Dd\0Hh\0\
             Wslot \"s\", in the change callback, associated LSN 0/1A2B, secret row\0\0";
         let report = ServerReport::from_fields(fields);
@@ -400,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn the_routine_is_told_apart_from_all_else() {
+    fn the_routine_is_found_among_the_fields() {
         let fields =
             b"SWARNING\0VWARNING\0C55000\0MRoutine\0Fslot.c\0L2700\0RStandbySlotsHaveCaughtup\0\0";
         assert_eq!(ServerReport::routine(fields), Some(&b"StandbySlotsHaveCaughtup"[..]));
@@ -408,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_quote_values_are_not_shown() {
+    fn texts_that_quote_values_are_not_shown() {
         for (sqlstate, shown) in [("22P02", false), ("23505", false), ("22023", true)] {
             let fields = format!("C{sqlstate}\0Mbad: hunter2\0DKey (id)=(hunter2) exists.\0\0");
             let report = ServerReport::from_fields(fields.as_bytes());

@@ -1,7 +1,5 @@
-//! From a connection string to a session that is ready for commands: hosts in order, startup packet, login, and the
-//! check that the server is the kind that was asked for.
-//!
-//! Both connections begin here, so both are held to the same rules. Hands over a [`Session`].
+//! From a connection string to a logged-in [`Session`]: the order of hosts, the startup packet, the login, and the check
+//! of `target_session_attrs`. The replication connection and the SQL connection both start here.
 
 use crate::conninfo::{self, ChannelBinding, Conninfo, Host, TargetSessionAttrs};
 use crate::error::{ServerReport, SourceError, SourceErrorKind, SqlState};
@@ -13,15 +11,17 @@ use postgres_protocol::message::frontend;
 use std::collections::BTreeMap;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// How long the server waits for a sign of life from us before it ends the stream and frees the slot.
+/// Default `wal_sender_timeout`: how long the server waits for a message of the client before it ends the stream and
+/// releases the slot.
 ///
-/// Ours, whatever the server's default: a zombie must not hold the slot for a minute. Unit: milliseconds.
+/// The client sets it, whatever the server's default, so that a dead client does not keep the slot for a minute. Unit:
+/// milliseconds.
 pub(super) const WAL_SENDER_TIMEOUT_MS: u32 = 15_000;
 
 /// What a connection is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Purpose {
-    /// A walsender bound to the database.
+    /// Logical replication: a walsender bound to the database.
     Replication {
         /// `wal_sender_timeout`, in milliseconds.
         wal_sender_timeout_ms: u32,
@@ -30,9 +30,9 @@ pub(super) enum Purpose {
     Control,
 }
 
-/// Settings that decide how values are written in the stream. `ALTER ROLE … SET` leaks into it otherwise (measured on
-/// 15 and 18). All are known to 15–18 and may be set by any role; as parameters of the startup packet they come
-/// after, and so beat, those in `options`.
+/// Settings that are fixed for the session. Without them `ALTER ROLE … SET` changes how the stream's values are written
+/// (measured on 15 and 18). All exist in 15 to 18 and may be set by any role. As parameters of the startup packet they are
+/// applied after those in `options`, and override them.
 const PINNED: &[(&str, &str)] = &[
     ("client_encoding", "UTF8"),
     ("DateStyle", "ISO"),
@@ -41,7 +41,7 @@ const PINNED: &[(&str, &str)] = &[
     ("extra_float_digits", "3"),
     ("bytea_output", "hex"),
     ("search_path", ""),
-    // The warning about a publication that was skipped must come through (PostgreSQL 18).
+    // The server must send its warning about a skipped publication (PostgreSQL 18).
     ("client_min_messages", "warning"),
     ("statement_timeout", "0"),
     ("lock_timeout", "0"),
@@ -55,12 +55,12 @@ pub(super) struct Session {
     pub(super) host: Host,
     pub(super) backend_pid: u32,
     pub(super) secret_key: u32,
-    /// What the server reported of its settings (`ParameterStatus`).
+    /// The settings that the server reported (`ParameterStatus`).
     pub(super) parameters: BTreeMap<String, String>,
 }
 
 impl Session {
-    /// The server's major version, as it reports it: 15 of `15.18 (Debian 15.18-0+deb12u1)`; 0 where it reports none.
+    /// The server's major version: 15 for `server_version` `15.18 (Debian 15.18-0+deb12u1)`; 0 if the server reports none.
     pub(super) fn major(&self) -> u32 {
         let version = self.parameters.get("server_version").map_or("", String::as_str);
         let digits = version.split(|c: char| !c.is_ascii_digit()).next();
@@ -68,7 +68,7 @@ impl Session {
     }
 }
 
-/// Connects to the first host that answers and is what `target_session_attrs` asks for.
+/// Connects to the first host that answers and has the properties that `target_session_attrs` asks for.
 pub(super) async fn connect(
     conninfo: &Conninfo,
     purpose: Purpose,
@@ -101,10 +101,10 @@ pub(super) async fn connect(
                     SourceError::new(SourceErrorKind::Timeout(limit), doing)
                 }
             };
-            if !another_host_may_do(&error) {
+            if !try_next_host(&error) {
                 return Err(error);
             }
-            tracing::debug!(%host, %error, "host passed over");
+            tracing::debug!(%host, %error, "host skipped");
             failure = Some(error);
         }
     }
@@ -113,8 +113,8 @@ pub(super) async fn connect(
     }))
 }
 
-/// As libpq: a refused login ends the search, since the next host would refuse it too.
-fn another_host_may_do(error: &SourceError) -> bool {
+/// Whether to try the next host. As in libpq, a refused login ends the search, because the next host would refuse it too.
+fn try_next_host(error: &SourceError) -> bool {
     match error.kind() {
         SourceErrorKind::Unreachable
         | SourceErrorKind::Timeout(_)
@@ -128,7 +128,7 @@ fn another_host_may_do(error: &SourceError) -> bool {
         | SourceErrorKind::Stopped
         | SourceErrorKind::System => true,
         SourceErrorKind::Settings | SourceErrorKind::AuthRefused => false,
-        // Starting up, shutting down, or out of connections.
+        // The server is starting up, shutting down, or has no free connection.
         SourceErrorKind::Server(report) => {
             report.sqlstate == SqlState::CANNOT_CONNECT_NOW || report.sqlstate.class() == "53"
         }
@@ -150,7 +150,7 @@ async fn attempt(
     wire.send(&doing, &packet).await?;
     log_in(&mut wire, conninfo, host).await?;
     let session = greeting(wire, host, &doing).await?;
-    if !fits(&session.parameters, wanted) {
+    if !has_attrs(&session.parameters, wanted) {
         let doing = format!("use {host}: it is not what target_session_attrs asks for");
         return Err(SourceError::new(SourceErrorKind::SessionAttrs, doing));
     }
@@ -181,34 +181,37 @@ fn startup(
     Ok(packet)
 }
 
-/// Reads what comes between the login and the first `ReadyForQuery`.
+/// Reads the messages between the login and the first `ReadyForQuery`.
 async fn greeting(mut wire: Wire, host: &Host, doing: &str) -> Result<Session, SourceError> {
-    let broken = || SourceError::new(SourceErrorKind::Protocol, doing);
+    let protocol_error = || SourceError::new(SourceErrorKind::Protocol, doing);
     let (mut backend_pid, mut secret_key) = (0, 0);
     let mut parameters = BTreeMap::new();
     loop {
-        let mut frame = wire.receive(doing).await?;
-        match frame.tag {
+        let mut message = wire.receive(doing).await?;
+        match message.tag {
             b'S' => {
-                let mut texts = frame.body.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+                let mut texts = message.body.split(|byte| *byte == 0).map(String::from_utf8_lossy);
                 let (Some(name), Some(value)) = (texts.next(), texts.next()) else {
-                    return Err(broken());
+                    return Err(protocol_error());
                 };
                 parameters.insert(name.into_owned(), value.into_owned());
             }
             b'K' => {
-                backend_pid = frame.body.try_get_u32().map_err(|e| broken().caused_by(e))?;
-                secret_key = frame.body.try_get_u32().map_err(|e| broken().caused_by(e))?;
+                backend_pid =
+                    message.body.try_get_u32().map_err(|e| protocol_error().caused_by(e))?;
+                secret_key =
+                    message.body.try_get_u32().map_err(|e| protocol_error().caused_by(e))?;
             }
             b'Z' => break,
-            _ => return Err(broken()),
+            _ => return Err(protocol_error()),
         }
     }
     Ok(Session { wire, host: host.clone(), backend_pid, secret_key, parameters })
 }
 
-/// By what servers report since PostgreSQL 14, so without a query and on either kind of connection.
-fn fits(parameters: &BTreeMap<String, String>, wanted: TargetSessionAttrs) -> bool {
+/// Whether the server has the requested properties. Servers report them as parameters since PostgreSQL 14, so no query is
+/// needed, and the check works for both kinds of connection.
+fn has_attrs(parameters: &BTreeMap<String, String>, wanted: TargetSessionAttrs) -> bool {
     let is = |name: &str, value: &str| parameters.get(name).is_some_and(|known| known == value);
     let primary = is("in_hot_standby", "off");
     let standby = is("in_hot_standby", "on");
@@ -222,11 +225,6 @@ fn fits(parameters: &BTreeMap<String, String>, wanted: TargetSessionAttrs) -> bo
     }
 }
 
-// The login: what the server asks for, and whether we answer.
-//
-// Owns the rules of which answer is safe on which transport. SCRAM itself is `postgres-protocol`'s: it checks the
-// server's signature and caps the iteration count at 100,000. Kerberos, SSPI, LDAP-by-GSS and OAuth are not spoken.
-
 /// Codes of Authentication messages (manual, 54.7).
 mod code {
     pub(super) const OK: u32 = 0;
@@ -237,18 +235,21 @@ mod code {
     pub(super) const SASL_FINAL: u32 = 12;
 }
 
-/// Answers the server until it says that the login is done.
+/// Logs in: answers the server's requests for authentication, if the answer is safe on the transport.
+///
+/// SCRAM is that of `postgres-protocol`, which checks the server's signature and limits the iteration count to 100,000.
+/// Kerberos, SSPI, LDAP by GSS and OAuth are not supported.
 pub(super) async fn log_in(
     wire: &mut Wire,
     conninfo: &Conninfo,
     host: &Host,
 ) -> Result<(), SourceError> {
     let login = Login { conninfo, host, doing: format!("log in to {host}") };
-    let (asked, mut body) = login.request(wire).await?;
-    if asked != code::SASL && conninfo.channel_binding == ChannelBinding::Require {
+    let (method, mut body) = login.request(wire).await?;
+    if method != code::SASL && conninfo.channel_binding == ChannelBinding::Require {
         return Err(login.refused("the server does not use channel binding, which is required"));
     }
-    match asked {
+    match method {
         code::OK => return Ok(()),
         code::CLEARTEXT => {
             if !wire.transport.is_tls() && !wire.transport.is_local() {
@@ -260,7 +261,8 @@ pub(super) async fn log_in(
         }
         code::MD5 => {
             let password = login.password()?;
-            let salt = body.try_get_u32().map_err(|error| login.broken().caused_by(error))?;
+            let salt =
+                body.try_get_u32().map_err(|error| login.protocol_error().caused_by(error))?;
             let user = conninfo.user.as_bytes();
             let hash = md5_hash(user, password.as_bytes(), salt.to_be_bytes());
             login.answer(wire, |out| frontend::password_message(hash.as_bytes(), out)).await?;
@@ -272,7 +274,7 @@ pub(super) async fn log_in(
     }
     match login.request(wire).await? {
         (code::OK, _) => Ok(()),
-        _ => Err(login.broken()),
+        _ => Err(login.protocol_error()),
     }
 }
 
@@ -287,13 +289,13 @@ impl Login<'_> {
         SourceError::new(SourceErrorKind::AuthRefused, self.doing.as_str()).caused_by(why)
     }
 
-    fn broken(&self) -> SourceError {
+    fn protocol_error(&self) -> SourceError {
         SourceError::new(SourceErrorKind::Protocol, self.doing.as_str())
     }
 
     fn password(&self) -> Result<String, SourceError> {
         if let Some(file) = &self.conninfo.password_file {
-            // Read at each login: the file may have been rotated since the process started.
+            // The file is read at each login, because it may have been rotated since the process started.
             return file.read().map_err(|error| {
                 SourceError::new(SourceErrorKind::AuthRefused, self.doing.as_str()).caused_by(error)
             });
@@ -304,12 +306,12 @@ impl Login<'_> {
             .ok_or_else(|| self.refused("the server asks for a password, and there is none"))
     }
 
-    /// The next Authentication message: its code and what follows it.
+    /// The next Authentication message: its code and its data.
     async fn request(&self, wire: &mut Wire) -> Result<(u32, bytes::Bytes), SourceError> {
-        let Frame { tag, mut body } = wire.receive(&self.doing).await?;
+        let WireMessage { tag, mut body } = wire.receive(&self.doing).await?;
         match (tag, body.try_get_u32()) {
             (b'R', Ok(code)) => Ok((code, body)),
-            _ => Err(self.broken()),
+            _ => Err(self.protocol_error()),
         }
     }
 
@@ -325,7 +327,7 @@ impl Login<'_> {
         wire.send(&self.doing, &out).await
     }
 
-    /// SCRAM-SHA-256, bound to the TLS session where both sides can (RFC 5802, RFC 7677).
+    /// SCRAM-SHA-256 (RFC 5802, RFC 7677), with channel binding if both sides support it.
     async fn scram(&self, wire: &mut Wire, offered: &[u8]) -> Result<(), SourceError> {
         let offers = |name: &str| offered.split(|byte| *byte == 0).any(|m| m == name.as_bytes());
         let allowed = self.conninfo.channel_binding != ChannelBinding::Disable;
@@ -334,7 +336,8 @@ impl Login<'_> {
             Some(hash) if offers(sasl::SCRAM_SHA_256_PLUS) => {
                 (sasl::SCRAM_SHA_256_PLUS, sasl::ChannelBinding::tls_server_end_point(hash))
             }
-            // "y": we could have. A server that did offer it then knows that somebody took the offer out.
+            // Flag "y": the client supports channel binding. A server that did offer it then detects that a third party
+            // removed the offer.
             Some(_) => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unrequested()),
             None => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unsupported()),
         };
@@ -356,7 +359,7 @@ impl Login<'_> {
         };
         scram.update(&first).map_err(refused)?;
         self.answer(wire, |out| frontend::sasl_response(scram.message(), out)).await?;
-        // The server proves that it knows the password too. Without this message there is no login.
+        // With this message the server proves that it knows the password. Without it there is no login.
         let last = self.expect(wire, code::SASL_FINAL).await?;
         scram.finish(&last).map_err(refused)
     }
@@ -369,24 +372,22 @@ impl Login<'_> {
     }
 }
 
-// Whole messages over a transport, one at a time: enough for login and simple queries, too slow for the stream.
-//
-// Knows the five bytes every message starts with, and nothing of what is in it. Time limits are the callers'.
-
-/// Most bytes of one message outside the stream. A row of `IDENTIFY_SYSTEM` has some hundred.
+/// Maximum size of a message before the stream starts. A row of `IDENTIFY_SYSTEM` has about a hundred bytes. Unit: bytes.
 const HANDSHAKE_MESSAGE_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes before a message's body: the tag, and the length that counts itself.
+/// Size of a message's header: the tag, and the length, which includes itself but not the tag (manual, 55.7). Unit: bytes.
 pub(super) const HEADER_BYTES: usize = 5;
 
-/// A transport with what has been read from it and not yet looked at.
+/// Reads and writes one message at a time: fast enough for login and simple queries, too slow for the stream. Callers set
+/// time limits.
 pub(super) struct Wire {
     pub(super) transport: Transport,
+    /// Bytes that were read and not yet split into messages.
     pub(super) inbox: BytesMut,
 }
 
-/// One message: its tag and its body.
-pub(super) struct Frame {
+/// One message of the protocol: its tag and its body.
+pub(super) struct WireMessage {
     pub(super) tag: u8,
     pub(super) body: Bytes,
 }
@@ -396,7 +397,7 @@ impl Wire {
         Self { transport, inbox: BytesMut::with_capacity(8 << 10) }
     }
 
-    /// Sends bytes at once.
+    /// Sends `bytes` and flushes.
     pub(super) async fn send(&mut self, doing: &str, bytes: &[u8]) -> Result<(), SourceError> {
         let sent = async {
             self.transport.write_all(bytes).await?;
@@ -405,27 +406,30 @@ impl Wire {
         sent.await.map_err(|error| SourceError::io(doing, error))
     }
 
-    /// The next message; an `ErrorResponse` comes back as the error it is, notices are logged and passed over.
-    pub(super) async fn receive(&mut self, doing: &str) -> Result<Frame, SourceError> {
+    /// The next message. An `ErrorResponse` is returned as an error; notices are logged and skipped.
+    pub(super) async fn receive(&mut self, doing: &str) -> Result<WireMessage, SourceError> {
         loop {
-            let frame = self.any(doing).await?;
-            match frame.tag {
+            let message = self.any(doing).await?;
+            match message.tag {
                 b'E' => {
-                    return Err(SourceError::server(doing, ServerReport::from_fields(&frame.body)));
+                    return Err(SourceError::server(
+                        doing,
+                        ServerReport::from_fields(&message.body),
+                    ));
                 }
                 b'N' => {
-                    let notice = ServerReport::from_fields(&frame.body);
+                    let notice = ServerReport::from_fields(&message.body);
                     tracing::debug!(sqlstate = %notice.sqlstate, "notice from the server");
                 }
-                _ => return Ok(frame),
+                _ => return Ok(message),
             }
         }
     }
 
-    async fn any(&mut self, doing: &str) -> Result<Frame, SourceError> {
+    async fn any(&mut self, doing: &str) -> Result<WireMessage, SourceError> {
         loop {
-            if let Some(whole) = frame_bytes(&self.inbox)
-                .map_err(|NotAFrame| SourceError::new(SourceErrorKind::Protocol, doing))?
+            if let Some(whole) = message_bytes(&self.inbox)
+                .map_err(|InvalidLength| SourceError::new(SourceErrorKind::Protocol, doing))?
             {
                 if whole > HANDSHAKE_MESSAGE_BYTES_MAX {
                     return Err(SourceError::new(SourceErrorKind::Protocol, doing));
@@ -434,7 +438,7 @@ impl Wire {
                     let mut body = self.inbox.split_to(whole).freeze();
                     let tag = body.get_u8();
                     body.advance(HEADER_BYTES - 1);
-                    return Ok(Frame { tag, body });
+                    return Ok(WireMessage { tag, body });
                 }
                 self.inbox.reserve(whole - self.inbox.len());
             }
@@ -446,16 +450,16 @@ impl Wire {
     }
 }
 
-/// A length that no message can have.
+/// The length of a message is below its minimum.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct NotAFrame;
+pub(super) struct InvalidLength;
 
-/// Bytes of the message `buf` starts with, header included; `None` while the header is not whole.
-pub(super) fn frame_bytes(buf: &[u8]) -> Result<Option<usize>, NotAFrame> {
+/// Size of the message at the start of `buf`, with its header; `None` while the header is incomplete. Unit: bytes.
+pub(super) fn message_bytes(buf: &[u8]) -> Result<Option<usize>, InvalidLength> {
     let Some(&[_, a, b, c, d]) = buf.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-    // The length counts its own four bytes; the server's is a signed number.
+    // The length includes its own four bytes; the server writes a signed number.
     match i32::from_be_bytes([a, b, c, d]) {
         length @ 4.. => Ok(usize::try_from(length).ok().map(|length| length + 1)),
-        _ => Err(NotAFrame),
+        _ => Err(InvalidLength),
     }
 }

@@ -1,9 +1,9 @@
-//! Positions in PostgreSQL's write-ahead log.
+//! Positions in PostgreSQL's write-ahead log: [`Lsn`], any byte position, and [`Watermark`], a position that may be
+//! confirmed to the server.
 //!
-//! Owns the two types a position may have: [`Lsn`], any byte position, and [`Watermark`], a position that may be
-//! confirmed to the server. There is no arithmetic on either. `end_lsn + 1` and `start + length` are in widely copied
-//! code and lose transactions: the server skips a transaction when its commit record starts *before* the confirmed
-//! position, and two commits may touch (`SnapBuildXactNeedsSkip`, `src/backend/replication/logical/snapbuild.c`).
+//! Neither type has arithmetic. `end_lsn + 1` and `start + length`, which widely copied code has, lose transactions: the
+//! server skips a transaction if its commit record starts *before* the confirmed position, and one commit record may
+//! start where another ends (`SnapBuildXactNeedsSkip`, `src/backend/replication/logical/snapbuild.c`).
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,20 +13,21 @@ use std::str::FromStr;
 pub struct Lsn(u64);
 
 impl Lsn {
-    /// The invalid position, which the protocol uses for "none" and "from where the slot stands".
+    /// The invalid position, 0/0. In a status update it means "no position"; in `START_REPLICATION` it means "from the
+    /// slot's confirmed position".
     pub const ZERO: Self = Self(0);
 
-    /// From the eight bytes of a protocol message.
+    /// The position that a protocol message has as an unsigned 64-bit number.
     pub const fn from_wire(value: u64) -> Self {
         Self(value)
     }
 
-    /// To the eight bytes of a protocol message.
+    /// The number that a protocol message has for the position.
     pub const fn to_wire(self) -> u64 {
         self.0
     }
 
-    /// Bytes of WAL between `earlier` and this position, for lag figures only; 0 when `earlier` is later.
+    /// Bytes of WAL between `earlier` and this position, for lag figures only; 0 if `earlier` is the later position.
     pub const fn bytes_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -38,27 +39,13 @@ impl fmt::Display for Lsn {
     }
 }
 
-impl Lsn {
-    /// The position that a claim of the poller gets whose rows were all committed before `self`: the number is odd. No
-    /// commit record begins there, since records are aligned to 8 bytes, so no commit of the stream has this position.
-    #[must_use]
-    pub const fn for_claim(self) -> Self {
-        Self(self.0 | 1)
-    }
-
-    /// Whether it is a claim's position, and not a commit's.
-    pub const fn is_claims(self) -> bool {
-        self.0 % 2 == 1
-    }
-}
-
 impl fmt::Debug for Lsn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// The text is not a position.
+/// The text is not an LSN.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not an LSN: expected two hexadecimal numbers as in 16/B374D848")]
 pub struct ParseLsnError;
@@ -80,26 +67,28 @@ impl FromStr for Lsn {
     }
 }
 
-/// A position below which every event is resolved, and which may therefore be confirmed to the server.
+/// A position that may be confirmed to the server: the client has processed everything below it, and the server may
+/// remove the WAL below it.
 ///
-/// There are three ways to get one, and no others.
+/// Only these three constructors make a watermark.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct Watermark(Lsn);
 
 impl Watermark {
-    /// The first byte after a commit record: `Commit.end_lsn` of a transaction of which every event is resolved.
+    /// `Commit.end_lsn`, the first byte after the commit record, of a transaction that is processed completely.
     pub const fn from_commit_end(end_lsn: Lsn) -> Self {
         Self(end_lsn)
     }
 
-    /// `walEnd` of a keepalive that arrived while no transaction was open and nothing before it was unresolved.
+    /// `walEnd` of a keepalive that arrived outside a transaction, once everything received before it is processed.
     ///
-    /// It is the last position the walsender has processed, not the end of WAL (measured on 15 and 18).
+    /// `walEnd` is the last position that the walsender has processed, not the end of WAL (measured on 15 and 18).
     pub const fn from_keepalive(wal_end: Lsn) -> Self {
         Self(wal_end)
     }
 
-    /// Where an earlier session had got to: the cursor row, or the slot itself.
+    /// The position that an earlier session confirmed: the caller's own record of it, or the slot's
+    /// `confirmed_flush_lsn`.
     pub const fn resumed(lsn: Lsn) -> Self {
         Self(lsn)
     }
@@ -121,14 +110,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_form_is_postgresqls() {
+    fn the_text_form_is_that_of_postgresql() {
         for text in ["0/0", "16/B374D848", "FFFFFFFF/FFFFFFFF", "1/A"] {
             assert_eq!(text.parse::<Lsn>().unwrap().to_string(), text);
         }
     }
 
     #[test]
-    fn what_is_not_a_position_is_refused() {
+    fn other_texts_are_refused() {
         for text in
             ["", "/", "0", "0/", "/0", "0/g", "+1/0", "123456789/0", "0/0/0", " 0/0", "0x1/0"]
         {

@@ -1,19 +1,19 @@
-//! A file that holds one secret, and the rules by which it is read.
+//! A file that holds one secret.
 //!
-//! Secrets are rotated while the process runs, so the file is read each time that the secret is needed: at the start,
-//! and at every new connection. `Debug` shows the path, never the content.
+//! The file is read each time the secret is needed, at the start and at every new connection, because secrets are rotated
+//! while the process runs. `Debug` shows the path, never the content.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The longest secret. Unit: bytes.
+/// Maximum size of a secret. Unit: bytes.
 const BYTES_MAX: usize = 64 << 10;
 
 /// A file that holds one secret.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SecretFile(PathBuf);
 
-/// Why a secret could not be read from its file. Names the file, never what is in it.
+/// Why a secret could not be read. The message has the file's path, never its content.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretFileError {
     /// The file can't be read.
@@ -21,16 +21,16 @@ pub enum SecretFileError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system reported. Part of the message, and therefore not a source.
+        /// The error of the operating system. It is part of the message, and therefore not the error's source.
         source: io::Error,
     },
-    /// It is not text, or too long.
+    /// The content is not UTF-8, or is larger than 64 KiB.
     #[error("\"{}\" is not a secret: no UTF-8, or too long", .path.display())]
     NotASecret {
         /// The file.
         path: PathBuf,
     },
-    /// Nothing is in it.
+    /// The file is empty, or has only a newline.
     #[error("\"{}\" is empty", .path.display())]
     Empty {
         /// The file.
@@ -39,17 +39,20 @@ pub enum SecretFileError {
 }
 
 impl SecretFile {
-    /// The file at `path`. It is not opened yet.
+    /// The file at `path`. The file is not opened yet.
     pub fn new(path: PathBuf) -> Self {
         Self(path)
     }
 
-    /// Where it is.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// What the file holds now, without one trailing newline.
+    /// Reads the file. One trailing newline is removed.
+    ///
+    /// # Errors
+    /// The file can't be read, or is not a secret: see [`SecretFileError`].
     pub fn read(&self) -> Result<String, SecretFileError> {
         let path = || self.0.clone();
         let content = std::fs::read(&self.0)
@@ -86,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_secret_is_an_error_that_names_the_file_alone() {
+    fn other_content_is_an_error_that_names_only_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let file = SecretFile::new(dir.path().join("pg"));
         assert!(matches!(file.read(), Err(SecretFileError::Read { .. })));

@@ -1,6 +1,6 @@
-//! Times as the server sends them.
+//! Timestamps of the replication protocol.
 
-/// A point in time as PostgreSQL's binary formats have it.
+/// A point in time as in PostgreSQL's binary formats and replication messages.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct PgTime {
     /// Microseconds since 2000-01-01 00:00:00 UTC.
@@ -8,7 +8,7 @@ pub struct PgTime {
 }
 
 impl PgTime {
-    /// Microseconds between the Unix epoch and PostgreSQL's.
+    /// Microseconds from the Unix epoch, 1970-01-01, to PostgreSQL's epoch, 2000-01-01.
     pub const UNIX_OFFSET_MICROS: i64 = 946_684_800_000_000;
 
     /// Milliseconds since 1970-01-01 00:00:00 UTC, rounded down.

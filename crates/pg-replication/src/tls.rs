@@ -1,9 +1,8 @@
-//! TLS to the server: roots, client certificate, what is verified, and the hash for channel binding.
+//! TLS to the server: root certificates, client certificate, verification by libpq's rules, and the hash for channel
+//! binding. `rustls` with `ring` does the cryptography and verifies the chain.
 //!
-//! `rustls` with `ring` does the cryptography and the chain; here are only libpq's rules about which of it is asked
-//! for. Certificate files are read anew for each connection, since they are renewed under running services.
-//!
-//! Unlike libpq a certificate's common name is never taken for a host name: it needs a subject alternative name.
+//! Certificate files are read for each connection, because they are renewed while the process runs. Unlike in libpq, the
+//! common name of a certificate is never taken for a host name: the certificate needs a subject alternative name.
 
 use crate::conninfo::{Host, Root, Ssl, SslMode, TlsVersions};
 use crate::error::{SourceError, SourceErrorKind};
@@ -34,10 +33,10 @@ use tokio_rustls::rustls::{
 };
 use x509_cert::der::Decode;
 
-/// The protocol's name for direct TLS (manual, 54.2.10): servers refuse direct TLS without it.
+/// The ALPN protocol name (manual, 54.2.10): servers refuse direct TLS without it.
 const ALPN: &[u8] = b"postgresql";
 
-/// Does the TLS handshake, and gives the channel binding of the session.
+/// Does the TLS handshake, and returns the stream and its `tls-server-end-point` channel binding.
 pub(super) async fn connect(
     socket: Socket,
     ssl: &Ssl,
@@ -91,7 +90,7 @@ fn verifier(
 ) -> Result<Arc<dyn rustls::client::danger::ServerCertVerifier>, SourceError> {
     let default_root = || existing(ssl, "root.crt").map(Root::File);
     let root = ssl.root.clone().or_else(default_root);
-    // As libpq: `require` with a root certificate at hand means `verify-ca`.
+    // As in libpq, `require` with a root certificate means `verify-ca`.
     match (ssl.mode, root) {
         (SslMode::Disable | SslMode::Prefer, _) | (SslMode::Require, None) => {
             Ok(Arc::new(Unverified::new(provider)))
@@ -111,7 +110,7 @@ fn verifier(
     }
 }
 
-/// A file in `~/.postgresql`, where it exists.
+/// A file in `~/.postgresql`, if it exists.
 fn existing(ssl: &Ssl, file: &str) -> Option<PathBuf> {
     ssl.home.as_deref().map(|home| home.join(file)).filter(|path| path.is_file())
 }
@@ -134,7 +133,7 @@ fn root_store(certificates: &[CertificateDer<'static>]) -> RootCertStore {
     let mut store = RootCertStore::empty();
     let (_, ignored) = store.add_parsable_certificates(certificates.iter().cloned());
     if ignored > 0 {
-        tracing::debug!(ignored, "root certificates that can't be parsed are passed over");
+        tracing::debug!(ignored, "root certificates that can't be parsed are skipped");
     }
     store
 }
@@ -182,15 +181,15 @@ fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, SourceError> {
     })
 }
 
-/// The private key's file, where its rights are as libpq asks for them. With others' rights the key may have been
-/// copied already, so nothing is connected with it.
+/// Reads the file of the private key, if its permissions follow libpq's rule. A key that others can read may have been
+/// copied already, so it is refused.
 fn read_key(path: &Path) -> Result<Vec<u8>, SourceError> {
     let shown = path.display();
     let failed = |error: io::Error| {
         let doing = format!("read \"{shown}\" (sslkey)");
         SourceError::new(SourceErrorKind::Settings, doing).caused_by(error)
     };
-    // The file that is looked at is the one that is read.
+    // The permissions are those of the opened file, which is also the one that is read.
     let mut file = File::open(path).map_err(failed)?;
     let meta = file.metadata().map_err(failed)?;
     if is_exposed(meta.uid(), meta.mode()) {
@@ -205,16 +204,18 @@ fn read_key(path: &Path) -> Result<Vec<u8>, SourceError> {
     Ok(pem)
 }
 
-/// libpq's rule: 0600 or less; 0640 or less for a file of root's, which the process may read by its group.
+/// libpq's rule: 0600 or less; 0640 or less for a file that belongs to root, which the process may read by its group.
 const fn is_exposed(owner: u32, mode: u32) -> bool {
     const ROOT: u32 = 0;
     let others = if owner == ROOT { 0o037 } else { 0o077 };
     mode & others != 0
 }
 
-/// RFC 5929, section 4.1: the certificate's hash by its own signature's hash function, but SHA-256 for MD5 and SHA-1.
+/// The `tls-server-end-point` channel binding (RFC 5929, section 4.1): the certificate's hash by the hash function of its
+/// signature, or by SHA-256 if that is MD5 or SHA-1.
 ///
-/// `None` where the signature's algorithm names no single hash here (Ed25519, RSA-PSS): no channel binding then.
+/// `None` for a signature algorithm that names no single hash function here (Ed25519, RSA-PSS): then there is no channel
+/// binding.
 fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     let parsed = x509_cert::Certificate::from_der(certificate).ok()?;
     match parsed.signature_algorithm.oid.to_string().as_str() {
@@ -234,11 +235,8 @@ fn end_point(certificate: &CertificateDer<'_>) -> Option<Vec<u8>> {
     }
 }
 
-// The two answers to a server's certificate: look at nothing, or at chain and (for `verify-full`) name.
-//
-// Either way the server must prove that it has the certificate's key, or channel binding would bind to nothing.
-
-/// Takes any certificate: `sslmode` `prefer` and `require`.
+/// Accepts any certificate: `sslmode` `prefer` and `require`. The server must still prove that it has the certificate's
+/// key, otherwise channel binding would have no effect.
 #[derive(Debug)]
 struct Unverified(WebPkiSupportedAlgorithms);
 
@@ -283,7 +281,7 @@ impl ServerCertVerifier for Unverified {
     }
 }
 
-/// Takes a certificate signed by one of the roots: `verify-ca`, and with the name `verify-full`.
+/// Accepts a certificate signed by one of the roots: `verify-ca`, or, if the name is checked too, `verify-full`.
 #[derive(Debug)]
 struct Verified {
     webpki: Arc<WebPkiServerVerifier>,
@@ -302,11 +300,9 @@ impl Verified {
             WebPkiServerVerifier::builder_with_provider(store, Arc::clone(provider)).build()?;
         Ok(Self { webpki, roots, with_name })
     }
-}
 
-impl Verified {
-    /// A certificate that is itself the root, as `openssl req -x509` makes them: libpq takes it, webpki by itself
-    /// does not, since it says that it is an authority.
+    /// Verifies a server certificate that is itself a root, as `openssl req -x509` makes them. libpq accepts such a
+    /// certificate; webpki alone does not, because it is a certificate of an authority.
     fn verify_root(
         &self,
         certificate: &CertificateDer<'_>,
@@ -352,7 +348,7 @@ impl ServerCertVerifier for Verified {
             now,
         );
         match verdict {
-            // The name is looked at last, when the chain has been found good.
+            // webpki checks the name last, so the chain is good.
             Err(Error::InvalidCertificate(
                 CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
             )) if !self.with_name => Ok(ServerCertVerified::assertion()),
@@ -389,7 +385,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
-    fn a_key_is_exposed_where_libpq_says_so() {
+    fn a_key_is_exposed_by_the_rule_of_libpq() {
         for (owner, mode, exposed) in [
             (1000, 0o600, false),
             (1000, 0o400, false),
@@ -411,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exposed_key_is_not_read_and_the_line_that_fixes_it_is_given() {
+    fn an_exposed_key_is_refused_with_the_command_that_fixes_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("my.key");
         std::fs::write(&path, "hush").unwrap();

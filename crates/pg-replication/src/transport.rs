@@ -1,9 +1,9 @@
-//! One connected stream to the server: TCP or a Unix socket, with TLS already agreed on where it is to be.
+//! A connected byte stream to the server: TCP or a Unix socket, after the TLS handshake if TLS is used.
 //!
-//! Owns addresses, socket options and the TLS request; knows no message of the protocol but that one. `handshake` logs
-//! in over it. The caller puts a time limit around [`open`].
+//! The module resolves addresses, sets socket options and sends the `SSLRequest`. [`open`] has no time limit; the caller
+//! sets one.
 
-use super::conninfo::{Conninfo, Host, Keepalive, Place, SslMode};
+use super::conninfo::{Conninfo, Host, HostAddress, Keepalive, SslMode};
 use super::error::{SourceError, SourceErrorKind};
 use super::tls;
 use bytes::BytesMut;
@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::client::TlsStream;
 
-/// A connected stream. Read and write it as any; it ends when dropped.
+/// A connected stream. Dropping it closes the connection.
 pub struct Transport {
     io: Io,
     end_point: Option<Vec<u8>>,
@@ -28,38 +28,37 @@ enum Io {
 }
 
 impl Transport {
-    /// The `tls-server-end-point` channel binding (RFC 5929, section 4): the hash of the server's certificate.
-    ///
-    /// `None` without TLS, and where the certificate's signature names no hash (Ed25519).
+    /// The `tls-server-end-point` channel binding (RFC 5929, section 4): the hash of the server's certificate. `None`
+    /// without TLS, and for a certificate whose signature algorithm has no single hash function (Ed25519).
     pub fn tls_server_end_point(&self) -> Option<Vec<u8>> {
         self.end_point.clone()
     }
 
-    /// Whether TLS is on.
+    /// Whether the connection uses TLS.
     pub const fn is_tls(&self) -> bool {
         matches!(self.io, Io::Tls(_))
     }
 
-    /// Whether it is a Unix socket.
+    /// Whether the connection is a Unix socket.
     pub fn is_local(&self) -> bool {
         match &self.io {
-            Io::Plain(socket) => matches!(socket, Socket::Unix(_) | Socket::IdleUnix(_)),
+            Io::Plain(socket) => matches!(socket, Socket::Unix(_) | Socket::DetachedUnix(_)),
             Io::Tls(_) => false,
         }
     }
 
-    /// A socket that a test has the other end of.
+    /// A transport over one end of a socket pair.
     #[cfg(test)]
     pub(super) const fn of(socket: UnixStream) -> Self {
         Self { io: Io::Plain(Socket::Unix(socket)), end_point: None }
     }
 
-    /// Takes the socket off the runtime it was opened on, to be [`attach`](Self::attach)ed on another thread's.
+    /// Deregisters the socket from the runtime. It may be [`attach`](Self::attach)ed to the runtime of another thread.
     pub(super) fn detach(&mut self) -> io::Result<()> {
         self.socket().detach()
     }
 
-    /// Puts a detached socket on the runtime this is called on.
+    /// Registers a detached socket with the current runtime.
     pub(super) fn attach(&mut self) -> io::Result<()> {
         self.socket().attach()
     }
@@ -72,16 +71,16 @@ impl Transport {
     }
 }
 
-/// Connects to one host: socket, options, TLS. Every address of a name is tried.
+/// Connects to one host: socket, socket options, TLS. All addresses of a name are tried.
 pub(super) async fn open(conninfo: &Conninfo, host: &Host) -> Result<Transport, SourceError> {
-    match &host.place {
-        Place::Socket(dir) => {
-            // As libpq: TLS makes no sense on a Unix socket, and `sslmode` is not looked at.
+    match &host.address {
+        HostAddress::Socket(dir) => {
+            // As in libpq, a Unix socket never uses TLS, and `sslmode` is ignored.
             let socket = unix(dir, host.port).await;
             let socket = socket.map_err(|error| unreachable_host(host, error))?;
             Ok(Transport { io: Io::Plain(Socket::Unix(socket)), end_point: None })
         }
-        Place::Net { name, address } => {
+        HostAddress::Net { name, address } => {
             let stream = match address {
                 Some(address) => TcpStream::connect((*address, host.port)).await,
                 None => TcpStream::connect((name.as_str(), host.port)).await,
@@ -109,7 +108,8 @@ async fn unix(dir: &str, port: u16) -> io::Result<UnixStream> {
     UnixStream::from_std(stream)
 }
 
-/// Small status updates must not wait for Nagle, and a silent peer must be noticed by the kernel too.
+/// Sets the socket options: no Nagle algorithm, because small status updates must not wait, and keepalive and user
+/// timeout, so that the kernel also notices a dead peer.
 fn tune(stream: &TcpStream, conninfo: &Conninfo) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = socket2::SockRef::from(stream);
@@ -130,7 +130,7 @@ fn tune(stream: &TcpStream, conninfo: &Conninfo) -> io::Result<()> {
     socket.set_tcp_user_timeout(conninfo.tcp_user_timeout)
 }
 
-/// Agrees on TLS as `sslmode` asks.
+/// Starts TLS as `sslmode` and `sslnegotiation` ask.
 async fn secure(
     mut socket: Socket,
     conninfo: &Conninfo,
@@ -157,8 +157,8 @@ async fn secure(
     Ok(Transport { io: Io::Tls(Box::new(stream)), end_point })
 }
 
-/// Sends the `SSLRequest` and reads its one byte of answer. More than one byte is refused: what comes before the
-/// handshake is not the server's word (CVE-2021-23222).
+/// Sends the `SSLRequest` and reads the answer of one byte (manual, 54.2.10 "SSL Session Encryption"). More bytes are
+/// refused: bytes before the handshake may come from an attacker (CVE-2021-23222).
 async fn request_tls(socket: &mut Socket, host: &Host) -> Result<bool, SourceError> {
     let doing = || format!("ask {host} for TLS");
     let mut request = BytesMut::new();
@@ -170,46 +170,51 @@ async fn request_tls(socket: &mut Socket, host: &Host) -> Result<bool, SourceErr
         Some(b"S") => Ok(true),
         Some(b"N") => Ok(false),
         Some(b"") => Err(SourceError::new(SourceErrorKind::Closed, doing())),
-        // An error message in the clear proves nothing, so it is not even shown: a server out of processes sends one.
+        // A server that can't start a process sends an error in clear text. It is not authenticated, so it is not shown.
         Some([b'E', ..]) => Err(SourceError::new(SourceErrorKind::Unreachable, doing())),
         _ => Err(SourceError::new(SourceErrorKind::Protocol, doing())),
     }
 }
 
-/// Most bytes of one read off the runtime: they are written with zeros before, which a larger buffer would pay for.
-pub(super) const AT_ONCE_BYTES: usize = 32 << 10;
+/// Maximum size of a direct read: the buffer is zeroed first, which costs more for a larger one. Unit: bytes.
+pub(super) const DIRECT_READ_BYTES_MAX: usize = 32 << 10;
 
-/// A socket that can change its runtime. Off it, a read gives what is there and wakes nobody.
+/// A socket that can be detached from its runtime. A read from a detached socket returns the bytes that have arrived, or
+/// `Pending`, and registers no waker: the caller polls again.
 pub(super) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
-    IdleTcp(std::net::TcpStream),
-    IdleUnix(std::os::unix::net::UnixStream),
-    Gone,
+    DetachedTcp(std::net::TcpStream),
+    DetachedUnix(std::os::unix::net::UnixStream),
+    /// Between two states, while `detach` or `attach` runs, and after one of them failed.
+    Moved,
 }
 
 impl Socket {
     fn detach(&mut self) -> io::Result<()> {
-        *self = match std::mem::replace(self, Self::Gone) {
-            Self::Tcp(stream) => Self::IdleTcp(stream.into_std()?),
-            Self::Unix(stream) => Self::IdleUnix(stream.into_std()?),
-            other @ (Self::IdleTcp(_) | Self::IdleUnix(_) | Self::Gone) => other,
+        *self = match std::mem::replace(self, Self::Moved) {
+            Self::Tcp(stream) => Self::DetachedTcp(stream.into_std()?),
+            Self::Unix(stream) => Self::DetachedUnix(stream.into_std()?),
+            other @ (Self::DetachedTcp(_) | Self::DetachedUnix(_) | Self::Moved) => other,
         };
         Ok(())
     }
 
     fn attach(&mut self) -> io::Result<()> {
-        *self = match std::mem::replace(self, Self::Gone) {
-            Self::IdleTcp(stream) => Self::Tcp(TcpStream::from_std(stream)?),
-            Self::IdleUnix(stream) => Self::Unix(UnixStream::from_std(stream)?),
-            other @ (Self::Tcp(_) | Self::Unix(_) | Self::Gone) => other,
+        *self = match std::mem::replace(self, Self::Moved) {
+            Self::DetachedTcp(stream) => Self::Tcp(TcpStream::from_std(stream)?),
+            Self::DetachedUnix(stream) => Self::Unix(UnixStream::from_std(stream)?),
+            other @ (Self::Tcp(_) | Self::Unix(_) | Self::Moved) => other,
         };
         Ok(())
     }
 }
 
 fn off_runtime() -> io::Error {
-    io::Error::new(io::ErrorKind::NotConnected, "the socket is between two runtimes")
+    io::Error::new(
+        io::ErrorKind::NotConnected,
+        "the socket could not be moved between two runtimes",
+    )
 }
 
 impl AsyncRead for Socket {
@@ -221,23 +226,23 @@ impl AsyncRead for Socket {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
             Self::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
-            Self::IdleTcp(stream) => at_once(filled(stream, buf)),
-            Self::IdleUnix(stream) => at_once(filled(stream, buf)),
-            Self::Gone => Poll::Ready(Err(off_runtime())),
+            Self::DetachedTcp(stream) => pending_if_would_block(read_directly(stream, buf)),
+            Self::DetachedUnix(stream) => pending_if_would_block(read_directly(stream, buf)),
+            Self::Moved => Poll::Ready(Err(off_runtime())),
         }
     }
 }
 
-/// One read into `buf`, of no more than [`AT_ONCE_BYTES`].
-fn filled(stream: &mut impl io::Read, buf: &mut ReadBuf<'_>) -> io::Result<()> {
-    let room = buf.remaining().min(AT_ONCE_BYTES);
+/// Reads once into `buf`, at most [`DIRECT_READ_BYTES_MAX`].
+fn read_directly(stream: &mut impl io::Read, buf: &mut ReadBuf<'_>) -> io::Result<()> {
+    let room = buf.remaining().min(DIRECT_READ_BYTES_MAX);
     let count = stream.read(buf.initialize_unfilled_to(room))?;
     buf.advance(count);
     Ok(())
 }
 
-/// Off the runtime nobody is woken: who reads there asks again by himself.
-fn at_once<T>(done: io::Result<T>) -> Poll<io::Result<T>> {
+/// The result of a direct read or write: `Pending` if it would block or was interrupted. No waker is registered.
+fn pending_if_would_block<T>(done: io::Result<T>) -> Poll<io::Result<T>> {
     match done {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
         Err(error) if error.kind() == io::ErrorKind::Interrupted => Poll::Pending,
@@ -254,9 +259,9 @@ impl AsyncWrite for Socket {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
             Self::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
-            Self::IdleTcp(stream) => at_once(io::Write::write(stream, buf)),
-            Self::IdleUnix(stream) => at_once(io::Write::write(stream, buf)),
-            Self::Gone => Poll::Ready(Err(off_runtime())),
+            Self::DetachedTcp(stream) => pending_if_would_block(io::Write::write(stream, buf)),
+            Self::DetachedUnix(stream) => pending_if_would_block(io::Write::write(stream, buf)),
+            Self::Moved => Poll::Ready(Err(off_runtime())),
         }
     }
 
@@ -268,7 +273,7 @@ impl AsyncWrite for Socket {
         match self.get_mut() {
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
-            Self::IdleTcp(_) | Self::IdleUnix(_) | Self::Gone => Poll::Ready(Ok(())),
+            Self::DetachedTcp(_) | Self::DetachedUnix(_) | Self::Moved => Poll::Ready(Ok(())),
         }
     }
 }

@@ -9,31 +9,31 @@ use std::time::Duration;
 pub struct Backoff {
     min: Duration,
     max: Duration,
-    tries: u32,
+    attempts: u32,
 }
 
 impl Backoff {
     /// Pauses from `min` to `max`; `max` is raised to `min` where it is below.
     pub const fn new(min: Duration, max: Duration) -> Self {
         let max = if max.as_nanos() < min.as_nanos() { min } else { max };
-        Self { min, max, tries: 0 }
+        Self { min, max, attempts: 0 }
     }
 
     /// The next pause, given a throw of the dice in `0.0..1.0`.
     pub fn next(&mut self, dice: f64) -> Duration {
-        let doubled = self.min.saturating_mul(1_u32 << self.tries.min(20)).min(self.max);
-        self.tries = self.tries.saturating_add(1);
+        let doubled = self.min.saturating_mul(1_u32 << self.attempts.min(20)).min(self.max);
+        self.attempts = self.attempts.saturating_add(1);
         doubled.div_f64(2.0) + doubled.div_f64(2.0).mul_f64(dice.clamp(0.0, 1.0))
     }
 
     /// How often [`Backoff::next`] was asked since the last reset.
-    pub const fn tries(&self) -> u32 {
-        self.tries
+    pub const fn attempts(&self) -> u32 {
+        self.attempts
     }
 
     /// It worked: the next pause is the shortest again.
     pub fn reset(&mut self) {
-        self.tries = 0;
+        self.attempts = 0;
     }
 }
 

@@ -38,6 +38,19 @@ impl fmt::Display for Position {
     }
 }
 
+/// The commit LSN of a claim whose rows were all committed before `wal_end`: the same position with its lowest bit set.
+///
+/// Commit records are aligned to 8 bytes, so no commit of the stream has an odd position.
+#[must_use]
+pub const fn claim_lsn(wal_end: Lsn) -> Lsn {
+    Lsn::from_wire(wal_end.to_wire() | 1)
+}
+
+/// Whether `lsn` is the commit LSN of a claim ([`claim_lsn`]), and not that of a commit record.
+pub const fn is_claim_lsn(lsn: Lsn) -> bool {
+    lsn.to_wire() % 2 == 1
+}
+
 /// Which history of the database a position belongs to: the Unix second at which the history began.
 ///
 /// LSNs of two histories can't be compared: after a failover or a restore the same LSN is another event. The number

@@ -34,16 +34,16 @@ impl Severity {
 /// Where a mending line belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum MendKind {
+pub enum FixKind {
     /// Statements for the source database, as an administrator: psql takes them as they are.
     Sql,
-    /// `key = value` of the configuration file: below the header of [`Mend::table`], where that is known.
+    /// `key = value` of the configuration file: below the header of [`Fix::table`], where that is known.
     Config,
     /// A command.
     Shell,
 }
 
-impl MendKind {
+impl FixKind {
     /// The name, as in JSON.
     pub const fn name(self) -> &'static str {
         match self {
@@ -56,9 +56,9 @@ impl MendKind {
 
 /// One line that mends, or a part of what mends; done in order.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Mend {
+pub struct Fix {
     /// Where it belongs.
-    pub kind: MendKind,
+    pub kind: FixKind,
     /// The line itself, ready to be executed.
     pub line: String,
     /// Whether PostgreSQL must be restarted before it has an effect.
@@ -82,12 +82,13 @@ pub struct Finding {
     /// Why it matters; empty where it is well.
     pub why: String,
     /// What mends it, in order. Empty where nothing has to be done or no line can do it.
-    pub mend: Vec<Mend>,
+    #[serde(rename = "mend")]
+    pub fix: Vec<Fix>,
 }
 
 impl Finding {
     fn new(severity: Severity, id: &'static str, what: impl Into<String>) -> Self {
-        Self { id, severity, what: what.into(), why: String::new(), mend: Vec::new() }
+        Self { id, severity, what: what.into(), why: String::new(), fix: Vec::new() }
     }
 
     /// Looked at, and well.
@@ -120,29 +121,29 @@ impl Finding {
     /// Statements for an administrator.
     #[must_use]
     pub fn sql(self, line: impl Into<String>) -> Self {
-        self.with(MendKind::Sql, line.into(), false)
+        self.with(FixKind::Sql, line.into(), false)
     }
 
     /// Statements after which PostgreSQL must be restarted.
     #[must_use]
     pub fn sql_and_restart(self, line: impl Into<String>) -> Self {
-        self.with(MendKind::Sql, line.into(), true)
+        self.with(FixKind::Sql, line.into(), true)
     }
 
     /// A key of the configuration file and its new value.
     #[must_use]
     pub fn config(self, line: impl Into<String>) -> Self {
-        self.with(MendKind::Config, line.into(), false)
+        self.with(FixKind::Config, line.into(), false)
     }
 
     /// A command.
     #[must_use]
     pub fn shell(self, line: impl Into<String>) -> Self {
-        self.with(MendKind::Shell, line.into(), false)
+        self.with(FixKind::Shell, line.into(), false)
     }
 
-    fn with(mut self, kind: MendKind, line: String, restart: bool) -> Self {
-        self.mend.push(Mend { kind, line, restart, table: String::new(), edit: "" });
+    fn with(mut self, kind: FixKind, line: String, restart: bool) -> Self {
+        self.fix.push(Fix { kind, line, restart, table: String::new(), edit: "" });
         self
     }
 }

@@ -90,16 +90,16 @@ pub struct Entry {
 
 /// A change to the row of a parked event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Mark {
+pub struct ParkedUpdate {
     /// Which.
     pub position: Position,
     /// What became of it.
-    pub became: Became,
+    pub became: ParkedOutcome,
 }
 
 /// What became of a parked event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Became {
+pub enum ParkedOutcome {
     /// Published: the broker has it. Its record leaves the row.
     Done,
     /// Given up, as the request in the row asks. Its record leaves the row.

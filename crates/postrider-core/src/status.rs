@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// What a pipeline is doing. Exactly one of them holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum PipelineState {
     /// Connecting for the first time.
     #[default]
     Starting,
@@ -36,7 +36,7 @@ pub enum State {
     Stopped,
 }
 
-impl State {
+impl PipelineState {
     /// Every state, for the metric that is 1 for one of them.
     pub const ALL: &'static [Self] = &[
         Self::Starting,
@@ -72,7 +72,7 @@ impl State {
 
 /// The events of a pipeline that are set aside.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Parked {
+pub struct ParkedSummary {
     /// Refused, and tried again.
     pub waiting: u64,
     /// Behind an earlier event of their aggregate.
@@ -149,7 +149,7 @@ pub struct Snapshot {
     /// What its position belongs to: mode, destination, table and layout; `None` before a start has compared it.
     pub belongs_to: Option<String>,
     /// What it is doing.
-    pub state: State,
+    pub state: PipelineState,
     /// Why, in one line, where the state is not a good one.
     pub reason: Option<String>,
     /// The code of the halt, where halted.
@@ -169,7 +169,7 @@ pub struct Snapshot {
     /// Events parked since the process started.
     pub parked_total: u64,
     /// Events that are parked.
-    pub parked: Parked,
+    pub parked: ParkedSummary,
     /// Changes skipped on purpose since the process started.
     pub skipped_total: u64,
     /// The same by reason.

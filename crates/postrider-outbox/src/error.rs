@@ -96,7 +96,7 @@ pub enum MapError {
     Unfit(Unfit),
     /// The stream contradicts itself: a row of a relation that was never described, or of another width. Halts.
     #[error("could not read a row of relation {relation_id}: {what}")]
-    OutOfStep {
+    Inconsistent {
         /// The relation's id.
         relation_id: u32,
         /// How.
@@ -115,13 +115,13 @@ pub struct Poison {
     /// What is wrong.
     pub problem: Problem,
     /// What is known of it all the same, to be kept.
-    pub remains: Box<Remains>,
+    pub partial: Box<PartialEvent>,
 }
 
 /// What could be made of an event that can't be published: enough to keep it in its place, and to look at it later.
 /// `Debug` shows no values.
 #[derive(Clone, PartialEq, Eq, Default)]
-pub struct Remains {
+pub struct PartialEvent {
     /// The event's id, whole.
     pub event_id: Option<String>,
     /// Its type.
@@ -133,9 +133,9 @@ pub struct Remains {
     pub record: OwnedRecord,
 }
 
-impl fmt::Debug for Remains {
+impl fmt::Debug for PartialEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Remains").field("record", &self.record).finish_non_exhaustive()
+        f.debug_struct("PartialEvent").field("record", &self.record).finish_non_exhaustive()
     }
 }
 

@@ -140,7 +140,7 @@ pub(super) fn take_off(headers: &mut [Header<'_>]) {
 ///
 /// `keeps_order`: every later event of its aggregate has waited for it. A position of an earlier history is taken off
 /// too: in that history the event may have been skipped by a person, and later ones published.
-pub fn of_retried(record: &mut OwnedRecord, keeps_order: bool, histories: &Histories) {
+pub fn set_retry_position(record: &mut OwnedRecord, keeps_order: bool, histories: &Histories) {
     let current = histories.current();
     for (name, value) in record.headers.iter_mut().filter(|(name, _)| name == POSITION) {
         let Some(at) = value.as_deref().and_then(read) else { continue };
@@ -217,7 +217,7 @@ mod tests {
             ],
             ..OwnedRecord::default()
         };
-        of_retried(&mut record, keeps_order, histories);
+        set_retry_position(&mut record, keeps_order, histories);
         let (name, value) = record.headers.pop().unwrap();
         (name, String::from_utf8(value.unwrap()).unwrap())
     }

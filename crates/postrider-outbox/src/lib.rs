@@ -22,11 +22,11 @@ mod types;
 mod tests;
 
 pub use encoding::Encoding;
-pub use error::{MapError, Poison, Problem, Remains, SpecError, Unfit};
-pub use headers::of_retried;
+pub use error::{MapError, PartialEvent, Poison, Problem, SpecError, Unfit};
+pub use headers::set_retry_position;
 pub use layout::{Layout, Role};
 pub use mapper::{At, Mapped, Mapper};
-pub use route::TopicPiece;
+pub use route::TopicPart;
 pub use spec::{
     Extra, NullPayload, OnUpdate, OutboxSpec, Placement, Replace, StandardHeaders, TableName,
     TimestampSource,

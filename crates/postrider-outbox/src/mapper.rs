@@ -2,7 +2,7 @@
 
 use crate::debezium::{self, Place};
 use crate::encoding::Encoding;
-use crate::error::{MapError, Poison, Problem, Remains, SpecError, Unfit};
+use crate::error::{MapError, PartialEvent, Poison, Problem, SpecError, Unfit};
 use crate::headers::{self, Headers, Positions, is_traceparent};
 use crate::json;
 use crate::layout::Role;
@@ -66,7 +66,7 @@ pub struct Mapped<'a> {
 
 impl Mapped<'_> {
     /// Takes the event's position off its record: a later event of its aggregate was published before it.
-    pub fn take_off_position(&mut self) {
+    pub fn remove_position(&mut self) {
         headers::take_off(self.headers.as_mut_slice());
     }
 
@@ -126,7 +126,7 @@ impl Mapper {
 
     /// What logical messages are in from here on: the server sends them as they stand in WAL, whatever the session's
     /// encoding is.
-    pub fn read_messages_as(&mut self, encoding: Encoding) {
+    pub fn set_message_encoding(&mut self, encoding: Encoding) {
         self.encoding = encoding;
     }
 
@@ -142,7 +142,7 @@ impl Mapper {
     }
 
     /// What the catalog has of the types that it was asked for.
-    pub fn learn_types(&mut self, asked: &[u32], found: &[TypeFacts]) {
+    pub fn add_types(&mut self, asked: &[u32], found: &[TypeFacts]) {
         self.types.learn(asked, found);
     }
 
@@ -159,7 +159,7 @@ impl Mapper {
 
     /// Forgets all relations and types: a new connection describes them again. `table_oid` is what the table's name
     /// stands for now.
-    pub fn forget_relations(&mut self, table_oid: Option<u32>) {
+    pub fn clear_relations(&mut self, table_oid: Option<u32>) {
         self.table_oid = table_oid;
         self.relations.forget();
         self.types.forget();
@@ -168,14 +168,14 @@ impl Mapper {
     /// Maps a row; `None` where its table is not the outbox.
     ///
     /// # Errors
-    /// [`MapError::Poison`] for this row alone; [`MapError::OutOfStep`] where the stream contradicts itself.
+    /// [`MapError::Poison`] for this row alone; [`MapError::Inconsistent`] where the stream contradicts itself.
     pub fn insert<'a>(
         &'a mut self,
         insert: &Insert<'a>,
         at: At,
     ) -> Result<Option<Mapped<'a>>, MapError> {
         let relation_id = insert.relation_id;
-        let out_of_step = |what| Err(MapError::OutOfStep { relation_id, what });
+        let out_of_step = |what| Err(MapError::Inconsistent { relation_id, what });
         let Some(plan) = self.relations.plan(relation_id)? else {
             return Ok(None);
         };
@@ -202,7 +202,9 @@ impl Mapper {
         let relation_id = insert.relation_id;
         let plan = match self.relations.plan(relation_id) {
             Ok(Some(plan)) => plan,
-            Ok(None) => return MapError::OutOfStep { relation_id, what: "it is not the outbox" },
+            Ok(None) => {
+                return MapError::Inconsistent { relation_id, what: "it is not the outbox" };
+            }
             Err(error) => return error,
         };
         self.cells.clear();
@@ -218,8 +220,8 @@ impl Mapper {
         let problem = Problem::RowTooLarge(limit);
         let mut error = poison(route, work, row, &shape, at.position, problem);
         if let MapError::Poison(poison) = &mut error {
-            poison.remains.record.topic.clear();
-            poison.remains.record.value = None;
+            poison.partial.record.topic.clear();
+            poison.partial.record.value = None;
         }
         error
     }
@@ -228,7 +230,7 @@ impl Mapper {
     /// row, where it can be read.
     ///
     /// # Errors
-    /// [`MapError::OutOfStep`] where the stream contradicts itself.
+    /// [`MapError::Inconsistent`] where the stream contradicts itself.
     pub fn halting_update(&self, update: &Update<'_>) -> Result<Option<Option<String>>, MapError> {
         if self.on_update == OnUpdate::Skip {
             return Ok(None);
@@ -792,7 +794,7 @@ pub(super) fn poison(
         text(shape.aggregate_id)
     };
     let header = |(name, value): &(Span, Span)| Some((text(*name)?, bytes(*value)));
-    let remains = Remains {
+    let partial = PartialEvent {
         event_id: text(shape.id),
         event_type: text(shape.event_type),
         aggregate: text(shape.aggregate_type).zip(aggregate_id),
@@ -805,20 +807,20 @@ pub(super) fn poison(
             headers: work.headers.iter().filter_map(header).collect(),
         },
     };
-    of(position, problem, remains)
+    of(position, problem, partial)
 }
 
 /// A message that nothing can be read of: its content is kept as it is.
 #[cold]
 pub(super) fn not_json(position: Position, content: &[u8]) -> MapError {
     let record = OwnedRecord { value: Some(content.to_vec()), ..OwnedRecord::default() };
-    of(position, Problem::NotJson, Remains { record, ..Remains::default() })
+    of(position, Problem::NotJson, PartialEvent { record, ..PartialEvent::default() })
 }
 
-fn of(position: Position, problem: Problem, remains: Remains) -> MapError {
-    let id = remains.event_id.as_deref();
+fn of(position: Position, problem: Problem, partial: PartialEvent) -> MapError {
+    let id = partial.event_id.as_deref();
     let event_id = id.map(|id| shown_id(id).into_owned());
-    MapError::Poison(Poison { position, event_id, problem, remains: Box::new(remains) })
+    MapError::Poison(Poison { position, event_id, problem, partial: Box::new(partial) })
 }
 
 // Events without a table: `pg_logical_emit_message(true, prefix, content)`.
@@ -924,7 +926,7 @@ impl Relations {
     /// The plan for rows of `relation_id`; `None` where they are not ours.
     pub(super) fn plan(&self, relation_id: u32) -> Result<Option<&Plan>, MapError> {
         let what = "the server never described that relation";
-        let known = self.0.get(&relation_id).ok_or(MapError::OutOfStep { relation_id, what })?;
+        let known = self.0.get(&relation_id).ok_or(MapError::Inconsistent { relation_id, what })?;
         Ok(known.as_ref())
     }
 

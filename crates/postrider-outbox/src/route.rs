@@ -687,7 +687,7 @@ fn replacement(with: &str, pattern: &Regex) -> Result<Vec<Part>, &'static str> {
 
 /// A piece of a template.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum TopicPiece {
+pub enum TopicPart {
     /// Text as it is.
     Text(String),
     /// The first of these columns that is not NULL.
@@ -696,17 +696,17 @@ pub enum TopicPiece {
 
 impl OutboxSpec {
     /// The pieces of the topic, before `route.replace` is applied to it; `None` if the template can't be read.
-    pub fn topic_pieces(&self) -> Option<Vec<TopicPiece>> {
+    pub fn topic_parts(&self) -> Option<Vec<TopicPart>> {
         let pieces = pieces(&self.topic)?.into_iter().map(|piece| match piece {
-            Raw::Text(text) => Some(TopicPiece::Text(text)),
+            Raw::Text(text) => Some(TopicPart::Text(text)),
             Raw::Field(names) => names
                 .iter()
                 .map(|name| self.column_called(name))
                 .collect::<Option<_>>()
-                .map(TopicPiece::Columns),
+                .map(TopicPart::Columns),
         });
-        let mut pieces: Vec<TopicPiece> = pieces.collect::<Option<_>>()?;
-        let is_columns = |piece: &TopicPiece| matches!(piece, TopicPiece::Columns(_));
+        let mut pieces: Vec<TopicPart> = pieces.collect::<Option<_>>()?;
+        let is_columns = |piece: &TopicPart| matches!(piece, TopicPart::Columns(_));
         // With layout debezium the pattern is matched against the fields alone.
         if self.replace.is_some()
             && self.layout == Layout::Debezium
@@ -740,10 +740,10 @@ impl OutboxSpec {
 
     /// The one topic of a template without fields.
     pub fn constant_topic(&self) -> Option<String> {
-        let pieces = self.topic_pieces()?.into_iter();
+        let pieces = self.topic_parts()?.into_iter();
         let text = |piece| match piece {
-            TopicPiece::Text(text) => Some(text),
-            TopicPiece::Columns(_) => None,
+            TopicPart::Text(text) => Some(text),
+            TopicPart::Columns(_) => None,
         };
         let topic: String = pieces.map(text).collect::<Option<_>>()?;
         self.replaced(vec![topic]).pop()
@@ -769,20 +769,20 @@ mod tests {
     #[test]
     fn a_topic_is_told_in_text_and_columns() {
         let mut spec = OutboxSpec::for_layout(Layout::Debezium);
-        let text = |text: &str| TopicPiece::Text(text.to_owned());
+        let text = |text: &str| TopicPart::Text(text.to_owned());
         let columns =
-            |names: &[&str]| TopicPiece::Columns(names.iter().map(|n| (*n).to_owned()).collect());
+            |names: &[&str]| TopicPart::Columns(names.iter().map(|n| (*n).to_owned()).collect());
         assert_eq!(
-            spec.topic_pieces(),
+            spec.topic_parts(),
             Some(vec![text("outbox.event."), columns(&["aggregatetype"])])
         );
         spec.topic = "a{{{type|aggregate_id}.x".to_owned();
         assert_eq!(
-            spec.topic_pieces(),
+            spec.topic_parts(),
             Some(vec![text("a{"), columns(&["type", "aggregateid"]), text(".x")])
         );
         spec.topic = "{nobody}".to_owned();
-        assert_eq!(spec.topic_pieces(), None);
+        assert_eq!(spec.topic_parts(), None);
     }
 
     /// The topics that `check` asks the broker about are those of the records.
@@ -791,11 +791,11 @@ mod tests {
         let replace = |pattern: &str, with: &str| {
             Some(Replace { pattern: pattern.to_owned(), with: with.to_owned() })
         };
-        let columns = |name: &str| TopicPiece::Columns(vec![name.to_owned()]);
+        let columns = |name: &str| TopicPart::Columns(vec![name.to_owned()]);
         let mut debezium = OutboxSpec::for_layout(Layout::Debezium);
         debezium.replace = replace("(.*)[.]v[0-9]+", "events.$1");
         assert_eq!(
-            debezium.topic_pieces(),
+            debezium.topic_parts(),
             Some(vec![columns("aggregatetype")]),
             "without its own text"
         );
@@ -807,7 +807,7 @@ mod tests {
             ..OutboxSpec::for_layout(Layout::Postrider)
         };
         ours.replace = replace("a[.](.*)", "b.$1");
-        assert_eq!(ours.topic_pieces().map(|pieces| pieces.len()), Some(2), "the whole topic");
+        assert_eq!(ours.topic_parts().map(|pieces| pieces.len()), Some(2), "the whole topic");
         ours.topic = "a.x".to_owned();
         assert_eq!(ours.constant_topic().as_deref(), Some("b.x"));
     }

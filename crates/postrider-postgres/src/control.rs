@@ -5,11 +5,12 @@
 
 use super::client::{Canceller, connect_listening};
 use super::conninfo::Conninfo;
-use super::error::{SourceError, SourceErrorKind, Statement};
+use super::error::{SourceError, SourceErrorKind};
 use super::names::Names;
 use super::ownership::{self, Acting};
 use super::poll::PollSpec;
 use crate::catalog::{self, TableFacts};
+use crate::statement::{Statement, StatementError};
 use crate::store::{cursor, parked};
 use crate::{schema, start, times};
 use std::future::Future;

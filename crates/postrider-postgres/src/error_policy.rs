@@ -8,9 +8,10 @@
 #[cfg(test)]
 mod tests;
 
-use crate::error::{SqlState, Statement};
+use crate::error::SqlState;
 use crate::names::{Names, admin_url, ident, literal};
 use crate::start::run_without_slot;
+use crate::statement::{Statement, StatementError};
 use pg_replication::error::{SourceError, SourceErrorKind};
 use pg_replication::lsn::Lsn;
 use postrider_core::error::{Chain, Halt, HaltReason};

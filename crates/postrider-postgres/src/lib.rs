@@ -1,14 +1,15 @@
 //! PostgreSQL: the replication connection, which is ours, and the control connection, which is `tokio-postgres`' over
 //! the same transport and the same login.
 //!
-//! Knows nothing of brokers or of the relay. WAL leaves as batches of frames ([`wal`]); `pgoutput` reads them next.
+//! Knows nothing of brokers or of the relay. WAL leaves as batches of frames ([`stream`]); `pgoutput` reads them next.
 
 pub use names::{Names, TableName};
 pub use pg_replication::{
     Batch, Conninfo, ConninfoError, Frame, ServerReport, SourceError, SourceErrorKind, SqlState,
-    StartReplication, Statement, Switch, Transport, WalConnection, WalStream, client,
-    connect_client, conninfo, error, handshake, transport, wal,
+    StartReplication, TimelineSwitch, Transport, WalConnection, WalStream, client, connect_client,
+    conninfo, error, handshake, stream, transport,
 };
+pub use statement::{Statement, StatementError};
 
 // Control: what stands on the server, whether and where a stream may start, and how it is set up.
 pub mod catalog;
@@ -25,5 +26,6 @@ pub mod replay;
 pub mod schema;
 pub mod setup;
 pub mod start;
+pub mod statement;
 pub mod store;
 pub mod times;

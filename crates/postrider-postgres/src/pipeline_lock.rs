@@ -5,9 +5,10 @@
 //! that claims rows while it polls or repairs. So whoever loses the session loses the lock with it, and no second
 //! session has to be watched. The slot alone excludes streams from each other, and not from a process that polls.
 
-use super::error::{SourceError, Statement};
+use super::error::SourceError;
 use super::names::literal;
-use super::wal::WalConnection;
+use super::stream::WalConnection;
+use crate::statement::{Statement, StatementError};
 use std::time::Duration;
 use tokio::time::Instant;
 use tokio_postgres::{Client, SimpleQueryMessage};

@@ -5,7 +5,7 @@
 //! and changes nothing else is what is printed.
 
 use crate::config::key_as_toml;
-use crate::finding::Mend;
+use crate::finding::Fix;
 use toml::{Table, Value};
 
 /// What a person does to the file.
@@ -36,7 +36,7 @@ impl Way {
 
 /// Turns `a.b.c = value` of a mending line into a line for the file with this text, and edits the text, since the lines
 /// of a report are carried out one after the other. Where no way is found, the whole path stays.
-pub(super) fn fit(mend: &mut Mend, text: &mut String) {
+pub(super) fn fit(mend: &mut Fix, text: &mut String) {
     let Some(path) = key_of(&mend.line) else { return };
     let Some((_, value)) = mend.line.split_once('=') else { return };
     let value = value.trim().to_owned();
@@ -62,7 +62,7 @@ pub(super) fn fit(mend: &mut Mend, text: &mut String) {
 }
 
 /// How it is said to a person, behind the file's name.
-pub(super) fn place(mend: &Mend) -> String {
+pub(super) fn place(mend: &Fix) -> String {
     let table = &mend.table;
     match mend.edit {
         "replace" => format!(", below [{table}], in place of the present line"),
@@ -152,7 +152,7 @@ mod tests {
 
     fn fitted(text: &str, line: &str) -> (String, String) {
         let mut finding = Finding::error("id", "what").config(line);
-        let mend = finding.mend.first_mut().unwrap();
+        let mend = finding.fix.first_mut().unwrap();
         fit(mend, &mut text.to_owned());
         (place(mend), mend.line.clone())
     }

@@ -189,7 +189,7 @@ fn decoded(encoding: &str, code: &[u8]) -> Option<String> {
     let mut spec = OutboxSpec::for_layout(Layout::Postrider);
     spec.message_prefix = Some("outbox".to_owned());
     let mut mapper = Mapper::new(spec).expect("a mapper");
-    mapper.read_messages_as(Encoding::of(encoding).expect("an encoding"));
+    mapper.set_message_encoding(Encoding::of(encoding).expect("an encoding"));
     let head = br#"{"aggregate_type":"a","aggregate_id":"1","event_type":"T","payload":""#;
     let content = [head.as_slice(), code, br#""}"#].concat();
     let message =

@@ -5,7 +5,7 @@ use crate::private::PrivatePostgres;
 use crate::server::Version;
 use postrider::event::{HistoryId, Position};
 use postrider::lsn::{Lsn, Watermark};
-use postrider::postgres::Switch;
+use postrider::postgres::TimelineSwitch;
 use postrider::postgres::control::Control;
 use postrider::postgres::store::cursor::{self, Cursor, Of, Settled, Written};
 
@@ -100,7 +100,7 @@ async fn histories_are_raised_once_by_the_owner_alone() {
     for version in Version::ALL {
         let pipeline = Pipeline::ready(version, "cursor_histories").await;
         let (client, name) = (pipeline.control.client(), &pipeline.names.pipeline);
-        let switches = [Switch {
+        let switches = [TimelineSwitch {
             timeline: 1,
             at: at("0/5000"),
             reason: "no recovery target specified".to_owned(),

@@ -10,7 +10,7 @@ use postrider::postgres::catalog;
 use postrider::postgres::setup::Options;
 use postrider::postgres::start::{AfterStart, Decision, check_after_start, decide};
 use postrider::postgres::store::cursor::{self, Cursor, Written};
-use postrider::postgres::wal::StartReplication;
+use postrider::postgres::stream::StartReplication;
 
 /// What is done to a pipeline that is set up, and the halt it gets.
 const CASES: &[(&str, HaltReason)] = &[

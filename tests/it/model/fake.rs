@@ -10,7 +10,7 @@ use super::walsender::{Frame, Walsender};
 use postrider::ack::Progress;
 use postrider::event::{Aggregate, Position};
 use postrider::lsn::Watermark;
-use postrider::parked::{Became, Entry, Lane, Mark, State};
+use postrider::parked::{Entry, Lane, ParkedOutcome, ParkedUpdate, State};
 use postrider::record::Refusal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -110,12 +110,13 @@ impl Fake {
             Step::Park(rows, marks, by) => self.park(rows, marks, by),
             Step::AtOnce(event) => {
                 let (state, reason) = (State::Dead, Refusal::TopicName);
-                let dead = Became::Refused { state, attempts: 2, wait: Duration::ZERO, reason };
+                let dead =
+                    ParkedOutcome::Refused { state, attempts: 2, wait: Duration::ZERO, reason };
                 self.park(&[(event, State::Waiting)], &[(event, dead)], By::TheOwner);
             }
             Step::Overtaken(event, by) => {
                 let by = self.notes.position(by);
-                self.park(&[], &[(event, Became::Overtaken { by })], By::TheOwner);
+                self.park(&[], &[(event, ParkedOutcome::Overtaken { by })], By::TheOwner);
             }
             Step::Ask(event, request) => {
                 let row = self.server.table.get_mut(&self.notes.position(event)).unwrap();
@@ -282,13 +283,13 @@ impl Fake {
         self.server.execute(&mut self.truth, 0, statement).unwrap()
     }
 
-    fn park(&mut self, rows: &[(&str, State)], marks: &[(&str, Became)], by: By) {
+    fn park(&mut self, rows: &[(&str, State)], marks: &[(&str, ParkedOutcome)], by: By) {
         let row = |(event, state): &(&str, State)| {
             let position = self.notes.position(event);
             let known = self.truth.events.iter().position(|event| event.position == position);
             (entry(position, *state), known.unwrap())
         };
-        let mark = |(event, became): &(&str, Became)| Mark {
+        let mark = |(event, became): &(&str, ParkedOutcome)| ParkedUpdate {
             position: self.notes.position(event),
             became: *became,
         };

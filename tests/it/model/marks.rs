@@ -4,14 +4,14 @@ use super::agree;
 use super::script::By::TheOwner;
 use super::script::Step::{Ask, AtOnce, Overtaken, Park, Table};
 use super::script::{Step, then, three_that_are_known};
-use postrider::parked::{Became, Request, State};
+use postrider::parked::{ParkedOutcome, Request, State};
 use postrider::record::Refusal;
 use std::time::Duration;
 
 const KNOWN: usize = 4;
 
-const fn refused(state: State, attempts: u32) -> Became {
-    Became::Refused { state, attempts, wait: Duration::ZERO, reason: Refusal::TopicName }
+const fn refused(state: State, attempts: u32) -> ParkedOutcome {
+    ParkedOutcome::Refused { state, attempts, wait: Duration::ZERO, reason: Refusal::TopicName }
 }
 
 /// Both agree, and say `seen` after what makes the transactions known.
@@ -23,7 +23,7 @@ async fn agree_that(rest: &[Step], seen: &[&str]) {
 
 #[tokio::test]
 async fn row_that_stands_stays_and_a_mark_on_none_changes_nothing() {
-    const DEAD: &[(&str, Became)] = &[("a3", refused(State::Dead, 3))];
+    const DEAD: &[(&str, ParkedOutcome)] = &[("a3", refused(State::Dead, 3))];
     let rest = [
         Park(&[("a1", State::Waiting), ("a2", State::Behind)], &[], TheOwner),
         Park(&[("a1", State::Behind)], DEAD, TheOwner),
@@ -50,11 +50,11 @@ async fn marks_of_one_statement_do_not_see_its_rows() {
 async fn marks_change_what_they_name_in_order() {
     const ROWS: &[(&str, State)] =
         &[("a1", State::Waiting), ("a2", State::Behind), ("a3", State::Due), ("b1", State::Dead)];
-    const MARKS: &[(&str, Became)] = &[
-        ("a1", Became::Done),
+    const MARKS: &[(&str, ParkedOutcome)] = &[
+        ("a1", ParkedOutcome::Done),
         ("a2", refused(State::Waiting, 4)),
         ("a2", refused(State::Dead, 5)),
-        ("b1", Became::Again),
+        ("b1", ParkedOutcome::Again),
     ];
     let rest = [
         Park(ROWS, &[], TheOwner),
@@ -82,11 +82,11 @@ async fn marks_change_what_they_name_in_order() {
 #[tokio::test]
 async fn resolved_row_stays_resolved() {
     const ROWS: &[(&str, State)] = &[("a1", State::Done), ("a2", State::Skipped)];
-    const MARKS: &[(&str, Became)] = &[
-        ("a1", Became::Again),
+    const MARKS: &[(&str, ParkedOutcome)] = &[
+        ("a1", ParkedOutcome::Again),
         ("a1", refused(State::Dead, 3)),
-        ("a1", Became::Skipped),
-        ("a2", Became::Done),
+        ("a1", ParkedOutcome::Skipped),
+        ("a2", ParkedOutcome::Done),
     ];
     let rest = [Park(ROWS, &[], TheOwner), Park(&[], MARKS, TheOwner), Table(None)];
     let seen = [
@@ -124,11 +124,11 @@ async fn first_that_overtook_a_row_stands_in_it_resolved_or_not() {
 async fn wish_is_taken_off_by_what_answers_it_alone() {
     const ROWS: &[(&str, State)] =
         &[("a1", State::Waiting), ("a2", State::Dead), ("a3", State::Dead), ("b1", State::Dead)];
-    const MARKS: &[(&str, Became)] = &[
+    const MARKS: &[(&str, ParkedOutcome)] = &[
         ("a1", refused(State::Waiting, 2)),
-        ("a2", Became::Skipped),
-        ("a3", Became::Again),
-        ("b1", Became::Declined),
+        ("a2", ParkedOutcome::Skipped),
+        ("a3", ParkedOutcome::Again),
+        ("b1", ParkedOutcome::Declined),
     ];
     let rest = [
         Park(ROWS, &[], TheOwner),

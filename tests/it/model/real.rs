@@ -11,11 +11,11 @@ use crate::private::PrivatePostgres;
 use crate::server::{Client, Database, Version, unique};
 use postrider::event::{PgTime, Position};
 use postrider::lsn::{Lsn, Watermark};
-use postrider::parked::{Became, Mark, Parked, Request, State};
+use postrider::parked::{Parked, ParkedOutcome, ParkedUpdate, Request, State};
 use postrider::postgres::control::Control;
 use postrider::postgres::store::cursor::{self, Cursor};
 use postrider::postgres::store::parked::{self, Stored};
-use postrider::postgres::wal::WalStream;
+use postrider::postgres::stream::WalStream;
 use postrider::postgres::{Conninfo, schema};
 use postrider::record::OwnedRecord;
 use std::collections::BTreeMap;
@@ -149,7 +149,7 @@ impl Real {
             Step::AtOnce(event) => self.at_once(event).await,
             Step::Overtaken(event, by) => {
                 let by = self.notes.position(by);
-                self.park(&[], &[(event, Became::Overtaken { by })], By::TheOwner).await;
+                self.park(&[], &[(event, ParkedOutcome::Overtaken { by })], By::TheOwner).await;
             }
             Step::Ask(event, request) => self.ask(event, request).await,
             Step::Table(from) => self.table(from).await,
@@ -229,7 +229,7 @@ impl Real {
         .await;
     }
 
-    async fn park(&mut self, rows: &[(&str, State)], marks: &[(&str, Became)], by: By) {
+    async fn park(&mut self, rows: &[(&str, State)], marks: &[(&str, ParkedOutcome)], by: By) {
         let rows: Vec<Parked> = rows
             .iter()
             .map(|(event, state)| Parked {
@@ -243,9 +243,12 @@ impl Real {
                 error: None,
             })
             .collect();
-        let marks: Vec<Mark> = marks
+        let marks: Vec<ParkedUpdate> = marks
             .iter()
-            .map(|(event, became)| Mark { position: self.notes.position(event), became: *became })
+            .map(|(event, became)| ParkedUpdate {
+                position: self.notes.position(event),
+                became: *became,
+            })
             .collect();
         let epoch = self.epoch(by);
         let written = parked::write(self.control.client(), PIPELINE, epoch, &rows, &marks).await;

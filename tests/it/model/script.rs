@@ -1,6 +1,6 @@
 //! The language of the scripts. Transactions are letters; their events are `a1`, `a2`, in the order of writing.
 
-use postrider::parked::{Became, Request, State};
+use postrider::parked::{ParkedOutcome, Request, State};
 
 /// Where a stream is asked to start.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +63,7 @@ pub(super) enum Step {
     TakeOverLocked,
     Unlock,
     /// One write of the parked table: rows, then marks.
-    Park(&'static [(&'static str, State)], &'static [(&'static str, Became)], By),
+    Park(&'static [(&'static str, State)], &'static [(&'static str, ParkedOutcome)], By),
     /// A row and a mark on it that says it is dead, in one statement.
     AtOnce(&'static str),
     /// A mark: the second event was published before the first, which is parked.

@@ -5,7 +5,7 @@ use crate::await_that::await_that;
 use crate::private::PrivatePostgres;
 use crate::server::{Client, Version};
 use postrider::event::Position;
-use postrider::parked::{Became, Mark, State};
+use postrider::parked::{ParkedOutcome, ParkedUpdate, State};
 use postrider::postgres::store::cursor::{self, Written};
 use postrider::postgres::store::parked::{self, Stored};
 
@@ -20,7 +20,7 @@ async fn who_lost_the_pipeline_writes_nothing_more() {
         let owner = session(&table.url).await;
         let epoch = cursor::take_over(owner.client(), PIPELINE).await.unwrap();
         assert!(epoch > table.epoch);
-        let done = Mark { position: at("0/1:0"), became: Became::Done };
+        let done = ParkedUpdate { position: at("0/1:0"), became: ParkedOutcome::Done };
         let late = [row("0/2:0", "1", State::Behind)];
         let zombie = parked::write(table.client(), PIPELINE, table.epoch, &late, &[done]).await;
         assert_eq!(zombie.unwrap(), Stored::TakenOver);

@@ -2,18 +2,18 @@
 
 use super::{PIPELINE, SOON, Table, at, row, session};
 use crate::server::Version;
-use postrider::parked::{Became, Mark, Request, State};
+use postrider::parked::{ParkedOutcome, ParkedUpdate, Request, State};
 use postrider::postgres::store::parked::{self, Stored};
 use postrider::record::Refusal;
 use std::time::Duration;
 
-fn mark(position: &str, became: Became) -> Mark {
-    Mark { position: at(position), became }
+fn mark(position: &str, became: ParkedOutcome) -> ParkedUpdate {
+    ParkedUpdate { position: at(position), became }
 }
 
-fn refused(state: State, attempts: u32) -> Became {
+fn refused(state: State, attempts: u32) -> ParkedOutcome {
     let reason = Refusal::TooLarge { size: 20, limit: 10 };
-    Became::Refused { state, attempts, wait: Duration::from_mins(10), reason }
+    ParkedOutcome::Refused { state, attempts, wait: Duration::from_mins(10), reason }
 }
 
 /// As a person would, by SQL: what the command line writes is tested with it.
@@ -41,7 +41,7 @@ async fn what_is_published_or_skipped_keeps_no_record() {
         let table = Table::new(version, "marks_resolved").await;
         table.write(&["0/1:0", "0/2:0"].map(|at| row(at, at, State::Waiting)), &[]).await;
         table.person().await.batch(&ask("0/2:0", "skip")).await;
-        let marks = [mark("0/1:0", Became::Done), mark("0/2:0", Became::Skipped)];
+        let marks = [mark("0/1:0", ParkedOutcome::Done), mark("0/2:0", ParkedOutcome::Skipped)];
         table.write(&[], &marks).await;
         for (position, state, acted) in
             [("0/1:0", "done", "f"), ("0/2:0", "skipped", "skip ada why not f t")]
@@ -55,7 +55,7 @@ async fn what_is_published_or_skipped_keeps_no_record() {
             assert_eq!(value(ACTED).await.as_deref(), Some(acted));
         }
         // What is resolved stays resolved.
-        let late = [mark("0/1:0", refused(State::Waiting, 3)), mark("0/2:0", Became::Again)];
+        let late = [mark("0/1:0", refused(State::Waiting, 3)), mark("0/2:0", ParkedOutcome::Again)];
         table.write(&[], &late).await;
         let states: Vec<State> = table.load().await.iter().map(|row| row.entry.state).collect();
         assert_eq!(states, [State::Done, State::Skipped]);
@@ -81,10 +81,10 @@ async fn a_refusal_sets_the_next_try_and_the_last_one_none() {
         let record = table.value(at("0/2:0"), RECORD).await.unwrap();
         assert!(record.ends_with("{\"total\": 9.5} {id} {\"\\\\x31\"}"), "{record}");
 
-        table.write(&[], &[mark("0/2:0", Became::DeadSent)]).await;
+        table.write(&[], &[mark("0/2:0", ParkedOutcome::DeadSent)]).await;
         assert!(!table.load().await[1].dead_unsent);
         // Tried again, it may die again, and is told again.
-        let twice = [mark("0/2:0", Became::Again), mark("0/2:0", refused(State::Dead, 1))];
+        let twice = [mark("0/2:0", ParkedOutcome::Again), mark("0/2:0", refused(State::Dead, 1))];
         table.write(&[], &twice).await;
         let dead = table.load().await[1];
         assert!(dead.dead_unsent && dead.entry.attempts == 1, "{dead:?}");
@@ -109,10 +109,10 @@ async fn requests_are_seen_and_each_is_taken_off_once() {
         assert_eq!(loaded.iter().filter_map(|row| row.request).collect::<Vec<_>>(), requests);
 
         let marks = [
-            mark("0/1:0", Became::Again),
-            mark("0/2:0", Became::Again),
-            mark("0/3:0", Became::Declined),
-            mark("0/4:0", Became::Done),
+            mark("0/1:0", ParkedOutcome::Again),
+            mark("0/2:0", ParkedOutcome::Again),
+            mark("0/3:0", ParkedOutcome::Declined),
+            mark("0/4:0", ParkedOutcome::Done),
         ];
         table.write(&[], &marks).await;
         assert_eq!(parked::requests(table.client(), PIPELINE).await.unwrap(), []);
@@ -143,7 +143,7 @@ async fn an_overtaking_is_noted_and_the_first_one_stays() {
     let table = Table::new(Version::Pg15, "marks_overtaken").await;
     table.write(&[row("0/1:0", "1", State::Waiting)], &[]).await;
     for by in ["0/2:3", "0/3:0"] {
-        table.write(&[], &[mark("0/1:0", Became::Overtaken { by: at(by) })]).await;
+        table.write(&[], &[mark("0/1:0", ParkedOutcome::Overtaken { by: at(by) })]).await;
         assert_eq!(table.load().await[0].entry.overtaken_by, Some(at("0/2:3")));
     }
 }
@@ -154,7 +154,7 @@ async fn a_position_that_comes_twice_is_written_in_order() {
     let marks = [
         mark("0/1:0", refused(State::Waiting, 1)),
         mark("0/1:0", refused(State::Waiting, 2)),
-        mark("0/2:0", Became::Done),
+        mark("0/2:0", ParkedOutcome::Done),
         mark("0/1:0", refused(State::Dead, 3)),
     ];
     table.write(&["0/1:0", "0/2:0"].map(|at| row(at, at, State::Waiting)), &marks).await;
@@ -213,8 +213,8 @@ async fn marks_of_locked_rows_are_left_out_with_the_later_ones_of_their_aggregat
             if hold.contains("for share") {
                 other.batch(&format!("begin; {hold}")).await;
             }
-            let marks: Vec<Mark> =
-                (1..6).map(|number| mark(&format!("0/{number}:0"), Became::Done)).collect();
+            let marks: Vec<ParkedUpdate> =
+                (1..6).map(|number| mark(&format!("0/{number}:0"), ParkedOutcome::Done)).collect();
             let write = async |rows, marks| {
                 let stored =
                     parked::write(table.client(), PIPELINE, table.epoch, rows, marks).await;
@@ -257,7 +257,7 @@ async fn mark_reaches_a_row_that_was_changed_behind_its_snapshot() {
         let person = table.person().await;
         // The write takes its snapshot, and waits for the cursor row.
         person.batch("begin; select from postrider.cursor for update").await;
-        let marks = [mark("0/1:0", Became::Done)];
+        let marks = [mark("0/1:0", ParkedOutcome::Done)];
         let pid: i32 = {
             let row = table.client().query_one("SELECT pg_catalog.pg_backend_pid()", &[]).await;
             row.expect("a process").get(0)

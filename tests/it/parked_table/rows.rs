@@ -4,7 +4,7 @@ use super::{PIPELINE, Table, at, lsn, row};
 use crate::server::Version;
 use postrider::event::Position;
 use postrider::lsn::Watermark;
-use postrider::parked::{Became, Mark, State};
+use postrider::parked::{ParkedOutcome, ParkedUpdate, State};
 use postrider::postgres::store::cursor::{self, Written};
 use postrider::postgres::store::parked;
 use postrider::record::OwnedRecord;
@@ -82,7 +82,7 @@ async fn an_event_that_is_parked_again_stays_as_it_was() {
     for version in VERSIONS {
         let table = Table::new(version, "parked_again").await;
         table.write(&[row("0/100:0", "1", State::Waiting)], &[]).await;
-        let done = Mark { position: at("0/100:0"), became: Became::Done };
+        let done = ParkedUpdate { position: at("0/100:0"), became: ParkedOutcome::Done };
         table.write(&[row("0/200:0", "1", State::Behind)], &[done]).await;
         // What the log sends again after a crash, with something new behind it.
         let again = ["0/100:0", "0/200:0", "0/300:0"].map(|at| row(at, "1", State::Dead));
@@ -98,7 +98,8 @@ async fn tombstones_are_loaded_from_where_the_log_is_read_again() {
     let rows = ["0/100:0", "0/200:0", "0/200:1", "0/300:0"];
     table.write(&rows.map(|at| row(at, at, State::Waiting)), &[]).await;
     let done = ["0/100:0", "0/200:0", "0/200:1"];
-    let done = done.map(|position| Mark { position: at(position), became: Became::Done });
+    let done =
+        done.map(|position| ParkedUpdate { position: at(position), became: ParkedOutcome::Done });
     table.write(&[], &done).await;
     for (from, expected) in [("0/100", 4), ("0/101", 3), ("0/200", 3), ("0/201", 1), ("0/999", 1)] {
         assert_eq!(table.load_from(from).await.len(), expected, "{from}");
@@ -113,8 +114,8 @@ async fn only_what_the_cursor_has_passed_and_is_old_is_pruned() {
         let table = Table::new(version, "parked_prune").await;
         let positions: Vec<String> = (1..=2500).map(|number| format!("0/{number:X}:0")).collect();
         let rows: Vec<_> = positions.iter().map(|at| row(at, at, State::Waiting)).collect();
-        let marks: Vec<Mark> = (rows.iter().skip(1))
-            .map(|row| Mark { position: row.entry.position, became: Became::Done })
+        let marks: Vec<ParkedUpdate> = (rows.iter().skip(1))
+            .map(|row| ParkedUpdate { position: row.entry.position, became: ParkedOutcome::Done })
             .collect();
         table.write(&rows, &[]).await;
         table.write(&[], &marks).await;
@@ -171,7 +172,7 @@ async fn thousands_are_written_and_marked_in_seconds() {
     let table = Table::new(Version::Pg15, "parked_thousands").await;
     let place = |number: u64| format!("0/{:X}:{}", number / 100 + 1, number % 100);
     let rows: Vec<_> = (0..ROWS).map(|number| row(&place(number), "1", State::Waiting)).collect();
-    let refused = Became::Refused {
+    let refused = ParkedOutcome::Refused {
         state: State::Waiting,
         attempts: 2,
         wait: Duration::ZERO,
@@ -180,9 +181,10 @@ async fn thousands_are_written_and_marked_in_seconds() {
     let start = Instant::now();
     table.write(&rows, &[]).await;
     let written = start.elapsed();
-    for became in [refused, Became::Done] {
-        let mark = |row: &postrider::parked::Parked| Mark { position: row.entry.position, became };
-        let marks: Vec<Mark> = rows.iter().map(mark).collect();
+    for became in [refused, ParkedOutcome::Done] {
+        let mark =
+            |row: &postrider::parked::Parked| ParkedUpdate { position: row.entry.position, became };
+        let marks: Vec<ParkedUpdate> = rows.iter().map(mark).collect();
         table.write(&[], &marks).await;
     }
     let marked = start.elapsed().saturating_sub(written);
@@ -214,7 +216,7 @@ async fn rows_edited_by_hand_are_still_read() {
         person.batch("delete from postrider.parked where commit_lsn = '0/1'").await;
         let gone = at("0/1:0");
         assert_eq!(parked::fetch(table.client(), PIPELINE, &[gone], 1).await.unwrap(), []);
-        table.write(&[], &[Mark { position: gone, became: Became::Done }]).await;
+        table.write(&[], &[ParkedUpdate { position: gone, became: ParkedOutcome::Done }]).await;
         assert_eq!(table.load().await.len(), 1);
     }
 }

@@ -5,10 +5,10 @@ use crate::await_that::{SOON, await_that};
 use postrider::event::Aggregate;
 use postrider::lsn::Lsn;
 use postrider::parked::Lane;
-use postrider::postgres::Statement;
 use postrider::postgres::locks::Holder;
 use postrider::postgres::poll::Marks;
 use postrider::postgres::poll::marks::{Marker, ToMark, Written};
+use postrider::postgres::{Statement, StatementError};
 use std::collections::HashSet;
 
 /// A layout, rows of it, and what its own relay runs on row 1 (published) and row 2 (failed).

@@ -7,7 +7,7 @@ use crate::pipeline::Pipeline;
 use crate::relay::Relay;
 use crate::server::Version;
 use postrider::postgres::Conninfo;
-use postrider::postgres::wal::{StartReplication, WalConnection};
+use postrider::postgres::stream::{StartReplication, WalConnection};
 
 async fn repairing(version: Version, test: &str) -> Pipeline {
     let mut pipeline = Pipeline::shared(version, test).await;

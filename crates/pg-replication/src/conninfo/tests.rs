@@ -10,7 +10,7 @@ fn parse(text: &str) -> Result<Conninfo, ConninfoError> {
     with_env(text, &[("USER", "ann"), ("HOME", "/home/ann")])
 }
 
-/// Everything that both ways of writing can say, in one line.
+/// The settings that both forms of a connection string have, in one line.
 fn line(conninfo: &Conninfo) -> String {
     format!(
         "{} at {} as {} password {}",
@@ -22,7 +22,7 @@ fn line(conninfo: &Conninfo) -> String {
 }
 
 #[test]
-fn both_ways_of_writing_are_read_as_libpq_reads_them() {
+fn both_forms_are_parsed_as_libpq_does() {
     for (text, expected) in [
         ("", "ann at /var/run/postgresql/.s.PGSQL.5432 as ann password none"),
         ("postgresql://", "ann at /var/run/postgresql/.s.PGSQL.5432 as ann password none"),
@@ -52,7 +52,7 @@ fn both_ways_of_writing_are_read_as_libpq_reads_them() {
 }
 
 #[test]
-fn what_is_wrong_is_named_and_never_shown() {
+fn errors_name_the_parameter_and_never_show_the_value() {
     for (text, expected) in [
         ("postgresql://h:x/", "connection parameter \"port\": expected a number from 1 to 65535"),
         ("host=h port=0", "connection parameter \"port\": expected a number from 1 to 65535"),
@@ -133,7 +133,7 @@ fn the_environment_fills_what_is_not_written() {
 }
 
 #[test]
-fn nobody_wrote_sslmode_means_tls_if_offered() {
+fn without_sslmode_tls_is_used_if_offered() {
     assert_eq!(parse("host=h").unwrap().ssl.mode, SslMode::Prefer);
     assert_eq!(parse("sslrootcert=system").unwrap().ssl.mode, SslMode::VerifyFull);
     assert_eq!(parse("postgresql://h?ssl=true").unwrap().ssl.mode, SslMode::Require);
@@ -147,7 +147,7 @@ fn debug_shows_no_password() {
 }
 
 #[test]
-fn password_file_is_searched_from_above() {
+fn the_first_matching_line_of_the_password_file_counts() {
     let text = "# comment\nh:5432:d:bob:one\n*:*:*:bob:t\\:w\\\\o\nlocalhost:*:*:*:three\n";
     for (host, user, expected) in [
         ("h", "bob", Some("one")),
@@ -160,7 +160,7 @@ fn password_file_is_searched_from_above() {
 }
 
 #[test]
-fn any_text_is_a_connection_string_or_a_mistake() {
+fn any_text_is_a_connection_string_or_an_error() {
     let memory = fuzzing::Memory { base: 64 << 10, each: 200 };
     fuzzing::hammer(&fuzzing::lines("conninfo"), memory, |input| {
         let text = String::from_utf8_lossy(input);
@@ -169,7 +169,7 @@ fn any_text_is_a_connection_string_or_a_mistake() {
                 assert!((1..=HOSTS_MAX).contains(&conninfo.hosts.len()));
                 assert!(!format!("{conninfo:?}").is_empty());
             }
-            Err(mistake) => assert!(!mistake.to_string().is_empty()),
+            Err(error) => assert!(!error.to_string().is_empty()),
         }
         drop(masked(&text, Some("***")));
     });

@@ -1,4 +1,4 @@
-//! The messages of protocol version 1, and how each is read.
+//! The messages of protocol version 1 and their formats (manual, 55.9).
 
 use super::{DecodeError, Tag};
 use crate::lsn::Lsn;
@@ -8,13 +8,13 @@ use std::fmt;
 /// One message.
 #[derive(Clone, Copy, Debug)]
 pub enum Message<'a> {
-    /// A transaction begins; only committed ones are ever sent.
+    /// The start of a transaction. Only committed transactions are sent.
     Begin(Begin),
-    /// It ends.
+    /// The end of the transaction.
     Commit(Commit),
-    /// It came from another server by replication.
+    /// The transaction came from another server by replication.
     Origin(Origin<'a>),
-    /// A table's shape, before its first row and after every change of it.
+    /// The columns of a table, sent before its first row and after every change of the table.
     Relation(Relation<'a>),
     /// The name of a type that is not built in.
     Type(TypeName<'a>),
@@ -22,61 +22,62 @@ pub enum Message<'a> {
     Insert(Insert<'a>),
     /// A changed row.
     Update(Update<'a>),
-    /// A row that went.
+    /// A deleted row.
     Delete(Delete<'a>),
-    /// Tables emptied.
+    /// Truncated tables.
     Truncate(Truncate<'a>),
-    /// `pg_logical_emit_message`.
+    /// A logical message (`pg_logical_emit_message`).
     Message(LogicalMessage<'a>),
 }
 
-/// `B`.
+/// `B`: Begin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Begin {
-    /// Start of the transaction's commit record: its identity.
+    /// Start of the transaction's commit record. It identifies the transaction.
     pub final_lsn: Lsn,
-    /// When it committed. Not monotonic.
+    /// Time of the commit. It may be lower than that of an earlier transaction.
     pub commit_time: PgTime,
-    /// Its transaction id, 32 bits of it.
+    /// The transaction id, the lower 32 bits of it.
     pub xid: u32,
 }
 
-/// `C`.
+/// `C`: Commit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Commit {
     /// Start of the commit record, as in [`Begin::final_lsn`].
     pub commit_lsn: Lsn,
-    /// First byte after the commit record: what may be confirmed.
+    /// First byte after the commit record: the position to confirm, see
+    /// [`Watermark::from_commit_end`](crate::lsn::Watermark::from_commit_end).
     pub end_lsn: Lsn,
-    /// When it committed.
+    /// Time of the commit.
     pub commit_time: PgTime,
 }
 
-/// `O`.
+/// `O`: Origin.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Origin<'a> {
-    /// Where it committed on the server it came from.
+    /// The commit LSN on the origin server.
     pub commit_lsn: Lsn,
     /// The origin's name.
     pub name: &'a str,
 }
 
-/// `R`.
+/// `R`: Relation.
 #[derive(Clone, Copy, Debug)]
 pub struct Relation<'a> {
-    /// What later messages call it: its OID.
+    /// The table's OID, by which later messages refer to it.
     pub id: u32,
-    /// Its schema; empty for `pg_catalog`.
+    /// The table's schema; empty for `pg_catalog`.
     pub schema: &'a str,
-    /// Its name.
+    /// The table's name.
     pub name: &'a str,
-    /// `relreplident`: `d`, `n`, `f` or `i`.
+    /// `pg_class.relreplident`: `d`, `n`, `f` or `i`.
     pub replica_identity: u8,
-    /// Its columns.
+    /// The columns.
     pub columns: RelationColumns<'a>,
 }
 
-/// A relation's columns, read again on each walk; checked when decoded.
+/// The columns of a relation. They were checked when the message was decoded, and are parsed again on each iteration.
 #[derive(Clone, Copy)]
 pub struct RelationColumns<'a> {
     count: u16,
@@ -86,28 +87,28 @@ pub struct RelationColumns<'a> {
 /// One column of a relation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RelationColumn<'a> {
-    /// Whether it belongs to the replica identity.
+    /// Whether the column belongs to the replica identity.
     pub key: bool,
     /// Its name.
     pub name: &'a str,
-    /// OID of its type; of the domain where it is one.
+    /// OID of the column's type; for a domain, that of the domain.
     pub type_oid: u32,
-    /// `atttypmod`, −1 for none.
+    /// `pg_attribute.atttypmod`, −1 for none.
     pub type_modifier: i32,
 }
 
-/// `Y`.
+/// `Y`: Type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TypeName<'a> {
     /// OID of the type.
     pub id: u32,
     /// Its schema; empty for `pg_catalog`.
     pub schema: &'a str,
-    /// Its name; of the base type where it is a domain (measured on 15 and 18).
+    /// The type's name; for a domain, that of the base type (measured on 15 and 18).
     pub name: &'a str,
 }
 
-/// `I`.
+/// `I`: Insert.
 #[derive(Clone, Copy, Debug)]
 pub struct Insert<'a> {
     /// The relation's [`Relation::id`].
@@ -125,27 +126,27 @@ pub enum OldTuple<'a> {
     Whole(Tuple<'a>),
 }
 
-/// `U`.
+/// `U`: Update.
 #[derive(Clone, Copy, Debug)]
 pub struct Update<'a> {
     /// The relation's [`Relation::id`].
     pub relation_id: u32,
-    /// The row before, where the replica identity asks for it.
+    /// The row before the change, if the replica identity requires it.
     pub old: Option<OldTuple<'a>>,
-    /// The row after.
+    /// The row after the change.
     pub new: Tuple<'a>,
 }
 
-/// `D`.
+/// `D`: Delete.
 #[derive(Clone, Copy, Debug)]
 pub struct Delete<'a> {
     /// The relation's [`Relation::id`].
     pub relation_id: u32,
-    /// The row, or its key.
+    /// The deleted row, or its key.
     pub old: OldTuple<'a>,
 }
 
-/// `T`.
+/// `T`: Truncate.
 #[derive(Clone, Copy, Debug)]
 pub struct Truncate<'a> {
     /// `TRUNCATE … CASCADE`.
@@ -156,14 +157,15 @@ pub struct Truncate<'a> {
     pub relations: RelationIds<'a>,
 }
 
-/// Ids of the relations a [`Truncate`] names.
+/// The [`Relation::id`]s of a [`Truncate`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RelationIds<'a>(&'a [[u8; 4]]);
 
-/// `M`.
+/// `M`: Message.
 #[derive(Clone, Copy)]
 pub struct LogicalMessage<'a> {
-    /// Whether it belongs to the transaction it stands in; else it came at once, even from one that rolled back.
+    /// Whether the message belongs to a transaction. Otherwise it was sent at once, even if its transaction was rolled
+    /// back later.
     pub transactional: bool,
     /// End of the message's WAL record.
     pub lsn: Lsn,
@@ -174,17 +176,17 @@ pub struct LogicalMessage<'a> {
 }
 
 impl<'a> RelationColumns<'a> {
-    /// How many there are.
+    /// Number of columns.
     pub fn len(&self) -> usize {
         usize::from(self.count)
     }
 
-    /// Whether there are none.
+    /// Whether there are no columns.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The columns, first to last.
+    /// The columns in order.
     pub fn iter(&self) -> impl Iterator<Item = RelationColumn<'a>> + use<'a> {
         let mut reader = self.reader;
         (0..self.count).map_while(move |_| column(&mut reader).ok())
@@ -221,7 +223,7 @@ impl fmt::Debug for LogicalMessage<'_> {
     }
 }
 
-/// Reads the message that `data` holds, all of it.
+/// Decodes one message, which must fill `data`.
 pub(super) fn decode(data: &[u8]) -> Result<Message<'_>, DecodeError> {
     let (tag, mut reader) = Reader::open(data)?;
     let r = &mut reader;
@@ -250,7 +252,7 @@ pub(super) fn decode(data: &[u8]) -> Result<Message<'_>, DecodeError> {
 
 fn commit(reader: &mut Reader<'_>) -> Result<Commit, DecodeError> {
     let here = *reader;
-    // proto.c refuses it too: a flag we do not know could change what the commit means.
+    // proto.c refuses it too: an unknown flag could change the meaning of the commit.
     if reader.u8()? != 0 {
         return Err(here.error("unknown flags of a commit"));
     }
@@ -330,9 +332,7 @@ fn logical_message<'a>(reader: &mut Reader<'a>) -> Result<LogicalMessage<'a>, De
     Ok(LogicalMessage { transactional, lsn, prefix, content: reader.take(length)? })
 }
 
-// A cursor over one message's bytes: every read is checked, every error knows its offset.
-
-/// Reads fields in order; a copy remembers a place.
+/// Reads the fields of a message in order, with bounds checks. A copy of the reader keeps a position, for errors.
 #[derive(Clone, Copy)]
 pub(super) struct Reader<'a> {
     rest: &'a [u8],
@@ -341,7 +341,7 @@ pub(super) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Over `data`, its tag taken off.
+    /// The tag of the message in `data`, and a reader for the rest.
     pub(super) fn open(data: &'a [u8]) -> Result<(u8, Self), DecodeError> {
         let Some((&tag, rest)) = data.split_first() else {
             return Err(DecodeError { offset: 0, tag: Tag(0), what: "the message is empty" });
@@ -349,18 +349,18 @@ impl<'a> Reader<'a> {
         Ok((tag, Self { rest, length: data.len(), tag: Tag(tag) }))
     }
 
-    /// An error at the present place.
+    /// An error at the current position.
     pub(super) fn error(&self, what: &'static str) -> DecodeError {
         let offset = self.length.saturating_sub(self.rest.len());
         DecodeError { offset, tag: self.tag, what }
     }
 
-    /// What is still unread.
+    /// The unread bytes.
     pub(super) fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// The bytes between this place and a later one.
+    /// The bytes between this position and that of `later`.
     #[inline]
     pub(super) fn up_to(&self, later: &Self) -> &'a [u8] {
         let taken = self.rest.len().saturating_sub(later.rest.len());
@@ -408,7 +408,7 @@ impl<'a> Reader<'a> {
         self.array().map(|bytes| PgTime { micros: i64::from_be_bytes(bytes) })
     }
 
-    /// A count of columns, two bytes.
+    /// A number of columns: two bytes, signed.
     pub(super) fn count(&mut self) -> Result<u16, DecodeError> {
         let here = *self;
         let count = self.array().map(i16::from_be_bytes)?;
@@ -418,7 +418,7 @@ impl<'a> Reader<'a> {
         Ok(count)
     }
 
-    /// A length in bytes or a count, four bytes.
+    /// A length in bytes or a number of items: four bytes, signed.
     pub(super) fn length(&mut self) -> Result<usize, DecodeError> {
         let here = *self;
         let Ok(length) = usize::try_from(self.i32()?) else {
@@ -427,7 +427,7 @@ impl<'a> Reader<'a> {
         Ok(length)
     }
 
-    /// A name: UTF-8 up to a zero byte.
+    /// A name: UTF-8, terminated by a zero byte.
     pub(super) fn name(&mut self) -> Result<&'a str, DecodeError> {
         let Some(end) = self.rest.iter().position(|&byte| byte == 0) else {
             return Err(self.error("a name has no end"));
@@ -441,15 +441,14 @@ impl<'a> Reader<'a> {
         Ok(name)
     }
 
-    /// Nothing may follow.
+    /// Checks that all bytes are read.
     pub(super) fn finish(self) -> Result<(), DecodeError> {
         if self.rest.is_empty() { Ok(()) } else { Err(self.error("bytes follow the message")) }
     }
 }
 
-// A row as it came: checked once when decoded, walked without checks that can fail afterwards.
-
-/// One row's columns in the order of the relation. `Debug` shows sizes only.
+/// One row's columns, in the order of the relation. They were checked when the message was decoded. `Debug` shows sizes
+/// only.
 #[derive(Clone, Copy)]
 pub struct Tuple<'a> {
     count: u16,
@@ -461,27 +460,27 @@ pub struct Tuple<'a> {
 pub enum Column<'a> {
     /// NULL.
     Null,
-    /// A value stored out of line (TOAST) which an UPDATE did not change and the server therefore did not read.
+    /// A value that is stored out of line (TOAST) and that an UPDATE did not change: the server does not send it.
     Unchanged,
-    /// The type's text output, in the session's `client_encoding`.
+    /// The value in text format, in the session's `client_encoding`.
     Text(&'a [u8]),
-    /// The type's binary output; only where the session asked for it.
+    /// The value in binary format, if the session requested it.
     Binary(&'a [u8]),
 }
 
-/// Where a column's value lies inside its tuple, for callers that keep a reusable table of places.
+/// The place of a column's value inside its tuple, for callers that keep a reusable table of places.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cell {
     /// NULL.
     Null,
-    /// Text at this range of [`Tuple::bytes`].
+    /// A value in text format, at this range of [`Tuple::bytes`]. Unit of both: bytes.
     Text {
         /// Offset of the first byte.
         start: usize,
-        /// Bytes.
+        /// Length.
         len: usize,
     },
-    /// Unchanged TOAST, or binary: not text.
+    /// An unchanged TOAST value, or a value in binary format.
     Other,
 }
 
@@ -493,13 +492,13 @@ pub(super) enum Toast {
 }
 
 impl<'a> Tuple<'a> {
-    /// Reads and checks one tuple.
+    /// Parses and checks a tuple.
     pub(super) fn read(reader: &mut Reader<'a>, toast: Toast) -> Result<Self, DecodeError> {
         let count = reader.count()?;
         let start = *reader;
         let mut rest = reader.rest();
         for _ in 0..count {
-            let Some(after) = behind_column(rest, toast) else {
+            let Some(after) = after_column(rest, toast) else {
                 let taken = start.rest().len().saturating_sub(rest.len());
                 reader.take(taken)?;
                 return Err(no_column(*reader, toast));
@@ -510,27 +509,27 @@ impl<'a> Tuple<'a> {
         Ok(Self { count, bytes: start.up_to(reader) })
     }
 
-    /// How many columns there are.
+    /// Number of columns.
     pub fn len(&self) -> usize {
         usize::from(self.count)
     }
 
-    /// Whether there are none.
+    /// Whether there are no columns.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The columns' bytes, which [`Cell`]s point into.
+    /// The bytes that [`Cell`]s refer to.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// The columns, first to last.
+    /// The columns in order.
     pub fn columns(&self) -> Columns<'a> {
         Columns { rest: self.bytes }
     }
 
-    /// The places of all columns, first to last.
+    /// The places of all columns, in order.
     #[inline]
     pub fn cells(&self) -> impl Iterator<Item = Cell> + use<'a> {
         let length = self.bytes.len();
@@ -548,15 +547,15 @@ impl<'a> Tuple<'a> {
         })
     }
 
-    /// The column at `index`, from 0: walks there.
+    /// The column at `index`, from 0. It iterates over the columns before.
     pub fn get(&self, index: usize) -> Option<Column<'a>> {
         self.columns().nth(index)
     }
 }
 
-/// What follows the column at the beginning of `rest`, if that is whole and of a kind that may be there.
+/// The bytes after the first column of `rest`; `None` if the column is truncated or of a kind that is not allowed.
 #[inline]
-fn behind_column(rest: &[u8], toast: Toast) -> Option<&[u8]> {
+fn after_column(rest: &[u8], toast: Toast) -> Option<&[u8]> {
     let (kind, rest) = rest.split_first()?;
     match kind {
         b'n' => Some(rest),
@@ -569,7 +568,7 @@ fn behind_column(rest: &[u8], toast: Toast) -> Option<&[u8]> {
     }
 }
 
-/// What is wrong where no column can be read.
+/// The error of a column that can't be read.
 #[cold]
 fn no_column(mut reader: Reader<'_>, toast: Toast) -> DecodeError {
     let here = reader;
@@ -601,7 +600,7 @@ impl fmt::Debug for Column<'_> {
     }
 }
 
-/// Walks a tuple's columns.
+/// Iterator over the columns of a [`Tuple`].
 #[derive(Clone)]
 pub struct Columns<'a> {
     rest: &'a [u8],
@@ -610,7 +609,7 @@ pub struct Columns<'a> {
 impl<'a> Iterator for Columns<'a> {
     type Item = Column<'a>;
 
-    // The bytes were checked by `Tuple::read`, so `?` only ever fires at the end.
+    // The bytes were checked by `Tuple::read`, so `?` returns only at the end.
     #[inline]
     fn next(&mut self) -> Option<Column<'a>> {
         let (&kind, rest) = self.rest.split_first()?;

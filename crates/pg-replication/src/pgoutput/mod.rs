@@ -1,8 +1,9 @@
-//! pgoutput: the bytes of one logical replication message, protocol version 1, to a typed message that borrows them.
+//! A decoder for `pgoutput`, protocol version 1: the bytes of one logical replication message become a [`Message`] that
+//! borrows them.
 //!
-//! Owns the message formats (manual, "Logical Replication Message Formats"; `src/backend/replication/logical/proto.c`).
-//! Refuses to know what a table means, which columns matter, or where the bytes came from. Nothing is allocated and
-//! nothing is skipped: what does not fit the format to the last byte is a [`DecodeError`]. `outbox` takes it from here.
+//! The formats are those of the manual, 55.9 "Logical Replication Message Formats", and
+//! `src/backend/replication/logical/proto.c`. The decoder allocates nothing (a test in `tests/fuzz.rs` measures it), and
+//! every byte must match the format: anything else is a [`DecodeError`].
 
 #![deny(clippy::indexing_slicing, clippy::as_conversions, clippy::arithmetic_side_effects)]
 
@@ -19,19 +20,19 @@ pub use message::{
 
 use std::fmt;
 
-/// The bytes are not a message of protocol version 1. The stream can't be trusted after it: the relay stops.
+/// The bytes are not a message of protocol version 1. The stream must not be used after such an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("could not decode pgoutput message {tag} at byte {offset}: {what}")]
 pub struct DecodeError {
-    /// Offset of the part that does not fit, from the tag.
+    /// Offset of the part that does not match the format, counted from the tag. Unit: bytes.
     pub offset: usize,
     /// The message's first byte.
     pub tag: Tag,
-    /// What does not fit, without any of the message's content.
+    /// What is wrong, without content of the message.
     pub what: &'static str,
 }
 
-/// A message's first byte, printed as a letter where it is one.
+/// A message's first byte; `Display` prints a visible ASCII character as such, and any other byte in hexadecimal.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Tag(pub u8);
 
@@ -54,8 +55,8 @@ impl fmt::Debug for Tag {
 /// Decodes one message: the payload of one `XLogData`.
 ///
 /// # Errors
-/// An unknown tag, a field that the bytes cut short, a length below zero, a name that is not UTF-8, an unchanged TOAST
-/// value in an Insert, bytes left over.
+/// The message has an unknown tag, is truncated, has a negative length, a name that is not UTF-8, an unchanged TOAST value
+/// in an Insert, or bytes after its end.
 pub fn decode(data: &[u8]) -> Result<Message<'_>, DecodeError> {
     message::decode(data)
 }

@@ -247,7 +247,7 @@ fn place(mapper: &mut Mapper, columns: &[ColumnSpec<'_>], at: At, late: bool) ->
     let Message::Insert(row) = decode(&row).unwrap() else { unreachable!() };
     let mut event = mapper.insert(&row, at).unwrap().unwrap();
     if late {
-        event.take_off_position();
+        event.remove_position();
     }
     let record = event.record();
     let places: Vec<String> = record

@@ -58,10 +58,10 @@ fn row_that_is_too_large_to_be_read_has_neither_topic_nor_payload() {
     let row = insert(7, &columns);
     let Message::Insert(row) = decode(&row).unwrap() else { unreachable!() };
     let MapError::Poison(poison) = mapper.too_large(&row, AT, 64 << 20) else { unreachable!() };
-    let Poison { remains, .. } = poison;
-    let of = remains.aggregate.as_ref().map(|(kind, id)| (kind.as_str(), id.as_str()));
-    assert_eq!((remains.event_id.as_deref(), of), (Some("42"), Some(("order", "o-7"))));
-    assert_eq!((remains.record.topic.as_str(), remains.record.value), ("", None));
+    let Poison { partial, .. } = poison;
+    let of = partial.aggregate.as_ref().map(|(kind, id)| (kind.as_str(), id.as_str()));
+    assert_eq!((partial.event_id.as_deref(), of), (Some("42"), Some(("order", "o-7"))));
+    assert_eq!((partial.record.topic.as_str(), partial.record.value), ("", None));
 }
 
 #[test]
@@ -147,9 +147,9 @@ fn poison(columns: &[ColumnSpec<'_>]) -> Poison {
 }
 
 /// Everything that a parked event is made of, as far as it is known.
-fn remains(poison: &Poison) -> String {
-    let remains = &poison.remains;
-    let record = &remains.record;
+fn partial_event(poison: &Poison) -> String {
+    let partial = &poison.partial;
+    let record = &partial.record;
     let shown = |bytes: &Option<Vec<u8>>| {
         bytes.as_ref().map_or("null".to_owned(), |bytes| bytes.escape_ascii().to_string())
     };
@@ -158,9 +158,9 @@ fn remains(poison: &Poison) -> String {
     format!(
         "{}: {:?} {:?} {:?} to {:?} key {} value {} at {:?} {}\n",
         poison.problem.code(),
-        remains.event_id,
-        remains.event_type,
-        remains.aggregate,
+        partial.event_id,
+        partial.event_type,
+        partial.aggregate,
         record.topic,
         shown(&record.key),
         shown(&record.value),
@@ -175,12 +175,12 @@ fn what_is_known_of_a_poison_event_is_kept() {
     for at in 0..4 {
         let mut row = columns();
         row[at] = null(row[at].0, row[at].1);
-        all += &remains(&poison(&row));
+        all += &partial_event(&poison(&row));
     }
     for (at, value) in [(1, "no topic"), (5, "[1]"), (5, "{\"a\": 1, \"b\\u0000\": 2}")] {
         let mut row = columns();
         row[at].3 = Some(value);
-        all += &remains(&poison(&row));
+        all += &partial_event(&poison(&row));
     }
     expect![[r#"
         null: None Some("OrderPlaced") Some(("order", "o-7")) to "order" key o-7 value {} at Some(1704164645000) id=null type=OrderPlaced position=00000000-0000000001A2B3C8-00000005
@@ -203,5 +203,5 @@ fn a_whole_id_is_kept_where_the_error_cuts_it() {
     let mut row = columns();
     row[0] = text("id", &id);
     row[1] = null("aggregate_type", 25);
-    assert_eq!(poison(&row).remains.event_id, Some(id));
+    assert_eq!(poison(&row).partial.event_id, Some(id));
 }

@@ -28,7 +28,7 @@ fn rows_of_other_tables_are_not_ours() {
 #[test]
 fn rows_of_the_tables_oid_are_ours_under_any_name() {
     let mut mapper = Mapper::new(OutboxSpec::for_layout(Layout::Postrider)).unwrap();
-    mapper.forget_relations(Some(8));
+    mapper.clear_relations(Some(8));
     let columns = full();
     describe(&mut mapper, &relation(8, "public", "events", &columns));
     describe(&mut mapper, &relation(9, "public", "outbox", &columns));
@@ -42,7 +42,7 @@ fn a_row_of_a_relation_that_was_never_described_is_out_of_step() {
     let mut mapper = Mapper::new(OutboxSpec::for_layout(Layout::Postrider)).unwrap();
     let columns = [text("id", "1")];
     describe(&mut mapper, &relation(8, "public", "orders", &columns));
-    mapper.forget_relations(None);
+    mapper.clear_relations(None);
     expect![[r#"
         error: could not read a row of relation 8: the server never described that relation
         hint:  none
@@ -125,7 +125,7 @@ fn a_domain_is_the_type_beneath_it_once_the_catalog_was_asked() {
     let Message::Relation(described) = decode(&bytes).unwrap() else { unreachable!() };
     assert_eq!(mapper.unknown_types(&described), [20_001, 20_003]);
     let domain = TypeFacts { oid: 20_001, base_oid: 17, base_modifier: -1, is_text: false };
-    mapper.learn_types(&[20_001, 20_003], &[domain]);
+    mapper.add_types(&[20_001, 20_003], &[domain]);
     assert_eq!(
         mapper.unknown_types(&described),
         Vec::<u32>::new(),
@@ -134,7 +134,7 @@ fn a_domain_is_the_type_beneath_it_once_the_catalog_was_asked() {
     mapper.relation(&described).unwrap();
     assert!(row(&mut mapper, &insert(7, &columns)).contains("value     \"hi\""));
     // Another connection may be one to another server.
-    mapper.forget_relations(None);
+    mapper.clear_relations(None);
     assert_eq!(mapper.unknown_types(&described), [20_001, 20_003]);
 }
 
@@ -145,7 +145,7 @@ fn a_domain_that_the_catalog_does_not_have_any_more_is_what_the_stream_names() {
     let mut columns = full();
     columns[4] = typed("payload", 20_001, "\\x6869");
     mapper.type_name(&TypeName { id: 20_001, schema: "", name: "bytea" });
-    mapper.learn_types(&[20_001], &[]);
+    mapper.add_types(&[20_001], &[]);
     describe(&mut mapper, &relation(7, "public", "outbox", &columns));
     assert!(row(&mut mapper, &insert(7, &columns)).contains("value     \"hi\""));
 }

@@ -102,7 +102,7 @@ pub(super) fn print(mapped: Result<Option<Mapped<'_>>, MapError>) -> String {
             let hint = match &error {
                 MapError::Poison(poison) => poison.hint(),
                 MapError::Unfit(unfit) => unfit.hint(),
-                MapError::OutOfStep { .. } => "none".to_owned(),
+                MapError::Inconsistent { .. } => "none".to_owned(),
             };
             let error = error.to_string().replace("published: ", "published:\n       ");
             format!("error: {error}\nhint:  {hint}\n")
@@ -114,7 +114,7 @@ pub(super) fn print(mapped: Result<Option<Mapped<'_>>, MapError>) -> String {
 pub(super) fn problem(error: &MapError) -> String {
     match error {
         MapError::Poison(poison) => poison.problem.to_string(),
-        MapError::Unfit(_) | MapError::OutOfStep { .. } => error.to_string(),
+        MapError::Unfit(_) | MapError::Inconsistent { .. } => error.to_string(),
     }
 }
 

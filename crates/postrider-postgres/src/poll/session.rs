@@ -8,10 +8,11 @@ use super::table::{self, Shape};
 use crate::control::Control;
 use crate::names::ident;
 use crate::pipeline_lock::{Locked, lock};
+use crate::statement::{Statement, StatementError};
 use bytes::Bytes;
 use pg_replication::client::Canceller;
 use pg_replication::conninfo::Conninfo;
-use pg_replication::error::{ServerReport, SourceError, SourceErrorKind, SqlState, Statement};
+use pg_replication::error::{ServerReport, SourceError, SourceErrorKind, SqlState};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -117,7 +118,7 @@ impl Poller {
         OldestReady::of(&self.spec, &self.shape)
     }
 
-    /// The table's OID, for `Mapper::forget_relations`.
+    /// The table's OID, for `Mapper::clear_relations`.
     pub fn table_oid(&self) -> u32 {
         self.shape.oid
     }

@@ -28,8 +28,8 @@ use crate::schema::SchemaState;
 use crate::start;
 use crate::store::bookmark::{self, Bookmark};
 use crate::store::cursor::Cursor;
+use crate::stream::WalConnection;
 use crate::times::{self, TimesFacts};
-use crate::wal::WalConnection;
 use facts::{AnySlot, Around, RoleFacts, Sessions};
 use pg_replication::error::{ServerReport, SourceErrorKind};
 use postrider_core::error::Chain;
@@ -244,7 +244,7 @@ fn backfill(scene: &Scene<'_>, out: &mut [Finding]) {
     let Some((_, behind)) = unlogged.and_then(|at| out.split_at_mut_checked(at)) else { return };
     let mut is_first = true;
     for finding in behind {
-        finding.mend.retain_mut(|mend| {
+        finding.fix.retain_mut(|mend| {
             if mend.line != scene.lines.setup {
                 return true;
             }

@@ -4,7 +4,7 @@
 
 use super::Ask;
 use crate::names::literal;
-use pg_replication::conninfo::{Conninfo, Host, Place, Root, SslMode};
+use pg_replication::conninfo::{Conninfo, Host, HostAddress, Root, SslMode};
 use postrider_core::finding::Finding;
 use std::fmt::Write as _;
 
@@ -161,10 +161,10 @@ const fn mode(mode: SslMode) -> &'static str {
 }
 
 fn authority(host: &Host) -> String {
-    let name = match &host.place {
-        Place::Socket(directory) => encoded(directory),
-        Place::Net { name, .. } if name.contains(':') => format!("[{name}]"),
-        Place::Net { name, .. } => encoded(name),
+    let name = match &host.address {
+        HostAddress::Socket(directory) => encoded(directory),
+        HostAddress::Net { name, .. } if name.contains(':') => format!("[{name}]"),
+        HostAddress::Net { name, .. } => encoded(name),
     };
     format!("{name}:{}", host.port)
 }
@@ -184,9 +184,9 @@ fn encoded(text: &str) -> String {
 
 /// Whether every host is this machine, so that nothing goes over a network.
 pub(super) fn is_local(conninfo: &Conninfo) -> bool {
-    conninfo.host_list().iter().all(|host| match &host.place {
-        Place::Socket(_) => true,
-        Place::Net { name, address } => {
+    conninfo.host_list().iter().all(|host| match &host.address {
+        HostAddress::Socket(_) => true,
+        HostAddress::Net { name, address } => {
             let address = address.or_else(|| name.parse().ok());
             name == "localhost" || address.is_some_and(|address| address.is_loopback())
         }
@@ -201,9 +201,9 @@ pub(super) fn first_host(conninfo: &Conninfo) -> String {
 /// `-h HOST -p PORT` of the first host, for PostgreSQL's own programs.
 pub(super) fn host_flags(conninfo: &Conninfo) -> String {
     conninfo.host_list().first().map_or_else(String::new, |host| {
-        let name = match &host.place {
-            Place::Socket(directory) => directory,
-            Place::Net { name, .. } => name,
+        let name = match &host.address {
+            HostAddress::Socket(directory) => directory,
+            HostAddress::Net { name, .. } => name,
         };
         format!("-h '{name}' -p {}", host.port)
     })

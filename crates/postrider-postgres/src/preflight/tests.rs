@@ -45,7 +45,7 @@ fn told(url: &str, change: impl FnOnce(&mut Scene<'_>), expected: &Expect) {
 
 fn shown(finding: &Finding) -> String {
     let mends: Vec<String> =
-        finding.mend.iter().map(|mend| format!("\n  {} {}", mend.kind.name(), mend.line)).collect();
+        finding.fix.iter().map(|mend| format!("\n  {} {}", mend.kind.name(), mend.line)).collect();
     format!("{} {}: {}{}", finding.severity.name(), finding.id, finding.what, mends.concat())
 }
 
@@ -155,7 +155,7 @@ fn the_wal_level_is_asked_for_by_the_servers_version() {
         };
         let found = found(URL, change);
         let found = found.iter().find(|finding| finding.id == "wal_level").unwrap();
-        let lines: Vec<&str> = found.mend.iter().map(|mend| mend.line.as_str()).collect();
+        let lines: Vec<&str> = found.fix.iter().map(|mend| mend.line.as_str()).collect();
         let line = needed.map(|needed| format!("ALTER SYSTEM SET wal_level = '{needed}';"));
         assert_eq!(lines, line.as_slice(), "{version} {level}");
         assert_eq!(found.severity == Severity::Ok, needed.is_none(), "{version} {level}");

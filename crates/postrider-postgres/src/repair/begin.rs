@@ -15,7 +15,7 @@ use crate::setup::Blocker;
 use crate::setup::apply::blockers;
 use pg_replication::conninfo::Conninfo;
 use pg_replication::error::{SourceError, SourceErrorKind};
-use pg_replication::wal::{CreatedSlot, WalConnection};
+use pg_replication::stream::{CreatedSlot, WalConnection};
 use std::time::{Duration, SystemTime};
 use tokio::time::{Instant, interval_at};
 use tokio_postgres::Client;

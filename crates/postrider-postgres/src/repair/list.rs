@@ -12,8 +12,9 @@
 use super::row::{Row, Selection};
 use crate::names::{TableName, ident, literal};
 use crate::poll::claim::Table;
+use crate::statement::{Statement, StatementError};
 use crate::store::requeue;
-use pg_replication::error::{SourceError, Statement};
+use pg_replication::error::SourceError;
 use std::fmt::Write as _;
 use std::time::SystemTime;
 use tokio_postgres::Client;

@@ -106,7 +106,7 @@ impl Rows {
         &self.relation
     }
 
-    /// The table's OID, for `Mapper::forget_relations`.
+    /// The table's OID, for `Mapper::clear_relations`.
     pub fn table_oid(&self) -> u32 {
         self.shape.oid
     }

@@ -19,11 +19,11 @@ use crate::ownership::Ownership;
 use crate::poll::PollSpec;
 use crate::schema::{SchemaState, VERSION};
 use crate::store::cursor::Cursor;
+use crate::stream::SystemIdentity;
 use crate::times::TimesFacts;
-use crate::wal::SystemIdentity;
 use objects::repair;
 use pg_replication::lsn::{Lsn, Watermark};
-use pg_replication::wal::Switch;
+use pg_replication::stream::TimelineSwitch;
 use postrider_core::error::{Halt, HaltReason};
 use postrider_core::event::Position;
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub struct Identity {
     /// The current timeline.
     pub timeline: u32,
     /// The timelines before it, oldest first; empty where there is none or nothing is known of them.
-    pub switches: Vec<Switch>,
+    pub switches: Vec<TimelineSwitch>,
 }
 
 impl From<&SystemIdentity> for Identity {
@@ -745,7 +745,7 @@ fn rose(facts: &Facts, cursor: &Cursor) -> bool {
 }
 
 /// The end of the cursor's timeline.
-fn switch<'a>(facts: &'a Facts, cursor: &Cursor) -> Option<&'a Switch> {
+fn switch<'a>(facts: &'a Facts, cursor: &Cursor) -> Option<&'a TimelineSwitch> {
     let switches = &facts.identity.as_ref()?.switches;
     switches.iter().find(|switch| switch.timeline == cursor.timeline)
 }

@@ -11,8 +11,9 @@
 //! crash of the server could keep the slot's move and lose the row's, and the pipeline would halt for nothing.
 
 use crate::catalog::{SYSTEM_IDENTIFIER_SQL, TIMELINE_SQL, Version, lsn, pg_lsn, version_sql};
-use crate::error::{SourceError, Statement};
-use crate::wal::Switch;
+use crate::error::SourceError;
+use crate::statement::{Statement, StatementError};
+use crate::stream::TimelineSwitch;
 use pg_replication::lsn::{Lsn, Watermark};
 use postrider_core::event::{Histories, HistoryId, Position};
 use tokio_postgres::types::{PgLsn, ToSql};
@@ -283,7 +284,7 @@ pub struct Of<'a> {
     /// Its timeline.
     pub timeline: u32,
     /// The timelines before it; empty where nothing is known of them.
-    pub switches: &'a [Switch],
+    pub switches: &'a [TimelineSwitch],
 }
 
 /// The histories in force, raised where the server is on another timeline, or another cluster, than the row's last
@@ -377,7 +378,7 @@ impl Bound {
         if same && !self.set_back && !published_higher {
             return None;
         }
-        let left = |switch: &&Switch| Some(i64::from(switch.timeline)) == self.timeline;
+        let left = |switch: &&TimelineSwitch| Some(i64::from(switch.timeline)) == self.timeline;
         let descends = same_system && !same && !self.set_back;
         let switch = of.switches.iter().find(left).filter(|_| descends);
         Some(switch.map_or(Lsn::ZERO, |switch| switch.at))
@@ -777,7 +778,7 @@ mod tests {
 
     #[test]
     fn a_new_history_begins_where_the_one_before_was_left() {
-        let switch = |timeline, at| Switch {
+        let switch = |timeline, at| TimelineSwitch {
             timeline,
             at: Lsn::from_wire(at),
             reason: "no recovery target specified".to_owned(),

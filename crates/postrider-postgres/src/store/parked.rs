@@ -14,11 +14,12 @@ pub use crate::store::requeue::{
 
 use crate::catalog::{lsn, pg_lsn};
 use crate::poll::ROW_BYTES_MAX;
+use crate::statement::{Statement, StatementError};
 use futures_util::TryStreamExt;
-use pg_replication::error::{SourceError, Statement};
+use pg_replication::error::SourceError;
 use pg_replication::lsn::Lsn;
 use postrider_core::event::{Aggregate, PgTime, Position};
-use postrider_core::parked::{Became, Entry, Lane, Mark, Parked, Request, State};
+use postrider_core::parked::{Entry, Lane, Parked, ParkedOutcome, ParkedUpdate, Request, State};
 use postrider_core::record::OwnedRecord;
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -395,14 +396,14 @@ WHERE p.pipeline = $1 AND p.commit_lsn = m.commit_lsn AND p.ordinal = m.ordinal 
   AND (p.state NOT IN ('done', 'skipped') OR m.became IN ('declined', 'overtaken'))";
 
 impl Marks {
-    fn push(&mut self, mark: &Mark) {
+    fn push(&mut self, mark: &ParkedUpdate) {
         self.commit_lsn.push(pg_lsn(mark.position.commit_lsn));
         self.ordinal.push(mark.position.ordinal.cast_signed());
         self.became.push(name(mark.became));
         let mut by: Option<Position> = None;
         let mut refused = (None, None, None, None, None);
         match mark.became {
-            Became::Refused { state, attempts, wait: until, reason } => {
+            ParkedOutcome::Refused { state, attempts, wait: until, reason } => {
                 refused = (
                     Some(state.name()),
                     Some(i32::try_from(attempts).unwrap_or(i32::MAX)),
@@ -411,12 +412,12 @@ impl Marks {
                     Some(reason.to_string()),
                 );
             }
-            Became::Overtaken { by: later } => by = Some(later),
-            Became::Done
-            | Became::Skipped
-            | Became::Again
-            | Became::Declined
-            | Became::DeadSent => {}
+            ParkedOutcome::Overtaken { by: later } => by = Some(later),
+            ParkedOutcome::Done
+            | ParkedOutcome::Skipped
+            | ParkedOutcome::Again
+            | ParkedOutcome::Declined
+            | ParkedOutcome::DeadSent => {}
         }
         let (state, attempts, wait, error_code, error) = refused;
         self.state.push(state);
@@ -446,15 +447,15 @@ impl Marks {
 }
 
 /// As [`UPDATE`] calls it.
-const fn name(became: Became) -> &'static str {
+const fn name(became: ParkedOutcome) -> &'static str {
     match became {
-        Became::Done => "done",
-        Became::Skipped => "skipped",
-        Became::Refused { .. } => "refused",
-        Became::Again => "again",
-        Became::Declined => "declined",
-        Became::DeadSent => "dead_sent",
-        Became::Overtaken { .. } => "overtaken",
+        ParkedOutcome::Done => "done",
+        ParkedOutcome::Skipped => "skipped",
+        ParkedOutcome::Refused { .. } => "refused",
+        ParkedOutcome::Again => "again",
+        ParkedOutcome::Declined => "declined",
+        ParkedOutcome::DeadSent => "dead_sent",
+        ParkedOutcome::Overtaken { .. } => "overtaken",
     }
 }
 
@@ -509,7 +510,7 @@ pub async fn write(
     pipeline: &str,
     epoch: i64,
     rows: &[Parked],
-    marks: &[Mark],
+    marks: &[ParkedUpdate],
 ) -> Result<Stored, SourceError> {
     let mut write = Write { client, pipeline, epoch, round: Round::default(), left: Vec::new() };
     for row in rows {

@@ -7,8 +7,9 @@ use super::parked::{columns, position};
 use crate::catalog::pg_lsn;
 use crate::names::literal;
 use crate::poll::claim::Table;
-use pg_replication::error::{SourceError, Statement};
-use postrider_core::event::{AHEAD_MAX_MS, PgTime, Position};
+use crate::statement::{Statement, StatementError};
+use pg_replication::error::SourceError;
+use postrider_core::event::{AHEAD_MAX_MS, PgTime, Position, is_claim_lsn};
 use postrider_core::parked::Parked;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -121,7 +122,7 @@ pub async fn unpublished(
 fn coming(candidates: Vec<Candidate>, rows: &Rows, claims_precede: bool) -> Vec<Again> {
     let mut last_that_stays = HashMap::new();
     for candidate in &candidates {
-        let precedes = claims_precede && candidate.position.commit_lsn.is_claims();
+        let precedes = claims_precede && is_claim_lsn(candidate.position.commit_lsn);
         let holds = candidate.blocks && !candidate.resolved;
         if holds && !precedes && !rows.contains_key(&candidate.position) {
             let last: &mut Position =

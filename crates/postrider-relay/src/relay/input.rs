@@ -7,7 +7,7 @@ use crate::ack::Progress;
 use pg_replication::lsn::{Lsn, Watermark};
 use postrider_core::error::Halt;
 use postrider_core::event::{Aggregate, PgTime, Position};
-use postrider_core::parked::{Entry, Mark, Request};
+use postrider_core::parked::{Entry, ParkedUpdate, Request};
 use postrider_core::record::{Outcome, Refusal, Ticket};
 use std::time::Duration;
 
@@ -203,7 +203,7 @@ pub enum Effect {
         /// Number of new rows.
         rows: usize,
         /// Changes to existing rows, at most one for each row.
-        statuses: Vec<Mark>,
+        statuses: Vec<ParkedUpdate>,
     },
     /// Pass a parked record to the sink under this ticket. The answer is a report, or [`Input::RowMissing`].
     Attempt {

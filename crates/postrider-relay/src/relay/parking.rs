@@ -8,7 +8,7 @@ use super::Effect;
 use super::lanes::{Counts, Lanes, Row};
 use crate::ack::bug::{Bug, injected};
 use postrider_core::event::Position;
-use postrider_core::parked::{Became, Entry, Lane, Mark, Request, State};
+use postrider_core::parked::{Entry, Lane, ParkedOutcome, ParkedUpdate, Request, State};
 use postrider_core::record::{Refusal, Ticket};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -42,7 +42,7 @@ struct Pending {
 /// A mark that is not committed.
 #[derive(Clone, Copy, Debug)]
 struct Owed {
-    mark: Mark,
+    mark: ParkedUpdate,
     lane: Option<Lane>,
     /// It is part of the write that is under way.
     writing: bool,
@@ -261,23 +261,27 @@ impl Parking {
         for Owed { mark, lane, .. } in &self.marks {
             let position = mark.position;
             match mark.became {
-                Became::Done | Became::Skipped if self.lanes.row(position).is_some() => {
+                ParkedOutcome::Done | ParkedOutcome::Skipped
+                    if self.lanes.row(position).is_some() =>
+                {
                     self.lanes.remove(position, true, true);
                 }
-                Became::Done | Became::Skipped => {
+                ParkedOutcome::Done | ParkedOutcome::Skipped => {
                     if let Some(lane) = *lane {
                         self.lanes.owe_mark(lane);
                     }
                 }
-                Became::Refused { state, attempts, wait, reason: _ } => {
+                ParkedOutcome::Refused { state, attempts, wait, reason: _ } => {
                     self.lanes.becomes(position, state, attempts, now.saturating_add(wait));
                     self.lanes.writing(position);
                 }
-                Became::Again => {
+                ParkedOutcome::Again => {
                     self.lanes.becomes(position, State::Waiting, 0, now);
                     self.lanes.writing(position);
                 }
-                Became::Declined | Became::DeadSent | Became::Overtaken { .. } => {}
+                ParkedOutcome::Declined
+                | ParkedOutcome::DeadSent
+                | ParkedOutcome::Overtaken { .. } => {}
             }
         }
         for position in &self.suspects {
@@ -287,8 +291,9 @@ impl Parking {
         self.tries.retain(|ticket, position| lanes.try_again(*position, *ticket));
     }
 
-    fn mark(&mut self, position: Position, became: Became, lane: Option<Lane>) {
-        let owed = Owed { mark: Mark { position, became }, lane, writing: false, left: false };
+    fn mark(&mut self, position: Position, became: ParkedOutcome, lane: Option<Lane>) {
+        let owed =
+            Owed { mark: ParkedUpdate { position, became }, lane, writing: false, left: false };
         self.locked.marks += usize::from(self.locked.keeps(&owed));
         self.marks.push_back(owed);
     }
@@ -435,10 +440,10 @@ impl Parking {
         let (position, row) = self.end_try(ticket)?;
         self.suspects.remove(&position);
         if row.request.is_some() {
-            self.mark(position, Became::Declined, row.lane);
+            self.mark(position, ParkedOutcome::Declined, row.lane);
         }
         self.lanes.remove(position, true, position >= resolved);
-        self.mark(position, Became::Done, row.lane);
+        self.mark(position, ParkedOutcome::Done, row.lane);
         Some(position)
     }
 
@@ -455,7 +460,7 @@ impl Parking {
         let wait = self.rules.wait(attempts);
         self.lanes.becomes(position, state, attempts, now.saturating_add(wait));
         self.lanes.writing(position);
-        self.mark(position, Became::Refused { state, attempts, wait, reason }, row.lane);
+        self.mark(position, ParkedOutcome::Refused { state, attempts, wait, reason }, row.lane);
     }
 
     /// A try came to nothing, for a reason that is not the event's: no attempt is counted.
@@ -676,7 +681,7 @@ impl Parking {
     pub(super) fn delivered(&mut self, ticket: Ticket) {
         let Some(position) = self.letters.ended(ticket) else { return };
         self.letters.sent(position);
-        self.mark(position, Became::DeadSent, None);
+        self.mark(position, ParkedOutcome::DeadSent, None);
     }
 
     /// The dead-letter topic did not take the record; whose.
@@ -705,14 +710,19 @@ impl Parking {
             return;
         }
         match self.lanes.row_mut(position) {
-            None => self.mark(position, Became::Declined, None),
+            None => self.mark(position, ParkedOutcome::Declined, None),
             Some(row) if row.trying.is_some() => row.request = Some(request),
             Some(_) => self.grant(now, position, request, resolved),
         }
     }
 
     fn takes_a_request(&self, position: Position) -> bool {
-        let takes = |became| matches!(became, Became::Again | Became::Skipped | Became::Declined);
+        let takes = |became| {
+            matches!(
+                became,
+                ParkedOutcome::Again | ParkedOutcome::Skipped | ParkedOutcome::Declined
+            )
+        };
         self.marks.iter().any(|Owed { mark, .. }| mark.position == position && takes(mark.became))
     }
 
@@ -725,11 +735,11 @@ impl Parking {
             Request::Retry | Request::Replace => {
                 self.lanes.becomes(position, State::Waiting, 0, now);
                 self.lanes.writing(position);
-                self.mark(position, Became::Again, lane);
+                self.mark(position, ParkedOutcome::Again, lane);
             }
             Request::Skip => {
                 self.lanes.remove(position, true, position >= resolved);
-                self.mark(position, Became::Skipped, lane);
+                self.mark(position, ParkedOutcome::Skipped, lane);
             }
         }
     }
@@ -768,7 +778,7 @@ impl Parking {
     }
 
     /// Which marks go together: one statement changes a row once, and not one that it also makes.
-    fn marks_of_one_write(&mut self) -> Vec<Mark> {
+    fn marks_of_one_write(&mut self) -> Vec<ParkedUpdate> {
         let rows = self.pending.iter().take(self.writing).map(|pending| pending.entry.position);
         let mut taken: HashSet<Position> = rows.collect();
         let mut marks = Vec::new();
@@ -814,13 +824,13 @@ impl Parking {
     /// The mark is committed.
     fn settle_mark(&mut self, Owed { mark, lane, .. }: &Owed) {
         match mark.became {
-            Became::Done | Became::Skipped => self.lanes.marked(*lane),
-            Became::Refused { .. } | Became::Again => {
+            ParkedOutcome::Done | ParkedOutcome::Skipped => self.lanes.marked(*lane),
+            ParkedOutcome::Refused { .. } | ParkedOutcome::Again => {
                 self.lanes.written(mark.position);
                 self.may_be_a_letter(mark.position);
             }
-            Became::DeadSent => self.letters.marked(mark.position),
-            Became::Declined | Became::Overtaken { .. } => {}
+            ParkedOutcome::DeadSent => self.letters.marked(mark.position),
+            ParkedOutcome::Declined | ParkedOutcome::Overtaken { .. } => {}
         }
     }
 
@@ -828,7 +838,9 @@ impl Parking {
     /// within `rows_max`.
     fn leave(&mut self, now: Duration, owed: Owed) {
         self.locked.leave(now, &owed);
-        if let (Became::Done | Became::Skipped, Some(lane)) = (owed.mark.became, owed.lane) {
+        if let (ParkedOutcome::Done | ParkedOutcome::Skipped, Some(lane)) =
+            (owed.mark.became, owed.lane)
+        {
             self.lanes.hold(lane);
         }
         self.marks.push_back(Owed { writing: false, left: true, ..owed });

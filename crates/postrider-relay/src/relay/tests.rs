@@ -25,7 +25,7 @@ use pg_replication::lsn::Watermark;
 use postrider_core::error::HaltReason;
 use postrider_core::event::Aggregate;
 use postrider_core::event::Position;
-use postrider_core::parked::{Became, Entry, Mark, Request};
+use postrider_core::parked::{Entry, ParkedOutcome, ParkedUpdate, Request};
 use postrider_core::record::{Outcome, Scope, Ticket};
 use std::fmt::Write;
 
@@ -224,15 +224,17 @@ fn row(position: Position, id: &str, state: &str) -> Entry {
     }
 }
 
-fn became(mark: &Mark) -> String {
+fn became(mark: &ParkedUpdate) -> String {
     let became = match mark.became {
-        Became::Refused { state, attempts, .. } => format!("{} after {attempts}", state.name()),
-        Became::Done => "done".into(),
-        Became::Skipped => "skipped".into(),
-        Became::Again => "again".into(),
-        Became::Declined => "declined".into(),
-        Became::DeadSent => "sent to the dead".into(),
-        Became::Overtaken { by } => format!("overtaken by {by}"),
+        ParkedOutcome::Refused { state, attempts, .. } => {
+            format!("{} after {attempts}", state.name())
+        }
+        ParkedOutcome::Done => "done".into(),
+        ParkedOutcome::Skipped => "skipped".into(),
+        ParkedOutcome::Again => "again".into(),
+        ParkedOutcome::Declined => "declined".into(),
+        ParkedOutcome::DeadSent => "sent to the dead".into(),
+        ParkedOutcome::Overtaken { by } => format!("overtaken by {by}"),
     };
     format!("{} {became}", mark.position)
 }

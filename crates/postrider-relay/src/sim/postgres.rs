@@ -10,7 +10,7 @@ use super::{Check, wrong};
 use crate::ack::Progress;
 use pg_replication::lsn::{Lsn, Watermark};
 use postrider_core::event::Position;
-use postrider_core::parked::{Became, Entry, Lane, Mark, Request, State};
+use postrider_core::parked::{Entry, Lane, ParkedOutcome, ParkedUpdate, Request, State};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ pub(super) struct Row {
 #[derive(Debug)]
 pub(super) enum Statement {
     Cursor { progress: Progress, epoch: u64 },
-    Parking { rows: Vec<(Entry, usize)>, marks: Vec<Mark>, epoch: u64 },
+    Parking { rows: Vec<(Entry, usize)>, marks: Vec<ParkedUpdate>, epoch: u64 },
     Fetch { positions: Vec<Position> },
     Ask,
 }
@@ -245,7 +245,7 @@ impl Server {
     }
 
     /// Which rows a write leaves out: those that are locked, and the later ones of their lanes.
-    fn leave_locked(&mut self, now: u64, marks: &[Mark]) -> Vec<Position> {
+    fn leave_locked(&mut self, now: u64, marks: &[ParkedUpdate]) -> Vec<Position> {
         if !marks.is_empty() && self.locks.rng.chance(self.locks.in_1000) {
             let at = marks[self.locks.rng.index(marks.len())].position;
             let until = now + self.locks.rng.below(LOCKED_MAX);
@@ -253,7 +253,7 @@ impl Server {
         }
         self.locked.retain(|_, until| *until > now);
         let (mut left, mut lanes) = (Vec::new(), Vec::new());
-        for Mark { position, .. } in marks {
+        for ParkedUpdate { position, .. } in marks {
             let Some(row) = self.table.get(position) else { continue };
             let behind = row.lane.is_some_and(|lane| lanes.contains(&lane));
             if self.locked.contains_key(position) || behind {
@@ -286,34 +286,34 @@ impl Server {
         Ok(())
     }
 
-    fn write_marks(&mut self, truth: &mut Truth, now: u64, marks: &[Mark]) -> Check {
-        for Mark { position, became } in marks {
+    fn write_marks(&mut self, truth: &mut Truth, now: u64, marks: &[ParkedUpdate]) -> Check {
+        for ParkedUpdate { position, became } in marks {
             let Some(row) = self.table.get_mut(position) else { continue };
             let what = &mut truth.events[row.event];
-            if matches!(became, Became::Declined) {
+            if matches!(became, ParkedOutcome::Declined) {
                 row.request = None;
             }
             if row.state.resolved() {
-                if let Became::Overtaken { by } = *became {
+                if let ParkedOutcome::Overtaken { by } = *became {
                     row.overtaken_by = row.overtaken_by.or(Some(by));
                 }
                 continue;
             }
             match *became {
-                Became::Done => {
+                ParkedOutcome::Done => {
                     if !truth.delivered(row.event) {
                         return wrong(format!("{position} is marked as done, and is not"));
                     }
                     (row.state, row.request) = (State::Done, None);
                 }
-                Became::Skipped => {
+                ParkedOutcome::Skipped => {
                     if !what.skip_asked {
                         return wrong(format!("{position} is skipped, and nobody asked for it"));
                     }
                     what.skipped = true;
                     (row.state, row.request) = (State::Skipped, None);
                 }
-                Became::Refused { state, attempts, wait, reason: _ } => {
+                ParkedOutcome::Refused { state, attempts, wait, reason: _ } => {
                     if attempts > what.refused {
                         let really = what.refused;
                         return wrong(format!(
@@ -323,7 +323,7 @@ impl Server {
                     (row.state, row.attempts) = (state, attempts);
                     row.next_at = now + millis(wait);
                 }
-                Became::Again => {
+                ParkedOutcome::Again => {
                     if row.request == Some(Request::Replace) {
                         row.version += 1;
                         what.version = row.version;
@@ -333,8 +333,8 @@ impl Server {
                     (row.state, row.attempts, row.next_at) = (State::Waiting, 0, now);
                     row.request = None;
                 }
-                Became::Overtaken { by } => row.overtaken_by = row.overtaken_by.or(Some(by)),
-                Became::Declined | Became::DeadSent => {}
+                ParkedOutcome::Overtaken { by } => row.overtaken_by = row.overtaken_by.or(Some(by)),
+                ParkedOutcome::Declined | ParkedOutcome::DeadSent => {}
             }
         }
         Ok(())

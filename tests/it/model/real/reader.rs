@@ -6,7 +6,7 @@ use crate::model::notes::Seen;
 use postrider::lsn::Lsn;
 use postrider::postgres::SourceError;
 use postrider::postgres::error::SqlState;
-use postrider::postgres::wal::{Frame, StartReplication, WalConnection, WalStream};
+use postrider::postgres::stream::{Frame, StartReplication, WalConnection, WalStream};
 
 /// Asks for the slot's stream from a position on, 0 for where it stands.
 pub(super) async fn open(url: &str, slot: &str, from: u64) -> Result<WalStream, SourceError> {

@@ -1,7 +1,7 @@
 //! Servers of another timeline: promoted, restored, copied.
 
 use super::{Change, Facts, at, cursor, slot};
-use pg_replication::wal::Switch;
+use pg_replication::stream::TimelineSwitch;
 
 fn promote(facts: &mut Facts) {
     facts.server.timeline = 2;
@@ -19,7 +19,7 @@ fn promote_16(facts: &mut Facts) {
 fn switch(facts: &mut Facts, timeline: u32, end: &str, reason: &str) {
     let identity = facts.identity.as_mut().unwrap();
     identity.timeline = facts.server.timeline;
-    identity.switches = vec![Switch { timeline, at: at(end), reason: reason.to_owned() }];
+    identity.switches = vec![TimelineSwitch { timeline, at: at(end), reason: reason.to_owned() }];
 }
 
 pub(super) const HISTORIES: &[(&str, Change)] = &[

@@ -23,15 +23,15 @@ impl Clock {
         self.start + Duration::from_millis(millis)
     }
 
-    /// What leaves at that time, as `write/flush`.
+    /// The update that is sent at that time, as `write/flush`.
     fn due(&mut self, millis: u64, confirmed: u64, received: u64) -> Option<(u64, u64)> {
         let status = self.feedback.due(self.at(millis), lsn(confirmed), lsn(received))?;
         Some((status.write.to_wire(), status.flush.to_wire()))
     }
 
-    fn asked(&mut self, millis: u64, wal_end: u64, confirmed: u64) {
-        self.feedback.heard(self.at(millis));
-        self.feedback.asked(self.at(millis), lsn(wal_end), lsn(confirmed));
+    fn request(&mut self, millis: u64, wal_end: u64, confirmed: u64) {
+        self.feedback.note_read(self.at(millis));
+        self.feedback.reply_requested(self.at(millis), lsn(wal_end), lsn(confirmed));
     }
 }
 
@@ -46,7 +46,7 @@ fn a_status_update_is_39_bytes_with_apply_as_flush() {
 }
 
 #[test]
-fn updates_leave_each_second_and_sooner_when_the_watermark_moved() {
+fn updates_are_sent_each_second_and_sooner_if_the_watermark_moved() {
     let mut clock = Clock::new();
     assert_eq!(clock.due(150, 5, 9), None, "not yet 200 ms");
     assert_eq!(clock.due(200, 5, 9), Some((9, 5)));
@@ -57,14 +57,14 @@ fn updates_leave_each_second_and_sooner_when_the_watermark_moved() {
     assert_eq!(clock.feedback.wake_at(lsn(6)), clock.at(1400), "something to confirm");
 }
 
-/// A thread that is woken to find nothing due must not be woken again at once.
+/// A thread that finds no update due must not be woken again at once.
 #[test]
 fn nothing_due_means_a_pause() {
     let mut clock = Clock::new();
     for millis in 1..5_000 {
         let confirmed = 5 + millis / 700;
         if millis == 2_500 {
-            clock.asked(millis, 90, confirmed);
+            clock.request(millis, 90, confirmed);
         }
         if clock.due(millis, confirmed, 90).is_none() {
             let wake_at = clock.feedback.wake_at(lsn(confirmed));
@@ -77,7 +77,7 @@ fn nothing_due_means_a_pause() {
 fn a_request_at_a_confirmed_position_is_answered_at_once() {
     let mut clock = Clock::new();
     assert_eq!(clock.due(200, 9, 9), Some((9, 9)));
-    clock.asked(210, 9, 9);
+    clock.request(210, 9, 9);
     assert!(!clock.feedback.draining());
     assert_eq!(clock.due(210, 9, 9), Some((9, 9)));
     assert_eq!(clock.due(211, 9, 9), None);
@@ -87,7 +87,7 @@ fn a_request_at_a_confirmed_position_is_answered_at_once() {
 fn a_server_that_shuts_down_gets_the_watermark_if_it_comes_in_time() {
     let mut clock = Clock::new();
     assert_eq!(clock.due(1000, 5, 9), Some((9, 5)));
-    clock.asked(1100, 9, 5);
+    clock.request(1100, 9, 5);
     assert!(clock.feedback.draining());
     assert_eq!(clock.due(1100, 5, 9), None, "no answer in a loop");
     assert_eq!(clock.due(1500, 9, 9), Some((9, 9)));
@@ -95,34 +95,34 @@ fn a_server_that_shuts_down_gets_the_watermark_if_it_comes_in_time() {
 }
 
 #[test]
-fn a_server_that_shuts_down_is_let_go_by_courtesy() {
+fn a_server_that_shuts_down_gets_the_courtesy_reply() {
     let mut clock = Clock::new();
     assert_eq!(clock.due(1000, 5, 9), Some((9, 5)));
-    clock.asked(1100, 9, 5);
+    clock.request(1100, 9, 5);
     assert_eq!(clock.due(2000, 5, 9), Some((9, 5)), "the regular update");
-    clock.asked(2001, 9, 5);
+    clock.request(2001, 9, 5);
     assert_eq!(clock.feedback.wake_at(lsn(5)), clock.at(2100));
     assert_eq!(clock.due(2099, 5, 9), None);
     assert_eq!(clock.due(2100, 5, 9), Some((9, 0)), "flush 0: the slot does not move");
     // More WAL was written while it shuts down.
-    clock.asked(2110, 12, 5);
+    clock.request(2110, 12, 5);
     assert_eq!(clock.due(2110, 5, 12), None);
     assert_eq!(clock.due(2200, 5, 12), Some((12, 0)));
-    assert_eq!(clock.due(3200, 5, 12), Some((12, 0)), "the regular one does not take it back");
+    assert_eq!(clock.due(3200, 5, 12), Some((12, 0)), "the regular update does not revoke it");
     // It did not shut down after all.
     assert_eq!(clock.due(7110, 5, 12), Some((12, 5)));
 }
 
 #[test]
-fn a_request_after_our_own_silence_is_no_shutdown() {
+fn a_request_after_a_silence_of_the_client_is_no_shutdown() {
     let mut clock = Clock::new();
-    clock.asked(8000, 9, 5);
+    clock.request(8000, 9, 5);
     assert!(!clock.feedback.draining());
     assert_eq!(clock.due(8000, 5, 9), Some((9, 5)));
 }
 
 #[test]
-fn silence_is_asked_about_and_then_is_death() {
+fn silence_is_answered_with_a_request_and_then_ends_the_stream() {
     let mut clock = Clock::new();
     let reply = |clock: &mut Clock, millis| {
         clock.feedback.due(clock.at(millis), lsn(0), lsn(0)).map(|status| status.reply)
@@ -132,7 +132,7 @@ fn silence_is_asked_about_and_then_is_death() {
     assert_eq!(clock.feedback.silence(clock.at(9999)), None);
     let dead = Some(SourceErrorKind::Silent(SILENCE));
     assert_eq!(clock.feedback.silence(clock.at(10_000)), dead);
-    clock.feedback.heard(clock.at(10_000));
+    clock.feedback.note_read(clock.at(10_000));
     assert_eq!(clock.feedback.silence(clock.at(10_000)), None);
 }
 

@@ -1,19 +1,18 @@
-//! The replication connection: logical WAL as batches of whole frames, and the confirmed watermark on its way back.
+//! The replication connection: it reads logical WAL as batches of complete frames, and sends the confirmed watermark.
 //!
-//! Owns the walsender's side of the protocol: identify, start, read, status updates, the end. It does not look into
-//! frames (that is `pgoutput`'s) and does not decide what is confirmed (that is `ack`'s): it sends the watermark it was
-//! given, never a lower one than before and never one above what it has received.
+//! The caller decides what is confirmed. The connection sends the watermark that it was given: never one lower than
+//! before, and never one above what it has received.
 //!
-//! The login runs on the caller's runtime. From `START_REPLICATION` on the socket lives on a thread of its own
-//! ([`session`]), so that status updates leave whatever the caller is doing.
+//! The login runs on the caller's runtime. After `START_REPLICATION` the socket belongs to a separate thread
+//! ([`session`]), so that status updates are sent whatever the caller is doing.
 
 mod feedback;
+mod handle;
 mod queue;
 mod session;
-mod stream;
 
+pub use handle::WalStream;
 pub use queue::{Batch, Frame, Frames};
-pub use stream::WalStream;
 
 use crate::conninfo::Conninfo;
 use crate::error::{SourceError, SourceErrorKind, SqlState};
@@ -23,63 +22,68 @@ use bytes::{Buf, Bytes, BytesMut};
 use postgres_protocol::message::frontend;
 use std::time::Duration;
 
-/// Longest wait for the answer to one command before the stream has started.
+/// Longest wait for the answer to one command before the stream starts.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A cluster begins on it, and it has no history.
+/// The first timeline of a cluster. It has no history file.
 const FIRST_TIMELINE: u32 = 1;
 
-/// Most bytes of WAL in the queue, read and not yet taken by the caller. Then the socket is not read, and the server
-/// waits. Up to a quarter more, and one read, may stand before it.
+/// Default of [`StartReplication::queue_bytes_max`]: the most bytes of WAL that are read and not yet taken by the caller.
+/// Above it the socket is not read, and the server waits. Up to a quarter more, and one read, may be in front of the
+/// queue. Unit: bytes.
 pub const QUEUE_BYTES_MAX: usize = 8 << 20;
 
-/// Largest single message taken. A row's values are in one message; PostgreSQL itself stops at 1 GiB.
+/// Default of [`StartReplication::message_bytes_max`]: the largest message that is read. All values of a row are in one
+/// message; PostgreSQL's own limit is 1 GiB. Unit: bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
-/// How often at most a watermark that moved is told to the server.
+/// Default of [`StartReplication::confirm_interval`]: the shortest time between two status updates that confirm a new
+/// watermark.
 pub const CONFIRM_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long the server may be silent, although asked for an answer at half of it, before it counts as dead. Longer than
-/// half of `wal_sender_timeout`, at which a walsender that is busy decoding looks at our messages; shorter than the
-/// whole, after which it gives the slot away.
+/// Default of [`StartReplication::silence_max`]: how long the server may be silent before the connection is taken for
+/// dead. A reply is requested at half of it. It is longer than half of `wal_sender_timeout`, at which a walsender that is
+/// busy decoding reads the client's messages, and shorter than the whole, after which the server releases the slot.
 pub const SILENCE_MAX: Duration = Duration::from_secs(13);
 
-/// What `IDENTIFY_SYSTEM` says (manual, 54.4).
+/// The answer to `IDENTIFY_SYSTEM` (manual, 54.4), and the server's timeline history.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SystemIdentity {
-    /// The cluster's identifier: another one is another database, whatever its name.
+    /// The cluster's system identifier. A different one is a different cluster, whatever its host name.
     pub system_id: String,
-    /// The timeline: it rises with each promotion.
+    /// The current timeline; each promotion raises it.
     pub timeline: u32,
-    /// How far the server's WAL is flushed.
+    /// The position up to which the server's WAL is flushed.
     pub flush_lsn: Lsn,
-    /// The database of this connection.
+    /// The database that the connection is bound to.
     pub database: String,
-    /// The timelines before this one and where each was left, oldest first; empty on the first timeline, and where the
-    /// server no longer has the file.
-    pub switches: Vec<Switch>,
+    /// The earlier timelines and the end of each, oldest first. Empty on the first timeline, and if the server no longer
+    /// has the history file.
+    pub switches: Vec<TimelineSwitch>,
 }
 
-/// A slot that was just made.
+/// A slot that was just created (manual, 54.4, `CREATE_REPLICATION_SLOT`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CreatedSlot {
-    /// Where it begins: what commits below it is in the snapshot, what commits above it comes by the stream.
+    /// Where the slot begins: transactions that commit below it are in the snapshot, later ones are in the stream.
     pub consistent_point: Lsn,
-    /// The snapshot's name, for `SET TRANSACTION SNAPSHOT`: to be taken before the connection's next command, or end.
+    /// The name of the exported snapshot, for `SET TRANSACTION SNAPSHOT` on another connection. The snapshot ends with the
+    /// next command of the replication connection, or with the connection.
     pub snapshot: String,
 }
 
-/// What to stream, and within which bounds.
+/// What to stream, and the limits of the stream.
 #[derive(Clone, Debug)]
 pub struct StartReplication {
-    /// The slot: `[a-z0-9_]{1,63}`.
+    /// The slot's name: `[a-z0-9_]{1,63}`.
     pub slot: String,
-    /// The publications, as named in `pg_publication`.
+    /// The publications, as in `pg_publication.pubname`; at least one.
     pub publications: Vec<String>,
-    /// Where to resume. The server takes the later of this and the slot's own position, and **checks neither**: a
-    /// position ahead of its WAL is accepted, and skips everything before it (measured on 15 and 18).
+    /// The position to start from. The server starts at the later of this and the slot's confirmed position, and does
+    /// **not check** it: a position ahead of its WAL is accepted, and everything before it is skipped (measured on 15 and
+    /// 18).
     pub lsn: Lsn,
-    /// Whether logical messages (`pg_logical_emit_message`) are sent too.
+    /// Whether the server also sends logical messages (`pg_logical_emit_message`).
     pub messages: bool,
     /// See [`CONFIRM_INTERVAL`].
     pub confirm_interval: Duration,
@@ -92,7 +96,7 @@ pub struct StartReplication {
 }
 
 impl StartReplication {
-    /// From where the slot stands, one publication, no messages, the usual bounds.
+    /// Streams one publication from the slot's confirmed position, without logical messages, with the default limits.
     pub fn new(slot: &str, publication: &str) -> Self {
         Self {
             slot: slot.to_owned(),
@@ -107,26 +111,33 @@ impl StartReplication {
     }
 }
 
-/// A replication connection that is logged in and not yet streaming.
+/// A replication connection after the login, before the stream is started.
 pub struct WalConnection {
     session: Session,
     wal_sender_timeout: Duration,
 }
 
-/// `transaction_timeout` is a setting since this version. A startup packet that names an unknown one is refused.
+/// The first version with the setting `transaction_timeout`. Servers refuse a startup packet that has an unknown setting.
 const TRANSACTION_TIMEOUT_SINCE: u32 = 17;
 
 impl WalConnection {
-    /// Connects to the first host that answers and fits, and logs in.
+    /// Connects to the first host that answers and has the requested `target_session_attrs`, and logs in.
     ///
-    /// `application_name` stands unless the connection string has its own.
+    /// `application_name` is used unless the connection string has one. `wal_sender_timeout` is 15 s, whatever the
+    /// server's default, so that the server soon releases the slot of a client that is not reachable.
+    ///
+    /// # Errors
+    /// No host could be reached, or the login failed.
     pub async fn connect(conninfo: &Conninfo, application_name: &str) -> Result<Self, SourceError> {
         let timeout = Duration::from_millis(u64::from(WAL_SENDER_TIMEOUT_MS));
         Self::connect_with_timeout(conninfo, application_name, timeout).await
     }
 
-    /// The same with another `wal_sender_timeout` than 15 s: how long a server keeps the slot for a client that is
-    /// gone.
+    /// As [`connect`](Self::connect), with a `wal_sender_timeout` other than 15 s: the time after which the server ends
+    /// the connection of a client that does not answer, and releases the slot.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
     pub async fn connect_with_timeout(
         conninfo: &Conninfo,
         application_name: &str,
@@ -143,34 +154,39 @@ impl WalConnection {
         Ok(Self { session, wal_sender_timeout })
     }
 
-    /// The walsender's process id, which `pg_stat_replication` and the slot's `active_pid` show.
+    /// The walsender's process id (`pg_stat_replication.pid`, `pg_replication_slots.active_pid`).
     pub const fn backend_pid(&self) -> u32 {
         self.session.backend_pid
     }
 
-    /// `server_version` as the server reports it: `15.18 (Debian 15.18-0+deb12u1)`.
+    /// The setting `server_version`: `15.18 (Debian 15.18-0+deb12u1)`. `None` if the server has not reported it.
     pub fn server_version(&self) -> Option<&str> {
         self.session.parameters.get("server_version").map(String::as_str)
     }
 
-    /// Asks the server who it is, and which timelines it has behind it.
+    /// Sends `IDENTIFY_SYSTEM` and, unless the server is on its first timeline, `TIMELINE_HISTORY` (manual, 54.4).
+    ///
+    /// # Errors
+    /// The server's error, no answer within 30 s, or the connection ended.
     pub async fn identify_system(&mut self) -> Result<SystemIdentity, SourceError> {
         let doing = "identify the system";
-        let asked = identify_system(&mut self.session.wire, doing);
-        let mut identity = within(COMMAND_TIMEOUT, doing, asked).await?;
+        let request = identify_system(&mut self.session.wire, doing);
+        let mut identity = within(COMMAND_TIMEOUT, doing, request).await?;
         if identity.timeline > FIRST_TIMELINE {
             let doing = "read the timeline's history";
-            let asked = timeline_history(&mut self.session.wire, doing, identity.timeline);
-            let text = within(COMMAND_TIMEOUT, doing, asked).await?;
-            identity.switches = parse(text.as_deref().unwrap_or_default());
+            let request = timeline_history(&mut self.session.wire, doing, identity.timeline);
+            let text = within(COMMAND_TIMEOUT, doing, request).await?;
+            identity.switches = parse_history(text.as_deref().unwrap_or_default());
         }
         Ok(identity)
     }
 
-    /// Runs a statement of SQL, which a logical walsender takes while it does not stream. Its last row, as text.
+    /// Executes an SQL statement, which a walsender bound to a database accepts while it does not stream (manual, 54.4),
+    /// and returns the last row as text; `None` if there is no row. `doing` describes the statement in errors, as a
+    /// fragment to follow "could not".
     ///
     /// # Errors
-    /// What the server says.
+    /// The server's error, no answer within 30 s, or the connection ended.
     pub async fn row(
         &mut self,
         doing: &str,
@@ -179,14 +195,15 @@ impl WalConnection {
         within(COMMAND_TIMEOUT, doing, one_row(&mut self.session.wire, doing, sql)).await
     }
 
-    /// Makes a logical slot of plugin pgoutput, and exports the snapshot that goes with it: each row is either in the
+    /// Creates a logical slot of plugin pgoutput, and exports the snapshot of its start: each row is either in the
     /// snapshot or in the stream (measured on 15 and 18, with open transactions and savepoints).
     ///
-    /// It waits for every transaction that is running, for as long as they run: the caller sets the limit. `failover`
-    /// needs 17.
+    /// The server waits until all running transactions have ended. This method has no time limit; the caller sets one.
+    /// `failover` (a slot that is synchronised to standbys) needs PostgreSQL 17.
     ///
     /// # Errors
-    /// What the server says; 42710 where the slot exists, 53400 where no slot is free.
+    /// The server's error: 42710 if the slot exists, 53400 if no slot is free. [`SourceErrorKind::Settings`] for an invalid
+    /// name.
     pub async fn create_slot(
         &mut self,
         slot: &str,
@@ -199,10 +216,12 @@ impl WalConnection {
         created_slot(&mut self.session.wire, &doing, &sql).await
     }
 
-    /// Starts streaming, and moves the connection to a thread of its own.
+    /// Starts the stream, and moves the connection to a separate thread.
     ///
-    /// Errors here are about the slot: 42704 it does not exist, 55006 it is active, 55000 it is invalidated. Errors
-    /// about publications come later, in the stream, with the first change that is decoded.
+    /// # Errors
+    /// The server's error about the slot: 42704 the slot does not exist, 55006 it is active, 55000 it is invalidated.
+    /// Errors about publications come later, in the stream, with the first change that is decoded.
+    /// [`SourceErrorKind::Settings`] for an invalid name, [`SourceErrorKind::System`] if no thread can be created.
     pub async fn start(mut self, start: &StartReplication) -> Result<WalStream, SourceError> {
         let doing = format!("start replication on slot \"{}\"", start.slot);
         let sql = start_replication(start).map_err(|wrong| {
@@ -224,23 +243,20 @@ async fn within<T>(
     })
 }
 
-// The replication commands we send, as text, and their answers.
-//
-// The replication grammar has no parameters, so names are quoted here, in one place.
-
-/// Longest name the server keeps (`NAMEDATALEN - 1`). Unit: bytes.
+/// Longest name of an object (`NAMEDATALEN - 1`). Unit: bytes.
 const NAME_BYTES_MAX: usize = 63;
 
-/// A name that can't stand in a command.
+/// A name that is not allowed in a replication command. Such commands have no parameters, so names are checked and
+/// quoted here.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum NameError {
-    /// Slots have their own rule (`ReplicationSlotValidateName`, `src/backend/replication/slot.c`).
+    /// The rule for slots (`ReplicationSlotValidateName`, `src/backend/replication/slot.c`).
     #[error("a slot's name has 1 to 63 of the characters a to z, 0 to 9 and _")]
     Slot,
-    /// Any identifier.
+    /// The rule for identifiers.
     #[error("a publication's name has 1 to 63 bytes and no zero byte")]
     Publication,
-    /// pgoutput refuses it too.
+    /// pgoutput refuses an empty list too.
     #[error("there is no publication to stream")]
     NoPublication,
 }
@@ -248,7 +264,7 @@ enum NameError {
 /// `START_REPLICATION SLOT "s" LOGICAL 0/0 (proto_version '1', publication_names '"p"', messages 'false')`
 fn start_replication(start: &StartReplication) -> Result<String, NameError> {
     let slot = &start.slot;
-    if !slot_fits(slot) {
+    if !is_slot_name(slot) {
         return Err(NameError::Slot);
     }
     if start.publications.is_empty() {
@@ -259,7 +275,7 @@ fn start_replication(start: &StartReplication) -> Result<String, NameError> {
         if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains('\0') {
             return Err(NameError::Publication);
         }
-        // An identifier in a list in a literal: quoted twice.
+        // An identifier in a list inside a literal is quoted twice.
         names.push(format!("\"{}\"", name.replace('"', "\"\"")));
     }
     let names = names.join(",").replace('\'', "''");
@@ -270,7 +286,7 @@ fn start_replication(start: &StartReplication) -> Result<String, NameError> {
     ))
 }
 
-fn slot_fits(slot: &str) -> bool {
+fn is_slot_name(slot: &str) -> bool {
     let fits = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_';
     !slot.is_empty() && slot.len() <= NAME_BYTES_MAX && slot.bytes().all(fits)
 }
@@ -278,27 +294,27 @@ fn slot_fits(slot: &str) -> bool {
 /// Sends `START_REPLICATION` and waits for `CopyBothResponse`.
 async fn copy_both(wire: &mut Wire, doing: &str, sql: &str) -> Result<(), SourceError> {
     query(wire, doing, sql).await?;
-    let frame = wire.receive(doing).await?;
-    if frame.tag == b'W' { Ok(()) } else { Err(broken(doing)) }
+    let message = wire.receive(doing).await?;
+    if message.tag == b'W' { Ok(()) } else { Err(protocol_error(doing)) }
 }
 
-/// Sends `IDENTIFY_SYSTEM` and reads its one row.
+/// Sends `IDENTIFY_SYSTEM` and reads its row.
 async fn identify_system(wire: &mut Wire, doing: &str) -> Result<SystemIdentity, SourceError> {
     let row = one_row(wire, doing, "IDENTIFY_SYSTEM").await?;
-    identity(row.as_deref()).ok_or_else(|| broken(doing))
+    identity(row.as_deref()).ok_or_else(|| protocol_error(doing))
 }
 
-/// `CREATE_REPLICATION_SLOT "s" LOGICAL pgoutput (SNAPSHOT 'export', FAILOVER true)`: in this form since 15, with
+/// `CREATE_REPLICATION_SLOT "s" LOGICAL pgoutput (SNAPSHOT 'export', FAILOVER true)`: this form exists since 15, option
 /// `FAILOVER` since 17 (manual, 54.4).
 fn create_slot(slot: &str, failover: bool) -> Result<String, NameError> {
-    if !slot_fits(slot) {
+    if !is_slot_name(slot) {
         return Err(NameError::Slot);
     }
     let failover = if failover { ", FAILOVER true" } else { "" };
     Ok(format!("CREATE_REPLICATION_SLOT \"{slot}\" LOGICAL pgoutput (SNAPSHOT 'export'{failover})"))
 }
 
-/// Sends it and reads its one row.
+/// Sends `CREATE_REPLICATION_SLOT` and reads its row.
 async fn created_slot(wire: &mut Wire, doing: &str, sql: &str) -> Result<CreatedSlot, SourceError> {
     let row = one_row(wire, doing, sql).await?;
     let created = match row.as_deref() {
@@ -308,15 +324,16 @@ async fn created_slot(wire: &mut Wire, doing: &str, sql: &str) -> Result<Created
             .map(|consistent_point| CreatedSlot { consistent_point, snapshot: snapshot.clone() }),
         _ => None,
     };
-    created.ok_or_else(|| broken(doing))
+    created.ok_or_else(|| protocol_error(doing))
 }
 
-/// Decoding a transaction is a transaction of its own: one that takes long must not end the stream.
+/// Disables `transaction_timeout`: the walsender decodes a transaction inside a transaction of its own, which may take
+/// long and must not end the stream.
 async fn set_transaction_timeout(wire: &mut Wire, doing: &str) -> Result<(), SourceError> {
     one_row(wire, doing, "SET transaction_timeout = 0").await.map(drop)
 }
 
-/// Sends a command and reads the one row of its answer.
+/// Sends a command and reads the last row of its answer.
 async fn one_row(
     wire: &mut Wire,
     doing: &str,
@@ -325,18 +342,18 @@ async fn one_row(
     query(wire, doing, sql).await?;
     let mut row = None;
     loop {
-        let frame = wire.receive(doing).await?;
-        match frame.tag {
-            b'D' => row = Some(columns(frame.body).ok_or_else(|| broken(doing))?),
+        let message = wire.receive(doing).await?;
+        match message.tag {
+            b'D' => row = Some(columns(message.body).ok_or_else(|| protocol_error(doing))?),
             b'T' | b'C' | b'S' => {}
             b'Z' => return Ok(row),
-            _ => return Err(broken(doing)),
+            _ => return Err(protocol_error(doing)),
         }
     }
 }
 
-/// Sends `TIMELINE_HISTORY` and gives back the file's text; `None` where the server does not have it any more, which a
-/// copy of its files may lack.
+/// Sends `TIMELINE_HISTORY` and returns the file's text. `None` if the server no longer has the file; a copy of a data
+/// directory may lack it.
 async fn timeline_history(
     wire: &mut Wire,
     doing: &str,
@@ -345,20 +362,20 @@ async fn timeline_history(
     query(wire, doing, &format!("TIMELINE_HISTORY {timeline}")).await?;
     let mut text = None;
     loop {
-        let frame = match wire.receive(doing).await {
-            Ok(frame) => frame,
-            // The connection stays as it is: the end of the command follows.
+        let message = match wire.receive(doing).await {
+            Ok(message) => message,
+            // The connection is still usable: the end of the command follows.
             Err(error) if error.sqlstate() == Some(SqlState::UNDEFINED_FILE) => continue,
             Err(error) => return Err(error),
         };
-        match frame.tag {
+        match message.tag {
             b'D' => {
-                let row = columns(frame.body).ok_or_else(|| broken(doing))?;
+                let row = columns(message.body).ok_or_else(|| protocol_error(doing))?;
                 text = row.into_iter().nth(1).flatten();
             }
             b'T' | b'C' | b'S' => {}
             b'Z' => return Ok(text),
-            _ => return Err(broken(doing)),
+            _ => return Err(protocol_error(doing)),
         }
     }
 }
@@ -401,48 +418,46 @@ async fn query(wire: &mut Wire, doing: &str, sql: &str) -> Result<(), SourceErro
     wire.send(doing, &out).await
 }
 
-fn broken(doing: &str) -> SourceError {
+fn protocol_error(doing: &str) -> SourceError {
     SourceError::new(SourceErrorKind::Protocol, doing)
 }
 
-// A timeline's history file: which timelines a server has behind it, and where each was left.
-//
-// Text of lines `timeline, position, reason`, parted by tabs, oldest first (manual, 26.3.6; written by
-// `writeTimeLineHistory`, `src/backend/access/transam/timeline.c`).
-
-/// The end of one timeline.
+/// The end of a timeline: one line of a timeline history file.
+///
+/// A line has timeline, position and reason, separated by tabs; the oldest timeline is first (manual, 26.3.6; written by
+/// `writeTimeLineHistory`, `src/backend/access/transam/timeline.c`).
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Switch {
-    /// The timeline that was left.
+pub struct TimelineSwitch {
+    /// The timeline that ended.
     pub timeline: u32,
-    /// Where: what was written on it from here on is no part of the server's history.
+    /// The position of its end. WAL that was written on the timeline from here on is not part of the server's history.
     pub at: Lsn,
-    /// Why, in the server's words: `no recovery target specified` for a promotion.
+    /// The server's reason: `no recovery target specified` for a promotion.
     pub reason: String,
 }
 
-impl Switch {
-    /// Whether recovery was told where to end: this is a restored backup, not the other half of a pair. The words are
-    /// those of `getRecoveryStopReason` (`src/backend/access/transam/xlogrecovery.c`), the same in 15 to 18.
+impl TimelineSwitch {
+    /// Whether recovery stopped at a recovery target: the server is a restored backup, not a promoted standby. The texts
+    /// are those of `getRecoveryStopReason` (`src/backend/access/transam/xlogrecovery.c`), the same in 15 to 18.
     pub fn stopped_at_a_target(&self) -> bool {
         let targets = ["before ", "after ", "at restore point ", "reached consistency"];
         targets.iter().any(|words| self.reason.starts_with(words))
     }
 }
 
-/// The lines of the file; what is not one is passed over, as the server itself reads on.
-fn parse(text: &str) -> Vec<Switch> {
+/// Parses a history file. Malformed lines are skipped.
+fn parse_history(text: &str) -> Vec<TimelineSwitch> {
     let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
-    lines.filter_map(switch).collect()
+    lines.filter_map(parse_switch).collect()
 }
 
-fn switch(line: &str) -> Option<Switch> {
+fn parse_switch(line: &str) -> Option<TimelineSwitch> {
     let mut fields = line.trim_start().splitn(2, char::is_whitespace);
     let timeline = fields.next()?.parse().ok()?;
     let mut rest = fields.next()?.trim_start().splitn(2, char::is_whitespace);
     let at = rest.next()?.parse().ok()?;
     let reason = rest.next().unwrap_or_default().trim().to_owned();
-    Some(Switch { timeline, at, reason })
+    Some(TimelineSwitch { timeline, at, reason })
 }
 
 #[cfg(test)]
@@ -450,7 +465,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_quoted_for_the_grammar_they_stand_in() {
+    fn names_are_quoted_for_the_grammar_of_replication_commands() {
         let mut start = StartReplication::new("9_slot", "Pub'\"s");
         start.publications.push("b,c".to_owned());
         start.lsn = "1/AB".parse().unwrap();
@@ -463,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_made_with_a_snapshot() {
+    fn a_slot_is_created_with_a_snapshot() {
         assert_eq!(
             create_slot("s", true).unwrap(),
             "CREATE_REPLICATION_SLOT \"s\" LOGICAL pgoutput (SNAPSHOT 'export', FAILOVER true)"
@@ -488,12 +503,12 @@ mod tests {
     }
 
     #[test]
-    fn a_row_cut_anywhere_is_no_row() {
+    fn a_truncated_row_is_refused() {
         let row = b"\0\x02\0\0\0\x01a\xff\xff\xff\xff";
         let whole = columns(Bytes::from_static(row));
         assert_eq!(whole, Some(vec![Some("a".to_owned()), None]));
-        for cut in 0..row.len() {
-            assert_eq!(columns(Bytes::copy_from_slice(&row[..cut])), None, "cut at {cut}");
+        for length in 0..row.len() {
+            assert_eq!(columns(Bytes::copy_from_slice(&row[..length])), None, "{length} bytes");
         }
     }
 }
@@ -504,9 +519,9 @@ mod history_tests {
 
     /// As PostgreSQL 18 wrote it, with the comment an operator may add.
     #[test]
-    fn every_timeline_that_was_left_is_read_with_its_end_and_its_reason() {
+    fn every_ended_timeline_is_read_with_its_end_and_its_reason() {
         let text = "1\t0/303D298\tno recovery target specified\n\n# a comment\n2\t1/5000\tbefore 2026-03-01 04:00\n";
-        let switches = parse(text);
+        let switches = parse_history(text);
         let read: Vec<_> =
             switches.iter().map(|s| (s.timeline, s.at.to_string(), s.reason.as_str())).collect();
         assert_eq!(
@@ -517,16 +532,16 @@ mod history_tests {
             ]
         );
         assert_eq!(
-            switches.iter().map(Switch::stopped_at_a_target).collect::<Vec<_>>(),
+            switches.iter().map(TimelineSwitch::stopped_at_a_target).collect::<Vec<_>>(),
             [false, true]
         );
     }
 
     #[test]
-    fn lines_that_are_none_are_passed_over() {
+    fn malformed_lines_are_skipped() {
         for text in ["", "\n\n", "x\t0/1\tno", "1", "1\t", "1\tnowhere\tno", "# 1\t0/1\tno"] {
-            assert_eq!(parse(text), [], "{text:?}");
+            assert_eq!(parse_history(text), [], "{text:?}");
         }
-        assert_eq!(parse("1\t0/1")[0].reason, "");
+        assert_eq!(parse_history("1\t0/1")[0].reason, "");
     }
 }

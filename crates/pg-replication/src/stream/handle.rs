@@ -12,10 +12,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// Time given to the thread beyond its own deadline before it is abandoned.
+/// Time that [`WalStream::stop`] waits for the thread beyond the thread's own deadline.
 const STOP_SLACK: Duration = Duration::from_millis(250);
 
-/// A running stream. Dropping it ends the connection at once, without a last status.
+/// A running stream. Dropping it ends the connection at once, without a last status update.
 pub struct WalStream {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -34,7 +34,7 @@ impl WalStream {
             confirmed: AtomicU64::new(0),
             received: AtomicU64::new(start.lsn.to_wire()),
             draining: AtomicBool::new(false),
-            nudge: Notify::new(),
+            wake: Notify::new(),
             stop: OnceLock::new(),
             abandoned: Notify::new(),
         });
@@ -53,7 +53,7 @@ impl WalStream {
         );
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(system)?;
-        let ending = Ending(Arc::clone(&shared));
+        let ending = EndGuard(Arc::clone(&shared));
         let thread = std::thread::Builder::new()
             .name(format!("wal-{}", start.slot))
             .spawn(move || {
@@ -74,12 +74,13 @@ impl WalStream {
 
     /// The next frames, in order. Dropping the future loses nothing.
     ///
-    /// An error is the end of the connection, after everything that came before it; every call after it gives
-    /// [`SourceErrorKind::Stopped`]. Where it [is of a message](SourceError::is_of_a_message), the connection stands
-    /// until [`stop`](Self::stop), and a call after it waits for its end.
+    /// # Errors
+    /// The end of the connection, after all frames before it. Later calls return [`SourceErrorKind::Stopped`]. If the
+    /// error [is of a message](SourceError::is_of_a_message), the connection stays open until [`stop`](Self::stop), so
+    /// that earlier frames can be confirmed, and a later call waits for the end of the connection.
     ///
     /// # Panics
-    /// When the connection's thread broke one of its own invariants.
+    /// If the connection's thread panicked.
     pub async fn next(&mut self) -> Result<Batch, SourceError> {
         match self.shared.queue.next().await {
             Next::Batch(batch) => Ok(batch),
@@ -89,12 +90,12 @@ impl WalStream {
         }
     }
 
-    /// The end of the connection, as [`next`](Self::next) gives it, without what came before it: for a caller that
-    /// takes no frames now, and whose slot may be another's already. A message that can't be read is no such end: the
-    /// connection stands, and [`next`](Self::next) gives it in its turn. Dropping the future loses nothing.
+    /// Waits for the end of the connection, without taking the frames before it: for a caller that takes no frames now,
+    /// but has to know whether it still owns the slot. A message that can't be read is not the end of the connection;
+    /// only [`next`](Self::next) returns that error. Dropping the future loses nothing.
     ///
     /// # Panics
-    /// As `next`.
+    /// If the connection's thread panicked.
     pub async fn lost(&mut self) -> SourceError {
         match self.shared.queue.ended().await {
             End::Error(error) | End::Message(error) => error,
@@ -103,7 +104,7 @@ impl WalStream {
         }
     }
 
-    /// The next frames, if they are there already.
+    /// The next frames, if there are any now.
     pub fn ready(&self) -> Option<Batch> {
         self.shared.queue.ready()
     }
@@ -119,11 +120,11 @@ impl WalStream {
         }
     }
 
-    /// Remembers that everything below `watermark` is resolved. The connection sends it with its next status update,
-    /// within `confirm_interval`, and with the last one at [`stop`](Self::stop).
+    /// Confirms that everything below `watermark` is processed. The connection sends the position with its next status
+    /// update, within `confirm_interval`, and with the last one at [`stop`](Self::stop).
     ///
     /// # Panics
-    /// When it is below a former one, or above everything received: either would lose events.
+    /// If `watermark` is lower than an earlier one, or higher than everything received: both would lose changes.
     pub fn confirm(&self, watermark: Watermark) {
         let lsn = watermark.lsn();
         let received = self.received();
@@ -131,36 +132,41 @@ impl WalStream {
         let former = self.shared.confirmed.swap(lsn.to_wire(), Ordering::SeqCst);
         assert!(former <= lsn.to_wire(), "the watermark went back to {lsn}");
         if former < lsn.to_wire() {
-            self.shared.nudge.notify_one();
+            self.shared.wake.notify_one();
         }
     }
 
-    /// The highest position seen in the stream.
+    /// The highest position received.
     pub fn received(&self) -> Lsn {
         Lsn::from_wire(self.shared.received.load(Ordering::Acquire))
     }
 
-    /// Whether the server has asked for positions that are not confirmed: it is shutting down.
+    /// Whether the server is shutting down, as far as is known: it has requested a reply at a position that is not
+    /// confirmed.
     pub fn server_is_stopping(&self) -> bool {
         self.shared.draining.load(Ordering::SeqCst)
     }
 
-    /// The walsender's process id.
+    /// The walsender's process id (`pg_stat_replication.pid`).
     pub const fn backend_pid(&self) -> u32 {
         self.backend_pid
     }
 
-    /// Ends the stream in good order: the watermark confirmed last is sent, and the server has read it when this gives
-    /// `Ok`. What was received and not taken is thrown away.
+    /// Ends the stream gracefully: sends the last watermark, and returns `Ok` once the server has read it. Frames that
+    /// were received and not taken are discarded.
     ///
-    /// `Err` when the connection had ended before, or the end took longer than `deadline`; the server may then have an
-    /// older watermark.
+    /// # Errors
+    /// The connection had ended before, or the end took longer than `deadline`. The server may then have an older
+    /// watermark.
+    ///
+    /// # Panics
+    /// If the connection's thread panicked.
     pub async fn stop(mut self, deadline: Duration) -> Result<(), SourceError> {
         let until = Instant::now() + deadline;
         if self.shared.stop.set(until).is_err() {
             return Err(self.stopped());
         }
-        self.shared.nudge.notify_one();
+        self.shared.wake.notify_one();
         let ended = tokio::time::timeout(deadline + STOP_SLACK, async {
             loop {
                 match self.shared.queue.next().await {
@@ -171,7 +177,7 @@ impl WalStream {
         });
         match ended.await {
             Ok(End::Error(error)) if *error.kind() == SourceErrorKind::Stopped => {
-                // Ours, at the end or at the deadline: the cause tells them apart.
+                // A graceful end has no cause; an end at the deadline has one.
                 if std::error::Error::source(&error).is_none() { Ok(()) } else { Err(error) }
             }
             Ok(End::Error(error) | End::Message(error)) => Err(error),
@@ -181,7 +187,8 @@ impl WalStream {
         }
     }
 
-    /// Drops the connection at once: for a server that shuts down and can't get through to us, since we do not read.
+    /// Drops the connection at once. A client that does not read has to do this when the server shuts down, because the
+    /// server waits for the client.
     pub fn abandon(self) {
         drop(self);
     }
@@ -191,18 +198,18 @@ impl Drop for WalStream {
     fn drop(&mut self) {
         self.shared.abandoned.notify_one();
         if let Some(thread) = self.thread.take() {
-            // It waits for nothing but this, so it is gone in microseconds; a panic in it was its own end.
+            // The thread ends within microseconds. A panic of the thread is not passed on here.
             drop(thread.join());
         }
     }
 }
 
-/// Says that the thread has ended, however it did.
-struct Ending(Arc<Shared>);
+/// Puts the end into the queue when the thread ends, also if it panics.
+struct EndGuard(Arc<Shared>);
 
-impl Drop for Ending {
+impl Drop for EndGuard {
     fn drop(&mut self) {
-        // `end` keeps the first reason, so this one is used only if the thread panicked.
+        // `end` keeps the first reason, so this one counts only if the thread panicked.
         self.0.queue.end(End::Panicked);
     }
 }

@@ -38,14 +38,14 @@ fn shown(frames: Frames<'_>) -> Vec<String> {
     frames.map(|frame| format!("{frame:?}")).collect()
 }
 
-/// Everything that can be cut out of what has arrived.
-fn cut_all(inbox: &mut BytesMut) -> Vec<String> {
+/// Everything that can be split off the bytes that have arrived.
+fn split_all(inbox: &mut BytesMut) -> Vec<String> {
     let mut all = Vec::new();
     loop {
-        match cut(inbox, LIMIT).unwrap() {
-            Cut::Frames(batch, _) => all.extend(shown(batch.frames())),
-            Cut::Other(tag, body) => all.push(format!("{} {} B", char::from(tag), body.len())),
-            Cut::Missing(missing) => {
+        match split_frames(inbox, LIMIT).unwrap() {
+            Split::Frames(batch, _) => all.extend(shown(batch.frames())),
+            Split::Other(tag, body) => all.push(format!("{} {} B", char::from(tag), body.len())),
+            Split::Missing(missing) => {
                 assert!(missing > 0);
                 return all;
             }
@@ -56,7 +56,7 @@ fn cut_all(inbox: &mut BytesMut) -> Vec<String> {
 #[test]
 fn a_stream_cut_at_each_byte_gives_the_same_frames() {
     let bytes = stream();
-    let whole = cut_all(&mut BytesMut::from(&bytes[..]));
+    let whole = split_all(&mut BytesMut::from(&bytes[..]));
     assert_eq!(
         whole,
         [
@@ -70,9 +70,9 @@ fn a_stream_cut_at_each_byte_gives_the_same_frames() {
     );
     for at in 0..=bytes.len() {
         let mut inbox = BytesMut::from(&bytes[..at]);
-        let mut parts = cut_all(&mut inbox);
+        let mut parts = split_all(&mut inbox);
         inbox.extend_from_slice(&bytes[at..]);
-        parts.extend(cut_all(&mut inbox));
+        parts.extend(split_all(&mut inbox));
         assert_eq!(parts, whole, "cut at {at}");
         assert!(inbox.is_empty());
     }
@@ -82,7 +82,9 @@ fn a_stream_cut_at_each_byte_gives_the_same_frames() {
 fn missing_bytes_are_counted_to_the_end_of_the_message() {
     let frame = xlog(1, &[0; 100]);
     for at in 0..frame.len() {
-        let Cut::Missing(missing) = cut(&mut BytesMut::from(&frame[..at]), LIMIT).unwrap() else {
+        let Split::Missing(missing) =
+            split_frames(&mut BytesMut::from(&frame[..at]), LIMIT).unwrap()
+        else {
             panic!("something whole in {at} bytes");
         };
         assert_eq!(missing, if at < 5 { 5 - at } else { frame.len() - at }, "cut at {at}");
@@ -90,9 +92,10 @@ fn missing_bytes_are_counted_to_the_end_of_the_message() {
 }
 
 #[test]
-fn a_batch_tells_its_highest_position_and_the_last_request_for_a_reply() {
+fn a_batch_has_its_highest_position_and_the_last_request_for_a_reply() {
     let bytes = [xlog(30, b"x"), keepalive(31, 1), xlog(7, b"y"), keepalive(28, 0)].concat();
-    let Cut::Frames(batch, seen) = cut(&mut BytesMut::from(&bytes[..]), LIMIT).unwrap() else {
+    let Split::Frames(batch, seen) = split_frames(&mut BytesMut::from(&bytes[..]), LIMIT).unwrap()
+    else {
         panic!("frames");
     };
     assert_eq!(batch.size_bytes(), bytes.len());
@@ -105,15 +108,15 @@ fn a_message_above_the_limit_is_an_error_after_what_came_before_it() {
     let small = xlog(1, b"small");
     let header = [&b"d"[..], &(2_000_000_u32).to_be_bytes()].concat();
     let mut inbox = BytesMut::from(&[small, header].concat()[..]);
-    assert!(matches!(cut(&mut inbox, LIMIT), Ok(Cut::Frames(..))));
-    assert_eq!(cut(&mut inbox, LIMIT).unwrap_err(), CutError::TooLarge(2_000_001));
+    assert!(matches!(split_frames(&mut inbox, LIMIT), Ok(Split::Frames(..))));
+    assert_eq!(split_frames(&mut inbox, LIMIT).unwrap_err(), SplitError::TooLarge(2_000_001));
     let mut whole = BytesMut::from(&[xlog(1, b""), xlog(2, &[0; 64])].concat()[..]);
-    assert!(matches!(cut(&mut whole, 40), Ok(Cut::Frames(..))));
-    assert_eq!(cut(&mut whole, 40).unwrap_err(), CutError::TooLarge(94));
+    assert!(matches!(split_frames(&mut whole, 40), Ok(Split::Frames(..))));
+    assert_eq!(split_frames(&mut whole, 40).unwrap_err(), SplitError::TooLarge(94));
 }
 
 #[test]
-fn what_the_protocol_does_not_allow_is_an_error() {
+fn bytes_that_violate_the_protocol_are_an_error() {
     for bytes in [
         vec![b'd', 0, 0, 0, 3],
         vec![b'd', 0xFF, 0xFF, 0xFF, 0xFF],
@@ -124,14 +127,15 @@ fn what_the_protocol_does_not_allow_is_an_error() {
         copy_data(&[b'k'; 19]),
         copy_data(b"?"),
     ] {
-        let error = cut(&mut BytesMut::from(&bytes[..]), LIMIT).unwrap_err();
-        assert_eq!(error, CutError::Malformed, "{bytes:?}");
+        let error = split_frames(&mut BytesMut::from(&bytes[..]), LIMIT).unwrap_err();
+        assert_eq!(error, SplitError::Malformed, "{bytes:?}");
     }
 }
 
 #[test]
 fn debug_shows_sizes_only() {
-    let Cut::Frames(batch, _) = cut(&mut BytesMut::from(&xlog(1, b"secret")[..]), LIMIT).unwrap()
+    let Split::Frames(batch, _) =
+        split_frames(&mut BytesMut::from(&xlog(1, b"secret")[..]), LIMIT).unwrap()
     else {
         panic!("frames");
     };
@@ -139,7 +143,7 @@ fn debug_shows_sizes_only() {
     assert_eq!(shown, "Batch(36 B) Some(XLogData(0/1, 0/1, 6 B))");
 }
 
-/// Whatever comes, and wherever the pieces end.
+/// Any bytes, in any chunks.
 #[test]
 fn any_bytes_are_frames_or_an_error() {
     let memory = Memory { base: 8 << 10, each: 8 };
@@ -149,20 +153,20 @@ fn any_bytes_are_frames_or_an_error() {
             'input: for piece in input.chunks(size) {
                 inbox.extend_from_slice(piece);
                 loop {
-                    match cut(&mut inbox, LIMIT) {
-                        Ok(Cut::Frames(batch, seen)) => {
+                    match split_frames(&mut inbox, LIMIT) {
+                        Ok(Split::Frames(batch, seen)) => {
                             taken += batch.size_bytes();
                             for frame in batch.frames() {
                                 assert!(position(frame) <= seen.highest);
                             }
                         }
-                        Ok(Cut::Other(tag, body)) => {
+                        Ok(Split::Other(tag, body)) => {
                             taken += HEADER_BYTES + body.len();
                             if matches!(tag, b'E' | b'N') {
                                 drop(format!("{:?}", ServerReport::from_fields(&body)));
                             }
                         }
-                        Ok(Cut::Missing(missing)) => {
+                        Ok(Split::Missing(missing)) => {
                             assert!(missing > 0 && missing <= LIMIT);
                             break;
                         }

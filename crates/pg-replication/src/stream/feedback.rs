@@ -1,46 +1,47 @@
-//! When to tell the server what, and what a request for a reply means.
+//! When a status update is sent, and what a request for a reply means. The caller passes the time in.
 //!
-//! Pure: it is given the time. The rules (each measured on 15 and 18):
-//! - A status update leaves every `min(1 s, wal_sender_timeout / 6)`, whatever the reader does, and sooner when the
-//!   watermark moved. So in normal operation the server never has to ask.
-//! - If it asks all the same, and has positions that are not confirmed, it is shutting down: `WalSndDone`
-//!   (`src/backend/replication/walsender.c`) waits until the flushed position equals the sent one, asking again after
-//!   every answer. We wait a moment for the watermark, then give the *courtesy reply*: flush 0 ("no position"), write
-//!   as sent. The server then takes `write` for `flush` and ends, and the slot does not move.
-//! - Silence is answered with a request for a reply, and then counts as death.
+//! The rules (each measured on 15 and 18):
+//! - A status update is sent every `min(1 s, wal_sender_timeout / 6)`, whatever the caller does, and sooner if the
+//!   watermark moved. So in normal operation the server never requests a reply.
+//! - A server that requests a reply and has positions that are not confirmed is shutting down: `WalSndDone`
+//!   (`src/backend/replication/walsender.c`) waits until the flushed position equals the sent one, and requests a reply
+//!   again after every answer. The client waits a moment for the watermark, then sends the *courtesy reply*: flush 0 ("no
+//!   position"), write as sent. The server then takes `write` for `flush` and ends, and the slot does not move.
+//! - If the server is silent for half of `silence_max`, the client requests a reply; at `silence_max` the connection is
+//!   taken for dead.
 
 use crate::error::SourceErrorKind;
 use crate::lsn::Lsn;
 use std::time::{Duration, Instant};
 
-/// Longest pause between two status updates.
+/// Longest time between two status updates.
 const STATUS_INTERVAL_MAX: Duration = Duration::from_secs(1);
 
-/// How long a shutdown waits for what is in flight before the courtesy reply.
+/// Time between the server's request and the courtesy reply, for changes in flight to be confirmed.
 const DRAIN_GRACE: Duration = Duration::from_secs(1);
 
-/// Pause between courtesy replies, if the server asks again because more WAL was written while it shuts down.
+/// Time between courtesy replies, if the server requests again because more WAL was written while it shuts down.
 const COURTESY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A server that has not asked again for this long was not shutting down.
-const DRAIN_FORGOTTEN: Duration = Duration::from_secs(5);
+/// A server that has not requested a reply for this long is not shutting down.
+const DRAIN_EXPIRY: Duration = Duration::from_secs(5);
 
-/// One "Standby status update" (manual, 54.4.6).
+/// A "Standby status update" (manual, 54.4.6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Status {
-    /// Last position received.
+    /// The last position received.
     pub(super) write: Lsn,
-    /// Last position confirmed, sent as flushed and as applied; zero moves nothing.
+    /// The last position confirmed, sent as flushed and as applied; with 0/0 the slot does not move.
     pub(super) flush: Lsn,
-    /// Whether the server shall answer at once.
+    /// Whether the server is to reply at once.
     pub(super) reply: bool,
 }
 
-/// Bytes of a status update with its header.
+/// Size of a status update with its header. Unit: bytes.
 pub(super) const STATUS_BYTES: usize = 1 + 4 + 1 + 3 * 8 + 8 + 1;
 
 impl Status {
-    /// As a `CopyData` message; `clock` in microseconds since 2000-01-01.
+    /// The update as a `CopyData` message. `clock` is in microseconds since 2000-01-01.
     pub(super) fn encode(self, clock: i64) -> [u8; STATUS_BYTES] {
         let mut message = [0; STATUS_BYTES];
         let length = 4 + 1 + 3 * 8 + 8 + 1_u32;
@@ -63,7 +64,7 @@ impl Status {
     }
 }
 
-/// The state behind the rules above.
+/// The state of the rules above.
 pub(super) struct Feedback {
     status_interval: Duration,
     confirm_interval: Duration,
@@ -71,28 +72,28 @@ pub(super) struct Feedback {
     /// The highest flush position sent.
     flushed: Lsn,
     sent_at: Instant,
-    heard_at: Instant,
-    /// An answer was asked for since something was heard.
-    begged: bool,
+    read_at: Instant,
+    /// A reply was requested since the last read.
+    reply_sent: bool,
     answer: bool,
     drain: Option<Drain>,
 }
 
-/// A server that is shutting down and waits for us.
+/// A server that is shutting down and waits for the client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Drain {
     wal_end: Lsn,
-    asked_at: Instant,
+    requested_at: Instant,
     grace_until: Instant,
-    /// Asked, and not yet answered.
+    /// The last request is not yet answered.
     pending: bool,
-    courteous_at: Option<Instant>,
+    courtesy_sent_at: Option<Instant>,
 }
 
 impl Drain {
-    /// When the next courtesy reply may leave.
+    /// Earliest time of the next courtesy reply.
     fn answer_at(&self) -> Instant {
-        let next = self.courteous_at.map_or(self.grace_until, |at| at + COURTESY_INTERVAL);
+        let next = self.courtesy_sent_at.map_or(self.grace_until, |at| at + COURTESY_INTERVAL);
         next.max(self.grace_until)
     }
 }
@@ -110,33 +111,33 @@ impl Feedback {
             silence_max,
             flushed: Lsn::ZERO,
             sent_at: now,
-            heard_at: now,
-            begged: false,
+            read_at: now,
+            reply_sent: false,
             answer: false,
             drain: None,
         }
     }
 
-    /// Something came from the server, or we did not listen on purpose.
-    pub(super) fn heard(&mut self, now: Instant) {
-        self.heard_at = now;
-        self.begged = false;
+    /// Bytes came from the server, or the client did not read on purpose.
+    pub(super) fn note_read(&mut self, now: Instant) {
+        self.read_at = now;
+        self.reply_sent = false;
     }
 
-    /// The server wants a reply to a keepalive at `wal_end`.
-    pub(super) fn asked(&mut self, now: Instant, wal_end: Lsn, confirmed: Lsn) {
-        let we_were_silent = now.duration_since(self.sent_at) > self.status_interval * 2;
-        if confirmed >= wal_end || we_were_silent {
+    /// The server requests a reply, with a keepalive at `wal_end`.
+    pub(super) fn reply_requested(&mut self, now: Instant, wal_end: Lsn, confirmed: Lsn) {
+        let client_was_silent = now.duration_since(self.sent_at) > self.status_interval * 2;
+        if confirmed >= wal_end || client_was_silent {
             self.answer = true;
             return;
         }
         let former = self.drain;
         self.drain = Some(Drain {
             wal_end,
-            asked_at: now,
+            requested_at: now,
             grace_until: former.map_or(now + DRAIN_GRACE, |drain| drain.grace_until),
             pending: true,
-            courteous_at: former.and_then(|drain| drain.courteous_at),
+            courtesy_sent_at: former.and_then(|drain| drain.courtesy_sent_at),
         });
     }
 
@@ -145,9 +146,10 @@ impl Feedback {
         self.drain.is_some()
     }
 
-    /// The status update to send now, if one is due. The caller sends it.
+    /// The status update that is due now; the caller sends it.
     ///
-    /// Panics when `confirmed` is above `received` or below what was confirmed before: going on would lose events.
+    /// # Panics
+    /// If `confirmed` is higher than `received`, or lower than a position confirmed before: both would lose changes.
     pub(super) fn due(&mut self, now: Instant, confirmed: Lsn, received: Lsn) -> Option<Status> {
         assert!(confirmed >= self.flushed, "the watermark went back to {confirmed}");
         assert!(confirmed <= received, "{confirmed} is confirmed, only {received} was received");
@@ -156,28 +158,31 @@ impl Feedback {
             if confirmed >= drain.wal_end {
                 self.drain = None;
                 self.answer = true;
-            } else if now >= drain.asked_at + DRAIN_FORGOTTEN {
+            } else if now >= drain.requested_at + DRAIN_EXPIRY {
                 self.drain = None;
             } else if now >= drain.grace_until {
-                // From here on every update is a courtesy, or the next one would take it back.
+                // From here on every update has flush 0, or the next one would revoke the courtesy reply.
                 flush = Lsn::ZERO;
                 if drain.pending && now >= drain.answer_at() {
                     drain.pending = false;
-                    drain.courteous_at = Some(now);
+                    drain.courtesy_sent_at = Some(now);
                     self.answer = true;
                 }
             }
         }
         let since = now.duration_since(self.sent_at);
         let moved = confirmed > self.flushed && since >= self.confirm_interval;
-        let beg = !self.begged && now >= self.beg_at();
-        if !(self.answer || moved || beg || since >= self.status_interval) {
+        let request_reply = !self.reply_sent && now >= self.request_reply_at();
+        if !(self.answer || moved || request_reply || since >= self.status_interval) {
             return None;
         }
         Some(self.status(now, flush, received))
     }
 
-    /// The last status update, with everything that is confirmed.
+    /// The last status update, with the confirmed position.
+    ///
+    /// # Panics
+    /// As [`due`](Self::due).
     pub(super) fn last(&mut self, now: Instant, confirmed: Lsn, received: Lsn) -> Status {
         assert!(confirmed >= self.flushed, "the watermark went back to {confirmed}");
         assert!(confirmed <= received, "{confirmed} is confirmed, only {received} was received");
@@ -188,18 +193,18 @@ impl Feedback {
         self.answer = false;
         self.sent_at = now;
         self.flushed = self.flushed.max(flush);
-        let reply = now >= self.beg_at();
-        self.begged |= reply;
+        let reply = now >= self.request_reply_at();
+        self.reply_sent |= reply;
         Status { write: received, flush, reply }
     }
 
-    /// From when on the server's silence is asked about.
-    fn beg_at(&self) -> Instant {
-        self.heard_at + self.silence_max / 2
+    /// When to request a reply from a silent server.
+    fn request_reply_at(&self) -> Instant {
+        self.read_at + self.silence_max / 2
     }
 
-    /// When to ask [`due`](Self::due) again at the latest. Always later than a `due` that gave nothing, or the thread
-    /// would spin.
+    /// When to call [`due`](Self::due) again at the latest. The time is always later than that of a `due` that returned
+    /// `None`, or the thread would spin.
     pub(super) fn wake_at(&self, confirmed: Lsn) -> Instant {
         let pause =
             if confirmed > self.flushed { self.confirm_interval } else { self.status_interval };
@@ -210,9 +215,9 @@ impl Feedback {
         }
     }
 
-    /// The error, when the server has been silent for too long.
+    /// The error of a server that has been silent for too long.
     pub(super) fn silence(&self, now: Instant) -> Option<SourceErrorKind> {
-        let silent = now.duration_since(self.heard_at) >= self.silence_max;
+        let silent = now.duration_since(self.read_at) >= self.silence_max;
         silent.then_some(SourceErrorKind::Silent(self.silence_max))
     }
 }

@@ -1,13 +1,13 @@
-//! The session without a server: what it had read stands in its buffer.
+//! A session without a server: the test puts the server's bytes into the read buffer.
 
 use super::*;
-use crate::wal::queue::{Next, batch};
+use crate::stream::queue::{Next, batch};
 use tokio::net::UnixStream;
 
-/// Room for one batch of the tests, not for two.
+/// Bound of the queue: it has room for one batch of the tests, not for two.
 const QUEUE_BYTES: usize = 100;
 
-/// A frame, as it comes.
+/// A frame of `bytes` bytes.
 fn frame(bytes: usize) -> Vec<u8> {
     let mut frame = vec![b'd', 0, 0, 0, 0, b'w'];
     frame.resize(bytes, 0);
@@ -15,7 +15,7 @@ fn frame(bytes: usize) -> Vec<u8> {
     frame
 }
 
-/// What a slow reader gets of a session that has read this, behind a batch that nearly fills the queue.
+/// What a slow consumer gets from a session whose read buffer is `inbox` and whose queue is nearly full.
 async fn read(inbox: &[u8]) -> Vec<String> {
     let (ours, _servers) = UnixStream::pair().unwrap();
     let shared = Arc::new(Shared {
@@ -23,7 +23,7 @@ async fn read(inbox: &[u8]) -> Vec<String> {
         confirmed: AtomicU64::new(0),
         received: AtomicU64::new(0),
         draining: AtomicBool::new(false),
-        nudge: Notify::new(),
+        wake: Notify::new(),
         stop: std::sync::OnceLock::new(),
         abandoned: Notify::new(),
     });
@@ -42,21 +42,21 @@ async fn read(inbox: &[u8]) -> Vec<String> {
                 Next::End(End::Error(error) | End::Message(error)) => {
                     let kind = format!("{:?}", error.kind());
                     seen.extend(kind.split_whitespace().next().map(str::to_owned));
-                    // Where the connection is held.
+                    // The connection is kept after some errors.
                     let _first = shared.stop.set(Instant::now());
-                    shared.nudge.notify_one();
+                    shared.wake.notify_one();
                     return seen;
                 }
                 Next::End(End::Panicked | End::Taken) => panic!("another end"),
             }
         }
     };
-    // The session has its turn first.
+    // The session is polled first.
     tokio::join!(session, reader).1
 }
 
 #[tokio::test]
-async fn what_comes_before_an_error_waits_for_room_and_the_error_for_it() {
+async fn an_error_comes_after_the_batches_before_it_which_wait_for_room() {
     let frames = [frame(40), frame(50)].concat();
     let too_large = [&frames[..], b"d\x7f\xff\xff\xff"].concat();
     let broken = [&frames[..], b"d\0\0\0\x05?"].concat();
