@@ -1,10 +1,10 @@
 //! The connections of the admin endpoint: how many are open, for how long, and which one is closed for a new one.
 //!
-//! Whoever reaches the address may open as many connections as he likes, and each one is a descriptor that the
-//! connections to database and broker need too. So each connection carries one request and has one deadline, from its
-//! accept to the last byte of the answer: it bounds the header, the body, an idle connection and a client that reads
-//! slowly alike. When all places are taken, a new connection takes the place of an old one, so that a scrape is
-//! answered whatever else is connected.
+//! Any client that reaches the address can open any number of connections, and each one takes a file descriptor that
+//! the connections to database and broker need too. So each connection carries one request and has one deadline, from
+//! its accept to the last byte of the answer. The deadline limits the header, the body, an idle connection and a client
+//! that reads slowly. If the maximum is reached, a new connection replaces an old one, so that a scrape is always
+//! answered.
 
 use crate::metrics::{Closed, EndpointMetrics};
 use axum::Router;
@@ -25,25 +25,25 @@ use tokio::task::{AbortHandle, Id, JoinSet};
 /// Connections that are open at a time. A scrape and some probes need a handful.
 pub const CONNECTIONS_MAX: usize = 64;
 
-/// From the accept of a connection to the last byte of its answer.
+/// The longest time from the accept of a connection to the last byte of its answer.
 const EXCHANGE_MAX: Duration = Duration::from_secs(10);
 
-/// From the accept of a connection to the end of its request's header.
+/// The longest time from the accept of a connection to the end of its request header.
 const HEADER_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Bytes of a request's line and headers; more is answered with 431.
+/// Bytes of a request line and headers; a larger request is answered with 431.
 const HEADER_BYTES_MAX: usize = 16 << 10;
 
-/// Headers of a request; more is answered with 431.
+/// Headers of a request; a request with more is answered with 431.
 const HEADERS_MAX: usize = 64;
 
-/// Pause after an accept that failed: out of descriptors, the next one fails too.
+/// Pause after a failed accept: without descriptors the next one fails too.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(500);
 
-/// Lines of the log about the same are this far apart.
+/// Pause between two log lines about the same condition.
 const LOG_PAUSE: Duration = Duration::from_mins(1);
 
-/// What connections may take. Tests have smaller ones.
+/// Limits of connections. Tests use smaller ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub(super) connections: usize,
@@ -57,7 +57,7 @@ impl Default for Bounds {
     }
 }
 
-/// Serves until `stop` is over.
+/// Serves until `stop` completes.
 pub(super) async fn serve(
     listener: TcpListener,
     router: Router,
@@ -65,7 +65,7 @@ pub(super) async fn serve(
     metrics: EndpointMetrics,
     stop: impl Future<Output = ()>,
 ) {
-    let mut open = Open::new(bounds, metrics);
+    let mut open = OpenConnections::new(bounds, metrics);
     let mut stop = pin!(stop);
     loop {
         tokio::select! {
@@ -78,7 +78,7 @@ pub(super) async fn serve(
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     open.add(stream, &router);
-                    // The new connection reads its request before further ones are accepted and take places.
+                    // The new connection reads its request before further ones are accepted and replace it.
                     tokio::task::yield_now().await;
                 }
                 Err(error) if is_of_the_connection(&error) => {}
@@ -91,7 +91,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Whether an accept failed for a connection that is gone already; the listener is as it was.
+/// Whether an accept failed because of its connection, which is closed already; the listener is not affected.
 fn is_of_the_connection(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -106,12 +106,12 @@ fn is_of_the_connection(error: &io::Error) -> bool {
 struct Connection {
     task: Id,
     abort: AbortHandle,
-    /// Its request has arrived: it is being answered.
-    is_asking: Arc<AtomicBool>,
+    /// Whether its request has arrived and is being answered.
+    has_request: Arc<AtomicBool>,
 }
 
 /// The open connections, the oldest first.
-struct Open {
+struct OpenConnections {
     tasks: JoinSet<()>,
     connections: VecDeque<Connection>,
     bounds: Bounds,
@@ -120,7 +120,7 @@ struct Open {
     refused: Throttle,
 }
 
-impl Open {
+impl OpenConnections {
     fn new(bounds: Bounds, metrics: EndpointMetrics) -> Self {
         Self {
             tasks: JoinSet::new(),
@@ -136,11 +136,12 @@ impl Open {
         if self.connections.len() >= self.bounds.connections {
             self.make_room();
         }
-        let is_asking = Arc::new(AtomicBool::new(false));
-        let (asks, metrics, bounds) = (Arc::clone(&is_asking), self.metrics.clone(), self.bounds);
+        let has_request = Arc::new(AtomicBool::new(false));
+        let (asked, metrics, bounds) =
+            (Arc::clone(&has_request), self.metrics.clone(), self.bounds);
         let service = TowerToHyperService::new(router.clone());
         let service = service_fn(move |request| {
-            asks.store(true, Ordering::Relaxed);
+            asked.store(true, Ordering::Relaxed);
             service.call(request)
         });
         let abort = self.tasks.spawn(async move {
@@ -152,7 +153,7 @@ impl Open {
                 .max_headers(HEADERS_MAX);
             let exchange = http.serve_connection(TokioIo::new(stream), service);
             let is_late = match tokio::time::timeout(bounds.exchange, exchange).await {
-                // A client that went away, or sent what is no request, needs no line in the log.
+                // A client that has disconnected, or that sent no valid request, is not logged.
                 Ok(ended) => ended.is_err_and(|error| error.is_timeout()),
                 Err(_elapsed) => true,
             };
@@ -160,12 +161,12 @@ impl Open {
                 metrics.closed(Closed::Late);
             }
         });
-        self.connections.push_back(Connection { task: abort.id(), abort, is_asking });
+        self.connections.push_back(Connection { task: abort.id(), abort, has_request });
     }
 
-    /// Closes the oldest connection that has not sent its request; if all have, the oldest.
+    /// Closes the oldest connection that has not sent its request, or, if all have, the oldest one.
     fn make_room(&mut self) {
-        let waits = |connection: &Connection| !connection.is_asking.load(Ordering::Relaxed);
+        let waits = |connection: &Connection| !connection.has_request.load(Ordering::Relaxed);
         let oldest = self.connections.iter().position(waits).unwrap_or(0);
         if let Some(connection) = self.connections.remove(oldest) {
             connection.abort.abort();
@@ -187,8 +188,8 @@ impl Open {
         self.connections.retain(|connection| connection.task != task);
     }
 
-    /// An accept failed for the whole process: the descriptors are used up. A connection that waits is given up, since
-    /// others need its descriptor more.
+    /// An accept failed because the process has no descriptors left. A waiting connection is closed, because others
+    /// need its descriptor more.
     fn refused(&mut self, error: &io::Error) {
         if let Some(connection) = self.connections.pop_front() {
             connection.abort.abort();
@@ -206,7 +207,7 @@ impl Open {
     }
 }
 
-/// Something that may happen thousands of times a second: when it is logged, and how often it was since.
+/// A condition that may occur thousands of times a second: when it was logged, and how often it occurred since.
 #[derive(Default)]
 struct Throttle {
     logged_at: Option<Instant>,
@@ -214,7 +215,7 @@ struct Throttle {
 }
 
 impl Throttle {
-    /// Counts it; the count since the last line when a line is due.
+    /// Counts one occurrence. Returns the count since the last line if a line is due.
     fn count(&mut self, now: Instant) -> Option<u64> {
         self.since += 1;
         let is_due = self.logged_at.is_none_or(|at| now.saturating_duration_since(at) >= LOG_PAUSE);

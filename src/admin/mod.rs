@@ -1,8 +1,8 @@
 //! The admin endpoint: `/live`, `/ready`, `/status` and `/metrics` over plain HTTP.
 //!
-//! Reads the statuses and the metrics, and calls nobody: a stuck pipeline can't make it hang, and no request can
-//! disturb a pipeline. Changes nothing, so it needs no login; it listens on loopback unless told otherwise. Its connections are
-//! bounded in number and time.
+//! The endpoint only reads the statuses and the metrics: a stuck pipeline can't block it, and a request can't disturb a
+//! pipeline. It changes nothing, so it needs no login; by default it listens on loopback. Its connections are limited
+//! in number and time.
 
 mod connections;
 #[cfg(test)]
@@ -31,12 +31,12 @@ use tokio::net::TcpListener;
 /// Why there is no admin endpoint.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// The address can't be listened on.
+    /// The address is not available.
     #[error("could not listen on {address}, which admin.listen names")]
     Bind {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -46,12 +46,12 @@ pub enum AdminError {
 }
 
 impl AdminError {
-    /// Whether another process has the address.
+    /// Whether another process uses the address.
     pub fn is_in_use(&self) -> bool {
         matches!(self, Self::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse)
     }
 
-    /// What mends it, in one line.
+    /// What to do about it, in one line.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
@@ -67,32 +67,32 @@ impl AdminError {
 
 /// What the endpoint reads.
 #[derive(Clone, Debug)]
-pub struct View {
+pub struct AdminView {
     /// One status for each pipeline.
     pub status_handles: Vec<StatusHandle>,
-    /// The process's metrics.
+    /// The metrics of the process.
     pub metrics: Metrics,
-    /// A pipeline further behind is not ready.
+    /// A pipeline with a larger lag is not ready.
     pub ready_lag_max: Duration,
 }
 
-/// All pipelines at one look: the body of `/status`.
+/// All pipelines at one moment: the body of `/status`.
 #[derive(Serialize, Debug)]
-pub struct Status {
+pub struct StatusReport {
     /// The version of the running process.
     pub version: &'static str,
-    /// The pipelines, in the order of the file.
+    /// The pipelines, in the order of the configuration file.
     pub pipelines: Vec<Snapshot>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    view: View,
+struct EndpointState {
+    view: AdminView,
     started: Instant,
 }
 
-impl Shared {
-    fn looks(&self) -> impl Iterator<Item = Snapshot> {
+impl EndpointState {
+    fn snapshots(&self) -> impl Iterator<Item = Snapshot> {
         self.view.status_handles.iter().map(StatusHandle::read)
     }
 
@@ -101,7 +101,7 @@ impl Shared {
     }
 }
 
-/// A bound address, not yet served.
+/// A bound address that is not served yet.
 #[derive(Debug)]
 pub struct Admin {
     listener: TcpListener,
@@ -109,7 +109,10 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Takes the address. Port 0 takes a free one, which [`Admin::address`] tells.
+    /// Binds the address. Port 0 takes a free port, which [`Admin::address`] returns.
+    ///
+    /// # Errors
+    /// The address is not available.
     pub async fn bind(address: SocketAddr) -> Result<Self, AdminError> {
         let bound = TcpListener::bind(address).await;
         bound
@@ -117,27 +120,30 @@ impl Admin {
             .map_err(|source| AdminError::Bind { address, source })
     }
 
-    /// The same with fewer connections at a time than [`CONNECTIONS_MAX`], where the process may open little.
+    /// The same with fewer connections at a time than [`CONNECTIONS_MAX`], for a process with few descriptors.
     #[must_use]
     pub fn with_connections_max(mut self, connections: usize) -> Self {
         self.bounds.connections = connections.clamp(1, CONNECTIONS_MAX);
         self
     }
 
-    /// The address that was taken.
+    /// The bound address.
+    ///
+    /// # Errors
+    /// The listener does not know its own address.
     pub fn address(&self) -> Result<SocketAddr, AdminError> {
         self.listener.local_addr().map_err(AdminError::Address)
     }
 
-    /// Serves until `stop` is over. A listener that fails is tried again, so nothing else ends it.
-    pub async fn serve(self, view: View, stop: impl Future<Output = ()>) {
+    /// Serves until `stop` completes. After an error of the listener it accepts again, so nothing else ends it.
+    pub async fn serve(self, view: AdminView, stop: impl Future<Output = ()>) {
         let metrics = view.metrics.endpoint().clone();
-        let shared = Arc::new(Shared { view, started: Instant::now() });
+        let shared = Arc::new(EndpointState { view, started: Instant::now() });
         connections::serve(self.listener, router(shared), self.bounds, metrics, stop).await;
     }
 }
 
-fn router(shared: Arc<Shared>) -> Router {
+fn router(shared: Arc<EndpointState>) -> Router {
     Router::new()
         .route("/live", get(answer_live))
         .route("/ready", get(answer_ready))
@@ -146,36 +152,36 @@ fn router(shared: Arc<Shared>) -> Router {
         .with_state(shared)
 }
 
-async fn answer_live(State(shared): State<Arc<Shared>>) -> Response {
+async fn answer_live(State(shared): State<Arc<EndpointState>>) -> Response {
     let now = Instant::now();
-    verdict(shared.looks().map(|snapshot| {
+    verdict(shared.snapshots().map(|snapshot| {
         let why = live(&snapshot, shared.started, now);
         (snapshot.pipeline, why)
     }))
 }
 
-async fn answer_ready(State(shared): State<Arc<Shared>>) -> Response {
+async fn answer_ready(State(shared): State<Arc<EndpointState>>) -> Response {
     let now = Instant::now();
-    verdict(shared.looks().map(|snapshot| {
+    verdict(shared.snapshots().map(|snapshot| {
         let why = shared.why_not_ready(&snapshot, now);
         (snapshot.pipeline, why)
     }))
 }
 
-async fn answer_status(State(shared): State<Arc<Shared>>) -> Response {
+async fn answer_status(State(shared): State<Arc<EndpointState>>) -> Response {
     let now = Instant::now();
-    let mut pipelines: Vec<_> = shared.looks().collect();
+    let mut pipelines: Vec<_> = shared.snapshots().collect();
     for snapshot in &mut pipelines {
         snapshot.ready = shared.why_not_ready(snapshot, now).is_none();
     }
-    let status = Status { version: env!("CARGO_PKG_VERSION"), pipelines };
+    let status = StatusReport { version: env!("CARGO_PKG_VERSION"), pipelines };
     match serde_json::to_string_pretty(&status) {
         Ok(body) => respond(StatusCode::OK, "application/json", body + "\n"),
         Err(error) => respond(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),
     }
 }
 
-async fn answer_metrics(State(shared): State<Arc<Shared>>) -> Response {
+async fn answer_metrics(State(shared): State<Arc<EndpointState>>) -> Response {
     match shared.view.metrics.text() {
         Ok(body) => respond(StatusCode::OK, CONTENT_TYPE, body),
         Err(error) => respond(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),
@@ -184,7 +190,7 @@ async fn answer_metrics(State(shared): State<Arc<Shared>>) -> Response {
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// 200 and `ok`, or 503 and one line for each pipeline that is not well.
+/// 200 and `ok`, or 503 and one line for each pipeline with a problem.
 fn verdict(pipelines: impl Iterator<Item = (String, Why)>) -> Response {
     let mut lines = String::new();
     for (pipeline, why) in pipelines {
@@ -208,15 +214,14 @@ fn respond(status: StatusCode, kind: &'static str, body: String) -> Response {
     (status, headers, body).into_response()
 }
 
-// Whether a pipeline lives and whether it is ready: rules over a snapshot and the time, nothing else.
-
-/// A loop that has not turned for longer is stuck. Longer than any step of a healthy one: the longest is a connect.
+/// A loop that has not turned for longer is stuck. Longer than any step of a healthy loop; the longest step is a
+/// connect.
 pub const TURN_MAX: Duration = Duration::from_secs(30);
 
-/// Why a pipeline is not well, in one line; `None` where it is.
+/// What is wrong with a pipeline, in one line; `None` if nothing is.
 pub type Why = Option<String>;
 
-/// Whether the loop turns. One that ended, as told or halted, is not dead: a restart would not mend it.
+/// Whether the loop turns. A pipeline that ended, stopped or halted, is alive: a restart would not help.
 pub fn live(snapshot: &Snapshot, started: Instant, now: Instant) -> Why {
     match snapshot.state {
         status::PipelineState::Halted | status::PipelineState::Stopped => None,
@@ -236,7 +241,7 @@ pub fn live(snapshot: &Snapshot, started: Instant, now: Instant) -> Why {
     }
 }
 
-/// Whether the pipeline streams, close behind the server.
+/// Whether the pipeline streams or polls with a small lag.
 pub fn ready(snapshot: &Snapshot, lag_max: Duration, started: Instant, now: Instant) -> Why {
     if let Some(stuck) = live(snapshot, started, now) {
         return Some(stuck);
@@ -249,19 +254,19 @@ pub fn ready(snapshot: &Snapshot, lag_max: Duration, started: Instant, now: Inst
             let behind = lag.is_nan() || lag >= max;
             behind.then(|| format!("the lag is {lag:.1} s, admin.ready_lag_max is {max} s"))
         }
-        status::PipelineState::Starting
-        | status::PipelineState::StandingBy
-        | status::PipelineState::BrokerDown
-        | status::PipelineState::SourceDown
-        | status::PipelineState::ParkingFull
-        | status::PipelineState::Draining
-        | status::PipelineState::Halted
-        | status::PipelineState::Stopped => Some(told(snapshot)),
+        status::State::Starting
+        | status::State::StandingBy
+        | status::State::BrokerDown
+        | status::State::SourceDown
+        | status::State::ParkingFull
+        | status::State::Draining
+        | status::State::Halted
+        | status::State::Stopped => Some(summary(snapshot)),
     }
 }
 
-/// status::PipelineState, code and reason as one line.
-fn told(snapshot: &Snapshot) -> String {
+/// State, code and reason as one line.
+fn summary(snapshot: &Snapshot) -> String {
     let mut line = snapshot.state.name().to_owned();
     for part in [snapshot.halt_code, snapshot.reason.as_deref()].into_iter().flatten() {
         line.push_str(": ");

@@ -1,4 +1,4 @@
-//! The endpoint over a real socket, with statuses that nobody writes but the test.
+//! The endpoint over a real socket, with statuses that only the test writes.
 
 use super::*;
 use crate::metrics::Closed;
@@ -7,12 +7,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
-fn view(status_handles: &[StatusHandle]) -> View {
+fn view(status_handles: &[StatusHandle]) -> AdminView {
     let metrics = Metrics::default();
     for status_handle in status_handles {
         metrics.pipeline(status_handle);
     }
-    View {
+    AdminView {
         status_handles: status_handles.to_vec(),
         metrics,
         ready_lag_max: Duration::from_secs(30),
@@ -38,10 +38,10 @@ fn serving<F: Future<Output = ()>>(
     serving_within(Bounds::default(), &view(status_handles), asks);
 }
 
-/// The same with connections that may take this much.
+/// The same with other limits of connections.
 fn serving_within<F: Future<Output = ()>>(
     bounds: Bounds,
-    view: &View,
+    view: &AdminView,
     asks: impl FnOnce(SocketAddr) -> F,
 ) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -155,7 +155,7 @@ async fn until_closed(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
-    // A reset closes it as well.
+    // A reset closes the connection too.
     drop(stream.read_to_end(&mut answer).await);
     String::from_utf8(answer).unwrap()
 }
@@ -178,10 +178,10 @@ fn a_connection_is_closed_when_its_time_is_over() {
 
 #[test]
 fn a_reader_that_reads_nothing_is_given_up() {
-    // An answer that no buffer of the system holds.
+    // An answer that fits into no buffer of the system.
     let status_handles: Vec<_> =
         (0..20_000).map(|number| StatusHandle::new(&format!("p{number}"))).collect();
-    let view = View {
+    let view = AdminView {
         status_handles,
         metrics: Metrics::default(),
         ready_lag_max: Duration::from_secs(30),

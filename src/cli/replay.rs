@@ -11,8 +11,8 @@ use crate::lsn::Lsn;
 use crate::postgres::control::Control;
 use crate::postgres::replay as rows;
 use crate::replay::{
-    Ended, From, Job, Moment, Options, Plan, Prepared, ReplayRequest, Source, SourceChoice, Tell,
-    Until,
+    Ended, From, Plan, Prepared, ReplayJob, ReplayOptions, ReplayProgress, ReplayRequest,
+    ReplayUpdate, Source, SourceChoice, Until,
 };
 use crate::zone::Zone;
 use clap::ValueEnum;
@@ -43,9 +43,9 @@ pub(super) async fn run(config: &Config, args: &ReplayArgs) -> Result<Exit, CliE
         };
         Prepared::New { name, request: Box::new(request) }
     };
-    let job = Job::prepare(Arc::new(spec.clone()), control, what).await?;
+    let job = ReplayJob::prepare(Arc::new(spec.clone()), control, what).await?;
     let plan = job.plan().clone();
-    let options = Options { rate: args.rate, dry_run: args.dry_run };
+    let options = ReplayOptions { rate: args.rate, dry_run: args.dry_run };
     Output::stderr().say(&plan_text(spec.name(), &plan, options));
     let mut screen = Screen::new(std::io::stderr().is_terminal());
     let ended = Box::pin(job.run(options, stop(), &mut |told| screen.tell(&told))).await;
@@ -263,7 +263,7 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 const BAR: u64 = 24;
 
 /// What it is going to do.
-fn plan_text(pipeline: &str, plan: &Plan, options: Options) -> String {
+fn plan_text(pipeline: &str, plan: &Plan, options: ReplayOptions) -> String {
     let from = match &plan.source {
         Source::Log { bookmark, from, until, .. } => format!(
             "from the log, through bookmark {bookmark}: {from} to {until}, {} of WAL, in commit order",
@@ -300,10 +300,10 @@ impl Screen {
         Self { terminal, line_at: None, open: false, down: None }
     }
 
-    fn tell(&mut self, told: &Tell<'_>) {
+    fn tell(&mut self, told: &ReplayUpdate<'_>) {
         match told {
-            Tell::Progress(moment) => self.progress(moment),
-            Tell::Down(reason, hint) => {
+            ReplayUpdate::Progress(moment) => self.progress(moment),
+            ReplayUpdate::Down(reason, hint) => {
                 let hint = hint.map_or_else(String::new, |hint| format!("\n  hint: {hint}"));
                 let text = format!("waiting: {reason}{hint}");
                 if self.down.as_ref() != Some(&text) {
@@ -311,7 +311,7 @@ impl Screen {
                     self.down = Some(text);
                 }
             }
-            Tell::Up => {
+            ReplayUpdate::Up => {
                 if self.down.take().is_some() {
                     self.whole("it goes on");
                 }
@@ -319,7 +319,7 @@ impl Screen {
         }
     }
 
-    fn progress(&mut self, moment: &Moment<'_>) {
+    fn progress(&mut self, moment: &ReplayProgress<'_>) {
         if self.terminal {
             // To the beginning of the line, and clear what is behind.
             Self::write(&format!("\r{}\x1b[K", line(moment, true)));
@@ -353,7 +353,7 @@ impl Screen {
     }
 }
 
-fn line(moment: &Moment<'_>, bar: bool) -> String {
+fn line(moment: &ReplayProgress<'_>, bar: bool) -> String {
     let seconds = moment.elapsed.as_secs_f64().max(0.001);
     let sent = moment.tally.sent;
     let rate = per_second(sent, seconds);
@@ -400,7 +400,7 @@ fn clock(time: Duration) -> String {
 }
 
 /// The last word.
-fn ended_text(plan: &Plan, options: Options, ended: &Ended) -> String {
+fn ended_text(plan: &Plan, options: ReplayOptions, ended: &Ended) -> String {
     let tally = &ended.tally;
     let mut text = String::new();
     let seconds = ended.elapsed.as_secs_f64().max(0.001);
@@ -463,7 +463,7 @@ fn ended_text(plan: &Plan, options: Options, ended: &Ended) -> String {
 }
 
 /// The same for programs.
-fn json(pipeline: &str, plan: &Plan, options: Options, ended: &Ended) -> Value {
+fn json(pipeline: &str, plan: &Plan, options: ReplayOptions, ended: &Ended) -> Value {
     let tally = &ended.tally;
     let (source, bookmark, from, until) = match &plan.source {
         Source::Log { bookmark, from, until, .. } => {
@@ -534,7 +534,7 @@ mod print_tests {
         let mut tally = crate::replay::Tally::default();
         tally.sent = 5000;
         let log = Some((lsn(100), lsn(150), lsn(200)));
-        let moment = Moment { tally: &tally, elapsed: second * 10, log, in_flight: 0 };
+        let moment = ReplayProgress { tally: &tally, elapsed: second * 10, log, in_flight: 0 };
         assert_eq!(
             line(&moment, true),
             "[############............]  50%  00:00:10 left  5000 events  500/s"

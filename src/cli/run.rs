@@ -3,7 +3,7 @@
 use super::args::RunArgs;
 use super::error::{CliError, Exit};
 use super::status::glance;
-use crate::admin::{Admin, CONNECTIONS_MAX, View};
+use crate::admin::{Admin, AdminView, CONNECTIONS_MAX};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::pipeline::{self, PipelineSpec, Service, Stop, StopHandle};
@@ -26,7 +26,7 @@ pub(super) async fn run(config: Config, args: &RunArgs) -> Result<Exit, CliError
         None => None,
     };
     announce(&config, admin.as_ref());
-    let view = View {
+    let view = AdminView {
         status_handles: status_handles.clone(),
         metrics,
         ready_lag_max: config.admin.ready_lag_max,
@@ -68,7 +68,7 @@ enum Never {}
 /// The endpoint and the signals.
 async fn aside(
     admin: Option<Admin>,
-    view: View,
+    view: AdminView,
     (mut signals, mut hangup): (Signals, Hangup),
     handle: &StopHandle,
 ) -> Never {

@@ -1,8 +1,8 @@
-//! What is counted, and its text for Prometheus.
+//! Metrics: the counters of a process, and their text for Prometheus.
 //!
-//! Most figures are read from the pipelines' [`StatusHandle`]s when somebody asks, so that metrics and `/status` can't
-//! disagree; only what a status has no room for is counted here. Knows no pipeline's inside; `admin` serves the text,
-//! `docs/metrics.md` explains it.
+//! Most figures are read from the pipelines' [`StatusHandle`]s when a scrape arrives, so that metrics and `/status`
+//! can't disagree; only what a status does not contain is counted here. `admin` serves the text, and `docs/metrics.md`
+//! explains it.
 
 #[cfg(test)]
 mod tests;
@@ -29,33 +29,37 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 /// All metrics of a process.
 #[derive(Clone, Default, Debug)]
 pub struct Metrics {
-    sources: Arc<Mutex<Vec<Source>>>,
+    sources: Arc<Mutex<Vec<PipelineSource>>>,
     endpoint: EndpointMetrics,
 }
 
-/// What one pipeline's figures come from.
+/// Where the figures of one pipeline come from.
 #[derive(Clone, Debug)]
-struct Source {
+struct PipelineSource {
     status_handle: StatusHandle,
-    counts: PipelineMetrics,
+    counters: PipelineMetrics,
 }
 
 impl Metrics {
-    /// Takes a pipeline in, and gives its thread what it counts with.
+    /// Registers a pipeline; returns the counters for its thread.
     pub fn pipeline(&self, status_handle: &StatusHandle) -> PipelineMetrics {
-        let counts = PipelineMetrics::default();
-        let source = Source { status_handle: status_handle.clone(), counts: counts.clone() };
+        let counters = PipelineMetrics::default();
+        let source =
+            PipelineSource { status_handle: status_handle.clone(), counters: counters.clone() };
         self.sources.lock().unwrap_or_else(PoisonError::into_inner).push(source);
-        counts
+        counters
     }
 
     /// The metrics as they are now, in the `OpenMetrics` text format.
+    ///
+    /// # Errors
+    /// The encoder fails, which means that a metric has no row in [`CATALOG`].
     pub fn text(&self) -> Result<String, fmt::Error> {
         let sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner).clone();
         text::encode(&sources, &self.endpoint)
     }
 
-    /// What the admin endpoint counts with.
+    /// The counters of the admin endpoint.
     pub fn endpoint(&self) -> &EndpointMetrics {
         &self.endpoint
     }
@@ -64,9 +68,9 @@ impl Metrics {
 /// Why the admin endpoint closed a connection before it was answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Closed {
-    /// A newer one took its place.
+    /// A newer connection took its place.
     Full,
-    /// Its time was over.
+    /// It took too long.
     Late,
 }
 
@@ -83,7 +87,7 @@ impl Closed {
     }
 }
 
-/// What the admin endpoint counts: it belongs to the process, and to no pipeline.
+/// Counters of the admin endpoint, one for the process.
 #[derive(Clone, Default, Debug)]
 pub struct EndpointMetrics(Arc<[AtomicU64; Closed::ALL.len()]>);
 
@@ -93,7 +97,7 @@ impl EndpointMetrics {
         self.of(why).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many were.
+    /// The number of such connections.
     pub fn closed_total(&self, why: Closed) -> u64 {
         self.of(why).load(Ordering::Relaxed)
     }
@@ -107,7 +111,7 @@ impl EndpointMetrics {
     }
 }
 
-/// Which end a connection was lost to.
+/// The side that a connection was lost to.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Side {
     /// The database.
@@ -126,12 +130,12 @@ impl Side {
     }
 }
 
-/// What one pipeline counts. Cheap to clone; [`Latency::observe`] takes no lock, the others are for rare things.
+/// Counters of one pipeline. Cheap to clone; [`Latency::observe`] takes no lock, the others are for rare events.
 #[derive(Clone, Default, Debug)]
-pub struct PipelineMetrics(Arc<Counts>);
+pub struct PipelineMetrics(Arc<PipelineCounters>);
 
 #[derive(Default, Debug)]
-struct Counts {
+struct PipelineCounters {
     latency: Latency,
     reconnects: Mutex<BTreeMap<(Side, &'static str), u64>>,
     failures: Mutex<BTreeMap<String, u64>>,
@@ -143,7 +147,7 @@ impl PipelineMetrics {
         &self.0.latency
     }
 
-    /// Counts one reconnect to `side`; `class` is the error's class, one of a fixed few.
+    /// Counts one reconnect to `side`; `class` is the class of the error, one of a fixed set.
     pub fn reconnected(&self, side: Side, class: &'static str) {
         let mut reconnects = self.0.reconnects.lock().unwrap_or_else(PoisonError::into_inner);
         *reconnects.entry((side, class)).or_default() += 1;
@@ -166,9 +170,7 @@ impl PipelineMetrics {
     }
 }
 
-// A histogram without locks: one thread counts a hundred thousand times a second, another reads now and then.
-
-/// Upper bounds of the buckets in seconds; a last one takes the rest.
+/// Upper bounds of the buckets in seconds; a last bucket has no bound.
 pub const BUCKETS: [f64; 16] = [
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 ];
@@ -179,10 +181,11 @@ const BOUNDS_MICROS: [u64; 16] = [
     5_000_000, 10_000_000, 30_000_000, 60_000_000,
 ];
 
-/// Durations, counted by bucket. All operations are relaxed: a reader may see a count before its sum.
+/// A histogram of durations without locks: one thread counts a hundred thousand times a second, another one reads now
+/// and then. All operations are relaxed: a reader may see a count before its sum.
 #[derive(Default, Debug)]
 pub struct Latency {
-    counts: [AtomicU64; BUCKETS.len() + 1],
+    counters: [AtomicU64; BUCKETS.len() + 1],
     sum_micros: AtomicU64,
 }
 
@@ -196,7 +199,7 @@ impl Latency {
     pub fn observe_many(&self, duration: Duration, times: u64) {
         let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         let bucket = BOUNDS_MICROS.partition_point(|bound| *bound < micros);
-        if let Some(count) = self.counts.get(bucket) {
+        if let Some(count) = self.counters.get(bucket) {
             count.fetch_add(times, Ordering::Relaxed);
         }
         self.sum_micros.fetch_add(micros.saturating_mul(times), Ordering::Relaxed);
@@ -205,8 +208,8 @@ impl Latency {
     /// The sum in seconds, and the count of each bucket with its upper bound.
     fn read(&self) -> (f64, Vec<(f64, u64)>) {
         let bounds = BUCKETS.iter().copied().chain(std::iter::once(f64::INFINITY));
-        let counts = self.counts.iter().map(|count| count.load(Ordering::Relaxed));
+        let counters = self.counters.iter().map(|count| count.load(Ordering::Relaxed));
         let sum = Duration::from_micros(self.sum_micros.load(Ordering::Relaxed)).as_secs_f64();
-        (sum, bounds.zip(counts).collect())
+        (sum, bounds.zip(counters).collect())
     }
 }

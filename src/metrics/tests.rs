@@ -1,4 +1,4 @@
-//! What a scrape shows.
+//! The text of a scrape.
 #![expect(clippy::needless_raw_string_hashes, reason = "expect-test writes them so")]
 
 use super::*;
@@ -14,7 +14,7 @@ fn metrics() -> Metrics {
         snapshot.state = PipelineState::Streaming;
         snapshot.published_total = 7;
         snapshot.skipped_total = 2;
-        // Not yet: it does not grow while the test runs.
+        // In the future, so that the lag does not grow while the test runs.
         let at = Instant::now() + Duration::from_hours(1);
         snapshot.lag = Lag::Growing { was: Duration::from_millis(250), at };
         snapshot.source_contact_at = Some(at);

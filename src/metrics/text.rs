@@ -1,14 +1,14 @@
-//! The metrics' names, and their figures at the moment somebody asks.
+//! The names of the metrics, and their figures at the time of a scrape.
 
-use super::{Closed, EndpointMetrics, Source};
-use crate::status::{PipelineState, Snapshot};
+use super::{Closed, EndpointMetrics, PipelineSource};
+use crate::status::{Snapshot, State};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use std::fmt;
 
-/// Every metric: its name as it is scraped, and its help. `docs/metrics.md` is held against this list.
+/// Every metric: its name in a scrape, and its help. A test compares `docs/metrics.md` with this list.
 pub const CATALOG: &[(&str, &str)] = &[
     ("postrider_events_total", "Events by outcome since the start"),
     ("postrider_skipped_total", "Changes skipped on purpose since the start, by reason"),
@@ -41,9 +41,13 @@ pub const CATALOG: &[(&str, &str)] = &[
 /// `pg_replication_slots.wal_status`, and `missing`.
 const SLOT_STATES: [&str; 5] = ["reserved", "extended", "unreserved", "lost", "missing"];
 
-pub(super) fn encode(sources: &[Source], endpoint: &EndpointMetrics) -> Result<String, fmt::Error> {
+pub(super) fn encode(
+    sources: &[PipelineSource],
+    endpoint: &EndpointMetrics,
+) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Scrape(sources.iter().map(Look::new).collect())));
+    registry
+        .register_collector(Box::new(Scrape(sources.iter().map(PipelineSample::new).collect())));
     registry.register_collector(Box::new(endpoint.clone()));
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)?;
@@ -52,16 +56,16 @@ pub(super) fn encode(sources: &[Source], endpoint: &EndpointMetrics) -> Result<S
 
 /// All pipelines at one moment.
 #[derive(Debug)]
-struct Scrape(Vec<Look>);
+struct Scrape(Vec<PipelineSample>);
 
 #[derive(Debug)]
-struct Look {
+struct PipelineSample {
     snapshot: Snapshot,
-    source: Source,
+    source: PipelineSource,
 }
 
-impl Look {
-    fn new(source: &Source) -> Self {
+impl PipelineSample {
+    fn new(source: &PipelineSource) -> Self {
         Self { snapshot: source.status_handle.read(), source: source.clone() }
     }
 
@@ -79,22 +83,22 @@ impl Collector for Scrape {
         self.parked(&mut encoder)?;
         self.states(&mut encoder)?;
         self.reconnects(&mut encoder)?;
-        self.seeds(&mut encoder)
+        self.common_names(&mut encoder)
     }
 }
 
 impl Scrape {
     fn events(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut family = describe(encoder, "postrider_events_total", MetricType::Counter)?;
-        for look in &self.0 {
-            let snapshot = &look.snapshot;
+        for sample in &self.0 {
+            let snapshot = &sample.snapshot;
             let outcomes = [
                 ("published", snapshot.published_total),
                 ("parked", snapshot.parked_total),
                 ("skipped", snapshot.skipped_total),
             ];
             for (outcome, count) in outcomes {
-                let labels = [look.pipeline(), ("outcome", outcome)];
+                let labels = [sample.pipeline(), ("outcome", outcome)];
                 family
                     .encode_family(&labels)?
                     .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
@@ -105,9 +109,9 @@ impl Scrape {
 
     fn skipped(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut family = describe(encoder, "postrider_skipped_total", MetricType::Counter)?;
-        for look in &self.0 {
-            for (reason, count) in look.snapshot.skipped.reasons() {
-                let labels = [look.pipeline(), ("reason", reason)];
+        for sample in &self.0 {
+            for (reason, count) in sample.snapshot.skipped.reasons() {
+                let labels = [sample.pipeline(), ("reason", reason)];
                 family
                     .encode_family(&labels)?
                     .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
@@ -119,10 +123,10 @@ impl Scrape {
     fn latency(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let name = "postrider_publish_latency_seconds";
         let mut family = describe(encoder, name, MetricType::Histogram)?;
-        for look in &self.0 {
-            let (sum, buckets) = look.source.counts.latency().read();
+        for sample in &self.0 {
+            let (sum, buckets) = sample.source.counters.latency().read();
             let count = buckets.iter().map(|(_, count)| count).sum();
-            let labels = [look.pipeline()];
+            let labels = [sample.pipeline()];
             let mut metric = family.encode_family(&labels)?;
             metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
         }
@@ -153,7 +157,7 @@ impl Scrape {
         })
     }
 
-    /// One figure of each pipeline that has it.
+    /// One gauge of each pipeline that has a value.
     fn gauge(
         &self,
         encoder: &mut DescriptorEncoder<'_>,
@@ -161,9 +165,9 @@ impl Scrape {
         value: impl Fn(&Snapshot) -> Option<f64>,
     ) -> fmt::Result {
         let mut family = describe(encoder, name, MetricType::Gauge)?;
-        for look in &self.0 {
-            if let Some(value) = value(&look.snapshot) {
-                family.encode_family(&[look.pipeline()])?.encode_gauge(&value)?;
+        for sample in &self.0 {
+            if let Some(value) = value(&sample.snapshot) {
+                family.encode_family(&[sample.pipeline()])?.encode_gauge(&value)?;
             }
         }
         Ok(())
@@ -171,8 +175,8 @@ impl Scrape {
 
     fn parked(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut family = describe(encoder, "postrider_parked_events", MetricType::Gauge)?;
-        for look in &self.0 {
-            let parked = &look.snapshot.parked;
+        for sample in &self.0 {
+            let parked = &sample.snapshot.parked;
             let states = [
                 ("waiting", parked.waiting),
                 ("behind", parked.behind),
@@ -180,7 +184,7 @@ impl Scrape {
                 ("dead", parked.dead),
             ];
             for (state, count) in states {
-                let labels = [look.pipeline(), ("state", state)];
+                let labels = [sample.pipeline(), ("state", state)];
                 family.encode_family(&labels)?.encode_gauge(&real(count))?;
             }
         }
@@ -196,30 +200,30 @@ impl Scrape {
 
     fn states(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut family = describe(encoder, "postrider_slot_state", MetricType::Gauge)?;
-        for look in &self.0 {
-            let Some(held) = look.snapshot.slot_state.as_deref() else { continue };
+        for sample in &self.0 {
+            let Some(held) = sample.snapshot.slot_state.as_deref() else { continue };
             for state in SLOT_STATES {
-                let labels = [look.pipeline(), ("state", state)];
+                let labels = [sample.pipeline(), ("state", state)];
                 family.encode_family(&labels)?.encode_gauge(&u32::from(state == held))?;
             }
         }
         let mut family = describe(encoder, "postrider_state", MetricType::Gauge)?;
-        for look in &self.0 {
-            for state in PipelineState::ALL {
-                let labels = [look.pipeline(), ("state", state.name())];
-                let holds = u32::from(*state == look.snapshot.state);
+        for sample in &self.0 {
+            for state in State::ALL {
+                let labels = [sample.pipeline(), ("state", state.name())];
+                let holds = u32::from(*state == sample.snapshot.state);
                 family.encode_family(&labels)?.encode_gauge(&holds)?;
             }
         }
         let mut family = describe(encoder, "postrider_halted", MetricType::Gauge)?;
-        for look in &self.0 {
-            match look.snapshot.halt_code {
+        for sample in &self.0 {
+            match sample.snapshot.halt_code {
                 Some(code) => {
                     family
-                        .encode_family(&[look.pipeline(), ("code", code)])?
+                        .encode_family(&[sample.pipeline(), ("code", code)])?
                         .encode_gauge(&1_u32)?;
                 }
-                None => family.encode_family(&[look.pipeline()])?.encode_gauge(&0_u32)?,
+                None => family.encode_family(&[sample.pipeline()])?.encode_gauge(&0_u32)?,
             }
         }
         Ok(())
@@ -227,9 +231,9 @@ impl Scrape {
 
     fn reconnects(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut family = describe(encoder, "postrider_reconnects_total", MetricType::Counter)?;
-        for look in &self.0 {
-            for ((side, class), count) in look.source.counts.reconnects() {
-                let labels = [look.pipeline(), ("side", side.name()), ("class", class)];
+        for sample in &self.0 {
+            for ((side, class), count) in sample.source.counters.reconnects() {
+                let labels = [sample.pipeline(), ("side", side.name()), ("class", class)];
                 family
                     .encode_family(&labels)?
                     .encode_counter::<NoLabelSet, _, f64>(&count, None)?;
@@ -238,19 +242,19 @@ impl Scrape {
         Ok(())
     }
 
-    /// The names that dashboards of the outbox pattern already ask for. Two of them are counters without the `_total`
-    /// that the format wants of a counter, so their type stays unsaid.
-    fn seeds(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    /// The names that dashboards of the outbox pattern use. Two of them are counters without the suffix `_total` that
+    /// the format requires of a counter, so their type is unknown.
+    fn common_names(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         self.gauge(encoder, "outbox_lag_seconds", |snapshot| Some(snapshot.lag_seconds))?;
         let mut family = describe(encoder, "outbox_throughput", MetricType::Unknown)?;
-        for look in &self.0 {
-            let count = look.snapshot.published_total;
-            family.encode_family(&[look.pipeline()])?.encode_gauge(&count)?;
+        for sample in &self.0 {
+            let count = sample.snapshot.published_total;
+            family.encode_family(&[sample.pipeline()])?.encode_gauge(&count)?;
         }
         let mut family = describe(encoder, "outbox_failures", MetricType::Unknown)?;
-        for look in &self.0 {
-            for (event_type, count) in look.source.counts.failures() {
-                let labels = [look.pipeline(), ("event_type", event_type.as_str())];
+        for sample in &self.0 {
+            for (event_type, count) in sample.source.counters.failures() {
+                let labels = [sample.pipeline(), ("event_type", event_type.as_str())];
                 family.encode_family(&labels)?.encode_gauge(&count)?;
             }
         }
@@ -277,7 +281,7 @@ fn describe<'e>(
     kind: MetricType,
 ) -> Result<MetricEncoder<'e>, fmt::Error> {
     let (_, help) = CATALOG.iter().find(|(known, _)| *known == name).ok_or(fmt::Error)?;
-    // The encoder puts the suffix of counters on by itself.
+    // The encoder adds the suffix of counters.
     let name = match kind {
         MetricType::Counter => name.strip_suffix("_total").unwrap_or(name),
         MetricType::Gauge | MetricType::Histogram | MetricType::Info | MetricType::Unknown => name,

@@ -40,6 +40,21 @@ const LOCKED_PAUSE: Duration = Duration::from_secs(1);
 /// Pause between two queries for the sessions that have locked rows.
 const LOCKERS_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Dead events whose rows are checked in one query.
+const DEAD_MAX: usize = 10_000;
+
+/// How long an attempt may wait for its destination before it is postponed.
+const DESTINATION_WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// The outcome of an attempt whose topic is missing or accepts no records. The reason is a placeholder that is never
+/// reported.
+const NO_DESTINATION: Outcome =
+    Outcome::Rejected { scope: Scope::Destination, reason: Refusal::TopicName };
+
+/// Characters of an event's type that a row keeps; the type is only shown. The ID is kept whole, because marks, retries
+/// and rows of the outbox table are found by it.
+const TYPE_CHARS_MAX: usize = 400;
+
 /// The result of a write, and the sessions that have locked the rows it left out, if they were queried.
 pub(super) struct ParkedWrite {
     /// The error if nothing was written and the same write may succeed later on this connection.
@@ -49,9 +64,6 @@ pub(super) struct ParkedWrite {
 
 /// The records that were requested, and those that were found.
 type Fetched = (Vec<WantedRecord>, Vec<(Ticket, OwnedRecord)>);
-
-/// Dead events whose rows are checked in one query.
-const DEAD_MAX: usize = 10_000;
 
 /// Changes that people made to the table.
 #[derive(Default)]
@@ -402,9 +414,7 @@ impl Pipeline {
             }
         }
     }
-}
 
-impl Pipeline {
     /// A write is committed. The rows that it has left out, and the sessions that have locked them, are logged until
     /// they are written.
     pub(super) fn parking_written(&mut self, now: Duration, stored: &Stored, holders: &[Holder]) {
@@ -419,24 +429,130 @@ impl Pipeline {
             _ => {}
         }
     }
+
+    /// Applies the report of an event to the relay. A large event that the broker has refused is parked now, and all
+    /// later ones continue.
+    pub(super) fn reported(&mut self, now: Duration, ticket: Ticket, outcome: Outcome) {
+        let large = self.records.large.take_if(|large| large.ticket == ticket);
+        match (large, outcome) {
+            (
+                Some(large),
+                Outcome::Rejected {
+                    scope: Scope::Event,
+                    reason: reason @ Refusal::TooLargeCompressed { .. },
+                },
+            ) => self.large_refused(now, large, reason),
+            (_, outcome) => self.apply(now, Input::Report { ticket, outcome }),
+        }
+    }
+
+    fn large_refused(&mut self, now: Duration, large: LargeInFlight, reason: Refusal) {
+        let named = (large.record.topic.as_str(), large.event_id.as_str());
+        let halt = Box::new(halts::refused_event(named, large.position, reason));
+        self.metrics.failed(&large.event_type);
+        self.row_status.not_published(large.ticket);
+        let first = self.effects.len();
+        let refused = Input::Refused { ticket: large.ticket, reason, halt };
+        self.relay.apply(now, refused, &mut self.effects);
+        let parked = |effect: &Effect| matches!(effect, Effect::Park { .. });
+        let Some(at) = self.effects.iter().skip(first).position(parked) else { return };
+        if let Effect::Park { ticket: _, entry, reason: _ } = self.effects.remove(first + at) {
+            let row = Parked {
+                entry,
+                commit_time: large.commit_time,
+                event_id: Some(large.event_id),
+                event_type: Some(short(&large.event_type)),
+                aggregate: Some(large.aggregate),
+                record: large.record,
+                error_code: Some(reason.code()),
+                error: Some(reason.to_string()),
+            };
+            self.log.parked_total += 1;
+            let row = push(&mut self.records.kept, row);
+            self.log.parked.event_parked(&self.spec, row);
+        }
+    }
+
+    /// Takes records that were read for attempts; `requested` are all that were requested.
+    pub(super) fn fetched(
+        &mut self,
+        requested: &[WantedRecord],
+        found: Vec<(Ticket, OwnedRecord)>,
+    ) {
+        for (ticket, record) in found {
+            let wanted = self.records.attempts.iter_mut().find(|attempt| attempt.ticket == ticket);
+            if let Some(attempt) = wanted {
+                attempt.record = Some(record);
+            }
+        }
+        let requested: HashSet<Ticket> = requested.iter().map(|wanted| wanted.ticket).collect();
+        let gone = |attempt: &&PendingAttempt| {
+            attempt.record.is_none() && requested.contains(&attempt.ticket)
+        };
+        let gone: Vec<Ticket> =
+            self.records.attempts.iter().filter(gone).map(|attempt| attempt.ticket).collect();
+        self.records.attempts.retain(|attempt| !gone.contains(&attempt.ticket));
+        for ticket in gone {
+            self.apply(self.now(), Input::RowMissing { ticket });
+        }
+    }
+
+    /// Offers pending attempts to the sink. One answer of the broker about a destination decides all attempts that
+    /// waited for it.
+    pub(super) fn offer_attempts(&mut self, now: Duration) {
+        let mut attempts = std::mem::take(&mut self.records.attempts);
+        attempts.retain(|attempt| {
+            let Some(record) = &attempt.record else { return true };
+            let (ticket, since) = (attempt.ticket, attempt.since);
+            let probes = attempt.purpose == Purpose::Probe;
+            let answer = if probes {
+                self.sink.sound(&record.topic, since)
+            } else {
+                record.lend(|record| match self.sink.enqueue_again(ticket, record, since) {
+                    // Nothing of the aggregate is in flight, and its later events wait.
+                    Err(NotTaken::Alone) => self.sink.enqueue_alone(ticket, record, Some(since)),
+                    taken => taken,
+                })
+            };
+            let outcome = match answer {
+                Ok(()) if probes => {
+                    self.apply(now, Input::Probed { ticket });
+                    return false;
+                }
+                Ok(()) => {
+                    self.destinations.took(&record.topic);
+                    return false;
+                }
+                Err(NotTaken::Full | NotTaken::Alone) => return true,
+                Err(NotTaken::Destination | NotTaken::Doubted(_))
+                    if since.elapsed() < DESTINATION_WAIT_MAX =>
+                {
+                    return true;
+                }
+                Err(NotTaken::Destination | NotTaken::Doubted(_) | NotTaken::Missing) => {
+                    NO_DESTINATION
+                }
+                Err(NotTaken::Unavailable) => {
+                    if attempt.purpose != Purpose::DeadLetter {
+                        self.destinations.lost(&record.topic, now);
+                    }
+                    NO_DESTINATION
+                }
+                Err(NotTaken::Refused(reason)) => Outcome::Rejected { scope: Scope::Event, reason },
+            };
+            self.apply(now, Input::Report { ticket, outcome });
+            false
+        });
+        // What the relay has requested meanwhile comes after these.
+        attempts.append(&mut self.records.attempts);
+        self.records.attempts = attempts;
+    }
 }
 
 /// The requests that were made before a start.
 pub(super) fn requests(loaded: &[Loaded]) -> Vec<(Position, Request)> {
     loaded.iter().filter_map(|row| Some((row.entry.position, row.request?))).collect()
 }
-
-/// How long an attempt may wait for its destination before it is postponed.
-const DESTINATION_WAIT_MAX: Duration = Duration::from_secs(10);
-
-/// The outcome of an attempt whose topic is missing or accepts no records. The reason is a placeholder that is never
-/// reported.
-const NO_DESTINATION: Outcome =
-    Outcome::Rejected { scope: Scope::Destination, reason: Refusal::TopicName };
-
-/// Characters of an event's type that a row keeps; the type is only shown. The ID is kept whole, because marks, retries
-/// and rows of the outbox table are found by it.
-const TYPE_CHARS_MAX: usize = 400;
 
 /// The records of parked events: those whose rows are not committed yet, and those that are being retried. The relay
 /// decides which records are kept, written and retried. The kept ones are limited by the relay's intake, the retried
@@ -598,9 +714,7 @@ impl RecordBuffer {
             })
             .collect()
     }
-}
 
-impl RecordBuffer {
     /// Keeps the record of a large event until the broker has answered.
     pub(super) fn keep_large(&mut self, ticket: Ticket, mapped: &Mapped<'_>, at: At) {
         let Aggregate { kind, id } = mapped.aggregate;
@@ -697,126 +811,6 @@ impl RecordBuffer {
                 error: Some(poison.problem.to_string()),
             },
         )
-    }
-}
-
-impl Pipeline {
-    /// Applies the report of an event to the relay. A large event that the broker has refused is parked now, and all
-    /// later ones continue.
-    pub(super) fn reported(&mut self, now: Duration, ticket: Ticket, outcome: Outcome) {
-        let large = self.records.large.take_if(|large| large.ticket == ticket);
-        match (large, outcome) {
-            (
-                Some(large),
-                Outcome::Rejected {
-                    scope: Scope::Event,
-                    reason: reason @ Refusal::TooLargeCompressed { .. },
-                },
-            ) => self.large_refused(now, large, reason),
-            (_, outcome) => self.apply(now, Input::Report { ticket, outcome }),
-        }
-    }
-
-    fn large_refused(&mut self, now: Duration, large: LargeInFlight, reason: Refusal) {
-        let named = (large.record.topic.as_str(), large.event_id.as_str());
-        let halt = Box::new(halts::refused_event(named, large.position, reason));
-        self.metrics.failed(&large.event_type);
-        self.row_status.not_published(large.ticket);
-        let first = self.effects.len();
-        let refused = Input::Refused { ticket: large.ticket, reason, halt };
-        self.relay.apply(now, refused, &mut self.effects);
-        let parked = |effect: &Effect| matches!(effect, Effect::Park { .. });
-        let Some(at) = self.effects.iter().skip(first).position(parked) else { return };
-        if let Effect::Park { ticket: _, entry, reason: _ } = self.effects.remove(first + at) {
-            let row = Parked {
-                entry,
-                commit_time: large.commit_time,
-                event_id: Some(large.event_id),
-                event_type: Some(short(&large.event_type)),
-                aggregate: Some(large.aggregate),
-                record: large.record,
-                error_code: Some(reason.code()),
-                error: Some(reason.to_string()),
-            };
-            self.log.parked_total += 1;
-            let row = push(&mut self.records.kept, row);
-            self.log.parked.event_parked(&self.spec, row);
-        }
-    }
-
-    /// Takes records that were read for attempts; `requested` are all that were requested.
-    pub(super) fn fetched(
-        &mut self,
-        requested: &[WantedRecord],
-        found: Vec<(Ticket, OwnedRecord)>,
-    ) {
-        for (ticket, record) in found {
-            let wanted = self.records.attempts.iter_mut().find(|attempt| attempt.ticket == ticket);
-            if let Some(attempt) = wanted {
-                attempt.record = Some(record);
-            }
-        }
-        let requested: HashSet<Ticket> = requested.iter().map(|wanted| wanted.ticket).collect();
-        let gone = |attempt: &&PendingAttempt| {
-            attempt.record.is_none() && requested.contains(&attempt.ticket)
-        };
-        let gone: Vec<Ticket> =
-            self.records.attempts.iter().filter(gone).map(|attempt| attempt.ticket).collect();
-        self.records.attempts.retain(|attempt| !gone.contains(&attempt.ticket));
-        for ticket in gone {
-            self.apply(self.now(), Input::RowMissing { ticket });
-        }
-    }
-
-    /// Offers pending attempts to the sink. One answer of the broker about a destination decides all attempts that
-    /// waited for it.
-    pub(super) fn offer_attempts(&mut self, now: Duration) {
-        let mut attempts = std::mem::take(&mut self.records.attempts);
-        attempts.retain(|attempt| {
-            let Some(record) = &attempt.record else { return true };
-            let (ticket, since) = (attempt.ticket, attempt.since);
-            let probes = attempt.purpose == Purpose::Probe;
-            let answer = if probes {
-                self.sink.sound(&record.topic, since)
-            } else {
-                record.lend(|record| match self.sink.enqueue_again(ticket, record, since) {
-                    // Nothing of the aggregate is in flight, and its later events wait.
-                    Err(NotTaken::Alone) => self.sink.enqueue_alone(ticket, record, Some(since)),
-                    taken => taken,
-                })
-            };
-            let outcome = match answer {
-                Ok(()) if probes => {
-                    self.apply(now, Input::Probed { ticket });
-                    return false;
-                }
-                Ok(()) => {
-                    self.destinations.took(&record.topic);
-                    return false;
-                }
-                Err(NotTaken::Full | NotTaken::Alone) => return true,
-                Err(NotTaken::Destination | NotTaken::Doubted(_))
-                    if since.elapsed() < DESTINATION_WAIT_MAX =>
-                {
-                    return true;
-                }
-                Err(NotTaken::Destination | NotTaken::Doubted(_) | NotTaken::Missing) => {
-                    NO_DESTINATION
-                }
-                Err(NotTaken::Unavailable) => {
-                    if attempt.purpose != Purpose::DeadLetter {
-                        self.destinations.lost(&record.topic, now);
-                    }
-                    NO_DESTINATION
-                }
-                Err(NotTaken::Refused(reason)) => Outcome::Rejected { scope: Scope::Event, reason },
-            };
-            self.apply(now, Input::Report { ticket, outcome });
-            false
-        });
-        // What the relay has requested meanwhile comes after these.
-        attempts.append(&mut self.records.attempts);
-        self.records.attempts = attempts;
     }
 }
 

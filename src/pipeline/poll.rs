@@ -38,6 +38,50 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_postgres::Client;
 
+/// How long a claim may stay open before it is settled in part or given up: it holds row locks, and the horizon of
+/// VACUUM.
+const CLAIM_HOLD_MAX: Duration = Duration::from_secs(20);
+
+/// The same for a page of a repair, which holds no locks: what is published and not settled is repeated if the process
+/// ends.
+const PAGE_HOLD_MAX: Duration = Duration::from_secs(5);
+
+/// Pauses before a claim is fed again after its producer broke or its topic was unavailable: what was published after
+/// such an event is published again each time. A claim is held for at most a few of the longest pauses.
+const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+
+/// Pause before the next claim if a claim found as many rows as it wanted and all of them were locked.
+const LOCKED_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long unanswered attempts delay reading the parked events again.
+const ATTEMPTS_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// Rows of the largest claim: claims grow to this size while there is a backlog.
+const BACKLOG_ROWS: usize = 4_000;
+
+/// A claim that was held longer is not followed by a larger one. A quarter of [`CLAIM_HOLD_MAX`].
+const CLAIM_SLOW: Duration = Duration::from_secs(5);
+
+const _: () = assert!(BACKLOG_ROWS <= CLAIM_ROWS_MAX);
+
+/// How long rows have to be locked before the sessions that hold the locks are queried. Applications lock rows for a
+/// moment all the time.
+const LOCKED_MIN: Duration = Duration::from_secs(2);
+
+/// Pause between two such queries. It is longer than the delay of an aggregate whose row was locked: a row that no
+/// claim meets in this time is free.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The shortest pause between two queries.
+const PAUSE_MIN: Duration = Duration::from_secs(2);
+
+/// The pause after a query is at least so many times the duration of the query: queries take at most a tenth of the
+/// time of one session.
+const PAUSE_FACTOR: u32 = 9;
+
+/// Rows without a mark that are counted at most: the whole table may have none.
+const UNMARKED_MAX: u32 = 10_000;
+
 /// The sessions of a polling pipeline, and the open claim.
 pub(super) struct Polling {
     /// Claims rows.
@@ -141,6 +185,13 @@ impl Polling {
             hand_over: None,
             leave_at: None,
         }
+    }
+
+    /// When the open claim has to be settled in part, or given up.
+    fn held_until(&self) -> Option<Instant> {
+        let repairs = self.poller.repairs().is_some();
+        let hold = if repairs { PAGE_HOLD_MAX } else { CLAIM_HOLD_MAX };
+        self.open.as_ref().map(|open| open.held_since + hold)
     }
 }
 
@@ -407,41 +458,7 @@ impl Pipeline {
         self.observe_latency();
         Ok(exit)
     }
-}
 
-/// How long a claim may stay open before it is settled in part or given up: it holds row locks, and the horizon of
-/// VACUUM.
-const CLAIM_HOLD_MAX: Duration = Duration::from_secs(20);
-
-/// The same for a page of a repair, which holds no locks: what is published and not settled is repeated if the process
-/// ends.
-const PAGE_HOLD_MAX: Duration = Duration::from_secs(5);
-
-/// What happened first.
-pub(super) enum PollEvent {
-    Leave,
-    Drain,
-    Grace,
-    Posts,
-    Store(StoreEvent),
-    Lost(SourceError),
-    Due,
-    Claim,
-    Backlog(Result<(BacklogStatus, Instant), SourceError>),
-    HandOverDue,
-    HandOverStep(Result<Renewed, SourceError>),
-}
-
-impl Polling {
-    /// When the open claim has to be settled in part, or given up.
-    fn held_until(&self) -> Option<Instant> {
-        let repairs = self.poller.repairs().is_some();
-        let hold = if repairs { PAGE_HOLD_MAX } else { CLAIM_HOLD_MAX };
-        self.open.as_ref().map(|open| open.held_since + hold)
-    }
-}
-
-impl Pipeline {
     async fn wait_polling(&self, polling: &mut Polling, stop: &Stop) -> PollEvent {
         let idle = polling.open.is_none() && polling.reload == ParkedReload::No;
         let hungry = idle && !self.relay.stopping() && self.relay.intake_open();
@@ -524,27 +541,7 @@ impl Pipeline {
         }
         Ok(None)
     }
-}
 
-/// Pauses before a claim is fed again after its producer broke or its topic was unavailable: what was published after
-/// such an event is published again each time. A claim is held for at most a few of the longest pauses.
-const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
-
-/// Pause before the next claim if a claim found as many rows as it wanted and all of them were locked.
-const LOCKED_PAUSE: Duration = Duration::from_millis(100);
-
-/// How long unanswered attempts delay reading the parked events again.
-const ATTEMPTS_WAIT_MAX: Duration = Duration::from_secs(2);
-
-/// Rows of the largest claim: claims grow to this size while there is a backlog.
-const BACKLOG_ROWS: usize = 4_000;
-
-/// A claim that was held longer is not followed by a larger one. A quarter of [`CLAIM_HOLD_MAX`].
-const CLAIM_SLOW: Duration = Duration::from_secs(5);
-
-const _: () = assert!(BACKLOG_ROWS <= CLAIM_ROWS_MAX);
-
-impl Pipeline {
     async fn claim(&mut self, polling: &mut Polling, stop: &Stop) -> Result<(), SourceError> {
         self.mark_what_waited(polling, stop).await?;
         let settings = &self.spec.poll;
@@ -738,15 +735,69 @@ impl Pipeline {
         drop(self.begin_polling(polling, same));
         Ok(())
     }
+
+    /// Finds out at intervals which sessions have locked rows that claims could not have, and logs them.
+    async fn report_lock_holders(
+        &mut self,
+        polling: &mut Polling,
+        missed: &Missed,
+        stop: &Stop,
+    ) -> Result<(), SourceError> {
+        polling.locked.note(missed);
+        let Some(rows) = polling.locked.due() else { return Ok(()) };
+        let Some(table) = self.spec.poll.table.as_ref().map(|spec| spec.table.clone()) else {
+            return Ok(());
+        };
+        let holders = if rows.is_empty() {
+            Vec::new()
+        } else {
+            self.finish_jobs(polling, stop).await?;
+            // The holders are shown to people only: their query must not end the claim.
+            rows.holders(polling.store.control.client(), &table).await.unwrap_or_default()
+        };
+        if holders.is_empty() {
+            // The rows are delayed, or have failed, or are free again.
+            polling.locked.free();
+            log::claims_go_on(self);
+        } else {
+            log::claims_wait(self, &table, &holders);
+        }
+        Ok(())
+    }
+
+    /// Logs how many rows without a mark the stream has passed: polling publishes them, although they may be published
+    /// already. There are such rows if `mode` was "wal" before. A query that fails does not prevent polling.
+    async fn report_unmarked_rows(&mut self, polling: &Polling) {
+        let Some(spec) = self.spec.poll.table.clone() else { return };
+        let (client, name) = (polling.store.control.client(), self.spec.name());
+        let counted = async {
+            let ledger = repair::ledger(client, name, None, Duration::ZERO).await?;
+            let method = Method::of(client, Selection::Both, ledger.known.as_deref()).await?;
+            let table = Table::read(client, spec).await?;
+            method.count_passed(client, &table, UNMARKED_MAX).await
+        };
+        match counted.await {
+            Ok(None | Some(0)) => {}
+            Ok(Some(rows)) => log::unmarked_rows(self, rows, rows >= u64::from(UNMARKED_MAX)),
+            Err(error) => log::look_failed(self, &error),
+        }
+    }
 }
 
-/// How long rows have to be locked before the sessions that hold the locks are queried. Applications lock rows for a
-/// moment all the time.
-const LOCKED_MIN: Duration = Duration::from_secs(2);
-
-/// Pause between two such queries. It is longer than the delay of an aggregate whose row was locked: a row that no
-/// claim meets in this time is free.
-const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+/// What happened first.
+pub(super) enum PollEvent {
+    Leave,
+    Drain,
+    Grace,
+    Posts,
+    Store(StoreEvent),
+    Lost(SourceError),
+    Due,
+    Claim,
+    Backlog(Result<(BacklogStatus, Instant), SourceError>),
+    HandOverDue,
+    HandOverStep(Result<Renewed, SourceError>),
+}
 
 /// Rows that claims could not have because another session has locked them.
 #[derive(Default)]
@@ -782,47 +833,6 @@ impl LockedRows {
         *self = Self::default();
     }
 }
-
-impl Pipeline {
-    /// Finds out at intervals which sessions have locked rows that claims could not have, and logs them.
-    async fn report_lock_holders(
-        &mut self,
-        polling: &mut Polling,
-        missed: &Missed,
-        stop: &Stop,
-    ) -> Result<(), SourceError> {
-        polling.locked.note(missed);
-        let Some(rows) = polling.locked.due() else { return Ok(()) };
-        let Some(table) = self.spec.poll.table.as_ref().map(|spec| spec.table.clone()) else {
-            return Ok(());
-        };
-        let holders = if rows.is_empty() {
-            Vec::new()
-        } else {
-            self.finish_jobs(polling, stop).await?;
-            // The holders are shown to people only: their query must not end the claim.
-            rows.holders(polling.store.control.client(), &table).await.unwrap_or_default()
-        };
-        if holders.is_empty() {
-            // The rows are delayed, or have failed, or are free again.
-            polling.locked.free();
-            log::claims_go_on(self);
-        } else {
-            log::claims_wait(self, &table, &holders);
-        }
-        Ok(())
-    }
-}
-
-/// The shortest pause between two queries.
-const PAUSE_MIN: Duration = Duration::from_secs(2);
-
-/// The pause after a query is at least so many times the duration of the query: queries take at most a tenth of the
-/// time of one session.
-const PAUSE_FACTOR: u32 = 9;
-
-/// Rows without a mark that are counted at most: the whole table may have none.
-const UNMARKED_MAX: u32 = 10_000;
 
 /// The result of a query of the polled table.
 pub(super) struct BacklogStatus {
@@ -886,25 +896,5 @@ impl BacklogMonitor {
         let pause = self.began.elapsed().saturating_mul(PAUSE_FACTOR).max(PAUSE_MIN);
         self.next_at = Instant::now() + pause;
         Ok((outcome?, self.began))
-    }
-}
-
-impl Pipeline {
-    /// Logs how many rows without a mark the stream has passed: polling publishes them, although they may be published
-    /// already. There are such rows if `mode` was "wal" before. A query that fails does not prevent polling.
-    async fn report_unmarked_rows(&mut self, polling: &Polling) {
-        let Some(spec) = self.spec.poll.table.clone() else { return };
-        let (client, name) = (polling.store.control.client(), self.spec.name());
-        let counted = async {
-            let ledger = repair::ledger(client, name, None, Duration::ZERO).await?;
-            let method = Method::of(client, Selection::Both, ledger.known.as_deref()).await?;
-            let table = Table::read(client, spec).await?;
-            method.count_passed(client, &table, UNMARKED_MAX).await
-        };
-        match counted.await {
-            Ok(None | Some(0)) => {}
-            Ok(Some(rows)) => log::unmarked_rows(self, rows, rows >= u64::from(UNMARKED_MAX)),
-            Err(error) => log::look_failed(self, &error),
-        }
     }
 }

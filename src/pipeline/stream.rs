@@ -123,6 +123,43 @@ impl StreamSession {
         let row = self.writing.as_ref().map(|_| self.writing_since);
         [row, self.connected.store.jobs.written_since()].into_iter().flatten().min()
     }
+
+    /// Passes the confirmation to the stream. After a reconnect the server repeats what is known already, and nothing
+    /// may be confirmed on a stream that has not sent it.
+    fn confirm(&self, watermark: Watermark) {
+        if watermark.lsn() <= self.connected.wal.received() {
+            self.connected.wal.confirm(watermark);
+        }
+    }
+
+    /// Writes the marks that come before the row, then the row, unless it would pass an event whose mark has to wait.
+    fn write(&mut self, row: Progress, marks: Option<RowStatusBatch>) {
+        assert!(self.writing.is_none(), "two cursor rows at once");
+        let resume = &self.connected.resume;
+        let cursor = Cursor {
+            watermark: row.watermark,
+            flush_limit: row.watermark.lsn(),
+            partial: row.partial,
+            owner_epoch: self.connected.store.epoch,
+            ..resume.cursor.clone()
+        };
+        let client = self.connected.store.control.shared_client();
+        let ledger = self.slot_monitor.ledger();
+        self.writing_since = Instant::now();
+        self.writing = Some(Box::pin(async move {
+            let mut made = None;
+            if let Some(batch) = marks {
+                let done = batch.make(&client).await?;
+                let held = batch.holds_back(&done, row.position());
+                made = Some(done);
+                if held {
+                    return Ok(RowWritten { made, row: None });
+                }
+            }
+            let row = Some(cursor::write(&client, &cursor, &ledger).await?);
+            Ok(RowWritten { made, row })
+        }));
+    }
 }
 
 impl Pipeline {
@@ -360,9 +397,7 @@ impl Pipeline {
         }
         self.perform(session)
     }
-}
 
-impl Pipeline {
     /// Handles the result of a cursor row.
     fn row_written(&mut self, now: Duration, RowWritten { made, row }: RowWritten) {
         if let Some(made) = &made {
@@ -393,21 +428,7 @@ impl Pipeline {
             (Some(waiting), None) => log::marks_wait(self, &waiting, given_up),
         }
     }
-}
 
-/// The next batch; or, while there is no room for one, the end of the connection.
-async fn next_or_lost(wal: &mut WalStream, hungry: bool) -> Result<Batch, SourceError> {
-    if hungry { wal.next().await } else { Err(wal.lost().await) }
-}
-
-pub(super) async fn await_job<T>(job: &mut Option<StoreJob<T>>) -> Result<T, SourceError> {
-    match job {
-        Some(job) => job.await,
-        None => std::future::pending().await,
-    }
-}
-
-impl Pipeline {
     /// Performs the relay's effects, in order.
     fn perform(&mut self, session: &mut StreamSession) -> Option<End> {
         let mut effects = std::mem::take(&mut self.effects);
@@ -457,41 +478,14 @@ impl Pipeline {
     }
 }
 
-impl StreamSession {
-    /// Passes the confirmation to the stream. After a reconnect the server repeats what is known already, and nothing
-    /// may be confirmed on a stream that has not sent it.
-    fn confirm(&self, watermark: Watermark) {
-        if watermark.lsn() <= self.connected.wal.received() {
-            self.connected.wal.confirm(watermark);
-        }
-    }
+/// The next batch; or, while there is no room for one, the end of the connection.
+async fn next_or_lost(wal: &mut WalStream, hungry: bool) -> Result<Batch, SourceError> {
+    if hungry { wal.next().await } else { Err(wal.lost().await) }
+}
 
-    /// Writes the marks that come before the row, then the row, unless it would pass an event whose mark has to wait.
-    fn write(&mut self, row: Progress, marks: Option<RowStatusBatch>) {
-        assert!(self.writing.is_none(), "two cursor rows at once");
-        let resume = &self.connected.resume;
-        let cursor = Cursor {
-            watermark: row.watermark,
-            flush_limit: row.watermark.lsn(),
-            partial: row.partial,
-            owner_epoch: self.connected.store.epoch,
-            ..resume.cursor.clone()
-        };
-        let client = self.connected.store.control.shared_client();
-        let ledger = self.slot_monitor.ledger();
-        self.writing_since = Instant::now();
-        self.writing = Some(Box::pin(async move {
-            let mut made = None;
-            if let Some(batch) = marks {
-                let done = batch.make(&client).await?;
-                let held = batch.holds_back(&done, row.position());
-                made = Some(done);
-                if held {
-                    return Ok(RowWritten { made, row: None });
-                }
-            }
-            let row = Some(cursor::write(&client, &cursor, &ledger).await?);
-            Ok(RowWritten { made, row })
-        }));
+pub(super) async fn await_job<T>(job: &mut Option<StoreJob<T>>) -> Result<T, SourceError> {
+    match job {
+        Some(job) => job.await,
+        None => std::future::pending().await,
     }
 }

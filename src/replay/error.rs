@@ -1,4 +1,4 @@
-//! Why something was not replayed, and the line that mends it.
+//! Why something was not replayed, and what to do about it.
 
 use crate::error::Halt;
 use crate::lsn::Lsn;
@@ -8,46 +8,46 @@ use crate::postgres::store::bookmark::BookmarkError;
 use crate::postgres::{SourceError, error_policy};
 use crate::sink::SinkError;
 
-/// Why a replay did not begin, or ended before its end. What was acknowledged until then is noted.
+/// Why a replay did not begin, or ended early. What was acknowledged until then is recorded.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the words of the message above them")]
 pub enum ReplayError {
-    /// The span is empty.
+    /// The time range is empty.
     #[error("--until is not after --since")]
     UntilBeforeSince,
-    /// The span is empty.
+    /// The range of positions is empty.
     #[error("--until {until} is not after the position where the replay would begin, {from}")]
     UntilBeforeFrom { until: Lsn, from: Lsn },
-    /// Nothing of that name, or another trouble of bookmarks.
+    /// The bookmark does not exist, or can't be used.
     #[error(transparent)]
     Bookmark(#[from] BookmarkError),
-    /// The bookmark is there, and its WAL is not.
+    /// The bookmark exists, but its WAL does not.
     #[error("bookmark \"{name}\" can't be replayed from: {why}")]
     Unusable { name: String, why: String, created_at: String },
     /// Logical messages can't be read.
     #[error("{}", .0.message)]
     Messages(Box<Halt>),
-    /// Somebody moved the bookmark's slot.
+    /// The bookmark's slot was moved.
     #[error(
         "the slot of bookmark \"{name}\" stands at {confirmed}, behind the position {at}: somebody moved it"
     )]
     Moved { name: String, at: Lsn, confirmed: Lsn },
-    /// A walsender has the slot, and does not let go.
+    /// A walsender has the slot and does not release it.
     #[error("bookmark \"{name}\" is being read by the server's process {pid}")]
     InUse { name: String, pid: u32 },
     /// No bookmark reaches back that far.
     #[error("{lsn} is older than any WAL that is kept for replays{}", oldest(known.as_ref()))]
     TooOld { lsn: Lsn, known: Option<(String, Lsn)> },
-    /// Nothing is written there yet.
+    /// The position is not written yet.
     #[error("{lsn} is in the future: the server's WAL ends at {wal_end}")]
     Ahead { lsn: Lsn, wal_end: Lsn },
-    /// The position is of another history.
+    /// The position belongs to another history.
     #[error("the position is of timeline {asked}, and the server is on timeline {now}")]
     OtherTimeline { asked: u32, now: u32 },
-    /// `--source wal` without a bookmark that reaches back.
+    /// `--source wal` without a bookmark that reaches back that far.
     #[error("no bookmark reaches back that far, so the log can't be read")]
     NoLog,
-    /// Neither log nor table.
+    /// Neither the WAL nor the table can be read.
     #[error(
         "there is nothing to replay from: no bookmark reaches back that far, and the pipeline has no table"
     )]
@@ -57,7 +57,7 @@ pub enum ReplayError {
         "no bookmark reaches back that far, and the rows of table {table} have no time to go by"
     )]
     NoTime { table: String },
-    /// Rows have a time, but not the zone that it is of.
+    /// The rows have a time without a known time zone.
     #[error(
         "column \"{column}\" of table {table} has no time zone: which rows are of that time can't be known"
     )]
@@ -65,68 +65,68 @@ pub enum ReplayError {
     /// The rows of the table have no position.
     #[error("the table's rows have no positions: --source table can't begin or end at an LSN")]
     NoPositions,
-    /// Events of the aggregate that is asked for are parked.
+    /// Events of the requested aggregate are parked.
     #[error("aggregate \"{kind}:{id}\" has parked events: what is published now would pass them")]
     Parked { kind: String, id: String },
-    /// The topic takes no records.
+    /// The topic accepts no records.
     #[error("topic \"{topic}\" takes no records: {what}")]
     Topic { topic: String, what: String, mend: Option<String> },
-    /// Not a name.
+    /// The name is not allowed.
     #[error("\"{name}\" can't be the name of a replay")]
     Name { name: String },
-    /// There is one of this name.
+    /// A replay of this name exists.
     #[error("there is a replay \"{name}\" already")]
     Taken { name: String },
-    /// There is none of this name.
+    /// No replay of this name exists.
     #[error("there is no replay \"{name}\" that could go on{}", list(known))]
     Unknown { name: String, known: Vec<String> },
-    /// None waits for going on.
+    /// No replay was interrupted.
     #[error("no replay was interrupted")]
     NothingToResume,
-    /// Several do.
+    /// Several replays were interrupted.
     #[error("several replays were interrupted: {}", known.join(", "))]
     WhichReplay { known: Vec<String> },
-    /// It is at its end.
+    /// The replay is finished.
     #[error("replay \"{name}\" is at its end: {published} events were published")]
     Finished { name: String, published: u64 },
-    /// Another process resumed it while the database was away for this one.
+    /// Another process resumed the replay while this one had no connection to the database.
     #[error("another process has gone on with replay \"{name}\"")]
     TakenOver { name: String },
-    /// The row says what we can't read.
+    /// The row of the replay can't be read.
     #[error(
         "the row of replay \"{name}\" can't be read: it is of another version, or was changed by hand"
     )]
     BadRow { name: String },
-    /// Another replay of the pipeline runs.
+    /// Another replay of the pipeline is running.
     #[error("another replay of pipeline \"{pipeline}\" is running, on the server's process {pid}")]
     Busy { pipeline: String, pid: u32 },
-    /// Progress can't be written there.
+    /// The server is a standby, where progress can't be written.
     #[error("the server is a standby: a replay is run on the primary")]
     Standby,
-    /// The row behind which the table was to be read on is gone.
+    /// The row after which the table was to be read was deleted.
     #[error(
         "the row of event \"{id}\", with which the replay was interrupted, is gone from the table"
     )]
     LostPlace { id: String },
-    /// What the configuration says of records does not hold together.
+    /// The configuration of the outbox is inconsistent.
     #[error("the outbox can't be read as it is configured")]
     Spec(#[source] SpecError),
     /// The table does not fit the layout.
     #[error("the outbox can't be read")]
     Unfit(#[source] MapError),
-    /// What the server sent can't be read.
+    /// A message of the server can't be read.
     #[error("the server sent a message that can't be read")]
     Protocol(#[source] DecodeError),
     /// The stream contradicts itself.
     #[error("the stream contradicts itself")]
     Broken(#[source] crate::ack::OrderViolation),
-    /// No sink.
+    /// The sink could not be opened.
     #[error("could not open the sink")]
     Sink(#[from] SinkError),
     /// The sink can't be used as it is configured.
     #[error("the sink can't be used: {reason}")]
     SinkUnfit { reason: String, hint: String },
-    /// What the server said, or that it is gone.
+    /// An error of the server or of the connection.
     #[error(transparent)]
     Source(#[from] SourceError),
 }
@@ -149,7 +149,7 @@ const NO_ZONE: &str = "set source.time_zone to the zone of the sessions that ins
                        \"America/New_York\"; or ask by --bookmark, --id or --aggregate";
 
 impl ReplayError {
-    /// Whether nothing was asked that could be done: wrong usage.
+    /// Whether the request itself can't be carried out: wrong usage.
     pub fn is_usage(&self) -> bool {
         matches!(
             self,
@@ -162,7 +162,7 @@ impl ReplayError {
         )
     }
 
-    /// What mends it.
+    /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         Some(match self {
             Self::UntilBeforeSince | Self::UntilBeforeFrom { .. } => {

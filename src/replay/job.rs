@@ -1,9 +1,11 @@
-//! A replay from its first question to its last word.
+//! A replay from its preparation to its end.
 
 use super::ReplayError;
-use super::outlet::{BYTES_MAX, EVENTS_MAX, Outlet, Parked, Parts, Tally, Tell};
-use super::plan::{Choice, Plan, ReplayRequest, Source, Until, again, resumed, source};
-use super::run::{Away, Place, Run, Turn};
+use super::plan::{Choice, Plan, ReplayRequest, Source, Until, resumed, resumed_source, source};
+use super::publisher::{
+    BYTES_MAX, EVENTS_MAX, ParkedLanes, Publisher, PublisherParts, ReplayUpdate, Tally,
+};
+use super::run::{Reconnect, ReplayContext, Run, SessionEnd};
 use crate::ack::Progress;
 use crate::event::{Aggregate, Position};
 use crate::finding::{Finding, Severity};
@@ -24,48 +26,48 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_postgres::Client;
 
-/// How long events are gathered for a batch, where the configuration does not say: nobody waits for them, and each
-/// request of the brokers' work is one that the live stream waits behind. Unit: milliseconds.
+/// How long events are collected for a batch, unless the configuration says: no consumer waits for replayed events, and
+/// the live stream waits behind each request to the brokers. Unit: milliseconds.
 const LINGER_MILLIS: &str = "20";
 
-/// How a replay is run.
+/// Options of one run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Options {
-    /// Events a second; 0 for as fast as it goes.
+pub struct ReplayOptions {
+    /// Events a second; 0 for no limit.
     pub rate: u32,
-    /// Only count.
+    /// Only count the events.
     pub dry_run: bool,
 }
 
-/// What [`Job::prepare`] is to prepare.
+/// What [`ReplayJob::prepare`] prepares.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Prepared {
-    /// A replay of this name.
+    /// A new replay of this name.
     New {
         /// Its name.
         name: String,
-        /// What is asked for.
+        /// What to replay.
         request: Box<ReplayRequest>,
     },
-    /// Going on with the one of this name, or with the only one that was interrupted.
+    /// Resume the replay of this name, or the only one that was interrupted.
     Resume(Option<String>),
 }
 
-/// A replay that can be run.
-pub struct Job {
+/// A prepared replay.
+pub struct ReplayJob {
     spec: Arc<PipelineSpec>,
     control: Control,
-    /// What stands in its row so far; `None` for one that begins.
+    /// Its row; `None` for a new replay.
     row: Option<rows::Replay>,
     plan: Plan,
 }
 
-impl Job {
-    /// Takes the lock, and finds out where to read from. Nothing is written. `control` is a session in the pipeline's
-    /// database, whose schema is ours.
+impl ReplayJob {
+    /// Takes the lock of replays, and finds out where to read from. Nothing is written. `control` is a session in the
+    /// pipeline's database, whose schema is current.
     ///
     /// # Errors
-    /// Whatever stands in the way; see [`ReplayError`].
+    /// Any reason why the replay can't begin; see [`ReplayError`].
     pub async fn prepare(
         spec: Arc<PipelineSpec>,
         control: Control,
@@ -91,7 +93,7 @@ impl Job {
             }
         };
         let source = match &row {
-            Some(row) => again(client, &spec, &server, &request, row).await?,
+            Some(row) => resumed_source(client, &spec, &server, &request, row).await?,
             None => source(client, &spec, &server, &request).await?,
         };
         let plan = Plan { name, request, source };
@@ -101,12 +103,12 @@ impl Job {
         Ok(job)
     }
 
-    /// What it is going to do.
+    /// What will be replayed, and from where.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// An aggregate that is asked for by name, and has parked events.
+    /// Refuses an aggregate that is requested by name and has parked events.
     async fn refuse_parked(&self) -> Result<(), ReplayError> {
         let request = &self.plan.request;
         let Some((kind, id)) = &request.aggregate else { return Ok(()) };
@@ -120,55 +122,55 @@ impl Job {
         Ok(())
     }
 
-    /// Runs it to its end, or until `stop` comes. Gives back what was done, and the ids that were asked for and not
-    /// met.
+    /// Runs the replay to its end, or until `stop` completes. Returns what was done, and the requested IDs that were
+    /// not found.
     ///
     /// # Errors
-    /// What ended it before its end. What was acknowledged is noted as far as the database could be told; `--resume`
-    /// goes on from there.
+    /// What ended the replay early. What was acknowledged is recorded, if the database could be reached; `--resume`
+    /// continues from there.
     pub async fn run(
         mut self,
-        options: Options,
+        options: ReplayOptions,
         stop: impl Future<Output = ()>,
-        tell: &mut dyn FnMut(Tell<'_>),
+        report: &mut dyn FnMut(ReplayUpdate<'_>),
     ) -> Result<Ended, ReplayError> {
         if !options.dry_run {
             self.begin().await?;
         }
-        let mut outlet = self.outlet(options)?;
+        let mut publisher = self.publisher(options)?;
         let mut mapper = self.mapper().await?;
         let Self { spec, control, row, plan } = self;
         let row_done = row.and_then(|row| row.last_id);
-        let place = Place { spec: &spec, plan: &plan, dry: options.dry_run };
-        let mut run = Run::new(control, place, row_done);
-        let mut away = Away::new();
+        let context = ReplayContext { spec: &spec, plan: &plan, dry: options.dry_run };
+        let mut run = Run::new(control, context, row_done);
+        let mut reconnect = Reconnect::new();
         let mut stop = std::pin::pin!(stop);
         let stopped = loop {
-            let session = run.session(&mut mapper, &mut outlet, stop.as_mut(), tell);
+            let session = run.session(&mut mapper, &mut publisher, stop.as_mut(), report);
             let error = match Box::pin(session).await {
-                Ok(Turn::Over) => match run.finish().await {
+                Ok(SessionEnd::Over) => match run.finish().await {
                     Ok(()) => break false,
                     Err(error) => error,
                 },
-                Ok(Turn::Stopped) => break true,
-                Ok(Turn::Again) => {
-                    run.put_down(&mut outlet);
+                Ok(SessionEnd::Stopped) => break true,
+                Ok(SessionEnd::Restart) => {
+                    run.give_up_in_flight(&mut publisher);
                     continue;
                 }
                 Err(_) if run.stopping() => break true,
                 Err(error) => error,
             };
-            let back = away.wait(error, place, &mut outlet, stop.as_mut(), tell);
+            let back = reconnect.wait(error, context, &mut publisher, stop.as_mut(), report);
             let Some(control) = Box::pin(back).await? else { break true };
-            run.go_on_with(control);
-            run.put_down(&mut outlet);
+            run.resume_with(control);
+            run.give_up_in_flight(&mut publisher);
         };
-        outlet.close();
+        publisher.close();
         let elapsed = run.elapsed();
-        Ok(Ended { missing: outlet.choice.missing(), tally: outlet.tally, elapsed, stopped })
+        Ok(Ended { missing: publisher.choice.missing(), tally: publisher.tally, elapsed, stopped })
     }
 
-    /// A topic that is named by hand has to be there.
+    /// A topic that the user names must exist.
     fn check_topic(&self) -> Result<(), ReplayError> {
         let Some(topic) = &self.plan.request.to else { return Ok(()) };
         let refused = |what: String, mend| ReplayError::Topic { topic: topic.clone(), what, mend };
@@ -186,7 +188,7 @@ impl Job {
         }
     }
 
-    /// Writes the row of a replay that begins.
+    /// Writes the row of a new replay.
     async fn begin(&mut self) -> Result<(), ReplayError> {
         if self.row.is_some() {
             return Ok(());
@@ -211,7 +213,7 @@ impl Job {
         Ok(())
     }
 
-    /// Positions are those of the first publication: of the same histories.
+    /// A mapper with the recorded histories, so that positions are those of the first publication.
     async fn mapper(&self) -> Result<Mapper, ReplayError> {
         let outbox = self.spec.outbox.clone();
         let mut mapper = Mapper::new(outbox).map_err(|mut errors| match errors.pop() {
@@ -224,7 +226,7 @@ impl Job {
         Ok(mapper)
     }
 
-    fn outlet(&self, options: Options) -> Result<Outlet, ReplayError> {
+    fn publisher(&self, options: ReplayOptions) -> Result<Publisher, ReplayError> {
         let mailbox = Mailbox::default();
         let sink = if options.dry_run { None } else { Some(self.sink(&mailbox)?) };
         let row = self.row.as_ref();
@@ -237,20 +239,20 @@ impl Job {
             Source::Table { .. } => (choice.without_times(), Progress::default()),
         };
         let (published, refused) = row.map_or((0, 0), |row| (row.published, row.refused));
-        Ok(Outlet::new(Parts {
+        Ok(Publisher::new(PublisherParts {
             sink,
             mailbox,
             start,
             rate: options.rate,
             choice,
-            parked: (!self.plan.request.include_parked).then(Parked::default),
+            parked: (!self.plan.request.include_parked).then(ParkedLanes::default),
             to: self.plan.request.to.clone(),
             name: self.plan.name.clone(),
-            tally: Tally::going_on(published, refused),
+            tally: Tally::resumed_with(published, refused),
         }))
     }
 
-    /// The sink's settings for a replay. It makes no topics: one that is named by hand has to be there.
+    /// The sink's settings for a replay. A replay creates no topics: one that the user names must exist.
     fn sink_spec(&self) -> SinkSpec {
         match &self.spec.sink {
             SinkSpec::Kafka(kafka) => {
@@ -269,7 +271,7 @@ impl Job {
         }
     }
 
-    /// A sink of our own: nothing of the live stream's.
+    /// A sink of its own, which shares nothing with the live stream.
     fn sink(&self, mailbox: &Mailbox) -> Result<Box<dyn Sink>, ReplayError> {
         Ok(sink::open(&self.sink_spec(), mailbox.clone())?)
     }
@@ -280,11 +282,11 @@ impl Job {
 pub struct Ended {
     /// What was done.
     pub tally: Tally,
-    /// The ids that were asked for and not met.
+    /// The requested IDs that were not found.
     pub missing: Vec<String>,
-    /// How long it took.
+    /// How long the run took.
     pub elapsed: Duration,
-    /// It was told to stop before its end.
+    /// The run was stopped before the end.
     pub stopped: bool,
 }
 
@@ -293,7 +295,7 @@ fn progress(next: Position) -> Progress {
     Progress { watermark, partial: (next.ordinal > 0).then_some(next) }
 }
 
-/// Takes the lock of the pipeline's replays, on a server that is none's standby.
+/// Takes the lock of the pipeline's replays, on a server that is no standby.
 pub(super) async fn locked(
     control: &Control,
     spec: &PipelineSpec,

@@ -1,25 +1,25 @@
-//! Publishing again: what was published once, from a saved position, a time, by ids or of one aggregate.
+//! Replay: publishes again what was published before, from a bookmark, a position, a time, by IDs or of one aggregate.
 //!
-//! Owns which events belong, their pace, and how far a replay has got. Reads the log through a bookmark's slot, which
-//! it never moves, or the rows of the outbox table; makes the same records of them as the relay, with header `replay`;
-//! and hands them to a sink of its own. Shares nothing with the live stream but the database: not its slot, its cursor,
-//! its lanes, nor its producer.
+//! A replay reads the WAL through a bookmark's slot, which it never moves, or the rows of the outbox table. It makes
+//! the same records as the relay, with the header `replay`, and passes them to a sink of its own. It shares only the
+//! database with the live stream: no slot, cursor, lanes or producer. The position up to which it is done is kept in
+//! `postrider.replay`.
 //!
 //! ```text
-//! bookmark's slot ──frames──▶ log ──┐
-//!                                   ├──▶ outbox (record) ──▶ outlet ──▶ sink ──▶ broker
-//! outbox table ─────rows────▶ rows ─┘                          │ ▲                │
-//!                          postrider.replay ◀── what is done ──┘ └─── reports ◀───┘
+//! bookmark's slot ──frames──▶ stream ──┐
+//!                                      ├──▶ outbox (record) ──▶ publisher ──▶ sink ──▶ broker
+//! outbox table ─────rows────▶ rows ────┘                          │ ▲                   │
+//!                                postrider.replay ◀── progress ───┘ └──── reports ◀─────┘
 //! ```
 
 mod error;
 mod job;
-mod outlet;
 mod plan;
+mod publisher;
 mod run;
 mod source;
 
 pub use error::ReplayError;
-pub use job::{Ended, Job, Options, Prepared};
-pub use outlet::{Moment, Refused, Tally, Tell};
+pub use job::{Ended, Prepared, ReplayJob, ReplayOptions};
 pub use plan::{From, Plan, ReplayRequest, Source, SourceChoice, Until};
+pub use publisher::{Refused, ReplayProgress, ReplayUpdate, Tally};

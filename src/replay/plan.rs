@@ -1,5 +1,5 @@
-//! From what is asked for to where it is read: the log through a bookmark's slot where one reaches back far enough,
-//! else the rows of the table.
+//! The plan of a replay: what is requested, and where it is read. That is the WAL, if a bookmark's slot reaches back
+//! far enough, otherwise the rows of the table.
 
 use super::ReplayError;
 use crate::event::{Aggregate, PgTime, Position};
@@ -17,40 +17,40 @@ use tokio_postgres::Client;
 pub struct Plan {
     /// Its name.
     pub name: String,
-    /// What was asked for.
+    /// What is requested.
     pub request: ReplayRequest,
-    /// Where it is read.
+    /// Where it is read from.
     pub source: Source,
 }
 
-/// Where a replay is read.
+/// Where a replay reads from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// The log: exact, in commit order, with the positions of the first time.
+    /// The WAL: exact, in commit order, with the positions of the first publication.
     Log {
         /// The bookmark whose slot is read.
         bookmark: String,
         /// Its slot.
         slot: String,
-        /// Whether logical messages are asked for.
+        /// Whether logical messages are requested.
         messages: bool,
-        /// Where it begins.
+        /// The first position.
         from: Position,
-        /// What commits at it or later is not replayed.
+        /// Transactions that commit at this position or later are not replayed.
         until: Lsn,
     },
-    /// The table: rows that are there, without positions.
+    /// The table: rows that still exist, without positions.
     Table {
-        /// Their order, in words.
+        /// The order of the rows, as a text.
         order: String,
-        /// Not older than this.
+        /// Only rows of this time or later.
         since: Option<PgTime>,
-        /// Older than this.
+        /// Only rows from before this time.
         until: Option<PgTime>,
     },
 }
 
-/// Finds the source.
+/// Finds the source of a new replay.
 pub(super) async fn source(
     client: &Client,
     spec: &PipelineSpec,
@@ -126,7 +126,7 @@ fn by_lsn(
     if lsn > server.wal_end {
         return Err(ReplayError::Ahead { lsn, wal_end: server.wal_end });
     }
-    // The one that stands nearest before it: so the least has to be read and passed over.
+    // The bookmark nearest before the position, so that the least has to be read and skipped.
     let reaches = |bookmark: &&Bookmark| bookmark.confirmed_lsn.is_some_and(|from| from <= lsn);
     let nearest = usable(all).filter(reaches).max_by_key(|bookmark| bookmark.confirmed_lsn);
     let Some(nearest) = nearest else {
@@ -210,22 +210,20 @@ async fn table(
     Ok(Source::Table { order, since, until })
 }
 
-// What a person asks for, and the form in which a row keeps it for `--resume`.
-
-/// What is to be published again.
+/// What is to be published again; a row keeps it as JSON for `--resume`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReplayRequest {
-    /// Where it begins.
+    /// Where the replay begins.
     pub from: From,
-    /// Where it ends; `None` with what is committed when it begins.
+    /// Where it ends; `None` for what is committed when it begins.
     pub until: Option<Until>,
-    /// Only events of these ids; empty for any.
+    /// Only events with these IDs; empty for all.
     pub ids: Vec<String>,
-    /// Only events of this aggregate, type and id.
+    /// Only events of this aggregate: type and ID.
     pub aggregate: Option<(String, String)>,
-    /// The topic; `None` for each event's own.
+    /// The topic; `None` for each event's own topic.
     pub to: Option<String>,
-    /// Whether events of aggregates that have parked events are published too.
+    /// Whether events of aggregates with parked events are published too.
     pub include_parked: bool,
     /// Where events are read from.
     pub source: SourceChoice,
@@ -236,23 +234,24 @@ pub struct ReplayRequest {
 pub enum From {
     /// At a bookmark.
     Bookmark(String),
-    /// At a position: everything that commits at it or later, of its own transaction from the ordinal on.
+    /// At a position: everything that commits at it or later, and of its own transaction everything from the ordinal
+    /// on.
     Lsn {
         /// The position.
         at: Position,
-        /// The timeline it was seen on, where that is known.
+        /// The timeline of the position, if known.
         timeline: Option<u32>,
     },
-    /// With what was committed at this time or later (in the table: with rows of this time or later).
+    /// With what was committed at this time or later (from the table: with rows of this time or later).
     Since(PgTime),
-    /// Wherever there is something.
+    /// At the oldest event there is.
     Anywhere,
 }
 
 /// Where a replay ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Until {
-    /// Before what commits at it or later.
+    /// Before what commits at this position or later.
     Lsn(Lsn),
     /// Before what was committed at this time or later.
     Time(PgTime),
@@ -261,17 +260,17 @@ pub enum Until {
 /// Where events are read from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SourceChoice {
-    /// The log where a bookmark reaches back far enough, else the table.
+    /// The WAL if a bookmark reaches back far enough, otherwise the table.
     #[default]
     Auto,
-    /// The log.
+    /// The WAL.
     Wal,
     /// The table.
     Table,
 }
 
 impl ReplayRequest {
-    /// As the row keeps it.
+    /// The JSON of the row.
     pub(super) fn to_json(&self) -> String {
         let from = match &self.from {
             From::Bookmark(name) => json!({"bookmark": name}),
@@ -302,7 +301,7 @@ impl ReplayRequest {
         .to_string()
     }
 
-    /// From what a row keeps; `None` where that is of another version, or was changed by hand.
+    /// The request of a row; `None` if the JSON is of another version, or was changed by hand.
     pub(super) fn from_json(text: &str) -> Option<Self> {
         let value: Value = serde_json::from_str(text).ok()?;
         let time = |value: &Value| Some(PgTime { micros: value.as_i64()? });
@@ -345,20 +344,18 @@ impl ReplayRequest {
     }
 }
 
-// Which events of a source belong to a replay.
-
-/// What is asked of an event. Where the source begins and ends is the plan's.
+/// Which events of a source belong to a replay. Where the source begins and ends is in the plan.
 #[derive(Clone, Debug)]
 pub(super) struct Choice {
     since: Option<PgTime>,
     until: Option<PgTime>,
-    /// Each id that is asked for, and whether it was met.
+    /// Each requested ID, and whether it was found.
     ids: BTreeMap<String, bool>,
     aggregate: Option<(String, String)>,
 }
 
 impl Choice {
-    /// `found`: ids that were met before this run.
+    /// `found`: IDs that were found in earlier runs.
     pub(super) fn new(request: &ReplayRequest, found: &[String]) -> Self {
         let since = match request.from {
             From::Since(time) => Some(time),
@@ -373,12 +370,12 @@ impl Choice {
         Self { since, until, ids, aggregate: request.aggregate.clone() }
     }
 
-    /// The same for a source that has its own times.
+    /// The same for a source that selects by times itself.
     pub(super) fn without_times(self) -> Self {
         Self { since: None, until: None, ..self }
     }
 
-    /// Whether an event belongs.
+    /// Whether an event belongs to the replay.
     pub(super) fn takes(
         &mut self,
         id: &str,
@@ -409,27 +406,23 @@ impl Choice {
         })
     }
 
-    /// The ids that were met.
+    /// The IDs that were found.
     pub(super) fn met(&self) -> Vec<String> {
         self.ids.iter().filter(|(_, met)| **met).map(|(id, _)| id.clone()).collect()
     }
 
-    /// The ids that were not.
+    /// The IDs that were not found.
     pub(super) fn missing(&self) -> Vec<String> {
         self.ids.iter().filter(|(_, met)| !**met).map(|(id, _)| id.clone()).collect()
     }
 }
 
-/// A text without the blanks that fill a `char(n)` up: who asks for a value need not write them.
+/// The text without the blanks that pad a `char(n)`: a user need not write them.
 fn unfilled(text: &str) -> &str {
     text.trim_end_matches(' ')
 }
 
-// Going on with a replay that was interrupted: which one, and the same source up to the same end.
-//
-// Reads its row and writes nothing; what is done already is for `job` to leave out.
-
-/// The row to go on with.
+/// The row of the replay to resume.
 pub(super) async fn resumed(
     client: &Client,
     spec: &PipelineSpec,
@@ -449,20 +442,20 @@ pub(super) async fn resumed(
     }
 }
 
-/// The source of a replay that goes on: the same, up to the same end.
-pub(super) async fn again(
+/// The source of a resumed replay: the same source, up to the same end.
+pub(super) async fn resumed_source(
     client: &Client,
     spec: &PipelineSpec,
     server: &ServerFacts,
     request: &ReplayRequest,
     row: &rows::Replay,
 ) -> Result<Source, ReplayError> {
-    let place = (row.bookmark.clone(), row.next, row.until);
-    let (Some(bookmark), Some(next), Some(until)) = place else {
+    let context = (row.bookmark.clone(), row.next, row.until);
+    let (Some(bookmark), Some(next), Some(until)) = context else {
         let request = ReplayRequest { source: SourceChoice::Table, ..request.clone() };
         return source(client, spec, server, &request).await;
     };
-    // The bookmark has to be there, and to reach back to where it goes on.
+    // The bookmark must exist, and reach back to the position where the replay resumes.
     let from = match &request.from {
         From::Bookmark(name) if *name == bookmark => request.from.clone(),
         From::Bookmark(_) | From::Lsn { .. } | From::Since(_) | From::Anywhere => {

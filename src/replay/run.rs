@@ -1,10 +1,10 @@
-//! The loop: feeds the outlet from the source, writes what is done, and is the only place that waits.
+//! The loop of a replay: feeds the publisher from the source, writes progress, and waits.
 
 use super::ReplayError;
 use super::job::{lanes, locked};
-use super::outlet::{Moment, Offered, Outlet, Tell};
-use super::plan::{From, Plan, Source, again};
-use super::source::{Log, Span, Table};
+use super::plan::{From, Plan, Source, resumed_source};
+use super::publisher::{Offered, Publisher, ReplayProgress, ReplayUpdate};
+use super::source::{BookmarkStream, LogRange, TableRows};
 use crate::backoff::Backoff;
 use crate::error::Chain;
 use crate::event::Position;
@@ -18,34 +18,34 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::{Duration, Instant};
 
-/// Pause between two times that progress is written: what comes twice after a kill is what was in flight, and what was
-/// acknowledged within this.
+/// Pause between two writes of progress. After a kill the events in flight, and those acknowledged within this time,
+/// are published twice.
 const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Pause between two looks at the parked table.
+/// Pause between two queries of the parked table.
 const PARKED_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Pause between two words of progress.
-const TELL_INTERVAL: Duration = Duration::from_millis(250);
+/// Pause between two reports of progress.
+const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long what is in flight is waited for when it is told to stop.
+/// How long a stop waits for what is in flight.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// What the server knows the sessions by.
+/// `application_name` of the sessions.
 pub(super) const APPLICATION_NAME: &str = "postrider replay";
 
 /// How a session with the source ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Turn {
+pub(super) enum SessionEnd {
     /// Everything is published.
     Over,
-    /// It was told to stop.
+    /// The run was stopped.
     Stopped,
-    /// The producer was thrown away: begin anew with what is done.
-    Again,
+    /// The sink was reset: start again from the recorded progress.
+    Restart,
 }
 
-/// One run.
+/// One run of a replay.
 pub(super) struct Run<'a> {
     control: Control,
     spec: &'a PipelineSpec,
@@ -54,19 +54,23 @@ pub(super) struct Run<'a> {
     started: Instant,
     save_at: Instant,
     parked_at: Instant,
-    tell_at: Instant,
+    report_at: Instant,
     saved: Option<(Done, Met)>,
-    /// Of the table, what is done: a session that begins anew goes on there.
+    /// From the table: the last row that is done, after which a new session continues.
     row_done: Option<String>,
-    /// What the session before was reading: what is still reported counts for it.
-    before: Option<Reading>,
+    /// What the previous session read: reports that arrive late count for it.
+    before: Option<SourceReader>,
     stop_by: Option<Instant>,
 }
 
 impl<'a> Run<'a> {
-    pub(super) fn new(control: Control, place: Place<'a>, row_done: Option<String>) -> Self {
+    pub(super) fn new(
+        control: Control,
+        context: ReplayContext<'a>,
+        row_done: Option<String>,
+    ) -> Self {
         let now = Instant::now();
-        let Place { spec, plan, dry } = place;
+        let ReplayContext { spec, plan, dry } = context;
         Self {
             control,
             spec,
@@ -75,7 +79,7 @@ impl<'a> Run<'a> {
             started: now,
             save_at: now + SAVE_INTERVAL,
             parked_at: now,
-            tell_at: now + TELL_INTERVAL,
+            report_at: now + REPORT_INTERVAL,
             saved: None,
             row_done,
             before: None,
@@ -87,27 +91,27 @@ impl<'a> Run<'a> {
         self.started.elapsed()
     }
 
-    /// Whether it was told to stop.
+    /// Whether a stop was requested.
     pub(super) fn stopping(&self) -> bool {
         self.stop_by.is_some()
     }
 
-    /// Another session in the place of one that was lost.
-    pub(super) fn go_on_with(&mut self, control: Control) {
+    /// Replaces a session that was lost.
+    pub(super) fn resume_with(&mut self, control: Control) {
         self.control = control;
         self.saved = None;
     }
 
     /// Gives up what is in flight, and remembers how far the rows of the table are done.
-    pub(super) fn put_down(&mut self, outlet: &mut Outlet) {
-        if let Some(mut reading) = self.before.take() {
-            reading.settle(outlet);
-            self.row_done = reading.row_done();
+    pub(super) fn give_up_in_flight(&mut self, publisher: &mut Publisher) {
+        if let Some(mut reader) = self.before.take() {
+            reader.settle(publisher);
+            self.row_done = reader.row_done();
         }
-        outlet.start_again();
+        publisher.give_up_in_flight();
     }
 
-    /// Notes that it is at its end.
+    /// Records that the replay is finished.
     pub(super) async fn finish(&self) -> Result<(), ReplayError> {
         if self.dry {
             return Ok(());
@@ -116,88 +120,88 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Reads from what is done to the end.
+    /// Reads from the recorded progress to the end.
     pub(super) async fn session<S: Future<Output = ()>>(
         &mut self,
         mapper: &mut Mapper,
-        outlet: &mut Outlet,
+        publisher: &mut Publisher,
         stop: Pin<&mut S>,
-        tell: &mut dyn FnMut(Tell<'_>),
-    ) -> Result<Turn, ReplayError> {
-        let mut reading = self.open(mapper, outlet).await?;
-        let turn = self.read_on(&mut reading, mapper, outlet, stop, tell).await;
-        // The connection goes, and what it was reading stays.
-        reading.hang_up();
-        self.before = Some(reading);
+        report: &mut dyn FnMut(ReplayUpdate<'_>),
+    ) -> Result<SessionEnd, ReplayError> {
+        let mut reader = self.open(mapper, publisher).await?;
+        let turn = self.read_on(&mut reader, mapper, publisher, stop, report).await;
+        // The connection is closed; what was read stays.
+        reader.disconnect();
+        self.before = Some(reader);
         turn
     }
 
     async fn read_on<S: Future<Output = ()>>(
         &mut self,
-        reading: &mut Reading,
+        reader: &mut SourceReader,
         mapper: &mut Mapper,
-        outlet: &mut Outlet,
+        publisher: &mut Publisher,
         mut stop: Pin<&mut S>,
-        tell: &mut dyn FnMut(Tell<'_>),
-    ) -> Result<Turn, ReplayError> {
+        report: &mut dyn FnMut(ReplayUpdate<'_>),
+    ) -> Result<SessionEnd, ReplayError> {
         loop {
-            outlet.take_posts(tell)?;
-            reading.settle(outlet);
-            self.tick(reading, outlet, tell).await?;
-            if outlet.reset {
-                return Ok(Turn::Again);
+            publisher.take_posts(report)?;
+            reader.settle(publisher);
+            self.tick(reader, publisher, report).await?;
+            if publisher.reset {
+                return Ok(SessionEnd::Restart);
             }
-            if reading.over() && outlet.is_settled() {
-                self.save(reading, outlet).await?;
-                self.tell(reading, outlet, tell);
-                return Ok(Turn::Over);
+            if reader.over() && publisher.is_settled() {
+                self.save(reader, publisher).await?;
+                self.report_progress(reader, publisher, report);
+                return Ok(SessionEnd::Over);
             }
             if let Some(by) = self.stop_by
-                && (outlet.in_flight() == 0 || Instant::now() >= by)
+                && (publisher.in_flight() == 0 || Instant::now() >= by)
             {
-                self.save(reading, outlet).await?;
-                return Ok(Turn::Stopped);
+                self.save(reader, publisher).await?;
+                return Ok(SessionEnd::Stopped);
             }
-            let wake = match self.feed(reading, mapper, outlet).await? {
+            let wake = match self.feed(reader, mapper, publisher).await? {
                 Some(wake) => wake,
                 None => Instant::now(),
             };
-            let wants = reading.wants_frames() && self.stop_by.is_none();
+            let wants = reader.wants_frames() && self.stop_by.is_none();
             tokio::select! {
                 biased;
                 () = &mut stop, if self.stop_by.is_none() => {
                     self.stop_by = Some(Instant::now() + STOP_GRACE);
                 }
-                () = outlet.posted() => {}
-                // A server that stops waits for its walsenders, and the loss of this session is its first word.
+                () = publisher.posted() => {}
+                // A server that stops waits for its walsenders. The end of this session is the first sign of that.
                 error = self.control.closed() => return Err(error.into()),
-                read = reading.read(), if wants => read?,
+                read = reader.read(), if wants => read?,
                 () = tokio::time::sleep_until(wake.into()) => {}
             }
         }
     }
 
-    /// Feeds what is at hand. When to feed again, unless something happens before; `None` for at once.
+    /// Feeds what was read. Returns when to feed again at the latest; `None` for at once.
     async fn feed(
         &self,
-        reading: &mut Reading,
+        reader: &mut SourceReader,
         mapper: &mut Mapper,
-        outlet: &mut Outlet,
+        publisher: &mut Publisher,
     ) -> Result<Option<Instant>, ReplayError> {
-        let timers = self.tell_at.min(self.save_at);
-        if self.stop_by.is_some() || reading.over() {
+        let timers = self.report_at.min(self.save_at);
+        if self.stop_by.is_some() || reader.over() {
             return Ok(Some(timers));
         }
-        reading.fetch().await?;
-        if let Reading::Table(table) = &reading
+        reader.fetch().await?;
+        if let SourceReader::Table(table) = &reader
             && table.over
-            && table.lost_its_place()
+            && table.lost_position()
         {
             let id = self.row_done.clone().unwrap_or_default();
             return Err(ReplayError::LostPlace { id });
         }
-        let offered = reading.feed(mapper, outlet)?;
-        if let Reading::Log(log) = &mut *reading
+        let offered = reader.feed(mapper, publisher)?;
+        if let SourceReader::Stream(log) = &mut *reader
             && !log.unknown_types.is_empty()
         {
             let asked = std::mem::take(&mut log.unknown_types);
@@ -206,13 +210,17 @@ impl<'a> Run<'a> {
             return Ok(None);
         }
         match offered {
-            Offered::Done if reading.wants_frames() => Ok(Some(timers)),
+            Offered::Done if reader.wants_frames() => Ok(Some(timers)),
             Offered::Done => Ok(None),
             Offered::Wait(due) => Ok(Some(due.map_or(timers, |due| due.min(timers)))),
         }
     }
 
-    async fn open(&self, mapper: &mut Mapper, outlet: &mut Outlet) -> Result<Reading, ReplayError> {
+    async fn open(
+        &self,
+        mapper: &mut Mapper,
+        publisher: &mut Publisher,
+    ) -> Result<SourceReader, ReplayError> {
         match &self.plan.source {
             Source::Log { bookmark, slot, messages, from: _, until } => {
                 let oid = match &self.spec.names.table {
@@ -230,7 +238,7 @@ impl<'a> Run<'a> {
                     From::Lsn { at, .. } => Some(at.commit_lsn),
                     From::Bookmark(_) | From::Since(_) | From::Anywhere => None,
                 };
-                let span = Span {
+                let range = LogRange {
                     bookmark: bookmark.clone(),
                     slot: slot.clone(),
                     publication: self.spec.names.publication.clone(),
@@ -238,9 +246,11 @@ impl<'a> Run<'a> {
                     until: *until,
                     asked,
                 };
-                let start = outlet.tracker.progress().position();
-                let log = Log::open(&self.spec.conninfo, APPLICATION_NAME, &span, start).await?;
-                Ok(Reading::Log(Box::new(log)))
+                let start = publisher.tracker.progress().position();
+                let log =
+                    BookmarkStream::open(&self.spec.conninfo, APPLICATION_NAME, &range, start)
+                        .await?;
+                Ok(SourceReader::Stream(Box::new(log)))
             }
             Source::Table { order: _, since, until } => {
                 let Some(poll) = &self.spec.poll.table else { return Err(ReplayError::NoSource) };
@@ -253,66 +263,81 @@ impl<'a> Run<'a> {
                     after: self.row_done.as_deref(),
                 };
                 let rows = Rows::open(&self.spec.conninfo, APPLICATION_NAME, poll, &select).await?;
-                let table = Table::new(rows, self.row_done.clone(), mapper, outlet)?;
-                Ok(Reading::Table(Box::new(table)))
+                let table = TableRows::new(rows, self.row_done.clone(), mapper, publisher)?;
+                Ok(SourceReader::Table(Box::new(table)))
             }
         }
     }
 
-    /// What is due: the row of progress, a look at the parked table, a word to whoever watches.
+    /// Does what is due: writes progress, queries the parked table, reports progress.
     async fn tick(
         &mut self,
-        reading: &Reading,
-        outlet: &mut Outlet,
-        tell: &mut dyn FnMut(Tell<'_>),
+        reader: &SourceReader,
+        publisher: &mut Publisher,
+        report: &mut dyn FnMut(ReplayUpdate<'_>),
     ) -> Result<(), ReplayError> {
         let now = Instant::now();
         if now >= self.parked_at
-            && let Some(parked) = &mut outlet.parked
+            && let Some(parked) = &mut publisher.parked
         {
             parked.now = lanes(self.control.client(), self.spec.name()).await?;
             self.parked_at = now + PARKED_INTERVAL;
         }
         if now >= self.save_at {
-            self.save(reading, outlet).await?;
+            self.save(reader, publisher).await?;
             self.save_at = Instant::now() + SAVE_INTERVAL;
         }
-        if now >= self.tell_at {
-            self.tell(reading, outlet, tell);
-            self.tell_at = now + TELL_INTERVAL;
+        if now >= self.report_at {
+            self.report_progress(reader, publisher, report);
+            self.report_at = now + REPORT_INTERVAL;
         }
         Ok(())
     }
 
-    fn tell(&self, reading: &Reading, outlet: &Outlet, tell: &mut dyn FnMut(Tell<'_>)) {
-        let log = match (reading, &self.plan.source) {
-            (Reading::Log(log), Source::Log { from, until, .. }) => {
+    fn report_progress(
+        &self,
+        reader: &SourceReader,
+        publisher: &Publisher,
+        report: &mut dyn FnMut(ReplayUpdate<'_>),
+    ) {
+        let log = match (reader, &self.plan.source) {
+            (SourceReader::Stream(log), Source::Log { from, until, .. }) => {
                 Some((from.commit_lsn, log.at.min(*until), *until))
             }
-            (Reading::Log(_) | Reading::Table(_) | Reading::Nothing, _) => None,
+            (SourceReader::Stream(_) | SourceReader::Table(_) | SourceReader::Closed, _) => None,
         };
-        tell(Tell::Progress(Moment {
-            tally: &outlet.tally,
+        report(ReplayUpdate::Progress(ReplayProgress {
+            tally: &publisher.tally,
             elapsed: self.elapsed(),
             log,
-            in_flight: outlet.in_flight(),
+            in_flight: publisher.in_flight(),
         }));
     }
 
-    /// Writes what is done, where that is news.
-    async fn save(&mut self, reading: &Reading, outlet: &Outlet) -> Result<(), ReplayError> {
+    /// Writes progress, if it has changed.
+    async fn save(
+        &mut self,
+        reader: &SourceReader,
+        publisher: &Publisher,
+    ) -> Result<(), ReplayError> {
         if self.dry {
             return Ok(());
         }
-        let done = match reading {
-            Reading::Log(log) if log.over && outlet.is_settled() => {
+        let done = match reader {
+            SourceReader::Stream(log) if log.over && publisher.is_settled() => {
                 Done::Upto(Position { commit_lsn: log.until(), ordinal: 0 })
             }
-            Reading::Log(_) | Reading::Nothing => Done::Upto(outlet.tracker.progress().position()),
-            Reading::Table(table) => Done::Row(table.done.clone()),
+            SourceReader::Stream(_) | SourceReader::Closed => {
+                Done::Upto(publisher.tracker.progress().position())
+            }
+            SourceReader::Table(table) => Done::Row(table.done.clone()),
         };
-        let (published, refused) = (outlet.tally.published, outlet.tally.refused);
-        let met = Met { published, refused, found: outlet.choice.met() };
+        let tally = &publisher.tally;
+        let met = Met {
+            published: tally.published,
+            refused: tally.refused,
+            found: publisher.choice.met(),
+        };
         if self.saved.as_ref().is_some_and(|saved| (&saved.0, &saved.1) == (&done, &met)) {
             return Ok(());
         }
@@ -322,140 +347,139 @@ impl<'a> Run<'a> {
     }
 }
 
-// What a session reads: the log or the table, asked the same questions.
-//
-// Knows neither progress nor time; what is fed goes to the outlet, and the loop decides when.
-
-enum Reading {
-    Log(Box<Log>),
-    Table(Box<Table>),
-    /// The log, after its connection.
-    Nothing,
+enum SourceReader {
+    Stream(Box<BookmarkStream>),
+    Table(Box<TableRows>),
+    /// The WAL, after its connection was closed.
+    Closed,
 }
 
-impl Reading {
+impl SourceReader {
     fn over(&self) -> bool {
         match self {
-            Self::Log(log) => log.over,
+            Self::Stream(log) => log.over,
             Self::Table(table) => table.over,
-            Self::Nothing => false,
+            Self::Closed => false,
         }
     }
 
-    /// Lets go of the connection to a log.
-    fn hang_up(&mut self) {
-        if matches!(self, Self::Log(_)) {
-            *self = Self::Nothing;
+    /// Closes the connection to the WAL.
+    fn disconnect(&mut self) {
+        if matches!(self, Self::Stream(_)) {
+            *self = Self::Closed;
         }
     }
 
     fn wants_frames(&self) -> bool {
-        matches!(self, Self::Log(log) if !log.has_frames() && !log.over)
+        matches!(self, Self::Stream(log) if !log.has_frames() && !log.over)
     }
 
-    /// Waits for frames of the log. Cancel-safe.
+    /// Waits for frames of the WAL. Cancel-safe.
     async fn read(&mut self) -> Result<(), SourceError> {
         match self {
-            Self::Log(log) => log.read().await,
-            Self::Table(_) | Self::Nothing => std::future::pending().await,
+            Self::Stream(log) => log.read().await,
+            Self::Table(_) | Self::Closed => std::future::pending().await,
         }
     }
 
-    /// Fetches rows of the table, where none are at hand.
+    /// Fetches rows of the table, if none are left.
     async fn fetch(&mut self) -> Result<(), SourceError> {
         match self {
             Self::Table(table) if !table.has_rows() && !table.over => table.read().await,
-            Self::Log(_) | Self::Table(_) | Self::Nothing => Ok(()),
+            Self::Stream(_) | Self::Table(_) | Self::Closed => Ok(()),
         }
     }
 
-    fn feed(&mut self, mapper: &mut Mapper, outlet: &mut Outlet) -> Result<Offered, ReplayError> {
+    fn feed(
+        &mut self,
+        mapper: &mut Mapper,
+        publisher: &mut Publisher,
+    ) -> Result<Offered, ReplayError> {
         match self {
-            Self::Log(log) => log.feed(mapper, outlet),
-            Self::Table(table) => table.feed(mapper, outlet),
-            Self::Nothing => Ok(Offered::Done),
+            Self::Stream(log) => log.feed(mapper, publisher),
+            Self::Table(table) => table.feed(mapper, publisher),
+            Self::Closed => Ok(Offered::Done),
         }
     }
 
-    fn settle(&mut self, outlet: &Outlet) {
+    fn settle(&mut self, publisher: &Publisher) {
         if let Self::Table(table) = self {
-            table.settle(outlet);
+            table.settle(publisher);
         }
     }
 
     fn row_done(&self) -> Option<String> {
         match self {
-            Self::Log(_) | Self::Nothing => None,
+            Self::Stream(_) | Self::Closed => None,
             Self::Table(table) => table.done.clone(),
         }
     }
 }
 
-// A database that is away: waited for, with pauses that double, until it is back, can't be gone on with, or the replay
-// is told to stop. There is no last try.
-
-/// Pauses between two tries: the first, and the longest.
+/// The shortest and the longest pause between two attempts to connect.
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(15);
 
-/// A try to connect may take this long.
-const TRY_MAX: Duration = Duration::from_mins(1);
+/// The longest time for an attempt to connect.
+const ATTEMPT_MAX: Duration = Duration::from_mins(1);
 
-/// What is gone on with.
+/// What is replayed.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'a> {
+pub(super) struct ReplayContext<'a> {
     pub(super) spec: &'a PipelineSpec,
     pub(super) plan: &'a Plan,
     /// A dry run has no row.
     pub(super) dry: bool,
 }
 
-/// The wait for a database.
+/// Waits for an unavailable database, with pauses that double, until it is back, the replay can't continue, or a stop
+/// is requested. The number of attempts is not limited.
 #[derive(Debug)]
-pub(super) struct Away {
+pub(super) struct Reconnect {
     backoff: Backoff,
     repeats: Repeats,
     back_at: Instant,
 }
 
-impl Away {
+impl Reconnect {
     pub(super) fn new() -> Self {
         let backoff = Backoff::new(PAUSE_MIN, PAUSE_MAX);
         Self { backoff, repeats: Repeats::default(), back_at: Instant::now() }
     }
 
-    /// Waits until there is a session again that may go on after `error`; `None` where it is told to stop. What is in
-    /// flight meanwhile is still reported.
+    /// Waits until there is a session on which the replay may continue after `error`; `None` if a stop is requested.
+    /// Reports of events in flight are handled meanwhile.
     ///
     /// # Errors
-    /// `error`, where waiting does not mend it, or what has become of the place.
+    /// `error`, if waiting does not help; or the reason why the replay can't continue.
     pub(super) async fn wait<S: Future<Output = ()>>(
         &mut self,
         error: ReplayError,
-        place: Place<'_>,
-        outlet: &mut Outlet,
+        context: ReplayContext<'_>,
+        publisher: &mut Publisher,
         mut stop: Pin<&mut S>,
-        tell: &mut dyn FnMut(Tell<'_>),
+        report: &mut dyn FnMut(ReplayUpdate<'_>),
     ) -> Result<Option<Control>, ReplayError> {
         if self.back_at.elapsed() > PAUSE_MAX {
             self.backoff.reset();
         }
-        let mut least = self.heals(&error, Phase::Stream, outlet);
+        let mut least = self.pause_before_retry(&error, Phase::Stream, publisher);
         let mut error = error;
         loop {
             let Some(pause_min) = least else { return Err(error) };
-            let told = format!("the database is away, or will not go on: {}", Chain(&error));
-            tell(Tell::Down(&told, None));
+            let reason =
+                format!("the database is unavailable, or does not continue: {}", Chain(&error));
+            report(ReplayUpdate::Down(&reason, None));
             let until = Instant::now() + self.backoff.next(fastrand::f64()).max(pause_min);
             while Instant::now() < until {
                 tokio::select! {
                     biased;
                     () = &mut stop => return Ok(None),
-                    () = outlet.posted() => outlet.take_posts(tell)?,
+                    () = publisher.posted() => publisher.take_posts(report)?,
                     () = tokio::time::sleep_until(until.into()) => {}
                 }
             }
-            let attempt = tokio::time::timeout(TRY_MAX, connect(place, outlet));
+            let attempt = tokio::time::timeout(ATTEMPT_MAX, connect(context, publisher));
             let tried = tokio::select! {
                 biased;
                 () = &mut stop => return Ok(None),
@@ -463,12 +487,12 @@ impl Away {
             };
             match tried {
                 Ok(Ok(control)) => {
-                    tell(Tell::Up);
+                    report(ReplayUpdate::Up);
                     self.back_at = Instant::now();
                     return Ok(Some(control));
                 }
                 Ok(Err(why)) => {
-                    least = self.heals(&why, Phase::Control, outlet);
+                    least = self.pause_before_retry(&why, Phase::Control, publisher);
                     error = why;
                 }
                 Err(_elapsed) => least = Some(PAUSE_MIN),
@@ -476,10 +500,16 @@ impl Away {
         }
     }
 
-    /// The shortest pause before the next try, where another may do better.
-    fn heals(&mut self, error: &ReplayError, phase: Phase, outlet: &Outlet) -> Option<Duration> {
+    /// The shortest pause before the next attempt, if another attempt may succeed.
+    fn pause_before_retry(
+        &mut self,
+        error: &ReplayError,
+        phase: Phase,
+        publisher: &Publisher,
+    ) -> Option<Duration> {
         let ReplayError::Source(error) = error else {
-            // A session of ours that the server still has, or somebody else's; a standby may be promoted.
+            // The lock may belong to a session of this process that the server still has, or to another one; a standby
+            // may be promoted.
             let passes = matches!(
                 error,
                 ReplayError::Busy { .. } | ReplayError::InUse { .. } | ReplayError::Standby
@@ -488,7 +518,7 @@ impl Away {
         };
         match action(error, phase, true) {
             Action::Reconnect(class) | Action::Later(class) => {
-                let at = outlet.tracker.progress().position().commit_lsn;
+                let at = publisher.tracker.progress().position().commit_lsn;
                 let wedged = self.repeats.wedged(error, at);
                 (!wedged).then(|| class.pause_min())
             }
@@ -498,9 +528,12 @@ impl Away {
     }
 }
 
-/// A session that has the lock, on a server where the replay is as we left it.
-async fn connect(place: Place<'_>, outlet: &Outlet) -> Result<Control, ReplayError> {
-    let Place { spec, plan, dry } = place;
+/// Opens a session that has the lock, on a server where the recorded progress is that of this process.
+async fn connect(
+    context: ReplayContext<'_>,
+    publisher: &Publisher,
+) -> Result<Control, ReplayError> {
+    let ReplayContext { spec, plan, dry } = context;
     let control = Control::connect(&spec.conninfo, APPLICATION_NAME).await?;
     let (client, server) = (control.client(), locked(&control, spec).await?);
     if dry {
@@ -514,18 +547,18 @@ async fn connect(place: Place<'_>, outlet: &Outlet) -> Result<Control, ReplayErr
     if row.finished {
         return Err(ReplayError::Finished { name, published: row.published });
     }
-    // What we noted last may have arrived though nobody said so, the end of all too; more than that only another can
-    // have noted.
+    // The last write of progress may have succeeded without an answer, even that of the end. Any further progress was
+    // written by another process.
     let end = match &plan.source {
         Source::Log { until, .. } => Some(*until),
         Source::Table { .. } => None,
     };
     let ours = |next: Position| {
-        next <= outlet.tracker.progress().position() || Some(next.commit_lsn) == end
+        next <= publisher.tracker.progress().position() || Some(next.commit_lsn) == end
     };
     if row.next.is_some_and(|next| !ours(next)) {
         return Err(ReplayError::TakenOver { name });
     }
-    again(client, spec, &server, &plan.request, &row).await?;
+    resumed_source(client, spec, &server, &plan.request, &row).await?;
     Ok(control)
 }

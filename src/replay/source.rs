@@ -1,10 +1,10 @@
-//! The log as a source: frames of a bookmark's slot, one change after the other.
+//! The sources of a replay: the WAL through a bookmark's slot, and the rows of the table.
 //!
 //! Nothing is ever confirmed on the stream, so the slot stays where it is (`START_REPLICATION` beyond the confirmed
 //! position is honoured, and status updates that confirm nothing move nothing: measured on 15 and 18).
 
 use super::ReplayError;
-use super::outlet::{Offered, Outlet};
+use super::publisher::{Offered, Publisher};
 use crate::event::{PgTime, Position};
 use crate::lsn::Lsn;
 use crate::outbox::{At, Mapper};
@@ -17,46 +17,46 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::time::sleep;
 
-/// How long the slot is waited for: a walsender of a replay that was killed sees that its client is gone, or its own
-/// time-out of 15 s passes.
-const SLOT_PATIENCE: Duration = Duration::from_secs(30);
+/// How long to wait for the slot: a walsender of a killed replay notices the end of its client, or its own time-out of
+/// 15 s passes.
+const SLOT_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// Pause between two tries to get it.
-const SLOT_LOOK: Duration = Duration::from_millis(250);
+/// Pause between two attempts to get the slot.
+const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Log that is read ahead: beyond it the server waits for us. With more of it the server would decode as fast as it can
-/// for a while, whatever the rate, and take a processor from the live stream for as long. Unit: bytes.
+/// WAL that is read ahead; beyond it the server waits. With more the server would decode as fast as it can for a while,
+/// whatever the rate, and take a processor from the live stream for as long. Unit: bytes.
 const READ_AHEAD_BYTES: usize = 256 << 10;
 
-/// Frames fed before everything else has its turn.
+/// Frames fed before other inputs are handled.
 const FRAMES_MAX: usize = 1024;
 
-/// What is read, and how far.
+/// The part of the WAL that is read.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Span {
+pub(super) struct LogRange {
     pub(super) bookmark: String,
     pub(super) slot: String,
     pub(super) publication: String,
     pub(super) messages: bool,
-    /// What commits at it or later is not replayed.
+    /// Transactions that commit at this position or later are not replayed.
     pub(super) until: Lsn,
-    /// Where the person said that it begins, if so: for transactions that lie across it.
+    /// The start that the user asked for, if any: to count transactions that began before it.
     pub(super) asked: Option<Lsn>,
 }
 
-/// The stream, and the place in it.
-pub(super) struct Log {
+/// The stream of a bookmark's slot, and the position in it.
+pub(super) struct BookmarkStream {
     wal: WalStream,
-    span: Span,
+    range: LogRange,
     batch: Option<(Batch, usize)>,
     current: Option<Current>,
-    /// Everything below it is done.
+    /// Everything below this position is done.
     start: Position,
-    /// How far it is read.
+    /// How far the stream was read.
     pub(super) at: Lsn,
     /// The end was passed.
     pub(super) over: bool,
-    /// Types that the relation at hand waits for: the catalog is to be asked for them.
+    /// Types that the current relation refers to and that have to be read from the catalog.
     pub(super) unknown_types: Vec<u32>,
 }
 
@@ -67,46 +67,46 @@ struct Current {
     ordinal: u64,
 }
 
-impl Log {
-    /// Begins to stream from `start`.
+impl BookmarkStream {
+    /// Starts the stream at `start`.
     pub(super) async fn open(
         conninfo: &Conninfo,
         application_name: &str,
-        span: &Span,
+        range: &LogRange,
         start: Position,
     ) -> Result<Self, ReplayError> {
-        let deadline = Instant::now() + SLOT_PATIENCE;
+        let deadline = Instant::now() + SLOT_WAIT_MAX;
         let how = StartReplication {
             lsn: start.commit_lsn,
-            messages: span.messages,
+            messages: range.messages,
             queue_bytes_max: READ_AHEAD_BYTES,
-            ..StartReplication::new(&span.slot, &span.publication)
+            ..StartReplication::new(&range.slot, &range.publication)
         };
         let wal = loop {
             let connection = WalConnection::connect(conninfo, application_name).await?;
             match connection.start(&how).await {
                 Ok(wal) => break wal,
                 Err(error) if in_use(&error) && Instant::now() < deadline => {
-                    sleep(SLOT_LOOK).await;
+                    sleep(SLOT_POLL_INTERVAL).await;
                 }
                 Err(error) if in_use(&error) => {
-                    return Err(ReplayError::InUse { name: span.bookmark.clone(), pid: 0 });
+                    return Err(ReplayError::InUse { name: range.bookmark.clone(), pid: 0 });
                 }
                 Err(error) => return Err(error.into()),
             }
         };
-        let span = span.clone();
+        let range = range.clone();
         let at = start.commit_lsn;
         let unknown_types = Vec::new();
-        Ok(Self { wal, span, batch: None, current: None, start, at, over: false, unknown_types })
+        Ok(Self { wal, range, batch: None, current: None, start, at, over: false, unknown_types })
     }
 
-    /// Where it ends.
+    /// The end of the part that is read.
     pub(super) fn until(&self) -> Lsn {
-        self.span.until
+        self.range.until
     }
 
-    /// Whether frames are at hand.
+    /// Whether frames were read and not fed yet.
     pub(super) fn has_frames(&self) -> bool {
         self.batch.is_some()
     }
@@ -117,11 +117,12 @@ impl Log {
         Ok(())
     }
 
-    /// Feeds what is at hand, until it is used up, there is enough for one turn, or the outlet has to be waited for.
+    /// Feeds the frames that were read, until they are used up, there are enough for one turn, or the publisher has to
+    /// be waited for.
     pub(super) fn feed(
         &mut self,
         mapper: &mut Mapper,
-        outlet: &mut Outlet,
+        publisher: &mut Publisher,
     ) -> Result<Offered, ReplayError> {
         let Some((batch, mut offset)) = self.batch.take() else { return Ok(Offered::Done) };
         let mut left = FRAMES_MAX;
@@ -129,7 +130,7 @@ impl Log {
             if self.over {
                 return Ok(Offered::Done);
             }
-            let offered = match (left, self.frame(&frame, mapper, outlet)?) {
+            let offered = match (left, self.frame(&frame, mapper, publisher)?) {
                 (_, waits @ Offered::Wait(_)) => waits,
                 (0, Offered::Done) => {
                     offset = next;
@@ -151,26 +152,26 @@ impl Log {
         &mut self,
         frame: &Frame<'_>,
         mapper: &mut Mapper,
-        outlet: &mut Outlet,
+        publisher: &mut Publisher,
     ) -> Result<Offered, ReplayError> {
         match frame {
             Frame::Keepalive { wal_end, .. } => {
                 if self.current.is_none() {
                     self.reached(*wal_end);
-                    outlet.tracker.keepalive((*wal_end).min(self.span.until));
+                    publisher.tracker.keepalive((*wal_end).min(self.range.until));
                 }
                 Ok(Offered::Done)
             }
             Frame::XLogData { wal_start, data, .. } => {
                 let message = pgoutput::decode(data).map_err(ReplayError::Protocol)?;
-                self.message(&message, *wal_start, mapper, outlet)
+                self.message(&message, *wal_start, mapper, publisher)
             }
         }
     }
 
     fn reached(&mut self, lsn: Lsn) {
         self.at = self.at.max(lsn);
-        self.over |= lsn >= self.span.until;
+        self.over |= lsn >= self.range.until;
     }
 
     fn message(
@@ -178,7 +179,7 @@ impl Log {
         message: &Message<'_>,
         wal_start: Lsn,
         mapper: &mut Mapper,
-        outlet: &mut Outlet,
+        publisher: &mut Publisher,
     ) -> Result<Offered, ReplayError> {
         match message {
             Message::Begin(begin) => {
@@ -187,14 +188,14 @@ impl Log {
                 if self.over {
                     return Ok(Offered::Done);
                 }
-                // On a Begin it is where the transaction's first change stands.
+                // The `wal_start` of a Begin is the position of the transaction's first change.
                 let across =
                     |asked: Lsn| wal_start != Lsn::ZERO && wal_start < asked && asked < commit_lsn;
-                if self.span.asked.is_some_and(across) {
-                    outlet.tally.straddling += 1;
+                if self.range.asked.is_some_and(across) {
+                    publisher.tally.straddling += 1;
                 }
                 let skip = if commit_lsn == self.start.commit_lsn { self.start.ordinal } else { 0 };
-                outlet.tracker.begin(commit_lsn, skip).map_err(ReplayError::Broken)?;
+                publisher.tracker.begin(commit_lsn, skip).map_err(ReplayError::Broken)?;
                 let commit_time = begin.commit_time;
                 self.current = Some(Current { commit_lsn, commit_time, ordinal: 0 });
                 Ok(Offered::Done)
@@ -202,7 +203,7 @@ impl Log {
             Message::Commit(commit) => {
                 self.current = None;
                 let (commit_lsn, end_lsn) = (commit.commit_lsn, commit.end_lsn);
-                outlet.tracker.commit(commit_lsn, end_lsn).map_err(ReplayError::Broken)?;
+                publisher.tracker.commit(commit_lsn, end_lsn).map_err(ReplayError::Broken)?;
                 self.reached(end_lsn);
                 Ok(Offered::Done)
             }
@@ -218,29 +219,29 @@ impl Log {
                 mapper.relation(relation).map_err(ReplayError::Unfit)?;
                 Ok(Offered::Done)
             }
-            Message::Insert(insert) => self.change(outlet, |outlet, at, now| {
+            Message::Insert(insert) => self.change(publisher, |publisher, at, now| {
                 let event = mapper.insert(insert, at);
-                outlet.offer(event, at, true, now)
+                publisher.offer(event, at, true, now)
             }),
             Message::Message(logical) if logical.transactional => {
-                self.change(outlet, |outlet, at, now| {
+                self.change(publisher, |publisher, at, now| {
                     let event = mapper.message(logical, at);
-                    outlet.offer(event, at, true, now)
+                    publisher.offer(event, at, true, now)
                 })
             }
-            // They are no events, and have ordinals.
+            // These are no events, but have ordinals.
             Message::Update(_) | Message::Delete(_) | Message::Truncate(_) => {
-                self.change(outlet, |outlet, _, _| outlet.pass())
+                self.change(publisher, |publisher, _, _| publisher.pass())
             }
             Message::Message(_) | Message::Origin(_) => Ok(Offered::Done),
         }
     }
 
-    /// One change of the open transaction; those that are done already pass without a trace.
+    /// One change of the open transaction; changes that are done already are skipped.
     fn change(
         &mut self,
-        outlet: &mut Outlet,
-        take: impl FnOnce(&mut Outlet, At, Instant) -> Result<Offered, ReplayError>,
+        publisher: &mut Publisher,
+        take: impl FnOnce(&mut Publisher, At, Instant) -> Result<Offered, ReplayError>,
     ) -> Result<Offered, ReplayError> {
         let Some(current) = &mut self.current else {
             let commit_lsn = Lsn::ZERO;
@@ -248,8 +249,11 @@ impl Log {
         };
         let position = Position { commit_lsn: current.commit_lsn, ordinal: current.ordinal };
         let at = At { position, commit_time: current.commit_time };
-        let offered =
-            if position < self.start { Offered::Done } else { take(outlet, at, Instant::now())? };
+        let offered = if position < self.start {
+            Offered::Done
+        } else {
+            take(publisher, at, Instant::now())?
+        };
         if offered == Offered::Done {
             current.ordinal += 1;
         }
@@ -257,38 +261,35 @@ impl Log {
     }
 }
 
-/// Somebody has the slot.
+/// Whether another session has the slot.
 fn in_use(error: &SourceError) -> bool {
     error.sqlstate() == Some(SqlState::OBJECT_IN_USE)
 }
 
-// The table as a source: its rows in the order of the layout's key.
-//
-// A row has no position that could be known, so records carry none; the id is the same as the first time.
-
-/// Rows fed before everything else has its turn.
+/// Rows fed before other inputs are handled.
 const ROWS_MAX: usize = 1024;
 
-/// The rows, and the place in them.
-pub(super) struct Table {
+/// The rows of the table, in the order of the layout's key, and the position among them. A row has no position in the
+/// WAL, so the records carry none; the IDs are those of the first publication.
+pub(super) struct TableRows {
     rows: Rows,
     at_hand: VecDeque<TableRow>,
-    /// Rows that were offered, by ticket, and not yet done.
+    /// Rows that were offered and are not done yet, with their tickets.
     offered: VecDeque<(u64, String)>,
     /// The last row that is done.
     pub(super) done: Option<String>,
-    /// There are no more.
+    /// There are no more rows.
     pub(super) over: bool,
     next_ticket: u64,
 }
 
-impl Table {
-    /// Takes rows behind `done`.
+impl TableRows {
+    /// Reads rows after `done`.
     pub(super) fn new(
         rows: Rows,
         done: Option<String>,
         mapper: &mut Mapper,
-        outlet: &mut Outlet,
+        publisher: &mut Publisher,
     ) -> Result<Self, ReplayError> {
         mapper.clear_relations(Some(rows.table_oid()));
         if let Message::Relation(relation) =
@@ -296,13 +297,13 @@ impl Table {
         {
             mapper.relation(&relation).map_err(ReplayError::Unfit)?;
         }
-        outlet.tracker.begin(Lsn::ZERO, 0).map_err(ReplayError::Broken)?;
-        let next_ticket = outlet.tracker.low().0;
+        publisher.tracker.begin(Lsn::ZERO, 0).map_err(ReplayError::Broken)?;
+        let next_ticket = publisher.tracker.low().0;
         let (at_hand, offered) = (VecDeque::new(), VecDeque::new());
         Ok(Self { rows, at_hand, offered, done, over: false, next_ticket })
     }
 
-    /// Whether rows are at hand.
+    /// Whether rows were read and not fed yet.
     pub(super) fn has_rows(&self) -> bool {
         !self.at_hand.is_empty()
     }
@@ -314,16 +315,16 @@ impl Table {
         Ok(())
     }
 
-    /// Whether the place where it was to go on is gone.
-    pub(super) fn lost_its_place(&self) -> bool {
+    /// Whether the row after which the rows were to continue was deleted.
+    pub(super) fn lost_position(&self) -> bool {
         self.rows.lost_its_place()
     }
 
-    /// Feeds what is at hand, as `Log::feed`.
+    /// Feeds the rows that were read, as `BookmarkStream::feed`.
     pub(super) fn feed(
         &mut self,
         mapper: &mut Mapper,
-        outlet: &mut Outlet,
+        publisher: &mut Publisher,
     ) -> Result<Offered, ReplayError> {
         for _ in 0..ROWS_MAX {
             let Some(row) = self.at_hand.front() else { break };
@@ -331,7 +332,7 @@ impl Table {
             let Message::Insert(insert) = message else { break };
             let at = At { position: Position::default(), commit_time: now() };
             let event = mapper.insert(&insert, at);
-            match outlet.offer(event, at, false, Instant::now())? {
+            match publisher.offer(event, at, false, Instant::now())? {
                 Offered::Done => {}
                 waits @ Offered::Wait(_) => return Ok(waits),
             }
@@ -343,9 +344,9 @@ impl Table {
         Ok(Offered::Done)
     }
 
-    /// Looks how far the rows are done.
-    pub(super) fn settle(&mut self, outlet: &Outlet) {
-        let low = outlet.tracker.low().0;
+    /// Updates which rows are done.
+    pub(super) fn settle(&mut self, publisher: &Publisher) {
+        let low = publisher.tracker.low().0;
         while self.offered.front().is_some_and(|(ticket, _)| *ticket < low) {
             self.done = self.offered.pop_front().map(|(_, id)| id);
         }

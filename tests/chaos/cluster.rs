@@ -1,7 +1,7 @@
-//! A Kafka of three brokers in KRaft mode, each controller too, to hurt one by one.
+//! A Kafka cluster of three brokers in KRaft mode, each of them also a controller, which can be disturbed one by one.
 //!
-//! Each broker has a listener per relay, which it advertises at the port of a proxy, and one that leads to it directly:
-//! for the harness and between brokers.
+//! Each broker has one listener per relay, which it advertises at the port of a proxy, and one direct listener for the
+//! harness and for the other brokers.
 
 use crate::await_that::await_that;
 use crate::private::kafka::template::{archive, need_archive};
@@ -29,7 +29,7 @@ pub(crate) struct Cluster {
     dir: PathBuf,
 }
 
-/// One broker, and the proxies before it, one for each relay.
+/// One broker, and the proxies in front of it, one for each relay.
 pub(crate) struct Broker {
     pub(crate) proxies: Vec<Proxy>,
     direct: u16,
@@ -38,7 +38,7 @@ pub(crate) struct Broker {
 }
 
 impl Cluster {
-    /// Starts all, with their files in `dir` (removed at the end).
+    /// Starts all brokers, with their files in `dir` (removed at the end).
     pub(crate) async fn start(dir: &Path) -> Self {
         need_archive().await;
         let controllers: Vec<u16> = (0..BROKERS).map(|_| free_port()).collect();
@@ -57,29 +57,29 @@ impl Cluster {
         cluster
     }
 
-    /// Addresses that lead straight to the brokers.
+    /// Addresses that lead directly to the brokers.
     pub(crate) fn direct(&self) -> String {
         addresses(self.brokers.iter().map(|broker| broker.direct))
     }
 
-    /// Addresses for one relay, of proxies.
+    /// Addresses for one relay: those of its proxies.
     pub(crate) fn of_relay(&self, relay: usize) -> String {
         addresses(self.brokers.iter().map(|broker| broker.proxies[relay].port))
     }
 
-    /// Every proxy of one relay.
+    /// All proxies of one relay.
     pub(crate) fn proxies(&self, relay: usize) -> impl Iterator<Item = &Proxy> {
         self.brokers.iter().map(move |broker| &broker.proxies[relay])
     }
 
-    /// All brokers are registered.
+    /// Waits until all brokers are registered.
     pub(crate) async fn await_brokers(&self) {
         let addresses = self.direct();
         await_that("three brokers", START_DEADLINE, || {
             let addresses = addresses.clone();
             async {
-                let look = tokio::task::spawn_blocking(move || registered(&addresses));
-                match look.await.expect("a look")? {
+                let answer = tokio::task::spawn_blocking(move || registered(&addresses));
+                match answer.await.expect("an answer")? {
                     BROKERS => Ok(()),
                     brokers => Err(format!("{brokers} brokers")),
                 }
@@ -88,8 +88,8 @@ impl Cluster {
         .await;
     }
 
-    /// Creates a topic on all three brokers, of which two must have a record. It has more partitions than have
-    /// their turn at a time.
+    /// Creates a topic with three replicas, two of which must have a record. It has more partitions than the partition
+    /// scheduler serves at a time.
     pub(crate) async fn create_topic(&self, name: &str) {
         let addresses = self.direct();
         let admin = topic::admin(&addresses);
@@ -108,15 +108,16 @@ impl Cluster {
         .await;
     }
 
-    /// Deletes a topic, and waits until every broker knows: for a moment the others take records for it, and say so.
+    /// Deletes a topic, and waits until every broker knows that: for a moment the others still accept records for it
+    /// and acknowledge them.
     pub(crate) async fn delete_topic(&self, name: &str) {
         let admin = topic::admin(&self.direct());
         await_that(&format!("no topic {name}"), START_DEADLINE, || async {
             drop(admin.delete_topics(&[name], &AdminOptions::new()).await);
             for broker in &self.brokers {
                 let (address, name) = (addresses([broker.direct].into_iter()), name.to_owned());
-                let look = tokio::task::spawn_blocking(move || partitions(&address, &name));
-                match look.await.expect("a look")? {
+                let answer = tokio::task::spawn_blocking(move || partitions(&address, &name));
+                match answer.await.expect("an answer")? {
                     0 => {}
                     some => {
                         return Err(format!(
@@ -131,7 +132,7 @@ impl Cluster {
         .await;
     }
 
-    /// The largest batch that a topic takes, in bytes.
+    /// Sets the largest batch that a topic accepts, in bytes.
     pub(crate) async fn limit(&self, name: &str, bytes: u32) {
         let admin = topic::admin(&self.direct());
         let bytes = bytes.to_string();
@@ -149,16 +150,16 @@ impl Cluster {
         .await;
     }
 
-    /// Which broker leads the first partition of a topic.
+    /// The broker that leads the first partition of a topic.
     pub(crate) async fn leader(&self, name: &str) -> Option<usize> {
         let (addresses, name) = (self.direct(), name.to_owned());
-        let look = tokio::task::spawn_blocking(move || {
+        let answer = tokio::task::spawn_blocking(move || {
             let client: BaseConsumer = topic::client_config(&addresses).create().ok()?;
             let metadata = client.fetch_metadata(Some(&name), Duration::from_secs(5)).ok()?;
             let leader = metadata.topics().first()?.partitions().first()?.leader();
             usize::try_from(leader).ok()?.checked_sub(1)
         });
-        look.await.expect("a look").filter(|leader| *leader < BROKERS)
+        answer.await.expect("an answer").filter(|leader| *leader < BROKERS)
     }
 }
 
@@ -166,7 +167,7 @@ fn addresses(ports: impl Iterator<Item = u16>) -> String {
     ports.map(|port| format!("127.0.0.1:{port}")).collect::<Vec<_>>().join(",")
 }
 
-/// How many partitions a topic has by what this broker knows: a client that knows no other asks it.
+/// Number of partitions that a topic has according to this broker: a client that knows only this broker asks it.
 fn partitions(address: &str, name: &str) -> Result<usize, String> {
     let client: BaseConsumer = topic::client_config(address).create().map_err(|e| e.to_string())?;
     let metadata = client.fetch_metadata(Some(name), Duration::from_secs(5));
@@ -231,7 +232,7 @@ impl Broker {
         command
     }
 
-    /// Output goes to `log`; the pid to `pid`, for `scripts/servers down`.
+    /// The output goes to `log`, the process ID to `pid`, for `scripts/servers down`.
     fn spawn(&self, command: &mut Command) -> Child {
         let log = File::options().create(true).append(true).open(self.dir.join("log"));
         let log = log.expect("a log");
@@ -242,7 +243,7 @@ impl Broker {
         child
     }
 
-    /// Starts it on its data and its ports. It must not be running.
+    /// Starts the broker with its data and ports. It must not be running.
     pub(crate) fn start(&mut self) {
         assert!(self.child.is_none(), "the broker runs already");
         let mut command = self.java("kafka.Kafka");
@@ -250,14 +251,14 @@ impl Broker {
         self.child = Some(self.spawn(&mut command));
     }
 
-    /// Ends it, by a signal, and waits until it is gone.
+    /// Ends the broker by a signal, and waits until it has exited.
     pub(crate) async fn end(&mut self, how: Signal) {
         let Some(mut child) = self.child.take() else { return };
         signal(child.id(), how);
         exit_of(&mut child, Duration::from_mins(1)).await;
     }
 
-    /// Freezes or thaws it.
+    /// Stops or continues the broker process.
     pub(crate) fn signal(&self, what: Signal) {
         if let Some(child) = &self.child {
             signal(child.id(), what);

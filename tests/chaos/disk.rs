@@ -1,5 +1,5 @@
-//! A small disk of its own for the parked table, that can be full: a tmpfs where we may mount one. Elsewhere a trigger
-//! says what PostgreSQL says then (53100).
+//! A small disk for the parked table, which can be full: a tmpfs, if mounting one is permitted. Otherwise a trigger
+//! raises the same error as PostgreSQL does then (53100).
 
 use crate::private::PrivatePostgres;
 use crate::server::Client;
@@ -9,17 +9,17 @@ use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Of the disk.
+/// Size of the disk.
 const MEBIBYTES: u32 = 48;
 
-/// What stands for a disk.
+/// The disk, or the trigger that replaces it.
 pub(crate) struct Disk {
-    /// Where it is mounted.
+    /// Mount point; `None` for the trigger.
     mounted: Option<PathBuf>,
 }
 
 impl Disk {
-    /// Mounts it, and moves the parked table there.
+    /// Mounts the disk, and moves the parked table to it.
     pub(crate) async fn mount(dir: &Path, server: &PrivatePostgres, sql: &Client) -> Self {
         let place = dir.join("small");
         fs::create_dir_all(&place).expect("a directory");
@@ -48,7 +48,7 @@ impl Disk {
         }
     }
 
-    /// What it is, in words.
+    /// What the disk is, for the report.
     pub(crate) const fn words(&self) -> &'static str {
         if self.mounted.is_some() {
             "a tmpfs of 48 MiB, filled"
@@ -57,7 +57,7 @@ impl Disk {
         }
     }
 
-    /// No room from now on.
+    /// Fills the disk.
     pub(crate) async fn fill(&self, sql: &Client) {
         if let Some(place) = &self.mounted {
             let mut file = fs::File::create(place.join("filler")).expect("a file");
@@ -70,7 +70,7 @@ impl Disk {
         }
     }
 
-    /// Room again.
+    /// Frees the disk.
     pub(crate) async fn empty(&self, sql: &Client) {
         if let Some(place) = &self.mounted {
             drop(fs::remove_file(place.join("filler")));

@@ -1,7 +1,7 @@
-//! What arrived, against what was committed.
+//! Compares what arrived with what was committed.
 //!
-//! The database's own log says what was committed and in which order; the writers' ledger says what they were told of
-//! it. Both must agree before the topic is held against them.
+//! The WAL of the database shows what was committed and in which order; the writers' ledger shows the answers that they
+//! got. Both must agree before the topic is compared with them.
 
 use crate::reader::Read;
 use crate::relays::Reads;
@@ -10,44 +10,44 @@ use crate::writer::{Entry, Outcome};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
-/// Of each kind of finding so many are named.
+/// Findings of one kind that are listed.
 const NAMED_MAX: usize = 200;
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub(crate) struct Findings {
     pub(crate) committed: usize,
     pub(crate) rolled_back: usize,
-    /// Commits without an answer, in events; and how many of them the log has.
+    /// Events whose commit had no answer, and how many of them are in the WAL.
     pub(crate) unknown: usize,
     pub(crate) unknown_committed: usize,
-    /// Records read, repetitions too.
+    /// Records read, including repetitions.
     pub(crate) records: usize,
     pub(crate) duplicates: usize,
-    /// Committed, and in no record.
+    /// Events that were committed and are in no record.
     pub(crate) lost: Vec<String>,
-    /// A record of what was rolled back or never written.
+    /// Records of events that were rolled back or never written.
     pub(crate) invented: Vec<String>,
-    /// Another payload, key or position than committed, or an aggregate in two partitions.
+    /// Records with another payload, key or position than committed, and aggregates in two partitions.
     pub(crate) corrupted: Vec<String>,
-    /// An event whose first record stands before that of an earlier one of its aggregate.
+    /// Events whose first record comes before that of an earlier event of the aggregate.
     pub(crate) swapped: Vec<String>,
-    /// A repetition that is not a suffix: of a process or a request that came too late (`docs/guarantees.md`, order).
-    /// Consumers that pass over positions below the highest never see it. With the broker's time of the record that was
-    /// repeated alone, in milliseconds since the Unix epoch.
+    /// Repetitions that are not a suffix: of a process or a request that came too late (`docs/guarantees.md`, order).
+    /// Consumers that skip positions below the highest one never see them. With the broker's time of the record that
+    /// was repeated alone, in milliseconds since the Unix epoch.
     pub(crate) late: Vec<String>,
-    /// Swapped in a topic that has just been made anew: its partitions do not know the producer, and may take a later
-    /// request where they refused an earlier (`docs/guarantees.md`, order).
-    pub(crate) anew: Vec<String>,
-    /// The records of aggregates that were swapped, from a few before to some behind: the event's place in its
-    /// aggregate, its commit, its row's time, and when the broker appended the record.
+    /// Events swapped in a topic that was recreated a short time before: its partitions do not know the producer, and
+    /// may accept a later request after they refused an earlier one (`docs/guarantees.md`, order).
+    pub(crate) recreated: Vec<String>,
+    /// The records of aggregates with swapped events, from a few before to some after: the event's place in its
+    /// aggregate, its commit, the time of its row, and when the broker appended the record.
     pub(crate) around: Vec<String>,
-    /// The ledger and the database's log disagree: the harness is wrong, or the database.
+    /// Differences between the ledger and the WAL: an error of the harness, or of the database.
     pub(crate) disagree: Vec<String>,
 }
 
 impl Findings {
-    /// Nothing that may never be.
+    /// Whether nothing happened that must never happen.
     pub(crate) fn balanced(&self) -> bool {
         let never = [&self.lost, &self.invented, &self.corrupted, &self.swapped, &self.disagree];
         self.committed > 0 && never.iter().all(|found| found.is_empty())
@@ -67,7 +67,7 @@ impl fmt::Display for Findings {
             ("corrupted", &self.corrupted),
             ("swapped", &self.swapped),
             ("late", &self.late),
-            ("swapped in a topic made anew", &self.anew),
+            ("swapped in a recreated topic", &self.recreated),
             ("disagree", &self.disagree),
         ];
         for (kind, found) in kinds {
@@ -85,16 +85,16 @@ impl fmt::Display for Findings {
     }
 }
 
-/// How long after a topic was made anew what was refused before may come in another order.
-const ANEW: i64 = 60_000;
+/// How long after a topic was recreated refused events may arrive in another order. Unit: milliseconds.
+const RECREATED_MILLIS: i64 = 60_000;
 
-/// Holds the records of all topics, in order of partition and offset for each, against what was committed. The side
-/// topic was `made_anew` then, in milliseconds since the Unix epoch.
+/// Compares the records of all topics, in order of partition and offset, with what was committed. `recreated`: when the
+/// side topic was recreated, in milliseconds since the Unix epoch.
 pub(crate) fn check(
     entries: &[Entry],
     truth: &Truth,
     records: &[Read],
-    (made_anew, reads): (&[i64], Reads),
+    (recreated, reads): (&[i64], Reads),
 ) -> Findings {
     let mut found = Findings { records: records.len(), ..Findings::default() };
     let written: HashMap<&str, &Entry> = entries.iter().map(|e| (e.id.as_str(), e)).collect();
@@ -134,8 +134,12 @@ pub(crate) fn check(
     for (aggregate, lane) in lanes {
         let ranks: Vec<(usize, &Read)> =
             lane.iter().map(|record| (committed[record.id.as_str()].1, *record)).collect();
-        let is_anew = |at: i64| made_anew.iter().any(|anew| (*anew..anew + ANEW).contains(&at));
-        let excused = |at: i64| aggregate.starts_with("side-") && is_anew(at);
+        let is_recreated = |at: i64| {
+            recreated
+                .iter()
+                .any(|recreated| (*recreated..recreated + RECREATED_MILLIS).contains(&at))
+        };
+        let excused = |at: i64| aggregate.starts_with("side-") && is_recreated(at);
         let before = found.swapped.len();
         order(aggregate, &ranks, excused, &mut found);
         if found.swapped.len() > before {
@@ -145,7 +149,7 @@ pub(crate) fn check(
     found
 }
 
-/// What the log has: each event's transaction, and its rank in its aggregate.
+/// For each event in the WAL: its transaction, and its rank in its aggregate.
 fn committed<'a>(
     entries: &'a [Entry],
     written: &HashMap<&'a str, &'a Entry>,
@@ -182,7 +186,7 @@ fn committed<'a>(
             }
             (Outcome::Committed, Some(_)) => {}
         }
-        // One writer has the aggregate for its own: its order is the log's.
+        // Only one writer writes to the aggregate, so its order is that of the WAL.
         if let Some((_, rank)) = place {
             let before = last.insert(entry.aggregate.as_str(), (*rank, entry.id.as_str()));
             if before.is_some_and(|(before, _)| before >= *rank) {
@@ -194,14 +198,14 @@ fn committed<'a>(
     committed
 }
 
-/// One aggregate's records, by rank of the event.
+/// Checks the records of one aggregate, by rank of the event.
 fn order(
     aggregate: &str,
     lane: &[(usize, &Read)],
     excused: impl Fn(i64) -> bool,
     found: &mut Findings,
 ) {
-    // The first rank that has not come yet.
+    // The first rank that has not arrived yet.
     let mut next = 0;
     let mut before: Option<(usize, &Read)> = None;
     for &(rank, record) in lane {
@@ -209,10 +213,11 @@ fn order(
         let step = before.map_or(0, |(rank, _)| rank + 1);
         if rank > next {
             let swapped = format!("{aggregate}: {id} after {after}");
-            let kind = if excused(record.appended) { &mut found.anew } else { &mut found.swapped };
+            let kind =
+                if excused(record.appended) { &mut found.recreated } else { &mut found.swapped };
             kind.push(swapped);
         } else if let Some((_, cut)) = before.filter(|_| rank > step) {
-            // Forward over what had come already: the repetition before it was cut off.
+            // A jump forward over ranks that had arrived already: the repetition before it was cut off.
             found.late.push(format!("{aggregate}: {id} after {after} of {}", cut.appended));
         }
         next = next.max(rank + 1);
@@ -252,7 +257,7 @@ mod tests {
         found_in("a", delivered, &[])
     }
 
-    fn found_in(aggregate: &str, delivered: &str, made_anew: &[i64]) -> Findings {
+    fn found_in(aggregate: &str, delivered: &str, recreated: &[i64]) -> Findings {
         let entry = |id: &str, outcome| Entry {
             id: id.to_owned(),
             aggregate: aggregate.to_owned(),
@@ -285,7 +290,7 @@ mod tests {
                 appended: 0,
             })
             .collect();
-        check(&entries, &truth, &records, (made_anew, Reads::Stream))
+        check(&entries, &truth, &records, (recreated, Reads::Stream))
     }
 
     #[test]
@@ -322,12 +327,12 @@ mod tests {
     }
 
     #[test]
-    fn order_is_excused_where_a_topic_was_made_anew_and_a_loss_is_not() {
+    fn order_is_excused_after_a_topic_was_recreated_and_a_loss_is_not() {
         let found = found_in("side-a", "1 3 2 3 4", &[-1_000]);
         assert!(found.balanced(), "{found}");
-        assert_eq!(found.anew, ["side-a: 3 after 1"]);
+        assert_eq!(found.recreated, ["side-a: 3 after 1"]);
         assert_eq!(found_in("side-a", "1 3 4", &[-1_000]).lost, ["2"]);
-        for (aggregate, at) in [("a", -1_000), ("side-a", -ANEW), ("side-a", 1)] {
+        for (aggregate, at) in [("a", -1_000), ("side-a", -RECREATED_MILLIS), ("side-a", 1)] {
             assert_eq!(
                 found_in(aggregate, "1 3 2 3 4", &[at]).swapped.len(),
                 1,

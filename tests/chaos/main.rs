@@ -1,7 +1,7 @@
-//! Everything goes wrong at once, on a schedule that a seed makes, with a ledger at the end: `scripts/chaos`.
+//! A chaos test: faults on a schedule that a seed determines, and a comparison of ledgers at the end (`scripts/chaos`).
 //!
-//! Real servers of the run's own: a durable PostgreSQL, a Kafka of three brokers, two relays, and a proxy on every
-//! connection of theirs. Shares the helpers of `tests/it`, and none of the relay's code.
+//! Real servers for each run: a durable PostgreSQL, a Kafka cluster of three brokers, two relays, and a proxy on every
+//! connection of the relays. Shares the helpers of `tests/it`, and no code of the relay.
 #![expect(dead_code, unused_imports, reason = "the helpers of tests/it serve more than this")]
 #![expect(
     clippy::expect_used,
@@ -11,7 +11,7 @@
     reason = "a test helper that fails stops its test with the reason"
 )]
 
-/// What `tests/it` shares.
+/// Helpers of `tests/it`.
 #[path = "../it"]
 mod it {
     pub(crate) mod await_that;
@@ -26,29 +26,29 @@ use it::{await_that, private, relay, server, topic};
 mod cluster;
 /// A tablespace that can be full.
 mod disk;
-/// What arrived, against what was committed.
+/// Compares what arrived with what was committed.
 mod ledger;
-/// What is done to whom.
+/// The faults.
 mod nemesis;
-/// The schedule that a seed makes.
+/// The schedule that a seed determines.
 mod plan;
-/// TCP proxies: cut, delay, halve, black-hole, and watch.
+/// TCP proxies: disconnect, delay, throttle, drop all traffic, and record status updates.
 mod proxy;
-/// An independent consumer, that reads along and at the end.
+/// An independent consumer, which reads during the run and at its end.
 mod reader;
 /// The two relays.
 mod relays;
-/// The page and the picture.
+/// The report: a page and a picture.
 mod report;
 /// The run.
 mod run;
-/// What the database committed, by a slot of our own.
+/// What the database committed, by a slot of the test's own.
 mod truth;
-/// Status updates judged.
+/// Checks status updates.
 mod watch;
-/// The watched wire, alone.
+/// The test of status updates alone.
 mod wire;
-/// What runs, together.
+/// Everything that runs in a test.
 mod world;
-/// Who writes events, and keeps the ledger.
+/// Writers of events, and their ledger.
 mod writer;

@@ -1,4 +1,4 @@
-//! What is done to whom: each act is begun, lasts, and is made good.
+//! The faults: each one is begun, lasts, and is undone.
 
 use crate::plan::{Act, Lane, Step};
 use crate::private::Signal;
@@ -14,26 +14,26 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How far away a server is that is far away.
+/// Delay of a distant server.
 const DELAY: Duration = Duration::from_millis(150);
-/// Bytes a second of a connection that is slow.
+/// Bytes a second of a slow connection.
 const SLOW: u32 = 64_000;
-/// How long a deleted topic is gone at least: until whoever writes to it has heard of it.
+/// How long a deleted topic stays deleted at least: until its producers know that.
 const GONE: Duration = Duration::from_secs(10);
-/// How long the topic takes large events at most, before the next act.
+/// How long the topic accepts large events at most before the next fault.
 const UNPARK: Duration = Duration::from_secs(20);
 
-/// What is written before a checkpoint while the slot is to be lost, in bytes, and how often at most. The slot that the
-/// truth is read from is read after each of them, so that it is never behind by as much.
+/// Bytes that are written before each checkpoint while the slot is to be lost. The truth slot is read after each of
+/// them, so that it never lags by as much.
 const WAL_BYTES: u32 = 16 << 20;
 const WAL_TIMES_MAX: u32 = 20;
-/// What a slot may hold back meanwhile.
+/// WAL that a slot may retain meanwhile.
 const KEPT_SIZE: &str = "64MB";
 
-/// An act that lasts.
+/// A fault that lasts.
 struct Begun {
     act: Act,
-    /// The relay or the broker that it is done to.
+    /// The number of the affected relay or broker.
     whom: usize,
     deed: Deed,
 }
@@ -57,13 +57,13 @@ impl World {
         self.end(first).await;
     }
 
-    /// Lets time pass; a relay that ends meanwhile is a finding.
+    /// Lets time pass. A relay that ends meanwhile is a finding.
     async fn rest(&mut self, time: Duration) {
         let end = tokio::time::Instant::now() + time;
         while tokio::time::Instant::now() < end {
             let left = end.saturating_duration_since(tokio::time::Instant::now());
             hold(left.min(Duration::from_millis(500))).await;
-            self.look_after_relays();
+            self.restart_ended_relays();
         }
     }
 
@@ -82,7 +82,7 @@ impl World {
         self.deeds.push(deed);
     }
 
-    /// Begins it; whom it was done to, and what there is to say.
+    /// Begins a fault. Returns what is affected, and a note.
     async fn inject(&mut self, act: Act, pick: u32) -> (usize, String) {
         match act {
             Act::KillActive | Act::KillStandby | Act::FreezeActive | Act::FreezeStandby => {
@@ -156,14 +156,14 @@ impl World {
         String::new()
     }
 
-    /// Has the server lose the slot: nobody reads from it, and it may hold back little.
+    /// Makes the server invalidate the slot: no relay reads from it, and it may retain little.
     async fn lose_slot(&mut self) -> String {
         for relay in &self.relays {
             relay.signal(Signal::Stop);
         }
         let sql = self.sql().await;
-        // What was written since the last time, and the records of running transactions that let a slot go forward.
-        // Those of a claim that is open do not let it: the session of a frozen relay is ended.
+        // Writes WAL since the last checkpoint, and the records of running transactions that let a slot advance. The
+        // records of an open claim prevent that, so the session of a stopped relay is terminated.
         let end = "select pg_terminate_backend(pid) from pg_stat_activity \
                    where application_name like 'postrider %' and state like 'idle in transaction%'";
         for _ in 0..3 {
@@ -215,7 +215,7 @@ impl World {
     }
 
     async fn hurt_network(&mut self, act: Act, pick: u32) -> (usize, String) {
-        // Mostly the connections of the relay that streams.
+        // Mostly the connections of the streaming relay.
         let active = self.active().await;
         let whom = if pick.is_multiple_of(4) { (active + 1) % RELAYS } else { active };
         let hole = [Mode::Hole, Mode::HoleUp, Mode::HoleDown][(pick / 4 % 3) as usize];
@@ -251,38 +251,39 @@ impl World {
     }
 
     async fn hurt_data(&mut self, act: Act) -> String {
-        let desk = &self.writers.desk;
+        let control = &self.writers.control;
         match act {
-            Act::Poison => desk.poison.store(true, Ordering::Relaxed),
+            Act::Poison => control.poison.store(true, Ordering::Relaxed),
             Act::FullDisk => {
-                desk.poison.store(true, Ordering::Relaxed);
+                control.poison.store(true, Ordering::Relaxed);
                 self.disk.fill(&self.sql().await).await;
                 return format!(": {}", self.disk.words());
             }
             Act::SlowConsumer => self.tail.rest(true),
-            Act::Burst => desk.burst.store(true, Ordering::Relaxed),
+            Act::Burst => control.burst.store(true, Ordering::Relaxed),
             Act::DeleteTopic => return self.delete_side().await,
             _ => {}
         }
         String::new()
     }
 
-    /// Deletes the side topic when all that was committed to it is there, and kept by us: what an operator deletes is
-    /// gone, and would not be the relay's loss. So nobody writes to it before no broker takes a record for it.
+    /// Deletes the side topic once everything that was committed to it has arrived and is archived by the test: records
+    /// that an operator deletes are no loss of the relay. So its writer pauses until no broker accepts records for it
+    /// any more.
     async fn delete_side(&mut self) -> String {
-        let desk = Arc::clone(&self.writers.desk);
-        desk.side_rests.store(true, Ordering::Relaxed);
+        let control = Arc::clone(&self.writers.control);
+        control.side_pauses.store(true, Ordering::Relaxed);
         let (direct, side) = (self.cluster.direct(), self.side());
         let mut ticks = tokio::time::interval(Duration::from_millis(500));
         for _ in 0..60 {
             ticks.tick().await;
-            if !desk.side_at_rest.load(Ordering::Relaxed) {
+            if !control.side_paused.load(Ordering::Relaxed) {
                 continue;
             }
             let records = read_all(&direct, &side).await;
             let kept = self.archive.iter().chain(&records).map(|record| record.id.as_str());
             let there: HashSet<&str> = kept.collect();
-            let all = desk.ledger.lock().expect("the ledger").iter().all(|entry| {
+            let all = control.ledger.lock().expect("the ledger").iter().all(|entry| {
                 !entry.id.starts_with("side")
                     || entry.outcome == Outcome::RolledBack
                     || there.contains(entry.id.as_str())
@@ -290,15 +291,15 @@ impl World {
             if all {
                 self.archive.extend(records);
                 self.cluster.delete_topic(&side).await;
-                desk.side_rests.store(false, Ordering::Relaxed);
+                control.side_pauses.store(false, Ordering::Relaxed);
                 return format!(": {} records kept aside", self.archive.len());
             }
         }
-        desk.side_rests.store(false, Ordering::Relaxed);
+        control.side_pauses.store(false, Ordering::Relaxed);
         ": not done, it was never whole".to_owned()
     }
 
-    /// Makes it good; what there is to say.
+    /// Undoes a fault. Returns a note.
     async fn heal(&mut self, act: Act, whom: usize) -> String {
         match act {
             Act::KillActive | Act::KillStandby | Act::KillBoth | Act::StopActive => {
@@ -318,15 +319,15 @@ impl World {
                 }
                 self.cluster.await_brokers().await;
             }
-            Act::Poison => return self.let_poison_through().await,
+            Act::Poison => return self.accept_poison().await,
             Act::FullDisk => {
                 self.disk.empty(&self.sql().await).await;
-                return self.let_poison_through().await;
+                return self.accept_poison().await;
             }
             Act::DeleteTopic => {
                 let gone = crate::run::setting("POSTRIDER_CHAOS_GONE_MS");
                 self.rest(gone.map_or(GONE, Duration::from_millis)).await;
-                self.writers.desk.made_anew.lock().expect("the times").push(now());
+                self.writers.control.recreated.lock().expect("the times").push(now());
                 self.cluster.create_topic(&self.side()).await;
             }
             Act::SlowConsumer => self.tail.rest(false),
@@ -339,10 +340,10 @@ impl World {
         String::new()
     }
 
-    /// The topic takes large events until all that were written are published, or it has been long enough: then some
-    /// stay parked, and the end of the run lets them through.
-    async fn let_poison_through(&mut self) -> String {
-        self.writers.desk.poison.store(false, Ordering::Relaxed);
+    /// The topic accepts large events until all that were written are published, or until the time is over: then some
+    /// stay parked until the end of the run.
+    async fn accept_poison(&mut self) -> String {
+        self.writers.control.poison.store(false, Ordering::Relaxed);
         let main = self.main();
         self.cluster.limit(&main, RAISED_LIMIT).await;
         let through = tokio::time::timeout(UNPARK, self.settled()).await;

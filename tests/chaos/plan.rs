@@ -1,9 +1,9 @@
-//! The schedule: one seed makes all of it.
+//! The schedule, which a seed determines.
 
 use fastrand::Rng;
 use std::time::Duration;
 
-/// What can be done.
+/// The faults.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Act {
     KillActive,
@@ -41,7 +41,7 @@ pub(crate) enum Act {
     LoseSlot,
 }
 
-/// Whom an act is done to: a lane of the picture.
+/// What a fault affects: a row of the picture.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Lane {
     Relays,
@@ -67,7 +67,7 @@ impl Lane {
 }
 
 impl Act {
-    /// But for those that take the slot away.
+    /// All faults except those that remove the slot.
     pub(crate) const ALL: [Self; 31] = [
         Self::KillActive,
         Self::KillStandby,
@@ -102,7 +102,7 @@ impl Act {
         Self::Burst,
     ];
 
-    /// What is done, in words.
+    /// The fault, for the report.
     pub(crate) const fn words(self) -> &'static str {
         match self {
             Self::KillActive => "kill -9 of the relay that streams",
@@ -133,7 +133,7 @@ impl Act {
             Self::HoleBrokers => "a black hole before the brokers",
             Self::Poison => "events larger than the topic takes",
             Self::FullDisk => "the parked table's disk is full",
-            Self::DeleteTopic => "a topic is deleted and made anew",
+            Self::DeleteTopic => "a topic is deleted and recreated",
             Self::SlowConsumer => "the consumer rests",
             Self::Burst => "transactions of 5,000 events",
             Self::DropSlot => "the slot is dropped",
@@ -180,7 +180,7 @@ impl Act {
         }
     }
 
-    /// What may be done while another act lasts: it needs no server to answer.
+    /// Faults that may happen during another one: they need no answer of a server.
     const SECOND: [Self; 7] = [
         Self::KillActive,
         Self::CutDatabase,
@@ -192,29 +192,30 @@ impl Act {
     ];
 }
 
-/// What takes the slot from the relays: of mode `auto` alone, since the stream of mode `wal` halts then.
+/// Faults that remove the slot: only in mode `auto`, because the stream of mode `wal` halts then.
 const SLOT: [Act; 2] = [Act::DropSlot, Act::LoseSlot];
 
 /// One step of the schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Step {
-    /// Before it, with everything whole.
+    /// The pause before it, without a fault.
     pub(crate) pause: Duration,
     pub(crate) act: Act,
-    /// What else happens while it lasts.
+    /// A second fault during the first one.
     pub(crate) second: Option<Act>,
-    /// How long it lasts.
+    /// How long the step lasts.
     pub(crate) hold: Duration,
-    /// Which of several ways.
+    /// Selects one of several variants.
     pub(crate) pick: u32,
 }
 
-/// Steps for so long. Every act comes once before one comes twice, in an order that the seed draws.
+/// Steps for this length of time. Every fault happens once before one happens twice, in an order that the seed
+/// determines.
 pub(crate) fn steps(seed: u64, length: Duration) -> Vec<Step> {
     steps_of(&Act::ALL, seed, length)
 }
 
-/// The same with these acts alone.
+/// The same with these faults only.
 pub(crate) fn steps_of(acts: &[Act], seed: u64, length: Duration) -> Vec<Step> {
     let mut rng = Rng::with_seed(seed);
     let (mut deck, mut steps, mut at) = (Vec::new(), Vec::new(), Duration::ZERO);
@@ -225,7 +226,8 @@ pub(crate) fn steps_of(acts: &[Act], seed: u64, length: Duration) -> Vec<Step> {
         }
         let act = deck.pop().expect("a full deck");
         let pause = Duration::from_millis(rng.u64(500..5_000));
-        // Short ones are over before anybody notices, long ones outlast every time-out: wal_sender_timeout is 15 s.
+        // Short faults are over before anything notices them, long ones outlast every time-out: wal_sender_timeout is
+        // 15 s.
         let hold = match rng.u32(..10) {
             0..=3 => Duration::from_millis(rng.u64(200..2_000)),
             4..=7 => Duration::from_millis(rng.u64(2_000..8_000)),
@@ -234,13 +236,13 @@ pub(crate) fn steps_of(acts: &[Act], seed: u64, length: Duration) -> Vec<Step> {
         let second = (rng.u32(..3) == 0).then(|| Act::SECOND[rng.usize(..Act::SECOND.len())]);
         let second = second.filter(|second| *second != act && acts.contains(second));
         steps.push(Step { pause, act, second, hold, pick: rng.u32(..) });
-        // Rather too many: to begin one and to end it takes its time too, and a run stops when its time is over.
+        // More steps than needed: beginning and undoing a fault takes time too, and a run stops when its time is over.
         at += pause + hold;
     }
     steps
 }
 
-/// The same steps, and before every second one the slot goes.
+/// The same steps, with the slot removed before every second one.
 pub(crate) fn steps_without_slot(acts: &[Act], seed: u64, length: Duration) -> Vec<Step> {
     let mut rng = Rng::with_seed(seed);
     let mut steps = Vec::new();

@@ -1,4 +1,4 @@
-//! An independent consumer: reads along while the run lasts, and everything at its end.
+//! An independent consumer: reads during the run, and everything at its end.
 
 use crate::proxy::tap::parse_lsn;
 use crate::topic::client_config;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 pub(crate) const PARTITIONS: i32 = 64;
 const READ_DEADLINE: Duration = Duration::from_mins(5);
 
-/// A record, as far as the ledger asks.
+/// A record, with what the comparison needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Read {
     pub(crate) id: String,
@@ -25,13 +25,13 @@ pub(crate) struct Read {
     pub(crate) partition: i32,
     /// Bytes of the payload.
     pub(crate) bytes: usize,
-    /// Whether the payload is the one of this id.
+    /// Whether the payload is that of this ID.
     pub(crate) intact: bool,
     /// The transaction, from the header `position`.
     pub(crate) commit_lsn: u64,
-    /// Its place in the transaction, from the same.
+    /// The ordinal in the transaction, from the same header.
     pub(crate) ordinal: u64,
-    /// When the broker appended it, in milliseconds since the Unix epoch.
+    /// When the broker appended the record, in milliseconds since the Unix epoch.
     pub(crate) appended: i64,
 }
 
@@ -62,7 +62,7 @@ fn assign(consumer: &BaseConsumer, topic: &str) {
     consumer.assign(&all).expect("an assignment");
 }
 
-/// Everything that a topic holds now, in order of partition and offset.
+/// All records of a topic, in order of partition and offset.
 pub(crate) async fn read_all(addresses: &str, topic: &str) -> Vec<Read> {
     let (addresses, topic) = (addresses.to_owned(), topic.to_owned());
     let reads = tokio::task::spawn_blocking(move || {
@@ -112,14 +112,14 @@ fn read(message: &BorrowedMessage<'_>) -> (i64, Read) {
     (message.offset(), record)
 }
 
-/// The payload says its size, from which all of it follows.
+/// The payload contains its size, and ID and size determine the whole payload.
 fn is_intact(id: &str, value: &[u8]) -> bool {
     let Ok(value) = std::str::from_utf8(value) else { return false };
     let size = value.split_once("\"size\": ").and_then(|(_, rest)| rest.split_once(','));
     size.and_then(|(size, _)| size.parse().ok()).is_some_and(|size| payload(id, size) == value)
 }
 
-/// Reads the main topic along.
+/// Reads the main topic during the run.
 pub(crate) struct Tail {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -129,7 +129,7 @@ pub(crate) struct Tail {
 struct Shared {
     stop: AtomicBool,
     rests: AtomicBool,
-    /// Different events that came.
+    /// Number of distinct events that arrived.
     delivered: Arc<AtomicUsize>,
 }
 
@@ -154,12 +154,12 @@ impl Tail {
         Self { shared, thread: Some(thread) }
     }
 
-    /// How many different events came so far, for as long as somebody asks.
+    /// The counter of distinct events that arrived so far.
     pub(crate) fn delivered(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.shared.delivered)
     }
 
-    /// Takes nothing from now on, or goes on.
+    /// Pauses or continues reading.
     pub(crate) fn rest(&self, rests: bool) {
         self.shared.rests.store(rests, Ordering::Relaxed);
     }

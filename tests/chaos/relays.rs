@@ -1,4 +1,4 @@
-//! The two relays: the real binary, one pipeline, one of them standing by.
+//! The two relays: the real binary with one pipeline, one of the two on standby.
 
 use crate::private::{Signal, exit_of, free_port, signal};
 use crate::proxy::Proxy;
@@ -12,14 +12,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How many there are.
+/// Number of relays.
 pub(crate) const RELAYS: usize = 2;
-/// The pipeline's name.
+/// Name of the pipeline.
 pub(crate) const PIPELINE: &str = "chaos";
-/// Of the pipeline.
+/// Limit of events in flight.
 pub(crate) const IN_FLIGHT_EVENTS: usize = 2_000;
 
-/// What a pipeline reads from.
+/// How the pipeline reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reads {
     /// Mode `wal`.
@@ -29,7 +29,7 @@ pub(crate) enum Reads {
 }
 
 impl Reads {
-    /// What the names of such runs begin with.
+    /// Prefix of the names of such runs.
     pub(crate) const fn prefix(self) -> &'static str {
         match self {
             Self::Stream => "",
@@ -38,7 +38,7 @@ impl Reads {
     }
 }
 
-/// One relay, its proxy before the database, and its log over all its lives.
+/// One relay, its proxy in front of the database, and the log of all its processes.
 pub(crate) struct Relay {
     pub(crate) wire: Arc<Wire>,
     pub(crate) proxy: Proxy,
@@ -46,12 +46,12 @@ pub(crate) struct Relay {
     number: usize,
     dir: PathBuf,
     child: Option<Child>,
-    /// Times it was started.
+    /// How often it was started.
     pub(crate) lives: usize,
 }
 
 impl Relay {
-    /// Not started yet; before the database at this port.
+    /// A relay that is not started yet, for the database at this port.
     pub(crate) fn new(number: usize, dir: &Path, database: u16) -> Self {
         let wire = Arc::new(Wire::default());
         let proxy = Proxy::start(database, Some(Arc::clone(&wire)));
@@ -59,7 +59,8 @@ impl Relay {
         Self { wire, proxy, port: free_port(), number, dir, child: None, lives: 0 }
     }
 
-    /// Its configuration, to topics of this prefix. The second relay has three producers, the first one.
+    /// Writes its configuration, with topics of this prefix. The second relay has three producers, the first one has
+    /// one.
     pub(crate) fn configure(&self, brokers: &str, topics: &str, reads: Reads) -> PathBuf {
         let reading = match reads {
             Reads::Stream => "mode = \"wal\"\n",
@@ -93,12 +94,12 @@ impl Relay {
         self.dir.join(format!("relay-{}.log", self.number))
     }
 
-    /// What it has said, over all its lives.
+    /// The log of all its processes.
     pub(crate) fn log(&self) -> String {
         String::from_utf8_lossy(&fs::read(self.log_file()).unwrap_or_default()).into_owned()
     }
 
-    /// Starts it, unless it runs.
+    /// Starts the relay, unless it runs.
     pub(crate) fn start(&mut self) {
         if self.child.is_some() {
             return;
@@ -111,29 +112,29 @@ impl Relay {
         self.lives += 1;
     }
 
-    /// kill -9.
+    /// Kills the relay with SIGKILL.
     pub(crate) async fn kill(&mut self) {
         let Some(mut child) = self.child.take() else { return };
         signal(child.id(), Signal::Kill);
         exit_of(&mut child, Duration::from_secs(30)).await;
     }
 
-    /// SIGTERM, and its exit code.
+    /// Stops the relay with SIGTERM; returns its exit code.
     pub(crate) async fn terminate(&mut self) -> Option<i32> {
         let mut child = self.child.take()?;
         signal(child.id(), Signal::Term);
         exit_of(&mut child, Duration::from_mins(1)).await.code()
     }
 
-    /// Freezes or thaws it.
+    /// Stops or continues the process.
     pub(crate) fn signal(&self, what: Signal) {
         if let Some(child) = &self.child {
             signal(child.id(), what);
         }
     }
 
-    /// Whether it ended without being told to: how, and it is started again.
-    pub(crate) fn ended_by_itself(&mut self) -> Option<String> {
+    /// Whether the relay ended without being stopped. Returns how, and starts it again.
+    pub(crate) fn unexpected_end(&mut self) -> Option<String> {
         let status = self.child.as_mut()?.try_wait().ok()??;
         self.child = None;
         self.start();
@@ -146,10 +147,10 @@ impl Relay {
     }
 }
 
-/// A relay's pipeline in `/status`; none when it does not answer soon.
+/// A relay's pipeline in `/status`; `None` if it does not answer soon.
 pub(crate) async fn status(port: u16) -> Option<Value> {
-    let look = http_get(port, "/status");
-    let (_, body) = tokio::time::timeout(Duration::from_millis(400), look).await.ok()?.ok()?;
+    let answer = http_get(port, "/status");
+    let (_, body) = tokio::time::timeout(Duration::from_millis(400), answer).await.ok()?.ok()?;
     let mut status: Value = serde_json::from_str(&body).ok()?;
     Some(status["pipelines"][0].take())
 }

@@ -1,4 +1,4 @@
-//! One page and one picture of a run.
+//! The report of a run: a page and a picture.
 
 mod picture;
 
@@ -61,7 +61,7 @@ fn page(outcome: &Outcome) -> String {
             ),
         ),
         ("… repeated late, not as a suffix", found.late.len().to_string()),
-        ("… swapped in a topic that had just been made anew", found.anew.len().to_string()),
+        ("… swapped in a topic that had just been recreated", found.recreated.len().to_string()),
         ("events that were parked, and published later", outcome.parked.to_string()),
         ("slot at the end of WAL, nothing parked, a fresh event flows", "yes".to_owned()),
     ];

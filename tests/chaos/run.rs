@@ -1,4 +1,4 @@
-//! The run: start, steps, heal, drain, read, judge, report.
+//! A run: start, steps, undo all faults, drain, read, compare, report.
 
 use crate::ledger::{Findings, check};
 use crate::plan::{Act, Step, steps_of, steps_without_slot};
@@ -8,9 +8,9 @@ use crate::relays::{IN_FLIGHT_EVENTS, PIPELINE, Reads, Relay, status};
 use crate::report;
 use crate::server::Version;
 use crate::truth::{self, Truth};
-use crate::watch::{Verdict, judge};
+use crate::watch::{Verdict, check_updates};
 use crate::world::{Deed, World};
-use crate::writer::Desk;
+use crate::writer::WriterControl;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::fs;
@@ -20,37 +20,37 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// How long all may take to be as if nothing had been.
+/// How long everything may take to be normal again.
 const SETTLE: Duration = Duration::from_mins(3);
-/// Between two looks at the relays.
-const LOOK: Duration = Duration::from_millis(500);
-/// Events that a cursor row may lag behind by.
+/// Pause between two samples of the relays.
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
+/// Events by which the cursor row may lag.
 const CURSOR_EVENTS: usize = 10_000;
 
-/// One look.
+/// One sample.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
-    /// Since the start.
+    /// Time since the start.
     pub(crate) at: Duration,
-    /// The state of each relay; empty when it does not answer.
+    /// The state of each relay; empty if it does not answer.
     pub(crate) states: Vec<String>,
-    /// Events of the main topic, different ones.
+    /// Distinct events of the main topic.
     pub(crate) committed: usize,
     pub(crate) delivered: usize,
 }
 
-/// What a run came to.
+/// The result of a run.
 pub(crate) struct Outcome {
     pub(crate) seed: u64,
     pub(crate) version: Version,
     pub(crate) reads: Reads,
     pub(crate) took: Duration,
     pub(crate) findings: Findings,
-    /// Of each relay's wire.
+    /// One for each relay's connection.
     pub(crate) verdicts: Vec<Verdict>,
-    /// What else should not have been.
+    /// Other findings.
     pub(crate) other: Vec<String>,
-    /// Streams that were started and producers that were thrown away: each may repeat something.
+    /// Streams that were started and producers that were reset: each may repeat events.
     pub(crate) incidents: usize,
     pub(crate) parked: usize,
     pub(crate) deeds: Vec<Deed>,
@@ -70,7 +70,7 @@ impl Outcome {
             && self.verdicts.iter().all(|verdict| verdict.broken.is_empty())
     }
 
-    /// Fails with what was found unless all is well.
+    /// Fails with the findings, if there are any.
     pub(crate) fn assert_balanced(&self) {
         let broken: Vec<&String> = self.verdicts.iter().flat_map(|v| &v.broken).collect();
         assert!(
@@ -105,7 +105,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// Where the logs and the report of a run go; what an earlier one of this name left is removed.
+/// The directory of a run's logs and report. Files of an earlier run of this name are removed.
 fn out_dir(name: &str) -> PathBuf {
     let out = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/chaos").join(name);
     drop(fs::remove_dir_all(&out));
@@ -113,7 +113,7 @@ fn out_dir(name: &str) -> PathBuf {
     out
 }
 
-/// Plays the steps, until all are played or the time is over; logs, page and picture are in `target/chaos/<name>`.
+/// Runs the steps until all are done or the time is over. Logs, page and picture are in `target/chaos/<name>`.
 pub(crate) async fn play(
     seed: u64,
     (version, reads): (Version, Reads),
@@ -127,7 +127,7 @@ pub(crate) async fn play(
     let samples = Arc::new(Mutex::new(Vec::new()));
     let mut looker = JoinSet::new();
     let ports = world.relays.iter().map(|relay| relay.port).collect();
-    let counters = (Arc::clone(&world.writers.desk), world.tail.delivered());
+    let counters = (Arc::clone(&world.writers.control), world.tail.delivered());
     looker.spawn(sample(ports, world.began, counters, Arc::clone(&samples)));
 
     for step in plan {
@@ -141,7 +141,7 @@ pub(crate) async fn play(
     let fresh = world.fresh_event().await;
     world.settle(SETTLE).await;
     let took = world.began.elapsed();
-    world.look_after_relays();
+    world.restart_ended_relays();
     for number in 0..world.relays.len() {
         let code = world.relays[number].terminate().await;
         if code != Some(0) {
@@ -173,32 +173,36 @@ fn outcome(
     records: &[Read],
     samples: Vec<Sample>,
 ) -> Outcome {
-    let desk = &world.writers.desk;
-    let entries = desk.ledger.lock().expect("the ledger").clone();
-    let made_anew = if one_in_flight() {
+    let control = &world.writers.control;
+    let entries = control.ledger.lock().expect("the ledger").clone();
+    let recreated = if one_in_flight() {
         Vec::new()
     } else {
-        desk.made_anew.lock().expect("the times").clone()
+        control.recreated.lock().expect("the times").clone()
     };
     let mut appended: HashMap<String, i64> = HashMap::new();
     for record in records {
         let first = appended.entry(record.id.clone()).or_insert(i64::MAX);
         *first = record.appended.min(*first);
     }
-    let verdicts: Vec<Verdict> =
-        world.relays.iter().map(|relay| judge(&relay.wire.seen(), truth, &appended)).collect();
+    let verdicts: Vec<Verdict> = world
+        .relays
+        .iter()
+        .map(|relay| check_updates(&relay.wire.seen(), truth, &appended))
+        .collect();
     for (number, (relay, verdict)) in (1..).zip(world.relays.iter().zip(&verdicts)) {
-        // In a short run one of them may never own the pipeline: whoever follows a killed owner waits for 8 s.
-        let streams = says(relay, "streaming");
+        // In a short run one of the relays may never own the pipeline: the successor of a killed owner waits for 8 s.
+        let streams = log_lines(relay, "streaming");
         if verdict.claims == 0 && streams > 0 {
             let blind = format!("relay {number}: no status update was seen, of {streams} streams");
             world.findings.push(blind);
         }
     }
-    if reads == Reads::Stream && world.relays.iter().all(|relay| says(relay, "streaming") == 0) {
+    if reads == Reads::Stream && world.relays.iter().all(|relay| log_lines(relay, "streaming") == 0)
+    {
         world.findings.push("no relay has streamed".to_owned());
     }
-    if reads == Reads::Both && world.relays.iter().all(|relay| says(relay, "polling") == 0) {
+    if reads == Reads::Both && world.relays.iter().all(|relay| log_lines(relay, "polling") == 0) {
         world.findings.push("no relay has polled".to_owned());
     }
     Outcome {
@@ -206,7 +210,7 @@ fn outcome(
         version: world.version,
         reads,
         took,
-        findings: check(&entries, truth, records, (&made_anew, reads)),
+        findings: check(&entries, truth, records, (&recreated, reads)),
         verdicts,
         other: std::mem::take(&mut world.findings),
         incidents: world.relays.iter().map(incidents).sum(),
@@ -217,18 +221,18 @@ fn outcome(
     }
 }
 
-/// Times that a relay may have repeated something, by its log.
+/// How often a relay may have repeated events, by its log.
 fn incidents(relay: &Relay) -> usize {
-    ["streaming", "polling", "producer_reset"].map(|event| says(relay, event)).iter().sum()
+    ["streaming", "polling", "producer_reset"].map(|event| log_lines(relay, event)).iter().sum()
 }
 
 /// How often a relay logged an event.
-fn says(relay: &Relay, event: &str) -> usize {
+fn log_lines(relay: &Relay, event: &str) -> usize {
     relay.log().matches(&format!("\"event\":\"{event}\"")).count()
 }
 
 impl World {
-    /// One event more, when all is quiet; its id.
+    /// Writes one more event when everything is quiet; returns its ID.
     async fn fresh_event(&mut self) -> String {
         use crate::writer::{Entry, Outcome, payload};
         let (id, aggregate) = ("fresh-1".to_owned(), "fresh-a".to_owned());
@@ -240,16 +244,16 @@ impl World {
         self.sql().await.batch(&insert).await;
         let (bytes, outcome) = (payload.len(), Outcome::Committed);
         let entry = Entry { id: id.clone(), aggregate, bytes, outcome };
-        self.writers.desk.ledger.lock().expect("the ledger").push(entry);
+        self.writers.control.ledger.lock().expect("the ledger").push(entry);
         id
     }
 }
 
-/// Looks at everything until it is dropped.
+/// Takes samples until it is dropped.
 async fn sample(
     ports: Vec<u16>,
     began: Instant,
-    (desk, delivered): (Arc<Desk>, Arc<AtomicUsize>),
+    (control, delivered): (Arc<WriterControl>, Arc<AtomicUsize>),
     samples: Arc<Mutex<Vec<Sample>>>,
 ) {
     loop {
@@ -261,26 +265,26 @@ async fn sample(
         let sample = Sample {
             at: began.elapsed(),
             states,
-            committed: desk.committed.load(Ordering::Relaxed),
+            committed: control.committed.load(Ordering::Relaxed),
             delivered: delivered.load(Ordering::Relaxed),
         };
         samples.lock().expect("the samples").push(sample);
-        hold(LOOK).await;
+        hold(SAMPLE_INTERVAL).await;
     }
 }
 
-/// A number from the environment, as `scripts/chaos` gives it.
+/// A number from the environment, as `scripts/chaos` sets it.
 pub(crate) fn setting(name: &str) -> Option<u64> {
     let value = std::env::var_os(name)?.into_string().expect("UTF-8");
     Some(value.parse().unwrap_or_else(|error| panic!("{name}={value}: {error}")))
 }
 
-/// Whether the producers have one request on its way: then a topic that is made anew excuses nothing either.
+/// Whether the producers have one request in flight: then a recreated topic does not explain swapped events either.
 pub(crate) fn one_in_flight() -> bool {
     setting("POSTRIDER_CHAOS_IN_FLIGHT") == Some(1)
 }
 
-/// All acts, or those that `scripts/chaos --only` names.
+/// All faults, or those that `scripts/chaos --only` names.
 fn acts() -> Vec<Act> {
     let only = std::env::var_os("POSTRIDER_CHAOS_ONLY").unwrap_or_default();
     let only = only.into_string().expect("UTF-8");
@@ -291,7 +295,7 @@ fn acts() -> Vec<Act> {
     acts
 }
 
-/// Three minutes, or as long as `scripts/chaos --minutes` says; the seed is told, and makes the same schedule again.
+/// Three minutes, or `scripts/chaos --minutes`. The seed is printed, and gives the same schedule again.
 #[tokio::test]
 async fn whatever_happens_to_whom_the_ledger_balances() {
     let seconds = setting("POSTRIDER_CHAOS_SECONDS").unwrap_or(180);
@@ -309,8 +313,8 @@ async fn whatever_happens_to_whom_the_ledger_balances() {
     outcome.assert_balanced();
 }
 
-/// Mode `auto`: the slot is dropped or lost before every second of the other acts, so that each of them meets both ways
-/// of reading and both ways from one to the other. One minute, or as long as `scripts/chaos --auto --minutes` says.
+/// Mode `auto`: the slot is dropped or lost before every second one of the other faults, so that each of them meets
+/// both ways of reading and both transitions between them. One minute, or `scripts/chaos --auto --minutes`.
 #[tokio::test]
 async fn two_auto_relays_whose_slot_goes_again_and_again_lose_and_swap_nothing() {
     let seconds = setting("POSTRIDER_CHAOS_AUTO_SECONDS").unwrap_or(60);

@@ -1,6 +1,6 @@
-//! What the database committed, in the order of its log, by a slot and a publication of our own.
+//! What the database committed, in the order of the WAL, by a slot and a publication of the test's own.
 //!
-//! Reads pgoutput by itself (manual, 54.9), so that what the relay reads is held against something else.
+//! Decodes pgoutput itself (manual, 54.9), so that what the relay reads is compared with an independent decoder.
 
 use crate::proxy::tap::parse_lsn;
 use crate::server::Client;
@@ -8,17 +8,17 @@ use std::collections::{BTreeMap, HashMap};
 
 /// Name of the slot and of the publication.
 const NAME: &str = "chaos_truth";
-/// Changes taken at a time.
+/// Changes read at a time.
 const CHANGES: u32 = 50_000;
-/// Microseconds from the Unix epoch to 2000-01-01, where PostgreSQL's clock begins.
+/// Microseconds from the Unix epoch to 2000-01-01, the epoch of PostgreSQL.
 const EPOCH_MICROSECONDS: i64 = 946_684_800_000_000;
 
 /// A committed transaction that inserted events.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Transaction {
-    /// Start of its commit record: its place in the order.
+    /// Start of its commit record, which determines the order.
     pub(crate) commit_lsn: u64,
-    /// Ids of its events, in order.
+    /// IDs of its events, in order.
     pub(crate) events: Vec<String>,
 }
 
@@ -27,13 +27,13 @@ pub(crate) struct Transaction {
 pub(crate) struct Truth {
     /// In commit order.
     pub(crate) transactions: BTreeMap<u64, Transaction>,
-    /// When an event's parked row was committed first, in milliseconds since the Unix epoch.
+    /// When an event's parked row was first committed, in milliseconds since the Unix epoch.
     pub(crate) parked: HashMap<String, i64>,
-    /// What the rows say of their time (`created_at`), by which polling sorts.
+    /// The time of the rows (`created_at`), by which polling sorts.
     pub(crate) created: HashMap<String, String>,
 }
 
-/// From now on everything is kept for a [`Tape`].
+/// From now on everything is retained for a [`Tape`].
 pub(crate) async fn begin(sql: &Client) {
     sql.batch(&format!(
         "create publication {NAME} for table public.outbox, postrider.parked with (publish = 'insert')"
@@ -42,12 +42,12 @@ pub(crate) async fn begin(sql: &Client) {
     sql.batch(&format!("select pg_create_logical_replication_slot('{NAME}', 'pgoutput')")).await;
 }
 
-/// What was committed since [`begin`], as far as it was read.
+/// What was committed since [`begin`] and read so far.
 #[derive(Default)]
 pub(crate) struct Tape(Decoder);
 
 impl Tape {
-    /// Reads what was committed since the last time. A server that crashed may send some of it again.
+    /// Reads what was committed since the last call. A server that crashed may send some of it again.
     pub(crate) async fn take(&mut self, sql: &Client) {
         let statement = format!(
             "select data from pg_logical_slot_get_binary_changes('{NAME}', null, {CHANGES}, \
@@ -64,13 +64,13 @@ impl Tape {
         }
     }
 
-    /// All that was read.
+    /// Everything that was read.
     pub(crate) fn truth(self) -> Truth {
         self.0.truth
     }
 }
 
-/// The slot goes.
+/// Drops the slot.
 pub(crate) async fn end(sql: &Client) {
     sql.batch(&format!("select pg_drop_replication_slot('{NAME}')")).await;
 }
@@ -78,8 +78,7 @@ pub(crate) async fn end(sql: &Client) {
 #[derive(Default)]
 struct Decoder {
     truth: Truth,
-    /// The relation's number: whether it is the parked table, and which columns have the event's id
-    /// and its time.
+    /// By the relation's OID: whether it is the parked table, and which columns have the event's ID and its time.
     relations: HashMap<u32, (bool, usize, Option<usize>)>,
     commit_lsn: u64,
     commit_time: i64,
@@ -135,7 +134,7 @@ impl Decoder {
     }
 }
 
-/// A message, read from its front.
+/// A message, read from its beginning.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -168,7 +167,7 @@ impl Bytes<'_> {
         text
     }
 
-    /// A column's value as text; `None` where there is none.
+    /// The value of a column as text; `None` if there is none.
     fn value(&mut self) -> Option<String> {
         if self.u8() != b't' {
             return None;

@@ -1,29 +1,34 @@
-//! Status updates judged: no relay may tell PostgreSQL a position below which something is neither in Kafka nor parked.
+//! Checks status updates: no relay may confirm to PostgreSQL a position below which an event is neither in Kafka nor
+//! parked.
 //!
-//! PostgreSQL passes over a transaction when its commit record begins before what was confirmed. So at the moment of
-//! each claim, every event of every such transaction must have been appended to its topic (the broker's own clock, as
-//! an independent consumer reads it) or its parked row must have been committed.
+//! PostgreSQL skips a transaction if its commit record begins before the confirmed position. So at the time of each
+//! update, every event of every such transaction must have been appended to its topic (by the broker's clock, as an
+//! independent consumer reads it), or its parked row must have been committed.
 
 use crate::proxy::tap::{Kind, Seen};
 use crate::truth::Truth;
 use std::collections::HashMap;
 
-/// Most findings that are told.
-const TOLD: usize = 20;
+/// Findings that are listed at most.
+const FINDINGS_MAX: usize = 20;
 
-/// What a wire's claims come to.
+/// The result for one connection.
 #[derive(Default, Debug)]
 pub(crate) struct Verdict {
-    /// Claims that were judged.
+    /// Status updates that were checked.
     pub(crate) claims: usize,
     pub(crate) sessions: usize,
     /// What was wrong.
     pub(crate) broken: Vec<String>,
 }
 
-/// Judges the claims of one relay. `appended` has the first time each event was appended, in milliseconds since the
-/// Unix epoch, as the truth's times are.
-pub(crate) fn judge(seen: &[Seen], truth: &Truth, appended: &HashMap<String, i64>) -> Verdict {
+/// Checks the status updates of one relay. `appended` has the first time each event was appended, in milliseconds since
+/// the Unix epoch, like the times of the truth.
+pub(crate) fn check_updates(
+    seen: &[Seen],
+    truth: &Truth,
+    appended: &HashMap<String, i64>,
+) -> Verdict {
     let mut verdict = Verdict { claims: seen.len(), ..Verdict::default() };
     let resolved = resolved(truth, appended);
     let mut flushed: HashMap<u32, u64> = HashMap::new();
@@ -37,7 +42,7 @@ pub(crate) fn judge(seen: &[Seen], truth: &Truth, appended: &HashMap<String, i64
             let text = format!("{}: the server has sent {} at most", told(claim), hex(received));
             verdict.broken.push(text);
         }
-        // The transactions that the server passes over from now on are a prefix of all.
+        // The transactions that the server skips from now on are a prefix of all.
         let passed = resolved.partition_point(|(commit_lsn, _, _)| *commit_lsn < lsn);
         let Some((_, at, latest)) = passed.checked_sub(1).map(|last| &resolved[last]) else {
             continue;
@@ -52,11 +57,11 @@ pub(crate) fn judge(seen: &[Seen], truth: &Truth, appended: &HashMap<String, i64
         }
     }
     verdict.sessions = flushed.len();
-    verdict.broken.truncate(TOLD);
+    verdict.broken.truncate(FINDINGS_MAX);
     verdict
 }
 
-/// Each transaction's place, when it and all before it were resolved, and which event was the last.
+/// For each transaction: its position, when it and all before it were resolved, and which event was the last one.
 fn resolved(truth: &Truth, appended: &HashMap<String, i64>) -> Vec<(u64, i64, String)> {
     let mut latest = (i64::MIN, String::new());
     let transactions = truth.transactions.values();
@@ -91,7 +96,7 @@ mod tests {
     use crate::truth::Transaction;
 
     /// Two transactions, at 100 (events a, b) and 200 (c; parked at 70).
-    fn judged(claims: &[(u32, i64, u64)], appended: &[(&str, i64)]) -> Vec<String> {
+    fn checked(claims: &[(u32, i64, u64)], appended: &[(&str, i64)]) -> Vec<String> {
         let mut truth = Truth::default();
         for (commit_lsn, events) in [(100, ["a", "b"].as_slice()), (200, &["c"])] {
             let events = events.iter().map(|event| (*event).to_owned()).collect();
@@ -106,31 +111,31 @@ mod tests {
             received: 300,
         });
         let appended = appended.iter().map(|&(event, at)| (event.to_owned(), at)).collect();
-        judge(&claims.collect::<Vec<_>>(), &truth, &appended).broken
+        check_updates(&claims.collect::<Vec<_>>(), &truth, &appended).broken
     }
 
     #[test]
     fn claims_behind_what_is_resolved_pass() {
         let appended = [("a", 50), ("b", 60)];
-        // The first transaction's own commit record may be confirmed: it is sent again.
-        assert_eq!(judged(&[(1, 10, 100), (1, 60, 200), (1, 70, 300)], &appended), [""; 0]);
+        // The first transaction's own commit record may be confirmed: the transaction is sent again.
+        assert_eq!(checked(&[(1, 10, 100), (1, 60, 200), (1, 70, 300)], &appended), [""; 0]);
     }
 
     #[test]
     fn claims_before_their_time_are_found() {
         let appended = [("a", 50), ("b", 60)];
-        let early = judged(&[(1, 59, 101)], &appended);
+        let early = checked(&[(1, 59, 101)], &appended);
         assert!(early[0].contains("event b was not resolved, and was 1 ms later"), "{early:?}");
-        assert_eq!(judged(&[(1, 69, 201)], &appended).len(), 1, "parked a moment later");
-        let never = judged(&[(1, 99, 101)], &[("a", 50)]);
+        assert_eq!(checked(&[(1, 69, 201)], &appended).len(), 1, "parked a moment later");
+        let never = checked(&[(1, 99, 101)], &[("a", 50)]);
         assert!(never[0].contains("event b was not resolved, and never was"), "{never:?}");
     }
 
     #[test]
     fn claims_that_go_back_or_beyond_what_was_sent_are_found() {
-        let back = judged(&[(1, 10, 100), (2, 20, 90), (1, 30, 99)], &[("a", 5), ("b", 5)]);
+        let back = checked(&[(1, 10, 100), (2, 20, 90), (1, 30, 99)], &[("a", 5), ("b", 5)]);
         assert!(back.len() == 1 && back[0].contains("goes back"), "{back:?}");
-        let beyond = judged(&[(1, 80, 301)], &[("a", 5), ("b", 5)]);
+        let beyond = checked(&[(1, 80, 301)], &[("a", 5), ("b", 5)]);
         assert!(beyond.len() == 1 && beyond[0].contains("has sent 0/12C at most"), "{beyond:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! The wire watched: under load, with reconnects and brokers that freeze and die, no status update passes what Kafka
-//! does not have.
+//! Status updates alone: under load, with reconnects and with brokers that are stopped and killed, no status update
+//! passes what Kafka does not have.
 
 use crate::plan::{Act, Step};
 use crate::relays::Reads;
@@ -9,7 +9,8 @@ use std::time::Duration;
 
 #[tokio::test]
 async fn no_status_update_passes_what_kafka_does_not_have() {
-    // The relay is gone for longer than the pauses of the one that stands by (15 s): both wires have something to show.
+    // The relay is stopped for longer than the pauses of the standby (15 s), so that both connections have status
+    // updates.
     let acts = [
         (Act::CutDatabase, 100),
         (Act::FreezeLeader, 5_000),

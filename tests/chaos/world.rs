@@ -1,4 +1,4 @@
-//! What runs, together: servers, relays, proxies, writers, a reader.
+//! Everything that runs in a test: servers, relays, proxies, writers, a reader.
 
 use crate::cluster::Cluster;
 use crate::disk::Disk;
@@ -14,29 +14,29 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Bytes of a batch that the main topic takes: no poison, and as much as it takes to let it through.
+/// Bytes of a batch that the main topic accepts: normally, without poison events; and raised, to let them through.
 pub(crate) const LIMIT: u32 = 20_000;
 pub(crate) const RAISED_LIMIT: u32 = 1_000_000;
 
-/// How many write to the main topic, and events a second of each.
+/// Number of writers to the main topic, and events a second of each.
 const WRITERS: usize = 3;
 const RATE: u32 = 150;
 
-/// What was done, for the picture.
+/// A fault, for the picture.
 #[derive(Clone, Debug)]
 pub(crate) struct Deed {
     pub(crate) lane: Lane,
     pub(crate) act: Act,
-    /// Since the start.
+    /// Time since the start.
     pub(crate) from: Duration,
     pub(crate) to: Duration,
-    /// To whom, and what came of it.
+    /// What was affected, and the result.
     pub(crate) note: String,
 }
 
 /// Everything.
 pub(crate) struct World {
-    /// Let go of first: what is mounted can't be removed.
+    /// Dropped first: a mounted directory can't be removed.
     pub(crate) disk: Disk,
     pub(crate) version: Version,
     pub(crate) began: Instant,
@@ -47,19 +47,19 @@ pub(crate) struct World {
     pub(crate) tail: Tail,
     /// What the database committed.
     pub(crate) truth: Tape,
-    /// What every topic's name begins with.
+    /// Prefix of all topic names.
     pub(crate) topics: String,
-    /// Where logs go.
+    /// Directory of the logs.
     out: PathBuf,
     /// Records of topics that were deleted.
     pub(crate) archive: Vec<Read>,
     pub(crate) deeds: Vec<Deed>,
-    /// What should not have been, beside the ledger.
+    /// Findings besides those of the ledger.
     pub(crate) findings: Vec<String>,
 }
 
 impl World {
-    /// Starts everything; what the relays write goes to `out`.
+    /// Starts everything; the output of the relays goes to `out`.
     pub(crate) async fn start(seed: u64, version: Version, reads: Reads, out: &Path) -> Self {
         let dir: PathBuf = servers().private_dir().join(unique("chaos"));
         fs::create_dir_all(&dir).expect("a directory");
@@ -68,7 +68,7 @@ impl World {
         let (postgres, cluster) =
             tokio::join!(PrivatePostgres::start(version, durable), Cluster::start(&dir));
         let sql = postgres.connect().await;
-        // Ids of the writers' own: a sequence may give a number twice, of which one was rolled back before a crash.
+        // IDs come from the writers: a sequence may return a number twice, one of them rolled back before a crash.
         sql.batch(
             "create table outbox (id text primary key, aggregate_type text not null, aggregate_id text not null, \
              event_type text not null, payload json, headers json, created_at timestamptz not null default clock_timestamp())",
@@ -124,12 +124,12 @@ impl World {
         format!("{}.side", self.topics)
     }
 
-    /// A session that goes straight to the server.
+    /// A session that goes directly to the server.
     pub(crate) async fn sql(&self) -> Client {
         self.postgres.connect().await
     }
 
-    /// Which relay streams or polls, or one of them.
+    /// The relay that streams or polls, or the first one.
     pub(crate) async fn active(&self) -> usize {
         for (number, relay) in self.relays.iter().enumerate() {
             let status = relay.status().await.unwrap_or_default();
@@ -140,19 +140,19 @@ impl World {
         0
     }
 
-    /// Relays that ended without being told to are findings, and run again.
-    pub(crate) fn look_after_relays(&mut self) {
+    /// Relays that ended without being stopped are findings, and are started again.
+    pub(crate) fn restart_ended_relays(&mut self) {
         for relay in &mut self.relays {
-            self.findings.extend(relay.ended_by_itself());
+            self.findings.extend(relay.unexpected_end());
         }
     }
 
-    /// Waits until all that was committed by now is confirmed, and nothing is parked.
+    /// Waits until everything committed so far is confirmed, and nothing is parked.
     pub(crate) async fn settled(&self) {
         drop(self.settled_within(Duration::MAX).await);
     }
 
-    /// The same, and fails at the deadline.
+    /// The same with a deadline, at which it fails.
     pub(crate) async fn settle(&self, deadline: Duration) {
         self.cluster.limit(&self.main(), RAISED_LIMIT).await;
         if let Err(seen) = self.settled_within(deadline).await {
@@ -165,7 +165,7 @@ impl World {
     async fn settled_within(&self, deadline: Duration) -> Result<(), String> {
         let sql = self.sql().await;
         let end = sql.text("select pg_current_wal_lsn()::text").await.expect("a position");
-        // Of a database where nothing happens any more a relay leaves the last 4 kB unconfirmed, its own rows.
+        // In a quiet database a relay leaves the last 4 kB unconfirmed: its own rows.
         let more = "select pg_logical_emit_message(true, 'elsewhere', repeat('x', 8192))::text";
         sql.text(more).await.expect("a position");
         let question = format!(
@@ -190,7 +190,7 @@ impl World {
         }
     }
 
-    /// The servers' logs, for whoever asks what happened.
+    /// Copies the servers' logs.
     pub(crate) fn keep_logs(&self, out: &Path) {
         let log = |dir: &Path| dir.join("log");
         if let Some(dir) = self.postgres.data().parent() {
@@ -201,7 +201,7 @@ impl World {
         }
     }
 
-    /// Ends writers and relays, and reads every topic to its end.
+    /// Stops writers and relays, and reads every topic to its end.
     pub(crate) async fn read_all(&mut self) -> Vec<Read> {
         let direct = self.cluster.direct();
         let mut records = read_all(&direct, &self.main()).await;

@@ -1,7 +1,7 @@
-//! Who writes events, and keeps the ledger of what was committed, rolled back, or is unknown.
+//! The writers of events, and the ledger of what was committed, rolled back, or is unknown.
 //!
-//! Each writer has aggregates of its own and a thread of its own, and goes straight to the server, which may go at any
-//! time: a commit without an answer is unknown, and nothing else is.
+//! Each writer has its own aggregates and its own thread, and connects directly to the server, which may fail at any
+//! time: only a commit without an answer is unknown.
 
 use crate::server::Client;
 use fastrand::Rng;
@@ -16,10 +16,10 @@ use tokio::time::{Instant, MissedTickBehavior};
 const AGGREGATES: u32 = 40;
 /// Events of one large transaction.
 const BURST_EVENTS: u32 = 5_000;
-/// Bytes of an event that is larger than the topic takes.
+/// Bytes of an event that is larger than the topic accepts.
 const POISON_BYTES: u32 = 60_000;
 
-/// What became of an event's transaction.
+/// The outcome of an event's transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
     Committed,
@@ -33,33 +33,33 @@ pub(crate) enum Outcome {
 pub(crate) struct Entry {
     pub(crate) id: String,
     pub(crate) aggregate: String,
-    /// Of the payload.
+    /// Bytes of the payload.
     pub(crate) bytes: usize,
     pub(crate) outcome: Outcome,
 }
 
-/// What writers are told, and tell.
+/// Shared state of the writers: requests to them, and their results.
 #[derive(Default)]
-pub(crate) struct Desk {
+pub(crate) struct WriterControl {
     pub(crate) stop: AtomicBool,
-    /// The side topic's writer is to rest.
-    pub(crate) side_rests: AtomicBool,
-    /// It does: its last transaction is in the ledger.
-    pub(crate) side_at_rest: AtomicBool,
-    /// When it was made anew, in milliseconds since the Unix epoch.
-    pub(crate) made_anew: Mutex<Vec<i64>>,
-    /// Some events are larger than the topic takes.
+    /// The writer of the side topic has to pause.
+    pub(crate) side_pauses: AtomicBool,
+    /// The writer has paused: its last transaction is in the ledger.
+    pub(crate) side_paused: AtomicBool,
+    /// When the side topic was recreated, in milliseconds since the Unix epoch.
+    pub(crate) recreated: Mutex<Vec<i64>>,
+    /// Some events are larger than the topic accepts.
     pub(crate) poison: AtomicBool,
-    /// The next transaction of somebody is large.
+    /// The next transaction is large.
     pub(crate) burst: AtomicBool,
     /// Events whose COMMIT was answered.
     pub(crate) committed: AtomicUsize,
     pub(crate) side_committed: AtomicUsize,
-    /// In order of commit for each writer.
+    /// In commit order for each writer.
     pub(crate) ledger: Mutex<Vec<Entry>>,
 }
 
-/// The payload of an event: its size and its content follow from its id and `size`, so that a reader knows it too.
+/// The payload of an event. ID and size determine it, so that a reader can check it.
 pub(crate) fn payload(id: &str, size: u32) -> String {
     let seed = id
         .bytes()
@@ -72,24 +72,25 @@ pub(crate) fn payload(id: &str, size: u32) -> String {
     text + "\"}"
 }
 
-/// All writers at work.
+/// All writers.
 pub(crate) struct Writers {
-    pub(crate) desk: Arc<Desk>,
+    pub(crate) control: Arc<WriterControl>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Writers {
-    /// Starts so many on the main topic, each with `rate` events a second, and one at a tenth of it on the side topic.
+    /// Starts `number` writers to the main topic, each with `rate` events a second, and one with a tenth of that to the
+    /// side topic.
     pub(crate) fn start(url: &str, number: usize, rate: u32, seed: u64) -> Self {
-        let desk = Arc::new(Desk::default());
+        let control = Arc::new(WriterControl::default());
         let plans = (0..number).map(|number| (format!("w{number}"), "main", rate));
         let plans = plans.chain([("side".to_owned(), "side", rate / 10)]);
         let threads = plans
             .zip(seed..)
             .map(|((name, topic, rate), seed)| {
-                let (url, desk) = (url.to_owned(), Arc::clone(&desk));
+                let (url, control) = (url.to_owned(), Arc::clone(&control));
                 let rng = Rng::with_seed(seed);
-                let mut writer = Writer { name, topic, url, desk, rng, serial: 0, client: None };
+                let mut writer = Writer { name, topic, url, control, rng, serial: 0, client: None };
                 std::thread::spawn(move || {
                     let runtime = tokio::runtime::Builder::new_current_thread();
                     let runtime = { runtime }.enable_all().build().expect("a runtime");
@@ -97,12 +98,12 @@ impl Writers {
                 })
             })
             .collect();
-        Self { desk, threads }
+        Self { control, threads }
     }
 
-    /// Ends them behind the transactions at hand.
+    /// Stops the writers after their current transactions.
     pub(crate) async fn stop(&mut self) {
-        self.desk.stop.store(true, Ordering::Relaxed);
+        self.control.stop.store(true, Ordering::Relaxed);
         let threads = std::mem::take(&mut self.threads);
         let ends = tokio::task::spawn_blocking(move || {
             for thread in threads {
@@ -115,7 +116,7 @@ impl Writers {
 
 impl Drop for Writers {
     fn drop(&mut self) {
-        self.desk.stop.store(true, Ordering::Relaxed);
+        self.control.stop.store(true, Ordering::Relaxed);
     }
 }
 
@@ -123,7 +124,7 @@ struct Writer {
     name: String,
     topic: &'static str,
     url: String,
-    desk: Arc<Desk>,
+    control: Arc<WriterControl>,
     rng: Rng,
     serial: u64,
     client: Option<Client>,
@@ -134,23 +135,23 @@ impl Writer {
         let mut ticks = tokio::time::interval(Duration::from_millis(5));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut due = Instant::now();
-        while !self.desk.stop.load(Ordering::Relaxed) {
+        while !self.control.stop.load(Ordering::Relaxed) {
             ticks.tick().await;
-            let rests = self.topic == "side" && self.desk.side_rests.load(Ordering::Relaxed);
+            let rests = self.topic == "side" && self.control.side_pauses.load(Ordering::Relaxed);
             if self.topic == "side" {
-                self.desk.side_at_rest.store(rests, Ordering::Relaxed);
+                self.control.side_paused.store(rests, Ordering::Relaxed);
             }
             if Instant::now() < due || rests {
                 continue;
             }
             let events = self.transaction().await;
-            // A writer that was held up makes good for a second of it, not for all.
+            // A delayed writer makes up for at most one second.
             let late = Instant::now().checked_sub(Duration::from_secs(1)).unwrap_or(due);
             due = due.max(late) + Duration::from_secs(1) * events / rate.max(1);
         }
     }
 
-    /// One transaction; on a broken connection its outcome is what is known, and the next one connects again.
+    /// One transaction. After a lost connection its outcome is what is known, and the next one connects again.
     async fn transaction(&mut self) -> u32 {
         let Some(client) = self.connected().await else { return 0 };
         let (sql, mut entries) = self.draw();
@@ -169,7 +170,8 @@ impl Writer {
                     self.client = Some(client);
                     Outcome::Committed
                 }
-                // What the server answers is a refusal, unless it ends the session with it: then it may have committed.
+                // An error of the server is a rollback, unless it ends the session: then the transaction may have
+                // committed.
                 Err(error) if error.as_db_error().is_some_and(|e| !ends(e.code().code())) => {
                     Outcome::RolledBack
                 }
@@ -177,33 +179,33 @@ impl Writer {
             }
         };
         for entry in &mut entries {
-            // Behind a savepoint they are rolled back already.
+            // Rolled back to a savepoint already.
             if entry.outcome == Outcome::Unknown {
                 entry.outcome = outcome;
             }
         }
         let committed = entries.iter().filter(|entry| entry.outcome == Outcome::Committed).count();
         let side = self.topic == "side";
-        let counter = if side { &self.desk.side_committed } else { &self.desk.committed };
-        self.desk.ledger.lock().expect("the ledger").extend(entries);
+        let counter = if side { &self.control.side_committed } else { &self.control.committed };
+        self.control.ledger.lock().expect("the ledger").extend(entries);
         counter.fetch_add(committed, Ordering::Relaxed);
         events
     }
 
     /// The statements of a transaction without its end, and its events.
     fn draw(&mut self) -> (String, Vec<Entry>) {
-        let events = if self.topic == "main" && self.desk.burst.swap(false, Ordering::Relaxed) {
+        let events = if self.topic == "main" && self.control.burst.swap(false, Ordering::Relaxed) {
             BURST_EVENTS
         } else {
             self.rng.u32(1..16)
         };
         let savepoint = events > 2 && self.rng.u32(..12) == 0;
-        let poison = self.topic == "main" && self.desk.poison.load(Ordering::Relaxed);
+        let poison = self.topic == "main" && self.control.poison.load(Ordering::Relaxed);
         let poison = poison && self.rng.u32(..40) == 0;
         let mut sql = "begin;".to_owned();
         let mut entries = Vec::new();
         for event in 0..events {
-            // The second of three parts is undone.
+            // The second of three parts is rolled back.
             let undone = savepoint && event >= events / 3 && event < 2 * events / 3;
             if savepoint && event == events / 3 {
                 sql += "savepoint s;";
@@ -212,7 +214,7 @@ impl Writer {
                 sql += "rollback to s;";
             }
             self.serial += 1;
-            // Padded: polling orders the events of one moment by their ids.
+            // Padded: polling orders events of the same time by ID.
             let id = format!("{}-{:09}", self.name, self.serial);
             let aggregate = format!("{}-a{}", self.name, self.rng.u32(..AGGREGATES));
             let large = poison && event == events / 2;
@@ -231,7 +233,7 @@ impl Writer {
         (sql, entries)
     }
 
-    /// The connection, or a new one as soon as the server takes it; none once told to stop.
+    /// The connection, or a new one once the server accepts it; `None` after a stop.
     async fn connected(&mut self) -> Option<Client> {
         if let Some(client) = self.client.take() {
             return Some(client);
@@ -243,14 +245,14 @@ impl Writer {
             if let Ok(Ok(client)) = attempt.await {
                 return Some(client);
             }
-            if self.desk.stop.load(Ordering::Relaxed) {
+            if self.control.stop.load(Ordering::Relaxed) {
                 return None;
             }
         }
     }
 }
 
-/// Codes with which a server ends a session: 57P01 to 57P03, class 08.
+/// SQLSTATEs with which a server ends a session: 57P01 to 57P03, class 08.
 fn ends(code: &str) -> bool {
     code.starts_with("57P") || code.starts_with("08")
 }

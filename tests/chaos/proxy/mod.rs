@@ -1,7 +1,7 @@
-//! A TCP proxy that can cut, delay, slow, slice, halve and black-hole, in either direction.
+//! A TCP proxy that can disconnect, delay, throttle, slice, truncate and drop, in either direction.
 //!
-//! Nothing that passes is changed. A black hole does not read: what was sent arrives when it is opened again, as after
-//! a partition of the network that heals.
+//! Bytes that pass are not changed. A black hole stops reading: what was sent arrives when the hole is removed, as
+//! after a network partition.
 
 pub(crate) mod pump;
 pub(crate) mod tap;
@@ -19,12 +19,12 @@ use tokio::task::JoinSet;
 /// How bytes pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Mode {
-    /// As they come.
+    /// Unchanged.
     #[default]
     Pass,
     /// Each piece this much later.
     Delay(Duration),
-    /// No more than so many bytes a second.
+    /// At most so many bytes a second.
     Slow(u32),
     /// In pieces of a few bytes.
     Slice,
@@ -36,12 +36,12 @@ pub(crate) enum Mode {
     Hole,
 }
 
-/// What the connections of one proxy listen to.
+/// The settings that the connections of one proxy follow.
 struct Controls {
     mode: watch::Sender<Mode>,
-    /// Counts the cuts; a connection ends when it changes.
+    /// Counts disconnects; a connection ends when the count changes.
     cuts: watch::Sender<u32>,
-    /// The next piece is passed by half, and the connection ends in the middle of it.
+    /// Half of the next piece is passed, and the connection ends in the middle of it.
     halve: AtomicBool,
     wire: Option<Arc<Wire>>,
 }
@@ -54,7 +54,8 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// To a port of this machine; with a wire, what passes is taken for PostgreSQL's protocol and written down there.
+    /// Starts a proxy to a port of this machine. With a `wire`, traffic is parsed as PostgreSQL's protocol and recorded
+    /// there.
     pub(crate) fn start(to: u16, wire: Option<Arc<Wire>>) -> Self {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port for a proxy");
         listener.set_nonblocking(true).expect("a socket that does not block");
@@ -66,7 +67,7 @@ impl Proxy {
         Self { port, controls, _accepting: accepting }
     }
 
-    /// From now on, for connections that stand too.
+    /// Sets the mode, for existing connections too.
     pub(crate) fn set(&self, mode: Mode) {
         self.controls.mode.send_replace(mode);
     }
@@ -76,19 +77,19 @@ impl Proxy {
         self.controls.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// The next piece that passes, in either direction, is the half of one, and its connection ends.
+    /// Half of the next piece, in either direction, is passed, and its connection ends.
     pub(crate) fn halve(&self) {
         self.controls.halve.store(true, Ordering::Relaxed);
     }
 
-    /// As if nothing had been.
+    /// Back to normal.
     pub(crate) fn heal(&self) {
         self.controls.halve.store(false, Ordering::Relaxed);
         self.set(Mode::Pass);
     }
 }
 
-/// A thread of all proxies' own: what the harness does must not be in their way.
+/// All proxies have a thread of their own, so that the harness does not delay them.
 fn runtime() -> &'static Handle {
     static RUNTIME: OnceLock<Handle> = OnceLock::new();
     RUNTIME.get_or_init(|| {
@@ -122,7 +123,7 @@ async fn carry(client: TcpStream, to: u16, controls: Arc<Controls>) {
     let down = pump(&server, &client, Direction::Down, &controls, seen);
     let cut = tokio::select! {
         _ = cuts.changed() => true,
-        // One side's end is passed on by its pump, and the other is waited for.
+        // The pump passes the end of one side on, and waits for the other side.
         ends = async { tokio::try_join!(up, down) } => ends.is_err(),
     };
     if cut {
@@ -131,7 +132,7 @@ async fn carry(client: TcpStream, to: u16, controls: Arc<Controls>) {
     }
 }
 
-/// The next drop of the stream sends RST.
+/// Dropping the stream then sends RST.
 fn reset(stream: &TcpStream) {
     drop(socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO)));
 }

@@ -14,7 +14,7 @@ const PIECE: usize = 64 << 10;
 /// Bytes of a slice.
 const SLICE: usize = 23;
 
-/// From whom.
+/// Where the bytes come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Direction {
     /// From the client.
@@ -42,12 +42,12 @@ impl Mode {
     }
 }
 
-/// A pause that a fault asks for: no state is waited for.
+/// A pause that a fault requires: there is no state to wait for.
 pub(crate) async fn hold(time: Duration) {
     drop(tokio::time::timeout(time, std::future::pending::<()>()).await);
 }
 
-/// Carries until the end, which is passed on; an error ends the connection.
+/// Passes bytes until the end, which is passed too; an error ends the connection.
 pub(super) async fn pump(
     from: &TcpStream,
     to: &TcpStream,

@@ -1,45 +1,45 @@
-//! What passes between a relay and PostgreSQL, as far as it says how far the relay has got.
+//! Reads the traffic between a relay and PostgreSQL for the positions in it.
 //!
-//! Reads the frames of the protocol (manual, 54.7) and of streaming replication (54.4) by itself: what asks the server
-//! to start at a position, every status update, and the positions that the server has sent.
+//! Decodes the frames of the protocol (manual, 54.7) and of streaming replication (54.4) itself: the start position,
+//! every status update, and the positions that the server has sent.
 
 use super::pump::Direction;
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Bytes of a message that are looked at: the longest is `START_REPLICATION` with its options.
+/// Bytes of a message that are examined: the longest is `START_REPLICATION` with its options.
 const HEAD: usize = 600;
 
-/// What a relay told the server.
+/// The kind of a position that a relay sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// `START_REPLICATION … LOGICAL`: the server passes over what is before it.
+    /// `START_REPLICATION … LOGICAL`: the server skips what is before it.
     Start,
     /// A status update's flush position.
     Flush,
 }
 
-/// One position that a relay claims to be done up to.
+/// One position that a relay confirms.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Seen {
     pub(crate) kind: Kind,
-    /// Which connection of this wire.
+    /// The number of the connection of this proxy.
     pub(crate) session: u32,
     /// Milliseconds since the Unix epoch.
     pub(crate) at: i64,
     pub(crate) lsn: u64,
-    /// The highest position that the server had sent before, on this connection.
+    /// The highest position that the server had sent before on this connection.
     pub(crate) received: u64,
 }
 
-/// Everything that was seen between one relay and the server.
+/// Everything that was recorded between one relay and the server.
 #[derive(Default)]
 pub(crate) struct Wire {
     seen: Mutex<(u32, Vec<Seen>)>,
 }
 
 impl Wire {
-    /// What was claimed so far, in order of time.
+    /// The confirmed positions so far, in order of time.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         self.seen.lock().expect("what was seen").1.clone()
     }
@@ -78,11 +78,11 @@ impl Connection {
                 // Standby status update: written, flushed, applied.
                 (Direction::Up, b'd', Some(b'r')) => self.claim(Kind::Flush, number(&head, 9)),
                 (Direction::Up, b'Q', _) => self.command(&head),
-                // XLogData: where it starts, where the server's WAL ends.
+                // XLogData: its start, and the server's end of WAL.
                 (Direction::Down, b'd', Some(b'w')) => {
                     self.received = self.received.max(number(&head, 1)).max(number(&head, 9));
                 }
-                // Keepalive: where the server's WAL ends.
+                // Keepalive: the server's end of WAL.
                 (Direction::Down, b'd', Some(b'k')) => {
                     self.received = self.received.max(number(&head, 1));
                 }
@@ -102,7 +102,7 @@ impl Connection {
     }
 
     fn claim(&mut self, kind: Kind, lsn: u64) {
-        // Zero says nothing: the server keeps what it knows.
+        // Zero changes nothing: the server keeps its position.
         if lsn > 0 {
             let (session, received, at) = (self.session, self.received, now());
             let seen = Seen { kind, session, at, lsn, received };
@@ -128,13 +128,13 @@ fn number(head: &[u8], at: usize) -> u64 {
     head.get(at..at + 8).map_or(0, |bytes| u64::from_be_bytes(bytes.try_into().expect("8 bytes")))
 }
 
-/// Cuts a stream of bytes into messages, of which the first bytes are kept.
+/// Splits a stream of bytes into messages, and keeps the first bytes of each.
 #[derive(Default)]
 struct Frames {
     /// The first message has no tag.
     startup: bool,
     head: Vec<u8>,
-    /// Bytes of the message at hand that are still to come, once its header is whole.
+    /// Bytes of the current message that are still to come, once its header is complete.
     left: Option<usize>,
 }
 

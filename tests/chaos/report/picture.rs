@@ -1,4 +1,4 @@
-//! The picture: faults by whom they hit, the relays' states, and how many events were committed and not delivered.
+//! The picture: faults by what they affect, the relays' states, and how many events were committed and not delivered.
 
 use crate::plan::Lane;
 use crate::run::{Outcome, Sample};
@@ -6,15 +6,15 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 const WIDTH: f64 = 1180.0;
-/// Where the time begins, and how wide it is.
+/// Where the time axis begins, and how wide it is.
 const LEFT: f64 = 90.0;
 const SPAN: f64 = WIDTH - LEFT - 20.0;
 const ROW: f64 = 20.0;
 const LAG_HEIGHT: f64 = 130.0;
-/// Ticks of the time, at most.
+/// Ticks of the time axis at most.
 const TICKS: u64 = 12;
 
-/// As SVG, for light and dark pages.
+/// The SVG, for light and dark pages.
 pub(super) fn draw(outcome: &Outcome) -> String {
     let total = outcome.took.as_secs_f64().max(1.0);
     let x = |at: Duration| LEFT + SPAN * (at.as_secs_f64() / total).min(1.0);
@@ -84,7 +84,7 @@ fn lag(body: &mut String, outcome: &Outcome, top: f64, x: impl Fn(Duration) -> f
     text(body, LEFT + 4.0, top + 2.0, "start", "events committed and not read by the consumer");
 }
 
-/// Stretches of the same state.
+/// Intervals of the same state.
 fn bands(samples: &[Sample], relay: usize) -> Vec<(Duration, Duration, &str)> {
     let mut bands: Vec<(Duration, Duration, &str)> = Vec::new();
     for sample in samples {

@@ -1,7 +1,7 @@
-//! The way out: which event goes now, what is in flight, and what the broker said of it.
+//! Publishes the events of a replay: which event is sent now, what is in flight, and the reports of the broker.
 //!
-//! Every change of the source has a ticket of the tracker, whether it is sent or not, so that what is done is one
-//! position: everything below it is acknowledged, or does not belong.
+//! Every change of the source has a ticket of the tracker, whether it is sent or not, so that progress is one position:
+//! everything below it is acknowledged, or was not requested.
 
 #[cfg(test)]
 mod tests;
@@ -21,92 +21,105 @@ use std::time::{Duration, Instant};
 /// Events in flight at most.
 pub(super) const EVENTS_MAX: usize = 5_000;
 
-/// Bytes of keys, values and headers in flight at most; one event is always taken.
+/// Bytes of keys, values and headers in flight at most; one event is always accepted.
 pub(super) const BYTES_MAX: usize = 8 << 20;
 
-/// Tickets between the oldest in flight and the newest at most: changes that do not belong have tickets too.
+/// Tickets between the oldest in flight and the newest at most: changes that are not requested have tickets too.
 const SPAN_MAX: u64 = 4_000_000;
 
-/// How long a destination may refuse everything while its broker answers, before the replay gives up.
-const TOPIC_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a destination may refuse everything while its broker answers, before the replay ends with an error.
+const TOPIC_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The header that only replayed events have.
 const HEADER: &str = "replay";
 
-/// What became of an event that was offered.
+/// How much unused time may be made up for: a timer fires some milliseconds late.
+const BURST: Duration = Duration::from_millis(20);
+
+/// Events that are due within this time are sent together: waking up for each event would take more time from the live
+/// stream than sending it.
+const SLICE: Duration = Duration::from_millis(5);
+
+/// Refused events that are listed one by one.
+const REFUSED_MAX: usize = 20;
+
+/// Topics that are counted one by one.
+const TOPICS_MAX: usize = 1000;
+
+/// What became of a change that was offered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Offered {
-    /// It is dealt with.
+    /// The change is resolved, or its event is in flight.
     Done,
-    /// Offer it again: at this time, or after a post.
+    /// Offer the change again: at this time, or after a post.
     Wait(Option<Instant>),
 }
 
-/// Whose events are not sent.
+/// Aggregates whose events are not sent.
 #[derive(Debug, Default)]
-pub(super) struct Parked {
+pub(super) struct ParkedLanes {
     /// Lanes that have parked events now.
     pub(super) now: HashSet<Lane>,
-    /// Lanes of which an event was left out: what follows would be out of order.
+    /// Lanes of which an event was left out: later events would be out of order.
     left_out: HashSet<Lane>,
 }
 
-/// An event that is on its way.
-struct Flying {
+/// An event in flight.
+struct InFlight {
     bytes: usize,
     event: String,
-    /// Nothing else was in flight when it went, and nothing goes until it is answered.
+    /// Nothing else was in flight when the event was sent, and nothing is sent before its report.
     alone: bool,
 }
 
-/// A destination in trouble.
-struct Refusing {
+/// A destination that accepts no records.
+struct FailingTopic {
     topic: String,
     what: String,
     hint: Option<String>,
     since: Instant,
 }
 
-pub(super) struct Outlet {
-    /// None in a dry run.
+pub(super) struct Publisher {
+    /// `None` in a dry run.
     sink: Option<Box<dyn Sink>>,
     mailbox: Mailbox,
     posts: Vec<Post>,
     pub(super) tracker: Tracker,
-    flight: HashMap<u64, Flying>,
+    flight: HashMap<u64, InFlight>,
     flight_bytes: usize,
-    /// Events of batches that a broker refused: each is sent again with nothing else in flight, so that its answer is
-    /// for it. At most [`EVENTS_MAX`].
+    /// Events of batches that a broker refused. Each is sent again with nothing else in flight, so that the answer is
+    /// about this event. At most [`EVENTS_MAX`].
     suspects: HashSet<String>,
-    /// One of them is on its way.
+    /// One of them is in flight.
     alone: bool,
     pace: Pace,
     pub(super) choice: Choice,
-    /// `None` where parked events are no matter.
-    pub(super) parked: Option<Parked>,
+    /// `None` if parked events do not matter.
+    pub(super) parked: Option<ParkedLanes>,
     to: Option<String>,
     name: String,
     pub(super) tally: Tally,
-    refusing: Option<Refusing>,
-    /// The producer was thrown away: everything that is not acknowledged has to be read again.
+    failing_topic: Option<FailingTopic>,
+    /// The sink has to be reset: everything that is not acknowledged is read again.
     pub(super) reset: bool,
 }
 
-/// What an outlet is made from.
-pub(super) struct Parts {
+/// The parts of a new publisher.
+pub(super) struct PublisherParts {
     pub(super) sink: Option<Box<dyn Sink>>,
     pub(super) mailbox: Mailbox,
     pub(super) start: Progress,
     pub(super) rate: u32,
     pub(super) choice: Choice,
-    pub(super) parked: Option<Parked>,
+    pub(super) parked: Option<ParkedLanes>,
     pub(super) to: Option<String>,
     pub(super) name: String,
     pub(super) tally: Tally,
 }
 
-impl Outlet {
-    pub(super) fn new(parts: Parts) -> Self {
+impl Publisher {
+    pub(super) fn new(parts: PublisherParts) -> Self {
         Self {
             sink: parts.sink,
             mailbox: parts.mailbox,
@@ -122,7 +135,7 @@ impl Outlet {
             to: parts.to,
             name: parts.name,
             tally: parts.tally,
-            refusing: None,
+            failing_topic: None,
             reset: false,
         }
     }
@@ -131,31 +144,31 @@ impl Outlet {
         self.flight.len()
     }
 
-    /// Whether every event that was handed over is done with. One that was refused together with others is in flight no
-    /// more, and is not: it is read and sent again.
+    /// Whether every event that was sent is resolved. An event that was refused together with others is no longer in
+    /// flight but not resolved: it is read and sent again.
     pub(super) fn is_settled(&self) -> bool {
         self.flight.is_empty() && !self.reset
     }
 
-    /// Waits for something of the sink. Cancel-safe.
+    /// Waits for a post of the sink. Cancel-safe.
     pub(super) async fn posted(&self) {
         self.mailbox.arrived().await;
     }
 
-    /// Passes over one change.
+    /// Skips one change.
     pub(super) fn pass(&mut self) -> Result<Offered, ReplayError> {
         self.tally.passed += 1;
-        self.dealt_with()
+        self.resolve_next()
     }
 
-    /// One change needs nothing more.
-    fn dealt_with(&mut self) -> Result<Offered, ReplayError> {
+    /// Resolves one change at once.
+    fn resolve_next(&mut self) -> Result<Offered, ReplayError> {
         let ticket = self.tracker.change();
         self.tracker.resolve(ticket).map_err(ReplayError::Broken)?;
         Ok(Offered::Done)
     }
 
-    /// Takes one change of the source: sends it, leaves it out, or says when to offer it again. `positioned`: the
+    /// Takes one change of the source: sends it, leaves it out, or returns when to offer it again. `positioned`: the
     /// source knows positions.
     pub(super) fn offer(
         &mut self,
@@ -180,7 +193,7 @@ impl Outlet {
                 }
                 let event = name_of(positioned.then_some(at.position), id);
                 self.tally.refuse(event, poison.problem.to_string());
-                return self.dealt_with();
+                return self.resolve_next();
             }
             Err(error) => return Err(ReplayError::Unfit(error)),
         };
@@ -191,7 +204,7 @@ impl Outlet {
         if self.is_parked(mapped.aggregate) {
             let why = "its aggregate has parked events".to_owned();
             self.tally.refuse(name_of(position, mapped.event_id), why);
-            return self.dealt_with();
+            return self.resolve_next();
         }
         let full = self.flight.len() >= EVENTS_MAX || self.flight_bytes >= BYTES_MAX;
         if full || self.reset || self.alone {
@@ -221,7 +234,7 @@ impl Outlet {
         let bytes = record.size_bytes();
         let Some(sink) = &mut self.sink else {
             self.tally.sent(position, mapped.event_id, topic, bytes);
-            return self.dealt_with();
+            return self.resolve_next();
         };
         let ticket = self.tracker.change();
         let mut taken = sink.enqueue(ticket, &record);
@@ -232,12 +245,13 @@ impl Outlet {
         match taken {
             Ok(()) => {
                 self.pace.spend();
-                self.refusing = self.refusing.take().filter(|refusing| refusing.topic != topic);
+                self.failing_topic =
+                    self.failing_topic.take().filter(|failing_topic| failing_topic.topic != topic);
                 self.tally.sent(position, mapped.event_id, topic, bytes);
                 let alone = goes_alone || self.is_suspect(position, mapped.event_id);
                 self.alone = alone;
                 let event = name_of(position, mapped.event_id);
-                self.flight.insert(ticket.0, Flying { bytes, event, alone });
+                self.flight.insert(ticket.0, InFlight { bytes, event, alone });
                 self.flight_bytes += bytes;
                 Ok(Offered::Done)
             }
@@ -253,7 +267,7 @@ impl Outlet {
                 self.tracker.retract(ticket);
                 self.refused_by(topic, now)
             }
-            // One that goes alone is offered again with every report, until nothing else is in flight.
+            // An event that needs exclusive flight is offered again with every report, until nothing else is in flight.
             Err(
                 NotTaken::Full | NotTaken::Alone | NotTaken::Destination | NotTaken::Doubted(_),
             ) => {
@@ -263,23 +277,23 @@ impl Outlet {
         }
     }
 
-    /// Whether it was in a batch that was refused.
+    /// Whether the event was in a batch that was refused.
     fn is_suspect(&self, position: Option<Position>, id: &str) -> bool {
         !self.suspects.is_empty() && self.suspects.contains(&name_of(position, id))
     }
 
-    /// A broker answers, and says that the topic takes nothing.
+    /// A broker answers, and says that the topic accepts no records.
     fn refused_by(&mut self, topic: String, now: Instant) -> Result<Offered, ReplayError> {
-        match &self.refusing {
+        match &self.failing_topic {
             Some(known) if known.topic == topic => {
-                if now.duration_since(known.since) >= TOPIC_PATIENCE {
+                if now.duration_since(known.since) >= TOPIC_WAIT_MAX {
                     let (what, mend) = (known.what.clone(), known.hint.clone());
                     return Err(ReplayError::Topic { topic, what, mend });
                 }
             }
             Some(_) | None => {
                 let what = "it does not exist, or is not open to us".to_owned();
-                self.refusing = Some(Refusing { topic, what, hint: None, since: now });
+                self.failing_topic = Some(FailingTopic { topic, what, hint: None, since: now });
             }
         }
         Ok(Offered::Wait(Some(now + Duration::from_millis(200))))
@@ -298,26 +312,19 @@ impl Outlet {
         is
     }
 
-    /// Lets go of the broker.
+    /// Closes the sink.
     pub(super) fn close(&mut self) {
         if let Some(sink) = &mut self.sink {
             sink.close(Duration::from_secs(1));
         }
     }
-}
 
-fn name_of(position: Option<Position>, id: &str) -> String {
-    position.map_or_else(|| id.to_owned(), |at| at.to_string())
-}
-
-// What the sink says of events in flight: done, refused, or to be sent again.
-//
-// What is done goes to the tracker and the tally; what is not has to be read again, which is for the loop in `run`.
-// Which event goes next is not known here.
-
-impl Outlet {
-    /// Takes what the sink has to say.
-    pub(super) fn take_posts(&mut self, tell: &mut dyn FnMut(Tell<'_>)) -> Result<(), ReplayError> {
+    /// Handles the posts of the sink. Reports go to the tracker and the tally; what has to be read again is left to the
+    /// loop in `run`.
+    pub(super) fn take_posts(
+        &mut self,
+        report: &mut dyn FnMut(ReplayUpdate<'_>),
+    ) -> Result<(), ReplayError> {
         let mut posts = std::mem::take(&mut self.posts);
         posts.clear();
         self.mailbox.take(&mut posts);
@@ -326,15 +333,15 @@ impl Outlet {
                 Post::Report { ticket, outcome } => self.report(ticket, outcome)?,
                 Post::Retry | Post::Located => {}
                 Post::Down { reason, hint, topic, missing: _ } => {
-                    if let (Some(refusing), Some(topic)) = (&mut self.refusing, topic)
-                        && refusing.topic == topic
+                    if let (Some(failing_topic), Some(topic)) = (&mut self.failing_topic, topic)
+                        && failing_topic.topic == topic
                     {
-                        refusing.what.clone_from(&reason);
-                        refusing.hint.clone_from(&hint);
+                        failing_topic.what.clone_from(&reason);
+                        failing_topic.hint.clone_from(&hint);
                     }
-                    tell(Tell::Down(&reason, hint.as_deref()));
+                    report(ReplayUpdate::Down(&reason, hint.as_deref()));
                 }
-                Post::Up { topic: _ } => tell(Tell::Up),
+                Post::Up { topic: _ } => report(ReplayUpdate::Up),
                 Post::Broken { .. } => self.reset = true,
                 Post::Unfit { reason, hint } => {
                     return Err(ReplayError::SinkUnfit { reason, hint });
@@ -346,26 +353,24 @@ impl Outlet {
     }
 
     fn report(&mut self, ticket: Ticket, outcome: Outcome) -> Result<(), ReplayError> {
-        // One of a producer that was thrown away.
-        let Some(flying) = self.flight.remove(&ticket.0) else { return Ok(()) };
-        self.flight_bytes = self.flight_bytes.saturating_sub(flying.bytes);
-        self.alone &= !flying.alone;
+        // A report of a producer that was given up.
+        let Some(sent) = self.flight.remove(&ticket.0) else { return Ok(()) };
+        self.flight_bytes = self.flight_bytes.saturating_sub(sent.bytes);
+        self.alone &= !sent.alone;
         match outcome {
             Outcome::Acked => {
-                self.suspects.remove(&flying.event);
+                self.suspects.remove(&sent.event);
                 self.tally.published += 1;
             }
-            // A broker refuses batches: its word counts for one event only where that was alone.
-            Outcome::Rejected { scope: Scope::Event, reason: Refusal::Kafka(_) }
-                if !flying.alone =>
-            {
-                self.suspects.insert(flying.event);
+            // A broker refuses whole batches: its answer is about one event only if that event was sent alone.
+            Outcome::Rejected { scope: Scope::Event, reason: Refusal::Kafka(_) } if !sent.alone => {
+                self.suspects.insert(sent.event);
                 self.reset = true;
                 return Ok(());
             }
             Outcome::Rejected { scope: Scope::Event, reason } => {
-                self.suspects.remove(&flying.event);
-                self.tally.refuse(flying.event, reason.to_string());
+                self.suspects.remove(&sent.event);
+                self.tally.refuse(sent.event, reason.to_string());
             }
             Outcome::Rejected { scope: Scope::Destination | Scope::Broker, .. }
             | Outcome::Unknown => {
@@ -376,8 +381,8 @@ impl Outlet {
         self.tracker.resolve(ticket).map(drop).map_err(ReplayError::Broken)
     }
 
-    /// Gives up everything in flight: it is read and sent again, from what is done.
-    pub(super) fn start_again(&mut self) {
+    /// Gives up everything in flight; it is read and sent again, from the recorded progress.
+    pub(super) fn give_up_in_flight(&mut self) {
         if let Some(sink) = self.sink.as_mut().filter(|_| self.reset || !self.flight.is_empty()) {
             sink.reset();
         }
@@ -389,31 +394,26 @@ impl Outlet {
     }
 }
 
-// So many events a second, evenly.
+fn name_of(position: Option<Position>, id: &str) -> String {
+    position.map_or_else(|| id.to_owned(), |at| at.to_string())
+}
 
-/// How much of what was not used may be made good: a timer wakes some milliseconds late.
-const BURST: Duration = Duration::from_millis(20);
-
-/// Events that become due within this go together: a wake for each takes the processor from the live stream more often
-/// than their work is worth.
-const SLICE: Duration = Duration::from_millis(5);
-
-/// The pace of a replay.
+/// The rate of a replay: so many events a second, evenly distributed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// Between two events; zero for as fast as it goes.
+    /// Between two events; zero for no limit.
     gap: Duration,
     next: Option<Instant>,
 }
 
 impl Pace {
-    /// `rate` events a second; 0 for as fast as it goes.
+    /// `rate` events a second; 0 for no limit.
     pub(super) fn new(rate: u32) -> Self {
         let gap = if rate == 0 { Duration::ZERO } else { Duration::from_secs(1) / rate };
         Self { gap, next: None }
     }
 
-    /// When to ask again, where the next event may not go now.
+    /// When to try again, if the next event may not be sent now.
     pub(super) fn wait(&mut self, now: Instant) -> Option<Instant> {
         let floor = now.checked_sub(BURST).unwrap_or(now);
         let next = self.next.map_or(now, |next| next.max(floor));
@@ -421,7 +421,7 @@ impl Pace {
         (next > now && !self.gap.is_zero()).then(|| next + SLICE)
     }
 
-    /// An event went.
+    /// An event was sent.
     pub(super) fn spend(&mut self) {
         self.next = self.next.map(|next| next + self.gap);
     }
@@ -452,34 +452,26 @@ mod pace_tests {
     }
 }
 
-// What a replay has done so far, for whoever watches it and for its last word.
-
-/// Events that were not published which are told one by one.
-const REFUSED_MAX: usize = 20;
-
-/// Topics that are counted one by one.
-const TOPICS_MAX: usize = 1000;
-
-/// Counts, without payloads or keys.
+/// What a replay has done so far. Contains no payloads or keys.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Tally {
-    /// Events handed to the sink in this run; in a dry run, events that would be.
+    /// Events passed to the sink in this run; in a dry run, events that would be.
     pub sent: u64,
-    /// Events that the broker has acknowledged, with those of earlier runs.
+    /// Events that the broker has acknowledged, including those of earlier runs.
     pub published: u64,
-    /// Changes of the source that were not asked for.
+    /// Changes of the source that were not requested.
     pub passed: u64,
-    /// Bytes of keys, values and headers of what was sent.
+    /// Bytes of keys, values and headers of the sent events.
     pub bytes: u64,
-    /// Events that were asked for and not published, with those of earlier runs.
+    /// Requested events that were not published, including those of earlier runs.
     pub refused: u64,
     /// The first of them in this run.
     pub refusals: Vec<Refused>,
-    /// The first event that was sent: its position, or of the table its id.
+    /// The first event that was sent: its position, or, from the table, its ID.
     pub first: Option<String>,
-    /// Events sent by topic.
+    /// Events sent, by topic.
     pub topics: BTreeMap<String, u64>,
-    /// Transactions that had begun before the position that was asked for, and committed behind it.
+    /// Transactions that began before the requested position and committed after it.
     pub straddling: u64,
     last: Last,
 }
@@ -492,18 +484,18 @@ enum Last {
     Id(String),
 }
 
-/// An event that was asked for and not published.
+/// A requested event that was not published.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refused {
-    /// Its position, or of the table its id.
+    /// Its position, or, from the table, its ID.
     pub event: String,
-    /// Why.
+    /// Why it was not published.
     pub why: String,
 }
 
 impl Tally {
-    /// With what earlier runs of the replay have done.
-    pub(super) fn going_on(published: u64, refused: u64) -> Self {
+    /// Starts with the counts of earlier runs.
+    pub(super) fn resumed_with(published: u64, refused: u64) -> Self {
         Self { published, refused, ..Self::default() }
     }
 
@@ -544,26 +536,27 @@ impl Tally {
     }
 }
 
-/// How it stands, a few times a second.
+/// The progress of a replay, reported a few times a second.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Moment<'a> {
+pub struct ReplayProgress<'a> {
     /// What was done.
     pub tally: &'a Tally,
-    /// Since this run began.
+    /// Time since this run began.
     pub elapsed: Duration,
-    /// Of the log: where it began, how far it is read, and its end.
+    /// For the WAL: start, current position and end.
     pub log: Option<(Lsn, Lsn, Lsn)>,
-    /// Events on their way to the broker.
+    /// Events in flight.
     pub in_flight: usize,
 }
 
-/// What a replay has to say while it runs.
+/// What a replay reports while it runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Tell<'a> {
-    /// How it stands.
-    Progress(Moment<'a>),
-    /// The broker can't be reached, or takes nothing: what, and what mends it. It waits.
+pub enum ReplayUpdate<'a> {
+    /// Its progress.
+    Progress(ReplayProgress<'a>),
+    /// The broker is unavailable, or accepts no records, or the database is unavailable; the replay waits. Reason and
+    /// hint.
     Down(&'a str, Option<&'a str>),
-    /// That is over.
+    /// The broker or the database is available again.
     Up,
 }

@@ -3,7 +3,7 @@ use crate::lsn::{Lsn, Watermark};
 use crate::record::{Outcome, Ticket};
 use crate::replay::plan::{From, ReplayRequest, SourceChoice};
 
-fn outlet() -> Outlet {
+fn publisher() -> Publisher {
     let request = ReplayRequest {
         from: From::Anywhere,
         until: None,
@@ -13,7 +13,7 @@ fn outlet() -> Outlet {
         include_parked: true,
         source: SourceChoice::Auto,
     };
-    Outlet::new(Parts {
+    Publisher::new(PublisherParts {
         sink: None,
         mailbox: Mailbox::default(),
         start: Progress { watermark: Watermark::resumed(Lsn::from_wire(1)), partial: None },
@@ -26,19 +26,19 @@ fn outlet() -> Outlet {
     })
 }
 
-/// Its end is not to be written down: a process that goes on from there would leave the event out.
+/// The end must not be recorded: a process that resumes there would leave the event out.
 #[test]
 fn a_replay_is_not_settled_while_an_event_is_to_be_sent_again() {
-    let mut outlet = outlet();
-    assert!(outlet.is_settled());
-    let flying = Flying { bytes: 1, event: "a".to_owned(), alone: false };
-    outlet.flight.insert(7, flying);
-    assert!(!outlet.is_settled());
-    outlet.report(Ticket(7), Outcome::Unknown).unwrap();
-    assert_eq!(outlet.in_flight(), 0);
-    assert!(!outlet.is_settled());
-    outlet.start_again();
-    assert!(outlet.is_settled());
+    let mut publisher = publisher();
+    assert!(publisher.is_settled());
+    let sent = InFlight { bytes: 1, event: "a".to_owned(), alone: false };
+    publisher.flight.insert(7, sent);
+    assert!(!publisher.is_settled());
+    publisher.report(Ticket(7), Outcome::Unknown).unwrap();
+    assert_eq!(publisher.in_flight(), 0);
+    assert!(!publisher.is_settled());
+    publisher.give_up_in_flight();
+    assert!(publisher.is_settled());
 }
 
 /// The parked event was published or skipped meanwhile. An event of its aggregate that was left out before would be
@@ -46,17 +46,17 @@ fn a_replay_is_not_settled_while_an_event_is_to_be_sent_again() {
 #[test]
 fn an_aggregate_of_which_an_event_was_left_out_is_left_out_to_the_end() {
     let (one, other) = (Aggregate { kind: "order", id: "1" }, Aggregate { kind: "order", id: "2" });
-    let mut outlet = outlet();
-    outlet.parked = Some(Parked::default());
-    assert!(!outlet.is_parked(one) && !outlet.is_parked(other));
-    outlet.parked = Some(Parked { now: [Lane::of(one)].into(), left_out: HashSet::new() });
-    assert!(outlet.is_parked(one) && !outlet.is_parked(other));
-    if let Some(parked) = &mut outlet.parked {
+    let mut publisher = publisher();
+    publisher.parked = Some(ParkedLanes::default());
+    assert!(!publisher.is_parked(one) && !publisher.is_parked(other));
+    publisher.parked = Some(ParkedLanes { now: [Lane::of(one)].into(), left_out: HashSet::new() });
+    assert!(publisher.is_parked(one) && !publisher.is_parked(other));
+    if let Some(parked) = &mut publisher.parked {
         parked.now = [Lane::of(other)].into();
     }
-    assert!(outlet.is_parked(one) && outlet.is_parked(other));
-    if let Some(parked) = &mut outlet.parked {
+    assert!(publisher.is_parked(one) && publisher.is_parked(other));
+    if let Some(parked) = &mut publisher.parked {
         parked.now.clear();
     }
-    assert!(outlet.is_parked(one) && outlet.is_parked(other));
+    assert!(publisher.is_parked(one) && publisher.is_parked(other));
 }
