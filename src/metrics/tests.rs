@@ -80,10 +80,10 @@ fn a_scrape_shows_everything() {
         # HELP postrider_lag_bytes WAL between the server's end and what is confirmed
         # TYPE postrider_lag_bytes gauge
         postrider_lag_bytes{pipeline="orders"} 4096.0
-        # HELP postrider_in_flight_events Events handed to the broker without a report
+        # HELP postrider_in_flight_events Events sent to the broker without a report yet
         # TYPE postrider_in_flight_events gauge
         postrider_in_flight_events{pipeline="orders"} 3.0
-        # HELP postrider_in_flight_bytes Bytes handed to the broker without a report
+        # HELP postrider_in_flight_bytes Bytes sent to the broker without a report yet
         # TYPE postrider_in_flight_bytes gauge
         postrider_in_flight_bytes{pipeline="orders"} 900.0
         # HELP postrider_slot_retained_bytes WAL the slot retains
@@ -95,29 +95,29 @@ fn a_scrape_shows_everything() {
         # HELP postrider_slot_safe_bytes WAL that can be written before the slot is lost
         # TYPE postrider_slot_safe_bytes gauge
         postrider_slot_safe_bytes{pipeline="orders"} 0.0
-        # HELP postrider_parked_events Events that are set aside, by state
+        # HELP postrider_parked_events Parked events, by state
         # TYPE postrider_parked_events gauge
         postrider_parked_events{pipeline="orders",state="waiting"} 0.0
         postrider_parked_events{pipeline="orders",state="behind"} 0.0
         postrider_parked_events{pipeline="orders",state="due"} 0.0
         postrider_parked_events{pipeline="orders",state="dead"} 0.0
-        # HELP postrider_parked_attempts Most tries of an event that others may wait behind
+        # HELP postrider_parked_attempts Highest number of attempts of a parked event that later events wait for
         # TYPE postrider_parked_attempts gauge
         postrider_parked_attempts{pipeline="orders"} 0.0
-        # HELP postrider_parked_oldest_seconds How long the oldest event that is set aside has been so
+        # HELP postrider_parked_oldest_seconds How long the oldest parked event has been parked
         # TYPE postrider_parked_oldest_seconds gauge
         postrider_parked_oldest_seconds{pipeline="orders"} 0.0
-        # HELP outbox_dlq_depth Events that only a person moves
+        # HELP outbox_dlq_depth Dead events, which only a person can move
         # TYPE outbox_dlq_depth gauge
         outbox_dlq_depth{pipeline="orders"} 0.0
-        # HELP postrider_slot_state The slot's wal_status: 1 for the one that holds
+        # HELP postrider_slot_state The slot's wal_status: 1 for the current one
         # TYPE postrider_slot_state gauge
         postrider_slot_state{pipeline="orders",state="reserved"} 1
         postrider_slot_state{pipeline="orders",state="extended"} 0
         postrider_slot_state{pipeline="orders",state="unreserved"} 0
         postrider_slot_state{pipeline="orders",state="lost"} 0
         postrider_slot_state{pipeline="orders",state="missing"} 0
-        # HELP postrider_state What the pipeline is doing: 1 for the one that holds
+        # HELP postrider_state State of the pipeline: 1 for the current one
         # TYPE postrider_state gauge
         postrider_state{pipeline="orders",state="starting"} 0
         postrider_state{pipeline="orders",state="streaming"} 1

@@ -16,16 +16,19 @@ pub const CATALOG: &[(&str, &str)] = &[
     ("postrider_lag_seconds", "Age of the oldest commit that is not published or parked"),
     ("postrider_source_contact_seconds", "Time since the database last answered"),
     ("postrider_lag_bytes", "WAL between the server's end and what is confirmed"),
-    ("postrider_in_flight_events", "Events handed to the broker without a report"),
-    ("postrider_in_flight_bytes", "Bytes handed to the broker without a report"),
-    ("postrider_parked_events", "Events that are set aside, by state"),
-    ("postrider_parked_attempts", "Most tries of an event that others may wait behind"),
-    ("postrider_parked_oldest_seconds", "How long the oldest event that is set aside has been so"),
+    ("postrider_in_flight_events", "Events sent to the broker without a report yet"),
+    ("postrider_in_flight_bytes", "Bytes sent to the broker without a report yet"),
+    ("postrider_parked_events", "Parked events, by state"),
+    (
+        "postrider_parked_attempts",
+        "Highest number of attempts of a parked event that later events wait for",
+    ),
+    ("postrider_parked_oldest_seconds", "How long the oldest parked event has been parked"),
     ("postrider_slot_retained_bytes", "WAL the slot retains"),
     ("postrider_slot_retain_max_bytes", "WAL the slot may retain at most"),
     ("postrider_slot_safe_bytes", "WAL that can be written before the slot is lost"),
-    ("postrider_slot_state", "The slot's wal_status: 1 for the one that holds"),
-    ("postrider_state", "What the pipeline is doing: 1 for the one that holds"),
+    ("postrider_slot_state", "The slot's wal_status: 1 for the current one"),
+    ("postrider_state", "State of the pipeline: 1 for the current one"),
     ("postrider_halted", "Whether the pipeline waits for an operator, and the code of the halt"),
     ("postrider_reconnects_total", "Connections lost and recreated since the start"),
     (
@@ -35,7 +38,7 @@ pub const CATALOG: &[(&str, &str)] = &[
     ("outbox_lag_seconds", "The same as postrider_lag_seconds"),
     ("outbox_throughput", "Events published since the start, a counter"),
     ("outbox_failures", "Events that could not be published, a counter"),
-    ("outbox_dlq_depth", "Events that only a person moves"),
+    ("outbox_dlq_depth", "Dead events, which only a person can move"),
 ];
 
 /// `pg_replication_slots.wal_status`, and `missing`.

@@ -563,8 +563,9 @@ fn protocol(error: &pgoutput::DecodeError) -> Halt {
     Halt {
         reason: HaltReason::Protocol,
         message: format!("the server sent a message that can't be read: {error}"),
-        meaning: "nothing is lost: the cursor stands before it; skipping it could lose an event"
-            .into(),
+        meaning:
+            "nothing is lost: the cursor is before this message; skipping it could lose an event"
+                .into(),
         hint: "start again; if it comes back, report it with the server's version".into(),
     }
 }

@@ -45,7 +45,7 @@ pub(super) fn refused_event(
     let id = shown_id(event_id);
     let hint = match reason {
         Refusal::TooLarge { size, .. } | Refusal::TooLargeCompressed { size, .. } => format!(
-            "let the topic take it: kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config \
+            "raise the limit of the topic: kafka-configs.sh --alter --entity-type topics --entity-name {topic} --add-config \
              max.message.bytes={size}; where payload.size_max sets the limit, raise that; then start again"
         ),
         Refusal::Partition(number) => format!(
@@ -78,7 +78,7 @@ pub(super) fn updated_row(names: &Names, id: Option<&str>, at: Option<Position>)
         meaning: format!(
             "the event of this row is published as it was inserted, not as it is now; {BEFORE_IT}"
         ),
-        hint: "find out which session updates the table, and what consumers have to know. To pass over this and every \
+        hint: "find out which session updates the table, and what consumers have to know. To skip this and every \
                other UPDATE: set outbox.on_update = \"skip\" and start again; nothing is lost by it. When the pipeline \
                has passed it, \"halt\" can be set again"
             .to_owned(),
@@ -136,7 +136,7 @@ pub(super) fn unfit_table(error: &MapError) -> Halt {
     Halt {
         reason: HaltReason::TableUnfit,
         message: Chain(error).to_string(),
-        meaning: "nothing is lost: the cursor stands before it, and PostgreSQL keeps the WAL"
+        meaning: "nothing is lost: the cursor is before this row, and PostgreSQL keeps the WAL"
             .into(),
         hint: match error {
             MapError::Unfit(unfit) => unfit.hint(),
@@ -149,8 +149,8 @@ pub(super) fn unfit_table(error: &MapError) -> Halt {
 pub(super) fn unpolled(pipeline: &str) -> Halt {
     Halt {
         reason: HaltReason::SlotMissing,
-        message: "the slot was made while the table was polled (mode = \"auto\"), and that is not at its end".into(),
-        meaning: "what was committed before the slot and is not marked is in the table alone; nothing is lost".into(),
+        message: "the slot was created while the table was polled (mode = \"auto\"), and polling has not finished".into(),
+        meaning: "rows committed before the slot and not marked are only in the table; nothing is lost".into(),
         hint: format!(
             "start once with mode = \"auto\" until the log says that it streams again; to leave those rows out: UPDATE \
              postrider.cursor SET polls_on = false WHERE pipeline = {}",

@@ -71,7 +71,7 @@ impl ServerHistory {
             )
         } else if next.timeline > self.timeline && !past.switches.is_empty() && !behind() {
             format!(
-                "the server is on timeline {}, which has no timeline {} behind it, where the server before was",
+                "the server is on timeline {}, which does not descend from timeline {}, the one of the previous server",
                 next.timeline, self.timeline
             )
         } else {
@@ -96,7 +96,7 @@ impl ServerHistory {
             self.system_identifier == next.system_identifier && self.timeline == next.timeline;
         let message = if same && start < seen.confirmed {
             format!(
-                "the server's cursor row and slot stand at {start}, and this process had confirmed {} to it",
+                "the server's cursor row and slot are at {start}, and this process had confirmed {} to it",
                 seen.confirmed
             )
         } else if same && past.wal_end < seen.received {

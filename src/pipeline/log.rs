@@ -244,7 +244,7 @@ fn parking_full(pipeline: &mut Pipeline, state: status::PipelineState, now: Inst
             event = "parking_room",
             pipeline,
             seconds,
-            "free space in the parking table again, after {after}: reading goes on"
+            "free space in the parking table again, after {after}: reading continues"
         );
     }
 }
@@ -329,7 +329,7 @@ pub(super) fn row_taken(pipeline: &Pipeline, written: &Written) {
         Written::Behind(_) => "it is further on",
         Written::Rebound(_) => "it belongs to another slot or cluster now",
         Written::TakenOver => "it has another owner now",
-        Written::Missing => "it is gone",
+        Written::Missing => "it was deleted",
     };
     let pipeline = pipeline.spec.name();
     warn!(event = "cursor_taken", pipeline, reason, "another process changed the cursor row");
@@ -582,7 +582,7 @@ pub(super) fn slot_dropped(pipeline: &mut Pipeline) {
     (pipeline.log.slot, pipeline.log.wal_retention) = (None, None);
     slot_held(pipeline, None);
     let (name, slot) = (pipeline.spec.name(), &pipeline.spec.names.slot);
-    let words = "the slot is dropped: PostgreSQL may remove its WAL; a new one is made once all rows are polled";
+    let words = "the slot is dropped: PostgreSQL may remove its WAL; a new one is created once all rows are polled";
     warn!(event = "slot_dropped", pipeline = name, slot, "{words}");
 }
 
@@ -620,7 +620,7 @@ impl Pipeline {
         let reason =
             "the stream waits for a standby in synchronized_standby_slots: nothing is published";
         let hint =
-            "bring the standby back, or take it out of that list: postrider check prints the lines";
+            "start the standby, or remove it from that list: postrider check prints the statements";
         let condition = &mut self.log.standby;
         let due =
             Condition::note(condition, reason.to_owned(), Some(hint.to_owned()), Instant::now());
@@ -740,7 +740,7 @@ pub(super) fn undelivered(pipeline: &mut Pipeline, position: Position, reason: R
             %position,
             topic = pipeline.spec.dead_topic,
             %reason,
-            hint = "see that parking.dead_topic exists and takes records as large as the other topics",
+            hint = "check that parking.dead_topic exists and accepts records as large as the other topics",
             "dead event not sent to the dead-letter topic: it stays parked, and sending is retried"
         );
     }

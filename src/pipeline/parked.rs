@@ -744,8 +744,9 @@ impl RecordBuffer {
     ) -> &Parked {
         let mut row = parked(entry, mapped, at.commit_time);
         row.error_code = Some(reason.map_or("destination", Refusal::code));
-        let unavailable =
-            || "the topic takes no records: it is missing, or not open to us".to_owned();
+        let unavailable = || {
+            "the topic accepts no records: it does not exist, or Postrider's user may not write to it".to_owned()
+        };
         row.error = Some(reason.map_or_else(unavailable, |reason| reason.to_string()));
         push(&mut self.kept, row)
     }

@@ -61,7 +61,7 @@ impl ParkedLog {
             %by,
             suppressed,
             hint = "flow.ordering = \"strict\" rules it out",
-            "published behind a later event of its aggregate: a broker refused its batch and took that one"
+            "published after a later event of its aggregate: a broker refused its batch and accepted the later one"
         );
     }
 

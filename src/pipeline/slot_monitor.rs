@@ -271,7 +271,7 @@ fn with_delay(mut halt: Halt) -> Halt {
     if halt.reason == HaltReason::PublicationUnfit {
         let seconds = INTERVAL.as_secs();
         halt.meaning = format!(
-            "rows committed since it was changed, as a rule not more than {seconds} s ago, may have been passed over: \
+            "rows committed since it was changed, as a rule not more than {seconds} s ago, may have been skipped: \
              they are still in the outbox unless the application deleted them; nothing more is confirmed while halted"
         );
     }
@@ -354,7 +354,7 @@ fn past(pipeline: &Pipeline, retained: u64, max: u64) -> Halt {
             reason: HaltReason::WalBudget,
             message,
             meaning: "nothing is lost: the slot is dropped, and what is not published is taken from the table".into(),
-            hint: "fix what delays the pipeline (see postrider status); a new slot is made automatically".into(),
+            hint: "fix what delays the pipeline (see postrider status); a new slot is created automatically".into(),
         };
     }
     Halt {

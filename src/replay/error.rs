@@ -29,7 +29,7 @@ pub enum ReplayError {
     Messages(Box<Halt>),
     /// The bookmark's slot was moved.
     #[error(
-        "the slot of bookmark \"{name}\" stands at {confirmed}, behind the position {at}: somebody moved it"
+        "the slot of bookmark \"{name}\" is at {confirmed}, after the position {at}: it was moved"
     )]
     Moved { name: String, at: Lsn, confirmed: Lsn },
     /// A walsender has the slot and does not release it.
@@ -69,7 +69,7 @@ pub enum ReplayError {
     #[error("aggregate \"{kind}:{id}\" has parked events: what is published now would pass them")]
     Parked { kind: String, id: String },
     /// The topic accepts no records.
-    #[error("topic \"{topic}\" takes no records: {what}")]
+    #[error("topic \"{topic}\" accepts no records: {what}")]
     Topic { topic: String, what: String, mend: Option<String> },
     /// The name is not allowed.
     #[error("\"{name}\" can't be the name of a replay")]
@@ -90,7 +90,7 @@ pub enum ReplayError {
     #[error("replay \"{name}\" is at its end: {published} events were published")]
     Finished { name: String, published: u64 },
     /// Another process resumed the replay while this one had no connection to the database.
-    #[error("another process has gone on with replay \"{name}\"")]
+    #[error("another process has resumed replay \"{name}\"")]
     TakenOver { name: String },
     /// The row of the replay can't be read.
     #[error(
@@ -105,7 +105,7 @@ pub enum ReplayError {
     Standby,
     /// The row after which the table was to be read was deleted.
     #[error(
-        "the row of event \"{id}\", with which the replay was interrupted, is gone from the table"
+        "the row of event \"{id}\", at which the replay was interrupted, was deleted from the table"
     )]
     LostPlace { id: String },
     /// The configuration of the outbox is inconsistent.
@@ -223,10 +223,10 @@ impl ReplayError {
                 "point source.url at the primary (target_session_attrs=read-write)".to_owned()
             }
             Self::LostPlace { .. } => {
-                "begin another one: rows that it has published before come again, with the same ids".to_owned()
+                "begin another replay: rows that this one has published are published again, with the same ids".to_owned()
             }
             Self::Messages(halt) => halt.hint.clone(),
-            Self::Spec(_) | Self::Unfit(_) => "postrider check says what does not fit".to_owned(),
+            Self::Spec(_) | Self::Unfit(_) => "run postrider check: it shows what does not fit".to_owned(),
             Self::Protocol(_) | Self::Broken(_) => {
                 "report it with the server's version".to_owned()
             }

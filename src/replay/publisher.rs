@@ -292,7 +292,7 @@ impl Publisher {
                 }
             }
             Some(_) | None => {
-                let what = "it does not exist, or is not open to us".to_owned();
+                let what = "it does not exist, or Postrider's user may not write to it".to_owned();
                 self.failing_topic = Some(FailingTopic { topic, what, hint: None, since: now });
             }
         }
