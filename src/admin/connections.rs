@@ -46,8 +46,11 @@ const LOG_PAUSE: Duration = Duration::from_mins(1);
 /// Limits of connections. Tests use smaller ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
+    /// Connections at a time.
     pub(super) connections: usize,
+    /// From the accept to the last byte of the answer.
     pub(super) exchange: Duration,
+    /// From the accept to the end of the request header.
     pub(super) header_time: Duration,
 }
 
@@ -104,7 +107,9 @@ fn is_of_the_connection(error: &io::Error) -> bool {
 
 /// One open connection.
 struct Connection {
+    /// Its task.
     task: Id,
+    /// Closes it.
     abort: AbortHandle,
     /// Whether its request has arrived and is being answered.
     has_request: Arc<AtomicBool>,
@@ -112,11 +117,17 @@ struct Connection {
 
 /// The open connections, the oldest first.
 struct OpenConnections {
+    /// The tasks of the connections.
     tasks: JoinSet<()>,
+    /// The connections, the oldest first.
     connections: VecDeque<Connection>,
+    /// Their limits.
     bounds: Bounds,
+    /// Counters.
     metrics: EndpointMetrics,
+    /// Limits log lines about the maximum.
     full: Throttle,
+    /// Limits log lines about failed accepts.
     refused: Throttle,
 }
 
@@ -210,7 +221,9 @@ impl OpenConnections {
 /// A condition that may occur thousands of times a second: when it was logged, and how often it occurred since.
 #[derive(Default)]
 struct Throttle {
+    /// When a line was last logged.
     logged_at: Option<Instant>,
+    /// Occurrences since then.
     since: u64,
 }
 

@@ -29,14 +29,18 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 /// All metrics of a process.
 #[derive(Clone, Default, Debug)]
 pub struct Metrics {
+    /// The pipelines.
     sources: Arc<Mutex<Vec<PipelineSource>>>,
+    /// Counters of the admin endpoint.
     endpoint: EndpointMetrics,
 }
 
 /// Where the figures of one pipeline come from.
 #[derive(Clone, Debug)]
 struct PipelineSource {
+    /// Its status.
     status_handle: StatusHandle,
+    /// Its counters.
     counters: PipelineMetrics,
 }
 
@@ -136,8 +140,11 @@ pub struct PipelineMetrics(Arc<PipelineCounters>);
 
 #[derive(Default, Debug)]
 struct PipelineCounters {
+    /// From commit to acknowledgement.
     latency: Latency,
+    /// Reconnects, by side and class of the error.
     reconnects: Mutex<BTreeMap<(Side, &'static str), u64>>,
+    /// Events that could not be published, by type.
     failures: Mutex<BTreeMap<String, u64>>,
 }
 

@@ -34,9 +34,11 @@ use tokio_postgres::Client;
 
 /// An open claim.
 pub(super) struct OpenClaim {
+    /// The claimed rows.
     claim: Claim,
     /// The position by which the relay knows the claim.
     at: Lsn,
+    /// The first position after it.
     end: Lsn,
     /// Number of rows that were fed.
     fed: usize,
@@ -52,7 +54,9 @@ pub(super) struct OpenClaim {
     kept: HashSet<Lane>,
     /// These rows, as the relay knows them. Before the claim is settled they are recorded nowhere else.
     failures: Vec<Entry>,
+    /// Whether its Begin was applied to the relay.
     begun: bool,
+    /// Whether its Commit was applied to the relay.
     committed: bool,
     /// The relay has requested a cursor row, which is the commit of the claim.
     pub(super) cursor_waits: bool,

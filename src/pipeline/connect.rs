@@ -54,8 +54,11 @@ pub(super) fn application_name(spec: &PipelineSpec) -> String {
 
 /// Both connections, with the stream started, and its start position.
 pub(super) struct Connected {
+    /// The stream.
     pub(super) wal: WalStream,
+    /// The session on which the pipeline's tables are written.
     pub(super) store: StoreSession,
+    /// Where the stream starts, and with which cursor.
     pub(super) resume: Box<Resume>,
     /// What the server knows of its past.
     pub(super) past: ServerPast,
@@ -153,10 +156,13 @@ const fn changes_with_the_owner(reason: HaltReason) -> bool {
 
 /// Both connections, to one server.
 struct ServerConnections {
+    /// The replication connection.
     wal: WalConnection,
+    /// The server's identity.
     system: SystemIdentity,
     /// Whether the replication connection has the pipeline's lock.
     locked: Locked,
+    /// The control connection.
     control: Control,
 }
 

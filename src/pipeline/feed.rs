@@ -29,7 +29,9 @@ const FRAMES_MAX: usize = 2048;
 /// A batch, and how far it has been fed.
 #[derive(Debug)]
 pub(super) struct Feeding {
+    /// The frames.
     pub(super) batch: Batch,
+    /// Offset of the next frame.
     pub(super) offset: usize,
 }
 

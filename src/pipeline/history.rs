@@ -31,8 +31,11 @@ pub(super) struct SeenPositions {
 /// Cluster, timeline and slot of a stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct ServerHistory {
+    /// Identifier of the database cluster.
     system_identifier: String,
+    /// The timeline.
     timeline: u32,
+    /// Identifies the slot; zero while the table is polled.
     slot_created_lsn: Lsn,
 }
 

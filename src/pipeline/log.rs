@@ -1005,8 +1005,11 @@ pub(super) fn row_goes_on(pipeline: &mut Pipeline) {
 /// intervals.
 #[derive(Debug, Default)]
 pub(super) struct SkippedLog {
+    /// Counts that the last lines contained.
     logged: Skipped,
+    /// Changes that are no new events are skipped.
     passed: Option<Condition>,
+    /// Logical messages outside of transactions are skipped.
     not_transactional: Option<Condition>,
 }
 

@@ -59,6 +59,7 @@ const TYPE_CHARS_MAX: usize = 400;
 pub(super) struct ParkedWrite {
     /// The error if nothing was written and the same write may succeed later on this connection.
     stored: Result<Stored, SourceError>,
+    /// Sessions that have locked rows.
     holders: Vec<Holder>,
 }
 
@@ -68,6 +69,7 @@ type Fetched = (Vec<WantedRecord>, Vec<(Ticket, OwnedRecord)>);
 /// Changes that people made to the table.
 #[derive(Default)]
 pub(super) struct FoundRequests {
+    /// Requests, with the positions of their events.
     requests: Vec<(Position, Request)>,
     /// Dead events whose rows were deleted.
     deleted: Vec<Position>,
@@ -577,25 +579,35 @@ pub(super) struct RecordBuffer {
 /// A large event in flight. If the broker refuses it, its record is taken from here.
 #[derive(Debug)]
 struct LargeInFlight {
+    /// Its ticket.
     ticket: Ticket,
+    /// Its position.
     position: Position,
+    /// Its commit time.
     commit_time: PgTime,
+    /// Its ID.
     event_id: String,
+    /// Its type.
     event_type: String,
+    /// Type and ID of its aggregate.
     aggregate: (String, String),
+    /// Its record.
     record: OwnedRecord,
 }
 
 /// An attempt that is not passed to the sink yet.
 #[derive(Debug)]
 pub(super) struct PendingAttempt {
+    /// Its ticket.
     ticket: Ticket,
+    /// Position of the parked event.
     position: Position,
     /// `None` until it is read from the table.
     record: Option<OwnedRecord>,
     /// When the attempt was requested. Earlier answers about its destination do not count, because the attempt may have
     /// been requested after the destination was fixed.
     since: std::time::Instant,
+    /// What the attempt is for.
     purpose: Purpose,
 }
 
@@ -613,7 +625,9 @@ enum Purpose {
 /// A record that has to be read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WantedRecord {
+    /// Ticket of the attempt.
     pub(super) ticket: Ticket,
+    /// Position of the parked event.
     pub(super) position: Position,
     /// Read the record as it goes to the dead-letter topic.
     pub(super) dead_letter: bool,

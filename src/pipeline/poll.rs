@@ -804,7 +804,9 @@ pub(super) enum PollEvent {
 struct LockedRows {
     /// The last ones since the last query.
     rows: Missed,
+    /// Since when rows are locked.
     since: Option<Instant>,
+    /// When the holders were last queried.
     checked_at: Option<Instant>,
 }
 
@@ -845,14 +847,19 @@ pub(super) struct BacklogStatus {
 /// Queries how long the oldest ready row of the table has waited: one query at a time, on the control connection,
 /// whether a claim is open or not.
 pub(super) struct BacklogMonitor {
+    /// The control connection.
     client: Arc<Client>,
     /// `None` for the list of a repair: all of its rows wait.
     question: Option<OldestReady>,
     /// The pipeline whose slot is queried too: in mode "poll" a slot may be left behind.
     slot_of: Option<Arc<PipelineSpec>>,
+    /// The running query.
     running: Option<StoreJob<BacklogStatus>>,
+    /// When it began.
     began: Instant,
+    /// When the next query is made.
     next_at: Instant,
+    /// Wakes at `next_at`.
     timer: Timer,
 }
 

@@ -159,8 +159,11 @@ impl RowStatusBatch {
 
 /// Marks that wait, for the log.
 pub(super) struct WaitingRows {
+    /// Their table.
     pub(super) table: TableName,
+    /// How many rows wait.
     pub(super) rows: usize,
+    /// Sessions that hold locks on them.
     pub(super) holders: Vec<Holder>,
 }
 

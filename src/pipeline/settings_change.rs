@@ -279,6 +279,7 @@ const PRINTED_AGAIN: &str = "postrider check prints it again: a statement that w
 
 /// Rows without a mark.
 struct UnmarkedCounts {
+    /// How many rows.
     rows: Unmarked,
     /// The statement that marks those that are known to be published.
     mark_sql: Option<String>,
@@ -296,9 +297,13 @@ enum OldTable {
 
 #[derive(Clone, Copy)]
 struct Comparison<'a> {
+    /// A session.
     client: &'a Client,
+    /// The configuration.
     spec: &'a PipelineSpec,
+    /// The recorded position and settings.
     found: &'a Found,
+    /// The settings that the position belongs to.
     before: &'a Belongs,
     /// The table is polled from here on, whether or not a stream follows.
     polls: bool,

@@ -55,10 +55,13 @@ pub enum Prepared {
 
 /// A prepared replay.
 pub struct ReplayJob {
+    /// The pipeline.
     spec: Arc<PipelineSpec>,
+    /// The session that has the lock.
     control: Control,
     /// Its row; `None` for a new replay.
     row: Option<rows::Replay>,
+    /// What is replayed, and from where.
     plan: Plan,
 }
 

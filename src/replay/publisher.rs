@@ -66,7 +66,9 @@ pub(super) struct ParkedLanes {
 
 /// An event in flight.
 struct InFlight {
+    /// Size of the record.
     bytes: usize,
+    /// Its position, or its ID.
     event: String,
     /// Nothing else was in flight when the event was sent, and nothing is sent before its report.
     alone: bool,
@@ -74,32 +76,48 @@ struct InFlight {
 
 /// A destination that accepts no records.
 struct FailingTopic {
+    /// Its name.
     topic: String,
+    /// Why it accepts no records.
     what: String,
+    /// What to do about it.
     hint: Option<String>,
+    /// When it first refused a record.
     since: Instant,
 }
 
+/// Publishes the changes of a source, and tracks which of them are resolved.
 pub(super) struct Publisher {
     /// `None` in a dry run.
     sink: Option<Box<dyn Sink>>,
+    /// Posts of the sink.
     mailbox: Mailbox,
+    /// Scratch space for posts.
     posts: Vec<Post>,
+    /// Progress: which tickets are resolved.
     pub(super) tracker: Tracker,
+    /// Events in flight, by ticket.
     flight: HashMap<u64, InFlight>,
+    /// Bytes in flight.
     flight_bytes: usize,
     /// Events of batches that a broker refused. Each is sent again with nothing else in flight, so that the answer is
     /// about this event. At most [`EVENTS_MAX`].
     suspects: HashSet<String>,
     /// One of them is in flight.
     alone: bool,
+    /// Limits the rate.
     pace: Pace,
+    /// Which events were requested.
     pub(super) choice: Choice,
     /// `None` if parked events do not matter.
     pub(super) parked: Option<ParkedLanes>,
+    /// A topic in place of each event's own.
     to: Option<String>,
+    /// Name of the replay, for the header.
     name: String,
+    /// Counts of what was done.
     pub(super) tally: Tally,
+    /// A destination that accepts no records.
     failing_topic: Option<FailingTopic>,
     /// The sink has to be reset: everything that is not acknowledged is read again.
     pub(super) reset: bool,
@@ -107,14 +125,23 @@ pub(super) struct Publisher {
 
 /// The parts of a new publisher.
 pub(super) struct PublisherParts {
+    /// `None` for a dry run.
     pub(super) sink: Option<Box<dyn Sink>>,
+    /// Posts of the sink.
     pub(super) mailbox: Mailbox,
+    /// Progress of earlier runs.
     pub(super) start: Progress,
+    /// Events a second; 0 for no limit.
     pub(super) rate: u32,
+    /// Which events were requested.
     pub(super) choice: Choice,
+    /// `None` if parked events do not matter.
     pub(super) parked: Option<ParkedLanes>,
+    /// A topic in place of each event's own.
     pub(super) to: Option<String>,
+    /// Name of the replay.
     pub(super) name: String,
+    /// Counts of earlier runs.
     pub(super) tally: Tally,
 }
 
@@ -403,6 +430,7 @@ fn name_of(position: Option<Position>, id: &str) -> String {
 pub(super) struct Pace {
     /// Between two events; zero for no limit.
     gap: Duration,
+    /// When the next event is due.
     next: Option<Instant>,
 }
 

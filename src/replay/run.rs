@@ -47,19 +47,29 @@ pub(super) enum SessionEnd {
 
 /// One run of a replay.
 pub(super) struct Run<'a> {
+    /// A session for progress and catalog queries.
     control: Control,
+    /// The pipeline.
     spec: &'a PipelineSpec,
+    /// What is replayed.
     plan: &'a Plan,
+    /// Only count.
     dry: bool,
+    /// When the run began.
     started: Instant,
+    /// When progress is next written.
     save_at: Instant,
+    /// When the parked table is next queried.
     parked_at: Instant,
+    /// When progress is next reported.
     report_at: Instant,
+    /// The progress that was last written.
     saved: Option<(Done, Met)>,
     /// From the table: the last row that is done, after which a new session continues.
     row_done: Option<String>,
     /// What the previous session read: reports that arrive late count for it.
     before: Option<SourceReader>,
+    /// When a stop no longer waits for what is in flight.
     stop_by: Option<Instant>,
 }
 
@@ -426,7 +436,9 @@ const ATTEMPT_MAX: Duration = Duration::from_mins(1);
 /// What is replayed.
 #[derive(Clone, Copy)]
 pub(super) struct ReplayContext<'a> {
+    /// The pipeline.
     pub(super) spec: &'a PipelineSpec,
+    /// What is replayed.
     pub(super) plan: &'a Plan,
     /// A dry run has no row.
     pub(super) dry: bool,
@@ -436,8 +448,11 @@ pub(super) struct ReplayContext<'a> {
 /// is requested. The number of attempts is not limited.
 #[derive(Debug)]
 pub(super) struct Reconnect {
+    /// Pauses between attempts.
     backoff: Backoff,
+    /// Detects an error that repeats at the same position.
     repeats: Repeats,
+    /// When the database was last available again.
     back_at: Instant,
 }
 

@@ -34,9 +34,13 @@ const FRAMES_MAX: usize = 1024;
 /// The part of the WAL that is read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct LogRange {
+    /// Name of the bookmark.
     pub(super) bookmark: String,
+    /// Its slot.
     pub(super) slot: String,
+    /// The publication to decode with.
     pub(super) publication: String,
+    /// Whether logical messages are read.
     pub(super) messages: bool,
     /// Transactions that commit at this position or later are not replayed.
     pub(super) until: Lsn,
@@ -46,9 +50,13 @@ pub(super) struct LogRange {
 
 /// The stream of a bookmark's slot, and the position in it.
 pub(super) struct BookmarkStream {
+    /// The stream.
     wal: WalStream,
+    /// What is read.
     range: LogRange,
+    /// Frames that were read, and the offset of the next one.
     batch: Option<(Batch, usize)>,
+    /// The open transaction.
     current: Option<Current>,
     /// Everything below this position is done.
     start: Position,
@@ -62,8 +70,11 @@ pub(super) struct BookmarkStream {
 
 #[derive(Clone, Copy)]
 struct Current {
+    /// Its commit position.
     commit_lsn: Lsn,
+    /// Its commit time.
     commit_time: PgTime,
+    /// The ordinal of the next change.
     ordinal: u64,
 }
 
@@ -272,7 +283,9 @@ const ROWS_MAX: usize = 1024;
 /// The rows of the table, in the order of the layout's key, and the position among them. A row has no position in the
 /// WAL, so the records carry none; the IDs are those of the first publication.
 pub(super) struct TableRows {
+    /// The query.
     rows: Rows,
+    /// Rows that were read and not fed yet.
     at_hand: VecDeque<TableRow>,
     /// Rows that were offered and are not done yet, with their tickets.
     offered: VecDeque<(u64, String)>,
@@ -280,6 +293,7 @@ pub(super) struct TableRows {
     pub(super) done: Option<String>,
     /// There are no more rows.
     pub(super) over: bool,
+    /// The ticket of the next row.
     next_ticket: u64,
 }
 
