@@ -254,14 +254,14 @@ pub fn ready(snapshot: &Snapshot, lag_max: Duration, started: Instant, now: Inst
             let behind = lag.is_nan() || lag >= max;
             behind.then(|| format!("the lag is {lag:.1} s, admin.ready_lag_max is {max} s"))
         }
-        status::State::Starting
-        | status::State::StandingBy
-        | status::State::BrokerDown
-        | status::State::SourceDown
-        | status::State::ParkingFull
-        | status::State::Draining
-        | status::State::Halted
-        | status::State::Stopped => Some(summary(snapshot)),
+        status::PipelineState::Starting
+        | status::PipelineState::StandingBy
+        | status::PipelineState::BrokerDown
+        | status::PipelineState::SourceDown
+        | status::PipelineState::ParkingFull
+        | status::PipelineState::Draining
+        | status::PipelineState::Halted
+        | status::PipelineState::Stopped => Some(summary(snapshot)),
     }
 }
 

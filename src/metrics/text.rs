@@ -1,7 +1,7 @@
 //! The names of the metrics, and their figures at the time of a scrape.
 
 use super::{Closed, EndpointMetrics, PipelineSource};
-use crate::status::{Snapshot, State};
+use crate::status::{PipelineState, Snapshot};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -212,7 +212,7 @@ impl Scrape {
         }
         let mut family = describe(encoder, "postrider_state", MetricType::Gauge)?;
         for sample in &self.0 {
-            for state in State::ALL {
+            for state in PipelineState::ALL {
                 let labels = [sample.pipeline(), ("state", state.name())];
                 let holds = u32::from(*state == sample.snapshot.state);
                 family.encode_family(&labels)?.encode_gauge(&holds)?;
