@@ -294,9 +294,9 @@ impl Pipeline {
     fn not_mapped(&mut self, now: Duration, at: At, error: MapError) -> FeedStep {
         match error {
             MapError::Poison(poison) => {
-                let remains = &poison.partial;
-                let event_id = remains.event_id.as_deref().unwrap_or_default();
-                let aggregate = remains.aggregate.as_ref();
+                let partial = &poison.partial;
+                let event_id = partial.event_id.as_deref().unwrap_or_default();
+                let aggregate = partial.aggregate.as_ref();
                 let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
                 if self.requeued.passes(event_id)
                     || self.polled_ids.has(
@@ -308,7 +308,7 @@ impl Pipeline {
                     return self.skip_repeated(now);
                 }
                 self.polled_ids.claimed(event_id);
-                self.metrics.failed(remains.event_type.as_deref().unwrap_or_default());
+                self.metrics.failed(partial.event_type.as_deref().unwrap_or_default());
                 let halt = Box::new(halts::poison_event(&poison));
                 let first = self.effects.len();
                 let change = Input::Change(Change::Poison { aggregate, halt });

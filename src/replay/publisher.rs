@@ -211,10 +211,10 @@ impl Publisher {
             Ok(Some(mapped)) => mapped,
             Ok(None) => return self.pass(),
             Err(MapError::Poison(poison)) => {
-                let remains = &poison.partial;
-                let aggregate = remains.aggregate.as_ref();
+                let partial = &poison.partial;
+                let aggregate = partial.aggregate.as_ref();
                 let aggregate = aggregate.map(|(kind, id)| Aggregate { kind, id });
-                let id = remains.event_id.as_deref().unwrap_or_default();
+                let id = partial.event_id.as_deref().unwrap_or_default();
                 if !self.choice.takes(id, aggregate, at.commit_time) {
                     return self.pass();
                 }
